@@ -1,0 +1,146 @@
+"""The command line of pretraining: `python -m pretrain COMMAND`. Heavy imports happen inside."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+EXIT_USAGE = 2
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code."""
+    options = _parser().parse_args(arguments)
+    try:
+        code: int = options.action(options)
+    except (ValueError, FileNotFoundError) as error:
+        sys.stderr.write(f"pretrain {options.command}: error: {error}\n")
+        return EXIT_USAGE
+    return code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m pretrain", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    command = commands.add_parser(
+        "supervise", help="launch a run, roll it back from loss spikes, relaunch it until done"
+    )
+    command.add_argument("recipe", help="a YAML file, or the name of one in pretrain/recipes")
+    command.add_argument(
+        "overrides",
+        nargs="*",
+        metavar="key=value",
+        help="settings to change, such as optimizer.learning_rate=1e-4",
+    )
+    command.set_defaults(action=_supervise)
+
+    command = commands.add_parser("export", help="make a model folder of a run's checkpoint")
+    command.add_argument("run", type=Path)
+    command.add_argument("--output", type=Path, required=True, help="the new model folder")
+    command.add_argument("--step", type=int, help="of the checkpoint (default: the newest)")
+    command.set_defaults(action=_export)
+
+    command = commands.add_parser("evaluate", help="validation perplexity of a model folder")
+    command.add_argument("model", type=Path)
+    command.add_argument("--data", type=Path, required=True, help="a corpus folder")
+    command.add_argument(
+        "--lengths",
+        type=_lengths,
+        help="tokens of a block, such as 512,1024 (default: what the model was trained on)",
+    )
+    command.add_argument("--blocks", type=int, default=0, help="blocks at most (default: all)")
+    command.add_argument("--json", type=Path, help="write the figures to this file as well")
+    command.set_defaults(action=_evaluate)
+
+    command = commands.add_parser("fill-mask", help="the likeliest fillers of <mask> in a text")
+    command.add_argument("model", type=Path)
+    command.add_argument("text", help='such as "The capital of China is <mask>."')
+    command.add_argument("--top-k", type=int, default=5)
+    command.set_defaults(action=_fill_mask)
+
+    command = commands.add_parser("plot", help="draw a run's loss, with its rollbacks")
+    command.add_argument("run", type=Path)
+    command.set_defaults(action=_plot)
+    return parser
+
+
+def _lengths(text: str) -> list[int]:
+    try:
+        lengths = [int(word) for word in text.split(",")]
+    except ValueError:
+        lengths = []
+    if not lengths or min(lengths) < 2:
+        raise argparse.ArgumentTypeError(f"{text!r}: write whole numbers from 2 on, as in 512,1024")
+    return lengths
+
+
+def _supervise(options: argparse.Namespace) -> int:
+    from pretrain import config as recipes
+    from pretrain.checks import check, refuse_other_recipe
+    from pretrain.metrics import METRICS
+    from pretrain.plots import plot_loss
+    from pretrain.supervisor import Supervisor, default_ranks
+
+    config = recipes.load(options.recipe, options.overrides)
+    _, manifest = check(config, config.training.ranks or default_ranks())
+    refuse_other_recipe(config, manifest)
+    code = Supervisor(config).run()
+    if (Path(config.folder) / METRICS).exists():
+        sys.stdout.write(f"loss plot: {plot_loss(Path(config.folder))}\n")
+    return code
+
+
+def _export(options: argparse.Namespace) -> int:
+    from pretrain.model_folder import export
+
+    step = export(options.run, options.output, options.step)
+    sys.stdout.write(f"{options.output}: the model of {options.run} after {step} steps\n")
+    return 0
+
+
+def _evaluate(options: argparse.Namespace) -> int:
+    import dataclasses
+
+    from pretrain.checkpoints import write_json
+    from pretrain.evaluate import evaluate_lengths
+    from pretrain.model_folder import load
+
+    loaded = load(options.model)
+    lengths = options.lengths or [loaded.model.config.max_positions]
+    results = evaluate_lengths(
+        loaded.model, loaded.tokenizer.digest(), options.data, lengths, limit=options.blocks
+    )
+    sys.stdout.write(f"{'length':>8} {'blocks':>8} {'masked':>10} {'loss':>8} {'perplexity':>11}\n")
+    for r in results:
+        sys.stdout.write(
+            f"{r.length:>8} {r.blocks:>8,} {r.masked_tokens:>10,} {r.loss:>8.4f} "
+            f"{r.perplexity:>11.2f}\n"
+        )
+    if options.json:
+        write_json(options.json, [dataclasses.asdict(r) for r in results])
+    return 0
+
+
+def _fill_mask(options: argparse.Namespace) -> int:
+    from pretrain.fill_mask import fill_mask
+    from pretrain.model_folder import load
+
+    loaded = load(options.model)
+    for fillers in fill_mask(loaded.model, loaded.tokenizer, options.text, options.top_k):
+        for filler in fillers:
+            sys.stdout.write(f"{filler.probability:8.4f}  {filler.token!r:<16} {filler.text}\n")
+    return 0
+
+
+def _plot(options: argparse.Namespace) -> int:
+    from pretrain.plots import plot_loss
+
+    sys.stdout.write(f"{plot_loss(options.run)}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,70 @@
+"""What can be checked of a recipe before anything is started. Imports no torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from data_prep.manifest import CorpusManifest, load_manifest
+from pretrain import config as recipes
+from pretrain import ledger
+from pretrain.config import RunConfig
+from pretrain.model import presets
+from pretrain.model.config import ModelConfig
+
+
+def check(config: RunConfig, ranks: int) -> tuple[ModelConfig, CorpusManifest]:
+    """Everything about a recipe that can be checked before anything is started.
+
+    Args:
+        config: the recipe.
+        ranks: processes that will share a batch.
+
+    Returns:
+        The model that the recipe means with its corpus's vocabulary, and the corpus's manifest.
+
+    Raises:
+        ValueError: something is missing or does not fit; both values are named.
+    """
+    if not config.folder:
+        raise ValueError("folder: is not set; name the run's folder, such as folder=runs/first")
+    if not config.data.corpus:
+        raise ValueError("data.corpus: is not set; name a folder that `data_prep prepare` made")
+    manifest = load_manifest(Path(config.data.corpus))
+    wanted = config.data.vocab_size
+    if wanted and wanted != manifest.vocab_size:
+        raise ValueError(
+            f"data.vocab_size is {wanted}, but {config.data.corpus} was made with a vocabulary of "
+            f"{manifest.vocab_size} ids"
+        )
+    for split in ("train", "valid"):
+        if not manifest.totals[split].documents:
+            raise ValueError(f"{config.data.corpus}: its {split} split has no documents")
+    recipe = config.model
+    model = presets.build(recipe.size, recipe.variant, manifest.vocab_size, recipe.overrides)
+    if model.position == "learned" and config.data.sequence_length > model.max_positions:
+        raise ValueError(
+            f"data.sequence_length {config.data.sequence_length} is above the model's "
+            f"max_positions {model.max_positions}, where its learned positions end"
+        )
+    config.batch.accumulation_steps(ranks)
+    return model, manifest
+
+
+def refuse_other_recipe(config: RunConfig, manifest: CorpusManifest) -> None:
+    """Refuse to resume a run with a recipe or a corpus that is not the one it began with.
+
+    Raises:
+        ValueError: each difference, with both values.
+    """
+    run = Path(config.folder)
+    if not (run / "run.yaml").is_file():
+        return
+    changed = recipes.differences(recipes.load(str(run / "run.yaml")), config)
+    began = next((r for r in ledger.read(run / ledger.FILE_NAME) if r["kind"] == "created"), None)
+    if began is not None and began["corpus"] != manifest.digest():
+        changed.append(f"data.corpus digest: {began['corpus'][:12]}, now {manifest.digest()[:12]}")
+    if changed:
+        raise ValueError(
+            f"{run} is a run with another recipe; name a new folder, or resume it as it was: "
+            + "; ".join(changed)
+        )

@@ -1,0 +1,444 @@
+"""A run's recipe: defaults < recipe YAML (`extends:` another) < key=value on the command line.
+
+Read `RunConfig` first, then `load`. Every number has one owner: what can be computed from another
+field is a property, and DeepSpeed's JSON takes its sizes from here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pretrain.model.config import ModelConfig
+from pretrain.model.presets import SIZES, VARIANTS
+
+RECIPES = Path(__file__).parent / "recipes"
+T = TypeVar("T")
+
+
+def _check(condition: bool, name: str, value: object, accepted: str) -> None:
+    if not condition:
+        raise ValueError(f"{name}: {value!r} is not accepted; it must be {accepted}")
+
+
+@dataclasses.dataclass(frozen=True)
+class DataConfig:
+    """Which text, cut how."""
+
+    corpus: str = ""
+    """Folder that `data_prep prepare` made."""
+    sequence_length: int = 2048
+    """Tokens of a block, `<s>` included."""
+    vocab_size: int = 0
+    """Ids that the corpus must have been encoded with, `<mask>` included; 0: any number."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelRecipe:
+    """A named model and what differs from it."""
+
+    size: str = "base"
+    variant: str = "baseline"
+    overrides: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """Fields of ModelConfig that differ from the named model's."""
+
+    def __post_init__(self) -> None:
+        """Refuse names that are not in the table."""
+        _check(self.size in SIZES, "model.size", self.size, f"one of {', '.join(SIZES)}")
+        _check(
+            self.variant in VARIANTS,
+            "model.variant",
+            self.variant,
+            f"one of {', '.join(VARIANTS)}",
+        )
+        known = {field.name for field in dataclasses.fields(ModelConfig)} - {"vocab_size"}
+        for name in self.overrides:
+            if name not in known:
+                raise ValueError(_unknown(f"model.overrides.{name}", name, known))
+
+
+@dataclasses.dataclass(frozen=True)
+class MaskingConfig:
+    """How tokens are hidden (Devlin et al. 2019: 80 % `<mask>`, 10 % random, 10 % kept)."""
+
+    probability: float = 0.15
+    keep_probability: float = 0.1
+    random_probability: float = 0.1
+
+    def __post_init__(self) -> None:
+        """Refuse what is no probability."""
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            _check(0.0 <= value <= 1.0, f"masking.{field.name}", value, "in [0, 1]")
+        _check(self.probability > 0.0, "masking.probability", self.probability, "above 0")
+        share = self.keep_probability + self.random_probability
+        _check(share <= 1.0, "masking.keep_probability + random_probability", share, "at most 1")
+
+
+@dataclasses.dataclass(frozen=True)
+class BatchConfig:
+    """Blocks an optimiser step, and blocks a forward pass."""
+
+    global_batch_size: int = 512
+    micro_batch_size: int = 4
+
+    def __post_init__(self) -> None:
+        """Refuse sizes that do not divide."""
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            _check(value > 0, f"batch.{field.name}", value, "a positive number")
+        if self.global_batch_size % self.micro_batch_size:
+            raise ValueError(
+                f"batch.global_batch_size {self.global_batch_size} is not a multiple of "
+                f"batch.micro_batch_size {self.micro_batch_size}"
+            )
+
+    def accumulation_steps(self, ranks: int) -> int:
+        """Micro-batches a rank takes for one step.
+
+        Raises:
+            ValueError: the ranks do not divide the batch.
+        """
+        if self.global_batch_size % (self.micro_batch_size * ranks):
+            raise ValueError(
+                f"batch.global_batch_size {self.global_batch_size} is not a multiple of "
+                f"batch.micro_batch_size {self.micro_batch_size} x {ranks} ranks"
+            )
+        return self.global_batch_size // (self.micro_batch_size * ranks)
+
+
+@dataclasses.dataclass(frozen=True)
+class OptimizerConfig:
+    """AdamW, weight decay decoupled and on every parameter (the original's way)."""
+
+    learning_rate: float = 6e-4
+    beta1: float = 0.9
+    beta2: float = 0.98
+    epsilon: float = 1e-6
+    weight_decay: float = 0.01
+    gradient_clipping: float = 0.0
+    """Largest global gradient norm; 0 does not clip."""
+
+    def __post_init__(self) -> None:
+        """Refuse what no optimiser takes."""
+        _check(self.learning_rate > 0, "optimizer.learning_rate", self.learning_rate, "above 0")
+        _check(
+            self.gradient_clipping >= 0,
+            "optimizer.gradient_clipping",
+            self.gradient_clipping,
+            "0 (off) or above",
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class ScheduleConfig:
+    """Learning rate over the steps; see schedules.py for the formulas."""
+
+    name: str = "cosine"
+    warmup_steps: int = 10000
+    minimum_learning_rate: float = 6e-5
+    overestimate: float = 1.1
+    """The cosine's half period over the run's steps: above 1, the run ends before its minimum
+    (Hoffmann et al. 2022, appendix B; 1.1 in the original)."""
+
+    def __post_init__(self) -> None:
+        """Refuse unknown schedules."""
+        _check(self.name in ("cosine", "linear"), "schedule.name", self.name, "cosine or linear")
+        _check(self.warmup_steps >= 0, "schedule.warmup_steps", self.warmup_steps, "0 or above")
+        _check(self.overestimate >= 1, "schedule.overestimate", self.overestimate, "1 or above")
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainingConfig:
+    """How long, on how many ranks, with which engine."""
+
+    steps: int = 133082
+    seed: int = 1
+    deepspeed: str = "zero1_bf16"
+    """A file of ds_configs/ (without .json), or a path to a DeepSpeed JSON."""
+    ranks: int = 0
+    """Processes that `supervise` starts on this machine; 0: one a GPU, or 2 on a CPU."""
+    evaluation_interval: int = 5000
+    evaluation_blocks: int = 0
+    """Validation blocks read at each evaluation; 0: all."""
+    checkpoint_interval: int = 500
+    checkpoints_kept: int = 5
+
+    def __post_init__(self) -> None:
+        """Refuse a run that cannot be."""
+        _check(self.steps > 0, "training.steps", self.steps, "a positive number")
+        for name in ("evaluation_interval", "checkpoint_interval"):
+            _check(getattr(self, name) > 0, f"training.{name}", getattr(self, name), "above 0")
+        _check(
+            self.checkpoints_kept >= 2,
+            "training.checkpoints_kept",
+            self.checkpoints_kept,
+            "at least 2: a rollback needs one from before the spike",
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class SpikeConfig:
+    """When a loss counts as a spike, and how often a run may be rolled back (spikes.py)."""
+
+    window: int = 256
+    """Losses that judge the next one."""
+    minimum_history: int = 64
+    deviations: float = 6.0
+    """Distance from the window's median, in robust standard deviations, that makes an outlier."""
+    patience: int = 6
+    """Outliers among the last `patience + 2` losses that make a suspicion."""
+    confirm_steps: int = 50
+    """Steps a suspected loss has to return before it is a spike."""
+    gross_nats: float = 3.0
+    """A rise of the suspected losses' median over the window's that needs no waiting."""
+    margin_steps: int = 100
+    """A rollback goes to a checkpoint at least this far before the spike's onset."""
+    max_rollbacks: int = 3
+    max_crashes: int = 3
+    """Relaunches without a new checkpoint in between."""
+    hang_seconds: float = 1800.0
+    """Silence of a running attempt that counts as a hang."""
+
+
+@dataclasses.dataclass(frozen=True)
+class FaultConfig:
+    """A fault to rehearse: the labels of steps [first_step, last_step) become random tokens.
+
+    It strikes only while the order's seed is the recipe's own: a plain relaunch runs into it
+    again, a reseed escapes, as with a real conjunction of data and state.
+    """
+
+    kind: str = "none"
+    first_step: int = 0
+    last_step: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse faults we do not know."""
+        _check(
+            self.kind in ("none", "random-labels"),
+            "fault.kind",
+            self.kind,
+            "none or random-labels",
+        )
+
+    def strikes(self, step: int, seed: int, recipe_seed: int) -> bool:
+        """Whether the batch of `step` is to be spoiled."""
+        return (
+            self.kind != "none" and seed == recipe_seed and self.first_step <= step < self.last_step
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class RunConfig:
+    """One pretraining run."""
+
+    folder: str = ""
+    """Where the run lives: checkpoints, metrics, ledger, plots."""
+    data: DataConfig = dataclasses.field(default_factory=DataConfig)
+    model: ModelRecipe = dataclasses.field(default_factory=ModelRecipe)
+    masking: MaskingConfig = dataclasses.field(default_factory=MaskingConfig)
+    batch: BatchConfig = dataclasses.field(default_factory=BatchConfig)
+    optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
+    schedule: ScheduleConfig = dataclasses.field(default_factory=ScheduleConfig)
+    training: TrainingConfig = dataclasses.field(default_factory=TrainingConfig)
+    spike: SpikeConfig = dataclasses.field(default_factory=SpikeConfig)
+    fault: FaultConfig = dataclasses.field(default_factory=FaultConfig)
+
+    def __post_init__(self) -> None:
+        """Refuse pairs of values that do not fit."""
+        if self.schedule.warmup_steps >= self.training.steps:
+            raise ValueError(
+                f"schedule.warmup_steps {self.schedule.warmup_steps} is not below "
+                f"training.steps {self.training.steps}: the run would end while warming up"
+            )
+        if self.schedule.minimum_learning_rate > self.optimizer.learning_rate:
+            raise ValueError(
+                f"schedule.minimum_learning_rate {self.schedule.minimum_learning_rate} is above "
+                f"optimizer.learning_rate {self.optimizer.learning_rate}"
+            )
+        reach = (self.training.checkpoints_kept - 1) * self.training.checkpoint_interval
+        needed = self.spike.margin_steps + self.spike.confirm_steps
+        if reach < needed:
+            raise ValueError(
+                f"(training.checkpoints_kept - 1) x training.checkpoint_interval = {reach} steps "
+                f"is below spike.margin_steps + spike.confirm_steps = {needed}: when a spike is "
+                "confirmed, no checkpoint from before it would be left"
+            )
+
+
+def load(recipe: str, overrides: Sequence[str] = ()) -> RunConfig:
+    """The run that a recipe and `section.key=value` overrides describe.
+
+    Args:
+        recipe: a YAML file, or the name of one in pretrain/recipes.
+        overrides: such as "optimizer.learning_rate=1e-4".
+
+    Raises:
+        ValueError: no such recipe, a key that does not exist (the nearest is named), a value of
+            the wrong kind, or values that contradict each other.
+    """
+    values = _read(find(recipe), seen=())
+    for override in overrides:
+        key, equals, text = override.partition("=")
+        if not equals or not key:
+            raise ValueError(f"{override!r} is no override; write section.key=value")
+        _set(values, key.split("."), _parse(text, override), override)
+    return from_dict(values, recipe)
+
+
+def from_dict(values: Mapping[str, Any], source: str) -> RunConfig:
+    """RunConfig of a nested mapping; `source` is named in errors."""
+    try:
+        return _build(RunConfig, values, "")
+    except ValueError as error:
+        raise ValueError(f"{source}: {error}") from error
+
+
+def find(recipe: str) -> Path:
+    """The file of a recipe's name or path.
+
+    Raises:
+        ValueError: there is none; the known names are listed.
+    """
+    for path in (Path(recipe), RECIPES / f"{recipe}.yaml"):
+        if path.is_file():
+            return path
+    names = sorted(path.stem for path in RECIPES.glob("*.yaml"))
+    raise ValueError(f"recipe {recipe!r} is neither a file nor one of {', '.join(names)}")
+
+
+MAY_CHANGE = (
+    "training.ranks",
+    "training.deepspeed",
+    "training.evaluation_interval",
+    "training.evaluation_blocks",
+    "training.checkpoint_interval",
+    "training.checkpoints_kept",
+    "batch.micro_batch_size",
+    "data.corpus",
+    "spike",
+)
+"""What a resumed run may have otherwise than it began: nothing that changes what is computed. The
+corpus may have moved; that it is the same is checked by its digest."""
+
+
+def differences(old: RunConfig, new: RunConfig) -> list[str]:
+    """What a resumed run must not change but does, as "key: old, now new"."""
+    before, after = _flat(dataclasses.asdict(old)), _flat(dataclasses.asdict(new))
+    return [
+        f"{key}: {before.get(key)!r}, now {after.get(key)!r}"
+        for key in sorted({*before, *after})
+        if before.get(key) != after.get(key)
+        and key != "folder"
+        and not any(key == name or key.startswith(f"{name}.") for name in MAY_CHANGE)
+    ]
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    result: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            result.update(_flat(value, f"{prefix}{key}."))
+        else:
+            result[f"{prefix}{key}"] = value
+    return result
+
+
+def dump(config: RunConfig, path: Path) -> None:
+    """Write the merged recipe, complete, as YAML that `load` reads back."""
+    import yaml
+
+    text = yaml.safe_dump(dataclasses.asdict(config), sort_keys=False)
+    path.write_text(text, encoding="utf-8")
+
+
+def _read(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
+    if path.resolve() in seen:
+        raise ValueError(f"{path}: extends itself, by way of {', '.join(map(str, seen))}")
+    values = _parse(path.read_text(encoding="utf-8"), str(path))
+    if not isinstance(values, dict):
+        raise ValueError(f"{path}: holds no mapping of keys to values")
+    base = values.pop("extends", None)
+    if base is None:
+        return values
+    beside = path.parent / f"{base}.yaml"
+    base_path = beside if beside.is_file() else find(str(base))
+    return _merge(_read(base_path, (*seen, path.resolve())), values)
+
+
+def _parse(text: str, source: str) -> Any:  # noqa: ANN401 - YAML is what it is
+    import yaml
+
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ValueError(f"{source}: is no YAML: {error}") from error
+
+
+def _merge(base: dict[str, Any], delta: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for key, value in delta.items():
+        below = merged.get(key)
+        both = isinstance(below, dict) and isinstance(value, Mapping)
+        merged[key] = _merge(below, value) if both else value  # type: ignore[arg-type]
+    return merged
+
+
+def _set(values: dict[str, Any], keys: Sequence[str], value: object, override: str) -> None:
+    for key in keys[:-1]:
+        values = values.setdefault(key, {})
+        if not isinstance(values, dict):
+            raise ValueError(f"{override!r}: {key} is a value, not a section")
+    values[keys[-1]] = value
+
+
+def _unknown(where: str, name: str, known: typing.Iterable[str]) -> str:
+    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(sorted(known))}"
+    return f"unknown key {where!r}; {hint}"
+
+
+def _build(kind: type[T], values: object, prefix: str) -> T:
+    if not isinstance(values, Mapping):
+        raise ValueError(f"{prefix.rstrip('.')}: {values!r} is no section of keys")
+    hints = typing.get_type_hints(kind)
+    arguments: dict[str, Any] = {}
+    for name, value in values.items():
+        if name not in hints:
+            raise ValueError(_unknown(f"{prefix}{name}", str(name), hints))
+        arguments[name] = _convert(hints[name], value, f"{prefix}{name}")
+    return kind(**arguments)
+
+
+def _convert(kind: Any, value: object, name: str) -> object:  # noqa: ANN401 - a type or an alias
+    if dataclasses.is_dataclass(kind):
+        return _build(typing.cast("type[object]", kind), value, f"{name}.")
+    if isinstance(kind, types.GenericAlias):
+        _check(isinstance(value, Mapping), name, value, "a mapping")
+        return {k: _number(v) for k, v in typing.cast("Mapping[str, Any]", value).items()}
+    if kind is float:
+        value = _number(value)
+        _check(
+            isinstance(value, int | float) and not isinstance(value, bool), name, value, "a number"
+        )
+        return float(typing.cast("float", value))
+    accepted = {int: "a whole number", str: "text", bool: "true or false"}[kind]
+    fits = isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
+    _check(fits, name, value, accepted)
+    return value
+
+
+def _number(value: object) -> object:
+    """YAML 1.1 takes 6e-4 for text; we take it for the number it is."""
+    if isinstance(value, str):
+        try:
+            return float(value)
+        except ValueError:
+            return value
+    return value

@@ -1,0 +1,305 @@
+"""DeepSpeed, and the only file that imports it: start-up, one update, save, load.
+
+Order: `deepspeed_json` (what DeepSpeed is told), `start` (process group), `Engine`. What DeepSpeed
+does differently from what one expects, and how it is met here, stands beside the line that does so.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pretrain.batches import MicroBatch
+from pretrain.config import BatchConfig, OptimizerConfig
+from pretrain.distributed import Ranks, all_sum, broadcast_code
+from pretrain.loop import Objective, StepResult
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+
+DS_CONFIGS = Path(__file__).parent.parent / "ds_configs"
+_TOP_LEVEL_KEYS = frozenset(
+    {
+        "train_batch_size",
+        "train_micro_batch_size_per_gpu",
+        "gradient_accumulation_steps",
+        "gradient_clipping",
+        "zero_optimization",
+        "zero_allow_untested_optimizer",
+        "zero_force_ds_cpu_optimizer",
+        "fp16",
+        "bf16",
+        "communication_data_type",
+        "prescale_gradients",
+        "gradient_predivide_factor",
+        "wall_clock_breakdown",
+        "steps_per_print",
+        "dump_state",
+    }
+)
+
+
+def deepspeed_json(name: str, batch: BatchConfig, clipping: float, ranks: int) -> dict[str, Any]:
+    """The DeepSpeed configuration of a run, every "auto" filled in from the recipe.
+
+    DeepSpeed accepts keys that it does not know without a word, so unknown ones are refused here.
+
+    Args:
+        name: a file of ds_configs/ without its ending, or a path to a JSON file.
+        batch: owns the batch sizes.
+        clipping: owns the gradient clipping.
+        ranks: how many share a batch.
+
+    Raises:
+        ValueError: no such file, no JSON, an unknown key, a number that contradicts the recipe, or
+            bf16 without ZeRO (DeepSpeed then computes something else than at every other stage).
+    """
+    path = next((p for p in (DS_CONFIGS / f"{name}.json", Path(name)) if p.is_file()), None)
+    if path is None:
+        names = sorted(p.stem for p in DS_CONFIGS.glob("*.json"))
+        raise ValueError(f"training.deepspeed: {name!r} is no file, nor one of {', '.join(names)}")
+    try:
+        settings: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path}: is no JSON: {error}") from error
+    owned = {
+        "train_batch_size": batch.global_batch_size,
+        "train_micro_batch_size_per_gpu": batch.micro_batch_size,
+        "gradient_accumulation_steps": batch.accumulation_steps(ranks),
+        "gradient_clipping": clipping,
+    }
+    for key, value in owned.items():
+        said = settings.get(key, "auto")
+        if said not in ("auto", value):
+            raise ValueError(
+                f'{path}: {key} is {said}, the recipe\'s is {value}; write "auto", the recipe '
+                "owns it"
+            )
+        settings[key] = value
+    _refuse_unknown(path, settings)
+    stage = settings.get("zero_optimization", {}).get("stage", 0)
+    if stage == 0 and settings.get("bf16", {}).get("enabled", False):
+        raise ValueError(
+            f"{path}: bf16 with ZeRO stage 0 takes another code path in DeepSpeed, with other "
+            "losses than stages 1 to 3; use stage 1"
+        )
+    settings.setdefault("steps_per_print", 1_000_000_000)  # we print ourselves
+    return settings
+
+
+def _refuse_unknown(path: Path, settings: Mapping[str, Any]) -> None:
+    from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
+
+    fields = DeepSpeedZeroConfig.model_fields
+    aliases = {field.alias for field in fields.values() if field.alias}
+    known_by_section: list[tuple[str, Mapping[str, Any], set[str]]] = [
+        ("", settings, set(_TOP_LEVEL_KEYS)),
+        ("zero_optimization.", settings.get("zero_optimization", {}), set(fields) | aliases),
+    ]
+    for section, values, known in known_by_section:
+        for key in values:
+            if key not in known:
+                near = difflib.get_close_matches(key, known, n=1)
+                hint = f"; did you mean {section}{near[0]}?" if near else ""
+                raise ValueError(f"{path}: unknown DeepSpeed key {section}{key}{hint}")
+
+
+def start() -> Ranks:
+    """Join the process group that the launcher's variables describe (alone: a group of one)."""
+    ranks = Ranks.from_environment()
+    ranks.share_cores()
+    import torch
+
+    if not torch.cuda.is_available():
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    import deepspeed
+
+    if not torch.cuda.is_available():
+        switch_off_shared_memory_op()
+    for name, value in (("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "29500")):
+        os.environ.setdefault(name, value)
+    for name in ("RANK", "LOCAL_RANK"):
+        os.environ.setdefault(name, "0")
+    os.environ.setdefault("WORLD_SIZE", "1")
+    deepspeed.init_distributed(
+        dist_backend="nccl" if torch.cuda.is_available() else "gloo", verbose=False
+    )
+    return ranks
+
+
+def switch_off_shared_memory_op() -> None:
+    """Keep DeepSpeed from compiling its CPU communication op at start-up.
+
+    The build takes a minute or two, needs a compiler, and leaves a lock when killed on which every
+    later run waits for ever. gloo does the same work. The table is private: a test notices when it
+    moves.
+    """
+    import deepspeed.ops
+
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+
+
+def dropout_seed(seed: int, step: int, index: int) -> int:
+    """Seed of torch's generators for one micro-batch: a function of what it is, not of when."""
+    digest = hashlib.blake2b(f"{seed} {step} {index}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1
+
+
+class Engine:
+    """A model, its optimiser and DeepSpeed's ZeRO around both."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: OptimizerConfig,
+        settings: Mapping[str, Any],
+        ranks: Ranks,
+    ) -> None:
+        """Hand `model` over to DeepSpeed.
+
+        Args:
+            model: with its initial weights, equal on all ranks.
+            optimizer: numbers of AdamW; the learning rate of each step comes with the step.
+            settings: what `deepspeed_json` made.
+            ranks: what `start` returned.
+        """
+        import deepspeed
+        import torch
+
+        self.rank, self.ranks, self.device = ranks.rank, ranks.count, ranks.device
+        parameters = [p for p in model.parameters() if p.requires_grad]
+        adam = torch.optim.AdamW(
+            parameters,
+            lr=optimizer.learning_rate,
+            betas=(optimizer.beta1, optimizer.beta2),
+            eps=optimizer.epsilon,
+            weight_decay=optimizer.weight_decay,
+            fused=self.device.type == "cuda",
+        )
+        self._accumulation = int(settings["gradient_accumulation_steps"])
+        self._deepspeed, *_ = deepspeed.initialize(
+            model=model, optimizer=adam, config=dict(settings)
+        )
+
+    @property
+    def module(self) -> nn.Module:
+        """The model as DeepSpeed keeps it: right to call under every stage."""
+        module: nn.Module = self._deepspeed
+        return module
+
+    def step(
+        self,
+        micro_batches: Sequence[MicroBatch],
+        objective: Objective,
+        learning_rate: float,
+        seed: int,
+        step: int,
+    ) -> StepResult:
+        """One update: the gradient of the summed loss over the number of all ranks' targets.
+
+        DeepSpeed divides by the accumulation steps and averages over ranks; both are undone here,
+        so that the result does not depend on how the batch was split.
+        """
+        import torch
+
+        assert len(micro_batches) == self._accumulation, (len(micro_batches), self._accumulation)
+        for group in self._deepspeed.optimizer.param_groups:
+            group["lr"] = learning_rate
+        self._deepspeed.train()
+        targets = float(sum(batch.targets for batch in micro_batches))
+        tokens = float(sum(batch.tokens for batch in micro_batches))
+        targets, tokens = all_sum([targets, tokens], self.device)
+        scale = self.ranks * self._accumulation / targets
+        loss_sum = torch.zeros((), dtype=torch.float64, device=self.device)
+        for batch in micro_batches:
+            torch.manual_seed(dropout_seed(seed, step, batch.index))
+            loss = objective.loss(self._deepspeed, self.to_device(batch))
+            self._deepspeed.backward(loss * scale)
+            loss_sum += loss.detach()
+            norm = self._stage_zero_norm()
+            self._deepspeed.step()
+        if norm is None:
+            norm = float(self._deepspeed.get_global_grad_norm())
+        (total,) = all_sum([float(loss_sum)], self.device)
+        return StepResult(total, targets, tokens, norm)
+
+    def _stage_zero_norm(self) -> float | None:
+        """DeepSpeed reports no gradient norm at stage 0; there the gradients are whole."""
+        import torch
+
+        if self._deepspeed.zero_optimization_stage() > 0:
+            return None
+        if not self._deepspeed.is_gradient_accumulation_boundary():
+            return 0.0
+        gradients = [p.grad for p in self._deepspeed.module.parameters() if p.grad is not None]
+        return float(torch.nn.utils.get_total_norm(gradients))
+
+    def to_device(self, batch: MicroBatch) -> dict[str, Tensor]:
+        """A micro-batch's arrays as tensors."""
+        import torch
+
+        return {
+            name: torch.from_numpy(array).to(self.device, non_blocking=True)
+            for name, array in batch.arrays.items()
+        }
+
+    def evaluate(
+        self, micro_batches: Sequence[MicroBatch], objective: Objective
+    ) -> tuple[float, float]:
+        """Summed loss in nats and number of targets, over all ranks, without dropout."""
+        import torch
+
+        self._deepspeed.eval()
+        loss, targets = 0.0, 0.0
+        with torch.no_grad():
+            for batch in micro_batches:
+                loss += float(objective.loss(self._deepspeed, self.to_device(batch)))
+                targets += batch.targets
+        loss, targets = all_sum([loss, targets], self.device)
+        return loss, targets
+
+    def agree(self, code: int) -> int:
+        """Rank 0's code, on every rank."""
+        return broadcast_code(code, self.device)
+
+    def save(self, folder: Path) -> None:
+        """Write this rank's part of weights and optimiser state below `folder`.
+
+        `latest`, which DeepSpeed would write before the other ranks are done, is left out.
+        """
+        self._deepspeed.save_checkpoint(str(folder.parent), tag=folder.name, save_latest=False)
+
+    def load(self, folder: Path) -> None:
+        """Read what `save` wrote.
+
+        DeepSpeed unpickles: the caller has checked the folder's hashes.
+
+        Raises:
+            ValueError: DeepSpeed found nothing to load (it says so by returning None).
+        """
+        found, _ = self._deepspeed.load_checkpoint(str(folder.parent), tag=folder.name)
+        if found is None:
+            raise ValueError(f"{folder}: holds no DeepSpeed checkpoint")
+
+
+def consolidated_weights(folder: Path) -> dict[str, torch.Tensor]:
+    """The fp32 weights of a checkpoint folder, whole, on the CPU.
+
+    From ZeRO's fp32 partitions where there are some; at stage 0 from the module itself. Unpickles:
+    the caller has checked the folder's hashes.
+    """
+    import torch
+    from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
+
+    if list(folder.glob("*_optim_states.pt")):
+        weights = get_fp32_state_dict_from_zero_checkpoint(str(folder.parent), tag=folder.name)
+    else:
+        (states,) = folder.glob("mp_rank_*_model_states.pt")
+        weights = torch.load(states, map_location="cpu", weights_only=False)["module"]
+    return {name: tensor.detach().float().clone() for name, tensor in weights.items()}

@@ -1,0 +1,29 @@
+"""One layer of the encoder."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+
+from .attention import SelfAttention
+from .config import ModelConfig
+
+
+class EncoderBlock(nn.Module):
+    """Attention, then feed-forward; each added to its input and normalised after (post-norm)."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        """One layer of the given sizes."""
+        super().__init__()
+        self.attention = SelfAttention(config)
+        self.attention_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_epsilon)
+        self.expand = nn.Linear(config.hidden_size, config.intermediate_size)
+        self.contract = nn.Linear(config.intermediate_size, config.hidden_size)
+        self.output_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_epsilon)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """[B, T, D] to [B, T, D]."""
+        x = self.attention_norm(x + self.dropout(self.attention(x, bias)))
+        x = self.output_norm(x + self.dropout(self.contract(F.gelu(self.expand(x)))))
+        return x

@@ -1,0 +1,97 @@
+"""Every architectural choice of a model, as one frozen record. Imports no torch.
+
+Choices such as ALiBi, embedding scale and normalisation leave no trace in the weights, so this
+record travels with them: a checkpoint loaded without it would be a silent bag of words.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+
+CHOICES: dict[str, tuple[str, ...]] = {
+    "position": ("learned", "sinusoidal", "alibi", "none"),
+    "alibi": ("offset", "symmetric"),
+    "head": ("roberta", "clap"),
+    "embedding_scale": ("one", "sqrt-hidden"),
+    "mask_embedding": ("row", "zero"),
+}
+
+
+def _check(name: str, value: object, condition: bool, accepted: str | tuple[str, ...]) -> None:
+    if not condition:
+        words = accepted if isinstance(accepted, str) else f"one of {', '.join(accepted)}"
+        raise ValueError(f"model.{name}: {value!r} is not accepted; it must be {words}")
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelConfig:
+    """Architecture of one model; the defaults are RoBERTa base as trained on the Pile."""
+
+    vocab_size: int
+    """Rows of the token embedding. With `mask_embedding` "zero" the mask has none: its id is
+    any id from `vocab_size` on."""
+    hidden_size: int = 768
+    num_layers: int = 12
+    num_heads: int = 12
+    intermediate_size: int = 3072
+    max_positions: int = 2048
+    """Longest input trained on; a hard limit for learned positions alone."""
+    position: str = "learned"
+    alibi: str = "offset"
+    """Shape of the bias where `position` is "alibi": offset tells +n from -n by half a step."""
+    head: str = "roberta"
+    normalize_embeddings: bool = False
+    """L2-normalise token embeddings, at the input and in the CLAP head alike."""
+    embedding_scale: str = "one"
+    embedding_norm: bool = True
+    mask_embedding: str = "row"
+    initial_beta: float = 1.0
+    dropout: float = 0.1
+    attention_dropout: float = 0.1
+    layer_norm_epsilon: float = 1e-5
+
+    def __post_init__(self) -> None:
+        """Refuse values outside their choices and shapes that do not divide."""
+        for name, accepted in CHOICES.items():
+            _check(name, getattr(self, name), getattr(self, name) in accepted, accepted)
+        for name in ("vocab_size", "hidden_size", "num_layers", "num_heads", "max_positions"):
+            _check(name, getattr(self, name), getattr(self, name) >= 1, "a positive number")
+        for name in ("dropout", "attention_dropout"):
+            _check(name, getattr(self, name), 0.0 <= getattr(self, name) < 1.0, "in [0, 1)")
+        divides = self.hidden_size % self.num_heads == 0
+        _check("hidden_size", self.hidden_size, divides, f"a multiple of {self.num_heads} heads")
+        halves = self.position != "sinusoidal" or self.hidden_size % 2 == 0
+        _check("hidden_size", self.hidden_size, halves, "even for sinusoidal positions")
+
+    @property
+    def scale(self) -> float:
+        """Factor on the token embeddings."""
+        return math.sqrt(self.hidden_size) if self.embedding_scale == "sqrt-hidden" else 1.0
+
+    @property
+    def has_padding_row(self) -> bool:
+        """Whether `<pad>` is a zero row without input gradient.
+
+        The original gives it an ordinary row in its CLAP and zero-mask models, because a zero row
+        cannot be normalised.
+        """
+        return self.head == "roberta" and self.mask_embedding == "row"
+
+    def to_dict(self) -> dict[str, object]:
+        """Plain mapping of every field, for `model.json`."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, object]) -> ModelConfig:
+        """The record of a mapping that names every field, no more and no less.
+
+        Raises:
+            ValueError: a field is missing or unknown.
+        """
+        known = {field.name for field in dataclasses.fields(cls)}
+        missing, unknown = sorted(known - set(values)), sorted(set(values) - known)
+        if missing or unknown:
+            raise ValueError(f"model config: missing {missing}, unknown {unknown}")
+        return cls(**values)  # type: ignore[arg-type]

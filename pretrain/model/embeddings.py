@@ -1,0 +1,56 @@
+"""Token ids to the vectors that enter the first layer."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+
+from .config import ModelConfig
+from .positions import LearnedPositions, SinusoidalPositions
+
+PAD_ID = 1
+
+
+class Embeddings(nn.Module):
+    """Look up, normalise, blank the mask, scale, add positions, norm, drop: in this order."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        """Tables and norms that `config` asks for."""
+        super().__init__()
+        self.config = config
+        padding = PAD_ID if config.has_padding_row else None
+        self.tokens = nn.Embedding(config.vocab_size, config.hidden_size, padding_idx=padding)
+        self.positions: nn.Module | None = None
+        if config.position == "learned":
+            self.positions = LearnedPositions(config.max_positions, config.hidden_size)
+        elif config.position == "sinusoidal":
+            self.positions = SinusoidalPositions(config.hidden_size)
+        self.norm = (
+            nn.LayerNorm(config.hidden_size, eps=config.layer_norm_epsilon)
+            if config.embedding_norm
+            else None
+        )
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
+        """[B, T] ids and [B, T] bool (True for real tokens; None: all) to [B, T, D]."""
+        if self.config.mask_embedding == "zero":
+            is_mask = input_ids >= self.config.vocab_size
+            input_ids = input_ids.clamp(max=self.config.vocab_size - 1)
+        else:
+            is_mask = None
+        x: Tensor = self.tokens(input_ids)
+        if self.config.normalize_embeddings:
+            x = F.normalize(x, dim=-1)
+        if is_mask is not None:
+            # After the normalisation, which a zero vector does not survive.
+            x = x.masked_fill(is_mask[..., None], 0.0)
+        x = x * self.config.scale
+        if self.positions is not None:
+            x = x + self.positions(input_ids.shape[1]).to(device=x.device, dtype=x.dtype)
+        if self.norm is not None:
+            x = self.norm(x)
+        x = self.dropout(x)
+        if attention_mask is not None:
+            x = x * attention_mask[..., None]
+        return x

@@ -1,0 +1,48 @@
+"""Features to logits over the vocabulary. Both heads share the token embedding's weight."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+
+from .config import ModelConfig
+
+
+class RobertaHead(nn.Module):
+    """dense, GELU, layer norm, then E^T x + b (Liu et al. 2019)."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        """A hidden layer and one bias a vocabulary row."""
+        super().__init__()
+        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
+        self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_epsilon)
+        self.bias = nn.Parameter(torch.zeros(config.vocab_size))
+
+    def forward(self, features: Tensor, embedding: Tensor) -> Tensor:
+        """[M, D] features and the [V, D] embedding to [M, V] logits."""
+        return F.linear(self.norm(F.gelu(self.dense(features))), embedding, self.bias)
+
+
+class ClapHead(nn.Module):
+    """beta * <x, E / |E|>: the simplest head there is.
+
+    beta is a bare scalar, neither exponentiated nor clamped; the features are not normalised.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        """One parameter, of shape (1,): DeepSpeed cannot view one without dimensions as bytes."""
+        super().__init__()
+        self.normalize = config.normalize_embeddings
+        self.beta = nn.Parameter(torch.full((1,), config.initial_beta))
+
+    def forward(self, features: Tensor, embedding: Tensor) -> Tensor:
+        """[M, D] features and the [V, D] embedding to [M, V] logits."""
+        weight = F.normalize(embedding, dim=-1) if self.normalize else embedding
+        # beta on the features: the same product, at M x D multiplications rather than M x V.
+        return F.linear(self.beta * features, weight)
+
+
+def build_head(config: ModelConfig) -> RobertaHead | ClapHead:
+    """The head that `config.head` names."""
+    return ClapHead(config) if config.head == "clap" else RobertaHead(config)

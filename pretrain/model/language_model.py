@@ -1,0 +1,40 @@
+"""The whole masked language model."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from .config import ModelConfig
+from .heads import build_head
+from .init import initialize
+from .stacks import Encoder
+
+
+class LanguageModel(nn.Module):
+    """Encoder and head, tied by the token embedding."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        """A model with fresh weights, drawn from torch's global generator."""
+        super().__init__()
+        self.config = config
+        self.encoder = Encoder(config)
+        self.head = build_head(config)
+        initialize(self)
+
+    def forward(
+        self, input_ids: Tensor, attention_mask: Tensor | None, positions: Tensor
+    ) -> Tensor:
+        """Logits at the places asked for, and nowhere else: the head is a large matrix.
+
+        Args:
+            input_ids: [B, T]; the mask is id `vocab_size` or above where it is the zero vector.
+            attention_mask: [B, T] bool, True for real tokens; None where nothing is padded.
+            positions: [M] places in the flattened [B * T] batch.
+
+        Returns:
+            [M, V]
+        """
+        features = self.encoder(input_ids, attention_mask)
+        chosen = features.flatten(0, 1).index_select(0, positions)
+        logits: Tensor = self.head(chosen, self.encoder.embeddings.tokens.weight)
+        return logits

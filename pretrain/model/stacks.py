@@ -1,0 +1,37 @@
+"""Embeddings and layers together: token ids to features."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from .attention import attention_bias
+from .blocks import EncoderBlock
+from .config import ModelConfig
+from .embeddings import Embeddings
+
+
+class Encoder(nn.Module):
+    """The transformer encoder; its output is the last layer's, with no norm after it."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        """N layers as `config` says."""
+        super().__init__()
+        self.config = config
+        self.embeddings = Embeddings(config)
+        self.layers = nn.ModuleList(EncoderBlock(config) for _ in range(config.num_layers))
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        """Features of every token.
+
+        Args:
+            input_ids: [B, T].
+            attention_mask: [B, T] bool, True for real tokens; None where nothing is padded.
+
+        Returns:
+            [B, T, D]
+        """
+        x: Tensor = self.embeddings(input_ids, attention_mask)
+        bias = attention_bias(self.config, x.shape[1], attention_mask, x.dtype, x.device)
+        for layer in self.layers:
+            x = layer(x, bias)
+        return x

@@ -1,0 +1,142 @@
+"""Model folders: weights, every architectural choice and the vocabulary, together.
+
+model.safetensors   fp32 weights
+model.json          {"format", "architecture", "tokenizer", "provenance"}
+tokenizer.json      the vocabulary
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from data_prep import tokenizer as tokenizers
+from pretrain.checkpoints import write_json
+from pretrain.model.config import ModelConfig
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from pretrain.model.language_model import LanguageModel
+
+FORMAT = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class LoadedModel:
+    """What a model folder holds."""
+
+    model: LanguageModel
+    tokenizer: tokenizers.Tokenizer
+    provenance: dict[str, Any]
+
+
+def save(
+    folder: Path,
+    weights: Mapping[str, Tensor],
+    config: ModelConfig,
+    tokenizer: tokenizers.Tokenizer,
+    provenance: Mapping[str, object],
+) -> None:
+    """Write a model folder; `model.json` comes last, so that a folder with it is whole.
+
+    Raises:
+        ValueError: the folder holds something already.
+    """
+    from safetensors.torch import save_file
+
+    if folder.exists() and any(folder.iterdir()):
+        raise ValueError(f"{folder}: is not empty; name a new folder for the model")
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(
+        {name: tensor.contiguous() for name, tensor in weights.items()},
+        str(folder / "model.safetensors"),
+    )
+    tokenizer.save(folder / "tokenizer.json")
+    write_json(
+        folder / "model.json",
+        {
+            "format": FORMAT,
+            "architecture": config.to_dict(),
+            "tokenizer": tokenizer.digest(),
+            "provenance": dict(provenance),
+        },
+    )
+
+
+def load(folder: Path) -> LoadedModel:
+    """The model of a folder, in evaluation mode, on the CPU.
+
+    Raises:
+        ValueError: no model folder, or its parts do not fit together; the part is named.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    from pretrain.model.language_model import LanguageModel
+
+    description = folder / "model.json"
+    if not description.is_file():
+        raise ValueError(
+            f"{folder}: is no model folder, it has no model.json "
+            "(`python -m pretrain export RUN --output FOLDER` makes one)"
+        )
+    values = json.loads(description.read_text(encoding="utf-8"))
+    if values.get("format") != FORMAT:
+        raise ValueError(f"{description}: format {values.get('format')!r}, known is {FORMAT}")
+    try:
+        config = ModelConfig.from_dict(values["architecture"])
+    except ValueError as error:
+        raise ValueError(f"{description}: {error}") from error
+    tokenizer = tokenizers.load(folder)
+    if tokenizer.digest() != values["tokenizer"]:
+        raise ValueError(f"{folder}: tokenizer.json is not the vocabulary that the model has")
+    model = LanguageModel(config)
+    try:
+        model.load_state_dict(load_file(str(folder / "model.safetensors")))
+    except (RuntimeError, SafetensorError, OSError) as error:
+        path = folder / "model.safetensors"
+        raise ValueError(f"{path}: does not fit model.json: {error}") from error
+    return LoadedModel(model.eval(), tokenizer, values["provenance"])
+
+
+def export(run: Path, output: Path, step: int | None = None) -> int:
+    """Make a model folder of a run's checkpoint.
+
+    Args:
+        run: the run's folder.
+        output: the new model folder.
+        step: of the checkpoint; None: the newest one that is whole.
+
+    Returns:
+        The step exported.
+
+    Raises:
+        ValueError: no run, no such checkpoint, or a damaged one.
+    """
+    from pretrain import checkpoints, ledger
+    from pretrain import config as recipes
+    from pretrain.engine import consolidated_weights
+
+    if not (run / "run.yaml").is_file():
+        raise ValueError(f"{run}: is no run folder, it has no run.yaml")
+    config = recipes.load(str(run / "run.yaml"))
+    state = ledger.fold(ledger.read(run / ledger.FILE_NAME), config.training.seed)
+    if step is None and state.checkpoints:
+        step = state.checkpoints[-1]
+    if step is None or step not in state.checkpoints:
+        have = ", ".join(map(str, state.checkpoints)) or "none"
+        raise ValueError(f"{run}: has no checkpoint of step {step}; it has {have}")
+    folder = checkpoints.folder_of(run, step)
+    manifest = checkpoints.read_manifest(folder)
+    save(
+        output,
+        consolidated_weights(folder),
+        ModelConfig.from_dict(manifest["architecture"]),
+        tokenizers.load(run),
+        {"run": run.name, "step": step, "recipe": manifest["recipe"]},
+    )
+    return step
