@@ -7,23 +7,15 @@ field is a property, and DeepSpeed's JSON takes its sizes from here.
 from __future__ import annotations
 
 import dataclasses
-import difflib
-import types
-import typing
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from pretrain.model.config import ModelConfig
 from pretrain.model.presets import SIZES, VARIANTS
+from pretrain.settings import apply_override, build, check, merge, parse, unknown_key
 
 RECIPES = Path(__file__).parent / "recipes"
-T = TypeVar("T")
-
-
-def _check(condition: bool, name: str, value: object, accepted: str) -> None:
-    if not condition:
-        raise ValueError(f"{name}: {value!r} is not accepted; it must be {accepted}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,8 +41,8 @@ class ModelRecipe:
 
     def __post_init__(self) -> None:
         """Refuse names that are not in the table."""
-        _check(self.size in SIZES, "model.size", self.size, f"one of {', '.join(SIZES)}")
-        _check(
+        check(self.size in SIZES, "model.size", self.size, f"one of {', '.join(SIZES)}")
+        check(
             self.variant in VARIANTS,
             "model.variant",
             self.variant,
@@ -59,7 +51,7 @@ class ModelRecipe:
         known = {field.name for field in dataclasses.fields(ModelConfig)} - {"vocab_size"}
         for name in self.overrides:
             if name not in known:
-                raise ValueError(_unknown(f"model.overrides.{name}", name, known))
+                raise ValueError(unknown_key(f"model.overrides.{name}", name, known))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,10 +66,10 @@ class MaskingConfig:
         """Refuse what is no probability."""
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            _check(0.0 <= value <= 1.0, f"masking.{field.name}", value, "in [0, 1]")
-        _check(self.probability > 0.0, "masking.probability", self.probability, "above 0")
+            check(0.0 <= value <= 1.0, f"masking.{field.name}", value, "in [0, 1]")
+        check(self.probability > 0.0, "masking.probability", self.probability, "above 0")
         share = self.keep_probability + self.random_probability
-        _check(share <= 1.0, "masking.keep_probability + random_probability", share, "at most 1")
+        check(share <= 1.0, "masking.keep_probability + random_probability", share, "at most 1")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,7 +83,7 @@ class BatchConfig:
         """Refuse sizes that do not divide."""
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            _check(value > 0, f"batch.{field.name}", value, "a positive number")
+            check(value > 0, f"batch.{field.name}", value, "a positive number")
         if self.global_batch_size % self.micro_batch_size:
             raise ValueError(
                 f"batch.global_batch_size {self.global_batch_size} is not a multiple of "
@@ -126,8 +118,8 @@ class OptimizerConfig:
 
     def __post_init__(self) -> None:
         """Refuse what no optimiser takes."""
-        _check(self.learning_rate > 0, "optimizer.learning_rate", self.learning_rate, "above 0")
-        _check(
+        check(self.learning_rate > 0, "optimizer.learning_rate", self.learning_rate, "above 0")
+        check(
             self.gradient_clipping >= 0,
             "optimizer.gradient_clipping",
             self.gradient_clipping,
@@ -148,9 +140,9 @@ class ScheduleConfig:
 
     def __post_init__(self) -> None:
         """Refuse unknown schedules."""
-        _check(self.name in ("cosine", "linear"), "schedule.name", self.name, "cosine or linear")
-        _check(self.warmup_steps >= 0, "schedule.warmup_steps", self.warmup_steps, "0 or above")
-        _check(self.overestimate >= 1, "schedule.overestimate", self.overestimate, "1 or above")
+        check(self.name in ("cosine", "linear"), "schedule.name", self.name, "cosine or linear")
+        check(self.warmup_steps >= 0, "schedule.warmup_steps", self.warmup_steps, "0 or above")
+        check(self.overestimate >= 1, "schedule.overestimate", self.overestimate, "1 or above")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -171,10 +163,10 @@ class TrainingConfig:
 
     def __post_init__(self) -> None:
         """Refuse a run that cannot be."""
-        _check(self.steps > 0, "training.steps", self.steps, "a positive number")
+        check(self.steps > 0, "training.steps", self.steps, "a positive number")
         for name in ("evaluation_interval", "checkpoint_interval"):
-            _check(getattr(self, name) > 0, f"training.{name}", getattr(self, name), "above 0")
-        _check(
+            check(getattr(self, name) > 0, f"training.{name}", getattr(self, name), "above 0")
+        check(
             self.checkpoints_kept >= 2,
             "training.checkpoints_kept",
             self.checkpoints_kept,
@@ -220,7 +212,7 @@ class FaultConfig:
 
     def __post_init__(self) -> None:
         """Refuse faults we do not know."""
-        _check(
+        check(
             self.kind in ("none", "random-labels"),
             "fault.kind",
             self.kind,
@@ -285,17 +277,14 @@ def load(recipe: str, overrides: Sequence[str] = ()) -> RunConfig:
     """
     values = _read(find(recipe), seen=())
     for override in overrides:
-        key, equals, text = override.partition("=")
-        if not equals or not key:
-            raise ValueError(f"{override!r} is no override; write section.key=value")
-        _set(values, key.split("."), _parse(text, override), override)
+        apply_override(values, override)
     return from_dict(values, recipe)
 
 
 def from_dict(values: Mapping[str, Any], source: str) -> RunConfig:
     """RunConfig of a nested mapping; `source` is named in errors."""
     try:
-        return _build(RunConfig, values, "")
+        return build(RunConfig, values)
     except ValueError as error:
         raise ValueError(f"{source}: {error}") from error
 
@@ -361,7 +350,7 @@ def dump(config: RunConfig, path: Path) -> None:
 def _read(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
     if path.resolve() in seen:
         raise ValueError(f"{path}: extends itself, by way of {', '.join(map(str, seen))}")
-    values = _parse(path.read_text(encoding="utf-8"), str(path))
+    values = parse(path.read_text(encoding="utf-8"), str(path))
     if not isinstance(values, dict):
         raise ValueError(f"{path}: holds no mapping of keys to values")
     base = values.pop("extends", None)
@@ -369,76 +358,4 @@ def _read(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
         return values
     beside = path.parent / f"{base}.yaml"
     base_path = beside if beside.is_file() else find(str(base))
-    return _merge(_read(base_path, (*seen, path.resolve())), values)
-
-
-def _parse(text: str, source: str) -> Any:  # noqa: ANN401 - YAML is what it is
-    import yaml
-
-    try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ValueError(f"{source}: is no YAML: {error}") from error
-
-
-def _merge(base: dict[str, Any], delta: Mapping[str, Any]) -> dict[str, Any]:
-    merged = dict(base)
-    for key, value in delta.items():
-        below = merged.get(key)
-        both = isinstance(below, dict) and isinstance(value, Mapping)
-        merged[key] = _merge(below, value) if both else value  # type: ignore[arg-type]
-    return merged
-
-
-def _set(values: dict[str, Any], keys: Sequence[str], value: object, override: str) -> None:
-    for key in keys[:-1]:
-        values = values.setdefault(key, {})
-        if not isinstance(values, dict):
-            raise ValueError(f"{override!r}: {key} is a value, not a section")
-    values[keys[-1]] = value
-
-
-def _unknown(where: str, name: str, known: typing.Iterable[str]) -> str:
-    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(sorted(known))}"
-    return f"unknown key {where!r}; {hint}"
-
-
-def _build(kind: type[T], values: object, prefix: str) -> T:
-    if not isinstance(values, Mapping):
-        raise ValueError(f"{prefix.rstrip('.')}: {values!r} is no section of keys")
-    hints = typing.get_type_hints(kind)
-    arguments: dict[str, Any] = {}
-    for name, value in values.items():
-        if name not in hints:
-            raise ValueError(_unknown(f"{prefix}{name}", str(name), hints))
-        arguments[name] = _convert(hints[name], value, f"{prefix}{name}")
-    return kind(**arguments)
-
-
-def _convert(kind: Any, value: object, name: str) -> object:  # noqa: ANN401 - a type or an alias
-    if dataclasses.is_dataclass(kind):
-        return _build(typing.cast("type[object]", kind), value, f"{name}.")
-    if isinstance(kind, types.GenericAlias):
-        _check(isinstance(value, Mapping), name, value, "a mapping")
-        return {k: _number(v) for k, v in typing.cast("Mapping[str, Any]", value).items()}
-    if kind is float:
-        value = _number(value)
-        _check(
-            isinstance(value, int | float) and not isinstance(value, bool), name, value, "a number"
-        )
-        return float(typing.cast("float", value))
-    accepted = {int: "a whole number", str: "text", bool: "true or false"}[kind]
-    fits = isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
-    _check(fits, name, value, accepted)
-    return value
-
-
-def _number(value: object) -> object:
-    """YAML 1.1 takes 6e-4 for text; we take it for the number it is."""
-    if isinstance(value, str):
-        try:
-            return float(value)
-        except ValueError:
-            return value
-    return value
+    return merge(_read(base_path, (*seen, path.resolve())), values)
