@@ -1,0 +1,49 @@
+# Everything a user runs: `make demo`, `make test`. Each makes the environment first where it is
+# missing or out of date; nothing but Python 3.11 and make need be installed.
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: help setup demo test test-slow test-all lint format clean
+
+help:
+	@echo "make setup     make .venv with everything that is needed"
+	@echo "make demo      the main job end to end on an embedded corpus, at most 5 minutes on 2 cores"
+	@echo "make test      the fast tests, at most 10 minutes"
+	@echo "make test-all  the slow ones as well, at most 40 minutes"
+	@echo "make lint      ruff and mypy"
+	@echo "make clean     remove .venv and what the demo made"
+
+setup: $(READY)
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "Python 3.11 or newer is needed; name one: make PYTHON=/path/to/python3.11"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[test]'
+	@touch $@
+
+demo: $(READY)
+	$(BIN)/python -m finetune demo
+
+test: $(READY)
+	$(BIN)/python -m pytest -m "not slow"
+
+test-slow: $(READY)
+	$(BIN)/python -m pytest -m slow
+
+test-all: test test-slow
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(READY)
+	$(BIN)/ruff check --fix-only .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf $(VENV) demo-output
