@@ -1,0 +1,192 @@
+"""The command line, `python -m data_prep`; what a command needs is imported when it runs."""
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+_EXIT_PROBLEM_FOUND = 1
+_EXIT_WRITTEN_WRONGLY = 2
+_EXIT_INTERRUPTED = 130
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; returns its exit code."""
+    options = _parser().parse_args(arguments)
+    command: Callable[[argparse.Namespace], int] = options.run
+    try:
+        return command(options)
+    except (ValueError, OSError) as error:
+        print(f"data_prep {options.command}: error: {_in_one_line(error)}", file=sys.stderr)
+        return _EXIT_WRITTEN_WRONGLY
+    except KeyboardInterrupt:
+        print(f"data_prep {options.command}: stopped", file=sys.stderr)
+        return _EXIT_INTERRUPTED
+
+
+def _sample(options: argparse.Namespace) -> int:
+    from data_prep.sample import write_sample
+
+    summary = write_sample(options.output, options.files, options.held_out_fraction)
+    print(f"{options.output}: {options.files} files and held-out/")
+    for (group, subset), documents in summary.documents.items():
+        megabytes = summary.text_bytes[group, subset] / 1e6
+        print(f"  {group:10}{subset:16}{documents:8,} documents{megabytes:8.2f} MB")
+    return 0
+
+
+def _train_tokenizer(options: argparse.Namespace) -> int:
+    from data_prep.documents import Document, read
+    from data_prep.run import find_inputs
+    from data_prep.tokenizer import FILE_NAME, train
+
+    file = options.output if options.output.suffix == ".json" else options.output / FILE_NAME
+    inputs = find_inputs(options.input)
+    rejected = 0
+    used = 0
+
+    def texts() -> Iterator[str]:
+        nonlocal rejected, used
+        for path in inputs:
+            for record in read(path):
+                if isinstance(record, Document):
+                    used += 1
+                    yield record.text
+                else:
+                    rejected += 1
+
+    tokenizer = train(texts(), options.vocab_size)
+    if not used:
+        raise ValueError(f"--input {' '.join(options.input)}: no document ({rejected} rejected)")
+    tokenizer.save(file)
+    if tokenizer.vocab_size < options.vocab_size:
+        print(f"too little text for {options.vocab_size} ids: the vocabulary has fewer")
+    print(f"{file}: {tokenizer.vocab_size} ids from {used:,} documents ({rejected:,} rejected)")
+    return 0
+
+
+def _prepare(options: argparse.Namespace) -> int:
+    from data_prep.engines import WorkerDied
+    from data_prep.manifest import Settings
+    from data_prep.run import find_inputs, prepare
+
+    settings = Settings(
+        options.max_tokens, options.long, options.min_tokens, options.valid_fraction
+    )
+    started = time.monotonic()
+    try:
+        manifest = prepare(
+            find_inputs(options.input),
+            options.output,
+            options.tokenizer,
+            settings,
+            workers=options.workers,
+            engine=options.engine,
+            overwrite=options.overwrite,
+        )
+    except WorkerDied as error:
+        print(f"data_prep prepare: error: {error}", file=sys.stderr)
+        return _EXIT_PROBLEM_FOUND
+    totals = ", ".join(
+        f"{split} {total.documents:,} documents {total.tokens:,} tokens"
+        for split, total in manifest.totals.items()
+    )
+    rejected = sum(rejects.count for rejects in manifest.rejects.values())
+    print(f"{options.output}: {totals}, {rejected:,} rejected, {time.monotonic() - started:.1f} s")
+    return 0
+
+
+def _inspect(options: argparse.Namespace) -> int:
+    from data_prep.inspect import describe
+
+    for line in describe(options.folder, options.samples):
+        print(line)
+    return 0
+
+
+def _verify(options: argparse.Namespace) -> int:
+    from data_prep.verify import verify
+
+    problems = list(verify(options.folder))
+    for problem in problems:
+        print(f"data_prep verify: {problem}", file=sys.stderr)
+    if problems:
+        return _EXIT_PROBLEM_FOUND
+    print(f"{options.folder}: whole")
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="data_prep", description="Raw text to indexed binaries.")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    def add(
+        name: str, run: Callable[[argparse.Namespace], int], summary: str
+    ) -> argparse.ArgumentParser:
+        command = commands.add_parser(
+            name,
+            help=summary,
+            description=summary,
+            formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        )
+        command.set_defaults(run=run)
+        return command
+
+    sample = add("sample", _sample, "write the embedded corpus, made from this Python installation")
+    sample.add_argument("--output", type=Path, required=True, help="folder")
+    sample.add_argument("--files", type=int, default=4, help="number of files")
+    sample.add_argument(
+        "--held-out-fraction", type=float, default=0.12, help="share of the English put aside"
+    )
+
+    train = add("train-tokenizer", _train_tokenizer, "train a byte-level BPE vocabulary")
+    _add_input(train)
+    train.add_argument("--vocab-size", type=int, required=True, help="ids, special ones included")
+    train.add_argument("--output", type=Path, required=True, help="folder or .json file")
+
+    prepare = add("prepare", _prepare, "raw text to indexed binaries; goes on where it stopped")
+    _add_input(prepare)
+    _add_prepare_options(prepare)
+
+    inspect = add("inspect", _inspect, "show counts, rejects, lengths and samples of a corpus")
+    inspect.add_argument("folder", type=Path, metavar="DIR")
+    inspect.add_argument("--samples", type=int, default=2, help="decoded documents of each split")
+
+    verify = add("verify", _verify, "check every checksum, index and id of a corpus")
+    verify.add_argument("folder", type=Path, metavar="DIR")
+    return parser
+
+
+def _add_input(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--input",
+        nargs="+",
+        required=True,
+        metavar="GLOB",
+        help=".jsonl or .txt (plain, .zst, .gz), .parquet, folders of Dataset.save_to_disk",
+    )
+
+
+def _add_prepare_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--output", type=Path, required=True, help="corpus folder")
+    add("--tokenizer", required=True, help="tokenizer.json, or a folder holding one")
+    add("--max-tokens", type=int, default=2048, help="longest document, <s> and </s> included")
+    long = ("drop", "truncate", "split")
+    add("--long", choices=long, default="drop", help="longer ones: split makes windows of them")
+    add("--min-tokens", type=int, default=0, help="shortest document, <s> and </s> included")
+    add("--valid-fraction", type=float, default=0.001, help="share of validation documents")
+    add("--workers", type=int, default=1, help="processes")
+    add("--engine", choices=("local",), default="local", help="where shards are made")
+    add("--overwrite", action="store_true", help="make the corpus anew, whatever is there")
+
+
+def _in_one_line(error: ValueError | OSError) -> str:
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"{error.filename}: {error.strerror}"
+    return " ".join(str(error).split())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,115 @@
+"""A prepared folder as one sequence of documents: what training and evaluation read."""
+
+import bisect
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from data_prep.indexed import open_indexed, read_lengths
+from data_prep.manifest import SPLITS, CorpusManifest, ShardFiles, load_manifest
+
+if TYPE_CHECKING:
+    from megatron.core.datasets.indexed_dataset import IndexedDataset
+
+
+class Corpus:
+    """One split, its shards one after another in the order of the inputs.
+
+    Shards are opened when first read, so that a corpus pickles small, forks, and costs nothing
+    until used.
+    """
+
+    def __init__(self, folder: Path, split: str) -> None:
+        """Read the manifest.
+
+        Args:
+            folder: Written by `data_prep prepare`.
+            split: "train" or "valid".
+
+        Raises:
+            ValueError: No such folder or split, an unfinished prepare, or a split without
+                documents.
+        """
+        if split not in SPLITS:
+            raise ValueError(f"split {split!r}: accepted: {', '.join(SPLITS)}")
+        self.folder = Path(folder)
+        self.split = split
+        self.manifest: CorpusManifest = load_manifest(self.folder)
+        self._shards = self.manifest.shards[split]
+        if not self._shards:
+            raise ValueError(
+                f"{folder}: the {split} split is empty ({self._other_splits_in_words()}; "
+                f"valid-fraction was {self.manifest.settings.valid_fraction})"
+            )
+        # Index of the first document of each shard, and the number of documents.
+        self._firsts = [0]
+        for files in self._shards:
+            self._firsts.append(self._firsts[-1] + files.documents)
+        self._open: dict[int, IndexedDataset] = {}
+
+    def __len__(self) -> int:
+        """Number of documents."""
+        return self._firsts[-1]
+
+    @cached_property
+    def lengths(self) -> npt.NDArray[np.int32]:
+        """Tokens of each document, the final `</s>` included; int32 [documents]."""
+        return np.concatenate([self._shard_lengths(files) for files in self._shards])
+
+    @cached_property
+    def subsets(self) -> npt.NDArray[np.uint8]:
+        """Index into `manifest.subsets` for each document; uint8 [documents]."""
+        return np.concatenate([self._shard_subsets(files) for files in self._shards])
+
+    def document(self, index: int) -> npt.NDArray[np.integer[Any]]:
+        """The ids of a document, the final `</s>` included.
+
+        A copy: megatron-core unmaps its file when its dataset goes, and a view that outlived it
+        would end the process.
+        """
+        if not 0 <= index < len(self):
+            raise IndexError(
+                f"document {index} of {self.folder} {self.split}, which has {len(self)}"
+            )
+        shard = bisect.bisect_right(self._firsts, index) - 1
+        if shard not in self._open:
+            self._open[shard] = open_indexed(self.folder / self._shards[shard].stem)
+        return np.array(self._open[shard][int(index) - self._firsts[shard]])
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Everything but what is read from the disk again."""
+        left_out = ("lengths", "subsets")
+        state = {name: value for name, value in vars(self).items() if name not in left_out}
+        return state | {"_open": {}}
+
+    def _shard_lengths(self, files: ShardFiles) -> npt.NDArray[np.int32]:
+        lengths = read_lengths(self.folder / files.stem)
+        self._check_count(files, ".idx", len(lengths))
+        return lengths
+
+    def _shard_subsets(self, files: ShardFiles) -> npt.NDArray[np.uint8]:
+        side_file = self.folder / f"{files.stem}.subsets"
+        if not side_file.is_file():
+            raise ValueError(f"{side_file}: no such file")
+        numbers = np.fromfile(side_file, dtype=np.uint8)
+        self._check_count(files, ".subsets", len(numbers))
+        table = [self.manifest.subsets.index(name) for name in files.subsets]
+        return np.array(table, dtype=np.uint8)[numbers]
+
+    def _check_count(self, files: ShardFiles, suffix: str, count: int) -> None:
+        if count != files.documents:
+            raise ValueError(
+                f"{self.folder / files.stem}{suffix}: {count} documents, "
+                f"but the manifest speaks of {files.documents}"
+            )
+
+    def _other_splits_in_words(self) -> str:
+        totals = self.manifest.totals
+        return ", ".join(
+            f"{name} has {totals[name].documents} documents"
+            for name in SPLITS
+            if name != self.split
+        )

@@ -1,0 +1,96 @@
+"""Files that appear complete or not at all.
+
+Everything that a reader may trust is written under a temporary name in its own folder, hashed on
+the way, flushed to the disk and renamed. A killed process leaves `*.partial` files, which nothing
+reads.
+"""
+
+import hashlib
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+PARTIAL_SUFFIX = ".partial"
+
+
+@dataclass(frozen=True)
+class FileRecord:
+    """Size and content hash of a finished file."""
+
+    size_bytes: int
+    sha256: str
+
+
+class AtomicFile:
+    """A file being written; `commit` gives it its name, `discard` removes it."""
+
+    def __init__(self, path: Path) -> None:
+        """Open a temporary file beside `path`, whose folder is made where missing."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._path = path
+        # The process id keeps an orphan of a killed run from sharing a file with the run that
+        # follows.
+        self._partial = path.with_name(f".{path.name}.{os.getpid()}{PARTIAL_SUFFIX}")
+        self._file = self._partial.open("wb", buffering=1 << 20)
+        self._hash = hashlib.sha256()
+        self._size_bytes = 0
+
+    def write(self, data: bytes | memoryview) -> None:
+        """Append `data`."""
+        with _naming(self._path):
+            self._file.write(data)
+        self._hash.update(data)
+        self._size_bytes += memoryview(data).nbytes
+
+    def commit(self) -> FileRecord:
+        """Flush to the disk and rename to the final name."""
+        with _naming(self._path):
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            self._file.close()
+        self._partial.replace(self._path)
+        _fsync_folder(self._path.parent)
+        return FileRecord(self._size_bytes, self._hash.hexdigest())
+
+    def discard(self) -> None:
+        """Close and remove the temporary file; harmless after `commit`."""
+        with suppress(OSError):  # closing writes what is buffered, which a full disk refuses
+            self._file.close()
+        self._partial.unlink(missing_ok=True)
+
+
+def write_atomically(path: Path, data: bytes) -> FileRecord:
+    """Write a whole file that is there complete or not at all."""
+    file = AtomicFile(path)
+    try:
+        file.write(data)
+        return file.commit()
+    finally:
+        file.discard()
+
+
+def sha256_of(path: Path) -> str:
+    """Hex sha256 of a file's content."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Name the file in what the system says, which it does not where a disk is full."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = str(path)
+        raise
+
+
+def _fsync_folder(folder: Path) -> None:
+    # A rename is durable only once the folder that holds the name is.
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

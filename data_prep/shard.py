@@ -1,0 +1,284 @@
+"""One input -> one shard: read, encode, filter, split, write.
+
+The task is idempotent: the same input, settings and vocabulary give the same bytes, and a shard
+whose manifest stands is not made again. An engine (see run.py) may therefore run it anywhere and
+any number of times.
+
+`prepare_shard` reads top to bottom; the classes under it hold its state.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from data_prep.documents import Document, Reject, content_share, read
+from data_prep.files import AtomicFile, sha256_of
+from data_prep.filters import Tally, judge, windows
+from data_prep.indexed import IndexedWriter, dtype_for
+from data_prep.manifest import (
+    FORMAT_VERSION,
+    SPLITS,
+    Count,
+    InputFile,
+    Settings,
+    ShardFiles,
+    ShardManifest,
+    read_record,
+    write_record,
+)
+from data_prep.statistics import UPPER_EDGES, count_lengths
+from data_prep.tokenizer import FILE_NAME as TOKENIZER_FILE
+from data_prep.tokenizer import Tokenizer, encoder, load
+
+_BATCH_DOCUMENTS = 256
+_BATCH_CHARACTERS = 4_000_000  # bounds memory where documents are long
+MAX_SUBSETS = 256  # what a uint8 can number
+
+Progress = Callable[[int, int], None]  # documents and text bytes read so far
+
+
+@dataclass(frozen=True)
+class ShardTask:
+    """What to make; small enough to send anywhere. The vocabulary lies in the corpus folder."""
+
+    index: int
+    input: Path
+    corpus: Path
+    settings: Settings
+    tokenizer_digest: str
+
+    @property
+    def name(self) -> str:
+        """File stem of the shard."""
+        return f"shard-{self.index:05d}"
+
+    @property
+    def manifest_file(self) -> Path:
+        """Written last: a shard without it is not there."""
+        return self.corpus / "shards" / f"{self.name}.json"
+
+
+def standing_manifest(task: ShardTask) -> ShardManifest | None:
+    """The manifest of a shard that is whole, or None where it has to be made.
+
+    Raises:
+        ValueError: The shard was made from another input, with other settings or another
+        vocabulary.
+    """
+    if not task.manifest_file.is_file():
+        return None
+    manifest = read_record(ShardManifest, task.manifest_file)
+    _refuse_changes(task, manifest)
+    whole = all(_is_whole(task.corpus, files) for files in manifest.files.values())
+    return manifest if whole else None
+
+
+def prepare_shard(task: ShardTask, progress: Progress = lambda *_: None) -> ShardManifest:
+    """Make one shard, or return the manifest of the one that stands.
+
+    Raises:
+        ValueError: The input is damaged, or changed meanwhile; nothing of the shard is left then.
+    """
+    if standing := standing_manifest(task):
+        return standing
+    before = _input_state(task.input)
+    input_file = InputFile(str(task.input), before[0], _hash_input(task.input))
+    tokenizer = load(task.corpus / TOKENIZER_FILE)
+    encode = encoder(tokenizer)
+    shard = _Shard(task, tokenizer)
+    try:
+        for batch in _batches(shard.take_documents(read(task.input))):
+            shard.add(batch, encode([document.text for document in batch]))
+            progress(shard.documents, shard.text_bytes)
+        if _input_state(task.input) != before:
+            raise ValueError(f"{task.input}: changed while it was read")
+        manifest = ShardManifest(
+            format_version=FORMAT_VERSION,
+            input=input_file,
+            input_modified_ns=before[1],
+            settings=task.settings,
+            tokenizer_digest=task.tokenizer_digest,
+            files=shard.close(),
+            kept=shard.tally.kept,
+            cut=shard.tally.cut,
+            rejects=shard.tally.rejects,
+            length_counts=[int(count) for count in shard.length_counts],
+        )
+        write_record(task.manifest_file, manifest)
+    finally:
+        shard.discard()
+    return manifest
+
+
+class _Shard:
+    """The shard being made: a writer per split, and the counts."""
+
+    def __init__(self, task: ShardTask, tokenizer: Tokenizer) -> None:
+        self._settings = task.settings
+        self._end = np.array([tokenizer.eos_id], dtype=np.int32)
+        self._splits = {split: _SplitWriter(task, split, tokenizer) for split in SPLITS}
+        self.tally = Tally()
+        self.length_counts = np.zeros(len(UPPER_EDGES), dtype=np.int64)
+        self.documents = 0
+        self.text_bytes = 0
+
+    def take_documents(self, records: Iterable[Document | Reject]) -> Iterator[Document]:
+        """The documents among the records; the others are counted."""
+        for record in records:
+            self.documents += 1
+            if isinstance(record, Document):
+                yield record
+            else:
+                self._reject(record.reason, record)
+
+    def add(self, batch: list[Document], encoded: list[npt.NDArray[np.int32]]) -> None:
+        """Filter encoded documents and write those that are kept."""
+        self.length_counts += count_lengths([len(ids) + 2 for ids in encoded])
+        for document, ids in zip(batch, encoded, strict=True):
+            self._add_one(document, ids)
+
+    def _add_one(self, document: Document, ids: npt.NDArray[np.int32]) -> None:
+        text_bytes = len(document.text.encode())
+        self.text_bytes += text_bytes
+        # All windows of a document go to one split: it is drawn from the whole text.
+        share = content_share(document.text, "valid")
+        split = "valid" if share < self._settings.valid_fraction else "train"
+        pieces = windows(ids, self._settings)
+        self.tally.cut += pieces[0].size < ids.size
+        for piece in pieces:
+            if reason := judge(len(piece) + 2, self._settings):
+                self._reject(reason, document)
+                continue
+            self._splits[split].append(np.concatenate([piece, self._end]), document)
+            self.tally.keep(split, document.subset, Count(1, len(piece) + 1, text_bytes))
+            text_bytes = 0  # counted with the first of its windows
+
+    def close(self) -> dict[str, ShardFiles]:
+        """Give the files their names; splits without documents have none."""
+        return {split: files for split in SPLITS if (files := self._splits[split].close())}
+
+    def discard(self) -> None:
+        """Drop what was not closed."""
+        for writer in self._splits.values():
+            writer.discard()
+
+    def _reject(self, reason: str, record: Document | Reject) -> None:
+        self.tally.reject(reason, record.subset, 1, [f"{record.source_file}:{record.line}"])
+
+
+class _SplitWriter:
+    """The three files of one split: ids, index, subsets."""
+
+    def __init__(self, task: ShardTask, split: str, tokenizer: Tokenizer) -> None:
+        self._stem = f"{split}/{task.name}"
+        self._prefix = task.corpus / self._stem
+        dtype = dtype_for(tokenizer.vocab_size)
+        self._indexed = IndexedWriter(self._prefix, dtype, tokenizer.vocab_size)
+        self._side_file = AtomicFile(self._prefix.with_name(f"{task.name}.subsets"))
+        self._subsets: dict[str, int] = {}
+        self._tokens = 0
+
+    def append(self, ids: npt.NDArray[np.int32], document: Document) -> None:
+        number = self._subsets.setdefault(document.subset, len(self._subsets))
+        if number >= MAX_SUBSETS:
+            raise ValueError(
+                f"{document.source_file}:{document.line}: subset {document.subset!r} is one too "
+                f"many; accepted: {MAX_SUBSETS} different values of meta.pile_set_name"
+            )
+        self._indexed.append(ids)
+        self._side_file.write(bytes([number]))
+        self._tokens += len(ids)
+
+    def close(self) -> ShardFiles | None:
+        if not self._indexed.documents:
+            return None
+        data, index = self._indexed.close()
+        return ShardFiles(
+            stem=self._stem,
+            documents=self._indexed.documents,
+            tokens=self._tokens,
+            size_bytes=data.size_bytes,
+            bin_sha256=data.sha256,
+            idx_sha256=index.sha256,
+            subsets_sha256=self._side_file.commit().sha256,
+            subsets=list(self._subsets),
+        )
+
+    def discard(self) -> None:
+        self._indexed.discard()
+        self._side_file.discard()
+
+
+def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
+    batch: list[Document] = []
+    characters = 0
+    for document in documents:
+        batch.append(document)
+        characters += len(document.text)
+        if len(batch) == _BATCH_DOCUMENTS or characters >= _BATCH_CHARACTERS:
+            yield batch
+            batch, characters = [], 0
+    if batch:
+        yield batch
+
+
+def _refuse_changes(task: ShardTask, manifest: ShardManifest) -> None:
+    """Raise where a standing shard is not what the task asks for."""
+    changes = [
+        f"{name.replace('_', '-')} was {old} and is {new}"
+        for name, old, new in (
+            *((n, old, getattr(task.settings, n)) for n, old in vars(manifest.settings).items()),
+            ("tokenizer", manifest.tokenizer_digest[:12], task.tokenizer_digest[:12]),
+        )
+        if old != new
+    ]
+    if not _is_same_input(task.input, manifest):
+        changes.append(f"input {task.input} is not what was read then ({manifest.input.path})")
+    if changes:
+        raise ValueError(
+            f"{task.corpus}: {task.name} was prepared differently: {'; '.join(changes)}. "
+            "Name another --output, or --overwrite to make the corpus anew"
+        )
+
+
+def _is_same_input(path: Path, manifest: ShardManifest) -> bool:
+    size_bytes, modified_ns = _input_state(path)
+    if size_bytes != manifest.input.size_bytes:
+        return False
+    if str(path) == manifest.input.path and modified_ns == manifest.input_modified_ns:
+        return True
+    return _hash_input(path) == manifest.input.sha256
+
+
+def _is_whole(corpus: Path, files: ShardFiles) -> bool:
+    data = corpus / f"{files.stem}.bin"
+    others = (corpus / f"{files.stem}{suffix}" for suffix in (".idx", ".subsets"))
+    return (
+        data.is_file()
+        and data.stat().st_size == files.size_bytes
+        and all(other.is_file() for other in others)
+    )
+
+
+def _input_files(path: Path) -> list[Path]:
+    return sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
+
+
+def _input_state(path: Path) -> tuple[int, int]:
+    """Size in bytes and time of the last change; of a folder, over its files."""
+    states = [file.stat() for file in _input_files(path)]
+    return sum(s.st_size for s in states), max((s.st_mtime_ns for s in states), default=0)
+
+
+def _hash_input(path: Path) -> str:
+    if not path.is_dir():
+        return sha256_of(path)
+    import hashlib
+
+    digest = hashlib.sha256()
+    for file in _input_files(path):
+        digest.update(f"{file.relative_to(path)} {sha256_of(file)}\n".encode())
+    return digest.hexdigest()

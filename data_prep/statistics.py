@@ -1,0 +1,101 @@
+"""Numbers and pictures of a corpus."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from data_prep.indexed import read_ids
+from data_prep.manifest import LengthHistogram
+
+# Four buckets an octave, up to 2^31 tokens; powers of two are edges, so that shares over them are
+# exact.
+UPPER_EDGES = np.unique(np.round(2 ** (np.arange(4, 4 * 31 + 1) / 4)).astype(np.int64))
+_WINDOW = 1 << 22  # ids counted at a time
+
+
+def count_lengths(lengths: npt.ArrayLike) -> npt.NDArray[np.int64]:
+    """Documents by bucket of `UPPER_EDGES`, each of which belongs to its own bucket."""
+    buckets = np.searchsorted(UPPER_EDGES, np.asarray(lengths), side="left")
+    return np.bincount(buckets, minlength=len(UPPER_EDGES))
+
+
+def length_histogram(counts: npt.NDArray[np.int64]) -> LengthHistogram:
+    """The histogram of such counts, up to the longest document, with the shares of long ones."""
+    used = int(np.flatnonzero(counts)[-1]) + 1 if counts.any() else 0
+    return LengthHistogram(
+        upper_edges=[int(edge) for edge in UPPER_EDGES[:used]],
+        counts=[int(count) for count in counts[:used]],
+        share_over_1024=_share_over(1024, counts),
+        share_over_2048=_share_over(2048, counts),
+    )
+
+
+def count_ids(prefixes: Iterable[Path], vocab_size: int) -> npt.NDArray[np.int64]:
+    """How often each id occurs in the datasets, `</s>` included."""
+    counts = np.zeros(vocab_size, dtype=np.int64)
+    for prefix in prefixes:
+        ids = read_ids(prefix)
+        for start in range(0, len(ids), _WINDOW):
+            counts += np.bincount(ids[start : start + _WINDOW], minlength=vocab_size)
+    return counts
+
+
+def unigram_perplexity(
+    train_counts: npt.NDArray[np.int64], valid_counts: npt.NDArray[np.int64]
+) -> float | None:
+    """Perplexity of the validation ids under the add-one-smoothed distribution of the training ids.
+
+    What a model scores that knows how frequent each token is and nothing else. None where a split
+    is empty.
+    """
+    if not train_counts.sum() or not valid_counts.sum():
+        return None
+    probabilities = (train_counts + 1) / (train_counts.sum() + len(train_counts))
+    loss_nats = -np.sum(valid_counts * np.log(probabilities)) / valid_counts.sum()
+    return float(np.exp(loss_nats))
+
+
+def plot_lengths(histogram: LengthHistogram, path: Path) -> None:
+    """Draw the length histogram as a PNG, with 1024 and 2048 marked."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 4.5), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes: Any = figure.add_subplot()
+    edges = [1, *histogram.upper_edges]
+    bars = [(edges[i], edges[i + 1], n) for i, n in enumerate(histogram.counts) if n]
+    lefts, rights, counts = (np.array(column) for column in zip(*bars, strict=True))
+    axes.bar(lefts, counts, rights - lefts, align="edge", color="#4878a8", edgecolor="white")
+    axes.margins(x=0.02, y=0.15)
+    for limit, share, side in (
+        (1024, histogram.share_over_1024, "right"),
+        (2048, histogram.share_over_2048, "left"),
+    ):
+        axes.axvline(limit, color="#b04030", linestyle="--", linewidth=1)
+        axes.annotate(
+            f"{share:.1%} over {limit}",
+            (limit, 0.98),
+            xycoords=("data", "axes fraction"),
+            xytext=(4 if side == "left" else -4, 0),
+            textcoords="offset points",
+            horizontalalignment=side,
+            verticalalignment="top",
+            color="#b04030",
+        )
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_formatter("{x:.0f}")
+    axes.set_xlabel("tokens a document, <s> and </s> included")
+    axes.set_ylabel("documents")
+    axes.set_title(f"Document lengths before filtering ({sum(histogram.counts):,} documents)")
+    partial = path.with_name(f".{path.name}.partial")
+    figure.savefig(partial, dpi=120, format="png")
+    partial.replace(path)
+
+
+def _share_over(limit: int, counts: npt.NDArray[np.int64]) -> float:
+    total = int(counts.sum())
+    return float(counts[np.greater(UPPER_EDGES, limit)].sum() / total) if total else 0.0

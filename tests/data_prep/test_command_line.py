@@ -1,0 +1,147 @@
+import shlex
+import subprocess
+import sys
+import sysconfig
+import time
+from pathlib import Path
+
+import pytest
+
+from data_prep.__main__ import main
+from tests.data_prep.conftest import make_texts, write_pile
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with inputs, a vocabulary and a corpus, made by the commands."""
+    home = tmp_path_factory.mktemp("home")
+    for number in range(2):
+        write_pile(home / "in" / f"{number}.jsonl.zst", make_texts(60, 30, seed=number))
+    assert (
+        main(
+            [
+                "train-tokenizer",
+                "--input",
+                f"{home}/in/*",
+                "--vocab-size",
+                "300",
+                "--output",
+                f"{home}/t",
+            ]
+        )
+        == 0
+    )
+    assert main([*prepare_arguments(home), "--valid-fraction", "0.2", "--workers", "2"]) == 0
+    return home
+
+
+def prepare_arguments(home: Path) -> list[str]:
+    return [
+        "prepare",
+        "--input",
+        f"{home}/in/*",
+        "--output",
+        f"{home}/c",
+        "--tokenizer",
+        f"{home}/t",
+    ]
+
+
+def test_inspect_shows_what_is_there(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", f"{home}/c", "--samples", "1"]) == 0
+    shown = capsys.readouterr().out
+    for part in ("2 inputs", "Pile-CC", "unigram perplexity", "rejected: nothing", "over 1024"):
+        assert part in shown
+    assert make_texts(60, 30)[0] in shown or make_texts(60, 30)[1] in shown
+    assert "--- valid document 0" in shown
+
+
+def test_verify_exits_by_what_it_finds(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["verify", f"{home}/c"]) == 0
+    file = home / "c" / "train" / "shard-00000.bin"
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-2])
+    assert main(["verify", f"{home}/c"]) == 1
+    assert str(file) in capsys.readouterr().err
+    file.write_bytes(whole)
+
+
+def test_sample_prints_its_sizes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = Path(sysconfig.get_path("stdlib"), "asyncio")  # all of it takes seconds
+    monkeypatch.setattr("sysconfig.get_path", lambda _: str(library))
+    assert main(["sample", "--output", f"{tmp_path}", "--files", "2"]) == 0
+    assert "PythonSource" in capsys.readouterr().out
+    assert len(list(tmp_path.glob("*.zst"))) == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("prepare --input {h}/no/* --output {h}/x --tokenizer {h}/t", "--input {h}/no/*: no such"),
+        ("prepare --input {h}/in --output {h}/x --tokenizer {h}/t", "{h}/in: an input of unknown"),
+        (
+            "prepare --input {h}/in/* --output {h}/x --tokenizer gpt3",
+            "tokenizer gpt3: no such file",
+        ),
+        (
+            "prepare --input {h}/in/* --output {h}/c/manifest.json --tokenizer {h}/t",
+            "manifest.json",
+        ),
+        ("prepare --input {h}/in/* --output /proc/x --tokenizer {h}/t", "/proc/x: "),
+        ("prepare --input {h}/in/* --output {h}/x --tokenizer {h}/t --workers 0", "--workers 0"),
+        (
+            "prepare --input {h}/in/* --output {h}/x --tokenizer {h}/t --max-tokens 1",
+            "max-tokens 1",
+        ),
+        ("prepare --input {h}/in/* --output {h}/c --tokenizer {h}/t", "valid-fraction was 0.2"),
+        (
+            "prepare --input {h}/in/* --output {h}/x --tokenizer {h}/t --min-tokens 900",
+            "120 too-short",
+        ),
+        ("train-tokenizer --input {h}/in/* --vocab-size 9 --output {h}/x", "vocabulary size 9"),
+        (
+            "train-tokenizer --input {h}/no --vocab-size 300 --output {h}/x",
+            "--input {h}/no: no such",
+        ),
+        ("inspect {h}/in", "{h}/in: no manifest.json"),
+        ("verify {h}/nowhere", "{h}/nowhere: no such folder"),
+    ],
+)
+def test_what_the_user_wrote_wrongly_gets_one_line_and_exit_code_2(
+    home: Path, capsys: pytest.CaptureFixture[str], arguments: str, message: str
+) -> None:
+    words = shlex.split(arguments.format(h=home))
+    assert main(words) == 2
+    error = capsys.readouterr().err
+    lines = [line for line in error.splitlines() if not line.startswith("prepare: ")]
+    assert len(lines) == 1
+    assert lines[0].startswith(f"data_prep {words[0]}: error: ")
+    assert message.format(h=home) in lines[0]
+
+
+def test_command_line_that_does_not_parse_exits_with_2(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["prepare", "--long", "split"])
+    assert stopped.value.code == 2
+    assert "error:" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "command", ["", "sample", "train-tokenizer", "prepare", "inspect", "verify"]
+)
+def test_help_imports_nothing_heavy(command: str) -> None:
+    program = (
+        "import sys; sys.path.insert(0, '.'); from data_prep.__main__ import main\n"
+        f"try: main({[command] * bool(command) + ['--help']!r})\n"
+        "finally: print(sorted({'torch', 'numpy', 'tokenizers', 'megatron'} & set(sys.modules)))"
+    )
+    started = time.monotonic()
+    result = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert result.stdout.rstrip().endswith("[]")
+    assert time.monotonic() - started < 5  # far under one second where nothing else runs

@@ -1,0 +1,97 @@
+import gc
+import multiprocessing
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from data_prep.corpus import Corpus
+from data_prep.indexed import open_indexed
+from data_prep.manifest import Settings
+from data_prep.run import prepare
+from data_prep.tokenizer import Tokenizer
+from tests.data_prep.conftest import make_texts, write_pile
+
+
+@pytest.fixture(scope="module")
+def folder(
+    inputs: list[Path], tokenizer_folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    folder = tmp_path_factory.mktemp("corpus")
+    prepare(inputs, folder, tokenizer_folder, Settings(max_tokens=512, valid_fraction=0.0))
+    return folder
+
+
+def test_documents_come_in_the_order_of_the_inputs(folder: Path, tokenizer: Tokenizer) -> None:
+    corpus = Corpus(folder, "train")
+    texts = [text for seed in range(3) for text in make_texts(120, 60, seed=seed)]
+    expected = [[*ids.tolist(), 2] for ids in tokenizer.encode_batch(texts)]
+    assert len(corpus) == len(expected)
+    assert [corpus.document(i).tolist() for i in range(len(corpus))] == expected
+    assert corpus.lengths.tolist() == [len(ids) for ids in expected]
+    assert corpus.lengths.dtype == np.int32
+    assert corpus.subsets.dtype == np.uint8
+    names = [corpus.manifest.subsets[number] for number in corpus.subsets]
+    assert names == ["Books3"] * 120 + ["Pile-CC"] * 240
+
+
+def test_stock_megatron_opens_the_shards(folder: Path) -> None:
+    corpus = Corpus(folder, "train")
+    stem = corpus.manifest.shards["train"][1].stem
+    dataset = open_indexed(folder / stem)
+    assert np.array_equal(dataset[3], corpus.document(123))
+
+
+def test_index_outside_is_refused(folder: Path) -> None:
+    corpus = Corpus(folder, "train")
+    for index in (-1, 360):
+        with pytest.raises(IndexError, match=f"document {index} of .* which has 360"):
+            corpus.document(index)
+
+
+def test_documents_outlive_their_corpus(folder: Path) -> None:
+    corpus = Corpus(folder, "train")
+    ids = corpus.document(0)
+    expected = ids.tolist()
+    del corpus
+    gc.collect()
+    assert ids.tolist() == expected
+
+
+def _first_and_last(corpus: Corpus) -> list[list[int]]:
+    return [corpus.document(0).tolist(), corpus.document(len(corpus) - 1).tolist()]
+
+
+def test_corpus_pickles_small_and_works_in_another_process(folder: Path) -> None:
+    corpus = Corpus(folder, "train")
+    expected = _first_and_last(corpus)
+    assert corpus.lengths.sum() > 1000
+    packed = pickle.dumps(corpus)
+    assert len(packed) < 10_000
+    assert _first_and_last(pickle.loads(packed)) == expected
+    with multiprocessing.get_context("fork").Pool(1) as pool:
+        assert pool.apply(_first_and_last, (corpus,)) == expected
+
+
+def test_missing_empty_and_unknown_splits_are_refused(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="the valid split is empty.*train has 360 documents"):
+        Corpus(folder, "valid")
+    with pytest.raises(ValueError, match="split 'test': accepted: train, valid"):
+        Corpus(folder, "test")
+    with pytest.raises(ValueError, match="nowhere: no such folder"):
+        Corpus(tmp_path / "nowhere", "train")
+
+
+def test_files_that_contradict_the_manifest_are_refused(
+    tokenizer_folder: Path, tmp_path: Path
+) -> None:
+    file = write_pile(tmp_path / "a.jsonl.zst", make_texts(20, 20))
+    prepare([file], tmp_path / "corpus", tokenizer_folder, Settings(valid_fraction=0.0))
+    side_file = tmp_path / "corpus" / "train" / "shard-00000.subsets"
+    side_file.write_bytes(side_file.read_bytes()[:-1])
+    with pytest.raises(ValueError, match=r"shard-00000\.subsets: 19 documents.*speaks of 20"):
+        _ = Corpus(tmp_path / "corpus", "train").subsets
+    side_file.unlink()
+    with pytest.raises(ValueError, match=r"shard-00000\.subsets: no such file"):
+        _ = Corpus(tmp_path / "corpus", "train").subsets

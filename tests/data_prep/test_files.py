@@ -1,0 +1,49 @@
+import hashlib
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+from data_prep.files import AtomicFile, sha256_of, write_atomically
+
+
+def test_file_appears_at_commit_alone(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "a"
+    file = AtomicFile(path)
+    file.write(b"one")
+    file.write(memoryview(b" two"))
+    assert not path.exists()
+    record = file.commit()
+    file.discard()
+    assert path.read_bytes() == b"one two"
+    assert record.size_bytes == 7
+    assert record.sha256 == sha256_of(path) == hashlib.sha256(b"one two").hexdigest()
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_discarded_file_leaves_the_old_one(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    write_atomically(path, b"old")
+    file = AtomicFile(path)
+    file.write(b"new")
+    file.discard()
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_full_disk_is_named_and_leaves_nothing(tmp_path: Path) -> None:
+    # A limit on the size of files fails in the way that a full disk does.
+    program = (
+        "import pathlib, sys; from data_prep.files import write_atomically\n"
+        f"try: write_atomically(pathlib.Path({str(tmp_path / 'a')!r}), bytes(10_000))\n"
+        "except OSError as error: sys.exit(error.filename)"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000)),
+    )
+    assert result.stderr.strip() == str(tmp_path / "a")
+    assert list(tmp_path.iterdir()) == []

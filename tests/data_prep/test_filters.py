@@ -1,0 +1,33 @@
+import pytest
+
+from data_prep.filters import Tally, judge
+from data_prep.manifest import Count, Settings
+
+
+@pytest.mark.parametrize(
+    ("length", "reason"),
+    [(9, "too-short"), (10, None), (2048, None), (2049, "too-long")],
+)
+def test_both_limits_are_inclusive(length: int, reason: str | None) -> None:
+    assert judge(length, Settings(max_tokens=2048, min_tokens=10)) == reason
+
+
+def test_tallies_add_up_in_order() -> None:
+    first, second = Tally(), Tally()
+    first.keep("train", "Books3", Count(1, 10, 30))
+    first.reject("too-long", "Books3", 1, ["a:1"])
+    second.keep("train", "Books3", Count(2, 5, 15))
+    second.keep("valid", "Pile-CC", Count(1, 1, 1))
+    for line in range(10):
+        second.reject("too-long", "Pile-CC" if line % 2 else "Books3", 1, [f"b:{line}"])
+    second.cut = 3
+    first.add(second)
+    assert first.kept == {
+        "train": {"Books3": Count(3, 15, 45)},
+        "valid": {"Pile-CC": Count(1, 1, 1)},
+    }
+    assert first.rejects["too-long"].by_subset == {"Books3": 6, "Pile-CC": 5}
+    assert first.rejects["too-long"].count == 11
+    assert first.rejects["too-long"].places == ["a:1", "b:0", "b:1", "b:2", "b:3"]
+    assert first.cut == 3
+    assert first.rejects_in_words() == "11 too-long (first at a:1)"

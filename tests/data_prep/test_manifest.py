@@ -1,0 +1,107 @@
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from data_prep.manifest import (
+    CorpusManifest,
+    Count,
+    InputFile,
+    LengthHistogram,
+    Rejects,
+    Settings,
+    ShardFiles,
+    load_manifest,
+    write_record,
+)
+
+
+@pytest.fixture
+def manifest() -> CorpusManifest:
+    return CorpusManifest(
+        format_version=1,
+        tokenizer_digest="d" * 64,
+        vocab_size=320,
+        special_ids={"bos": 0, "mask": 319},
+        dtype="uint16",
+        settings=Settings(64, "drop", 3, 0),
+        inputs=[InputFile("é.jsonl", 5, "s")],
+        shards={
+            "train": [ShardFiles("train/shard-00000", 1, 4, 8, "b", "i", "s", ["X"])],
+            "valid": [],
+        },
+        subsets=["X"],
+        totals={"train": Count(1, 4, 9), "valid": Count()},
+        kept={"train": {"X": Count(1, 4, 9)}},
+        cut=0,
+        rejects={"empty": Rejects({"X": 2}, ["a:1", "a:2"])},
+        length_histogram=LengthHistogram([2, 3], [0, 1], 0.0, 0.0),
+        unigram_perplexity=None,
+    )
+
+
+def test_what_is_written_is_read(tmp_path: Path, manifest: CorpusManifest) -> None:
+    write_record(tmp_path / "manifest.json", manifest)
+    assert load_manifest(tmp_path) == manifest
+
+
+def test_missing_unfinished_and_foreign_folders_are_told_apart(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"nowhere: no such folder; accepted: .*data_prep prepare"):
+        load_manifest(tmp_path / "nowhere")
+    with pytest.raises(ValueError, match=r"no manifest\.json; accepted"):
+        load_manifest(tmp_path)
+    (tmp_path / "shards").mkdir()
+    with pytest.raises(ValueError, match="its prepare is not finished"):
+        load_manifest(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"format_version": 99}, "format version 99; accepted: 1"),
+        ({"vocab_size": "320"}, "vocab_size: '320'; accepted: <class 'int'>"),
+        ({"unknown": 1}, "accepted: an object with format_version, "),
+        ({"subsets": {}}, "subsets: {}; accepted: list"),
+        ({"inputs": [3]}, "inputs[0]: 3; accepted: an object with path, size_bytes, sha256"),
+    ],
+)
+def test_damage_is_named(
+    tmp_path: Path, manifest: CorpusManifest, change: dict[str, object], message: str
+) -> None:
+    file = tmp_path / "manifest.json"
+    write_record(file, manifest)
+    file.write_text(json.dumps(json.loads(file.read_text()) | change))
+    with pytest.raises(ValueError, match=re.escape(message)) as error:
+        load_manifest(tmp_path)
+    assert str(file) in str(error.value)
+
+
+def test_what_is_not_json_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "manifest.json").write_text('{"format_version": 1')
+    with pytest.raises(ValueError, match=r"manifest\.json: damaged, not JSON"):
+        load_manifest(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"max_tokens": 2}, "max-tokens 2"),
+        ({"min_tokens": 2049}, "min-tokens 2049"),
+        ({"long": "fold"}, "long 'fold': accepted: drop, truncate, split"),
+        ({"valid_fraction": 1.0}, "valid-fraction 1.0"),
+        ({"valid_fraction": -0.1}, "valid-fraction -0.1"),
+    ],
+)
+def test_senseless_settings_are_refused(values: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Settings(**values)  # type: ignore[arg-type]
+
+
+def test_digest_follows_the_data(manifest: CorpusManifest) -> None:
+    from dataclasses import replace
+
+    other_files = replace(manifest.shards["train"][0], bin_sha256="c")
+    other = replace(manifest, shards={"train": [other_files], "valid": []})
+    assert replace(manifest, inputs=[]).digest() == manifest.digest()
+    assert other.digest() != manifest.digest()

@@ -1,0 +1,107 @@
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from data_prep.documents import Document, read
+from data_prep.sample import SampleSummary, write_sample
+
+ROOT = Path(__file__).parents[2]
+
+
+def documents(files: list[Path]) -> list[Document]:
+    found = [record for file in files for record in read(file)]
+    assert all(isinstance(record, Document) for record in found)
+    return [record for record in found if isinstance(record, Document)]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("sample")
+
+
+@pytest.fixture(scope="module")
+def summary(folder: Path) -> SampleSummary:
+    return write_sample(folder)
+
+
+@pytest.fixture(scope="module")
+def corpus(folder: Path, summary: SampleSummary) -> list[Document]:
+    return documents(sorted(folder.glob("*.jsonl.zst")))
+
+
+@pytest.fixture(scope="module")
+def held_out(folder: Path, summary: SampleSummary) -> list[Document]:
+    return documents([folder / "held-out" / "held-out.jsonl.zst"])
+
+
+def test_summary_is_what_was_written(
+    summary: SampleSummary, corpus: list[Document], held_out: list[Document]
+) -> None:
+    found = Counter(("corpus", document.subset) for document in corpus)
+    found.update(("held-out", document.subset) for document in held_out)
+    assert summary.documents == dict(found)
+    size = sum(len(document.text.encode()) for document in corpus)
+    assert sum(n for (group, _), n in summary.text_bytes.items() if group == "corpus") == size
+
+
+def test_is_mostly_english_and_enough_of_it(summary: SampleSummary) -> None:
+    source = summary.text_bytes["corpus", "PythonSource"]
+    english = sum(summary.text_bytes["corpus", name] for name in ("Docstrings", "PythonDocs"))
+    assert english > 1_000_000
+    assert english / (english + source) >= 0.7
+
+
+def test_held_out_documents_are_english_and_nowhere_else(
+    corpus: list[Document], held_out: list[Document]
+) -> None:
+    assert {document.subset for document in held_out} == {"Docstrings", "PythonDocs"}
+    texts = [document.text for document in corpus + held_out]
+    assert len(set(texts)) == len(texts)
+    english = [document for document in corpus if document.subset != "PythonSource"]
+    assert 0.08 < len(held_out) / (len(held_out) + len(english)) < 0.18
+
+
+def test_files_are_alike_and_texts_are_clean(folder: Path, summary: SampleSummary) -> None:
+    files = sorted(folder.glob("*.jsonl.zst"))
+    assert [file.name for file in files] == [f"sample-{n:05d}.jsonl.zst" for n in range(4)]
+    for file in files:
+        found = documents([file])
+        assert {document.subset for document in found} == {
+            "Docstrings",
+            "PythonDocs",
+            "PythonSource",
+        }
+        assert all(document.text == document.text.strip("\n") for document in found)
+        assert all("\r" not in document.text for document in found)
+        assert sum("\n\n" in document.text for document in found) > len(found) / 2
+
+
+def test_same_library_gives_the_same_files_in_every_process(tmp_path: Path) -> None:
+    program = (
+        "import pathlib, sysconfig; library = sysconfig.get_path('stdlib')\n"
+        "sysconfig.get_path = lambda _: library + '/asyncio'  # all of it takes seconds\n"
+        "from data_prep.sample import write_sample; write_sample(pathlib.Path({!r}))"
+    )
+    written = []
+    for seed in ("1", "2"):
+        subprocess.run(
+            [sys.executable, "-c", program.format(str(tmp_path / seed))],
+            cwd=ROOT,
+            env=os.environ | {"PYTHONHASHSEED": seed},
+            check=True,
+        )
+        files = sorted((tmp_path / seed).rglob("*.zst"))
+        written.append([(file.name, file.read_bytes()) for file in files])
+    assert written[0] == written[1]
+    assert len(written[0]) == 5
+
+
+def test_senseless_numbers_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="--files 0"):
+        write_sample(tmp_path, num_files=0)
+    with pytest.raises(ValueError, match=r"--held-out-fraction 1\.0"):
+        write_sample(tmp_path, held_out_fraction=1.0)

@@ -1,0 +1,68 @@
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from data_prep.indexed import IndexedWriter
+from data_prep.statistics import (
+    UPPER_EDGES,
+    count_ids,
+    count_lengths,
+    length_histogram,
+    plot_lengths,
+    unigram_perplexity,
+)
+
+
+def test_every_length_is_in_the_bucket_that_its_edges_say() -> None:
+    lengths = np.arange(2, 5000)
+    counts = count_lengths(lengths)
+    lower = np.concatenate([[0], UPPER_EDGES[:-1]])
+    for low, high, count in zip(lower, UPPER_EDGES, counts, strict=True):
+        assert count == ((lengths > low) & (lengths <= high)).sum()
+
+
+def test_shares_of_long_documents_are_exact_at_their_limits() -> None:
+    histogram = length_histogram(count_lengths([3, 1024, 1025, 2048, 2049, 2_000_000]))
+    assert histogram.share_over_1024 == 4 / 6
+    assert histogram.share_over_2048 == 2 / 6
+    assert sum(histogram.counts) == 6
+    assert histogram.counts[-1] == 1
+
+
+def test_no_documents_give_an_empty_histogram() -> None:
+    histogram = length_histogram(count_lengths(np.array([], dtype=np.int64)))
+    assert (histogram.counts, histogram.share_over_1024) == ([], 0.0)
+
+
+def test_ids_are_counted_over_files_and_windows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("data_prep.statistics._WINDOW", 2)
+    for name in ("a", "b"):
+        with IndexedWriter(tmp_path / name, np.uint16) as writer:
+            writer.append(np.array([1, 1, 4]))
+            writer.append(np.array([0, 4]))
+    assert count_ids([tmp_path / "a", tmp_path / "b"], 6).tolist() == [2, 4, 0, 0, 4, 0]
+
+
+def test_perplexity_is_that_of_the_smoothed_unigram_distribution() -> None:
+    # Smoothed: 4/6, 1/6, 1/6.
+    found = unigram_perplexity(np.array([3, 0, 0]), np.array([1, 2, 0]))
+    assert found == pytest.approx(math.exp(-(math.log(4 / 6) + 2 * math.log(1 / 6)) / 3))
+    flat = np.full(50, 7)
+    assert unigram_perplexity(flat, flat) == pytest.approx(50)
+    assert unigram_perplexity(flat, np.zeros(50, dtype=np.int64)) is None
+
+
+def test_plot_is_a_png_and_the_same_twice(tmp_path: Path) -> None:
+    histogram = length_histogram(count_lengths(np.arange(3, 4000, 7)))
+    for name in ("a.png", "b.png"):
+        plot_lengths(histogram, tmp_path / name)
+    content = (tmp_path / "a.png").read_bytes()
+    assert content.startswith(b"\x89PNG")
+    assert content == (tmp_path / "b.png").read_bytes()
+    other = length_histogram(count_lengths(np.arange(3, 400)))
+    plot_lengths(other, tmp_path / "b.png")
+    assert content != (tmp_path / "b.png").read_bytes()
