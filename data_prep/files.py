@@ -51,7 +51,7 @@ class AtomicFile:
             os.fsync(self._file.fileno())
             self._file.close()
         self._partial.replace(self._path)
-        _fsync_folder(self._path.parent)
+        fsync_folder(self._path.parent)
         return FileRecord(self._size_bytes, self._hash.hexdigest())
 
     def discard(self) -> None:
@@ -87,8 +87,8 @@ def _naming(path: Path) -> Iterator[None]:
         raise
 
 
-def _fsync_folder(folder: Path) -> None:
-    # A rename is durable only once the folder that holds the name is.
+def fsync_folder(folder: Path) -> None:
+    """Make renames inside a folder survive a power cut."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

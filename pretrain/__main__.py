@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 EXIT_USAGE = 2
+EXIT_INTERRUPTED = 130
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -18,6 +19,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ValueError, FileNotFoundError) as error:
         sys.stderr.write(f"pretrain {options.command}: error: {error}\n")
         return EXIT_USAGE
+    except KeyboardInterrupt:
+        sys.stderr.write(f"pretrain {options.command}: interrupted\n")
+        return EXIT_INTERRUPTED
     return code
 
 

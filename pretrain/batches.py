@@ -132,17 +132,19 @@ class PretrainingBatches:
 def validation_batches(
     blocks: Blocks, objective: MaskedLM, limit: int, size: int, rank: int, ranks: int
 ) -> list[MicroBatch]:
-    """This rank's share of the first `limit` blocks (0: all), with fixed masks.
+    """This rank's share of `limit` blocks spread over the split (0: all), with fixed masks.
 
     Every rank gets the same number of micro-batches, as ZeRO 3 needs: where there are too few, a
     last one without targets.
     """
     count = min(limit, len(blocks)) if limit else len(blocks)
+    # Spread, for neighbours come from one input file and are alike.
+    spread = [number * len(blocks) // count for number in range(count)]
     total = -(-count // size)
     result = []
     for turn in range(-(-total // ranks)):
         index = turn * ranks + rank
-        chosen = range(index * size, min((index + 1) * size, count))
+        chosen = spread[index * size : (index + 1) * size]
         if chosen:
             keys = [(VALIDATION_SEED, 0, block) for block in chosen]
             result.append(collate(blocks, objective, chosen, keys, index))

@@ -20,6 +20,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from data_prep.files import fsync_folder, write_atomically
+
 MANIFEST = "MANIFEST.json"
 Fingerprints = dict[str, dict[str, object]]
 
@@ -66,7 +68,7 @@ def save(
         write_json(staging / MANIFEST, manifest)
         shutil.rmtree(final, ignore_errors=True)
         staging.rename(final)
-        sync_folder(final.parent)
+        fsync_folder(final.parent)
     gather({})  # nobody goes on before the checkpoint stands
 
 
@@ -78,12 +80,10 @@ def _owner(path: Path) -> int:
 
 def fingerprint(path: Path) -> dict[str, object]:
     """Size and hash of a file, after making sure that both are on disk."""
-    digest = hashlib.blake2b(digest_size=32)
     with path.open("rb") as file:
         os.fsync(file.fileno())
-        while piece := file.read(1 << 20):
-            digest.update(piece)
-    return {"bytes": path.stat().st_size, "blake2b": digest.hexdigest()}
+        digest = hashlib.file_digest(file, "blake2b").hexdigest()
+    return {"bytes": path.stat().st_size, "blake2b": digest}
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
@@ -132,20 +132,5 @@ def remove(run: Path, keep: set[int]) -> list[int]:
 
 
 def write_json(path: Path, value: object) -> None:
-    """Write JSON under a temporary name, wait until it is on disk, then rename it into place."""
-    temporary = path.with_name(path.name + ".partial")
-    with temporary.open("w", encoding="utf-8") as file:
-        json.dump(value, file, indent=1)
-        file.write("\n")
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-
-
-def sync_folder(folder: Path) -> None:
-    """Make renames inside a folder survive a power cut."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    """Write JSON, complete or not at all."""
+    write_atomically(path, (json.dumps(value, indent=1) + "\n").encode())

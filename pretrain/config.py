@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from data_prep.files import write_atomically
 from pretrain.model.config import ModelConfig
 from pretrain.model.presets import SIZES, VARIANTS
 from pretrain.settings import apply_override, build, check, merge, parse, unknown_key
@@ -28,6 +29,12 @@ class DataConfig:
     """Tokens of a block, `<s>` included."""
     vocab_size: int = 0
     """Ids that the corpus must have been encoded with, `<mask>` included; 0: any number."""
+
+    def __post_init__(self) -> None:
+        """Refuse lengths without room for text."""
+        length = self.sequence_length
+        check(length >= 2, "data.sequence_length", length, "at least 2: <s> and a token")
+        check(self.vocab_size >= 0, "data.vocab_size", self.vocab_size, "0 (any) or above")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,12 +126,12 @@ class OptimizerConfig:
     def __post_init__(self) -> None:
         """Refuse what no optimiser takes."""
         check(self.learning_rate > 0, "optimizer.learning_rate", self.learning_rate, "above 0")
-        check(
-            self.gradient_clipping >= 0,
-            "optimizer.gradient_clipping",
-            self.gradient_clipping,
-            "0 (off) or above",
-        )
+        for name in ("beta1", "beta2"):
+            value = getattr(self, name)
+            check(0.0 <= value < 1.0, f"optimizer.{name}", value, "in [0, 1)")
+        for name in ("epsilon", "weight_decay", "gradient_clipping"):
+            value = getattr(self, name)
+            check(value >= 0, f"optimizer.{name}", value, "0 or above")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,6 +150,8 @@ class ScheduleConfig:
         check(self.name in ("cosine", "linear"), "schedule.name", self.name, "cosine or linear")
         check(self.warmup_steps >= 0, "schedule.warmup_steps", self.warmup_steps, "0 or above")
         check(self.overestimate >= 1, "schedule.overestimate", self.overestimate, "1 or above")
+        minimum = self.minimum_learning_rate
+        check(minimum >= 0, "schedule.minimum_learning_rate", minimum, "0 or above")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -166,6 +175,9 @@ class TrainingConfig:
         check(self.steps > 0, "training.steps", self.steps, "a positive number")
         for name in ("evaluation_interval", "checkpoint_interval"):
             check(getattr(self, name) > 0, f"training.{name}", getattr(self, name), "above 0")
+        for name in ("seed", "ranks", "evaluation_blocks"):
+            value = getattr(self, name)
+            check(value >= 0, f"training.{name}", value, "0 or above")
         check(
             self.checkpoints_kept >= 2,
             "training.checkpoints_kept",
@@ -196,6 +208,24 @@ class SpikeConfig:
     """Relaunches without a new checkpoint in between."""
     hang_seconds: float = 1800.0
     """Silence of a running attempt that counts as a hang."""
+
+    def __post_init__(self) -> None:
+        """Refuse a detector that could never speak, or speaks of everything."""
+        for name in ("window", "minimum_history", "deviations", "patience", "hang_seconds"):
+            check(getattr(self, name) > 0, f"spike.{name}", getattr(self, name), "above 0")
+        others = ("confirm_steps", "gross_nats", "margin_steps", "max_rollbacks", "max_crashes")
+        for name in others:
+            check(getattr(self, name) >= 0, f"spike.{name}", getattr(self, name), "0 or above")
+        if self.minimum_history > self.window:
+            raise ValueError(
+                f"spike.minimum_history {self.minimum_history} is above spike.window "
+                f"{self.window}: the window would never hold enough to judge by"
+            )
+
+    @property
+    def longest_alarm(self) -> int:
+        """Most steps from a spike's onset to its confirmation."""
+        return max(self.confirm_steps, self.patience + 1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -255,12 +285,13 @@ class RunConfig:
                 f"optimizer.learning_rate {self.optimizer.learning_rate}"
             )
         reach = (self.training.checkpoints_kept - 1) * self.training.checkpoint_interval
-        needed = self.spike.margin_steps + self.spike.confirm_steps
+        needed = self.spike.margin_steps + self.spike.longest_alarm
         if reach < needed:
             raise ValueError(
                 f"(training.checkpoints_kept - 1) x training.checkpoint_interval = {reach} steps "
-                f"is below spike.margin_steps + spike.confirm_steps = {needed}: when a spike is "
-                "confirmed, no checkpoint from before it would be left"
+                "is below spike.margin_steps + the larger of spike.confirm_steps and "
+                f"spike.patience + 1 = {needed}: when a spike is confirmed, no checkpoint from "
+                "before it would be left"
             )
 
 
@@ -340,11 +371,10 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def dump(config: RunConfig, path: Path) -> None:
-    """Write the merged recipe, complete, as YAML that `load` reads back."""
+    """Write the merged recipe, complete or not at all, as YAML that `load` reads back."""
     import yaml
 
-    text = yaml.safe_dump(dataclasses.asdict(config), sort_keys=False)
-    path.write_text(text, encoding="utf-8")
+    write_atomically(path, yaml.safe_dump(dataclasses.asdict(config), sort_keys=False).encode())
 
 
 def _read(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:

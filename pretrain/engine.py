@@ -6,8 +6,10 @@ does differently from what one expects, and how it is met here, stands beside th
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import hashlib
+import io
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -116,8 +118,7 @@ def start() -> Ranks:
     ranks.share_cores()
     import torch
 
-    if not torch.cuda.is_available():
-        os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    _choose_accelerator()
     import deepspeed
 
     if not torch.cuda.is_available():
@@ -131,6 +132,14 @@ def start() -> Ranks:
         dist_backend="nccl" if torch.cuda.is_available() else "gloo", verbose=False
     )
     return ranks
+
+
+def _choose_accelerator() -> None:
+    """Name the CPU where there is no GPU; DeepSpeed otherwise warns each time it is imported."""
+    import torch
+
+    if not torch.cuda.is_available():
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
 
 
 def switch_off_shared_memory_op() -> None:
@@ -295,10 +304,15 @@ def consolidated_weights(folder: Path) -> dict[str, torch.Tensor]:
     the caller has checked the folder's hashes.
     """
     import torch
-    from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
+
+    _choose_accelerator()
+    from deepspeed.utils import zero_to_fp32
 
     if list(folder.glob("*_optim_states.pt")):
-        weights = get_fp32_state_dict_from_zero_checkpoint(str(folder.parent), tag=folder.name)
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+            weights = zero_to_fp32.get_fp32_state_dict_from_zero_checkpoint(
+                str(folder.parent), tag=folder.name
+            )
     else:
         (states,) = folder.glob("mp_rank_*_model_states.pt")
         weights = torch.load(states, map_location="cpu", weights_only=False)["module"]

@@ -76,12 +76,18 @@ def crashes_without_progress(records: Sequence[ledger.Record]) -> list[ledger.Re
     return crashes
 
 
+def gpu_count() -> int:
+    """GPUs of this machine that we may use, found without torch."""
+    present = len(list(Path("/dev").glob("nvidia[0-9]*")))
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return present
+    return min(present, len([device for device in visible.split(",") if device.strip()]))
+
+
 def default_ranks() -> int:
     """One a GPU of this machine, or two where there is none."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None and Path("/dev/nvidia0").exists():
-        return max(1, len([device for device in visible.split(",") if device.strip()]))
-    return len(list(Path("/dev").glob("nvidia[0-9]*"))) or 2
+    return gpu_count() or 2
 
 
 def launch_command(config: RunConfig, run: Path, port: int) -> list[str]:
@@ -172,6 +178,8 @@ class Supervisor:
 
     def run(self) -> int:
         """Launch until finished or given up; returns the exit code."""
+        # To be terminated is to leave by the same way as an interrupt: no rank stays behind.
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
         end_processes(self.run_folder)  # of an attempt whose supervisor was killed
         while True:
             records = ledger.read(self.ledger)
@@ -204,6 +212,8 @@ class Supervisor:
         command = launch_command(self.config, self.run_folder, free_port())
         self._say(f"attempt {number}: {' '.join(command)}  (log: {log})")
         environment = {**os.environ, RUN_VARIABLE: str(self.run_folder.resolve())}
+        if not gpu_count():
+            environment.setdefault("DS_ACCELERATOR", "cpu")
         with log.open("ab") as file:
             process = subprocess.Popen(
                 command,

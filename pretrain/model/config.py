@@ -17,6 +17,11 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "embedding_scale": ("one", "sqrt-hidden"),
     "mask_embedding": ("row", "zero"),
 }
+_KINDS: dict[str, tuple[type | tuple[type, ...], str]] = {
+    "int": (int, "a whole number"),
+    "float": ((int, float), "a number"),
+    "bool": (bool, "true or false"),
+}
 
 
 def _check(name: str, value: object, condition: bool, accepted: str | tuple[str, ...]) -> None:
@@ -53,10 +58,16 @@ class ModelConfig:
     layer_norm_epsilon: float = 1e-5
 
     def __post_init__(self) -> None:
-        """Refuse values outside their choices and shapes that do not divide."""
+        """Refuse values of the wrong kind, outside their choices, and shapes that do not divide."""
+        for field in dataclasses.fields(self):
+            if field.type in _KINDS:
+                value, (kind, words) = getattr(self, field.name), _KINDS[str(field.type)]
+                fits = isinstance(value, kind) and isinstance(value, bool) == (kind is bool)
+                _check(field.name, value, fits, words)
         for name, accepted in CHOICES.items():
             _check(name, getattr(self, name), getattr(self, name) in accepted, accepted)
-        for name in ("vocab_size", "hidden_size", "num_layers", "num_heads", "max_positions"):
+        sizes = ("vocab_size", "hidden_size", "num_layers", "num_heads", "intermediate_size")
+        for name in (*sizes, "max_positions"):
             _check(name, getattr(self, name), getattr(self, name) >= 1, "a positive number")
         for name in ("dropout", "attention_dropout"):
             _check(name, getattr(self, name), 0.0 <= getattr(self, name) < 1.0, "in [0, 1)")
