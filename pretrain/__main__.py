@@ -16,7 +16,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         code: int = options.action(options)
-    except (ValueError, FileNotFoundError) as error:
+    except (ValueError, OSError) as error:
         sys.stderr.write(f"pretrain {options.command}: error: {error}\n")
         return EXIT_USAGE
     except KeyboardInterrupt:
@@ -89,8 +89,9 @@ def _supervise(options: argparse.Namespace) -> int:
     from pretrain.supervisor import Supervisor, default_ranks
 
     config = recipes.load(options.recipe, options.overrides)
-    _, manifest = check(config, config.training.ranks or default_ranks())
-    refuse_other_recipe(config, manifest)
+    ranks = config.training.ranks or default_ranks()
+    _, manifest = check(config, ranks)
+    refuse_other_recipe(config, manifest, ranks)
     code = Supervisor(config).run()
     if (Path(config.folder) / METRICS).exists():
         sys.stdout.write(f"loss plot: {plot_loss(Path(config.folder))}\n")

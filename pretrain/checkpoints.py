@@ -95,7 +95,8 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     try:
         manifest: dict[str, Any] = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         files: Fingerprints = manifest["files"]
-    except (OSError, ValueError, KeyError) as error:
+        sizes = {name: written["bytes"] for name, written in files.items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(
             f"{folder}: is no checkpoint, {MANIFEST} cannot be read: {error}"
         ) from None
@@ -103,10 +104,8 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         path = folder / name
         if not path.is_file():
             raise ValueError(f"{path}: is missing from the checkpoint")
-        if path.stat().st_size != written["bytes"]:
-            raise ValueError(
-                f"{path}: has {path.stat().st_size} bytes, {written['bytes']} were written"
-            )
+        if path.stat().st_size != sizes[name]:
+            raise ValueError(f"{path}: has {path.stat().st_size} bytes, {sizes[name]} were written")
         if fingerprint(path) != written:
             raise ValueError(f"{path}: is not what was written, its hash differs")
     return manifest

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from pathlib import Path
 
 from data_prep.manifest import CorpusManifest, load_manifest
@@ -50,21 +52,42 @@ def check(config: RunConfig, ranks: int) -> tuple[ModelConfig, CorpusManifest]:
     return model, manifest
 
 
-def refuse_other_recipe(config: RunConfig, manifest: CorpusManifest) -> None:
+def refuse_other_recipe(config: RunConfig, manifest: CorpusManifest, ranks: int) -> None:
     """Refuse to resume a run with a recipe or a corpus that is not the one it began with.
 
     Raises:
-        ValueError: each difference, with both values.
+        ValueError: each difference, with both values; or other ranks than its checkpoint is for.
     """
     run = Path(config.folder)
     if not (run / "run.yaml").is_file():
         return
     changed = recipes.differences(recipes.load(str(run / "run.yaml")), config)
-    began = next((r for r in ledger.read(run / ledger.FILE_NAME) if r["kind"] == "created"), None)
+    records = ledger.read(run / ledger.FILE_NAME)
+    began = next((r for r in records if r["kind"] == "created"), None)
     if began is not None and began["corpus"] != manifest.digest():
         changed.append(f"data.corpus digest: {began['corpus'][:12]}, now {manifest.digest()[:12]}")
     if changed:
         raise ValueError(
             f"{run} is a run with another recipe; name a new folder, or resume it as it was: "
             + "; ".join(changed)
+        )
+    _refuse_other_ranks(run, records, config.training.seed, ranks)
+
+
+def _refuse_other_ranks(run: Path, records: Sequence[ledger.Record], seed: int, ranks: int) -> None:
+    """ZeRO cuts the optimiser's state into a part a rank, which no other number of ranks reads."""
+    state = ledger.fold(records, seed)
+    settings = json.loads((run / "deepspeed.json").read_text(encoding="utf-8"))
+    if state.done or settings.get("zero_optimization", {}).get("stage", 0) == 0:
+        return
+    running = written_by = ranks
+    for record in records:
+        if record["kind"] == "attempt":
+            running = record["ranks"]
+        elif record["kind"] == "commit" and record["step"] == state.resume_step():
+            written_by = running
+    if state.checkpoints and written_by != ranks:
+        raise ValueError(
+            f"training.ranks: the checkpoint of step {state.resume_step()} in {run} was written by "
+            f"{written_by} ranks, now there are {ranks}; ZeRO resumes on as many as before"
         )

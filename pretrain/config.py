@@ -335,7 +335,6 @@ def find(recipe: str) -> Path:
 
 MAY_CHANGE = (
     "training.ranks",
-    "training.deepspeed",
     "training.evaluation_interval",
     "training.evaluation_blocks",
     "training.checkpoint_interval",
@@ -344,8 +343,9 @@ MAY_CHANGE = (
     "data.corpus",
     "spike",
 )
-"""What a resumed run may have otherwise than it began: nothing that changes what is computed. The
-corpus may have moved; that it is the same is checked by its digest."""
+"""What a resumed run may have otherwise than it began: nothing that changes batches, masks or the
+gradient (micro-batches key the dropout, so another size draws it anew). The corpus may have moved;
+that it is the same is checked by its digest."""
 
 
 def differences(old: RunConfig, new: RunConfig) -> list[str]:

@@ -96,14 +96,20 @@ def deepspeed_json(name: str, batch: BatchConfig, clipping: float, ranks: int) -
 
 
 def _refuse_unknown(path: Path, settings: Mapping[str, Any]) -> None:
+    from deepspeed.runtime.precision_config import DeepSpeedBF16Config, DeepSpeedFP16Config
     from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
 
-    fields = DeepSpeedZeroConfig.model_fields
-    aliases = {field.alias for field in fields.values() if field.alias}
     known_by_section: list[tuple[str, Mapping[str, Any], set[str]]] = [
-        ("", settings, set(_TOP_LEVEL_KEYS)),
-        ("zero_optimization.", settings.get("zero_optimization", {}), set(fields) | aliases),
+        ("", settings, set(_TOP_LEVEL_KEYS))
     ]
+    for name, record in (
+        ("zero_optimization", DeepSpeedZeroConfig),
+        ("fp16", DeepSpeedFP16Config),
+        ("bf16", DeepSpeedBF16Config),
+    ):
+        fields = record.model_fields
+        aliases = {field.alias for field in fields.values() if field.alias}
+        known_by_section.append((f"{name}.", settings.get(name, {}), set(fields) | aliases))
     for section, values, known in known_by_section:
         for key in values:
             if key not in known:

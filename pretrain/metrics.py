@@ -115,7 +115,7 @@ class ProgressPrinter:
         self,
         last_step: int,
         seconds: float = 10.0,
-        write: Callable[[str], object] = sys.stdout.write,
+        write: Callable[[str], object] = lambda text: sys.stdout.write(text),
     ) -> None:
         """Print at most every `seconds`, and after the last step."""
         self._last_step, self._seconds, self._write = last_step, seconds, write

@@ -84,9 +84,7 @@ def load(folder: Path) -> LoadedModel:
             f"{folder}: is no model folder, it has no model.json "
             "(`python -m pretrain export RUN --output FOLDER` makes one)"
         )
-    values = json.loads(description.read_text(encoding="utf-8"))
-    if values.get("format") != FORMAT:
-        raise ValueError(f"{description}: format {values.get('format')!r}, known is {FORMAT}")
+    values = _read_description(description)
     try:
         config = ModelConfig.from_dict(values["architecture"])
     except ValueError as error:
@@ -103,13 +101,29 @@ def load(folder: Path) -> LoadedModel:
     return LoadedModel(model.eval(), tokenizer, values["provenance"])
 
 
+def _read_description(path: Path) -> dict[str, Any]:
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path}: is no JSON: {error}") from error
+    if not isinstance(values, dict):
+        raise ValueError(f"{path}: {values!r} is no description of a model")
+    if values.get("format") != FORMAT:
+        raise ValueError(f"{path}: format {values.get('format')!r}, known is {FORMAT}")
+    kinds = {"architecture": dict, "tokenizer": str, "provenance": dict}
+    for name, kind in kinds.items():
+        if not isinstance(values.get(name), kind):
+            raise ValueError(f"{path}: {name} is {values.get(name)!r}")
+    return values
+
+
 def export(run: Path, output: Path, step: int | None = None) -> int:
     """Make a model folder of a run's checkpoint.
 
     Args:
         run: the run's folder.
         output: the new model folder.
-        step: of the checkpoint; None: the newest one that is whole.
+        step: of the checkpoint; None: the newest.
 
     Returns:
         The step exported.

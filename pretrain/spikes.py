@@ -138,5 +138,8 @@ def plan(
             "of data order (learning rate, precision or architecture)"
         )
     # A checkpoint of step n has seen the steps below n: n <= onset saw nothing of the spike.
-    early = [step for step in checkpoints if step <= onset - policy.margin_steps]
-    return Rollback(step=max(early, default=0), seed=max(seeds) + 1)
+    clean = [step for step in checkpoints if step <= onset]
+    early = [step for step in clean if step <= onset - policy.margin_steps]
+    # After a rollback there may be none that early left: then the oldest clean one, not step 0.
+    step = max(early, default=min(clean, default=0))
+    return Rollback(step=step, seed=max(seeds) + 1)

@@ -66,10 +66,10 @@ def decide(records: Sequence[ledger.Record], config: RunConfig) -> Decision:
 
 
 def crashes_without_progress(records: Sequence[ledger.Record]) -> list[ledger.Record]:
-    """The crashes since the last checkpoint or rollback."""
+    """The crashes since the last checkpoint or rollback, or since somebody started it again."""
     crashes: list[ledger.Record] = []
     for record in records:
-        if record["kind"] in ("commit", "rollback"):
+        if record["kind"] in ("commit", "rollback", "gave-up"):
             crashes = []
         elif record["kind"] == "crash":
             crashes.append(record)
@@ -158,7 +158,7 @@ class Supervisor:
     def __init__(
         self,
         config: RunConfig,
-        write: Callable[[str], object] = sys.stdout.write,
+        write: Callable[[str], object] = lambda text: sys.stdout.write(text),
         poll_seconds: float = 0.5,
         progress_seconds: float = 10.0,
     ) -> None:
@@ -177,7 +177,11 @@ class Supervisor:
         dump(config, self.run_folder / "supervised.yaml")
 
     def run(self) -> int:
-        """Launch until finished or given up; returns the exit code."""
+        """Launch until finished or given up, then let go of the run; returns the exit code."""
+        with self._lock:
+            return self._bring_to_end()
+
+    def _bring_to_end(self) -> int:
         # To be terminated is to leave by the same way as an interrupt: no rank stays behind.
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         end_processes(self.run_folder)  # of an attempt whose supervisor was killed
@@ -309,9 +313,11 @@ def _lock(path: Path) -> TextIO:
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
-        file.seek(0)
+        with file:
+            file.seek(0)
+            holder = file.read().strip()
         raise ValueError(
-            f"{path.parent}: is in use by another supervisor ({file.read().strip()}); wait for "
+            f"{path.parent}: is in use by another supervisor ({holder}); wait for "
             "it, end it, or name another folder"
         ) from None
     file.truncate(0)

@@ -59,7 +59,7 @@ def main(arguments: Sequence[str]) -> int:
         world = int(os.environ.get("WORLD_SIZE", "1"))
         architecture, manifest = check(config, world)
         settings = _deepspeed_settings(config, world)
-        refuse_other_recipe(config, manifest)
+        refuse_other_recipe(config, manifest, world)
     except ValueError as error:
         if rank == 0:
             sys.stderr.write(f"pretrain.train: error: {error}\n")

@@ -54,7 +54,9 @@ class MaskedLM:
         """
         draw = np.random.Generator(np.random.Philox(np.random.SeedSequence(list(key))))
         masking = self.masking
-        count = int(masking.probability * len(ids) + draw.random())
+        # The sum may round up to the next whole number, beyond the capacity.
+        wanted = int(masking.probability * len(ids) + draw.random())
+        count = min(wanted, self.capacity(len(ids)))
         places = np.sort(draw.choice(len(ids), count, replace=False))
         fate = draw.random(count)
         words = draw.integers(FIRST_WORD_ID, self.replacement_end, count)

@@ -1,0 +1,142 @@
+"""What all tests share: golden files, and ranks forked from one warm process.
+
+Everything runs on the CPU with one thread a process: the ranks are forks of pytest itself, and a
+fork inherits neither OpenMP's threads nor a CUDA context. The variables are set before anybody
+imports torch.
+"""
+
+import os
+import pickle
+import signal
+import socket
+import sys
+import time
+import traceback
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+os.environ.update(
+    OMP_NUM_THREADS="1",
+    OPENBLAS_NUM_THREADS="1",
+    MKL_NUM_THREADS="1",
+    TOKENIZERS_PARALLELISM="false",
+    CUDA_VISIBLE_DEVICES="",
+    DS_ACCELERATOR="cpu",
+)
+
+RunRanks = Callable[..., list[Any]]
+
+
+@pytest.fixture(scope="session")
+def golden() -> Path:
+    """The folder of files that the original code made."""
+    shared = os.environ.get("ZEROCLAP_SHARED")
+    if not shared:
+        pytest.skip("ZEROCLAP_SHARED is not set; it names the folder that holds golden/")
+    return Path(shared) / "golden"
+
+
+@pytest.fixture(scope="session")
+def run_ranks(tmp_path_factory: pytest.TempPathFactory) -> RunRanks:
+    """`run_ranks(count, function, *arguments)`: what each of `count` ranks returns, rank 0 first.
+
+    The function runs in forked processes that know each other as a launcher's ranks do; it may be
+    a closure, what it returns is pickled. An exception in a rank is raised here with its traceback.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        # DeepSpeed, and what it imports when an engine is first made: once, before the forks.
+        import deepspeed.ops.adam  # noqa: F401
+        import torch._inductor.compile_fx
+        import torch.utils.cpp_extension  # noqa: F401
+    import torch
+
+    torch.set_num_threads(1)
+
+    def run(
+        count: int, function: Callable[..., Any], *arguments: object, timeout: float = 120.0
+    ) -> list[Any]:
+        folder = tmp_path_factory.mktemp("ranks")
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        running: dict[int, int] = {}
+        for rank in range(count):
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 on fork
+                pid = os.fork()
+            if pid == 0:
+                _be_rank(rank, count, port, folder, function, arguments)
+            running[pid] = rank
+        try:
+            _wait(running, folder, time.monotonic() + timeout)
+        finally:
+            for pid in running:
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+        return [pickle.loads((folder / f"{rank}.result").read_bytes()) for rank in range(count)]
+
+    return run
+
+
+def _wait(running: dict[int, int], folder: Path, deadline: float) -> None:
+    while running:
+        if time.monotonic() > deadline:
+            pytest.fail(f"ranks {sorted(running.values())} did not end in time")
+        for pid in list(running):
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            if not ended:
+                continue
+            rank = running.pop(pid)
+            if status:
+                time.sleep(0.5)  # the others may have the better story to tell
+                stories = [path.read_text() for path in sorted(folder.glob("*.error"))]
+                pytest.fail(
+                    f"rank {rank} ended with status {status}\n" + "\n".join(stories), pytrace=False
+                )
+        time.sleep(0.02)
+
+
+def _be_rank(
+    rank: int,
+    count: int,
+    port: int,
+    folder: Path,
+    function: Callable[..., Any],
+    arguments: tuple[object, ...],
+) -> None:
+    """Never returns: pytest itself must not go on in a fork."""
+    code = 1
+    try:
+        warnings.resetwarnings()
+        warnings.simplefilter("ignore")
+        warnings.filterwarnings("error", module="pretrain")
+        os.environ.update(
+            RANK=str(rank),
+            LOCAL_RANK=str(rank),
+            WORLD_SIZE=str(count),
+            LOCAL_WORLD_SIZE=str(count),
+            MASTER_ADDR="127.0.0.1",
+            MASTER_PORT=str(port),
+        )
+        result = function(*arguments)
+        (folder / f"{rank}.result").write_bytes(pickle.dumps(result))
+        _leave_together()
+        code = 0
+    except BaseException:
+        (folder / f"{rank}.error").write_text(f"rank {rank}:\n{traceback.format_exc()}")
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _leave_together() -> None:
+    import torch.distributed
+
+    if torch.distributed.is_initialized():
+        torch.distributed.barrier()

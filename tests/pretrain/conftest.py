@@ -1,0 +1,81 @@
+"""A small corpus of real text, made once for all tests of pretraining."""
+
+import json
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from pydoc_data.topics import topics
+from types import SimpleNamespace
+
+import pytest
+
+from data_prep.__main__ import main as data_prep
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _termination() -> Iterator[None]:
+    """A supervisor that runs inside pytest takes over SIGTERM; give it back."""
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+@pytest.fixture(scope="session")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Paragraphs of Python's help topics: a corpus folder of documents of at most 64 tokens."""
+    folder = tmp_path_factory.mktemp("corpus")
+    paragraphs = [
+        " ".join(paragraph.split())
+        for _, text in sorted(topics.items())[:6]
+        for paragraph in text.split("\n\n")
+    ]
+    raw = folder / "topics.jsonl"
+    raw.write_text("".join(json.dumps({"text": p}) + "\n" for p in paragraphs if len(p) > 20))
+    vocabulary = ["--output", str(folder / "vocabulary")]
+    run(["train-tokenizer", "--input", str(raw), "--vocab-size", "400", *vocabulary])
+    settings = ["--max-tokens", "64", "--valid-fraction", "0.1"]
+    output = ["--output", str(folder / "made"), "--tokenizer", str(folder / "vocabulary")]
+    run(["prepare", "--input", str(raw), *output, *settings])
+    return folder / "made"
+
+
+@pytest.fixture(scope="session")
+def other_vocabulary(corpus: Path) -> Path:
+    """The same text, encoded with another vocabulary."""
+    folder = corpus.parent
+    raw, vocabulary = str(folder / "topics.jsonl"), str(folder / "vocabulary-2")
+    run(["train-tokenizer", "--input", raw, "--vocab-size", "380", "--output", vocabulary])
+    output = ["--output", str(folder / "made-2"), "--tokenizer", vocabulary]
+    run(["prepare", "--input", raw, *output, "--max-tokens", "64", "--valid-fraction", "0.1"])
+    return folder / "made-2"
+
+
+def run(arguments: list[str]) -> None:
+    assert data_prep(arguments) == 0
+
+
+@pytest.fixture(scope="session")
+def recipe(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
+    """`recipe.load(folder, *overrides)`: a tiny run of 40 steps on the corpus."""
+    from pretrain import config
+
+    path = tmp_path_factory.mktemp("recipe") / "tiny.yaml"
+    path.write_text(RECIPE.format(corpus=corpus))
+
+    def load(folder: Path, *overrides: str) -> config.RunConfig:
+        return config.load(str(path), [f"folder={folder}", *overrides])
+
+    return SimpleNamespace(load=load, path=path)
+
+
+RECIPE = """
+data: {{corpus: "{corpus}", sequence_length: 64}}
+model: {{size: tiny, variant: zero-clap, overrides: {{dropout: 0.1}}}}
+batch: {{global_batch_size: 8, micro_batch_size: 2}}
+optimizer: {{learning_rate: 3e-3, gradient_clipping: 1.0}}
+schedule: {{warmup_steps: 4, minimum_learning_rate: 3e-4}}
+training: {{steps: 40, deepspeed: zero1_fp32, ranks: 2, evaluation_interval: 20,
+  evaluation_blocks: 6, checkpoint_interval: 5, checkpoints_kept: 4}}
+spike: {{window: 12, minimum_history: 8, deviations: 3.0, patience: 2, confirm_steps: 4,
+  gross_nats: 20.0, margin_steps: 4, max_crashes: 1}}
+"""

@@ -1,0 +1,56 @@
+"""What is checked of a recipe before anything is started, and how the command line says it."""
+
+import pytest
+
+from pretrain import __main__ as command_line
+from pretrain.checks import check
+
+
+def test_a_sound_recipe_gives_the_model_and_the_corpus(recipe, corpus, tmp_path):
+    model, manifest = check(recipe.load(tmp_path), 2)
+    assert model.vocab_size == manifest.vocab_size - 1
+    assert model.position == "alibi"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["folder="], "folder: None .* text"),
+        (["folder=''"], "folder: is not set"),
+        (["data.corpus=''"], "data.corpus: is not set"),
+        (["data.corpus=/nowhere"], "/nowhere: no such folder"),
+        (["data.vocab_size=50265"], "data.vocab_size is 50265, but .* a vocabulary of 400"),
+        (["batch.micro_batch_size=8"], "global_batch_size 8 is not a multiple of .* 8 x 2 ranks"),
+        (["training.ranks=3"], "global_batch_size 8 is not a multiple of .* 2 x 3 ranks"),
+        (
+            ["model.variant=baseline", "data.sequence_length=65"],
+            "data.sequence_length 65 is above the model's max_positions 64",
+        ),
+        (["model.overrides.num_layers=two"], "model.num_layers: 'two' .* a whole number"),
+        (["optimizer.lerning_rate=1"], "unknown key 'optimizer.lerning_rate'; did you mean"),
+        (["training.steps"], "is no override"),
+    ],
+)
+def test_what_is_wrong_is_said_before_anything_starts(words, message, recipe, tmp_path, capsys):
+    import re
+
+    arguments = ["supervise", str(recipe.path), f"folder={tmp_path / 'run'}", *words]
+    assert command_line.main(arguments) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("pretrain supervise: error: ")
+    assert re.search(message, error), error
+    assert not (tmp_path / "run").exists()
+
+
+def test_alibi_is_trained_on_longer_blocks_than_its_preset(recipe, tmp_path):
+    assert check(recipe.load(tmp_path, "data.sequence_length=100"), 2)
+
+
+def test_a_corpus_without_validation_documents_is_refused(corpus, recipe, tmp_path, capsys):
+    from data_prep.__main__ import main as data_prep
+
+    raw = str(corpus.parent / "topics.jsonl")
+    words = ["--tokenizer", str(corpus), "--max-tokens", "64", "--valid-fraction", "0"]
+    assert data_prep(["prepare", "--input", raw, "--output", str(tmp_path / "c"), *words]) == 0
+    with pytest.raises(ValueError, match="its valid split has no documents"):
+        check(recipe.load(tmp_path / "run", f"data.corpus={tmp_path / 'c'}"), 2)

@@ -1,0 +1,69 @@
+"""Validation perplexity of a model."""
+
+import math
+
+import pytest
+import torch
+
+from data_prep import tokenizer as tokenizers
+from data_prep.corpus import Corpus
+from pretrain.batches import Blocks, validation_batches
+from pretrain.config import MaskingConfig
+from pretrain.evaluate import evaluate_lengths
+from pretrain.model import presets
+from pretrain.model.language_model import LanguageModel
+from pretrain.objectives.masked import MaskedLM
+
+
+def model_of(corpus, variant):
+    torch.manual_seed(0)
+    size = tokenizers.load(corpus).vocab_size
+    return LanguageModel(presets.build("tiny", variant, size, {})).eval()
+
+
+@pytest.fixture
+def digest(corpus):
+    return tokenizers.load(corpus).digest()
+
+
+def test_a_model_that_knows_nothing_has_the_vocabulary_s_perplexity(corpus, digest):
+    model = model_of(corpus, "baseline")
+    with torch.no_grad():
+        model.encoder.embeddings.tokens.weight.zero_()
+    (result,) = evaluate_lengths(model, digest, corpus, [64])
+    assert result.perplexity == pytest.approx(model.config.vocab_size, rel=1e-5)
+    assert result.loss == pytest.approx(math.log(model.config.vocab_size), rel=1e-6)
+
+
+def test_the_loss_is_that_of_the_validation_batches(corpus, digest):
+    model = model_of(corpus, "alibi")
+    (result,) = evaluate_lengths(model, digest, corpus, [64], micro_batch_size=3, limit=5)
+    blocks = Blocks(Corpus(corpus, "valid"), 64)
+    objective = MaskedLM(MaskingConfig(), model.config.vocab_size - 1, model.config.vocab_size)
+    loss = targets = 0.0
+    for batch in validation_batches(blocks, objective, 5, 1, 0, 1):
+        tensors = {name: torch.from_numpy(array) for name, array in batch.arrays.items()}
+        with torch.no_grad():
+            loss += float(objective.loss(model, tensors))
+        targets += batch.targets
+    assert result.blocks == 5
+    assert result.masked_tokens == targets
+    assert result.loss == pytest.approx(loss / targets, rel=1e-5)
+
+
+def test_every_length_is_measured_and_alibi_goes_beyond_the_training_length(corpus, digest):
+    results = evaluate_lengths(model_of(corpus, "zero-clap"), digest, corpus, [48, 64, 150])
+    assert [result.length for result in results] == [48, 64, 150]
+    assert results[1].blocks > results[2].blocks
+    assert all(math.isfinite(result.perplexity) for result in results)
+
+
+def test_learned_positions_beyond_their_table_are_refused(corpus, digest):
+    with pytest.raises(ValueError, match="learned positions end at 64"):
+        evaluate_lengths(model_of(corpus, "baseline"), digest, corpus, [150])
+
+
+def test_a_corpus_of_another_vocabulary_is_refused(corpus, digest, other_vocabulary):
+    with pytest.raises(ValueError, match="was made with another vocabulary") as caught:
+        evaluate_lengths(model_of(corpus, "baseline"), digest, other_vocabulary, [64])
+    assert digest[:12] in str(caught.value)

@@ -1,0 +1,365 @@
+"""The model: parity with the original code, and what its parts promise."""
+
+import dataclasses
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch.nn.functional import cross_entropy
+
+from pretrain.model import presets
+from pretrain.model.attention import attention_bias
+from pretrain.model.config import ModelConfig
+from pretrain.model.language_model import LanguageModel
+from pretrain.model.positions import SinusoidalPositions, alibi_bias, alibi_slopes
+
+CPU = torch.device("cpu")
+VARIANTS = sorted(presets.VARIANTS)
+VOCABULARY = 50
+MASK_ID = VOCABULARY - 1
+
+
+def tiny(variant, seed=0, **overrides):
+    torch.manual_seed(seed)
+    return LanguageModel(presets.build("tiny", variant, VOCABULARY, overrides)).eval()
+
+
+def ids_of(*shape, seed=0):
+    return torch.randint(4, MASK_ID, shape, generator=torch.Generator().manual_seed(seed))
+
+
+# --- parity with the original -------------------------------------------------------------------
+
+
+def golden_model(folder, variant):
+    """Our model with the original's weights, and the file of its inputs and outputs."""
+    tensors = load_file(folder / f"{variant}.safetensors")
+    facts = json.loads((folder / f"{variant}.json").read_text())
+    config = presets.build(
+        "tiny",
+        variant,
+        facts["mask_idx"] + 1,
+        {"hidden_size": 64, "intermediate_size": 128, "max_positions": 128},
+    )
+    assert config.vocab_size == facts["vocab_rows"]
+    assert config.scale == facts["embed_scale"]
+    model = LanguageModel(config).eval()
+    weights = {
+        key.removeprefix("model."): tensor
+        for key, tensor in tensors.items()
+        if key.startswith("model.")
+    }
+    model.load_state_dict(from_fairseq(weights, config))
+    return model, tensors, facts
+
+
+def from_fairseq(theirs, config):
+    """Our state dict of fairseq's; linear in the tensors, so it takes gradients as well."""
+    encoder, head = "encoder.sentence_encoder.", "encoder.lm_head."
+    ours = {"encoder.embeddings.tokens.weight": theirs[encoder + "embed_tokens.weight"]}
+    renamed = {}
+    if config.position == "learned":
+        table = "encoder.embeddings.positions.table.weight"
+        ours[table] = theirs[encoder + "embed_positions.weight"]
+    if config.embedding_norm:
+        renamed["encoder.embeddings.norm"] = encoder + "layernorm_embedding"
+    if config.head == "clap":
+        ours["head.beta"] = theirs[head + "beta"].reshape(1)
+    else:
+        ours["head.bias"] = theirs[head + "bias"]
+        renamed |= {"head.dense": head + "dense", "head.norm": head + "layer_norm"}
+    for number in range(config.num_layers):
+        mine, their = f"encoder.layers.{number}.", f"{encoder}layers.{number}."
+        renamed |= {
+            mine + "attention.output": their + "self_attn.out_proj",
+            mine + "attention_norm": their + "self_attn_layer_norm",
+            mine + "expand": their + "fc1",
+            mine + "contract": their + "fc2",
+            mine + "output_norm": their + "final_layer_norm",
+        }
+        for kind in ("weight", "bias"):
+            parts = [theirs[f"{their}self_attn.{name}_proj.{kind}"] for name in "qkv"]
+            ours[f"{mine}attention.query_key_value.{kind}"] = torch.cat(parts)
+    for name, source in renamed.items():
+        for kind in ("weight", "bias"):
+            ours[f"{name}.{kind}"] = theirs[f"{source}.{kind}"]
+    return ours
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_logits_loss_and_gradients_are_the_original_s(variant, golden):
+    model, tensors, facts = golden_model(golden, variant)
+    input_ids = tensors["in.src_tokens"]
+    places = tensors["in.masked"].flatten().nonzero()[:, 0]
+    logits = model(input_ids, input_ids != 1, places)
+    torch.testing.assert_close(logits, tensors["out.masked_logits"], rtol=0, atol=2e-5)
+    labels = tensors["in.target"].flatten()[places]
+    loss = cross_entropy(logits, labels, reduction="sum")
+    assert loss.item() == pytest.approx(facts["loss_sum_nats"], abs=1e-4)
+    loss.backward()
+    theirs = from_fairseq(load_file(golden / f"{variant}.grads.safetensors"), model.config)
+    ours = {name: parameter.grad for name, parameter in model.named_parameters()}
+    assert ours.keys() == theirs.keys()
+    largest = max(float(gradient.norm()) for gradient in theirs.values())
+    for name, gradient in theirs.items():
+        # The key biases' gradients are zero but for rounding: measured against all the others.
+        scale = max(float(gradient.norm()), 1e-3 * largest)
+        assert float((ours[name] - gradient).norm()) <= 1e-4 * scale, name
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_features_are_the_original_s_those_of_padding_included(variant, golden):
+    model, tensors, _ = golden_model(golden, variant)
+    input_ids = tensors["in.src_tokens"]
+    features = model.encoder(input_ids, input_ids != 1)
+    torch.testing.assert_close(features, tensors["out.features"], rtol=0, atol=2e-5)
+
+
+def test_alibi_tables_and_slopes_are_the_original_s(golden):
+    tables = load_file(golden / "alibi_tables.safetensors")
+    for heads in (4, 6, 8, 12, 16, 20):
+        torch.testing.assert_close(torch.tensor(alibi_slopes(heads)), tables[f"slopes_{heads}"])
+        for kind, name in (("offset", "asym"), ("symmetric", "sym")):
+            torch.testing.assert_close(alibi_bias(heads, 8, kind, CPU), tables[f"{name}_{heads}"])
+
+
+@pytest.mark.parametrize(("name", "size"), [("d64_130", 64), ("d768_16", 768)])
+def test_sinusoidal_tables_are_the_original_s(name, size, golden):
+    table = load_file(golden / "sinusoidal_tables.safetensors")[name]
+    # Their table starts at the padding's row; the first token has row 2.
+    ours = SinusoidalPositions(size)(len(table) - 2)
+    torch.testing.assert_close(ours, table[2:], rtol=0, atol=2e-5)
+
+
+# --- positions ----------------------------------------------------------------------------------
+
+
+def test_alibi_with_offset_is_the_table_of_the_paper_s_code():
+    distance = torch.tensor([[0, 0.5, 1.5, 2.5], [1, 0, 0.5, 1.5], [2, 1, 0, 0.5], [3, 2, 1, 0]])
+    slopes = torch.tensor([0.25, 0.0625, 0.015625, 0.00390625])
+    assert torch.equal(alibi_bias(4, 4, "offset", CPU), -slopes[:, None, None] * distance)
+
+
+def test_symmetric_alibi_counts_the_distance_alone():
+    distance = torch.tensor([[0.0, 1, 2, 3], [1, 0, 1, 2], [2, 1, 0, 1], [3, 2, 1, 0]])
+    bias = alibi_bias(4, 4, "symmetric", CPU)
+    assert torch.equal(bias[0], -0.25 * distance)
+    assert torch.equal(bias[3], -0.00390625 * distance)
+
+
+def test_slopes_of_twelve_heads_are_eight_of_a_series_and_four_between():
+    expected = [2.0**-n for n in range(1, 9)] + [2.0 ** -(n + 0.5) for n in range(4)]
+    assert alibi_slopes(12) == pytest.approx(expected)
+    assert alibi_slopes(16) == pytest.approx([2.0 ** (-n / 2) for n in range(1, 17)])
+    assert alibi_slopes(1) == [2.0**-8]
+
+
+def test_casting_the_model_to_bf16_does_not_coarsen_the_alibi_bias():
+    """Law 7: rounded once, from exact fp32 distances; a bf16 buffer would know 256 of them."""
+    model = tiny("alibi").to(torch.bfloat16)
+    seen = []
+    model.encoder.layers[0].register_forward_pre_hook(lambda _, inputs: seen.append(inputs[1]))
+    with torch.no_grad():
+        model(ids_of(1, 600), None, torch.tensor([0]))
+    exact = alibi_bias(4, 600, "offset", CPU)
+    assert exact.dtype == torch.float32
+    assert torch.equal(seen[0][0], exact.to(torch.bfloat16))
+    positions = torch.arange(600, dtype=torch.float32)
+    assert torch.equal(exact[0, 599], -0.25 * (599 - positions))
+
+
+def test_inputs_beyond_the_learned_table_are_refused():
+    for variant in ("baseline", "learned-clap"):
+        model = tiny(variant)
+        model(ids_of(1, 64), None, torch.tensor([63]))
+        with pytest.raises(ValueError, match="65 tokens: learned positions end at 64"):
+            model(ids_of(1, 65), None, torch.tensor([0]))
+
+
+@pytest.mark.parametrize("variant", ["alibi", "zero-clap", "sinusoidal"])
+def test_models_without_a_position_table_read_longer_inputs(variant):
+    logits = tiny(variant)(ids_of(1, 200), None, torch.tensor([0, 199]))
+    assert logits.shape == (2, tiny(variant).config.vocab_size)
+    assert logits.isfinite().all()
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_token_s_place_matters_in_every_variant(variant):
+    ids, last = ids_of(1, 12), torch.tensor([11])
+    turned = torch.cat([ids[:, :11].flip(1), ids[:, 11:]], dim=1)
+
+    def change(model):
+        with torch.no_grad():
+            for layer in model.encoder.layers:  # fresh weights hardly attend to anything
+                layer.attention.query_key_value.weight *= 20
+            return float((model(ids, None, last) - model(turned, None, last)).abs().max())
+
+    bag_of_words = tiny(variant, position="none")
+    assert change(bag_of_words) < 1e-5
+    assert change(tiny(variant)) > 1e-3
+
+
+# --- the whole ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_every_parameter_of_every_variant_gets_a_finite_gradient(variant):
+    model = tiny(variant).train()
+    ids = ids_of(3, 64)
+    ids[:, ::7] = MASK_ID
+    places = torch.arange(0, 3 * 64, 7)
+    logits = model(ids, torch.ones_like(ids, dtype=torch.bool), places)
+    assert logits.shape == (len(places), model.config.vocab_size)
+    cross_entropy(logits, ids_of(len(places))).backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
+        assert parameter.grad.isfinite().all(), name
+        assert parameter.grad.abs().sum() > 0, name
+
+
+@pytest.mark.parametrize(
+    ("variant", "count"),
+    [
+        ("baseline", 125_876_313),
+        ("learned-clap", 125_232_385),
+        ("alibi", 124_301_913),
+        ("sinusoidal", 124_301_913),
+        ("zero-clap", 123_657_217),
+    ],
+)
+def test_base_models_have_the_original_s_number_of_parameters(variant, count):
+    config = presets.build("base", variant, 50265, {})
+    assert config.vocab_size == (50264 if variant == "zero-clap" else 50265)
+    with torch.device("meta"):
+        model = LanguageModel(config)
+    assert sum(parameter.numel() for parameter in model.parameters()) == count
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_logits_are_those_of_the_places_asked_for_in_their_order(variant):
+    model, ids = tiny(variant), ids_of(2, 9)
+    everywhere = model(ids, None, torch.arange(18))
+    some = torch.tensor([17, 0, 4])
+    torch.testing.assert_close(model(ids, None, some), everywhere[some])
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_padding_does_not_change_what_real_tokens_get(variant):
+    model = tiny(variant)
+    ids = ids_of(1, 9)
+    alone = model.encoder(ids)
+    padded = torch.ones(2, 20, dtype=torch.int64)
+    padded[0, :9], padded[1] = ids[0], ids_of(20, seed=1)
+    features = model.encoder(padded, torch.tensor([[9], [20]]) > torch.arange(20))
+    torch.testing.assert_close(features[0, :9], alone[0], rtol=0, atol=1e-5)
+    # and what stands in the padding is of no account
+    padded[0, 9:] = 7
+    again = model.encoder(padded, torch.tensor([[9], [20]]) > torch.arange(20))
+    assert torch.equal(again[0, :9], features[0, :9])
+
+
+def test_a_mask_without_a_row_enters_as_the_zero_vector():
+    model = tiny("zero-clap")
+    assert model.config.vocab_size == MASK_ID
+    ids = ids_of(1, 6)
+    ids[0, 2] = MASK_ID
+    vectors = model.encoder.embeddings(ids, None)
+    assert torch.equal(vectors[0, 2], torch.zeros(32))
+    assert (vectors[0, [0, 1, 3, 4, 5]].norm(dim=-1) - 32**0.5).abs().max() < 1e-4
+    ids[0, 2] = MASK_ID + 5
+    assert torch.equal(model.encoder.embeddings(ids, None), vectors)
+
+
+def test_clap_logits_are_beta_times_features_on_unit_rows():
+    model = tiny("zero-clap")
+    with torch.no_grad():
+        model.head.beta.fill_(-2.5)
+        model.encoder.embeddings.tokens.weight[9] *= 100
+    ids, places = ids_of(1, 5), torch.arange(5)
+    rows = model.encoder.embeddings.tokens.weight
+    expected = -2.5 * model.encoder(ids)[0] @ (rows / rows.norm(dim=-1, keepdim=True)).T
+    torch.testing.assert_close(model(ids, None, places), expected)
+
+
+def test_only_models_that_can_have_a_zero_padding_row():
+    for variant in VARIANTS:
+        row = tiny(variant).encoder.embeddings.tokens.weight[1]
+        assert bool((row == 0).all()) == (variant in ("baseline", "sinusoidal", "alibi")), variant
+
+
+def test_initial_weights_are_bert_s_and_follow_the_generator():
+    torch.manual_seed(3)
+    config = presets.build("small", "baseline", 500, {})
+    weights = LanguageModel(config).state_dict()
+    for name, tensor in weights.items():
+        if name.endswith("bias"):
+            assert (tensor == 0).all(), name
+        elif "norm" in name:
+            assert (tensor == 1).all(), name
+        else:
+            assert float(tensor.std()) == pytest.approx(0.02, rel=0.05), name
+    torch.manual_seed(3)
+    again = LanguageModel(config).state_dict()
+    assert all(torch.equal(weights[name], again[name]) for name in weights)
+
+
+def test_bias_of_padding_alone_broadcasts_over_heads_and_queries():
+    config = presets.build("tiny", "baseline", VOCABULARY, {})
+    mask = torch.tensor([[True, True, False]])
+    bias = attention_bias(config, 3, mask, torch.float32, CPU)
+    assert bias.tolist() == [[[[0.0, 0.0, float("-inf")]]]]
+    assert attention_bias(config, 3, None, torch.float32, CPU) is None
+
+
+# --- the record ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", sorted(presets.SIZES))
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_every_named_model_survives_its_json(size, variant):
+    config = presets.build(size, variant, 1000, {})
+    assert ModelConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
+
+
+def test_a_record_with_a_field_missing_or_unknown_is_refused():
+    values = ModelConfig(vocab_size=10).to_dict()
+    values.pop("alibi")
+    with pytest.raises(ValueError, match=r"missing \['alibi'\], unknown \['alibbi'\]"):
+        ModelConfig.from_dict({**values, "alibbi": "offset"})
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "accepted"),
+    [
+        ("position", "rotary", "learned, sinusoidal, alibi, none"),
+        ("alibi", "causal", "offset, symmetric"),
+        ("head", "linear", "roberta, clap"),
+        ("num_layers", 0, "positive"),
+        ("intermediate_size", 0, "positive"),
+        ("dropout", 1.0, r"in \[0, 1\)"),
+        ("attention_dropout", -0.1, r"in \[0, 1\)"),
+        ("num_heads", 5, "a multiple of 5 heads"),
+        # A wrong kind must not surface later as a TypeError, or as a truth value.
+        ("num_layers", "two", "whole number"),
+        ("num_layers", 2.5, "whole number"),
+        ("hidden_size", True, "whole number"),
+        ("embedding_norm", "none", "true or false"),
+        ("normalize_embeddings", 1.0, "true or false"),
+        ("dropout", "much", "number"),
+        ("initial_beta", None, "number"),
+        ("position", 3, "one of learned"),
+    ],
+)
+def test_a_field_out_of_its_choices_or_kind_is_refused_by_name(field, value, accepted):
+    with pytest.raises(ValueError, match=accepted) as caught:
+        dataclasses.replace(ModelConfig(vocab_size=10), **{field: value})
+    assert "model." in str(caught.value)
+    assert repr(value) in str(caught.value) or field == "num_heads"
+
+
+def test_unknown_names_of_models_are_refused_with_the_known_ones():
+    with pytest.raises(ValueError, match="'huge' is not one of base, large"):
+        presets.build("huge", "baseline", 10, {})
+    with pytest.raises(ValueError, match="'clap' is not one of baseline"):
+        presets.build("tiny", "clap", 10, {})

@@ -1,0 +1,115 @@
+"""Model folders: weights, architecture and vocabulary, together or not at all."""
+
+import json
+
+import pytest
+import torch
+
+from data_prep import tokenizer as tokenizers
+from pretrain import model_folder
+from pretrain.model import presets
+from pretrain.model.language_model import LanguageModel
+
+
+@pytest.fixture
+def tokenizer(corpus):
+    return tokenizers.load(corpus)
+
+
+@pytest.fixture
+def saved(tokenizer, tmp_path):
+    """A folder, and the model that it holds."""
+    torch.manual_seed(0)
+    config = presets.build("tiny", "zero-clap", tokenizer.vocab_size, {"initial_beta": 2.0})
+    model = LanguageModel(config)
+    folder = tmp_path / "deep" / "model"
+    model_folder.save(folder, model.state_dict(), config, tokenizer, {"step": 7})
+    return folder, model
+
+
+def change(folder, **values):
+    path = folder / "model.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+
+
+def test_a_model_comes_back_with_all_that_it_is(saved, tokenizer):
+    folder, model = saved
+    loaded = model_folder.load(folder)
+    assert loaded.model.config == model.config
+    assert not loaded.model.training
+    assert loaded.tokenizer.digest() == tokenizer.digest()
+    assert loaded.provenance == {"step": 7}
+    ids, places = torch.arange(4, 24)[None], torch.arange(20)
+    assert torch.equal(loaded.model(ids, None, places), model.eval()(ids, None, places))
+
+
+def test_a_folder_with_something_in_it_is_not_written_into(saved, tokenizer):
+    folder, model = saved
+    before = (folder / "model.json").read_bytes()
+    with pytest.raises(ValueError, match="model: is not empty"):
+        model_folder.save(folder, model.state_dict(), model.config, tokenizer, {})
+    assert (folder / "model.json").read_bytes() == before
+
+
+@pytest.mark.parametrize("part", ["model.json", "model.safetensors", "tokenizer.json"])
+def test_a_part_that_is_missing_or_damaged_is_named(part, saved):
+    folder, _ = saved
+    path = folder / part
+    content = path.read_bytes()
+    path.write_bytes(content[: len(content) // 2])
+    with pytest.raises(ValueError, match=part):
+        model_folder.load(folder)
+    path.unlink()
+    with pytest.raises(ValueError, match=part.removesuffix(".json")):
+        model_folder.load(folder)
+    path.write_bytes(content)
+    model_folder.load(folder)
+
+
+@pytest.mark.parametrize("text", ["[]", "3", '{"format": 1}', '{"format": 1, "architecture": 3}'])
+def test_a_description_of_another_shape_is_named(text, saved):
+    folder, _ = saved
+    (folder / "model.json").write_text(text)
+    with pytest.raises(ValueError, match="model.json"):
+        model_folder.load(folder)
+
+
+def test_a_description_that_does_not_fit_the_weights_is_refused(saved):
+    folder, model = saved
+    architecture = model.config.to_dict()
+    change(folder, architecture={**architecture, "hidden_size": 64})
+    with pytest.raises(ValueError, match="model.safetensors: does not fit model.json"):
+        model_folder.load(folder)
+    change(folder, architecture={**architecture, "head": "roberta"})
+    with pytest.raises(ValueError, match="model.safetensors: does not fit model.json"):
+        model_folder.load(folder)
+
+
+def test_an_architecture_that_leaves_a_choice_open_is_refused(saved):
+    """What leaves no trace in the weights must not fall back to a default."""
+    folder, model = saved
+    for field in ("position", "embedding_scale", "normalize_embeddings"):
+        architecture = model.config.to_dict()
+        del architecture[field]
+        change(folder, architecture=architecture)
+        with pytest.raises(ValueError, match=rf"model.json: .*missing \['{field}'\]"):
+            model_folder.load(folder)
+
+
+def test_another_vocabulary_in_the_folder_is_refused(saved, other_vocabulary):
+    folder, _ = saved
+    (folder / "tokenizer.json").write_bytes((other_vocabulary / "tokenizer.json").read_bytes())
+    with pytest.raises(ValueError, match="tokenizer.json is not the vocabulary"):
+        model_folder.load(folder)
+
+
+def test_a_format_from_the_future_is_refused(saved):
+    folder, _ = saved
+    change(folder, format=99)
+    with pytest.raises(ValueError, match="format 99, known is 1"):
+        model_folder.load(folder)
+
+
+def test_a_folder_that_is_none_says_how_to_make_one(tmp_path):
+    with pytest.raises(ValueError, match="python -m pretrain export"):
+        model_folder.load(tmp_path)

@@ -1,0 +1,150 @@
+"""Who imports whom: the house's walls, read from the source and tried in fresh processes."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGES = ("data_prep", "pretrain", "finetune")
+FILES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
+
+
+def module_of(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imports_of(path: Path) -> set[str]:
+    """Absolute names of every module that a file imports, wherever in the file."""
+    package = path.relative_to(ROOT).parent.parts
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else ()
+            source = ".".join([*base, *([node.module] if node.module else [])])
+            found.add(source)
+            # `from package import module` imports the module as well
+            found.update(f"{source}.{alias.name}" for alias in node.names)
+    return found
+
+
+def files_of(package: str) -> list[Path]:
+    return [path for path in FILES if module_of(path).split(".")[0] == package]
+
+
+def tops(names: set[str]) -> set[str]:
+    return {name.split(".")[0] for name in names}
+
+
+def test_there_is_something_to_look_at():
+    assert {"data_prep.run", "pretrain.engine", "pretrain.model.heads"} <= set(
+        map(module_of, FILES)
+    )
+    assert imports_of(ROOT / "pretrain/model/heads.py") >= {"torch", "pretrain.model.config"}
+
+
+@pytest.mark.parametrize(
+    ("package", "above"),
+    [("data_prep", {"pretrain", "finetune"}), ("pretrain", {"finetune"})],
+)
+def test_a_package_imports_none_that_is_built_on_it(package, above):
+    wrong = {module_of(path): tops(imports_of(path)) & above for path in files_of(package)}
+    assert {name: what for name, what in wrong.items() if what} == {}
+
+
+def test_the_model_imports_torch_the_standard_library_and_itself_and_relatively():
+    allowed = {"torch", "pretrain", *sys.stdlib_module_names}
+    for path in (ROOT / "pretrain/model").glob("*.py"):
+        names = imports_of(path)
+        assert tops(names) <= allowed, path
+        ours = {name for name in names if name.startswith("pretrain")}
+        assert all(name.startswith("pretrain.model.") for name in ours), path
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and node.level == 0:
+                assert not (node.module or "").startswith("pretrain"), path
+
+
+def test_only_the_model_imports_relatively():
+    for path in FILES:
+        if path.parent == ROOT / "pretrain/model":
+            continue
+        nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        assert not [n for n in nodes if isinstance(n, ast.ImportFrom) and n.level], path
+
+
+def test_only_the_engine_imports_deepspeed():
+    users = {module_of(path) for path in FILES if "deepspeed" in tops(imports_of(path))}
+    assert users == {"pretrain.engine"}
+
+
+def test_only_the_indexed_format_s_file_imports_megatron():
+    users = {module_of(path) for path in FILES if "megatron" in tops(imports_of(path))}
+    assert users <= {"data_prep.indexed", "data_prep.corpus"}
+    assert "data_prep.indexed" in users
+
+
+def test_nobody_imports_an_entry_point():
+    entries = {f"{package}.{name}" for package in PACKAGES for name in ("train", "__main__")}
+    wrong = {module_of(path): imports_of(path) & entries for path in FILES}
+    # `from data_prep.tokenizer import train` names a function, data_prep has no train.py
+    assert {name: what for name, what in wrong.items() if what} == {}
+
+
+def test_packages_are_empty():
+    for package in (*PACKAGES, "pretrain/objectives"):
+        assert (ROOT / package / "__init__.py").read_text() == ""
+    tree = ast.parse((ROOT / "pretrain/model/__init__.py").read_text())
+    assert [type(node) for node in tree.body] == [ast.Expr]
+
+
+def imported_by(code: str) -> set[str]:
+    """Top-level modules that a fresh process holds after running `code`."""
+    script = (
+        f"import sys\nsys.argv = ['x']\n{code}\n"
+        "print('modules:', *sorted({n.split('.')[0] for n in sys.modules}))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    return set(done.stdout.split("modules:")[1].split())
+
+
+WITHOUT_TORCH = [
+    "pretrain.supervisor",
+    "pretrain.spikes",
+    "pretrain.ledger",
+    "pretrain.schedules",
+    "pretrain.config",
+    "pretrain.settings",
+    "pretrain.order",
+    "pretrain.checks",
+    "pretrain.checkpoints",
+    "pretrain.metrics",
+    "pretrain.plots",
+    "pretrain.model.config",
+    "pretrain.model.presets",
+]
+
+
+def test_what_decides_needs_no_torch():
+    loaded = imported_by("\n".join(f"import {name}" for name in WITHOUT_TORCH))
+    assert {"pretrain", "numpy"} <= loaded
+    assert not {"torch", "deepspeed", "megatron", "datasets"} & loaded
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_help_imports_nothing_heavy(package):
+    if not (ROOT / package / "__main__.py").is_file():
+        pytest.skip(f"{package} has no command line yet")
+    code = (
+        "import runpy\nsys.argv = ['x', '--help']\n"
+        f"try: runpy.run_module('{package}', run_name='__main__')\n"
+        "except SystemExit as end: assert not end.code, end.code"
+    )
+    heavy = {"torch", "deepspeed", "megatron", "datasets", "tokenizers", "numpy", "matplotlib"}
+    assert not heavy & imported_by(code)
