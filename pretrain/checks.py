@@ -77,17 +77,13 @@ def refuse_other_recipe(config: RunConfig, manifest: CorpusManifest, ranks: int)
 def _refuse_other_ranks(run: Path, records: Sequence[ledger.Record], seed: int, ranks: int) -> None:
     """ZeRO cuts the optimiser's state into a part a rank, which no other number of ranks reads."""
     state = ledger.fold(records, seed)
-    settings = json.loads((run / "deepspeed.json").read_text(encoding="utf-8"))
-    if state.done or settings.get("zero_optimization", {}).get("stage", 0) == 0:
+    if state.done or not state.checkpoints:
         return
-    running = written_by = ranks
-    for record in records:
-        if record["kind"] == "attempt":
-            running = record["ranks"]
-        elif record["kind"] == "commit" and record["step"] == state.resume_step():
-            written_by = running
-    if state.checkpoints and written_by != ranks:
+    settings = json.loads((run / "deepspeed.json").read_text(encoding="utf-8"))
+    step = state.resume_step()
+    written_by = [r["ranks"] for r in records if r["kind"] == "commit" and r["step"] == step][-1]
+    if settings["zero_optimization"]["stage"] > 0 and written_by != ranks:
         raise ValueError(
-            f"training.ranks: the checkpoint of step {state.resume_step()} in {run} was written by "
-            f"{written_by} ranks, now there are {ranks}; ZeRO resumes on as many as before"
+            f"training.ranks: the checkpoint of step {step} in {run} was written by {written_by} "
+            f"ranks, now there are {ranks}; ZeRO resumes on as many as before"
         )

@@ -291,7 +291,9 @@ class Attempt:
         if self.ranks.rank != 0:
             return
         assert self.start is not None
-        ledger.append(self.ledger, "commit", attempt=self.start.attempt, step=step)
+        ledger.append(
+            self.ledger, "commit", attempt=self.start.attempt, step=step, ranks=self.ranks.count
+        )
         kept = ledger.fold(ledger.read(self.ledger), self.config.training.seed).checkpoints
         for old in kept[: -self.config.training.checkpoints_kept]:
             ledger.append(self.ledger, "delete", step=old)
