@@ -195,7 +195,7 @@ class Engine:
             betas=(optimizer.beta1, optimizer.beta2),
             eps=optimizer.epsilon,
             weight_decay=optimizer.weight_decay,
-            fused=self.device.type == "cuda",
+            fused=True,
         )
         self._accumulation = int(settings["gradient_accumulation_steps"])
         self._deepspeed, *_ = deepspeed.initialize(

@@ -1,0 +1,208 @@
+"""The command line of fine-tuning: `python -m finetune COMMAND`. Heavy imports happen inside."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+EXIT_DONE = 0
+EXIT_RUN_FAILED = 1
+EXIT_USAGE = 2
+EXIT_INTERRUPTED = 130
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code."""
+    options = _parse(arguments)
+    try:
+        code: int = options.action(options)
+    except (ValueError, OSError) as error:
+        message = " ".join(str(error).split())
+        sys.stderr.write(f"finetune {options.command}: error: {message}\n")
+        return EXIT_USAGE
+    except KeyboardInterrupt:
+        sys.stderr.write(f"finetune {options.command}: stopped\n")
+        return EXIT_INTERRUPTED
+    return code
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Options with `overrides` wherever they stand; argparse takes positionals in one row alone."""
+    parser = _parser()
+    options, rest = parser.parse_known_args(arguments)
+    if rest and (options.command != "glue" or any(word.startswith("-") for word in rest)):
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    if rest:
+        options.overrides += rest
+    return options
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m finetune", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    command = commands.add_parser(
+        "glue", help="fine-tune a model on tasks, several seeds side by side, and report"
+    )
+    command.add_argument("model", type=Path, help="a model folder")
+    command.add_argument("--data", type=Path, required=True, help="the tasks' folders are in it")
+    command.add_argument("--tasks", type=_words, required=True, help="names, such as CoLA")
+    command.add_argument("--seeds", type=_seeds, default=[1], help="such as 1,2,3 (default: 1)")
+    command.add_argument(
+        "--output",
+        type=Path,
+        required=True,
+        help="a folder for each run in it; runs that are done there are not done again",
+    )
+    command.add_argument(
+        "--weights",
+        choices=("pretrained", "random", "both"),
+        default="pretrained",
+        help="begin with the model's, with fresh ones of "
+        "the same architecture, or once with each (default: pretrained)",
+    )
+    command.add_argument(
+        "--jobs",
+        type=int,
+        default=0,
+        metavar="N",
+        help="runs at once (default: one a GPU, or one a core where there is none)",
+    )
+    command.add_argument(
+        "overrides",
+        nargs="*",
+        metavar="key=value",
+        help="settings that differ from the task's own, such as learning_rate=2e-5 or pooling=mean",
+    )
+    command.set_defaults(action=_glue)
+
+    command = commands.add_parser("report", help="median and spread over the seeds of a folder")
+    command.add_argument("folder", type=Path, help="the --output of glue")
+    command.set_defaults(action=_report)
+
+    command = commands.add_parser(
+        "acceptability", help="make a task in CoLA's layout of the sentences of a text"
+    )
+    command.add_argument(
+        "--input",
+        nargs="+",
+        required=True,
+        metavar="GLOB",
+        help="files that data_prep reads, such as held-out.jsonl.zst",
+    )
+    command.add_argument(
+        "--output",
+        type=Path,
+        required=True,
+        help="the folder to make CoLA/train.tsv and CoLA/dev.tsv in",
+    )
+    command.add_argument(
+        "--exclude",
+        nargs="+",
+        default=[],
+        metavar="GLOB",
+        help="leave out sentences that stand in these: what the model was pretrained on",
+    )
+    command.add_argument(
+        "--train",
+        type=int,
+        default=1000,
+        metavar="N",
+        help="sentences, each of them intact and scrambled (default: 1000)",
+    )
+    command.add_argument(
+        "--dev", type=int, default=300, metavar="N", help="sentences, likewise (default: 300)"
+    )
+    command.add_argument("--seed", type=int, default=1, help="of split and scrambling (default: 1)")
+    command.set_defaults(action=_acceptability)
+
+    command = commands.add_parser("demo", help="the main job end to end, on text of Python's own")
+    command.add_argument(
+        "--output",
+        type=Path,
+        default=Path("demo-output"),
+        help="a folder of the demo's own, made anew (default: demo-output)",
+    )
+    command.set_defaults(action=_demo)
+    return parser
+
+
+def _words(text: str) -> list[str]:
+    words = [word.strip() for word in text.split(",")]
+    if not all(words) or len(set(words)) < len(words):
+        raise argparse.ArgumentTypeError(f"{text!r}: write different names, as in CoLA,RTE")
+    return words
+
+
+def _seeds(text: str) -> list[int]:
+    try:
+        seeds = [int(word) for word in text.split(",")]
+    except ValueError:
+        seeds = []
+    if not seeds or min(seeds) < 0 or len(set(seeds)) < len(seeds):
+        raise argparse.ArgumentTypeError(
+            f"{text!r}: write different whole numbers from 0 on, as in 1,2,3"
+        )
+    return seeds
+
+
+def _glue(options: argparse.Namespace) -> int:
+    from finetune.config import WEIGHTS
+    from finetune.launch import plan_runs, prepare, run_all
+    from finetune.report import write_report
+
+    if options.jobs < 0:
+        raise ValueError(f"--jobs {options.jobs}: accepted: 1 or more, or 0 for one a device")
+    weights = WEIGHTS if options.weights == "both" else (options.weights,)
+    plans = plan_runs(
+        options.model, options.data, options.tasks, weights, options.seeds, options.overrides
+    )
+    waiting = prepare(options.output, plans)
+    _say(f"{options.output}: {len(waiting)} runs to do, {len(plans) - len(waiting)} done before")
+    failed = run_all(options.output, waiting, options.jobs, _say)
+    if len(failed) < len(plans):
+        _say("\n" + write_report(options.output))
+    if failed:
+        sys.stderr.write(f"finetune glue: error: failed: {', '.join(failed)}\n")
+        return EXIT_RUN_FAILED
+    return EXIT_DONE
+
+
+def _report(options: argparse.Namespace) -> int:
+    from finetune.report import write_report
+
+    _say(write_report(options.folder))
+    return EXIT_DONE
+
+
+def _acceptability(options: argparse.Namespace) -> int:
+    from data_prep.run import find_inputs
+    from finetune import acceptability
+
+    documents = acceptability.find(find_inputs(options.input), find_inputs(options.exclude))
+    numbers = {"train": options.train, "dev": options.dev, "seed": options.seed}
+    files = acceptability.make(documents, **numbers)
+    acceptability.write(options.output, files, numbers)
+    found = sum(len(document.sentences) for document in documents)
+    _say(
+        f"{options.output / acceptability.TASK.name}: {options.train:,} train and "
+        f"{options.dev:,} dev of {found:,} sentences in {len(documents):,} documents"
+    )
+    return EXIT_DONE
+
+
+def _demo(options: argparse.Namespace) -> int:
+    from finetune.demo import run_demo
+
+    return run_demo(options.output)
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,164 @@
+"""How a model is fine-tuned, and the record of one run. Imports no torch.
+
+Read `FinetuneConfig`, then `RunPlan`: everything that decides the outcome of a run, written to its
+folder before it starts.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pretrain.checkpoints import write_json
+
+PLAN = "run.json"
+RESULT = "result.json"
+LOG = "log.txt"
+
+WEIGHTS = ("pretrained", "random")
+"""The model folder's weights, or fresh ones of the same architecture: what pretraining is worth."""
+
+POOLINGS = ("first", "mean")
+
+
+@dataclasses.dataclass(frozen=True)
+class FinetuneConfig:
+    """Settings of a run; the defaults are the original's where a task does not say otherwise.
+
+    The original clips no gradients; `gradient_clipping=0` does as it did.
+    """
+
+    epochs: int = 10
+    batch_size: int = 16
+    learning_rate: float = 1e-5
+    warmup_fraction: float = 0.06
+    """Share of the steps in which the learning rate rises to its peak; it then falls to 0."""
+    weight_decay: float = 0.1
+    gradient_clipping: float = 1.0
+    """Largest global gradient norm; 0 does not clip."""
+    dropout: float = 0.1
+    """Of the encoder, in place of what it was pretrained with."""
+    attention_dropout: float = 0.1
+    head_dropout: float = 0.0
+    pooling: str = "first"
+    """What the head reads: the feature of `<s>`, or the mean over all tokens."""
+    max_tokens: int = 512
+    """Longer inputs are cut, and counted in the result."""
+    deepspeed: str = ""
+    """A file of ds_configs/ (without .json); empty: zero1_bf16 on a GPU, zero1_fp32 elsewhere."""
+
+    def __post_init__(self) -> None:
+        """Refuse values that no run can have."""
+        for name in ("epochs", "batch_size", "learning_rate"):
+            self._check(name, getattr(self, name) > 0, "above 0")
+        for name in ("warmup_fraction", "dropout", "attention_dropout", "head_dropout"):
+            self._check(name, 0 <= getattr(self, name) < 1, "in [0, 1)")
+        for name in ("weight_decay", "gradient_clipping"):
+            self._check(name, getattr(self, name) >= 0, "0 or above")
+        self._check("pooling", self.pooling in POOLINGS, f"one of {', '.join(POOLINGS)}")
+        self._check("max_tokens", self.max_tokens >= 3, "at least 3: <s>, a token, </s>")
+
+    def _check(self, name: str, condition: bool, accepted: str) -> None:
+        if not condition:
+            raise ValueError(f"{name}: {getattr(self, name)!r}; accepted: {accepted}")
+
+    def steps(self, examples: int) -> int:
+        """Updates of a run over so many training examples."""
+        return -(-self.epochs * examples // self.batch_size)
+
+    def rate(self, step: int, steps: int) -> float:
+        """Learning rate of update `step` of `steps`: a linear rise, then a linear fall to 0."""
+        warmup = round(self.warmup_fraction * steps)
+        if step < warmup:
+            return self.learning_rate * (step + 1) / warmup
+        return self.learning_rate * (steps - step) / (steps - warmup)
+
+
+def override(config: FinetuneConfig, words: Sequence[str]) -> FinetuneConfig:
+    """A config with some `key=value` settings changed.
+
+    Raises:
+        ValueError: a word that is no setting (the nearest is named), or a value of another kind.
+    """
+    kinds = {field.name: type(getattr(config, field.name)) for field in dataclasses.fields(config)}
+    changes: dict[str, Any] = {}
+    for word in words:
+        key, equals, text = word.partition("=")
+        if not equals:
+            raise ValueError(f"{word!r} is no setting; accepted: key=value")
+        if key not in kinds:
+            near = difflib.get_close_matches(key, kinds, n=1, cutoff=0.5)
+            hint = f"did you mean {near[0]!r}?" if near else f"accepted: {', '.join(kinds)}"
+            raise ValueError(f"unknown key {key!r}; {hint}")
+        try:
+            changes[key] = kinds[key](text)
+        except ValueError:
+            accepted = "a whole number" if kinds[key] is int else "a number"
+            raise ValueError(f"{key}: {text!r}; accepted: {accepted}") from None
+    return dataclasses.replace(config, **changes)
+
+
+@dataclasses.dataclass(frozen=True)
+class RunPlan:
+    """All that decides what a run computes.
+
+    The same plan gives the same scores, on the same device with as many threads.
+    """
+
+    task: str
+    weights: str
+    seed: int
+    model: str
+    """A model folder."""
+    data: str
+    """The folder that holds the tasks' folders."""
+    model_sha256: str
+    data_sha256: str
+    config: FinetuneConfig
+
+    @property
+    def name(self) -> str:
+        """The run's folder."""
+        return f"{self.task}-{self.weights}-seed{self.seed}"
+
+    def differences(self, other: RunPlan) -> list[str]:
+        """In what two runs are not comparable, as "key: ours, now theirs".
+
+        Seed and weights are what runs are compared over, and folders may have moved.
+        """
+        old, new = self._comparable(), other._comparable()
+        return [f"{key}: {old[key]}, now {new[key]}" for key in old if old[key] != new[key]]
+
+    def _comparable(self) -> dict[str, object]:
+        return {
+            "model": self.model_sha256[:12],
+            "data": self.data_sha256[:12],
+            **dataclasses.asdict(self.config),
+        }
+
+    def write(self, folder: Path) -> None:
+        """Write the plan into a run's folder, made where missing."""
+        folder.mkdir(parents=True, exist_ok=True)
+        write_json(folder / PLAN, dataclasses.asdict(self))
+
+
+def read_plan(folder: Path) -> RunPlan:
+    """The plan of a run's folder.
+
+    Raises:
+        ValueError: there is none, or it is not of this version.
+    """
+    path = folder / PLAN
+    try:
+        values: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return RunPlan(**{**values, "config": FinetuneConfig(**values["config"])})
+    except FileNotFoundError:
+        raise ValueError(
+            f"{folder}: is no run's folder, it has no {PLAN} (`python -m finetune glue` makes it)"
+        ) from None
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{path}: is no plan of a run: {error}") from error

@@ -1,0 +1,76 @@
+"""Settings: what is not known or makes no sense is refused with what would be accepted."""
+
+import dataclasses
+
+import pytest
+
+from finetune.config import PLAN, FinetuneConfig, RunPlan, override, read_plan
+
+PLANNED = RunPlan(
+    task="CoLA",
+    weights="random",
+    seed=3,
+    model="model",
+    data="glue",
+    model_sha256="a" * 64,
+    data_sha256="b" * 64,
+    config=FinetuneConfig(epochs=2),
+)
+
+
+def test_overrides_take_the_kind_of_the_setting():
+    config = override(FinetuneConfig(), ["epochs=3", "learning_rate=5e-4", "pooling=mean"])
+    assert config == FinetuneConfig(epochs=3, learning_rate=5e-4, pooling="mean")
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("learning_rat=1e-4", "did you mean 'learning_rate'"),
+        ("zzz=1", "accepted: epochs"),
+        ("epochs", "accepted: key=value"),
+        ("epochs=2.5", "accepted: a whole number"),
+        ("dropout=much", "accepted: a number"),
+        ("dropout=1", r"accepted: in \[0, 1\)"),
+        ("epochs=0", "accepted: above 0"),
+        ("pooling=max", "accepted: one of first, mean"),
+        ("learning_rate=nan", "accepted: above 0"),
+        ("max_tokens=2", "accepted: at least 3"),
+    ],
+)
+def test_bad_settings_are_refused(word, said):
+    with pytest.raises(ValueError, match=said):
+        override(FinetuneConfig(), [word])
+
+
+def test_the_learning_rate_rises_and_then_falls_to_nothing():
+    config = FinetuneConfig(learning_rate=1.0, warmup_fraction=0.1)
+    rates = [config.rate(step, 100) for step in range(101)]
+    assert rates[:10] == pytest.approx([0.1 * (step + 1) for step in range(10)])
+    assert rates[10:] == pytest.approx([(100 - step) / 90 for step in range(10, 101)])
+    assert FinetuneConfig(learning_rate=1.0, warmup_fraction=0.0).rate(0, 5) == 1.0
+
+
+def test_steps_read_every_example_of_every_epoch():
+    assert FinetuneConfig(epochs=10, batch_size=16).steps(160) == 100
+    assert FinetuneConfig(epochs=3, batch_size=16).steps(17) == 4
+
+
+def test_a_plan_is_read_as_it_was_written(tmp_path):
+    PLANNED.write(tmp_path / PLANNED.name)
+    assert read_plan(tmp_path / "CoLA-random-seed3") == PLANNED
+
+
+def test_plans_differ_by_what_makes_scores_incomparable():
+    moved = dataclasses.replace(PLANNED, seed=4, weights="pretrained", model="x", data="y")
+    assert PLANNED.differences(moved) == []
+    other = dataclasses.replace(PLANNED, model_sha256="c" * 64, config=FinetuneConfig(epochs=5))
+    assert PLANNED.differences(other) == [f"model: {'a' * 12}, now {'c' * 12}", "epochs: 2, now 5"]
+
+
+def test_a_folder_without_a_plan_or_with_a_strange_one_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="is no run's folder"):
+        read_plan(tmp_path)
+    (tmp_path / PLAN).write_text('{"task": "CoLA"}')
+    with pytest.raises(ValueError, match=r"run\.json: is no plan of a run"):
+        read_plan(tmp_path)
