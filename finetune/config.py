@@ -7,13 +7,13 @@ folder before it starts.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from pretrain.checkpoints import write_json
+from pretrain.settings import apply_override, build, check
 
 PLAN = "run.json"
 RESULT = "result.json"
@@ -54,17 +54,14 @@ class FinetuneConfig:
     def __post_init__(self) -> None:
         """Refuse values that no run can have."""
         for name in ("epochs", "batch_size", "learning_rate"):
-            self._check(name, getattr(self, name) > 0, "above 0")
+            check(getattr(self, name) > 0, name, getattr(self, name), "above 0")
         for name in ("warmup_fraction", "dropout", "attention_dropout", "head_dropout"):
-            self._check(name, 0 <= getattr(self, name) < 1, "in [0, 1)")
+            check(0 <= getattr(self, name) < 1, name, getattr(self, name), "in [0, 1)")
         for name in ("weight_decay", "gradient_clipping"):
-            self._check(name, getattr(self, name) >= 0, "0 or above")
-        self._check("pooling", self.pooling in POOLINGS, f"one of {', '.join(POOLINGS)}")
-        self._check("max_tokens", self.max_tokens >= 3, "at least 3: <s>, a token, </s>")
-
-    def _check(self, name: str, condition: bool, accepted: str) -> None:
-        if not condition:
-            raise ValueError(f"{name}: {getattr(self, name)!r}; accepted: {accepted}")
+            check(getattr(self, name) >= 0, name, getattr(self, name), "0 or above")
+        check(self.pooling in POOLINGS, "pooling", self.pooling, f"one of {', '.join(POOLINGS)}")
+        enough = self.max_tokens >= 3
+        check(enough, "max_tokens", self.max_tokens, "at least 3: <s>, a token, </s>")
 
     def steps(self, examples: int) -> int:
         """Updates of a run over so many training examples."""
@@ -84,22 +81,10 @@ def override(config: FinetuneConfig, words: Sequence[str]) -> FinetuneConfig:
     Raises:
         ValueError: a word that is no setting (the nearest is named), or a value of another kind.
     """
-    kinds = {field.name: type(getattr(config, field.name)) for field in dataclasses.fields(config)}
-    changes: dict[str, Any] = {}
+    values = dataclasses.asdict(config)
     for word in words:
-        key, equals, text = word.partition("=")
-        if not equals:
-            raise ValueError(f"{word!r} is no setting; accepted: key=value")
-        if key not in kinds:
-            near = difflib.get_close_matches(key, kinds, n=1, cutoff=0.5)
-            hint = f"did you mean {near[0]!r}?" if near else f"accepted: {', '.join(kinds)}"
-            raise ValueError(f"unknown key {key!r}; {hint}")
-        try:
-            changes[key] = kinds[key](text)
-        except ValueError:
-            accepted = "a whole number" if kinds[key] is int else "a number"
-            raise ValueError(f"{key}: {text!r}; accepted: {accepted}") from None
-    return dataclasses.replace(config, **changes)
+        apply_override(values, word)
+    return build(FinetuneConfig, values)
 
 
 @dataclasses.dataclass(frozen=True)
