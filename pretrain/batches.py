@@ -56,6 +56,12 @@ class Blocks:
                 f"{int(corpus.lengths.min())} tokens and needs one more for <s>"
             )
 
+    @property
+    def share_of_tokens(self) -> float:
+        """How much of the split the blocks hold; the rest stands in documents too long for them."""
+        fits = self.corpus.lengths < self.sequence_length
+        return float(self.corpus.lengths[fits].sum() / self.corpus.lengths.sum())
+
     def __len__(self) -> int:
         """Number of blocks."""
         return len(self.ranges)

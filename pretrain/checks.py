@@ -8,7 +8,7 @@ from pathlib import Path
 
 from data_prep.manifest import CorpusManifest, load_manifest
 from pretrain import config as recipes
-from pretrain import ledger
+from pretrain import deepspeed_settings, ledger
 from pretrain.config import RunConfig
 from pretrain.model import presets
 from pretrain.model.config import ModelConfig
@@ -48,7 +48,8 @@ def check(config: RunConfig, ranks: int) -> tuple[ModelConfig, CorpusManifest]:
             f"data.sequence_length {config.data.sequence_length} is above the model's "
             f"max_positions {model.max_positions}, where its learned positions end"
         )
-    config.batch.accumulation_steps(ranks)
+    clipping = config.optimizer.gradient_clipping
+    deepspeed_settings.read(config.training.deepspeed, config.batch, clipping, ranks)
     return model, manifest
 
 

@@ -7,15 +7,14 @@ does differently from what one expects, and how it is met here, stands beside th
 from __future__ import annotations
 
 import contextlib
-import difflib
 import hashlib
 import io
-import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pretrain import deepspeed_settings
 from pretrain.batches import MicroBatch
 from pretrain.config import BatchConfig, OptimizerConfig
 from pretrain.distributed import Ranks, all_sum, broadcast_code
@@ -25,97 +24,26 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
-DS_CONFIGS = Path(__file__).parent.parent / "ds_configs"
-_TOP_LEVEL_KEYS = frozenset(
-    {
-        "train_batch_size",
-        "train_micro_batch_size_per_gpu",
-        "gradient_accumulation_steps",
-        "gradient_clipping",
-        "zero_optimization",
-        "zero_allow_untested_optimizer",
-        "zero_force_ds_cpu_optimizer",
-        "fp16",
-        "bf16",
-        "communication_data_type",
-        "prescale_gradients",
-        "gradient_predivide_factor",
-        "wall_clock_breakdown",
-        "steps_per_print",
-        "dump_state",
-    }
-)
-
 
 def deepspeed_json(name: str, batch: BatchConfig, clipping: float, ranks: int) -> dict[str, Any]:
-    """The DeepSpeed configuration of a run, every "auto" filled in from the recipe.
-
-    DeepSpeed accepts keys that it does not know without a word, so unknown ones are refused here.
-
-    Args:
-        name: a file of ds_configs/ without its ending, or a path to a JSON file.
-        batch: owns the batch sizes.
-        clipping: owns the gradient clipping.
-        ranks: how many share a batch.
+    """What `deepspeed_settings.read` gives, its sections checked against DeepSpeed's own records.
 
     Raises:
-        ValueError: no such file, no JSON, an unknown key, a number that contradicts the recipe, or
-            bf16 without ZeRO (DeepSpeed then computes something else than at every other stage).
+        ValueError: what `read` refuses, or an unknown key in a section.
     """
-    path = next((p for p in (DS_CONFIGS / f"{name}.json", Path(name)) if p.is_file()), None)
-    if path is None:
-        names = sorted(p.stem for p in DS_CONFIGS.glob("*.json"))
-        raise ValueError(f"training.deepspeed: {name!r} is no file, nor one of {', '.join(names)}")
-    try:
-        settings: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{path}: is no JSON: {error}") from error
-    owned = {
-        "train_batch_size": batch.global_batch_size,
-        "train_micro_batch_size_per_gpu": batch.micro_batch_size,
-        "gradient_accumulation_steps": batch.accumulation_steps(ranks),
-        "gradient_clipping": clipping,
-    }
-    for key, value in owned.items():
-        said = settings.get(key, "auto")
-        if said not in ("auto", value):
-            raise ValueError(
-                f'{path}: {key} is {said}, the recipe\'s is {value}; write "auto", the recipe '
-                "owns it"
-            )
-        settings[key] = value
-    _refuse_unknown(path, settings)
-    stage = settings.get("zero_optimization", {}).get("stage", 0)
-    if stage == 0 and settings.get("bf16", {}).get("enabled", False):
-        raise ValueError(
-            f"{path}: bf16 with ZeRO stage 0 takes another code path in DeepSpeed, with other "
-            "losses than stages 1 to 3; use stage 1"
-        )
-    settings.setdefault("steps_per_print", 1_000_000_000)  # we print ourselves
-    return settings
-
-
-def _refuse_unknown(path: Path, settings: Mapping[str, Any]) -> None:
     from deepspeed.runtime.precision_config import DeepSpeedBF16Config, DeepSpeedFP16Config
     from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
 
-    known_by_section: list[tuple[str, Mapping[str, Any], set[str]]] = [
-        ("", settings, set(_TOP_LEVEL_KEYS))
-    ]
-    for name, record in (
+    settings = deepspeed_settings.read(name, batch, clipping, ranks)
+    for section, record in (
         ("zero_optimization", DeepSpeedZeroConfig),
         ("fp16", DeepSpeedFP16Config),
         ("bf16", DeepSpeedBF16Config),
     ):
         fields = record.model_fields
-        aliases = {field.alias for field in fields.values() if field.alias}
-        known_by_section.append((f"{name}.", settings.get(name, {}), set(fields) | aliases))
-    for section, values, known in known_by_section:
-        for key in values:
-            if key not in known:
-                near = difflib.get_close_matches(key, known, n=1)
-                hint = f"; did you mean {section}{near[0]}?" if near else ""
-                raise ValueError(f"{path}: unknown DeepSpeed key {section}{key}{hint}")
+        known = {*fields, *(field.alias for field in fields.values() if field.alias)}
+        deepspeed_settings.refuse_unknown(f"{name}: {section}", settings.get(section, {}), known)
+    return settings
 
 
 def start() -> Ranks:

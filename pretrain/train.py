@@ -200,7 +200,7 @@ class Attempt:
             config.fault,
             training.seed,
         )
-        self._announce(len(blocks))
+        self._announce(blocks)
         verdict = run_loop(
             self.engine,
             batches,
@@ -301,12 +301,13 @@ class Attempt:
             self.run_folder, keep=set(kept[-self.config.training.checkpoints_kept :])
         )
 
-    def _announce(self, blocks: int) -> None:
+    def _announce(self, blocks: Blocks) -> None:
         config = self.config
         assert self.start is not None
         self._say(
             f"attempt {self.start.attempt}: {config.model.variant} {config.model.size}, "
-            f"{self.parameters:,} parameters, {blocks:,} blocks, "
+            f"{self.parameters:,} parameters, {len(blocks):,} blocks with "
+            f"{blocks.share_of_tokens:.1%} of the corpus's tokens, "
             f"{config.batch.global_batch_size} blocks a step on {self.ranks.count} ranks "
             f"({self.ranks.device}, {config.training.deepspeed}), steps {self.start.step} to "
             f"{config.training.steps}, seed {self.start.segments[-1][1]}"

@@ -112,10 +112,13 @@ def test_a_recipe_that_does_not_exist_is_refused_with_the_shipped_names():
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["schedule.warmup_steps=600"], "warmup_steps 600 is not below .*steps 600"),
+        (
+            ["training.steps=600", "schedule.warmup_steps=600"],
+            "warmup_steps 600 is not below .*steps 600",
+        ),
         (["schedule.minimum_learning_rate=1"], "minimum_learning_rate 1.0 is above"),
         (["spike.margin_steps=100"], "= 100 steps is below .* = 110"),
-        (["batch.micro_batch_size=5"], "global_batch_size 32 is not a multiple of .* 5"),
+        (["batch.micro_batch_size=5"], "global_batch_size 16 is not a multiple of .* 5"),
         (["batch.micro_batch_size=0"], "batch.micro_batch_size: 0"),
         (["batch.global_batch_size=-4"], "batch.global_batch_size: -4"),
         (["masking.probability=0"], "masking.probability: 0.0 .* above 0"),
@@ -163,7 +166,7 @@ def test_accumulation_follows_from_batch_and_ranks():
     "word",
     [
         "folder=elsewhere",
-        "batch.micro_batch_size=8",
+        "batch.micro_batch_size=4",
         "training.ranks=1",
         "training.checkpoint_interval=60",
         "training.evaluation_blocks=3",
@@ -182,15 +185,15 @@ def test_what_changes_no_result_may_change_on_resume(word):
     ("word", "difference"),
     [
         ("training.seed=2", "training.seed: 1, now 2"),
-        ("training.steps=700", "training.steps: 600, now 700"),
+        ("training.steps=700", "training.steps: 1000, now 700"),
         ("optimizer.learning_rate=1e-3", "optimizer.learning_rate: 0.002, now 0.001"),
-        ("batch.global_batch_size=64", "batch.global_batch_size: 32, now 64"),
+        ("batch.global_batch_size=64", "batch.global_batch_size: 16, now 64"),
         ("model.overrides.dropout=0.1", "model.overrides.dropout: 0.0, now 0.1"),
         ("model.overrides.initial_beta=2", "model.overrides.initial_beta: None, now 2"),
         ("data.sequence_length=64", "data.sequence_length: 128, now 64"),
         ("masking.probability=0.3", "masking.probability: 0.15, now 0.3"),
         ("training.deepspeed=zero1_bf16", "training.deepspeed: 'zero1_fp32', now 'zero1_bf16'"),
-        ("fault.last_step=300", "fault.last_step: 320, now 300"),
+        ("fault.last_step=300", "fault.last_step: 540, now 300"),
     ],
 )
 def test_what_changes_results_may_not_change_on_resume(word, difference):

@@ -12,6 +12,7 @@ import torch
 from pretrain import checkpoints, engine
 from pretrain.batches import PretrainingBatches
 from pretrain.config import BatchConfig, FaultConfig, MaskingConfig, OptimizerConfig
+from pretrain.deepspeed_settings import DS_CONFIGS
 from pretrain.distributed import gather
 from pretrain.model import presets
 from pretrain.model.language_model import LanguageModel
@@ -304,7 +305,7 @@ def test_start_up_compiles_no_op(run_ranks, tmp_path):
 BATCH = BatchConfig(global_batch_size=8, micro_batch_size=2)
 
 
-@pytest.mark.parametrize("path", sorted(engine.DS_CONFIGS.glob("*.json")), ids=lambda p: p.stem)
+@pytest.mark.parametrize("path", sorted(DS_CONFIGS.glob("*.json")), ids=lambda p: p.stem)
 def test_every_shipped_configuration_takes_its_numbers_from_the_recipe(path):
     settings = engine.deepspeed_json(path.stem, BATCH, 1.5, 2)
     assert settings["train_batch_size"] == 8
@@ -321,12 +322,12 @@ def test_every_shipped_configuration_takes_its_numbers_from_the_recipe(path):
     ("settings", "message"),
     [
         ({"zero_optimisation": {"stage": 1}}, "zero_optimisation; did you mean zero_optimization"),
-        ({"zero_optimization": {"stge": 1}}, "did you mean zero_optimization.stage"),
+        ({"zero_optimization": {"stge": 1}}, "zero_optimization: .* stge; did you mean stage"),
         (
             {"zero_optimization": {"stage": 1}, "bf16": {"enable": True}},
-            "did you mean bf16.enabled",
+            "bf16: unknown .* enable; did you mean enabled",
         ),
-        ({"fp16": {"initial_scale": 4}}, "did you mean fp16.initial_scale_power"),
+        ({"fp16": {"initial_scale": 4}}, "fp16: .* did you mean initial_scale_power"),
         ({"optimizer": {"type": "AdamW"}}, "unknown DeepSpeed key optimizer"),
         ({"train_batch_size": 16}, "train_batch_size is 16, the recipe's is 8"),
         ({"gradient_clipping": 2.0}, "gradient_clipping is 2.0, the recipe's is 0.0"),

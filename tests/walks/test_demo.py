@@ -1,0 +1,39 @@
+"""The demo, as `make demo` runs it, shows what it says that it shows."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.slow
+def test_the_demo_survives_a_spike_and_pretraining_is_worth_something(tmp_path: Path) -> None:
+    output = tmp_path / "demo output"  # a space in it, as users have
+    run = subprocess.run(
+        [sys.executable, "-m", "finetune", "demo", "--output", str(output)],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=1800,
+        check=False,
+    )
+    assert run.returncode == 0, run.stdout[-3000:] + run.stderr[-3000:]
+    table = dict(re.findall(r"^(\S.*?|  of .*?) {2,}(\S.*)$", run.stdout, flags=re.MULTILINE))
+    perplexity = float(table["validation perplexity, 128 tokens"])
+    assert perplexity < 0.25 * float(table["  of the unigram distribution"])
+    assert table["loss spikes survived"] == "1"
+    accuracy = {
+        name: float(table[f"acceptability accuracy / Matthews, {name}"].split()[0])
+        for name in ("pretrained weights", "random weights", "the majority class")
+    }
+    assert accuracy["pretrained weights"] > accuracy["the majority class"] + 0.05
+    assert accuracy["pretrained weights"] > accuracy["random weights"] + 0.05
+    for picture in ("run/loss.png", "corpus/lengths.png"):
+        assert (output / picture).stat().st_size > 10_000
+    assert list((output / "run" / "tensorboard").glob("attempt-00*/events*"))
