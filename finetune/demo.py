@@ -68,7 +68,7 @@ def stages(output: Path, ranks: int) -> list[Stage]:
         Stage(
             "a task in CoLA's layout, of text that was held out",
             f"finetune acceptability --input '{output}/text/held-out/*.jsonl.zst' "
-            f"--exclude {texts} --output {out}/glue --train 800 --dev 300 --seed 2",
+            f"--exclude {texts} --output {out}/glue --train 700 --dev 300 --seed 2",
         ),
         Stage(
             "fine-tuning, three seeds, from the pretrained and from random weights",
