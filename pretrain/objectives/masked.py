@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,8 +18,6 @@ from pretrain.config import MaskingConfig
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from pretrain.loop import Model
 
 Ids = npt.NDArray[np.int64]
 
@@ -101,7 +99,7 @@ class MaskedLM:
             "labels": labels.ravel(),
         }
 
-    def loss(self, model: Model, batch: Mapping[str, Tensor]) -> Tensor:
+    def loss(self, model: Callable[..., Tensor], batch: Mapping[str, Tensor]) -> Tensor:
         """Cross-entropy summed over the masked tokens, in nats, computed in fp32."""
         from torch.nn.functional import cross_entropy
 
