@@ -32,8 +32,8 @@ def test_the_demo_survives_a_spike_and_pretraining_is_worth_something(tmp_path: 
         name: float(table[f"acceptability accuracy / Matthews, {name}"].split()[0])
         for name in ("pretrained weights", "random weights", "the majority class")
     }
-    assert accuracy["pretrained weights"] > accuracy["the majority class"] + 0.03
-    assert accuracy["pretrained weights"] > accuracy["random weights"] + 0.03
+    assert accuracy["pretrained weights"] > accuracy["the majority class"] + 0.05
+    assert accuracy["pretrained weights"] > accuracy["random weights"] + 0.05
     for picture in ("run/loss.png", "corpus/lengths.png"):
         assert (output / picture).stat().st_size > 10_000
     assert list((output / "run" / "tensorboard").glob("attempt-00*/events*"))
