@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from pretrain.checkpoints import write_json
+from pretrain.model.config import POOLINGS
 from pretrain.settings import apply_override, build, check
 
 PLAN = "run.json"
@@ -21,8 +22,6 @@ LOG = "log.txt"
 
 WEIGHTS = ("pretrained", "random")
 """The model folder's weights, or fresh ones of the same architecture: what pretraining is worth."""
-
-POOLINGS = ("first", "mean")
 
 
 @dataclasses.dataclass(frozen=True)

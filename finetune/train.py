@@ -26,10 +26,11 @@ from pretrain.config import BatchConfig, OptimizerConfig
 from pretrain.loop import Hook, StepRecord
 from pretrain.loop import run as run_loop
 from pretrain.metrics import METRICS, MetricsWriter, ProgressPrinter
+from pretrain.model.config import ClassificationConfig
 
 if TYPE_CHECKING:
-    from finetune.heads import Classifier
     from pretrain.engine import Engine
+    from pretrain.model.classifier import Classifier
 
 EXIT_DONE = 0
 EXIT_USAGE = 2
@@ -139,7 +140,8 @@ def build(loaded: model_folder.LoadedModel, plan: RunPlan, classes: int) -> Clas
     """The classifier that a run begins with: a function of the model folder and the plan alone."""
     import torch
 
-    from finetune.heads import Classifier
+    from pretrain.model.classifier import Classifier
+    from pretrain.model.heads import ClassificationHead
     from pretrain.model.language_model import LanguageModel
 
     architecture = dataclasses.replace(
@@ -151,7 +153,10 @@ def build(loaded: model_folder.LoadedModel, plan: RunPlan, classes: int) -> Clas
     model = LanguageModel(architecture)
     if plan.weights == "pretrained":
         model.load_state_dict(loaded.model.state_dict())
-    return Classifier(model, classes, plan.config.pooling, plan.config.head_dropout)
+    head = ClassificationConfig(
+        classes, pooling=plan.config.pooling, dropout=plan.config.head_dropout
+    )
+    return Classifier(model.encoder, ClassificationHead(architecture.hidden_size, head))
 
 
 def _engine(plan: RunPlan, classifier: Classifier) -> Engine:

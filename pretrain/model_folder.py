@@ -1,8 +1,10 @@
 """Model folders: weights, every architectural choice and the vocabulary, together.
 
-model.safetensors   fp32 weights
-model.json          {"format", "architecture", "tokenizer", "provenance"}
-tokenizer.json      the vocabulary
+model.safetensors   fp32 weights: the language model's by its own names, and those of
+                    classification heads as `classification_heads.NAME.`
+model.json          {"format", "architecture", "classification_heads", "tokenizer", "provenance"};
+                    the tokenizer's digest, or null where none is known
+tokenizer.json      the vocabulary, where one is known
 """
 
 from __future__ import annotations
@@ -15,33 +17,68 @@ from typing import TYPE_CHECKING, Any
 
 from data_prep import tokenizer as tokenizers
 from pretrain.checkpoints import write_json
-from pretrain.model.config import ModelConfig
+from pretrain.model.config import ClassificationConfig, ModelConfig
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from pretrain.model.heads import ClassificationHead
     from pretrain.model.language_model import LanguageModel
 
-FORMAT = 1
+FORMAT = 2
+HEADS = "classification_heads."
 
 
 @dataclasses.dataclass(frozen=True)
 class LoadedModel:
-    """What a model folder holds."""
+    """What a model folder holds, in evaluation mode."""
 
+    folder: Path
     model: LanguageModel
-    tokenizer: tokenizers.Tokenizer
+    classification_heads: dict[str, ClassificationHead]
+    vocabulary: tokenizers.Tokenizer | None
+    """None where the model was converted from a checkpoint without one."""
     provenance: dict[str, Any]
+
+    @property
+    def tokenizer(self) -> tokenizers.Tokenizer:
+        """The vocabulary.
+
+        Raises:
+            ValueError: the folder has none.
+        """
+        if self.vocabulary is None:
+            raise ValueError(
+                f"{self.folder}: has no vocabulary, so it takes ids but no text (convert the "
+                "checkpoint again with --tokenizer)"
+            )
+        return self.vocabulary
+
+    def weights(self) -> dict[str, Tensor]:
+        """Every tensor, by the names that `save` takes."""
+        result = dict(self.model.state_dict())
+        for name, head in self.classification_heads.items():
+            result |= {f"{HEADS}{name}.{key}": value for key, value in head.state_dict().items()}
+        return result
 
 
 def save(
     folder: Path,
     weights: Mapping[str, Tensor],
     config: ModelConfig,
-    tokenizer: tokenizers.Tokenizer,
+    tokenizer: tokenizers.Tokenizer | None,
     provenance: Mapping[str, object],
+    classification_heads: Mapping[str, ClassificationConfig] | None = None,
 ) -> None:
     """Write a model folder; `model.json` comes last, so that a folder with it is whole.
+
+    Args:
+        folder: new, or empty.
+        weights: the language model's, and `classification_heads.NAME.` of each head.
+        config: the architecture.
+        tokenizer: the vocabulary; None where it is not known.
+        provenance: where the model comes from.
+        classification_heads: the heads, by name.
 
     Raises:
         ValueError: the folder holds something already.
@@ -55,13 +92,16 @@ def save(
         {name: tensor.contiguous() for name, tensor in weights.items()},
         str(folder / "model.safetensors"),
     )
-    tokenizer.save(folder / "tokenizer.json")
+    if tokenizer:
+        tokenizer.save(folder / "tokenizer.json")
+    heads = classification_heads or {}
     write_json(
         folder / "model.json",
         {
             "format": FORMAT,
             "architecture": config.to_dict(),
-            "tokenizer": tokenizer.digest(),
+            "classification_heads": {name: head.to_dict() for name, head in heads.items()},
+            "tokenizer": tokenizer.digest() if tokenizer else None,
             "provenance": dict(provenance),
         },
     )
@@ -76,6 +116,7 @@ def load(folder: Path) -> LoadedModel:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
+    from pretrain.model.heads import ClassificationHead
     from pretrain.model.language_model import LanguageModel
 
     description = folder / "model.json"
@@ -87,18 +128,31 @@ def load(folder: Path) -> LoadedModel:
     values = _read_description(description)
     try:
         config = ModelConfig.from_dict(values["architecture"])
-    except ValueError as error:
+        heads = {
+            name: ClassificationHead(config.hidden_size, ClassificationConfig.from_dict(head))
+            for name, head in values["classification_heads"].items()
+        }
+    except (ValueError, TypeError) as error:
         raise ValueError(f"{description}: {error}") from error
-    tokenizer = tokenizers.load(folder)
-    if tokenizer.digest() != values["tokenizer"]:
-        raise ValueError(f"{folder}: tokenizer.json is not the vocabulary that the model has")
+    tokenizer = None
+    if values["tokenizer"] is not None:
+        tokenizer = tokenizers.load(folder)
+        if tokenizer.digest() != values["tokenizer"]:
+            raise ValueError(f"{folder}: tokenizer.json is not the vocabulary that the model has")
     model = LanguageModel(config)
+    path = folder / "model.safetensors"
     try:
-        model.load_state_dict(load_file(str(folder / "model.safetensors")))
+        weights = load_file(str(path))
+        for name, head in heads.items():
+            mine = [key for key in weights if key.startswith(f"{HEADS}{name}.")]
+            head.load_state_dict(
+                {key.removeprefix(f"{HEADS}{name}."): weights.pop(key) for key in mine}
+            )
+        model.load_state_dict(weights)
     except (RuntimeError, SafetensorError, OSError) as error:
-        path = folder / "model.safetensors"
         raise ValueError(f"{path}: does not fit model.json: {error}") from error
-    return LoadedModel(model.eval(), tokenizer, values["provenance"])
+    heads = {name: head.eval() for name, head in heads.items()}
+    return LoadedModel(folder, model.eval(), heads, tokenizer, values["provenance"])
 
 
 def _read_description(path: Path) -> dict[str, Any]:
@@ -110,9 +164,14 @@ def _read_description(path: Path) -> dict[str, Any]:
         raise ValueError(f"{path}: {values!r} is no description of a model")
     if values.get("format") != FORMAT:
         raise ValueError(f"{path}: format {values.get('format')!r}, known is {FORMAT}")
-    kinds = {"architecture": dict, "tokenizer": str, "provenance": dict}
+    kinds = {
+        "architecture": dict,
+        "classification_heads": dict,
+        "tokenizer": str | None,
+        "provenance": dict,
+    }
     for name, kind in kinds.items():
-        if not isinstance(values.get(name), kind):
+        if name not in values or not isinstance(values[name], kind):
             raise ValueError(f"{path}: {name} is {values.get(name)!r}")
     return values
 

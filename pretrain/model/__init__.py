@@ -5,5 +5,5 @@ Shape letters used in every comment of this package:
     V vocabulary rows, M masked places of the batch, N layers
 
 Read in this order: config, presets, positions, embeddings, attention, blocks, stacks, heads,
-language_model, init.
+language_model, classifier, init.
 """

@@ -7,8 +7,10 @@ record travels with them: a checkpoint loaded without it would be a silent bag o
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Mapping
+from typing import Any
 
 CHOICES: dict[str, tuple[str, ...]] = {
     "position": ("learned", "sinusoidal", "alibi", "none"),
@@ -24,10 +26,23 @@ _KINDS: dict[str, tuple[type | tuple[type, ...], str]] = {
 }
 
 
-def _check(name: str, value: object, condition: bool, accepted: str | tuple[str, ...]) -> None:
+def _check(
+    name: str,
+    value: object,
+    condition: bool,
+    accepted: str | tuple[str, ...],
+    prefix: str = "model",
+) -> None:
     if not condition:
         words = accepted if isinstance(accepted, str) else f"one of {', '.join(accepted)}"
-        raise ValueError(f"model.{name}: {value!r} is not accepted; it must be {words}")
+        raise ValueError(f"{prefix}.{name}: {value!r} is not accepted; it must be {words}")
+
+
+def _check_names(record: type[Any], source: str, values: Mapping[str, object]) -> None:
+    known = {field.name for field in dataclasses.fields(record)}
+    missing, unknown = sorted(known - set(values)), sorted(set(values) - known)
+    if missing or unknown:
+        raise ValueError(f"{source}: missing {missing}, unknown {unknown}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,10 +114,51 @@ class ModelConfig:
         """The record of a mapping that names every field, no more and no less.
 
         Raises:
-            ValueError: a field is missing or unknown.
+            ValueError: a field is missing or unknown, or a value is not accepted.
         """
-        known = {field.name for field in dataclasses.fields(cls)}
-        missing, unknown = sorted(known - set(values)), sorted(set(values) - known)
-        if missing or unknown:
-            raise ValueError(f"model config: missing {missing}, unknown {unknown}")
+        _check_names(cls, "model config", values)
         return cls(**values)  # type: ignore[arg-type]
+
+
+POOLINGS = ("first", "mean")
+
+
+@dataclasses.dataclass(frozen=True)
+class ClassificationConfig:
+    """One classification head."""
+
+    classes: int
+    """Logits it gives; 1 for a regression."""
+    labels: tuple[str, ...] = ()
+    """A name for each class, in the order of the logits; empty where none are known."""
+    pooling: str = "first"
+    """What it reads: the feature of `<s>`, or the mean over all real tokens."""
+    dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Refuse values that no head can have."""
+        check = functools.partial(_check, prefix="classification head")
+        whole = isinstance(self.classes, int) and not isinstance(self.classes, bool)
+        check("classes", self.classes, whole and self.classes >= 1, "a positive number")
+        named = isinstance(self.labels, tuple) and all(isinstance(x, str) for x in self.labels)
+        fits = named and len(self.labels) in (0, self.classes)
+        check("labels", self.labels, fits, f"no name, or one for each of {self.classes} classes")
+        check("pooling", self.pooling, self.pooling in POOLINGS, POOLINGS)
+        number = isinstance(self.dropout, int | float) and not isinstance(self.dropout, bool)
+        check("dropout", self.dropout, number and 0.0 <= self.dropout < 1.0, "in [0, 1)")
+
+    def to_dict(self) -> dict[str, object]:
+        """Plain mapping of every field, for `model.json`."""
+        return {**dataclasses.asdict(self), "labels": list(self.labels)}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, object]) -> ClassificationConfig:
+        """The record of a mapping that names every field, no more and no less.
+
+        Raises:
+            ValueError: a field is missing or unknown, or a value is not accepted.
+        """
+        _check_names(cls, "classification head", values)
+        labels = values["labels"]
+        fields = {**values, "labels": tuple(labels) if isinstance(labels, list) else labels}
+        return cls(**fields)  # type: ignore[arg-type]

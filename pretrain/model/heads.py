@@ -1,4 +1,7 @@
-"""Features to logits over the vocabulary. Both heads share the token embedding's weight."""
+"""Features to logits: over the vocabulary (RoBERTa's head, CLAP), or over classes.
+
+Both heads over the vocabulary share the token embedding's weight.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from .config import ModelConfig
+from .config import ClassificationConfig, ModelConfig
 
 
 class RobertaHead(nn.Module):
@@ -46,3 +49,34 @@ class ClapHead(nn.Module):
 def build_head(config: ModelConfig) -> RobertaHead | ClapHead:
     """The head that `config.head` names."""
     return ClapHead(config) if config.head == "clap" else RobertaHead(config)
+
+
+class ClassificationHead(nn.Module):
+    """Dropout, dense, tanh, dropout, projection, on one vector a text.
+
+    Devlin et al. 2019, Liu et al. 2019. The weights stay torch's default draw for linear layers, as
+    in the original: wider than the encoder's.
+    """
+
+    def __init__(self, hidden_size: int, config: ClassificationConfig) -> None:
+        """A head with fresh weights, drawn from torch's global generator."""
+        super().__init__()
+        self.config = config
+        self.dropout = nn.Dropout(config.dropout)
+        self.dense = nn.Linear(hidden_size, hidden_size)
+        self.projection = nn.Linear(hidden_size, config.classes)
+
+    def forward(self, features: Tensor, attention_mask: Tensor | None) -> Tensor:
+        """[B, T, D] features and [B, T] bool (True for real tokens; None: all) to [B, C] logits."""
+        pooled = self._pool(features, attention_mask)
+        hidden = torch.tanh(self.dense(self.dropout(pooled)))
+        logits: Tensor = self.projection(self.dropout(hidden))
+        return logits
+
+    def _pool(self, features: Tensor, attention_mask: Tensor | None) -> Tensor:
+        if self.config.pooling == "first":
+            return features[:, 0]
+        if attention_mask is None:
+            return features.mean(dim=1)
+        real = attention_mask.unsqueeze(-1).to(features.dtype)
+        return (features * real).sum(dim=1) / real.sum(dim=1)

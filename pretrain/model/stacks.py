@@ -30,8 +30,23 @@ class Encoder(nn.Module):
         Returns:
             [B, T, D]
         """
-        x: Tensor = self.embeddings(input_ids, attention_mask)
-        bias = attention_bias(self.config, x.shape[1], attention_mask, x.dtype, x.device)
+        x, bias = self._enter(input_ids, attention_mask)
         for layer in self.layers:
             x = layer(x, bias)
         return x
+
+    def hidden_states(
+        self, input_ids: Tensor, attention_mask: Tensor | None = None
+    ) -> list[Tensor]:
+        """What enters the first layer, then what leaves each: N + 1 tensors [B, T, D]."""
+        x, bias = self._enter(input_ids, attention_mask)
+        states = [x]
+        for layer in self.layers:
+            states.append(layer(states[-1], bias))
+        return states
+
+    def _enter(
+        self, input_ids: Tensor, attention_mask: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        x: Tensor = self.embeddings(input_ids, attention_mask)
+        return x, attention_bias(self.config, x.shape[1], attention_mask, x.dtype, x.device)

@@ -114,6 +114,12 @@ def test_features_are_the_original_s_those_of_padding_included(variant, golden):
     input_ids = tensors["in.src_tokens"]
     features = model.encoder(input_ids, input_ids != 1)
     torch.testing.assert_close(features, tensors["out.features"], rtol=0, atol=2e-5)
+    states = model.encoder.hidden_states(input_ids, input_ids != 1)
+    assert len(states) == model.config.num_layers + 1
+    assert torch.equal(states[-1], features)
+    for number, state in enumerate(states):
+        expected = tensors[f"out.hidden.{number}"]
+        torch.testing.assert_close(state, expected, rtol=0, atol=2e-5)
 
 
 def test_alibi_tables_and_slopes_are_the_original_s(golden):

@@ -8,6 +8,8 @@ import torch
 from data_prep import tokenizer as tokenizers
 from pretrain import model_folder
 from pretrain.model import presets
+from pretrain.model.config import ClassificationConfig
+from pretrain.model.heads import ClassificationHead
 from pretrain.model.language_model import LanguageModel
 
 
@@ -66,7 +68,7 @@ def test_a_part_that_is_missing_or_damaged_is_named(part, saved):
     model_folder.load(folder)
 
 
-@pytest.mark.parametrize("text", ["[]", "3", '{"format": 1}', '{"format": 1, "architecture": 3}'])
+@pytest.mark.parametrize("text", ["[]", "3", '{"format": 2}', '{"format": 2, "architecture": 3}'])
 def test_a_description_of_another_shape_is_named(text, saved):
     folder, _ = saved
     (folder / "model.json").write_text(text)
@@ -106,10 +108,55 @@ def test_another_vocabulary_in_the_folder_is_refused(saved, other_vocabulary):
 def test_a_format_from_the_future_is_refused(saved):
     folder, _ = saved
     change(folder, format=99)
-    with pytest.raises(ValueError, match="format 99, known is 1"):
+    with pytest.raises(ValueError, match="format 99, known is 2"):
         model_folder.load(folder)
 
 
 def test_a_folder_that_is_none_says_how_to_make_one(tmp_path):
     with pytest.raises(ValueError, match="python -m pretrain export"):
         model_folder.load(tmp_path)
+
+
+def test_classification_heads_come_back_under_their_names(saved, tokenizer, tmp_path):
+    _, model = saved
+    configs = {
+        "topic": ClassificationConfig(3, ("a", "b", "c"), "mean", 0.1),
+        "score": ClassificationConfig(1),
+    }
+    heads = {name: ClassificationHead(32, config) for name, config in configs.items()}
+    weights = {
+        f"classification_heads.{name}.{key}": value
+        for name, head in heads.items()
+        for key, value in head.state_dict().items()
+    }
+    folder = tmp_path / "with heads"
+    model_folder.save(
+        folder, {**model.state_dict(), **weights}, model.config, tokenizer, {}, configs
+    )
+    loaded = model_folder.load(folder)
+    assert {name: head.config for name, head in loaded.classification_heads.items()} == configs
+    features = torch.randn(2, 5, 32)
+    for name, head in loaded.classification_heads.items():
+        assert not head.training
+        assert torch.equal(head(features, None), heads[name].eval()(features, None))
+    assert loaded.weights().keys() == {**model.state_dict(), **weights}.keys()
+
+
+@pytest.mark.parametrize(
+    "heads", [{"topic": {"classes": 3}}, {"topic": 3}, {"topic": ClassificationConfig(3).to_dict()}]
+)
+def test_a_head_that_does_not_fit_is_named(heads, saved):
+    folder, _ = saved
+    change(folder, classification_heads=heads)
+    with pytest.raises(ValueError, match=r"model\.json"):
+        model_folder.load(folder)
+
+
+def test_a_model_without_a_vocabulary_takes_ids_and_says_so_when_asked_for_text(saved, tmp_path):
+    _, model = saved
+    folder = tmp_path / "without"
+    model_folder.save(folder, model.state_dict(), model.config, None, {})
+    loaded = model_folder.load(folder)
+    assert loaded.vocabulary is None
+    with pytest.raises(ValueError, match="without: has no vocabulary"):
+        loaded.tokenizer  # noqa: B018

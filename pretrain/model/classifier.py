@@ -1,0 +1,23 @@
+"""The encoder under a classification head."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from .heads import ClassificationHead
+from .stacks import Encoder
+
+
+class Classifier(nn.Module):
+    """Texts to logits of their classes."""
+
+    def __init__(self, encoder: Encoder, head: ClassificationHead) -> None:
+        """Take both over; nothing is copied."""
+        super().__init__()
+        self.encoder = encoder
+        self.head = head
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
+        """[B, T] ids and [B, T] bool (True for real tokens; None: all) to [B, C] logits."""
+        logits: Tensor = self.head(self.encoder(input_ids, attention_mask), attention_mask)
+        return logits
