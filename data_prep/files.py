@@ -7,6 +7,7 @@ reads.
 
 import hashlib
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -69,6 +70,33 @@ def write_atomically(path: Path, data: bytes) -> FileRecord:
         return file.commit()
     finally:
         file.discard()
+
+
+@contextmanager
+def new_folder(folder: Path) -> Iterator[Path]:
+    """A folder to fill under a temporary name; it gets its own when the block ends without error.
+
+    Raises:
+        ValueError: `folder` is a file, or holds something already.
+    """
+    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
+        raise ValueError(f"{folder}: is not empty; accepted: a new folder, or an empty one")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    partial = folder.with_name(f".{folder.name}.{os.getpid()}{PARTIAL_SUFFIX}")
+    partial.mkdir()
+    try:
+        yield partial
+        for path in partial.rglob("*"):
+            if path.is_dir():
+                fsync_folder(path)
+            else:
+                with path.open("rb") as file:
+                    os.fsync(file.fileno())
+        fsync_folder(partial)
+        partial.replace(folder)
+        fsync_folder(folder.parent)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
 
 
 def sha256_of(path: Path) -> str:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from data_prep import tokenizer as tokenizers
+from data_prep.files import new_folder
 from pretrain.checkpoints import write_json
 from pretrain.model.config import ClassificationConfig, ModelConfig
 
@@ -30,14 +31,29 @@ HEADS = "classification_heads."
 
 
 @dataclasses.dataclass(frozen=True)
+class ModelContents:
+    """All that a model folder holds, as plain values: what converters read and write."""
+
+    config: ModelConfig
+    weights: Mapping[str, Tensor]
+    """The language model's, and `classification_heads.NAME.` of each head; fp32 on the CPU."""
+    vocabulary: tokenizers.Tokenizer | None
+    """None where the model was converted from a checkpoint without one."""
+    provenance: Mapping[str, Any]
+    """Where the model comes from."""
+    classification_heads: Mapping[str, ClassificationConfig] = dataclasses.field(
+        default_factory=dict
+    )
+
+
+@dataclasses.dataclass(frozen=True)
 class LoadedModel:
-    """What a model folder holds, in evaluation mode."""
+    """The modules of a model folder, in evaluation mode."""
 
     folder: Path
     model: LanguageModel
     classification_heads: dict[str, ClassificationHead]
     vocabulary: tokenizers.Tokenizer | None
-    """None where the model was converted from a checkpoint without one."""
     provenance: dict[str, Any]
 
     @property
@@ -54,57 +70,44 @@ class LoadedModel:
             )
         return self.vocabulary
 
-    def weights(self) -> dict[str, Tensor]:
-        """Every tensor, by the names that `save` takes."""
-        result = dict(self.model.state_dict())
+    def contents(self) -> ModelContents:
+        """The same as plain values."""
+        weights = dict(self.model.state_dict())
         for name, head in self.classification_heads.items():
-            result |= {f"{HEADS}{name}.{key}": value for key, value in head.state_dict().items()}
-        return result
+            weights |= {f"{HEADS}{name}.{key}": value for key, value in head.state_dict().items()}
+        return ModelContents(
+            self.model.config,
+            weights,
+            self.vocabulary,
+            self.provenance,
+            {name: head.config for name, head in self.classification_heads.items()},
+        )
 
 
-def save(
-    folder: Path,
-    weights: Mapping[str, Tensor],
-    config: ModelConfig,
-    tokenizer: tokenizers.Tokenizer | None,
-    provenance: Mapping[str, object],
-    classification_heads: Mapping[str, ClassificationConfig] | None = None,
-) -> None:
-    """Write a model folder; `model.json` comes last, so that a folder with it is whole.
-
-    Args:
-        folder: new, or empty.
-        weights: the language model's, and `classification_heads.NAME.` of each head.
-        config: the architecture.
-        tokenizer: the vocabulary; None where it is not known.
-        provenance: where the model comes from.
-        classification_heads: the heads, by name.
+def save(folder: Path, contents: ModelContents) -> None:
+    """Write a model folder, whole or not at all.
 
     Raises:
         ValueError: the folder holds something already.
     """
     from safetensors.torch import save_file
 
-    if folder.exists() and any(folder.iterdir()):
-        raise ValueError(f"{folder}: is not empty; name a new folder for the model")
-    folder.mkdir(parents=True, exist_ok=True)
-    save_file(
-        {name: tensor.contiguous() for name, tensor in weights.items()},
-        str(folder / "model.safetensors"),
-    )
-    if tokenizer:
-        tokenizer.save(folder / "tokenizer.json")
-    heads = classification_heads or {}
-    write_json(
-        folder / "model.json",
-        {
-            "format": FORMAT,
-            "architecture": config.to_dict(),
-            "classification_heads": {name: head.to_dict() for name, head in heads.items()},
-            "tokenizer": tokenizer.digest() if tokenizer else None,
-            "provenance": dict(provenance),
+    vocabulary = contents.vocabulary
+    weights = {name: tensor.contiguous() for name, tensor in contents.weights.items()}
+    description = {
+        "format": FORMAT,
+        "architecture": contents.config.to_dict(),
+        "classification_heads": {
+            name: head.to_dict() for name, head in contents.classification_heads.items()
         },
-    )
+        "tokenizer": vocabulary.digest() if vocabulary else None,
+        "provenance": dict(contents.provenance),
+    }
+    with new_folder(folder) as partial:
+        save_file(weights, str(partial / "model.safetensors"))
+        if vocabulary:
+            vocabulary.save(partial / "tokenizer.json")
+        write_json(partial / "model.json", description)
 
 
 def load(folder: Path) -> LoadedModel:
@@ -207,9 +210,11 @@ def export(run: Path, output: Path, step: int | None = None) -> int:
     manifest = checkpoints.read_manifest(folder)
     save(
         output,
-        consolidated_weights(folder),
-        ModelConfig.from_dict(manifest["architecture"]),
-        tokenizers.load(run),
-        {"run": run.name, "step": step, "recipe": manifest["recipe"]},
+        ModelContents(
+            ModelConfig.from_dict(manifest["architecture"]),
+            consolidated_weights(folder),
+            tokenizers.load(run),
+            {"run": run.name, "step": step, "recipe": manifest["recipe"]},
+        ),
     )
     return step

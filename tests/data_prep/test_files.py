@@ -4,7 +4,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from data_prep.files import AtomicFile, sha256_of, write_atomically
+import pytest
+
+from data_prep.files import AtomicFile, new_folder, sha256_of, write_atomically
 
 
 def test_file_appears_at_commit_alone(tmp_path: Path) -> None:
@@ -47,3 +49,36 @@ def test_full_disk_is_named_and_leaves_nothing(tmp_path: Path) -> None:
     )
     assert result.stderr.strip() == str(tmp_path / "a")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_folder_appears_when_it_is_whole(tmp_path: Path) -> None:
+    target = tmp_path / "deep" / "target"
+    with new_folder(target) as folder:
+        (folder / "inner").mkdir()
+        (folder / "inner" / "file").write_text("content")
+        assert not target.exists()
+    assert (target / "inner" / "file").read_text() == "content"
+    assert list(target.parent.iterdir()) == [target]
+
+
+def test_folder_that_could_not_be_filled_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError), new_folder(tmp_path / "target") as folder:
+        (folder / "file").write_text("content")
+        raise RuntimeError
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_only_a_new_or_an_empty_folder_is_filled(tmp_path: Path) -> None:
+    empty, full, file = tmp_path / "empty", tmp_path / "full", tmp_path / "file"
+    empty.mkdir()
+    full.mkdir()
+    file.write_text("a file")
+    (full / "file").write_text("theirs")
+    with new_folder(empty) as folder:
+        (folder / "file").write_text("ours")
+    assert (empty / "file").read_text() == "ours"
+    for taken in (full, file):
+        with pytest.raises(ValueError, match=f"{taken.name}: is not empty"), new_folder(taken):
+            pass
+    assert (full / "file").read_text() == "theirs"
+    assert file.read_text() == "a file"

@@ -58,5 +58,6 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     config = presets.build("tiny", "zero-clap", tokenizer.vocab_size, {})
     torch.manual_seed(0)
     folder = tmp_path_factory.mktemp("model") / "tiny"
-    model_folder.save(folder, LanguageModel(config).state_dict(), config, tokenizer, {})
+    weights = LanguageModel(config).state_dict()
+    model_folder.save(folder, model_folder.ModelContents(config, weights, tokenizer, {}))
     return folder

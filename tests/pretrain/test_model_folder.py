@@ -25,8 +25,13 @@ def saved(tokenizer, tmp_path):
     config = presets.build("tiny", "zero-clap", tokenizer.vocab_size, {"initial_beta": 2.0})
     model = LanguageModel(config)
     folder = tmp_path / "deep" / "model"
-    model_folder.save(folder, model.state_dict(), config, tokenizer, {"step": 7})
+    save(folder, model, tokenizer, {"step": 7})
     return folder, model
+
+
+def save(folder, model, tokenizer, provenance):
+    contents = model_folder.ModelContents(model.config, model.state_dict(), tokenizer, provenance)
+    model_folder.save(folder, contents)
 
 
 def change(folder, **values):
@@ -49,7 +54,7 @@ def test_a_folder_with_something_in_it_is_not_written_into(saved, tokenizer):
     folder, model = saved
     before = (folder / "model.json").read_bytes()
     with pytest.raises(ValueError, match="model: is not empty"):
-        model_folder.save(folder, model.state_dict(), model.config, tokenizer, {})
+        save(folder, model, tokenizer, {})
     assert (folder / "model.json").read_bytes() == before
 
 
@@ -130,16 +135,19 @@ def test_classification_heads_come_back_under_their_names(saved, tokenizer, tmp_
         for key, value in head.state_dict().items()
     }
     folder = tmp_path / "with heads"
-    model_folder.save(
-        folder, {**model.state_dict(), **weights}, model.config, tokenizer, {}, configs
-    )
+    everything = {**model.state_dict(), **weights}
+    contents = model_folder.ModelContents(model.config, everything, tokenizer, {}, configs)
+    model_folder.save(folder, contents)
     loaded = model_folder.load(folder)
     assert {name: head.config for name, head in loaded.classification_heads.items()} == configs
     features = torch.randn(2, 5, 32)
     for name, head in loaded.classification_heads.items():
         assert not head.training
         assert torch.equal(head(features, None), heads[name].eval()(features, None))
-    assert loaded.weights().keys() == {**model.state_dict(), **weights}.keys()
+    again = loaded.contents()
+    assert (again.config, again.classification_heads) == (model.config, configs)
+    assert again.weights.keys() == everything.keys()
+    assert all(torch.equal(again.weights[key], value) for key, value in everything.items())
 
 
 @pytest.mark.parametrize(
@@ -155,7 +163,7 @@ def test_a_head_that_does_not_fit_is_named(heads, saved):
 def test_a_model_without_a_vocabulary_takes_ids_and_says_so_when_asked_for_text(saved, tmp_path):
     _, model = saved
     folder = tmp_path / "without"
-    model_folder.save(folder, model.state_dict(), model.config, None, {})
+    save(folder, model, None, {})
     loaded = model_folder.load(folder)
     assert loaded.vocabulary is None
     with pytest.raises(ValueError, match="without: has no vocabulary"):
