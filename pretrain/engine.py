@@ -129,6 +129,7 @@ class Engine:
         self._deepspeed, *_ = deepspeed.initialize(
             model=model, optimizer=adam, config=dict(settings)
         )
+        _zero_padding(parameters)
 
     @property
     def module(self) -> nn.Module:
@@ -229,6 +230,25 @@ class Engine:
         found, _ = self._deepspeed.load_checkpoint(str(folder.parent), tag=folder.name)
         if found is None:
             raise ValueError(f"{folder}: holds no DeepSpeed checkpoint")
+
+
+def _zero_padding(parameters: Sequence[Any]) -> None:
+    """Clear what ZeRO 3 adds to a parameter that the ranks do not divide.
+
+    It is memory as it was found, NaN at times, and goes into every checkpoint. Its gradient is
+    zero, so that once cleared it stays so.
+    """
+    import torch
+    from deepspeed.utils import safe_get_local_fp32_param
+
+    for parameter in parameters:
+        if not hasattr(parameter, "ds_tensor"):
+            return  # not ZeRO 3
+        part = parameter.ds_tensor  # this rank's, of equal size on all ranks
+        real = parameter.ds_numel - torch.distributed.get_rank() * part.numel()
+        padding = slice(min(max(real, 0), part.numel()), None)
+        part.data[padding] = 0
+        safe_get_local_fp32_param(parameter).data[padding] = 0
 
 
 def consolidated_weights(folder: Path) -> dict[str, torch.Tensor]:

@@ -187,6 +187,23 @@ def test_stop_and_resume_gives_the_same_bits_as_not_stopping(name, run_ranks, tm
         assert_same_bits(dict(tensors_in(left)), dict(tensors_in(right)))
 
 
+@pytest.mark.parametrize("name", ["zero1_fp32", "zero2_bf16", "zero3_fp32", "zero3_bf16"])
+def test_no_uninitialised_memory_reaches_a_checkpoint(name, run_ranks, tmp_path):
+    """ZeRO 3 pads what does not divide by the ranks; that padding must not be what was in memory."""
+
+    def saved():
+        torch.use_deterministic_algorithms(True)  # fills new memory with NaN
+        built = build(name, micro=2)
+        train(built, 2, range(2))
+        save(built, tmp_path, 2)
+
+    run_ranks(2, saved)
+    paths = sorted(checkpoints.folder_of(tmp_path, 2).glob("*.pt"))
+    tensors = [pair for path in paths for pair in tensors_in(torch.load(path, weights_only=False))]
+    assert len(tensors) > 4
+    assert [name for name, tensor in tensors if not tensor.isfinite().all()] == []
+
+
 def tensors_in(value, path=""):
     if isinstance(value, torch.Tensor):
         yield path, value
