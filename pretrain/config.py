@@ -68,12 +68,16 @@ class MaskingConfig:
     probability: float = 0.15
     keep_probability: float = 0.1
     random_probability: float = 0.1
+    targets: str = "masked"
+    """What is predicted: the chosen tokens, or all (with keep and random 0: self-masking)."""
 
     def __post_init__(self) -> None:
         """Refuse what is no probability."""
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            check(0.0 <= value <= 1.0, f"masking.{field.name}", value, "in [0, 1]")
+        for name in ("probability", "keep_probability", "random_probability"):
+            value = getattr(self, name)
+            check(0.0 <= value <= 1.0, f"masking.{name}", value, "in [0, 1]")
+        known = ("masked", "all")
+        check(self.targets in known, "masking.targets", self.targets, " or ".join(known))
         check(self.probability > 0.0, "masking.probability", self.probability, "above 0")
         share = self.keep_probability + self.random_probability
         check(share <= 1.0, "masking.keep_probability + random_probability", share, "at most 1")

@@ -37,36 +37,66 @@ class MaskedLM:
     """Random replacements are drawn from [FIRST_WORD_ID, replacement_end)."""
 
     def mask(self, ids: Ids, key: Sequence[int]) -> tuple[Ids, Ids]:
-        """Hide some tokens of one block, as fairseq's MaskTokensDataset does.
-
-        floor(probability * length + u) places are chosen without replacement, u uniform in [0, 1);
-        `<s>` and `</s>` may be among them. Of these, some keep their token, some get a random one,
-        and the rest become `<mask>`.
+        """Hide some tokens of one block.
 
         Args:
             ids: [T], left as it is.
             key: (seed, epoch, block), each at least 0.
 
         Returns:
-            The ids with the places hidden, [T], and the sorted places, [m].
+            The ids with some hidden, [T], and the sorted places to predict, [m].
         """
-        draw = np.random.Generator(np.random.Philox(np.random.SeedSequence(list(key))))
-        masking = self.masking
-        # The sum may round up to the next whole number, beyond the capacity.
-        wanted = int(masking.probability * len(ids) + draw.random())
-        count = min(wanted, self.capacity(len(ids)))
-        places = np.sort(draw.choice(len(ids), count, replace=False))
-        fate = draw.random(count)
-        words = draw.integers(FIRST_WORD_ID, self.replacement_end, count)
-        kept = masking.keep_probability
-        hidden = np.where(fate < kept + masking.random_probability, words, self.mask_id)
-        masked = ids.copy()
-        masked[places] = np.where(fate < kept, ids[places], hidden)
-        return masked, places
+        bits = np.random.Philox(np.random.SeedSequence(list(key)))
+        return self.hide(ids, np.random.RandomState(bits))
+
+    def hide(self, ids: Ids, draw: np.random.RandomState) -> tuple[Ids, Ids]:
+        """Hide some tokens, as fairseq's MaskTokensDataset does, draw by draw.
+
+        floor(probability * length + u) places are chosen without replacement, u uniform in [0, 1);
+        `<s>` and `</s>` may be among them. Of these, some keep their token, some get a random one,
+        and the rest become `<mask>`. Handed numpy's generator in the state that fairseq gives it,
+        the outcome is fairseq's.
+
+        Where every token is a target, each is chosen by itself with the same probability (the
+        original's self-masking, which draws inside the model).
+
+        Args:
+            ids: [T], left as it is.
+            draw: the generator; legacy, because its algorithms will never change.
+
+        Returns:
+            The ids with some hidden, [T], and the sorted places to predict, [m].
+        """
+        masking, length = self.masking, len(ids)
+        if masking.targets == "all":
+            chosen = draw.random_sample(length) < masking.probability
+        else:
+            # The sum may round up to the next whole number, beyond the capacity.
+            wanted = int(masking.probability * length + draw.random_sample())
+            count = min(wanted, self.capacity(length))
+            chosen = np.zeros(length, dtype=bool)
+            chosen[draw.choice(length, count, replace=False)] = True
+        result = ids.copy()
+        spared = masking.keep_probability + masking.random_probability
+        replaced = np.zeros(length, dtype=bool)
+        if spared > 0:
+            shown = chosen & (draw.random_sample(length) < spared)
+            replaced = shown & (draw.random_sample(length) >= masking.keep_probability / spared)
+            result[chosen & ~shown] = self.mask_id
+        else:
+            result[chosen] = self.mask_id
+        words = draw.random_sample(int(replaced.sum())) * (self.replacement_end - FIRST_WORD_ID)
+        result[replaced] = FIRST_WORD_ID + words.astype(np.int64)
+        places = np.arange(length) if masking.targets == "all" else np.flatnonzero(chosen)
+        return result, places
 
     def capacity(self, length: int) -> int:
-        """Most places that `mask` can choose in a block of `length` tokens."""
-        return math.ceil(self.masking.probability * length)
+        """Most places that `mask` can ask for in a block of `length` tokens."""
+        return (
+            length
+            if self.masking.targets == "all"
+            else math.ceil(self.masking.probability * length)
+        )
 
     def collate(
         self, blocks: Sequence[Ids], keys: Sequence[Sequence[int]], length: int
@@ -100,7 +130,7 @@ class MaskedLM:
         }
 
     def loss(self, model: Callable[..., Tensor], batch: Mapping[str, Tensor]) -> Tensor:
-        """Cross-entropy summed over the masked tokens, in nats, computed in fp32."""
+        """Cross-entropy summed over the places to predict, in nats, computed in fp32."""
         from torch.nn.functional import cross_entropy
 
         logits = model(batch["input_ids"], batch["attention_mask"], batch["positions"])

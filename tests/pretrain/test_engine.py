@@ -189,7 +189,7 @@ def test_stop_and_resume_gives_the_same_bits_as_not_stopping(name, run_ranks, tm
 
 @pytest.mark.parametrize("name", ["zero1_fp32", "zero2_bf16", "zero3_fp32", "zero3_bf16"])
 def test_no_uninitialised_memory_reaches_a_checkpoint(name, run_ranks, tmp_path):
-    """ZeRO 3 pads what does not divide by the ranks; that padding must not be what was in memory."""
+    """ZeRO 3 pads what does not divide by the ranks, with memory as it was found."""
 
     def saved():
         torch.use_deterministic_algorithms(True)  # fills new memory with NaN

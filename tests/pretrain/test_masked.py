@@ -65,11 +65,11 @@ def test_capacity_holds_when_rounding_would_carry_over(monkeypatch):
     largest = np.nextafter(1.0, 0.0)
     assert int(0.15 * 100 + largest) == 16
 
-    class Unlucky(np.random.Generator):
-        def random(self, *arguments, **keywords):
-            return largest if not arguments else super().random(*arguments, **keywords)
+    class Unlucky(np.random.RandomState):
+        def random_sample(self, size=None):
+            return largest if size is None else super().random_sample(size)
 
-    monkeypatch.setattr(np.random, "Generator", Unlucky)
+    monkeypatch.setattr(np.random, "RandomState", Unlucky)
     assert len(objective().mask(block(100), (1, 0, 0))[1]) <= objective().capacity(100) == 15
 
 
@@ -151,11 +151,33 @@ def test_the_loss_is_the_summed_cross_entropy_of_the_labelled_places():
     assert seen == [(batch["input_ids"], batch["attention_mask"], batch["positions"])]
 
 
-def test_as_many_tokens_are_hidden_as_the_original_hides(golden):
-    """Its draws cannot be repeated, its counts can: floor or ceiling of 15 %, any place."""
+@pytest.mark.parametrize(("case", "end"), [("omit0", 1005), ("omit1", 1004)])
+@pytest.mark.parametrize("epoch", [1, 2])
+def test_the_original_s_generator_hides_the_very_tokens_that_the_original_hides(
+    case, end, epoch, golden
+):
+    """With a `<mask>` row (omit0), which may be drawn as a random word, and without."""
     tensors = load_file(golden / "masking.safetensors")
+    masked_lm = MaskedLM(MaskingConfig(), 1004, end)
     for number in range(4):
-        length = len(tensors[f"omit0.item{number}"])
-        for epoch in (1, 2):
-            hidden = int((tensors[f"omit0.ep{epoch}.tgt{number}"] != PAD_ID).sum())
-            assert int(0.15 * length) <= hidden <= objective().capacity(length)
+        ids = tensors[f"{case}.item{number}"]
+        seed = int(hash((1, epoch, number)) % 1e6)
+        hidden, places = masked_lm.hide(ids, np.random.RandomState(seed))
+        targets = np.full_like(ids, PAD_ID)
+        targets[places] = ids[places]
+        assert np.array_equal(hidden, tensors[f"{case}.ep{epoch}.src{number}"])
+        assert np.array_equal(targets, tensors[f"{case}.ep{epoch}.tgt{number}"])
+
+
+def test_self_masking_hides_each_token_by_chance_and_asks_for_all():
+    masked_lm = MaskedLM(MaskingConfig(0.15, 0.0, 0.0, "all"), MASK_ID, END)
+    hidden = 0
+    for key in range(500):
+        ids = block(400, seed=key)
+        masked, places = masked_lm.mask(ids, (1, 0, key))
+        assert places.tolist() == list(range(400))
+        assert ((masked == ids) | (masked == MASK_ID)).all()
+        hidden += int((masked == MASK_ID).sum())
+    assert abs(hidden - 30_000) < 5 * (200_000 * 0.15 * 0.85) ** 0.5
+    arrays = masked_lm.collate([block(40), block(5)], [(1, 0, 0), (1, 0, 1)], 40)
+    assert int((arrays["labels"] != IGNORED).sum()) == 45
