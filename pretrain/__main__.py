@@ -82,7 +82,7 @@ def _lengths(text: str) -> list[int]:
 
 
 def _supervise(options: argparse.Namespace) -> int:
-    from pretrain import config as recipes
+    from pretrain import recipe as recipes
     from pretrain.checks import check, refuse_other_recipe
     from pretrain.metrics import METRICS
     from pretrain.plots import plot_loss

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from data_prep.manifest import CorpusManifest, load_manifest
-from pretrain import config as recipes
 from pretrain import deepspeed_settings, ledger
+from pretrain import recipe as recipes
 from pretrain.config import RunConfig
 from pretrain.model import presets
 from pretrain.model.config import ModelConfig

@@ -194,7 +194,7 @@ def export(run: Path, output: Path, step: int | None = None) -> int:
         ValueError: no run, no such checkpoint, or a damaged one.
     """
     from pretrain import checkpoints, ledger
-    from pretrain import config as recipes
+    from pretrain import recipe as recipes
     from pretrain.engine import consolidated_weights
 
     if not (run / "run.yaml").is_file():

@@ -167,7 +167,7 @@ class Supervisor:
         Raises:
             ValueError: another supervisor has it.
         """
-        from pretrain.config import dump
+        from pretrain.recipe import dump
 
         self.config, self.run_folder = config, Path(config.folder)
         self.ledger = self.run_folder / ledger.FILE_NAME

@@ -22,7 +22,7 @@ from data_prep import tokenizer as tokenizers
 from data_prep.corpus import Corpus
 from data_prep.manifest import CorpusManifest
 from pretrain import checkpoints, ledger, metrics
-from pretrain import config as recipes
+from pretrain import recipe as recipes
 from pretrain.batches import Blocks, PretrainingBatches, validation_batches
 from pretrain.checks import check, refuse_other_recipe
 from pretrain.config import RunConfig

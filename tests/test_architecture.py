@@ -120,6 +120,7 @@ WITHOUT_TORCH = [
     "pretrain.ledger",
     "pretrain.schedules",
     "pretrain.config",
+    "pretrain.recipe",
     "pretrain.settings",
     "pretrain.order",
     "pretrain.checks",

@@ -57,13 +57,14 @@ def run(arguments: list[str]) -> None:
 @pytest.fixture(scope="session")
 def recipe(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
     """`recipe.load(folder, *overrides)`: a tiny run of 40 steps on the corpus."""
-    from pretrain import config
+    from pretrain import recipe
+    from pretrain.config import RunConfig
 
     path = tmp_path_factory.mktemp("recipe") / "tiny.yaml"
     path.write_text(RECIPE.format(corpus=corpus))
 
-    def load(folder: Path, *overrides: str) -> config.RunConfig:
-        return config.load(str(path), [f"folder={folder}", *overrides])
+    def load(folder: Path, *overrides: str) -> RunConfig:
+        return recipe.load(str(path), [f"folder={folder}", *overrides])
 
     return SimpleNamespace(load=load, path=path)
 

@@ -8,7 +8,7 @@ import pytest
 from data_prep.corpus import Corpus
 from pretrain import __main__ as command_line
 from pretrain import checkpoints, ledger, metrics, model_folder
-from pretrain import config as recipes
+from pretrain import recipe as recipes
 from pretrain.batches import Blocks
 from pretrain.config import FaultConfig
 

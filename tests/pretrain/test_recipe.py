@@ -1,0 +1,187 @@
+"""Recipes: loading, refusing, keeping."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from pretrain import recipe as recipes
+from pretrain.config import RunConfig
+
+SHIPPED = sorted(path.stem for path in recipes.RECIPES.glob("*.yaml"))
+
+
+def write(folder: Path, name: str, text: str) -> str:
+    (folder / f"{name}.yaml").write_text(text)
+    return str(folder / f"{name}.yaml")
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_every_shipped_recipe_loads(name, tmp_path):
+    config = recipes.load(name)
+    recipes.dump(config, tmp_path / "run.yaml")
+    assert recipes.load(str(tmp_path / "run.yaml")) == config
+    assert "demo" in SHIPPED
+
+
+def test_what_is_dumped_loads_as_the_same_record(tmp_path):
+    config = recipes.load(
+        "demo", ["optimizer.learning_rate=6e-4", "model.overrides.dropout=0.25", "fault.kind=none"]
+    )
+    assert config.optimizer.learning_rate == 6e-4
+    assert config.model.overrides == {"dropout": 0.25, "attention_dropout": 0.0}
+    recipes.dump(config, tmp_path / "run.yaml")
+    assert recipes.load(str(tmp_path / "run.yaml")) == config
+
+
+def test_a_dump_that_is_killed_leaves_the_old_recipe(tmp_path, monkeypatch):
+    import os
+
+    path = tmp_path / "run.yaml"
+    old = RunConfig(folder="old")
+    recipes.dump(old, path)
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "replace", killed)
+    with pytest.raises(KeyboardInterrupt):
+        recipes.dump(RunConfig(folder="new"), path)
+    assert recipes.load(str(path)) == old
+
+
+def test_words_win_over_the_recipe_and_the_recipe_over_its_base(tmp_path):
+    write(tmp_path, "a", "{training: {steps: 20000, seed: 3}, masking: {probability: 0.2}}")
+    write(tmp_path, "b", "{extends: a, training: {seed: 4}, folder: b}")
+    last = write(tmp_path, "c", "{extends: b, folder: c}")
+    config = recipes.load(last, ["training.seed=5"])
+    assert (config.training.steps, config.training.seed, config.folder) == (20000, 5, "c")
+    assert config.masking.probability == 0.2
+    assert recipes.load(last).training.seed == 4
+
+
+def test_a_recipe_may_extend_a_shipped_one(tmp_path):
+    config = recipes.load(write(tmp_path, "mine", "{extends: demo, training: {seed: 9}}"))
+    assert config == dataclasses.replace(
+        recipes.load("demo"), training=dataclasses.replace(recipes.load("demo").training, seed=9)
+    )
+
+
+def test_recipes_that_extend_each_other_are_refused(tmp_path):
+    write(tmp_path, "a", "{extends: b}")
+    with pytest.raises(ValueError, match="extends itself, by way of .*b.yaml.*a.yaml"):
+        recipes.load(write(tmp_path, "b", "{extends: a}"))
+    with pytest.raises(ValueError, match="extends itself"):
+        recipes.load(write(tmp_path, "c", "{extends: c}"))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("- 1", "holds no mapping"),
+        ("", "holds no mapping"),
+        ("{extends: nowhere}", "'nowhere' is neither a file nor one of .*demo"),
+        ("{trainig: {}}", "bad.yaml: unknown key 'trainig'; did you mean 'training'"),
+        ("{model: {size: huge}}", "bad.yaml: model.size: 'huge' .* one of base, large"),
+        ("{model: {variant: clap}}", "model.variant: 'clap' .* one of baseline"),
+        (
+            "{model: {overrides: {dropuot: 0}}}",
+            "unknown key 'model.overrides.dropuot'; did you mean 'dropout'",
+        ),
+        ("{model: {overrides: {vocab_size: 9}}}", "unknown key 'model.overrides.vocab_size'"),
+    ],
+)
+def test_a_bad_recipe_is_refused_by_file_and_key(text, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        recipes.load(write(tmp_path, "bad", text))
+
+
+def test_a_recipe_that_does_not_exist_is_refused_with_the_shipped_names():
+    with pytest.raises(ValueError, match="'nothing' is neither a file nor one of .*demo"):
+        recipes.load("nothing")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ["training.steps=600", "schedule.warmup_steps=600"],
+            "warmup_steps 600 is not below .*steps 600",
+        ),
+        (["schedule.minimum_learning_rate=1"], "minimum_learning_rate 1.0 is above"),
+        (["spike.margin_steps=100"], "= 100 steps is below .* = 110"),
+        (["batch.micro_batch_size=5"], "global_batch_size 16 is not a multiple of .* 5"),
+        (["batch.micro_batch_size=0"], "batch.micro_batch_size: 0"),
+        (["batch.global_batch_size=-4"], "batch.global_batch_size: -4"),
+        (["masking.probability=0"], "masking.probability: 0.0 .* above 0"),
+        (["masking.probability=1.5"], r"masking.probability: 1.5 .* in \[0, 1\]"),
+        (["masking.keep_probability=0.95"], "at most 1"),
+        (["optimizer.learning_rate=0"], "optimizer.learning_rate: 0.0 .* above 0"),
+        (["optimizer.learning_rate=.nan"], "optimizer.learning_rate: nan .* above 0"),
+        (["optimizer.gradient_clipping=-1"], "optimizer.gradient_clipping: -1.0"),
+        (["optimizer.beta2=1"], r"optimizer.beta2: 1.0 .* in \[0, 1\)"),
+        (["optimizer.epsilon=-1e-6"], "optimizer.epsilon: -1e-06 .* 0 or above"),
+        (["optimizer.weight_decay=-1"], "optimizer.weight_decay: -1.0 .* 0 or above"),
+        (["schedule.name=step"], "schedule.name: 'step' .* cosine or linear"),
+        (["schedule.overestimate=0.9"], "schedule.overestimate: 0.9 .* 1 or above"),
+        (["schedule.warmup_steps=-1"], "schedule.warmup_steps: -1"),
+        (["schedule.minimum_learning_rate=-1"], "schedule.minimum_learning_rate: -1.0"),
+        (["training.steps=0"], "training.steps: 0"),
+        (["training.seed=-1"], "training.seed: -1 .* 0 or above"),
+        (["training.ranks=-2"], "training.ranks: -2"),
+        (["training.evaluation_blocks=-1"], "training.evaluation_blocks: -1"),
+        (["training.checkpoint_interval=0"], "training.checkpoint_interval: 0"),
+        (["training.checkpoints_kept=1"], "training.checkpoints_kept: 1 .* at least 2"),
+        (["data.sequence_length=1"], "data.sequence_length: 1"),
+        (["fault.kind=bitflip"], "fault.kind: 'bitflip' .* none or random-labels"),
+        (["spike.minimum_history=65"], "spike.minimum_history 65 is above spike.window 64"),
+        (["spike.patience=0"], "spike.patience: 0"),
+        (["spike.window=0"], "spike.window: 0"),
+        (["spike.minimum_history=0"], "spike.minimum_history: 0"),
+        (["spike.deviations=0"], "spike.deviations: 0.0"),
+        (["spike.max_rollbacks=-1"], "spike.max_rollbacks: -1"),
+        (["spike.hang_seconds=0"], "spike.hang_seconds: 0.0"),
+    ],
+)
+def test_values_that_cannot_be_are_refused_by_name(words, message):
+    with pytest.raises(ValueError, match=message):
+        recipes.load("demo", words)
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        "folder=elsewhere",
+        "batch.micro_batch_size=4",
+        "training.ranks=1",
+        "training.checkpoint_interval=60",
+        "training.evaluation_blocks=3",
+        "training.checkpoints_kept=9",
+        "spike.max_rollbacks=7",
+        "data.corpus=moved",
+    ],
+)
+def test_what_changes_no_result_may_change_on_resume(word):
+    config, changed = recipes.load("demo"), recipes.load("demo", [word])
+    assert changed != config
+    assert recipes.differences(config, changed) == []
+
+
+@pytest.mark.parametrize(
+    ("word", "difference"),
+    [
+        ("training.seed=2", "training.seed: 1, now 2"),
+        ("training.steps=700", "training.steps: 1000, now 700"),
+        ("optimizer.learning_rate=1e-3", "optimizer.learning_rate: 0.002, now 0.001"),
+        ("batch.global_batch_size=64", "batch.global_batch_size: 16, now 64"),
+        ("model.overrides.dropout=0.1", "model.overrides.dropout: 0.0, now 0.1"),
+        ("model.overrides.initial_beta=2", "model.overrides.initial_beta: None, now 2"),
+        ("data.sequence_length=64", "data.sequence_length: 128, now 64"),
+        ("masking.probability=0.3", "masking.probability: 0.15, now 0.3"),
+        ("training.deepspeed=zero1_bf16", "training.deepspeed: 'zero1_fp32', now 'zero1_bf16'"),
+        ("fault.last_step=300", "fault.last_step: 540, now 300"),
+    ],
+)
+def test_what_changes_results_may_not_change_on_resume(word, difference):
+    old = recipes.load("demo")
+    assert recipes.differences(old, recipes.load("demo", [word])) == [difference]
