@@ -113,23 +113,17 @@ class Engine:
             ranks: what `start` returned.
         """
         import deepspeed
-        import torch
+
+        from pretrain import optimizers
 
         self.rank, self.ranks, self.device = ranks.rank, ranks.count, ranks.device
-        parameters = [p for p in model.parameters() if p.requires_grad]
-        adam = torch.optim.AdamW(
-            parameters,
-            lr=optimizer.learning_rate,
-            betas=(optimizer.beta1, optimizer.beta2),
-            eps=optimizer.epsilon,
-            weight_decay=optimizer.weight_decay,
-            fused=True,
-        )
+        self._optimizer = optimizer
+        adam = optimizers.build(model, optimizer)
         self._accumulation = int(settings["gradient_accumulation_steps"])
         self._deepspeed, *_ = deepspeed.initialize(
             model=model, optimizer=adam, config=dict(settings)
         )
-        _zero_padding(parameters)
+        _zero_padding(list(self._deepspeed.module.parameters()))
 
     @property
     def module(self) -> nn.Module:
@@ -152,9 +146,10 @@ class Engine:
         """
         import torch
 
+        from pretrain.optimizers import set_step
+
         assert len(micro_batches) == self._accumulation, (len(micro_batches), self._accumulation)
-        for group in self._deepspeed.optimizer.param_groups:
-            group["lr"] = learning_rate
+        set_step(self._deepspeed.optimizer.param_groups, self._optimizer, learning_rate, step)
         self._deepspeed.train()
         targets = float(sum(batch.targets for batch in micro_batches))
         tokens = float(sum(batch.tokens for batch in micro_batches))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from pretrain import checkpoints, engine
+from pretrain import checkpoints, engine, optimizers
 from pretrain.batches import PretrainingBatches
 from pretrain.config import BatchConfig, FaultConfig, MaskingConfig, OptimizerConfig
 from pretrain.deepspeed_settings import DS_CONFIGS
@@ -95,12 +95,7 @@ def assert_same_bits(left, right):
 def plain():
     """Three steps of an ordinary PyTorch loop: one process, the global batch in one pass."""
     model = fresh_model(0.0)
-    adam = torch.optim.AdamW(
-        model.parameters(),
-        betas=(SMOOTH.beta1, SMOOTH.beta2),
-        eps=SMOOTH.epsilon,
-        weight_decay=0.01,
-    )
+    adam = optimizers.build(model, SMOOTH)
     data, losses, norms = batches(GLOBAL_BATCH), [], []
     for step in range(3):
         (batch,) = data.micro_batches(step, 0, 1)
@@ -108,8 +103,7 @@ def plain():
         loss = data.objective.loss(model, tensors) / batch.targets
         adam.zero_grad()
         loss.backward()
-        for group in adam.param_groups:
-            group["lr"] = LEARNING_RATES[step]
+        optimizers.set_step(adam.param_groups, SMOOTH, LEARNING_RATES[step], step)
         losses.append(loss.item())
         norms.append(float(torch.nn.utils.get_total_norm([p.grad for p in model.parameters()])))
         adam.step()
