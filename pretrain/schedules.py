@@ -16,8 +16,8 @@ def learning_rate(config: RunConfig, step: int) -> float:
         linear: peak * (steps - step) / (steps - warmup)
 
     with period = floor(overestimate * steps), counted from the end of the warm-up as in the
-    original (so that its run ends at 84 % of the half period, above the minimum). A step beyond
-    the period keeps the minimum.
+    original, so that its run ends at 84 % of the half period, above the minimum. No run gets to the
+    period's end, where the original's schedule, and so ours, begins again at the peak.
     """
     peak, minimum = config.optimizer.learning_rate, config.schedule.minimum_learning_rate
     warmup, steps = config.schedule.warmup_steps, config.training.steps
@@ -27,5 +27,5 @@ def learning_rate(config: RunConfig, step: int) -> float:
         return peak * max(0, steps - step) / (steps - warmup)
     # Rounded first: 1.1 * 100 is 110.00000000000001, and 1.1 * 10 must not lose its last step.
     period = math.floor(round(config.schedule.overestimate * steps, 6))
-    phase = min(1.0, (step - warmup) / period)
+    phase = (step - warmup) % period / period
     return minimum + 0.5 * (peak - minimum) * (1.0 + math.cos(math.pi * phase))

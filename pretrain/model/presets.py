@@ -1,7 +1,7 @@
 """Named models: a size and a variant, each a small delta on the defaults of ModelConfig.
 
-The variants are those of the masked-LM study with ALiBi and the CLAP head, as trained on the
-Pile. No other file spells out what a variant is.
+The variants are those of the masked-LM study with ALiBi and the CLAP head (EIFY/fairseq). No other
+file spells out what a variant is.
 """
 
 from __future__ import annotations
@@ -48,19 +48,24 @@ _CLAP: Delta = {
     "embedding_norm": False,
     "dropout": 0.0,
 }
+_ALIBI: Delta = {"position": "alibi"}
+_ZERO_CLAP: Delta = {**_CLAP, **_ALIBI, "mask_embedding": "zero"}
 
 VARIANTS: Mapping[str, Delta] = MappingProxyType(
     {
+        # As trained on the Pile.
         "baseline": {},
         "sinusoidal": {"position": "sinusoidal"},
-        "alibi": {"position": "alibi"},
+        "alibi": _ALIBI,
         "learned-clap": _CLAP,
-        "zero-clap": {
-            **_CLAP,
-            "position": "alibi",
-            "mask_embedding": "zero",
-            "embedding_scale": "sqrt-hidden",
-        },
+        "zero-clap": {**_ZERO_CLAP, "embedding_scale": "sqrt-hidden"},
+        # What else was tried on WikiText-103, and found to make no difference.
+        "alibi-symmetric": {**_ALIBI, "alibi": "symmetric"},
+        "learned-clap-unnormalized": {**_CLAP, "normalize_embeddings": False},
+        "alibi-clap": {**_CLAP, **_ALIBI, "attention_dropout": 0.0},
+        "zero-clap-unscaled": _ZERO_CLAP,
+        "zero-clap-unscaled-unnormalized": {**_ZERO_CLAP, "normalize_embeddings": False},
+        "zero-clap-unscaled-no-dropout": {**_ZERO_CLAP, "attention_dropout": 0.0},
     }
 )
 

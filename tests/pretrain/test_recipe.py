@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 
 from pretrain import recipe as recipes
-from pretrain.config import RunConfig
+from pretrain.config import MaskingConfig, OptimizerConfig, RunConfig
+from pretrain.model import presets
+from pretrain.model.config import ModelConfig
 
 SHIPPED = sorted(path.stem for path in recipes.RECIPES.glob("*.yaml"))
 
@@ -185,3 +187,107 @@ def test_what_changes_no_result_may_change_on_resume(word):
 def test_what_changes_results_may_not_change_on_resume(word, difference):
     old = recipes.load("demo")
     assert recipes.differences(old, recipes.load("demo", [word])) == [difference]
+
+
+# Every configuration that the original published (EIFY/fairseq, config/pretraining):
+# its file, our recipe and variant, and what sets the model apart from RoBERTa.
+CLAP = {"head": "clap", "normalize_embeddings": True, "embedding_norm": False, "dropout": 0.0}
+ALIBI = {"position": "alibi", "alibi": "offset"}
+ZERO = {**CLAP, **ALIBI, "mask_embedding": "zero"}
+PUBLISHED = [
+    ("baseline_pile", "pile-base", "baseline", {}),
+    ("sinusoidal_pile", "pile-base", "sinusoidal", {"position": "sinusoidal"}),
+    ("learned_clap_pile", "pile-base", "learned-clap", CLAP),
+    ("alibi_pile", "pile-base", "alibi", ALIBI),
+    ("zero_clap_pile", "pile-base", "zero-clap", {**ZERO, "embedding_scale": "sqrt-hidden"}),
+    ("large_pile", "pile-large", "baseline", {}),
+    ("learned_clap_large_pile", "pile-large", "learned-clap", CLAP),
+    ("alibi_large_pile", "pile-large", "alibi", ALIBI),
+    ("zero_clap_large_pile", "pile-large", "zero-clap", {**ZERO, "embedding_scale": "sqrt-hidden"}),
+    ("base", "wikitext103", "baseline", {}),
+    ("sinusoidal", "wikitext103", "sinusoidal", {"position": "sinusoidal"}),
+    ("alibi", "wikitext103", "alibi-symmetric", {**ALIBI, "alibi": "symmetric"}),
+    ("alibi_asymmetrical", "wikitext103", "alibi", ALIBI),
+    ("learned_clap", "wikitext103", "learned-clap", CLAP),
+    (
+        "learned_clap_unnormalized",
+        "wikitext103",
+        "learned-clap-unnormalized",
+        {**CLAP, "normalize_embeddings": False},
+    ),
+    ("clap", "wikitext103", "alibi-clap", {**CLAP, **ALIBI, "attention_dropout": 0.0}),
+    (
+        "zero_clap",
+        "wikitext103",
+        "zero-clap-unscaled-no-dropout",
+        {**ZERO, "attention_dropout": 0.0},
+    ),
+    ("zero_clap_attention_dropout", "wikitext103", "zero-clap-unscaled", ZERO),
+    (
+        "zero_clap_unnormalized_attention_dropout",
+        "wikitext103",
+        "zero-clap-unscaled-unnormalized",
+        {**ZERO, "normalize_embeddings": False},
+    ),
+    (
+        "zero_clap_scaled_embedding_attention_dropout",
+        "wikitext103",
+        "zero-clap",
+        {**ZERO, "embedding_scale": "sqrt-hidden"},
+    ),
+    (
+        "zero_clap_self_masking",
+        "wikitext103-self-masking",
+        "zero-clap-unscaled-no-dropout",
+        {**ZERO, "attention_dropout": 0.0},
+    ),
+]
+ROBERTA = {
+    "pile-base": ModelConfig(vocab_size=50265, max_positions=2048),
+    "pile-large": ModelConfig(
+        vocab_size=50265,
+        hidden_size=1024,
+        num_layers=24,
+        num_heads=16,
+        intermediate_size=4096,
+        max_positions=2048,
+    ),
+    "wikitext103": ModelConfig(vocab_size=50265, max_positions=512),
+}
+NUMBERS = {
+    "pile-base": (512, 2048, 133082, 6e-4, 6e-5, "cosine"),
+    "pile-large": (512, 2048, 133082, 4e-4, 4e-5, "cosine"),
+    "wikitext103": (256, 512, 125000, 5e-4, 0.0, "linear"),
+}
+
+
+@pytest.mark.parametrize(
+    ("published", "name", "variant", "apart"), PUBLISHED, ids=[row[0] for row in PUBLISHED]
+)
+def test_every_published_configuration_is_a_recipe_and_a_variant(published, name, variant, apart):
+    config = recipes.load(name, [f"model.variant={variant}"])
+    base = name.removesuffix("-self-masking")
+    model = presets.build(config.model.size, config.model.variant, 50265, config.model.overrides)
+    rows = 50264 if apart.get("mask_embedding") == "zero" else 50265
+    assert model == dataclasses.replace(ROBERTA[base], vocab_size=rows, **apart)
+    assert NUMBERS[base] == (
+        config.batch.global_batch_size,
+        config.data.sequence_length,
+        config.training.steps,
+        config.optimizer.learning_rate,
+        config.schedule.minimum_learning_rate,
+        config.schedule.name,
+    )
+    assert config.optimizer == OptimizerConfig(
+        config.optimizer.learning_rate, 0.9, 0.98, 1e-6, 0.01, "all", 0.0
+    )
+    assert config.schedule.warmup_steps == 10000
+    self_masking = MaskingConfig(0.15, 0.0, 0.0, "all")
+    masking = self_masking if published.endswith("self_masking") else MaskingConfig(0.15, 0.1, 0.1)
+    assert config.masking == masking
+    assert config.training.seed == 1
+
+
+def test_there_are_nine_published_configurations_on_the_pile_and_twelve_on_wikitext():
+    assert len({row[0] for row in PUBLISHED}) == len(PUBLISHED) == 9 + 12
+    assert {row[2] for row in PUBLISHED} == set(presets.VARIANTS)
