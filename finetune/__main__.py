@@ -71,6 +71,12 @@ def _parser() -> argparse.ArgumentParser:
         help="runs at once (default: one a GPU, or one a core where there is none)",
     )
     command.add_argument(
+        "--save-models",
+        action="store_true",
+        help="keep each run's fine-tuned model, after its last epoch, as a model folder in the "
+        "run's folder",
+    )
+    command.add_argument(
         "overrides",
         nargs="*",
         metavar="key=value",
@@ -157,7 +163,13 @@ def _glue(options: argparse.Namespace) -> int:
         raise ValueError(f"--jobs {options.jobs}: accepted: 1 or more, or 0 for one a device")
     weights = WEIGHTS if options.weights == "both" else (options.weights,)
     plans = plan_runs(
-        options.model, options.data, options.tasks, weights, options.seeds, options.overrides
+        options.model,
+        options.data,
+        options.tasks,
+        weights,
+        options.seeds,
+        options.overrides,
+        options.save_models,
     )
     waiting = prepare(options.output, plans)
     _say(f"{options.output}: {len(waiting)} runs to do, {len(plans) - len(waiting)} done before")

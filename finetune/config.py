@@ -18,6 +18,8 @@ from pretrain.settings import apply_override, build, check
 
 PLAN = "run.json"
 RESULT = "result.json"
+MODEL = "model"
+"""A run's folder for the fine-tuned model, where it is kept."""
 LOG = "log.txt"
 
 WEIGHTS = ("pretrained", "random")
@@ -103,6 +105,8 @@ class RunPlan:
     model_sha256: str
     data_sha256: str
     config: FinetuneConfig
+    save_model: bool = False
+    """Whether the model as it is after the last epoch is kept."""
 
     @property
     def name(self) -> str:

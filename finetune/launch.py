@@ -23,7 +23,7 @@ from types import FrameType
 from data_prep.files import sha256_of
 from finetune import config as settings
 from finetune import glue
-from finetune.config import LOG, RESULT, RunPlan, read_plan
+from finetune.config import LOG, MODEL, RESULT, RunPlan, read_plan
 from pretrain.supervisor import free_port
 
 _POLL_SECONDS = 0.1
@@ -37,6 +37,7 @@ def plan_runs(
     weights: Sequence[str],
     seeds: Sequence[int],
     overrides: Sequence[str],
+    save_models: bool = False,
 ) -> list[RunPlan]:
     """Every run of a call, seed by seed, so that whole comparisons are done first.
 
@@ -63,6 +64,7 @@ def plan_runs(
                     model_sha256=model_sha256,
                     data_sha256=data_sha256,
                     config=config,
+                    save_model=save_models,
                 )
             )
     return plans
@@ -93,10 +95,14 @@ def prepare(output: Path, plans: Sequence[RunPlan]) -> list[str]:
                 f"{output / old.name}: is of another kind than the runs asked for; accepted: the "
                 f"same settings, or a new --output ({'; '.join(changed)})"
             )
-    waiting = [plan for plan in plans if not (output / plan.name / RESULT).is_file()]
+    waiting = [plan for plan in plans if not _is_done(output / plan.name, plan.save_model)]
     for plan in waiting:
         plan.write(output / plan.name)
     return [plan.name for plan in waiting]
+
+
+def _is_done(folder: Path, with_model: bool) -> bool:
+    return (folder / RESULT).is_file() and ((folder / MODEL).is_dir() or not with_model)
 
 
 def visible_gpus() -> list[str]:

@@ -1,25 +1,28 @@
 """One fine-tuning run: what `python -m finetune.train RUN_FOLDER` does.
 
 The folder holds run.json, the plan that `python -m finetune glue` wrote; the run adds metrics.jsonl
-(a line a step) and, when it is done, result.json. Read `main`, then `train`.
+(a line a step) and, when it is done, result.json, with model/ beside it where the plan asks for it.
+Read `main`, then `train`.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import fcntl
+import shutil
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from finetune import glue, scores
 from finetune.batches import EncodedExamples, ShuffledBatches
-from finetune.config import RESULT, FinetuneConfig, RunPlan, read_plan
+from finetune.config import MODEL, RESULT, FinetuneConfig, RunPlan, read_plan
 from pretrain import model_folder
 from pretrain.checkpoints import write_json
 from pretrain.config import BatchConfig, OptimizerConfig
@@ -94,7 +97,7 @@ def train(plan: RunPlan, folder: Path) -> dict[str, Any]:
         for split in glue.SPLITS
     )
     ranks = start()
-    engine = _engine(plan, build(loaded, plan, len(task.labels)))
+    engine = _engine(plan, build(loaded, plan, head_config(plan, task)))
     batches = ShuffledBatches(train_set, config.batch_size, plan.seed)
     evaluation = Evaluation(engine, batches, dev_set, task.metrics)
     steps = config.steps(len(train_set))
@@ -111,6 +114,8 @@ def train(plan: RunPlan, folder: Path) -> dict[str, Any]:
         observers=[MetricsWriter(folder, attempt=1), ProgressPrinter(steps), tokens],
     )
     ended = time.perf_counter()
+    if plan.save_model:
+        save_model(engine, loaded, plan, task, folder)
     return {
         "plan": dataclasses.asdict(plan),
         "task": plan.task,
@@ -136,7 +141,9 @@ def longest_input(config: FinetuneConfig, position: str, max_positions: int) -> 
     return min(config.max_tokens, max_positions) if position == "learned" else config.max_tokens
 
 
-def build(loaded: model_folder.LoadedModel, plan: RunPlan, classes: int) -> Classifier:
+def build(
+    loaded: model_folder.LoadedModel, plan: RunPlan, head: ClassificationConfig
+) -> Classifier:
     """The classifier that a run begins with: a function of the model folder and the plan alone."""
     import torch
 
@@ -153,10 +160,52 @@ def build(loaded: model_folder.LoadedModel, plan: RunPlan, classes: int) -> Clas
     model = LanguageModel(architecture)
     if plan.weights == "pretrained":
         model.load_state_dict(loaded.model.state_dict())
-    head = ClassificationConfig(
-        classes, pooling=plan.config.pooling, dropout=plan.config.head_dropout
-    )
     return Classifier(model.encoder, ClassificationHead(architecture.hidden_size, head))
+
+
+def save_model(
+    engine: Engine,
+    loaded: model_folder.LoadedModel,
+    plan: RunPlan,
+    task: glue.Task,
+    folder: Path,
+) -> None:
+    """Write the fine-tuned model, its head under the task's name, into `folder`.
+
+    The language model's head is the pretrained one, which fine-tuning leaves alone.
+    """
+    from pretrain.engine import consolidated_weights
+
+    with TemporaryDirectory(dir=folder, prefix=".weights-") as partial:
+        parts = Path(partial) / "parts"
+        engine.save(parts)
+        trained = consolidated_weights(parts)
+    weights = dict(loaded.model.state_dict())
+    for name, tensor in trained.items():
+        part, _, rest = name.partition(".")
+        weights[f"{model_folder.HEADS}{task.name}.{rest}" if part == "head" else name] = tensor
+    shutil.rmtree(folder / MODEL, ignore_errors=True)  # of a run that did not end
+    contents = model_folder.ModelContents(
+        loaded.model.config,
+        weights,
+        loaded.vocabulary,
+        {
+            "task": plan.task,
+            "weights": plan.weights,
+            "seed": plan.seed,
+            "model": plan.model_sha256,
+            "pretrained": loaded.provenance,
+        },
+        {task.name: head_config(plan, task)},
+    )
+    model_folder.save(folder / MODEL, contents)
+
+
+def head_config(plan: RunPlan, task: glue.Task) -> ClassificationConfig:
+    """The head that a task needs."""
+    return ClassificationConfig(
+        len(task.labels), task.labels, plan.config.pooling, plan.config.head_dropout
+    )
 
 
 def _engine(plan: RunPlan, classifier: Classifier) -> Engine:

@@ -31,7 +31,7 @@ def finished(tiny_model, easy_glue, tmp_path_factory):
     """Two seeds of one command, through the command line."""
     output = tmp_path_factory.mktemp("runs")
     words = ["glue", str(tiny_model), "--data", str(easy_glue), "--tasks", "CoLA"]
-    words += ["--seeds", "1,2", "--output", str(output), "--jobs", "2"]
+    words += ["--seeds", "1,2", "--output", str(output), "--jobs", "2", "--save-models"]
     done = subprocess.run(
         [sys.executable, "-m", "finetune", *words, *QUICK],
         cwd=ROOT,
@@ -63,6 +63,48 @@ def test_runs_learn_and_leave_their_results(finished):
     assert len((output / "results.jsonl").read_text().splitlines()) == 2
     assert "[2/2] CoLA-pretrained-seed" in printed
     assert "| pretrained | 2 |" in printed
+
+
+def test_a_kept_model_gives_the_scores_that_were_reported(finished, tiny_model, easy_glue):
+    import torch
+
+    from finetune import glue
+    from pretrain import model_folder
+    from pretrain.model.classifier import Classifier
+
+    output, *_ = finished
+    examples = glue.find("CoLA").read(easy_glue, "dev")
+    base = model_folder.load(tiny_model).model
+    for seed in (1, 2):
+        folder = output / f"CoLA-pretrained-seed{seed}"
+        loaded = model_folder.load(folder / "model")
+        head = loaded.classification_heads["CoLA"]
+        assert head.config.labels == ("0", "1")
+        classifier = Classifier(loaded.model.encoder, head)
+        right = 0
+        for example in examples:
+            (ids,) = loaded.tokenizer.encode_batch([example.sentence])
+            with torch.no_grad():
+                logits = classifier(torch.tensor([[0, *ids.tolist(), 2]]), None)
+            right += int(logits.argmax()) == example.label
+        assert right / len(examples) == result_of(output, folder.name)["last"]["accuracy"]
+        assert loaded.model.config == base.config
+        assert torch.equal(loaded.model.head.beta, base.head.beta)
+        assert sorted(path.name for path in folder.iterdir() if path.name[0] == ".") == []
+
+
+def test_a_run_whose_model_is_wanted_but_gone_is_done_again(
+    finished, tmp_path, tiny_model, easy_glue
+):
+    output = tmp_path / "runs"
+    shutil.copytree(finished[0], output)
+    shutil.rmtree(output / "CoLA-pretrained-seed2" / "model")
+    wanted = launch.plan_runs(
+        tiny_model, easy_glue, ["CoLA"], ["pretrained"], (1, 2), QUICK, save_models=True
+    )
+    assert launch.prepare(output, wanted) == ["CoLA-pretrained-seed2"]
+    without = plans(tiny_model, easy_glue, *QUICK, seeds=(1, 2))
+    assert launch.prepare(output, without) == []
 
 
 def test_the_same_run_gives_the_same_scores_and_another_seed_others(finished, tmp_path, in_root):
@@ -116,11 +158,12 @@ def test_a_run_that_fails_is_named_with_its_log_and_keeps_no_other_from_its_end(
 def test_pretrained_and_random_weights_differ_in_the_encoder_alone(tiny_model, easy_glue, in_root):
     from finetune import train
     from pretrain import model_folder
+    from pretrain.model.config import ClassificationConfig
 
-    loaded = model_folder.load(tiny_model)
+    loaded, head = model_folder.load(tiny_model), ClassificationConfig(2)
     both = plans(tiny_model, easy_glue, weights=("pretrained", "random"))
-    pretrained, random = (train.build(loaded, plan, 2).state_dict() for plan in both)
-    again = train.build(loaded, both[1], 2).state_dict()
+    pretrained, random = (train.build(loaded, plan, head).state_dict() for plan in both)
+    again = train.build(loaded, both[1], head).state_dict()
     for name, tensor in pretrained.items():
         if name.startswith("encoder."):
             assert tensor.equal(loaded.model.state_dict()[name])
