@@ -171,7 +171,12 @@ def _add_input(parser: argparse.ArgumentParser) -> None:
 def _add_prepare_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--output", type=Path, required=True, help="corpus folder")
-    add("--tokenizer", required=True, help="tokenizer.json, or a folder holding one")
+    add(
+        "--tokenizer",
+        required=True,
+        help="tokenizer.json, a folder holding one or GPT-2's files, or a name on the Hugging Face "
+        "hub, such as roberta-base",
+    )
     add("--max-tokens", type=int, default=2048, help="longest document, <s> and </s> included")
     long = ("drop", "truncate", "split")
     add("--long", choices=long, default="drop", help="longer ones: split makes windows of them")

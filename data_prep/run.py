@@ -82,9 +82,9 @@ def prepare(
         _remove_leftovers(output)
         if overwrite:
             _remove_corpus(output)
+        digest = tokenizer.digest()
         tasks = [
-            ShardTask(index, path, output, settings, tokenizer.digest())
-            for index, path in enumerate(inputs)
+            ShardTask(index, path, output, settings, digest) for index, path in enumerate(inputs)
         ]
         standing = _standing_shards(tasks)
         if len(standing) == len(tasks) and (output / records.FILE_NAME).is_file():

@@ -6,21 +6,29 @@ The ids follow the original's order: `<s>` 0, `<pad>` 1, `</s>` 2, `<unk>` 3, th
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
+from data_prep import gpt2_vocabulary
 from data_prep.files import write_atomically
+from data_prep.gpt2_vocabulary import FIRST_TOKENS, MASK_TOKEN
 
 if TYPE_CHECKING:
     import tokenizers
 
 FILE_NAME = "tokenizer.json"
-_FIRST_TOKENS = ("<s>", "<pad>", "</s>", "<unk>")
-_MASK_TOKEN = "<mask>"
+_ACCEPTED = (
+    f"a {FILE_NAME}; a folder holding one (a prepared corpus, an exported model, what "
+    f"train-tokenizer wrote); a folder holding {', '.join(gpt2_vocabulary.FAIRSEQ_FILES)}, or "
+    f"{', '.join(gpt2_vocabulary.HUGGING_FACE_FILES)}"
+)
+# What the hub may know; a path to a file or into a folder is none.
+_HUB_NAME = re.compile(r"(\w[\w.-]*/)?\w[\w.-]*", re.ASCII)
 
 
 class Tokenizer:
@@ -61,14 +69,24 @@ class Tokenizer:
         return self.decode([id])
 
     def digest(self) -> str:
-        """Hex sha256 of what decides the ids of a text, whatever the layout of the file."""
+        """Hex sha256 of what decides the ids of a text, whatever the layout of the file.
+
+        Equal for vocabularies that came by different ways, such as roberta-base from the hub and
+        from fairseq's files.
+        """
         content = json.loads(self._backend.to_str())
         # Fields that are off are left out, so that a later version of `tokenizers` may add some.
+        model = {name: value for name, value in content["model"].items() if value}
+        # Files differ in whether the model's own table lists the special tokens. No text can write
+        # those, so their ids count, and how a library would look for them in a text does not.
+        if isinstance(model.get("vocab"), dict):
+            del model["vocab"]
         identity = {
-            "model": {name: value for name, value in content["model"].items() if value},
+            "ids": self._backend.get_vocab(with_added_tokens=True),
+            "model": model,
             "normalizer": content["normalizer"],
             "pre_tokenizer": content["pre_tokenizer"],
-            "added_tokens": content["added_tokens"],
+            "added_tokens": [t for t in content["added_tokens"] if not t["special"]],
         }
         canonical = json.dumps(identity, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()
@@ -89,31 +107,52 @@ class Tokenizer:
 
 
 def load(name_or_path: str | Path) -> Tokenizer:
-    """Load a vocabulary from a `tokenizer.json` or from a folder holding one (a corpus, a model).
+    """Load a vocabulary from files of any layout, or from the Hugging Face hub.
+
+    Args:
+        name_or_path: A `tokenizer.json`, or a folder holding one (a corpus, a model); a folder with
+            GPT-2's `encoder.json` and `vocab.bpe` and fairseq's `dict.txt`; one with Hugging Face's
+            `vocab.json` and `merges.txt`. A string that names no path but may be a model of the
+            hub, such as "roberta-base", is looked for there; a `Path` never is.
 
     Raises:
         ValueError: There is none, it cannot be read, or its special ids are not ours.
     """
-    import tokenizers
-
-    path = Path(name_or_path)
-    file = path / FILE_NAME if path.is_dir() else path
-    if not file.is_file():
-        raise ValueError(
-            f"tokenizer {name_or_path}: no such file; accepted: a {FILE_NAME}, or a folder holding "
-            "one (a prepared corpus, an exported model, what train-tokenizer wrote)"
-        )
+    place = _find(name_or_path)
+    contents = gpt2_vocabulary.read(place) if place.is_dir() else None
     try:
-        # The library raises bare Exception for whatever is wrong with the file.
-        backend = tokenizers.Tokenizer.from_str(file.read_text(encoding="utf-8"))
-    except Exception as error:
-        raise ValueError(
-            f"tokenizer {file}: not a {FILE_NAME} of the tokenizers library: {error}"
-        ) from error
-    try:
-        return Tokenizer(backend)
+        return from_vocabulary(*contents) if contents else _from_json(place)
     except ValueError as error:
-        raise ValueError(f"tokenizer {file}: {error}") from error
+        raise ValueError(f"tokenizer {place}: {error}") from error
+
+
+def from_vocabulary(vocab: Mapping[str, int], merges: Sequence[tuple[str, str]]) -> Tokenizer:
+    """The byte-level BPE of a table of ids and its merges, with GPT-2's pretokeniser.
+
+    Args:
+        vocab: Id of each token in GPT-2's alphabet, where each byte is a visible character; special
+            tokens included.
+        merges: Pairs of tokens, the first to be merged first.
+
+    Raises:
+        ValueError: The ids have gaps, a byte or the product of a merge has no id, or the special
+            ids are not ours.
+    """
+    from tokenizers import models, pre_tokenizers
+
+    if sorted(vocab.values()) != list(range(len(vocab))):
+        raise ValueError(f"{len(vocab)} tokens, but their ids are not 0 to {len(vocab) - 1}")
+    # The library would drop such bytes from a text without a word.
+    if missing := sorted(set(pre_tokenizers.ByteLevel.alphabet()) - set(vocab)):
+        raise ValueError(f"{len(missing)} of the 256 bytes have no id, such as {missing[0]!r}")
+    try:
+        # The library raises bare Exception for a merge of what has no id.
+        model = models.BPE(vocab=dict(vocab), merges=list(merges))
+    except Exception as error:
+        raise ValueError(f"ids and merges do not fit together: {error}") from error
+    backend = _byte_level(model)
+    backend.add_special_tokens([*FIRST_TOKENS, MASK_TOKEN])
+    return Tokenizer(backend)
 
 
 def train(texts: Iterator[str], vocab_size: int) -> Tokenizer:
@@ -126,24 +165,21 @@ def train(texts: Iterator[str], vocab_size: int) -> Tokenizer:
     Raises:
         ValueError: No room for the 256 bytes and the special tokens.
     """
-    from tokenizers import Tokenizer as Backend
-    from tokenizers import decoders, models, pre_tokenizers, trainers
+    from tokenizers import models, pre_tokenizers, trainers
 
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    smallest = len(alphabet) + len(_FIRST_TOKENS) + 1
+    smallest = len(alphabet) + len(FIRST_TOKENS) + 1
     if vocab_size < smallest:
         raise ValueError(f"vocabulary size {vocab_size}: accepted: {smallest} or more")
-    backend = Backend(models.BPE())
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
-    backend.decoder = decoders.ByteLevel()
+    backend = _byte_level(models.BPE())
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size - 1,
-        special_tokens=list(_FIRST_TOKENS),
+        special_tokens=list(FIRST_TOKENS),
         initial_alphabet=sorted(alphabet),
         show_progress=False,
     )
     backend.train_from_iterator(texts, trainer)
-    backend.add_special_tokens([_MASK_TOKEN])
+    backend.add_special_tokens([MASK_TOKEN])
     return Tokenizer(backend)
 
 
@@ -152,8 +188,57 @@ def encoder(tokenizer: Tokenizer) -> Callable[[list[str]], list[npt.NDArray[np.i
     return tokenizer.encode_batch
 
 
+def _byte_level(model: "tokenizers.models.Model") -> "tokenizers.Tokenizer":
+    """A model between GPT-2's pretokeniser and its inverse."""
+    from tokenizers import Tokenizer as Backend
+    from tokenizers import decoders, pre_tokenizers
+
+    backend = Backend(model)
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    backend.decoder = decoders.ByteLevel()
+    return backend
+
+
+def _from_json(file: Path) -> Tokenizer:
+    import tokenizers
+
+    try:
+        # The library raises bare Exception for whatever is wrong with the file.
+        backend = tokenizers.Tokenizer.from_str(file.read_text(encoding="utf-8"))
+    except Exception as error:
+        raise ValueError(f"not a {FILE_NAME} of the tokenizers library: {error}") from error
+    return Tokenizer(backend)
+
+
+def _find(name_or_path: str | Path) -> Path:
+    """The `tokenizer.json`, or the folder in another layout, that is meant."""
+    path = Path(name_or_path)
+    if path.is_dir() and not (path / FILE_NAME).exists() and gpt2_vocabulary.is_layout(path):
+        return path
+    file = path / FILE_NAME if path.is_dir() else path
+    if file.is_file():
+        return file
+    if isinstance(name_or_path, str) and not path.exists() and _HUB_NAME.fullmatch(name_or_path):
+        return _download(name_or_path)
+    raise ValueError(f"tokenizer {name_or_path}: no such file; accepted: {_ACCEPTED}")
+
+
+def _download(name: str) -> Path:
+    """The `tokenizer.json` of a model of the hub, in the hub's own cache."""
+    from huggingface_hub import hf_hub_download
+
+    try:
+        return Path(hf_hub_download(name, FILE_NAME))
+    except (OSError, ValueError) as error:
+        reason, *_ = str(error).splitlines() or [""]
+        raise ValueError(
+            f"tokenizer {name}: no such file, and no {FILE_NAME} of that name on the Hugging Face "
+            f"hub ({type(error).__name__}: {reason}); without a network: {_ACCEPTED}"
+        ) from error
+
+
 def _check_special_tokens(backend: "tokenizers.Tokenizer", vocab_size: int) -> None:
-    expected = {token: id for id, token in enumerate(_FIRST_TOKENS)} | {_MASK_TOKEN: vocab_size - 1}
+    expected = {token: id for id, token in enumerate(FIRST_TOKENS)} | {MASK_TOKEN: vocab_size - 1}
     found = {token: backend.token_to_id(token) for token in expected}
     if found != expected:
         raise ValueError(

@@ -26,6 +26,7 @@ os.environ.update(
     TOKENIZERS_PARALLELISM="false",
     CUDA_VISIBLE_DEVICES="",
     DS_ACCELERATOR="cpu",
+    HF_HUB_OFFLINE="1",
 )
 
 RunRanks = Callable[..., list[Any]]

@@ -1,12 +1,21 @@
+import itertools
 import json
+import os
 import pickle
+import random
+import re
+import shutil
+import unicodedata
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import huggingface_hub
 import numpy as np
 import pytest
 import tokenizers
 
-from data_prep.tokenizer import Tokenizer, encoder, load, train
+from data_prep.gpt2_vocabulary import read
+from data_prep.tokenizer import Tokenizer, encoder, from_vocabulary, load, train
 from tests.data_prep.conftest import make_texts
 
 CONTROL_TEXT = "<s> </s><pad><mask> <unk>"
@@ -118,3 +127,391 @@ def test_vocabulary_that_lets_text_write_control_ids_is_refused(
     file.write_text(json.dumps(content))
     with pytest.raises(ValueError, match="encodes to the special ids"):
         load(file)
+
+
+# Other layouts: the same vocabulary in GPT-2's and fairseq's files, in Hugging Face's, on the hub.
+
+
+def contents_of(tokenizer: Tokenizer, folder: Path) -> tuple[dict[str, int], list[list[str]]]:
+    """Ids of all tokens, and the merges."""
+    tokenizer.save(folder / "contents.json")
+    content = json.loads((folder / "contents.json").read_text())
+    (folder / "contents.json").unlink()
+    specials = {token["content"]: token["id"] for token in content["added_tokens"]}
+    return content["model"]["vocab"] | specials, content["model"]["merges"]
+
+
+def write_gpt2(tokenizer: Tokenizer, folder: Path) -> Path:
+    """Write the three files that give this vocabulary; the ids in `encoder.json` are others."""
+    folder.mkdir(parents=True)
+    vocab, merges = contents_of(tokenizer, folder)
+    ordered = sorted(vocab, key=lambda token: vocab[token])[4:-1]
+    bpe_ids = {token: id for id, token in enumerate(sorted(ordered))}
+    (folder / "encoder.json").write_text(json.dumps(bpe_ids))
+    lines = "".join(f"{a} {b}\n" for a, b in merges)
+    (folder / "vocab.bpe").write_text(f"#version: 0.2\n{lines}")
+    (folder / "dict.txt").write_text("".join(f"{bpe_ids[token]} 7\n" for token in ordered))
+    return folder
+
+
+def write_hugging_face(tokenizer: Tokenizer, folder: Path) -> Path:
+    """Write `vocab.json` and `merges.txt`."""
+    folder.mkdir(parents=True)
+    vocab, merges = contents_of(tokenizer, folder)
+    (folder / "vocab.json").write_text(json.dumps(vocab))
+    (folder / "merges.txt").write_text("".join(f"{a} {b}\n" for a, b in merges))
+    return folder
+
+
+def write_hub(tokenizer: Tokenizer, file: Path) -> Path:
+    """Write a `tokenizer.json` in the layout of roberta-base's on the hub."""
+    vocab, merges = contents_of(tokenizer, file.parent)
+    specials = {token: vocab[token] for token in ("<s>", "<pad>", "</s>", "<unk>", "<mask>")}
+    flags = {"special": True, "single_word": False, "rstrip": False, "normalized": False}
+    model = {
+        "dropout": None,
+        "unk_token": None,
+        "continuing_subword_prefix": "",
+        "end_of_word_suffix": "",
+        "fuse_unk": False,
+        "vocab": vocab,
+        "merges": [" ".join(pair) for pair in merges],
+    }
+    content = {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [
+            {"id": id, "content": token, "lstrip": token == "<mask>", **flags}
+            for token, id in specials.items()
+        ],
+        "normalizer": None,
+        "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True},
+        "post_processor": {
+            "type": "RobertaProcessing",
+            "sep": ["</s>", 2],
+            "cls": ["<s>", 0],
+            "trim_offsets": True,
+            "add_prefix_space": False,
+        },
+        "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True},
+        "model": model,
+    }
+    file.write_text(json.dumps(content))
+    return file
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path | Exception], list[tuple[str, str]]]:
+    """`hub(answer)` has the hub answer with a file or an error; gives what it is asked for."""
+    asked: list[tuple[str, str]] = []
+
+    def install(answer: Path | Exception) -> list[tuple[str, str]]:
+        def download(name: str, file: str) -> str:
+            asked.append((name, file))
+            if isinstance(answer, Exception):
+                raise answer
+            return str(answer)
+
+        monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
+        return asked
+
+    return install
+
+
+def test_all_layouts_of_a_vocabulary_give_the_same_ids_and_digest(
+    tokenizer: Tokenizer, tmp_path: Path, hub
+) -> None:
+    asked = hub(write_hub(tokenizer, tmp_path / "tokenizer.json"))
+    copies = [
+        load(write_gpt2(tokenizer, tmp_path / "gpt2")),
+        load(write_hugging_face(tokenizer, tmp_path / "hugging face")),
+        load("roberta-base"),
+        load("someone/roberta-2.0"),
+    ]
+    assert asked == [("roberta-base", "tokenizer.json"), ("someone/roberta-2.0", "tokenizer.json")]
+    texts = [*make_texts(20, 30, seed=3), CONTROL_TEXT, " naïve  東京\n\U0001f600 "]
+    for copy in copies:
+        assert copy.digest() == tokenizer.digest()
+        assert (copy.vocab_size, copy.mask_id) == (tokenizer.vocab_size, tokenizer.mask_id)
+        for one, other in zip(copy.encode_batch(texts), tokenizer.encode_batch(texts), strict=True):
+            assert np.array_equal(one, other)
+            assert copy.decode(one.tolist()) == tokenizer.decode(one.tolist())
+
+
+def test_the_digest_sees_what_changes_the_ids(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    file = write_hub(tokenizer, tmp_path / "tokenizer.json")
+    content = json.loads(file.read_text())
+    digests = {load(file).digest()}
+    vocab = content["model"]["vocab"]
+    a, b = (next(token for token, id in vocab.items() if id == place) for place in (10, 11))
+    for change in (
+        {"model": content["model"] | {"vocab": vocab | {a: vocab[b], b: vocab[a]}}},
+        {"model": content["model"] | {"merges": content["model"]["merges"][::-1]}},
+        {"pre_tokenizer": content["pre_tokenizer"] | {"add_prefix_space": True}},
+        {"normalizer": {"type": "Lowercase"}},
+    ):
+        file.write_text(json.dumps(content | change))
+        digests.add(load(file).digest())
+    assert len(digests) == 5
+    for token in content["added_tokens"]:
+        token["lstrip"] = not token["lstrip"]
+    file.write_text(json.dumps(content))
+    assert load(file).digest() in digests  # no text is matched against a special token
+
+
+def test_words_that_fill_up_a_dictionary_have_ids_that_no_text_gives(
+    tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    folder = write_gpt2(tokenizer, tmp_path / "gpt2")
+    with (folder / "dict.txt").open("a") as file:
+        file.write("madeupword0000 0\nmadeupword0001 0\n")
+    filled = load(folder)
+    assert filled.vocab_size == tokenizer.vocab_size + 2
+    words = {filled.token_text(id): id for id in range(filled.vocab_size)}
+    assert words["madeupword0000"] == tokenizer.mask_id
+    assert words["<mask>"] == filled.mask_id == tokenizer.mask_id + 2
+    [ids] = filled.encode_batch(["madeupword0000 <mask>madeupword0001"])
+    assert ids.max() < tokenizer.mask_id
+
+
+def test_a_folder_s_tokenizer_json_comes_before_other_layouts(
+    tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    folder = write_gpt2(train(iter(["other"]), 261), tmp_path / "both")
+    tokenizer.save(folder / "tokenizer.json")
+    assert load(folder).digest() == tokenizer.digest()
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "words"),
+    [
+        (
+            "dict.txt",
+            None,
+            r"gpt2: lacks dict\.txt; accepted: encoder\.json, vocab\.bpe, dict\.txt",
+        ),
+        ("encoder.json", None, r"gpt2: lacks encoder\.json"),
+        ("encoder.json", "[1", r"encoder\.json: is no JSON"),
+        ("encoder.json", "[1, 2]", r"encoder\.json: accepted: one JSON object"),
+        ("encoder.json", '{"a": true}', r"encoder\.json: accepted: one JSON object"),
+        ("encoder.json", '{"a": 4, "b": 4}', r"encoder\.json: 'a' and 'b' both have id 4"),
+        ("vocab.bpe", "#version: 0.2\na b c\n", r"vocab\.bpe: line 2: 'a b c' is no pair"),
+        ("vocab.bpe", "t h\nt z\n", r"vocab\.bpe: line 2: the vocabulary lacks 'tz'"),
+        ("vocab.bpe", "t h\ni n\nt h\n", r"vocab\.bpe: line 3: 't h' is on line 1 already"),
+        ("vocab.bpe", b"\xff", r"vocab\.bpe: is not UTF-8 at byte 0"),
+        ("dict.txt", "5 1\n6\n", r"dict\.txt: line 2: '6' is no \"BPE-ID COUNT\""),
+        ("dict.txt", "5 1\n6 x\n", r"dict\.txt: line 2: '6 x' is no"),
+        ("dict.txt", "5 1\n\n6 1\n", r"dict\.txt: line 2: '' is no"),
+        ("dict.txt", "5 1\n9999 1\n", r"dict\.txt: line 2: encoder\.json has no id '9999'"),
+        ("dict.txt", "word 1\n", r"dict\.txt: line 1: encoder\.json has no id 'word'"),
+        ("dict.txt", "5 1\n6 1\n5 2\n", r"dict\.txt: line 3: 5 is on line 1 already"),
+        ("dict.txt", "5 1\n6 1\n", r"dict\.txt: lacks 313 ids of encoder\.json, such as 0"),
+    ],
+)
+def test_a_damaged_file_is_named_with_its_line(
+    tokenizer: Tokenizer, tmp_path: Path, file: str, change: str | bytes | None, words: str
+) -> None:
+    path = write_gpt2(tokenizer, tmp_path / "gpt2") / file
+    if change is None:
+        path.unlink()
+    else:
+        path.write_bytes(change if isinstance(change, bytes) else change.encode())
+    with pytest.raises(ValueError, match=words) as caught:
+        load(tmp_path / "gpt2")
+    assert str(tmp_path) in str(caught.value)
+
+
+def test_hugging_face_files_are_checked_too(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    folder = write_hugging_face(tokenizer, tmp_path / "files")
+    (folder / "merges.txt").unlink()
+    with pytest.raises(ValueError, match=r"files: lacks merges\.txt"):
+        load(folder)
+    (folder / "merges.txt").write_text("t h\nq q\n")
+    with pytest.raises(ValueError, match=r"merges\.txt: line 2: the vocabulary lacks 'qq'"):
+        load(folder)
+
+
+def test_a_table_that_is_no_vocabulary_of_ours_is_refused(
+    tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    vocab, merges = contents_of(tokenizer, tmp_path)
+    pairs = [(a, b) for a, b in merges]
+    assert from_vocabulary(vocab, pairs).digest() == tokenizer.digest()
+    with pytest.raises(ValueError, match="321 tokens, but their ids are not 0 to 320"):
+        from_vocabulary(vocab | {"one more": 900}, pairs)
+    renamed = {"renamed" if token == "a" else token: id for token, id in vocab.items()}
+    with pytest.raises(ValueError, match="1 of the 256 bytes have no id, such as 'a'"):
+        from_vocabulary(renamed, [])
+    for swapped in ({"<s>": 1, "<pad>": 0}, {"<mask>": vocab["a"], "a": vocab["<mask>"]}):
+        with pytest.raises(ValueError, match="special ids .*; accepted: "):
+            from_vocabulary(vocab | swapped, pairs)
+    with pytest.raises(ValueError, match="ids and merges do not fit together"):
+        from_vocabulary(vocab, [("t", "nowhere")])
+
+
+def test_a_name_is_looked_for_on_the_hub_and_a_path_never_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hub
+) -> None:
+    asked = hub(OSError("nobody answers\nat length"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    for path in ("./nowhere", "a/b/c", "/nowhere", "../x", "folder", "", Path("roberta-base")):
+        with pytest.raises(ValueError, match="no such file"):
+            load(path)
+    assert not asked
+    with pytest.raises(ValueError, match=r"roberta-base: no such file, .*hub.*nobody") as caught:
+        load("roberta-base")
+    assert asked == [("roberta-base", "tokenizer.json")]
+    assert len(str(caught.value).splitlines()) <= 2
+    for way in (
+        "OSError: nobody answers",
+        "without a network",
+        "encoder.json, vocab.bpe, dict.txt",
+    ):
+        assert way in str(caught.value)
+
+
+def test_another_kind_of_vocabulary_from_the_hub_is_refused(tmp_path: Path, hub) -> None:
+    from tokenizers import models
+
+    hub(tmp_path / "tokenizer.json")
+    tokenizers.Tokenizer(models.BPE()).save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(ValueError, match=r"tokenizer\.json: special ids"):
+        load("gpt2")
+
+
+# GPT-2's own files, beside a reading of the paper in twenty lines.
+
+
+@pytest.fixture(scope="session")
+def gpt2_files() -> Path:
+    shared = os.environ.get("ZEROCLAP_SHARED")
+    if not shared:
+        pytest.skip("ZEROCLAP_SHARED is not set; it names the folder that holds data/gpt2")
+    return Path(shared) / "data/gpt2"
+
+
+@pytest.fixture(scope="session")
+def roberta(gpt2_files: Path) -> Tokenizer:
+    return load(gpt2_files)
+
+
+class PlainBpe:
+    """GPT-2's encoder and fairseq's dictionary, as slow as they are plain."""
+
+    def __init__(self, folder: Path) -> None:
+        regex = pytest.importorskip("regex", reason="reads GPT-2's pattern; transformers has it")
+        self.words = regex.compile(
+            r"'(?:s|t|re|ve|m|ll|d)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+        ).findall
+        self.bpe_ids = json.loads((folder / "encoder.json").read_text())
+        merges = (folder / "vocab.bpe").read_text(encoding="utf-8").splitlines()[1:]
+        self.ranks = {tuple(pair.split()): rank for rank, pair in enumerate(merges)}
+        symbols = [line.split()[0] for line in (folder / "dict.txt").read_text().splitlines()]
+        self.ids = {symbol: id for id, symbol in enumerate(symbols, start=4)}
+        visible = [b for b in range(256) if chr(b).isprintable() and chr(b) != " "]
+        hidden = [b for b in range(256) if b not in visible]
+        self.letters = {b: chr(b) for b in visible} | {
+            b: chr(256 + place) for place, b in enumerate(hidden)
+        }
+
+    def encode(self, text: str) -> list[int]:
+        return [id for word in self.words(text) for id in self._word(word)]
+
+    def _word(self, word: str) -> Iterator[int]:
+        parts = [self.letters[byte] for byte in word.encode()]
+        while len(parts) > 1:
+            best = min(itertools.pairwise(parts), key=lambda pair: self.ranks.get(pair, 1e9))
+            if best not in self.ranks:
+                break
+            merged: list[str] = []
+            for part in parts:
+                if merged and (merged[-1], part) == best:
+                    merged[-1] += part
+                else:
+                    merged.append(part)
+            parts = merged
+        return (self.ids[str(self.bpe_ids[part])] for part in parts)
+
+
+def test_gpt2_s_files_give_the_original_s_ids(roberta: Tokenizer) -> None:
+    assert (roberta.vocab_size, roberta.mask_id) == (50265, 50264)
+    expected = {"Hello world": [31414, 232], " world": [232], "world": [8331], ".": [4], "": []}
+    for text, ids in expected.items():
+        assert roberta.encode_batch([text])[0].tolist() == ids
+    names = {4: ".", 50260: "<|endoftext|>", 50261: "madeupword0000", 50263: "madeupword0002"}
+    assert {id: roberta.token_text(id) for id in names} == names
+
+
+def test_special_words_of_gpt2_are_text(roberta: Tokenizer) -> None:
+    text = "a<|endoftext|>b madeupword0000 madeupword0001madeupword0002 <mask> </s>"
+    [ids] = roberta.encode_batch([text])
+    assert ids.min() > 3
+    assert ids.max() < 50260
+    assert roberta.decode(ids.tolist()) == text
+
+
+def varied_texts() -> list[str]:
+    """Prose of several scripts, odd white space, and characters drawn from all of Unicode 3.2.
+
+    Later characters are letters to one library and unknown to another.
+    """
+    draw = random.Random(0)
+    known = [
+        chr(code)
+        for code in range(0x110000)
+        if unicodedata.ucd_3_2_0.category(chr(code)) not in ("Cn", "Cs", "Co")
+    ]
+    letters = "aA é'\n\t 1²0,.ßЖ漢가ا\u0301\u00a0\u2003\u200d\x1c\x85\U0001f600"
+    return [
+        "It's what we've said: they'll go, I'd stay, you're THEY'LL.  Twice \n\n\n spaced\t\t.",
+        "def f(x):\n    return {x: [1_000, 3.14e-10]}  # naïve café — “quotes”…\r\n",
+        "東京都の人口は約1400万人です。 Привет, мир! مرحبا بالعالم. שלום 안녕하세요 ไทย हिन्दी",
+        "👩‍👩‍👧‍👦 🇰🇷 é vs é \u200b zero\ufeffwidth",
+        "a<|endoftext|>b <s> </s> <mask> madeupword0000",
+        " leading",
+        "trailing ",
+        "   ",
+        "\n",
+        "\x00\x01\x7f",
+        "x" * 300,
+        "1" * 50,
+        "!?" * 60,
+        *("".join(draw.choices(letters, k=80)) for _ in range(200)),
+        *("".join(draw.choices(known, k=60)) for _ in range(300)),
+    ]
+
+
+def test_ids_of_any_text_are_those_of_gpt2_s_encoder(roberta: Tokenizer, gpt2_files: Path) -> None:
+    plain = PlainBpe(gpt2_files)
+    texts = varied_texts()
+    for text, ids in zip(texts, roberta.encode_batch(texts), strict=True):
+        assert ids.tolist() == plain.encode(text), text
+        assert roberta.decode(ids.tolist()) == text
+
+
+def test_a_dictionary_without_its_last_words_gives_the_same_ids_below_the_mask(
+    roberta: Tokenizer, gpt2_files: Path, tmp_path: Path
+) -> None:
+    """The published zero-mask models want two `madeupword`s less."""
+    for name in ("encoder.json", "vocab.bpe"):
+        shutil.copy(gpt2_files / name, tmp_path / name)
+    lines = (gpt2_files / "dict.txt").read_text()
+    (tmp_path / "dict.txt").write_text(re.sub(r"madeupword000[12] 0\n", "", lines))
+    shorter = load(tmp_path)
+    assert shorter.mask_id == 50262
+    texts = varied_texts()[:10]
+    for one, other in zip(shorter.encode_batch(texts), roberta.encode_batch(texts), strict=True):
+        assert np.array_equal(one, other)
+
+
+def test_roberta_base_of_the_hub_is_gpt2_s_vocabulary_in_fairseq_s_order(
+    roberta: Tokenizer, gpt2_files: Path, tmp_path: Path, hub
+) -> None:
+    hub(write_hub(roberta, tmp_path / "tokenizer.json"))
+    from_hub = load("roberta-base")
+    assert from_hub.digest() == roberta.digest() == from_vocabulary(*read(gpt2_files)).digest()
+    assert from_hub.encode_batch(["Hello <mask>world"])[0].tolist() == (
+        roberta.encode_batch(["Hello <mask>world"])[0].tolist()
+    )

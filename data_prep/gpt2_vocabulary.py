@@ -1,0 +1,102 @@
+"""GPT-2's byte-level BPE in the files that others publish it in, read to ids and merges.
+
+`tokenizer.from_vocabulary` makes a vocabulary of them. Two layouts are known:
+
+    encoder.json  vocab.bpe  dict.txt     GPT-2's own files, and fairseq's order of its ids
+    vocab.json    merges.txt              Hugging Face's slow RoBERTa tokenizer, in its final order
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+FAIRSEQ_FILES = ("encoder.json", "vocab.bpe", "dict.txt")
+HUGGING_FACE_FILES = ("vocab.json", "merges.txt")
+# The ids before and after a dictionary's own, in fairseq's order.
+FIRST_TOKENS = ("<s>", "<pad>", "</s>", "<unk>")
+MASK_TOKEN = "<mask>"
+# What fairseq fills a dictionary up with; no text encodes to them.
+_FILLER = "madeupword"
+
+Ids = dict[str, int]
+Merges = list[tuple[str, str]]
+
+
+def is_layout(folder: Path) -> bool:
+    """Whether a folder holds a file of one of the two layouts."""
+    return any((folder / name).exists() for name in (*FAIRSEQ_FILES, *HUGGING_FACE_FILES))
+
+
+def read(folder: Path) -> tuple[Ids, Merges]:
+    """Id of each token, and the merges from first to last, of a folder in either layout.
+
+    Tokens are written in GPT-2's alphabet, where each byte is a visible character.
+
+    Raises:
+        ValueError: A file is missing or damaged; it is named, with the line.
+    """
+    is_fairseq = any((folder / name).exists() for name in FAIRSEQ_FILES)
+    names = FAIRSEQ_FILES if is_fairseq else HUGGING_FACE_FILES
+    if missing := [name for name in names if not (folder / name).is_file()]:
+        raise ValueError(f"{folder}: lacks {', '.join(missing)}; accepted: {', '.join(names)}")
+    ids = _read_ids(folder / names[0])
+    merges = _read_merges(folder / names[1], ids)
+    return (_in_order_of(folder / "dict.txt", ids) if is_fairseq else ids), merges
+
+
+def _read_ids(path: Path) -> Ids:
+    try:
+        ids = json.loads(_text(path))
+    except ValueError as error:
+        raise ValueError(f"{path}: is no JSON: {error}") from error
+    # bool is an int to isinstance
+    if not isinstance(ids, dict) or not all(type(id) is int for id in ids.values()):
+        raise ValueError(f"{path}: accepted: one JSON object of tokens and their whole-number ids")
+    tokens: dict[int, str] = {}
+    for token, id in ids.items():
+        if tokens.setdefault(id, token) != token:
+            raise ValueError(f"{path}: {tokens[id]!r} and {token!r} both have id {id}")
+    return ids
+
+
+def _read_merges(path: Path, ids: Mapping[str, int]) -> Merges:
+    merges: dict[tuple[str, str], int] = {}
+    for number, line in enumerate(_text(path).split("\n"), start=1):
+        if not line or (number == 1 and line.startswith("#version")):
+            continue
+        parts = line.split(" ")
+        if len(parts) != 2:
+            raise ValueError(f"{path}: line {number}: {line!r} is no pair of tokens")
+        for token in (*parts, "".join(parts)):
+            if token not in ids:
+                raise ValueError(f"{path}: line {number}: the vocabulary lacks {token!r}")
+        first = merges.setdefault((parts[0], parts[1]), number)
+        if first != number:
+            raise ValueError(f"{path}: line {number}: {line!r} is on line {first} already")
+    return list(merges)
+
+
+def _in_order_of(path: Path, bpe_ids: Mapping[str, int]) -> Ids:
+    """The ids that a fairseq dictionary gives; its lines are "BPE-ID COUNT", or fillers."""
+    tokens = {str(id): token for token, id in bpe_ids.items()}
+    lines: dict[str, int] = {}
+    for number, line in enumerate(_text(path).removesuffix("\n").split("\n"), start=1):
+        symbol, _, count = line.rpartition(" ")
+        if not symbol or not count.isdecimal():
+            raise ValueError(f'{path}: line {number}: {line!r} is no "BPE-ID COUNT"')
+        if symbol not in tokens and not symbol.startswith(_FILLER):
+            raise ValueError(f"{path}: line {number}: encoder.json has no id {symbol!r}")
+        if symbol in lines:
+            raise ValueError(f"{path}: line {number}: {symbol} is on line {lines[symbol]} already")
+        lines[symbol] = number
+    if missing := [id for id in tokens if id not in lines]:
+        raise ValueError(f"{path}: lacks {len(missing)} ids of encoder.json, such as {missing[0]}")
+    ordered = [*FIRST_TOKENS, *(tokens.get(symbol, symbol) for symbol in lines), MASK_TOKEN]
+    return {token: id for id, token in enumerate(ordered)}
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: is not UTF-8 at byte {error.start}") from error
