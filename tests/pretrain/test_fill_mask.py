@@ -6,6 +6,7 @@ import torch
 from data_prep import tokenizer as tokenizers
 from pretrain.fill_mask import fill_mask
 from pretrain.model import presets
+from pretrain.model.language_model import LanguageModel
 
 
 @pytest.fixture(scope="module")
@@ -13,15 +14,17 @@ def tokenizer(corpus):
     return tokenizers.load(corpus)
 
 
-class Reader:
+class Reader(torch.nn.Module):
     """Stands where a model does: remembers what it reads, and likes given words."""
 
     def __init__(self, tokenizer, *likes):
+        super().__init__()
         self.config = presets.build("tiny", "zero-clap", tokenizer.vocab_size, {})
+        self.weight = torch.nn.Parameter(torch.zeros(1))
         self.likes = [tokenizer.encode_batch([word])[0].tolist()[0] for word in likes]
         self.read = None
 
-    def __call__(self, ids, attention_mask, places):
+    def forward(self, ids, attention_mask, places):
         self.read = ids[0].tolist()
         logits = torch.zeros(len(places), self.config.vocab_size)
         for mask in range(len(places)):
@@ -40,12 +43,63 @@ def test_a_space_before_the_mask_belongs_to_the_filler(tokenizer):
     )
 
 
-def test_a_filler_without_a_space_leaves_the_text_its_own(tokenizer):
+@pytest.mark.parametrize(
+    ("text", "filler", "filled"),
+    [
+        ("<mask> value", "s", "s value"),
+        (" <mask> value", " the", " the value"),
+        ("of <mask>.", " the", "of the."),
+        ("of <mask>.", "s", "ofs."),  # what the model was asked about: "of<mask>."
+        ("value<mask>.", "s", "values."),
+        ("of  <mask>.", " the", "of  the."),
+        ("of\n<mask>.", "s", "of\ns."),
+        ("of\n <mask>. \n", " the", "of\n the. \n"),
+    ],
+)
+def test_the_filled_text_is_what_the_model_read(tokenizer, text, filler, filled):
+    reader = Reader(tokenizer, filler)
+    ((best,),) = fill_mask(reader, tokenizer, text, top_k=1)
+    assert (best.token, best.text) == (filler, filled)
+    chosen = tokenizer.encode_batch([filler])[0].tolist()[0]
+    read = [chosen if id == tokenizer.mask_id else id for id in reader.read[1:-1]]
+    assert tokenizer.decode(read) == filled
+
+
+@pytest.mark.parametrize("text", ["<mask> <mask>", "of <mask> <mask>.", "of<mask><mask>."])
+def test_masks_in_a_row_have_nothing_between_them(tokenizer, text):
+    reader = Reader(tokenizer, " the", "s")
+    first, second = fill_mask(reader, tokenizer, text, top_k=1)
+    inside = tokenizer.encode_batch(["of"])[0].tolist() if text.startswith("of") else []
+    end = tokenizer.encode_batch(["."])[0].tolist() if text.endswith(".") else []
+    assert reader.read == [0, *inside, tokenizer.mask_id, tokenizer.mask_id, *end, 2]
+    assert first[0].text == text.replace(" <mask>" if "of <" in text else "<mask>", " the", 1)
+    assert second[0].text == "s".join(text.rsplit(" <mask>" if " <" in text else "<mask>", 1))
+
+
+@pytest.mark.parametrize(
+    "text", ["The value of <mask>.", "<mask> is the value.", "The<mask> value", "the <mask>"]
+)
+def test_the_ids_are_the_original_s(tokenizer, text):
+    """It strips each piece's end, and joins their ids around the mask's."""
     reader = Reader(tokenizer, "s")
-    ((filler,),) = fill_mask(reader, tokenizer, "of <mask>.", top_k=1)
-    assert (filler.token, filler.text) == ("s", "of s.")
-    ((filler,),) = fill_mask(reader, tokenizer, "value<mask>.", top_k=1)
-    assert filler.text == "values."
+    fill_mask(reader, tokenizer, text, top_k=1)
+    before, after = tokenizer.encode_batch([piece.rstrip() for piece in text.split("<mask>")])
+    assert reader.read == [0, *before, tokenizer.mask_id, *after, 2]
+
+
+def test_a_mask_without_a_row_may_have_any_id_behind_the_rows(tokenizer):
+    """Published zero-mask models have fewer rows than their vocabulary has ids."""
+    torch.manual_seed(0)
+    config = presets.build("tiny", "zero-clap", tokenizer.vocab_size - 2, {})
+    model = LanguageModel(config).eval()
+    assert config.vocab_size < tokenizer.mask_id - 1
+    (fillers,) = fill_mask(model, tokenizer, "of <mask> value", top_k=config.vocab_size)
+    known = {tokenizer.token_text(id) for id in range(config.vocab_size)}
+    assert {filler.token for filler in fillers} == known
+    of, value = tokenizer.encode_batch(["of", " value"])
+    ids = torch.tensor([[0, *of, config.vocab_size, *value, 2]])
+    expected = model(ids, None, torch.tensor([1 + len(of)])).softmax(-1).max()
+    assert fillers[0].probability == pytest.approx(expected.item())
 
 
 def test_each_of_several_masks_is_filled_with_the_others_left(tokenizer):
