@@ -13,10 +13,16 @@ from typing import TypeVar, cast, get_args, get_origin, get_type_hints
 
 from data_prep.files import write_atomically
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 FILE_NAME = "manifest.json"
 SPLITS = ("train", "valid")
-LONG_CHOICES = ("drop", "truncate", "split")
+CHOICES = {
+    "long": ("drop", "truncate", "split"),
+    "duplicates": ("keep", "drop"),
+    "damaged": ("fail", "keep"),
+    "unit": ("document", "sentence"),
+}
+ROLES = ("both", "train", "valid")
 
 T = TypeVar("T")
 
@@ -26,9 +32,12 @@ class Settings:
     """What a user decides about a corpus; lengths count `<s>`, the ids and `</s>`."""
 
     max_tokens: int = 2048
-    long: str = "drop"  # what happens to longer documents: one of LONG_CHOICES
+    long: str = "drop"  # what happens to longer documents
     min_tokens: int = 0
     valid_fraction: float = 0.001
+    duplicates: str = "keep"  # what happens to a text that came before, in whatever input
+    damaged: str = "fail"  # what happens to an input cut short: no shard, or what was whole
+    unit: str = "document"  # what a sequence of the binaries is
 
     def __post_init__(self) -> None:
         """Refuse what makes no sense."""
@@ -41,8 +50,10 @@ class Settings:
             raise ValueError(
                 f"min-tokens {self.min_tokens}: accepted: 0 to max-tokens ({self.max_tokens})"
             )
-        if self.long not in LONG_CHOICES:
-            raise ValueError(f"long {self.long!r}: accepted: {', '.join(LONG_CHOICES)}")
+        for name, accepted in CHOICES.items():
+            if getattr(self, name) not in accepted:
+                value = getattr(self, name)
+                raise ValueError(f"{name} {value!r}: accepted: {', '.join(accepted)}")
         if not 0 <= self.valid_fraction < 1:
             raise ValueError(
                 f"valid-fraction {self.valid_fraction}: accepted: 0 or more, and less than 1"
@@ -56,6 +67,7 @@ class InputFile:
     path: str
     size_bytes: int
     sha256: str
+    role: str = "both"  # the splits that its documents go to: one of ROLES
 
 
 @dataclass
@@ -95,6 +107,7 @@ class ShardFiles:
 
     stem: str  # relative to the corpus folder, as "train/shard-00000"
     documents: int
+    sequences: int  # as many as documents, or their sentences
     tokens: int
     size_bytes: int  # of the .bin
     bin_sha256: str
@@ -125,6 +138,8 @@ class ShardManifest:
     input_modified_ns: int
     settings: Settings
     tokenizer_digest: str
+    encoder: str  # library and version that gave the ids; for the record, ids do not depend on it
+    damage: str | None  # what was wrong with an input that was kept as far as it was whole
     files: dict[str, ShardFiles]  # by split; a split without documents has no files
     kept: dict[str, dict[str, Count]]  # by split and subset
     cut: int  # documents shortened or made into windows, as settings.long says
@@ -141,7 +156,9 @@ class CorpusManifest:
     vocab_size: int
     special_ids: dict[str, int]
     dtype: str
+    encoders: list[str]
     settings: Settings
+    damages: list[str]
     inputs: list[InputFile]
     shards: dict[str, list[ShardFiles]]  # by split, in the order of the inputs
     subsets: list[str]

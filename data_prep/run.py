@@ -166,7 +166,9 @@ def _merge(shards: Sequence[ShardManifest], tokenizer: Tokenizer, output: Path) 
             name: getattr(tokenizer, f"{name}_id") for name in ("bos", "pad", "eos", "unk", "mask")
         },
         dtype=str(dtype_for(tokenizer.vocab_size)),
+        encoders=sorted({shard.encoder for shard in shards}),
         settings=shards[0].settings,
+        damages=[shard.damage for shard in shards if shard.damage],
         inputs=[shard.input for shard in shards],
         shards=files,
         subsets=_subset_table(tally),

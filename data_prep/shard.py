@@ -49,6 +49,7 @@ class ShardTask:
     corpus: Path
     settings: Settings
     tokenizer_digest: str
+    role: str = "both"
 
     @property
     def name(self) -> str:
@@ -85,7 +86,7 @@ def prepare_shard(task: ShardTask, progress: Progress = lambda *_: None) -> Shar
     if standing := standing_manifest(task):
         return standing
     before = _input_state(task.input)
-    input_file = InputFile(str(task.input), before[0], _hash_input(task.input))
+    input_file = InputFile(str(task.input), before[0], _hash_input(task.input), task.role)
     tokenizer = load(task.corpus / TOKENIZER_FILE)
     encode = encoder(tokenizer)
     shard = _Shard(task, tokenizer)
@@ -101,6 +102,8 @@ def prepare_shard(task: ShardTask, progress: Progress = lambda *_: None) -> Shar
             input_modified_ns=before[1],
             settings=task.settings,
             tokenizer_digest=task.tokenizer_digest,
+            encoder="tokenizers",
+            damage=None,
             files=shard.close(),
             kept=shard.tally.kept,
             cut=shard.tally.cut,
@@ -199,6 +202,7 @@ class _SplitWriter:
         return ShardFiles(
             stem=self._stem,
             documents=self._indexed.documents,
+            sequences=self._indexed.documents,
             tokens=self._tokens,
             size_bytes=data.size_bytes,
             bin_sha256=data.sha256,
@@ -232,6 +236,7 @@ def _refuse_changes(task: ShardTask, manifest: ShardManifest) -> None:
         for name, old, new in (
             *((n, old, getattr(task.settings, n)) for n, old in vars(manifest.settings).items()),
             ("tokenizer", manifest.tokenizer_digest[:12], task.tokenizer_digest[:12]),
+            ("role", manifest.input.role, task.role),
         )
         if old != new
     ]

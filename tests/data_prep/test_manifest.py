@@ -20,15 +20,17 @@ from data_prep.manifest import (
 @pytest.fixture
 def manifest() -> CorpusManifest:
     return CorpusManifest(
-        format_version=1,
+        format_version=2,
         tokenizer_digest="d" * 64,
         vocab_size=320,
         special_ids={"bos": 0, "mask": 319},
         dtype="uint16",
+        encoders=["tokenizers"],
+        damages=[],
         settings=Settings(64, "drop", 3, 0),
         inputs=[InputFile("é.jsonl", 5, "s")],
         shards={
-            "train": [ShardFiles("train/shard-00000", 1, 4, 8, "b", "i", "s", ["X"])],
+            "train": [ShardFiles("train/shard-00000", 1, 1, 4, 8, "b", "i", "s", ["X"])],
             "valid": [],
         },
         subsets=["X"],
@@ -59,7 +61,7 @@ def test_missing_unfinished_and_foreign_folders_are_told_apart(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"format_version": 99}, "format version 99; accepted: 1"),
+        ({"format_version": 99}, "format version 99; accepted: 2"),
         ({"vocab_size": "320"}, "vocab_size: '320'; accepted: <class 'int'>"),
         ({"unknown": 1}, "accepted: an object with format_version, "),
         ({"subsets": {}}, "subsets: {}; accepted: list"),
@@ -78,7 +80,7 @@ def test_damage_is_named(
 
 
 def test_what_is_not_json_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "manifest.json").write_text('{"format_version": 1')
+    (tmp_path / "manifest.json").write_text('{"format_version": 2')
     with pytest.raises(ValueError, match=r"manifest\.json: damaged, not JSON"):
         load_manifest(tmp_path)
 
