@@ -47,6 +47,29 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--step", type=int, help="of the checkpoint (default: the newest)")
     command.set_defaults(action=_export)
 
+    command = commands.add_parser(
+        "convert", help="a model of fairseq's or Hugging Face's to a model folder, and back"
+    )
+    command.add_argument(
+        "source",
+        type=Path,
+        help="a fairseq checkpoint (.pt), a model folder or a Hugging Face folder",
+    )
+    command.add_argument("--to", required=True, choices=("zeroclap", "fairseq", "huggingface"))
+    command.add_argument("--output", type=Path, required=True, help="the folder (or .pt) to make")
+    command.add_argument(
+        "--tokenizer",
+        help="the vocabulary of a source without one: roberta-base, or a file or folder that "
+        "`data_prep prepare` takes",
+    )
+    command.add_argument(
+        "--head",
+        metavar="NAME",
+        help="with --to huggingface: a classification head to export in place of the language "
+        "model's",
+    )
+    command.set_defaults(action=_convert)
+
     command = commands.add_parser("evaluate", help="validation perplexity of a model folder")
     command.add_argument("model", type=Path)
     command.add_argument("--data", type=Path, required=True, help="a corpus folder")
@@ -103,6 +126,16 @@ def _export(options: argparse.Namespace) -> int:
 
     step = export(options.run, options.output, options.step)
     sys.stdout.write(f"{options.output}: the model of {options.run} after {step} steps\n")
+    return 0
+
+
+def _convert(options: argparse.Namespace) -> int:
+    from pretrain.convert.conversion import convert
+
+    notes = convert(options.source, options.to, options.output, options.tokenizer, options.head)
+    for note in notes:
+        sys.stdout.write(f"note: {note}\n")
+    sys.stdout.write(f"{options.output}: {options.source} as {options.to}\n")
     return 0
 
 

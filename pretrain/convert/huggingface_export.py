@@ -1,0 +1,255 @@
+"""Model folders to Hugging Face folders.
+
+A baseline becomes a plain `RobertaForMaskedLM`, or under a classification head a
+`RobertaForSequenceClassification`, and needs no code of ours. What transformers does not have
+(ALiBi with offset, the CLAP head, the zero mask) takes its code along: the files of pretrain/model/
+as they are, and modeling_zeroclap.py, which transformers loads with `trust_remote_code=True`.
+
+transformers itself is not needed here: the files are JSON and safetensors.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from data_prep import tokenizer as tokenizers
+from data_prep.files import new_folder
+from pretrain.checkpoints import write_json
+from pretrain.convert.huggingface_layout import (
+    POSITIONS,
+    TOKEN_TYPES,
+    UNUSED_POSITIONS,
+    Names,
+    is_plain_roberta,
+    own_names,
+    problem_types,
+    roberta_names,
+    unnamed,
+)
+from pretrain.model.config import ClassificationConfig, ModelConfig
+from pretrain.model_folder import ModelContents
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from data_prep.tokenizer import Tokenizer
+
+_PACKAGE = Path(__file__).parent.parent
+_ADAPTER = "modeling_zeroclap"
+_AUTO_MAP = {
+    "AutoConfig": f"{_ADAPTER}.ZeroclapConfig",
+    "AutoModel": f"{_ADAPTER}.ZeroclapModel",
+    "AutoModelForMaskedLM": f"{_ADAPTER}.ZeroclapForMaskedLM",
+    "AutoModelForSequenceClassification": f"{_ADAPTER}.ZeroclapForSequenceClassification",
+}
+_SPECIAL_TOKENS = {
+    "bos_token": "<s>",
+    "cls_token": "<s>",
+    "pad_token": "<pad>",
+    "eos_token": "</s>",
+    "sep_token": "</s>",
+    "unk_token": "<unk>",
+    "mask_token": "<mask>",
+}
+_SPECIAL_IDS = {"bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2}
+
+
+def write(folder: Path, contents: ModelContents, head: str | None = None) -> list[str]:
+    """Write a folder that transformers loads, whole or not at all.
+
+    Args:
+        folder: new or empty.
+        contents: of a model folder.
+        head: the classification head to take along; None: the model goes out as a language model.
+
+    Returns:
+        What the folder could not hold, a sentence each.
+
+    Raises:
+        ValueError: the model has no such head, or the folder holds something already.
+    """
+    from safetensors.torch import save_file
+
+    heads = contents.classification_heads
+    if head is not None and head not in heads:
+        raise ValueError(
+            f"classification head {head!r}: the model has none of this name; it has "
+            f"{', '.join(sorted(heads)) or 'none at all'}"
+        )
+    classifier = None if head is None else heads[head]
+    plain = is_plain_roberta(contents.config, classifier)
+    if plain:
+        names = roberta_names(contents.config, head, language_model=head is None)
+        settings = _roberta_settings(contents.config, classifier)
+    else:
+        names = own_names(contents.weights, head)
+        settings = _own_settings(contents.config, classifier)
+    if classifier is not None:
+        settings |= _label_settings(classifier) | {"classifier_name": head}
+    settings |= {**_SPECIAL_IDS, "dtype": "float32", "provenance": dict(contents.provenance)}
+    weights = _renamed(contents.weights, names)
+    if plain:
+        row = contents.weights[POSITIONS].new_zeros(1, contents.config.hidden_size)
+        weights[TOKEN_TYPES] = row
+    with new_folder(folder) as partial:
+        save_file(weights, str(partial / "model.safetensors"), metadata={"format": "pt"})
+        write_json(partial / "config.json", settings)
+        if contents.vocabulary is not None:
+            _write_tokenizer(partial, contents.vocabulary, contents.config)
+        if not plain:
+            _write_code(partial)
+        (partial / "README.md").write_text(
+            _model_card(folder.resolve().name, contents, head), "utf-8"
+        )
+    return _left_behind(contents, head, plain)
+
+
+def _left_behind(contents: ModelContents, head: str | None, plain: bool) -> list[str]:
+    notes = []
+    others = sorted(set(contents.classification_heads) - {head})
+    if others:
+        notes.append(f"classification heads stayed behind: {', '.join(others)}")
+    if plain and head is not None:
+        notes.append(
+            "the head over the vocabulary stayed behind: RobertaForSequenceClassification has none"
+        )
+    return notes
+
+
+def _renamed(weights: Mapping[str, Tensor], names: Names) -> dict[str, Tensor]:
+    result: dict[str, Tensor] = {}
+    for ours, theirs in names.items():
+        parts = weights[ours].chunk(len(theirs))
+        # Copies: safetensors refuses tensors that share memory.
+        result |= {name: part.clone() for name, part in zip(theirs, parts, strict=True)}
+    return result
+
+
+def _roberta_settings(config: ModelConfig, head: ClassificationConfig | None) -> dict[str, Any]:
+    kind = "RobertaForMaskedLM" if head is None else "RobertaForSequenceClassification"
+    return {
+        "model_type": "roberta",
+        "architectures": [kind],
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.hidden_size,
+        "num_hidden_layers": config.num_layers,
+        "num_attention_heads": config.num_heads,
+        "intermediate_size": config.intermediate_size,
+        "max_position_embeddings": config.max_positions + UNUSED_POSITIONS,
+        "type_vocab_size": 1,
+        "hidden_act": "gelu",
+        "hidden_dropout_prob": config.dropout,
+        "attention_probs_dropout_prob": config.attention_dropout,
+        "classifier_dropout": None if head is None else head.dropout,
+        "layer_norm_eps": config.layer_norm_epsilon,
+        "tie_word_embeddings": True,
+    }
+
+
+def _own_settings(config: ModelConfig, head: ClassificationConfig | None) -> dict[str, Any]:
+    task = "AutoModelForMaskedLM" if head is None else "AutoModelForSequenceClassification"
+    pooling = {}
+    if head is not None:
+        pooling = {"classifier_pooling": head.pooling, "classifier_dropout": head.dropout}
+    return {
+        "model_type": "zeroclap",
+        "architectures": [_AUTO_MAP[task].removeprefix(f"{_ADAPTER}.")],
+        "auto_map": _AUTO_MAP,
+        **config.to_dict(),
+        **pooling,
+    }
+
+
+def _label_settings(head: ClassificationConfig) -> dict[str, Any]:
+    labels = head.labels or unnamed(head.classes)
+    return {
+        "id2label": {str(index): label for index, label in enumerate(labels)},
+        "label2id": {label: index for index, label in enumerate(labels)},
+        "problem_type": problem_types(head.classes)[0],
+    }
+
+
+def _write_tokenizer(folder: Path, vocabulary: Tokenizer, config: ModelConfig) -> None:
+    path = folder / tokenizers.FILE_NAME
+    vocabulary.save(path)
+    content = json.loads(path.read_text(encoding="utf-8"))
+    content["post_processor"] = {
+        "type": "RobertaProcessing",
+        "sep": ["</s>", vocabulary.eos_id],
+        "cls": ["<s>", vocabulary.bos_id],
+        "trim_offsets": True,
+        "add_prefix_space": False,
+    }
+    for token in content["added_tokens"]:
+        # The space before a mask belongs to the filler, as in fill_mask.
+        token["lstrip"] = token["id"] == vocabulary.mask_id
+    write_json(path, content)
+    settings: dict[str, Any] = {
+        # The class that takes tokenizer.json as it is.
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_input_names": ["input_ids", "attention_mask"],
+        # decode() must give texts back as they were.
+        "clean_up_tokenization_spaces": False,
+        **_SPECIAL_TOKENS,
+    }
+    if config.position == "learned":
+        settings["model_max_length"] = config.max_positions
+    write_json(folder / "tokenizer_config.json", settings)
+
+
+def _write_code(folder: Path) -> None:
+    for path in sorted((_PACKAGE / "model").glob("*.py")):
+        shutil.copyfile(path, folder / path.name)
+    adapter = f"{_ADAPTER}.py"
+    code = (_PACKAGE / "convert" / adapter).read_text(encoding="utf-8")
+    flat = re.sub(r"^from pretrain\.model\.", "from .", code, flags=re.MULTILINE)
+    (folder / adapter).write_text(flat, encoding="utf-8")
+
+
+def _model_card(name: str, contents: ModelContents, head: str | None) -> str:
+    classifier = None if head is None else contents.classification_heads[head]
+    plain = is_plain_roberta(contents.config, classifier)
+    task = "fill-mask" if classifier is None else "text-classification"
+    kind = "MaskedLM" if classifier is None else "SequenceClassification"
+    trust = "" if plain else ", trust_remote_code=True"
+    what = "A masked language model" if classifier is None else "A text classifier"
+    code = (
+        "transformers' own RoBERTa; no other code is needed."
+        if plain
+        else "not in transformers; the Python files beside this one are its code."
+    )
+    fields = contents.config.to_dict() | ({} if classifier is None else classifier.to_dict())
+    rows = "\n".join(f"| {field} | {json.dumps(value)} |" for field, value in fields.items())
+    provenance = json.dumps(dict(contents.provenance), indent=1)
+    return f"""---
+library_name: transformers
+pipeline_tag: {task}
+---
+
+# {name}
+
+{what}, exported by zeroclap. Its architecture is {code}
+
+```python
+from transformers import AutoModelFor{kind}, AutoTokenizer
+
+folder = "."  # where this file is, or its name on the hub
+tokenizer = AutoTokenizer.from_pretrained(folder{trust})
+model = AutoModelFor{kind}.from_pretrained(folder{trust})
+```
+
+| architecture | |
+|---|---|
+{rows}
+
+Where it comes from:
+
+```json
+{provenance}
+```
+"""

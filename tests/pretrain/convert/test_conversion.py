@@ -1,0 +1,130 @@
+"""The convert command: any form to any other, and what it refuses."""
+
+import json
+
+import pytest
+import torch
+
+from data_prep import tokenizer as tokenizers
+from pretrain import model_folder
+from pretrain.__main__ import main
+from pretrain.convert import conversion
+from pretrain.model import presets
+from pretrain.model.config import ClassificationConfig
+from pretrain.model.heads import ClassificationHead
+from pretrain.model.language_model import LanguageModel
+
+
+@pytest.fixture(scope="module")
+def vocabulary(tmp_path_factory):
+    tokenizer = tokenizers.train(iter(["some words to learn a few merges from"] * 20), 280)
+    tokenizer.save(tmp_path_factory.mktemp("vocabulary") / "tokenizer.json")
+    return tokenizer
+
+
+@pytest.fixture(scope="module", params=["baseline", "zero-clap"])
+def contents(request, vocabulary):
+    torch.manual_seed(0)
+    model = LanguageModel(presets.build("tiny", request.param, vocabulary.vocab_size, {}))
+    head = ClassificationConfig(2, ("no", "yes"))
+    module = ClassificationHead(32, head)
+    weights = {f"classification_heads.topic.{k}": v for k, v in module.state_dict().items()}
+    return model_folder.ModelContents(
+        model.config, {**model.state_dict(), **weights}, vocabulary, {"step": 3}, {"topic": head}
+    )
+
+
+@pytest.fixture
+def model(contents, tmp_path):
+    model_folder.save(tmp_path / "model", contents)
+    return tmp_path / "model"
+
+
+def same_weights(ours, theirs, without=()):
+    kept = {k: v for k, v in theirs.items() if not k.startswith(tuple(without))}
+    assert ours.keys() == kept.keys()
+    return all(torch.equal(ours[name], tensor) for name, tensor in kept.items())
+
+
+@pytest.mark.parametrize("first", conversion.FORMS)
+@pytest.mark.parametrize("second", conversion.FORMS)
+def test_from_any_form_to_any_other_and_back_the_weights_stay(
+    first, second, contents, model, vocabulary, tmp_path, capsys
+):
+    words = str(tmp_path / "vocabulary.json")
+    vocabulary.save(tmp_path / "vocabulary.json")
+    source = model
+    for number, form in enumerate([first, second, "zeroclap"]):
+        output = tmp_path / f"{number}-{form}"
+        # fairseq's form alone holds no vocabulary
+        extra = ["--tokenizer", words] if source.is_file() else []
+        arguments = ["convert", str(source), "--to", form, "--output", str(output), *extra]
+        assert main(arguments) == 0
+        source = output
+    back = model_folder.load(source).contents()
+    assert back.config == contents.config
+    assert back.vocabulary.digest() == vocabulary.digest()
+    lost = {"huggingface": ["classification_heads."]}  # it holds one head, the language model's
+    without = lost.get(first, []) + lost.get(second, [])
+    assert same_weights(back.weights, contents.weights, without)
+    if not without:
+        assert back.classification_heads == contents.classification_heads
+    capsys.readouterr()
+
+
+def test_a_checkpoint_without_words_converts_without_and_says_so(model, tmp_path, capsys):
+    checkpoint = tmp_path / "model.pt"
+    conversion.convert(model, "fairseq", checkpoint)
+    (note,) = conversion.convert(checkpoint, "zeroclap", tmp_path / "back")
+    assert "without" in note
+    assert "--tokenizer" in note
+    assert model_folder.load(tmp_path / "back").vocabulary is None
+    assert main(["fill-mask", str(tmp_path / "back"), "a <mask>"]) == 2
+    assert "has no vocabulary" in capsys.readouterr().err
+
+
+def test_a_head_goes_to_hugging_face_in_place_of_the_language_model_s(model, tmp_path):
+    conversion.convert(model, "huggingface", tmp_path / "out", head="topic")
+    settings = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert settings["id2label"] == {"0": "no", "1": "yes"}
+    back = conversion.read(tmp_path / "out")
+    assert [*back.classification_heads.values()] == [ClassificationConfig(2, ("no", "yes"))]
+
+
+def wrong_inputs(model, tmp_path):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "text.pt").write_text("no checkpoint")
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "file").write_text("theirs")
+    return [
+        ([tmp_path / "nowhere"], "nowhere: holds no model"),
+        ([tmp_path / "empty"], "empty: holds no model"),
+        ([tmp_path / "text.pt"], "text.pt"),
+        ([model, "--tokenizer", model], "has a vocabulary of its own"),
+        ([model, "--tokenizer", tmp_path / "no-words"], "no-words"),
+        ([model, "--head", "topic"], "--head topic: --to zeroclap takes every head"),
+        ([model, "--head", "none", "--to", "huggingface"], "none"),
+    ]
+
+
+def test_what_cannot_be_is_said_in_a_line_and_nothing_is_written(model, tmp_path, capsys):
+    for (source, *words), message in wrong_inputs(model, tmp_path):
+        output = tmp_path / "out"
+        arguments = ["convert", source, "--to", "zeroclap", "--output", output, *words]
+        assert main([str(word) for word in arguments]) == 2
+        error = capsys.readouterr().err
+        assert message in error
+        assert len(error.splitlines()) <= 2
+        assert not output.exists()
+
+
+@pytest.mark.parametrize("form", conversion.FORMS)
+def test_what_is_there_is_not_written_over(form, model, tmp_path, capsys):
+    taken = tmp_path / "taken"
+    taken.mkdir()
+    (taken / "file").write_text("theirs")
+    target = taken / "file" if form == "fairseq" else taken
+    assert main(["convert", str(model), "--to", form, "--output", str(target)]) == 2
+    assert str(target) in capsys.readouterr().err
+    assert (taken / "file").read_text() == "theirs"
+    assert [path.name for path in taken.iterdir()] == ["file"]

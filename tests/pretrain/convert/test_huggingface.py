@@ -1,0 +1,681 @@
+"""Models to transformers and back: the same numbers there, the same model here."""
+
+import functools
+import json
+import re
+import shutil
+import sys
+import warnings
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from safetensors.torch import load_file, save_file
+
+from data_prep import tokenizer as tokenizers
+from pretrain import model_folder
+from pretrain.convert import fairseq, huggingface_export, huggingface_import
+from pretrain.convert.huggingface_layout import TOKEN_TYPES
+from pretrain.fill_mask import fill_mask
+from pretrain.model import presets
+from pretrain.model.classifier import Classifier
+from pretrain.model.config import ClassificationConfig
+from pretrain.model.heads import ClassificationHead
+from pretrain.model.language_model import LanguageModel
+from pretrain.model_folder import ModelContents
+
+MODEL = Path(model_folder.__file__).parent / "model"
+HEADS = {
+    "topic": ClassificationConfig(3, ("art", "law", "sport"), "first", 0.1),
+    "likeness": ClassificationConfig(1),
+    "average": ClassificationConfig(2, (), "mean"),
+}
+TINY = {  # RobertaConfig's words for a tiny model
+    "vocab_size": 60,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 64,
+    "max_position_embeddings": 42,
+    "layer_norm_eps": 1e-5,
+}
+
+
+@pytest.fixture(scope="module")
+def transformers(tmp_path_factory):
+    """The library, offline, with a cache of its own; its warnings at import are not ours."""
+    home = tmp_path_factory.mktemp("hugging-face")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HF_HOME", str(home))
+        patch.setenv("HF_HUB_OFFLINE", "1")
+        patch.setattr(sys, "path", [*sys.path])  # remote code is found by an entry in it
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            library = pytest.importorskip("transformers")
+            from transformers import dynamic_module_utils
+        # Another test may have imported the library before the variables were set.
+        patch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(home / "modules"))
+        library.logging.set_verbosity_error()
+        library.logging.disable_progress_bar()
+        yield library
+
+
+@pytest.fixture(scope="module")
+def tokenizer(corpus):
+    return tokenizers.load(corpus)
+
+
+@pytest.fixture(scope="module")
+def exported(tokenizer, tmp_path_factory):
+    """`exported(variant, head)`: an export, with what it was made of; made once."""
+
+    @functools.cache
+    def make(variant, head=None):
+        contents, model, heads = random_model(variant, tokenizer)
+        folder = tmp_path_factory.mktemp("exports") / f"{variant}-{head}"
+        notes = huggingface_export.write(folder, contents, head)
+        return SimpleNamespace(
+            folder=folder, contents=contents, model=model, heads=heads, notes=notes
+        )
+
+    return make
+
+
+def random_model(variant, tokenizer):
+    """A model no weight of which is what it was when new."""
+    torch.manual_seed(7)
+    config = presets.build("tiny", variant, tokenizer.vocab_size, {"initial_beta": 3.0})
+    model = LanguageModel(config).eval()
+    heads = {name: ClassificationHead(32, head).eval() for name, head in HEADS.items()}
+    weights = dict(model.state_dict())
+    for name, head in heads.items():
+        weights |= {f"{model_folder.HEADS}{name}.{k}": w for k, w in head.state_dict().items()}
+    for weight in weights.values():
+        weight += 0.05 * torch.randn_like(weight)
+    return ModelContents(config, weights, tokenizer, {"step": 7}, HEADS), model, heads
+
+
+def batch(vocab_size):
+    """Ids, an integer mask, and the flat places of real tokens: one text is half padding."""
+    generator = torch.Generator().manual_seed(1)
+    ids = torch.randint(4, vocab_size, (2, 24), generator=generator)
+    ids[:, 0] = 0
+    ids[0, 5] = vocab_size - 1
+    mask = torch.ones(2, 24, dtype=torch.long)
+    ids[1, 12:], mask[1, 12:] = 1, 0
+    return ids, mask, mask.flatten().nonzero().flatten()
+
+
+def loaded(transformers, folder, task="ForMaskedLM", **settings):
+    """The model of a folder; transformers found all of its weights and no other."""
+    auto = getattr(transformers, f"AutoModel{task}")
+    model, report = auto.from_pretrained(
+        folder, trust_remote_code=True, output_loading_info=True, **settings
+    )
+    assert not {name: what for name, what in report.items() if what}
+    return model
+
+
+def real(tensor, places):
+    return tensor.flatten(0, 1)[places]
+
+
+def change(path, **values):
+    """Set values of a JSON file; None removes."""
+    content = {**json.loads(path.read_text()), **values}
+    path.write_text(json.dumps({k: v for k, v in content.items() if v is not None}))
+
+
+def test_a_baseline_needs_no_code_of_ours(transformers, exported):
+    folder = exported("baseline").folder
+    assert not list(folder.glob("*.py"))
+    model = transformers.AutoModelForMaskedLM.from_pretrained(folder)
+    assert type(model) is transformers.RobertaForMaskedLM
+
+
+@pytest.mark.parametrize("variant", presets.VARIANTS)
+@torch.no_grad()
+def test_every_variant_gives_the_same_logits_in_transformers(variant, transformers, exported):
+    export = exported(variant)
+    ids, mask, places = batch(export.contents.vocabulary.vocab_size)
+    model = loaded(transformers, export.folder)
+    expected = export.model(ids, mask.bool(), places)
+    for kind in (torch.long, torch.bool, torch.float):
+        logits = model(input_ids=ids, attention_mask=mask.to(kind)).logits
+        torch.testing.assert_close(real(logits, places), expected, atol=2e-5, rtol=0)
+    everywhere = export.model(ids[:1], None, torch.arange(24))
+    torch.testing.assert_close(model(input_ids=ids[:1]).logits[0], everywhere, atol=2e-5, rtol=0)
+
+
+@pytest.mark.parametrize("variant", presets.VARIANTS)
+def test_every_variant_comes_back_exactly(variant, exported, tmp_path):
+    export = exported(variant)
+    folder = shutil.copytree(export.folder, tmp_path / "export")
+    for path in folder.glob("*.py"):
+        path.write_text("raise RuntimeError('read executes nothing')")
+    back = huggingface_import.read(folder)
+    # What a head over the vocabulary without beta does not use, RobertaConfig has no word for.
+    assert {**back.config.to_dict(), "initial_beta": 3.0} == export.contents.config.to_dict()
+    assert back.vocabulary.digest() == export.contents.vocabulary.digest()
+    assert back.weights.keys() == export.model.state_dict().keys()
+    for name, weight in export.model.state_dict().items():
+        assert torch.equal(back.weights[name], weight), name
+    assert (back.provenance["provenance"], back.provenance["notes"]) == ({"step": 7}, [])
+    model_folder.save(tmp_path / "model", back)
+    model_folder.load(tmp_path / "model")
+
+
+@pytest.mark.parametrize("variant", ["baseline", "zero-clap"])
+@torch.no_grad()
+def test_hidden_states_are_those_of_every_layer(variant, transformers, exported):
+    export = exported(variant)
+    ids, mask, places = batch(export.contents.vocabulary.vocab_size)
+    expected = export.model.encoder.hidden_states(ids, mask.bool())
+    settings = {"add_pooling_layer": False} if variant == "baseline" else {}
+    encoder = transformers.AutoModel.from_pretrained(
+        export.folder, trust_remote_code=True, **settings
+    )
+    for model in (loaded(transformers, export.folder), encoder):
+        output = model(input_ids=ids, attention_mask=mask, output_hidden_states=True)
+        for ours, theirs in zip(expected, output.hidden_states, strict=True):
+            torch.testing.assert_close(real(theirs, places), real(ours, places), atol=2e-5, rtol=0)
+    assert torch.equal(output.last_hidden_state, output.hidden_states[-1])
+
+
+@pytest.mark.parametrize("variant", ["baseline", "zero-clap"])
+def test_the_loss_on_labels_and_its_gradient_are_ours(variant, transformers, exported):
+    export = exported(variant)
+    ids, mask, _ = batch(export.contents.vocabulary.vocab_size)
+    places = torch.tensor([3, 5, 30])
+    labels = torch.full_like(ids, -100)
+    labels.view(-1)[places] = torch.tensor([9, 10, 11])
+    theirs = loaded(transformers, export.folder)
+    loss, logits = theirs(input_ids=ids, attention_mask=mask, labels=labels, return_dict=False)
+    assert logits.shape == (2, 24, export.contents.config.vocab_size)
+    ours = LanguageModel(export.contents.config).eval()
+    ours.load_state_dict(export.model.state_dict())
+    expected = F.cross_entropy(ours(ids, mask.bool(), places), torch.tensor([9, 10, 11]))
+    torch.testing.assert_close(loss, expected, atol=2e-5, rtol=0)
+    loss.backward()
+    expected.backward()
+    gradient = ours.encoder.embeddings.tokens.weight.grad
+    torch.testing.assert_close(
+        theirs.get_input_embeddings().weight.grad, gradient, atol=1e-5, rtol=1e-3
+    )
+
+
+@pytest.mark.parametrize(
+    ("variant", "name"),
+    [("baseline", "topic"), ("baseline", "likeness"), ("baseline", "average")]
+    + [("zero-clap", name) for name in HEADS],
+)
+def test_a_classifier_goes_out_and_comes_back(variant, name, transformers, exported):
+    export = exported(variant, name)
+    head = HEADS[name]
+    ids, mask, _ = batch(export.contents.vocabulary.vocab_size)
+    model = loaded(transformers, export.folder, "ForSequenceClassification")
+    plain = variant == "baseline" and head.pooling == "first"
+    assert isinstance(model, transformers.RobertaForSequenceClassification) == plain
+    with torch.no_grad():
+        expected = Classifier(export.model.encoder, export.heads[name])(ids, mask.bool())
+    labels = torch.tensor([0.5, 2.0]) if head.classes == 1 else torch.tensor([1, 0])
+    output = model(input_ids=ids, attention_mask=mask, labels=labels)
+    torch.testing.assert_close(output.logits, expected, atol=2e-5, rtol=0)
+    wanted = (
+        F.mse_loss(expected[:, 0], labels)
+        if head.classes == 1
+        else F.cross_entropy(expected, labels)
+    )
+    torch.testing.assert_close(output.loss, wanted, atol=2e-5, rtol=0)
+    if head.labels:
+        assert tuple(model.config.id2label.values()) == head.labels
+    back = huggingface_import.read(export.folder)
+    assert back.classification_heads == {name: head}
+    for key, weight in export.heads[name].state_dict().items():
+        assert torch.equal(back.weights[f"{model_folder.HEADS}{name}.{key}"], weight)
+    assert torch.equal(
+        back.weights["encoder.embeddings.tokens.weight"],
+        export.contents.weights["encoder.embeddings.tokens.weight"],
+    )
+
+
+def test_what_stays_behind_is_said(exported, tokenizer, tmp_path):
+    assert exported("zero-clap").notes == [
+        "classification heads stayed behind: average, likeness, topic"
+    ]
+    assert exported("zero-clap", "topic").notes == [
+        "classification heads stayed behind: average, likeness"
+    ]
+    assert "the head over the vocabulary" in exported("baseline", "topic").notes[-1]
+    contents, _, _ = random_model("baseline", tokenizer)
+    without = ModelContents(contents.config, contents.weights, None, {}, {})
+    assert huggingface_export.write(tmp_path / "without", without) == []
+    assert not list((tmp_path / "without").glob("tokenizer*"))
+    back = huggingface_import.read(tmp_path / "without")
+    assert back.vocabulary is None
+    assert back.provenance["notes"] == []
+
+
+def test_a_language_model_can_be_loaded_from_a_classifier_s_folder(transformers, exported):
+    export = exported("zero-clap", "topic")
+    model = loaded(transformers, export.folder)
+    assert torch.equal(model.head.beta, export.model.head.beta)
+
+
+def test_the_tokenizer_gives_our_ids(transformers, exported, tokenizer):
+    for variant in ("baseline", "zero-clap"):
+        theirs = transformers.AutoTokenizer.from_pretrained(
+            exported(variant).folder, trust_remote_code=True
+        )
+        texts = ["The value of it.", "  two  spaces\n", "naïve 東京 \U0001f600", ""]
+        ids = [ids.tolist() for ids in tokenizer.encode_batch(texts)]
+        assert theirs(texts)["input_ids"] == [[0, *one, 2] for one in ids]
+        pair = theirs(texts[0], texts[2])
+        assert pair["input_ids"] == [0, *ids[0], 2, 2, *ids[2], 2]
+        assert set(pair) == {"input_ids", "attention_mask"}
+        of, dot = tokenizer.encode_batch(["of", "."])
+        masked = [0, *of, tokenizer.mask_id, *dot, 2]
+        assert theirs("of <mask>.")["input_ids"] == masked
+        assert theirs.decode(masked[1:-1]) == "of<mask>."
+        assert theirs.decode(ids[1]) == texts[1]
+        padded = theirs(texts, padding=True, return_tensors="pt")
+        assert padded["input_ids"][3].tolist()[2:] == [1] * (padded["input_ids"].shape[1] - 2)
+    assert theirs.model_max_length > 10**6
+    assert (
+        transformers.AutoTokenizer.from_pretrained(exported("baseline").folder).model_max_length
+        == exported("baseline").contents.config.max_positions
+    )
+
+
+@pytest.mark.parametrize("variant", ["baseline", "learned-clap", "zero-clap"])
+def test_the_fill_mask_pipeline_gives_our_fillers(variant, transformers, exported, tokenizer):
+    export = exported(variant)
+    pipeline = transformers.pipeline("fill-mask", model=str(export.folder), trust_remote_code=True)
+    for text in ("The value of <mask> is.", "<mask> it", "value<mask>.", "a <mask> of <mask>"):
+        theirs = pipeline(text, top_k=7)
+        ours = fill_mask(export.model, tokenizer, text, top_k=7)
+        for mine, other in zip(ours, theirs if len(ours) > 1 else [theirs], strict=True):
+            assert [filler.token for filler in mine] == [filler["token_str"] for filler in other]
+            assert [filler.probability for filler in mine] == pytest.approx(
+                [filler["score"] for filler in other], abs=1e-5
+            )
+    every = pipeline("of <mask>", top_k=export.contents.config.vocab_size)
+    assert len({filler["token"] for filler in every}) == export.contents.config.vocab_size
+
+
+def test_the_text_classification_pipeline_gives_our_labels(transformers, exported):
+    export = exported("zero-clap", "topic")
+    pipeline = transformers.pipeline(
+        "text-classification", model=str(export.folder), trust_remote_code=True
+    )
+    found = {answer["label"] for answer in pipeline("The value of it.", top_k=None)}
+    assert found == set(HEADS["topic"].labels)
+
+
+@pytest.mark.parametrize("task", ["ForMaskedLM", "ForSequenceClassification"])
+@torch.no_grad()
+def test_a_saved_copy_is_the_same_model(task, transformers, exported, tmp_path):
+    export = exported("zero-clap", "topic")
+    model = loaded(transformers, export.folder, task)
+    model.save_pretrained(tmp_path / "copy")
+    transformers.AutoTokenizer.from_pretrained(
+        export.folder, trust_remote_code=True
+    ).save_pretrained(tmp_path / "copy")
+    again = loaded(transformers, tmp_path / "copy", task)
+    ids, mask, _ = batch(export.contents.vocabulary.vocab_size)
+    expected = model(input_ids=ids, attention_mask=mask).logits
+    assert torch.equal(again(input_ids=ids, attention_mask=mask).logits, expected)
+    back = huggingface_import.read(tmp_path / "copy")
+    assert back.config == export.contents.config
+    assert back.vocabulary.digest() == export.contents.vocabulary.digest()
+    assert bool(back.classification_heads) == (task == "ForSequenceClassification")
+    silent = "no head over the vocabulary" in " ".join(back.provenance["notes"])
+    assert silent == (task == "ForSequenceClassification")
+
+
+@pytest.mark.parametrize("variant", ["baseline", "sinusoidal", "zero-clap"])
+@torch.no_grad()
+def test_half_precision_is_near(variant, transformers, exported):
+    export = exported(variant)
+    ids, mask, places = batch(export.contents.vocabulary.vocab_size)
+    model = loaded(transformers, export.folder, dtype=torch.bfloat16)
+    assert {weight.dtype for weight in model.parameters()} == {torch.bfloat16}
+    logits = real(model(input_ids=ids, attention_mask=mask).logits, places)
+    expected = export.model(ids, mask.bool(), places)
+    assert logits.dtype == torch.bfloat16
+    assert (logits.float() - expected).abs().max() < 0.05 * expected.abs().max()
+
+
+@torch.no_grad()
+def test_alibi_reads_beyond_its_training_and_learned_positions_do_not(transformers, exported):
+    ids = torch.randint(4, 100, (1, 100), generator=torch.Generator().manual_seed(1))
+    export = exported("zero-clap")
+    logits = loaded(transformers, export.folder)(input_ids=ids).logits[0]
+    assert torch.allclose(logits, export.model(ids, None, torch.arange(100)), atol=2e-5)
+    clap = loaded(transformers, exported("learned-clap").folder)
+    with pytest.raises(ValueError, match="learned positions end at 64"):
+        clap(input_ids=ids)
+
+
+def test_a_fresh_model_is_drawn_and_a_fresh_classifier_leaves_the_encoder_alone(
+    transformers, exported
+):
+    export = exported("zero-clap")
+    config = transformers.AutoConfig.from_pretrained(export.folder, trust_remote_code=True)
+    assert (config.num_hidden_layers, config.num_attention_heads) == (2, 4)
+    fresh = transformers.AutoModelForMaskedLM.from_config(config, trust_remote_code=True)
+    assert fresh.head.beta.item() == 3.0
+    assert 0.015 < fresh.encoder.layers[0].expand.weight.std() < 0.025
+    assert not fresh.encoder.layers[0].expand.bias.any()
+    model, report = transformers.AutoModelForSequenceClassification.from_pretrained(
+        export.folder, trust_remote_code=True, num_labels=5, output_loading_info=True
+    )
+    assert {name.split(".")[0] for name in report["missing_keys"]} == {"classifier"}
+    assert model.classifier.projection.weight.shape == (5, 32)
+    for name, weight in export.model.encoder.state_dict().items():
+        assert torch.equal(model.encoder.state_dict()[name], weight), name
+
+
+@pytest.mark.parametrize(
+    ("variant", "name", "value"), [("zero-clap", "beta", 3.0), ("alibi", "bias", 0.0)]
+)
+def test_a_weight_of_a_head_that_a_folder_lacks_is_drawn(
+    variant, name, value, transformers, exported, tmp_path
+):
+    folder = shutil.copytree(exported(variant).folder, tmp_path / "lacking")
+    weights = load_file(folder / "model.safetensors")
+    del weights[f"head.{name}"]
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    model, report = transformers.AutoModelForMaskedLM.from_pretrained(
+        folder, trust_remote_code=True, output_loading_info=True
+    )
+    assert set(report["missing_keys"]) == {f"head.{name}"}
+    assert (getattr(model.head, name) == value).all()
+
+
+def test_the_code_that_goes_along_is_the_model_s_own(exported):
+    folder = exported("zero-clap").folder
+    files = sorted(MODEL.glob("*.py"))
+    assert len(files) > 8
+    for path in files:
+        assert (folder / path.name).read_bytes() == path.read_bytes()
+    assert "from pretrain" not in (folder / "modeling_zeroclap.py").read_text()
+
+
+def test_the_adapter_imports_all_files_that_it_needs_itself(exported):
+    """Transformers 4 copies from a folder no others."""
+    folder = exported("zero-clap").folder
+
+    def imports(name):
+        text = (folder / f"{name}.py").read_text()
+        return set(re.findall(r"^from \.(\w+) import", text, flags=re.MULTILINE))
+
+    itself = imports("modeling_zeroclap")
+    assert set().union(*map(imports, itself)) <= itself
+
+
+def test_a_card_says_what_the_model_is(exported):
+    card = (exported("zero-clap", "topic").folder / "README.md").read_text()
+    assert card.startswith("---\nlibrary_name: transformers\npipeline_tag: text-classification\n")
+    for part in ('| position | "alibi" |', "| classes | 3 |", "trust_remote_code", '"step": 7'):
+        assert part in card
+    assert "trust_remote_code" not in (exported("baseline").folder / "README.md").read_text()
+
+
+def test_a_head_that_the_model_lacks_or_a_full_folder_is_refused(exported, tmp_path):
+    export = exported("zero-clap")
+    with pytest.raises(ValueError, match="'mood': .* average, likeness, topic"):
+        huggingface_export.write(tmp_path / "new", export.contents, "mood")
+    assert not list(tmp_path.iterdir())
+    before = {path: path.read_bytes() for path in export.folder.iterdir()}
+    with pytest.raises(ValueError, match="is not empty"):
+        huggingface_export.write(export.folder, export.contents)
+    assert before == {path: path.read_bytes() for path in export.folder.iterdir()}
+
+
+@pytest.mark.parametrize("name", ["baseline_pile", "zero_clap_pile"])
+@torch.no_grad()
+def test_the_original_s_checkpoints_give_its_logits_in_transformers(
+    name, golden, transformers, tmp_path
+):
+    huggingface_export.write(tmp_path / name, fairseq.read(golden / "checkpoints" / f"{name}.pt"))
+    model = loaded(transformers, tmp_path / name)
+    made = load_file(golden / "checkpoints" / f"{name}.golden.safetensors")
+    ids = made["in.src_tokens"]
+    real_tokens = ids != 1
+    logits = model(input_ids=ids, attention_mask=real_tokens).logits[real_tokens]
+    torch.testing.assert_close(logits, made["out.logits"][real_tokens], atol=2e-5, rtol=0)
+
+
+# --- in: models that transformers made ------------------------------------------------------------
+
+
+@pytest.fixture
+def roberta(transformers):
+    """`roberta(kind, **settings)`: a random model of transformers, no weight of it still zero."""
+
+    def make(kind, **settings):
+        torch.manual_seed(3)
+        config = transformers.RobertaConfig(**{**TINY, **settings})
+        model = getattr(transformers, kind)(config).eval()
+        for weight in model.parameters():
+            weight.data += 0.05 * torch.randn_like(weight)
+        return model
+
+    return make
+
+
+@torch.no_grad()
+def same_logits(folder, theirs):
+    back = huggingface_import.read(folder)
+    ours = LanguageModel(back.config).eval()
+    ours.load_state_dict(back.weights)
+    ids, mask, places = batch(60)
+    logits = theirs(input_ids=ids, attention_mask=mask).logits
+    torch.testing.assert_close(
+        ours(ids, mask.bool(), places), real(logits, places), atol=2e-5, rtol=0
+    )
+    return back
+
+
+@pytest.mark.parametrize("types", [1, 2])
+def test_a_roberta_of_theirs_gives_the_same_logits_here(types, roberta, tmp_path):
+    theirs = roberta("RobertaForMaskedLM", type_vocab_size=types, hidden_dropout_prob=0.2)
+    theirs.save_pretrained(tmp_path)
+    back = same_logits(tmp_path, theirs)
+    assert (back.config.max_positions, back.config.dropout) == (40, 0.2)
+    assert len(back.provenance["notes"]) == types - 1
+
+
+def test_weights_in_several_files_are_read(roberta, tmp_path):
+    theirs = roberta("RobertaForMaskedLM", type_vocab_size=1)
+    theirs.save_pretrained(tmp_path, max_shard_size="30KB")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 2
+    same_logits(tmp_path, theirs)
+    index = tmp_path / "model.safetensors.index.json"
+    places = json.loads(index.read_text())["weight_map"]
+    change(index, weight_map={**places, "lm_head.bias": "../elsewhere.safetensors"})
+    with pytest.raises(ValueError, match="'../elsewhere.safetensors' is no file of this folder"):
+        huggingface_import.read(tmp_path)
+    change(index, weight_map={**places, "another": next(iter(places.values()))})
+    with pytest.raises(ValueError, match=r"index\.json: .* about another"):
+        huggingface_import.read(tmp_path)
+
+
+def test_the_layout_of_old_files_is_read(roberta, tmp_path):
+    """Pickled tensors, gamma and beta, position ids, a pooler, tied weights a second time."""
+    theirs = roberta("RobertaForMaskedLM", type_vocab_size=1)
+    theirs.save_pretrained(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    old = {
+        "roberta.embeddings.position_ids": torch.arange(42)[None],
+        "roberta.pooler.dense.weight": torch.ones(32, 32),
+        "roberta.pooler.dense.bias": torch.ones(32),
+    }
+    for name, weight in theirs.state_dict().items():
+        if "LayerNorm" in name:
+            name = name.replace("weight", "gamma").replace("bias", "beta")
+        old[name] = weight.clone()
+    assert "lm_head.decoder.weight" in old
+    torch.save(old, tmp_path / "pytorch_model.bin")
+    same_logits(tmp_path, theirs)
+    torch.save({**old, "lm_head.bias": functools.partial(print)}, tmp_path / "pytorch_model.bin")
+    with pytest.raises(ValueError, match=r"pytorch_model\.bin: was not read"):
+        huggingface_import.read(tmp_path)
+    old["lm_head.decoder.weight"][5] += 1
+    torch.save(old, tmp_path / "pytorch_model.bin")
+    with pytest.raises(ValueError, match=r"lm_head\.decoder\.weight differs from roberta\.emb"):
+        huggingface_import.read(tmp_path)
+
+
+@pytest.mark.parametrize("classes", [1, 2, 3])
+@torch.no_grad()
+def test_a_classifier_of_theirs_gives_the_same_logits_here(classes, roberta, tmp_path):
+    theirs = roberta("RobertaForSequenceClassification", num_labels=classes, type_vocab_size=1)
+    theirs.save_pretrained(tmp_path / "theirs")
+    model_folder.save(tmp_path / "ours", huggingface_import.read(tmp_path / "theirs"))
+    ours = model_folder.load(tmp_path / "ours")
+    ((name, head),) = ours.classification_heads.items()
+    assert (name, head.config) == ("classifier", ClassificationConfig(classes, dropout=0.1))
+    ids, mask, places = batch(60)
+    logits = Classifier(ours.model.encoder, head)(ids, mask.bool())
+    expected = theirs(input_ids=ids, attention_mask=mask).logits
+    torch.testing.assert_close(logits, expected, atol=2e-5, rtol=0)
+    # It never learnt to predict words, and does not pretend to.
+    assert not ours.model(ids, mask.bool(), places).any()
+    assert "all tokens are equally likely" in ours.provenance["notes"][0]
+
+
+def test_the_vocabulary_comes_from_either_layout_or_stays_behind(exported, tokenizer, tmp_path):
+    folder = shutil.copytree(exported("baseline").folder, tmp_path / "model")
+    content = json.loads((folder / "tokenizer.json").read_text())
+    vocab = {**content["model"]["vocab"], "<mask>": tokenizer.mask_id}
+    merges = [" ".join(pair) for pair in content["model"]["merges"]]
+    (folder / "tokenizer.json").unlink()
+    (folder / "vocab.json").write_text(json.dumps(vocab))
+    (folder / "merges.txt").write_text("#version: 0.2\n" + "\n".join(merges) + "\n")
+    assert huggingface_import.read(folder).vocabulary.digest() == tokenizer.digest()
+    swapped = {**vocab, "<s>": 1, "<pad>": 0}
+    (folder / "vocab.json").write_text(json.dumps(swapped))
+    back = huggingface_import.read(folder)
+    assert back.vocabulary is None
+    assert "special ids" in back.provenance["notes"][0]
+    (folder / "tokenizer.json").write_text('{"model"')
+    with pytest.raises(ValueError, match=r"tokenizer\.json: is no JSON"):
+        huggingface_import.read(folder)
+
+
+def test_a_vocabulary_of_more_ids_than_the_model_has_rows_stays_behind(exported, tmp_path):
+    folder = shutil.copytree(exported("baseline").folder, tmp_path / "model")
+    content = json.loads((folder / "tokenizer.json").read_text())
+    *others, mask = content["added_tokens"]
+    added = [*others, {**mask, "content": "more", "special": False}]
+    content["added_tokens"] = [*added, {**mask, "id": mask["id"] + 1}]
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+    back = huggingface_import.read(folder)
+    assert back.vocabulary is None
+    assert "has 401 ids, the model 400 rows" in back.provenance["notes"][0]
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"hidden_act": "relu"}, r"config\.json: hidden_act is 'relu'; accepted: 'gelu'"),
+        ({"position_embedding_type": "relative_key"}, "position_embedding_type is 'relative_key'"),
+        ({"is_decoder": True}, "is_decoder is True"),
+        ({"pad_token_id": 0}, "pad_token_id is 0; accepted: 1"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config is {'bits': 4}"),
+        ({"layer_norm_eps": None}, r"config\.json: does not say layer_norm_eps"),
+        ({"hidden_size": "wide"}, r"config\.json: model\.hidden_size: 'wide'"),
+        (
+            {"hidden_size": 64},
+            r"safetensors: roberta\.embeddings\.\S* is \[400, 32\].* \[400, 64\]",
+        ),
+        ({"max_position_embeddings": 2}, "max_position_embeddings is 2"),
+        ({"num_hidden_layers": 3}, r"safetensors: .* missing roberta\.encoder\.layer\.2\S*"),
+        ({"num_hidden_layers": 1}, r"left over roberta\.encoder\.layer\.1\S*"),
+        ({"model_type": "bert"}, r"config\.json: model_type 'bert'; accepted: 'roberta'"),
+    ],
+)
+def test_settings_that_ours_does_not_have_are_named(values, message, exported, tmp_path):
+    folder = shutil.copytree(exported("baseline").folder, tmp_path / "model")
+    change(folder / "config.json", **values)
+    with pytest.raises(ValueError, match=message):
+        huggingface_import.read(folder)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"position": None}, r"config\.json: .*missing \['position'\]"),
+        ({"head": "wide"}, r"config\.json: model\.head: 'wide'"),
+        ({"head": "roberta"}, r"safetensors: .* missing .*; left over head\.beta"),
+        ({"id2label": {"0": "a", "2": "b"}}, r"config\.json: id2label is .* accepted: a label"),
+        ({"problem_type": "multi_label_classification"}, "problem_type is 'multi_label"),
+        ({"classifier_pooling": "max"}, r"config\.json: .*pooling: 'max'"),
+        ({"classifier_name": ""}, "classifier_name is ''"),
+    ],
+)
+def test_settings_of_our_own_exports_are_named_too(values, message, exported, tmp_path):
+    folder = shutil.copytree(exported("zero-clap", "topic").folder, tmp_path / "model")
+    change(folder / "config.json", **values)
+    with pytest.raises(ValueError, match=message):
+        huggingface_import.read(folder)
+
+
+def weights_without(*names, **more):
+    def spoil(weights):
+        kept = {name: weight for name, weight in weights.items() if name not in names}
+        return kept | more
+
+    return spoil
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (weights_without("lm_head.bias"), r"missing lm_head\.bias; left over none"),
+        (weights_without(another=torch.ones(1)), "missing none; left over another"),
+        (weights_without(TOKEN_TYPES), "token_type_embeddings.weight is missing"),
+        (
+            weights_without(**{TOKEN_TYPES: torch.ones(1, 31)}),
+            r"token_type_embeddings\.weight is \[1, 31\]; accepted: .* of 32",
+        ),
+        (
+            weights_without(**{"lm_head.bias": torch.ones(400, dtype=torch.int8)}),
+            r"lm_head\.bias is \[400\] of torch\.int8",
+        ),
+        (
+            lambda weights: {
+                name.removeprefix("roberta."): weight
+                for name, weight in weights.items()
+                if not name.startswith("lm_head")
+            },
+            r"neither a head over the vocabulary \(it would have lm_head\.\S+\) nor a classifier",
+        ),
+    ],
+)
+def test_weights_that_do_not_fit_are_named(spoil, message, exported, tmp_path):
+    folder = shutil.copytree(exported("baseline").folder, tmp_path / "model")
+    path = folder / "model.safetensors"
+    save_file(spoil(load_file(path)), path)
+    with pytest.raises(ValueError, match=rf"model\.safetensors: .*{message}"):
+        huggingface_import.read(folder)
+
+
+@pytest.mark.parametrize("part", ["config.json", "model.safetensors"])
+def test_a_part_that_is_missing_or_cut_short_is_named(part, exported, tmp_path):
+    folder = shutil.copytree(exported("baseline").folder, tmp_path / "model")
+    path = folder / part
+    content = path.read_bytes()
+    path.write_bytes(content[: len(content) // 2])
+    with pytest.raises(ValueError, match=part):
+        huggingface_import.read(folder)
+    path.unlink()
+    with pytest.raises(ValueError, match=part):
+        huggingface_import.read(folder)
+    path.write_text("[1]")
+    with pytest.raises(ValueError, match=part):
+        huggingface_import.read(folder)
