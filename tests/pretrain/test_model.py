@@ -149,6 +149,14 @@ def test_base_models_have_the_original_s_number_of_parameters(variant, count):
     assert sum(parameter.numel() for parameter in model.parameters()) == count
 
 
+def test_the_published_zero_clap_s_rows_give_its_number_of_parameters():
+    config = presets.build("base", "zero-clap", 50263, {})
+    assert config.vocab_size == 50262
+    with torch.device("meta"):
+        model = LanguageModel(config)
+    assert sum(parameter.numel() for parameter in model.parameters()) == 123_655_681
+
+
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_logits_are_those_of_the_places_asked_for_in_their_order(variant):
     model, ids = tiny(variant), ids_of(2, 9)
