@@ -40,26 +40,32 @@ def attention_bias(
     dtype: torch.dtype,
     device: torch.device,
 ) -> Tensor | None:
-    """What is added to the scores of every layer: ALiBi, and -inf on padded keys.
+    """What is added to the scores of every layer: ALiBi, and -inf on keys that are not seen.
 
     Computed in fp32 and then cast, so that casting the module to bf16 cannot coarsen it.
 
     Args:
         config: which positions the model has.
         length: T.
-        attention_mask: [B, T] bool, True for real tokens; None where all are.
+        attention_mask: [B, T] bool, True for real tokens, which all are seen; or whole numbers,
+            where tokens of equal number see each other. None where all are real.
         dtype: of the scores.
         device: of the scores.
 
     Returns:
-        [1, H, T, T], [B, 1, 1, T] or [B, H, T, T], contiguous enough for the fused kernels; None
-        where nothing is to be added.
+        [1, H, T, T], [B, 1, 1, T], [B, 1, T, T] or [B, H, T, T], contiguous enough for the fused
+        kernels; None where nothing is to be added.
     """
     bias = None
     if config.position == "alibi":
         bias = alibi_bias(config.num_heads, length, config.alibi, device)[None]
     if attention_mask is not None:
-        padding = torch.zeros(attention_mask.shape, dtype=torch.float32, device=device)
-        padding = padding.masked_fill(~attention_mask, float("-inf"))[:, None, None, :]
-        bias = padding if bias is None else bias + padding
+        if attention_mask.dtype == torch.bool:
+            seen = attention_mask[:, None, None, :]
+        else:
+            # Padding sees padding: a row of -inf alone would have no softmax.
+            seen = (attention_mask[:, :, None] == attention_mask[:, None, :])[:, None]
+        hidden = torch.zeros(seen.shape, dtype=torch.float32, device=device)
+        hidden = hidden.masked_fill(~seen, float("-inf"))
+        bias = hidden if bias is None else bias + hidden
     return None if bias is None else bias.to(dtype)

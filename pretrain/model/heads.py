@@ -16,15 +16,18 @@ class RobertaHead(nn.Module):
     """dense, GELU, layer norm, then E^T x + b (Liu et al. 2019)."""
 
     def __init__(self, config: ModelConfig) -> None:
-        """A hidden layer and one bias a vocabulary row."""
+        """A hidden layer and one bias a token."""
         super().__init__()
         self.dense = nn.Linear(config.hidden_size, config.hidden_size)
         self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_epsilon)
         self.bias = nn.Parameter(torch.zeros(config.vocab_size))
 
     def forward(self, features: Tensor, embedding: Tensor) -> Tensor:
-        """[M, D] features and the [V, D] embedding to [M, V] logits."""
-        return F.linear(self.norm(F.gelu(self.dense(features))), embedding, self.bias)
+        """[M, D] features and the embedding, of V rows or more, to [M, V] logits."""
+        x = self.norm(F.gelu(self.dense(features)))
+        if len(embedding) == len(self.bias):
+            return F.linear(x, embedding, self.bias)
+        return F.linear(x, embedding)[..., : len(self.bias)] + self.bias
 
 
 class ClapHead(nn.Module):
@@ -37,13 +40,14 @@ class ClapHead(nn.Module):
         """One parameter, of shape (1,): DeepSpeed cannot view one without dimensions as bytes."""
         super().__init__()
         self.normalize = config.normalize_embeddings
+        self.vocab_size = config.vocab_size
         self.beta = nn.Parameter(torch.full((1,), config.initial_beta))
 
     def forward(self, features: Tensor, embedding: Tensor) -> Tensor:
-        """[M, D] features and the [V, D] embedding to [M, V] logits."""
+        """[M, D] features and the embedding, of V rows or more, to [M, V] logits."""
         weight = F.normalize(embedding, dim=-1) if self.normalize else embedding
         # beta on the features: the same product, at M x D multiplications rather than M x V.
-        return F.linear(self.beta * features, weight)
+        return F.linear(self.beta * features, weight)[..., : self.vocab_size]
 
 
 def build_head(config: ModelConfig) -> RobertaHead | ClapHead:

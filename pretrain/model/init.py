@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from .embeddings import TokenEmbedding
+
 STANDARD_DEVIATION = 0.02
 
 
@@ -12,7 +14,8 @@ def initialize(module: nn.Module) -> None:
     """Draw every weight below `module` anew, in place.
 
     Linear and embedding weights from N(0, 0.02), biases zero, layer norms one and zero; `<pad>`'s
-    row zero where the model has such a row. Draws from torch's global generator.
+    row zero where the model has such a row, and rows of no token. Draws from torch's global
+    generator.
     """
     with torch.no_grad():
         for part in module.modules():
@@ -20,6 +23,8 @@ def initialize(module: nn.Module) -> None:
                 part.weight.normal_(0.0, STANDARD_DEVIATION)
                 part.bias.zero_()
             elif isinstance(part, nn.Embedding):
-                part.weight.normal_(0.0, STANDARD_DEVIATION)
+                rows = part.vocab_size if isinstance(part, TokenEmbedding) else part.num_embeddings
+                part.weight[:rows].normal_(0.0, STANDARD_DEVIATION)
+                part.weight[rows:].zero_()
                 if part.padding_idx is not None:
                     part.weight[part.padding_idx].zero_()

@@ -13,11 +13,17 @@ from .stacks import Encoder
 class LanguageModel(nn.Module):
     """Encoder and head, tied by the token embedding."""
 
-    def __init__(self, config: ModelConfig) -> None:
-        """A model with fresh weights, drawn from torch's global generator."""
+    def __init__(self, config: ModelConfig, vocabulary_multiple: int = 1) -> None:
+        """A model with fresh weights, drawn from torch's global generator.
+
+        Args:
+            config: the architecture.
+            vocabulary_multiple: the token table gets rows of zeros up to a multiple of this many.
+                Nothing that comes out shows them, and the weights are drawn as without.
+        """
         super().__init__()
         self.config = config
-        self.encoder = Encoder(config)
+        self.encoder = Encoder(config, vocabulary_multiple)
         self.head = build_head(config)
         initialize(self)
 
@@ -28,7 +34,7 @@ class LanguageModel(nn.Module):
 
         Args:
             input_ids: [B, T]; the mask is id `vocab_size` or above where it is the zero vector.
-            attention_mask: [B, T] bool, True for real tokens; None where nothing is padded.
+            attention_mask: [B, T], see Encoder.forward; None where nothing is padded.
             positions: [M] places in the flattened [B * T] batch.
 
         Returns:

@@ -21,19 +21,19 @@ class LearnedPositions(nn.Module):
         self.max_positions = max_positions
         self.table = nn.Embedding(max_positions + FIRST_POSITION, hidden_size)
 
-    def forward(self, length: int) -> Tensor:
-        """Vectors of positions 0 .. length - 1, [T, D].
+    def forward(self, places: Tensor) -> Tensor:
+        """Vectors of places counted from 0: [T] to [T, D], or [B, T] to [B, T, D].
 
         Raises:
             ValueError: the input is longer than the table.
         """
+        length = places.shape[-1]
         if length > self.max_positions:
             raise ValueError(
                 f"input of {length} tokens: learned positions end at {self.max_positions} "
                 "(a model with ALiBi or sinusoidal positions reads longer ones)"
             )
-        first, device = FIRST_POSITION, self.table.weight.device
-        vectors: Tensor = self.table(torch.arange(first, first + length, device=device))
+        vectors: Tensor = self.table(places + FIRST_POSITION)
         return vectors
 
 
@@ -45,13 +45,33 @@ class SinusoidalPositions(nn.Module):
         super().__init__()
         self.hidden_size = hidden_size
 
-    def forward(self, length: int) -> Tensor:
-        """Vectors of positions 0 .. length - 1, [T, D], fp32 on the CPU (the caller moves it)."""
+    def forward(self, places: Tensor) -> Tensor:
+        """Vectors of places counted from 0: [T] to [T, D], or [B, T] to [B, T, D]; always fp32."""
         half = self.hidden_size // 2
-        frequency = torch.exp(torch.arange(half) * -(math.log(10000.0) / (half - 1)))
-        places = torch.arange(FIRST_POSITION, FIRST_POSITION + length)
-        angles = places.float()[:, None] * frequency[None, :]  # [T, D/2]
-        return torch.cat([torch.sin(angles), torch.cos(angles)], dim=1)
+        steps = torch.arange(half, device=places.device)
+        frequency = torch.exp(steps * -(math.log(10000.0) / (half - 1)))
+        angles = (places + FIRST_POSITION).float()[..., None] * frequency  # [..., T, D/2]
+        return torch.cat([torch.sin(angles), torch.cos(angles)], dim=-1)
+
+
+def places_of(attention_mask: Tensor | None, length: int, device: torch.device) -> Tensor:
+    """Where each token stands in its text, counted from 0.
+
+    Args:
+        attention_mask: [B, T]; where it numbers the texts of a row, each is counted by itself.
+        length: T.
+        device: of the answer.
+
+    Returns:
+        [T] where every row is one text, else [B, T].
+    """
+    places = torch.arange(length, device=device)
+    if attention_mask is None or attention_mask.dtype == torch.bool:
+        return places
+    begins = torch.zeros_like(attention_mask, dtype=torch.bool)
+    begins[:, 1:] = attention_mask[:, 1:] != attention_mask[:, :-1]
+    first = torch.where(begins, places, 0).cummax(dim=1).values
+    return places - first
 
 
 def alibi_slopes(num_heads: int) -> list[float]:

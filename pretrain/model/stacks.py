@@ -13,11 +13,11 @@ from .embeddings import Embeddings
 class Encoder(nn.Module):
     """The transformer encoder; its output is the last layer's, with no norm after it."""
 
-    def __init__(self, config: ModelConfig) -> None:
-        """N layers as `config` says."""
+    def __init__(self, config: ModelConfig, vocabulary_multiple: int = 1) -> None:
+        """N layers as `config` says; the token table padded to a multiple of rows."""
         super().__init__()
         self.config = config
-        self.embeddings = Embeddings(config)
+        self.embeddings = Embeddings(config, vocabulary_multiple)
         self.layers = nn.ModuleList(EncoderBlock(config) for _ in range(config.num_layers))
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
@@ -25,7 +25,9 @@ class Encoder(nn.Module):
 
         Args:
             input_ids: [B, T].
-            attention_mask: [B, T] bool, True for real tokens; None where nothing is padded.
+            attention_mask: [B, T] bool, True for real tokens; or whole numbers where rows hold
+                several texts: 0 for padding, else the number of the token's text, which it sees
+                alone and is placed in. None where nothing is padded.
 
         Returns:
             [B, T, D]

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data_prep.blocks import complete
+from data_prep.blocks import best_fit, complete
 
 
 def slow_complete(lengths: list[int], block_tokens: int) -> list[tuple[int, int]]:
@@ -64,3 +64,52 @@ def test_nonsense_is_refused() -> None:
         complete(np.array([1]), 1)
     with pytest.raises(ValueError, match="document 1 has 0 tokens"):
         complete(np.array([1, 0]), 8)
+
+
+def blocks_of(documents: np.ndarray, ends: np.ndarray) -> list[list[int]]:
+    return [part.tolist() for part in np.split(documents, ends[:-1])]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_best_fit_packs_every_document_that_fits_once_and_no_block_overflows(seed: int) -> None:
+    generator = np.random.default_rng(seed)
+    lengths = generator.integers(1, int(generator.integers(3, 40)), size=300).astype(np.int32)
+    documents, ends = best_fit(lengths, 20)
+    assert sorted(documents.tolist()) == np.flatnonzero(lengths + 1 <= 20).tolist()
+    assert ends[-1] == len(documents)
+    assert (np.diff(ends, prepend=0) > 0).all()
+    for block in blocks_of(documents, ends):
+        assert sum(int(lengths[document]) + 1 for document in block) <= 20
+
+
+def test_best_fit_fills_blocks_of_many_documents_to_99_percent() -> None:
+    generator = np.random.default_rng(0)
+    lengths = np.clip(generator.lognormal(6.0, 1.2, 200_000), 3, 100_000).astype(np.int32)
+    for block_tokens in (512, 2048):
+        _, ends = best_fit(lengths, block_tokens)
+        tokens = (lengths[lengths < block_tokens] + 1).sum()
+        assert tokens / (len(ends) * block_tokens) > 0.99
+
+
+def test_best_fit_puts_the_longest_first_and_fills_the_smallest_gap() -> None:
+    # With their starts: 10, 7, 6, 4, 3; the 3 fits both after the 7 and after the 6.
+    documents, ends = best_fit(np.array([6, 5, 3, 2, 9]), 10)
+    assert sorted(map(sorted, blocks_of(documents, ends))) == [[0, 3], [1, 2], [4]]
+
+
+def test_best_fit_depends_on_the_lengths_alone() -> None:
+    lengths = np.random.default_rng(1).integers(1, 30, size=1000).astype(np.int32)
+    first, again = best_fit(lengths, 40), best_fit(lengths.astype(np.int64), 40)
+    assert all(np.array_equal(a, b) for a, b in zip(first, again, strict=True))
+
+
+def test_best_fit_of_nothing_is_nothing_and_nonsense_is_refused() -> None:
+    for lengths in (np.array([], dtype=np.int32), np.array([8, 9, 100])):
+        documents, ends = best_fit(lengths, 8)
+        assert len(documents) == len(ends) == 0
+    documents, ends = best_fit(np.array([7]), 8)
+    assert (documents.tolist(), ends.tolist()) == ([0], [1])
+    with pytest.raises(ValueError, match="block of 1 tokens"):
+        best_fit(np.array([1]), 1)
+    with pytest.raises(ValueError, match="document 1 has 0 tokens"):
+        best_fit(np.array([1, 0]), 8)

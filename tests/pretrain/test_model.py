@@ -41,7 +41,7 @@ def test_alibi_tables_and_slopes_are_the_original_s(golden):
 def test_sinusoidal_tables_are_the_original_s(name, size, golden):
     table = load_file(golden / "sinusoidal_tables.safetensors")[name]
     # Their table starts at the padding's row; the first token has row 2.
-    ours = SinusoidalPositions(size)(len(table) - 2)
+    ours = SinusoidalPositions(size)(torch.arange(len(table) - 2))
     torch.testing.assert_close(ours, table[2:], rtol=0, atol=2e-5)
 
 
@@ -223,6 +223,48 @@ def test_initial_weights_are_bert_s_and_follow_the_generator():
     torch.manual_seed(3)
     again = LanguageModel(config).state_dict()
     assert all(torch.equal(weights[name], again[name]) for name in weights)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_texts_that_share_a_row_are_read_as_if_alone(variant):
+    """Logits of each, and the gradient of their sum, are those of rows of their own."""
+    model = tiny(variant)
+    texts = [ids_of(length, seed=length) for length in (5, 9, 1, 7)]
+    texts[1][3] = MASK_ID
+    row = torch.cat([*texts, torch.full((4,), 1)])[None]
+    numbers = torch.tensor([[1] * 5 + [2] * 9 + [3] + [4] * 7 + [0] * 4])
+    together = model(row, numbers, torch.arange(22))
+    alone = torch.cat([model(text[None], None, torch.arange(len(text))) for text in texts])
+    torch.testing.assert_close(together, alone, rtol=0, atol=2e-6)
+    gradients = [
+        torch.cat(
+            [g.flatten() for g in torch.autograd.grad(x.square().sum(), [*model.parameters()])]
+        )
+        for x in (together, alone)
+    ]
+    assert (gradients[0] - gradients[1]).norm() < 1e-5 * gradients[1].norm()
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_padded_token_table_shows_nowhere(variant):
+    """Same draw, same logits; the rows of no token are zero, get no gradient, and stay so."""
+    plain = tiny(variant)
+    torch.manual_seed(0)
+    padded = LanguageModel(plain.config, vocabulary_multiple=64).eval()
+    table = padded.encoder.embeddings.tokens.weight
+    rows = plain.config.vocab_size
+    assert len(table) == 64 * -(-rows // 64)
+    assert not table[rows:].any()
+    for (name, ours), theirs in zip(padded.named_parameters(), plain.parameters(), strict=True):
+        assert torch.equal(ours[: len(theirs)], theirs), name
+    ids = ids_of(2, 20)
+    ids[0, 3] = MASK_ID
+    places = torch.arange(40)
+    logits = padded(ids, None, places)
+    assert logits.shape == (40, rows)
+    torch.testing.assert_close(logits, plain(ids, None, places), rtol=0, atol=1e-6)
+    cross_entropy(logits, ids.flatten().clamp(max=rows - 1)).backward()
+    assert not table.grad[rows:].any()
 
 
 def test_bias_of_padding_alone_broadcasts_over_heads_and_queries():
