@@ -121,7 +121,7 @@ def table(output: Path, seconds: float) -> str:
     steps = metrics.surviving(metrics.read(output / "run" / metrics.METRICS))
     speed = statistics.median(step["tokens"] / step["seconds"] for step in steps)
     rows = [
-        (f"validation perplexity, {e['length']} tokens", f"{e['perplexity']:.1f}")
+        (f"validation perplexity, {e['length']} tokens", f"{e['total']['perplexity']:.1f}")
         for e in evaluations
     ]
     rows.append(("  of the unigram distribution", f"{corpus.unigram_perplexity:.1f}"))

@@ -79,6 +79,11 @@ def _parser() -> argparse.ArgumentParser:
         help="tokens of a block, such as 512,1024 (default: what the model was trained on)",
     )
     command.add_argument("--blocks", type=int, default=0, help="blocks at most (default: all)")
+    command.add_argument(
+        "--packing",
+        choices=("best-fit", "complete"),
+        help="how documents fill blocks (default: as the model was trained)",
+    )
     command.add_argument("--json", type=Path, help="write the figures to this file as well")
     command.set_defaults(action=_evaluate)
 
@@ -149,14 +154,24 @@ def _evaluate(options: argparse.Namespace) -> int:
     loaded = load(options.model)
     lengths = options.lengths or [loaded.model.config.max_positions]
     results = evaluate_lengths(
-        loaded.model, loaded.tokenizer.digest(), options.data, lengths, limit=options.blocks
+        loaded.model,
+        loaded.tokenizer.digest(),
+        options.data,
+        lengths,
+        limit=options.blocks,
+        packing=options.packing or loaded.packing,
     )
-    sys.stdout.write(f"{'length':>8} {'blocks':>8} {'masked':>10} {'loss':>8} {'perplexity':>11}\n")
+    sys.stdout.write(
+        f"{'length':>8} {'subset':<20} {'masked':>12} {'loss':>8} {'perplexity':>11}\n"
+    )
     for r in results:
-        sys.stdout.write(
-            f"{r.length:>8} {r.blocks:>8,} {r.masked_tokens:>10,} {r.loss:>8.4f} "
-            f"{r.perplexity:>11.2f}\n"
-        )
+        # One subset is all there is.
+        rows = {"all": r.total, **(r.subsets if len(r.subsets) > 1 else {})}
+        for name, score in rows.items():
+            sys.stdout.write(
+                f"{r.length:>8} {name:<20} {score.masked_tokens:>12,} {score.loss:>8.4f} "
+                f"{score.perplexity:>11.2f}\n"
+            )
     if options.json:
         write_json(options.json, [dataclasses.asdict(r) for r in results])
     return 0

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from data_prep.blocks import complete
+from data_prep.blocks import best_fit, complete
 from data_prep.corpus import Corpus
 from data_prep.tokenizer import Tokenizer
 from pretrain.config import FaultConfig
@@ -38,9 +38,14 @@ class MicroBatch:
 
 
 class Blocks:
-    """Blocks of one corpus split: `<s>` and as many whole documents as fit."""
+    """Blocks of one corpus split.
 
-    def __init__(self, corpus: Corpus, sequence_length: int) -> None:
+    Packed "complete", a block is `<s>` and as many whole documents as fit, in the corpus's order,
+    and is read as one text. Packed "best-fit", it is documents from anywhere, each with its `<s>`
+    and each a text by itself.
+    """
+
+    def __init__(self, corpus: Corpus, sequence_length: int, packing: str = "complete") -> None:
         """Cut the split into blocks, from lengths alone.
 
         Raises:
@@ -48,8 +53,13 @@ class Blocks:
         """
         self.corpus = corpus
         self.sequence_length = sequence_length
-        self.ranges = complete(corpus.lengths, sequence_length)
-        if not len(self.ranges):
+        self.one_text = packing == "complete"
+        if self.one_text:
+            self._ranges = complete(corpus.lengths, sequence_length)
+        else:
+            self._documents, ends = best_fit(corpus.lengths, sequence_length)
+            self._ranges = np.column_stack([np.concatenate([[0], ends[:-1]]), ends])
+        if not len(self._ranges):
             raise ValueError(
                 f"{corpus.folder}: no document of split {corpus.split!r} fits into "
                 f"data.sequence_length {sequence_length}; the shortest has "
@@ -64,13 +74,39 @@ class Blocks:
 
     def __len__(self) -> int:
         """Number of blocks."""
-        return len(self.ranges)
+        return len(self._ranges)
+
+    @property
+    def fill(self) -> float:
+        """Share of the blocks' places that hold a token."""
+        lengths = self.corpus.lengths
+        tokens = int(lengths[lengths < self.sequence_length].sum())
+        starts = len(self) if self.one_text else len(self._documents)
+        return (tokens + starts) / (len(self) * self.sequence_length)
+
+    def documents(self, block: int) -> list[int]:
+        """The documents of one block, in its order."""
+        first, end = self._ranges[block].tolist()
+        return list(range(first, end)) if self.one_text else self._documents[first:end].tolist()
 
     def ids(self, block: int) -> npt.NDArray[np.int64]:
         """Token ids of one block, at most `sequence_length`."""
-        first, end = self.ranges[block]
-        parts = [self.corpus.document(index) for index in range(first, end)]
-        return np.concatenate([[Tokenizer.bos_id], *parts]).astype(np.int64)
+        parts: list[npt.ArrayLike] = []
+        for number, document in enumerate(self.documents(block)):
+            if number == 0 or not self.one_text:
+                parts.append([Tokenizer.bos_id])
+            parts.append(self.corpus.document(document))
+        return np.concatenate(parts).astype(np.int64)
+
+    def document_numbers(self, block: int) -> npt.NDArray[np.int64]:
+        """Of each id of a block, the number of its document within the block, from 1."""
+        documents = self.documents(block)
+        sizes = self.corpus.lengths[documents].astype(np.int64)
+        if self.one_text:
+            sizes[0] += 1
+        else:
+            sizes += 1
+        return np.repeat(np.arange(1, len(documents) + 1), sizes)
 
 
 def collate(
@@ -81,11 +117,13 @@ def collate(
     index: int,
 ) -> MicroBatch:
     """Micro-batch `index` made of the chosen blocks."""
-    arrays = objective.collate([blocks.ids(b) for b in chosen], keys, blocks.sequence_length)
+    texts = None if blocks.one_text else [blocks.document_numbers(b) for b in chosen]
+    ids = [blocks.ids(b) for b in chosen]
+    arrays = objective.collate(ids, keys, blocks.sequence_length, texts)
     return MicroBatch(
         index=index,
         arrays=arrays,
-        tokens=int(arrays["attention_mask"].sum()),
+        tokens=sum(map(len, ids)),
         targets=int((arrays["labels"] != IGNORED).sum()),
     )
 
@@ -140,6 +178,7 @@ def validation_batches(
 ) -> list[MicroBatch]:
     """This rank's share of `limit` blocks spread over the split (0: all), with fixed masks.
 
+    Their arrays also say of each place to predict which subset its document is from (`subsets`).
     Every rank gets the same number of micro-batches, as ZeRO 3 needs: where there are too few, a
     last one without targets.
     """
@@ -151,13 +190,22 @@ def validation_batches(
     for turn in range(-(-total // ranks)):
         index = turn * ranks + rank
         chosen = spread[index * size : (index + 1) * size]
-        if chosen:
-            keys = [(VALIDATION_SEED, 0, block) for block in chosen]
-            result.append(collate(blocks, objective, chosen, keys, index))
-        else:
-            spare = collate(blocks, objective, [0], [(VALIDATION_SEED, 0, 0)], index)
-            nothing = np.full_like(spare.arrays["labels"], IGNORED)
-            result.append(
-                MicroBatch(index, {**spare.arrays, "labels": nothing}, tokens=0, targets=0)
-            )
+        keys = [(VALIDATION_SEED, 0, block) for block in chosen or [0]]
+        batch = collate(blocks, objective, chosen or [0], keys, index)
+        arrays = {**batch.arrays, "subsets": _subsets(blocks, chosen or [0], batch)}
+        if not chosen:
+            arrays["labels"] = np.full_like(arrays["labels"], IGNORED)
+            batch = dataclasses.replace(batch, tokens=0, targets=0)
+        result.append(dataclasses.replace(batch, arrays=arrays))
     return result
+
+
+def _subsets(blocks: Blocks, chosen: Sequence[int], batch: MicroBatch) -> npt.NDArray[np.int64]:
+    """Of each place to predict, the subset that its document is from: an index, [M]."""
+    table = np.zeros((len(chosen), blocks.sequence_length), dtype=np.int64)
+    for row, block in enumerate(chosen):
+        subsets = blocks.corpus.subsets[blocks.documents(block)]
+        numbers = blocks.document_numbers(block)
+        table[row, : len(numbers)] = subsets[numbers - 1]
+    places: npt.NDArray[np.int64] = table.ravel()[batch.arrays["positions"]]
+    return places

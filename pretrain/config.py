@@ -22,6 +22,9 @@ class DataConfig:
     """Folder that `data_prep prepare` made."""
     sequence_length: int = 2048
     """Tokens of a block, `<s>` included."""
+    packing: str = "best-fit"
+    """How documents fill blocks: best-fit (each read by itself), or complete (as they come, read as
+    one text: the original's way)."""
     vocab_size: int = 0
     """Ids that the corpus must have been encoded with, `<mask>` included; 0: any number."""
 
@@ -29,6 +32,8 @@ class DataConfig:
         """Refuse lengths without room for text."""
         length = self.sequence_length
         check(length >= 2, "data.sequence_length", length, "at least 2: <s> and a token")
+        known = ("best-fit", "complete")
+        check(self.packing in known, "data.packing", self.packing, " or ".join(known))
         check(self.vocab_size >= 0, "data.vocab_size", self.vocab_size, "0 (any) or above")
 
 
@@ -65,6 +70,8 @@ class MaskingConfig:
     random_probability: float = 0.1
     targets: str = "masked"
     """What is predicted: the chosen tokens, or all (with keep and random 0: self-masking)."""
+    whole_words: bool = False
+    """Choose words, not tokens: a word begins where a token begins with white space."""
 
     def __post_init__(self) -> None:
         """Refuse what is no probability."""
@@ -169,6 +176,9 @@ class TrainingConfig:
     ranks: int = 0
     """Processes that `supervise` starts on this machine; 0: one a GPU, or 2 on a CPU."""
     evaluation_interval: int = 5000
+    vocabulary_multiple: int = 128
+    """The token table has a multiple of so many rows while it is trained, which makes its matrix
+    multiplications faster; nothing that comes out shows it."""
     evaluation_blocks: int = 0
     """Validation blocks read at each evaluation; 0: all."""
     checkpoint_interval: int = 500
@@ -177,7 +187,7 @@ class TrainingConfig:
     def __post_init__(self) -> None:
         """Refuse a run that cannot be."""
         check(self.steps > 0, "training.steps", self.steps, "a positive number")
-        for name in ("evaluation_interval", "checkpoint_interval"):
+        for name in ("evaluation_interval", "checkpoint_interval", "vocabulary_multiple"):
             check(getattr(self, name) > 0, f"training.{name}", getattr(self, name), "above 0")
         for name in ("seed", "ranks", "evaluation_blocks"):
             value = getattr(self, name)

@@ -17,15 +17,43 @@ from pretrain.objectives.masked import MaskedLM
 
 
 @dataclasses.dataclass(frozen=True)
-class Evaluation:
-    """What one pass over the validation split measured."""
+class Score:
+    """Loss over some masked tokens."""
 
-    length: int
     loss: float
     """Nats a masked token."""
     perplexity: float
     masked_tokens: int
+
+    @classmethod
+    def of(cls, loss_sum: float, masked_tokens: float) -> Score:
+        """The score of a summed loss."""
+        loss = loss_sum / masked_tokens
+        # exp of more is infinite; a loss that high says all there is to say.
+        return cls(loss, math.exp(min(loss, 700.0)), int(masked_tokens))
+
+
+@dataclasses.dataclass(frozen=True)
+class Evaluation:
+    """What one pass over the validation split measured."""
+
+    length: int
     blocks: int
+    total: Score
+    subsets: dict[str, Score]
+    """By Pile subset, those with masked tokens alone."""
+
+
+def scores(sums: Sequence[Sequence[float]], names: Sequence[str]) -> tuple[Score, dict[str, Score]]:
+    """The score over all, and by subset.
+
+    Args:
+        sums: [S][2], summed loss and masked tokens of each subset.
+        names: of the S subsets.
+    """
+    total = Score.of(sum(loss for loss, _ in sums), sum(count for _, count in sums))
+    parts = zip(names, sums, strict=True)
+    return total, {name: Score.of(loss, count) for name, (loss, count) in parts if count}
 
 
 def evaluate_lengths(
@@ -35,6 +63,7 @@ def evaluate_lengths(
     lengths: Sequence[int],
     micro_batch_size: int = 8,
     limit: int = 0,
+    packing: str = "complete",
 ) -> list[Evaluation]:
     """Perplexity on a corpus's validation split cut into blocks of each length.
 
@@ -47,6 +76,8 @@ def evaluate_lengths(
         lengths: tokens of a block, `<s>` included.
         micro_batch_size: blocks a forward pass.
         limit: blocks at most; 0: all.
+        packing: how documents fill blocks (config.DataConfig); as the model was trained, else it
+            meets what it has not seen.
 
     Raises:
         ValueError: another vocabulary, no validation split, or a length that the model cannot read.
@@ -58,29 +89,25 @@ def evaluate_lengths(
             f"{corpus.manifest.vocab_size} ids) than the model's ({tokenizer_digest[:12]})"
         )
     objective = MaskedLM(MaskingConfig(), corpus.manifest.vocab_size - 1, model.config.vocab_size)
+    names = corpus.manifest.subsets
     results = []
     for length in lengths:
-        blocks = Blocks(corpus, length)
+        blocks = Blocks(corpus, length, packing)
         batches = validation_batches(blocks, objective, limit, micro_batch_size, 0, 1)
-        loss, targets = summed_loss(model, objective, batches)
-        mean = loss / targets
-        results.append(
-            Evaluation(
-                length, mean, math.exp(mean), targets, min(limit or len(blocks), len(blocks))
-            )
-        )
+        sums = summed_losses(model, objective, batches, len(names))
+        total, subsets = scores(sums.tolist(), names)
+        results.append(Evaluation(length, min(limit or len(blocks), len(blocks)), total, subsets))
     return results
 
 
-def summed_loss(
-    model: LanguageModel, objective: MaskedLM, batches: Sequence[MicroBatch]
-) -> tuple[float, int]:
-    """Loss in nats and number of masked tokens, summed over the batches."""
+def summed_losses(
+    model: LanguageModel, objective: MaskedLM, batches: Sequence[MicroBatch], subsets: int
+) -> torch.Tensor:
+    """Loss in nats and number of masked tokens, summed over the batches: [S, 2], by subset."""
     device = next(model.parameters()).device
-    loss, targets = 0.0, 0
+    sums = torch.zeros((subsets, 2), dtype=torch.float64, device=device)
     with torch.no_grad():
         for batch in batches:
             tensors = {k: torch.from_numpy(v).to(device) for k, v in batch.arrays.items()}
-            loss += float(objective.loss(model, tensors))
-            targets += batch.targets
-    return loss, targets
+            sums += objective.sums_by_subset(model, tensors, subsets)
+    return sums

@@ -70,6 +70,13 @@ class LoadedModel:
             )
         return self.vocabulary
 
+    @property
+    def packing(self) -> str:
+        """How documents filled the blocks it was trained on; fairseq's way where nothing says."""
+        recipe = self.provenance.get("recipe")
+        data = recipe.get("data") if isinstance(recipe, dict) else None
+        return str(data.get("packing", "complete")) if isinstance(data, dict) else "complete"
+
     def contents(self) -> ModelContents:
         """The same as plain values."""
         weights = dict(self.model.state_dict())
@@ -208,13 +215,20 @@ def export(run: Path, output: Path, step: int | None = None) -> int:
         raise ValueError(f"{run}: has no checkpoint of step {step}; it has {have}")
     folder = checkpoints.folder_of(run, step)
     manifest = checkpoints.read_manifest(folder)
+    architecture = ModelConfig.from_dict(manifest["architecture"])
     save(
         output,
         ModelContents(
-            ModelConfig.from_dict(manifest["architecture"]),
-            consolidated_weights(folder),
+            architecture,
+            _without_padding(consolidated_weights(folder), architecture),
             tokenizers.load(run),
             {"run": run.name, "step": step, "recipe": manifest["recipe"]},
         ),
     )
     return step
+
+
+def _without_padding(weights: dict[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
+    """Weights without the rows of no token that the token table has while it is trained."""
+    table = "encoder.embeddings.tokens.weight"
+    return {**weights, table: weights[table][: config.vocab_size].clone()}

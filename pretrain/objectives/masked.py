@@ -19,6 +19,8 @@ from pretrain.config import MaskingConfig
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from data_prep.tokenizer import Tokenizer
+
 Ids = npt.NDArray[np.int64]
 
 IGNORED = -100
@@ -27,7 +29,7 @@ FIRST_WORD_ID = 4
 PAD_ID = 1
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class MaskedLM:
     """The objective for one vocabulary."""
 
@@ -35,6 +37,8 @@ class MaskedLM:
     mask_id: int
     replacement_end: int
     """Random replacements are drawn from [FIRST_WORD_ID, replacement_end)."""
+    word_starts: npt.NDArray[np.bool_] | None = None
+    """Whether each id begins a word, where whole words are to be hidden (`word_starts_of`)."""
 
     def mask(self, ids: Ids, key: Sequence[int]) -> tuple[Ids, Ids]:
         """Hide some tokens of one block.
@@ -74,8 +78,7 @@ class MaskedLM:
             # The sum may round up to the next whole number, beyond the capacity.
             wanted = int(masking.probability * length + draw.random_sample())
             count = min(wanted, self.capacity(length))
-            chosen = np.zeros(length, dtype=bool)
-            chosen[draw.choice(length, count, replace=False)] = True
+            chosen = self._choose(ids, count, draw)
         result = ids.copy()
         spared = masking.keep_probability + masking.random_probability
         replaced = np.zeros(length, dtype=bool)
@@ -90,6 +93,21 @@ class MaskedLM:
         places = np.arange(length) if masking.targets == "all" else np.flatnonzero(chosen)
         return result, places
 
+    def _choose(self, ids: Ids, count: int, draw: np.random.RandomState) -> npt.NDArray[np.bool_]:
+        """`count` places; or whole words in random order for as long as they fit into `count`."""
+        chosen = np.zeros(len(ids), dtype=bool)
+        if self.word_starts is None:
+            chosen[draw.choice(len(ids), count, replace=False)] = True
+            return chosen
+        starts = np.cumsum(self.word_starts[ids], dtype=np.int64)
+        word = starts - starts[0]  # what stands first begins a word
+        order = draw.permutation(int(word[-1]) + 1)
+        fits = np.cumsum(np.bincount(word)[order]) <= count
+        of_word = np.zeros(len(order), dtype=bool)
+        of_word[order[fits]] = True
+        chosen[:] = of_word[word]
+        return chosen
+
     def capacity(self, length: int) -> int:
         """Most places that `mask` can ask for in a block of `length` tokens."""
         return (
@@ -99,7 +117,11 @@ class MaskedLM:
         )
 
     def collate(
-        self, blocks: Sequence[Ids], keys: Sequence[Sequence[int]], length: int
+        self,
+        blocks: Sequence[Ids],
+        keys: Sequence[Sequence[int]],
+        length: int,
+        texts: Sequence[Ids] | None = None,
     ) -> dict[str, npt.NDArray[np.generic]]:
         """One micro-batch of fixed shapes.
 
@@ -107,10 +129,13 @@ class MaskedLM:
             blocks: B blocks of at most `length` ids.
             keys: of each block's masking draw.
             length: T, to which blocks are padded.
+            texts: number of the text that each id belongs to, from 1, where texts that share a
+                block are read by themselves.
 
         Returns:
-            input_ids [B, T], attention_mask [B, T] bool, positions [M] in the flattened batch and
-            labels [M], M = B * capacity; places not used have label IGNORED and position 0.
+            input_ids [B, T], attention_mask [B, T] (bool; with `texts`, their numbers, 0 for
+            padding), positions [M] in the flattened batch and labels [M], M = B * capacity; places
+            not used have label IGNORED and position 0.
         """
         capacity = self.capacity(length)
         input_ids = np.full((len(blocks), length), PAD_ID, dtype=np.int64)
@@ -122,9 +147,14 @@ class MaskedLM:
             positions[row, : len(places)] = row * length + places
             labels[row, : len(places)] = ids[places]
         lengths = np.array([len(ids) for ids in blocks])
+        attention_mask: npt.NDArray[np.generic] = np.arange(length)[None, :] < lengths[:, None]
+        if texts is not None:
+            numbers = np.zeros(input_ids.shape, dtype=np.int64)
+            numbers[attention_mask] = np.concatenate(texts)
+            attention_mask = numbers
         return {
             "input_ids": input_ids,
-            "attention_mask": np.arange(length)[None, :] < lengths[:, None],
+            "attention_mask": attention_mask,
             "positions": positions.ravel(),
             "labels": labels.ravel(),
         }
@@ -135,3 +165,36 @@ class MaskedLM:
 
         logits = model(batch["input_ids"], batch["attention_mask"], batch["positions"])
         return cross_entropy(logits.float(), batch["labels"], ignore_index=IGNORED, reduction="sum")
+
+    def sums_by_subset(
+        self, model: Callable[..., Tensor], batch: Mapping[str, Tensor], count: int
+    ) -> Tensor:
+        """Loss in nats and number of places to predict of each subset.
+
+        Args:
+            model: takes input_ids, attention_mask, positions.
+            batch: with `subsets` [M], the subset of each place's document.
+            count: S, how many subsets there are.
+
+        Returns:
+            [S, 2], fp64.
+        """
+        import torch
+        from torch.nn.functional import cross_entropy
+
+        labels = batch["labels"]
+        logits = model(batch["input_ids"], batch["attention_mask"], batch["positions"])
+        losses = cross_entropy(logits.float(), labels, ignore_index=IGNORED, reduction="none")
+        columns = torch.stack([losses, (labels != IGNORED).to(losses.dtype)], dim=1).double()
+        sums = torch.zeros((count, 2), dtype=torch.float64, device=labels.device)
+        return sums.index_add(0, batch["subsets"], columns)
+
+
+def word_starts_of(tokenizer: Tokenizer) -> npt.NDArray[np.bool_]:
+    """Whether each id begins a word: its text begins with white space, or it is a special one."""
+    return np.array(
+        [
+            id < FIRST_WORD_ID or id == tokenizer.mask_id or tokenizer.token_text(id)[:1].isspace()
+            for id in range(tokenizer.vocab_size)
+        ]
+    )

@@ -9,7 +9,7 @@ import torch
 from data_prep.corpus import Corpus
 from pretrain.batches import Blocks, PretrainingBatches, validation_batches
 from pretrain.config import FaultConfig, MaskingConfig
-from pretrain.evaluate import summed_loss
+from pretrain.evaluate import summed_losses
 from pretrain.model import presets
 from pretrain.model.language_model import LanguageModel
 from pretrain.objectives.masked import IGNORED, MaskedLM
@@ -71,6 +71,101 @@ def test_blocks_are_bos_and_whole_documents_and_none_is_lost(blocks):
         documents.append(ids[1:])
     whole = np.concatenate([blocks.corpus.document(n) for n in range(len(blocks.corpus))])
     assert np.array_equal(np.concatenate(documents), whole)
+
+
+@pytest.fixture(scope="module")
+def packed(corpus):
+    return Blocks(Corpus(corpus, "train"), LENGTH, "best-fit")
+
+
+def test_packed_blocks_hold_each_document_once_with_its_own_start(packed):
+    seen = []
+    for block in range(len(packed)):
+        ids, numbers, documents = (
+            packed.ids(block),
+            packed.document_numbers(block),
+            packed.documents(block),
+        )
+        assert len(ids) == len(numbers) <= LENGTH
+        for number, document in enumerate(documents, start=1):
+            expected = [0, *packed.corpus.document(document)]
+            assert ids[numbers == number].tolist() == expected
+        seen += documents
+    assert sorted(seen) == list(range(len(packed.corpus)))
+
+
+def test_packed_blocks_are_fewer_and_fuller(packed, blocks):
+    assert len(packed) < len(blocks)
+    tokens = sum(len(packed.ids(block)) for block in range(len(packed)))
+    assert packed.fill == pytest.approx(tokens / (len(packed) * LENGTH))
+    tokens = sum(len(blocks.ids(block)) for block in range(len(blocks)))
+    assert blocks.fill == pytest.approx(tokens / (len(blocks) * LENGTH))
+    assert packed.fill > 0.9 > blocks.fill
+
+
+def test_a_packed_batch_numbers_its_texts_and_its_tokens_are_real_ones(packed, objective):
+    lineage = Lineage((Segment(0, 1),))
+    batches = PretrainingBatches(packed, objective, lineage, 8, 4, FaultConfig(), 1)
+    for batch in batches.micro_batches(3, 0, 1):
+        mask, ids = batch.arrays["attention_mask"], batch.arrays["input_ids"]
+        assert mask.dtype == np.int64
+        assert batch.tokens == (mask > 0).sum()
+        assert (ids[mask == 0] == 1).all()
+        starts = np.diff(mask, axis=1, prepend=0) > 0
+        assert starts[:, 0].all()
+        used = batch.arrays["positions"][batch.arrays["labels"] != IGNORED]
+        assert (mask.ravel()[used] > 0).all()
+
+
+def test_documents_of_a_packed_block_do_not_see_each_other(packed, objective):
+    """The loss of a block is the same when another document in it changes."""
+    size = packed.corpus.manifest.vocab_size
+    torch.manual_seed(0)
+    model = LanguageModel(presets.build("tiny", "baseline", size, {})).eval()
+    block = next(b for b in range(len(packed)) if len(packed.documents(b)) > 2)
+    arrays = objective.collate(
+        [packed.ids(block)], [(1, 0, block)], LENGTH, [packed.document_numbers(block)]
+    )
+    tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
+    other = {**tensors, "input_ids": tensors["input_ids"].clone()}
+    other["input_ids"][tensors["attention_mask"] == 2] = 7
+    with torch.no_grad():
+        before = model(tensors["input_ids"], tensors["attention_mask"], tensors["positions"])
+        after = model(other["input_ids"], other["attention_mask"], other["positions"])
+    of_first = tensors["attention_mask"].flatten()[tensors["positions"]] != 2
+    assert torch.equal(before[of_first], after[of_first])
+    assert not torch.equal(before, after)
+
+
+@pytest.mark.parametrize("packing", ["complete", "best-fit"])
+def test_places_to_predict_know_their_document_s_subset(packing, corpus, objective):
+    blocks = Blocks(Corpus(corpus, "valid"), LENGTH, packing)
+    blocks.corpus.__dict__["subsets"] = np.arange(len(blocks.corpus), dtype=np.uint8) % 3
+    spread = [number * len(blocks) // 6 for number in range(6)]
+    first = validation_batches(blocks, objective, 6, 2, 0, 1)[0].arrays
+    for place, subset, label in zip(
+        first["positions"], first["subsets"], first["labels"], strict=True
+    ):
+        if label != IGNORED:
+            row, column = divmod(int(place), LENGTH)
+            block = spread[row]
+            number = blocks.document_numbers(block)[column]
+            assert subset == blocks.documents(block)[number - 1] % 3
+
+
+def test_losses_by_subset_add_up_to_the_loss(validation, objective):
+    size = validation.corpus.manifest.vocab_size
+    torch.manual_seed(0)
+    model = LanguageModel(presets.build("tiny", "zero-clap", size, {})).eval()
+    batch = validation_batches(validation, objective, 4, 4, 0, 1)[0]
+    tensors = {name: torch.from_numpy(array) for name, array in batch.arrays.items()}
+    tensors["subsets"] = torch.arange(len(tensors["labels"])) % 2
+    with torch.no_grad():
+        sums = objective.sums_by_subset(model, tensors, 2)
+        whole = objective.loss(model, tensors)
+    assert sums[:, 1].sum() == batch.targets
+    assert sums[:, 0].sum().item() == pytest.approx(whole.item(), rel=1e-6)
+    assert (sums > 0).all()
 
 
 def test_a_corpus_without_a_document_that_fits_is_refused(corpus):
@@ -193,12 +288,12 @@ def test_validation_loss_is_the_same_for_one_and_for_two_ranks(validation, objec
 
     def loss(ranks, micro):
         parts = [
-            summed_loss(
-                model, objective, validation_batches(validation, objective, 0, micro, r, ranks)
+            summed_losses(
+                model, objective, validation_batches(validation, objective, 0, micro, r, ranks), 1
             )
             for r in range(ranks)
         ]
-        return sum(part[0] for part in parts), sum(part[1] for part in parts)
+        return sum(parts)[0].tolist()
 
     alone, targets = loss(1, 2)
     for ranks, micro in [(2, 2), (3, 2), (2, 5)]:

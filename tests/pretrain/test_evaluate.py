@@ -9,7 +9,7 @@ from data_prep import tokenizer as tokenizers
 from data_prep.corpus import Corpus
 from pretrain.batches import Blocks, validation_batches
 from pretrain.config import MaskingConfig
-from pretrain.evaluate import evaluate_lengths
+from pretrain.evaluate import Score, evaluate_lengths, scores
 from pretrain.model import presets
 from pretrain.model.language_model import LanguageModel
 from pretrain.objectives.masked import MaskedLM
@@ -31,14 +31,17 @@ def test_a_model_that_knows_nothing_has_the_vocabulary_s_perplexity(corpus, dige
     with torch.no_grad():
         model.encoder.embeddings.tokens.weight.zero_()
     (result,) = evaluate_lengths(model, digest, corpus, [64])
-    assert result.perplexity == pytest.approx(model.config.vocab_size, rel=1e-5)
-    assert result.loss == pytest.approx(math.log(model.config.vocab_size), rel=1e-6)
+    assert result.total.perplexity == pytest.approx(model.config.vocab_size, rel=1e-5)
+    assert result.total.loss == pytest.approx(math.log(model.config.vocab_size), rel=1e-6)
 
 
-def test_the_loss_is_that_of_the_validation_batches(corpus, digest):
+@pytest.mark.parametrize("packing", ["complete", "best-fit"])
+def test_the_loss_is_that_of_the_validation_batches(packing, corpus, digest):
     model = model_of(corpus, "alibi")
-    (result,) = evaluate_lengths(model, digest, corpus, [64], micro_batch_size=3, limit=5)
-    blocks = Blocks(Corpus(corpus, "valid"), 64)
+    (result,) = evaluate_lengths(
+        model, digest, corpus, [64], micro_batch_size=3, limit=5, packing=packing
+    )
+    blocks = Blocks(Corpus(corpus, "valid"), 64, packing)
     objective = MaskedLM(MaskingConfig(), model.config.vocab_size - 1, model.config.vocab_size)
     loss = targets = 0.0
     for batch in validation_batches(blocks, objective, 5, 1, 0, 1):
@@ -47,15 +50,25 @@ def test_the_loss_is_that_of_the_validation_batches(corpus, digest):
             loss += float(objective.loss(model, tensors))
         targets += batch.targets
     assert result.blocks == 5
-    assert result.masked_tokens == targets
-    assert result.loss == pytest.approx(loss / targets, rel=1e-5)
+    assert result.total.masked_tokens == targets
+    assert result.total.loss == pytest.approx(loss / targets, rel=1e-5)
+
+
+def test_subsets_are_scored_by_name_and_make_up_the_total(corpus, digest):
+    model = model_of(corpus, "alibi")
+    (result,) = evaluate_lengths(model, digest, corpus, [64])
+    assert list(result.subsets) == ["unknown"]
+    assert result.subsets["unknown"] == result.total
+    total, subsets = scores([[6.0, 3.0], [0.0, 0.0], [8.0, 2.0]], ["a", "b", "c"])
+    assert subsets == {"a": Score(2.0, math.exp(2.0), 3), "c": Score(4.0, math.exp(4.0), 2)}
+    assert total == Score(14 / 5, math.exp(14 / 5), 5)
 
 
 def test_every_length_is_measured_and_alibi_goes_beyond_the_training_length(corpus, digest):
     results = evaluate_lengths(model_of(corpus, "zero-clap"), digest, corpus, [48, 64, 150])
     assert [result.length for result in results] == [48, 64, 150]
     assert results[1].blocks > results[2].blocks
-    assert all(math.isfinite(result.perplexity) for result in results)
+    assert all(math.isfinite(result.total.perplexity) for result in results)
 
 
 def test_learned_positions_beyond_their_table_are_refused(corpus, digest):

@@ -6,7 +6,13 @@ import torch
 from safetensors.numpy import load_file
 
 from pretrain.config import MaskingConfig
-from pretrain.objectives.masked import FIRST_WORD_ID, IGNORED, PAD_ID, MaskedLM
+from pretrain.objectives.masked import (
+    FIRST_WORD_ID,
+    IGNORED,
+    PAD_ID,
+    MaskedLM,
+    word_starts_of,
+)
 
 MASK_ID, END = 999, 900
 
@@ -181,3 +187,34 @@ def test_self_masking_hides_each_token_by_chance_and_asks_for_all():
     assert abs(hidden - 30_000) < 5 * (200_000 * 0.15 * 0.85) ** 0.5
     arrays = masked_lm.collate([block(40), block(5)], [(1, 0, 0), (1, 0, 1)], 40)
     assert int((arrays["labels"] != IGNORED).sum()) == 45
+
+
+def test_whole_words_are_hidden_together_and_no_more_than_asked_for():
+    starts = np.arange(1000) % 3 == 0  # every third id begins a word
+    masked_lm = MaskedLM(MaskingConfig(0.3, 0.0, 0.0), MASK_ID, END, starts)
+    hidden = 0
+    for key in range(200):
+        ids = block(150, seed=key)
+        masked, places = masked_lm.mask(ids, (1, 0, key))
+        word = np.cumsum(starts[ids])
+        chosen = np.isin(np.arange(150), places)
+        for number in np.unique(word):
+            assert len(set(chosen[word == number])) == 1
+        assert (masked[places] == MASK_ID).all()
+        assert len(places) <= masked_lm.capacity(150)
+        hidden += len(places)
+    assert 0.27 < hidden / (200 * 150) < 0.3  # the last word that does not fit is left
+
+
+def test_a_word_begins_with_white_space(corpus):
+    from data_prep.tokenizer import load
+
+    tokenizer = load(corpus)
+    starts = word_starts_of(tokenizer)
+    assert len(starts) == tokenizer.vocab_size
+    assert starts[:4].all()
+    assert starts[tokenizer.mask_id]
+    (ids,) = tokenizer.encode_batch(["the statement"])
+    words = np.cumsum(starts[ids])
+    assert words[-1] - words[0] == 1
+    assert tokenizer.decode(ids[words > words[0]]) == " statement"

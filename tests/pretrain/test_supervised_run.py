@@ -172,7 +172,7 @@ def test_the_exported_model_has_the_perplexity_that_training_saw(exported, run, 
     last = metrics.read(run / metrics.VALIDATION)[-1]
     assert figures["length"] == 64
     assert figures["blocks"] == 6
-    assert figures["perplexity"] == pytest.approx(last["perplexity"], rel=1e-4)
+    assert figures["total"]["perplexity"] == pytest.approx(last["perplexity"], rel=1e-4)
 
 
 def test_an_older_checkpoint_can_be_exported_by_its_step(run, exported, tmp_path, capsys):
