@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from data_prep.blocks import best_fit, complete
 from data_prep.corpus import Corpus
+from data_prep.files import new_folder
 from data_prep.tokenizer import Tokenizer
 from pretrain.config import FaultConfig
 from pretrain.objectives.masked import FIRST_WORD_ID, IGNORED, MaskedLM
@@ -46,7 +49,10 @@ class Blocks:
     """
 
     def __init__(self, corpus: Corpus, sequence_length: int, packing: str = "complete") -> None:
-        """Cut the split into blocks, from lengths alone.
+        """Cut the split into blocks, from lengths alone; or read how it was cut before.
+
+        The outcome is kept in the corpus's folder, so that the ranks of a machine share its memory
+        and a restart takes no time.
 
         Raises:
             ValueError: no document is short enough for a block.
@@ -54,11 +60,10 @@ class Blocks:
         self.corpus = corpus
         self.sequence_length = sequence_length
         self.one_text = packing == "complete"
-        if self.one_text:
-            self._ranges = complete(corpus.lengths, sequence_length)
-        else:
-            self._documents, ends = best_fit(corpus.lengths, sequence_length)
-            self._ranges = np.column_stack([np.concatenate([[0], ends[:-1]]), ends])
+        tables = _tables(corpus, sequence_length, packing)
+        self._ranges = tables["ranges"]
+        if not self.one_text:
+            self._documents = tables["documents"]
         if not len(self._ranges):
             raise ValueError(
                 f"{corpus.folder}: no document of split {corpus.split!r} fits into "
@@ -107,6 +112,32 @@ class Blocks:
         else:
             sizes += 1
         return np.repeat(np.arange(1, len(documents) + 1), sizes)
+
+
+Tables = dict[str, npt.NDArray[np.integer[Any]]]
+
+
+def _tables(corpus: Corpus, sequence_length: int, packing: str) -> Tables:
+    """How a split is cut: from the corpus's folder, or computed, and put there if it may be."""
+    name = f"{corpus.split}-{packing}-{sequence_length}-{corpus.manifest.digest()[:16]}"
+    folder = corpus.folder / "blocks" / name
+    if folder.is_dir():
+        return {path.stem: np.load(path, mmap_mode="r") for path in folder.glob("*.npy")}
+    tables = _cut(corpus.lengths, sequence_length, packing)
+    # A folder that cannot be written to is no obstacle, nor is a process that was faster.
+    with suppress(OSError, ValueError), new_folder(folder) as partial:
+        for table, array in tables.items():
+            np.save(partial / f"{table}.npy", array)
+    return tables
+
+
+def _cut(lengths: npt.NDArray[np.int32], sequence_length: int, packing: str) -> Tables:
+    """Of each block, its first document and the one after its last; of `documents`, if there."""
+    if packing == "complete":
+        return {"ranges": complete(lengths, sequence_length)}
+    documents, ends = best_fit(lengths, sequence_length)
+    starts = np.concatenate([[0], ends])[:-1]
+    return {"ranges": np.column_stack([starts, ends]), "documents": documents}
 
 
 def collate(

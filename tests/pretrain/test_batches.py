@@ -1,6 +1,7 @@
 """A step's batch as a pure function of corpus, lineage and step (law 1)."""
 
 import dataclasses
+import shutil
 
 import numpy as np
 import pytest
@@ -166,6 +167,26 @@ def test_losses_by_subset_add_up_to_the_loss(validation, objective):
     assert sums[:, 1].sum() == batch.targets
     assert sums[:, 0].sum().item() == pytest.approx(whole.item(), rel=1e-6)
     assert (sums > 0).all()
+
+
+@pytest.mark.parametrize("packing", ["complete", "best-fit"])
+def test_how_a_split_is_cut_is_kept_and_read_again(packing, corpus, tmp_path, monkeypatch):
+    folder = tmp_path / "corpus"
+    shutil.copytree(corpus, folder, ignore=shutil.ignore_patterns("blocks"))
+    first = Blocks(Corpus(folder, "train"), LENGTH, packing)
+    assert len(list((folder / "blocks").iterdir())) == 1
+    for name in ("complete", "best_fit"):
+        monkeypatch.delattr(f"pretrain.batches.{name}")  # nothing is computed again
+    again = Blocks(Corpus(folder, "train"), LENGTH, packing)
+    assert len(again) == len(first)
+    assert all(again.documents(b) == first.documents(b) for b in range(len(first)))
+
+
+def test_a_corpus_that_cannot_be_written_to_is_cut_by_each_process(corpus, tmp_path):
+    folder = tmp_path / "corpus"
+    shutil.copytree(corpus, folder, ignore=shutil.ignore_patterns("blocks"))
+    (folder / "blocks").write_text("a file where the folder would be")
+    assert len(Blocks(Corpus(folder, "train"), LENGTH, "best-fit")) > 0
 
 
 def test_a_corpus_without_a_document_that_fits_is_refused(corpus):
