@@ -17,7 +17,7 @@ Order: layout, writer, readers, check.
 import struct
 import warnings
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -54,7 +54,7 @@ def dtype_for(vocab_size: int) -> np.dtype[Any]:
 
 
 class IndexedWriter:
-    """Writes one dataset, a document at a time; nothing stands under its final name before `close`.
+    """Writes one dataset, document by document; nothing stands under its final name before `close`.
 
     As a context manager it closes on success and leaves nothing on an exception. Memory: 4 bytes a
     document.
@@ -88,13 +88,27 @@ class IndexedWriter:
         Raises:
             ValueError: An id is negative or not below the limit (a cast would wrap it silently).
         """
+        self.extend(ids, [ids.size])
+
+    def extend(self, ids: npt.NDArray[np.integer[Any]], lengths: Sequence[int]) -> None:
+        """Append documents, each as one sequence; much faster than one after another.
+
+        Args:
+            ids: Those of all documents, one after another.
+            lengths: How many of them each document has.
+
+        Raises:
+            ValueError: As for `append`; no document is written then.
+        """
         if ids.size and (int(ids.min()) < 0 or int(ids.max()) >= self._limit):
+            bad = int(np.argmax((ids < 0) | (ids >= self._limit)))
+            document = self.documents + int(np.searchsorted(np.cumsum(lengths), bad, side="right"))
             raise ValueError(
-                f"{self._prefix}: document {self.documents} has ids from {ids.min()} to "
-                f"{ids.max()}; accepted: 0 to {self._limit - 1}"
+                f"{self._prefix}: document {document} has id {ids[bad]}; "
+                f"accepted: 0 to {self._limit - 1}"
             )
-        self._data.write(ids.astype(self._dtype, copy=False).tobytes())
-        self._lengths.append(ids.size)
+        self._data.write(np.ascontiguousarray(ids, dtype=self._dtype).data)
+        self._lengths.extend(lengths)
 
     def close(self) -> tuple[FileRecord, FileRecord]:
         """Write the index and give both files their names; returns their records, .bin first."""

@@ -9,12 +9,14 @@ any number of times.
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from data_prep.documents import Document, Reject, content_share, read
+from data_prep.encoders import Encoder
 from data_prep.files import AtomicFile, sha256_of
 from data_prep.filters import Tally, judge, windows
 from data_prep.indexed import IndexedWriter, dtype_for
@@ -31,7 +33,7 @@ from data_prep.manifest import (
 )
 from data_prep.statistics import UPPER_EDGES, count_lengths
 from data_prep.tokenizer import FILE_NAME as TOKENIZER_FILE
-from data_prep.tokenizer import Tokenizer, encoder, load
+from data_prep.tokenizer import Tokenizer, load
 
 _BATCH_DOCUMENTS = 256
 _BATCH_CHARACTERS = 4_000_000  # bounds memory where documents are long
@@ -87,12 +89,11 @@ def prepare_shard(task: ShardTask, progress: Progress = lambda *_: None) -> Shar
         return standing
     before = _input_state(task.input)
     input_file = InputFile(str(task.input), before[0], _hash_input(task.input), task.role)
-    tokenizer = load(task.corpus / TOKENIZER_FILE)
-    encode = encoder(tokenizer)
+    tokenizer, encoder = _vocabulary(task.corpus, task.tokenizer_digest)
     shard = _Shard(task, tokenizer)
     try:
         for batch in _batches(shard.take_documents(read(task.input))):
-            shard.add(batch, encode([document.text for document in batch]))
+            shard.add(batch, encoder.encode([document.text for document in batch]))
             progress(shard.documents, shard.text_bytes)
         if _input_state(task.input) != before:
             raise ValueError(f"{task.input}: changed while it was read")
@@ -102,7 +103,7 @@ def prepare_shard(task: ShardTask, progress: Progress = lambda *_: None) -> Shar
             input_modified_ns=before[1],
             settings=task.settings,
             tokenizer_digest=task.tokenizer_digest,
-            encoder="tokenizers",
+            encoder=encoder.name,
             damage=None,
             files=shard.close(),
             kept=shard.tally.kept,
@@ -116,12 +117,18 @@ def prepare_shard(task: ShardTask, progress: Progress = lambda *_: None) -> Shar
     return manifest
 
 
+@lru_cache(maxsize=1)  # a worker makes many shards, and building takes as long as 20 MB of text
+def _vocabulary(corpus: Path, digest: str) -> tuple[Tokenizer, Encoder]:
+    tokenizer = load(corpus / TOKENIZER_FILE)
+    return tokenizer, Encoder(tokenizer)
+
+
 class _Shard:
     """The shard being made: a writer per split, and the counts."""
 
     def __init__(self, task: ShardTask, tokenizer: Tokenizer) -> None:
         self._settings = task.settings
-        self._end = np.array([tokenizer.eos_id], dtype=np.int32)
+        self._role = task.role
         self._splits = {split: _SplitWriter(task, split, tokenizer) for split in SPLITS}
         self.tally = Tally()
         self.length_counts = np.zeros(len(UPPER_EDGES), dtype=np.int64)
@@ -142,20 +149,20 @@ class _Shard:
         self.length_counts += count_lengths([len(ids) + 2 for ids in encoded])
         for document, ids in zip(batch, encoded, strict=True):
             self._add_one(document, ids)
+        for writer in self._splits.values():
+            writer.flush()
 
     def _add_one(self, document: Document, ids: npt.NDArray[np.int32]) -> None:
         text_bytes = len(document.text.encode())
         self.text_bytes += text_bytes
-        # All windows of a document go to one split: it is drawn from the whole text.
-        share = content_share(document.text, "valid")
-        split = "valid" if share < self._settings.valid_fraction else "train"
+        split = self._split_of(document)
         pieces = windows(ids, self._settings)
         self.tally.cut += pieces[0].size < ids.size
         for piece in pieces:
             if reason := judge(len(piece) + 2, self._settings):
                 self._reject(reason, document)
                 continue
-            self._splits[split].append(np.concatenate([piece, self._end]), document)
+            self._splits[split].append(piece, document)
             self.tally.keep(split, document.subset, Count(1, len(piece) + 1, text_bytes))
             text_bytes = 0  # counted with the first of its windows
 
@@ -168,12 +175,19 @@ class _Shard:
         for writer in self._splits.values():
             writer.discard()
 
+    def _split_of(self, document: Document) -> str:
+        """The split of a document and all its windows, drawn from the whole text."""
+        if self._role != "both":
+            return self._role
+        share = content_share(document.text, "valid")
+        return "valid" if share < self._settings.valid_fraction else "train"
+
     def _reject(self, reason: str, record: Document | Reject) -> None:
         self.tally.reject(reason, record.subset, 1, [f"{record.source_file}:{record.line}"])
 
 
 class _SplitWriter:
-    """The three files of one split: ids, index, subsets."""
+    """The three files of one split: ids, index, subsets. What is appended waits for `flush`."""
 
     def __init__(self, task: ShardTask, split: str, tokenizer: Tokenizer) -> None:
         self._stem = f"{split}/{task.name}"
@@ -182,7 +196,11 @@ class _SplitWriter:
         self._indexed = IndexedWriter(self._prefix, dtype, tokenizer.vocab_size)
         self._side_file = AtomicFile(self._prefix.with_name(f"{task.name}.subsets"))
         self._subsets: dict[str, int] = {}
+        self._end = np.array([tokenizer.eos_id], dtype=np.int32)
         self._tokens = 0
+        self._waiting: list[npt.NDArray[np.int32]] = []  # ids of a document, `</s>`, and so on
+        self._waiting_lengths: list[int] = []
+        self._waiting_subsets = bytearray()
 
     def append(self, ids: npt.NDArray[np.int32], document: Document) -> None:
         number = self._subsets.setdefault(document.subset, len(self._subsets))
@@ -191,9 +209,18 @@ class _SplitWriter:
                 f"{document.source_file}:{document.line}: subset {document.subset!r} is one too "
                 f"many; accepted: {MAX_SUBSETS} different values of meta.pile_set_name"
             )
-        self._indexed.append(ids)
-        self._side_file.write(bytes([number]))
-        self._tokens += len(ids)
+        self._waiting += (ids, self._end)
+        self._waiting_lengths.append(len(ids) + 1)
+        self._waiting_subsets.append(number)
+
+    def flush(self) -> None:
+        if not self._waiting:
+            return
+        self._indexed.extend(np.concatenate(self._waiting), self._waiting_lengths)
+        self._side_file.write(bytes(self._waiting_subsets))
+        self._tokens += sum(self._waiting_lengths)
+        self._waiting, self._waiting_lengths = [], []
+        self._waiting_subsets = bytearray()
 
     def close(self) -> ShardFiles | None:
         if not self._indexed.documents:

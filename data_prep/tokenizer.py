@@ -7,7 +7,7 @@ The ids follow the original's order: `<s>` 0, `<pad>` 1, `</s>` 2, `<unk>` 3, th
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -74,7 +74,7 @@ class Tokenizer:
         Equal for vocabularies that came by different ways, such as roberta-base from the hub and
         from fairseq's files.
         """
-        content = json.loads(self._backend.to_str())
+        content = self.content()
         # Fields that are off are left out, so that a later version of `tokenizers` may add some.
         model = {name: value for name, value in content["model"].items() if value}
         # Files differ in whether the model's own table lists the special tokens. No text can write
@@ -90,6 +90,11 @@ class Tokenizer:
         }
         canonical = json.dumps(identity, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()
+
+    def content(self) -> dict[str, Any]:
+        """What stands in its `tokenizer.json`."""
+        content: dict[str, Any] = json.loads(self._backend.to_str())
+        return content
 
     def save(self, path: Path) -> None:
         """Write `tokenizer.json`."""
@@ -181,11 +186,6 @@ def train(texts: Iterator[str], vocab_size: int) -> Tokenizer:
     backend.train_from_iterator(texts, trainer)
     backend.add_special_tokens([MASK_TOKEN])
     return Tokenizer(backend)
-
-
-def encoder(tokenizer: Tokenizer) -> Callable[[list[str]], list[npt.NDArray[np.int32]]]:
-    """The bulk encoder for a vocabulary; the ids are those of `Tokenizer.encode_batch`."""
-    return tokenizer.encode_batch
 
 
 def _byte_level(model: "tokenizers.models.Model") -> "tokenizers.Tokenizer":

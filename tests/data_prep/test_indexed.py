@@ -44,6 +44,29 @@ def test_bytes_are_those_of_megatrons_builder(
         assert ours.read_bytes() == theirs.read_bytes()
 
 
+def test_many_documents_at_once_give_the_bytes_of_one_after_another(
+    tmp_path: Path, documents: list[np.ndarray]
+) -> None:
+    write(tmp_path / "one", documents)
+    with IndexedWriter(tmp_path / "many", np.uint16) as writer:
+        for some in (documents[:3], [], documents[3:]):
+            ids = np.concatenate([np.empty(0, dtype=np.int64), *some])
+            writer.extend(ids, [len(document) for document in some])
+        assert writer.documents == len(documents)
+    for suffix in (".bin", ".idx"):
+        one, many = tmp_path / f"one{suffix}", tmp_path / f"many{suffix}"
+        assert one.read_bytes() == many.read_bytes()
+
+
+def test_a_bad_id_among_many_documents_is_found_and_none_is_written(tmp_path: Path) -> None:
+    with IndexedWriter(tmp_path / "data", np.uint16, 100) as writer:
+        writer.append(np.arange(5)[::2])
+        with pytest.raises(ValueError, match="data: document 3 has id 100; accepted: 0 to 99"):
+            writer.extend(np.array([1, 2, 3, 100, 5]), [2, 0, 3])
+        writer.append(np.array([7]))
+    assert read_ids(tmp_path / "data").tolist() == [0, 2, 4, 7]
+
+
 def test_index_of_many_windows_is_that_of_one(
     tmp_path: Path, documents: list[np.ndarray], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -81,7 +104,7 @@ def test_ids_that_would_wrap_are_refused(
     tmp_path: Path, bad: list[int], vocab_size: int | None
 ) -> None:
     writer = IndexedWriter(tmp_path / "data", np.uint16, vocab_size)
-    with pytest.raises(ValueError, match=r"data: document 0 has ids .* accepted: 0 to"):
+    with pytest.raises(ValueError, match=r"data: document 0 has id .* accepted: 0 to"):
         writer.append(np.array(bad))
     writer.discard()
 
@@ -91,7 +114,7 @@ def test_nothing_stands_before_close_or_after_an_error(tmp_path: Path) -> None:
     writer.append(np.arange(5))
     assert not (tmp_path / "data.bin").exists()
     writer.discard()
-    with pytest.raises(ValueError, match="document 1 has ids from -1"):
+    with pytest.raises(ValueError, match="document 1 has id -1"):
         write(tmp_path / "data", [np.arange(5), np.array([-1])])
     assert list(tmp_path.iterdir()) == []
 

@@ -15,7 +15,7 @@ import pytest
 import tokenizers
 
 from data_prep.gpt2_vocabulary import read
-from data_prep.tokenizer import Tokenizer, encoder, from_vocabulary, load, train
+from data_prep.tokenizer import Tokenizer, from_vocabulary, load, train
 from tests.data_prep.conftest import make_texts
 
 CONTROL_TEXT = "<s> </s><pad><mask> <unk>"
@@ -43,12 +43,6 @@ def test_any_text_survives_and_writes_no_special_id(tokenizer: Tokenizer, text: 
     assert tokenizer.decode(ids.tolist()) == text
     assert not set(ids.tolist()) & {0, 1, 2, 3, tokenizer.mask_id}
     assert ids.dtype == np.int32
-
-
-def test_bulk_encoder_gives_the_same_ids(tokenizer: Tokenizer) -> None:
-    texts = [*make_texts(50, 30, seed=9), CONTROL_TEXT]
-    for bulk, one in zip(encoder(tokenizer)(texts), tokenizer.encode_batch(texts), strict=True):
-        assert np.array_equal(bulk, one)
 
 
 def test_training_is_deterministic_and_uses_the_text(tokenizer: Tokenizer) -> None:

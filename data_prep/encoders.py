@@ -1,0 +1,167 @@
+"""The fastest encoder whose ids are those of `Tokenizer.encode_batch`, the reference.
+
+gigatoken is some thirty times as fast as the reference, and young. So its version is pinned, its
+own file readers are not used, and whenever it is built it must give the reference's ids for
+`NASTY_TEXTS` and for some of the documents to come. Where it does not, or is not installed, the
+reference encodes.
+"""
+
+import sys
+from collections.abc import Callable, Sequence
+from functools import cache
+from importlib.metadata import version
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from data_prep.tokenizer import Tokenizer
+
+Encode = Callable[[Sequence[str]], list[npt.NDArray[np.int32]]]
+
+NASTY_TEXTS = (
+    "",
+    " ",
+    "a",
+    "<s> <pad></s><unk> <mask> <mask><|endoftext|>",
+    "I'm we'll they'Ve it'S don't''s 'tis \u2019s can''t 're",
+    "  two  spaces, \ttabs\t\t and\r\n\r\nlines \n\n\n  indented\n ",
+    "trailing space ",
+    "\x00\x01\x7f\x80\x85\xa0\xad \x1b[0m \ufeff \u2028 \u3000 \u200b\u200d \ufffe\uffff",
+    "x1 2y 3.14 1,000,000 \xbd \xb2 \u0663\u0664 \u2167 \u096b \u4e00\u4e8c \U0001d7d8 1st",
+    "na\xefve caf\xe9 cafe\u0301 e\u0301\u0301\u0327 \u212b \ufb01 \u01c6 \xdf \u0130i \u0131I",
+    "\u65e5\u672c\u8a9e\u3002 \ud55c\uad6d\uc5b4 \u0e44\u0e17\u0e22 \u0939\u093f\u0928\u094d",
+    "\u0639\u0631\u0628\u064a \u202e\u05e2\u05d1\u05e8\u05d9\u05ea\u202c",
+    "\U0001f469\u200d\U0001f469\u200d\U0001f467 \U0001f3f3\ufe0f \U0001f1e8\U0001f1ed",
+    "\U0001f9ff\U000e0041 \U0010ffff \U00020000 \U00010348 \U0001d54f \ue000",
+    "_under_score __init__ a.b->c[0] != {x: 'y'} // #1 @me $5 50% http://a.b/?q=%20&r#s",
+    "ACGT" * 300,
+    "a" * 2000,
+    " " * 300 + "x" + "\n" * 300,
+    "\xe9" * 500 + "!?" * 500 + "0" * 500,
+)
+_PLAIN_BPE = ("type", "vocab", "merges")
+_SAMPLE_DOCUMENTS = 256
+_SAMPLE_CHARACTERS = 400  # of each; the reference takes some 40 ms for them all
+# gigatoken 0.10 remembers every word that it meets and sets itself no limit. Its table doubles;
+# beyond this growth there would be no room for another doubling in a worker of 400 MB.
+_GROWTH_BYTES = 128 << 20
+
+
+class Encoder:
+    """Texts to ids, in bulk, with the fastest library at hand that gives the reference's ids.
+
+    Where gigatoken should have been it and is not, stderr says why, once in a process.
+
+    Attributes:
+        name: Library and version, as "gigatoken 0.10.0"; final after the first batch.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        """Build the encoder of a vocabulary; takes about 0.2 s for 50,000 ids."""
+        self._reference = tokenizer.encode_batch
+        self._fall_back()
+        content = tokenizer.content()
+        if not _is_byte_level_bpe(content):
+            return
+        try:
+            self._encode: Encode = _Gigatoken(content).encode
+        except Exception as error:  # ImportError, or whatever it finds wrong with a vocabulary
+            self._fall_back(f"gigatoken cannot be used ({type(error).__name__}: {error})")
+            return
+        self.name = f"gigatoken {version('gigatoken')}"
+        self._is_checked = False  # on documents, the first of which are yet to come
+        self._check(NASTY_TEXTS)
+
+    def encode(self, texts: Sequence[str]) -> list[npt.NDArray[np.int32]]:
+        """Ids of each text; no special token is added and none can come from the text.
+
+        They are always those of `Tokenizer.encode_batch`, as far as a look at some of the first
+        texts can tell.
+        """
+        if texts and not self._is_checked:
+            self._check([text[:_SAMPLE_CHARACTERS] for text in texts[:_SAMPLE_DOCUMENTS]])
+            self._is_checked = True
+        return self._encode(texts)
+
+    def _check(self, texts: Sequence[str]) -> None:
+        """Fall back where the ids are not those of the reference."""
+        pairs = zip(texts, self._encode(texts), self._reference(texts), strict=True)
+        for text, found, expected in pairs:
+            if not np.array_equal(found, expected):
+                self._fall_back(f"{self.name} gives other ids for {text[:80]!r}")
+                return
+
+    def _fall_back(self, reason: str = "") -> None:
+        self.name = f"tokenizers {version('tokenizers')}"
+        self._encode = self._reference
+        self._is_checked = True
+        if reason:
+            _say(f"{reason}: encoding with {self.name}, which is slow")
+
+
+def _is_byte_level_bpe(content: dict[str, Any]) -> bool:
+    """Whether a `tokenizer.json` is GPT-2's pretokeniser and plain merges, and loses no byte."""
+    from tokenizers import pre_tokenizers
+
+    model, splitter = content["model"], content["pre_tokenizer"] or {}
+    return (
+        model["type"] == "BPE"
+        # Dropout, prefixes, an unknown token, and whatever else a later version brings.
+        and not any(value for name, value in model.items() if name not in _PLAIN_BPE)
+        and content["normalizer"] is None
+        and splitter.get("type") == "ByteLevel"
+        and splitter["use_regex"]
+        and not splitter["add_prefix_space"]
+        and all(token["special"] for token in content["added_tokens"])
+        and model["vocab"].keys() >= set(pre_tokenizers.ByteLevel.alphabet())
+    )
+
+
+class _Gigatoken:
+    """gigatoken's encoder, built anew when what it remembers has grown too large."""
+
+    def __init__(self, content: dict[str, Any]) -> None:
+        import psutil
+
+        self._json = _for_gigatoken(content)
+        self._process = psutil.Process()
+        self._build()
+
+    def encode(self, texts: Sequence[str]) -> list[npt.NDArray[np.int32]]:
+        if self._memory_bytes() > self._limit_bytes:
+            del self._encode  # before the next one takes its place
+            self._build()
+        # One by one is as fast as its batches, which would import awkward (0.5 s, 65 MB).
+        encode = self._encode
+        return [encode(text).view(np.int32) for text in texts]
+
+    def _build(self) -> None:
+        from gigatoken.gigatoken_rs import load_hf_json
+
+        self._encode: Callable[[str], npt.NDArray[np.uint32]] = load_hf_json(self._json).encode
+        self._limit_bytes = self._memory_bytes() + _GROWTH_BYTES
+
+    def _memory_bytes(self) -> int:
+        return int(self._process.memory_info().rss)
+
+
+def _for_gigatoken(content: dict[str, Any]) -> bytes:
+    """The `tokenizer.json` that has gigatoken do as the reference does with `content`."""
+    import orjson
+    from tokenizers import pre_tokenizers
+
+    model = content["model"]
+    # Special and filler tokens would be matched in a text, or take the place of a token whose bytes
+    # they spell: what no merge makes is left out.
+    reachable = {
+        *pre_tokenizers.ByteLevel.alphabet(),
+        *(left + right for left, right in model["merges"]),
+    }
+    vocab = {token: id for token, id in model["vocab"].items() if token in reachable}
+    return orjson.dumps({**content, "added_tokens": [], "model": {**model, "vocab": vocab}})
+
+
+@cache
+def _say(message: str) -> None:
+    print(message, file=sys.stderr, flush=True)

@@ -1,0 +1,254 @@
+"""Ratios that data preparation must reach, measured side by side in one run; see README.md."""
+
+import argparse
+import json
+import os
+import resource
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+COPIES = 12  # of each input where workers are compared, so that starting is not most of it
+_BATCH = 256
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table; `target` is None where a figure is for the record."""
+
+    name: str
+    value: float
+    unit: str
+    target: float | None = None
+    at_most: bool = False
+
+    @property
+    def is_met(self) -> bool:
+        if self.target is None:
+            return True
+        return self.value <= self.target if self.at_most else self.value >= self.target
+
+    def __str__(self) -> str:
+        if self.target is None:
+            return f"{self.name:58} {self.value:8.2f} {self.unit}"
+        bound = f"{'at most' if self.at_most else 'at least'} {self.target:g}"
+        verdict = "met" if self.is_met else "MISSED"
+        return f"{self.name:58} {self.value:8.2f} {self.unit:5} {bound:14} {verdict}"
+
+
+def main() -> int:
+    """Measure, print the table, and say by the exit status whether every target is met."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    shared = Path(os.environ.get("ZEROCLAP_SHARED", "../shared")) / "data"
+    parser.add_argument("--inputs", type=Path, default=shared / "pile-like")
+    parser.add_argument("--tokenizer", type=Path, default=shared / "gpt2")
+    parser.add_argument("--repeats", type=int, default=3, help="medians are of so many")
+    parser.add_argument("--record", type=Path, help="write the table as JSON")
+    parser.add_argument("--part", choices=PARTS, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    inputs = sorted(options.inputs.glob("*.jsonl.zst"))
+    if not inputs:
+        parser.error(f"--inputs {options.inputs}: no *.jsonl.zst there")
+    if options.part:
+        print(json.dumps(PARTS[options.part](options.tokenizer, inputs)))
+        return 0
+    with tempfile.TemporaryDirectory() as folder:
+        rows = measure(inputs, options.tokenizer, options.repeats, Path(folder))
+    print(*rows, sep="\n")
+    if options.record:
+        options.record.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
+    return 0 if all(row.is_met for row in rows) else 1
+
+
+def measure(inputs: list[Path], tokenizer: Path, repeats: int, folder: Path) -> list[Row]:
+    """Every part in turn, `repeats` times over, each in a process of its own."""
+    from data_prep.tokenizer import load
+
+    load(tokenizer).save(folder / "vocabulary" / "tokenizer.json")
+    tiny, copies = _tiny_input(inputs[0], folder), _copies(inputs, folder)
+    vocabulary, first = folder / "vocabulary", inputs[0].parent
+
+    seconds: dict[str, list[float]] = {}
+    peaks: list[float] = []
+    for _ in range(repeats):
+        for part, where in (
+            ("loop", first),
+            ("encode", first),
+            ("read and encode", first),
+            ("shards", first),
+            ("start", tiny),
+        ):
+            taken, said = _run_part(part, where, vocabulary)
+            seconds.setdefault(part, []).append(taken - said.get("reading_seconds", 0.0))
+            if part == "shards":
+                peaks.append(said["peak_bytes"] / 1e6)
+        for name, where, workers in (
+            ("prepare", first, 1),
+            ("one worker", copies, 1),
+            ("two workers", copies, 2),
+        ):
+            taken = _run_prepare(where, vocabulary, workers, folder / "corpus")
+            seconds.setdefault(name, []).append(taken)
+    median = {name: statistics.median(times) for name, times in seconds.items()}
+    megabytes = _run_part("encode", first, vocabulary)[1]["text_bytes"] / 1e6
+    return _table(median, megabytes, statistics.median(peaks))
+
+
+def _table(median: dict[str, float], megabytes: float, peak: float) -> list[Row]:
+    return [
+        Row("one worker / a loop of tokenizers", median["loop"] / median["prepare"], "x", 15),
+        Row("two workers / one", median["one worker"] / median["two workers"], "x", 1.85),
+        Row(
+            "the pipeline / reading and encoding alone",
+            100 * median["read and encode"] / median["shards"],
+            "%",
+            85,
+        ),
+        Row(
+            "the pipeline / encoding alone, texts in memory",
+            100 * median["encode"] / median["shards"],
+            "%",
+        ),
+        Row("peak memory of a worker", peak, "MB", 400, at_most=True),
+        Row("a worker's start to its first shard", median["start"], "s", 1, at_most=True),
+        *(
+            Row(f"for the record: {name}", megabytes / median[name], "MB/s")
+            for name in ("loop", "prepare", "shards", "read and encode", "encode")
+        ),
+    ]
+
+
+def _run_part(part: str, inputs: Path, tokenizer: Path) -> tuple[float, dict[str, float]]:
+    """Seconds from the start of a process to its end, and what it said."""
+    command = [sys.executable, "-m", "tests.benchmarks.data_prep", "--part", part]
+    command += ["--inputs", str(inputs), "--tokenizer", str(tokenizer)]
+    start = time.perf_counter()
+    done = _run(command)
+    return time.perf_counter() - start, json.loads(done.stdout)
+
+
+def _run_prepare(inputs: Path, tokenizer: Path, workers: int, corpus: Path) -> float:
+    """Seconds of the command that a user types."""
+    shutil.rmtree(corpus, ignore_errors=True)
+    command = [sys.executable, "-m", "data_prep", "prepare", "--input", f"{inputs}/*.jsonl.zst"]
+    command += ["--tokenizer", str(tokenizer), "--output", str(corpus), "--workers", str(workers)]
+    start = time.perf_counter()
+    _run(command)
+    return time.perf_counter() - start
+
+
+def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false", "PYTHONPATH": str(ROOT)}
+    return subprocess.run(
+        command, cwd=ROOT, env=environment, check=True, stdout=subprocess.PIPE, text=True
+    )
+
+
+def _tiny_input(source: Path, folder: Path) -> Path:
+    """A folder with one input of ten documents."""
+    import zstandard
+
+    from data_prep.compressed import open_stream
+
+    with open_stream(source) as stream:
+        lines = b"".join(line for line, _ in zip(stream, range(10), strict=False))
+    (folder / "tiny").mkdir()
+    (folder / "tiny" / "a.jsonl.zst").write_bytes(zstandard.compress(lines))
+    return folder / "tiny"
+
+
+def _copies(inputs: list[Path], folder: Path) -> Path:
+    (folder / "copies").mkdir()
+    for number in range(COPIES):
+        for path in inputs:
+            (folder / "copies" / f"{number}-{path.name}").symlink_to(path.resolve())
+    return folder / "copies"
+
+
+def _texts(inputs: list[Path]) -> Iterator[str]:
+    from data_prep.documents import Document, read
+
+    for path in inputs:
+        for record in read(path):
+            if isinstance(record, Document):
+                yield record.text
+
+
+def _batches(texts: Iterator[str]) -> Iterator[list[str]]:
+    from itertools import islice
+
+    while batch := list(islice(texts, _BATCH)):
+        yield batch
+
+
+def loop(tokenizer: Path, inputs: list[Path]) -> dict[str, float]:
+    """What one writes without thinking about speed."""
+    import numpy as np
+    from tokenizers import Tokenizer
+
+    backend = Tokenizer.from_file(str(tokenizer / "tokenizer.json"))
+    backend.encode_special_tokens = True
+    for batch in _batches(_texts(inputs)):
+        for encoding in backend.encode_batch_fast(batch, add_special_tokens=False):
+            np.array(encoding.ids, dtype=np.uint16)
+    return {}
+
+
+def encode(tokenizer: Path, inputs: list[Path]) -> dict[str, float]:
+    """Our encoder on texts that are in memory; the time that reading them takes does not count."""
+    start = time.perf_counter()
+    batches = list(_batches(_texts(inputs)))
+    reading_seconds = time.perf_counter() - start
+    _encode(tokenizer, iter(batches))
+    start = time.perf_counter()
+    text_bytes = sum(len(text.encode()) for batch in batches for text in batch)
+    reading_seconds += time.perf_counter() - start
+    return {"reading_seconds": reading_seconds, "text_bytes": text_bytes}
+
+
+def read_and_encode(tokenizer: Path, inputs: list[Path]) -> dict[str, float]:
+    """Our reader and our encoder, and nothing else."""
+    _encode(tokenizer, _batches(_texts(inputs)))
+    return {}
+
+
+def _encode(tokenizer: Path, batches: Iterator[list[str]]) -> None:
+    import numpy as np
+
+    from data_prep.encoders import Encoder
+    from data_prep.tokenizer import load
+
+    encoder = Encoder(load(tokenizer))
+    for batch in batches:
+        np.concatenate(encoder.encode(batch)).astype(np.uint16)
+
+
+def shards(tokenizer: Path, inputs: list[Path]) -> dict[str, float]:
+    """What a worker does, from reading to the shard's manifest on the disk."""
+    from data_prep.manifest import Settings
+    from data_prep.shard import ShardTask, prepare_shard
+
+    with tempfile.TemporaryDirectory() as folder:
+        shutil.copy(tokenizer / "tokenizer.json", folder)
+        for index, path in enumerate(inputs):
+            prepare_shard(ShardTask(index, path, Path(folder), Settings(), "measured"))
+    return {"peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
+
+
+PARTS: dict[str, Callable[[Path, list[Path]], dict[str, float]]] = {
+    "loop": loop,
+    "encode": encode,
+    "read and encode": read_and_encode,
+    "shards": shards,
+    "start": shards,
+}
+
+if __name__ == "__main__":
+    sys.exit(main())

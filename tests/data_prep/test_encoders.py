@@ -1,0 +1,237 @@
+"""The ids of the fast encoder are those of the reference, or the reference makes them."""
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import tokenizers
+from tokenizers import pre_tokenizers
+from tokenizers.models import WordLevel
+
+from data_prep import encoders
+from data_prep.encoders import NASTY_TEXTS, Encoder
+from data_prep.tokenizer import Tokenizer, from_vocabulary, load, train
+from tests.data_prep.conftest import make_texts
+
+ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
+FAST = "gigatoken 0.10.0"
+
+
+@pytest.fixture(autouse=True)
+def _everything_is_said_again() -> Iterator[None]:
+    yield
+    encoders._say.cache_clear()
+
+
+def random_texts(count: int, seed: int = 0) -> list[str]:
+    """Texts of all planes of Unicode, of spaces, digits, apostrophes and runs."""
+    generator = np.random.default_rng(seed)
+    texts = []
+    for _ in range(count):
+        limits = generator.choice([0x80, 0x250, 0x3000, 0xD800, 0x110000], size=40)
+        points = (generator.random(40) * limits).astype(int)
+        characters = [chr(point) for point in points if not 0xD800 <= point < 0xE000]
+        characters += generator.choice(list("  \n\t'sta1.\u2019"), size=40).tolist()
+        generator.shuffle(characters)
+        repeats = generator.choice([1, 1, 1, 2, 17], size=len(characters))
+        texts.append("".join(c * n for c, n in zip(characters, repeats, strict=True)))
+    return texts
+
+
+def random_merges(seed: int, count: int = 60) -> Tokenizer:
+    """Ids in no order, tokens that several merges make, merges that come before their parts."""
+    generator = np.random.default_rng(seed)
+    tokens, merges = list("abc\u0120"), dict[tuple[str, str], None]()
+    for left, right in (generator.choice(tokens, 2).tolist() for _ in range(count)):
+        if len(left + right) <= 8:
+            merges[left, right] = None
+            tokens = [*dict.fromkeys([*tokens, left + right])]
+    for _ in range(count):
+        left, right = generator.choice(tokens, 2).tolist()
+        if left + right in tokens:
+            merges[left, right] = None
+    ordered = list(merges)
+    if seed % 2:
+        generator.shuffle(ordered)
+    ids = generator.permutation([*ALPHABET, *(t for t in tokens if len(t) > 1)]).tolist()
+    named = ["<s>", "<pad>", "</s>", "<unk>", "madeupword0000", *ids, "<mask>"]
+    pairs = [(str(left), str(right)) for left, right in ordered]
+    return from_vocabulary({token: id for id, token in enumerate(named)}, pairs)
+
+
+def assert_same_ids(encoder: Encoder, tokenizer: Tokenizer, texts: list[str]) -> None:
+    found, expected = encoder.encode(texts), tokenizer.encode_batch(texts)
+    assert len(found) == len(texts)
+    for text, ids, right in zip(texts, found, expected, strict=True):
+        assert ids.dtype == np.int32
+        assert np.array_equal(ids, right), text[:200]
+
+
+@pytest.mark.parametrize("size", [300, 700, 5000])
+def test_ids_are_those_of_the_reference_for_trained_vocabularies(size: int) -> None:
+    # Of much text, so that there are enough pairs for a large vocabulary.
+    texts = random_texts(size // 20, seed=size) + make_texts(50, 40)
+    tokenizer = train(iter(texts), size)
+    encoder = Encoder(tokenizer)
+    assert_same_ids(encoder, tokenizer, [*NASTY_TEXTS, *random_texts(200), *make_texts(20, 60)])
+    assert encoder.name == FAST
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_merges_apply_in_their_own_order_whatever_the_ids(seed: int) -> None:
+    tokenizer = random_merges(seed)
+    encoder = Encoder(tokenizer)
+    generator = np.random.default_rng(seed)
+    assert_same_ids(
+        encoder,
+        tokenizer,
+        ["".join(generator.choice(list("abc "), size=300)) for _ in range(20)],
+    )
+    assert encoder.name == FAST
+
+
+def test_ids_are_those_of_the_reference_for_gpt2_in_the_original_s_order() -> None:
+    shared = os.environ.get("ZEROCLAP_SHARED")
+    if not shared:
+        pytest.skip("ZEROCLAP_SHARED is not set: GPT-2's vocabulary is there")
+    tokenizer = load(Path(shared) / "data" / "gpt2")
+    encoder = Encoder(tokenizer)
+    assert_same_ids(encoder, tokenizer, [*NASTY_TEXTS, *random_texts(200)])
+    assert encoder.name == FAST
+
+
+def test_every_character_is_split_from_its_neighbours_as_the_reference_does(
+    tokenizer: Tokenizer,
+) -> None:
+    points = [*range(0x3400), *range(0x3400, 0xD800, 19), *range(0xE000, 0x110000, 19)]
+    texts = [
+        "".join(f"a{chr(point)}1 {chr(point)}'s\n" for point in points[start : start + 500])
+        for start in range(0, len(points), 500)
+    ]
+    assert_same_ids(Encoder(tokenizer), tokenizer, texts)
+
+
+@pytest.mark.parametrize("unit", ["a", " ", "\n", "\xe9", "\U0001f9ff", "ACGTTGCA", "!?", "0"])
+def test_runs_of_a_megabyte_are_encoded(tokenizer: Tokenizer, unit: str) -> None:
+    text = unit * (1_000_000 // len(unit.encode()))
+    assert_same_ids(Encoder(tokenizer), tokenizer, [text])
+
+
+def test_batches_of_any_size_give_the_same_ids(tokenizer: Tokenizer) -> None:
+    texts = [*make_texts(300, 30), *random_texts(20)]
+    encoder = Encoder(tokenizer)
+    assert encoder.encode([]) == []
+    singly = [encoder.encode([text])[0] for text in texts]
+    for one, bulk in zip(singly, encoder.encode(texts), strict=True):
+        assert np.array_equal(one, bulk)
+
+
+def test_special_tokens_in_a_text_are_text(tokenizer: Tokenizer) -> None:
+    encoder = Encoder(tokenizer)
+    (ids,) = encoder.encode(["<s><pad></s><unk><mask> <mask>"])
+    assert not set(ids.tolist()) & {0, 1, 2, 3, tokenizer.mask_id}
+    assert encoder.name == FAST
+
+
+def test_memory_that_has_grown_is_given_back_and_the_ids_stay(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built = []
+    build = encoders._Gigatoken._build
+    monkeypatch.setattr(encoders, "_GROWTH_BYTES", -1 << 40)
+    monkeypatch.setattr(encoders._Gigatoken, "_build", lambda self: built.append(build(self)))
+    encoder = Encoder(tokenizer)
+    for seed in range(3):
+        assert_same_ids(encoder, tokenizer, random_texts(5, seed))
+    assert len(built) > 3
+
+
+def test_without_gigatoken_the_reference_encodes_and_it_is_said_once(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "gigatoken.gigatoken_rs", None)
+    for _ in range(2):
+        encoder = Encoder(tokenizer)
+        assert encoder.name == f"tokenizers {tokenizers.__version__}"
+        assert_same_ids(encoder, tokenizer, make_texts(3, 20))
+    said = capfd.readouterr().err
+    assert said.count("\n") == 1
+    assert "gigatoken cannot be used (ModuleNotFoundError" in said
+    assert f"encoding with tokenizers {tokenizers.__version__}" in said
+
+
+@pytest.mark.parametrize("bad_text", [NASTY_TEXTS[4], "0-3: a document that only comes later"])
+def test_a_wrong_id_is_found_and_the_reference_encodes(
+    tokenizer: Tokenizer,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    bad_text: str,
+) -> None:
+    encode = encoders._Gigatoken.encode
+
+    def wrong(self: encoders._Gigatoken, texts: list[str]) -> list[npt.NDArray[np.int32]]:
+        pairs = zip(texts, encode(self, texts), strict=True)
+        return [ids + (text == bad_text) for text, ids in pairs]
+
+    monkeypatch.setattr(encoders._Gigatoken, "encode", wrong)
+    encoder = Encoder(tokenizer)
+    assert_same_ids(encoder, tokenizer, [*make_texts(3, 20), bad_text])
+    assert encoder.name == f"tokenizers {tokenizers.__version__}"
+    assert f"{FAST} gives other ids for {bad_text!r}" in capfd.readouterr().err
+
+
+def test_a_vocabulary_of_another_kind_is_the_reference_s_own_and_nothing_is_said(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    characters = ["<s>", "<pad>", "</s>", "<unk>", *"abc ", "<mask>"]
+    model = WordLevel({token: id for id, token in enumerate(characters)}, unk_token="<unk>")
+    backend = tokenizers.Tokenizer(model)
+    backend.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    backend.add_special_tokens(["<s>", "<pad>", "</s>", "<unk>", "<mask>"])
+    tokenizer = Tokenizer(backend)
+    encoder = Encoder(tokenizer)
+    assert_same_ids(encoder, tokenizer, ["abc cab", "axb"])
+    assert encoder.name.startswith("tokenizers ")
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("part", "value"),
+    [
+        ("normalizer", {"type": "Lowercase"}),
+        ("pre_tokenizer", None),
+        ("pre_tokenizer", {"type": "Sequence", "pretokenizers": []}),
+        ("pre_tokenizer", {"type": "ByteLevel", "use_regex": False, "add_prefix_space": False}),
+        ("pre_tokenizer", {"type": "ByteLevel", "use_regex": True, "add_prefix_space": True}),
+        ("added_tokens", [{"special": False}]),
+    ],
+)
+def test_other_splitting_is_left_to_the_reference(
+    tokenizer: Tokenizer, part: str, value: object
+) -> None:
+    assert encoders._is_byte_level_bpe(tokenizer.content())
+    assert not encoders._is_byte_level_bpe({**tokenizer.content(), part: value})
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("type", "Unigram"),
+        ("vocab", {"a": 0}),
+        ("dropout", 0.5),
+        ("unk_token", "<unk>"),
+        ("byte_fallback", True),
+        ("ignore_merges", True),
+        ("a field of a later version", 1),
+    ],
+)
+def test_another_model_is_left_to_the_reference(
+    tokenizer: Tokenizer, field: str, value: object
+) -> None:
+    content = tokenizer.content()
+    content["model"][field] = value
+    assert not encoders._is_byte_level_bpe(content)

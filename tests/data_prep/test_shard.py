@@ -1,0 +1,88 @@
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from data_prep.indexed import read_ids, read_lengths
+from data_prep.manifest import Settings
+from data_prep.shard import ShardTask, prepare_shard
+from data_prep.tokenizer import Tokenizer
+from tests.data_prep.conftest import make_texts, write_pile
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def task(tmp_path: Path, tokenizer_folder: Path, tokenizer: Tokenizer) -> ShardTask:
+    """A shard of 300 documents of two subsets; windows of 32 tokens, a third for validation."""
+    corpus = tmp_path / "corpus"
+    shutil.copytree(tokenizer_folder, corpus)
+    file = write_pile(tmp_path / "a.jsonl.zst", make_texts(300, 60))
+    settings = Settings(max_tokens=32, long="split", valid_fraction=0.3)
+    return ShardTask(0, file, corpus, settings, tokenizer.digest())
+
+
+def made(corpus: Path) -> dict[str, bytes]:
+    return {
+        file.relative_to(corpus).as_posix(): file.read_bytes()
+        for file in sorted(corpus.rglob("shard-*"))
+    }
+
+
+def test_bytes_do_not_depend_on_the_batches(
+    task: ShardTask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepare_shard(task)
+    expected = made(task.corpus)
+    assert len(expected) == 7
+    for documents, characters in ((1, 10**6), (7, 10**6), (10**6, 10**6), (10**6, 500)):
+        monkeypatch.setattr("data_prep.shard._BATCH_DOCUMENTS", documents)
+        monkeypatch.setattr("data_prep.shard._BATCH_CHARACTERS", characters)
+        task.manifest_file.unlink()
+        prepare_shard(task)
+        assert made(task.corpus) == expected
+
+
+def test_every_piece_ends_with_the_end_token_and_the_manifest_counts_them(task: ShardTask) -> None:
+    manifest = prepare_shard(task)
+    assert set(manifest.files) == {"train", "valid"}
+    for files in manifest.files.values():
+        ids = read_ids(task.corpus / files.stem)
+        lengths = read_lengths(task.corpus / files.stem)
+        assert (ids[np.cumsum(lengths) - 1] == Tokenizer.eos_id).all()
+        assert (ids == Tokenizer.eos_id).sum() == len(lengths) == files.documents
+        assert files.tokens == len(ids)
+
+
+def test_the_manifest_names_the_encoder(task: ShardTask) -> None:
+    assert prepare_shard(task).encoder == "gigatoken 0.10.0"
+
+
+@pytest.mark.parametrize("role", ["train", "valid"])
+def test_a_role_sends_every_document_to_its_split(task: ShardTask, role: str) -> None:
+    task = ShardTask(**{**vars(task), "role": role})
+    manifest = prepare_shard(task)
+    assert set(manifest.files) == {role}
+    assert manifest.input.role == role
+
+
+def test_a_worker_imports_neither_torch_nor_what_brings_it(task: ShardTask) -> None:
+    program = (
+        "import sys, pathlib\n"
+        "from data_prep import engines\n"
+        "from data_prep.manifest import Settings\n"
+        "from data_prep.shard import ShardTask, prepare_shard\n"
+        f"prepare_shard(ShardTask(0, pathlib.Path({str(task.input)!r}), "
+        f"pathlib.Path({str(task.corpus)!r}), Settings(), {task.tokenizer_digest!r}))\n"
+        "print(*sorted({name.split('.')[0] for name in sys.modules}))"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    loaded = set(result.stdout.split())
+    assert {"numpy", "tokenizers", "gigatoken", "orjson"} <= loaded
+    heavy = {"torch", "transformers", "megatron", "datasets", "pyarrow", "awkward", "matplotlib"}
+    assert not heavy & loaded
