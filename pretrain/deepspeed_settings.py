@@ -25,6 +25,7 @@ _TOP_LEVEL_KEYS = frozenset(
         "zero_force_ds_cpu_optimizer",
         "fp16",
         "bf16",
+        "data_types",
         "communication_data_type",
         "prescale_gradients",
         "gradient_predivide_factor",
@@ -33,6 +34,8 @@ _TOP_LEVEL_KEYS = frozenset(
         "dump_state",
     }
 )
+
+_SECTIONS = ("zero_optimization", "fp16", "bf16", "data_types")
 
 
 def read(name: str, batch: BatchConfig, clipping: float, ranks: int) -> dict[str, Any]:
@@ -48,23 +51,50 @@ def read(name: str, batch: BatchConfig, clipping: float, ranks: int) -> dict[str
         ranks: how many share a batch.
 
     Raises:
-        ValueError: no such file, no JSON, an unknown key, a number that contradicts the recipe, or
-            bf16 without ZeRO (DeepSpeed then computes something else than at every other stage).
+        ValueError: no such file, no JSON object, an unknown key, a number that contradicts the
+            recipe, or a combination that DeepSpeed runs but not as it says (`_refuse_traps`).
     """
+    path, settings = _load(name)
+    refuse_unknown(str(path), settings, _TOP_LEVEL_KEYS)
+    refuse_unknown(f"{path}: data_types", settings.get("data_types", {}), {"grad_accum_dtype"})
+    _refuse_traps(path, settings)
+    accumulation = batch.accumulation_steps(ranks)
+    _fill_in(
+        path,
+        settings,
+        {
+            "train_batch_size": batch.global_batch_size,
+            "train_micro_batch_size_per_gpu": batch.micro_batch_size,
+            "gradient_accumulation_steps": accumulation,
+            "gradient_clipping": clipping,
+        },
+    )
+    if settings.get("fp16", {}).get("loss_scale_window") == "auto":
+        # fairseq's: the scale doubles after as many clean backward passes, whoever runs them.
+        settings["fp16"]["loss_scale_window"] = max(1, 2**14 // ranks // accumulation)
+    settings.setdefault("steps_per_print", 1_000_000_000)  # we print ourselves
+    return settings
+
+
+def _load(name: str) -> tuple[Path, dict[str, Any]]:
     path = next((p for p in (DS_CONFIGS / f"{name}.json", Path(name)) if p.is_file()), None)
     if path is None:
         names = sorted(p.stem for p in DS_CONFIGS.glob("*.json"))
         raise ValueError(f"training.deepspeed: {name!r} is no file, nor one of {', '.join(names)}")
     try:
-        settings: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
+        settings = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
         raise ValueError(f"{path}: is no JSON: {error}") from error
-    owned = {
-        "train_batch_size": batch.global_batch_size,
-        "train_micro_batch_size_per_gpu": batch.micro_batch_size,
-        "gradient_accumulation_steps": batch.accumulation_steps(ranks),
-        "gradient_clipping": clipping,
-    }
+    parts = {str(path): settings}
+    if isinstance(settings, dict):
+        parts |= {f"{path}: {name}": settings[name] for name in _SECTIONS if name in settings}
+    for where, part in parts.items():
+        if not isinstance(part, dict):
+            raise ValueError(f"{where}: is {part!r}, not an object of keys and values")
+    return path, settings
+
+
+def _fill_in(path: Path, settings: dict[str, Any], owned: Mapping[str, float]) -> None:
     for key, value in owned.items():
         said = settings.get(key, "auto")
         if said not in ("auto", value):
@@ -73,15 +103,54 @@ def read(name: str, batch: BatchConfig, clipping: float, ranks: int) -> dict[str
                 "owns it"
             )
         settings[key] = value
-    refuse_unknown(str(path), settings, _TOP_LEVEL_KEYS)
-    stage = settings.get("zero_optimization", {}).get("stage", 0)
-    if stage == 0 and settings.get("bf16", {}).get("enabled", False):
+
+
+def _refuse_traps(path: Path, settings: Mapping[str, Any]) -> None:
+    """Refuse what DeepSpeed runs, but not as it reads."""
+    zero = settings.get("zero_optimization", {})
+    stage = zero.get("stage", 0)
+    half = [name for name in ("bf16", "fp16") if settings.get(name, {}).get("enabled", False)]
+    accumulation = settings.get("data_types", {}).get("grad_accum_dtype")
+    offload = "offload_optimizer" in zero or "offload_param" in zero
+    traps = (
+        (
+            stage == 0 and half,
+            f"{' and '.join(half)} with ZeRO stage 0 takes another code path in DeepSpeed, with "
+            "other losses than stages 1 to 3; use stage 1",
+        ),
+        (
+            stage == 1 and "bf16" in half and accumulation not in (None, "bf16"),
+            f"bf16 with grad_accum_dtype {accumulation} at ZeRO stage 1 takes another optimiser in "
+            "DeepSpeed, in whose checkpoints its own tools find no fp32 weights; use stage 2",
+        ),
+        (
+            stage == 2 and accumulation and offload,
+            f"grad_accum_dtype {accumulation} with offload at ZeRO stage 2 keeps a gradient that "
+            "was not finite, so that every later update is left out; use stage 3",
+        ),
+        (stage == 0 and offload, "DeepSpeed offloads nothing at ZeRO stage 0; use stage 2"),
+        (
+            zero.get("round_robin_gradients", False),
+            "round_robin_gradients orders the optimiser's state by the number of ranks, so that "
+            "no other number could resume; leave it out",
+        ),
+    )
+    for found, message in traps:
+        if found:
+            raise ValueError(f"{path}: {message}")
+
+
+def refuse_compiling(settings: Mapping[str, Any]) -> None:
+    """Refuse torch.compile where it cannot help.
+
+    Raises:
+        ValueError: at ZeRO stage 3.
+    """
+    if settings.get("zero_optimization", {}).get("stage", 0) == 3:
         raise ValueError(
-            f"{path}: bf16 with ZeRO stage 0 takes another code path in DeepSpeed, with other "
-            "losses than stages 1 to 3; use stage 1"
+            "training.compile: at ZeRO stage 3 each layer fetches its weights in between, so that "
+            "nothing is left to compile; use stage 2"
         )
-    settings.setdefault("steps_per_print", 1_000_000_000)  # we print ourselves
-    return settings
 
 
 def refuse_unknown(where: str, values: Mapping[str, Any], known: Collection[str]) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
+from collections.abc import Mapping
 from typing import TypeVar
 
 import torch
@@ -11,10 +13,77 @@ import torch.distributed
 
 T = TypeVar("T")
 
+_ALONE = {
+    "RANK": "0",
+    "WORLD_SIZE": "1",
+    "LOCAL_RANK": "0",
+    "MASTER_ADDR": "127.0.0.1",
+    "MASTER_PORT": "0",  # any that is free
+}
+
+
+def launcher_variables(environ: Mapping[str, str]) -> dict[str, str]:
+    """What torch's process group needs to know, in the names that torch reads.
+
+    The deepspeed launcher and torchrun set these names; below srun they are made from Slurm's, of
+    the job step alone: a batch script has those of its job too and is one process. A process that
+    nobody launched is alone.
+
+    Args:
+        environ: the process's environment.
+
+    Returns:
+        RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
+
+    Raises:
+        ValueError: a number is none, or a rank is not below the number of ranks.
+    """
+    below_srun = "RANK" not in environ and "SLURM_STEP_NUM_TASKS" in environ
+    said = {**_ALONE, **(_from_slurm(environ) if below_srun else {})}
+    said |= {name: environ[name] for name in (*said, "LOCAL_WORLD_SIZE") if name in environ}
+    # The deepspeed launcher calls it LOCAL_SIZE.
+    said.setdefault("LOCAL_WORLD_SIZE", environ.get("LOCAL_SIZE", said["WORLD_SIZE"]))
+    for name, value in said.items():
+        if name != "MASTER_ADDR" and not value.isdecimal():
+            raise ValueError(f"environment: {name} is {value!r}, not a whole number")
+    for rank, count in (("RANK", "WORLD_SIZE"), ("LOCAL_RANK", "LOCAL_WORLD_SIZE")):
+        if int(said[rank]) >= int(said[count]):
+            raise ValueError(
+                f"environment: {rank} is {said[rank]}, which is not below {count} {said[count]}"
+            )
+    return said
+
+
+def _from_slurm(environ: Mapping[str, str]) -> dict[str, str]:
+    job, node = environ.get("SLURM_JOB_ID", "0"), int(environ.get("SLURM_NODEID", "0"))
+    return {
+        "RANK": environ["SLURM_PROCID"],
+        "WORLD_SIZE": environ["SLURM_STEP_NUM_TASKS"],
+        "LOCAL_RANK": environ["SLURM_LOCALID"],
+        "LOCAL_WORLD_SIZE": str(tasks_per_node(environ["SLURM_STEP_TASKS_PER_NODE"])[node]),
+        "MASTER_ADDR": first_host(environ["SLURM_STEP_NODELIST"]),
+        # The same on all nodes, another for each job, and outside the range of random ports.
+        "MASTER_PORT": str(12000 + int(job) % 20000),
+    }
+
+
+def first_host(nodes: str) -> str:
+    """The first of Slurm's node list: `gpu[03-05,9],login` begins with gpu03."""
+    return re.sub(r"\[(\w+)[^]]*\]", r"\1", nodes).split(",")[0]
+
+
+def tasks_per_node(tasks: str) -> list[int]:
+    """Slurm's short form written out: `2(x3),1` is 2, 2, 2, 1."""
+    result: list[int] = []
+    for part in tasks.split(","):
+        number, _, times = part.partition("(x")
+        result += [int(number)] * int(times.rstrip(")") or 1)
+    return result
+
 
 @dataclasses.dataclass(frozen=True)
 class Ranks:
-    """Who we are among how many, from the variables that every launcher sets."""
+    """Who we are among how many."""
 
     rank: int
     count: int
@@ -22,16 +91,18 @@ class Ranks:
     local_count: int
 
     @classmethod
-    def from_environment(cls) -> Ranks:
-        """This process; alone where no launcher started it."""
-        rank, count = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    def from_environment(cls, environ: Mapping[str, str] = os.environ) -> Ranks:
+        """This process, as whoever started it says: see `launcher_variables`.
+
+        Raises:
+            ValueError: the variables contradict each other.
+        """
+        said = launcher_variables(environ)
         return cls(
-            rank=rank,
-            count=count,
-            local_rank=int(os.environ.get("LOCAL_RANK", "0")),
-            local_count=int(
-                os.environ.get("LOCAL_WORLD_SIZE", os.environ.get("LOCAL_SIZE", count))
-            ),
+            rank=int(said["RANK"]),
+            count=int(said["WORLD_SIZE"]),
+            local_rank=int(said["LOCAL_RANK"]),
+            local_count=int(said["LOCAL_WORLD_SIZE"]),
         )
 
     @property

@@ -7,9 +7,11 @@ does differently from what one expects, and how it is met here, stands beside th
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import io
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from pretrain import deepspeed_settings
 from pretrain.batches import MicroBatch
 from pretrain.config import BatchConfig, OptimizerConfig
-from pretrain.distributed import Ranks, all_sum, broadcast_code
+from pretrain.distributed import Ranks, all_sum, broadcast_code, launcher_variables
 from pretrain.loop import Objective, StepResult
 
 if TYPE_CHECKING:
@@ -33,21 +35,33 @@ def deepspeed_json(name: str, batch: BatchConfig, clipping: float, ranks: int) -
     """
     from deepspeed.runtime.precision_config import DeepSpeedBF16Config, DeepSpeedFP16Config
     from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
+    from deepspeed.runtime.zero.offload_config import (
+        DeepSpeedZeroOffloadOptimizerConfig,
+        DeepSpeedZeroOffloadParamConfig,
+    )
 
     settings = deepspeed_settings.read(name, batch, clipping, ranks)
-    for section, record in (
-        ("zero_optimization", DeepSpeedZeroConfig),
-        ("fp16", DeepSpeedFP16Config),
-        ("bf16", DeepSpeedBF16Config),
+    zero = settings.get("zero_optimization", {})
+    for section, values, record in (
+        ("zero_optimization", zero, DeepSpeedZeroConfig),
+        ("offload_optimizer", zero.get("offload_optimizer"), DeepSpeedZeroOffloadOptimizerConfig),
+        ("offload_param", zero.get("offload_param"), DeepSpeedZeroOffloadParamConfig),
+        ("fp16", settings.get("fp16"), DeepSpeedFP16Config),
+        ("bf16", settings.get("bf16"), DeepSpeedBF16Config),
     ):
         fields = record.model_fields
         known = {*fields, *(field.alias for field in fields.values() if field.alias)}
-        deepspeed_settings.refuse_unknown(f"{name}: {section}", settings.get(section, {}), known)
+        deepspeed_settings.refuse_unknown(f"{name}: {section}", values or {}, known)
     return settings
 
 
 def start() -> Ranks:
-    """Join the process group that the launcher's variables describe (alone: a group of one)."""
+    """Join the process group that the launcher's variables describe (alone: a group of one).
+
+    Raises:
+        ValueError: the variables contradict each other.
+    """
+    os.environ.update(launcher_variables(os.environ))
     ranks = Ranks.from_environment()
     ranks.share_cores()
     import torch
@@ -57,15 +71,24 @@ def start() -> Ranks:
 
     if not torch.cuda.is_available():
         switch_off_shared_memory_op()
-    for name, value in (("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "29500")):
-        os.environ.setdefault(name, value)
-    for name in ("RANK", "LOCAL_RANK"):
-        os.environ.setdefault(name, "0")
-    os.environ.setdefault("WORLD_SIZE", "1")
+    _limit_waiting()
     deepspeed.init_distributed(
         dist_backend="nccl" if torch.cuda.is_available() else "gloo", verbose=False
     )
     return ranks
+
+
+def _limit_waiting() -> None:
+    """Let every collective end in an error when a rank does not come: DEEPSPEED_TIMEOUT minutes.
+
+    DeepSpeed sets that limit (10 where the variable is not set) for one group of all ranks. It
+    makes others that keep torch's, half an hour with gloo, and there one waits.
+    """
+    from deepspeed import constants
+    from torch.distributed import distributed_c10d
+
+    for name in ("default_pg_timeout", "default_pg_nccl_timeout"):
+        setattr(distributed_c10d, name, constants.default_pg_timeout)
 
 
 def _choose_accelerator() -> None:
@@ -103,6 +126,9 @@ class Engine:
         optimizer: OptimizerConfig,
         settings: Mapping[str, Any],
         ranks: Ranks,
+        *,
+        activation_checkpointing: bool = False,
+        compiled: bool = False,
     ) -> None:
         """Hand `model` over to DeepSpeed.
 
@@ -111,6 +137,13 @@ class Engine:
             optimizer: numbers of AdamW; the learning rate of each step comes with the step.
             settings: what `deepspeed_json` made.
             ranks: what `start` returned.
+            activation_checkpointing: keep only what enters each layer, and compute the layer again
+                in the backward pass: less memory for a forward pass more, and the same bits.
+            compiled: let torch.compile make the forward and backward passes. Dropout is then drawn
+                otherwise than without, but as reproducibly.
+
+        Raises:
+            ValueError: ZeRO 3 is to be compiled.
         """
         import deepspeed
 
@@ -118,12 +151,19 @@ class Engine:
 
         self.rank, self.ranks, self.device = ranks.rank, ranks.count, ranks.device
         self._optimizer = optimizer
+        if compiled:
+            deepspeed_settings.refuse_compiling(settings)
+        if activation_checkpointing:
+            _checkpoint_activations(model)
         adam = optimizers.build(model, optimizer)
+        self._lengths = [[p.numel() for p in group["params"]] for group in adam.param_groups]
         self._accumulation = int(settings["gradient_accumulation_steps"])
         self._deepspeed, *_ = deepspeed.initialize(
             model=model, optimizer=adam, config=dict(settings)
         )
         _zero_padding(list(self._deepspeed.module.parameters()))
+        if compiled:
+            self._deepspeed.compile()  # in place: the names of the weights stay
 
     @property
     def module(self) -> nn.Module:
@@ -143,17 +183,30 @@ class Engine:
 
         DeepSpeed divides by the accumulation steps and averages over ranks; both are undone here,
         so that the result does not depend on how the batch was split.
+
+        Under ZeRO an update whose gradient is not finite is left out, and its norm reported as
+        infinite. The step counts all the same, for the batches and the learning rate; to Adam's
+        bias corrections it has not been.
+
+        Raises:
+            ValueError: there is nothing to predict in the whole batch.
         """
         import torch
 
         from pretrain.optimizers import set_step
 
         assert len(micro_batches) == self._accumulation, (len(micro_batches), self._accumulation)
-        set_step(self._deepspeed.optimizer.param_groups, self._optimizer, learning_rate, step)
+        updates = step - self._deepspeed.skipped_steps
+        set_step(self._deepspeed.optimizer.param_groups, self._optimizer, learning_rate, updates)
         self._deepspeed.train()
         targets = float(sum(batch.targets for batch in micro_batches))
         tokens = float(sum(batch.tokens for batch in micro_batches))
         targets, tokens = all_sum([targets, tokens], self.device)
+        if targets == 0:
+            raise ValueError(
+                f"step {step}: no token of the global batch is to be predicted; make "
+                "batch.global_batch_size or masking.probability larger"
+            )
         scale = self.ranks * self._accumulation / targets
         loss_sum = torch.zeros((), dtype=torch.float64, device=self.device)
         for batch in micro_batches:
@@ -215,16 +268,74 @@ class Engine:
         self._deepspeed.save_checkpoint(str(folder.parent), tag=folder.name, save_latest=False)
 
     def load(self, folder: Path) -> None:
-        """Read what `save` wrote.
+        """Read what `save` wrote, on as many ranks as now or on others.
 
-        DeepSpeed unpickles: the caller has checked the folder's hashes.
+        Unpickles: the caller has checked the folder's hashes.
 
         Raises:
-            ValueError: DeepSpeed found nothing to load (it says so by returning None).
+            ValueError: there is nothing to load (DeepSpeed says so by returning None), or it is of
+                another ZeRO stage or other parameters.
         """
+        parts = sorted(folder.glob("*_optim_states.pt"), key=_rank_of)
+        if parts and len(parts) != self.ranks:
+            self._load_from_other_ranks(folder, parts)
+            return
         found, _ = self._deepspeed.load_checkpoint(str(folder.parent), tag=folder.name)
         if found is None:
             raise ValueError(f"{folder}: holds no DeepSpeed checkpoint")
+
+    def _load_from_other_ranks(self, folder: Path, parts: Sequence[Path]) -> None:
+        from pretrain import universal
+
+        saved = [_read(path)["optimizer_state_dict"] for path in parts]
+        optimizer, stage = self._deepspeed.optimizer, self._deepspeed.zero_optimization_stage()
+        if saved[0]["zero_stage"] != stage:
+            raise ValueError(
+                f"{folder}: was saved at ZeRO stage {int(saved[0]['zero_stage'])}, this run is at "
+                f"stage {stage}"
+            )
+        now = (
+            optimizer.fp32_partitioned_groups_flat
+            if stage == 3
+            else optimizer.single_partition_of_fp32_groups
+        )
+        sizes = [len(part) for part in now]
+        state = universal.state_for_rank(saved, self._lengths, sizes, self.rank, self.ranks)
+        optimizer.load_state_dict([state] * self.ranks, load_from_fp32_weights=True)
+        # The rounded weights that the forward pass sees, and those that every rank holds whole.
+        if stage == 3:
+            optimizer.checkpoint_event_epilogue()
+        else:
+            optimizer.update_lp_params()
+        (rounded, *_) = folder.glob("*_model_states.pt")
+        self._deepspeed.skipped_steps = _read(rounded)["skipped_steps"]
+
+
+def _read(path: Path) -> dict[str, Any]:
+    import torch
+
+    found: dict[str, Any] = torch.load(path, map_location="cpu", mmap=True, weights_only=False)
+    return found
+
+
+def _rank_of(path: Path) -> int:
+    found = re.search(r"pp_rank_(\d+)_", path.name)
+    assert found, path
+    return int(found.group(1))
+
+
+def _checkpoint_activations(model: nn.Module) -> None:
+    """Compute each encoder layer again in the backward pass, with the dropout that it had."""
+    from torch.utils.checkpoint import checkpoint
+
+    from pretrain.model.blocks import EncoderBlock
+
+    for layer in model.modules():
+        if isinstance(layer, EncoderBlock):
+            # On the instance: hooks and the names of the weights stay as they are.
+            layer.forward = functools.partial(  # type: ignore[method-assign]
+                checkpoint, layer.forward, use_reentrant=False
+            )
 
 
 def _zero_padding(parameters: Sequence[Any]) -> None:
