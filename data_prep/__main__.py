@@ -5,6 +5,11 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+if TYPE_CHECKING:
+    from data_prep.manifest import Settings
+    from data_prep.run import Part
 
 _EXIT_PROBLEM_FOUND = 1
 _EXIT_WRITTEN_WRONGLY = 2
@@ -37,9 +42,9 @@ def _sample(options: argparse.Namespace) -> int:
 
 
 def _train_tokenizer(options: argparse.Namespace) -> int:
-    from data_prep.documents import Document, read
-    from data_prep.run import find_inputs
-    from data_prep.tokenizer import FILE_NAME, train
+    from data_prep.characters import character_vocabulary
+    from data_prep.documents import Document, find_inputs, read
+    from data_prep.tokenizer import FILE_NAME, Tokenizer, train
 
     file = options.output if options.output.suffix == ".json" else options.output / FILE_NAME
     inputs = find_inputs(options.input)
@@ -56,35 +61,40 @@ def _train_tokenizer(options: argparse.Namespace) -> int:
                 else:
                     rejected += 1
 
-    tokenizer = train(texts(), options.vocab_size)
+    if options.characters:
+        tokenizer = Tokenizer(character_vocabulary(texts()))
+    else:
+        tokenizer = train(texts(), options.vocab_size)
     if not used:
         raise ValueError(f"--input {' '.join(options.input)}: no document ({rejected} rejected)")
     tokenizer.save(file)
-    if tokenizer.vocab_size < options.vocab_size:
+    if options.vocab_size and tokenizer.vocab_size < options.vocab_size:
         print(f"too little text for {options.vocab_size} ids: the vocabulary has fewer")
     print(f"{file}: {tokenizer.vocab_size} ids from {used:,} documents ({rejected:,} rejected)")
     return 0
 
 
 def _prepare(options: argparse.Namespace) -> int:
+    from data_prep.documents import find_inputs
     from data_prep.engines import WorkerDied
-    from data_prep.manifest import Settings
-    from data_prep.run import find_inputs, prepare
+    from data_prep.run import Part, prepare, prepare_part
 
-    settings = Settings(
-        options.max_tokens, options.long, options.min_tokens, options.valid_fraction
-    )
+    part = None if options.shard is None else Part.parse(options.shard)
+    if part and options.overwrite:
+        raise ValueError(
+            "--overwrite with --shard: it would remove what the other parts make; accepted: "
+            "another --output, or --overwrite in a run of all shards"
+        )
+    inputs = (find_inputs(options.input), options.output, options.tokenizer, _settings(options))
+    valid_inputs = find_inputs(options.valid_input)
+    common = {"valid_inputs": valid_inputs, "workers": options.workers, "engine": options.engine}
     started = time.monotonic()
     try:
-        manifest = prepare(
-            find_inputs(options.input),
-            options.output,
-            options.tokenizer,
-            settings,
-            workers=options.workers,
-            engine=options.engine,
-            overwrite=options.overwrite,
-        )
+        if part:
+            unread = prepare_part(part, *inputs, **common)
+            print(f"{options.output}: {_part_in_words(part, unread)}")
+            return 0
+        manifest = prepare(*inputs, **common, overwrite=options.overwrite)
     except WorkerDied as error:
         print(f"data_prep prepare: error: {error}", file=sys.stderr)
         return _EXIT_PROBLEM_FOUND
@@ -95,6 +105,32 @@ def _prepare(options: argparse.Namespace) -> int:
     rejected = sum(rejects.count for rejects in manifest.rejects.values())
     print(f"{options.output}: {totals}, {rejected:,} rejected, {time.monotonic() - started:.1f} s")
     return 0
+
+
+def _settings(options: argparse.Namespace) -> "Settings":
+    from data_prep.manifest import Settings
+
+    fraction = options.valid_fraction
+    if fraction is None:
+        fraction = 0.0 if options.valid_input else Settings.valid_fraction
+    return Settings(
+        max_tokens=options.max_tokens,
+        long=options.long,
+        min_tokens=options.min_tokens,
+        valid_fraction=fraction,
+        duplicates=options.duplicates,
+        damaged=options.damaged,
+        unit="sentence" if options.sentences else "document",
+    )
+
+
+def _part_in_words(part: "Part", unread: int) -> str:
+    if unread:
+        return (
+            f"part {part} has read its inputs for duplicates; {unread} of other parts have yet to "
+            "be read: then run the same command again"
+        )
+    return f"part {part} is made; when all are, run prepare without --shard"
 
 
 def _inspect(options: argparse.Namespace) -> int:
@@ -108,7 +144,7 @@ def _inspect(options: argparse.Namespace) -> int:
 def _verify(options: argparse.Namespace) -> int:
     from data_prep.verify import verify
 
-    problems = list(verify(options.folder))
+    problems = list(verify(options.folder, options.workers))
     for problem in problems:
         print(f"data_prep verify: {problem}", file=sys.stderr)
     if problems:
@@ -117,8 +153,23 @@ def _verify(options: argparse.Namespace) -> int:
     return 0
 
 
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line, as the commands do."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(_EXIT_WRITTEN_WRONGLY, f"{self.prog}: error: {message} (see {self.prog} -h)\n")
+
+
+class _Help(argparse.ArgumentDefaultsHelpFormatter):
+    """Shows the defaults that there are."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        has_default = action.default not in (None, False, [])
+        return super()._get_help_string(action) if has_default else action.help
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="data_prep", description="Raw text to indexed binaries.")
+    parser = _Parser(prog="data_prep", description="Raw text to indexed binaries.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     def add(
@@ -128,7 +179,7 @@ def _parser() -> argparse.ArgumentParser:
             name,
             help=summary,
             description=summary,
-            formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+            formatter_class=_Help,
         )
         command.set_defaults(run=run)
         return command
@@ -142,7 +193,9 @@ def _parser() -> argparse.ArgumentParser:
 
     train = add("train-tokenizer", _train_tokenizer, "train a byte-level BPE vocabulary")
     _add_input(train)
-    train.add_argument("--vocab-size", type=int, required=True, help="ids, special ones included")
+    kind = train.add_mutually_exclusive_group(required=True)
+    kind.add_argument("--vocab-size", type=int, help="ids, special ones included")
+    kind.add_argument("--characters", action="store_true", help="an id for each character instead")
     train.add_argument("--output", type=Path, required=True, help="folder or .json file")
 
     prepare = add("prepare", _prepare, "raw text to indexed binaries; goes on where it stopped")
@@ -155,6 +208,7 @@ def _parser() -> argparse.ArgumentParser:
 
     verify = add("verify", _verify, "check every checksum, index and id of a corpus")
     verify.add_argument("folder", type=Path, metavar="DIR")
+    verify.add_argument("--workers", type=int, default=1, help="shards looked at at once")
     return parser
 
 
@@ -164,7 +218,9 @@ def _add_input(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         required=True,
         metavar="GLOB",
-        help=".jsonl or .txt (plain, .zst, .gz), .parquet, folders of Dataset.save_to_disk",
+        help=".jsonl or .txt (plain, .zst, .gz), .parquet, folders of Dataset.save_to_disk; "
+        "lines:GLOB, a document a line; wikitext:GLOB, a document an article; "
+        "datasets:NAME[:CONFIG[:SPLIT]], from the Hugging Face hub or a local folder",
     )
 
 
@@ -181,9 +237,32 @@ def _add_prepare_options(parser: argparse.ArgumentParser) -> None:
     long = ("drop", "truncate", "split")
     add("--long", choices=long, default="drop", help="longer ones: split makes windows of them")
     add("--min-tokens", type=int, default=0, help="shortest document, <s> and </s> included")
-    add("--valid-fraction", type=float, default=0.001, help="share of validation documents")
-    add("--workers", type=int, default=1, help="processes")
-    add("--engine", choices=("local",), default="local", help="where shards are made")
+    duplicates = "texts that came before, in whatever input"
+    add("--duplicates", choices=("keep", "drop"), default="keep", help=duplicates)
+    damaged = "an input cut short: no shard of it, or what is whole"
+    add("--damaged", choices=("fail", "keep"), default="fail", help=damaged)
+    add("--sentences", action="store_true", help="a sequence is a sentence, not a document")
+    add(
+        "--valid-fraction",
+        type=float,
+        help="share of validation documents, drawn by their text (default: 0.001)",
+    )
+    add(
+        "--valid-input",
+        nargs="+",
+        default=[],
+        metavar="GLOB",
+        help="inputs that are the validation split, instead of a fraction of --input",
+    )
+    add("--workers", type=int, default=1, help="shards made at once, each by one process")
+    engines = "processes of this machine, or a Ray cluster"
+    add("--engine", choices=("local", "ray"), default="local", help=engines)
+    add(
+        "--shard",
+        metavar="I/N",
+        help="make every N-th shard alone, from number I on (counted from 0), and no corpus yet: "
+        "for job arrays; a last run without it makes the corpus",
+    )
     add("--overwrite", action="store_true", help="make the corpus anew, whatever is there")
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from data_prep.indexed import open_indexed, read_lengths
+from data_prep.indexed import open_indexed, read_document_bounds, read_lengths
 from data_prep.manifest import SPLITS, CorpusManifest, ShardFiles, load_manifest
 
 if TYPE_CHECKING:
@@ -70,14 +70,23 @@ class Corpus:
         A copy: megatron-core unmaps its file when its dataset goes, and a view that outlived it
         would end the process.
         """
-        if not 0 <= index < len(self):
-            raise IndexError(
-                f"document {index} of {self.folder} {self.split}, which has {len(self)}"
+        return np.concatenate(self._sequences(index))
+
+    def sentences(self, index: int) -> list[npt.NDArray[np.integer[Any]]]:
+        """The ids of each sentence of a document, without the final `</s>`; copies.
+
+        Joined and with `</s>` behind them they are `document(index)`.
+
+        Raises:
+            ValueError: The corpus was prepared without --sentences.
+        """
+        if self.manifest.settings.unit != "sentence":
+            raise ValueError(
+                f"{self.folder}: its sequences are documents; accepted: a corpus prepared with "
+                "--sentences"
             )
-        shard = bisect.bisect_right(self._firsts, index) - 1
-        if shard not in self._open:
-            self._open[shard] = open_indexed(self.folder / self._shards[shard].stem)
-        return np.array(self._open[shard][int(index) - self._firsts[shard]])
+        *others, last = self._sequences(index)
+        return [np.array(ids) for ids in (*others, last[:-1]) if ids.size]
 
     def __getstate__(self) -> dict[str, Any]:
         """Everything but what is read from the disk again."""
@@ -85,8 +94,31 @@ class Corpus:
         state = {name: value for name, value in vars(self).items() if name not in left_out}
         return state | {"_open": {}}
 
+    def _sequences(self, index: int) -> list[npt.NDArray[np.integer[Any]]]:
+        """Views of the sequences of a document, the final `</s>` with the last."""
+        if not 0 <= index < len(self):
+            raise IndexError(
+                f"document {index} of {self.folder} {self.split}, which has {len(self)}"
+            )
+        shard = bisect.bisect_right(self._firsts, index) - 1
+        number = int(index) - self._firsts[shard]
+        dataset = self._dataset(shard)
+        if self.manifest.settings.unit == "document":
+            return [dataset[number]]
+        first, end = dataset.document_indices[number : number + 2]
+        return list(dataset[int(first) : int(end)])
+
+    def _dataset(self, shard: int) -> "IndexedDataset":
+        if shard not in self._open:
+            self._open[shard] = open_indexed(self.folder / self._shards[shard].stem)
+        return self._open[shard]
+
     def _shard_lengths(self, files: ShardFiles) -> npt.NDArray[np.int32]:
-        lengths = read_lengths(self.folder / files.stem)
+        prefix = self.folder / files.stem
+        lengths = read_lengths(prefix)
+        if self.manifest.settings.unit == "sentence":
+            # Each document has a sequence: its `</s>` stands in one.
+            lengths = np.add.reduceat(lengths, read_document_bounds(prefix)[:-1], dtype=np.int32)
         self._check_count(files, ".idx", len(lengths))
         return lengths
 

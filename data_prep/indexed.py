@@ -7,9 +7,9 @@ r"""Megatron's indexed format, and the only file that knows it.
                  i64 offset of each sequence in prefix.bin, in bytes
                  i64 first sequence of each document, and the number of sequences
 
-Little-endian, no padding. We write one sequence per document. The writer needs numpy alone, so that
-a worker starts at once, and gives the same bytes as megatron-core's `IndexedDatasetBuilder`; ids
-are read through megatron-core.
+Little-endian, no padding. A sequence is a document, or one of its sentences. The writer needs numpy
+alone, so that a worker starts at once, and gives the same bytes as megatron-core's
+`IndexedDatasetBuilder`; ids are read through megatron-core.
 
 Order: layout, writer, readers, check.
 """
@@ -57,7 +57,7 @@ class IndexedWriter:
     """Writes one dataset, document by document; nothing stands under its final name before `close`.
 
     As a context manager it closes on success and leaves nothing on an exception. Memory: 4 bytes a
-    document.
+    sequence and 4 a document.
     """
 
     def __init__(self, prefix: Path, dtype: npt.DTypeLike, vocab_size: int | None = None) -> None:
@@ -74,12 +74,18 @@ class IndexedWriter:
         capacity = int(np.iinfo(self._dtype).max) + 1
         self._limit = capacity if vocab_size is None else min(vocab_size, capacity)
         self._prefix = prefix
-        self._lengths = array("i")
+        self._lengths = array("i")  # of sequences
+        self._sequences = array("i")  # of documents
         self._data = AtomicFile(_file(prefix, ".bin"))
 
     @property
     def documents(self) -> int:
         """Documents appended so far."""
+        return len(self._sequences)
+
+    @property
+    def sequences(self) -> int:
+        """Sequences appended so far."""
         return len(self._lengths)
 
     def append(self, ids: npt.NDArray[np.integer[Any]]) -> None:
@@ -90,25 +96,34 @@ class IndexedWriter:
         """
         self.extend(ids, [ids.size])
 
-    def extend(self, ids: npt.NDArray[np.integer[Any]], lengths: Sequence[int]) -> None:
-        """Append documents, each as one sequence; much faster than one after another.
+    def extend(
+        self,
+        ids: npt.NDArray[np.integer[Any]],
+        lengths: Sequence[int],
+        sequences: Sequence[int] | None = None,
+    ) -> None:
+        """Append documents; much faster than one after another.
 
         Args:
             ids: Those of all documents, one after another.
-            lengths: How many of them each document has.
+            lengths: How many of them each sequence has.
+            sequences: How many sequences each document has; by default one.
 
         Raises:
             ValueError: As for `append`; no document is written then.
         """
+        sequences = [1] * len(lengths) if sequences is None else sequences
         if ids.size and (int(ids.min()) < 0 or int(ids.max()) >= self._limit):
             bad = int(np.argmax((ids < 0) | (ids >= self._limit)))
-            document = self.documents + int(np.searchsorted(np.cumsum(lengths), bad, side="right"))
+            ends = np.cumsum(lengths)[np.cumsum(sequences) - 1]
+            document = self.documents + int(np.searchsorted(ends, bad, side="right"))
             raise ValueError(
                 f"{self._prefix}: document {document} has id {ids[bad]}; "
                 f"accepted: 0 to {self._limit - 1}"
             )
         self._data.write(np.ascontiguousarray(ids, dtype=self._dtype).data)
         self._lengths.extend(lengths)
+        self._sequences.extend(sequences)
 
     def close(self) -> tuple[FileRecord, FileRecord]:
         """Write the index and give both files their names; returns their records, .bin first."""
@@ -141,9 +156,9 @@ class IndexedWriter:
             self.discard()
 
     def _index_pieces(self) -> Iterator[bytes]:
-        count = self.documents
+        count = self.sequences
         lengths = np.frombuffer(self._lengths, dtype=np.int32) if count else np.empty(0, np.int32)
-        yield _HEADER.pack(_MAGIC, _VERSION, _CODE_OF_TYPE[self._dtype], count, count + 1)
+        yield _HEADER.pack(_MAGIC, _VERSION, _CODE_OF_TYPE[self._dtype], count, self.documents + 1)
         yield lengths.astype("<i4").tobytes()
         offset = 0
         for start in range(0, count, _WINDOW):
@@ -151,8 +166,12 @@ class IndexedWriter:
             ends = offset + np.cumsum(sizes)
             yield (ends - sizes).astype("<i8").tobytes()
             offset = int(ends[-1])
-        for start in range(0, count + 1, _WINDOW):
-            yield np.arange(start, min(start + _WINDOW, count + 1), dtype="<i8").tobytes()
+        first = 0
+        yield bytes(8)
+        for start in range(0, self.documents, _WINDOW):
+            ends = first + np.cumsum(self._sequences[start : start + _WINDOW], dtype=np.int64)
+            yield ends.astype("<i8").tobytes()
+            first = int(ends[-1])
 
 
 def open_indexed(prefix: Path) -> "IndexedDataset":
@@ -193,6 +212,17 @@ def read_lengths(prefix: Path) -> npt.NDArray[np.int32]:
     return _column(prefix, "<i4", header.sequences, _HEADER.size)
 
 
+def read_document_bounds(prefix: Path) -> npt.NDArray[np.int64]:
+    """The first sequence of each document, and the number of sequences; int64 [documents + 1].
+
+    Raises:
+        ValueError: As for `read_lengths`.
+    """
+    header = _read_header(prefix)
+    start = _HEADER.size + 12 * header.sequences
+    return _column(prefix, "<i8", header.documents + 1, start)
+
+
 def read_ids(prefix: Path) -> npt.NDArray[np.integer[Any]]:
     """All ids of a dataset as one flat, memory-mapped array."""
     header = _read_header(prefix)
@@ -222,7 +252,7 @@ def check_indexed(prefix: Path) -> None:
     offsets = _column(prefix, "<i8", header.sequences, start)
     if not np.array_equal(offsets, np.cumsum(sizes) - sizes):
         raise ValueError(f"{index}: the byte offsets do not follow from the lengths")
-    bounds = _column(prefix, "<i8", header.documents + 1, start + 8 * header.sequences)
+    bounds = read_document_bounds(prefix)
     if bounds[0] != 0 or bounds[-1] != header.sequences or np.any(np.diff(bounds) < 0):
         raise ValueError(f"{index}: the document bounds do not cover the sequences in order")
 

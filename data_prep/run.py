@@ -1,57 +1,94 @@
-"""Inputs -> a corpus: plan the shards, have an engine make them, write the manifest."""
+"""Inputs -> a corpus: plan the shards, have an engine make them, write the manifest.
 
+`prepare` does all of it, or what is missing. `prepare_part` makes some of the shards, so that many
+machines can share the work without knowing of one another; `prepare` then finds them made.
+"""
+
+import errno
 import fcntl
-import glob
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
 from data_prep import manifest as records
-from data_prep.documents import reader_of
-from data_prep.engines import ENGINES
+from data_prep.documents import Input, input_state, reader_of
+from data_prep.duplicates import HASHES_SUFFIX, MARKS_SUFFIX, hash_input, mark_duplicates
+from data_prep.engines import ENGINES, Work
 from data_prep.files import PARTIAL_SUFFIX
 from data_prep.filters import Tally
 from data_prep.indexed import dtype_for
 from data_prep.manifest import SPLITS, CorpusManifest, Count, Settings, ShardManifest
-from data_prep.progress import ProgressReport
-from data_prep.shard import MAX_SUBSETS, ShardTask, standing_manifest
-from data_prep.statistics import count_ids, length_histogram, plot_lengths, unigram_perplexity
+from data_prep.progress import Done, ProgressReport, duration
+from data_prep.report import FILE_NAME as REPORT_FILE
+from data_prep.report import draw
+from data_prep.shard import MAX_SUBSETS, ShardTask, prepare_shard, standing_manifest
+from data_prep.statistics import count_ids, length_histogram, unigram_perplexity
 from data_prep.tokenizer import FILE_NAME as TOKENIZER_FILE
 from data_prep.tokenizer import Tokenizer, load
 
-HISTOGRAM_FILE = "lengths.png"
+T = TypeVar("T")
+
+_LOCK = ".lock"
+_FOLDERS = ("", "shards/", *(f"{split}/" for split in SPLITS))
+_HASHES = tuple(f"shards/shard-*{suffix}" for suffix in (HASHES_SUFFIX, MARKS_SUFFIX))
+# The manifest goes first: a folder without it is no corpus, whatever else is left.
 _MADE_BY_US = (
     records.FILE_NAME,
-    HISTOGRAM_FILE,
+    REPORT_FILE,
     "shards/shard-*.json",
-    *(f"{split}/shard-*.{kind}" for split in SPLITS for kind in ("bin", "idx", "subsets")),
+    *_HASHES,
+    *(f"{split}/shard-*" for split in SPLITS),
     TOKENIZER_FILE,
 )
+# Bytes on the disk that a worker reads in a second, measured on text like the Pile's; for the
+# reader's orientation only.
+_BYTES_A_SECOND = {".zst": 15e6, ".gz": 15e6, ".parquet": 25e6}
+_PLAIN_BYTES_A_SECOND = 50e6
 
 
-def find_inputs(patterns: Sequence[str]) -> list[Path]:
-    """The files that the glob patterns name, in the order of their names, each once.
+@dataclass(frozen=True)
+class Part:
+    """Every `count`-th shard, from number `index` on; both count from 0."""
 
-    Raises:
-        ValueError: A pattern matches nothing.
-    """
-    found: set[str] = set()
-    for pattern in patterns:
-        matches = glob.glob(pattern, recursive=True)
-        if not matches:
-            raise ValueError(f"--input {pattern}: no such file; accepted: files or glob patterns")
-        found.update(matches)
-    return [Path(name) for name in sorted(found)]
+    index: int
+    count: int
+
+    def __post_init__(self) -> None:
+        """Refuse what is no part."""
+        if not 0 <= self.index < self.count:
+            raise ValueError(
+                f"--shard {self}: accepted: I/N, I from 0 to N - 1, such as 0/{max(self.count, 1)}"
+            )
+
+    def __str__(self) -> str:
+        """As the user writes it."""
+        return f"{self.index}/{self.count}"
+
+    @classmethod
+    def parse(cls, text: str) -> "Part":
+        """Read "I/N".
+
+        Raises:
+            ValueError: It is something else.
+        """
+        index, slash, count = text.partition("/")
+        if not (slash and index.isdecimal() and count.isdecimal()):
+            raise ValueError(f"--shard {text}: accepted: I/N, I from 0 to N - 1, such as 0/4")
+        return cls(int(index), int(count))
 
 
 def prepare(
-    inputs: Sequence[Path],
+    inputs: Sequence[Input],
     output: Path,
     tokenizer_path: str | Path,
     settings: Settings,
     *,
+    valid_inputs: Sequence[Input] = (),
     workers: int = 1,
     engine: str = "local",
     overwrite: bool = False,
@@ -63,7 +100,9 @@ def prepare(
         output: The corpus folder.
         tokenizer_path: What `tokenizer.load` takes.
         settings: What to keep and how to split.
-        workers: Processes.
+        valid_inputs: Further inputs; where there are any, the validation split is these and the
+            training split is the others.
+        workers: Shards made at once.
         engine: One of `ENGINES`.
         overwrite: Remove what an earlier prepare left in `output` first.
 
@@ -72,37 +111,143 @@ def prepare(
             document kept.
         WorkerDied: A worker process was killed.
     """
-    if workers < 1:
-        raise ValueError(f"--workers {workers}: accepted: 1 or more")
-    for path in inputs:
-        reader_of(path)
+    _check_workers(workers)
     tokenizer = load(tokenizer_path)
+    tasks = plan(inputs, valid_inputs, output, settings, tokenizer.digest())
     output.mkdir(parents=True, exist_ok=True)
-    with _lock(output):
-        _remove_leftovers(output)
+    with _hold(output):
+        _remove(output, f"{_LOCK}-*", *_partials())
         if overwrite:
-            _remove_corpus(output)
-        digest = tokenizer.digest()
-        tasks = [
-            ShardTask(index, path, output, settings, digest) for index, path in enumerate(inputs)
-        ]
-        standing = _standing_shards(tasks)
-        if len(standing) == len(tasks) and (output / records.FILE_NAME).is_file():
+            _remove(output, *_MADE_BY_US)
+        shards = _standing_shards(tasks, tasks)
+        if len(shards) == len(tasks) and (output / records.FILE_NAME).is_file():
             return records.load_manifest(output)
-        (output / records.FILE_NAME).unlink(missing_ok=True)
+        _remove(output, records.FILE_NAME)
         tokenizer.save(output / TOKENIZER_FILE)
-        made = _make_shards([t for t in tasks if t.index not in standing], engine, workers)
-        shards = standing | made
+        missing = [task for task in tasks if task.index not in shards]
+        if missing and settings.duplicates == "drop":
+            _work_on(hash_input, tasks, engine, workers, "find duplicates")
+            mark_duplicates(tasks)
+        _say(idle_workers(missing, workers))
+        shards |= _work_on(prepare_shard, missing, engine, workers, "prepare")
         corpus = _merge([shards[task.index] for task in tasks], tokenizer, output)
-        plot_lengths(corpus.length_histogram, output / HISTOGRAM_FILE)
+        draw(corpus, output / REPORT_FILE)
         records.write_record(output / records.FILE_NAME, corpus)
+        _remove(output, *_HASHES)
         return corpus
 
 
-def _standing_shards(tasks: Sequence[ShardTask]) -> dict[int, ShardManifest]:
-    """Shards of an earlier run; refuses those that this run would not make."""
-    expected = {task.manifest_file.name for task in tasks}
-    folder = tasks[0].corpus / "shards"
+def prepare_part(
+    part: Part,
+    inputs: Sequence[Input],
+    output: Path,
+    tokenizer_path: str | Path,
+    settings: Settings,
+    *,
+    valid_inputs: Sequence[Input] = (),
+    workers: int = 1,
+    engine: str = "local",
+) -> int:
+    """Make a part of a corpus's shards; `prepare` makes a corpus of them when all are there.
+
+    Several parts may be at work in one folder, on one machine or many. Locks keep two from the same
+    part where the file system has locks; where it has none, work that is done twice gives the same
+    files, each of which appears whole.
+
+    Where duplicates are dropped every input has to be read once before the first shard can be made:
+    a part reads its own, and goes on to its shards only if all others have been read too.
+
+    Returns:
+        The number of inputs that other parts have yet to read for duplicates; 0 where all shards
+        of this part are made.
+
+    Raises:
+        ValueError: As `prepare`.
+        WorkerDied: As `prepare`.
+    """
+    _check_workers(workers)
+    tokenizer = load(tokenizer_path)
+    tasks = plan(inputs, valid_inputs, output, settings, tokenizer.digest())
+    mine = tasks[part.index :: part.count]
+    output.mkdir(parents=True, exist_ok=True)
+    with _hold(output, part):
+        standing = _standing_shards(mine, tasks)
+        missing = [task for task in mine if task.index not in standing]
+        if not missing:
+            return 0
+        _remove(output, records.FILE_NAME, *_partials(missing))
+        _place_tokenizer(tokenizer, output)
+        if settings.duplicates == "drop":
+            _work_on(hash_input, mine, engine, workers, "find duplicates")
+            files = (task.manifest_file.with_suffix(HASHES_SUFFIX) for task in tasks)
+            if unread := sum(not file.is_file() for file in files):
+                return unread
+            mark_duplicates(tasks)
+        _say(idle_workers(tasks, workers * part.count))
+        _work_on(prepare_shard, missing, engine, workers, "prepare")
+        return 0
+
+
+def plan(
+    inputs: Sequence[Input],
+    valid_inputs: Sequence[Input],
+    output: Path,
+    settings: Settings,
+    tokenizer_digest: str,
+) -> list[ShardTask]:
+    """A task for each input, `valid_inputs` last.
+
+    Raises:
+        ValueError: An input is missing, of an unknown kind, or named for both splits; or the
+            validation split would come from two places.
+    """
+    if valid_inputs and settings.valid_fraction:
+        raise ValueError(
+            f"--valid-fraction {settings.valid_fraction} with --valid-input: accepted: one of them"
+        )
+    if both := {*map(_place, inputs)} & {*map(_place, valid_inputs)}:
+        raise ValueError(
+            f"--valid-input {min(both)}: is an --input as well; accepted: inputs of one split each"
+        )
+    roles = ["train" if valid_inputs else "both"] * len(inputs) + ["valid"] * len(valid_inputs)
+    sources = [*inputs, *valid_inputs]
+    for source in sources:
+        reader_of(source)
+    return [
+        ShardTask(index, source, output, settings, tokenizer_digest, role)
+        for index, (source, role) in enumerate(zip(sources, roles, strict=True))
+    ]
+
+
+def idle_workers(tasks: Sequence[ShardTask], workers: int) -> str | None:
+    """What to tell a user whose workers outnumber the inputs; None where they do not."""
+    if workers <= len(tasks) or not tasks:
+        return None
+    size_bytes, largest = max((input_state(task.input)[0], str(task.input)) for task in tasks)
+    rate = _BYTES_A_SECOND.get(Path(largest).suffix, _PLAIN_BYTES_A_SECOND)
+    return (
+        f"{workers} workers for {len(tasks)} inputs: an input becomes one shard, as a compressed "
+        f"stream cannot be split, and at most {len(tasks)} work at once. The largest, "
+        f"{largest} ({size_bytes / 1e6:,.0f} MB), takes one worker about "
+        f"{duration(size_bytes / rate)}; more and smaller inputs would be done sooner"
+    )
+
+
+def _check_workers(workers: int) -> None:
+    if workers < 1:
+        raise ValueError(f"--workers {workers}: accepted: 1 or more")
+
+
+def _place(source: Input) -> Input:
+    return source.resolve() if isinstance(source, Path) else source
+
+
+def _standing_shards(
+    tasks: Sequence[ShardTask], all_tasks: Sequence[ShardTask]
+) -> dict[int, ShardManifest]:
+    """Those of `tasks` that an earlier run made; refuses what a run of `all_tasks` never makes."""
+    expected = {task.manifest_file.name for task in all_tasks}
+    folder = all_tasks[0].corpus / "shards"
     if extra := sorted(
         file.name for file in folder.glob("shard-*.json") if file.name not in expected
     ):
@@ -114,28 +259,31 @@ def _standing_shards(tasks: Sequence[ShardTask]) -> dict[int, ShardManifest]:
     return {index: shard for index, shard in found.items() if shard is not None}
 
 
-def _make_shards(tasks: Sequence[ShardTask], engine: str, workers: int) -> dict[int, ShardManifest]:
-    """Make all shards that can be made, then raise for those that cannot."""
-    made: dict[int, ShardManifest] = {}
+def _work_on(
+    work: Work[T], tasks: Sequence[ShardTask], engine: str, workers: int, label: str
+) -> dict[int, T]:
+    """What the work gave for each task; all that can be done is, before what cannot is raised."""
+    made: dict[int, T] = {}
     failures: dict[int, str] = {}
     if not tasks:
         return made
-    with ProgressReport(len(tasks), "prepare") as report:
-        done = (0, 0)
+    input_bytes = sum(input_state(task.input)[0] for task in tasks)
+    with ProgressReport(len(tasks), label, input_bytes) as report:
+        done = Done()
 
-        def tick(documents: int, text_bytes: int) -> None:
+        def tick(now: Done) -> None:
             nonlocal done
-            done = documents, text_bytes
-            report.update(len(made), *done)
+            done = now
+            report.update(len(made), done)
 
-        with closing(ENGINES[engine](tasks, workers, tick)) as outcomes:
+        with closing(ENGINES[engine](work, tasks, workers, tick)) as outcomes:
             for task, outcome in outcomes:
-                if isinstance(outcome, ShardManifest):
-                    made[task.index] = outcome
-                    report.update(len(made), *done)
-                else:
+                if isinstance(outcome, ValueError | OSError):
                     failures[task.index] = str(outcome)
                     report.say(f"{task.name} failed: {outcome}")
+                else:
+                    made[task.index] = outcome
+                    report.update(len(made), done)
     if failures:
         kept = f" ({len(made)} other shards are done and kept)" if made else ""
         raise ValueError("; ".join(failures[index] for index in sorted(failures)) + kept)
@@ -160,7 +308,7 @@ def _merge(shards: Sequence[ShardManifest], tokenizer: Tokenizer, output: Path) 
     }
     return CorpusManifest(
         format_version=records.FORMAT_VERSION,
-        tokenizer_digest=tokenizer.digest(),
+        tokenizer_digest=shards[0].tokenizer_digest,
         vocab_size=tokenizer.vocab_size,
         special_ids={
             name: getattr(tokenizer, f"{name}_id") for name in ("bos", "pad", "eos", "unk", "mask")
@@ -190,29 +338,62 @@ def _subset_table(tally: Tally) -> list[str]:
     return names
 
 
+def _place_tokenizer(tokenizer: Tokenizer, output: Path) -> None:
+    """Write the vocabulary where there is none; other parts may be reading it."""
+    file = output / TOKENIZER_FILE
+    if not file.is_file():
+        tokenizer.save(file)
+    elif load(file).digest() != tokenizer.digest():
+        raise ValueError(
+            f"{file}: not the vocabulary that --tokenizer names; accepted: the same one for all "
+            "parts, or another --output"
+        )
+
+
 @contextmanager
-def _lock(output: Path) -> Iterator[None]:
-    """Hold the folder; the system lets go when this process ends, however it ends."""
-    with (output / ".lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise ValueError(
-                f"{output}: another prepare is at work in this folder; "
-                "wait for it or name another --output"
-            ) from error
+def _hold(output: Path, part: Part | None = None) -> Iterator[None]:
+    """Keep other runs out: all of them, or those of the same part and those of the whole."""
+    if part is None:
+        with _locked(output / _LOCK, fcntl.LOCK_EX, f"{output}: another prepare is at work"):
+            yield
+        return
+    own = output / f"{_LOCK}-{part.index}-of-{part.count}"
+    with (
+        _locked(output / _LOCK, fcntl.LOCK_SH, f"{output}: a prepare of all shards is at work"),
+        _locked(own, fcntl.LOCK_EX, f"{output}: another prepare of --shard {part} is at work"),
+    ):
         yield
 
 
-def _remove_leftovers(output: Path) -> None:
-    """Remove what killed runs were writing."""
-    for folder in (output, output / "shards", *(output / split for split in SPLITS)):
-        for file in folder.glob(f".*{PARTIAL_SUFFIX}"):
-            file.unlink()
+@contextmanager
+def _locked(file: Path, kind: int, refusal: str) -> Iterator[None]:
+    """Hold a lock; the system lets go when this process ends, however it ends."""
+    with file.open("w") as descriptor:
+        try:
+            fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ValueError(
+                f"{refusal} in this folder; wait for it or name another --output"
+            ) from error
+        except OSError as error:
+            if error.errno not in (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP):
+                raise
+            _say(f"{file}: this file system has no locks; let no other prepare write here")
+        yield
 
 
-def _remove_corpus(output: Path) -> None:
-    # The manifest goes first: a folder without it is no corpus, whatever else is left.
-    for pattern in _MADE_BY_US:
+def _say(message: str | None) -> None:
+    if message:
+        print(f"prepare: {message}", file=sys.stderr, flush=True)
+
+
+def _partials(tasks: Sequence[ShardTask] | None = None) -> list[str]:
+    """Patterns of what killed runs were writing; of these tasks, or at all."""
+    names = [""] if tasks is None else [f"{task.name}." for task in tasks]
+    return [f"{folder}.{name}*{PARTIAL_SUFFIX}" for folder in _FOLDERS for name in names]
+
+
+def _remove(output: Path, *patterns: str) -> None:
+    for pattern in patterns:
         for file in output.glob(pattern):
-            file.unlink()
+            file.unlink(missing_ok=True)

@@ -7,7 +7,7 @@ any number of times.
 `prepare_shard` reads top to bottom; the classes under it hold its state.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -15,9 +15,19 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from data_prep.documents import Document, Reject, content_share, read
+from data_prep.documents import (
+    Document,
+    Input,
+    Reject,
+    content_share,
+    input_sha256,
+    input_state,
+    layout_of,
+    read,
+)
+from data_prep.duplicates import drop_duplicates
 from data_prep.encoders import Encoder
-from data_prep.files import AtomicFile, sha256_of
+from data_prep.files import AtomicFile
 from data_prep.filters import Tally, judge, windows
 from data_prep.indexed import IndexedWriter, dtype_for
 from data_prep.manifest import (
@@ -31,6 +41,7 @@ from data_prep.manifest import (
     read_record,
     write_record,
 )
+from data_prep.sentences import encode_sentences, lengths_within
 from data_prep.statistics import UPPER_EDGES, count_lengths
 from data_prep.tokenizer import FILE_NAME as TOKENIZER_FILE
 from data_prep.tokenizer import Tokenizer, load
@@ -47,7 +58,7 @@ class ShardTask:
     """What to make; small enough to send anywhere. The vocabulary lies in the corpus folder."""
 
     index: int
-    input: Path
+    input: Input
     corpus: Path
     settings: Settings
     tokenizer_digest: str
@@ -87,15 +98,24 @@ def prepare_shard(task: ShardTask, progress: Progress = lambda *_: None) -> Shar
     """
     if standing := standing_manifest(task):
         return standing
-    before = _input_state(task.input)
-    input_file = InputFile(str(task.input), before[0], _hash_input(task.input), task.role)
+    before = input_state(task.input)
+    input_file = InputFile(str(task.input), before[0], input_sha256(task.input), task.role)
     tokenizer, encoder = _vocabulary(task.corpus, task.tokenizer_digest)
     shard = _Shard(task, tokenizer)
+    damages: list[str] = []
+    records = read(task.input, damages if task.settings.damaged == "keep" else None)
+    if task.settings.duplicates == "drop":
+        records = drop_duplicates(records, task)
     try:
-        for batch in _batches(shard.take_documents(read(task.input))):
-            shard.add(batch, encoder.encode([document.text for document in batch]))
+        for batch in _batches(shard.take_documents(records)):
+            texts = [document.text for document in batch]
+            if task.settings.unit == "sentence":
+                shard.add(batch, *encode_sentences(texts, encoder.encode))
+            else:
+                encoded = encoder.encode(texts)
+                shard.add(batch, encoded, [[len(ids)] for ids in encoded])
             progress(shard.documents, shard.text_bytes)
-        if _input_state(task.input) != before:
+        if input_state(task.input) != before:
             raise ValueError(f"{task.input}: changed while it was read")
         manifest = ShardManifest(
             format_version=FORMAT_VERSION,
@@ -104,7 +124,7 @@ def prepare_shard(task: ShardTask, progress: Progress = lambda *_: None) -> Shar
             settings=task.settings,
             tokenizer_digest=task.tokenizer_digest,
             encoder=encoder.name,
-            damage=None,
+            damage="; ".join(damages) or None,
             files=shard.close(),
             kept=shard.tally.kept,
             cut=shard.tally.cut,
@@ -144,25 +164,32 @@ class _Shard:
             else:
                 self._reject(record.reason, record)
 
-    def add(self, batch: list[Document], encoded: list[npt.NDArray[np.int32]]) -> None:
-        """Filter encoded documents and write those that are kept."""
+    def add(
+        self,
+        batch: list[Document],
+        encoded: list[npt.NDArray[np.int32]],
+        lengths: list[list[int]],
+    ) -> None:
+        """Filter encoded documents, of sequences of these lengths, and write those to be kept."""
         self.length_counts += count_lengths([len(ids) + 2 for ids in encoded])
-        for document, ids in zip(batch, encoded, strict=True):
-            self._add_one(document, ids)
+        for document, ids, of_sequences in zip(batch, encoded, lengths, strict=True):
+            self._add_one(document, ids, of_sequences)
         for writer in self._splits.values():
             writer.flush()
 
-    def _add_one(self, document: Document, ids: npt.NDArray[np.int32]) -> None:
+    def _add_one(self, document: Document, ids: npt.NDArray[np.int32], lengths: list[int]) -> None:
         text_bytes = len(document.text.encode())
         self.text_bytes += text_bytes
         split = self._split_of(document)
         pieces = windows(ids, self._settings)
         self.tally.cut += pieces[0].size < ids.size
+        end = 0
         for piece in pieces:
+            start, end = end, end + len(piece)
             if reason := judge(len(piece) + 2, self._settings):
                 self._reject(reason, document)
                 continue
-            self._splits[split].append(piece, document)
+            self._splits[split].append(piece, lengths_within(lengths, start, end), document)
             self.tally.keep(split, document.subset, Count(1, len(piece) + 1, text_bytes))
             text_bytes = 0  # counted with the first of its windows
 
@@ -199,10 +226,13 @@ class _SplitWriter:
         self._end = np.array([tokenizer.eos_id], dtype=np.int32)
         self._tokens = 0
         self._waiting: list[npt.NDArray[np.int32]] = []  # ids of a document, `</s>`, and so on
-        self._waiting_lengths: list[int] = []
+        self._waiting_lengths: list[int] = []  # of sequences
+        self._waiting_sequences: list[int] = []  # of documents
         self._waiting_subsets = bytearray()
 
-    def append(self, ids: npt.NDArray[np.int32], document: Document) -> None:
+    def append(
+        self, ids: npt.NDArray[np.int32], lengths: Sequence[int], document: Document
+    ) -> None:
         number = self._subsets.setdefault(document.subset, len(self._subsets))
         if number >= MAX_SUBSETS:
             raise ValueError(
@@ -210,16 +240,19 @@ class _SplitWriter:
                 f"many; accepted: {MAX_SUBSETS} different values of meta.pile_set_name"
             )
         self._waiting += (ids, self._end)
-        self._waiting_lengths.append(len(ids) + 1)
+        *others, last = lengths or [0]
+        self._waiting_lengths += (*others, last + 1)  # `</s>` stands in the last
+        self._waiting_sequences.append(len(others) + 1)
         self._waiting_subsets.append(number)
 
     def flush(self) -> None:
         if not self._waiting:
             return
-        self._indexed.extend(np.concatenate(self._waiting), self._waiting_lengths)
+        ids = np.concatenate(self._waiting)
+        self._indexed.extend(ids, self._waiting_lengths, self._waiting_sequences)
         self._side_file.write(bytes(self._waiting_subsets))
         self._tokens += sum(self._waiting_lengths)
-        self._waiting, self._waiting_lengths = [], []
+        self._waiting, self._waiting_lengths, self._waiting_sequences = [], [], []
         self._waiting_subsets = bytearray()
 
     def close(self) -> ShardFiles | None:
@@ -229,7 +262,7 @@ class _SplitWriter:
         return ShardFiles(
             stem=self._stem,
             documents=self._indexed.documents,
-            sequences=self._indexed.documents,
+            sequences=self._indexed.sequences,
             tokens=self._tokens,
             size_bytes=data.size_bytes,
             bin_sha256=data.sha256,
@@ -276,13 +309,14 @@ def _refuse_changes(task: ShardTask, manifest: ShardManifest) -> None:
         )
 
 
-def _is_same_input(path: Path, manifest: ShardManifest) -> bool:
-    size_bytes, modified_ns = _input_state(path)
+def _is_same_input(source: Input, manifest: ShardManifest) -> bool:
+    size_bytes, modified_ns = input_state(source)
     if size_bytes != manifest.input.size_bytes:
         return False
-    if str(path) == manifest.input.path and modified_ns == manifest.input_modified_ns:
+    if str(source) == manifest.input.path and modified_ns == manifest.input_modified_ns:
         return True
-    return _hash_input(path) == manifest.input.sha256
+    is_read_alike = layout_of(source) == layout_of(manifest.input.path)
+    return is_read_alike and input_sha256(source) == manifest.input.sha256
 
 
 def _is_whole(corpus: Path, files: ShardFiles) -> bool:
@@ -293,24 +327,3 @@ def _is_whole(corpus: Path, files: ShardFiles) -> bool:
         and data.stat().st_size == files.size_bytes
         and all(other.is_file() for other in others)
     )
-
-
-def _input_files(path: Path) -> list[Path]:
-    return sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
-
-
-def _input_state(path: Path) -> tuple[int, int]:
-    """Size in bytes and time of the last change; of a folder, over its files."""
-    states = [file.stat() for file in _input_files(path)]
-    return sum(s.st_size for s in states), max((s.st_mtime_ns for s in states), default=0)
-
-
-def _hash_input(path: Path) -> str:
-    if not path.is_dir():
-        return sha256_of(path)
-    import hashlib
-
-    digest = hashlib.sha256()
-    for file in _input_files(path):
-        digest.update(f"{file.relative_to(path)} {sha256_of(file)}\n".encode())
-    return digest.hexdigest()

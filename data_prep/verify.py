@@ -1,29 +1,44 @@
 """Is a corpus folder what its manifest says?"""
 
+import hashlib
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
+import numpy as np
+
 from data_prep.files import sha256_of
-from data_prep.indexed import check_indexed, read_ids, read_lengths
-from data_prep.manifest import CorpusManifest, ShardFiles, load_manifest
+from data_prep.indexed import check_indexed, read_document_bounds, read_ids, read_lengths
+from data_prep.manifest import CorpusManifest, Count, ShardFiles, load_manifest
 from data_prep.tokenizer import FILE_NAME as TOKENIZER_FILE
 from data_prep.tokenizer import load
 
+_CHUNK_BYTES = 1 << 22  # a multiple of any id's size
 
-def verify(folder: Path) -> Iterator[str]:
+
+def verify(folder: Path, workers: int = 1) -> Iterator[str]:
     """What is wrong, a line each, naming the file; nothing when all is well.
 
-    Checks the vocabulary against its digest, every checksum, every index against its data, every id
-    against the vocabulary size, and that every document ends with `</s>`.
+    Checks the vocabulary against its digest, every checksum, every index against its data and the
+    manifest, every id against the vocabulary size, that every document ends with `</s>`, and the
+    totals. A file is read once, in threads: hashing and numpy let others run.
+
+    Args:
+        folder: The corpus.
+        workers: Shards looked at at once.
 
     Raises:
-        ValueError: There is no manifest to check against.
+        ValueError: There is no manifest to check against, or no worker.
     """
+    if workers < 1:
+        raise ValueError(f"--workers {workers}: accepted: 1 or more")
     manifest = load_manifest(folder)
     yield from _check_tokenizer(folder, manifest)
-    for shards in manifest.shards.values():
-        for files in shards:
-            problem = _checksum_problem(folder, files) or _content_problem(folder, files, manifest)
+    yield from _check_totals(folder, manifest)
+    shards = [files for split in manifest.shards.values() for files in split]
+    with ThreadPoolExecutor(workers) as pool:
+        for problem in pool.map(partial(_problem, folder, manifest), shards):
             if problem:
                 yield problem
 
@@ -38,7 +53,20 @@ def _check_tokenizer(folder: Path, manifest: CorpusManifest) -> Iterator[str]:
         yield f"{folder / TOKENIZER_FILE}: not the vocabulary that the corpus was made with"
 
 
-def _checksum_problem(folder: Path, files: ShardFiles) -> str | None:
+def _check_totals(folder: Path, manifest: CorpusManifest) -> Iterator[str]:
+    for split, total in manifest.totals.items():
+        by_subset = Count()
+        for count in manifest.kept.get(split, {}).values():
+            by_subset.add(count)
+        shards = manifest.shards[split]
+        by_shard = (sum(s.documents for s in shards), sum(s.tokens for s in shards))
+        if by_subset != total or by_shard != (total.documents, total.tokens):
+            yield f"{folder}: the totals of the {split} split are not the sums over it"
+
+
+def _problem(folder: Path, manifest: CorpusManifest, files: ShardFiles) -> str | None:
+    prefix = folder / files.stem
+    top_id = -1
     for suffix, expected in (
         (".bin", files.bin_sha256),
         (".idx", files.idx_sha256),
@@ -47,25 +75,50 @@ def _checksum_problem(folder: Path, files: ShardFiles) -> str | None:
         file = folder / f"{files.stem}{suffix}"
         if not file.is_file():
             return f"{file}: no such file"
-        if (found := sha256_of(file)) != expected:
+        if suffix == ".bin":
+            found, top_id = _sha256_and_top_id(file, np.dtype(manifest.dtype))
+        else:
+            found = sha256_of(file)
+        if found != expected:
             return f"{file}: sha256 is {found}, but the manifest speaks of {expected}"
-    return None
+    if top_id >= manifest.vocab_size:
+        return f"{prefix}.bin: id {top_id} in a vocabulary of {manifest.vocab_size}"
+    return _index_problem(prefix, files, manifest)
 
 
-def _content_problem(folder: Path, files: ShardFiles, manifest: CorpusManifest) -> str | None:
-    prefix = folder / files.stem
+def _sha256_and_top_id(file: Path, dtype: np.dtype[np.generic]) -> tuple[str, int]:
+    """Hash and largest id of a .bin; an id cut short is left to the checksum."""
+    digest = hashlib.sha256()
+    top_id = -1
+    with file.open("rb") as stream:
+        while chunk := stream.read(_CHUNK_BYTES):
+            digest.update(chunk)
+            ids = np.frombuffer(chunk, dtype, count=len(chunk) // dtype.itemsize)
+            top_id = max(top_id, int(ids.max(initial=0)))
+    return digest.hexdigest(), top_id
+
+
+def _index_problem(prefix: Path, files: ShardFiles, manifest: CorpusManifest) -> str | None:
     try:
         check_indexed(prefix)
     except ValueError as error:
         return str(error)
-    lengths, ids = read_lengths(prefix), read_ids(prefix)
-    if (len(lengths), len(ids)) != (files.documents, files.tokens):
+    lengths, bounds, ids = read_lengths(prefix), read_document_bounds(prefix), read_ids(prefix)
+    if ids.dtype != manifest.dtype:
+        return f"{prefix}.idx: ids as {ids.dtype}, but the manifest speaks of {manifest.dtype}"
+    found = (len(bounds) - 1, len(lengths), len(ids))
+    if found != (files.documents, files.sequences, files.tokens):
         return (
-            f"{prefix}.idx: {len(lengths)} documents and {len(ids)} tokens, but the manifest "
-            f"speaks of {files.documents} and {files.tokens}"
+            f"{prefix}.idx: {found[0]} documents, {found[1]} sequences and {found[2]} tokens, but "
+            f"the manifest speaks of {files.documents}, {files.sequences} and {files.tokens}"
         )
-    if int(ids.max()) >= manifest.vocab_size:
-        return f"{prefix}.bin: id {ids.max()} in a vocabulary of {manifest.vocab_size}"
-    if (ids[lengths.cumsum(dtype="int64") - 1] != manifest.special_ids["eos"]).any():
+    ends = np.concatenate([[0], lengths.cumsum(dtype=np.int64)])[bounds]
+    if (np.diff(ends) < 1).any() or (ids[ends[1:] - 1] != manifest.special_ids["eos"]).any():
         return f"{prefix}.bin: a document does not end with </s>"
+    subsets = np.fromfile(f"{prefix}.subsets", dtype=np.uint8)
+    if len(subsets) != files.documents or int(subsets.max(initial=0)) >= len(files.subsets):
+        return (
+            f"{prefix}.subsets: {len(subsets)} documents, the highest subset {subsets.max()}, but "
+            f"the manifest speaks of {files.documents} and names {len(files.subsets)}"
+        )
     return None

@@ -190,7 +190,7 @@ def _report(options: argparse.Namespace) -> int:
 
 
 def _acceptability(options: argparse.Namespace) -> int:
-    from data_prep.run import find_inputs
+    from data_prep.documents import find_inputs
     from finetune import acceptability
 
     documents = acceptability.find(find_inputs(options.input), find_inputs(options.exclude))

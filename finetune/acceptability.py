@@ -19,7 +19,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from data_prep.documents import Document, read
+from data_prep.documents import Document, Input, read
 from data_prep.files import write_atomically
 from finetune.glue import TASKS
 from pretrain.checkpoints import write_json
@@ -89,7 +89,7 @@ def make(documents: Sequence[Sentences], *, train: int, dev: int, seed: int) -> 
     return files
 
 
-def find(sources: Sequence[Path], exclude: Sequence[Path] = ()) -> list[Sentences]:
+def find(sources: Sequence[Input], exclude: Sequence[Input] = ()) -> list[Sentences]:
     """The sentences of some inputs, each at its first place alone.
 
     Args:

@@ -52,7 +52,16 @@ def prepare_arguments(home: Path) -> list[str]:
 def test_inspect_shows_what_is_there(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["inspect", f"{home}/c", "--samples", "1"]) == 0
     shown = capsys.readouterr().out
-    for part in ("2 inputs", "Pile-CC", "unigram perplexity", "rejected: nothing", "over 1024"):
+    for part in (
+        *(
+            "inputs        2 (",
+            "encoded by",
+            "Pile-CC",
+            "unigram perplexity",
+            "validation    0.2 of",
+        ),
+        *("duplicates    kept", "a sequence is a document", "rejected: nothing", "over 1024"),
+    ):
         assert part in shown
     assert make_texts(60, 30)[0] in shown or make_texts(60, 30)[1] in shown
     assert "--- valid document 0" in shown
@@ -102,6 +111,28 @@ def test_sample_prints_its_sizes(
             "prepare --input {h}/in/* --output {h}/x --tokenizer {h}/t --min-tokens 900",
             "120 too-short",
         ),
+        (
+            "prepare --input {h}/in/0* --output {h}/x --tokenizer {h}/t --shard 2/2",
+            "--shard 2/2: accepted: I/N, I from 0 to N - 1, such as 0/2",
+        ),
+        (
+            "prepare --input {h}/in/0* --output {h}/x --tokenizer {h}/t --shard 0/2 --overwrite",
+            "--overwrite with --shard: it would remove what the other parts make; accepted: ",
+        ),
+        (
+            "prepare --input {h}/in/0* --output {h}/x --tokenizer {h}/t --valid-input {h}/in/1* "
+            "--valid-fraction 0.1",
+            "--valid-fraction 0.1 with --valid-input: accepted: one of them",
+        ),
+        (
+            "prepare --input {h}/in/* --output {h}/x --tokenizer {h}/t --valid-input {h}/in/1*",
+            "1.jsonl.zst: is an --input as well; accepted: inputs of one split each",
+        ),
+        (
+            "prepare --input {h}/in/* --output {h}/in/0.jsonl.zst/x --tokenizer {h}/t",
+            "{h}/in/0.jsonl.zst/x: Not a directory",
+        ),
+        ("verify {h}/c --workers 0", "--workers 0: accepted: 1 or more"),
         ("train-tokenizer --input {h}/in/* --vocab-size 9 --output {h}/x", "vocabulary size 9"),
         (
             "train-tokenizer --input {h}/no --vocab-size 300 --output {h}/x",
@@ -123,11 +154,55 @@ def test_what_the_user_wrote_wrongly_gets_one_line_and_exit_code_2(
     assert message.format(h=home) in lines[0]
 
 
-def test_command_line_that_does_not_parse_exits_with_2(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("prepare --input a --output b --tokenizer c --engine slurm", "choose from local, ray"),
+        ("prepare --input a --output b --tokenizer c --long cut", "choose from drop, truncate, sp"),
+        ("prepare --input a --output b --tokenizer c --workers two", "invalid int value: 'two'"),
+        ("prepare --long split", "required: --input, --output, --tokenizer"),
+        ("train-tokenizer --input a --output b", "one of the arguments --vocab-size --characters"),
+        ("prepare --input a --output b --tokenizer c --worker-count 2", "--worker-count"),
+        ("prepair", "choose from sample, train-tokenizer, prepare"),
+    ],
+)
+def test_command_line_that_does_not_parse_gets_one_line_and_exit_code_2(
+    capsys: pytest.CaptureFixture[str], arguments: str, message: str
+) -> None:
     with pytest.raises(SystemExit) as stopped:
-        main(["prepare", "--long", "split"])
+        main(arguments.split())
     assert stopped.value.code == 2
-    assert "error:" in capsys.readouterr().err
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith("data_prep")
+    assert "error: " in line
+    assert message.replace("'", "") in line.replace("'", "")
+
+
+def test_validation_inputs_and_parts_go_through_the_command_line(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = f"--output {home}/parts --tokenizer {home}/t --valid-input {home}/in/1*".split()
+    command = ["prepare", "--input", f"{home}/in/0*", *options]
+    for part in ("1/2", "0/2"):
+        assert main([*command, "--shard", part]) == 0
+        assert f"part {part} is made; when all are, run" in capsys.readouterr().out
+    assert main(["inspect", f"{home}/parts"]) == 2
+    assert "is not finished" in capsys.readouterr().err
+    assert main(command) == 0
+    assert main(["inspect", f"{home}/parts", "--samples", "0"]) == 0
+    shown = capsys.readouterr().out
+    assert "1 for training (" in shown
+    assert "1 for validation (" in shown
+    assert "validation    inputs of its own" in shown
+
+
+def test_help_shows_the_defaults_that_there_are(capsys: pytest.CaptureFixture[str]) -> None:
+    for command in ("sample", "train-tokenizer", "prepare", "inspect", "verify"):
+        with pytest.raises(SystemExit):
+            main([command, "--help"])
+        shown = capsys.readouterr().out
+        assert "default: None" not in shown
+        assert "default: False" not in shown
 
 
 @pytest.mark.parametrize(

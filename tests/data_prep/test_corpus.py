@@ -1,6 +1,8 @@
 import gc
+import itertools
 import multiprocessing
 import pickle
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +12,9 @@ from data_prep.corpus import Corpus
 from data_prep.indexed import open_indexed
 from data_prep.manifest import Settings
 from data_prep.run import prepare
+from data_prep.sentences import sentences
 from data_prep.tokenizer import Tokenizer
+from data_prep.verify import verify
 from tests.data_prep.conftest import make_texts, write_pile
 
 
@@ -41,6 +45,43 @@ def test_stock_megatron_opens_the_shards(folder: Path) -> None:
     stem = corpus.manifest.shards["train"][1].stem
     dataset = open_indexed(folder / stem)
     assert np.array_equal(dataset[3], corpus.document(123))
+
+
+SENTENCES = [
+    *["One sentence. Another one!\n\nA third? And more", "only one", "A. B. It is. Yes it is."] * 5,
+    "x " * 80 + ". Y " + "z " * 60,
+]
+
+
+@pytest.mark.parametrize("long", ["drop", "truncate", "split"])
+def test_sentences_are_the_sequences_and_documents_stay_the_same(
+    tokenizer_folder: Path, tmp_path: Path, long: str
+) -> None:
+    (tmp_path / "b.txt").write_text("a. B\n\n c. D\n\n")
+    inputs = [write_pile(tmp_path / "a.jsonl.zst", SENTENCES), f"lines:{tmp_path}/b.txt"]
+    settings = Settings(max_tokens=64, long=long, valid_fraction=0.0)
+    prepare(inputs, tmp_path / "whole", tokenizer_folder, settings)
+    prepare(inputs, tmp_path / "cut", tokenizer_folder, replace(settings, unit="sentence"))
+    whole, cut = Corpus(tmp_path / "whole", "train"), Corpus(tmp_path / "cut", "train")
+    for name in ("shard-00000.bin", "shard-00001.bin", "shard-00000.subsets"):
+        file = Path("train") / name
+        assert (cut.folder / file).read_bytes() == (whole.folder / file).read_bytes()
+    assert len(cut) == len(whole)
+    assert cut.lengths.tolist() == whole.lengths.tolist()
+    for index in range(len(cut)):
+        document = cut.document(index).tolist()
+        assert document == whole.document(index).tolist()
+        pieces = [ids.tolist() for ids in cut.sentences(index)]
+        assert [*itertools.chain(*pieces), 2] == document
+        assert all(pieces)
+    counts = [len(cut.sentences(index)) for index in range(15)]
+    assert counts == [len(sentences(text)) for text in SENTENCES[:15]]
+    assert list(verify(cut.folder)) == []
+
+
+def test_sentences_of_a_corpus_of_documents_are_refused(folder: Path) -> None:
+    with pytest.raises(ValueError, match="its sequences are documents; accepted: .*--sentences"):
+        Corpus(folder, "train").sentences(0)
 
 
 def test_index_outside_is_refused(folder: Path) -> None:

@@ -1,17 +1,33 @@
 import gzip
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import zstandard
 
-from data_prep.documents import Document, Reject, content_share, read
+from data_prep import documents
+from data_prep.documents import (
+    Document,
+    Reject,
+    content_share,
+    find_inputs,
+    input_sha256,
+    input_state,
+    layout_of,
+    read,
+)
 from tests.data_prep.conftest import make_texts, write_pile
 
 GOOD = b'{"text": "good", "meta": {"pile_set_name": "Books3"}}'
 BAD_LINES = {
-    "not-json": [b"{text", b'{"text": NaN}', b'{"text": "a"} x', b"\x00", b"[" * 100_000],
+    "not-json": [b"{text", b'{"text": NaN}', b'{"text": "a"} x', b"\x00", b'{"text": "\x00"}'],
+    "nested-too-deeply": [b"[" * 100_000, b'{"a": ' * 5000 + b"1" + b"}" * 5000],
+    "duplicate-key": [b'{"text": "a", "text": "b"}', b'{"meta": {"text": 1, "text": 2}}'],
     "not-an-object": [b"[]", b'"text"', b"3", b"null"],
     "no-text": [b"{}", b'{"txt": "a"}'],
     "text-not-a-string": [b'{"text": null}', b'{"text": 3}', b'{"text": ["a"]}'],
@@ -41,16 +57,18 @@ def test_odd_lines_that_are_documents_are_kept(tmp_path: Path) -> None:
         b"\n  \n"
         b'{"text": "big", "n": 123456789012345678901234567890}\n'
         b'{"text": "nul \\u0000 inside", "meta": null}\n'
-        b'{"text": "twice", "text": "last wins"}'
+        b'{"text": "huge", "n": 1e999, "m": ' + b"1" * 5000 + b"}\n"
+        b'{"text": "the key as a value", "kind": "text"}\n'
     )
     found = list(read(file))
     assert [(d.text, d.line) for d in found if isinstance(d, Document)] == [
         ("byte order mark", 1),
         ("big", 4),
         ("nul \0 inside", 5),
-        ("last wins", 6),
+        ("huge", 6),
+        ("the key as a value", 7),
     ]
-    assert len(found) == 4
+    assert len(found) == 5
 
 
 @pytest.mark.parametrize(
@@ -66,7 +84,7 @@ def jsonl(texts: list[str]) -> bytes:
     return "".join(json.dumps({"text": text}) + "\n" for text in texts).encode()
 
 
-def texts_of(path: Path) -> list[str]:
+def texts_of(path: Path | str) -> list[str]:
     return [record.text for record in read(path) if isinstance(record, Document)]
 
 
@@ -108,12 +126,121 @@ def test_second_frame_cut_short_is_refused(tmp_path: Path) -> None:
             list(read(file))
 
 
-@pytest.mark.parametrize("suffix", ["zst", "gz", "parquet"])
-def test_file_that_is_not_what_its_name_says_is_refused(tmp_path: Path, suffix: str) -> None:
-    file = tmp_path / (f"a.jsonl.{suffix}" if suffix != "parquet" else "a.parquet")
-    file.write_bytes(GOOD * 100)
-    with pytest.raises(ValueError, match=rf"{file.name}: cut short or damaged"):
+@pytest.mark.parametrize(
+    ("name", "content", "looks"),
+    [
+        ("a.jsonl.zst", GOOD, "not zstd, as its name says; it looks like plain text"),
+        ("a.jsonl.zst", gzip.compress(GOOD), "not zstd, as its name says; it looks like gzip"),
+        ("a.jsonl.gz", zstandard.compress(GOOD), "not gzip, as its name says; .* like zstd"),
+        ("a.txt.gz", b"\xff\xfe\xfd", "it looks like neither a packed file nor plain text"),
+        ("a.jsonl", zstandard.compress(GOOD), "not plain, as its name says; it looks like zstd"),
+        ("a.txt", gzip.compress(GOOD), "it looks like gzip; accepted: a plain file, or the suffix"),
+        ("a.parquet", GOOD, "cannot be read: ArrowInvalid: Parquet magic bytes not found"),
+    ],
+)
+def test_file_that_is_not_what_its_name_says_is_refused(
+    tmp_path: Path, name: str, content: bytes, looks: str
+) -> None:
+    file = tmp_path / name
+    file.write_bytes(content)
+    with pytest.raises(ValueError, match=rf"{name}: .*{looks}"):
         list(read(file))
+
+
+@pytest.mark.parametrize("suffix", ["zst", "gz"])
+def test_rubbish_after_the_last_frame_is_damage(tmp_path: Path, suffix: str) -> None:
+    packed = zstandard.compress(GOOD) if suffix == "zst" else gzip.compress(GOOD)
+    file = tmp_path / f"a.jsonl.{suffix}"
+    file.write_bytes(packed + b"rubbish")
+    with pytest.raises(ValueError, match=rf"a\.jsonl\.{suffix}: cut short or damaged"):
+        list(read(file))
+
+
+@pytest.mark.parametrize("suffix", ["zst", "gz"])
+def test_what_was_whole_of_a_damaged_file_is_read_when_asked(tmp_path: Path, suffix: str) -> None:
+    generator = np.random.default_rng(0)
+    texts = [" ".join(map(str, generator.integers(0, 10**9, 300))) for _ in range(400)]
+    content = jsonl(texts)
+    packed = zstandard.compress(content) if suffix == "zst" else gzip.compress(content)
+    file = tmp_path / f"a.jsonl.{suffix}"
+    file.write_bytes(packed[: len(packed) // 2])
+    damages: list[str] = []
+    found = [record.text for record in read(file, damages) if isinstance(record, Document)]
+    assert found == texts[: len(found)]
+    assert 100 < len(found) < 300
+    assert len(damages) == 1
+    assert damages[0].startswith(f"{file}: cut short or damaged")
+    file.write_bytes(packed)
+    damages.clear()
+    assert len(list(read(file, damages))) == 400
+    assert damages == []
+    file.write_bytes(GOOD)
+    with pytest.raises(ValueError, match="as its name says"):  # no damage: the wrong file
+        list(read(file, damages))
+
+
+def test_record_that_is_too_large_costs_no_neighbour(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(documents, "_LARGEST_RECORD_BYTES", 1000)
+    monkeypatch.setattr(documents, "_BUFFER_BYTES", 64)
+    largest = b'{"text": "' + b"a" * 987 + b'"}\n'
+    assert len(largest) == 1000
+    file = tmp_path / "a.jsonl"
+    file.write_bytes(largest + b" " * 5000 + b"\n" + largest.replace(b"}", b" }") + largest)
+    assert [getattr(record, "reason", "kept") for record in read(file)] == [
+        "kept",
+        "too-large",
+        "too-large",
+        "kept",
+    ]
+    assert [record.line for record in read(file)] == [1, 2, 3, 4]
+    file.write_bytes(b"x" * 5000)  # a line with no end
+    assert [getattr(record, "reason", "kept") for record in read(file)] == ["too-large"]
+    text = tmp_path / "a.txt"
+    for content, expected in ((b"a" * 1000, "kept"), (b"a" * 1001, "too-large")):
+        text.write_bytes(content)
+        assert [getattr(record, "reason", "kept") for record in read(text)] == [expected]
+    articles = [b" = One = \n \n", b"long\n" * 300, b" \n = Two = \n \nshort\n"]
+    text.write_bytes(b"".join(articles))
+    one, two = read(f"wikitext:{text}")
+    assert isinstance(one, Reject)
+    assert (one.reason, one.line) == ("too-large", 1)
+    assert isinstance(two, Document)
+    assert (two.text, two.line) == ("= Two = \n \nshort", 304)
+
+
+def test_memory_does_not_depend_on_a_line_with_no_end(tmp_path: Path) -> None:
+    file = tmp_path / "a.jsonl"
+    with file.open("wb") as output:
+        output.truncate(1 << 30)  # takes no room on the disk
+        output.seek(0, os.SEEK_END)
+        output.write(b"\n" + GOOD)
+    script = (
+        "import resource, sys\n"
+        "from pathlib import Path\n"
+        "import orjson\n"
+        "from data_prep import documents\n"
+        "documents._LARGEST_RECORD_BYTES = 1 << 24\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (1 << 29, 1 << 29))\n"
+        "print([getattr(r, 'reason', 'kept') for r in documents.read(Path(sys.argv[1]))])"
+    )
+    command = [sys.executable, "-c", script, str(file)]
+    folder = Path(__file__).parents[2]
+    found = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
+    assert found.stdout == "['too-large', 'kept']\n"
+
+
+def test_document_of_100_megabytes_is_read(tmp_path: Path) -> None:
+    line = b'{"text": "' + b"word " * 20_000_000 + b'"}\n'
+    file = tmp_path / "a.jsonl.zst"
+    file.write_bytes(zstandard.compress(GOOD + b"\n" + line + GOOD, 1))
+    first, long, last = read(file)
+    assert isinstance(first, Document)
+    assert isinstance(last, Document)
+    assert isinstance(long, Document)
+    assert len(long.text) == 100_000_000
+    assert last.line == 3
 
 
 def test_text_file_is_one_document(tmp_path: Path) -> None:
@@ -142,15 +269,184 @@ def test_parquet_and_datasets_folders_give_their_rows(tmp_path: Path) -> None:
     assert [type(record) for record in read(tmp_path / "saved")] == [Document, Reject]
 
 
+def test_parquet_row_that_is_not_utf8_costs_no_neighbour(tmp_path: Path) -> None:
+    import pyarrow
+    import pyarrow.parquet
+
+    texts = pyarrow.array([b"good", b"\xff", b"good"] * 30)
+    column = pyarrow.Array.from_buffers(pyarrow.string(), len(texts), texts.buffers())
+    pyarrow.parquet.write_table(pyarrow.table({"text": column}), tmp_path / "a.parquet")
+    found = list(read(tmp_path / "a.parquet"))
+    reasons = [getattr(record, "reason", "kept") for record in found]
+    assert reasons == ["kept", "bad-utf8", "kept"] * 30
+    assert [record.line for record in found] == list(range(1, 91))
+
+
+def test_table_without_text_is_refused_with_its_columns(tmp_path: Path) -> None:
+    import datasets
+    import pyarrow.parquet
+
+    table = pyarrow.table({"body": ["a"], "id": [1]})
+    pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
+    datasets.Dataset(table).save_to_disk(str(tmp_path / "saved"))
+    for name in ("a.parquet", "saved"):
+        with pytest.raises(ValueError, match=f"{name}: no column text; it has body, id"):
+            list(read(tmp_path / name))
+
+
+@pytest.mark.parametrize("name", ["a.parquet", "saved"])
+@pytest.mark.parametrize("kept", [0.0, 0.5, 0.99])
+def test_table_cut_short_is_refused(tmp_path: Path, name: str, kept: float) -> None:
+    import datasets
+    import pyarrow.parquet
+
+    table = pyarrow.table({"text": make_texts(2000, 50)})
+    if name == "saved":
+        datasets.Dataset(table).save_to_disk(str(tmp_path / "saved"))
+        (file,) = (tmp_path / "saved").glob("*.arrow")
+    else:
+        file = tmp_path / name
+        pyarrow.parquet.write_table(table, file)
+    file.write_bytes(file.read_bytes()[: int(file.stat().st_size * kept)])
+    with pytest.raises(ValueError, match=f"{name}: cannot be read: "):
+        list(read(tmp_path / name))
+
+
+def test_lines_are_documents_blank_ones_too(tmp_path: Path) -> None:
+    file = tmp_path / "wiki.tokens"
+    file.write_bytes(b"\xef\xbb\xbf = Title = \n \n text \r\n\xff\n\nlast")
+    found = list(read(f"lines:{file}"))
+    assert [getattr(record, "text", "rejected") for record in found] == [
+        "= Title =",
+        "",
+        "text",
+        "rejected",
+        "",
+        "last",
+    ]
+    assert found[3] == Reject("bad-utf8", "unknown", str(file), 4)
+
+
+def test_articles_begin_at_titles_between_blank_lines(tmp_path: Path) -> None:
+    file = tmp_path / "wiki.train.tokens.gz"
+    first = " = One ( a = b ) = \n \n Text . \n \n = = Part = = \n \n More . \n"
+    first += " = not one = \n Text . \n"
+    second = " = Two = \n \n\n Text . \n"
+    file.write_bytes(gzip.compress(f" \n{first} \n{second}".encode()))
+    assert [(r.text, r.line) for r in read(f"wikitext:{file}") if isinstance(r, Document)] == [
+        (first.strip(), 2),
+        (second.strip(), 12),
+    ]
+
+
+@pytest.mark.parametrize(("split", "articles"), [("train", 600), ("valid", 60), ("test", 60)])
+def test_wikitext_has_the_articles_that_its_authors_count(split: str, articles: int) -> None:
+    shared = os.environ.get("ZEROCLAP_SHARED")
+    if not shared:
+        pytest.skip("ZEROCLAP_SHARED does not name the folder with WikiText-2")
+    file = Path(shared) / "data" / "wikitext-2" / f"wiki.{split}.tokens"
+    found = [record for record in read(f"wikitext:{file}") if isinstance(record, Document)]
+    assert len(found) == articles
+    words = sum(len(record.text.split()) for record in found)
+    assert words == len(file.read_text(encoding="utf-8").split())
+
+
+def test_dataset_of_a_local_folder_is_read_by_name(tmp_path: Path) -> None:
+    write_pile(tmp_path / "train.jsonl.zst", ["a", "b"])
+    (tmp_path / "test.jsonl").write_bytes(GOOD)
+    assert find_inputs([f"datasets:{tmp_path}"]) == [f"datasets:{tmp_path}"]
+    assert texts_of(f"datasets:{tmp_path}") == ["a", "b"]
+    assert list(read(f"datasets:{tmp_path}:default:test")) == [
+        Document("good", "Books3", f"datasets:{tmp_path}:default:test", 1)
+    ]
+    with pytest.raises(ValueError, match="datasets:.*cannot be read: ValueError: Bad split: valid"):
+        list(read(f"datasets:{tmp_path}::valid"))
+    with pytest.raises(ValueError, match=r"datasets:a:b:c:d: accepted: datasets:NAME"):
+        read("datasets:a:b:c:d")
+    before = input_sha256(f"datasets:{tmp_path}"), input_state(f"datasets:{tmp_path}")
+    (tmp_path / "test.jsonl").write_bytes(GOOD + b" ")
+    assert input_sha256(f"datasets:{tmp_path}") != before[0]
+    assert input_state(f"datasets:{tmp_path}") != before[1]
+
+
+def test_dataset_of_the_hub_is_tied_to_its_commit(monkeypatch: pytest.MonkeyPatch) -> None:
+    import datasets
+    import huggingface_hub
+
+    asked = []
+
+    def load_dataset(*names: str | None, **options: object) -> list[dict[str, str]]:
+        asked.append((*names, options))
+        return [{"text": "a"}, {"txt": "b"}]
+
+    commit = SimpleNamespace(sha="1234abcd")
+    monkeypatch.setattr(huggingface_hub, "dataset_info", lambda name: commit)
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    (source,) = find_inputs(["datasets:owner/name:raw:test"])
+    assert source == "datasets:owner/name@1234abcd:raw:test"
+    assert find_inputs([source]) == [source]
+    document, reject = read(source)
+    assert document == Document("a", "unknown", source, 1)
+    assert reject == Reject("no-text", "unknown", source, 2)
+    options = {"split": "test", "revision": "1234abcd", "streaming": True}
+    assert asked == [("owner/name", "raw", options)]
+    assert input_state(source) == (0, 0)
+    assert input_sha256(source) != input_sha256(source.replace("1234", "1235"))
+
+
+def test_same_bytes_read_otherwise_are_another_input(tmp_path: Path) -> None:
+    one, same = tmp_path / "a.jsonl", tmp_path / "b.jsonl.zst"
+    others = [f"lines:{one}", f"wikitext:{one}", tmp_path / "a.txt", f"datasets:{tmp_path}"]
+    others += [f"datasets:{tmp_path}:raw", f"datasets:{tmp_path}:raw:valid"]
+    assert layout_of(one) == layout_of(same)
+    assert len({layout_of(source) for source in (one, *others)}) == 7
+
+
+def test_network_that_fails_is_no_damage(monkeypatch: pytest.MonkeyPatch) -> None:
+    import datasets
+    import huggingface_hub
+
+    def fail(*names: object, **options: object) -> None:
+        raise ConnectionError("no network")
+
+    monkeypatch.setattr(huggingface_hub, "dataset_info", fail)
+    monkeypatch.setattr(datasets, "load_dataset", fail)
+    with pytest.raises(ValueError, match="--input datasets:owner/name: no folder owner/name, and"):
+        find_inputs(["datasets:owner/name"])
+    with pytest.raises(ValueError, match="cannot be read: ConnectionError: no network"):
+        list(read("datasets:owner/name@1234", []))
+
+
+def test_inputs_are_found_once_and_in_order(tmp_path: Path) -> None:
+    for name in ("b.txt", "a.txt", "c.jsonl", "[d].txt"):
+        (tmp_path / name).write_text("text")
+    words = [f"{tmp_path}/?.txt", f"{tmp_path}/?.*", f"{tmp_path}/a.txt", f"{tmp_path}/[d].txt"]
+    plain = [tmp_path / name for name in ("[d].txt", "a.txt", "b.txt", "c.jsonl")]
+    assert find_inputs(words) == plain
+    prefixed = [f"lines:{tmp_path}/a.txt", f"lines:{tmp_path}/b.txt"]
+    assert find_inputs([f"lines:{tmp_path}/?.txt", *words[:2]]) == sorted(
+        [*prefixed, *plain[1:]], key=str
+    )
+    with pytest.raises(ValueError, match=r"--input lines:.*/\*\.zst: no such file"):
+        find_inputs([f"lines:{tmp_path}/*.zst"])
+
+
+def test_path_has_no_prefix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("lines:a.txt").write_text("one\ntwo")
+    assert texts_of(Path("lines:a.txt")) == ["one\ntwo"]
+
+
 def test_unknown_inputs_are_refused_with_what_is_accepted(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("text")
     (tmp_path / "folder").mkdir()
     (tmp_path / "b.parquet.zst").write_bytes(b"")
-    for name in ("a.csv", "folder", "b.parquet.zst"):
+    paths = [tmp_path / name for name in ("a.csv", "folder", "b.parquet.zst")]
+    for source in (*paths, f"lines:{tmp_path}"):
         with pytest.raises(
-            ValueError, match=rf"{name}: an input of unknown kind; accepted: .*jsonl"
+            ValueError, match=rf"{source}: an input of unknown kind; accepted: .*jsonl"
         ):
-            read(tmp_path / name)
+            read(source)
     with pytest.raises(ValueError, match=r"nowhere\.jsonl: no such file"):
         read(tmp_path / "nowhere.jsonl")
 

@@ -1,6 +1,7 @@
+import numpy as np
 import pytest
 
-from data_prep.filters import Tally, judge
+from data_prep.filters import Tally, judge, windows
 from data_prep.manifest import Count, Settings
 
 
@@ -31,3 +32,16 @@ def test_tallies_add_up_in_order() -> None:
     assert first.rejects["too-long"].places == ["a:1", "b:0", "b:1", "b:2", "b:3"]
     assert first.cut == 3
     assert first.rejects_in_words() == "11 too-long (first at a:1)"
+
+
+@pytest.mark.parametrize("count", [0, 1, 29, 30, 31, 60, 61, 100])
+def test_windows_keep_the_law_and_lose_nothing(count: int) -> None:
+    ids = np.arange(count, dtype=np.int32)
+    drop, truncate, split = (Settings(32, long) for long in ("drop", "truncate", "split"))
+    assert [piece.tolist() for piece in windows(ids, drop)] == [ids.tolist()]
+    assert [piece.tolist() for piece in windows(ids, truncate)] == [ids[:30].tolist()]
+    pieces = windows(ids, split)
+    assert np.concatenate(pieces).tolist() == ids.tolist()
+    assert all(len(piece) == 30 for piece in pieces[:-1])
+    assert all(judge(len(piece) + 2, split) is None for piece in pieces)
+    assert (judge(count + 2, drop) == "too-long") == (count > 30)

@@ -1,21 +1,29 @@
+import errno
 import fcntl
 import json
 import os
+import re
+import resource
 import signal
 import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable, Generator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
 import pytest
 
 from data_prep.corpus import Corpus
+from data_prep.engines import ENGINES
 from data_prep.manifest import Settings, load_manifest
-from data_prep.run import find_inputs, prepare
-from data_prep.tokenizer import Tokenizer
+from data_prep.run import Part, idle_workers, plan, prepare, prepare_part
+from data_prep.shard import ShardTask
+from data_prep.tokenizer import Tokenizer, train
 from data_prep.verify import verify
 from tests.data_prep.conftest import make_texts, write_pile
 
@@ -24,17 +32,33 @@ ROOT = Path(__file__).parents[2]
 
 
 def content(folder: Path) -> dict[str, bytes]:
-    """Every file of a corpus but the lock."""
+    """Every file of a corpus but the locks."""
     return {
         file.relative_to(folder).as_posix(): file.read_bytes()
         for file in sorted(folder.rglob("*"))
-        if file.is_file() and file.name != ".lock"
+        if file.is_file() and not file.name.startswith(".lock")
     }
 
 
 def documents(folder: Path, split: str) -> list[list[int]]:
     corpus = Corpus(folder, split)
     return [corpus.document(i).tolist() for i in range(len(corpus))]
+
+
+@pytest.fixture
+def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shards are made by the test's own process, at once."""
+
+    def run(
+        work: Callable[..., Any], tasks: list[ShardTask], *_: object
+    ) -> Generator[Any, None, None]:
+        for task in tasks:
+            try:
+                yield task, work(task)
+            except (ValueError, OSError) as error:
+                yield task, error
+
+    monkeypatch.setitem(ENGINES, "local", run)
 
 
 @pytest.fixture(scope="module")
@@ -67,6 +91,7 @@ def test_bytes_do_not_depend_on_the_number_of_workers(
     assert content(tmp_path / "three") == content(corpus_folder)
 
 
+@pytest.mark.usefixtures("in_process")
 def test_split_depends_on_the_text_alone(
     corpus_folder: Path, inputs: list[Path], tokenizer_folder: Path, tmp_path: Path
 ) -> None:
@@ -91,6 +116,7 @@ def test_rerun_makes_nothing_and_changes_nothing(
     }
 
 
+@pytest.mark.usefixtures("in_process")
 def test_lost_file_is_made_again_and_no_other(
     inputs: list[Path], tokenizer_folder: Path, tmp_path: Path
 ) -> None:
@@ -105,6 +131,7 @@ def test_lost_file_is_made_again_and_no_other(
     assert remade == {"shard-00001"}
 
 
+@pytest.mark.usefixtures("in_process")
 def test_changed_settings_and_inputs_are_refused_until_overwrite(
     inputs: list[Path], tokenizer_folder: Path, tmp_path: Path
 ) -> None:
@@ -128,6 +155,7 @@ def test_changed_settings_and_inputs_are_refused_until_overwrite(
     assert content(corpus) == content(fresh)
 
 
+@pytest.mark.usefixtures("in_process")
 def test_touched_or_moved_input_with_the_same_content_is_the_same(
     tokenizer_folder: Path, tmp_path: Path
 ) -> None:
@@ -142,6 +170,7 @@ def test_touched_or_moved_input_with_the_same_content_is_the_same(
     assert content(tmp_path / "corpus") == before
 
 
+@pytest.mark.usefixtures("in_process")
 def test_every_reject_is_counted_with_its_place(tokenizer_folder: Path, tmp_path: Path) -> None:
     good = [json.dumps({"text": text, "meta": {"pile_set_name": "X"}}) for text in make_texts(9, 5)]
     bad = {
@@ -168,6 +197,7 @@ def test_every_reject_is_counted_with_its_place(tokenizer_folder: Path, tmp_path
     }
 
 
+@pytest.mark.usefixtures("in_process")
 def test_long_documents_are_truncated_when_asked(
     inputs: list[Path], tokenizer: Tokenizer, tokenizer_folder: Path, tmp_path: Path
 ) -> None:
@@ -180,6 +210,7 @@ def test_long_documents_are_truncated_when_asked(
     assert manifest.rejects == {}
 
 
+@pytest.mark.usefixtures("in_process")
 def test_long_documents_become_windows_that_lose_nothing(
     inputs: list[Path], tokenizer: Tokenizer, tokenizer_folder: Path, tmp_path: Path
 ) -> None:
@@ -200,6 +231,7 @@ def test_long_documents_become_windows_that_lose_nothing(
         assert windows <= train or not windows & train
 
 
+@pytest.mark.usefixtures("in_process")
 def test_bad_shard_fails_and_the_others_are_kept(
     inputs: list[Path], tokenizer_folder: Path, tmp_path: Path
 ) -> None:
@@ -215,6 +247,7 @@ def test_bad_shard_fails_and_the_others_are_kept(
     assert list(verify(corpus)) == []
 
 
+@pytest.mark.usefixtures("in_process")
 def test_corpus_without_documents_is_refused_with_the_reasons(
     tokenizer_folder: Path, tmp_path: Path
 ) -> None:
@@ -230,6 +263,7 @@ def test_corpus_without_documents_is_refused_with_the_reasons(
         prepare([bad], tmp_path / "b", tokenizer_folder, SETTINGS)
 
 
+@pytest.mark.usefixtures("in_process")
 def test_too_many_subsets_are_refused(tokenizer_folder: Path, tmp_path: Path) -> None:
     file = tmp_path / "a.jsonl"
     lines = [{"text": f"text {n}", "meta": {"pile_set_name": f"set {n}"}} for n in range(257)]
@@ -243,6 +277,7 @@ def test_too_many_subsets_are_refused(tokenizer_folder: Path, tmp_path: Path) ->
     assert names == [f"set {n}" for n in range(256)]
 
 
+@pytest.mark.usefixtures("in_process")
 def test_second_run_into_one_folder_is_refused(
     inputs: list[Path], tokenizer_folder: Path, tmp_path: Path
 ) -> None:
@@ -253,13 +288,174 @@ def test_second_run_into_one_folder_is_refused(
     prepare(inputs, tmp_path, tokenizer_folder, SETTINGS)
 
 
-def test_inputs_are_found_once_and_in_order(tmp_path: Path) -> None:
-    for name in ("b.txt", "a.txt", "c.jsonl"):
-        (tmp_path / name).write_text("text")
-    found = find_inputs([f"{tmp_path}/*.txt", f"{tmp_path}/*", f"{tmp_path}/a.txt"])
-    assert [path.name for path in found] == ["a.txt", "b.txt", "c.jsonl"]
-    with pytest.raises(ValueError, match=r"--input .*/\*\.zst: no such file"):
-        find_inputs([f"{tmp_path}/*", f"{tmp_path}/*.zst"])
+@pytest.mark.usefixtures("in_process")
+def test_parts_in_any_order_make_what_one_run_makes(
+    corpus_folder: Path, inputs: list[Path], tokenizer_folder: Path, tmp_path: Path
+) -> None:
+    for index in (3, 1, 0):
+        assert prepare_part(Part(index, 4), inputs, tmp_path, tokenizer_folder, SETTINGS) == 0
+    made = {file.name for file in (tmp_path / "shards").iterdir()}
+    assert made == {"shard-00000.json", "shard-00001.json"}
+    assert not (tmp_path / "manifest.json").exists()
+    prepare_part(Part(2, 4), inputs, tmp_path, tokenizer_folder, SETTINGS)
+    times = {file: file.stat().st_mtime_ns for file in (tmp_path / "train").iterdir()}
+    prepare(inputs, tmp_path, tokenizer_folder, SETTINGS)
+    assert content(tmp_path) == content(corpus_folder)
+    assert times == {file: file.stat().st_mtime_ns for file in (tmp_path / "train").iterdir()}
+    assert not list(tmp_path.glob(".lock-*"))
+
+
+def test_part_of_a_finished_corpus_leaves_it(
+    corpus_folder: Path, inputs: list[Path], tokenizer_folder: Path
+) -> None:
+    before = content(corpus_folder)
+    prepare_part(Part(0, 2), inputs, corpus_folder, tokenizer_folder, SETTINGS)
+    assert content(corpus_folder) == before
+
+
+@pytest.mark.usefixtures("in_process")
+def test_parts_keep_out_their_like_and_the_whole_and_nobody_else(
+    inputs: list[Path], tokenizer_folder: Path, tmp_path: Path
+) -> None:
+    with (tmp_path / ".lock").open("w") as whole, (tmp_path / ".lock-0-of-2").open("w") as part:
+        fcntl.flock(whole, fcntl.LOCK_SH)
+        fcntl.flock(part, fcntl.LOCK_EX)
+        with pytest.raises(ValueError, match="another prepare is at work in this folder"):
+            prepare(inputs, tmp_path, tokenizer_folder, SETTINGS)
+        with pytest.raises(ValueError, match="another prepare of --shard 0/2 is at work"):
+            prepare_part(Part(0, 2), inputs, tmp_path, tokenizer_folder, SETTINGS)
+        prepare_part(Part(1, 2), inputs, tmp_path, tokenizer_folder, SETTINGS)
+        fcntl.flock(part, fcntl.LOCK_UN)
+        fcntl.flock(whole, fcntl.LOCK_EX)
+        with pytest.raises(ValueError, match="a prepare of all shards is at work"):
+            prepare_part(Part(0, 2), inputs, tmp_path, tokenizer_folder, SETTINGS)
+
+
+def test_part_refuses_another_vocabulary(
+    inputs: list[Path], tokenizer_folder: Path, tmp_path: Path
+) -> None:
+    train(iter(["another text"]), 300).save(tmp_path / "tokenizer.json")
+    with pytest.raises(ValueError, match=r"tokenizer\.json: not the vocabulary"):
+        prepare_part(Part(0, 2), inputs, tmp_path, tokenizer_folder, SETTINGS)
+
+
+@pytest.mark.parametrize("text", ["3/3", "-1/3", "1", "a/b", "1/0", "/", "0/2/3"])
+def test_what_is_no_part_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=rf"--shard {re.escape(text)}: accepted: I/N"):
+        Part.parse(text)
+
+
+def test_parts_are_all_shards_and_share_none() -> None:
+    for count in (1, 3, 7):
+        parts = [Part.parse(f"{index}/{count}") for index in range(count)]
+        numbers = [number for part in parts for number in range(5)[part.index :: part.count]]
+        assert sorted(numbers) == list(range(5))
+
+
+@pytest.mark.usefixtures("in_process")
+def test_file_system_without_locks_is_used_with_a_word(
+    inputs: list[Path],
+    tokenizer_folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def no_locks(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("fcntl.flock", no_locks)
+    prepare(inputs[:1], tmp_path, tokenizer_folder, SETTINGS)
+    assert "this file system has no locks" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("in_process")
+def test_validation_inputs_are_the_validation_split(
+    inputs: list[Path], tokenizer_folder: Path, tmp_path: Path
+) -> None:
+    settings = Settings(max_tokens=128, valid_fraction=0.0)
+    manifest = prepare(inputs[:2], tmp_path, tokenizer_folder, settings, valid_inputs=inputs[2:])
+    assert [file.role for file in manifest.inputs] == ["train", "train", "valid"]
+    assert list(verify(tmp_path)) == []
+    alone = prepare(inputs[2:], tmp_path / "alone", tokenizer_folder, settings)
+    assert documents(tmp_path, "valid") == documents(tmp_path / "alone", "train")
+    assert manifest.totals["valid"] == alone.totals["train"]
+    with pytest.raises(ValueError, match="role was train and is both"):
+        prepare(inputs, tmp_path, tokenizer_folder, settings)
+
+
+def test_validation_that_comes_from_two_places_is_refused(
+    inputs: list[Path], tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match=r"--valid-fraction 0\.2 with --valid-input: accepted"):
+        plan(inputs[:2], inputs[2:], tmp_path, SETTINGS, "")
+    settings = Settings(valid_fraction=0.0)
+    again = inputs[0].parent / ".." / inputs[0].parent.name / inputs[0].name
+    with pytest.raises(ValueError, match="is an --input as well"):
+        plan(inputs, [again], tmp_path, settings, "")
+
+
+@pytest.mark.usefixtures("in_process")
+def test_duplicates_are_dropped_whatever_the_parts_and_workers(
+    tokenizer_folder: Path, tmp_path: Path
+) -> None:
+    texts = make_texts(60, 20)
+    files = [
+        write_pile(tmp_path / "0.jsonl.zst", texts[:40]),
+        write_pile(tmp_path / "1.jsonl.zst", texts[20:] + texts[:5] + texts[:5]),
+    ]
+    settings = replace(SETTINGS, duplicates="drop")
+    corpus, parts = tmp_path / "corpus", tmp_path / "parts"
+    manifest = prepare(files, corpus, tokenizer_folder, settings, workers=2)
+    assert manifest.rejects["duplicate"].count == 30
+    assert sum(total.documents for total in manifest.totals.values()) == 60
+    assert {file.suffix for file in (corpus / "shards").iterdir()} == {".json"}
+    # The first part cannot know what the second has; when both have been read, any part can go on.
+    for index, unread in ((0, 1), (1, 0), (0, 0)):
+        part = Part(index, 2)
+        assert prepare_part(part, files, parts, tokenizer_folder, settings) == unread
+    prepare(files, parts, tokenizer_folder, settings)
+    assert content(parts) == content(corpus)
+
+
+def test_idle_workers_are_told_of(inputs: list[Path], tmp_path: Path) -> None:
+    tasks = plan(inputs, [], tmp_path, SETTINGS, "")
+    assert idle_workers(tasks, 3) is None
+    assert idle_workers([], 3) is None
+    said = idle_workers(tasks, 8)
+    assert said is not None
+    for words in ("8 workers for 3 inputs", "cannot be split", "at most 3 work at once", ".zst ("):
+        assert words in said
+
+
+@pytest.mark.parametrize("limit_bytes", [1000, 30_000])
+def test_full_disk_is_named_and_leaves_nothing_half_written(
+    tokenizer_folder: Path, tmp_path: Path, limit_bytes: int
+) -> None:
+    """The smaller limit stops the vocabulary, the other one the shard."""
+    file = write_pile(tmp_path / "a.jsonl.zst", make_texts(1500, 60))
+    corpus = tmp_path / "corpus"
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit_bytes, limit_bytes))
+
+    result = subprocess.run(
+        [
+            *(sys.executable, "-m", "data_prep", "prepare", "--tokenizer", tokenizer_folder),
+            *("--input", file, "--output", corpus),
+        ],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        preexec_fn=limit,
+    )
+    assert result.returncode == 2
+    assert "Traceback" not in result.stderr
+    last = result.stderr.splitlines()[-1]
+    assert last.startswith("data_prep prepare: error: ")
+    full = "tokenizer.json" if limit_bytes == 1000 else "train/shard-00000.bin"
+    assert f"{corpus / full}" in last
+    assert "File too large" in last
+    assert set(content(corpus)) == ({"tokenizer.json"} if limit_bytes > 1000 else set())
 
 
 class Run:

@@ -1,6 +1,7 @@
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 
 from data_prep.indexed import read_ids, read_lengths
 from data_prep.manifest import Settings
-from data_prep.shard import ShardTask, prepare_shard
+from data_prep.shard import ShardTask, prepare_shard, standing_manifest
 from data_prep.tokenizer import Tokenizer
 from tests.data_prep.conftest import make_texts, write_pile
 
@@ -86,3 +87,28 @@ def test_a_worker_imports_neither_torch_nor_what_brings_it(task: ShardTask) -> N
     assert {"numpy", "tokenizers", "gigatoken", "orjson"} <= loaded
     heavy = {"torch", "transformers", "megatron", "datasets", "pyarrow", "awkward", "matplotlib"}
     assert not heavy & loaded
+
+
+def test_damaged_input_is_kept_as_far_as_it_was_whole_when_asked(task: ShardTask) -> None:
+    generator = np.random.default_rng(0)
+    texts = [" ".join(map(str, generator.integers(0, 10**9, 300))) for _ in range(300)]
+    assert isinstance(task.input, Path)
+    write_pile(task.input, texts)
+    task.input.write_bytes(task.input.read_bytes()[:-1000])
+    with pytest.raises(ValueError, match=r"a\.jsonl\.zst: cut short or damaged"):
+        prepare_shard(task)
+    assert made(task.corpus) == {}
+    keeping = replace(task, settings=Settings(10_000, damaged="keep", valid_fraction=0.0))
+    manifest = prepare_shard(keeping)
+    assert (
+        manifest.damage == f"{task.input}: cut short or damaged: the last zstd frame does not end"
+    )
+    assert 0 < manifest.files["train"].documents < 300
+    assert standing_manifest(keeping) == manifest
+
+
+def test_same_file_read_otherwise_is_another_input(task: ShardTask, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("a\nb")
+    prepare_shard(replace(task, input=tmp_path / "a.txt"))
+    with pytest.raises(ValueError, match=r"input lines:.*a\.txt is not what was read then"):
+        standing_manifest(replace(task, input=f"lines:{tmp_path}/a.txt"))

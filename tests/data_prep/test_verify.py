@@ -11,6 +11,7 @@ from data_prep.manifest import Settings, load_manifest, write_record
 from data_prep.run import prepare
 from data_prep.tokenizer import train
 from data_prep.verify import verify
+from tests.data_prep.conftest import write_pile
 
 
 @pytest.fixture
@@ -37,7 +38,7 @@ def test_damaged_file_is_named_alone(folder: Path, suffix: str, damage: str) -> 
     assert problem.startswith(f"{file}: {'no such file' if damage == 'remove' else 'sha256'}")
 
 
-def rewrite_shard(folder: Path, documents: list[list[int]]) -> None:
+def rewrite_shard(folder: Path, documents: list[list[int]], subsets: bytes | None = None) -> None:
     """Replace the first validation shard by these documents, checksums and all."""
     manifest = load_manifest(folder)
     files = manifest.shards["valid"][0]
@@ -45,14 +46,23 @@ def rewrite_shard(folder: Path, documents: list[list[int]]) -> None:
     with IndexedWriter(prefix, np.uint16) as writer:
         for ids in documents:
             writer.append(np.array(ids))
+    prefix.with_suffix(".subsets").write_bytes(
+        bytes(len(documents)) if subsets is None else subsets
+    )
     changed = replace(
         files,
         bin_sha256=sha256_of(prefix.with_suffix(".bin")),
         idx_sha256=sha256_of(prefix.with_suffix(".idx")),
+        subsets_sha256=sha256_of(prefix.with_suffix(".subsets")),
         documents=len(documents),
+        sequences=len(documents),
         tokens=sum(map(len, documents)),
     )
     manifest.shards["valid"][0] = changed
+    valid = manifest.totals["valid"]
+    valid.documents += changed.documents - files.documents
+    valid.tokens += changed.tokens - files.tokens
+    manifest.kept["valid"] = {"Pile-CC": valid}
     write_record(folder / "manifest.json", manifest)
 
 
@@ -61,6 +71,7 @@ def rewrite_shard(folder: Path, documents: list[list[int]]) -> None:
     [
         ([[5, 2], [320, 2]], r"shard-00000.bin: id 320 in a vocabulary of 320"),
         ([[5, 2], [6, 6]], "shard-00000.bin: a document does not end with </s>"),
+        ([[5, 2], []], "shard-00000.bin: a document does not end with </s>"),
         ([[5, 2], [319, 2]], None),
     ],
 )
@@ -73,13 +84,51 @@ def test_content_is_checked_beyond_checksums(
     assert not problem or problem in found[0]
 
 
-def test_counts_are_checked(folder: Path) -> None:
+@pytest.mark.parametrize("subsets", [b"\0", b"\0\0\0", b"\0\1"])
+def test_subsets_are_checked_beyond_checksums(folder: Path, subsets: bytes) -> None:
+    rewrite_shard(folder, [[5, 2], [6, 2]], subsets)
+    [problem] = verify(folder)
+    assert "shard-00000.subsets" in problem
+
+
+@pytest.mark.parametrize("field", ["documents", "sequences", "tokens"])
+def test_counts_are_checked(folder: Path, field: str) -> None:
     file = folder / "manifest.json"
     content = json.loads(file.read_text())
-    content["shards"]["train"][0]["documents"] += 1
+    content["shards"]["train"][0][field] += 1
     file.write_text(json.dumps(content))
-    [problem] = verify(folder)
+    *totals, problem = verify(folder)
+    assert "train/shard-00000.idx" in problem
     assert "but the manifest speaks of" in problem
+    assert all("the totals of the train split" in total for total in totals)
+    assert len(totals) == (field != "sequences")
+
+
+def test_sum_that_is_wrong_is_noticed(folder: Path) -> None:
+    file = folder / "manifest.json"
+    content = json.loads(file.read_text())
+    content["totals"]["valid"]["text_bytes"] += 1
+    file.write_text(json.dumps(content))
+    assert list(verify(folder)) == [
+        f"{folder}: the totals of the valid split are not the sums over it"
+    ]
+
+
+def test_many_workers_find_the_same_in_the_same_order(folder: Path) -> None:
+    for name in ("train/shard-00001.bin", "valid/shard-00000.idx"):
+        (folder / name).unlink()
+    assert list(verify(folder, 4)) == list(verify(folder))
+    assert len(list(verify(folder, 4))) == 2
+    with pytest.raises(ValueError, match="--workers 0: accepted: 1 or more"):
+        list(verify(folder, 0))
+
+
+def test_corpus_of_sentences_is_whole(tokenizer_folder: Path, tmp_path: Path) -> None:
+    write_pile(tmp_path / "a.jsonl.zst", [f"One is {n}. Two is more. Three?" for n in range(20)])
+    settings = Settings(valid_fraction=0.2, unit="sentence")
+    manifest = prepare([tmp_path / "a.jsonl.zst"], tmp_path / "c", tokenizer_folder, settings)
+    assert manifest.shards["train"][0].sequences == 3 * manifest.totals["train"].documents
+    assert list(verify(tmp_path / "c")) == []
 
 
 def test_other_vocabulary_is_noticed(folder: Path) -> None:

@@ -1,0 +1,117 @@
+r"""Where sentences begin, by rules of our own.
+
+Nothing is learnt or downloaded, so that the same text gives the same sentences everywhere. In doubt
+two sentences stay one. A sentence ends
+
+- before a blank line, whatever comes before it;
+- after . ! ? … and their kin in other scripts, with the quotation marks and brackets that close
+  behind them, where white space follows, and then no small letter or mark that goes on; not after
+  an initial ("J. Smith", "U.S. Army"), a title ("Dr. Who"), "e.g.", "No." before a number, or the
+  number of an item ("1. First");
+- after a full stop of Chinese or Japanese, where no mark that closes follows.
+
+White space between two sentences opens the second one. GPT-2's pretokeniser puts it there, too:
+where white space parts the sentences, their ids are those of the whole text.
+"""
+
+import re
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+_WIDE_STOPS = "。！？｡"
+_STOPS = ".!?…؟۔।॥" + _WIDE_STOPS
+# Each starts with a set or a letter that is quick to find, matches wherever it does, and takes in
+# whole runs: no text can make it slow.
+_STOP = re.compile(
+    rf"[{_STOPS}][{_STOPS}]*+[\"'”’»›)\]}}」』）】》〉]*+(?=(?P<space>\s*+)(?P<next>\S?))"
+)
+_BLANK_LINE = re.compile(r"\n[^\S\n]*+\n\s*+(?P<next>\S?)")
+_GOES_ON = frozenset(",;:.!?…)]}%")
+_NO_IDS = np.empty(0, dtype=np.int32)
+_LONGEST_WORD = 12  # that is looked at before a full stop
+_WORD = re.compile(r"(?:\w\.)*[^\W\d_]+\Z")
+_ITEM_NUMBER = re.compile(r"^\s*\d{1,3}\Z", re.MULTILINE)
+_TITLE = re.compile(
+    "mr|mrs|ms|messrs|mme|mlle|dr|prof|rev|hon|gen|col|maj|capt|cpt|lt|sgt|cmdr|gov|sen|rep|pres|"
+    r"st|mt|ft|vs|cf|viz|al|approx|dept|univ|est|e\.g|i\.e"
+)
+_BEFORE_NUMBER = re.compile(
+    "nos?|nr|figs?|eqs?|sec|ch|art|vols?|pp?|refs?|jan|feb|mar|apr|jun|jul|aug|sept?|oct|nov|dec|ca"
+)
+
+
+def sentences(text: str) -> list[str]:
+    """The sentences of a text; joined they are the text.
+
+    Returns:
+        None for an empty text; none of white space alone unless the text is.
+    """
+    if not text:
+        return []
+    starts = {found.end() for found in _STOP.finditer(text) if _is_end(text, found)}
+    starts |= {
+        _before_space(text, found.start()) for found in _BLANK_LINE.finditer(text) if found["next"]
+    }
+    ordered = sorted(starts | {0})
+    return [text[start:end] for start, end in zip(ordered, [*ordered[1:], len(text)], strict=True)]
+
+
+def encode_sentences(
+    texts: Sequence[str], encode: Callable[[list[str]], list[npt.NDArray[np.int32]]]
+) -> tuple[list[npt.NDArray[np.int32]], list[list[int]]]:
+    """The ids of each text, sentence by sentence, and how many each sentence has.
+
+    Args:
+        texts: Documents.
+        encode: Ids of each of many texts.
+    """
+    parts = [sentences(text) for text in texts]
+    encoded = iter(encode([sentence for part in parts for sentence in part]))
+    documents = [[next(encoded) for _ in part] for part in parts]
+    ids = [np.concatenate([_NO_IDS, *document]) for document in documents]
+    return ids, [[len(sentence) for sentence in document] for document in documents]
+
+
+def lengths_within(lengths: Sequence[int], start: int, end: int) -> list[int]:
+    """How many ids each sentence has between two ids of its document; none without any.
+
+    Args:
+        lengths: Of the document's sentences.
+        start: First id.
+        end: The id after the last.
+    """
+    ends = np.clip(np.cumsum([0, *lengths]), start, end)
+    return [int(length) for length in np.diff(ends) if length]
+
+
+def _before_space(text: str, position: int) -> int:
+    while position and text[position - 1].isspace():
+        position -= 1
+    return position
+
+
+def _is_end(text: str, stop: re.Match[str]) -> bool:
+    space, following = stop["space"], stop["next"]
+    marks = stop[0]
+    if marks[-1] in _WIDE_STOPS:
+        return bool(following)
+    if not space or not following or following in _GOES_ON or following.islower():
+        return False
+    return marks != "." or not _goes_on_after_stop(text, stop.start(), following)
+
+
+def _goes_on_after_stop(text: str, stop: int, following: str) -> bool:
+    """Whether the full stop at `stop` ends an abbreviation or the number of an item."""
+    start = max(0, stop - _LONGEST_WORD)
+    if _ITEM_NUMBER.search(text, start, stop):
+        return True
+    word = _WORD.search(text, start, stop)
+    if word is None:
+        return False
+    name = word[0].lower()
+    is_initial = len(name) == 1 or name[-2] == "."
+    if is_initial and word[0][-1].isupper():
+        return True
+    return bool(_TITLE.fullmatch(name) or (following.isdigit() and _BEFORE_NUMBER.fullmatch(name)))

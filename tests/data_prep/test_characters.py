@@ -1,0 +1,46 @@
+import os
+import pickle
+from pathlib import Path
+
+import pytest
+
+from data_prep.characters import character_vocabulary
+from data_prep.tokenizer import Tokenizer, load
+
+
+def test_ids_are_in_our_order_and_by_code_point() -> None:
+    backend = character_vocabulary(["born in Ōsaka", "\n<s>", "𝔄🙂é"])
+    characters = sorted(set("born in Ōsaka\n<s>𝔄🙂é"))
+    expected = ["<s>", "<pad>", "</s>", "<unk>", *characters, "<mask>"]
+    assert [backend.id_to_token(id) for id in range(backend.get_vocab_size())] == expected
+
+
+def test_each_character_is_an_id_and_unknown_ones_are_unk(tmp_path: Path) -> None:
+    vocabulary = Tokenizer(character_vocabulary(iter(["abc <s>/\n🙂"])))
+    texts = ["cab\n🙂", "abcdéf a", "<s></s><mask>", "", "a" * 10_000, "  "]
+    for text, ids in zip(texts, vocabulary.encode_batch(texts), strict=True):
+        assert len(ids) == len(text)
+        known = "".join(c if c in "abc <s>/\n🙂" else "<unk>" for c in text)
+        assert vocabulary.decode(ids.tolist()) == known
+    vocabulary.save(tmp_path / "tokenizer.json")
+    same = load(tmp_path)
+    assert same.digest() == pickle.loads(pickle.dumps(vocabulary)).digest() == vocabulary.digest()
+    assert [i.tolist() for i in same.encode_batch(texts)] == [
+        i.tolist() for i in vocabulary.encode_batch(texts)
+    ]
+
+
+def test_texts_without_characters_are_refused() -> None:
+    with pytest.raises(ValueError, match="the texts hold no character"):
+        character_vocabulary(["", ""])
+
+
+def test_birthplaces_become_characters_and_come_back() -> None:
+    shared = os.environ.get("ZEROCLAP_SHARED")
+    if not shared:
+        pytest.skip("ZEROCLAP_SHARED does not name the folder with the birthplaces")
+    text = (Path(shared) / "data" / "birthplaces" / "wiki.txt").read_text(encoding="utf-8")
+    vocabulary = Tokenizer(character_vocabulary([text]))
+    (ids,) = vocabulary.encode_batch([text[:50_000]])
+    assert vocabulary.decode(ids.tolist()) == text[:50_000]
+    assert vocabulary.vocab_size == len(set(text)) + 5

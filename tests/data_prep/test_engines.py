@@ -1,0 +1,145 @@
+import os
+import subprocess
+import sys
+from contextlib import closing
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from data_prep.engines import ENGINES, run_locally, run_on_ray
+from data_prep.manifest import Settings
+from data_prep.progress import Done, Progress
+from data_prep.run import plan, prepare
+from data_prep.shard import ShardTask
+from tests.data_prep.test_run import ROOT, SETTINGS, content
+
+needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed")
+
+
+def work(task: ShardTask, progress: Progress) -> str:
+    """Succeeds for the first input, and fails for the others in the ways that count."""
+    progress(3, 200, 50)
+    if task.index == 1:
+        raise ValueError("bad\ninput")
+    if task.index == 2:
+        raise OSError(28, "No space left on device", str(task.input))
+    return task.name
+
+
+@pytest.fixture
+def tasks(inputs: list[Path], tmp_path: Path) -> list[ShardTask]:
+    return plan(inputs, [], tmp_path, Settings(), "")
+
+
+def test_each_task_has_one_outcome_and_its_work_is_counted(tasks: list[ShardTask]) -> None:
+    ticks: list[Done] = []
+    with closing(run_locally(work, tasks, 2, ticks.append)) as outcomes:
+        found = {task.index: outcome for task, outcome in outcomes}
+    assert found[0] == "shard-00000"
+    assert str(found[1]) == "bad\ninput"
+    assert isinstance(found[2], OSError)
+    assert found[2].filename == str(tasks[2].input)
+    # What failed has not been read to its end.
+    assert ticks[-1] == Done(9, 600, 150, tasks[0].input.stat().st_size)
+
+
+def test_engine_that_is_closed_leaves_no_process(tasks: list[ShardTask]) -> None:
+    import multiprocessing
+
+    before = set(multiprocessing.active_children())
+    outcomes = run_locally(work, tasks, 2, lambda _: None)
+    next(outcomes)
+    outcomes.close()
+    for process in set(multiprocessing.active_children()) - before:
+        process.join(30)
+    assert set(multiprocessing.active_children()) <= before
+
+
+def test_ray_that_is_missing_is_said_in_one_line(
+    tasks: list[ShardTask], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ValueError, match="--engine ray: Ray is not installed; accepted: --engine"):
+        next(run_on_ray(work, tasks, 1, lambda _: None))
+
+
+def test_command_line_names_all_engines() -> None:
+    from data_prep.__main__ import _parser
+
+    for engine in ENGINES:
+        words = f"prepare --input x --output y --tokenizer z --engine {engine}"
+        assert _parser().parse_args(words.split()).engine == engine
+
+
+@pytest.mark.slow
+@needs_ray
+def test_ray_makes_the_same_bytes(
+    inputs: list[Path], tokenizer_folder: Path, tmp_path: Path
+) -> None:
+    """In a process of its own: Ray starts threads and leaves warnings behind."""
+    options = ["--max-tokens", "128", "--valid-fraction", "0.2", "--workers", "2"]
+    result = subprocess.run(
+        [
+            *(sys.executable, "-m", "data_prep", "prepare", "--tokenizer", tokenizer_folder),
+            *("--input", *inputs, "--output", tmp_path / "ray", "--engine", "ray", *options),
+        ],
+        cwd=ROOT,
+        env={name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"},
+        capture_output=True,
+        text=True,
+        timeout=180,
+    )
+    assert result.returncode == 0, result.stderr
+    prepare(inputs, tmp_path / "local", tokenizer_folder, SETTINGS)
+    assert content(tmp_path / "ray") == content(tmp_path / "local")
+
+
+RAY_PROGRAM = """
+import os, signal, sys
+from pathlib import Path
+sys.path.insert(0, {root!r})
+from data_prep.engines import WorkerDied, run_on_ray
+from data_prep.manifest import Settings
+from data_prep.run import plan
+
+inputs = [Path(name) for name in sys.argv[1:]]
+for index, path in enumerate(inputs):
+    path.write_text("x")
+tasks = plan(inputs, [], inputs[0].parent, Settings(), "")
+
+def work(task, progress):
+    progress(3, 200, 50)
+    if task.index == 1:
+        raise ValueError("bad input")
+    if task.index == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return task.name
+
+ticks = []
+try:
+    for task, outcome in run_on_ray(work, tasks, 1, ticks.append):
+        print(task.index, repr(outcome), flush=True)
+except WorkerDied as error:
+    print("died:", error)
+print(ticks[0])
+"""
+
+
+@pytest.mark.slow
+@needs_ray
+def test_what_goes_wrong_in_ray_is_told_as_elsewhere(tmp_path: Path) -> None:
+    result = subprocess.run(
+        [
+            *(sys.executable, "-c", RAY_PROGRAM.format(root=str(ROOT))),
+            *(str(tmp_path / f"{number}.txt") for number in range(3)),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=180,
+    )
+    lines = [line for line in result.stdout.splitlines() if "raylet" not in line]
+    assert lines[0] == "0 'shard-00000'", result.stderr
+    assert lines[1] == "1 ValueError('bad input')"
+    assert lines[-2].startswith("died: a worker process died while shard-00002")
+    assert lines[-1] == str(Done(3, 200, 50, 1))

@@ -1,0 +1,56 @@
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from data_prep.manifest import CorpusManifest, Count, Rejects, Settings
+from data_prep.report import by_subset, draw, in_short, shares
+from data_prep.run import prepare
+
+
+@pytest.fixture(scope="module")
+def manifest(
+    inputs: list[Path], tokenizer_folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> CorpusManifest:
+    folder = tmp_path_factory.mktemp("report") / "corpus"
+    return prepare(inputs, folder, tokenizer_folder, Settings(max_tokens=64, valid_fraction=0.2))
+
+
+def test_picture_is_a_png_and_depends_on_the_content_alone(
+    manifest: CorpusManifest, tmp_path: Path
+) -> None:
+    rejects = {
+        "too-long": Rejects({"Books3": 5, "Pile-CC": 7}, []),
+        "empty": Rejects({"Pile-CC": 2}, []),
+        "not-json": Rejects({"unknown": 2}, []),
+    }
+    turned = {reason: rejects[reason] for reason in reversed(rejects)}
+    for name, content in {"a": rejects, "b": turned, "c": {}}.items():
+        draw(replace(manifest, rejects=content), tmp_path / name)
+    a, b, c = ((tmp_path / name).read_bytes() for name in "abc")
+    assert a.startswith(b"\x89PNG")
+    assert a == b != c
+    assert {file.name for file in tmp_path.iterdir()} == {"a", "b", "c"}
+
+
+def test_small_subsets_of_many_are_one() -> None:
+    kept = {"train": {f"{n:03d}": Count(1, 1000 - n, 0) for n in range(100)}, "valid": {}}
+    rows = by_subset(kept)
+    assert list(rows)[:2] == ["000", "001"]
+    assert list(rows)[-1] == "the rest"
+    assert sum(row["train"] for row in rows.values()) == sum(1000 - n for n in range(100))
+
+
+def test_shares_of_a_subset_are_its_whole(manifest: CorpusManifest) -> None:
+    rows = shares(manifest)
+    assert set(rows) == {"Books3", "Pile-CC"}
+    for row in rows.values():
+        assert sum(row.values()) == pytest.approx(1)
+        assert set(row) == {"kept", "too-long"}
+
+
+@pytest.mark.parametrize(
+    ("number", "words"), [(0, "0"), (7, "7"), (1234, "1.23 k"), (2.5e6, "2.5 M"), (3e11, "300 G")]
+)
+def test_numbers_are_short(number: float, words: str) -> None:
+    assert in_short(number) == words

@@ -1,0 +1,107 @@
+import itertools
+import time
+
+import numpy as np
+import pytest
+
+from data_prep.sentences import encode_sentences, lengths_within, sentences
+from data_prep.tokenizer import Tokenizer
+
+
+@pytest.mark.parametrize(
+    "marked",
+    [
+        # | stands where a sentence has to begin.
+        "One sentence.| Another one!| A third?| And a last…| End.",
+        "no full stop at all",
+        "Dr. Smith met Mr. and Mrs. Jones of St. Louis.| They left.",
+        "J. R. R. Tolkien wrote it.| H. americanus is a lobster.",
+        "The U.S. Army and the U.K. Parliament agreed.| Both did.",
+        "Many animals, e.g. Cats, i.e. Felines, cf. Dogs, are kept.| Good.",
+        "See No. 5, Fig. 2, pp. 3 and vol. 7 of Jan. 12.| He said no.| Then yes.",
+        "It costs 3.14 dollars, or .5 a piece.| 7 people paid.",
+        "Read https://example.org/a.b?c=d!e and x.y.z, or mail a.b@c.de today.| Thanks.",
+        "Wait... what?| No...| Nothing.",
+        '"What?" he asked.| "Go!"| She went.',
+        "He said (loudly.)| [Nobody came.]| “Quotes.”| ‘More.’| «Encore.»| End.",
+        "Yahoo! bought it.",
+        "1. First item.|\n 2. Second item.",
+        "A heading|\n\nA text.| On two\nlines.|\n \t\n Next",
+        "What?!| Really!!!| Yes.",
+        "これは文です。|次の文です！|終わり？|はい。",
+        "彼は「はい。」と言った。|そして去った。",
+        "这是第一句。|这是第二句。| 第三句。",
+        "Это предложение.| Это другое.| А это «третье».",
+        "यह एक वाक्य है।| यह दूसरा है।",
+        "  leading space.| Trailing space.  \n",
+        "\n\nleading lines|\n\ntrailing lines\n\n\n",
+        "tabs.\tand|\n\t\nmore.|\tAnd",
+    ],
+)
+def test_sentences_begin_where_they_should(marked: str) -> None:
+    assert sentences(marked.replace("|", "")) == marked.split("|")
+
+
+def random_texts() -> list[str]:
+    generator = np.random.default_rng(0)
+    alphabet = np.array(list("aAéΩ中1 \n\t\u00a0.!?…。」\"')(,:-।"))
+    return ["".join(generator.choice(alphabet, size)) for size in generator.integers(0, 60, 2000)]
+
+
+def test_joined_sentences_are_the_text_and_none_is_blank() -> None:
+    for text in random_texts():
+        found = sentences(text)
+        assert "".join(found) == text
+        assert all(not sentence.isspace() for sentence in found) or text.isspace()
+    assert sentences("") == []
+
+
+@pytest.mark.parametrize(
+    "unit",
+    [
+        ".",
+        ". ",
+        '."',
+        '."."x',
+        "。",
+        "A.",
+        "\n",
+        " \n",
+        "\n ",
+        "x\n\n",
+        "?\n",
+        "1. ",
+        "a",
+        " ",
+        "…A ",
+    ],
+)
+@pytest.mark.parametrize("end", ["", "A", " A", "\n\nA"])
+def test_no_text_takes_long(unit: str, end: str) -> None:
+    text = unit * (200_000 // len(unit)) + end
+    started = time.process_time()
+    assert "".join(sentences(text)) == text
+    assert time.process_time() - started < 2  # 0.05 s; quadratic time would be an hour
+
+
+def test_ids_of_sentences_are_those_of_the_text_where_white_space_parts_them(
+    tokenizer: Tokenizer,
+) -> None:
+    texts = [text.replace("。", "!").replace("।", "?") for text in random_texts()]
+    ids, lengths = encode_sentences(texts, tokenizer.encode_batch)
+    whole = tokenizer.encode_batch(texts)
+    assert [document.tolist() for document in ids] == [document.tolist() for document in whole]
+    assert [sum(document) for document in lengths] == [len(document) for document in whole]
+    assert [len(document) for document in lengths] == [len(sentences(text)) for text in texts]
+    assert all(document.dtype == np.int32 for document in ids)
+
+
+def test_sentences_are_cut_where_their_document_is() -> None:
+    assert lengths_within([3, 4, 5], 0, 12) == [3, 4, 5]
+    assert lengths_within([3, 4, 5], 0, 7) == [3, 4]
+    assert lengths_within([3, 4, 5], 2, 9) == [1, 4, 2]
+    assert lengths_within([], 0, 0) == []
+    for size in range(1, 13):
+        windows = [lengths_within([3, 4, 5], at, at + size) for at in range(0, 12, size)]
+        assert sum(itertools.chain(*windows)) == 12
+        assert all(sum(window) == size for window in windows[:-1])
