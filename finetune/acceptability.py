@@ -120,7 +120,7 @@ def write(output: Path, files: Mapping[str, str], numbers: Mapping[str, int]) ->
     write_json(folder / PROVENANCE, {"made": made, **numbers})
 
 
-def _documents(paths: Sequence[Path]) -> Iterator[Document]:
+def _documents(paths: Sequence[Input]) -> Iterator[Document]:
     return (record for path in paths for record in read(path) if isinstance(record, Document))
 
 

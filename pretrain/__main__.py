@@ -93,6 +93,25 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--top-k", type=int, default=5)
     command.set_defaults(action=_fill_mask)
 
+    command = commands.add_parser(
+        "bench", help="training speed and memory beside another library's, in the same run"
+    )
+    command.add_argument("--against", default="transformers", choices=("transformers",))
+    command.add_argument("--size", default="base", help="of the model (default: %(default)s)")
+    command.add_argument("--variant", default="baseline", help="(default: %(default)s)")
+    command.add_argument("--sequence-length", type=int, default=512, help="(default: %(default)s)")
+    command.add_argument(
+        "--micro-batch-size", type=int, default=4, help="rows of an update (default: %(default)s)"
+    )
+    command.add_argument(
+        "--vocab-size", type=int, default=50265, help="ids, <mask> included (default: %(default)s)"
+    )
+    command.add_argument(
+        "--steps", type=int, default=10, help="updates that are measured (default: %(default)s)"
+    )
+    command.add_argument("--json", type=Path, help="write the figures to this file as well")
+    command.set_defaults(action=_bench)
+
     command = commands.add_parser("plot", help="draw a run's loss, with its rollbacks")
     command.add_argument("run", type=Path)
     command.set_defaults(action=_plot)
@@ -119,7 +138,7 @@ def _supervise(options: argparse.Namespace) -> int:
     config = recipes.load(options.recipe, options.overrides)
     ranks = config.training.ranks or default_ranks()
     _, manifest = check(config, ranks)
-    refuse_other_recipe(config, manifest, ranks)
+    refuse_other_recipe(config, manifest)
     code = Supervisor(config).run()
     if (Path(config.folder) / METRICS).exists():
         sys.stdout.write(f"loss plot: {plot_loss(Path(config.folder))}\n")
@@ -185,6 +204,27 @@ def _fill_mask(options: argparse.Namespace) -> int:
     for fillers in fill_mask(loaded.model, loaded.tokenizer, options.text, options.top_k):
         for filler in fillers:
             sys.stdout.write(f"{filler.probability:8.4f}  {filler.token!r:<16} {filler.text}\n")
+    return 0
+
+
+def _bench(options: argparse.Namespace) -> int:
+    import dataclasses
+
+    from pretrain import bench
+    from pretrain.checkpoints import write_json
+
+    setting = bench.Setting(
+        size=options.size,
+        variant=options.variant,
+        sequence_length=options.sequence_length,
+        micro_batch_size=options.micro_batch_size,
+        vocab_size=options.vocab_size,
+    )
+    results = bench.compare(setting, options.against, options.steps)
+    sys.stdout.write(bench.table(setting, results))
+    if options.json:
+        figures = [dataclasses.asdict(result) for result in results]
+        write_json(options.json, {"setting": dataclasses.asdict(setting), "results": figures})
     return 0
 
 

@@ -11,19 +11,63 @@ Imports no torch.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from data_prep.files import fsync_folder, write_atomically
 
 MANIFEST = "MANIFEST.json"
+FORMAT = 2
+BYTES_PER_PARAMETER = 16
+"""Most that a checkpoint takes: the weights as trained, and in fp32 with Adam's two moments."""
+FAILED_SAVES = 3
+"""In a row: so many end the attempt."""
+
 Fingerprints = dict[str, dict[str, object]]
+Gather = Callable[[Any], list[Any]]
+"""Every rank's value, on every rank, in rank order."""
+T = TypeVar("T")
+
+
+class Failure(Exception):
+    """What failed on some rank and so counts as failed on all: every rank raises it."""
+
+
+def together(action: Callable[[], T], gather: Gather) -> list[T]:
+    """What `action` returns on every rank; none goes on before all are done.
+
+    Raises:
+        Failure: on every rank alike, where any could not write, or refused; with the reasons.
+    """
+    value, reason = None, ""
+    try:
+        value = action()
+    except (OSError, ValueError) as error:
+        reason = str(error) or type(error).__name__
+    answers = gather((value, reason))
+    reasons = [reason for _, reason in answers]
+    if any(reasons):
+        raise Failure(_in_words(reasons))
+    return [value for value, _ in answers]
+
+
+def _in_words(reasons: Sequence[str]) -> str:
+    """Each reason once, with the ranks that gave it where these are not all."""
+    words = []
+    for reason in dict.fromkeys(filter(None, reasons)):
+        ranks = [str(rank) for rank, other in enumerate(reasons) if other == reason]
+        words.append(
+            reason if len(ranks) == len(reasons) else f"{reason} (rank {', '.join(ranks)})"
+        )
+    return "; ".join(words)
 
 
 def folder_of(run: Path, step: int) -> Path:
@@ -37,12 +81,11 @@ def save(
     facts: Mapping[str, object],
     *,
     write: Callable[[Path], None],
-    gather: Callable[[Fingerprints], list[Fingerprints]],
+    gather: Gather,
     rank: int,
+    before_commit: Callable[[], None] = lambda: None,
 ) -> None:
     """Write and commit a checkpoint; every rank calls this after the same step.
-
-    A rank that cannot write raises; the attempt then ends and nothing was committed.
 
     Args:
         run: the run's folder.
@@ -51,25 +94,41 @@ def save(
         write: writes this rank's files below a folder (`Engine.save`).
         gather: every rank's value, on every rank.
         rank: this rank's number.
+        before_commit: asked on rank 0 when all is written; raises where it must not be committed.
+
+    Raises:
+        Failure: on every rank; nothing was committed, and what was written is removed.
     """
     final = folder_of(run, step)
     staging = final.with_name(final.name + ".partial")
-    if rank == 0:
-        shutil.rmtree(staging, ignore_errors=True)
-        staging.mkdir(parents=True)
-    gather({})  # nobody writes before the folder is clean
-    write(staging)
-    fingerprints = gather(
-        {path.name: fingerprint(path) for path in staging.iterdir() if _owner(path) == rank}
-    )
-    if rank == 0:
-        files = {name: value for part in fingerprints for name, value in part.items()}
-        manifest = {"format": 1, "step": step, **facts, "files": files}
-        write_json(staging / MANIFEST, manifest)
-        shutil.rmtree(final, ignore_errors=True)
-        staging.rename(final)
-        fsync_folder(final.parent)
-    gather({})  # nobody goes on before the checkpoint stands
+
+    def prepare() -> None:
+        if rank == 0:
+            shutil.rmtree(staging, ignore_errors=True)
+            staging.mkdir(parents=True)
+
+    def write_own() -> Fingerprints:
+        write(staging)
+        return {path.name: fingerprint(path) for path in staging.iterdir() if _owner(path) == rank}
+
+    def commit() -> None:
+        if rank == 0:
+            before_commit()
+            files = {name: value for part in parts for name, value in part.items()}
+            manifest = {"format": FORMAT, "step": step, **facts, "files": files}
+            write_json(staging / MANIFEST, manifest)  # its folder is on disk after this
+            shutil.rmtree(final, ignore_errors=True)
+            staging.rename(final)
+            fsync_folder(final.parent)
+
+    try:
+        together(prepare, gather)
+        parts = together(write_own, gather)
+        together(commit, gather)
+    except Failure:
+        if rank == 0:
+            shutil.rmtree(staging, ignore_errors=True)  # gives a full disk its space back
+        raise
 
 
 def _owner(path: Path) -> int:
@@ -86,8 +145,28 @@ def fingerprint(path: Path) -> dict[str, object]:
     return {"bytes": path.stat().st_size, "blake2b": digest}
 
 
-def read_manifest(folder: Path) -> dict[str, Any]:
+def may_go_on(failed_saves: int, has_checkpoint: bool, last: bool) -> bool:
+    """Whether training goes on after a failed save.
+
+    It does as long as little would be lost: there is an older checkpoint, and the disk may yet be
+    given space. Not after the last step, for there is no later save to make it good.
+
+    Args:
+        failed_saves: in a row, this one included.
+        has_checkpoint: whether an older one is there.
+        last: whether this was the run's last save.
+    """
+    return failed_saves < FAILED_SAVES and has_checkpoint and not last
+
+
+def read_manifest(folder: Path, part: int = 0, parts: int = 1) -> dict[str, Any]:
     """The manifest of a checkpoint whose every file is as it was written.
+
+    Args:
+        folder: the checkpoint.
+        part: of `parts`, where ranks share the hashing: every file's size is compared, and the hash
+            of each `parts`-th.
+        parts: how many share.
 
     Raises:
         ValueError: no manifest, or a file is missing, cut short or changed; the file is named.
@@ -96,19 +175,86 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         manifest: dict[str, Any] = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         files: Fingerprints = manifest["files"]
         sizes = {name: written["bytes"] for name, written in files.items()}
+        written_as = manifest["format"]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(
             f"{folder}: is no checkpoint, {MANIFEST} cannot be read: {error}"
         ) from None
-    for name, written in files.items():
+    if written_as != FORMAT:
+        raise ValueError(f"{folder / MANIFEST}: is of format {written_as}; accepted: {FORMAT}")
+    for name, size in sizes.items():
         path = folder / name
         if not path.is_file():
             raise ValueError(f"{path}: is missing from the checkpoint")
-        if path.stat().st_size != sizes[name]:
-            raise ValueError(f"{path}: has {path.stat().st_size} bytes, {sizes[name]} were written")
-        if fingerprint(path) != written:
-            raise ValueError(f"{path}: is not what was written, its hash differs")
+        if path.stat().st_size != size:
+            raise ValueError(f"{path}: has {path.stat().st_size} bytes, {size} were written")
+    for name in sorted(files)[part::parts]:
+        if fingerprint(folder / name) != files[name]:
+            raise ValueError(f"{folder / name}: is not what was written, its hash differs")
     return manifest
+
+
+@dataclasses.dataclass(frozen=True)
+class Newest:
+    """Where a run can go on."""
+
+    step: int
+    """Updates that the newest whole checkpoint holds; 0 where there is none."""
+    manifest: dict[str, Any] | None
+    """Its manifest."""
+    rejected: dict[int, str]
+    """Of the steps of newer checkpoints, what is wrong with them."""
+
+
+def newest_whole(run: Path, steps: Sequence[int], gather: Gather, rank: int, ranks: int) -> Newest:
+    """Find the newest checkpoint whose files are what was written; the ranks share the hashing.
+
+    Args:
+        run: the run's folder.
+        steps: of its checkpoints, oldest first.
+        gather: every rank's value, on every rank.
+        rank: this rank's number.
+        ranks: how many there are.
+
+    Raises:
+        Failure: there are checkpoints and none is whole. A disk that is not there looks the same,
+            so the run is not begun again of itself.
+    """
+    rejected: dict[int, str] = {}
+    for step in reversed(steps):
+        try:
+            read = partial(read_manifest, folder_of(run, step), rank, ranks)
+            return Newest(step, together(read, gather)[0], rejected)
+        except Failure as failure:
+            rejected[step] = str(failure)
+    if rejected:
+        raise Failure(f"{run}: none of its checkpoints is whole: {'; '.join(rejected.values())}")
+    return Newest(0, None, rejected)
+
+
+def size_of(manifest: Mapping[str, Any]) -> int:
+    """Bytes of a checkpoint's files."""
+    return sum(written["bytes"] for written in manifest["files"].values())
+
+
+def refuse_small_disk(run: Path, count: int, size: int) -> None:
+    """Refuse where a disk has no room for checkpoints.
+
+    Args:
+        run: the run's folder, which exists.
+        count: checkpoints to be written.
+        size: bytes of one.
+
+    Raises:
+        ValueError: both numbers.
+    """
+    free = shutil.disk_usage(run).free
+    if free < count * size:
+        plural = "checkpoint" if count == 1 else "checkpoints"
+        raise ValueError(
+            f"{run}: {count} {plural} of {size / 1e6:,.1f} MB need {count * size / 1e6:,.1f} MB, "
+            f"its disk has {free / 1e6:,.1f} MB free"
+        )
 
 
 def remove(run: Path, keep: set[int]) -> list[int]:

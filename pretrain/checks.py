@@ -1,17 +1,33 @@
-"""What can be checked of a recipe before anything is started. Imports no torch."""
+"""What is checked of a recipe before anything is started, and of a run that is resumed.
+
+Imports no torch.
+"""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
+import statistics
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from data_prep.manifest import CorpusManifest, load_manifest
-from pretrain import deepspeed_settings, ledger
+from pretrain import deepspeed_settings, ledger, run_folder, supervisor
 from pretrain import recipe as recipes
 from pretrain.config import RunConfig
 from pretrain.model import presets
 from pretrain.model.config import ModelConfig
+
+_MARKS = frozenset({run_folder.LOCK, supervisor.LOCK, ledger.FILE_NAME})
+"""The first files of a run's folder: one that holds none of them was not made by us."""
+FIRST_LOSSES = 4
+"""Steps after a resume whose losses are compared."""
+_SAME_FIRST_LOSS, _SAME_LATER_LOSS = 1e-5, 1e-3
+"""Relative. The first loss after a resume is computed from the very weights that were saved; the
+next ones follow updates, which on a GPU may differ in their last bits and drift from there."""
+_HISTORY = 32
+_MAD_TO_DEVIATION = 1.4826
+_SMALLEST_DEVIATION = 0.01
+"""Nats."""
 
 
 def check(config: RunConfig, ranks: int) -> tuple[ModelConfig, CorpusManifest]:
@@ -49,42 +65,143 @@ def check(config: RunConfig, ranks: int) -> tuple[ModelConfig, CorpusManifest]:
             f"max_positions {model.max_positions}, where its learned positions end"
         )
     clipping = config.optimizer.gradient_clipping
-    deepspeed_settings.read(config.training.deepspeed, config.batch, clipping, ranks)
+    name = config.training.deepspeed
+    settings = deepspeed_settings.read(name, config.batch, clipping, ranks)
+    if config.training.compile:
+        deepspeed_settings.refuse_compiling(settings)
     return model, manifest
 
 
-def refuse_other_recipe(config: RunConfig, manifest: CorpusManifest, ranks: int) -> None:
+def refuse_other_recipe(config: RunConfig, manifest: CorpusManifest) -> None:
     """Refuse to resume a run with a recipe or a corpus that is not the one it began with.
 
     Raises:
-        ValueError: each difference, with both values; or other ranks than its checkpoint is for.
+        ValueError: each difference, with both values; or a folder that is no run's.
     """
     run = Path(config.folder)
-    if not (run / "run.yaml").is_file():
-        return
-    changed = recipes.differences(recipes.load(str(run / "run.yaml")), config)
+    _refuse_other_folder(run)
     records = ledger.read(run / ledger.FILE_NAME)
-    began = next((r for r in records if r["kind"] == "created"), None)
-    if began is not None and began["corpus"] != manifest.digest():
-        changed.append(f"data.corpus digest: {began['corpus'][:12]}, now {manifest.digest()[:12]}")
+    changed = []
+    if (run / "run.yaml").is_file():
+        changed += recipes.differences(recipes.load(str(run / "run.yaml")), config)
+    changed += _other_corpus(records, manifest)
     if changed:
         raise ValueError(
             f"{run} is a run with another recipe; name a new folder, or resume it as it was: "
             + "; ".join(changed)
         )
-    _refuse_other_ranks(run, records, config.training.seed, ranks)
 
 
-def _refuse_other_ranks(run: Path, records: Sequence[ledger.Record], seed: int, ranks: int) -> None:
-    """ZeRO cuts the optimiser's state into a part a rank, which no other number of ranks reads."""
-    state = ledger.fold(records, seed)
-    if state.done or not state.checkpoints:
-        return
-    settings = json.loads((run / "deepspeed.json").read_text(encoding="utf-8"))
-    step = state.resume_step()
-    written_by = [r["ranks"] for r in records if r["kind"] == "commit" and r["step"] == step][-1]
-    if settings["zero_optimization"]["stage"] > 0 and written_by != ranks:
+def _refuse_other_folder(run: Path) -> None:
+    if run.exists() and not run.is_dir():
+        raise ValueError(f"folder: {run} is a file; name a run's folder, or a new one")
+    names = {path.name for path in run.iterdir()} if run.is_dir() else set()
+    if names and not names & _MARKS:
         raise ValueError(
-            f"training.ranks: the checkpoint of step {step} in {run} was written by {written_by} "
-            f"ranks, now there are {ranks}; ZeRO resumes on as many as before"
+            f"folder: {run} holds {sorted(names)[0]} but no {ledger.FILE_NAME}, so that it is no "
+            "run's; name a run's folder, an empty one, or a new one"
         )
+
+
+def _other_corpus(records: Sequence[ledger.Record], manifest: CorpusManifest) -> list[str]:
+    """How the corpus differs from the one that a run's ledger began with."""
+    began = next((record for record in records if record["kind"] == "created"), None)
+    if began is None or began["corpus"] == manifest.digest():
+        return []
+    if began["tokenizer"] != manifest.tokenizer_digest:
+        return [
+            f"data.corpus: made with a vocabulary of {began['vocab_size']} ids "
+            f"({began['tokenizer'][:12]}), now with one of {manifest.vocab_size} "
+            f"({manifest.tokenizer_digest[:12]})"
+        ]
+    return [f"data.corpus digest: {began['corpus'][:12]}, now {manifest.digest()[:12]}"]
+
+
+def lineage_before(segments: Sequence[tuple[int, int]], step: int) -> list[list[int]]:
+    """The (first step, seed) segments that lie below a step, as JSON keeps them."""
+    return [[first, seed] for first, seed in segments if first < step]
+
+
+def refuse_other_checkpoint(
+    manifest: Mapping[str, Any],
+    step: int,
+    architecture: ModelConfig,
+    segments: Sequence[tuple[int, int]],
+) -> None:
+    """Refuse a checkpoint of another model or another history than the run's.
+
+    Args:
+        manifest: of the checkpoint; its recipe was compared before, but what a recipe's names mean
+            may have changed since.
+        step: that the ledger speaks of.
+        architecture: of the run.
+        segments: (first step, seed) of the run's lineage.
+
+    Raises:
+        ValueError: each difference, with both values.
+    """
+    now = {"step": step, "lineage": lineage_before(segments, step), **architecture.to_dict()}
+    then = {"step": manifest["step"], "lineage": manifest["lineage"], **manifest["architecture"]}
+    changed = [
+        f"{name}: {then.get(name)!r}, now {now.get(name)!r}"
+        for name in sorted({*then, *now})
+        if then.get(name) != now.get(name)
+    ]
+    if changed:
+        raise ValueError(
+            f"the checkpoint of step {step} is of another model or run: " + "; ".join(changed)
+        )
+
+
+def recorded_losses(
+    lines: Sequence[Mapping[str, Any]], first_step: int, seed: int, attempts: Collection[int]
+) -> list[float]:
+    """Losses that the first steps of a resumed attempt should repeat.
+
+    Args:
+        lines: of metrics.jsonl.
+        first_step: of the attempt.
+        seed: in force. No seed is used twice, so that an equal one means an equal history.
+        attempts: those with this one's micro-batch size, which keys the dropout.
+
+    Returns:
+        Of at most FIRST_LOSSES steps from `first_step` on; empty where none was done before.
+    """
+    found = {
+        line["step"]: float(line["loss"])
+        for line in lines
+        if line["seed"] == seed and line["attempt"] in attempts
+    }
+    steps = range(first_step, first_step + FIRST_LOSSES)
+    end = next((step for step in steps if step not in found), steps.stop)
+    return [found[step] for step in range(first_step, end)]
+
+
+def discontinuity(
+    losses: Sequence[float],
+    recorded: Sequence[float],
+    history: Sequence[float],
+    deviations: float,
+) -> str:
+    """Why the first losses after a resume do not continue the run; "" where they do.
+
+    Args:
+        losses: of the steps done since, in nats.
+        recorded: what `recorded_losses` found for the same steps; these are to be repeated.
+        history: of the steps before, oldest first. Where nothing is recorded, the median of the
+            first losses is to lie among them.
+        deviations: robust standard deviations around the history's median that it may lie off.
+    """
+    for number, (now, then) in enumerate(zip(losses, recorded, strict=False)):
+        tolerance = _SAME_LATER_LOSS if number else _SAME_FIRST_LOSS
+        if not abs(now - then) <= tolerance * abs(then):  # NaN is no repetition either
+            return f"loss {now:.6f} where the same step, done before, had {then:.6f}"
+    history = history[-_HISTORY:]
+    if recorded or len(losses) < FIRST_LOSSES or len(history) < _HISTORY:
+        return ""
+    level, center = statistics.median(losses), statistics.median(history)
+    spread = _MAD_TO_DEVIATION * statistics.median(abs(loss - center) for loss in history)
+    limit = deviations * max(spread, _SMALLEST_DEVIATION)
+    if abs(level - center) <= limit:
+        return ""
+    return f"median loss {level:.4f}, outside {center:.4f} +- {limit:.4f} of the steps before"

@@ -175,6 +175,10 @@ class TrainingConfig:
     """A file of ds_configs/ (without .json), or a path to a DeepSpeed JSON."""
     ranks: int = 0
     """Processes that `supervise` starts on this machine; 0: one a GPU, or 2 on a CPU."""
+    activation_checkpointing: bool = False
+    """Compute each layer again in the backward pass: less memory for a forward pass more."""
+    compile: bool = False
+    """Let torch.compile make the forward and backward passes."""
     evaluation_interval: int = 5000
     vocabulary_multiple: int = 128
     """The token table has a multiple of so many rows while it is trained, which makes its matrix

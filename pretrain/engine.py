@@ -12,7 +12,7 @@ import hashlib
 import io
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -242,19 +242,25 @@ class Engine:
         }
 
     def evaluate(
-        self, micro_batches: Sequence[MicroBatch], objective: Objective
-    ) -> tuple[float, float]:
-        """Summed loss in nats and number of targets, over all ranks, without dropout."""
+        self,
+        micro_batches: Sequence[MicroBatch],
+        sums: Callable[[nn.Module, dict[str, Tensor]], Tensor],
+    ) -> list[float]:
+        """What is summed over the batches of all ranks, without dropout.
+
+        Args:
+            micro_batches: this rank's, at least one.
+            sums: of the model and a batch's tensors; a tensor of any shape.
+
+        Returns:
+            The sum, flattened.
+        """
         import torch
 
         self._deepspeed.eval()
-        loss, targets = 0.0, 0.0
         with torch.no_grad():
-            for batch in micro_batches:
-                loss += float(objective.loss(self._deepspeed, self.to_device(batch)))
-                targets += batch.targets
-        loss, targets = all_sum([loss, targets], self.device)
-        return loss, targets
+            parts = [sums(self._deepspeed, self.to_device(batch)) for batch in micro_batches]
+        return all_sum(torch.stack(parts).sum(dim=0).flatten().tolist(), self.device)
 
     def agree(self, code: int) -> int:
         """Rank 0's code, on every rank."""
@@ -263,9 +269,21 @@ class Engine:
     def save(self, folder: Path) -> None:
         """Write this rank's part of weights and optimiser state below `folder`.
 
-        `latest`, which DeepSpeed would write before the other ranks are done, is left out.
+        `latest`, which DeepSpeed would write before the other ranks are done, is left out. A rank
+        that cannot write goes through with the save, for the others wait for it in DeepSpeed's
+        collectives, and raises at its end.
+
+        Raises:
+            OSError: this rank could not write; with what torch said, which is not always the cause.
         """
-        self._deepspeed.save_checkpoint(str(folder.parent), tag=folder.name, save_latest=False)
+        errors: list[Exception] = []
+        with (
+            _kept_back(self._deepspeed.checkpoint_engine, "save", errors),
+            _kept_back(self._deepspeed, "_copy_recovery_script", errors),
+        ):
+            self._deepspeed.save_checkpoint(str(folder.parent), tag=folder.name, save_latest=False)
+        if errors:
+            raise OSError(f"{folder}: cannot be written: {errors[0]}") from errors[0]
 
     def load(self, folder: Path) -> None:
         """Read what `save` wrote, on as many ranks as now or on others.
@@ -336,6 +354,24 @@ def _checkpoint_activations(model: nn.Module) -> None:
             layer.forward = functools.partial(  # type: ignore[method-assign]
                 checkpoint, layer.forward, use_reentrant=False
             )
+
+
+@contextlib.contextmanager
+def _kept_back(owner: object, name: str, errors: list[Exception]) -> Iterator[None]:
+    """In the block, the method `name` puts failed writes into `errors` and raises none."""
+    method = getattr(owner, name)
+
+    def call(*arguments: Any, **keywords: Any) -> None:  # noqa: ANN401
+        try:
+            method(*arguments, **keywords)
+        except (OSError, RuntimeError) as error:
+            errors.append(error)
+
+    setattr(owner, name, call)
+    try:
+        yield
+    finally:
+        delattr(owner, name)
 
 
 def _zero_padding(parameters: Sequence[Any]) -> None:

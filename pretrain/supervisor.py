@@ -278,6 +278,8 @@ class Supervisor:
                 f"{names[kind]} at step {record['step']}: loss {record['loss']:.2f} against "
                 f"{record['baseline']:.2f}, since step {record['onset']}"
             )
+        elif kind in ("save-failed", "discontinuity"):
+            self._say(f"WARNING, {kind} at step {record['step']}: {record['reason']}")
         elif kind == "reject":
             self._say(f"checkpoint of step {record['step']} rejected: {record['reason']}")
 

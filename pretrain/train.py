@@ -2,50 +2,49 @@
 
 Builds the parts that the recipe names and hands them to the loop. A run folder that exists is
 resumed from its newest whole checkpoint; `python -m pretrain supervise` starts this again and again
-until the run is done. Read `main`, then `open_run` (rank 0 alone) and `Attempt`.
+until the run is done. Read `main`, then `Attempt`.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import os
-import platform
-import socket
 import sys
-import time
-from collections.abc import Sequence
-from importlib import metadata
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from data_prep import tokenizer as tokenizers
 from data_prep.corpus import Corpus
 from data_prep.manifest import CorpusManifest
-from pretrain import checkpoints, ledger, metrics
+from pretrain import checkpoints, checks, ledger, metrics, run_folder
 from pretrain import recipe as recipes
 from pretrain.batches import Blocks, PretrainingBatches, validation_batches
-from pretrain.checks import check, refuse_other_recipe
+from pretrain.checkpoints import Failure
 from pretrain.config import RunConfig
-from pretrain.loop import GO_ON, Hook, StepRecord
+from pretrain.loop import GO_ON, Hook, Model, StepRecord
 from pretrain.loop import run as run_loop
 from pretrain.model.config import ModelConfig
-from pretrain.objectives.masked import MaskedLM
+from pretrain.objectives.masked import MaskedLM, word_starts_of
+from pretrain.run_folder import Start
 from pretrain.schedules import learning_rate
 from pretrain.spikes import SpikeDetector
 
 if TYPE_CHECKING:
-    from pretrain.engine import Engine
+    from torch import Tensor
 
 EXIT_DONE = 0
+EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_SPIKE = 75
 """The attempt stopped at a confirmed spike: the ledger says which, `supervise` rolls back."""
+
+T = TypeVar("T")
 
 
 def main(arguments: Sequence[str]) -> int:
     """Train until the run is done or has spiked; returns the exit code."""
     words = [word for word in arguments if not word.startswith("--local_rank")]
-    rank = int(os.environ.get("RANK", "0"))
     if not words or words[0] in ("-h", "--help"):
         sys.stdout.write(
             "usage: deepspeed [--hostfile FILE] --module pretrain.train RECIPE [key=value ...]\n\n"
@@ -54,17 +53,30 @@ def main(arguments: Sequence[str]) -> int:
             "key=value changes a setting, such as optimizer.learning_rate=1e-4 or folder=runs/a.\n"
         )
         return EXIT_DONE if words else EXIT_USAGE
+    from pretrain.distributed import launcher_variables
+
     try:
         config = recipes.load(words[0], words[1:])
-        world = int(os.environ.get("WORLD_SIZE", "1"))
-        architecture, manifest = check(config, world)
+        # Below srun there are Slurm's names alone.
+        os.environ.update(launcher_variables(os.environ))
+        world = int(os.environ["WORLD_SIZE"])
+        architecture, manifest = checks.check(config, world)
         settings = _deepspeed_settings(config, world)
-        refuse_other_recipe(config, manifest, world)
-    except ValueError as error:
-        if rank == 0:
-            sys.stderr.write(f"pretrain.train: error: {error}\n")
-        return EXIT_USAGE
-    return Attempt(config, architecture, manifest, settings).run()
+        checks.refuse_other_recipe(config, manifest)
+        attempt = Attempt(config, architecture, manifest, settings)
+    except (ValueError, Failure) as error:
+        return _failed(error, EXIT_USAGE)
+    try:
+        return attempt.run()
+    except Failure as error:
+        return _failed(error, EXIT_FAILED)
+
+
+def _failed(error: Exception, code: int) -> int:
+    # A message a machine: what is wrong may be wrong with one of them.
+    if int(os.environ.get("LOCAL_RANK", "0")) == 0:
+        sys.stderr.write(f"pretrain.train: error: {error}\n")
+    return code
 
 
 def _deepspeed_settings(config: RunConfig, ranks: int) -> dict[str, Any]:
@@ -73,74 +85,6 @@ def _deepspeed_settings(config: RunConfig, ranks: int) -> dict[str, Any]:
     return deepspeed_json(
         config.training.deepspeed, config.batch, config.optimizer.gradient_clipping, ranks
     )
-
-
-@dataclasses.dataclass(frozen=True)
-class Start:
-    """What rank 0 tells the others before the first step."""
-
-    attempt: int
-    step: int
-    segments: tuple[tuple[int, int], ...]
-    done: bool
-
-
-def open_run(
-    config: RunConfig, manifest: CorpusManifest, settings: dict[str, Any], ranks: int
-) -> Start:
-    """Create or reopen the run's folder, on rank 0: from where does this attempt go on?
-
-    A newest checkpoint whose files are not what was written is rejected, recorded as such, and the
-    one before it taken.
-    """
-    run, seed = Path(config.folder), config.training.seed
-    run.mkdir(parents=True, exist_ok=True)
-    path = run / ledger.FILE_NAME
-    if not ledger.read(path):
-        ledger.append(path, "created", corpus=manifest.digest(), seed=seed)
-    recipes.dump(config, run / "run.yaml")
-    checkpoints.write_json(run / "deepspeed.json", settings)
-    checkpoints.write_json(run / "environment.json", environment())
-    tokenizers.load(Path(config.data.corpus)).save(run / "tokenizer.json")
-    state = ledger.fold(ledger.read(path), seed)
-    while not state.done and state.checkpoints:
-        newest = state.checkpoints[-1]
-        try:
-            checkpoints.read_manifest(checkpoints.folder_of(run, newest))
-            break
-        except ValueError as error:
-            sys.stdout.write(f"checkpoint rejected: {error}\n")
-            ledger.append(path, "reject", step=newest, reason=str(error))
-            state = ledger.fold(ledger.read(path), seed)
-    if not state.done:
-        checkpoints.remove(run, keep=set(state.checkpoints))
-        ledger.append(
-            path,
-            "attempt",
-            attempt=state.attempts + 1,
-            step=state.resume_step(),
-            ranks=ranks,
-            seed=state.segments[-1][1],
-            host=socket.gethostname(),
-            pid=os.getpid(),
-        )
-    return Start(state.attempts + 1, state.resume_step(), state.segments, state.done)
-
-
-def environment() -> dict[str, object]:
-    """Versions and machine, for whoever wants to repeat the run."""
-    import torch
-
-    packages = ("torch", "deepspeed", "megatron-core", "tokenizers", "numpy")
-    accelerator = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
-    return {
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-        "accelerator": accelerator,
-        "cores": os.cpu_count(),
-        "packages": {name: metadata.version(name) for name in packages},
-        "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-    }
 
 
 class Attempt:
@@ -153,54 +97,110 @@ class Attempt:
         manifest: CorpusManifest,
         settings: dict[str, Any],
     ) -> None:
-        """Join the other ranks, open the run, build model and engine, load what there is."""
-        from pretrain.distributed import broadcast
+        """Join the other ranks, build the model, open the run.
+
+        Raises:
+            Failure: on every rank, where any refuses.
+        """
+        import torch
+
+        from pretrain.distributed import gather
         from pretrain.engine import start
+        from pretrain.model.language_model import LanguageModel
 
         self.config, self.architecture = config, architecture
+        self.manifest, self.settings = manifest, settings
         self.run_folder = Path(config.folder)
         self.ledger = self.run_folder / ledger.FILE_NAME
-        self.ranks = start()
-        self.start = broadcast(
-            open_run(config, manifest, settings, self.ranks.count)
-            if self.ranks.rank == 0
-            else None,
-            self.ranks.device,
+        self.ranks, self.gather = start(), gather
+        torch.manual_seed(config.training.seed)
+        self.model = LanguageModel(architecture, config.training.vocabulary_multiple)
+        self.parameters = sum(parameter.numel() for parameter in self.model.parameters())
+        state = self._on_rank_0(self._enter)
+        self.done = state.done
+        if not self.done:
+            self.start = self._begin(state)
+
+    def _enter(self) -> ledger.RunState:
+        self.lock = run_folder.lock(self.run_folder)  # for as long as this process lives
+        return run_folder.state_of(self.config, self.manifest)
+
+    def _begin(self, state: ledger.RunState) -> Start:
+        """Choose the checkpoint to go on from, and tell the ledger."""
+        newest = checkpoints.newest_whole(
+            self.run_folder, state.checkpoints, self.gather, self.ranks.rank, self.ranks.count
         )
-        self.objective = MaskedLM(config.masking, manifest.vocab_size - 1, architecture.vocab_size)
-        self.settings = settings
+        self.checkpoint_size = checkpoints.BYTES_PER_PARAMETER * self.parameters
+        if newest.manifest:
+            self.checkpoint_size = checkpoints.size_of(newest.manifest)
+        self.failed_saves, self.has_checkpoint = 0, newest.step > 0
+
+        def begin() -> Start:
+            if newest.manifest:
+                checks.refuse_other_checkpoint(
+                    newest.manifest, newest.step, self.architecture, state.segments
+                )
+            return run_folder.begin(
+                self.config, self.settings, state, newest, self.checkpoint_size, self.ranks.count
+            )
+
+        return self._on_rank_0(begin)
+
+    def _on_rank_0(self, action: Callable[[], T]) -> T:
+        """What `action` returns on rank 0, on every rank; Failure on every rank where it fails."""
+        values = checkpoints.together(
+            lambda: action() if self.ranks.rank == 0 else None, self.gather
+        )
+        return cast(T, values[0])
 
     def run(self) -> int:
-        """Train to the end; returns the exit code."""
-        assert self.start is not None
-        if self.start.done:
+        """Train to the end; returns the exit code.
+
+        Raises:
+            Failure: on every rank, where checkpoints cannot be written or another attempt has taken
+                over.
+        """
+        from pretrain.engine import Engine
+
+        if self.done:
             self._say(f"{self.run_folder} is done already; nothing to train")
             return EXIT_DONE
-        self.engine = self._build_engine()
         config, training = self.config, self.config.training
+        self.engine = Engine(
+            self.model,
+            config.optimizer,
+            self.settings,
+            self.ranks,
+            activation_checkpointing=training.activation_checkpointing,
+            compiled=training.compile,
+        )
         if self.start.step:
             self.engine.load(checkpoints.folder_of(self.run_folder, self.start.step))
-        size = config.data.sequence_length
-        blocks = Blocks(Corpus(Path(config.data.corpus), "train"), size)
+        words = None
+        if config.masking.whole_words:
+            words = word_starts_of(tokenizers.load(Path(config.data.corpus)))
+        self.objective = MaskedLM(
+            config.masking, self.manifest.vocab_size - 1, self.architecture.vocab_size, words
+        )
+        self.blocks = self._blocks("train")
         self.validation = validation_batches(
-            Blocks(Corpus(Path(config.data.corpus), "valid"), size),
+            self._blocks("valid"),
             self.objective,
             training.evaluation_blocks,
             config.batch.micro_batch_size,
             self.ranks.rank,
             self.ranks.count,
         )
-        lineage = ledger.lineage(self.start.segments, config.batch.global_batch_size)
         batches = PretrainingBatches(
-            blocks,
+            self.blocks,
             self.objective,
-            lineage,
+            ledger.lineage(self.start.segments, config.batch.global_batch_size),
             config.batch.global_batch_size,
             config.batch.micro_batch_size,
             config.fault,
             training.seed,
         )
-        self._announce(blocks)
+        self._announce()
         verdict = run_loop(
             self.engine,
             batches,
@@ -215,102 +215,172 @@ class Attempt:
             observers=self._observers(),
             watch=self._watch if self.ranks.rank == 0 else lambda record: GO_ON,
         )
-        if verdict == GO_ON and self.ranks.rank == 0:
-            ledger.append(self.ledger, "done", step=training.steps)
+        if verdict == GO_ON:
+            self._on_rank_0(lambda: self._record("done", step=training.steps))
         return verdict
 
-    def _build_engine(self) -> Engine:
-        import torch
+    def _blocks(self, split: str) -> Blocks:
+        data = self.config.data
+        return Blocks(Corpus(Path(data.corpus), split), data.sequence_length, data.packing)
 
-        from pretrain.engine import Engine
-        from pretrain.model.language_model import LanguageModel
-
-        torch.manual_seed(self.config.training.seed)
-        model = LanguageModel(self.architecture)
-        self.parameters = sum(parameter.numel() for parameter in model.parameters())
-        return Engine(model, self.config.optimizer, self.settings, self.ranks)
-
-    def _observers(self) -> list[Any]:
+    def _observers(self) -> list[Callable[[StepRecord], None]]:
         if self.ranks.rank != 0:
             return []
-        assert self.start is not None
         folder = self.run_folder / "tensorboard" / f"attempt-{self.start.attempt:03d}"
         self.tensorboard = metrics.TensorBoard(folder)
         self.validation_lines = metrics.JsonLines(self.run_folder / metrics.VALIDATION)
+        lines = metrics.read(self.run_folder / metrics.METRICS)
         self.detector = SpikeDetector(self.config.spike)
-        for line in metrics.surviving(metrics.read(self.run_folder / metrics.METRICS)):
+        for line in metrics.surviving(lines):
             if line["step"] < self.start.step:
                 self.detector.update(line["step"], line["loss"])
         return [
             metrics.MetricsWriter(self.run_folder, self.start.attempt),
             self.tensorboard,
             metrics.ProgressPrinter(self.config.training.steps),
+            self._continuity(lines),
         ]
+
+    def _continuity(self, lines: Sequence[dict[str, Any]]) -> Callable[[StepRecord], None]:
+        """An observer that says loudly where the first losses do not continue the run."""
+        size = self.config.batch.micro_batch_size
+        attempts = {
+            record["attempt"]
+            for record in ledger.read(self.ledger)
+            if record["kind"] == "attempt" and record["micro_batch_size"] == size
+        }
+        step, seed = self.start.step, self.start.seed
+        recorded = checks.recorded_losses(lines, step, seed, attempts)
+        history = [line["loss"] for line in metrics.surviving(lines) if line["step"] < step]
+        losses: list[float] = []
+        reason = ""
+
+        def observe(record: StepRecord) -> None:
+            nonlocal reason
+            if reason or len(losses) == checks.FIRST_LOSSES:
+                return
+            losses.append(record.loss)
+            reason = checks.discontinuity(losses, recorded, history, self.config.spike.deviations)
+            if reason:
+                self._record("discontinuity", step=record.step, reason=reason)
+                self._say(f"WARNING: the run does not continue from step {step}: {reason}")
+
+        return observe
 
     def _watch(self, record: StepRecord) -> int:
         event = self.detector.update(record.step, record.loss)
         if event is None:
             return GO_ON
-        assert self.start is not None
         fields = dataclasses.asdict(event)
         kind = fields.pop("kind")
-        ledger.append(self.ledger, kind, attempt=self.start.attempt, **fields)
+        self._record(kind, **fields)
         self._say(
             f"{kind} at step {event.step}: loss {event.loss:.3f} over {event.baseline:.3f} "
             f"since step {event.onset}"
         )
         return EXIT_SPIKE if kind == "spike" else GO_ON
 
+    def _record(self, kind: str, **fields: object) -> None:
+        """Append to the ledger, on rank 0, if the run is still ours."""
+        self._refuse_superseded()
+        ledger.append(self.ledger, kind, attempt=self.start.attempt, **fields)
+
+    def _refuse_superseded(self) -> None:
+        run_folder.refuse_superseded(ledger.read(self.ledger), self.start.token)
+
     def _evaluate(self, step: int) -> None:
-        from math import exp
+        from pretrain.evaluate import scores
 
-        loss, targets = self.engine.evaluate(self.validation, self.objective)
-        if self.ranks.rank == 0:
-            assert self.start is not None
-            values = {"loss": loss / targets, "perplexity": exp(min(loss / targets, 700.0))}
-            self.validation_lines.write({"attempt": self.start.attempt, "step": step, **values})
-            self.tensorboard.scalars(step, {f"validation/{k}": v for k, v in values.items()})
-            self._say(f"after {step} steps: validation perplexity {values['perplexity']:.2f}")
+        names = self.manifest.subsets
 
-    def _save(self, step: int) -> None:
-        from pretrain.distributed import gather
+        def sums(model: Model, batch: dict[str, Tensor]) -> Tensor:
+            return self.objective.sums_by_subset(model, batch, len(names))
 
-        facts = {
-            "architecture": self.architecture.to_dict(),
-            "recipe": dataclasses.asdict(self.config),
-            "ranks": self.ranks.count,
-        }
-        checkpoints.save(
-            self.run_folder,
-            step,
-            facts,
-            write=self.engine.save,
-            gather=gather,
-            rank=self.ranks.rank,
-        )
+        flat = self.engine.evaluate(self.validation, sums)
         if self.ranks.rank != 0:
             return
-        assert self.start is not None
-        ledger.append(
-            self.ledger, "commit", attempt=self.start.attempt, step=step, ranks=self.ranks.count
-        )
-        kept = ledger.fold(ledger.read(self.ledger), self.config.training.seed).checkpoints
-        for old in kept[: -self.config.training.checkpoints_kept]:
-            ledger.append(self.ledger, "delete", step=old)
-        checkpoints.remove(
-            self.run_folder, keep=set(kept[-self.config.training.checkpoints_kept :])
-        )
+        total, subsets = scores(list(zip(flat[::2], flat[1::2], strict=True)), names)
+        by_subset = {name: dataclasses.asdict(score) for name, score in subsets.items()}
+        line = {"attempt": self.start.attempt, "step": step, **dataclasses.asdict(total)}
+        self.validation_lines.write({**line, "subsets": by_subset})
+        values = {"validation/loss": total.loss, "validation/perplexity": total.perplexity}
+        values |= {f"validation perplexity/{n}": score.perplexity for n, score in subsets.items()}
+        self.tensorboard.scalars(step, values)
+        self._say(f"after {step} steps: validation perplexity {total.perplexity:.2f}")
 
-    def _announce(self, blocks: Blocks) -> None:
-        config = self.config
-        assert self.start is not None
+    def _save(self, step: int) -> None:
+        try:
+            self._on_rank_0(self._before_save)
+            checkpoints.save(
+                self.run_folder,
+                step,
+                self._facts(step),
+                write=self.engine.save,
+                gather=self.gather,
+                rank=self.ranks.rank,
+                before_commit=self._refuse_superseded,
+            )
+            self._on_rank_0(lambda: self._commit(step))
+        except Failure as failure:
+            self._bear(step, failure)
+        else:
+            self.failed_saves, self.has_checkpoint = 0, True
+
+    def _before_save(self) -> None:
+        self._refuse_superseded()
+        checkpoints.refuse_small_disk(self.run_folder, 1, self.checkpoint_size)
+
+    def _facts(self, step: int) -> dict[str, object]:
+        """What a reader of a checkpoint needs to know without the run's folder."""
+        blocks = step * self.config.batch.global_batch_size
+        return {
+            "architecture": self.architecture.to_dict(),
+            "recipe": dataclasses.asdict(self.config),
+            "deepspeed": self.settings,
+            "ranks": self.ranks.count,
+            "lineage": checks.lineage_before(self.start.segments, step),
+            "position": {
+                "blocks": blocks,
+                "epoch": blocks / len(self.blocks),
+                "learning_rate": learning_rate(self.config, step),
+            },
+            "corpus": {
+                "digest": self.manifest.digest(),
+                "tokenizer_digest": self.manifest.tokenizer_digest,
+                "vocab_size": self.manifest.vocab_size,
+            },
+            "environment": run_folder.environment(),
+        }
+
+    def _commit(self, step: int) -> None:
+        """Tell the ledger, and delete what is older than the recipe keeps."""
+        self._record("commit", step=step, ranks=self.ranks.count)
+        steps = ledger.fold(ledger.read(self.ledger), self.config.training.seed).checkpoints
+        count = self.config.training.checkpoints_kept
+        for old in steps[:-count]:
+            self._record("delete", step=old)
+        checkpoints.remove(self.run_folder, keep={*steps[-count:]})
+
+    def _bear(self, step: int, failure: Failure) -> None:
+        """Go on after a failed save, or stop."""
+        self.failed_saves += 1
+        self._on_rank_0(lambda: self._record("save-failed", step=step, reason=str(failure)))
+        self._say(f"WARNING: no checkpoint of step {step}: {failure}")
+        last = step == self.config.training.steps
+        if not checkpoints.may_go_on(self.failed_saves, self.has_checkpoint, last):
+            raise failure
+
+    def _announce(self) -> None:
+        config, table = self.config, self.model.encoder.embeddings.tokens
+        padding = (table.num_embeddings - table.vocab_size) * table.embedding_dim
         self._say(
             f"attempt {self.start.attempt}: {config.model.variant} {config.model.size}, "
-            f"{self.parameters:,} parameters, {len(blocks):,} blocks with "
-            f"{blocks.share_of_tokens:.1%} of the corpus's tokens, "
+            f"{self.parameters - padding:,} parameters, {len(self.blocks):,} blocks with "
+            f"{self.blocks.share_of_tokens:.1%} of the corpus's tokens ({config.data.packing}, "
+            f"{self.blocks.fill:.1%} full), "
             f"{config.batch.global_batch_size} blocks a step on {self.ranks.count} ranks "
             f"({self.ranks.device}, {config.training.deepspeed}), steps {self.start.step} to "
-            f"{config.training.steps}, seed {self.start.segments[-1][1]}"
+            f"{config.training.steps}, seed {self.start.seed}"
         )
 
     def _say(self, text: str) -> None:

@@ -1,11 +1,15 @@
 """Checkpoints that exist whole or not at all."""
 
 import json
+import os
 import shutil
+import signal
+import time
 
 import pytest
 
 from pretrain import checkpoints
+from pretrain.checkpoints import Failure
 
 FILES = {
     "mp_rank_00_model_states.pt": (0, b"weights" * 100),
@@ -23,16 +27,16 @@ def committed(run, step=20, facts=None):
         for name, (_, content) in FILES.items():
             (staging / name).write_bytes(content)
 
-    def gather(mine):
-        if not mine:
-            return [mine]
+    def gather(answer):
+        if answer[0] is None:
+            return [answer]
         staging = folder.with_name(folder.name + ".partial")
         others = {
             name: checkpoints.fingerprint(staging / name)
             for name, (owner, _) in FILES.items()
             if owner != 0
         }
-        return [mine, others]
+        return [answer, (others, "")]
 
     checkpoints.save(run, step, facts or {}, write=write, gather=gather, rank=0)
     return folder
@@ -71,8 +75,32 @@ def test_a_missing_cut_or_changed_file_is_named(name, tmp_path):
     checkpoints.read_manifest(path.parent)
 
 
+def test_ranks_that_share_the_hashing_compare_every_hash_once_and_every_size(tmp_path, monkeypatch):
+    folder = committed(tmp_path)
+    hashed = []
+    fingerprint = checkpoints.fingerprint
+    monkeypatch.setattr(
+        checkpoints, "fingerprint", lambda path: hashed.append(path.name) or fingerprint(path)
+    )
+    for part in range(3):
+        checkpoints.read_manifest(folder, part, 3)
+    assert sorted(hashed) == sorted(FILES)
+    last = folder / max(FILES)
+    last.write_bytes(last.read_bytes() + b"more")
+    for part in range(3):
+        with pytest.raises(ValueError, match=last.name):
+            checkpoints.read_manifest(folder, part, 3)
+
+
+def test_a_checkpoint_of_another_format_is_refused_with_both(tmp_path):
+    path = committed(tmp_path) / checkpoints.MANIFEST
+    path.write_text(json.dumps({**json.loads(path.read_text()), "format": 1}))
+    with pytest.raises(ValueError, match="is of format 1; accepted: 2"):
+        checkpoints.read_manifest(path.parent)
+
+
 @pytest.mark.parametrize(
-    "text", [None, "", "{", "{}", "[]", '{"files": []}', '{"files": {"a": 1}}']
+    "text", [None, "", "{", "{}", "[]", '{"files": []}', '{"files": {"a": 1}}', '{"files": {}}']
 )
 def test_a_folder_without_a_sound_manifest_is_no_checkpoint(text, tmp_path):
     folder = committed(tmp_path)
@@ -143,23 +171,161 @@ def test_ranks_write_only_into_a_clean_folder_and_leave_only_a_standing_checkpoi
     assert run_ranks(2, work) == [expected, expected]
 
 
-def test_a_rank_that_cannot_write_leaves_no_checkpoint(run_ranks, tmp_path):
+def saving(folder, write, **keywords):
+    """What a rank does: `write(rank, staging)` in a save of step 5; what it failed with."""
+    from pretrain import engine
+    from pretrain.distributed import gather
+
+    rank = engine.start().rank
+    try:
+        checkpoints.save(
+            folder,
+            5,
+            {},
+            write=lambda staging: write(rank, staging),
+            gather=gather,
+            rank=rank,
+            **keywords,
+        )
+    except Failure as failure:
+        return str(failure)
+    return ""
+
+
+def part(rank, staging):
+    (staging / f"zero_pp_rank_{rank}_.pt").write_bytes(b"x")
+
+
+def test_each_rank_hashes_what_it_wrote_and_nothing_else(run_ranks, tmp_path):
     def work():
-        from pretrain import engine
-        from pretrain.distributed import gather
+        hashed = []
+        fingerprint = checkpoints.fingerprint
+        checkpoints.fingerprint = lambda path: hashed.append(path.name) or fingerprint(path)
+        assert saving(tmp_path, part) == ""
+        return hashed
 
-        rank = engine.start().rank
+    assert run_ranks(2, work) == [["zero_pp_rank_0_.pt"], ["zero_pp_rank_1_.pt"]]
 
-        def write(folder):
-            if rank == 1:
-                raise OSError("disk full")
-            (folder / "zero_pp_rank_0_.pt").write_bytes(b"x")
 
-        checkpoints.save(tmp_path, 5, {}, write=write, gather=gather, rank=rank)
+def test_a_rank_that_cannot_write_fails_the_save_on_all_and_leaves_nothing(run_ranks, tmp_path):
+    def write(rank, staging):
+        part(rank, staging)
+        if rank == 1:
+            raise OSError("disk full")
 
-    with pytest.raises(pytest.fail.Exception, match="disk full"):
-        run_ranks(2, work)
+    assert run_ranks(2, saving, tmp_path, write) == ["disk full (rank 1)"] * 2
+    assert list((tmp_path / "checkpoints").iterdir()) == []
+
+
+def test_a_file_that_vanishes_before_it_is_hashed_fails_the_save(run_ranks, tmp_path):
+    def write(rank, staging):
+        part(rank, staging)
+        if rank == 0:
+            (staging / "gone.pt").symlink_to("nowhere")
+
+    failures = run_ranks(2, saving, tmp_path, write)
+    assert "gone.pt" in failures[0]
+    assert failures[0] == failures[1]
+
+
+def test_what_rank_0_objects_to_before_the_commit_is_not_committed(run_ranks, tmp_path):
+    def objection():
+        raise ValueError("another has taken over")
+
+    failures = run_ranks(2, lambda: saving(tmp_path, part, before_commit=objection))
+    assert failures == ["another has taken over (rank 0)"] * 2
+    assert list((tmp_path / "checkpoints").iterdir()) == []
+
+
+def test_nothing_is_committed_before_the_slowest_rank_has_written(run_ranks, tmp_path):
+    final = checkpoints.folder_of(tmp_path, 5)
+
+    def write(rank, staging):
+        if rank == 1:
+            time.sleep(0.3)
+            assert not final.exists()
+            assert not (staging / checkpoints.MANIFEST).exists()
+        part(rank, staging)
+
+    assert run_ranks(2, saving, tmp_path, write) == ["", ""]
+    assert len(checkpoints.read_manifest(final)["files"]) == 2
+
+
+def test_a_rank_killed_while_it_writes_leaves_no_checkpoint(run_ranks, tmp_path):
+    def write(rank, staging):
+        part(rank, staging)
+        if rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    with pytest.raises(pytest.fail.Exception, match="rank"):
+        run_ranks(2, saving, tmp_path, write)
     assert not checkpoints.folder_of(tmp_path, 5).exists()
+    assert run_ranks(2, saving, tmp_path, part) == ["", ""]
+
+
+def test_a_reason_is_told_once_with_its_ranks_unless_it_is_everyone_s():
+    def told(*reasons):
+        def refuse():
+            raise ValueError(reasons[0])
+
+        with pytest.raises(Failure) as caught:
+            checkpoints.together(refuse, lambda mine: [mine, *((0, r) for r in reasons[1:])])
+        return str(caught.value)
+
+    assert told("full", "", "full") == "full (rank 0, 2)"
+    assert told("full", "full", "full") == "full"
+    assert told("full", "gone", "") == "full (rank 0); gone (rank 1)"
+    assert checkpoints.together(lambda: 3, lambda mine: [mine, (4, "")]) == [3, 4]
+
+
+@pytest.mark.parametrize(
+    ("failed", "has_checkpoint", "last", "goes_on"),
+    [
+        (1, True, False, True),
+        (2, True, False, True),
+        (3, True, False, False),
+        (1, False, False, False),
+        (1, True, True, False),
+    ],
+)
+def test_training_bears_a_failed_save_while_little_can_be_lost(
+    failed, has_checkpoint, last, goes_on
+):
+    assert checkpoints.may_go_on(failed, has_checkpoint, last) == goes_on
+
+
+def alone(value):
+    return [value]
+
+
+def test_the_newest_whole_checkpoint_is_found_and_what_is_wrong_with_newer_ones_told(tmp_path):
+    folders = {step: committed(tmp_path, step) for step in (10, 20, 30)}
+    (folders[30] / min(FILES)).unlink()
+    (folders[20] / max(FILES)).write_bytes(b"")
+    newest = checkpoints.newest_whole(tmp_path, [10, 20, 30], alone, 0, 1)
+    assert newest.step == newest.manifest["step"] == 10
+    assert list(newest.rejected) == [30, 20]
+    assert "missing" in newest.rejected[30]
+    assert "has 0 bytes" in newest.rejected[20]
+
+
+def test_a_run_without_checkpoints_begins_at_0_but_not_one_whose_every_checkpoint_is_damaged(
+    tmp_path,
+):
+    assert checkpoints.newest_whole(tmp_path, [], alone, 0, 1) == checkpoints.Newest(0, None, {})
+    with pytest.raises(Failure, match="none of its checkpoints is whole.*step-00000020.*00000010"):
+        checkpoints.newest_whole(tmp_path, [10, 20], alone, 0, 1)
+
+
+def test_a_disk_without_room_is_refused_with_both_numbers(tmp_path, monkeypatch):
+    manifest = checkpoints.read_manifest(committed(tmp_path))
+    size = checkpoints.size_of(manifest)
+    assert size == sum(len(content) for _, content in FILES.values())
+    usage = shutil.disk_usage(tmp_path)._replace(free=3_000_000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+    checkpoints.refuse_small_disk(tmp_path, 3, 1_000_000)
+    with pytest.raises(ValueError, match="4 checkpoints of 1.0 MB need 4.0 MB, .* 3.0 MB free"):
+        checkpoints.refuse_small_disk(tmp_path, 4, 1_000_000)
 
 
 def test_remove_keeps_what_it_must_and_says_what_is_gone(tmp_path):

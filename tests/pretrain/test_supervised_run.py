@@ -86,6 +86,18 @@ def test_its_metrics_tell_each_surviving_step_once_with_the_seed_in_force(run, s
     assert max(line["loss"] for line in abandoned) > kept[21]["loss"]
 
 
+def test_a_resume_after_the_reseed_continues_the_run(records):
+    assert not {"discontinuity", "save-failed", "reject"} & {*kinds(records)}
+
+
+def test_its_checkpoints_tell_the_lineage_that_led_to_them(run, state):
+    for step in state.checkpoints:
+        manifest = checkpoints.read_manifest(checkpoints.folder_of(run, step))
+        below = [list(segment) for segment in state.segments if segment[0] < step]
+        assert manifest["lineage"] == below
+        assert manifest["position"]["blocks"] == step * 8
+
+
 def test_its_checkpoints_are_those_of_the_ledger_and_whole(run, state):
     assert state.checkpoints[-1] == 40
     assert len(state.checkpoints) == 4
@@ -134,16 +146,6 @@ def test_a_corpus_of_other_content_in_its_folder_is_refused(run, recipe, corpus,
     assert "data.corpus digest" in capsys.readouterr().err
 
 
-def test_a_resume_on_other_ranks_is_refused_in_words(run, recipe, tmp_path, capsys):
-    """ZeRO's partitions load on as many ranks as wrote them: it would crash again and again."""
-    interrupted = without_end(run, tmp_path / "interrupted")
-    words = [f"folder={interrupted}", *FAULT, "training.ranks=1"]
-    assert command_line.main(["supervise", str(recipe.path), *words]) == 2
-    message = capsys.readouterr().err
-    assert "training.ranks: the checkpoint of step 40" in message
-    assert "written by 2 ranks, now there are 1" in message
-
-
 def without_end(run, folder):
     """A copy of the run as if it had been killed before it was done."""
     import shutil
@@ -173,6 +175,8 @@ def test_the_exported_model_has_the_perplexity_that_training_saw(exported, run, 
     assert figures["length"] == 64
     assert figures["blocks"] == 6
     assert figures["total"]["perplexity"] == pytest.approx(last["perplexity"], rel=1e-4)
+    assert list(last["subsets"]) == ["unknown"]
+    assert last["subsets"]["unknown"]["perplexity"] == last["perplexity"]
 
 
 def test_an_older_checkpoint_can_be_exported_by_its_step(run, exported, tmp_path, capsys):

@@ -1,0 +1,171 @@
+"""A run's folder while it is trained: who is at work in it, and what an attempt leaves there.
+
+All of it is rank 0's business. Imports no torch, but for the version of the GPU.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import fcntl
+import os
+import platform
+import secrets
+import socket
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any, TextIO
+
+from data_prep import tokenizer as tokenizers
+from data_prep.manifest import CorpusManifest
+from pretrain import checkpoints, ledger
+from pretrain import recipe as recipes
+from pretrain.config import RunConfig
+
+LOCK = "train.lock"
+"""Held by the attempt that is at work on a run."""
+
+
+def lock(run: Path) -> TextIO:
+    """Keep other attempts out of a run for as long as the file returned is open.
+
+    Raises:
+        ValueError: another attempt is at work; its process is named.
+    """
+    run.mkdir(parents=True, exist_ok=True)
+    file = (run / LOCK).open("a+", encoding="utf-8")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        with file:
+            file.seek(0)
+            holder = file.read().strip()
+        raise ValueError(
+            f"{run}: is being trained by another attempt ({holder}); wait for it, end it, or name "
+            "another folder"
+        ) from None
+    file.truncate(0)
+    file.write(f"process {os.getpid()} on {socket.gethostname()}")
+    file.flush()
+    return file
+
+
+def refuse_superseded(records: Sequence[ledger.Record], token: str) -> None:
+    """Refuse to go on with an attempt when a later one has begun.
+
+    The lock keeps them apart where it holds; on some network file systems it does not.
+
+    Args:
+        records: the ledger as it is now.
+        token: of this attempt.
+
+    Raises:
+        ValueError: who began the newest attempt.
+    """
+    newest = [record for record in records if record["kind"] == "attempt"][-1]
+    if newest["token"] != token:
+        raise ValueError(
+            f"attempt {newest['attempt']} (process {newest['pid']} on {newest['host']}) has begun "
+            "on this run since; this one stops"
+        )
+
+
+def state_of(config: RunConfig, manifest: CorpusManifest) -> ledger.RunState:
+    """Where a run stands; its ledger is begun where there is none."""
+    path, seed = Path(config.folder) / ledger.FILE_NAME, config.training.seed
+    if not ledger.read(path):
+        ledger.append(
+            path,
+            "created",
+            corpus=manifest.digest(),
+            tokenizer=manifest.tokenizer_digest,
+            vocab_size=manifest.vocab_size,
+            seed=seed,
+        )
+    return ledger.fold(ledger.read(path), seed)
+
+
+@dataclasses.dataclass(frozen=True)
+class Start:
+    """How an attempt begins."""
+
+    attempt: int
+    token: str
+    """Tells this attempt from any other, even from one that read the same ledger at once."""
+    step: int
+    segments: tuple[tuple[int, int], ...]
+    """(first step, seed) of the run's lineage."""
+
+    @property
+    def seed(self) -> int:
+        """In force from the first step on."""
+        return self.segments[-1][1]
+
+
+def begin(
+    config: RunConfig,
+    settings: Mapping[str, Any],
+    state: ledger.RunState,
+    newest: checkpoints.Newest,
+    checkpoint_size: int,
+    ranks: int,
+) -> Start:
+    """Write down that an attempt begins: with what, and from which step.
+
+    Args:
+        config: the recipe.
+        settings: DeepSpeed's.
+        state: where the run stands.
+        newest: the checkpoint to go on from.
+        checkpoint_size: bytes that one takes.
+        ranks: how many there are.
+
+    Raises:
+        ValueError: the disk has no room for the checkpoints that the recipe keeps.
+    """
+    run = Path(config.folder)
+    path = run / ledger.FILE_NAME
+    for step, reason in newest.rejected.items():
+        sys.stdout.write(f"checkpoint of step {step} rejected: {reason}\n")
+        ledger.append(path, "reject", step=step, reason=reason)
+    kept = {*state.checkpoints} - {*newest.rejected}
+    checkpoints.remove(run, keep=kept)
+    # One more than is kept: the oldest goes when the newest stands.
+    missing = max(1, config.training.checkpoints_kept + 1 - len(kept))
+    checkpoints.refuse_small_disk(run, missing, checkpoint_size)
+    recipes.dump(config, run / "run.yaml")
+    checkpoints.write_json(run / "deepspeed.json", settings)
+    started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    checkpoints.write_json(run / "environment.json", {**environment(), "started": started})
+    tokenizers.load(Path(config.data.corpus)).save(run / "tokenizer.json")
+    start = Start(state.attempts + 1, secrets.token_hex(8), newest.step, state.segments)
+    ledger.append(
+        path,
+        "attempt",
+        attempt=start.attempt,
+        token=start.token,
+        step=start.step,
+        ranks=ranks,
+        micro_batch_size=config.batch.micro_batch_size,
+        seed=start.seed,
+        host=socket.gethostname(),
+        pid=os.getpid(),
+    )
+    return start
+
+
+def environment() -> dict[str, object]:
+    """Versions and machine, for whoever wants to repeat the run."""
+    import torch
+
+    packages = ("torch", "deepspeed", "megatron-core", "tokenizers", "numpy")
+    accelerator = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+    return {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "accelerator": accelerator,
+        "cores": os.cpu_count(),
+        "packages": {name: metadata.version(name) for name in packages},
+    }

@@ -1,0 +1,30 @@
+"""Who is at work in a run's folder."""
+
+import os
+import socket
+
+import pytest
+
+from pretrain import run_folder
+
+
+def test_a_run_is_locked_for_as_long_as_the_file_is_open(tmp_path):
+    run = tmp_path / "a" / "run"
+    held = run_folder.lock(run)
+    holder = rf"process {os.getpid()} on {socket.gethostname()}"
+    for _ in range(2):
+        with pytest.raises(ValueError, match=rf"run: is being trained by .* \({holder}\)"):
+            run_folder.lock(run)
+    held.close()
+    run_folder.lock(run).close()
+    run_folder.lock(tmp_path / "other").close()
+
+
+def test_an_attempt_is_superseded_by_any_later_one_and_by_nothing_else():
+    mine = {"kind": "attempt", "attempt": 1, "token": "a", "pid": 1, "host": "here"}
+    other = {**mine, "token": "b", "pid": 7, "host": "there"}
+    run_folder.refuse_superseded([{"kind": "created"}, mine, {"kind": "commit"}], "a")
+    run_folder.refuse_superseded([other, mine], "a")
+    # Both read the ledger at once and took the same number: the token tells them apart.
+    with pytest.raises(ValueError, match=r"attempt 1 \(process 7 on there\) has begun"):
+        run_folder.refuse_superseded([mine, other, {"kind": "commit"}], "a")

@@ -1,0 +1,469 @@
+"""One attempt, from its command line to its exit code, and what may go wrong on its way."""
+
+import contextlib
+import errno
+import fcntl
+import io
+import json
+import os
+import resource
+import shutil
+import signal
+import warnings
+from pathlib import Path
+
+import pytest
+
+from pretrain import checkpoints, ledger, metrics, run_folder, train
+
+SHORT = [
+    "training.steps=6",
+    "training.checkpoint_interval=2",
+    "training.evaluation_interval=3",
+    "schedule.warmup_steps=1",
+    "spike.margin_steps=1",
+    "spike.confirm_steps=3",
+]
+
+
+@pytest.fixture(scope="module")
+def attempt(run_ranks, recipe):
+    """`attempt(folder, *overrides)`: exit code, output and errors of each rank, rank 0 first.
+
+    `sabotage(rank)` is called in each rank before it starts.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        # What each rank would otherwise import by itself.
+        import megatron.core.datasets.indexed_dataset  # noqa: F401
+        import torch.utils.tensorboard.writer  # noqa: F401
+
+    def run(folder, *overrides, ranks=2, sabotage=lambda rank: None):
+        def work():
+            sabotage(int(os.environ["RANK"]))
+            words = [str(recipe.path), f"folder={folder}", *SHORT, *overrides]
+            said, complained = io.StringIO(), io.StringIO()
+            with contextlib.redirect_stdout(said), contextlib.redirect_stderr(complained):
+                code = train.main(words)
+            return code, said.getvalue(), complained.getvalue()
+
+        return run_ranks(ranks, work)
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def straight(attempt, tmp_path_factory):
+    """A run that nothing disturbed, of 6 steps with a checkpoint after every second."""
+    folder = tmp_path_factory.mktemp("straight") / "run"
+    assert [code for code, _, _ in attempt(folder)] == [0, 0]
+    return folder
+
+
+def records(run, kind=None):
+    told = ledger.read(run / ledger.FILE_NAME)
+    return [record for record in told if kind in (None, record["kind"])]
+
+
+def committed(run):
+    return list(ledger.fold(records(run), 1).checkpoints)
+
+
+def interrupted(run, folder, after=4):
+    """A copy of a run as it was when the checkpoint of a step had just been committed."""
+    shutil.copytree(run, folder)
+    (folder / "train.lock").unlink()
+    lines = (folder / ledger.FILE_NAME).read_bytes().splitlines(keepends=True)
+    told = records(run)
+    end = next(r["number"] for r in told if r["kind"] == "commit" and r["step"] == after)
+    (folder / ledger.FILE_NAME).write_bytes(b"".join(lines[: end + 1]))
+    return folder
+
+
+def weights(run, step):
+    from pretrain.engine import consolidated_weights
+
+    folder = checkpoints.folder_of(run, step)
+    checkpoints.read_manifest(folder)
+    return consolidated_weights(folder)
+
+
+def assert_same_run(left, right):
+    mine, others = weights(left, 6), weights(right, 6)
+    assert all(mine[name].equal(others[name]) for name in others)
+    kept = [metrics.surviving(metrics.read(run / metrics.METRICS)) for run in (left, right)]
+    times = {"attempt", "seconds", "data_seconds"}
+    for line, other in zip(*kept, strict=True):
+        assert {k: line[k] for k in {*line} - times} == {k: other[k] for k in {*other} - times}
+
+
+# --- what it writes ------------------------------------------------------------------------------
+
+
+def test_a_checkpoint_tells_what_it_is_without_its_run(straight):
+    manifest = checkpoints.read_manifest(checkpoints.folder_of(straight, 4))
+    assert manifest["step"] == 4
+    assert manifest["ranks"] == 2
+    assert manifest["lineage"] == [[0, 1]]
+    assert manifest["recipe"]["model"]["variant"] == "zero-clap"
+    assert manifest["architecture"]["position"] == "alibi"
+    assert manifest["corpus"]["vocab_size"] == 400
+    assert manifest["environment"]["packages"]["deepspeed"]
+    line = metrics.read(straight / metrics.METRICS)[4]
+    assert manifest["position"]["blocks"] == 4 * 8
+    assert manifest["position"]["epoch"] == line["epoch"]
+    assert manifest["position"]["learning_rate"] == line["learning_rate"]
+
+
+def test_a_finished_run_is_left_as_it_is(straight, attempt):
+    before = {p: p.read_bytes() for p in straight.glob("*.*") if p.name != "train.lock"}
+    answers = attempt(straight)
+    assert [code for code, _, _ in answers] == [0, 0]
+    assert "done already" in answers[0][1]
+    assert {path: path.read_bytes() for path in before} == before
+
+
+# --- saves that fail -----------------------------------------------------------------------------
+
+
+def failing_save(step, what, rank=1):
+    """Sabotage: `what(folder)` in one rank's save of a step, before DeepSpeed's."""
+
+    def sabotage(own):
+        from pretrain.engine import Engine
+
+        save = Engine.save
+
+        def sabotaged(self, folder):
+            if own == rank and f"{step:08d}" in folder.name:
+                with what(folder):
+                    save(self, folder)
+            else:
+                save(self, folder)
+
+        Engine.save = sabotaged
+
+    return sabotage
+
+
+@contextlib.contextmanager
+def no_room(folder):
+    """The system refuses to let any file grow beyond 1000 bytes, as a full disk would."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+@contextlib.contextmanager
+def killed(folder):
+    (folder / "zero_pp_rank_1_mp_rank_00_optim_states.pt").write_bytes(b"half")
+    os.kill(os.getpid(), signal.SIGKILL)
+    yield
+
+
+def test_a_rank_killed_in_a_save_costs_the_steps_since_the_one_before(straight, attempt, tmp_path):
+    with pytest.raises(pytest.fail.Exception, match="rank"):
+        attempt(tmp_path, sabotage=failing_save(4, killed))
+    assert committed(tmp_path) == [2]
+    assert not checkpoints.folder_of(tmp_path, 4).exists()
+    code, said, _ = attempt(tmp_path)[0]
+    assert code == 0
+    assert "attempt 2" in said
+    assert "steps 2 to 6" in said
+    assert records(tmp_path, "discontinuity") == []
+    assert_same_run(tmp_path, straight)
+    assert not list((tmp_path / "checkpoints").glob("*.partial"))
+
+
+def test_a_rank_without_room_fails_the_save_for_all_and_training_goes_on(
+    straight, attempt, tmp_path
+):
+    answers = attempt(tmp_path, sabotage=failing_save(4, no_room))
+    assert [code for code, _, _ in answers] == [0, 0]
+    assert "WARNING: no checkpoint of step 4" in answers[0][1]
+    (failed,) = records(tmp_path, "save-failed")
+    assert failed["step"] == 4
+    assert "step-00000004.partial: cannot be written: " in failed["reason"]
+    assert failed["reason"].endswith("(rank 1)")
+    assert committed(tmp_path) == [2, 6]
+    assert not list((tmp_path / "checkpoints").glob("*.partial"))
+    assert_same_run(tmp_path, straight)
+
+
+@pytest.mark.parametrize(("step", "left"), [(2, []), (6, [2, 4])])
+def test_without_an_older_checkpoint_or_a_later_save_a_failed_one_ends_the_attempt(
+    step, left, attempt, tmp_path
+):
+    answers = attempt(tmp_path, sabotage=failing_save(step, no_room))
+    assert [code for code, _, _ in answers] == [train.EXIT_FAILED] * 2
+    assert f"step-{step:08d}.partial: cannot be written" in answers[0][2]
+    assert records(tmp_path)[-1]["kind"] == "save-failed"
+    assert committed(tmp_path) == left
+
+
+def small_disk(calls):
+    """Sabotage: the disk has 1 kB free from the n-th time on that rank 0 asks."""
+
+    def sabotage(rank):
+        asked = []
+        usage = shutil.disk_usage
+
+        def disk_usage(path):
+            asked.append(path)
+            total, used, free = usage(path)
+            return type(usage(path))(total, used, 1000 if len(asked) >= calls else free)
+
+        shutil.disk_usage = disk_usage
+
+    return sabotage
+
+
+def test_a_disk_too_small_for_what_is_kept_is_refused_before_the_start(attempt, tmp_path):
+    answers = attempt(tmp_path, sabotage=small_disk(1))
+    assert [code for code, _, _ in answers] == [2, 2]
+    message = answers[0][2]
+    assert "5 checkpoints of " in message
+    assert "its disk has 0.0 MB free" in message
+    assert records(tmp_path, "attempt") == []
+
+
+def test_a_resumed_run_needs_as_much_as_its_last_checkpoint_took(straight, attempt, tmp_path):
+    run = interrupted(straight, tmp_path / "run")
+    size = checkpoints.size_of(checkpoints.read_manifest(checkpoints.folder_of(run, 4)))
+    message = attempt(run, sabotage=small_disk(1))[0][2]
+    assert f"3 checkpoints of {size / 1e6:,.1f} MB need {3 * size / 1e6:,.1f} MB" in message
+
+
+def test_a_disk_that_fills_up_is_found_before_a_save(attempt, tmp_path):
+    answers = attempt(tmp_path, sabotage=small_disk(3))
+    assert [code for code, _, _ in answers] == [train.EXIT_FAILED] * 2
+    reasons = [record["reason"] for record in records(tmp_path, "save-failed")]
+    assert len(reasons) == 2
+    assert all("1 checkpoint of" in reason for reason in reasons)
+    assert committed(tmp_path) == [2]
+
+
+# --- checkpoints that were touched ---------------------------------------------------------------
+
+
+def touch(run, step):
+    path = checkpoints.folder_of(run, step) / "mp_rank_00_model_states.pt"
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    return path
+
+
+def test_a_damaged_checkpoint_is_rejected_and_the_one_before_it_taken(straight, attempt, tmp_path):
+    run = interrupted(straight, tmp_path / "run")
+    path = touch(run, 4)
+    unrecorded = [run / "checkpoints" / name for name in ("step-00000003", "step-00000005.partial")]
+    for folder in unrecorded:
+        folder.mkdir()
+    code, said, _ = attempt(run)[0]
+    assert code == 0
+    assert "steps 2 to 6" in said
+    (rejected,) = records(run, "reject")
+    assert rejected["step"] == 4
+    assert str(path) in rejected["reason"]
+    assert not any(folder.exists() for folder in unrecorded)
+    assert committed(run) == [2, 4, 6]
+    assert_same_run(run, straight)
+
+
+def test_a_run_without_a_whole_checkpoint_is_not_begun_again_of_itself(straight, attempt, tmp_path):
+    run = interrupted(straight, tmp_path / "run")
+    paths = [touch(run, step) for step in (2, 4)]
+    before = records(run)
+    answers = attempt(run)
+    assert [code for code, _, _ in answers] == [2, 2]
+    assert "none of its checkpoints is whole" in answers[0][2]
+    assert all(str(path) in answers[0][2] for path in paths)
+    assert records(run) == before
+    assert all(path.exists() for path in paths)
+
+
+def test_a_changed_weight_under_a_consistent_hash_is_noticed_in_the_loss(
+    straight, attempt, tmp_path
+):
+    import torch
+
+    run = interrupted(straight, tmp_path / "run")
+    folder = checkpoints.folder_of(run, 4)
+    path = folder / "mp_rank_00_model_states.pt"
+    states = torch.load(path, weights_only=False)
+    name = next(name for name in states["module"] if "norm" in name and "weight" in name)
+    states["module"][name] *= 1.1
+    torch.save(states, path)
+    manifest = json.loads((folder / checkpoints.MANIFEST).read_text())
+    manifest["files"][path.name] = checkpoints.fingerprint(path)
+    checkpoints.write_json(folder / checkpoints.MANIFEST, manifest)
+
+    code, said, _ = attempt(run)[0]
+    assert code == 0
+    assert "WARNING: the run does not continue from step 4: loss " in said
+    (found,) = records(run, "discontinuity")
+    assert (found["step"], found["attempt"]) == (4, 2)
+
+
+def test_a_run_goes_on_with_other_ranks_where_it_was(straight, attempt, tmp_path):
+    """The batches and, but for the order of sums, the losses are those of the ranks before."""
+    run = interrupted(straight, tmp_path / "run")
+    assert attempt(run, ranks=1)[0][0] == 0
+    assert records(run, "discontinuity") == []
+    again, before = (metrics.surviving(metrics.read(r / metrics.METRICS)) for r in (run, straight))
+    for line, other in zip(again, before, strict=True):
+        assert line["loss"] == pytest.approx(other["loss"], rel=1e-5)
+
+
+# --- two attempts at once ------------------------------------------------------------------------
+
+
+def test_an_attempt_on_a_run_that_is_being_trained_is_refused(attempt, tmp_path):
+    with run_folder.lock(tmp_path):
+        answers = attempt(tmp_path)
+    assert [code for code, _, _ in answers] == [2, 2]
+    assert f"another attempt (process {os.getpid()} on" in answers[0][2]
+    assert answers[1][2] == ""
+    assert not (tmp_path / ledger.FILE_NAME).exists()
+
+
+def test_where_the_lock_does_not_hold_the_older_attempt_commits_nothing_more(
+    straight, attempt, tmp_path
+):
+    """As on a network file system that forgets locks: the ledger tells who came last."""
+
+    @contextlib.contextmanager
+    def overtaken(folder):
+        path = tmp_path / ledger.FILE_NAME
+        other = {"attempt": 2, "token": "theirs", "step": 2, "pid": 7, "host": "elsewhere"}
+        ledger.append(path, "attempt", **other, ranks=2, micro_batch_size=2, seed=1)
+        yield
+
+    def sabotage(rank):
+        fcntl.flock = lambda *_: None
+        failing_save(4, overtaken, rank=0)(rank)
+
+    with run_folder.lock(tmp_path):
+        answers = attempt(tmp_path, sabotage=sabotage)
+    assert [code for code, _, _ in answers] == [train.EXIT_FAILED] * 2
+    assert "attempt 2 (process 7 on elsewhere) has begun on this run since" in answers[0][2]
+    assert records(tmp_path)[-1]["token"] == "theirs"
+    assert committed(tmp_path) == [2]
+    assert not checkpoints.folder_of(tmp_path, 4).exists()
+
+
+# --- what is refused -----------------------------------------------------------------------------
+
+
+def test_what_rank_0_cannot_open_ends_every_rank_with_one_message(attempt, tmp_path):
+    def sabotage(rank):
+        def full(*_, **__):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "ledger.jsonl")
+
+        ledger.append = full
+
+    answers = attempt(tmp_path, sabotage=sabotage)
+    assert [code for code, _, _ in answers] == [2, 2]
+    assert "No space left on device: 'ledger.jsonl'" in answers[0][2]
+    assert answers[0][2].count("\n") == 1
+    assert answers[1][2] == ""
+
+
+def test_a_checkpoint_of_another_architecture_than_the_recipe_now_means_is_refused(
+    straight, attempt, tmp_path
+):
+    """A preset may have changed between two versions while the recipe's words stayed."""
+    run = interrupted(straight, tmp_path / "run")
+    folder = checkpoints.folder_of(run, 4)
+    manifest = json.loads((folder / checkpoints.MANIFEST).read_text())
+    manifest["architecture"]["num_heads"] = 16
+    checkpoints.write_json(folder / checkpoints.MANIFEST, manifest)
+    answers = attempt(run)
+    assert [code for code, _, _ in answers] == [2, 2]
+    assert "num_heads: 16, now " in answers[0][2]
+    assert len(records(run, "attempt")) == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["schedule.warmup_steps=6"], "warmup_steps 6 is not below training.steps 6"),
+        (["model.overrides.num_layers=5"], "model.overrides.num_layers: None, now 5"),
+        (["model.variant=alibi"], "model.variant: 'zero-clap', now 'alibi'"),
+        (["training.seed=2"], "training.seed: 1, now 2"),
+    ],
+)
+def test_a_run_is_not_resumed_as_another(words, message, straight, attempt, recipe, capsys):
+    before = records(straight)
+    assert train.main([str(recipe.path), f"folder={straight}", *SHORT, *words]) == 2
+    assert message in capsys.readouterr().err
+    assert records(straight) == before
+
+
+def test_a_corpus_of_another_vocabulary_is_refused_with_both(
+    straight, attempt, recipe, other_vocabulary, capsys
+):
+    words = [f"folder={straight}", *SHORT, f"data.corpus={other_vocabulary}"]
+    assert train.main([str(recipe.path), *words]) == 2
+    message = capsys.readouterr().err
+    assert "made with a vocabulary of 400 ids" in message
+    assert "now with one of 380" in message
+
+
+def test_a_folder_that_is_no_run_s_is_refused_and_left_alone(attempt, recipe, tmp_path, capsys):
+    mine = tmp_path / "thesis.tex"
+    mine.write_text("")
+    assert train.main([str(recipe.path), f"folder={tmp_path}", *SHORT]) == 2
+    assert "holds thesis.tex but no ledger.jsonl" in capsys.readouterr().err
+    assert train.main([str(recipe.path), f"folder={mine}", *SHORT]) == 2
+    assert "thesis.tex is a file" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == [mine.name]
+
+
+def test_without_a_recipe_it_says_how_it_is_used(capsys):
+    assert train.main([]) == 2
+    assert train.main(["--local_rank=0", "--help"]) == 0
+    assert capsys.readouterr().out.count("usage: deepspeed") == 2
+
+
+# --- evaluation ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "settings", ["zero1_fp32", pytest.param("zero3_bf16", marks=pytest.mark.slow)]
+)
+def test_the_validation_loss_is_the_same_on_any_number_of_ranks(
+    settings, run_ranks, recipe, attempt, tmp_path
+):
+    """Seven micro-batches, which neither two nor three ranks divide: some get an empty one."""
+    from data_prep.corpus import Corpus
+    from pretrain.batches import Blocks, validation_batches
+    from pretrain.engine import Engine, deepspeed_json, start
+    from pretrain.model import presets
+    from pretrain.model.language_model import LanguageModel
+    from pretrain.objectives.masked import MaskedLM
+
+    config = recipe.load(tmp_path, "batch.global_batch_size=12", f"training.deepspeed={settings}")
+
+    def work():
+        import torch
+
+        ranks = start()
+        blocks = Blocks(Corpus(Path(config.data.corpus), "train"), 64)
+        torch.manual_seed(1)
+        model = LanguageModel(presets.build("tiny", "zero-clap", 400, {}))
+        objective = MaskedLM(config.masking, 399, 400)
+        json_settings = deepspeed_json(settings, config.batch, 0.0, ranks.count)
+        engine = Engine(model, config.optimizer, json_settings, ranks)
+        mine = validation_batches(blocks, objective, 13, 2, ranks.rank, ranks.count)
+        return engine.evaluate(mine, lambda *pair: objective.sums_by_subset(*pair, 1))
+
+    (alone, targets), *others = [run_ranks(count, work)[0] for count in (1, 2, 3)]
+    assert targets > 80
+    for loss, count in others:
+        assert count == targets
+        assert loss == pytest.approx(alone, rel=1e-9)
