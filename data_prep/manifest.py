@@ -100,9 +100,10 @@ class Rejects:
 
 @dataclass(frozen=True)
 class ShardFiles:
-    """One split of one shard: `stem.bin`, `stem.idx`, `stem.subsets`.
+    """One split of one shard: `stem.bin`, `stem.idx`, `stem.subsets`, `stem.counts`.
 
-    The last holds a uint8 for each document, an index into `subsets`.
+    `.subsets` holds a uint8 for each document, an index into `subsets`; `.counts` says how often
+    each id occurs (see statistics.py).
     """
 
     stem: str  # relative to the corpus folder, as "train/shard-00000"
@@ -113,6 +114,7 @@ class ShardFiles:
     bin_sha256: str
     idx_sha256: str
     subsets_sha256: str
+    counts_sha256: str
     subsets: list[str]
 
 

@@ -42,7 +42,7 @@ from data_prep.manifest import (
     write_record,
 )
 from data_prep.sentences import encode_sentences, lengths_within
-from data_prep.statistics import UPPER_EDGES, count_lengths
+from data_prep.statistics import UPPER_EDGES, count_lengths, write_counts
 from data_prep.tokenizer import FILE_NAME as TOKENIZER_FILE
 from data_prep.tokenizer import Tokenizer, load
 
@@ -214,7 +214,7 @@ class _Shard:
 
 
 class _SplitWriter:
-    """The three files of one split: ids, index, subsets. What is appended waits for `flush`."""
+    """The files of one split: ids, index, subsets, counts. What is appended waits for `flush`."""
 
     def __init__(self, task: ShardTask, split: str, tokenizer: Tokenizer) -> None:
         self._stem = f"{split}/{task.name}"
@@ -224,7 +224,7 @@ class _SplitWriter:
         self._side_file = AtomicFile(self._prefix.with_name(f"{task.name}.subsets"))
         self._subsets: dict[str, int] = {}
         self._end = np.array([tokenizer.eos_id], dtype=np.int32)
-        self._tokens = 0
+        self._counts = np.zeros(tokenizer.vocab_size, dtype=np.int64)
         self._waiting: list[npt.NDArray[np.int32]] = []  # ids of a document, `</s>`, and so on
         self._waiting_lengths: list[int] = []  # of sequences
         self._waiting_sequences: list[int] = []  # of documents
@@ -251,7 +251,7 @@ class _SplitWriter:
         ids = np.concatenate(self._waiting)
         self._indexed.extend(ids, self._waiting_lengths, self._waiting_sequences)
         self._side_file.write(bytes(self._waiting_subsets))
-        self._tokens += sum(self._waiting_lengths)
+        self._counts += np.bincount(ids, minlength=len(self._counts))
         self._waiting, self._waiting_lengths, self._waiting_sequences = [], [], []
         self._waiting_subsets = bytearray()
 
@@ -263,11 +263,12 @@ class _SplitWriter:
             stem=self._stem,
             documents=self._indexed.documents,
             sequences=self._indexed.sequences,
-            tokens=self._tokens,
+            tokens=int(self._counts.sum()),
             size_bytes=data.size_bytes,
             bin_sha256=data.sha256,
             idx_sha256=index.sha256,
             subsets_sha256=self._side_file.commit().sha256,
+            counts_sha256=write_counts(self._prefix, self._counts).sha256,
             subsets=list(self._subsets),
         )
 
@@ -321,7 +322,7 @@ def _is_same_input(source: Input, manifest: ShardManifest) -> bool:
 
 def _is_whole(corpus: Path, files: ShardFiles) -> bool:
     data = corpus / f"{files.stem}.bin"
-    others = (corpus / f"{files.stem}{suffix}" for suffix in (".idx", ".subsets"))
+    others = (corpus / f"{files.stem}{suffix}" for suffix in (".idx", ".subsets", ".counts"))
     return (
         data.is_file()
         and data.stat().st_size == files.size_bytes

@@ -7,13 +7,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from data_prep.indexed import read_ids
+from data_prep.files import FileRecord, write_atomically
 from data_prep.manifest import LengthHistogram
 
 # Four buckets an octave, up to 2^31 tokens; powers of two are edges, so that shares over them are
 # exact.
 UPPER_EDGES = np.unique(np.round(2 ** (np.arange(4, 4 * 31 + 1) / 4)).astype(np.int64))
-_WINDOW = 1 << 22  # ids counted at a time
 
 
 def count_lengths(lengths: npt.ArrayLike) -> npt.NDArray[np.int64]:
@@ -34,13 +33,24 @@ def length_histogram(counts: npt.NDArray[np.int64]) -> LengthHistogram:
 
 
 def count_ids(prefixes: Iterable[Path], vocab_size: int) -> npt.NDArray[np.int64]:
-    """How often each id occurs in the datasets, `</s>` included."""
+    """How often each id occurs in the datasets, `</s>` included: the sum of their `.counts`."""
     counts = np.zeros(vocab_size, dtype=np.int64)
     for prefix in prefixes:
-        ids = read_ids(prefix)
-        for start in range(0, len(ids), _WINDOW):
-            counts += np.bincount(ids[start : start + _WINDOW], minlength=vocab_size)
+        ids, numbers = np.fromfile(counts_file(prefix), dtype="<i8").reshape(-1, 2).T
+        counts[ids] += numbers
     return counts
+
+
+def write_counts(prefix: Path, counts: npt.NDArray[np.int64]) -> FileRecord:
+    """Write how often each id occurs: for each that does, two little-endian int64, id and count."""
+    ids = np.flatnonzero(counts)
+    pairs = np.column_stack([ids, counts[ids]]).astype("<i8")
+    return write_atomically(counts_file(prefix), pairs.tobytes())
+
+
+def counts_file(prefix: Path) -> Path:
+    """Where the counts of a dataset lie."""
+    return prefix.with_name(f"{prefix.name}.counts")
 
 
 def unigram_perplexity(

@@ -71,6 +71,7 @@ def _problem(folder: Path, manifest: CorpusManifest, files: ShardFiles) -> str |
         (".bin", files.bin_sha256),
         (".idx", files.idx_sha256),
         (".subsets", files.subsets_sha256),
+        (".counts", files.counts_sha256),
     ):
         file = folder / f"{files.stem}{suffix}"
         if not file.is_file():

@@ -30,7 +30,7 @@ def manifest() -> CorpusManifest:
         settings=Settings(64, "drop", 3, 0),
         inputs=[InputFile("é.jsonl", 5, "s")],
         shards={
-            "train": [ShardFiles("train/shard-00000", 1, 1, 4, 8, "b", "i", "s", ["X"])],
+            "train": [ShardFiles("train/shard-00000", 1, 1, 4, 8, "b", "i", "s", "c", ["X"])],
             "valid": [],
         },
         subsets=["X"],

@@ -10,6 +10,7 @@ import pytest
 from data_prep.indexed import read_ids, read_lengths
 from data_prep.manifest import Settings
 from data_prep.shard import ShardTask, prepare_shard, standing_manifest
+from data_prep.statistics import count_ids
 from data_prep.tokenizer import Tokenizer
 from tests.data_prep.conftest import make_texts, write_pile
 
@@ -38,7 +39,7 @@ def test_bytes_do_not_depend_on_the_batches(
 ) -> None:
     prepare_shard(task)
     expected = made(task.corpus)
-    assert len(expected) == 7
+    assert len(expected) == 9
     for documents, characters in ((1, 10**6), (7, 10**6), (10**6, 10**6), (10**6, 500)):
         monkeypatch.setattr("data_prep.shard._BATCH_DOCUMENTS", documents)
         monkeypatch.setattr("data_prep.shard._BATCH_CHARACTERS", characters)
@@ -56,6 +57,8 @@ def test_every_piece_ends_with_the_end_token_and_the_manifest_counts_them(task: 
         assert (ids[np.cumsum(lengths) - 1] == Tokenizer.eos_id).all()
         assert (ids == Tokenizer.eos_id).sum() == len(lengths) == files.documents
         assert files.tokens == len(ids)
+        counted = count_ids([task.corpus / files.stem], 320)
+        assert counted.tolist() == np.bincount(ids, minlength=320).tolist()
 
 
 def test_the_manifest_names_the_encoder(task: ShardTask) -> None:
