@@ -1,8 +1,7 @@
-"""Numbers and pictures of a corpus."""
+"""Numbers of a corpus."""
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -66,44 +65,6 @@ def unigram_perplexity(
     probabilities = (train_counts + 1) / (train_counts.sum() + len(train_counts))
     loss_nats = -np.sum(valid_counts * np.log(probabilities)) / valid_counts.sum()
     return float(np.exp(loss_nats))
-
-
-def plot_lengths(histogram: LengthHistogram, path: Path) -> None:
-    """Draw the length histogram as a PNG, with 1024 and 2048 marked."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8, 4.5), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes: Any = figure.add_subplot()
-    edges = [1, *histogram.upper_edges]
-    bars = [(edges[i], edges[i + 1], n) for i, n in enumerate(histogram.counts) if n]
-    lefts, rights, counts = (np.array(column) for column in zip(*bars, strict=True))
-    axes.bar(lefts, counts, rights - lefts, align="edge", color="#4878a8", edgecolor="white")
-    axes.margins(x=0.02, y=0.15)
-    for limit, share, side in (
-        (1024, histogram.share_over_1024, "right"),
-        (2048, histogram.share_over_2048, "left"),
-    ):
-        axes.axvline(limit, color="#b04030", linestyle="--", linewidth=1)
-        axes.annotate(
-            f"{share:.1%} over {limit}",
-            (limit, 0.98),
-            xycoords=("data", "axes fraction"),
-            xytext=(4 if side == "left" else -4, 0),
-            textcoords="offset points",
-            horizontalalignment=side,
-            verticalalignment="top",
-            color="#b04030",
-        )
-    axes.set_xscale("log", base=2)
-    axes.xaxis.set_major_formatter("{x:.0f}")
-    axes.set_xlabel("tokens a document, <s> and </s> included")
-    axes.set_ylabel("documents")
-    axes.set_title(f"Document lengths before filtering ({sum(histogram.counts):,} documents)")
-    partial = path.with_name(f".{path.name}.partial")
-    figure.savefig(partial, dpi=120, format="png")
-    partial.replace(path)
 
 
 def _share_over(limit: int, counts: npt.NDArray[np.int64]) -> float:

@@ -136,7 +136,7 @@ def table(output: Path, seconds: float) -> str:
     places = [
         f"loss plot            {output / 'run' / 'loss.png'}",
         f"TensorBoard          tensorboard --logdir {output / 'run' / 'tensorboard'}",
-        f"document lengths     {output / 'corpus' / 'lengths.png'}",
+        f"corpus               {output / 'corpus' / 'corpus.png'}",
         f"fine-tuning scores   {output / 'scores' / 'report.md'}",
     ]
     return "\n".join([*lines, "", *places])

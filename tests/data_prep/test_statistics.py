@@ -9,7 +9,6 @@ from data_prep.statistics import (
     count_ids,
     count_lengths,
     length_histogram,
-    plot_lengths,
     unigram_perplexity,
     write_counts,
 )
@@ -51,15 +50,3 @@ def test_perplexity_is_that_of_the_smoothed_unigram_distribution() -> None:
     flat = np.full(50, 7)
     assert unigram_perplexity(flat, flat) == pytest.approx(50)
     assert unigram_perplexity(flat, np.zeros(50, dtype=np.int64)) is None
-
-
-def test_plot_is_a_png_and_the_same_twice(tmp_path: Path) -> None:
-    histogram = length_histogram(count_lengths(np.arange(3, 4000, 7)))
-    for name in ("a.png", "b.png"):
-        plot_lengths(histogram, tmp_path / name)
-    content = (tmp_path / "a.png").read_bytes()
-    assert content.startswith(b"\x89PNG")
-    assert content == (tmp_path / "b.png").read_bytes()
-    other = length_histogram(count_lengths(np.arange(3, 400)))
-    plot_lengths(other, tmp_path / "b.png")
-    assert content != (tmp_path / "b.png").read_bytes()

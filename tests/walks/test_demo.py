@@ -34,6 +34,6 @@ def test_the_demo_survives_a_spike_and_pretraining_is_worth_something(tmp_path: 
     }
     assert accuracy["pretrained weights"] > accuracy["the majority class"] + 0.05
     assert accuracy["pretrained weights"] > accuracy["random weights"] + 0.05
-    for picture in ("run/loss.png", "corpus/lengths.png"):
+    for picture in ("run/loss.png", "corpus/corpus.png"):
         assert (output / picture).stat().st_size > 10_000
     assert list((output / "run" / "tensorboard").glob("attempt-00*/events*"))
