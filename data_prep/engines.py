@@ -102,7 +102,7 @@ def run_on_ray(
         while waiting or running:
             while waiting and len(running) < workers:
                 task = waiting.pop()
-                running[remote.remote(work, task)] = task
+                running[remote.remote(work, task, Path.cwd())] = task
             for reference in ray.wait(list(running))[0]:
                 task = running.pop(reference)
                 result, count = _ray_result(ray, reference, task)
@@ -185,7 +185,8 @@ def _position_bytes() -> int:
     return sum(getattr(file, "position", 0) for file in files if file.fd > 2 and file.mode == "r")
 
 
-def _work_and_count(work: Work[T], task: ShardTask) -> tuple[T, Done]:
+def _work_and_count(work: Work[T], task: ShardTask, folder: Path) -> tuple[T, Done]:
+    os.chdir(folder)  # paths may be relative, and are recorded as they are
     done = Done()
 
     def progress(documents: int, text_bytes: int, tokens: int = 0) -> None:

@@ -14,7 +14,7 @@ from data_prep.manifest import CorpusManifest, Count, ShardFiles, load_manifest
 from data_prep.tokenizer import FILE_NAME as TOKENIZER_FILE
 from data_prep.tokenizer import load
 
-_CHUNK_BYTES = 1 << 22  # a multiple of any id's size
+_CHUNK_BYTES = 1 << 20  # a multiple of any id's size
 
 
 def verify(folder: Path, workers: int = 1) -> Iterator[str]:

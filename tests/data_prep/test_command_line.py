@@ -1,3 +1,4 @@
+import os
 import shlex
 import subprocess
 import sys
@@ -220,3 +221,36 @@ def test_help_imports_nothing_heavy(command: str) -> None:
     )
     assert result.stdout.rstrip().endswith("[]")
     assert time.monotonic() - started < 5  # far under one second where nothing else runs
+
+
+def test_slurm_example_makes_a_corpus_of_its_parts(home: Path, tmp_path: Path) -> None:
+    """Run as Slurm would, with a stand-in for `srun`."""
+    (tmp_path / "srun").write_text('#!/bin/sh\nexec "$@"\n')
+    (tmp_path / "python").write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    for name in ("srun", "python"):
+        (tmp_path / name).chmod(0o755)
+    script = (ROOT / "data_prep" / "slurm.sbatch").read_text()
+    for place, ours in (
+        ("pile/train/*.jsonl.zst", f"{home}/in/0*"),
+        ("pile/val.jsonl.zst", f"{home}/in/1*"),
+        ("--tokenizer roberta-base", f"--tokenizer {home}/t"),
+        ("--output corpus", f"--output {tmp_path}/corpus"),
+    ):
+        assert script.count(place) == 1
+        script = script.replace(place, ours)
+
+    def submit(index: int, count: int, *arguments: str) -> str:
+        environment = {
+            **os.environ,
+            "PATH": f"{tmp_path}:{os.environ['PATH']}",
+            "SLURM_ARRAY_TASK_ID": str(index),
+            "SLURM_ARRAY_TASK_COUNT": str(count),
+        }
+        command = ["bash", "-c", script, "slurm.sbatch", *arguments]
+        return subprocess.run(
+            command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True
+        ).stdout
+
+    for index in (1, 0):
+        assert f"part {index}/2 is made" in submit(index, 2)
+    assert "train 60 documents" in submit(0, 1, "whole")

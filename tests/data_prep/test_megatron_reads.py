@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Iterator
+from itertools import combinations
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +14,7 @@ from data_prep.corpus import Corpus
 from data_prep.indexed import import_megatron
 from data_prep.manifest import Settings
 from data_prep.run import prepare
+from tests.conftest import RunRanks
 from tests.data_prep.conftest import SENTENCE, write_pile
 
 LENGTH = 32
@@ -57,13 +59,15 @@ def config_of(kind: type[Any], folder: Path, **options: object) -> Any:
     )
 
 
-def build(kind: type[Any], config: Any) -> tuple[Any, Any]:
-    """One epoch of training and of validation data."""
+def build(kind: type[Any], config: Any, samples: int | None = None) -> tuple[Any, Any]:
+    """So many samples of training and of validation data, by default one epoch."""
+    import torch.distributed
     from megatron.core.datasets.blended_megatron_dataset_builder import (
         BlendedMegatronDatasetBuilder,
     )
 
-    sizes = [None, None, None]
+    torch.distributed.init_process_group("gloo")  # the builders ask for their rank
+    sizes = [samples, samples, None]
     train, valid, test = BlendedMegatronDatasetBuilder(kind, sizes, lambda: True, config).build()
     assert test is None
     return train, valid
@@ -96,39 +100,41 @@ def test_merging_by_megatron_s_builder_gives_our_shards_one_after_another(
     assert all(np.array_equal(merged[i], corpus.document(i)) for i in range(len(corpus)))
 
 
-def test_gpt_dataset_is_our_documents_end_to_end(folder: Path) -> None:
+def test_gpt_dataset_is_our_documents_end_to_end(folder: Path, run_ranks: RunRanks) -> None:
+    [lengths] = run_ranks(1, gpt_streams, folder)
+    for split, length in lengths.items():
+        tokens = int(Corpus(folder, split).lengths.sum())
+        shards = len(prefixes(folder, split))
+        assert tokens - shards * LENGTH < length <= tokens
+
+
+def gpt_streams(folder: Path) -> dict[str, int]:
+    """How many tokens a dataset of one epoch gives by split; all compared with the documents'."""
     from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
 
     options = {"reset_position_ids": False, "reset_attention_mask": False, "eod_mask_loss": False}
-    train, valid = build(GPTDataset, config_of(GPTDatasetConfig, folder, **options))
-    for blended, split in ((train, "train"), (valid, "valid")):
+    blends = build(GPTDataset, config_of(GPTDatasetConfig, folder, **options))
+    lengths = {}
+    for split, blended in zip(("train", "valid"), blends, strict=True):
         corpus = Corpus(folder, split)
-        first = 0
+        first = lengths[split] = 0
         for part in blended.datasets:
-            documents = [corpus.document(first + int(i)) for i in part.document_index]
+            # Megatron shuffles documents, cuts what they make end to end, and shuffles the pieces.
+            stream = np.concatenate([corpus.document(first + int(i)) for i in part.document_index])
             first += len(part.document_index)
-            expected = np.concatenate(documents)
-            found = np.empty(len(part) * LENGTH, dtype=np.int64)
             for index, position in enumerate(part.shuffle_index):
-                sample = part[index]
-                start = int(position) * LENGTH
-                found[start : start + LENGTH] = sample["tokens"]
-                whole = expected[start + 1 : start + LENGTH + 1]
-                assert np.array_equal(sample["labels"][: len(whole)], whole)
-            length = min(len(found), len(expected))
-            assert length > len(expected) - LENGTH
-            assert np.array_equal(found[:length], expected[:length])
+                sample, start = part[index], int(position) * LENGTH
+                whole = stream[start : start + LENGTH + 1]
+                assert np.array_equal(sample["tokens"][: len(whole) - 1], whole[:-1])
+                assert np.array_equal(sample["labels"][: len(whole) - 1], whole[1:])
+                lengths[split] += len(whole) - 1
         assert first == len(corpus)
+    return lengths
 
 
 def test_bert_dataset_pairs_sentences_of_one_document(
-    tokenizer_folder: Path, tmp_path: Path
+    tokenizer_folder: Path, tmp_path: Path, run_ranks: RunRanks
 ) -> None:
-    from megatron.core.datasets.bert_dataset import (
-        BERTMaskedWordPieceDataset,
-        BERTMaskedWordPieceDatasetConfig,
-    )
-
     words = SENTENCE.split()
     texts = [
         " ".join(f"{words[i % 30].title()} {words[(i + n) % 30]}." for i in range(n, n + 6))
@@ -138,11 +144,33 @@ def test_bert_dataset_pairs_sentences_of_one_document(
     folder = tmp_path / "corpus"
     settings = Settings(valid_fraction=0.2, unit="sentence")
     prepare([tmp_path / "a.jsonl.zst"], folder, tokenizer_folder, settings)
+    corpus = Corpus(folder, "train")
+    homes: dict[tuple[int, ...], set[int]] = {}  # of each run of whole sentences
+    for document in range(len(corpus)):
+        sentences = corpus.sentences(document)
+        for first, last in combinations(range(len(sentences) + 1), 2):
+            run = tuple(np.concatenate(sentences[first:last]).tolist())
+            homes.setdefault(run, set()).add(document)
+    [pairs] = run_ranks(1, bert_pairs, folder)
+    # Megatron cuts longer ones to what fits beside its three special ids; `</s>` is not counted.
+    whole = [pair for pair in pairs if sum(map(len, pair)) < LENGTH - 4]
+    assert len(pairs) >= 100
+    assert whole
+    assert all(homes[tuple(first)] & homes[tuple(second)] for first, second in whole)
+
+
+def bert_pairs(folder: Path) -> list[list[list[int]]]:
+    """The two runs of ids of each training sample, as they were before masking."""
+    from megatron.core.datasets.bert_dataset import (
+        BERTMaskedWordPieceDataset,
+        BERTMaskedWordPieceDatasetConfig,
+    )
+
     config = config_of(
         BERTMaskedWordPieceDatasetConfig,
         folder,
         masking_probability=0.15,
-        short_sequence_probability=0.1,
+        short_sequence_probability=0.0,
         masking_max_ngram=1,
         masking_do_full_word=False,
         masking_do_permutation=False,
@@ -150,16 +178,10 @@ def test_bert_dataset_pairs_sentences_of_one_document(
         masking_use_geometric_distribution=False,
         classification_head=True,
     )
-    train, _ = build(BERTMaskedWordPieceDataset, config)
-    corpus = Corpus(folder, "train")
-    documents = {tuple(corpus.document(i).tolist()) for i in range(len(corpus))}
-    assert len(train) > len(documents)
+    train, _ = build(BERTMaskedWordPieceDataset, config, samples=100)
+    pairs = []
     for sample in (train[index] for index in range(len(train))):
         text = np.where(sample["loss_mask"] == 1, sample["labels"], sample["text"])
-        ids = text[sample["padding_mask"] == 1].tolist()
-        assert ids[0] == 0
-        assert ids[-1] == 2
-        # Two runs of whole sentences, each found in a document as it stands.
-        kinds = sample["types"][sample["padding_mask"] == 1]
-        assert set(kinds.tolist()) == {0, 1}
-    assert documents
+        is_text = (sample["padding_mask"] == 1) & ~np.isin(text, [0, 2])
+        pairs.append([text[is_text & (sample["types"] == kind)].tolist() for kind in (0, 1)])
+    return pairs
