@@ -59,6 +59,7 @@ class Blocks:
         """
         self.corpus = corpus
         self.sequence_length = sequence_length
+        self.packing = packing
         self.one_text = packing == "complete"
         tables = _tables(corpus, sequence_length, packing)
         self._ranges = tables["ranges"]
@@ -70,6 +71,10 @@ class Blocks:
                 f"data.sequence_length {sequence_length}; the shortest has "
                 f"{int(corpus.lengths.min())} tokens and needs one more for <s>"
             )
+
+    def __reduce__(self) -> tuple[type[Blocks], tuple[Corpus, int, str]]:
+        """Pickles small: another process reads the tables by itself."""
+        return Blocks, (self.corpus, self.sequence_length, self.packing)
 
     @property
     def share_of_tokens(self) -> float:

@@ -175,6 +175,8 @@ class TrainingConfig:
     """A file of ds_configs/ (without .json), or a path to a DeepSpeed JSON."""
     ranks: int = 0
     """Processes that `supervise` starts on this machine; 0: one a GPU, or 2 on a CPU."""
+    data_workers: int = 0
+    """Processes a rank that make the next steps' batches ahead; 0: each when it is needed."""
     activation_checkpointing: bool = False
     """Compute each layer again in the backward pass: less memory for a forward pass more."""
     compile: bool = False
@@ -193,7 +195,7 @@ class TrainingConfig:
         check(self.steps > 0, "training.steps", self.steps, "a positive number")
         for name in ("evaluation_interval", "checkpoint_interval", "vocabulary_multiple"):
             check(getattr(self, name) > 0, f"training.{name}", getattr(self, name), "above 0")
-        for name in ("seed", "ranks", "evaluation_blocks"):
+        for name in ("seed", "ranks", "evaluation_blocks", "data_workers"):
             value = getattr(self, name)
             check(value >= 0, f"training.{name}", value, "0 or above")
         check(

@@ -49,6 +49,8 @@ def find(recipe: str) -> Path:
 
 MAY_CHANGE = (
     "training.ranks",
+    "training.data_workers",
+    "training.activation_checkpointing",
     "training.evaluation_interval",
     "training.evaluation_blocks",
     "training.checkpoint_interval",

@@ -26,6 +26,7 @@ from pretrain.loop import GO_ON, Hook, Model, StepRecord
 from pretrain.loop import run as run_loop
 from pretrain.model.config import ModelConfig
 from pretrain.objectives.masked import MaskedLM, word_starts_of
+from pretrain.prefetch import prefetched
 from pretrain.run_folder import Start
 from pretrain.schedules import learning_rate
 from pretrain.spikes import SpikeDetector
@@ -201,20 +202,21 @@ class Attempt:
             training.seed,
         )
         self._announce()
-        verdict = run_loop(
-            self.engine,
-            batches,
-            self.objective,
-            learning_rate=lambda step: learning_rate(config, step),
-            first_step=self.start.step,
-            last_step=training.steps,
-            hooks=[
-                Hook(training.evaluation_interval, self._evaluate),
-                Hook(training.checkpoint_interval, self._save),
-            ],
-            observers=self._observers(),
-            watch=self._watch if self.ranks.rank == 0 else lambda record: GO_ON,
-        )
+        with prefetched(batches, training.data_workers) as ahead:
+            verdict = run_loop(
+                self.engine,
+                ahead,
+                self.objective,
+                learning_rate=lambda step: learning_rate(config, step),
+                first_step=self.start.step,
+                last_step=training.steps,
+                hooks=[
+                    Hook(training.evaluation_interval, self._evaluate),
+                    Hook(training.checkpoint_interval, self._save),
+                ],
+                observers=self._observers(),
+                watch=self._watch if self.ranks.rank == 0 else lambda record: GO_ON,
+            )
         if verdict == GO_ON:
             self._on_rank_0(lambda: self._record("done", step=training.steps))
         return verdict

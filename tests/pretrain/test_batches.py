@@ -1,6 +1,7 @@
 """A step's batch as a pure function of corpus, lineage and step (law 1)."""
 
 import dataclasses
+import pickle
 import shutil
 
 import numpy as np
@@ -180,6 +181,13 @@ def test_how_a_split_is_cut_is_kept_and_read_again(packing, corpus, tmp_path, mo
     again = Blocks(Corpus(folder, "train"), LENGTH, packing)
     assert len(again) == len(first)
     assert all(again.documents(b) == first.documents(b) for b in range(len(first)))
+
+
+def test_blocks_pickle_small_and_come_back(packed):
+    again = pickle.loads(pickle.dumps(packed))
+    assert len(pickle.dumps(packed)) < 20_000
+    assert len(again) == len(packed)
+    assert np.array_equal(again.ids(3), packed.ids(3))
 
 
 def test_a_corpus_that_cannot_be_written_to_is_cut_by_each_process(corpus, tmp_path):

@@ -158,6 +158,7 @@ def test_values_that_cannot_be_are_refused_by_name(words, message):
         "training.ranks=1",
         "training.checkpoint_interval=60",
         "training.evaluation_blocks=3",
+        "training.data_workers=2",
         "training.checkpoints_kept=9",
         "spike.max_rollbacks=7",
         "data.corpus=moved",
