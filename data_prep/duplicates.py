@@ -59,6 +59,7 @@ def hash_input(task: "ShardTask", progress: Callable[[int, int], None] = lambda 
             documents, text_bytes = documents + 1, text_bytes + len(text)
             if not documents % 256:
                 progress(documents, text_bytes)
+        progress(documents, text_bytes)
         if _stamp(task) != stamp:
             raise ValueError(f"{task.input}: changed while it was read")
         output.commit()

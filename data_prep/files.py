@@ -7,6 +7,7 @@ reads.
 
 import hashlib
 import os
+import secrets
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -31,9 +32,9 @@ class AtomicFile:
         """Open a temporary file beside `path`, whose folder is made where missing."""
         path.parent.mkdir(parents=True, exist_ok=True)
         self._path = path
-        # The process id keeps an orphan of a killed run from sharing a file with the run that
-        # follows.
-        self._partial = path.with_name(f".{path.name}.{os.getpid()}{PARTIAL_SUFFIX}")
+        # A name of its own: the same file may be in work on another machine, where process ids are
+        # the same, and left over from a killed run.
+        self._partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}{PARTIAL_SUFFIX}")
         self._file = self._partial.open("wb", buffering=1 << 20)
         self._hash = hashlib.sha256()
         self._size_bytes = 0

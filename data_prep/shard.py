@@ -7,7 +7,7 @@ any number of times.
 `prepare_shard` reads top to bottom; the classes under it hold its state.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -41,6 +41,7 @@ from data_prep.manifest import (
     read_record,
     write_record,
 )
+from data_prep.progress import Progress
 from data_prep.sentences import encode_sentences, lengths_within
 from data_prep.statistics import UPPER_EDGES, count_lengths, write_counts
 from data_prep.tokenizer import FILE_NAME as TOKENIZER_FILE
@@ -49,8 +50,6 @@ from data_prep.tokenizer import Tokenizer, load
 _BATCH_DOCUMENTS = 256
 _BATCH_CHARACTERS = 4_000_000  # bounds memory where documents are long
 MAX_SUBSETS = 256  # what a uint8 can number
-
-Progress = Callable[[int, int], None]  # documents and text bytes read so far
 
 
 @dataclass(frozen=True)
@@ -114,7 +113,7 @@ def prepare_shard(task: ShardTask, progress: Progress = lambda *_: None) -> Shar
             else:
                 encoded = encoder.encode(texts)
                 shard.add(batch, encoded, [[len(ids)] for ids in encoded])
-            progress(shard.documents, shard.text_bytes)
+            progress(shard.documents, shard.text_bytes, shard.tokens)
         if input_state(task.input) != before:
             raise ValueError(f"{task.input}: changed while it was read")
         manifest = ShardManifest(
@@ -154,6 +153,7 @@ class _Shard:
         self.length_counts = np.zeros(len(UPPER_EDGES), dtype=np.int64)
         self.documents = 0
         self.text_bytes = 0
+        self.tokens = 0
 
     def take_documents(self, records: Iterable[Document | Reject]) -> Iterator[Document]:
         """The documents among the records; the others are counted."""
@@ -172,6 +172,7 @@ class _Shard:
     ) -> None:
         """Filter encoded documents, of sequences of these lengths, and write those to be kept."""
         self.length_counts += count_lengths([len(ids) + 2 for ids in encoded])
+        self.tokens += sum(map(len, encoded))
         for document, ids, of_sequences in zip(batch, encoded, lengths, strict=True):
             self._add_one(document, ids, of_sequences)
         for writer in self._splits.values():
