@@ -12,7 +12,7 @@ from pathlib import Path
 
 from data_prep import tokenizer as tokenizers
 from pretrain import model_folder
-from pretrain.convert import fairseq, huggingface_export, huggingface_import
+from pretrain.convert import fairseq_export, fairseq_import, huggingface_export, huggingface_import
 from pretrain.model_folder import ModelContents
 
 FORMS = ("zeroclap", "fairseq", "huggingface")
@@ -43,7 +43,7 @@ def convert(
     if contents.vocabulary is None:
         notes.append(_no_vocabulary(source))
     if form == "fairseq":
-        fairseq.write(output, contents)
+        fairseq_export.write(output, contents)
     elif form == "huggingface":
         notes += huggingface_export.write(output, contents, head)
     else:
@@ -59,7 +59,7 @@ def read(source: Path, tokenizer: str | None = None) -> ModelContents:
     """
     vocabulary = tokenizers.load(tokenizer) if tokenizer else None
     if source.is_file():
-        return fairseq.read(source, vocabulary)
+        return fairseq_import.read(source, vocabulary)
     if (source / "model.json").is_file():
         contents = model_folder.load(source).contents()
     elif (source / "config.json").is_file():

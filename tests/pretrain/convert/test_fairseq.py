@@ -16,7 +16,7 @@ from torch.nn.functional import cross_entropy
 
 from data_prep.tokenizer import Tokenizer
 from pretrain import model_folder
-from pretrain.convert import fairseq
+from pretrain.convert import fairseq_export, fairseq_import, fairseq_layout
 from pretrain.fill_mask import fill_mask
 from pretrain.model import presets
 from pretrain.model.classifier import Classifier
@@ -50,7 +50,7 @@ def tiny(variant, heads=None, vocabulary_size=50, **overrides):
 @pytest.fixture
 def path(tmp_path):
     """A checkpoint of a tiny RoBERTa."""
-    fairseq.write(tmp_path / "tiny.pt", tiny("baseline"))
+    fairseq_export.write(tmp_path / "tiny.pt", tiny("baseline"))
     return tmp_path / "tiny.pt"
 
 
@@ -78,7 +78,7 @@ def refusal(path, *arguments):
     """What `read` says of a file that it refuses: short, of that file, and nothing is left."""
     before = sorted(path.parent.rglob("*"))
     with pytest.raises(ValueError, match=path.name) as caught:
-        fairseq.read(path, *arguments)
+        fairseq_import.read(path, *arguments)
     message = str(caught.value)
     assert message.startswith(f"{path}: ")
     assert len(message.removeprefix(str(path))) < 400
@@ -116,7 +116,7 @@ def close(ours, theirs):
 
 @pytest.mark.parametrize("name", ["baseline_pile", "zero_clap_pile"])
 def test_a_checkpoint_of_the_original_s_trainer_gives_its_logits_and_loss(name, golden):
-    contents = fairseq.read(golden / f"checkpoints/{name}.pt")
+    contents = fairseq_import.read(golden / f"checkpoints/{name}.pt")
     facts = json.loads((golden / "checkpoints/layout.json").read_text())[name]["golden"]
     expected = load_file(golden / f"checkpoints/{name}.golden.safetensors")
     model, ids = language_model(contents), expected["in.src_tokens"]
@@ -134,8 +134,8 @@ def test_a_checkpoint_of_the_original_s_trainer_gives_its_logits_and_loss(name, 
 @pytest.mark.parametrize("name", ["baseline_pile", "zero_clap_pile"])
 def test_a_checkpoint_of_the_original_comes_back_bit_for_bit(name, golden, tmp_path):
     source = golden / f"checkpoints/{name}.pt"
-    contents = fairseq.read(source)
-    fairseq.write(tmp_path / "again.pt", contents)
+    contents = fairseq_import.read(source)
+    fairseq_export.write(tmp_path / "again.pt", contents)
     theirs, ours = content(source), content(tmp_path / "again.pt")
     assert ours.keys() == theirs.keys()
     assert ours["model"].keys() == theirs["model"].keys()
@@ -147,7 +147,7 @@ def test_a_checkpoint_of_the_original_comes_back_bit_for_bit(name, golden, tmp_p
         both = mine.keys() & theirs["cfg"][section].keys() - {"data"}
         assert {k: mine[k] for k in both} == {k: theirs["cfg"][section][k] for k in both}
     assert not theirs["cfg"]["model"].keys() - ours["cfg"]["model"].keys()
-    assert same(fairseq.read(tmp_path / "again.pt"), contents)
+    assert same(fairseq_import.read(tmp_path / "again.pt"), contents)
 
 
 def golden_checkpoint(golden, name, path, **settings):
@@ -164,7 +164,7 @@ def test_weights_and_settings_of_every_variant_give_the_original_s_logits(
     variant, golden, tmp_path
 ):
     tensors = golden_checkpoint(golden, variant, tmp_path / "golden.pt")
-    contents = fairseq.read(tmp_path / "golden.pt")
+    contents = fairseq_import.read(tmp_path / "golden.pt")
     logits = everywhere(language_model(contents), tensors["in.src_tokens"])
     close(logits, tensors["out.logits"])
     close(logits[tensors["in.masked"].bool()], tensors["out.masked_logits"])
@@ -176,7 +176,7 @@ def test_weights_and_settings_of_every_variant_give_the_original_s_logits(
 @pytest.mark.parametrize(("name", "classes"), [("cls3-baseline", 3), ("reg1-baseline", 1)])
 def test_classification_heads_give_the_original_s_logits(name, classes, golden, tmp_path):
     tensors = golden_checkpoint(golden, name, tmp_path / "golden.pt", pooler_dropout=0.3)
-    contents = fairseq.read(tmp_path / "golden.pt")
+    contents = fairseq_import.read(tmp_path / "golden.pt")
     heads = {"sentence_classification_head": ClassificationConfig(classes, dropout=0.3)}
     assert contents.classification_heads == heads
     model_folder.save(tmp_path / "folder", contents)
@@ -196,7 +196,7 @@ def test_the_published_models_two_rows_less_change_nothing_for_the_other_rows(go
     torch.save(checkpoint, tmp_path / "fewer.pt")
     ids = expected["in.src_tokens"]
     assert set(ids[ids >= 1002].tolist()) == {1004}
-    logits = everywhere(language_model(fairseq.read(tmp_path / "fewer.pt")), ids)
+    logits = everywhere(language_model(fairseq_import.read(tmp_path / "fewer.pt")), ids)
     close(logits, expected["out.logits"][..., :1002])
 
 
@@ -206,18 +206,18 @@ def test_the_published_models_two_rows_less_change_nothing_for_the_other_rows(go
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_every_weight_of_every_variant_has_its_names(variant):
     contents = tiny(variant, HEADS)
-    assert fairseq.names(contents.config, HEADS).keys() == contents.weights.keys()
+    assert fairseq_layout.names(contents.config, HEADS).keys() == contents.weights.keys()
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("heads", [{}, HEADS], ids=["alone", "with heads"])
 def test_every_variant_comes_back_whole(variant, heads, tmp_path):
     contents = tiny(variant, heads)
-    fairseq.write(tmp_path / "model.pt", contents)
-    again = fairseq.read(tmp_path / "model.pt")
+    fairseq_export.write(tmp_path / "model.pt", contents)
+    again = fairseq_import.read(tmp_path / "model.pt")
     assert same(again, contents)
     assert again.provenance == {"source": "model.pt", "format": "fairseq", "updates": 7}
-    fairseq.write(tmp_path / "twice.pt", again)
+    fairseq_export.write(tmp_path / "twice.pt", again)
     assert (tmp_path / "twice.pt").read_bytes() == (tmp_path / "model.pt").read_bytes()
 
 
@@ -234,15 +234,15 @@ def test_every_variant_comes_back_whole(variant, heads, tmp_path):
 )
 def test_every_choice_comes_back(variant, overrides, tmp_path):
     contents = tiny(variant, **overrides)
-    fairseq.write(tmp_path / "model.pt", contents)
-    assert same(fairseq.read(tmp_path / "model.pt"), contents)
+    fairseq_export.write(tmp_path / "model.pt", contents)
+    assert same(fairseq_import.read(tmp_path / "model.pt"), contents)
 
 
 def test_a_model_folder_comes_back_by_way_of_fairseq(tmp_path):
     contents = tiny("zero-clap", HEADS)
     model_folder.save(tmp_path / "one", contents)
-    fairseq.write(tmp_path / "model.pt", model_folder.load(tmp_path / "one").contents())
-    model_folder.save(tmp_path / "two", fairseq.read(tmp_path / "model.pt"))
+    fairseq_export.write(tmp_path / "model.pt", model_folder.load(tmp_path / "one").contents())
+    model_folder.save(tmp_path / "two", fairseq_import.read(tmp_path / "model.pt"))
     assert same(model_folder.load(tmp_path / "two").contents(), contents)
 
 
@@ -250,7 +250,7 @@ def test_half_precision_weights_become_fp32(path):
     checkpoint = content(path)
     half = {name: weight.half() for name, weight in checkpoint["model"].items()}
     torch.save({**checkpoint, "model": half}, path)
-    weights = fairseq.read(path).weights
+    weights = fairseq_import.read(path).weights
     assert {weight.dtype for weight in weights.values()} == {torch.float32}
     assert torch.equal(weights["encoder.embeddings.tokens.weight"], half[TOKENS].float())
 
@@ -281,14 +281,14 @@ def as_of_2019(path):
 
 
 def test_an_old_roberta_with_a_namespace_and_other_names_is_the_same_model(path):
-    new = fairseq.read(path)
+    new = fairseq_import.read(path)
     as_of_2019(path)
-    assert same(fairseq.read(path), new)
-    assert fairseq.read(path).provenance["updates"] is None
+    assert same(fairseq_import.read(path), new)
+    assert fairseq_import.read(path).provenance["updates"] is None
 
 
 def test_settings_that_fairseq_does_not_know_default_to_its_roberta(path):
-    new = fairseq.read(path)
+    new = fairseq_import.read(path)
     change(
         path,
         **dict.fromkeys(
@@ -299,15 +299,15 @@ def test_settings_that_fairseq_does_not_know_default_to_its_roberta(path):
             ]
         ),
     )
-    assert same(fairseq.read(path), new)
+    assert same(fairseq_import.read(path), new)
 
 
 def test_what_says_nothing_of_the_trained_model_goes_to_the_provenance(tmp_path):
     path = tmp_path / "self-masking.pt"
-    fairseq.write(path, tiny("zero-clap"))
-    plain = fairseq.read(path)
+    fairseq_export.write(path, tiny("zero-clap"))
+    plain = fairseq_import.read(path)
     change(path, mask_prob=0.15, encoder_layerdrop=0.2, activation_dropout=0.1)
-    contents = fairseq.read(path)
+    contents = fairseq_import.read(path)
     assert same(contents, plain)
     assert contents.provenance["self_masking_probability"] == 0.15
     training_only = {"activation_dropout": 0.1, "encoder_layerdrop": 0.2}
@@ -333,8 +333,8 @@ def vocabulary(made_up):
 def test_a_published_model_s_missing_madeupwords_are_masks_and_are_said(tmp_path):
     ids = vocabulary(made_up=3)
     assert (ids.vocab_size, ids.mask_id) == (264, 263)
-    fairseq.write(tmp_path / "model.pt", tiny("zero-clap", vocabulary_size=262))
-    contents = fairseq.read(tmp_path / "model.pt", ids)
+    fairseq_export.write(tmp_path / "model.pt", tiny("zero-clap", vocabulary_size=262))
+    contents = fairseq_import.read(tmp_path / "model.pt", ids)
     assert contents.config.vocab_size == 261
     assert contents.provenance["tokens_without_row"] == ["madeupword0001", "madeupword0002"]
     model = language_model(contents)
@@ -350,8 +350,8 @@ def test_a_published_model_s_missing_madeupwords_are_masks_and_are_said(tmp_path
 
 @pytest.mark.parametrize(("variant", "rows"), [("baseline", 264), ("zero-clap", 263)])
 def test_a_vocabulary_that_fits_goes_along(variant, rows, tmp_path):
-    fairseq.write(tmp_path / "model.pt", tiny(variant, vocabulary_size=264))
-    contents = fairseq.read(tmp_path / "model.pt", vocabulary(made_up=3))
+    fairseq_export.write(tmp_path / "model.pt", tiny(variant, vocabulary_size=264))
+    contents = fairseq_import.read(tmp_path / "model.pt", vocabulary(made_up=3))
     assert contents.config.vocab_size == rows
     assert "tokens_without_row" not in contents.provenance
     model_folder.save(tmp_path / "folder", contents)
@@ -372,7 +372,7 @@ def test_a_vocabulary_that_does_not_fit_is_refused_with_the_numbers(
     variant, size, made_up, tmp_path
 ):
     path = tmp_path / "model.pt"
-    fairseq.write(path, tiny(variant, vocabulary_size=size))
+    fairseq_export.write(path, tiny(variant, vocabulary_size=size))
     words = vocabulary(made_up)
     message = refusal(path, words)
     rows = size - (variant == "zero-clap")
@@ -500,7 +500,7 @@ def test_settings_that_our_model_does_not_have_are_refused_by_name(name, value, 
 
 def test_an_activation_of_a_head_that_ours_does_not_have_is_refused(tmp_path):
     path = tmp_path / "model.pt"
-    fairseq.write(path, tiny("baseline", HEADS))
+    fairseq_export.write(path, tiny("baseline", HEADS))
     change(path, pooler_activation_fn="relu")
     assert "model.pooler_activation_fn: 'relu'" in refusal(path)
 
@@ -520,7 +520,7 @@ def test_settings_that_the_weights_contradict_are_refused(path):
         change(path, **{name: value})
         assert "do not fit its settings" in refusal(path), name
         change(path, **{name: before})
-    fairseq.read(path)
+    fairseq_import.read(path)
 
 
 LAYER = "encoder__sentence_encoder__layers__1__"
@@ -564,7 +564,7 @@ def test_of_many_weights_that_do_not_fit_a_few_are_named_and_the_others_counted(
 )
 def test_a_head_s_weight_that_does_not_fit_is_named(name, weight, fault, tmp_path):
     path = tmp_path / "model.pt"
-    fairseq.write(path, tiny("baseline", HEADS))
+    fairseq_export.write(path, tiny("baseline", HEADS))
     change_weights(path, **{"classification_heads__topic__" + name: weight})
     checkpoint = content(path)
     del checkpoint["extra_state"]["class_labels"]
@@ -576,7 +576,7 @@ def test_a_head_s_weight_that_does_not_fit_is_named(name, weight, fault, tmp_pat
 
 def test_labels_that_are_not_those_of_the_classes_are_refused(tmp_path):
     path = tmp_path / "model.pt"
-    fairseq.write(path, tiny("baseline", HEADS))
+    fairseq_export.write(path, tiny("baseline", HEADS))
     for labels in (["a", "b"], 3, "abc", [1, 2, 3]):
         checkpoint = content(path)
         checkpoint["extra_state"]["class_labels"] = {"topic": labels}
@@ -595,7 +595,7 @@ def test_a_head_over_the_vocabulary_that_is_not_tied_is_refused(path):
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_a_written_checkpoint_holds_tensors_and_plain_values_alone(variant, tmp_path):
     contents = tiny(variant, HEADS)
-    fairseq.write(tmp_path / "model.pt", contents)
+    fairseq_export.write(tmp_path / "model.pt", contents)
     names = torch.serialization.get_unsafe_globals_in_checkpoint(tmp_path / "model.pt")
     assert names == []
     checkpoint = content(tmp_path / "model.pt")
@@ -611,7 +611,7 @@ def test_a_written_checkpoint_holds_tensors_and_plain_values_alone(variant, tmp_
 def test_a_file_that_is_there_is_not_written_over(path):
     before = path.read_bytes()
     with pytest.raises(ValueError, match=r"tiny\.pt: is there already"):
-        fairseq.write(path, tiny("zero-clap"))
+        fairseq_export.write(path, tiny("zero-clap"))
     assert path.read_bytes() == before
     assert list(path.parent.iterdir()) == [path]
 
@@ -633,7 +633,7 @@ def test_what_fairseq_cannot_have_is_refused_and_nothing_is_written(
     overrides, heads, reason, tmp_path
 ):
     with pytest.raises(ValueError, match=rf"model\.pt: cannot be written for fairseq: .*{reason}"):
-        fairseq.write(tmp_path / "model.pt", tiny("baseline", heads, **overrides))
+        fairseq_export.write(tmp_path / "model.pt", tiny("baseline", heads, **overrides))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -643,7 +643,7 @@ def test_a_write_that_fails_leaves_nothing_behind(tmp_path, monkeypatch):
 
     monkeypatch.setattr("data_prep.files.os.fsync", fail)
     with pytest.raises(OSError, match="no space left"):
-        fairseq.write(tmp_path / "model.pt", tiny("baseline"))
+        fairseq_export.write(tmp_path / "model.pt", tiny("baseline"))
     assert list(tmp_path.iterdir()) == []
 
 

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from data_prep import tokenizer as tokenizers
 from pretrain import model_folder
-from pretrain.convert import fairseq, huggingface_export, huggingface_import
+from pretrain.convert import fairseq_import, huggingface_export, huggingface_import
 from pretrain.convert.huggingface_layout import TOKEN_TYPES
 from pretrain.fill_mask import fill_mask
 from pretrain.model import presets
@@ -440,7 +440,9 @@ def test_a_head_that_the_model_lacks_or_a_full_folder_is_refused(exported, tmp_p
 def test_the_original_s_checkpoints_give_its_logits_in_transformers(
     name, golden, transformers, tmp_path
 ):
-    huggingface_export.write(tmp_path / name, fairseq.read(golden / "checkpoints" / f"{name}.pt"))
+    huggingface_export.write(
+        tmp_path / name, fairseq_import.read(golden / "checkpoints" / f"{name}.pt")
+    )
     model = loaded(transformers, tmp_path / name)
     made = load_file(golden / "checkpoints" / f"{name}.golden.safetensors")
     ids = made["in.src_tokens"]

@@ -1,21 +1,18 @@
-"""fairseq checkpoints (.pt), in and out: RoBERTa with the ALiBi and CLAP settings of EIFY/fairseq.
+"""fairseq checkpoints (.pt) to model folders: RoBERTa with the ALiBi and CLAP of EIFY/fairseq.
 
 Nothing that a checkpoint holds is ever executed: it is read with `weights_only=True`, and the
 settings of an old one, an argparse.Namespace, through an allow-list of that one class.
 
-Order: `read`, and what it is made of: the file, its settings (`architecture`), its weights
-(`names`, `import_weights`), the vocabulary; then `write`, of `export_settings` and
-`export_weights`.
+Order: `read`, and what it is made of: the file, its settings (`architecture`), its vocabulary, its
+weights (`import_weights`).
 """
 
 from __future__ import annotations
 
 import argparse
-import io
 import re
 import zipfile
-from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -23,47 +20,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from data_prep.files import AtomicFile
 from data_prep.tokenizer import Tokenizer
+from pretrain.convert.fairseq_layout import (
+    BETA,
+    DEVICE_MARKER,
+    LABELS,
+    LAYER_NORM_EPSILON,
+    NOT_MODELLED,
+    TIED,
+    TOKENS,
+    VERSION,
+    names,
+)
 from pretrain.model.config import ClassificationConfig, ModelConfig
 from pretrain.model.heads import ClassificationHead
 from pretrain.model.language_model import LanguageModel
 from pretrain.model_folder import HEADS, ModelContents
-
-_ENCODER = "encoder.sentence_encoder."
-_LM_HEAD = "encoder.lm_head."
-_TOKENS = _ENCODER + "embed_tokens.weight"
-_TIED = _LM_HEAD + "weight"
-_BETA = _LM_HEAD + "beta"
-# A format number and a device marker: fairseq saves them among the weights.
-_VERSION = _ENCODER + "version"
-_DEVICE_MARKER = _ENCODER + "embed_positions._float_tensor"
-
-# Ours on the left. Query, key and value are missing here: one matrix with us, three there.
-_LAYER_MODULES = (
-    ("attention.output", "self_attn.out_proj"),
-    ("attention_norm", "self_attn_layer_norm"),
-    ("expand", "fc1"),
-    ("contract", "fc2"),
-    ("output_norm", "final_layer_norm"),
-)
-
-_LAYER_NORM_EPSILON = 1e-5
-_NOT_MODELLED: Mapping[str, object] = MappingProxyType(
-    {
-        "activation_fn": "gelu",
-        "adaptive_input": False,
-        "encoder_layers_to_keep": None,
-        "encoder_normalize_before": False,
-        "ffn_blocks_to_remove": -1,
-        "mha_heads_to_keep": -1,
-        "quant_noise_pq": 0,
-        "quant_noise_scalar": 0,
-        "spectral_norm_classification_head": False,
-        "untie_weights_roberta": False,
-    }
-)
-"""Settings that change what a model computes, and the one value of each that ours has."""
 
 _ABANDONED: Mapping[str, object] = MappingProxyType(
     {"encoder_l2norm": False, "encoding_repeat": 1, "vae_beta": 0}
@@ -72,12 +44,6 @@ _ABANDONED: Mapping[str, object] = MappingProxyType(
 
 _TRAINING_ONLY = ("activation_dropout", "encoder_layerdrop")
 """Settings that our model lacks and that change nothing once it is trained."""
-
-_LABELS = "class_labels"
-"""Where we keep heads' labels, in the checkpoint's `extra_state`; fairseq passes over it."""
-
-
-# --- in -----------------------------------------------------------------------------------------
 
 
 def read(path: Path, vocabulary: Tokenizer | None = None) -> ModelContents:
@@ -109,8 +75,8 @@ def _contents(
 ) -> ModelContents:
     settings = _settings(content)
     weights = _upgrade(_model_weights(content))
-    config = architecture(settings, weights[_TOKENS].shape[0])
-    heads = _heads(weights, settings, _plain(content.get("extra_state")).get(_LABELS))
+    config = architecture(settings, weights[TOKENS].shape[0])
+    heads = _heads(weights, settings, _plain(content.get("extra_state")).get(LABELS))
     provenance = {
         "source": source,
         "format": "fairseq",
@@ -176,8 +142,8 @@ def _upgrade(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
                 result[name.replace(".in_proj_", f".{part}_proj.")] = piece
         else:
             result[name] = weight
-    if _TOKENS not in result or result[_TOKENS].ndim != 2:
-        raise ValueError(f"holds no RoBERTa model: no matrix {_TOKENS} among its weights")
+    if TOKENS not in result or result[TOKENS].ndim != 2:
+        raise ValueError(f"holds no RoBERTa model: no matrix {TOKENS} among its weights")
     return result
 
 
@@ -219,7 +185,7 @@ def architecture(settings: Mapping[str, Any], vocab_size: int) -> ModelConfig:
     Raises:
         ValueError: a size is missing, or a setting is one that our model does not have.
     """
-    for name, accepted in (*_NOT_MODELLED.items(), *_ABANDONED.items()):
+    for name, accepted in (*NOT_MODELLED.items(), *_ABANDONED.items()):
         if settings.get(name, accepted) != accepted:
             raise ValueError(
                 f"model.{name}: {settings[name]!r} cannot be converted; accepted: {accepted!r}"
@@ -248,7 +214,7 @@ def architecture(settings: Mapping[str, Any], vocab_size: int) -> ModelConfig:
         initial_beta=settings.get("initial_beta", 1.0),
         dropout=settings.get("dropout", 0.1),
         attention_dropout=settings.get("attention_dropout", 0.1),
-        layer_norm_epsilon=_LAYER_NORM_EPSILON,
+        layer_norm_epsilon=LAYER_NORM_EPSILON,
         **{ours: settings[theirs] for ours, theirs in sizes.items()},
     )
 
@@ -341,49 +307,6 @@ def _tokens_without_row(config: ModelConfig, vocabulary: Tokenizer) -> list[str]
     return missing
 
 
-# --- weights ------------------------------------------------------------------------------------
-
-
-def names(config: ModelConfig, heads: Iterable[str] = ()) -> dict[str, tuple[str, ...]]:
-    """Of each of our weights, its name with fairseq; of several, ours is them joined by rows.
-
-    Args:
-        config: of the language model.
-        heads: names of its classification heads.
-    """
-    result: dict[str, tuple[str, ...]] = {"encoder.embeddings.tokens.weight": (_TOKENS,)}
-    if config.position == "learned":
-        result["encoder.embeddings.positions.table.weight"] = (_ENCODER + "embed_positions.weight",)
-    modules = {**_encoder_modules(config), **_head_modules(config, heads)}
-    for ours, theirs in modules.items():
-        for kind in ("weight", "bias"):
-            result[f"{ours}.{kind}"] = tuple(f"{their}.{kind}" for their in theirs)
-    own = "beta" if config.head == "clap" else "bias"
-    return result | {f"head.{own}": (_LM_HEAD + own,)}
-
-
-def _encoder_modules(config: ModelConfig) -> dict[str, tuple[str, ...]]:
-    result: dict[str, tuple[str, ...]] = {}
-    if config.embedding_norm:
-        result["encoder.embeddings.norm"] = (_ENCODER + "layernorm_embedding",)
-    for layer in range(config.num_layers):
-        ours, theirs = f"encoder.layers.{layer}.", f"{_ENCODER}layers.{layer}."
-        parts = tuple(f"{theirs}self_attn.{part}_proj" for part in "qkv")
-        result[ours + "attention.query_key_value"] = parts
-        result |= {ours + mine: (theirs + their,) for mine, their in _LAYER_MODULES}
-    return result
-
-
-def _head_modules(config: ModelConfig, heads: Iterable[str]) -> dict[str, tuple[str, ...]]:
-    result: dict[str, tuple[str, ...]] = {}
-    if config.head == "roberta":
-        result = {"head.dense": (_LM_HEAD + "dense",), "head.norm": (_LM_HEAD + "layer_norm",)}
-    for head in heads:
-        result[f"{HEADS}{head}.dense"] = (f"{HEADS}{head}.dense",)
-        result[f"{HEADS}{head}.projection"] = (f"{HEADS}{head}.out_proj",)
-    return result
-
-
 def import_weights(weights: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
     """Weights by our names, of those by fairseq's; fp32.
 
@@ -402,11 +325,11 @@ def import_weights(weights: Mapping[str, Tensor], config: ModelConfig) -> dict[s
     own = {
         name: weight.detach()
         for name, weight in weights.items()
-        if name not in (_VERSION, _DEVICE_MARKER, _TIED)
+        if name not in (VERSION, DEVICE_MARKER, TIED)
     }
     _check(own, _shapes(config, heads))
-    if _TIED in weights and not torch.equal(weights[_TIED].float(), own[_TOKENS].float()):
-        raise ValueError(f"{_TIED} is not the token embedding; accepted: tied weights")
+    if TIED in weights and not torch.equal(weights[TIED].float(), own[TOKENS].float()):
+        raise ValueError(f"{TIED} is not the token embedding; accepted: tied weights")
     result = {}
     for ours, theirs in names(config, heads).items():
         parts = [own[name].float() for name in theirs]
@@ -429,7 +352,7 @@ def _shapes(
         rows, *rest = ours[mine].shape
         result |= {name: (rows // len(theirs), *rest) for name in theirs}
     # A scalar there; of shape (1,) here.
-    return result | ({_BETA: ()} if config.head == "clap" else {})
+    return result | ({BETA: ()} if config.head == "clap" else {})
 
 
 def _check(weights: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]]) -> None:
@@ -455,162 +378,3 @@ def _check(weights: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]])
 def _some(wrong: Sequence[str], limit: int = 3) -> str:
     more = f" and {len(wrong) - limit} more" if len(wrong) > limit else ""
     return ", ".join(wrong[:limit]) + more
-
-
-# --- out ----------------------------------------------------------------------------------------
-
-
-def write(path: Path, contents: ModelContents) -> None:
-    """Write a checkpoint that EIFY/fairseq loads: with its hub interface, to evaluate or fine-tune.
-
-    fairseq itself loads it as well where the model has neither ALiBi nor CLAP nor a zero mask; it
-    would pass over these settings in silence. What has to be handed over besides is `dict.txt`, in
-    the folder that `data` names: a line for each id from 4 on, `<mask>` left out, in the
-    vocabulary's order, so that there are as many lines as rows of the embedding less 4 (less 5
-    where the mask has a row). Classes' labels are not part of a fairseq model; they are kept in
-    `extra_state`, where `read` finds them. Optimiser state is not written.
-
-    Raises:
-        ValueError: the file is there already, or fairseq cannot have such a model.
-    """
-    if path.exists():
-        raise ValueError(f"{path}: is there already; accepted: a new file")
-    config, heads = contents.config, contents.classification_heads
-    try:
-        settings = export_settings(config, heads)
-    except ValueError as error:
-        raise ValueError(f"{path}: cannot be written for fairseq: {error}") from None
-    updates = contents.provenance.get("updates", contents.provenance.get("step"))
-    labels = {name: list(head.labels) for name, head in heads.items() if head.labels}
-    checkpoint = {
-        "args": None,
-        "cfg": settings,
-        "model": export_weights(contents.weights, config, heads),
-        "criterion": None,
-        "optimizer_history": [
-            {
-                "criterion_name": "MaskedLmLoss",
-                "optimizer_name": "FairseqAdam",
-                "lr_scheduler_state": {"best": None},
-                "num_updates": updates if isinstance(updates, int) else 0,
-            }
-        ],
-        "task_state": {},
-        "extra_state": {
-            "train_iterator": {"version": 2, "epoch": 1, "iterations_in_epoch": 0, "shuffle": True},
-            **({_LABELS: labels} if labels else {}),
-        },
-        "last_optimizer_state": None,
-    }
-    buffer = io.BytesIO()
-    torch.save(checkpoint, buffer)
-    file = AtomicFile(path)
-    try:
-        file.write(buffer.getbuffer())
-        file.commit()
-    finally:
-        file.discard()
-
-
-def export_settings(
-    config: ModelConfig, heads: Mapping[str, ClassificationConfig]
-) -> dict[str, Any]:
-    """The sections of fairseq's settings that its loaders read.
-
-    A key that a caller of fairseq overrides (`data`, `bpe`) has to be there to be overridden; one
-    that fairseq itself does not know (`omit_mask`) must not be, or it refuses the file.
-
-    Raises:
-        ValueError: fairseq cannot have such a model.
-    """
-    _refuse_what_fairseq_lacks(config, heads)
-    clap, zero = config.head == "clap", config.mask_embedding == "zero"
-    alibi = config.position == "alibi"
-    model = {
-        "_name": "roberta",
-        "encoder_layers": config.num_layers,
-        "encoder_embed_dim": config.hidden_size,
-        "encoder_ffn_embed_dim": config.intermediate_size,
-        "encoder_attention_heads": config.num_heads,
-        "max_positions": config.max_positions,
-        "max_source_positions": config.max_positions,
-        "no_token_positional_embeddings": config.position in ("alibi", "none"),
-        "encoder_learned_pos": config.position != "sinusoidal",
-        "encoder_alibi": alibi,
-        "encoder_alibi_asymmetrical": alibi and config.alibi == "offset",
-        "layernorm_embedding": config.embedding_norm,
-        "no_scale_embedding": config.embedding_scale == "one",
-        "l2norm_embedding": config.normalize_embeddings if clap else True,
-        "contrastive_pretraining": clap,
-        "initial_beta": config.initial_beta,
-        "zero_masking": zero,
-        "mask_prob": 0.0,
-        "dropout": config.dropout,
-        "attention_dropout": config.attention_dropout,
-        "activation_dropout": 0.0,
-        "pooler_dropout": next((head.dropout for head in heads.values()), 0.0),
-        "pooler_activation_fn": "tanh",
-        "encoder_layerdrop": 0.0,
-        "quant_noise_pq_block_size": 8,
-        # The heads of a checkpoint are thrown away without it.
-        "load_checkpoint_heads": bool(heads),
-        **_NOT_MODELLED,
-    }
-    task = {
-        "_name": "masked_lm",
-        "data": ".",
-        "sample_break_mode": "complete",
-        "tokens_per_sample": config.max_positions,
-        "seed": 1,
-        **({"omit_mask": True} if zero else {}),
-    }
-    return {
-        "_name": None,
-        "common": {"seed": 1},
-        "model": model,
-        "task": task,
-        "criterion": {"_name": "masked_lm", "tpu": False},
-        "optimizer": {"_name": "adam"},
-        "bpe": None,
-        "tokenizer": None,
-    }
-
-
-def _refuse_what_fairseq_lacks(
-    config: ModelConfig, heads: Mapping[str, ClassificationConfig]
-) -> None:
-    if config.normalize_embeddings and config.head == "roberta":
-        raise ValueError("normalised embeddings are accepted with the CLAP head alone")
-    if config.layer_norm_epsilon != _LAYER_NORM_EPSILON:
-        raise ValueError(
-            f"layer_norm_epsilon: {config.layer_norm_epsilon} is not accepted; it must be "
-            f"{_LAYER_NORM_EPSILON}"
-        )
-    for name, head in heads.items():
-        if head.pooling != "first":
-            raise ValueError(f"head {name}: pooling {head.pooling!r}; accepted: 'first'")
-    if len(dropouts := {head.dropout for head in heads.values()}) > 1:
-        raise ValueError(f"heads have dropout {sorted(dropouts)}; accepted: the same for all")
-
-
-def export_weights(
-    weights: Mapping[str, Tensor], config: ModelConfig, heads: Iterable[str] = ()
-) -> OrderedDict[str, Tensor]:
-    """Weights by fairseq's names, of those by ours; all that its strict loading wants.
-
-    Args:
-        weights: of the language model and its classification heads, fp32.
-        config: of the language model.
-        heads: names of the classification heads.
-    """
-    result = OrderedDict({_VERSION: torch.tensor([3.0])})
-    if config.position == "sinusoidal":
-        result[_DEVICE_MARKER] = torch.zeros(1)
-    for ours, theirs in names(config, heads).items():
-        parts = weights[ours].detach().chunk(len(theirs))
-        result |= {name: part.clone() for name, part in zip(theirs, parts, strict=True)}
-    if config.head == "clap":
-        result[_BETA] = result[_BETA].reshape(())
-    # The same tensor, stored once.
-    result[_TIED] = result[_TOKENS]
-    return result
