@@ -5,14 +5,17 @@ the way, flushed to the disk and renamed. A killed process leaves `*.partial` fi
 reads.
 """
 
+import fcntl
 import hashlib
 import os
 import secrets
 import shutil
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TextIO
 
 PARTIAL_SUFFIX = ".partial"
 
@@ -98,6 +101,28 @@ def new_folder(folder: Path) -> Iterator[Path]:
         fsync_folder(folder.parent)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+def lock(path: Path, busy: str) -> TextIO:
+    """Hold a lock file for as long as the file returned is open; the system lets go of it.
+
+    Raises:
+        ValueError: Another process holds it: the folder, what `busy` says of it, the process.
+    """
+    file = path.open("a+", encoding="utf-8")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        with file:
+            file.seek(0)
+            holder = file.read().strip()
+        raise ValueError(
+            f"{path.parent}: {busy} ({holder}); wait for it, end it, or name another folder"
+        ) from None
+    file.truncate(0)
+    file.write(f"process {os.getpid()} on {socket.gethostname()}")
+    file.flush()
+    return file
 
 
 def sha256_of(path: Path) -> str:

@@ -8,18 +8,17 @@ Read `main`, then `train`.
 from __future__ import annotations
 
 import dataclasses
-import fcntl
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from data_prep.files import lock
 from finetune import glue, scores
 from finetune.batches import EncodedExamples, ShuffledBatches
 from finetune.config import MODEL, RESULT, FinetuneConfig, RunPlan, read_plan
@@ -52,24 +51,14 @@ def main(arguments: Sequence[str]) -> int:
     folder = Path(arguments[0])
     try:
         plan = read_plan(folder)
-        with _alone(folder):
+        # A run may have outlived the command that started it.
+        with lock(folder / _LOCK, "another process is at work on this run"):
             (folder / METRICS).unlink(missing_ok=True)  # of a run that did not end
             write_json(folder / RESULT, train(plan, folder))
     except ValueError as error:
         sys.stderr.write(f"finetune.train: error: {error}\n")
         return EXIT_USAGE
     return EXIT_DONE
-
-
-@contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Keep other processes out, such as a run that outlived the command that started it."""
-    with (folder / _LOCK).open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ValueError(f"{folder}: another process is at work on this run") from None
-        yield
 
 
 def train(plan: RunPlan, folder: Path) -> dict[str, Any]:

@@ -6,7 +6,6 @@ All of it is rank 0's business. Imports no torch, but for the version of the GPU
 from __future__ import annotations
 
 import dataclasses
-import fcntl
 import os
 import platform
 import secrets
@@ -18,6 +17,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, TextIO
 
+from data_prep import files
 from data_prep import tokenizer as tokenizers
 from data_prep.manifest import CorpusManifest
 from pretrain import checkpoints, ledger
@@ -35,21 +35,7 @@ def lock(run: Path) -> TextIO:
         ValueError: another attempt is at work; its process is named.
     """
     run.mkdir(parents=True, exist_ok=True)
-    file = (run / LOCK).open("a+", encoding="utf-8")
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        with file:
-            file.seek(0)
-            holder = file.read().strip()
-        raise ValueError(
-            f"{run}: is being trained by another attempt ({holder}); wait for it, end it, or name "
-            "another folder"
-        ) from None
-    file.truncate(0)
-    file.write(f"process {os.getpid()} on {socket.gethostname()}")
-    file.flush()
-    return file
+    return files.lock(run / LOCK, "is being trained by another attempt")
 
 
 def refuse_superseded(records: Sequence[ledger.Record], token: str) -> None:

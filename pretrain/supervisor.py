@@ -8,7 +8,6 @@ it reports success when its own middle process is killed. Read `decide`, then `S
 from __future__ import annotations
 
 import dataclasses
-import fcntl
 import os
 import shutil
 import signal
@@ -18,8 +17,8 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TextIO
 
+from data_prep import files
 from pretrain import ledger, metrics, spikes
 from pretrain.config import RunConfig
 
@@ -173,7 +172,7 @@ class Supervisor:
         self.ledger = self.run_folder / ledger.FILE_NAME
         self._write, self._poll, self._progress = write, poll_seconds, progress_seconds
         self.run_folder.mkdir(parents=True, exist_ok=True)
-        self._lock = _lock(self.run_folder / LOCK)
+        self._lock = files.lock(self.run_folder / LOCK, "is in use by another supervisor")
         dump(config, self.run_folder / "supervised.yaml")
 
     def run(self) -> int:
@@ -308,24 +307,6 @@ class _Follower:
         self._offset += whole
         lines = data[:whole].splitlines()
         return json.loads(lines[-1]) if lines else None
-
-
-def _lock(path: Path) -> TextIO:
-    file = path.open("a+", encoding="utf-8")
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        with file:
-            file.seek(0)
-            holder = file.read().strip()
-        raise ValueError(
-            f"{path.parent}: is in use by another supervisor ({holder}); wait for "
-            "it, end it, or name another folder"
-        ) from None
-    file.truncate(0)
-    file.write(f"process {os.getpid()} on {socket.gethostname()}")
-    file.flush()
-    return file
 
 
 def _tail(log: Path, lines: int = 20) -> str:

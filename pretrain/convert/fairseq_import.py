@@ -40,7 +40,7 @@ from pretrain.model_folder import HEADS, ModelContents
 _ABANDONED: Mapping[str, object] = MappingProxyType(
     {"encoder_l2norm": False, "encoding_repeat": 1, "vae_beta": 0}
 )
-"""The same, of experiments that EIFY/fairseq has in its history and no more in its code."""
+"""As NOT_MODELLED, of experiments that EIFY/fairseq has in its history, not in its code."""
 
 _TRAINING_ONLY = ("activation_dropout", "encoder_layerdrop")
 """Settings that our model lacks and that change nothing once it is trained."""
