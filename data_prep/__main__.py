@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 if TYPE_CHECKING:
     from data_prep.manifest import Settings
-    from data_prep.run import Part
+    from data_prep.parts import Part
 
 _EXIT_PROBLEM_FOUND = 1
 _EXIT_WRITTEN_WRONGLY = 2
@@ -43,7 +43,8 @@ def _sample(options: argparse.Namespace) -> int:
 
 def _train_tokenizer(options: argparse.Namespace) -> int:
     from data_prep.characters import character_vocabulary
-    from data_prep.documents import Document, find_inputs, read
+    from data_prep.documents import Document, read
+    from data_prep.inputs import find_inputs
     from data_prep.tokenizer import FILE_NAME, Tokenizer, train
 
     file = options.output if options.output.suffix == ".json" else options.output / FILE_NAME
@@ -75,9 +76,10 @@ def _train_tokenizer(options: argparse.Namespace) -> int:
 
 
 def _prepare(options: argparse.Namespace) -> int:
-    from data_prep.documents import find_inputs
     from data_prep.engines import WorkerDied
-    from data_prep.run import Part, prepare, prepare_part
+    from data_prep.inputs import find_inputs
+    from data_prep.parts import Part
+    from data_prep.run import prepare, prepare_part
 
     part = None if options.shard is None else Part.parse(options.shard)
     if part and options.overwrite:

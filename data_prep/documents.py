@@ -1,8 +1,8 @@
 """Documents and the readers that find them in inputs.
 
-1. `find_inputs` makes inputs of what a user names.
+1. `inputs.find_inputs` makes inputs of what a user names.
 2. `read` picks a reader by the prefix or the name of an input.
-3. The reader hands out records one at a time.
+3. The reader hands out records one at a time; `json_lines.parse` makes them of lines.
 4. `_judge` makes a `Document` of a record, or a `Reject` with a reason and a place.
 
     {"text": "The quick brown fox", "meta": {"pile_set_name": "Pile-CC"}}
@@ -15,27 +15,21 @@ NUL is a character like others: U+0000 in a text stays (JSON writes it as an esc
 on the longest record alone, and a record of more than 512 MiB is skipped.
 """
 
-import glob
 import hashlib
-import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, NoReturn
+from typing import TYPE_CHECKING, BinaryIO
 
 from data_prep.compressed import DamagedInput, open_stream
-from data_prep.files import sha256_of
+from data_prep.inputs import ACCEPTED, Input, blaming, split_dataset, split_prefix, suffix
+from data_prep.json_lines import BadLine, parse
 
 if TYPE_CHECKING:
     import pyarrow
 
-ACCEPTED = (
-    "a .jsonl or .txt file (plain, .zst or .gz), a .parquet file, a folder written by "
-    "datasets.Dataset.save_to_disk, lines:FILE, wikitext:FILE, datasets:NAME[:CONFIG[:SPLIT]]"
-)
 UNKNOWN_SUBSET = "unknown"
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 # A text of 100 MB takes up to 300 MB as JSON where every letter is written as an escape.
@@ -43,9 +37,6 @@ _LARGEST_RECORD_BYTES = 512 << 20
 _BUFFER_BYTES = 1 << 20
 _ROWS = 32  # of Parquet or Arrow at a time: so many of the longest have to fit into memory
 _HEADING = re.compile(rb" ?= (?!= ).*[^= ] = ?\r?\n")
-
-# A path, or a string with a prefix: see `find_inputs`. A `Path` never has a prefix.
-Input = Path | str
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,43 +62,11 @@ class Reject:
 Records = Iterator[Document | Reject]
 
 
-class _BadLine(ValueError):
-    """A line that cannot be parsed; its message is the reason."""
-
-
-def find_inputs(words: Sequence[str]) -> list[Input]:
-    """The inputs that a user names, in the order of their names, each once.
-
-    Args:
-        words: Files, folders or glob patterns, read as their names say; or one of these after a
-            prefix: "lines:" makes a document of each line, blank ones too, as fairseq has it;
-            "wikitext:" makes one of each article, which begins at " = Title = " between blank
-            lines. Or "datasets:NAME:CONFIG:SPLIT", a dataset of the Hugging Face hub or a local
-            folder of data files; without them its default configuration and its "train" split.
-            NAME may end in "@REVISION"; where it does not, today's commit is added, so that what
-            is read cannot change on the way.
-
-    Raises:
-        ValueError: A pattern matches nothing, or the hub does not know the dataset.
-    """
-    found: set[Input] = set()
-    for word in words:
-        prefix, place = _split_prefix(word)
-        if prefix == "datasets":
-            found.add(_with_commit(word, place))
-            continue
-        matches = [place] if Path(place).exists() else glob.glob(place, recursive=True)
-        if not matches:
-            raise ValueError(f"--input {word}: no such file; accepted: files or glob patterns")
-        found.update(f"{prefix}:{match}" if prefix else Path(match) for match in matches)
-    return sorted(found, key=str)
-
-
 def read(source: Input, damages: list[str] | None = None) -> Records:
     """Read one input.
 
     Args:
-        source: See `find_inputs`.
+        source: See `inputs.find_inputs`.
         damages: Where given, an input that is cut short or damaged ends at its last whole record,
             and what is wrong with it is appended here.
 
@@ -125,9 +84,9 @@ def reader_of(source: Input) -> Callable[[], Records]:
     Raises:
         ValueError: The input is missing or of an unknown kind.
     """
-    prefix, place = _split_prefix(source)
+    prefix, place = split_prefix(source)
     if prefix == "datasets":
-        _split_dataset(place)
+        split_dataset(place)
         return partial(_read_dataset, place)
     path = Path(place)
     if not path.exists():
@@ -138,53 +97,15 @@ def reader_of(source: Input) -> Callable[[], Records]:
     raise ValueError(f"{source}: an input of unknown kind; accepted: {ACCEPTED}")
 
 
-def layout_of(source: Input) -> str:
-    """How an input is read: the same bytes read otherwise are another input."""
-    prefix, place = _split_prefix(source)
-    if prefix != "datasets":
-        return prefix or _suffix(Path(place))
-    _, config, split = _split_dataset(place)
-    return f"{prefix}:{config}:{split}"
-
-
-def input_state(source: Input) -> tuple[int, int]:
-    """Size in bytes and time of the last change in ns, over all files; zeros for a dataset by name.
-
-    A cheap sign that an input may have changed.
-    """
-    states = [file.stat() for file in _files(source)]
-    return sum(s.st_size for s in states), max((s.st_mtime_ns for s in states), default=0)
-
-
-def input_sha256(source: Input) -> str:
-    """Hex sha256 of an input's bytes; of a dataset by name, of that name, which says its commit."""
-    path = _local_path(source)
-    if path is None:
-        return hashlib.sha256(str(source).encode()).hexdigest()
-    if not path.is_dir():
-        return sha256_of(path)
-    digest = hashlib.sha256()
-    for file in _files(source):
-        digest.update(f"{file.relative_to(path)} {sha256_of(file)}\n".encode())
-    return digest.hexdigest()
-
-
-def content_share(text: str, purpose: str) -> float:
+def content_share(text: bytes, purpose: str) -> float:
     """A number in [0, 1) that depends on the text alone: the same wherever the document stands.
 
     Args:
-        text: The document.
+        text: The document in UTF-8.
         purpose: Up to 16 characters; draws for different purposes are independent of one another.
     """
-    digest = hashlib.blake2b(text.encode(), digest_size=8, person=purpose.encode()).digest()
+    digest = hashlib.blake2b(text, digest_size=8, person=purpose.encode()).digest()
     return (int.from_bytes(digest, "big") >> 11) / (1 << 53)  # 53 bits are exact in a double
-
-
-def _split_prefix(source: Input) -> tuple[str, str]:
-    """Prefix, or "", and the rest."""
-    prefix, colon, place = str(source).partition(":")
-    is_prefixed = isinstance(source, str) and colon and prefix in (*_READER_OF_PREFIX, "datasets")
-    return (prefix, place) if is_prefixed else ("", str(source))
 
 
 def _reader_by_name(path: Path) -> Callable[[Path], Records] | None:
@@ -192,28 +113,7 @@ def _reader_by_name(path: Path) -> Callable[[Path], Records] | None:
         return _read_saved_dataset
     if not path.is_file() or path.name.endswith((".parquet.zst", ".parquet.gz")):
         return None
-    return _READER_OF_SUFFIX.get(_suffix(path))
-
-
-def _suffix(path: Path) -> str:
-    """The suffix of a file's name, before that of its packing."""
-    return path.with_suffix("").suffix if path.suffix in (".zst", ".gz") else path.suffix
-
-
-def _local_path(source: Input) -> Path | None:
-    """The file or folder that is read; None for a dataset of the hub."""
-    prefix, place = _split_prefix(source)
-    if prefix != "datasets":
-        return Path(place)
-    folder = Path(_split_dataset(place)[0])
-    return folder if folder.is_dir() else None
-
-
-def _files(source: Input) -> list[Path]:
-    path = _local_path(source)
-    if path is None:
-        return []
-    return sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
+    return _READER_OF_SUFFIX.get(suffix(path))
 
 
 def _lines(stream: BinaryIO) -> Iterator[tuple[int, bytes | None]]:
@@ -235,8 +135,8 @@ def _read_jsonl(path: Path) -> Records:
             if line == b"" or (line and line.isspace()):
                 continue  # no record, as after the last line
             try:
-                record = _parse(line)
-            except _BadLine as bad:
+                record = parse(line)
+            except BadLine as bad:
                 yield Reject(str(bad), UNKNOWN_SUBSET, str(path), number)
             else:
                 yield _judge(record, str(path), number)
@@ -295,22 +195,22 @@ def _read_parquet(path: Path) -> Records:
     import pyarrow.parquet
 
     with path.open("rb") as file:
-        with _blaming(str(path), DamagedInput):
+        with blaming(str(path), DamagedInput):
             # With a buffer it reads a column bit by bit, without one a row group at once.
             table = pyarrow.parquet.ParquetFile(file, buffer_size=_BUFFER_BYTES)
             names = table.schema_arrow.names
         batches = table.iter_batches(_ROWS, columns=_columns(names, path))
-        with _blaming(str(path), DamagedInput):
+        with blaming(str(path), DamagedInput):
             yield from _judge_rows(batches, str(path))
 
 
 def _read_saved_dataset(path: Path) -> Records:
     import datasets
 
-    with _blaming(str(path), DamagedInput):
+    with blaming(str(path), DamagedInput):
         rows = datasets.load_from_disk(str(path))
     tables = rows.select_columns(_columns(rows.column_names, path)).with_format("arrow")
-    with _blaming(str(path), DamagedInput):
+    with blaming(str(path), DamagedInput):
         yield from _judge_rows(tables.iter(_ROWS), str(path))
 
 
@@ -318,24 +218,15 @@ def _read_dataset(place: str) -> Records:
     import datasets
 
     source = f"datasets:{place}"
-    name, config, split = _split_dataset(place)
+    name, config, split = split_dataset(place)
     name, _, revision = name.partition("@")
     # Not `DamagedInput`: a network that fails has damaged nothing.
-    with _blaming(source, ValueError):
+    with blaming(source, ValueError):
         rows = datasets.load_dataset(
             name, config or None, split=split, revision=revision or None, streaming=True
         )
         for number, record in enumerate(rows, start=1):
             yield _judge(record, source, number)
-
-
-@contextmanager
-def _blaming(source: str, kind: type[ValueError]) -> Iterator[None]:
-    """Name the input in what libraries raise, which have errors of all kinds for damaged data."""
-    try:
-        yield
-    except Exception as error:
-        raise kind(f"{source}: cannot be read: {type(error).__name__}: {error}") from error
 
 
 def _until_damage(records: Records, damages: list[str]) -> Records:
@@ -369,79 +260,10 @@ _READER_OF_SUFFIX = {".jsonl": _read_jsonl, ".txt": _read_text, ".parquet": _rea
 _READER_OF_PREFIX = {"lines": _read_lines, "wikitext": _read_articles}
 
 
-def _split_dataset(place: str) -> tuple[str, str, str]:
-    """Name, configuration and split."""
-    parts = place.split(":")
-    if not parts[0] or len(parts) > 3:
-        raise ValueError(f"datasets:{place}: accepted: datasets:NAME[:CONFIG[:SPLIT]]")
-    name, config, split = (*parts, "", "")[:3]
-    return name, config, split or "train"
-
-
-def _with_commit(word: str, place: str) -> str:
-    """The name of a dataset with the commit that the hub has now; a local folder as it is."""
-    name = _split_dataset(place)[0]
-    if "@" in name or Path(name).is_dir():
-        return word
-    from huggingface_hub import dataset_info
-
-    with _blaming(f"--input {word}: no folder {name}, and on the Hugging Face hub", ValueError):
-        commit = dataset_info(name).sha
-    return word.replace(name, f"{name}@{commit}", 1)
-
-
 def _columns(names: Sequence[str], path: Path) -> list[str]:
     if "text" not in names:
         raise ValueError(f"{path}: no column text; it has {', '.join(names)}")
     return [name for name in ("text", "meta") if name in names]
-
-
-def _parse(line: bytes | None) -> object:
-    import orjson
-
-    if line is None:
-        raise _BadLine("too-large")
-    try:
-        record: object = orjson.loads(line)
-    except orjson.JSONDecodeError:
-        return _parse_slowly(line)
-    # orjson takes the last of several keys "text" without a word.
-    return _parse_slowly(line) if line.count(b'"text"') > 1 else record
-
-
-def _parse_slowly(line: bytes) -> object:
-    """Name the reason why orjson refused, or save what is JSON after all (huge numbers)."""
-    try:
-        text = line.decode()
-    except UnicodeDecodeError as error:
-        raise _BadLine("bad-utf8") from error
-    try:
-        record: object = json.loads(
-            text,
-            parse_constant=_refuse_constant,
-            parse_int=float,  # of any length
-            object_pairs_hook=_refuse_second_text,
-        )
-        json.dumps(record, ensure_ascii=False).encode()
-    except _BadLine:
-        raise
-    except RecursionError as error:
-        raise _BadLine("nested-too-deeply") from error
-    except UnicodeEncodeError as error:
-        raise _BadLine("lone-surrogate") from error
-    except ValueError as error:
-        raise _BadLine("not-json") from error
-    return record
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not JSON")
-
-
-def _refuse_second_text(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    if sum(key == "text" for key, _ in pairs) > 1:
-        raise _BadLine("duplicate-key")
-    return dict(pairs)
 
 
 def _judge_bytes(content: bytes | None, source_file: str, line: int) -> Document | Reject:

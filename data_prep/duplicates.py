@@ -23,8 +23,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from data_prep.documents import Document, Records, Reject, input_state, read
+from data_prep.documents import Document, Records, Reject, read
 from data_prep.files import AtomicFile, write_atomically
+from data_prep.inputs import input_state
 
 if TYPE_CHECKING:
     from data_prep.shard import ShardTask

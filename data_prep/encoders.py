@@ -9,7 +9,6 @@ reference encodes.
 import sys
 from collections.abc import Callable, Sequence
 from functools import cache
-from importlib.metadata import version
 from typing import Any
 
 import numpy as np
@@ -59,6 +58,8 @@ class Encoder:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         """Build the encoder of a vocabulary; takes about 0.2 s for 50,000 ids."""
+        from importlib.metadata import version
+
         self._reference = tokenizer.encode_batch
         self._fall_back()
         content = tokenizer.content()
@@ -93,7 +94,9 @@ class Encoder:
                 return
 
     def _fall_back(self, reason: str = "") -> None:
-        self.name = f"tokenizers {version('tokenizers')}"
+        import tokenizers
+
+        self.name = f"tokenizers {tokenizers.__version__}"
         self._encode = self._reference
         self._is_checked = True
         if reason:

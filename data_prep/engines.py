@@ -23,7 +23,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol, TypeVar
 
-from data_prep.documents import input_state
+from data_prep.inputs import input_state
 from data_prep.progress import Done, Progress
 from data_prep.shard import ShardTask
 

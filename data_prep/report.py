@@ -19,6 +19,11 @@ _REASON_COLOURS = ("#d1495b", "#edae49", "#7a6c9d", "#9a9a9a")
 _REST = "the rest"
 
 
+def import_matplotlib() -> None:
+    """Import what `draw` needs beforehand; it takes about as long as drawing."""
+    import matplotlib.backends.backend_agg  # noqa: F401
+
+
 def draw(manifest: CorpusManifest, path: Path) -> None:
     """Draw a corpus as a PNG, there complete or not at all."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg

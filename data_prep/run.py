@@ -4,36 +4,31 @@
 machines can share the work without knowing of one another; `prepare` then finds them made.
 """
 
-import errno
-import fcntl
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
-from dataclasses import dataclass
+import threading
+from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import TypeVar
 
-import numpy as np
-
 from data_prep import manifest as records
-from data_prep.documents import Input, input_state, reader_of
+from data_prep.documents import reader_of
 from data_prep.duplicates import HASHES_SUFFIX, MARKS_SUFFIX, hash_input, mark_duplicates
 from data_prep.engines import ENGINES, Work
 from data_prep.files import PARTIAL_SUFFIX
-from data_prep.filters import Tally
-from data_prep.indexed import dtype_for
-from data_prep.manifest import SPLITS, CorpusManifest, Count, Settings, ShardManifest
+from data_prep.inputs import Input, input_state
+from data_prep.manifest import SPLITS, CorpusManifest, Settings, ShardManifest
+from data_prep.merge import merge
+from data_prep.parts import LOCK, Part, hold
 from data_prep.progress import Done, ProgressReport, duration
 from data_prep.report import FILE_NAME as REPORT_FILE
-from data_prep.report import draw
-from data_prep.shard import MAX_SUBSETS, ShardTask, prepare_shard, standing_manifest
-from data_prep.statistics import count_ids, length_histogram, unigram_perplexity
+from data_prep.report import draw, import_matplotlib
+from data_prep.shard import ShardTask, prepare_shard, standing_manifest
 from data_prep.tokenizer import FILE_NAME as TOKENIZER_FILE
 from data_prep.tokenizer import Tokenizer, load
 
 T = TypeVar("T")
 
-_LOCK = ".lock"
 _FOLDERS = ("", "shards/", *(f"{split}/" for split in SPLITS))
 _HASHES = tuple(f"shards/shard-*{suffix}" for suffix in (HASHES_SUFFIX, MARKS_SUFFIX))
 # The manifest goes first: a folder without it is no corpus, whatever else is left.
@@ -49,37 +44,6 @@ _MADE_BY_US = (
 # reader's orientation only.
 _BYTES_A_SECOND = {".zst": 15e6, ".gz": 15e6, ".parquet": 25e6}
 _PLAIN_BYTES_A_SECOND = 50e6
-
-
-@dataclass(frozen=True)
-class Part:
-    """Every `count`-th shard, from number `index` on; both count from 0."""
-
-    index: int
-    count: int
-
-    def __post_init__(self) -> None:
-        """Refuse what is no part."""
-        if not 0 <= self.index < self.count:
-            raise ValueError(
-                f"--shard {self}: accepted: I/N, I from 0 to N - 1, such as 0/{max(self.count, 1)}"
-            )
-
-    def __str__(self) -> str:
-        """As the user writes it."""
-        return f"{self.index}/{self.count}"
-
-    @classmethod
-    def parse(cls, text: str) -> "Part":
-        """Read "I/N".
-
-        Raises:
-            ValueError: It is something else.
-        """
-        index, slash, count = text.partition("/")
-        if not (slash and index.isdecimal() and count.isdecimal()):
-            raise ValueError(f"--shard {text}: accepted: I/N, I from 0 to N - 1, such as 0/4")
-        return cls(int(index), int(count))
 
 
 def prepare(
@@ -115,8 +79,8 @@ def prepare(
     tokenizer = load(tokenizer_path)
     tasks = plan(inputs, valid_inputs, output, settings, tokenizer.digest())
     output.mkdir(parents=True, exist_ok=True)
-    with _hold(output):
-        _remove(output, f"{_LOCK}-*", *_partials())
+    with hold(output):
+        _remove(output, f"{LOCK}-*", *_partials())
         if overwrite:
             _remove(output, *_MADE_BY_US)
         shards = _standing_shards(tasks, tasks)
@@ -129,8 +93,9 @@ def prepare(
             _work_on(hash_input, tasks, engine, workers, "find duplicates")
             mark_duplicates(tasks)
         _say(idle_workers(missing, workers))
+        threading.Thread(target=import_matplotlib).start()
         shards |= _work_on(prepare_shard, missing, engine, workers, "prepare")
-        corpus = _merge([shards[task.index] for task in tasks], tokenizer, output)
+        corpus = merge([shards[task.index] for task in tasks], tokenizer, output)
         draw(corpus, output / REPORT_FILE)
         records.write_record(output / records.FILE_NAME, corpus)
         _remove(output, *_HASHES)
@@ -170,7 +135,7 @@ def prepare_part(
     tasks = plan(inputs, valid_inputs, output, settings, tokenizer.digest())
     mine = tasks[part.index :: part.count]
     output.mkdir(parents=True, exist_ok=True)
-    with _hold(output, part):
+    with hold(output, part):
         standing = _standing_shards(mine, tasks)
         missing = [task for task in mine if task.index not in standing]
         if not missing:
@@ -290,54 +255,6 @@ def _work_on(
     return made
 
 
-def _merge(shards: Sequence[ShardManifest], tokenizer: Tokenizer, output: Path) -> CorpusManifest:
-    tally = Tally()
-    for shard in shards:
-        tally.add(Tally(shard.kept, shard.rejects, shard.cut))
-    if not tally.kept:
-        reasons = tally.rejects_in_words() or "the inputs hold no line"
-        raise ValueError(f"{output}: no document kept: {reasons}")
-    totals = {split: Count() for split in SPLITS}
-    for split, subsets in tally.kept.items():
-        for count in subsets.values():
-            totals[split].add(count)
-    files = {split: [s.files[split] for s in shards if split in s.files] for split in SPLITS}
-    counts = {
-        split: count_ids([output / f.stem for f in files[split]], tokenizer.vocab_size)
-        for split in SPLITS
-    }
-    return CorpusManifest(
-        format_version=records.FORMAT_VERSION,
-        tokenizer_digest=shards[0].tokenizer_digest,
-        vocab_size=tokenizer.vocab_size,
-        special_ids={
-            name: getattr(tokenizer, f"{name}_id") for name in ("bos", "pad", "eos", "unk", "mask")
-        },
-        dtype=str(dtype_for(tokenizer.vocab_size)),
-        encoders=sorted({shard.encoder for shard in shards}),
-        settings=shards[0].settings,
-        damages=[shard.damage for shard in shards if shard.damage],
-        inputs=[shard.input for shard in shards],
-        shards=files,
-        subsets=_subset_table(tally),
-        totals=totals,
-        kept=tally.kept,
-        cut=tally.cut,
-        rejects=tally.rejects,
-        length_histogram=length_histogram(np.sum([s.length_counts for s in shards], axis=0)),
-        unigram_perplexity=unigram_perplexity(counts["train"], counts["valid"]),
-    )
-
-
-def _subset_table(tally: Tally) -> list[str]:
-    names = sorted({subset for subsets in tally.kept.values() for subset in subsets})
-    if len(names) > MAX_SUBSETS:
-        raise ValueError(
-            f"{len(names)} different values of meta.pile_set_name; accepted: {MAX_SUBSETS}"
-        )
-    return names
-
-
 def _place_tokenizer(tokenizer: Tokenizer, output: Path) -> None:
     """Write the vocabulary where there is none; other parts may be reading it."""
     file = output / TOKENIZER_FILE
@@ -348,38 +265,6 @@ def _place_tokenizer(tokenizer: Tokenizer, output: Path) -> None:
             f"{file}: not the vocabulary that --tokenizer names; accepted: the same one for all "
             "parts, or another --output"
         )
-
-
-@contextmanager
-def _hold(output: Path, part: Part | None = None) -> Iterator[None]:
-    """Keep other runs out: all of them, or those of the same part and those of the whole."""
-    if part is None:
-        with _locked(output / _LOCK, fcntl.LOCK_EX, f"{output}: another prepare is at work"):
-            yield
-        return
-    own = output / f"{_LOCK}-{part.index}-of-{part.count}"
-    with (
-        _locked(output / _LOCK, fcntl.LOCK_SH, f"{output}: a prepare of all shards is at work"),
-        _locked(own, fcntl.LOCK_EX, f"{output}: another prepare of --shard {part} is at work"),
-    ):
-        yield
-
-
-@contextmanager
-def _locked(file: Path, kind: int, refusal: str) -> Iterator[None]:
-    """Hold a lock; the system lets go when this process ends, however it ends."""
-    with file.open("w") as descriptor:
-        try:
-            fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise ValueError(
-                f"{refusal} in this folder; wait for it or name another --output"
-            ) from error
-        except OSError as error:
-            if error.errno not in (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP):
-                raise
-            _say(f"{file}: this file system has no locks; let no other prepare write here")
-        yield
 
 
 def _say(message: str | None) -> None:

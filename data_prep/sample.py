@@ -73,7 +73,7 @@ def write_sample(
     kept: list[_Text] = []
     held_out: list[_Text] = []
     for text in english:
-        is_held_out = content_share(text.text, "held-out") < held_out_fraction
+        is_held_out = content_share(text.text.encode(), "held-out") < held_out_fraction
         (held_out if is_held_out else kept).extend(_parts(text))
     allowance = int(_SOURCE_TO_ENGLISH_BYTES * sum(len(text.text.encode()) for text in kept))
     corpus = _mixed([*kept, *_unique(_sources(library, allowance))])
@@ -122,7 +122,7 @@ def _docstrings_within(node: ast.AST) -> Iterator[str]:
 def _sources(library: Path, allowance_bytes: int) -> Iterator[_Text]:
     """Source files up to an allowance, in an order drawn from their names to have all kinds."""
     files = _files(library, "*.py")
-    files.sort(key=lambda file: content_share(file.relative_to(library).as_posix(), "source"))
+    files.sort(key=lambda file: content_share(bytes(file.relative_to(library)), "source"))
     for file in files:
         text = file.read_text(encoding="utf-8", errors="replace").strip()
         size_bytes = len(text.encode())
@@ -158,7 +158,7 @@ def _unique(texts: Iterable[_Text]) -> list[_Text]:
 
 def _mixed(texts: Sequence[_Text]) -> list[_Text]:
     """In an order drawn from the content, so that every file holds some of everything."""
-    return sorted(texts, key=lambda text: content_share(text.text, "order"))
+    return sorted(texts, key=lambda text: content_share(text.text.encode(), "order"))
 
 
 def _write(file: Path, texts: Iterable[_Text]) -> None:

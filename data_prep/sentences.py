@@ -74,16 +74,26 @@ def encode_sentences(
     return ids, [[len(sentence) for sentence in document] for document in documents]
 
 
-def lengths_within(lengths: Sequence[int], start: int, end: int) -> list[int]:
-    """How many ids each sentence has between two ids of its document; none without any.
+def cut_lengths(lengths: Sequence[int], pieces: Sequence[int]) -> list[list[int]]:
+    """How many ids each sentence has in each piece of its document; those without any are left out.
 
     Args:
         lengths: Of the document's sentences.
-        start: First id.
-        end: The id after the last.
+        pieces: Lengths of consecutive pieces, from the document's first id on; not longer than it.
     """
-    ends = np.clip(np.cumsum([0, *lengths]), start, end)
-    return [int(length) for length in np.diff(ends) if length]
+    unread = iter(lengths)
+    left = 0  # of the sentence that the last piece ended in
+    within = []
+    for room in pieces:
+        parts = []
+        while room:
+            left = left or next(unread)
+            part = min(left, room)
+            left, room = left - part, room - part
+            if part:
+                parts.append(part)
+        within.append(parts)
+    return within
 
 
 def _before_space(text: str, position: int) -> int:

@@ -15,21 +15,13 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from data_prep.documents import (
-    Document,
-    Input,
-    Reject,
-    content_share,
-    input_sha256,
-    input_state,
-    layout_of,
-    read,
-)
+from data_prep.documents import Document, Reject, content_share, read
 from data_prep.duplicates import drop_duplicates
 from data_prep.encoders import Encoder
 from data_prep.files import AtomicFile
 from data_prep.filters import Tally, judge, windows
 from data_prep.indexed import IndexedWriter, dtype_for
+from data_prep.inputs import Input, input_sha256, input_state, layout_of
 from data_prep.manifest import (
     FORMAT_VERSION,
     SPLITS,
@@ -42,7 +34,7 @@ from data_prep.manifest import (
     write_record,
 )
 from data_prep.progress import Progress
-from data_prep.sentences import encode_sentences, lengths_within
+from data_prep.sentences import cut_lengths, encode_sentences
 from data_prep.statistics import UPPER_EDGES, count_lengths, write_counts
 from data_prep.tokenizer import FILE_NAME as TOKENIZER_FILE
 from data_prep.tokenizer import Tokenizer, load
@@ -179,18 +171,18 @@ class _Shard:
             writer.flush()
 
     def _add_one(self, document: Document, ids: npt.NDArray[np.int32], lengths: list[int]) -> None:
-        text_bytes = len(document.text.encode())
+        text = document.text.encode()
+        text_bytes = len(text)
         self.text_bytes += text_bytes
-        split = self._split_of(document)
+        split = self._split_of(text)
         pieces = windows(ids, self._settings)
         self.tally.cut += pieces[0].size < ids.size
-        end = 0
-        for piece in pieces:
-            start, end = end, end + len(piece)
+        lengths_of_pieces = cut_lengths(lengths, [len(piece) for piece in pieces])
+        for piece, of_sequences in zip(pieces, lengths_of_pieces, strict=True):
             if reason := judge(len(piece) + 2, self._settings):
                 self._reject(reason, document)
                 continue
-            self._splits[split].append(piece, lengths_within(lengths, start, end), document)
+            self._splits[split].append(piece, of_sequences, document)
             self.tally.keep(split, document.subset, Count(1, len(piece) + 1, text_bytes))
             text_bytes = 0  # counted with the first of its windows
 
@@ -203,11 +195,11 @@ class _Shard:
         for writer in self._splits.values():
             writer.discard()
 
-    def _split_of(self, document: Document) -> str:
+    def _split_of(self, text: bytes) -> str:
         """The split of a document and all its windows, drawn from the whole text."""
         if self._role != "both":
             return self._role
-        share = content_share(document.text, "valid")
+        share = content_share(text, "valid")
         return "valid" if share < self._settings.valid_fraction else "train"
 
     def _reject(self, reason: str, record: Document | Reject) -> None:

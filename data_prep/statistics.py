@@ -11,7 +11,8 @@ from data_prep.manifest import LengthHistogram
 
 # Four buckets an octave, up to 2^31 tokens; powers of two are edges, so that shares over them are
 # exact.
-UPPER_EDGES = np.unique(np.round(2 ** (np.arange(4, 4 * 31 + 1) / 4)).astype(np.int64))
+_ROUNDED = np.round(2 ** (np.arange(4, 4 * 31 + 1) / 4)).astype(np.int64)
+UPPER_EDGES = _ROUNDED[np.diff(_ROUNDED, prepend=0) > 0]  # np.unique would import numpy.ma
 
 
 def count_lengths(lengths: npt.ArrayLike) -> npt.NDArray[np.int64]:

@@ -93,7 +93,9 @@ class Tokenizer:
 
     def content(self) -> dict[str, Any]:
         """What stands in its `tokenizer.json`."""
-        content: dict[str, Any] = json.loads(self._backend.to_str())
+        import orjson
+
+        content: dict[str, Any] = orjson.loads(self._backend.to_str())
         return content
 
     def save(self, path: Path) -> None:
@@ -204,7 +206,7 @@ def _from_json(file: Path) -> Tokenizer:
 
     try:
         # The library raises bare Exception for whatever is wrong with the file.
-        backend = tokenizers.Tokenizer.from_str(file.read_text(encoding="utf-8"))
+        backend = tokenizers.Tokenizer.from_buffer(file.read_bytes())
     except Exception as error:
         raise ValueError(f"not a {FILE_NAME} of the tokenizers library: {error}") from error
     return Tokenizer(backend)

@@ -19,8 +19,9 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from data_prep.documents import Document, Input, read
+from data_prep.documents import Document, read
 from data_prep.files import write_atomically
+from data_prep.inputs import Input
 from finetune.glue import TASKS
 from pretrain.checkpoints import write_json
 

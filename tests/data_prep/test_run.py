@@ -2,7 +2,6 @@ import errno
 import fcntl
 import json
 import os
-import re
 import resource
 import signal
 import subprocess
@@ -21,7 +20,8 @@ import pytest
 from data_prep.corpus import Corpus
 from data_prep.engines import ENGINES
 from data_prep.manifest import Settings, load_manifest
-from data_prep.run import Part, idle_workers, plan, prepare, prepare_part
+from data_prep.parts import Part
+from data_prep.run import idle_workers, plan, prepare, prepare_part
 from data_prep.shard import ShardTask
 from data_prep.tokenizer import Tokenizer, train
 from data_prep.verify import verify
@@ -339,19 +339,6 @@ def test_part_refuses_another_vocabulary(
         prepare_part(Part(0, 2), inputs, tmp_path, tokenizer_folder, SETTINGS)
 
 
-@pytest.mark.parametrize("text", ["3/3", "-1/3", "1", "a/b", "1/0", "/", "0/2/3"])
-def test_what_is_no_part_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match=rf"--shard {re.escape(text)}: accepted: I/N"):
-        Part.parse(text)
-
-
-def test_parts_are_all_shards_and_share_none() -> None:
-    for count in (1, 3, 7):
-        parts = [Part.parse(f"{index}/{count}") for index in range(count)]
-        numbers = [number for part in parts for number in range(5)[part.index :: part.count]]
-        assert sorted(numbers) == list(range(5))
-
-
 @pytest.mark.usefixtures("in_process")
 def test_file_system_without_locks_is_used_with_a_word(
     inputs: list[Path],
@@ -458,13 +445,29 @@ def test_full_disk_is_named_and_leaves_nothing_half_written(
     assert set(content(corpus)) == ({"tokenizer.json"} if limit_bytes > 1000 else set())
 
 
+# Workers import a script that is the main program, too.
+RUN_THAT_RESTS_AFTER_A_SHARD = """
+import sys, time
+from data_prep import shard
+from data_prep.__main__ import main
+
+def write_record(*record, write=shard.write_record):
+    write(*record)
+    time.sleep(600)
+
+shard.write_record = write_record
+if __name__ == "__main__":
+    sys.exit(main(["prepare", *sys.argv[1:]]))
+"""
+
+
 class Run:
-    """A prepare in a process of its own, slow enough to be caught in the middle."""
+    """A prepare in a process of its own, which stays in the middle once it has made a shard."""
 
     def __init__(self, tmp_path: Path, tokenizer_folder: Path) -> None:
         generator = np.random.default_rng(0)
-        for number in range(5):
-            words = generator.integers(0, 10**9, size=(100, 300))
+        for number in range(3):
+            words = generator.integers(0, 10**9, size=(20, 300))
             texts = [" ".join(map(str, row)) for row in words]
             write_pile(tmp_path / "in" / f"{number}.jsonl.zst", texts)
         self.inputs = sorted((tmp_path / "in").iterdir())
@@ -474,11 +477,16 @@ class Run:
         arguments = ["--input", *map(str, self.inputs), "--output", str(self.output)]
         arguments += ["--tokenizer", str(tokenizer_folder), "--max-tokens", "4096"]
         arguments += ["--valid-fraction", "0.2", "--workers", "1"]
+        script = tmp_path / "run.py"
+        script.write_text(RUN_THAT_RESTS_AFTER_A_SHARD)
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "data_prep", "prepare", *arguments],
+            [sys.executable, str(script), *arguments],
             cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
             stderr=subprocess.PIPE,
             text=True,
+            # A shell has what it runs in the background ignore interrupts, tests included.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
 
     def wait_for_a_shard(self) -> None:
