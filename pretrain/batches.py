@@ -1,8 +1,8 @@
 """A step's batch as a pure function of corpus, lineage and step.
 
-Global batch `step` holds the blocks at places [step * G, (step + 1) * G) of the order. It is cut
-into G / B micro-batches; rank r of R takes number k * R + r in its k-th turn. Nothing here depends
-on what ran before: a restart, or other ranks, see the same batches.
+Global batch `step` holds the `size(step)` blocks of the order from place `first_block(step)` on. It
+is cut into micro-batches of B; rank r of R takes number k * R + r in its k-th turn. Nothing here
+depends on what ran before: a restart, or other ranks, see the same batches.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from data_prep.blocks import best_fit, complete
 from data_prep.corpus import Corpus
 from data_prep.files import new_folder
 from data_prep.tokenizer import Tokenizer
-from pretrain.config import FaultConfig
+from pretrain.config import BatchConfig, FaultConfig
 from pretrain.objectives.masked import FIRST_WORD_ID, IGNORED, MaskedLM
-from pretrain.order import Lineage
+from pretrain.order import Lineage, digest
 
 VALIDATION_SEED = 0
 """Validation masks are the same for every run, so that perplexities compare."""
@@ -38,6 +38,8 @@ class MicroBatch:
     """Real input tokens."""
     targets: int
     """Tokens that the loss is summed over."""
+    blocks: str = ""
+    """`order.digest` of the whole global batch, for whoever audits what was read."""
 
 
 class Blocks:
@@ -171,34 +173,31 @@ class PretrainingBatches:
     blocks: Blocks
     objective: MaskedLM
     lineage: Lineage
-    global_batch_size: int
-    micro_batch_size: int
+    batch: BatchConfig
     fault: FaultConfig
     recipe_seed: int
 
     def seed(self, step: int) -> int:
         """The seed that orders, masks and drops out in this step."""
-        return self.lineage.seed_at(step * self.global_batch_size)
+        return self.lineage.seed_at(self.batch.first_block(step))
 
     def epoch(self, step: int) -> float:
         """Epochs of the corpus read before this step."""
-        return step * self.global_batch_size / len(self.blocks)
+        return self.lineage.epoch(self.batch.first_block(step))
 
     def micro_batches(self, step: int, rank: int, ranks: int) -> list[MicroBatch]:
         """What `rank` of `ranks` reads in `step`, in turn."""
-        size = self.micro_batch_size
-        chosen, epochs = self.lineage.blocks(
-            step * self.global_batch_size, self.global_batch_size, len(self.blocks)
-        )
-        seed = self.seed(step)
+        size, seed = self.batch.micro_batch_size, self.seed(step)
+        chosen, epochs = self.lineage.blocks(self.batch.first_block(step), self.batch.size(step))
+        read = digest(chosen, epochs)
         result = []
-        for index in range(rank, self.global_batch_size // size, ranks):
+        for index in range(rank, len(chosen) // size, ranks):
             part = slice(index * size, (index + 1) * size)
             keys = [(seed, int(e), int(b)) for e, b in zip(epochs[part], chosen[part], strict=True)]
             batch = collate(self.blocks, self.objective, chosen[part].tolist(), keys, index)
             if self.fault.strikes(step, seed, self.recipe_seed):
                 batch = self._spoiled(batch, step)
-            result.append(batch)
+            result.append(dataclasses.replace(batch, blocks=read))
         return result
 
     def _spoiled(self, batch: MicroBatch, step: int) -> MicroBatch:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from pretrain.model.config import ModelConfig
+from pretrain.model.config import ATTENTION_BACKENDS, ModelConfig
 from pretrain.model.presets import SIZES, VARIANTS
 from pretrain.settings import check, unknown_key
 
@@ -91,30 +91,73 @@ class BatchConfig:
 
     global_batch_size: int = 512
     micro_batch_size: int = 4
+    ramp_from: int = 0
+    """Blocks of the first steps; the batch grows by as many until it is whole. 0: whole at once."""
+    ramp_steps: int = 0
+    """Steps at each size below the whole one."""
 
     def __post_init__(self) -> None:
         """Refuse sizes that do not divide."""
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            check(value > 0, f"batch.{field.name}", value, "a positive number")
-        if self.global_batch_size % self.micro_batch_size:
+        for name in ("global_batch_size", "micro_batch_size"):
+            check(
+                getattr(self, name) > 0, f"batch.{name}", getattr(self, name), "a positive number"
+            )
+        for name in ("ramp_from", "ramp_steps"):
+            check(getattr(self, name) >= 0, f"batch.{name}", getattr(self, name), "0 or above")
+        if bool(self.ramp_from) != bool(self.ramp_steps):
+            raise ValueError(
+                f"batch.ramp_from {self.ramp_from} with batch.ramp_steps {self.ramp_steps}: a ramp "
+                "has both above 0, no ramp has neither"
+            )
+        if self.global_batch_size % self._smallest:
             raise ValueError(
                 f"batch.global_batch_size {self.global_batch_size} is not a multiple of "
-                f"batch.micro_batch_size {self.micro_batch_size}"
+                f"batch.ramp_from {self.ramp_from}"
+            )
+        self._refuse_remainder(self.micro_batch_size, "")
+
+    @property
+    def _smallest(self) -> int:
+        """Blocks of the first step, of which every size is a multiple."""
+        return self.ramp_from or self.global_batch_size
+
+    def _refuse_remainder(self, divisor: int, words: str) -> None:
+        if self._smallest % divisor:
+            name = "ramp_from" if self.ramp_from else "global_batch_size"
+            raise ValueError(
+                f"batch.{name} {self._smallest} is not a multiple of "
+                f"batch.micro_batch_size {self.micro_batch_size}{words}"
             )
 
     def accumulation_steps(self, ranks: int) -> int:
-        """Micro-batches a rank takes for one step.
+        """Micro-batches a rank takes for a whole batch.
 
         Raises:
-            ValueError: the ranks do not divide the batch.
+            ValueError: the ranks do not divide the batch, at the start of its ramp or later.
         """
-        if self.global_batch_size % (self.micro_batch_size * ranks):
-            raise ValueError(
-                f"batch.global_batch_size {self.global_batch_size} is not a multiple of "
-                f"batch.micro_batch_size {self.micro_batch_size} x {ranks} ranks"
-            )
+        self._refuse_remainder(self.micro_batch_size * ranks, f" x {ranks} ranks")
         return self.global_batch_size // (self.micro_batch_size * ranks)
+
+    def size(self, step: int) -> int:
+        """Blocks that a step reads."""
+        return self._smallest * (self._stage(step) + 1)
+
+    def first_block(self, step: int) -> int:
+        """Place of a step's first block: what the steps before it have read."""
+        stage = self._stage(step)
+        # 1 + 2 + ... + stage units for ramp_steps each, and the steps at this size since.
+        units = self.ramp_steps * stage * (stage + 1) // 2
+        return self._smallest * (units + (step - self.ramp_steps * stage) * (stage + 1))
+
+    def changes(self) -> list[int]:
+        """The steps that read more than the one before."""
+        stages = self.global_batch_size // self._smallest
+        return [self.ramp_steps * stage for stage in range(1, stages)]
+
+    def _stage(self, step: int) -> int:
+        """How often the batch has grown."""
+        last = self.global_batch_size // self._smallest - 1
+        return min(step // self.ramp_steps, last) if self.ramp_steps else 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -181,6 +224,9 @@ class TrainingConfig:
     """Compute each layer again in the backward pass: less memory for a forward pass more."""
     compile: bool = False
     """Let torch.compile make the forward and backward passes."""
+    attention_backend: str = "dense"
+    """How attention is computed: dense (any device), flex (FlexAttention, on GPUs), or flex-flash
+    (its kernels for Hopper and later); see model/config.py."""
     evaluation_interval: int = 5000
     vocabulary_multiple: int = 128
     """The token table has a multiple of so many rows while it is trained, which makes its matrix
@@ -193,6 +239,9 @@ class TrainingConfig:
     def __post_init__(self) -> None:
         """Refuse a run that cannot be."""
         check(self.steps > 0, "training.steps", self.steps, "a positive number")
+        known = ATTENTION_BACKENDS
+        value = self.attention_backend
+        check(value in known, "training.attention_backend", value, f"one of {', '.join(known)}")
         for name in ("evaluation_interval", "checkpoint_interval", "vocabulary_multiple"):
             check(getattr(self, name) > 0, f"training.{name}", getattr(self, name), "above 0")
         for name in ("seed", "ranks", "evaluation_blocks", "data_workers"):
@@ -211,31 +260,55 @@ class SpikeConfig:
     """When a loss counts as a spike, and how often a run may be rolled back (spikes.py)."""
 
     window: int = 256
-    """Losses that judge the next one."""
+    """Losses whose scatter judges the next one."""
     minimum_history: int = 64
+    """Losses before anything is judged, at the start and after a declared change."""
     deviations: float = 6.0
-    """Distance from the window's median, in robust standard deviations, that makes an outlier."""
+    """Distance from the last losses' median, in robust standard deviations, of an outlier."""
     patience: int = 6
     """Outliers among the last `patience + 2` losses that make a suspicion."""
     confirm_steps: int = 50
     """Steps a suspected loss has to return before it is a spike."""
+    slow_window: int = 64
+    """Losses whose median is compared with its lowest among the last `window`."""
+    slow_deviations: float = 2.0
+    """Distance of the two, in robust standard deviations of one loss, that makes a suspicion."""
+    slow_confirm_steps: int = 200
+    """Steps that a slow suspicion has to return."""
     gross_nats: float = 3.0
-    """A rise of the suspected losses' median over the window's that needs no waiting."""
+    """A rise of the suspected losses' median over the baseline that needs no waiting."""
+    validation_nats: float = 0.5
+    """A rise of the validation loss since the last evaluation that makes a suspicion; if the next
+    one shows it too, a spike."""
     margin_steps: int = 100
     """A rollback goes to a checkpoint at least this far before the spike's onset."""
-    max_rollbacks: int = 3
-    max_crashes: int = 3
-    """Relaunches without a new checkpoint in between."""
-    hang_seconds: float = 1800.0
-    """Silence of a running attempt that counts as a hang."""
+    skip_before_steps: int = 100
+    skip_after_steps: int = 400
+    """Around the onset, the steps whose data the second rollback skips, where they were read."""
+    learning_rate_factor: float = 0.7
+    """Of the third rollback."""
+    learning_rate_steps: int = 1000
+    """How long after the onset that factor holds."""
+    region_steps: int = 1000
+    """Spikes that begin no further apart are the same trouble, and climb the ladder (policy.py)."""
+    rollbacks_per_10k_steps: int = 5
+    max_rollbacks: int = 20
+    """In the whole run."""
 
     def __post_init__(self) -> None:
         """Refuse a detector that could never speak, or speaks of everything."""
-        for name in ("window", "minimum_history", "deviations", "patience", "hang_seconds"):
-            check(getattr(self, name) > 0, f"spike.{name}", getattr(self, name), "above 0")
-        others = ("confirm_steps", "gross_nats", "margin_steps", "max_rollbacks", "max_crashes")
-        for name in others:
-            check(getattr(self, name) >= 0, f"spike.{name}", getattr(self, name), "0 or above")
+        positive = {
+            *("window", "minimum_history", "deviations", "patience"),
+            *("slow_window", "slow_deviations", "validation_nats", "learning_rate_factor"),
+        }
+        for field in dataclasses.fields(self):
+            name, value = field.name, getattr(self, field.name)
+            if name in positive:
+                check(value > 0, f"spike.{name}", value, "above 0")
+            else:
+                check(value >= 0, f"spike.{name}", value, "0 or above")
+        factor = self.learning_rate_factor
+        check(factor <= 1, "spike.learning_rate_factor", factor, "at most 1")
         if self.minimum_history > self.window:
             raise ValueError(
                 f"spike.minimum_history {self.minimum_history} is above spike.window "
@@ -244,8 +317,60 @@ class SpikeConfig:
 
     @property
     def longest_alarm(self) -> int:
-        """Most steps from a spike's onset to its confirmation."""
+        """Most steps from the onset of a rise that the fast channel sees to its confirmation."""
         return max(self.confirm_steps, self.patience + 1)
+
+    @property
+    def longest_delay(self) -> int:
+        """Most steps from an onset to its suspicion, on the slowest channel but validation."""
+        return max(2 * self.slow_window, self.patience + 2)
+
+
+@dataclasses.dataclass(frozen=True)
+class SupervisionConfig:
+    """How a run is launched and watched, and how often it is launched again (supervisor.py)."""
+
+    launcher: str = "deepspeed"
+    """deepspeed, torchrun, or srun."""
+    hostfile: str = ""
+    """Machines for the deepspeed launcher to reach by ssh; empty: this one, or an agent on each."""
+    hang_seconds: float = 60.0
+    """Silence of a step that counts as a hang, if ten times the 99th percentile of the last steps
+    is not more."""
+    init_seconds: float = 1800.0
+    """The same, from the launch to the end of the first step."""
+    save_seconds: float = 1800.0
+    evaluate_seconds: float = 1800.0
+    grace_seconds: float = 10.0
+    """For processes that are told to end, and for those whose launcher or peers have gone."""
+    preemption_seconds: float = 240.0
+    """To finish the step and save, when asked to leave."""
+    node_silence_seconds: float = 60.0
+    """Silence of another machine's agent that counts as its death."""
+    node_wait_seconds: float = 1800.0
+    """To wait for machines that are not there."""
+    max_crashes: int = 3
+    """Crashes without a new checkpoint in between, after which the run is still launched again."""
+    max_hangs: int = 2
+    max_preemptions: int = 20
+    max_stalled: int = 5
+    """The same for all three together, however they are mixed."""
+
+    def __post_init__(self) -> None:
+        """Refuse a supervisor that could never wait, and launchers that we do not know."""
+        known, launcher = ("deepspeed", "torchrun", "srun"), self.launcher
+        check(launcher in known, "supervision.launcher", launcher, f"one of {', '.join(known)}")
+        for field in dataclasses.fields(self):
+            name, value = field.name, getattr(self, field.name)
+            if name.endswith("_seconds"):
+                check(value > 0, f"supervision.{name}", value, "above 0")
+            elif name.startswith("max_"):
+                check(value >= 0, f"supervision.{name}", value, "0 or above")
+        if self.hostfile and launcher != "deepspeed":
+            raise ValueError(
+                f"supervision.hostfile {self.hostfile!r} with supervision.launcher {launcher!r}: "
+                "only the deepspeed launcher takes a hostfile"
+            )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -290,6 +415,7 @@ class RunConfig:
     schedule: ScheduleConfig = dataclasses.field(default_factory=ScheduleConfig)
     training: TrainingConfig = dataclasses.field(default_factory=TrainingConfig)
     spike: SpikeConfig = dataclasses.field(default_factory=SpikeConfig)
+    supervision: SupervisionConfig = dataclasses.field(default_factory=SupervisionConfig)
     fault: FaultConfig = dataclasses.field(default_factory=FaultConfig)
 
     def __post_init__(self) -> None:

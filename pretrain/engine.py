@@ -1,7 +1,8 @@
-"""DeepSpeed, and the only file that imports it: start-up, one update, save, load.
+"""DeepSpeed as the rest of the project sees it: start-up, one update, save, load.
 
-Order: `deepspeed_json` (what DeepSpeed is told), `start` (process group), `Engine`. What DeepSpeed
-does differently from what one expects, and how it is met here, stands beside the line that does so.
+Order: `deepspeed_json` (what DeepSpeed is told), `start` (process group), `Engine`. Where DeepSpeed
+does otherwise than one expects, the line that meets it says so, or calls `deepspeed_repairs`; no
+other file imports it.
 """
 
 from __future__ import annotations
@@ -10,13 +11,14 @@ import contextlib
 import functools
 import hashlib
 import io
+import math
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pretrain import deepspeed_settings
+from pretrain import deepspeed_repairs, deepspeed_settings
 from pretrain.batches import MicroBatch
 from pretrain.config import BatchConfig, OptimizerConfig
 from pretrain.distributed import Ranks, all_sum, broadcast_code, launcher_variables
@@ -66,49 +68,16 @@ def start() -> Ranks:
     ranks.share_cores()
     import torch
 
-    _choose_accelerator()
+    deepspeed_repairs.choose_accelerator()
     import deepspeed
 
     if not torch.cuda.is_available():
-        switch_off_shared_memory_op()
-    _limit_waiting()
+        deepspeed_repairs.switch_off_shared_memory_op()
+    deepspeed_repairs.limit_waiting()
     deepspeed.init_distributed(
         dist_backend="nccl" if torch.cuda.is_available() else "gloo", verbose=False
     )
     return ranks
-
-
-def _limit_waiting() -> None:
-    """Let every collective end in an error when a rank does not come: DEEPSPEED_TIMEOUT minutes.
-
-    DeepSpeed sets that limit (10 where the variable is not set) for one group of all ranks. It
-    makes others that keep torch's, half an hour with gloo, and there one waits.
-    """
-    from deepspeed import constants
-    from torch.distributed import distributed_c10d
-
-    for name in ("default_pg_timeout", "default_pg_nccl_timeout"):
-        setattr(distributed_c10d, name, constants.default_pg_timeout)
-
-
-def _choose_accelerator() -> None:
-    """Name the CPU where there is no GPU; DeepSpeed otherwise warns each time it is imported."""
-    import torch
-
-    if not torch.cuda.is_available():
-        os.environ.setdefault("DS_ACCELERATOR", "cpu")
-
-
-def switch_off_shared_memory_op() -> None:
-    """Keep DeepSpeed from compiling its CPU communication op at start-up.
-
-    The build takes a minute or two, needs a compiler, and leaves a lock when killed on which every
-    later run waits for ever. gloo does the same work. The table is private: a test notices when it
-    moves.
-    """
-    import deepspeed.ops
-
-    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
 
 
 def dropout_seed(seed: int, step: int, index: int) -> int:
@@ -157,11 +126,11 @@ class Engine:
             _checkpoint_activations(model)
         adam = optimizers.build(model, optimizer)
         self._lengths = [[p.numel() for p in group["params"]] for group in adam.param_groups]
-        self._accumulation = int(settings["gradient_accumulation_steps"])
-        self._deepspeed, *_ = deepspeed.initialize(
-            model=model, optimizer=adam, config=dict(settings)
-        )
-        _zero_padding(list(self._deepspeed.module.parameters()))
+        with deepspeed_repairs.one_optimizer_for_all_stages():
+            self._deepspeed, *_ = deepspeed.initialize(
+                model=model, optimizer=adam, config=dict(settings)
+            )
+        deepspeed_repairs.zero_padding(list(self._deepspeed.module.parameters()))
         if compiled:
             self._deepspeed.compile()  # in place: the names of the weights stay
 
@@ -181,12 +150,19 @@ class Engine:
     ) -> StepResult:
         """One update: the gradient of the summed loss over the number of all ranks' targets.
 
-        DeepSpeed divides by the accumulation steps and averages over ranks; both are undone here,
-        so that the result does not depend on how the batch was split.
+        DeepSpeed averages over ranks, which is undone here, and would divide by a number of
+        accumulation steps, which it is told not to: the result does not depend on how the batch was
+        split, nor on how large the one before was.
 
-        Under ZeRO an update whose gradient is not finite is left out, and its norm reported as
-        infinite. The step counts all the same, for the batches and the learning rate; to Adam's
-        bias corrections it has not been.
+        Under ZeRO an update whose gradient is not finite is left out. The step counts all the same,
+        for the batches and the learning rate; to Adam's bias corrections it has not been.
+
+        Args:
+            micro_batches: this rank's, as many as every other rank's.
+            objective: gives each one's loss.
+            learning_rate: of this update.
+            seed: keys the dropout.
+            step: updates before this one, those left out among them.
 
         Raises:
             ValueError: there is nothing to predict in the whole batch.
@@ -195,9 +171,10 @@ class Engine:
 
         from pretrain.optimizers import set_step
 
-        assert len(micro_batches) == self._accumulation, (len(micro_batches), self._accumulation)
-        updates = step - self._deepspeed.skipped_steps
-        set_step(self._deepspeed.optimizer.param_groups, self._optimizer, learning_rate, updates)
+        skipped = self._deepspeed.skipped_steps
+        loss_scale = float(getattr(self._deepspeed.optimizer, "cur_scale", 1.0))
+        groups = self._deepspeed.optimizer.param_groups
+        set_step(groups, self._optimizer, learning_rate, step - skipped)
         self._deepspeed.train()
         targets = float(sum(batch.targets for batch in micro_batches))
         tokens = float(sum(batch.tokens for batch in micro_batches))
@@ -207,19 +184,26 @@ class Engine:
                 f"step {step}: no token of the global batch is to be predicted; make "
                 "batch.global_batch_size or masking.probability larger"
             )
-        scale = self.ranks * self._accumulation / targets
         loss_sum = torch.zeros((), dtype=torch.float64, device=self.device)
-        for batch in micro_batches:
+        for number, batch in enumerate(micro_batches, start=1):
+            self._deepspeed.set_gradient_accumulation_boundary(number == len(micro_batches))
             torch.manual_seed(dropout_seed(seed, step, batch.index))
             loss = objective.loss(self._deepspeed, self.to_device(batch))
-            self._deepspeed.backward(loss * scale)
+            self._deepspeed.backward(loss * (self.ranks / targets), scale_wrt_gas=False)
             loss_sum += loss.detach()
-            norm = self._stage_zero_norm()
-            self._deepspeed.step()
+        norm = self._stage_zero_norm()
+        self._deepspeed.step()
         if norm is None:
             norm = float(self._deepspeed.get_global_grad_norm())
         (total,) = all_sum([float(loss_sum)], self.device)
-        return StepResult(total, targets, tokens, norm)
+        return StepResult(
+            loss_sum=total,
+            targets=targets,
+            tokens=tokens,
+            gradient_norm=norm if math.isfinite(norm) else None,
+            loss_scale=loss_scale,
+            skipped=self._deepspeed.skipped_steps > skipped,
+        )
 
     def _stage_zero_norm(self) -> float | None:
         """DeepSpeed reports no gradient norm at stage 0; there the gradients are whole."""
@@ -227,8 +211,6 @@ class Engine:
 
         if self._deepspeed.zero_optimization_stage() > 0:
             return None
-        if not self._deepspeed.is_gradient_accumulation_boundary():
-            return 0.0
         gradients = [p.grad for p in self._deepspeed.module.parameters() if p.grad is not None]
         return float(torch.nn.utils.get_total_norm(gradients))
 
@@ -278,8 +260,8 @@ class Engine:
         """
         errors: list[Exception] = []
         with (
-            _kept_back(self._deepspeed.checkpoint_engine, "save", errors),
-            _kept_back(self._deepspeed, "_copy_recovery_script", errors),
+            deepspeed_repairs.kept_back(self._deepspeed.checkpoint_engine, "save", errors),
+            deepspeed_repairs.kept_back(self._deepspeed, "_copy_recovery_script", errors),
         ):
             self._deepspeed.save_checkpoint(str(folder.parent), tag=folder.name, save_latest=False)
         if errors:
@@ -356,43 +338,6 @@ def _checkpoint_activations(model: nn.Module) -> None:
             )
 
 
-@contextlib.contextmanager
-def _kept_back(owner: object, name: str, errors: list[Exception]) -> Iterator[None]:
-    """In the block, the method `name` puts failed writes into `errors` and raises none."""
-    method = getattr(owner, name)
-
-    def call(*arguments: Any, **keywords: Any) -> None:  # noqa: ANN401
-        try:
-            method(*arguments, **keywords)
-        except (OSError, RuntimeError) as error:
-            errors.append(error)
-
-    setattr(owner, name, call)
-    try:
-        yield
-    finally:
-        delattr(owner, name)
-
-
-def _zero_padding(parameters: Sequence[Any]) -> None:
-    """Clear what ZeRO 3 adds to a parameter that the ranks do not divide.
-
-    It is memory as it was found, NaN at times, and goes into every checkpoint. Its gradient is
-    zero, so that once cleared it stays so.
-    """
-    import torch
-    from deepspeed.utils import safe_get_local_fp32_param
-
-    for parameter in parameters:
-        if not hasattr(parameter, "ds_tensor"):
-            return  # not ZeRO 3
-        part = parameter.ds_tensor  # this rank's, of equal size on all ranks
-        real = parameter.ds_numel - torch.distributed.get_rank() * part.numel()
-        padding = slice(min(max(real, 0), part.numel()), None)
-        part.data[padding] = 0
-        safe_get_local_fp32_param(parameter).data[padding] = 0
-
-
 def consolidated_weights(folder: Path) -> dict[str, torch.Tensor]:
     """The fp32 weights of a checkpoint folder, whole, on the CPU.
 
@@ -401,7 +346,7 @@ def consolidated_weights(folder: Path) -> dict[str, torch.Tensor]:
     """
     import torch
 
-    _choose_accelerator()
+    deepspeed_repairs.choose_accelerator()
     from deepspeed.utils import zero_to_fp32
 
     if list(folder.glob("*_optim_states.pt")):

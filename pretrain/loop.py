@@ -51,7 +51,12 @@ class StepResult:
     loss_sum: float
     targets: float
     tokens: float
-    gradient_norm: float
+    gradient_norm: float | None
+    """Before clipping; None where it was not finite."""
+    loss_scale: float = 1.0
+    """Of fp16, in force in this update; 1 in any other precision."""
+    skipped: bool = False
+    """The engine left the update out, for its gradient was not finite."""
 
 
 class StepEngine(Protocol):
@@ -83,7 +88,7 @@ class StepRecord:
     step: int
     loss: float
     """Nats a target, over the global batch."""
-    gradient_norm: float
+    gradient_norm: float | None
     learning_rate: float
     seed: int
     epoch: float
@@ -91,6 +96,10 @@ class StepRecord:
     targets: int
     seconds: float
     data_seconds: float
+    loss_scale: float = 1.0
+    skipped: bool = False
+    blocks: str = ""
+    """Hash of the names of what all ranks read, where the batches tell it."""
 
     @property
     def tokens_per_second(self) -> float:
@@ -158,6 +167,9 @@ def run(
                 targets=int(result.targets),
                 seconds=time.perf_counter() - started,
                 data_seconds=loaded - started,
+                loss_scale=result.loss_scale,
+                skipped=result.skipped,
+                blocks=micro_batches[0].blocks,
             )
             for observer in observers:
                 observer(record)

@@ -37,9 +37,9 @@ from data_prep.manifest import (
     write_record,
 )
 from pretrain.batches import Blocks, PretrainingBatches
-from pretrain.config import FaultConfig, MaskingConfig
+from pretrain.config import BatchConfig, FaultConfig, MaskingConfig
 from pretrain.objectives.masked import MaskedLM
-from pretrain.order import Lineage, Segment
+from pretrain.order import Lineage
 from pretrain.prefetch import prefetched
 
 BLOCK_TOKENS = 2048
@@ -69,7 +69,7 @@ class Row:
         return self.at_least <= self.value <= self.at_most
 
     def __str__(self) -> str:
-        line = f"{self.name:64} {self.value:9.2f} {self.unit:12}"
+        line = f"{self.name:76} {self.value:9.2f} {self.unit:12}"
         if self.at_most < math.inf:
             line += f" at most {self.at_most:g}"
         if self.at_least > 0.0:
@@ -84,7 +84,8 @@ def main() -> int:
     options = parser.parse_args()
     rows: list[Row] = []
     for part in (
-        lambda folder: in_fresh_process(order, options.documents),
+        lambda folder: in_fresh_process(order, options.documents, 0),
+        lambda folder: in_fresh_process(order, options.documents, 100_000),
         lambda folder: in_fresh_process(blocks, "complete", options.documents),
         lambda folder: in_fresh_process(blocks, "best-fit", options.documents),
         lambda folder: in_fresh_process(data_wait, folder),
@@ -103,18 +104,19 @@ def in_fresh_process(part: Callable[..., list[Row]], *arguments: object) -> list
         return pool.submit(part, *arguments).result()
 
 
-def order(count: int) -> list[Row]:
-    """A million lookups, as the steps of a run ask for them, after three reseeds."""
-    lineage = Lineage((Segment(0, 1),))
+def order(count: int, skipped: int) -> list[Row]:
+    """A million lookups, as the steps of a run ask for them, after three rollbacks with skips."""
+    lineage = Lineage.begin(count, 1)
     for seed, share in enumerate((0.2, 0.35, 0.6), start=2):
-        lineage = lineage.reseeded(int(share * count), seed)
+        place = int(share * count)
+        lineage = lineage.rolled_back(place, seed, (place, place + skipped))
 
     def look_up() -> None:
         for place in range(0, 1_000_000, BATCH):
-            lineage.blocks(int(0.75 * count) + place, BATCH, count)
+            lineage.blocks(int(0.75 * count) + place, BATCH)
 
     _, seconds, megabytes = measured(look_up)
-    name = f"order of {count:,} blocks, 3 reseeds, 1,000,000 lookups"
+    name = f"order of {count:,} blocks, 3 rollbacks, {3 * skipped:,} skips, 1,000,000 lookups"
     return [
         Row(name, seconds, "s", at_most=20),
         Row(f"{name}: memory", megabytes, "MB", at_most=50),
@@ -147,12 +149,12 @@ def blocks(packing: str, documents: int) -> list[Row]:
 def data_wait(folder: Path) -> list[Row]:
     """What a rank waits for its data when its step takes as long as on an H200."""
     write_corpus(folder, 200_000)
+    blocks = Blocks(Corpus(folder, "train"), BLOCK_TOKENS, "best-fit")
     batches = PretrainingBatches(
-        Blocks(Corpus(folder, "train"), BLOCK_TOKENS, "best-fit"),
+        blocks,
         MaskedLM(MaskingConfig(), VOCABULARY - 1, VOCABULARY - 1),
-        Lineage((Segment(0, 1),)),
-        BATCH,
-        MICRO_BATCH,
+        Lineage.begin(len(blocks), 1),
+        BatchConfig(BATCH, MICRO_BATCH),
         FaultConfig(),
         1,
     )
@@ -205,6 +207,7 @@ def write_corpus(folder: Path, documents: int) -> None:
         bin_sha256="",
         idx_sha256="",
         subsets_sha256="",
+        counts_sha256="",
         subsets=["random"],
     )
     manifest = CorpusManifest(

@@ -1,6 +1,7 @@
 """A step's batch as a pure function of corpus, lineage and step (law 1)."""
 
 import dataclasses
+import itertools
 import pickle
 import shutil
 
@@ -10,12 +11,12 @@ import torch
 
 from data_prep.corpus import Corpus
 from pretrain.batches import Blocks, PretrainingBatches, validation_batches
-from pretrain.config import FaultConfig, MaskingConfig
+from pretrain.config import BatchConfig, FaultConfig, MaskingConfig
 from pretrain.evaluate import summed_losses
 from pretrain.model import presets
 from pretrain.model.language_model import LanguageModel
 from pretrain.objectives.masked import IGNORED, MaskedLM
-from pretrain.order import Lineage, Segment
+from pretrain.order import Lineage
 
 LENGTH = 64
 
@@ -38,8 +39,12 @@ def objective(blocks):
 
 @pytest.fixture(scope="module")
 def batches(blocks, objective):
-    lineage = Lineage((Segment(0, 1),))
-    return PretrainingBatches(blocks, objective, lineage, 8, 2, FaultConfig(), 1)
+    return training(blocks, objective, BatchConfig(8, 2))
+
+
+def training(blocks, objective, batch):
+    lineage = Lineage.begin(len(blocks), 1)
+    return PretrainingBatches(blocks, objective, lineage, batch, FaultConfig(), 1)
 
 
 def rows_of(batches, step, ranks):
@@ -106,9 +111,7 @@ def test_packed_blocks_are_fewer_and_fuller(packed, blocks):
 
 
 def test_a_packed_batch_numbers_its_texts_and_its_tokens_are_real_ones(packed, objective):
-    lineage = Lineage((Segment(0, 1),))
-    batches = PretrainingBatches(packed, objective, lineage, 8, 4, FaultConfig(), 1)
-    for batch in batches.micro_batches(3, 0, 1):
+    for batch in training(packed, objective, BatchConfig(8, 4)).micro_batches(3, 0, 1):
         mask, ids = batch.arrays["attention_mask"], batch.arrays["input_ids"]
         assert mask.dtype == np.int64
         assert batch.tokens == (mask > 0).sum()
@@ -204,7 +207,7 @@ def test_a_corpus_without_a_document_that_fits_is_refused(corpus):
 
 @pytest.mark.parametrize(("ranks", "micro"), [(1, 8), (1, 2), (2, 2), (2, 4), (4, 2), (8, 1)])
 def test_the_global_batch_does_not_depend_on_ranks_or_micro_batches(ranks, micro, batches):
-    split = dataclasses.replace(batches, micro_batch_size=micro)
+    split = dataclasses.replace(batches, batch=BatchConfig(8, micro))
     for step in (0, 3, 50):
         assert rows_of(split, step, ranks) == rows_of(batches, step, 1)
 
@@ -220,7 +223,7 @@ def test_ranks_take_turns_and_a_micro_batch_keeps_its_number(batches):
 
 
 def test_counts_are_of_real_tokens_and_of_labels(batches, blocks):
-    total = sum(len(blocks.ids(int(b))) for b in batches.lineage.blocks(0, 8, len(blocks))[0])
+    total = sum(len(blocks.ids(int(b))) for b in batches.lineage.blocks(0, 8)[0])
     some = batches.micro_batches(0, 0, 1)
     assert sum(batch.tokens for batch in some) == total
     for batch in some:
@@ -232,12 +235,12 @@ def test_a_batch_may_cross_an_epoch_s_end_and_every_block_is_read_once_an_epoch(
     total = len(blocks)
     assert total % 8
     steps = -(-2 * total // 8)
-    chosen = np.concatenate([batches.lineage.blocks(8 * s, 8, total)[0] for s in range(steps)])
+    chosen = np.concatenate([batches.lineage.blocks(8 * s, 8)[0] for s in range(steps)])
     for epoch in range(2):
         part = chosen[epoch * total : (epoch + 1) * total]
         assert np.array_equal(np.sort(part), np.arange(total))
     crossing = total // 8
-    epochs = batches.lineage.blocks(8 * crossing, 8, total)[1]
+    epochs = batches.lineage.blocks(8 * crossing, 8)[1]
     assert set(epochs.tolist()) == {0, 1}
     assert batches.epoch(crossing) < 1 < batches.epoch(crossing + 1)
     assert len(rows_of(batches, crossing, 1)) == 8
@@ -247,7 +250,7 @@ def test_a_block_is_masked_otherwise_in_another_epoch_and_under_another_seed(bat
     def places(lineage, epoch):
         found = {}
         for step in range(epoch * len(blocks) // 8, -(-(epoch + 1) * len(blocks) // 8)):
-            order, epochs = lineage.blocks(8 * step, 8, len(blocks))
+            order, epochs = lineage.blocks(8 * step, 8)
             of_lineage = dataclasses.replace(batches, lineage=lineage)
             masked = [
                 batch.arrays["positions"][batch.arrays["labels"] != IGNORED]
@@ -266,7 +269,7 @@ def test_a_block_is_masked_otherwise_in_another_epoch_and_under_another_seed(bat
 
 
 def test_after_a_reseed_batches_up_to_it_stay_and_later_ones_are_of_the_new_seed(batches):
-    reseeded = dataclasses.replace(batches, lineage=batches.lineage.reseeded(3 * 8, 2))
+    reseeded = dataclasses.replace(batches, lineage=batches.lineage.rolled_back(3 * 8, 2))
     assert [reseeded.seed(step) for step in range(5)] == [1, 1, 1, 2, 2]
     for step in range(3):
         assert rows_of(reseeded, step, 1) == rows_of(batches, step, 1)
@@ -276,7 +279,7 @@ def test_after_a_reseed_batches_up_to_it_stay_and_later_ones_are_of_the_new_seed
 def test_the_fault_spoils_the_labels_of_its_steps_until_a_reseed(batches):
     fault = FaultConfig("random-labels", 2, 4)
     struck = dataclasses.replace(batches, fault=fault)
-    escaped = dataclasses.replace(struck, lineage=batches.lineage.reseeded(2 * 8, 9))
+    escaped = dataclasses.replace(struck, lineage=batches.lineage.rolled_back(2 * 8, 9))
     healthy = dataclasses.replace(escaped, fault=FaultConfig())
     for step in range(6):
         ours, sound = struck.micro_batches(step, 1, 2), batches.micro_batches(step, 1, 2)
@@ -288,6 +291,96 @@ def test_the_fault_spoils_the_labels_of_its_steps_until_a_reseed(batches):
             assert np.array_equal(batch.arrays["input_ids"], expected.arrays["input_ids"])
             assert batch.targets == expected.targets
         assert rows_of(escaped, step, 2) == rows_of(healthy, step, 2)
+
+
+def test_every_micro_batch_tells_which_blocks_its_step_read(batches):
+    """The same on any rank, and what an auditor makes of the lineage alone."""
+    for step in (0, 7):
+        told = {batch.blocks for rank in (0, 1) for batch in batches.micro_batches(step, rank, 2)}
+        assert told == {batches.lineage.digest(8 * step, 8)}
+
+
+RAMPS = [
+    BatchConfig(8, 2),
+    BatchConfig(12, 2, 4, 3),
+    BatchConfig(64, 1, 1, 5),
+    BatchConfig(6, 1, 3, 1),
+]
+
+
+@pytest.mark.parametrize("batch", RAMPS, ids=str)
+def test_a_ramp_grows_by_its_first_size_and_its_closed_form_is_the_sum(batch):
+    sizes = [batch.size(step) for step in range(400)]
+    assert sizes[0] == (batch.ramp_from or batch.global_batch_size)
+    assert sizes[-1] == batch.global_batch_size
+    grown = [step for step in range(1, 400) if sizes[step] != sizes[step - 1]]
+    assert grown == batch.changes()
+    assert {sizes[step] - sizes[step - 1] for step in grown} <= {batch.ramp_from}
+    assert {later - step for step, later in itertools.pairwise([0, *grown])} <= {batch.ramp_steps}
+    assert [batch.first_block(step) for step in range(400)] == [
+        sum(sizes[:step]) for step in range(400)
+    ]
+
+
+def test_a_step_s_first_block_is_exact_however_far_in():
+    whole = BatchConfig(4096, 4, 512, 10_000)
+    assert whole.first_block(10**15) == 4096 * 10**15 - 512 * 10_000 * sum(range(1, 8))
+
+
+def test_a_batch_that_grows_reads_every_block_once_an_epoch(blocks, objective):
+    growing = training(blocks, objective, BatchConfig(12, 2, 4, 3))
+    total, read, step = len(blocks), [], 0
+    while len(read) < 2 * total:
+        some = growing.micro_batches(step, 0, 1)
+        assert len(some) == growing.batch.size(step) // 2
+        first = growing.batch.first_block(step)
+        assert some[0].blocks == growing.lineage.digest(first, growing.batch.size(step))
+        assert growing.epoch(step) == len(read) / total
+        read += growing.lineage.blocks(first, growing.batch.size(step))[0].tolist()
+        step += 1
+    for epoch in range(2):
+        assert sorted(read[epoch * total : (epoch + 1) * total]) == list(range(total))
+
+
+def test_the_growing_global_batch_does_not_depend_on_ranks_either(blocks, objective):
+    growing = training(blocks, objective, BatchConfig(12, 2, 4, 3))
+    for step in (0, 3, 8):
+        assert rows_of(growing, step, 2) == rows_of(growing, step, 1)
+
+
+def test_after_a_rollback_the_seed_changes_at_the_step_s_first_block(blocks, objective):
+    growing = training(blocks, objective, BatchConfig(12, 2, 4, 3))
+    lineage = growing.lineage.rolled_back(growing.batch.first_block(5), 9)
+    again = dataclasses.replace(growing, lineage=lineage)
+    assert [again.seed(step) for step in (0, 4, 5, 6)] == [1, 1, 9, 9]
+    assert rows_of(again, 4, 1) == rows_of(growing, 4, 1)
+    assert rows_of(again, 5, 1) != rows_of(growing, 5, 1)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ({"ramp_from": 4}, "batch.ramp_from 4 with batch.ramp_steps 0: a ramp has both"),
+        ({"ramp_steps": 4}, "batch.ramp_from 0 with batch.ramp_steps 4: a ramp has both"),
+        ({"ramp_from": -4, "ramp_steps": 1}, "batch.ramp_from: -4"),
+        (
+            {"ramp_from": 5, "ramp_steps": 1},
+            "batch.global_batch_size 12 is .* of batch.ramp_from 5",
+        ),
+        ({"ramp_from": 24, "ramp_steps": 1}, "batch.global_batch_size 12 is .* batch.ramp_from 24"),
+        ({"ramp_from": 3, "ramp_steps": 1}, "batch.ramp_from 3 is .* of batch.micro_batch_size 2"),
+    ],
+)
+def test_a_ramp_whose_sizes_do_not_divide_is_refused(sizes, message):
+    with pytest.raises(ValueError, match=message):
+        BatchConfig(12, 2, **sizes)
+
+
+def test_ranks_that_do_not_divide_the_first_size_are_refused():
+    batch = BatchConfig(12, 2, 4, 3)
+    assert batch.accumulation_steps(2) == 3
+    with pytest.raises(ValueError, match="batch.ramp_from 4 is not a multiple of .* 2 x 3 ranks"):
+        batch.accumulation_steps(3)
 
 
 @pytest.mark.parametrize("limit", [0, 1, 5, 7, 10_000])

@@ -52,21 +52,16 @@ def test_the_loss_scale_of_fp16_starts_and_grows_as_fairseqs(ranks, micro, windo
         ({"bf16": {"enabled": True}}, "bf16 with ZeRO stage 0"),
         ({"bf16": {"enabled": True}, "zero_optimization": {"stage": 0}}, "bf16 with ZeRO stage 0"),
         ({"fp16": {"enabled": True}}, "fp16 with ZeRO stage 0"),
-        (
-            {
-                "zero_optimization": {"stage": 1},
-                "bf16": {"enabled": True},
-                "data_types": {"grad_accum_dtype": "fp32"},
-            },
-            "bf16 with grad_accum_dtype fp32 at ZeRO stage 1 .* use stage 2",
-        ),
-        (
-            {
-                "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}},
-                "bf16": {"enabled": True},
-                "data_types": {"grad_accum_dtype": "fp32"},
-            },
-            "grad_accum_dtype fp32 with offload at ZeRO stage 2 .* use stage 3",
+        *(
+            (
+                {
+                    "zero_optimization": {"stage": stage, "offload_optimizer": {"device": "cpu"}},
+                    "bf16": {"enabled": True},
+                    "data_types": {"grad_accum_dtype": "fp32"},
+                },
+                f"grad_accum_dtype fp32 with offload at ZeRO stage {stage} .* use stage 3",
+            )
+            for stage in (1, 2)
         ),
         (
             {"zero_optimization": {"offload_optimizer": {"device": "cpu"}}},

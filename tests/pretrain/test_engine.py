@@ -16,7 +16,7 @@ from pretrain.distributed import gather
 from pretrain.model import presets
 from pretrain.model.language_model import LanguageModel
 from pretrain.objectives.masked import MaskedLM
-from pretrain.order import Lineage, Segment
+from pretrain.order import Lineage
 
 VOCABULARY = 101
 LENGTH = 24
@@ -40,13 +40,17 @@ class RandomBlocks:
         return draw.integers(4, VOCABULARY - 1, draw.integers(LENGTH // 2, LENGTH + 1))
 
 
-def batches(micro):
+def sizes(micro, **ramp):
+    return BatchConfig(global_batch_size=GLOBAL_BATCH, micro_batch_size=micro, **ramp)
+
+
+def batches(micro, **ramp):
+    blocks = RandomBlocks()
     return PretrainingBatches(
-        RandomBlocks(),
+        blocks,
         MaskedLM(MaskingConfig(), VOCABULARY - 1, VOCABULARY - 1),
-        Lineage((Segment(0, 1),)),
-        GLOBAL_BATCH,
-        micro,
+        Lineage.begin(len(blocks), 1),
+        sizes(micro, **ramp),
         FaultConfig(),
         1,
     )
@@ -58,15 +62,14 @@ def fresh_model(dropout):
     return LanguageModel(presets.build("tiny", "zero-clap", VOCABULARY, overrides))
 
 
-def build(name, micro, dropout=0.0, clipping=0.0, optimizer=SMOOTH, **options):
+def build(name, micro, dropout=0.0, clipping=0.0, optimizer=SMOOTH, ramp=None, **options):
     ranks = engine.start()
-    batch = BatchConfig(global_batch_size=GLOBAL_BATCH, micro_batch_size=micro)
-    settings = engine.deepspeed_json(name, batch, clipping, ranks.count)
+    settings = engine.deepspeed_json(name, sizes(micro, **ramp or {}), clipping, ranks.count)
     return engine.Engine(fresh_model(dropout), optimizer, settings, ranks, **options)
 
 
-def train(built, micro, steps):
-    data = batches(micro)
+def train(built, micro, steps, **ramp):
+    data = batches(micro, **ramp)
     results = []
     for step in steps:
         mine = data.micro_batches(step, built.rank, built.ranks)
@@ -92,19 +95,22 @@ def assert_same_bits(left, right):
 
 
 @functools.cache
-def plain(clipping=0.0):
-    """Three steps of an ordinary PyTorch loop: one process, the global batch in one pass."""
+def plain(clipping=0.0, steps=3, micro=GLOBAL_BATCH, **ramp):
+    """Steps of an ordinary PyTorch loop in one process: by default, a global batch in one pass."""
     model = fresh_model(0.0)
     adam = optimizers.build(model, SMOOTH)
-    data, losses, norms = batches(GLOBAL_BATCH), [], []
-    for step in range(3):
-        (batch,) = data.micro_batches(step, 0, 1)
-        tensors = {name: torch.from_numpy(array) for name, array in batch.arrays.items()}
-        loss = data.objective.loss(model, tensors) / batch.targets
+    data, losses, norms = batches(micro, **ramp), [], []
+    for step in range(steps):
+        passes = data.micro_batches(step, 0, 1)
+        targets, summed = sum(batch.targets for batch in passes), 0.0
         adam.zero_grad()
-        loss.backward()
+        for batch in passes:
+            tensors = {name: torch.from_numpy(array) for name, array in batch.arrays.items()}
+            loss = data.objective.loss(model, tensors) / targets
+            loss.backward()
+            summed += loss.item()
         optimizers.set_step(adam.param_groups, SMOOTH, LEARNING_RATES[step], step)
-        losses.append(loss.item())
+        losses.append(summed)
         limit = clipping or float("inf")
         norms.append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), limit)))
         adam.step()
@@ -140,21 +146,81 @@ def test_any_split_of_a_batch_trains_as_one_plain_pass_over_it(
         torch.testing.assert_close(trained[name], tensor, rtol=0, atol=2e-6, msg=name)
 
 
-def shipped(*endings):
-    """Every file of ds_configs/ with one of these endings; fp16 where the CPU computes in it."""
+def shipped(*endings, fast=None):
+    """Every file of ds_configs/ with one of these endings; fp16 where the CPU computes in it.
+
+    Those not named in `fast` are slow; by default, those that offload.
+    """
     from deepspeed.accelerator import get_accelerator
 
     no_fp16 = pytest.mark.skipif(
         not get_accelerator().is_fp16_supported(), reason="this CPU does not compute in fp16"
     )
     names = sorted(path.stem for path in DS_CONFIGS.glob("*.json") if path.stem.endswith(endings))
+    slow = [name for name in names if ("offload" in name if fast is None else name not in fast)]
     return [
-        pytest.param(
-            name,
-            marks=[no_fp16] * ("fp16" in name) + [pytest.mark.slow] * ("offload" in name),
-        )
+        pytest.param(name, marks=[no_fp16] * ("fp16" in name) + [pytest.mark.slow] * (name in slow))
         for name in names
     ]
+
+
+RAMP = {"ramp_from": 2, "ramp_steps": 1}
+"""Batches of 2, 4, 6 and 8: on two ranks, 1 to 4 passes a step."""
+
+
+@pytest.mark.parametrize("name", shipped("", fast=["zero0_fp32", "zero1_bf16", "zero3_fp32"]))
+def test_a_batch_that_grows_trains_as_one_plain_pass_over_each_of_its_sizes(
+    name, run_ranks, tmp_path
+):
+    """Law 4, though DeepSpeed was told one number of accumulation steps at its start."""
+
+    def work():
+        built = build(name, micro=1, ramp=RAMP)
+        results = train(built, 1, range(4), **RAMP)
+        save(built, tmp_path, 4)
+        return results
+
+    results = run_ranks(2, work)[0]
+    weights, losses, norms = plain(steps=4, micro=1, **RAMP)
+    exact = name.endswith("fp32")
+    assert batches(1, **RAMP).batch.changes() == [1, 2, 3]
+    for result, loss, norm in zip(results, losses, norms, strict=True):
+        assert result.loss_sum / result.targets == pytest.approx(loss, rel=1e-6 if exact else 2e-3)
+        assert result.gradient_norm == pytest.approx(norm, rel=2e-5 if exact else 1e-2)
+    start, trained = fresh_model(0.0).state_dict(), weights_of(tmp_path, 4)
+    moved = sum(float((weights[n] - start[n]).square().sum()) for n in start) ** 0.5
+    missed = sum(float((weights[n] - trained[n]).square().sum()) for n in start) ** 0.5
+    assert missed < moved * (1e-5 if exact else 0.01 if "fp16" in name else 0.08)
+
+
+class Weighted:
+    """An objective whose loss counts as often as its batch says."""
+
+    def __init__(self, objective):
+        self.objective = objective
+
+    def loss(self, model, batch):
+        return self.objective.loss(model, batch) * batch["factor"][0]
+
+
+@pytest.mark.parametrize("name", ["zero1_bf16", "zero2_bf16", "zero3_bf16"])
+def test_small_gradients_are_not_lost_beside_a_large_one_in_bf16(name, run_ranks):
+    """bf16 keeps 8 bits: added up in it, a gradient 512 times as large would swallow the others."""
+
+    def work():
+        built, data = build(name, micro=1), batches(1)
+        batch = data.micro_batches(0, 0, 1)[0]
+
+        def norm(factors):
+            mine = [
+                dataclasses.replace(batch, arrays={**batch.arrays, "factor": np.float32([factor])})
+                for factor in factors
+            ]
+            return built.step(mine, Weighted(data.objective), 0.0, 1, 0).gradient_norm
+
+        return norm([512] + [1] * 7) / norm([512] + [0] * 7)
+
+    assert run_ranks(1, work)[0] == pytest.approx(519 / 512, abs=0.002)
 
 
 @pytest.mark.parametrize("name", shipped("bf16", "fp16", "offload"))
@@ -198,7 +264,7 @@ def test_stop_and_resume_gives_the_same_bits_as_not_stopping(name, run_ranks, tm
     straight = run_ranks(2, without_stop)[0]
     again = run_ranks(2, resumed)[0]
     assert again == straight[2:]
-    assert all(np.isfinite(result.gradient_norm) for result in straight)
+    assert not any(result.skipped for result in straight)
     assert_same_bits(weights_of(tmp_path / "resumed", 4), weights_of(tmp_path / "straight", 4))
     states = [
         torch.load(path, weights_only=False)
@@ -323,7 +389,7 @@ class Spoiled:
 
 @pytest.mark.parametrize("name", shipped("")[1:])
 def test_an_update_whose_gradient_is_not_finite_is_as_if_it_had_never_been(name, run_ranks):
-    """It is told by its norm. Adam counts the updates that were made, as its moments do."""
+    """Adam counts the updates that were made, as its moments do."""
 
     def work(spoil):
         built, data = build(name, micro=2), batches(2)
@@ -335,14 +401,19 @@ def test_an_update_whose_gradient_is_not_finite_is_as_if_it_had_never_been(name,
                 objective = Spoiled(objective, built.rank)
             number = step if spoil else update
             results.append(built.step(mine, objective, LEARNING_RATES[step], 1, number))
-        return [result.gradient_norm for result in results], masters(built._deepspeed)
+        return results, masters(built._deepspeed)
 
     assert not name.startswith("zero0")
-    (norms, weights), (same_norms, _) = run_ranks(2, work, True)
-    expected_norms, expected = run_ranks(2, work, False)[0]
-    assert norms == same_norms
-    assert norms[1] == float("inf")
-    if "fp16" in name:  # the loss scale was halved
+    (results, weights), (same_results, _) = run_ranks(2, work, True)
+    results_without, expected = run_ranks(2, work, False)[0]
+    norms = [result.gradient_norm for result in results]
+    expected_norms = [result.gradient_norm for result in results_without]
+    assert norms == [result.gradient_norm for result in same_results]
+    assert norms[1] is None
+    assert [result.skipped for result in results] == [False, True, False, False]
+    scales = [128.0, 128.0, 64.0, 64.0] if "fp16" in name else [1.0] * 4
+    assert [result.loss_scale for result in results] == scales
+    if "fp16" in name:
         assert [norms[0], *norms[2:]] == pytest.approx(expected_norms, rel=1e-4)
     else:
         assert [norms[0], *norms[2:]] == expected_norms

@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 
+from pretrain.batches import MicroBatch
 from pretrain.loop import GO_ON, Hook, StepRecord, StepResult, run
 
 
@@ -17,7 +18,7 @@ class Story:
 
     def micro_batches(self, step, rank, ranks):
         self.events.append(("batch", step, rank, ranks))
-        return [f"batch {step}"]
+        return [MicroBatch(step, {}, 64, 10, blocks=f"blocks of {step}")]
 
     def seed(self, step):
         return 100 + step
@@ -26,7 +27,8 @@ class Story:
         return step / 10
 
     def step(self, micro_batches, objective, learning_rate, seed, step):
-        self.events.append(("update", step, micro_batches, objective, learning_rate, seed))
+        read = [batch.blocks for batch in micro_batches]
+        self.events.append(("update", step, read, objective, learning_rate, seed))
         return StepResult(loss_sum=30.0 - step, targets=10.0, tokens=64.0, gradient_norm=0.5)
 
     def agree(self, code):
@@ -62,7 +64,7 @@ def test_a_step_is_batch_update_observers_watch_verdict_hooks():
     assert verdict == GO_ON
     assert story.events == [
         ("batch", 4, 0, 2),
-        ("update", 4, ["batch 4"], "objective", 0.04, 104),
+        ("update", 4, ["blocks of 4"], "objective", 0.04, 104),
         ("observer", 4),
         ("watch", 4),
         ("agree", GO_ON),
@@ -99,6 +101,9 @@ def test_observers_see_every_record_whole():
         "epoch": 0.2,
         "tokens": 64,
         "targets": 10,
+        "loss_scale": 1.0,
+        "skipped": False,
+        "blocks": "blocks of 2",
     }
 
 

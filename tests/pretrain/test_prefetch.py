@@ -14,10 +14,10 @@ import pytest
 
 from data_prep.corpus import Corpus
 from pretrain.batches import Blocks, MicroBatch, PretrainingBatches
-from pretrain.config import FaultConfig, MaskingConfig
+from pretrain.config import BatchConfig, FaultConfig, MaskingConfig
 from pretrain.loop import StepResult, run
 from pretrain.objectives.masked import MaskedLM
-from pretrain.order import Lineage, Segment
+from pretrain.order import Lineage
 from pretrain.prefetch import prefetched
 
 BROKEN_STEP = 40
@@ -194,8 +194,8 @@ def test_a_run_s_batches_survive_the_way_to_a_worker(packing, corpus):
     blocks = Blocks(Corpus(corpus, "train"), 64, packing)
     size = blocks.corpus.manifest.vocab_size
     objective = MaskedLM(MaskingConfig(), size - 1, size - 1)
-    lineage = Lineage((Segment(0, 1), Segment(17, 3)))
-    batches = PretrainingBatches(blocks, objective, lineage, 8, 2, FaultConfig(), 1)
+    lineage = Lineage.begin(len(blocks), 1).rolled_back(17, 3, (17, 30))
+    batches = PretrainingBatches(blocks, objective, lineage, BatchConfig(8, 2), FaultConfig(), 1)
     there = pickle.loads(pickle.dumps(batches))
     for step in (0, 5):
         for here, sent in zip(

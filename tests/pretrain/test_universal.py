@@ -12,7 +12,7 @@ from pretrain.distributed import gather
 from pretrain.model import presets
 from pretrain.model.language_model import LanguageModel
 from pretrain.objectives.masked import MaskedLM
-from pretrain.order import Lineage, Segment
+from pretrain.order import Lineage
 from pretrain.universal import Cut, recut
 
 VOCABULARY, LENGTH, GLOBAL_BATCH, MICRO_BATCH = 101, 24, 12, 2
@@ -36,11 +36,11 @@ class RandomBlocks:
 
 
 def batches():
+    blocks = RandomBlocks()
     objective = MaskedLM(MaskingConfig(), VOCABULARY - 1, VOCABULARY - 1)
-    lineage = Lineage((Segment(0, 1),))
-    return PretrainingBatches(
-        RandomBlocks(), objective, lineage, GLOBAL_BATCH, MICRO_BATCH, FaultConfig(), 1
-    )
+    lineage = Lineage.begin(len(blocks), 1)
+    sizes = BatchConfig(global_batch_size=GLOBAL_BATCH, micro_batch_size=MICRO_BATCH)
+    return PretrainingBatches(blocks, objective, lineage, sizes, FaultConfig(), 1)
 
 
 def build(name, **zero):
