@@ -10,7 +10,7 @@ from pretrain.config import (
     SpikeConfig,
     TrainingConfig,
 )
-from pretrain.spikes import SpikeDetector
+from pretrain.spikes import Observation, SpikeDetector
 
 
 def test_accumulation_follows_from_batch_and_ranks():
@@ -60,9 +60,9 @@ def spike_of(policy, first, rise):
     detector = SpikeDetector(policy)
     for step in range(10_000):
         calm = step < first or step - first in (1, 2)
-        event = detector.update(step, 2.0 if calm else 2.0 + rise)
-        if event is not None and event.kind == "spike":
-            return event.onset, step
+        events = detector.update(Observation(step, 2.0 if calm else 2.0 + rise))
+        if events and events[-1].kind == "spike":
+            return events[-1].onset, step
     raise AssertionError("no spike")
 
 
