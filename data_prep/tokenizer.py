@@ -60,6 +60,17 @@ class Tokenizer:
         encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
         return [np.array(encoding.ids, dtype=np.int32) for encoding in encodings]
 
+    def lay_out(self, texts: Sequence[Sequence[int]]) -> list[int]:
+        """One input of the ids of one text, `<s> a </s>`, or of several, `<s> a </s> </s> b </s>`.
+
+        As RoBERTa has it (Liu et al. 2019).
+        """
+        first, *others = texts
+        ids = [self.bos_id, *first, self.eos_id]
+        for other in others:
+            ids += [self.eos_id, *other, self.eos_id]
+        return ids
+
     def decode(self, ids: Sequence[int]) -> str:
         """Text of the ids, special tokens shown."""
         return str(self._backend.decode([int(id) for id in ids], skip_special_tokens=False))

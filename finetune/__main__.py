@@ -47,8 +47,14 @@ def _parser() -> argparse.ArgumentParser:
         "glue", help="fine-tune a model on tasks, several seeds side by side, and report"
     )
     command.add_argument("model", type=Path, help="a model folder")
-    command.add_argument("--data", type=Path, required=True, help="the tasks' folders are in it")
-    command.add_argument("--tasks", type=_words, required=True, help="names, such as CoLA")
+    command.add_argument(
+        "--data",
+        required=True,
+        help="a folder with the tasks' folders of TSV files or saved datasets in it, or hub",
+    )
+    command.add_argument(
+        "--tasks", type=_words, default=["all"], help="names, such as CoLA,RTE (default: all)"
+    )
     command.add_argument("--seeds", type=_seeds, default=[1], help="such as 1,2,3 (default: 1)")
     command.add_argument(
         "--output",
@@ -71,10 +77,31 @@ def _parser() -> argparse.ArgumentParser:
         help="runs at once (default: one a GPU, or one a core where there is none)",
     )
     command.add_argument(
-        "--save-models",
+        "--ranks",
+        type=int,
+        default=1,
+        metavar="N",
+        help="processes, and GPUs, that share each run's batches (default: 1)",
+    )
+    command.add_argument(
+        "--retries",
+        type=int,
+        default=2,
+        metavar="N",
+        help="do a pretrained run that collapsed again, with another seed and a longer warm-up, so "
+        "many times (default: 2)",
+    )
+    command.add_argument(
+        "--recipe",
+        choices=("default", "seed"),
+        default="default",
+        help="settings to begin with: seed is the original's exactly (default: default, which "
+        "also clips gradients and batches by length)",
+    )
+    command.add_argument(
+        "--no-models",
         action="store_true",
-        help="keep each run's fine-tuned model, after its last epoch, as a model folder in the "
-        "run's folder",
+        help="do not keep each run's best model as a model folder in the run's folder",
     )
     command.add_argument(
         "overrides",
@@ -84,9 +111,25 @@ def _parser() -> argparse.ArgumentParser:
     )
     command.set_defaults(action=_glue)
 
-    command = commands.add_parser("report", help="median and spread over the seeds of a folder")
+    command = commands.add_parser("report", help="the original's table beside a folder's runs")
     command.add_argument("folder", type=Path, help="the --output of glue")
     command.set_defaults(action=_report)
+
+    command = commands.add_parser("predict", help="label new text with a fine-tuned model")
+    command.add_argument("model", type=Path, help="a model folder with a head, as glue keeps them")
+    command.add_argument(
+        "file", type=Path, help="a line an example: a text, or two with a tab between them"
+    )
+    command.add_argument("--head", default="", help="its name, where the model has several")
+    command.add_argument(
+        "--output", type=Path, help="write label and probability here (default: print them)"
+    )
+    command.set_defaults(action=_predict)
+
+    command = commands.add_parser("submit", help="predict test sets in the form of GLUE's server")
+    command.add_argument("folder", type=Path, help="the --output of glue")
+    command.add_argument("--output", type=Path, required=True, help="a folder for the files")
+    command.set_defaults(action=_submit)
 
     command = commands.add_parser(
         "acceptability", help="make a task in CoLA's layout of the sentences of a text"
@@ -156,11 +199,14 @@ def _seeds(text: str) -> list[int]:
 
 def _glue(options: argparse.Namespace) -> int:
     from finetune.config import WEIGHTS
-    from finetune.launch import plan_runs, prepare, run_all
+    from finetune.launch import run_all
+    from finetune.planning import plan_runs, prepare
     from finetune.report import write_report
 
-    if options.jobs < 0:
-        raise ValueError(f"--jobs {options.jobs}: accepted: 1 or more, or 0 for one a device")
+    for name, least in (("jobs", 0), ("ranks", 1), ("retries", 0)):
+        value = getattr(options, name)
+        if value < least:
+            raise ValueError(f"--{name} {value}: accepted: {least} or more")
     weights = WEIGHTS if options.weights == "both" else (options.weights,)
     plans = plan_runs(
         options.model,
@@ -169,11 +215,19 @@ def _glue(options: argparse.Namespace) -> int:
         weights,
         options.seeds,
         options.overrides,
-        options.save_models,
+        recipe=options.recipe,
+        save_models=not options.no_models,
     )
-    waiting = prepare(options.output, plans)
+    waiting = prepare(options.output, plans, options.retries)
     _say(f"{options.output}: {len(waiting)} runs to do, {len(plans) - len(waiting)} done before")
-    failed = run_all(options.output, waiting, options.jobs, _say)
+    failed = run_all(
+        options.output,
+        waiting,
+        _say,
+        jobs=options.jobs,
+        ranks=options.ranks,
+        retries=options.retries,
+    )
     if len(failed) < len(plans):
         _say("\n" + write_report(options.output))
     if failed:
@@ -189,8 +243,27 @@ def _report(options: argparse.Namespace) -> int:
     return EXIT_DONE
 
 
+def _predict(options: argparse.Namespace) -> int:
+    from data_prep.files import write_atomically
+    from finetune.predict import predict
+
+    lines = predict(options.model, options.file, options.head)
+    if options.output:
+        write_atomically(options.output, lines.encode())
+    else:
+        sys.stdout.write(lines)
+    return EXIT_DONE
+
+
+def _submit(options: argparse.Namespace) -> int:
+    from finetune.predict import submit
+
+    submit(options.folder, options.output, _say)
+    return EXIT_DONE
+
+
 def _acceptability(options: argparse.Namespace) -> int:
-    from data_prep.documents import find_inputs
+    from data_prep.inputs import find_inputs
     from finetune import acceptability
 
     documents = acceptability.find(find_inputs(options.input), find_inputs(options.exclude))

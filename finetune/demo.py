@@ -75,7 +75,7 @@ def stages(output: Path, ranks: int) -> list[Stage]:
             f"finetune glue {out}/model --data {out}/glue --tasks CoLA --seeds 1,2,3 "
             f"--weights both --output {out}/scores "
             "epochs=3 learning_rate=3e-4 warmup_fraction=0.2 pooling=mean dropout=0 "
-            "attention_dropout=0",
+            "attention_dropout=0 length_window=1",
         ),
     ]
 
@@ -143,7 +143,7 @@ def table(output: Path, seconds: float) -> str:
 
 
 def _score_rows(scores: Path) -> list[tuple[str, str]]:
-    from finetune.report import MAJORITY, summary
+    from finetune.report import MAJORITY, collect, summary
 
     names = {
         "pretrained": "pretrained weights",
@@ -151,7 +151,9 @@ def _score_rows(scores: Path) -> list[tuple[str, str]]:
         MAJORITY: "the majority class",
     }
     rows = []
-    for weights, row in summary(scores)["CoLA"].items():
+    for weights, row in summary(collect(scores))["CoLA"].items():
+        if weights not in names:
+            continue
         values = [f"{row.last[metric].median:.3f}" for metric in ("accuracy", "matthews")]
         rows.append((f"acceptability accuracy / Matthews, {names[weights]}", " / ".join(values)))
     return rows

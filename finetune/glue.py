@@ -1,29 +1,32 @@
-"""The tasks: where a task's files lie, how they are laid out, what is scored.
+"""The benchmark's nine tasks as one table: layout, labels, scores, and the original's settings.
 
-A task is one entry of `TASKS`; nothing else names it. A file is tab-separated text without quoting:
-a quotation mark is part of the sentence.
+A task is one entry of `TASKS`; nothing else names it. examples.py reads what is described here.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
-from data_prep.files import sha256_of
 from finetune.config import FinetuneConfig
 
-SPLITS = ("train", "dev")
+RECIPES = ("default", "seed")
+"""Settings to begin with: the original's as far as they help (see `Task.config`), or exactly."""
+HUB_REPOSITORY = "nyu-mll/glue"
+DIAGNOSTIC = "diagnostic"
+"""The split of MNLI that the benchmark calls AX: sentences of linguists, without labels."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Example:
-    """A sentence and the index of its label."""
+class SeedSettings:
+    """What the original fine-tunes with (its config/finetuning/*.yaml), ten epochs each."""
 
-    sentence: str
-    label: int
+    learning_rate: float
+    batch_size: int
+    warmup_steps: int
+    steps: int
+    """Over which the learning rate falls to 0."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,81 +35,193 @@ class Task:
 
     name: str
     """Also the name of its folder."""
-    columns: int
-    sentence_column: int
-    """Counted from 0, like the label's."""
-    label_column: int
+    hub: str
+    """Its name in `HUB_REPOSITORY`."""
+    texts: tuple[str, ...]
+    """The columns to read, one or two, by the names in the files' header lines."""
+    label: str
+    """The label's column, in train and dev."""
     labels: tuple[str, ...]
-    """As the files write them; a label's id is its place here."""
+    """As the files write them; a label's id is its place here and on the hub. None: a number."""
     metrics: tuple[str, ...]
-    """Names of `scores.METRICS`; the first one chooses the best epoch."""
-    defaults: FinetuneConfig
+    """Names of `scores.METRICS`; the first is the original's and chooses the best epoch."""
+    official: tuple[str, ...]
+    """The scores whose mean is the benchmark's."""
+    seed: SeedSettings
+    hub_texts: tuple[str, ...] = ()
+    """The hub's names of `texts`, where they are others."""
+    header: tuple[str, ...] = ()
+    """The columns of train and dev, where these have no header line."""
+    dev: tuple[str, ...] = ("dev",)
+    """The splits that are scored; the scores of the second carry its ending."""
+    test: Mapping[str, str] = dataclasses.field(
+        default_factory=lambda: MappingProxyType({"test": ""})
+    )
+    """Splits without labels, and the server's names of their predictions; empty: the task's."""
+    scale: float = 1.0
+    """A number is divided by it to be learned."""
+    skips_ragged: bool = False
+    """Whether the benchmark's own training file has rows with too few or too many columns."""
 
-    def path(self, data: Path, split: str) -> Path:
-        """The file of a split.
+    @property
+    def is_regression(self) -> bool:
+        """Whether a number is to be learned rather than a class."""
+        return not self.labels
 
-        Raises:
-            ValueError: there is none.
+    @property
+    def classes(self) -> int:
+        """Logits that a model needs."""
+        return len(self.labels) or 1
+
+    @property
+    def score_names(self) -> tuple[str, ...]:
+        """Every score of a model: the metrics of each dev split."""
+        return tuple(f"{metric}{ending_of(split)}" for split in self.dev for metric in self.metrics)
+
+    def config(self, recipe: str) -> FinetuneConfig:
+        """The settings of a recipe, one of `RECIPES`.
+
+        The default takes the original's epochs, batch size, learning rate and share of warm-up,
+        clips gradients and reads batches of nearly equal lengths. "seed" does neither, and counts
+        warm-up and decay in the original's own numbers of steps.
         """
-        path = data / self.name / f"{split}.tsv"
-        if not path.is_file():
-            raise ValueError(
-                f"{path}: no such file; accepted: a folder with {self.name}/train.tsv and "
-                f"{self.name}/dev.tsv in it"
-            )
-        return path
+        seed = self.seed
+        config = FinetuneConfig(
+            epochs=10,
+            batch_size=seed.batch_size,
+            learning_rate=seed.learning_rate,
+            warmup_fraction=round(seed.warmup_steps / seed.steps, 2),
+        )
+        if recipe == "default":
+            return config
+        return dataclasses.replace(
+            config,
+            gradient_clipping=0.0,
+            length_window=1,
+            warmup_steps=seed.warmup_steps,
+            schedule_steps=seed.steps,
+        )
 
-    def read(self, data: Path, split: str) -> list[Example]:
-        """Every example of a split, in the file's order.
 
-        Raises:
-            ValueError: the file is missing or empty, or a line is not in the task's layout; file
-                and line are named.
-        """
-        path = self.path(data, split)
-        try:
-            text = path.read_text(encoding="utf-8-sig")
-        except UnicodeDecodeError as error:
-            raise ValueError(f"{path}: is not UTF-8: {error}") from error
-        # Split on line feeds alone: other separators (U+2028 and its like) are part of a sentence.
-        lines = text.removesuffix("\n").split("\n") if text else []
-        if not lines:
-            raise ValueError(f"{path}: is empty; accepted: at least one example")
-        return [self._parse(line, f"{path}: line {n}") for n, line in enumerate(lines, start=1)]
+def ending_of(split: str) -> str:
+    """What the scores of a dev split end in: nothing, but for MNLI's mismatched."""
+    return "_mismatched" if split.endswith("_mismatched") else ""
 
-    def _parse(self, line: str, place: str) -> Example:
-        columns = line.removesuffix("\r").split("\t")
-        if len(columns) != self.columns:
-            raise ValueError(
-                f"{place}: has {len(columns)} tab-separated columns; accepted: {self.columns}"
-            )
-        sentence, label = columns[self.sentence_column].strip(), columns[self.label_column]
-        if label not in self.labels:
-            raise ValueError(f"{place}: label {label!r}; accepted: {', '.join(self.labels)}")
-        if not sentence:
-            raise ValueError(f"{place}: the sentence is empty; accepted: some text")
-        return Example(sentence, self.labels.index(label))
 
-    def digest(self, data: Path) -> str:
-        """Hex sha256 that identifies the task's data."""
-        parts = [sha256_of(self.path(data, split)) for split in SPLITS]
-        return hashlib.sha256(" ".join(parts).encode()).hexdigest()
-
+_ENTAILMENT = ("entailment", "not_entailment")
+_BINARY = ("0", "1")
 
 TASKS: Mapping[str, Task] = MappingProxyType(
     {
         task.name: task
         for task in (
-            # Warstadt et al. 2019: source, label, the author's mark (* or nothing), sentence. The
-            # settings are the original's, which chooses the best epoch by accuracy.
+            # Warstadt et al. 2019: acceptable or not; the third column is the author's mark.
             Task(
                 name="CoLA",
-                columns=4,
-                sentence_column=3,
-                label_column=1,
-                labels=("0", "1"),
+                hub="cola",
+                texts=("sentence",),
+                label="label",
+                labels=_BINARY,
                 metrics=("accuracy", "matthews"),
-                defaults=FinetuneConfig(epochs=10, batch_size=16, learning_rate=1e-5),
+                official=("matthews",),
+                seed=SeedSettings(1e-5, 16, 320, 5336),
+                header=("source", "label", "mark", "sentence"),
+            ),
+            # Socher et al. 2013: the sentiment of film reviews.
+            Task(
+                name="SST-2",
+                hub="sst2",
+                texts=("sentence",),
+                label="label",
+                labels=_BINARY,
+                metrics=("accuracy",),
+                official=("accuracy",),
+                seed=SeedSettings(1e-5, 32, 1256, 20935),
+            ),
+            # Dolan and Brockett 2005: paraphrases in the news.
+            Task(
+                name="MRPC",
+                hub="mrpc",
+                texts=("#1 String", "#2 String"),
+                hub_texts=("sentence1", "sentence2"),
+                label="Quality",
+                labels=_BINARY,
+                metrics=("accuracy", "f1"),
+                official=("accuracy", "f1"),
+                seed=SeedSettings(1e-5, 16, 137, 2296),
+            ),
+            # Cer et al. 2017: how alike in meaning, from 0 to 5. The original learns a fifth of it.
+            Task(
+                name="STS-B",
+                hub="stsb",
+                texts=("sentence1", "sentence2"),
+                label="score",
+                labels=(),
+                metrics=("seed_loss", "pearson", "spearman"),
+                official=("pearson", "spearman"),
+                seed=SeedSettings(2e-5, 16, 214, 3598),
+                scale=5.0,
+            ),
+            # Quora's question pairs.
+            Task(
+                name="QQP",
+                hub="qqp",
+                texts=("question1", "question2"),
+                label="is_duplicate",
+                labels=_BINARY,
+                metrics=("accuracy", "f1"),
+                official=("accuracy", "f1"),
+                seed=SeedSettings(1e-5, 32, 28318, 113272),
+                skips_ragged=True,
+            ),
+            # Williams et al. 2018. The original scores the matched half alone.
+            Task(
+                name="MNLI",
+                hub="mnli",
+                texts=("sentence1", "sentence2"),
+                hub_texts=("premise", "hypothesis"),
+                label="gold_label",
+                labels=("entailment", "neutral", "contradiction"),
+                metrics=("accuracy",),
+                official=("accuracy", "accuracy_mismatched"),
+                seed=SeedSettings(1e-5, 32, 7432, 123873),
+                dev=("dev_matched", "dev_mismatched"),
+                test=MappingProxyType(
+                    {"test_matched": "MNLI-m", "test_mismatched": "MNLI-mm", DIAGNOSTIC: "AX"}
+                ),
+            ),
+            # Rajpurkar et al. 2016, as the benchmark recast it.
+            Task(
+                name="QNLI",
+                hub="qnli",
+                texts=("question", "sentence"),
+                label="label",
+                labels=_ENTAILMENT,
+                metrics=("accuracy",),
+                official=("accuracy",),
+                seed=SeedSettings(1e-5, 32, 1986, 33112),
+            ),
+            # Dagan et al. 2006 and its successors.
+            Task(
+                name="RTE",
+                hub="rte",
+                texts=("sentence1", "sentence2"),
+                label="label",
+                labels=_ENTAILMENT,
+                metrics=("accuracy",),
+                official=("accuracy",),
+                seed=SeedSettings(2e-5, 16, 122, 2036),
+            ),
+            # Levesque et al. 2012. The original leaves it out; the settings are ours, after CoLA's.
+            Task(
+                name="WNLI",
+                hub="wnli",
+                texts=("sentence1", "sentence2"),
+                label="label",
+                labels=_BINARY,
+                metrics=("accuracy",),
+                official=("accuracy",),
+                seed=SeedSettings(1e-5, 16, 24, 397),
             ),
         )
     }
@@ -120,5 +235,14 @@ def find(name: str) -> Task:
         ValueError: there is none; the known ones are listed.
     """
     if name not in TASKS:
-        raise ValueError(f"task {name!r}; accepted: {', '.join(TASKS)}")
+        raise ValueError(f"task {name!r}; accepted: {', '.join(TASKS)}, or all")
     return TASKS[name]
+
+
+def find_all(names: Sequence[str]) -> list[Task]:
+    """The tasks of some names; "all" is every one.
+
+    Raises:
+        ValueError: an unknown name, or "all" beside others.
+    """
+    return list(TASKS.values()) if list(names) == ["all"] else [find(name) for name in names]

@@ -11,9 +11,18 @@ from pretrain.loop import Model
 
 
 class Classification:
-    """The objective: the right class of each sentence."""
+    """The objective: the right class of each example."""
 
     def loss(self, model: Model, batch: Mapping[str, Tensor]) -> Tensor:
-        """Cross-entropy summed over the sentences, in nats, computed in fp32."""
+        """Cross-entropy summed over the examples, in nats, computed in fp32."""
         logits = model(batch["input_ids"], batch["attention_mask"])
         return F.cross_entropy(logits.float(), batch["labels"], reduction="sum")
+
+
+class Regression:
+    """The objective: the right number of each example."""
+
+    def loss(self, model: Model, batch: Mapping[str, Tensor]) -> Tensor:
+        """Squared error summed over the examples, computed in fp32."""
+        logits = model(batch["input_ids"], batch["attention_mask"])
+        return F.mse_loss(logits.float().squeeze(-1), batch["labels"], reduction="sum")

@@ -1,14 +1,11 @@
-"""Many runs from one command: a process each, side by side on the devices there are.
+"""Many runs side by side on the devices there are: starts processes, waits, tells how it goes.
 
-`plan_runs` lists them, `prepare` refuses what does not fit and skips what is done, `run_all` starts
-processes and waits. Imports no torch.
+A run that collapsed is followed by a retry, one that fails by the next. Imports no torch.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import itertools
-import json
 import os
 import signal
 import subprocess
@@ -20,89 +17,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
-from data_prep.files import sha256_of
-from finetune import config as settings
 from finetune import glue
-from finetune.config import LOG, MODEL, RESULT, RunPlan, read_plan
+from finetune.config import LOG, RESULT, RunPlan
+from finetune.planning import next_run, result_of
 from pretrain.supervisor import free_port
 
 _POLL_SECONDS = 0.1
+_TELL_SECONDS = 60.0
 _TAIL_LINES = 15
-
-
-def plan_runs(
-    model: Path,
-    data: Path,
-    tasks: Sequence[str],
-    weights: Sequence[str],
-    seeds: Sequence[int],
-    overrides: Sequence[str],
-    save_models: bool = False,
-) -> list[RunPlan]:
-    """Every run of a call, seed by seed, so that whole comparisons are done first.
-
-    Reads the data once, so that a bad line is found before anything starts.
-
-    Raises:
-        ValueError: no such model folder, task or data, a bad line, or a bad setting.
-    """
-    model_sha256 = _model_digest(model)
-    plans = []
-    for task in (glue.find(name) for name in tasks):
-        config = settings.override(task.defaults, overrides)
-        for split in glue.SPLITS:
-            task.read(data, split)
-        data_sha256 = task.digest(data)
-        for seed, kind in itertools.product(seeds, weights):
-            plans.append(
-                RunPlan(
-                    task=task.name,
-                    weights=kind,
-                    seed=seed,
-                    model=str(model.resolve()),
-                    data=str(data.resolve()),
-                    model_sha256=model_sha256,
-                    data_sha256=data_sha256,
-                    config=config,
-                    save_model=save_models,
-                )
-            )
-    return plans
-
-
-def _model_digest(model: Path) -> str:
-    names = ("model.json", "model.safetensors")
-    for name in names:
-        if not (model / name).is_file():
-            raise ValueError(
-                f"{model}: is no model folder, it has no {name} "
-                "(`python -m pretrain export RUN --output FOLDER` makes one)"
-            )
-    return "".join(sha256_of(model / name)[:32] for name in names)
-
-
-def prepare(output: Path, plans: Sequence[RunPlan]) -> list[str]:
-    """Write the plans of the runs that are not done, and name those.
-
-    Raises:
-        ValueError: the folder has results of the same task that could not be compared with these.
-    """
-    present = [read_plan(path.parent) for path in sorted(output.glob(f"*/{RESULT}"))]
-    for old, new in itertools.product(present, plans):
-        changed = old.differences(new) if old.task == new.task else []
-        if changed:
-            raise ValueError(
-                f"{output / old.name}: is of another kind than the runs asked for; accepted: the "
-                f"same settings, or a new --output ({'; '.join(changed)})"
-            )
-    waiting = [plan for plan in plans if not _is_done(output / plan.name, plan.save_model)]
-    for plan in waiting:
-        plan.write(output / plan.name)
-    return [plan.name for plan in waiting]
-
-
-def _is_done(folder: Path, with_model: bool) -> bool:
-    return (folder / RESULT).is_file() and ((folder / MODEL).is_dir() or not with_model)
 
 
 def visible_gpus() -> list[str]:
@@ -114,42 +36,117 @@ def visible_gpus() -> list[str]:
     return [device.strip() for device in allowed.split(",") if device.strip()]
 
 
+def slots(gpus: Sequence[str], cores: int, jobs: int, ranks: int) -> list[list[str]]:
+    """The GPUs of each run that may go on at once; none where runs are on the CPU.
+
+    Args:
+        gpus: what `visible_gpus` says.
+        cores: that we may use.
+        jobs: runs at once; 0: as many as there are GPUs, or cores, for their ranks.
+        ranks: processes of a run.
+
+    Raises:
+        ValueError: a run has more ranks than there are GPUs.
+    """
+    if not gpus:
+        return [[] for _ in range(jobs or max(1, cores // ranks))]
+    if ranks > len(gpus):
+        raise ValueError(f"--ranks {ranks}: there are {len(gpus)} GPUs; accepted: at most as many")
+    shares = [list(gpus[first : first + ranks]) for first in range(0, len(gpus), ranks)]
+    whole = [share for share in shares if len(share) == ranks]
+    return [whole[number % len(whole)] for number in range(jobs or len(whole))]
+
+
 @dataclasses.dataclass
 class _Running:
-    name: str
+    plan: RunPlan
     process: subprocess.Popen[bytes]
 
 
 def run_all(
-    output: Path, names: Sequence[str], jobs: int, say: Callable[[str], object]
+    output: Path,
+    plans: Sequence[RunPlan],
+    say: Callable[[str], object],
+    *,
+    jobs: int = 0,
+    ranks: int = 1,
+    retries: int = 0,
 ) -> list[str]:
-    """Do the runs, `jobs` at once; a run that fails does not keep others from being done.
+    """Do the runs; one that fails does not keep others from being done.
 
     Args:
         output: the folder of the runs' folders.
-        names: of the runs, all prepared.
-        jobs: processes at once; 0: one a GPU, or one a core where there is none.
-        say: takes a line for the user.
+        plans: of the runs, all prepared, in the order in which they start.
+        say: takes a line for the user: of each run that ends, and now and then of those going on.
+        jobs: runs at once; 0: as the devices allow.
+        ranks: processes of each run.
+        retries: how often a run that collapsed is done again.
 
     Returns:
         The names of the runs that failed.
+
+    Raises:
+        ValueError: a run has more ranks than there are GPUs.
     """
-    gpus, cores = visible_gpus(), len(os.sched_getaffinity(0))
-    jobs = min(jobs or len(gpus) or cores, len(names))
-    waiting = deque(names)
+    cores = len(os.sched_getaffinity(0))
+    places = slots(visible_gpus(), cores, jobs, ranks)[: max(1, len(plans))]
+    threads = max(1, cores // (len(places) * ranks))
+    waiting, failed, told = deque(plans), list[str](), time.monotonic()
+    clock = _Clock()
     with _all_ended() as running:
         while waiting or running:
-            for slot in range(jobs):
+            for slot, gpus in enumerate(places):
                 if waiting and slot not in running:
-                    gpu = gpus[slot % len(gpus)] if gpus else None
-                    running[slot] = _start(output, waiting.popleft(), gpu, max(1, cores // jobs))
+                    running[slot] = _start(output, waiting.popleft(), gpus, threads, ranks)
             time.sleep(_POLL_SECONDS)
-            for slot, run in list(running.items()):
-                if run.process.poll() is not None:
-                    del running[slot]
-                    done = len(names) - len(waiting) - len(running)
-                    say(f"[{done}/{len(names)}] {_outcome(output, run)}")
-    return [name for name in names if not (output / name / RESULT).is_file()]
+            for run in _ended(running):
+                following = None
+                if (output / run.plan.name / RESULT).is_file():
+                    following = next_run(output, run.plan, retries)
+                else:
+                    failed.append(run.plan.name)
+                if following:
+                    following.write(output / following.name)
+                    waiting.append(following)
+                left = [*waiting, *(other.plan for other in running.values())]
+                say(f"[{clock.tick(run.plan, left)}] {_outcome(output, run)}")
+            told = _tell(output, running, say, told)
+    return failed
+
+
+def _ended(running: dict[int, _Running]) -> list[_Running]:
+    """The runs that have ended, taken out."""
+    slots = [slot for slot, run in running.items() if run.process.poll() is not None]
+    return [running.pop(slot) for slot in slots]
+
+
+def _tell(
+    output: Path, running: dict[int, _Running], say: Callable[[str], object], told: float
+) -> float:
+    """Say how far runs are, if that was long ago; returns when it was said last."""
+    if time.monotonic() - told < _TELL_SECONDS:
+        return told
+    for run in running.values():
+        say(f"    {run.plan.name}: {_tail(output, run, 1)}")
+    return time.monotonic()
+
+
+class _Clock:
+    """How many runs are done, and the time that others take, told by the characters they read."""
+
+    def __init__(self) -> None:
+        self._started, self._ended, self._work = time.monotonic(), 0, 0
+
+    def tick(self, ended: RunPlan, left: Sequence[RunPlan]) -> str:
+        """In words, after a run has ended; the time where some are left."""
+        self._ended += 1
+        self._work += ended.work
+        count = f"{self._ended}/{self._ended + len(left)}"
+        if not left or not self._work:
+            return count
+        rate = (time.monotonic() - self._started) / self._work
+        minutes = rate * sum(plan.work for plan in left) / 60
+        return f"{count}, {f'about {minutes:.0f} min' if minutes >= 1 else 'under a minute'} left"
 
 
 @contextmanager
@@ -171,40 +168,49 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
-def _start(output: Path, name: str, gpu: str | None, threads: int) -> _Running:
-    # Whatever launcher started us, each run is a group of one.
+def _start(output: Path, plan: RunPlan, gpus: Sequence[str], threads: int, ranks: int) -> _Running:
+    # Whatever launcher started us, each run is a group of its own.
     foreign = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "LOCAL_SIZE")
     environment = {key: value for key, value in os.environ.items() if key not in foreign}
+    port = str(free_port())
     environment |= {
         "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(free_port()),
+        "MASTER_PORT": port,
         "OMP_NUM_THREADS": str(threads),
     }
-    if gpu is not None:
-        environment["CUDA_VISIBLE_DEVICES"] = gpu
-    folder = output / name
+    if gpus:
+        environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
+    folder = output / plan.name
+    # torchrun ends all ranks when one fails.
+    torchrun = ["-m", "torch.distributed.run", f"--nproc-per-node={ranks}", f"--master-port={port}"]
+    launcher = torchrun if ranks > 1 else []
     with (folder / LOG).open("wb") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "finetune.train", str(folder)],
+            [sys.executable, *launcher, "-m", "finetune.train", str(folder)],
             env=environment,
             stdout=log,
             stderr=subprocess.STDOUT,
         )
-    return _Running(name, process)
+    return _Running(plan, process)
+
+
+def _tail(output: Path, run: _Running, count: int) -> str:
+    """The last lines of a run's log."""
+    log = (output / run.plan.name / LOG).read_text(encoding="utf-8", errors="replace")
+    return "\n    ".join(log.splitlines()[-count:])
 
 
 def _outcome(output: Path, run: _Running) -> str:
-    folder = output / run.name
+    folder = output / run.plan.name
     if not (folder / RESULT).is_file():
-        lines = (folder / LOG).read_text(encoding="utf-8", errors="replace").splitlines()
-        tail = "\n".join(f"    {line}" for line in lines[-_TAIL_LINES:])
-        code = run.process.returncode
-        return f"{run.name}: failed with exit code {code}; {folder / LOG} ends:\n{tail}"
-    result = json.loads((folder / RESULT).read_text(encoding="utf-8"))
-    metrics = glue.find(result["task"]).metrics
-    best = ", ".join(f"{name} {result['best'][name]:.4f}" for name in metrics)
-    last = ", ".join(f"{name} {result['last'][name]:.4f}" for name in metrics)
+        code, tail = run.process.returncode, _tail(output, run, _TAIL_LINES)
+        return f"{run.plan.name}: failed with exit code {code}; {folder / LOG} ends:\n    {tail}"
+    result = result_of(folder)
+    names = glue.find(result["task"]).score_names
+    best = ", ".join(f"{name} {result['best'][name]:.4f}" for name in names)
+    last = ", ".join(f"{name} {result['last'][name]:.4f}" for name in names)
+    collapsed = f"; collapsed: {result['collapsed']}" if result["collapsed"] else ""
     return (
-        f"{run.name}: {best} in epoch {result['best']['epoch']}; {last} in the last; "
-        f"{result['seconds']:.0f} s"
+        f"{run.plan.name}: {best} in epoch {result['best']['epoch']}; {last} in the last; "
+        f"{result['seconds']:.0f} s, {result['tokens_per_second']:,.0f} tokens/s{collapsed}"
     )

@@ -1,44 +1,111 @@
-"""Scores of predictions against labels, each with its name."""
+"""Scores of predictions against labels, each with its name, and what a constant answer scores.
+
+Where a library says NaN (a correlation with a constant), ours is 0: nothing was found out. No
+warning of theirs gets through, as each is about such a case.
+"""
 
 from __future__ import annotations
 
+import math
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-Labels = npt.NDArray[np.int64]
+Values = npt.NDArray[Any]
+"""[N] class indices, or numbers of a regression as they are learned."""
 
 
-def accuracy(labels: Labels, predictions: Labels) -> float:
+def accuracy(labels: Values, predictions: Values) -> float:
     """Share of the predictions that are right."""
     from sklearn.metrics import accuracy_score
 
     return float(accuracy_score(labels, predictions))
 
 
-def matthews(labels: Labels, predictions: Labels) -> float:
+def matthews(labels: Values, predictions: Values) -> float:
     """Matthews correlation, the official score of CoLA: 0 for any constant prediction."""
     from sklearn.metrics import matthews_corrcoef
 
     return float(matthews_corrcoef(labels, predictions))
 
 
-METRICS: Mapping[str, Callable[[Labels, Labels], float]] = MappingProxyType(
-    {"accuracy": accuracy, "matthews": matthews}
-)
+def f1(labels: Values, predictions: Values) -> float:
+    """F1 of class 1, official for MRPC and QQP: 0 where that class is neither there nor found."""
+    from sklearn.metrics import f1_score
+
+    return float(f1_score(labels, predictions, zero_division=0.0))
 
 
-def score(names: Sequence[str], labels: Labels, predictions: Labels) -> dict[str, float]:
-    """The named scores of some predictions."""
-    return {name: METRICS[name](labels, predictions) for name in names}
+def pearson(labels: Values, predictions: Values) -> float:
+    """Pearson correlation, official for STS-B."""
+    from scipy.stats import pearsonr
+
+    return _correlation(pearsonr, labels, predictions)
 
 
-def majority(names: Sequence[str], labels: Labels) -> dict[str, float]:
-    """The named scores of always answering these labels' most frequent class.
+def spearman(labels: Values, predictions: Values) -> float:
+    """Spearman correlation, official for STS-B; ties share their mean rank."""
+    from scipy.stats import spearmanr
 
-    No constant answer is more accurate: a model that scores no better has learned nothing.
+    return _correlation(spearmanr, labels, predictions)
+
+
+def seed_loss(labels: Values, predictions: Values) -> float:
+    """The original's score of STS-B: the mean squared error of a fifth of the label, over ln 2.
+
+    It divides every loss by ln 2, as if it were an entropy in nats.
     """
-    most_frequent = np.bincount(labels).argmax()
-    return score(names, labels, np.full_like(labels, most_frequent))
+    error = float(np.mean((labels - predictions) ** 2)) / math.log(2)
+    return error if math.isfinite(error) else math.inf
+
+
+def _correlation(function: Callable[..., Any], labels: Values, predictions: Values) -> float:
+    if len(labels) < 2 or not np.isfinite(predictions).all():
+        return 0.0
+    value = float(function(labels, predictions).statistic)
+    return 0.0 if math.isnan(value) else value
+
+
+METRICS: Mapping[str, Callable[[Values, Values], float]] = MappingProxyType(
+    {
+        function.__name__: function
+        for function in (accuracy, matthews, f1, pearson, spearman, seed_loss)
+    }
+)
+LOWER_IS_BETTER = frozenset({"seed_loss"})
+
+
+def score(names: Sequence[str], labels: Values, predictions: Values) -> dict[str, float]:
+    """The named scores of some predictions."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return {name: METRICS[name](labels, predictions) for name in names}
+
+
+def constant(names: Sequence[str], labels: Values) -> dict[str, float]:
+    """The named scores of the best answer that is always the same.
+
+    The most frequent class, or the mean of the numbers: no constant is more accurate, or of less
+    squared error. A model that scores no better has learned nothing.
+    """
+    is_regression = np.issubdtype(labels.dtype, np.floating)
+    answer = labels.mean() if is_regression else np.bincount(labels).argmax()
+    return score(names, labels, np.full_like(labels, answer))
+
+
+def better(name: str, value: float, than: float) -> bool:
+    """Whether a score beats another of the same name."""
+    return value < than if name in LOWER_IS_BETTER else value > than
+
+
+def best(epochs: Sequence[Mapping[str, float]], name: str) -> Mapping[str, float]:
+    """The epoch with the best score of a name; of equals, the first."""
+    found = epochs[0]
+    for epoch in epochs[1:]:
+        if better(name, epoch[name], found[name]):
+            found = epoch
+    return found

@@ -1,4 +1,4 @@
-"""One fine-tuning run: what `python -m finetune.train RUN_FOLDER` does.
+"""One fine-tuning run: what `python -m finetune.train RUN_FOLDER` does, on one rank or on several.
 
 The folder holds run.json, the plan that `python -m finetune glue` wrote; the run adds metrics.jsonl
 (a line a step) and, when it is done, result.json, with model/ beside it where the plan asks for it.
@@ -13,31 +13,30 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from data_prep.files import lock
-from finetune import glue, scores
+from finetune import classifiers, collapse, examples, glue, scores
 from finetune.batches import EncodedExamples, ShuffledBatches
-from finetune.config import MODEL, RESULT, FinetuneConfig, RunPlan, read_plan
+from finetune.config import RESULT, FinetuneConfig, RunPlan, read_plan
+from finetune.evaluation import Evaluation
 from pretrain import model_folder
 from pretrain.checkpoints import write_json
 from pretrain.config import BatchConfig, OptimizerConfig
 from pretrain.loop import Hook, StepRecord
 from pretrain.loop import run as run_loop
 from pretrain.metrics import METRICS, MetricsWriter, ProgressPrinter
-from pretrain.model.config import ClassificationConfig
 
 if TYPE_CHECKING:
+    from pretrain.distributed import Ranks
     from pretrain.engine import Engine
     from pretrain.model.classifier import Classifier
 
 EXIT_DONE = 0
 EXIT_USAGE = 2
 _LOCK = "lock"
-_EVALUATION_BATCH_SIZE = 64
+_BEST = ".best"
+"""Ranks' parts of the best epoch's weights, for as long as the run lasts."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -46,14 +45,21 @@ def main(arguments: Sequence[str]) -> int:
         sys.stdout.write(
             "usage: python -m finetune.train RUN_FOLDER\n\n"
             "Does, from the start, the one run that `python -m finetune glue` planned there.\n"
+            "torchrun starts it on several ranks.\n"
         )
         return EXIT_DONE if arguments in (["-h"], ["--help"]) else EXIT_USAGE
+    from pretrain.distributed import Ranks
+
     folder = Path(arguments[0])
     try:
         plan = read_plan(folder)
+        if Ranks.from_environment().rank > 0:
+            train(plan, folder)
+            return EXIT_DONE
         # A run may have outlived the command that started it.
         with lock(folder / _LOCK, "another process is at work on this run"):
             (folder / METRICS).unlink(missing_ok=True)  # of a run that did not end
+            shutil.rmtree(folder / _BEST, ignore_errors=True)
             write_json(folder / RESULT, train(plan, folder))
     except ValueError as error:
         sys.stderr.write(f"finetune.train: error: {error}\n")
@@ -62,203 +68,140 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def train(plan: RunPlan, folder: Path) -> dict[str, Any]:
-    """Train to the end, evaluating after each epoch.
+    """Train to the end, evaluating after each epoch; all ranks call it.
 
     Args:
         plan: the run.
-        folder: its folder, for the metrics.
+        folder: its folder, for the metrics and the best model.
 
     Returns:
         What result.json holds.
 
     Raises:
-        ValueError: the model or the data cannot be read.
+        ValueError: the model or the data cannot be read, or the ranks do not divide the batch.
     """
-    from finetune.heads import Classification
+    from finetune.heads import Classification, Regression
+    from pretrain.distributed import gather
     from pretrain.engine import start
 
     started = time.perf_counter()
-    task, config = glue.find(plan.task), plan.config
+    task, config = glue.find(plan.task), plan.training_config
     loaded = model_folder.load(Path(plan.model))
-    limit = longest_input(config, loaded.model.config.position, loaded.model.config.max_positions)
-    train_set, dev_set = (
-        EncodedExamples(task.read(Path(plan.data), split), loaded.tokenizer, limit)
-        for split in glue.SPLITS
-    )
+    data = _Data.read(plan, task, loaded)
     ranks = start()
-    engine = _engine(plan, build(loaded, plan, head_config(plan, task)))
-    batches = ShuffledBatches(train_set, config.batch_size, plan.seed)
-    evaluation = Evaluation(engine, batches, dev_set, task.metrics)
-    steps = config.steps(len(train_set))
-    tokens = _Sum()
+    engine = _engine(config, classifiers.build(loaded, plan, task), ranks)
+    batches = ShuffledBatches(
+        data.train, config.batch_size, plan.training_seed, config.length_window
+    )
+    parts = folder / _BEST if plan.save_model else None
+    evaluation = Evaluation(engine, batches, task, data.dev, parts)
+    steps = config.steps(len(data.train))
+    spent = _Sum()
     training_started = time.perf_counter()
     run_loop(
         engine,
         batches,
-        Classification(),
+        Regression() if task.is_regression else Classification(),
         learning_rate=lambda step: config.rate(step, steps),
         first_step=0,
         last_step=steps,
         hooks=[Hook(1, evaluation)],
-        observers=[MetricsWriter(folder, attempt=1), ProgressPrinter(steps), tokens],
+        observers=[MetricsWriter(folder, attempt=1), ProgressPrinter(steps), spent],
     )
     ended = time.perf_counter()
-    if plan.save_model:
-        save_model(engine, loaded, plan, task, folder)
+    gather(None)  # until every rank has written its part
+    if engine.rank > 0:
+        return {}
+    if parts:
+        classifiers.save(folder, parts, loaded, plan, task)
     return {
         "plan": dataclasses.asdict(plan),
         "task": plan.task,
         "weights": plan.weights,
         "seed": plan.seed,
-        "best": max(evaluation.epochs, key=lambda epoch: epoch[task.metrics[0]]),
-        "last": evaluation.epochs[-1],
-        "epochs": evaluation.epochs,
-        "majority": scores.majority(task.metrics, dev_set.labels),
-        "train_examples": len(train_set),
-        "dev_examples": len(dev_set),
-        "cut_examples": train_set.cut + dev_set.cut,
+        "retry": plan.retry,
+        **_scores(task, evaluation, data),
+        "train_examples": len(data.train),
+        "skipped_rows": data.skipped,
+        "too_long": {name: each.too_long for name, each in data.splits.items()},
         "steps": steps,
+        "ranks": ranks.count,
         "seconds": ended - started,
         "training_seconds": ended - training_started,
-        "tokens_per_second": tokens.tokens / tokens.seconds,
+        "tokens_per_second": spent.tokens / spent.seconds,
         "device": str(ranks.device),
     }
 
 
-def longest_input(config: FinetuneConfig, position: str, max_positions: int) -> int:
-    """Tokens that an input may have: learned positions end, all others go on."""
-    return min(config.max_tokens, max_positions) if position == "learned" else config.max_tokens
+def _scores(task: glue.Task, evaluation: Evaluation, data: _Data) -> dict[str, Any]:
+    constant = {
+        f"{name}{glue.ending_of(split)}": value
+        for split, dev_set in data.dev.items()
+        for name, value in scores.constant(task.metrics, dev_set.labels).items()
+    }
+    best = evaluation.best
+    return {
+        "best": best,
+        "last": evaluation.epochs[-1],
+        "collapsed": collapse.reason(task.metrics[0], best, constant, evaluation.answers),
+        "majority": constant,
+        "epochs": evaluation.epochs,
+        "dev_examples": sum(map(len, data.dev.values())),
+    }
 
 
-def build(
-    loaded: model_folder.LoadedModel, plan: RunPlan, head: ClassificationConfig
-) -> Classifier:
-    """The classifier that a run begins with: a function of the model folder and the plan alone."""
+@dataclasses.dataclass(frozen=True)
+class _Data:
+    train: EncodedExamples
+    dev: dict[str, EncodedExamples]
+    skipped: int
+    """Ragged rows of the training file."""
+
+    @classmethod
+    def read(cls, plan: RunPlan, task: glue.Task, loaded: model_folder.LoadedModel) -> _Data:
+        limit = classifiers.longest_input(plan.config.max_tokens, loaded.model.config)
+        train = examples.read(task, plan.data, "train")
+        first = train.examples[: plan.config.max_train_examples or None]
+        return cls(
+            EncodedExamples(
+                first, loaded.tokenizer, limit, drop_long=True, is_regression=task.is_regression
+            ),
+            {
+                split: EncodedExamples(
+                    examples.read(task, plan.data, split).examples,
+                    loaded.tokenizer,
+                    limit,
+                    is_regression=task.is_regression,
+                )
+                for split in task.dev
+            },
+            train.skipped,
+        )
+
+    @property
+    def splits(self) -> dict[str, EncodedExamples]:
+        return {"train": self.train, **self.dev}
+
+
+def _engine(config: FinetuneConfig, classifier: Classifier, ranks: Ranks) -> Engine:
     import torch
 
-    from pretrain.model.classifier import Classifier
-    from pretrain.model.heads import ClassificationHead
-    from pretrain.model.language_model import LanguageModel
-
-    architecture = dataclasses.replace(
-        loaded.model.config,
-        dropout=plan.config.dropout,
-        attention_dropout=plan.config.attention_dropout,
-    )
-    torch.manual_seed(plan.seed)
-    model = LanguageModel(architecture)
-    if plan.weights == "pretrained":
-        model.load_state_dict(loaded.model.state_dict())
-    return Classifier(model.encoder, ClassificationHead(architecture.hidden_size, head))
-
-
-def save_model(
-    engine: Engine,
-    loaded: model_folder.LoadedModel,
-    plan: RunPlan,
-    task: glue.Task,
-    folder: Path,
-) -> None:
-    """Write the fine-tuned model, its head under the task's name, into `folder`.
-
-    The language model's head is the pretrained one, which fine-tuning leaves alone.
-    """
-    from pretrain.engine import consolidated_weights
-
-    with TemporaryDirectory(dir=folder, prefix=".weights-") as partial:
-        parts = Path(partial) / "parts"
-        engine.save(parts)
-        trained = consolidated_weights(parts)
-    weights = dict(loaded.model.state_dict())
-    for name, tensor in trained.items():
-        part, _, rest = name.partition(".")
-        weights[f"{model_folder.HEADS}{task.name}.{rest}" if part == "head" else name] = tensor
-    shutil.rmtree(folder / MODEL, ignore_errors=True)  # of a run that did not end
-    contents = model_folder.ModelContents(
-        loaded.model.config,
-        weights,
-        loaded.vocabulary,
-        {
-            "task": plan.task,
-            "weights": plan.weights,
-            "seed": plan.seed,
-            "model": plan.model_sha256,
-            "pretrained": loaded.provenance,
-        },
-        {task.name: head_config(plan, task)},
-    )
-    model_folder.save(folder / MODEL, contents)
-
-
-def head_config(plan: RunPlan, task: glue.Task) -> ClassificationConfig:
-    """The head that a task needs."""
-    return ClassificationConfig(
-        len(task.labels), task.labels, plan.config.pooling, plan.config.head_dropout
-    )
-
-
-def _engine(plan: RunPlan, classifier: Classifier) -> Engine:
-    import torch
-
-    from pretrain.distributed import Ranks
     from pretrain.engine import Engine, deepspeed_json
 
-    config = plan.config
     name = config.deepspeed or ("zero1_bf16" if torch.cuda.is_available() else "zero1_fp32")
-    batch = BatchConfig(config.batch_size, config.batch_size)
+    if config.batch_size % ranks.count:
+        raise ValueError(
+            f"batch_size {config.batch_size}: {ranks.count} ranks do not divide it; accepted: a "
+            "multiple, or another --ranks"
+        )
+    batch = BatchConfig(config.batch_size, config.batch_size // ranks.count)
     optimizer = OptimizerConfig(
         learning_rate=config.learning_rate,
         weight_decay=config.weight_decay,
         gradient_clipping=config.gradient_clipping,
     )
-    settings = deepspeed_json(name, batch, config.gradient_clipping, ranks=1)
-    return Engine(classifier, optimizer, settings, Ranks.from_environment())
-
-
-class Evaluation:
-    """Hook that scores the dev split whenever an epoch has ended."""
-
-    def __init__(
-        self,
-        engine: Engine,
-        batches: ShuffledBatches,
-        dev_set: EncodedExamples,
-        metrics: Sequence[str],
-    ) -> None:
-        """Score `dev_set` by `metrics`."""
-        self.epochs: list[dict[str, float]] = []
-        """A record an epoch: its number, from 1, the loss (nats a sentence) and every score."""
-        self._engine, self._batches, self._metrics = engine, batches, metrics
-        self._dev_set = dev_set
-        self._chosen = dev_set.by_length(_EVALUATION_BATCH_SIZE)
-
-    def __call__(self, step: int) -> None:
-        """Score the model after `step` updates if the last one ended an epoch."""
-        if not self._batches.ends_epoch(step):
-            return
-        loss, predictions = self._predict()
-        values = scores.score(self._metrics, self._dev_set.labels, predictions)
-        epoch = int(self._batches.epoch(step))
-        self.epochs.append({"epoch": epoch, "loss": loss, **values})
-        words = "  ".join(f"{name} {value:.4f}" for name, value in values.items())
-        sys.stdout.write(f"epoch {epoch}: dev loss {loss:.4f}  {words}\n")
-        sys.stdout.flush()
-
-    def _predict(self) -> tuple[float, scores.Labels]:
-        """Mean loss in nats, and the most likely class of each example, in the split's order."""
-        import torch
-        import torch.nn.functional as F  # noqa: N812
-
-        model = self._engine.module
-        model.eval()
-        predictions, loss = np.empty_like(self._dev_set.labels), 0.0
-        with torch.no_grad():
-            for chosen in self._chosen:
-                batch = self._engine.to_device(self._dev_set.collate(chosen))
-                logits = model(batch["input_ids"], batch["attention_mask"]).float()
-                loss += float(F.cross_entropy(logits, batch["labels"], reduction="sum"))
-                predictions[chosen] = logits.argmax(dim=-1).cpu().numpy()
-        return loss / len(self._dev_set), predictions
+    settings = deepspeed_json(name, batch, config.gradient_clipping, ranks=ranks.count)
+    return Engine(classifier, optimizer, settings, ranks)
 
 
 class _Sum:

@@ -64,12 +64,8 @@ class Pretrained:
             ValueError: the folder has no vocabulary.
         """
         tokenizer = self.loaded.tokenizer
-        eos = tokenizer.eos_id
-        first, *others = (encoded.tolist() for encoded in tokenizer.encode_batch([text, *more]))
-        ids = [tokenizer.bos_id, *first, eos]
-        for other in others:
-            ids += [eos, *other, eos]
-        return torch.tensor(ids)
+        texts = tokenizer.encode_batch([text, *more])
+        return torch.tensor(tokenizer.lay_out([ids.tolist() for ids in texts]))
 
     def decode(self, ids: Tensor) -> str | tuple[str, ...]:
         """The text of ids [T]; a tuple of the texts where `</s> </s>` parts several.

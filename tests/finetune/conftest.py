@@ -1,4 +1,4 @@
-"""A small model folder and a small task, shared by the tests of fine-tuning."""
+"""A small model folder and small tasks in the original layout, shared by the tests."""
 
 import os
 import random
@@ -18,29 +18,55 @@ def real_glue() -> Path:
     return Path(shared) / "data" / "glue"
 
 
+def write_tsv(folder: Path, task: str, split: str, rows: list[tuple[str, ...]]) -> Path:
+    """Write a split, header line included where the task has one."""
+    path = folder / task / f"{split}.tsv"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join("\t".join(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
 def write_cola(folder: Path, split: str, rows: list[tuple[str, str]]) -> Path:
     """Write (label, sentence) rows in CoLA's layout below `folder`."""
-    path = folder / "CoLA" / f"{split}.tsv"
-    path.parent.mkdir(parents=True, exist_ok=True)
     mark = {"0": "*"}
-    lines = (f"xx\t{label}\t{mark.get(label, '')}\t{sentence}\n" for label, sentence in rows)
-    path.write_text("".join(lines), encoding="utf-8")
-    return path
+    lines = [("xx", label, mark.get(label, ""), sentence) for label, sentence in rows]
+    return write_tsv(folder, "CoLA", split, lines)
 
 
 @pytest.fixture(scope="session")
 def easy_glue(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A task that any model solves: wrong sentences hold "wug". Three in ten do."""
+    """Tasks that any model solves.
+
+    CoLA: wrong sentences hold "wug"; three in ten do. RTE: what holds "wug" first does not entail.
+    STS-B: 5 where "wug" is in the second sentence, else 0.
+    """
     folder = tmp_path_factory.mktemp("glue")
     draw = random.Random(0)
+
+    def sentence(wugs: int) -> str:
+        words = [draw.choice(WORDS) for _ in range(draw.randrange(4, 9))] + ["wug"] * wugs
+        draw.shuffle(words)
+        return " ".join(words)
+
     for split, count in (("train", 160), ("dev", 50)):
-        rows = []
-        for number in range(count):
-            words = [draw.choice(WORDS) for _ in range(draw.randrange(4, 9))]
-            if number % 10 < 3:
-                words[draw.randrange(len(words))] = "wug"
-            rows.append(("0" if "wug" in words else "1", " ".join(words)))
+        rows = [(str(int(n % 10 >= 3)), sentence(int(n % 10 < 3))) for n in range(count)]
         write_cola(folder, split, rows)
+        pairs = [("index", "sentence1", "sentence2", "label")]
+        graded = [("index", "sentence1", "sentence2", "score")]
+        for n in range(count):
+            label = "not_entailment" if n % 5 < 2 else "entailment"
+            pairs.append((str(n), sentence(int(n % 5 < 2)), sentence(0), label))
+            graded.append((str(n), sentence(0), sentence(2 * (n % 2)), f"{5 * (n % 2):.3f}"))
+        write_tsv(folder, "RTE", split, pairs)
+        write_tsv(folder, "STS-B", split, graded)
+    rows = [("index", "sentence"), ("0", "the old dog sees a wug"), ("1", "the old dog runs near")]
+    write_tsv(folder, "CoLA", "test", rows)
+    rows = [
+        ("index", "sentence1", "sentence2"),
+        ("0", "the small dog runs", "a wug sees the wug near"),
+        ("1", "the small dog runs", "a cat sees the house near"),
+    ]
+    write_tsv(folder, "STS-B", "test", rows)
     return folder
 
 

@@ -6,7 +6,7 @@ import random
 import pytest
 import zstandard
 
-from finetune import acceptability, glue
+from finetune import acceptability, examples, glue
 from finetune.__main__ import main
 
 COLA = glue.find("CoLA")
@@ -109,7 +109,8 @@ def test_excluded_sentences_are_left_out(tmp_path, source):
 def test_the_command_writes_what_the_task_reads(tmp_path, source, capsys):
     words = ["acceptability", "--input", str(source), "--output", str(tmp_path / "glue")]
     assert main([*words, "--train", "60", "--dev", "20"]) == 0
-    assert [len(COLA.read(tmp_path / "glue", split)) for split in glue.SPLITS] == [120, 40]
+    splits = [examples.read(COLA, str(tmp_path / "glue"), split) for split in ("train", "dev")]
+    assert [len(split.examples) for split in splits] == [120, 40]
     provenance = json.loads((tmp_path / "glue" / "CoLA" / "provenance.json").read_text())
     assert provenance["train"] == 60
     assert "200 sentences in 40 documents" in capsys.readouterr().out

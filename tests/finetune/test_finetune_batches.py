@@ -4,16 +4,16 @@ import numpy as np
 import pytest
 
 from data_prep import tokenizer as tokenizers
-from finetune.batches import EncodedExamples, ShuffledBatches
+from finetune.batches import EncodedExamples, ShuffledBatches, lay_out
 from finetune.config import FinetuneConfig
-from finetune.glue import Example
+from finetune.examples import Example
 
 
 @pytest.fixture(scope="module")
 def encoded(tiny_model):
     words = ["the", "dog", "sees", "a", "small", "bird", "near", "the", "old", "house"]
     examples = [
-        Example(" ".join(words[: 1 + number % 10]) + f" {number}", number % 2)
+        Example((" ".join(words[: 1 + number % 10]) + f" {number}",), number % 2)
         for number in range(23)
     ]
     return EncodedExamples(examples, tokenizers.load(tiny_model), 64)
@@ -24,21 +24,55 @@ def rows_of(batch):
     return [tuple(row[real].tolist()) for row, real in zip(ids, mask, strict=True)]
 
 
-def test_an_epoch_reads_every_example_once_though_batches_cross_its_end(encoded):
-    batches = ShuffledBatches(encoded, batch_size=5, order_seed=1)
+@pytest.mark.parametrize("window", [1, 3, 50])
+def test_an_epoch_reads_every_example_once_though_batches_cross_its_end(encoded, window):
+    batches = ShuffledBatches(encoded, 5, order_seed=1, length_window=window)
     read = [row for step in range(14) for row in rows_of(batches.micro_batches(step, 0, 1)[0])]
     everything = sorted(tuple(ids.tolist()) for ids in encoded.ids)
-    first, second = read[:23], read[23:46]
-    assert sorted(first) == sorted(second) == everything
-    assert first != second
+    for epoch in (0, 1, 2):
+        # The batch that crosses an epoch's end begins with the old one's examples.
+        part = read[23 * epoch : 23 * (epoch + 1)]
+        assert sorted(part) == everything
+    assert read[:23] != read[23:46]
 
 
-def test_a_batch_depends_on_seed_and_step_alone(encoded):
+@pytest.mark.parametrize("window", [1, 3])
+def test_a_batch_depends_on_seed_and_step_alone(encoded, window):
     def batch(seed, step):
-        return rows_of(ShuffledBatches(encoded, 5, seed).micro_batches(step, 0, 1)[0])
+        return rows_of(ShuffledBatches(encoded, 5, seed, window).micro_batches(step, 0, 1)[0])
 
     assert batch(1, 3) == batch(1, 3)
     assert batch(1, 3) != batch(2, 3)
+
+
+def test_windows_put_like_lengths_together_without_a_trend(tiny_model):
+    words = ["the", "dog", "sees", "a", "small", "bird", "near"] * 9
+    examples = [Example((" ".join(words[: 1 + n * 7 % 60]),), 0) for n in range(640)]
+    encoded = EncodedExamples(examples, tokenizers.load(tiny_model), 64)
+
+    def padded(window):
+        batches = ShuffledBatches(encoded, 8, 1, window)
+        sizes = [
+            batches.micro_batches(step, 0, 1)[0].arrays["input_ids"].size for step in range(80)
+        ]
+        return sum(sizes), sizes
+
+    alone, (together, sizes) = padded(1)[0], padded(40)
+    real = int(encoded.lengths.sum())
+    assert together - real < 0.2 * (alone - real)
+    first, last = np.mean(sizes[:20]), np.mean(sizes[20:40])
+    assert 0.5 < first / last < 2
+
+
+@pytest.mark.parametrize("window", [1, 3])
+def test_ranks_share_a_batch_without_rest(encoded, window):
+    batches = ShuffledBatches(encoded, 6, 1, window)
+    for step in range(8):
+        (whole,) = batches.micro_batches(step, 0, 1)
+        parts = [batches.micro_batches(step, rank, 2)[0] for rank in (0, 1)]
+        assert sorted(rows_of(whole)) == sorted(rows_of(parts[0]) + rows_of(parts[1]))
+        assert [part.targets for part in parts] == [3, 3]
+        assert parts[0].index != parts[1].index  # their dropout differs
 
 
 def test_a_batch_is_padded_to_its_longest_example_and_counts_what_is_real(encoded):
@@ -52,13 +86,39 @@ def test_a_batch_is_padded_to_its_longest_example_and_counts_what_is_real(encode
     assert batch.arrays["labels"].tolist() == [0, 1, 0]
 
 
-def test_too_long_an_example_loses_its_end_but_not_its_marks(tiny_model):
+def test_inputs_are_laid_out_as_the_small_python_interface_does(tiny_model):
+    from pretrain.pretrained import Pretrained
+
+    model = Pretrained.load(tiny_model)
+    for texts in (["the dog"], ["the dog", "a small bird"], ["the dog", ""]):
+        tokenizer = tokenizers.load(tiny_model)
+        ids = lay_out(tokenizer.encode_batch(texts), 64, tokenizer)
+        assert ids.tolist() == model.encode(*texts).tolist()
+
+
+@pytest.mark.parametrize(
+    ("lengths", "max_tokens", "kept"),
+    [((6, 2), 12, (6, 2)), ((6, 2), 10, (4, 2)), ((6, 5), 10, (3, 3)), ((9,), 5, (3,))],
+)
+def test_too_long_texts_lose_their_ends_the_longest_first(tiny_model, lengths, max_tokens, kept):
+    texts = [np.arange(10, 10 + length, dtype=np.int32) for length in lengths]
+    expected = [0]
+    for number, (text, length) in enumerate(zip(texts, kept, strict=True)):
+        expected += [2] * bool(number) + text[:length].tolist() + [2]
     tokenizer = tokenizers.load(tiny_model)
-    (whole,) = tokenizer.encode_batch(["the dog sees a small bird"])
-    examples = [Example("the dog sees a small bird", 1), Example("the", 0)]
-    encoded = EncodedExamples(examples, tokenizer, 5)
-    assert encoded.ids[0].tolist() == [0, *whole[:3].tolist(), 2]
-    assert encoded.cut == 1
+    assert lay_out(texts, max_tokens, tokenizer).tolist() == expected
+    assert len(expected) <= max_tokens
+
+
+def test_too_long_an_example_is_left_out_of_training_and_cut_in_scoring(tiny_model):
+    tokenizer = tokenizers.load(tiny_model)
+    examples = [Example(("the dog sees a small bird",), 1), Example(("the",), 0)]
+    cut = EncodedExamples(examples, tokenizer, 6)
+    assert (len(cut), cut.too_long, len(cut.ids[0])) == (2, 1, 6)
+    dropped = EncodedExamples(examples, tokenizer, 6, drop_long=True)
+    assert (len(dropped), dropped.too_long, dropped.labels.tolist()) == (1, 1, [0])
+    with pytest.raises(ValueError, match="max_tokens 6: every example is longer"):
+        EncodedExamples(examples[:1], tokenizer, 6, drop_long=True)
 
 
 def test_every_epoch_ends_once_and_the_last_with_the_last_step(encoded):

@@ -35,7 +35,9 @@ def test_overrides_take_the_kind_of_the_setting():
         ("epochs=0", "must be above 0"),
         ("pooling=max", "must be one of first, mean"),
         ("learning_rate=nan", "must be above 0"),
-        ("max_tokens=2", "must be at least 3"),
+        ("max_tokens=5", "must be at least 6"),
+        ("max_train_examples=-1", "must be 0 or above"),
+        ("length_window=0", "must be above 0"),
     ],
 )
 def test_bad_settings_are_refused(word, said):
@@ -49,6 +51,12 @@ def test_the_learning_rate_rises_and_then_falls_to_nothing():
     assert rates[:10] == pytest.approx([0.1 * (step + 1) for step in range(10)])
     assert rates[10:] == pytest.approx([(100 - step) / 90 for step in range(10, 101)])
     assert FinetuneConfig(learning_rate=1.0, warmup_fraction=0.0).rate(0, 5) == 1.0
+
+
+def test_warm_up_and_decay_may_be_counted_in_steps():
+    config = FinetuneConfig(learning_rate=1.0, warmup_steps=4, schedule_steps=8)
+    rates = [config.rate(step, 10) for step in range(10)]
+    assert rates == pytest.approx([0.25, 0.5, 0.75, 1, 1, 0.75, 0.5, 0.25, 0, 0])
 
 
 def test_steps_read_every_example_of_every_epoch():

@@ -1,14 +1,16 @@
 """From one command to many processes: real runs through DeepSpeed, and what goes wrong."""
 
+import fcntl
 import json
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
-from finetune import launch
+from finetune import examples, glue, launch, planning
 from finetune.__main__ import main
 from finetune.config import read_plan
 
@@ -16,8 +18,17 @@ ROOT = Path(__file__).parents[2]
 QUICK = ["epochs=6", "learning_rate=1e-2", "pooling=mean", "dropout=0", "attention_dropout=0.1"]
 
 
-def plans(model, data, *overrides, seeds=(1,), weights=("pretrained",)):
-    return launch.plan_runs(model, data, ["CoLA"], weights, seeds, overrides)
+def plans(model, data, *overrides, seeds=(1,), weights=("pretrained",), tasks=("CoLA",), **more):
+    return planning.plan_runs(model, str(data), tasks, weights, seeds, overrides, **more)
+
+
+def ended(said):
+    """What was said of runs that ended, without how far others were."""
+    return [line for line in said if line.startswith("[")]
+
+
+def names_of(planned):
+    return [plan.name for plan in planned]
 
 
 @pytest.fixture
@@ -31,7 +42,7 @@ def finished(tiny_model, easy_glue, tmp_path_factory):
     """Two seeds of one command, through the command line."""
     output = tmp_path_factory.mktemp("runs")
     words = ["glue", str(tiny_model), "--data", str(easy_glue), "--tasks", "CoLA"]
-    words += ["--seeds", "1,2", "--output", str(output), "--jobs", "2", "--save-models"]
+    words += ["--seeds", "1,2", "--output", str(output), "--jobs", "2", "--retries", "0"]
     done = subprocess.run(
         [sys.executable, "-m", "finetune", *words, *QUICK],
         cwd=ROOT,
@@ -62,18 +73,19 @@ def test_runs_learn_and_leave_their_results(finished):
         assert result["tokens_per_second"] > 0
     assert len((output / "results.jsonl").read_text().splitlines()) == 2
     assert "[2/2] CoLA-pretrained-seed" in printed
-    assert "| pretrained | 2 |" in printed
+    assert "min left] CoLA" in printed or "a minute left] CoLA" in printed
+    assert "tokens/s" in printed
+    assert "| pretrained | 2 | 0 |" in printed
 
 
-def test_a_kept_model_gives_the_scores_that_were_reported(finished, tiny_model, easy_glue):
+def test_the_model_kept_is_the_best_epoch_s(finished, tiny_model, easy_glue):
     import torch
 
-    from finetune import glue
     from pretrain import model_folder
     from pretrain.model.classifier import Classifier
 
     output, *_ = finished
-    examples = glue.find("CoLA").read(easy_glue, "dev")
+    dev = examples.read(glue.find("CoLA"), str(easy_glue), "dev").examples
     base = model_folder.load(tiny_model).model
     for seed in (1, 2):
         folder = output / f"CoLA-pretrained-seed{seed}"
@@ -82,12 +94,12 @@ def test_a_kept_model_gives_the_scores_that_were_reported(finished, tiny_model, 
         assert head.config.labels == ("0", "1")
         classifier = Classifier(loaded.model.encoder, head)
         right = 0
-        for example in examples:
-            (ids,) = loaded.tokenizer.encode_batch([example.sentence])
+        for example in dev:
+            (ids,) = loaded.tokenizer.encode_batch(example.texts)
             with torch.no_grad():
                 logits = classifier(torch.tensor([[0, *ids.tolist(), 2]]), None)
             right += int(logits.argmax()) == example.label
-        assert right / len(examples) == result_of(output, folder.name)["last"]["accuracy"]
+        assert right / len(dev) == result_of(output, folder.name)["best"]["accuracy"]
         assert loaded.model.config == base.config
         assert torch.equal(loaded.model.head.beta, base.head.beta)
         assert sorted(path.name for path in folder.iterdir() if path.name[0] == ".") == []
@@ -99,20 +111,81 @@ def test_a_run_whose_model_is_wanted_but_gone_is_done_again(
     output = tmp_path / "runs"
     shutil.copytree(finished[0], output)
     shutil.rmtree(output / "CoLA-pretrained-seed2" / "model")
-    wanted = launch.plan_runs(
-        tiny_model, easy_glue, ["CoLA"], ["pretrained"], (1, 2), QUICK, save_models=True
+    wanted = plans(tiny_model, easy_glue, *QUICK, seeds=(1, 2))
+    assert names_of(planning.prepare(output, wanted)) == ["CoLA-pretrained-seed2"]
+    without = plans(tiny_model, easy_glue, *QUICK, seeds=(1, 2), save_models=False)
+    assert planning.prepare(output, without) == []
+
+
+def test_a_run_that_collapsed_is_followed_by_retries_up_to_the_limit(
+    finished, tmp_path, tiny_model, easy_glue, in_root
+):
+    output, name = tmp_path / "runs", "CoLA-pretrained-seed2"
+    shutil.copytree(finished[0], output)
+    result = result_of(output, name)
+    result["collapsed"] = "always the same answer"
+    (output / name / "result.json").write_text(json.dumps(result))
+    wanted = plans(tiny_model, easy_glue, *QUICK, seeds=(1, 2))
+    assert planning.prepare(output, wanted, retries=0) == []
+    (retry,) = planning.prepare(output, wanted, retries=1)
+    assert retry.name == f"{name}-retry1"
+    assert read_plan(output / retry.name) == retry
+    # A rate of almost nothing: the retry answers as the head was drawn, and so do those after it.
+    frozen = plans(tiny_model, easy_glue, "learning_rate=1e-9", "epochs=1", save_models=False)
+    said = []
+    waiting = planning.prepare(tmp_path / "frozen", frozen, retries=1)
+    assert launch.run_all(tmp_path / "frozen", waiting, said.append, retries=1) == []
+    assert [line.split("] ")[1].split(":")[0] for line in ended(said)] == [
+        "CoLA-pretrained-seed1",
+        "CoLA-pretrained-seed1-retry1",
+    ]
+    assert all("; collapsed: " in line for line in ended(said))
+    assert planning.prepare(tmp_path / "frozen", frozen, retries=1) == []
+
+
+def test_seeds_come_one_after_the_other_and_of_each_the_longest_run_first(tiny_model, easy_glue):
+    found = plans(tiny_model, easy_glue, seeds=(7, 2), tasks=("CoLA", "STS-B", "RTE"))
+    assert [plan.seed for plan in found] == [7] * 3 + [2] * 3
+    assert [plan.task for plan in found[:3]] == [plan.task for plan in found[3:]]
+    work = [plan.work for plan in found[:3]]
+    assert work == sorted(work, reverse=True)
+    assert found[-1].task == "CoLA"  # one sentence rather than two
+
+
+def test_a_limit_on_training_examples_is_kept(tiny_model, easy_glue):
+    limited, whole = (
+        plans(tiny_model, easy_glue, f"max_train_examples={n}")[0].work for n in (10, 0)
     )
-    assert launch.prepare(output, wanted) == ["CoLA-pretrained-seed2"]
-    without = plans(tiny_model, easy_glue, *QUICK, seeds=(1, 2))
-    assert launch.prepare(output, without) == []
+    assert limited < whole
+
+
+@pytest.mark.parametrize(
+    ("gpus", "jobs", "ranks", "expected"),
+    [
+        ([], 0, 1, [[]] * 4),
+        ([], 0, 2, [[]] * 2),
+        ([], 3, 1, [[]] * 3),
+        (["0", "1", "2"], 0, 1, [["0"], ["1"], ["2"]]),
+        (["0", "1", "2"], 0, 2, [["0", "1"]]),
+        (["0", "1"], 3, 1, [["0"], ["1"], ["0"]]),
+    ],
+)
+def test_runs_share_out_the_devices(gpus, jobs, ranks, expected):
+    assert launch.slots(gpus, 4, jobs, ranks) == expected
+
+
+def test_more_ranks_than_gpus_are_refused():
+    with pytest.raises(ValueError, match="--ranks 3: there are 2 GPUs"):
+        launch.slots(["0", "1"], 4, 0, 3)
 
 
 def test_the_same_run_gives_the_same_scores_and_another_seed_others(finished, tmp_path, in_root):
     output, *_ = finished
     names = ["CoLA-pretrained-seed1", "CoLA-pretrained-seed2"]
-    for name in names:
-        read_plan(output / name).write(tmp_path / name)
-    assert launch.run_all(tmp_path, names, 2, print) == []  # two at once: as many threads as there
+    again = [read_plan(output / name) for name in names]
+    for plan in again:
+        plan.write(tmp_path / plan.name)
+    assert launch.run_all(tmp_path, again, print, jobs=2) == []  # as many threads as there
     again = [result_of(tmp_path, name)["epochs"] for name in names]
     assert again == [result_of(output, name)["epochs"] for name in names]
     assert again[0] != again[1]
@@ -122,48 +195,48 @@ def test_what_is_done_is_not_done_again(finished, tmp_path, tiny_model, easy_glu
     output = tmp_path / "runs"
     shutil.copytree(finished[0], output)
     (output / "CoLA-pretrained-seed2" / "result.json").unlink()
-    waiting = launch.prepare(output, plans(tiny_model, easy_glue, *QUICK, seeds=(1, 2, 3)))
-    assert waiting == ["CoLA-pretrained-seed2", "CoLA-pretrained-seed3"]
+    waiting = planning.prepare(output, plans(tiny_model, easy_glue, *QUICK, seeds=(1, 2, 3)))
+    assert names_of(waiting) == ["CoLA-pretrained-seed2", "CoLA-pretrained-seed3"]
 
 
 def test_runs_that_could_not_be_compared_do_not_share_a_folder(finished, tiny_model, easy_glue):
     output, *_ = finished
     other = plans(tiny_model, easy_glue, *QUICK[1:], "epochs=7", seeds=(9,), weights=("random",))
     with pytest.raises(ValueError, match="epochs: 6, now 7"):
-        launch.prepare(output, other)
+        planning.prepare(output, other)
     assert not (output / "CoLA-random-seed9").exists()
 
 
 def test_a_plan_that_was_never_done_may_change(tmp_path, tiny_model, easy_glue):
     for epochs in (6, 7):
         new = plans(tiny_model, easy_glue, f"epochs={epochs}")
-        (name,) = launch.prepare(tmp_path, new)
-        assert read_plan(tmp_path / name) == new[0]
+        assert planning.prepare(tmp_path, new) == new
+        assert read_plan(tmp_path / new[0].name) == new[0]
 
 
 def test_a_run_that_fails_is_named_with_its_log_and_keeps_no_other_from_its_end(
     tiny_model, easy_glue, tmp_path, in_root
 ):
     wanted = plans(tiny_model, easy_glue, *QUICK[1:], "epochs=1", seeds=(1, 2))
-    names = launch.prepare(tmp_path, wanted)
+    waiting = planning.prepare(tmp_path, wanted)
+    names = names_of(waiting)
     broken = tmp_path / names[0] / "run.json"
     broken.write_text(broken.read_text().replace(str(easy_glue), str(tmp_path / "nowhere")))
     said = []
-    assert launch.run_all(tmp_path, names, 1, said.append) == [names[0]]
-    assert f"{names[0]}: failed with exit code 2" in said[0]
-    assert "nowhere/CoLA/train.tsv: no such file" in said[0]
+    assert launch.run_all(tmp_path, waiting, said.append, jobs=1) == [names[0]]
+    assert f"{names[0]}: failed with exit code 2" in ended(said)[0]
+    assert "nowhere/CoLA/train.tsv: no such file" in ended(said)[0]
     assert (tmp_path / names[1] / "result.json").is_file()
 
 
-def test_pretrained_and_random_weights_differ_in_the_encoder_alone(tiny_model, easy_glue, in_root):
-    from finetune import train
+def test_pretrained_and_random_weights_differ_in_the_encoder_alone(tiny_model, easy_glue):
+    from finetune import classifiers
     from pretrain import model_folder
-    from pretrain.model.config import ClassificationConfig
 
-    loaded, head = model_folder.load(tiny_model), ClassificationConfig(2)
+    loaded, task = model_folder.load(tiny_model), glue.find("CoLA")
     both = plans(tiny_model, easy_glue, weights=("pretrained", "random"))
-    pretrained, random = (train.build(loaded, plan, head).state_dict() for plan in both)
-    again = train.build(loaded, both[1], head).state_dict()
+    pretrained, random = (classifiers.build(loaded, plan, task).state_dict() for plan in both)
+    again = classifiers.build(loaded, both[1], task).state_dict()
     for name, tensor in pretrained.items():
         if name.startswith("encoder."):
             assert tensor.equal(loaded.model.state_dict()[name])
@@ -179,7 +252,9 @@ def test_pretrained_and_random_weights_differ_in_the_encoder_alone(tiny_model, e
     [
         (["epocs=3"], 2, "did you mean 'epochs'"),
         (["--tasks", "COLA"], 2, "task 'COLA'; accepted: CoLA"),
-        (["--jobs", "-1"], 2, "--jobs -1: accepted"),
+        (["--jobs", "-1"], 2, "--jobs -1: accepted: 0 or more"),
+        (["--ranks", "0"], 2, "--ranks 0: accepted: 1 or more"),
+        (["--retries", "-1"], 2, "--retries -1: accepted: 0 or more"),
         (["--data", "nowhere"], 2, "nowhere/CoLA/train.tsv: no such file"),
     ],
 )
@@ -209,11 +284,9 @@ def test_a_folder_that_is_no_model_is_refused(tmp_path, easy_glue):
 
 
 def test_two_processes_do_not_work_on_one_run(tmp_path, tiny_model, easy_glue, capsys):
-    import fcntl
-
     from finetune import train
 
-    (name,) = launch.prepare(tmp_path, plans(tiny_model, easy_glue))
+    (name,) = names_of(planning.prepare(tmp_path, plans(tiny_model, easy_glue)))
     with (tmp_path / name / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         assert train.main([str(tmp_path / name)]) == 2
@@ -243,3 +316,26 @@ def test_visible_gpus(monkeypatch, present, allowed, expected):
     if allowed is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", allowed)
     assert launch.visible_gpus() == expected
+
+
+@pytest.mark.slow
+def test_a_command_that_is_ended_ends_its_runs_and_goes_on_when_called_again(
+    tiny_model, easy_glue, tmp_path
+):
+    words = ["glue", str(tiny_model), "--data", str(easy_glue), "--tasks", "CoLA", "--jobs", "1"]
+    words += ["--seeds", "1,2", "--output", str(tmp_path), "--retries", "0", *QUICK[1:]]
+    call = [sys.executable, "-m", "finetune", *words, "epochs=12"]
+    first = subprocess.Popen(call, cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    steps = tmp_path / "CoLA-pretrained-seed2" / "metrics.jsonl"
+    while not (steps.is_file() and steps.read_text().count("\n") > 20):
+        assert first.poll() is None, first.communicate()[1]
+        time.sleep(0.05)
+    first.terminate()
+    assert first.communicate(timeout=60)[1].endswith("stopped\n")
+    assert first.returncode == 130
+    assert not (tmp_path / "CoLA-pretrained-seed2" / "result.json").exists()
+    with (tmp_path / "CoLA-pretrained-seed2" / "lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # nobody is left
+    again = subprocess.run(call, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert "1 runs to do, 1 done before" in again.stdout
+    assert result_of(tmp_path, "CoLA-pretrained-seed2")["steps"] == 120

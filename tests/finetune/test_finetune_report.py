@@ -1,27 +1,36 @@
-"""The report: medians and spreads of what the runs wrote."""
+"""The report: medians and spreads of what the runs wrote, beside the original's table."""
 
+import csv
 import json
 
 import pytest
 
-from finetune import report
+from finetune import published, report
 from finetune.__main__ import main
 
 
-def write_run(folder, weights, seed, best, last):
-    run = folder / f"CoLA-{weights}-seed{seed}"
+def write_run(folder, weights, seed, best, last, *, retry=0, collapsed="", task="CoLA"):
+    run = folder / f"{task}-{weights}-seed{seed}-{retry}"
     run.mkdir(parents=True)
     result = {
         "plan": {"data": str(folder / "glue")},
-        "task": "CoLA",
+        "task": task,
         "weights": weights,
         "seed": seed,
+        "retry": retry,
+        "collapsed": collapsed,
         "best": {"epoch": 1, "accuracy": best, "matthews": best - 0.5},
         "last": {"epoch": 2, "accuracy": last, "matthews": last - 0.5},
         "majority": {"accuracy": 0.6, "matthews": 0.0},
         "train_examples": 1000,
         "dev_examples": 200,
+        "seconds": 10.0,
+        "tokens_per_second": 5000.0,
+        "device": "cpu",
     }
+    if task == "STS-B":
+        scores = {"seed_loss": best, "pearson": 0.5, "spearman": 0.25}
+        result |= {"best": scores, "last": scores, "majority": {**scores, "seed_loss": 0.13}}
     (run / "result.json").write_text(json.dumps(result))
 
 
@@ -33,8 +42,12 @@ def runs(tmp_path):
     return tmp_path
 
 
+def summary(folder, task="CoLA"):
+    return report.summary(report.collect(folder))[task]
+
+
 def test_a_summary_has_medians_and_spreads_of_best_and_last_epochs(runs):
-    rows = report.summary(runs)["CoLA"]
+    rows = summary(runs)
     assert list(rows) == ["pretrained", "random", "majority"]
     assert rows["pretrained"].runs == 3
     assert rows["pretrained"].best["accuracy"] == report.Spread(0.75, 0.625, 0.875)
@@ -43,16 +56,66 @@ def test_a_summary_has_medians_and_spreads_of_best_and_last_epochs(runs):
     assert rows["majority"].best["accuracy"].median == 0.6
 
 
+def test_collapsed_runs_are_counted_and_reported_with_and_without(runs):
+    for retry, best, why in ((0, 0.6, "x"), (1, 0.6, "x"), (2, 0.8, "")):
+        write_run(runs, "pretrained", 4, best, best, retry=retry, collapsed=why)
+    write_run(runs, "pretrained", 5, 0.6, 0.6, collapsed="x")
+    rows = summary(runs)
+    assert list(rows) == ["pretrained", report.WITHOUT, "random", "majority"]
+    everyone, held = rows["pretrained"], rows[report.WITHOUT]
+    assert (everyone.runs, everyone.collapsed) == (5, 2)
+    assert everyone.best["accuracy"] == report.Spread(0.625, 0.6, 0.875)
+    assert (held.runs, held.collapsed) == (4, 0)
+    assert held.best["accuracy"] == report.Spread(0.775, 0.625, 0.875)
+    text = report.write_report(runs)
+    assert "Retries of collapsed runs: 2, of which 1 held." in text
+    assert "62.5 (2 of 5)" in text
+    assert "| **ours**, pretrained, without collapsed | 77.5 |" in text
+
+
+def test_the_row_without_collapsed_runs_has_every_task_of_which_a_run_held(runs):
+    write_run(runs, "pretrained", 1, 0.13, 0.13, task="STS-B", collapsed="x")
+    table = report.write_report(runs).splitlines()
+    assert "| **ours**, pretrained | 75.0 |  |  |  |  |  |  | 0.130 (1 of 1) |" in table
+    assert "| **ours**, pretrained, without collapsed | 75.0 |  |  |  |  |  |  |  |" in table
+
+
 def test_the_report_is_a_table_and_a_file(runs, capsys):
     assert main(["report", str(runs)]) == 0
     text = capsys.readouterr().out
     assert (runs / "report.md").read_text() == text.removesuffix("\n")
-    table = [line for line in text.splitlines() if line.startswith("|")]
+    section = text.split("## CoLA")[1]
+    table = [line for line in section.splitlines() if line.startswith("|")]
     assert len({line.count("|") for line in table}) == 1
-    assert table[2].startswith("| pretrained | 3 | 0.7500 (0.6250 to 0.8750) |")
-    assert table[-1].startswith("| majority class |  | 0.6000 |")
+    assert table[2].startswith("| pretrained | 3 | 0 | 0.7500 (0.6250 to 0.8750) |")
+    assert table[-1].startswith("| best constant answer |  |  | 0.6000 |")
     lines = (runs / "results.jsonl").read_text().splitlines()
     assert [json.loads(line)["seed"] for line in lines] == [1, 2, 3, 1]
+    assert (runs / "report.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_original_s_table_stands_beside_ours_in_its_units(runs):
+    write_run(runs, "pretrained", 1, 0.031, 0.04, task="STS-B")
+    text = report.write_report(runs)
+    table = [line for line in text.splitlines() if line.startswith("|")]
+    assert table[0] == "| model | CoLA | MNLI | MRPC | QNLI | QQP | RTE | SST-2 | STS-B |"
+    assert "| large alibi | 69.1* | 86.5 | 68.4* | 92.4 | 91.7 | 52.7* | 93.6 | 0.123* |" in table
+    assert "| base baseline | 83.6 | 84.2 | 90.0 | 91.6 | 91.3 | 73.6 | 92.1 | 0.028 |" in table
+    assert "| **ours**, pretrained | 75.0 |  |  |  |  |  |  | 0.031 |" in table
+    # Matthews 0.25, and the mean of Pearson 0.5 and Spearman 0.25.
+    assert "| pretrained | 25.0 |  |  | 37.5 |  |  |  |  |  | 31.2 of 2 |" in table
+
+
+def test_the_csv_has_a_line_a_number_ours_and_the_original_s(runs):
+    report.write_report(runs)
+    with (runs / "report.csv").open() as file:
+        lines = list(csv.DictReader(file))
+    ours = next(line for line in lines if line["model"] == "pretrained")
+    assert (ours["task"], ours["score"], ours["epoch"]) == ("CoLA", "accuracy", "best")
+    assert (ours["median"], ours["lowest"], ours["highest"]) == ("0.75", "0.625", "0.875")
+    theirs = [line for line in lines if line["model"].startswith("published")]
+    assert len(theirs) == 8 * len(published.TASKS)
+    assert sum(int(line["collapsed"]) for line in theirs) == 6
 
 
 def test_data_that_is_not_the_benchmark_s_is_said_to_be_so(runs):

@@ -1,11 +1,17 @@
-"""Scores agree with their definitions, and the majority class's are the best constant's."""
+"""Scores agree with the libraries and their definitions, at the edges too, without a warning."""
+
+import math
+import warnings
 
 import numpy as np
 import pytest
+import scipy.stats
+import sklearn.metrics
 
 from finetune import scores
 
-NAMES = ("accuracy", "matthews")
+CLASSES = ("accuracy", "matthews", "f1")
+NUMBERS = ("seed_loss", "pearson", "spearman")
 
 
 def test_scores_of_a_hand_made_confusion():
@@ -13,20 +19,89 @@ def test_scores_of_a_hand_made_confusion():
     labels = np.array([1] * 5 + [0] * 5)
     predictions = np.array([1, 1, 1, 1, 0, 1, 1, 0, 0, 0])
     expected = (4 * 3 - 2 * 1) / np.sqrt((4 + 2) * (4 + 1) * (3 + 2) * (3 + 1))
-    values = scores.score(NAMES, labels, predictions)
-    assert values == {"accuracy": pytest.approx(0.7), "matthews": pytest.approx(expected)}
+    values = scores.score(CLASSES, labels, predictions)
+    assert values == {
+        "accuracy": pytest.approx(0.7),
+        "matthews": pytest.approx(expected),
+        "f1": pytest.approx(8 / 11),
+    }
 
 
-def test_opposite_answers_correlate_negatively():
-    labels = np.array([0, 1, 1, 0, 1])
-    assert scores.matthews(labels, labels) == pytest.approx(1.0)
-    assert scores.matthews(labels, 1 - labels) == pytest.approx(-1.0)
+@pytest.mark.parametrize(
+    ("labels", "predictions"),
+    [
+        ([1, 1, 1], [1, 1, 1]),
+        ([0, 0, 0], [0, 0, 0]),
+        ([0, 1, 1], [0, 0, 0]),
+        ([0, 0, 0], [1, 1, 1]),
+        ([0, 1, 1, 0], [1, 1, 1, 1]),
+        ([0, 1, 2, 2], [2, 1, 2, 0]),
+    ],
+)
+def test_class_scores_are_sklearn_s_at_the_edges(labels, predictions):
+    labels, predictions = np.array(labels), np.array(predictions)
+    names = CLASSES if labels.max() < 2 else CLASSES[:2]
+    values = scores.score(names, labels, predictions)  # warnings are errors here
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert values["accuracy"] == sklearn.metrics.accuracy_score(labels, predictions)
+        assert values["matthews"] == sklearn.metrics.matthews_corrcoef(labels, predictions)
+        if "f1" in names:
+            assert values["f1"] == sklearn.metrics.f1_score(labels, predictions, zero_division=0)
+
+
+def test_correlations_are_scipy_s_with_ties():
+    labels = np.array([0.0, 0.2, 0.2, 1.0, 0.4], dtype=np.float32)
+    predictions = np.array([0.1, 0.1, 0.3, 0.3, 0.3], dtype=np.float32)
+    values = scores.score(NUMBERS, labels, predictions)
+    assert values["pearson"] == pytest.approx(scipy.stats.pearsonr(labels, predictions).statistic)
+    expected = scipy.stats.spearmanr(labels, predictions).statistic
+    assert values["spearman"] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("labels", "predictions"),
+    [
+        ([0.1, 0.5, 0.9], [0.4, 0.4, 0.4]),
+        ([0.5, 0.5], [0.1, 0.9]),
+        ([0.5], [0.5]),
+        ([0.1, 0.5], [math.nan, 0.5]),
+    ],
+)
+def test_a_correlation_that_is_not_defined_is_nought(labels, predictions):
+    values = scores.score(
+        ("pearson", "spearman"), np.array(labels, np.float32), np.array(predictions, np.float32)
+    )
+    assert values == {"pearson": 0.0, "spearman": 0.0}
+
+
+def test_the_seed_s_loss_is_the_squared_error_over_ln_2():
+    labels, predictions = np.array([0.2, 0.8]), np.array([0.3, 0.6])
+    expected = (0.01 + 0.04) / 2 / math.log(2)
+    assert scores.seed_loss(labels, predictions) == pytest.approx(expected)
+    assert scores.seed_loss(labels, np.array([0.2, math.nan])) == math.inf
 
 
 @pytest.mark.parametrize("constant", [0, 1])
 def test_no_constant_beats_the_majority(constant):
     labels = np.array([1, 0, 1, 1, 0])
-    value = scores.score(NAMES, labels, np.full_like(labels, constant))
-    best = scores.majority(NAMES, labels)
+    value = scores.score(CLASSES, labels, np.full_like(labels, constant))
+    best = scores.constant(CLASSES, labels)
     assert value["accuracy"] <= best["accuracy"] == pytest.approx(0.6)
     assert value["matthews"] == best["matthews"] == 0.0
+
+
+def test_no_constant_has_less_error_than_the_mean():
+    labels = np.array([0.0, 0.2, 1.0, 0.6], dtype=np.float32)
+    best = scores.constant(NUMBERS, labels)
+    assert best == {"seed_loss": best["seed_loss"], "pearson": 0.0, "spearman": 0.0}
+    for guess in np.linspace(0, 1, 11, dtype=np.float32):
+        assert scores.seed_loss(labels, np.full_like(labels, guess)) >= best["seed_loss"] - 1e-6
+
+
+def test_the_best_epoch_is_the_first_of_equals_and_the_lowest_where_less_is_better():
+    epochs = [
+        {"epoch": n, "accuracy": a, "seed_loss": a} for n, a in enumerate((0.5, 0.7, 0.7, 0.4))
+    ]
+    assert scores.best(epochs, "accuracy")["epoch"] == 1
+    assert scores.best(epochs, "seed_loss")["epoch"] == 3

@@ -1,0 +1,88 @@
+"""The model of a run: what it begins with, and the folder that its best epoch's is kept in."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from finetune.config import MODEL, FinetuneConfig, RunPlan
+from finetune.glue import Task
+from pretrain import model_folder
+from pretrain.model.config import ClassificationConfig, ModelConfig
+
+if TYPE_CHECKING:
+    from pretrain.model.classifier import Classifier
+
+
+def head_config(config: FinetuneConfig, task: Task) -> ClassificationConfig:
+    """The head that a task needs."""
+    return ClassificationConfig(task.classes, task.labels, config.pooling, config.head_dropout)
+
+
+def longest_input(max_tokens: int, architecture: ModelConfig) -> int:
+    """Tokens that an input may have: learned positions end, all others go on."""
+    learned = architecture.position == "learned"
+    return min(max_tokens, architecture.max_positions) if learned else max_tokens
+
+
+def build(loaded: model_folder.LoadedModel, plan: RunPlan, task: Task) -> Classifier:
+    """The classifier that a run begins with: a function of the model folder and the plan alone."""
+    import torch
+
+    from pretrain.model.classifier import Classifier
+    from pretrain.model.heads import ClassificationHead
+    from pretrain.model.language_model import LanguageModel
+
+    architecture = dataclasses.replace(
+        loaded.model.config,
+        dropout=plan.config.dropout,
+        attention_dropout=plan.config.attention_dropout,
+    )
+    torch.manual_seed(plan.training_seed)
+    model = LanguageModel(architecture)
+    if plan.weights == "pretrained":
+        model.load_state_dict(loaded.model.state_dict())
+    head = ClassificationHead(architecture.hidden_size, head_config(plan.config, task))
+    return Classifier(model.encoder, head)
+
+
+def save(
+    folder: Path, parts: Path, loaded: model_folder.LoadedModel, plan: RunPlan, task: Task
+) -> None:
+    """Write the fine-tuned model, its head under the task's name, into the run's `folder`.
+
+    The language model's head is the pretrained one, which fine-tuning leaves alone.
+
+    Args:
+        folder: the run's.
+        parts: what `Engine.save` wrote; removed.
+        loaded: what the run began with.
+        plan: the run.
+        task: its task.
+    """
+    from pretrain.engine import consolidated_weights
+
+    weights = dict(loaded.model.state_dict())
+    for name, tensor in consolidated_weights(parts).items():
+        part, _, rest = name.partition(".")
+        weights[f"{model_folder.HEADS}{task.name}.{rest}" if part == "head" else name] = tensor
+    shutil.rmtree(folder / MODEL, ignore_errors=True)  # of a run that did not end
+    contents = model_folder.ModelContents(
+        loaded.model.config,
+        weights,
+        loaded.vocabulary,
+        {
+            "task": plan.task,
+            "weights": plan.weights,
+            "seed": plan.seed,
+            "retry": plan.retry,
+            "model": plan.model_sha256,
+            "max_tokens": plan.config.max_tokens,
+            "pretrained": loaded.provenance,
+        },
+        {task.name: head_config(plan.config, task)},
+    )
+    model_folder.save(folder / MODEL, contents)
+    shutil.rmtree(parts)

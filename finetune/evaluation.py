@@ -1,0 +1,132 @@
+"""Scoring a model on whole splits: by one process, or by all ranks together."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from finetune import scores
+from finetune.batches import EncodedExamples, ShuffledBatches
+from finetune.glue import Task, ending_of
+from pretrain.batches import MicroBatch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from pretrain.engine import Engine
+    from pretrain.loop import Model
+
+_BATCH_SIZE = 64
+Logits = npt.NDArray[np.float32]
+Part = tuple[list[int], Logits]
+
+
+def logits_of(
+    model: Model,
+    examples: EncodedExamples,
+    to_device: Callable[[MicroBatch], Mapping[str, Tensor]],
+    rank: int = 0,
+    ranks: int = 1,
+    gather: Callable[[list[Part]], Sequence[list[Part]]] = lambda parts: [parts],
+) -> Logits:
+    """What a model says of every example, [N, C] in fp32, in the split's order, on every rank.
+
+    Args:
+        model: in evaluation mode; ids and mask to logits.
+        examples: the split.
+        to_device: a batch's arrays as tensors where the model is.
+        rank: this process.
+        ranks: how many share the split; each reads every `ranks`-th batch.
+        gather: every rank's value, on every rank.
+    """
+    import torch
+
+    batches = examples.by_length(_BATCH_SIZE)
+    mine = batches[rank::ranks]
+    # Under ZeRO 3 the ranks must call the model equally often: who has less does a batch again.
+    mine += batches[:1] * (-(-len(batches) // ranks) - len(mine))
+    parts: list[Part] = []
+    with torch.no_grad():
+        for chosen in mine:
+            batch = to_device(examples.collate(chosen))
+            output = model(batch["input_ids"], batch["attention_mask"])
+            parts.append((chosen, output.float().cpu().numpy()))
+    result = np.empty((len(examples), parts[0][1].shape[1]), dtype=np.float32)
+    for chosen, logits in (part for from_rank in gather(parts) for part in from_rank):
+        result[chosen] = logits
+    return result
+
+
+def answers_of(task: Task, logits: Logits) -> scores.Values:
+    """The likeliest class of each example; of a regression its number, as it was learned."""
+    return logits[:, 0] if task.is_regression else logits.argmax(axis=1)
+
+
+def mean_loss(task: Task, logits: Logits, labels: scores.Values) -> float:
+    """Nats an example; of a regression the squared error."""
+    if task.is_regression:
+        return float(np.mean((logits[:, 0] - labels) ** 2))
+    from scipy.special import log_softmax
+
+    return float(-log_softmax(logits.astype(float), axis=1)[np.arange(len(labels)), labels].mean())
+
+
+class Evaluation:
+    """Hook that scores the dev splits whenever an epoch has ended, and keeps the best model."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        batches: ShuffledBatches,
+        task: Task,
+        dev_sets: Mapping[str, EncodedExamples],
+        keep: Path | None,
+    ) -> None:
+        """Score each split of `dev_sets`, by name; `keep` is a folder for the best weights."""
+        self.epochs: list[dict[str, float]] = []
+        """A record an epoch: its number, from 1, the loss on the first split and every score."""
+        self.answers = 0
+        """How many different answers the best epoch's model gave on the first split."""
+        self._engine, self._batches, self._task = engine, batches, task
+        self._dev_sets, self._keep = dev_sets, keep
+
+    @property
+    def best(self) -> dict[str, float]:
+        """The epoch with the best first metric, the first of equals."""
+        return dict(scores.best(self.epochs, self._task.metrics[0]))
+
+    def __call__(self, step: int) -> None:
+        """Score the model after `step` updates if the last one ended an epoch."""
+        if not self._batches.ends_epoch(step):
+            return
+        record: dict[str, float] = {"epoch": int(self._batches.epoch(step))}
+        answers = []
+        for split, dev_set in self._dev_sets.items():
+            logits = self._logits(dev_set)
+            answers.append(answers_of(self._task, logits))
+            record.setdefault("loss", mean_loss(self._task, logits, dev_set.labels))
+            values = scores.score(self._task.metrics, dev_set.labels, answers[-1])
+            record |= {f"{name}{ending_of(split)}": value for name, value in values.items()}
+        self.epochs.append(record)
+        if self.best == record:
+            self.answers = len(np.unique(answers[0]))
+            if self._keep:
+                self._engine.save(self._keep)
+        if self._engine.rank == 0:
+            words = "  ".join(f"{name} {record[name]:.4f}" for name in self._task.score_names)
+            sys.stdout.write(f"epoch {record['epoch']}: dev loss {record['loss']:.4f}  {words}\n")
+            sys.stdout.flush()
+
+    def _logits(self, dev_set: EncodedExamples) -> Logits:
+        from pretrain.distributed import gather
+
+        engine = self._engine
+        engine.module.eval()
+        return logits_of(
+            engine.module, dev_set, engine.to_device, engine.rank, engine.ranks, gather
+        )

@@ -1,0 +1,88 @@
+"""A collapsed run is told from a bad model, and leads to a retry."""
+
+import dataclasses
+
+import pytest
+
+from finetune import collapse, published
+from finetune.config import FinetuneConfig, RunPlan, retry_after
+
+PLAN = RunPlan(
+    task="CoLA",
+    weights="pretrained",
+    seed=1,
+    model="model",
+    data="glue",
+    model_sha256="a",
+    data_sha256="b",
+    config=FinetuneConfig(),
+)
+
+
+@pytest.mark.parametrize(
+    ("best", "answers", "expected"),
+    [
+        (0.70, 2, ""),
+        (0.69, 2, "no better than the majority class"),
+        (0.60, 2, "no better than the majority class"),
+        (0.70, 1, "always the same answer"),
+    ],
+)
+def test_a_classifier_no_better_than_the_majority_or_of_one_answer_has_collapsed(
+    best, answers, expected
+):
+    assert collapse.reason("accuracy", {"accuracy": best}, {"accuracy": 0.69}, answers) == expected
+
+
+@pytest.mark.parametrize(
+    ("loss", "answers", "expected"),
+    [
+        (0.03, 900, ""),
+        (0.123, 900, "no better than a constant"),
+        (0.2, 900, "no better than a constant"),
+        (float("inf"), 900, "no better than a constant"),
+        (0.13, 1, "always the same answer"),
+    ],
+)
+def test_a_regression_that_explains_next_to_nothing_has_collapsed(loss, answers, expected):
+    found = collapse.reason("seed_loss", {"seed_loss": loss}, {"seed_loss": 0.13}, answers)
+    assert found == expected
+
+
+def test_the_printed_scores_that_equal_a_constant_s_are_marked():
+    marked = {
+        (model, task)
+        for model, scores in published.table().items()
+        for task, value in scores.items()
+        if published.looks_collapsed(task, value)
+    }
+    assert marked == {
+        *(("large alibi", task) for task in ("CoLA", "MRPC", "RTE", "STS-B")),
+        *(("large zero-clap", task) for task in ("CoLA", "RTE")),
+    }
+
+
+def test_a_collapsed_run_is_retried_up_to_the_limit_with_another_seed_and_a_longer_warm_up():
+    plan, seeds, fractions = PLAN, {PLAN.training_seed}, [PLAN.training_config.warmup_fraction]
+    while following := retry_after(plan, {"collapsed": "always the same answer"}, 4):
+        plan = following
+        seeds.add(plan.training_seed)
+        fractions.append(plan.training_config.warmup_fraction)
+    assert plan.name == "CoLA-pretrained-seed1-retry4"
+    assert len(seeds) == 5
+    assert fractions == pytest.approx([0.06, 0.12, 0.24, 0.48, 0.5])
+    assert PLAN.differences(plan) == []
+
+
+def test_a_retry_doubles_a_warm_up_in_steps_and_gives_one_to_a_run_that_has_none():
+    assert FinetuneConfig(warmup_steps=100).steadier(2).warmup_steps == 400
+    assert FinetuneConfig(warmup_fraction=0.0).steadier(1).warmup_fraction == 0.12
+
+
+@pytest.mark.parametrize(
+    ("weights", "collapsed", "limit"),
+    [("random", "always the same answer", 2), ("pretrained", "", 2), ("pretrained", "x", 0)],
+)
+def test_no_other_run_is_retried(weights, collapsed, limit):
+    plan = dataclasses.replace(PLAN, weights=weights)
+    assert retry_after(plan, {"collapsed": collapsed}, limit) is None

@@ -1,0 +1,117 @@
+"""A fine-tuned model labels new text, and test sets for the benchmark's server."""
+
+import json
+
+import numpy as np
+import pytest
+
+from finetune import glue, planning, predict
+from finetune.__main__ import main
+
+
+@pytest.fixture(scope="module")
+def trained(run_ranks, tiny_model, easy_glue, tmp_path_factory):
+    """Runs of CoLA and STS-B, two seeds of the first."""
+    from finetune import train
+
+    output = tmp_path_factory.mktemp("runs")
+    settings = ["epochs=10", "learning_rate=1e-2", "pooling=mean", "dropout=0"]
+    data = str(easy_glue)
+    for plan in planning.plan_runs(
+        tiny_model, data, ["CoLA", "STS-B"], ["pretrained"], [1], settings
+    ):
+        plan.write(output / plan.name)
+        (result,) = run_ranks(1, lambda plan=plan: train.train(plan, output / plan.name))
+        (output / plan.name / "result.json").write_text(json.dumps(result))
+    return output
+
+
+def write(path, text):
+    path.write_bytes(text.encode())
+    return path
+
+
+def test_each_line_gets_a_label_and_its_probability(trained, tmp_path, capsys):
+    file = write(
+        tmp_path / "new.tsv", "\ufeffthe old dog sees a wug\r\nthe small bird runs near\r\n"
+    )
+    assert main(["predict", str(trained / "CoLA-pretrained-seed1" / "model"), str(file)]) == 0
+    lines = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
+    assert [label for label, _ in lines] == ["0", "1"]
+    assert all(0.5 <= float(probability) <= 1 for _, probability in lines)
+
+
+def test_a_regression_gives_the_benchmark_s_numbers_in_the_order_of_the_lines(trained, tmp_path):
+    file = write(
+        tmp_path / "new.tsv",
+        "the dog runs\ta wug sees the wug\nthe dog runs\tthe old cat sees a bird\n",
+    )
+    output = tmp_path / "answers.txt"
+    model = str(trained / "STS-B-pretrained-seed1" / "model")
+    assert main(["predict", model, str(file), "--output", str(output)]) == 0
+    values = [float(line) for line in output.read_text().splitlines()]
+    assert values[1] < 2 < 3 < values[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "is empty"),
+        ("one\n\nthree\n", "line 2: has 1 tab-separated texts, of 0 characters; accepted: 1"),
+        ("one\ntwo\tthree\n", "line 2: has 2 tab-separated texts, of 8 characters; accepted: 1"),
+    ],
+)
+def test_a_bad_file_is_refused_with_its_line(trained, tmp_path, capsys, text, said):
+    file = write(tmp_path / "new.tsv", text)
+    assert main(["predict", str(trained / "CoLA-pretrained-seed1" / "model"), str(file)]) == 2
+    error = capsys.readouterr().err
+    assert f"{file}: {said}" in error
+    assert error.count("\n") == 1
+
+
+def test_a_model_without_a_head_and_an_unknown_head_are_refused(trained, tiny_model, tmp_path):
+    file = write(tmp_path / "new.tsv", "one\n")
+    with pytest.raises(ValueError, match="this one has no head"):
+        predict.predict(tiny_model, file)
+    with pytest.raises(ValueError, match="has no head 'RTE'; accepted: CoLA"):
+        predict.predict(trained / "CoLA-pretrained-seed1" / "model", file, "RTE")
+
+
+def test_test_sets_become_files_as_the_server_takes_them(trained, tmp_path, capsys):
+    output = tmp_path / "submission"
+    assert main(["submit", str(trained), "--output", str(output)]) == 0
+    said = capsys.readouterr().out
+    assert sorted(path.name for path in output.iterdir()) == ["CoLA.tsv", "STS-B.tsv"]
+    assert (output / "CoLA.tsv").read_text() == "index\tprediction\n0\t0\n1\t1\n"
+    head, first, second = (output / "STS-B.tsv").read_text().splitlines()
+    assert first.split("\t")[0] == "0"
+    assert 5 >= float(first.split("\t")[1]) > float(second.split("\t")[1]) >= 0
+    assert "MNLI: has no run" in said
+
+
+def test_a_test_set_that_is_missing_is_named_and_left_out(trained, tmp_path, capsys):
+    import shutil
+
+    runs = tmp_path / "runs"
+    shutil.copytree(trained, runs)
+    path = runs / "CoLA-pretrained-seed1" / "result.json"
+    result = json.loads(path.read_text())
+    result["plan"]["data"] = str(tmp_path)
+    path.write_text(json.dumps(result))
+    written = predict.submit(runs, tmp_path / "submission", print)
+    assert [file.name for file in written] == ["STS-B.tsv"]
+    assert "CoLA: left out: " in capsys.readouterr().out
+
+
+def test_submissions_write_labels_as_the_benchmark_does():
+    logits = np.array([[0, 1, 0], [2, 1, 0]], dtype=np.float32)
+    content = predict.submission(glue.find("MNLI"), logits)
+    assert content == "index\tprediction\n0\tneutral\n1\tentailment\n"
+    numbers = np.array([[-0.1], [0.5], [1.2]], dtype=np.float32)
+    content = predict.submission(glue.find("STS-B"), numbers)
+    assert content == "index\tprediction\n0\t0.000\n1\t2.500\n2\t5.000\n"
+
+
+def test_a_folder_without_kept_models_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="has no run that kept its model"):
+        predict.submit(tmp_path, tmp_path / "submission", print)

@@ -1,0 +1,113 @@
+"""One run in this process: on ranks, as a regression, from data of other kinds."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from finetune import planning
+
+ROOT = Path(__file__).parents[2]
+QUICK = ["learning_rate=1e-2", "pooling=mean", "dropout=0", "attention_dropout=0"]
+
+
+def planned(model, data, task, *overrides):
+    (plan,) = planning.plan_runs(
+        model, str(data), [task], ["pretrained"], [1], [*QUICK, *overrides]
+    )
+    return plan
+
+
+def train_on(run_ranks, count, plan, folder):
+    from finetune import train
+
+    plan.write(folder)
+    return run_ranks(count, lambda: train.train(plan, folder))
+
+
+def test_two_ranks_learn_what_one_does(run_ranks, tiny_model, easy_glue, tmp_path):
+    plan = planned(tiny_model, easy_glue, "RTE", "epochs=2")
+    one = train_on(run_ranks, 1, plan, tmp_path / "one")[0]
+    two, nothing = train_on(run_ranks, 2, plan, tmp_path / "two")
+    assert nothing == {}
+    assert (one["ranks"], two["ranks"], one["steps"]) == (1, 2, 20)
+    lines = [
+        (tmp_path / name / "metrics.jsonl").read_text().splitlines() for name in ("one", "two")
+    ]
+    losses, others = ([json.loads(line)["loss"] for line in part] for part in lines)
+    assert losses == pytest.approx(others, rel=1e-4)
+    for ours, theirs in zip(one["epochs"], two["epochs"], strict=True):
+        assert ours == pytest.approx(theirs, rel=1e-4)
+    for name in ("one", "two"):
+        assert (tmp_path / name / "model" / "model.json").is_file()
+        assert not list((tmp_path / name).glob(".best*"))
+
+
+def test_a_regression_learns_and_is_scored_in_the_original_s_units(
+    run_ranks, tiny_model, easy_glue, tmp_path
+):
+    plan = planned(tiny_model, easy_glue, "STS-B", "epochs=10")
+    (result,) = train_on(run_ranks, 1, plan, tmp_path / "run")
+    assert result["collapsed"] == ""
+    assert result["best"]["pearson"] > 0.8
+    assert result["best"]["seed_loss"] == min(e["seed_loss"] for e in result["epochs"])
+    assert result["best"]["seed_loss"] < 0.5 * result["majority"]["seed_loss"]
+    for epoch in result["epochs"]:
+        assert epoch["seed_loss"] == pytest.approx(epoch["loss"] / 0.693147, rel=1e-4)
+
+
+def test_a_saved_dataset_trains_as_well_and_a_limit_is_kept(
+    run_ranks, tiny_model, easy_glue, tmp_path
+):
+    import datasets
+
+    from finetune import examples, glue
+
+    task = glue.find("RTE")
+    names = {"train": "train", "dev": "validation"}
+    columns = {
+        split: [
+            {"sentence1": e.texts[0], "sentence2": e.texts[1], "label": e.label}
+            for e in examples.read(task, str(easy_glue), split).examples
+        ]
+        for split in names
+    }
+    saved = datasets.DatasetDict(
+        {hub: datasets.Dataset.from_list(columns[split]) for split, hub in names.items()}
+    )
+    saved.save_to_disk(tmp_path / "saved" / "rte")
+    limited = planned(
+        tiny_model, tmp_path / "saved", "RTE", "epochs=1", "max_train_examples=32", "max_tokens=20"
+    )
+    assert limited.data_sha256 == planned(tiny_model, easy_glue, "RTE").data_sha256
+    (result,) = train_on(run_ranks, 1, limited, tmp_path / "run")
+    left_out = result["too_long"]["train"]
+    assert result["train_examples"] == 32 - left_out
+    assert left_out > 0
+    assert result["dev_examples"] == 50
+    assert result["too_long"]["dev"] > 0
+
+
+def test_ranks_that_do_not_divide_a_batch_are_refused(run_ranks, tiny_model, easy_glue, tmp_path):
+    from finetune import train
+
+    plan = planned(tiny_model, easy_glue, "CoLA", "batch_size=5")
+    plan.write(tmp_path / "run")
+
+    def attempt():
+        with pytest.raises(ValueError, match="batch_size 5: 2 ranks do not divide it"):
+            train.train(plan, tmp_path / "run")
+
+    run_ranks(2, attempt)
+
+
+@pytest.mark.slow
+def test_the_command_runs_on_two_ranks(tiny_model, easy_glue, tmp_path, monkeypatch, capsys):
+    from finetune.__main__ import main
+
+    monkeypatch.chdir(ROOT)
+    words = ["glue", str(tiny_model), "--data", str(easy_glue), "--tasks", "CoLA", "--ranks", "2"]
+    assert main([*words, "--output", str(tmp_path), *QUICK, "epochs=3", "--retries", "0"]) == 0
+    result = json.loads((tmp_path / "results.jsonl").read_text())
+    assert result["ranks"] == 2
+    assert "| pretrained | 1 |" in capsys.readouterr().out

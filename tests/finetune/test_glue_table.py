@@ -1,0 +1,52 @@
+"""The table of tasks: the original's settings to the digit, one word away."""
+
+import pytest
+
+from finetune import glue
+
+# Learning rate, batch size, warm-up, steps: the original's config/finetuning/*.yaml.
+ORIGINAL = {
+    "CoLA": (1e-5, 16, 320, 5336),
+    "MNLI": (1e-5, 32, 7432, 123873),
+    "MRPC": (1e-5, 16, 137, 2296),
+    "QNLI": (1e-5, 32, 1986, 33112),
+    "QQP": (1e-5, 32, 28318, 113272),
+    "RTE": (2e-5, 16, 122, 2036),
+    "SST-2": (1e-5, 32, 1256, 20935),
+    "STS-B": (2e-5, 16, 214, 3598),
+}
+
+
+@pytest.mark.parametrize("name", ORIGINAL)
+def test_the_seed_recipe_is_the_original_s(name):
+    config = glue.find(name).config("seed")
+    found = (config.learning_rate, config.batch_size, config.warmup_steps, config.schedule_steps)
+    assert found == ORIGINAL[name]
+    assert (config.epochs, config.weight_decay, config.gradient_clipping) == (10, 0.1, 0.0)
+    assert (config.dropout, config.attention_dropout, config.head_dropout) == (0.1, 0.1, 0.0)
+    assert (config.pooling, config.max_tokens, config.length_window) == ("first", 512, 1)
+    peak = max(config.rate(step, 1) for step in range(config.schedule_steps))
+    assert peak == config.rate(config.warmup_steps, 1) == config.learning_rate
+    assert config.rate(config.schedule_steps, 1) == 0
+
+
+@pytest.mark.parametrize("name", ORIGINAL)
+def test_the_default_recipe_differs_in_clipping_grouping_and_in_counting_by_share(name):
+    config = glue.find(name).config("default")
+    assert (config.learning_rate, config.batch_size) == ORIGINAL[name][:2]
+    assert config.warmup_fraction == (0.25 if name == "QQP" else 0.06)
+    assert (config.gradient_clipping, config.warmup_steps, config.schedule_steps) == (1.0, 0, 0)
+    assert config.length_window > 1
+
+
+def test_tasks_are_scored_as_the_benchmark_and_the_original_do():
+    assert glue.find("MNLI").score_names == ("accuracy", "accuracy_mismatched")
+    assert glue.find("STS-B").score_names == ("seed_loss", "pearson", "spearman")
+    for task in glue.TASKS.values():
+        assert set(task.official) <= set(task.score_names)
+        assert task.metrics[0] == ("seed_loss" if task.is_regression else "accuracy")
+
+
+def test_the_server_s_files_are_eleven():
+    names = {name or task.name for task in glue.TASKS.values() for name in task.test.values()}
+    assert names == {*glue.TASKS, "MNLI-m", "MNLI-mm", "AX"} - {"MNLI"}
