@@ -25,10 +25,12 @@ from pretrain.model.attention import SelfAttention  # noqa: F401
 from pretrain.model.blocks import EncoderBlock
 from pretrain.model.config import ClassificationConfig, ModelConfig
 from pretrain.model.embeddings import Embeddings  # noqa: F401
+from pretrain.model.flex import FlexBias  # noqa: F401
 from pretrain.model.heads import ClapHead, ClassificationHead, RobertaHead, build_head
 from pretrain.model.init import STANDARD_DEVIATION
 from pretrain.model.positions import LearnedPositions  # noqa: F401
 from pretrain.model.stacks import Encoder
+from pretrain.model.tiled_attention import tiled_attention  # noqa: F401
 
 Answer = ModelOutput | tuple[Any, ...]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from .attention import SelfAttention
+from .attention import AttentionBias, SelfAttention, at_places
 from .config import ModelConfig
 
 
@@ -22,8 +22,13 @@ class EncoderBlock(nn.Module):
         self.output_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_epsilon)
         self.dropout = nn.Dropout(config.dropout)
 
-    def forward(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        """[B, T, D] to [B, T, D]."""
-        x = self.attention_norm(x + self.dropout(self.attention(x, bias)))
+    def forward(self, x: Tensor, bias: AttentionBias, positions: Tensor | None = None) -> Tensor:
+        """[B, T, D] to [B, T, D]; with `positions` [M] to [M, D], those places alone.
+
+        All tokens are read. What stands after the attention looks at one token at a time, so that
+        leaving the others out changes nothing.
+        """
+        mixed = self.attention(x, bias, positions)
+        x = self.attention_norm(at_places(x, positions) + self.dropout(mixed))
         x = self.output_norm(x + self.dropout(self.contract(F.gelu(self.expand(x)))))
         return x

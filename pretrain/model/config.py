@@ -19,6 +19,10 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "embedding_scale": ("one", "sqrt-hidden"),
     "mask_embedding": ("row", "zero"),
 }
+ATTENTION_BACKENDS = ("dense", "flex", "flex-flash")
+"""How attention is computed: a matter of speed alone, and so no field of the record. dense: over a
+float bias, on any device; flex: FlexAttention, on CUDA; flex-flash: its kernels for Hopper and
+later, which need the flash-attn-4 package."""
 _KINDS: dict[str, tuple[type | tuple[type, ...], str]] = {
     "int": (int, "a whole number"),
     "float": ((int, float), "a number"),
@@ -118,6 +122,18 @@ class ModelConfig:
         """
         _check_names(cls, "model config", values)
         return cls(**values)  # type: ignore[arg-type]
+
+
+def check_backend(config: ModelConfig, backend: str) -> None:
+    """Refuse a backend that does not exist, or cannot compute the model.
+
+    Raises:
+        ValueError: the backend is unknown, or FlexAttention, which has no dropout, would need it.
+    """
+    _check("attention_backend", backend, backend in ATTENTION_BACKENDS, ATTENTION_BACKENDS, "model")
+    if backend != "dense":
+        dropout = config.attention_dropout
+        _check("attention_dropout", dropout, dropout == 0, f"0 with attention backend {backend!r}")
 
 
 POOLINGS = ("first", "mean")

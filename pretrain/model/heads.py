@@ -45,9 +45,13 @@ class ClapHead(nn.Module):
 
     def forward(self, features: Tensor, embedding: Tensor) -> Tensor:
         """[M, D] features and the embedding, of V rows or more, to [M, V] logits."""
-        weight = F.normalize(embedding, dim=-1) if self.normalize else embedding
         # beta on the features: the same product, at M x D multiplications rather than M x V.
-        return F.linear(self.beta * features, weight)[..., : self.vocab_size]
+        logits = F.linear(self.beta * features, embedding)
+        if self.normalize:
+            # Lengths divide the logits: no second table, and no walks over one backwards.
+            lengths = torch.linalg.vector_norm(embedding, dim=-1).clamp(min=1e-12)
+            logits = logits / lengths
+        return logits[..., : self.vocab_size]
 
 
 def build_head(config: ModelConfig) -> RobertaHead | ClapHead:

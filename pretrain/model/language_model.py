@@ -13,17 +13,26 @@ from .stacks import Encoder
 class LanguageModel(nn.Module):
     """Encoder and head, tied by the token embedding."""
 
-    def __init__(self, config: ModelConfig, vocabulary_multiple: int = 1) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        vocabulary_multiple: int = 1,
+        attention_backend: str = "dense",
+    ) -> None:
         """A model with fresh weights, drawn from torch's global generator.
 
         Args:
             config: the architecture.
             vocabulary_multiple: the token table gets rows of zeros up to a multiple of this many.
                 Nothing that comes out shows them, and the weights are drawn as without.
+            attention_backend: one of ATTENTION_BACKENDS.
+
+        Raises:
+            ValueError: the attention backend is unknown, or cannot compute the model.
         """
         super().__init__()
         self.config = config
-        self.encoder = Encoder(config, vocabulary_multiple)
+        self.encoder = Encoder(config, vocabulary_multiple, attention_backend)
         self.head = build_head(config)
         initialize(self)
 
@@ -40,7 +49,6 @@ class LanguageModel(nn.Module):
         Returns:
             [M, V]
         """
-        features = self.encoder(input_ids, attention_mask)
-        chosen = features.flatten(0, 1).index_select(0, positions)
-        logits: Tensor = self.head(chosen, self.encoder.embeddings.tokens.weight)
+        features = self.encoder(input_ids, attention_mask, positions)
+        logits: Tensor = self.head(features, self.encoder.embeddings.tokens.weight)
         return logits

@@ -2,40 +2,65 @@
 
 from __future__ import annotations
 
+import torch
+import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from .attention import attention_bias
+from .attention import AttentionBias, attention_bias
 from .blocks import EncoderBlock
-from .config import ModelConfig
+from .config import ModelConfig, check_backend
 from .embeddings import Embeddings
+from .flex import BLOCK, flex_bias
 
 
 class Encoder(nn.Module):
     """The transformer encoder; its output is the last layer's, with no norm after it."""
 
-    def __init__(self, config: ModelConfig, vocabulary_multiple: int = 1) -> None:
-        """N layers as `config` says; the token table padded to a multiple of rows."""
+    def __init__(
+        self,
+        config: ModelConfig,
+        vocabulary_multiple: int = 1,
+        attention_backend: str = "dense",
+    ) -> None:
+        """N layers as `config` says; the token table padded to a multiple of rows.
+
+        Raises:
+            ValueError: the attention backend is unknown, or cannot compute the model.
+        """
         super().__init__()
+        check_backend(config, attention_backend)
         self.config = config
+        self.attention_backend = attention_backend
         self.embeddings = Embeddings(config, vocabulary_multiple)
         self.layers = nn.ModuleList(EncoderBlock(config) for _ in range(config.num_layers))
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-        """Features of every token.
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        positions: Tensor | None = None,
+    ) -> Tensor:
+        """Features of every token, or of those asked for.
 
         Args:
             input_ids: [B, T].
             attention_mask: [B, T] bool, True for real tokens; or whole numbers where rows hold
                 several texts: 0 for padding, else the number of the token's text, which it sees
                 alone and is placed in. None where nothing is padded.
+            positions: [M] places in the flattened [B * T] batch; None: all. Most of the last
+                layer's work is left out elsewhere (as in MosaicBERT: Portes et al. 2023).
 
         Returns:
-            [B, T, D]
+            [B, T, D], or [M, D]
         """
         x, bias = self._enter(input_ids, attention_mask)
-        for layer in self.layers:
+        length = input_ids.shape[1]
+        if positions is not None and x.shape[1] != length:
+            positions = positions // length * x.shape[1] + positions % length
+        for layer in self.layers[:-1]:
             x = layer(x, bias)
-        return x
+        features: Tensor = self.layers[-1](x, bias, positions)
+        return features if positions is not None else features[:, :length]
 
     def hidden_states(
         self, input_ids: Tensor, attention_mask: Tensor | None = None
@@ -45,10 +70,21 @@ class Encoder(nn.Module):
         states = [x]
         for layer in self.layers:
             states.append(layer(states[-1], bias))
-        return states
+        return [state[:, : input_ids.shape[1]] for state in states]
 
     def _enter(
         self, input_ids: Tensor, attention_mask: Tensor | None
-    ) -> tuple[Tensor, Tensor | None]:
+    ) -> tuple[Tensor, AttentionBias]:
+        """What enters the first layer, [B, T, D], and the bias of all.
+
+        For FlexAttention T is rounded up to a whole number of blocks, with padding.
+        """
         x: Tensor = self.embeddings(input_ids, attention_mask)
-        return x, attention_bias(self.config, x.shape[1], attention_mask, x.dtype, x.device)
+        length = x.shape[1]
+        if self.attention_backend == "dense":
+            return x, attention_bias(self.config, length, attention_mask, x.dtype, x.device)
+        if extra := -length % BLOCK:
+            if attention_mask is None:
+                attention_mask = torch.ones_like(input_ids, dtype=torch.bool)
+            x, attention_mask = F.pad(x, (0, 0, 0, extra)), F.pad(attention_mask, (0, extra))
+        return x, flex_bias(self.config, attention_mask, x.device, self.attention_backend)

@@ -1,32 +1,41 @@
 """Both sides of a comparison do the same work on the same batches."""
 
+import dataclasses
 import json
 
+import numpy as np
 import pytest
 import torch
 
 from pretrain import bench
 from pretrain.__main__ import main
+from pretrain.bench_contenders import PLAIN, Case, collate, standard_labels
 from pretrain.objectives.masked import IGNORED
 
-TINY = bench.Setting("tiny", "zero-clap", 32, 3, 97)
+TINY = Case(PLAIN, "tiny", "zero-clap", 32, 3, "padded", 97, attention_dropout=True)
 
 
 def test_a_batch_is_a_function_of_its_step_and_as_long_as_drawn():
-    first, again, other = (bench.collate(TINY, step) for step in (4, 4, 5))
-    assert all(torch.equal(first[name], again[name]) for name in first)
-    assert not torch.equal(first["input_ids"], other["input_ids"])
-    lengths = first["attention_mask"].sum(dim=1)
+    first, again, other = (collate(TINY, step).arrays for step in (4, 4, 5))
+    assert all(np.array_equal(first[name], again[name]) for name in first)
+    assert not np.array_equal(first["input_ids"], other["input_ids"])
+    lengths = first["attention_mask"].sum(axis=1)
     assert first["input_ids"].shape == (3, 32)
     assert ((lengths >= 16) & (lengths <= 32)).all()
 
 
 def test_both_sides_predict_the_same_tokens_at_the_same_places():
-    batch = bench.collate(TINY, 0)
-    labels = bench.standard(batch)["labels"]
-    used = batch["labels"] != IGNORED
-    assert used.sum() == (labels != IGNORED).sum() > 0
-    assert torch.equal(labels.flatten()[batch["positions"][used]], batch["labels"][used])
+    batch = collate(TINY, 0)
+    arrays = {name: torch.from_numpy(array) for name, array in batch.arrays.items()}
+    labels = standard_labels(arrays)
+    used = arrays["labels"] != IGNORED
+    assert used.sum() == (labels != IGNORED).sum() == batch.targets > 0
+    assert torch.equal(labels.flatten()[arrays["positions"][used]], arrays["labels"][used])
+
+
+def test_dropout_is_the_variant_s_where_it_is_asked_for():
+    assert TINY.architecture().attention_dropout == 0.1
+    assert dataclasses.replace(TINY, attention_dropout=False).architecture().attention_dropout == 0
 
 
 @pytest.mark.parametrize(
@@ -34,8 +43,8 @@ def test_both_sides_predict_the_same_tokens_at_the_same_places():
     [
         (["--size", "huge"], "'huge' is not one of base, large"),
         (["--variant", "clip"], "'clip' is not one of baseline"),
-        (["--sequence-length", "4"], "sequence_length 4: accepted: 8 or more"),
-        (["--micro-batch-size", "0"], "micro_batch_size 0: accepted: 1 or more"),
+        (["--sequence-length", "4"], "length 4: accepted: 8 or more"),
+        (["--micro-batch-size", "0"], "rows 0: accepted: 1 or more"),
         (["--steps", "0"], "steps 0: accepted: 1 or more"),
     ],
 )

@@ -271,7 +271,7 @@ def test_bias_of_padding_alone_broadcasts_over_heads_and_queries():
     config = presets.build("tiny", "baseline", VOCABULARY, {})
     mask = torch.tensor([[True, True, False]])
     bias = attention_bias(config, 3, mask, torch.float32, CPU)
-    assert bias.tolist() == [[[[0.0, 0.0, float("-inf")]]]]
+    assert bias.tolist() == [[[[0.0, 0.0, torch.finfo(torch.float32).min]]]]
     assert attention_bias(config, 3, None, torch.float32, CPU) is None
 
 

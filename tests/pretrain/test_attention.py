@@ -1,0 +1,255 @@
+"""Every way of computing attention computes the same, gradients included."""
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch._higher_order_ops.flex_attention import flex_attention as unfused
+from torch.nn.attention import flex_attention as library
+
+from pretrain.model import flex, presets
+from pretrain.model import tiled_attention as tiled
+from pretrain.model.attention import attention_bias
+from pretrain.model.config import ModelConfig
+from pretrain.model.language_model import LanguageModel
+from pretrain.model.positions import alibi_slopes
+
+CPU = torch.device("cpu")
+POSITIONS = [("alibi", "offset"), ("alibi", "symmetric"), ("learned", "offset")]
+
+
+def config_of(position, kind, heads=4):
+    return ModelConfig(
+        vocab_size=50, hidden_size=8 * heads, num_heads=heads, position=position, alibi=kind
+    )
+
+
+def masks(length):
+    """None; padding; several texts and padding, the borders off the borders of blocks."""
+    real = torch.tensor([[length], [length - 57]]) > torch.arange(length)
+    texts = torch.zeros(2, length, dtype=torch.int64)
+    for number, (first, end) in enumerate([(0, 3), (3, 150), (150, length - 40)]):
+        texts[0, first:end] = number + 1
+    texts[1, :length] = 1
+    return {"none": None, "padding": real, "texts": texts}
+
+
+def unfused_kernel(query, key, value, score_mod, block_mask, kernel_options):
+    """FlexAttention as torch computes it without a compiler: gradients on a CPU as well."""
+    block_mask = block_mask or library._create_empty_block_mask(query, key)
+    score_mod = score_mod or library._identity
+    scale = query.shape[-1] ** -0.5
+    mask = block_mask.as_tuple()
+    return unfused(query, key, value, score_mod, mask, scale, kernel_options)[0]
+
+
+@pytest.fixture
+def without_compiler(monkeypatch):
+    monkeypatch.setattr(flex, "_kernel", lambda: unfused_kernel)
+
+
+def drawn(*shape, seed=0, dtype=torch.float32):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+
+
+def both(config, length, mask, dtype):
+    """Output and gradient with respect to query, key and value, of dense and of flex."""
+    results = []
+    for backend in ("dense", "flex"):
+        qkv = drawn(2, length, 3, config.num_heads, 8, dtype=dtype).requires_grad_()
+        query, key, value = qkv.permute(2, 0, 3, 1, 4)
+        if backend == "dense":
+            bias = attention_bias(config, length, mask, dtype, CPU)
+            out = F.scaled_dot_product_attention(query, key, value, attn_mask=bias)
+        else:
+            bias = flex.flex_bias(config, mask, CPU, "flex")
+            assert bias is not None
+            out = flex.fused_attention(query, key, value, bias)
+        out.backward(drawn(*out.shape, seed=1, dtype=dtype))
+        results.append((out.detach().float(), qkv.grad.float()))
+    return results
+
+
+@pytest.mark.parametrize("mask", ["none", "padding", "texts"])
+@pytest.mark.parametrize(("position", "kind"), POSITIONS)
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 3e-2)], ids=str
+)
+def test_flex_is_dense_in_output_and_gradient(
+    position, kind, mask, dtype, tolerance, without_compiler
+):
+    if (position, mask) == ("learned", "none"):
+        pytest.skip("nothing is added: both are torch's own kernel")
+    results = both(config_of(position, kind), 384, masks(384)[mask], dtype)
+    for dense, ours in zip(*results, strict=True):
+        assert float((ours - dense).norm()) < tolerance * float(dense.norm())
+
+
+@pytest.mark.parametrize("mask", ["none", "padding", "texts"])
+@pytest.mark.parametrize("length", [200, 256, 300])
+@pytest.mark.parametrize("variant", ["zero-clap-unscaled-no-dropout", "alibi-clap", "baseline"])
+def test_whole_models_agree_on_lengths_that_are_no_whole_number_of_blocks(
+    variant, length, mask, without_compiler
+):
+    overrides = {"dropout": 0.0, "attention_dropout": 0.0, "max_positions": 300}
+    config = presets.build("tiny", variant, 50, overrides)
+    ids = torch.randint(4, 49, (2, length), generator=torch.Generator().manual_seed(1))
+    places = torch.arange(0, 2 * length - 60, 7)
+    results = []
+    for backend in ("dense", "flex"):
+        torch.manual_seed(0)
+        model = LanguageModel(config, attention_backend=backend)
+        logits = model(ids, masks(length)[mask], places)
+        logits.square().sum().backward()
+        gradient = torch.cat([p.grad.flatten() for p in model.parameters()])
+        results.append((logits.detach(), gradient))
+        features = model.encoder(ids, masks(length)[mask])
+        assert features.shape == (2, length, config.hidden_size)
+        assert model.encoder.hidden_states(ids)[0].shape == features.shape
+    for dense, ours in zip(*results, strict=True):
+        assert float((ours - dense).norm()) < 1e-5 * float(dense.norm())
+
+
+@pytest.mark.parametrize("backend", ["dense", "flex"])
+def test_a_row_of_padding_alone_makes_no_nan(backend, without_compiler):
+    config = presets.build("tiny", "alibi-clap", 50, {})
+    torch.manual_seed(0)
+    model = LanguageModel(config, attention_backend=backend)
+    mask = torch.tensor([[True], [False]]).expand(2, 30)
+    logits = model(torch.full((2, 30), 7), mask, torch.arange(60))
+    logits.sum().backward()
+    assert logits.isfinite().all()
+    assert all(p.grad.isfinite().all() for p in model.parameters())
+
+
+def test_the_one_term_form_is_alibi_but_for_a_constant_of_each_query():
+    score_mod = flex.flex_bias(config_of("alibi", "offset", heads=12), None, CPU, "flex").score_mod
+    places = torch.arange(512)
+    ahead = places[None, :] - places[:, None]
+    distance = ahead.abs() - 0.5 * (ahead > 0)
+    zero = torch.zeros(512, 512, dtype=torch.float64)
+    for head, slope in enumerate(alibi_slopes(12)):
+        ours = score_mod(zero, None, torch.tensor(head), places[:, None], places[None, :])
+        torch.testing.assert_close(
+            ours + slope * distance, zero - slope / 4, check_dtype=False, rtol=0, atol=2e-5
+        )
+
+
+@pytest.mark.parametrize("mask", ["padding", "texts"])
+def test_the_block_mask_is_torch_s_own_and_no_block_is_kept_without_need(mask):
+    mask = masks(640)[mask]
+    ours = flex.flex_bias(config_of("learned", "offset"), mask, CPU, "flex").block_mask
+    theirs = library.create_block_mask(ours.mask_mod, 2, None, 640, 640, device="cpu")
+    assert ours.sparsity() == theirs.sparsity()
+    assert torch.equal(ours.to_dense(), theirs.to_dense())
+    for name in ("kv_num_blocks", "full_kv_num_blocks", "q_num_blocks", "full_q_num_blocks"):
+        assert torch.equal(getattr(ours, name), getattr(theirs, name)), name
+
+
+def test_texts_in_any_order_of_numbers_see_themselves_alone(without_compiler):
+    numbers = torch.tensor([[3] * 100 + [1] * 100 + [0] * 20 + [2] * 100 + [3] * 64])
+    results = both(config_of("alibi", "offset"), 384, numbers.expand(2, -1), torch.float32)
+    for dense, ours in zip(*results, strict=True):
+        torch.testing.assert_close(ours, dense, rtol=0, atol=2e-5)
+
+
+def test_a_model_without_bias_or_padding_takes_torch_s_own_kernels():
+    assert flex.flex_bias(config_of("learned", "offset"), None, CPU, "flex") is None
+
+
+@pytest.mark.slow  # compiles C++
+@pytest.mark.filterwarnings("ignore:.*script_method:DeprecationWarning")
+def test_the_compiled_forward_pass_agrees_and_is_compiled_once_for_all_batches():
+    config = presets.build("tiny", "alibi-clap", 50, {})
+    ids = torch.randint(4, 49, (2, 200), generator=torch.Generator().manual_seed(1))
+    places = torch.arange(0, 400, 7)
+    models = []
+    for backend in ("dense", "flex"):
+        torch.manual_seed(0)
+        models.append(LanguageModel(config, attention_backend=backend).eval())
+    compiled = 0
+    for shift in range(3):
+        texts = masks(200)["texts"].roll(shift, dims=1)
+        with torch.no_grad():
+            dense, ours = (model(ids, texts, places) for model in models)
+        torch.testing.assert_close(ours, dense, rtol=0, atol=2e-5)
+        graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+        assert shift == 0 or graphs == compiled
+        compiled = graphs
+
+
+@pytest.mark.parametrize(
+    ("backend", "dropout", "message"),
+    [
+        ("flax", 0.0, "'flax' is not accepted; it must be one of dense, flex, flex-flash"),
+        ("flex", 0.1, "attention_dropout: 0.1 is not accepted; it must be 0 with .* 'flex'"),
+    ],
+)
+def test_an_impossible_backend_is_refused(backend, dropout, message):
+    config = presets.build("tiny", "alibi", 50, {"attention_dropout": dropout})
+    with pytest.raises(ValueError, match=message):
+        LanguageModel(config, attention_backend=backend)
+
+
+def test_the_backend_leaves_no_trace_in_the_weights():
+    config = presets.build("tiny", "alibi-clap", 50, {})
+    dense = LanguageModel(config).state_dict()
+    assert dense.keys() == LanguageModel(config, attention_backend="flex").state_dict().keys()
+
+
+# --- with dropout, on a CPU ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("length", [1, 7, 130, 700])
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_a_tile_at_a_time_is_the_whole_at_once(length, with_bias):
+    bias = drawn(1, 3, length, length, seed=2) if with_bias else None
+    results = []
+    for in_tiles in (False, True):
+        qkv = drawn(2, length, 3, 3, 8).requires_grad_()
+        if in_tiles:
+            out = tiled.tiled_attention(qkv, bias, 0.0)
+        else:
+            query, key, value = qkv.permute(2, 0, 3, 1, 4)
+            out = F.scaled_dot_product_attention(query, key, value, attn_mask=bias)
+            out = out.transpose(1, 2)
+        out.backward(drawn(*out.shape, seed=1))
+        results.append((out.detach(), qkv.grad))
+    for whole, ours in zip(*results, strict=True):
+        torch.testing.assert_close(ours, whole, rtol=0, atol=1e-5)
+
+
+def test_the_gradient_with_dropout_is_that_of_the_function(monkeypatch):
+    monkeypatch.setattr(tiled, "_TILE", 15)  # several tiles, the last ones smaller
+    bias = drawn(1, 3, 1, 5, dtype=torch.float64)
+
+    def attend(qkv):
+        torch.manual_seed(3)
+        return tiled.tiled_attention(qkv, bias, 0.3)
+
+    qkv = drawn(1, 5, 3, 3, 2, dtype=torch.float64).requires_grad_()
+    assert torch.autograd.gradcheck(attend, (qkv,))
+
+
+def test_dropped_weights_are_as_many_as_asked_for_and_the_rest_is_scaled_to_match():
+    length = 300
+    qkv = torch.zeros(1, length, 3, 2, length)
+    qkv[0, :, 2] = torch.eye(length)[:, None]  # values that show the weights
+    torch.manual_seed(0)
+    weights = tiled.tiled_attention(qkv, None, 0.1) * length
+    dropped = weights == 0
+    assert float(dropped.float().mean()) == pytest.approx(0.1, abs=5 * (0.09 / 180_000) ** 0.5)
+    torch.testing.assert_close(weights[~dropped], torch.full_like(weights[~dropped], 1 / 0.9))
+    for dim in (1, 3):  # no query and no key is favoured
+        shares = dropped.float().mean(dim=dim)
+        assert float(shares.std()) == pytest.approx((0.09 / length) ** 0.5, rel=0.2)
+
+
+def test_dropout_follows_the_generator():
+    qkv = drawn(1, 50, 3, 2, 8)
+
+    def attend(seed):
+        torch.manual_seed(seed)
+        return tiled.tiled_attention(qkv, None, 0.5)
+
+    assert torch.equal(attend(1), attend(1))
+    assert not torch.equal(attend(1), attend(2))
