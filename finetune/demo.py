@@ -86,7 +86,7 @@ def run_demo(output: Path) -> int:
     Raises:
         ValueError: the folder holds something that no demo made.
     """
-    from pretrain.supervisor import default_ranks
+    from pretrain.supervision.launch import default_ranks
 
     if output.exists() and any(output.iterdir()) and not (output / MARK).exists():
         raise ValueError(f"{output}: holds files that no demo made; name a new folder")

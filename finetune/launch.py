@@ -20,7 +20,7 @@ from types import FrameType
 from finetune import glue
 from finetune.config import LOG, RESULT, RunPlan
 from finetune.planning import next_run, result_of
-from pretrain.supervisor import free_port
+from pretrain.supervision.launch import free_port
 
 _POLL_SECONDS = 0.1
 _TELL_SECONDS = 60.0

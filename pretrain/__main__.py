@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -39,6 +40,16 @@ def _parser() -> argparse.ArgumentParser:
         metavar="key=value",
         help="settings to change, such as optimizer.learning_rate=1e-4",
     )
+    command.add_argument(
+        "--dry-run", action="store_true", help="print what would be done next, and do nothing"
+    )
+    command.add_argument(
+        "--nodes", type=int, help="machines, each with this command (default: as Slurm says, or 1)"
+    )
+    command.add_argument(
+        "--node-rank", type=int, help="number of this one; 0 leads (default: likewise)"
+    )
+    command.add_argument("--master-addr", help="address of node 0 (default: its host name)")
     command.set_defaults(action=_supervise)
 
     command = commands.add_parser("export", help="make a model folder of a run's checkpoint")
@@ -94,8 +105,40 @@ def _parser() -> argparse.ArgumentParser:
     command.set_defaults(action=_fill_mask)
 
     command = commands.add_parser(
+        "plan", help="what a run will cost: parameters, memory, time, checkpoints"
+    )
+    command.add_argument("recipe", help="a YAML file, or the name of one in pretrain/recipes")
+    command.add_argument("overrides", nargs="*", metavar="key=value", help="settings to change")
+    command.add_argument("--gpus", type=int, default=8, help="in all (default: %(default)s)")
+    command.add_argument(
+        "--kind", default="a100", choices=("a100", "h100", "h200"), help="(default: %(default)s)"
+    )
+    command.add_argument(
+        "--mfu",
+        type=float,
+        default=0.5,
+        help="share of their peak that is reached: as measured, or hoped (default: %(default)s)",
+    )
+    command.add_argument("--json", type=Path, help="write the figures to this file as well")
+    command.set_defaults(action=_plan)
+
+    command = commands.add_parser(
         "bench", help="training speed and memory beside another library's, in the same run"
     )
+    command.add_argument(
+        "--suite",
+        action="store_true",
+        help="everything at once: sizes, lengths, packing, beside DeepSpeed, a plain loop, "
+        "transformers and the original's way; small on a CPU. Of the options below it takes "
+        "--minutes, --json and --plot",
+    )
+    command.add_argument(
+        "--minutes",
+        type=float,
+        default=8.0,
+        help="with --suite: what does not fit is left out and named (default: %(default)s)",
+    )
+    command.add_argument("--plot", type=Path, help="with --suite: draw cost against length (PNG)")
     command.add_argument("--against", default="transformers", choices=("transformers",))
     command.add_argument("--size", default="base", help="of the model (default: %(default)s)")
     command.add_argument("--variant", default="baseline", help="(default: %(default)s)")
@@ -112,9 +155,50 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--json", type=Path, help="write the figures to this file as well")
     command.set_defaults(action=_bench)
 
-    command = commands.add_parser("plot", help="draw a run's loss, with its rollbacks")
+    command = commands.add_parser("replay", help="the spike detector over recorded loss curves")
+    command.add_argument(
+        "curves",
+        nargs="+",
+        metavar="CURVE",
+        help="a CSV, a JSON Lines file, a TensorBoard file or folder, or a run's folder; or a "
+        "threshold, such as spike.deviations=5",
+    )
+    command.add_argument(
+        "--labels", type=Path, help='a JSON file {curve name: [{"onset": step, "kind": "fast"}]}'
+    )
+    command.add_argument("--json", type=Path, help="write what was found to this file as well")
+    command.add_argument("--plot", type=Path, help="draw the curves into this picture (.png)")
+    command.add_argument(
+        "--tag", default="train/loss", help="of the loss, in TensorBoard's files (%(default)s)"
+    )
+    command.add_argument(
+        "--every-attempt",
+        action="store_true",
+        help="judge each stretch between restarts, not only the lineage that survived",
+    )
+    command.add_argument(
+        "--checkpoint-interval",
+        type=int,
+        default=500,
+        help="steps between the checkpoints that the policy is to suppose (default: %(default)s)",
+    )
+    command.set_defaults(action=_replay)
+
+    command = commands.add_parser("status", help="what happened to a run, and what is going on")
     command.add_argument("run", type=Path)
-    command.set_defaults(action=_plot)
+    command.set_defaults(action=_status)
+
+    command = commands.add_parser(
+        "audit", help="prove from a run's ledger that every block was used once an epoch"
+    )
+    command.add_argument("run", type=Path)
+    command.set_defaults(action=_audit)
+
+    command = commands.add_parser(
+        "report", help="write a run's report.md and loss.png (supervise does so when it ends)"
+    )
+    command.add_argument("run", type=Path)
+    command.set_defaults(action=_report)
     return parser
 
 
@@ -132,16 +216,24 @@ def _supervise(options: argparse.Namespace) -> int:
     from pretrain import recipe as recipes
     from pretrain.checks import check, refuse_other_recipe
     from pretrain.metrics import METRICS
-    from pretrain.plots import plot_loss
-    from pretrain.supervisor import Supervisor, default_ranks
+    from pretrain.report import write_report
+    from pretrain.supervision.agent import Agent
+    from pretrain.supervision.launch import world_size
+    from pretrain.supervision.nodes import place
+    from pretrain.supervisor import Supervisor, forecast
 
     config = recipes.load(options.recipe, options.overrides)
-    ranks = config.training.ranks or default_ranks()
-    _, manifest = check(config, ranks)
+    here = place(options.node_rank, options.nodes, options.master_addr, os.environ)
+    _, manifest = check(config, world_size(config, here.count))
     refuse_other_recipe(config, manifest)
-    code = Supervisor(config).run()
+    if options.dry_run:
+        sys.stdout.write(forecast(config, here))
+        return 0
+    if here.node:
+        return Agent(config, here).run()
+    code = Supervisor(config, here).run()
     if (Path(config.folder) / METRICS).exists():
-        sys.stdout.write(f"loss plot: {plot_loss(Path(config.folder))}\n")
+        sys.stdout.write(f"report: {write_report(Path(config.folder))}\n")
     return code
 
 
@@ -207,31 +299,99 @@ def _fill_mask(options: argparse.Namespace) -> int:
     return 0
 
 
+def _plan(options: argparse.Namespace) -> int:
+    import dataclasses
+
+    from pretrain import plan
+    from pretrain import recipe as recipes
+    from pretrain.checkpoints import write_json
+
+    config = recipes.load(options.recipe, options.overrides)
+    planned = plan.plan(config, options.gpus, options.kind, options.mfu)
+    sys.stdout.write(plan.table(planned))
+    if options.json:
+        write_json(options.json, dataclasses.asdict(planned))
+    return 0
+
+
+def _bench_suite(options: argparse.Namespace) -> int:
+    from pretrain import bench_suite
+    from pretrain.checkpoints import write_json
+
+    suite = bench_suite.run(None, options.minutes, sys.stderr.write)
+    sys.stdout.write(bench_suite.table(suite))
+    if options.json:
+        write_json(options.json, suite.figures())
+    if options.plot:
+        bench_suite.plot(suite, options.plot)
+    return 0
+
+
 def _bench(options: argparse.Namespace) -> int:
     import dataclasses
 
     from pretrain import bench
+    from pretrain.bench_contenders import PLAIN, Case
     from pretrain.checkpoints import write_json
 
-    setting = bench.Setting(
+    if options.suite:
+        return _bench_suite(options)
+    case = Case(
+        contender=PLAIN,
         size=options.size,
         variant=options.variant,
-        sequence_length=options.sequence_length,
-        micro_batch_size=options.micro_batch_size,
+        length=options.sequence_length,
+        rows=options.micro_batch_size,
+        layout="padded",
         vocab_size=options.vocab_size,
+        attention_dropout=True,
     )
-    results = bench.compare(setting, options.against, options.steps)
-    sys.stdout.write(bench.table(setting, results))
+    results = bench.compare(case, options.against, options.steps)
+    sys.stdout.write(bench.table(case, results))
     if options.json:
         figures = [dataclasses.asdict(result) for result in results]
-        write_json(options.json, {"setting": dataclasses.asdict(setting), "results": figures})
+        write_json(options.json, {"setting": dataclasses.asdict(case), "results": figures})
     return 0
 
 
-def _plot(options: argparse.Namespace) -> int:
-    from pretrain.plots import plot_loss
+def _replay(options: argparse.Namespace) -> int:
+    from pretrain import curves, replay, replay_report
+    from pretrain.checkpoints import write_json
 
-    sys.stdout.write(f"{plot_loss(options.run)}\n")
+    if options.checkpoint_interval < 1:
+        raise ValueError(f"--checkpoint-interval {options.checkpoint_interval}: must be above 0")
+    words = [word for word in options.curves if "=" in word and not Path(word).exists()]
+    config = replay.spike_config(words)
+    paths = [Path(word) for word in options.curves if word not in words]
+    recorded = curves.read_all(paths, options.tag, options.every_attempt)
+    names = [curve.name for curve in recorded]
+    labels = replay.read_labels(options.labels, names) if options.labels else {}
+    judged = [replay.judge(curve, config, options.checkpoint_interval) for curve in recorded]
+    sys.stdout.write(replay_report.report(judged, labels))
+    if options.json:
+        write_json(options.json, replay_report.as_json(judged, labels))
+    if options.plot:
+        replay_report.plot(judged, labels, options.plot)
+    return 0
+
+
+def _status(options: argparse.Namespace) -> int:
+    from pretrain.status import status
+
+    sys.stdout.write(status(options.run))
+    return 0
+
+
+def _audit(options: argparse.Namespace) -> int:
+    from pretrain import audit
+
+    return audit.report(audit.audit(options.run), sys.stdout.write)
+
+
+def _report(options: argparse.Namespace) -> int:
+    from pretrain.report import write_report
+
+    sys.stdout.write(f"{write_report(options.run)}\n")
     return 0
 
 

@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 from data_prep.files import fsync_folder, write_atomically
 
 MANIFEST = "MANIFEST.json"
-FORMAT = 2
+FORMAT = 3
 BYTES_PER_PARAMETER = 16
 """Most that a checkpoint takes: the weights as trained, and in fp32 with Adam's two moments."""
 FAILED_SAVES = 3
@@ -230,6 +230,12 @@ def newest_whole(run: Path, steps: Sequence[int], gather: Gather, rank: int, ran
     if rejected:
         raise Failure(f"{run}: none of its checkpoints is whole: {'; '.join(rejected.values())}")
     return Newest(0, None, rejected)
+
+
+def manifest_hash(run: Path, step: int) -> str:
+    """What the ledger knows a checkpoint by: its manifest's, which holds those of its files."""
+    with (folder_of(run, step) / MANIFEST).open("rb") as file:
+        return hashlib.file_digest(file, "blake2b").hexdigest()[:32]
 
 
 def size_of(manifest: Mapping[str, Any]) -> int:

@@ -15,9 +15,10 @@ from pretrain import deepspeed_settings, ledger, run_folder, supervisor
 from pretrain import recipe as recipes
 from pretrain.config import RunConfig
 from pretrain.model import presets
-from pretrain.model.config import ModelConfig
+from pretrain.model.config import ModelConfig, check_backend
+from pretrain.supervision import orders
 
-_MARKS = frozenset({run_folder.LOCK, supervisor.LOCK, ledger.FILE_NAME})
+_MARKS = frozenset({run_folder.LOCK, supervisor.LOCK, ledger.FILE_NAME, orders.FOLDER})
 """The first files of a run's folder: one that holds none of them was not made by us."""
 FIRST_LOSSES = 4
 """Steps after a resume whose losses are compared."""
@@ -67,9 +68,22 @@ def check(config: RunConfig, ranks: int) -> tuple[ModelConfig, CorpusManifest]:
     clipping = config.optimizer.gradient_clipping
     name = config.training.deepspeed
     settings = deepspeed_settings.read(name, config.batch, clipping, ranks)
+    check_backend(model, config.training.attention_backend)
     if config.training.compile:
         deepspeed_settings.refuse_compiling(settings)
     return model, manifest
+
+
+def refuse_backend(backend: str, device: str) -> None:
+    """Refuse an attention backend that a kind of device does not have.
+
+    Raises:
+        ValueError: both, and what the device has.
+    """
+    if backend != "dense" and device != "cuda":
+        raise ValueError(
+            f"training.attention_backend: {backend!r} needs a GPU; on {device} write dense"
+        )
 
 
 def refuse_other_recipe(config: RunConfig, manifest: CorpusManifest) -> None:
@@ -117,16 +131,11 @@ def _other_corpus(records: Sequence[ledger.Record], manifest: CorpusManifest) ->
     return [f"data.corpus digest: {began['corpus'][:12]}, now {manifest.digest()[:12]}"]
 
 
-def lineage_before(segments: Sequence[tuple[int, int]], step: int) -> list[list[int]]:
-    """The (first step, seed) segments that lie below a step, as JSON keeps them."""
-    return [[first, seed] for first, seed in segments if first < step]
-
-
 def refuse_other_checkpoint(
     manifest: Mapping[str, Any],
     step: int,
     architecture: ModelConfig,
-    segments: Sequence[tuple[int, int]],
+    lineage: Sequence[Sequence[object]],
 ) -> None:
     """Refuse a checkpoint of another model or another history than the run's.
 
@@ -135,12 +144,12 @@ def refuse_other_checkpoint(
             may have changed since.
         step: that the ledger speaks of.
         architecture: of the run.
-        segments: (first step, seed) of the run's lineage.
+        lineage: the run's before that step, as `ledger.lineage_record` writes it.
 
     Raises:
         ValueError: each difference, with both values.
     """
-    now = {"step": step, "lineage": lineage_before(segments, step), **architecture.to_dict()}
+    now = {"step": step, "lineage": lineage, **architecture.to_dict()}
     then = {"step": manifest["step"], "lineage": manifest["lineage"], **manifest["architecture"]}
     changed = [
         f"{name}: {then.get(name)!r}, now {now.get(name)!r}"

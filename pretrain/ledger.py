@@ -13,13 +13,14 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from pretrain.order import Lineage, Segment
+from pretrain.order import Lineage
 
 Record = dict[str, Any]
 FILE_NAME = "ledger.jsonl"
@@ -93,62 +94,157 @@ def append(path: Path, kind: str, **fields: object) -> Record:
 class RunState:
     """Where a run stands, as its ledger tells."""
 
+    seed: int
+    """Of the recipe."""
     attempts: int
     """Attempts begun."""
     segments: tuple[tuple[int, int], ...]
     """(first step, seed) of the lineage that survives, oldest first."""
+    lowered: tuple[tuple[int, int, float], ...]
+    """(first step, end step, factor) where a rollback lowered the learning rate; may overlap."""
     checkpoints: tuple[int, ...]
     """Steps of the committed checkpoints that lie on it and are kept, oldest first."""
     spikes: tuple[Record, ...]
     """Every confirmed spike."""
     rollbacks: tuple[Record, ...]
     """Every rollback."""
-    seeds: frozenset[int]
-    """Seeds used so far, on any lineage."""
+    suspected: tuple[int, ...]
+    """Onsets of what has neither healed nor been answered by a rollback: suspicions, and spikes."""
     last: Record | None
-    """The newest record of the newest attempt, `None` before the first."""
+    """The newest record, `None` before the first."""
     done: bool
+
+    @property
+    def seeds(self) -> frozenset[int]:
+        """Seeds used so far, on any lineage."""
+        return frozenset([self.seed, *(record["seed"] for record in self.rollbacks)])
+
+    @property
+    def unanswered_spike(self) -> Record | None:
+        """The newest spike, if no rollback has followed it."""
+        answered = self.rollbacks[-1]["number"] if self.rollbacks else -1
+        newest = self.spikes[-1] if self.spikes else None
+        return newest if newest and newest["number"] > answered else None
+
+    @property
+    def suspected_since(self) -> int | None:
+        """The earliest of the onsets under suspicion."""
+        return min(self.suspected, default=None)
+
+    @property
+    def tainted(self) -> tuple[int, ...]:
+        """Steps of the checkpoints that were saved after an onset under suspicion."""
+        onset = self.suspected_since
+        return () if onset is None else tuple(step for step in self.checkpoints if step > onset)
 
     def resume_step(self) -> int:
         """Updates that the newest surviving checkpoint holds; 0 where there is none."""
         return self.checkpoints[-1] if self.checkpoints else 0
 
+    def learning_rate_factor(self, step: int) -> float:
+        """What the schedule's learning rate is multiplied by in a step."""
+        return math.prod(factor for first, end, factor in self.lowered if first <= step < end)
+
+    def lineage(self, total: int, first_block: Callable[[int], int]) -> Lineage:
+        """The order of blocks that the rollbacks lead to.
+
+        Args:
+            total: blocks of an epoch.
+            first_block: place of a step's first block, counted over all epochs.
+        """
+        lineage = Lineage.begin(total, self.seed)
+        for record in self.rollbacks:
+            skip = record.get("skip")
+            places = (first_block(skip[0]), first_block(skip[1])) if skip else None
+            lineage = lineage.rolled_back(first_block(record["step"]), record["seed"], places)
+        return lineage
+
+
+def lineage_record(lineage: Lineage, end_place: int | None = None) -> list[list[int | str]]:
+    """A lineage as ledger and manifests keep it: what identifies each segment.
+
+    Args:
+        lineage: of a run.
+        end_place: leaves out the segments that begin at this place or after it.
+    """
+    return [
+        list(segment.identity)
+        for segment in lineage.segments
+        if end_place is None or segment.first_place < end_place
+    ]
+
 
 def fold(records: Sequence[Record], seed: int) -> RunState:
     """The state that a ledger's records lead to, for a recipe whose seed is `seed`."""
-    segments: list[tuple[int, int]] = [(0, seed)]
-    checkpoints: list[int] = []
-    attempts, done = 0, False
-    last: Record | None = None
+    told = _Telling(seed)
     for record in records:
-        kind = record["kind"]
-        last = record
-        if kind == "attempt":
-            attempts += 1
-        elif kind == "commit":
-            checkpoints = [step for step in checkpoints if step < record["step"]]
-            checkpoints.append(record["step"])
-        elif kind in ("delete", "reject"):
-            checkpoints = [step for step in checkpoints if step != record["step"]]
-        elif kind == "rollback":
-            step = record["step"]
-            segments = [s for s in segments if s[0] < step] + [(step, record["seed"])]
-            checkpoints = [c for c in checkpoints if c <= step]
-        elif kind == "done":
-            done = True
-    rollbacks = tuple(r for r in records if r["kind"] == "rollback")
+        told.take(record)
     return RunState(
-        attempts=attempts,
-        segments=tuple(segments),
-        checkpoints=tuple(checkpoints),
+        seed=seed,
+        attempts=told.attempts,
+        segments=tuple(told.segments),
+        lowered=tuple(told.lowered),
+        checkpoints=tuple(told.checkpoints),
         spikes=tuple(r for r in records if r["kind"] == "spike"),
-        rollbacks=rollbacks,
-        seeds=frozenset([seed, *(r["seed"] for r in rollbacks)]),
-        last=last,
-        done=done,
+        rollbacks=tuple(r for r in records if r["kind"] == "rollback"),
+        suspected=tuple(told.suspected.values()),
+        last=records[-1] if records else None,
+        done=told.done,
     )
 
 
-def lineage(segments: Sequence[tuple[int, int]], blocks_per_step: int) -> Lineage:
-    """The order's lineage, in places, of (first step, seed) segments."""
-    return Lineage(tuple(Segment(step * blocks_per_step, seed) for step, seed in segments))
+class _Telling:
+    """What changes as records are told one by one; other kinds than those named change nothing."""
+
+    def __init__(self, seed: int) -> None:
+        self.attempts, self.done = 0, False
+        self.segments: list[tuple[int, int]] = [(0, seed)]
+        self.lowered: list[tuple[int, int, float]] = []
+        self.checkpoints: list[int] = []
+        self.suspected: dict[str, int] = {}  # onset by channel
+        self._changes: dict[str, Callable[[Record], None]] = {
+            "attempt": self._begin,
+            "commit": self._commit,
+            "delete": self._remove,
+            "reject": self._remove,
+            "suspect": self._suspect,
+            "spike": self._suspect,
+            "healed": self._heal,
+            "rollback": self._roll_back,
+            "done": self._end,
+        }
+
+    def take(self, record: Record) -> None:
+        if record["kind"] in self._changes:
+            self._changes[record["kind"]](record)
+
+    def _begin(self, record: Record) -> None:
+        self.attempts += 1
+        # What was suspected of steps that are now done again is forgotten with them.
+        first = record["step"]
+        self.suspected = {name: onset for name, onset in self.suspected.items() if onset < first}
+
+    def _commit(self, record: Record) -> None:
+        self.checkpoints = [c for c in self.checkpoints if c < record["step"]]
+        self.checkpoints.append(record["step"])
+
+    def _remove(self, record: Record) -> None:
+        self.checkpoints = [c for c in self.checkpoints if c != record["step"]]
+
+    def _suspect(self, record: Record) -> None:
+        self.suspected[record["channel"]] = record["onset"]
+
+    def _heal(self, record: Record) -> None:
+        self.suspected.pop(record["channel"], None)
+
+    def _roll_back(self, record: Record) -> None:
+        step = record["step"]
+        self.suspected = {}
+        self.segments = [s for s in self.segments if s[0] < step] + [(step, record["seed"])]
+        self.checkpoints = [c for c in self.checkpoints if c <= step]
+        self.lowered = [span for span in self.lowered if span[0] < step]
+        if steps := record["learning_rate_steps"]:
+            self.lowered.append((step, step + steps, record["learning_rate_factor"]))
+
+    def _end(self, record: Record) -> None:
+        self.done = True

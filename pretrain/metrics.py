@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -21,7 +22,7 @@ VALIDATION = "validation.jsonl"
 
 
 class JsonLines:
-    """Appends records to a file, a line each, flushed each."""
+    """Appends records to a file, a line each, flushed each; a number that is not finite is null."""
 
     def __init__(self, path: Path) -> None:
         """Open for appending; a line that a crash tore is cut off first."""
@@ -34,7 +35,11 @@ class JsonLines:
 
     def write(self, record: dict[str, object]) -> None:
         """Append one record."""
-        self._file.write(json.dumps(record) + "\n")
+        finite = {
+            name: None if isinstance(value, float) and not math.isfinite(value) else value
+            for name, value in record.items()
+        }
+        self._file.write(json.dumps(finite) + "\n")
         self._file.flush()
 
 
@@ -80,21 +85,30 @@ class MetricsWriter:
 
 
 class TensorBoard:
-    """Observer that writes TensorBoard scalars, one folder an attempt."""
+    """Observer that writes TensorBoard scalars: a run an attempt, and a stitched one.
 
-    def __init__(self, folder: Path) -> None:
-        """Open an event file below `folder`."""
+    The stitched run shows the surviving steps alone: what an attempt does again replaces what was
+    there (TensorBoard's purge step). Its texts tell of rollbacks and spikes.
+    """
+
+    def __init__(self, folder: Path, attempt: int, first_step: int) -> None:
+        """Open event files below `folder` for an attempt that begins at `first_step`."""
         from torch.utils.tensorboard.writer import SummaryWriter
 
-        self._writer = SummaryWriter(str(folder))
+        self._writers = [
+            SummaryWriter(str(folder / f"attempt-{attempt:03d}")),
+            SummaryWriter(str(folder / "stitched"), purge_step=first_step),
+        ]
 
     def __call__(self, record: StepRecord) -> None:
         """Write one finished step."""
+        norm = record.gradient_norm
         self.scalars(
             record.step,
             {
                 "train/loss": record.loss,
-                "optimizer/gradient_norm": record.gradient_norm,
+                "optimizer/gradient_norm": math.nan if norm is None else norm,
+                "optimizer/loss_scale": record.loss_scale,
                 "optimizer/learning_rate": record.learning_rate,
                 "speed/tokens_per_second": record.tokens_per_second,
                 "data/epoch": record.epoch,
@@ -103,9 +117,16 @@ class TensorBoard:
 
     def scalars(self, step: int, values: dict[str, float]) -> None:
         """Write named numbers of a step."""
-        for name, value in values.items():
-            self._writer.add_scalar(name, value, step)
-        self._writer.flush()
+        for writer in self._writers:
+            for name, value in values.items():
+                writer.add_scalar(name, value, step)
+            writer.flush()
+
+    def text(self, step: int, words: str) -> None:
+        """Write down what happened at a step."""
+        for writer in self._writers:
+            writer.add_text("events", words, step)
+            writer.flush()
 
 
 class ProgressPrinter:
@@ -136,13 +157,21 @@ def progress_line(record: dict[str, Any], last_step: int) -> str:
     speed = record["tokens"] / record["seconds"]
     left = (last_step - record["step"] - 1) * record["seconds"]
     return (
-        f"step {record['step']:>{len(str(last_step))}}/{last_step}  loss {record['loss']:.4f}  "
-        f"gradient norm {record['gradient_norm']:.2f}  lr {record['learning_rate']:.2e}  "
-        f"{speed:,.0f} tokens/s  {_duration(left)} left"
+        f"step {record['step']:>{len(str(last_step))}}/{last_step}  "
+        f"loss {figure(record['loss'], '.4f')}  "
+        f"gradient norm {figure(record['gradient_norm'], '.2f')}  "
+        f"lr {record['learning_rate']:.2e}  "
+        f"{speed:,.0f} tokens/s  {duration(left)} left"
     )
 
 
-def _duration(seconds: float) -> str:
+def figure(value: float | None, form: str) -> str:
+    """A number of a JSON Lines file, in which null stands for one that is not finite."""
+    return "not finite" if value is None else format(value, form)
+
+
+def duration(seconds: float) -> str:
+    """Hours, minutes and seconds."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}"

@@ -192,7 +192,7 @@ def export(run: Path, output: Path, step: int | None = None) -> int:
     Args:
         run: the run's folder.
         output: the new model folder.
-        step: of the checkpoint; None: the newest.
+        step: of the checkpoint; None: the newest that is not under suspicion.
 
     Returns:
         The step exported.
@@ -208,8 +208,9 @@ def export(run: Path, output: Path, step: int | None = None) -> int:
         raise ValueError(f"{run}: is no run folder, it has no run.yaml")
     config = recipes.load(str(run / "run.yaml"))
     state = ledger.fold(ledger.read(run / ledger.FILE_NAME), config.training.seed)
-    if step is None and state.checkpoints:
-        step = state.checkpoints[-1]
+    sound = [step for step in state.checkpoints if step not in state.tainted]
+    if step is None and sound:
+        step = sound[-1]
     if step is None or step not in state.checkpoints:
         have = ", ".join(map(str, state.checkpoints)) or "none"
         raise ValueError(f"{run}: has no checkpoint of step {step}; it has {have}")

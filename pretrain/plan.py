@@ -202,13 +202,13 @@ def states(
     Rajbhandari et al. 2020, section 3.1 and figure 1: wP weights, wP gradients, and in fp32 the
     weights with Adam's two moments, 12 P; stage 1 shares out the last, stage 2 gradients too, stage
     3 all. At stage 0 the weights are fp32 themselves: 8 P; from stage 1 on DeepSpeed holds the
-    fp32 copy even then. Gradients from stage 2 on may be summed in fp32, which the settings say.
+    fp32 copy even then, and may sum gradients in fp32, which the settings say.
     Stage 3 makes a bucket for them at once, however small the model.
     """
     width, part = weight_bytes(settings), math.ceil(count / ranks)
     weights = width * (count if stage < 3 else part)
     summed = settings.get("data_types", {}).get("grad_accum_dtype")
-    gradient_width = 4 if summed == "fp32" and stage >= 2 else width
+    gradient_width = 4 if summed == "fp32" and stage else width
     gradients = gradient_width * (count if stage < 2 else part)
     zero = settings.get("zero_optimization", {})
     bucket = width * int(zero.get("reduce_bucket_size", DEEPSPEED_BUCKET)) if stage == 3 else 0

@@ -58,6 +58,7 @@ MAY_CHANGE = (
     "batch.micro_batch_size",
     "data.corpus",
     "spike",
+    "supervision",
 )
 """What a resumed run may have otherwise than it began: nothing that changes batches, masks or the
 gradient (micro-batches key the dropout, so another size draws it anew). The corpus may have moved;

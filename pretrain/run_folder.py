@@ -23,6 +23,8 @@ from data_prep.manifest import CorpusManifest
 from pretrain import checkpoints, ledger
 from pretrain import recipe as recipes
 from pretrain.config import RunConfig
+from pretrain.order import Lineage
+from pretrain.supervision import orders
 
 LOCK = "train.lock"
 """Held by the attempt that is at work on a run."""
@@ -58,10 +60,25 @@ def refuse_superseded(records: Sequence[ledger.Record], token: str) -> None:
         )
 
 
+def refuse_spike(config: RunConfig, state: ledger.RunState) -> None:
+    """Refuse to go on from checkpoints that a spike may have spoiled.
+
+    Raises:
+        ValueError: the spike that was not answered, and who answers it.
+    """
+    spike = state.unanswered_spike
+    if spike is not None:
+        raise ValueError(
+            f"{config.folder}: the loss has spiked since step {spike['onset']} and the run was not "
+            "rolled back yet; `python -m pretrain supervise` does so, and goes on"
+        )
+
+
 def state_of(config: RunConfig, manifest: CorpusManifest) -> ledger.RunState:
-    """Where a run stands; its ledger is begun where there is none."""
+    """Where a run stands; what it is made of is written down where it was not yet."""
     path, seed = Path(config.folder) / ledger.FILE_NAME, config.training.seed
-    if not ledger.read(path):
+    # A launch that failed early stands before it.
+    if not any(record["kind"] == "created" for record in ledger.read(path)):
         ledger.append(
             path,
             "created",
@@ -69,6 +86,7 @@ def state_of(config: RunConfig, manifest: CorpusManifest) -> ledger.RunState:
             tokenizer=manifest.tokenizer_digest,
             vocab_size=manifest.vocab_size,
             seed=seed,
+            batch=dataclasses.asdict(config.batch),
         )
     return ledger.fold(ledger.read(path), seed)
 
@@ -81,13 +99,14 @@ class Start:
     token: str
     """Tells this attempt from any other, even from one that read the same ledger at once."""
     step: int
-    segments: tuple[tuple[int, int], ...]
-    """(first step, seed) of the run's lineage."""
+    """Its first."""
+    state: ledger.RunState
+    """Of the run, before it began."""
 
     @property
     def seed(self) -> int:
         """In force from the first step on."""
-        return self.segments[-1][1]
+        return self.state.segments[-1][1]
 
 
 def begin(
@@ -97,6 +116,7 @@ def begin(
     newest: checkpoints.Newest,
     checkpoint_size: int,
     ranks: int,
+    lineage: Lineage,
 ) -> Start:
     """Write down that an attempt begins: with what, and from which step.
 
@@ -107,10 +127,13 @@ def begin(
         newest: the checkpoint to go on from.
         checkpoint_size: bytes that one takes.
         ranks: how many there are.
+        lineage: the order of blocks that `state` leads to.
 
     Raises:
-        ValueError: the disk has no room for the checkpoints that the recipe keeps.
+        ValueError: the newest attempt ended in a spike that nobody has answered, or the disk has no
+            room for the checkpoints that the recipe keeps.
     """
+    refuse_spike(config, state)
     run = Path(config.folder)
     path = run / ledger.FILE_NAME
     for step, reason in newest.rejected.items():
@@ -126,7 +149,8 @@ def begin(
     started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     checkpoints.write_json(run / "environment.json", {**environment(), "started": started})
     tokenizers.load(Path(config.data.corpus)).save(run / "tokenizer.json")
-    start = Start(state.attempts + 1, secrets.token_hex(8), newest.step, state.segments)
+    token = orders.token_of(os.environ) or secrets.token_hex(8)
+    start = Start(state.attempts + 1, token, newest.step, state)
     ledger.append(
         path,
         "attempt",
@@ -136,6 +160,9 @@ def begin(
         ranks=ranks,
         micro_batch_size=config.batch.micro_batch_size,
         seed=start.seed,
+        blocks=lineage.total,
+        lineage=ledger.lineage_record(lineage),
+        manifest=checkpoints.manifest_hash(run, newest.step) if newest.step else "",
         host=socket.gethostname(),
         pid=os.getpid(),
     )

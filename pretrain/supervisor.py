@@ -1,154 +1,38 @@
 """Launch a run, watch it, and bring it to its end: `python -m pretrain supervise`.
 
-The supervisor starts attempts through the `deepspeed` launcher, never trains itself, and needs no
-torch. What to do next follows from the ledger alone (`decide`): the launcher's exit code can lie,
-it reports success when its own middle process is killed. Read `decide`, then `Supervisor`.
+The supervisor starts attempts through a launcher, never trains itself, and needs no torch. What to
+do next follows from the ledger alone (ladders.py): the launcher's exit code can lie, deepspeed's
+reports success when its own middle process is killed. Who watches: watch.py. Who acts: here, and
+agent.py on the other machines. Read `Supervisor._next`, then `_see_through`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import math
 import os
-import shutil
-import signal
-import socket
-import subprocess
+import secrets
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 from data_prep import files
-from pretrain import ledger, metrics, spikes
+from pretrain import ledger, metrics, run_folder, status
 from pretrain.config import RunConfig
+from pretrain.policy import GiveUp, Rollback
+from pretrain.supervision import jobs, ladders, launch, orders, processes
+from pretrain.supervision.jobs import Job
+from pretrain.supervision.nodes import Others, Place
+from pretrain.supervision.orders import EXIT_PREEMPTED, Order
+from pretrain.supervision.watch import Complaint, Watch, complain
 
-RUN_VARIABLE = "ZEROCLAP_RUN"
-"""Environment variable that marks every process of a run, so that none is left behind."""
 LOCK = "supervisor.lock"
-
-
-@dataclasses.dataclass(frozen=True)
-class Launch:
-    """Start the next attempt from the newest surviving checkpoint."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Finished:
-    """The last step is done and saved."""
-
-
-Decision = Launch | Finished | spikes.Rollback | spikes.GiveUp
-
-
-def decide(records: Sequence[ledger.Record], config: RunConfig) -> Decision:
-    """What a ledger asks for, when no attempt is running."""
-    state = ledger.fold(records, config.training.seed)
-    if state.done:
-        return Finished()
-    newest_spike = state.spikes[-1]["number"] if state.spikes else -1
-    newest_rollback = state.rollbacks[-1]["number"] if state.rollbacks else -1
-    if newest_spike > newest_rollback:
-        return spikes.plan(
-            onset=state.spikes[-1]["onset"],
-            checkpoints=state.checkpoints,
-            seeds=sorted(state.seeds),
-            rollbacks=len(state.rollbacks),
-            policy=config.spike,
-        )
-    crashes = crashes_without_progress(records)
-    if len(crashes) > config.spike.max_crashes:
-        return spikes.GiveUp(
-            f"{len(crashes)} attempts ended without a new checkpoint, the last one because "
-            f"{crashes[-1]['reason']}"
-        )
-    return Launch()
-
-
-def crashes_without_progress(records: Sequence[ledger.Record]) -> list[ledger.Record]:
-    """The crashes since the last checkpoint or rollback, or since somebody started it again."""
-    crashes: list[ledger.Record] = []
-    for record in records:
-        if record["kind"] in ("commit", "rollback", "gave-up"):
-            crashes = []
-        elif record["kind"] == "crash":
-            crashes.append(record)
-    return crashes
-
-
-def gpu_count() -> int:
-    """GPUs of this machine that we may use, found without torch."""
-    present = len(list(Path("/dev").glob("nvidia[0-9]*")))
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is None:
-        return present
-    return min(present, len([device for device in visible.split(",") if device.strip()]))
-
-
-def default_ranks() -> int:
-    """One a GPU of this machine, or two where there is none."""
-    return gpu_count() or 2
-
-
-def launch_command(config: RunConfig, run: Path, port: int) -> list[str]:
-    """The launcher's command line for one attempt."""
-    beside = Path(sys.executable).with_name("deepspeed")
-    program = str(beside) if beside.is_file() else shutil.which("deepspeed")
-    if program is None:
-        raise ValueError(
-            f"no `deepspeed` launcher beside {sys.executable} nor on PATH; install the package "
-            "deepspeed into this environment"
-        )
-    ranks = config.training.ranks or default_ranks()
-    return [
-        program,
-        "--num_gpus",
-        str(ranks),
-        "--master_port",
-        str(port),
-        "--module",
-        "pretrain.train",
-        str(run / "supervised.yaml"),
-    ]
-
-
-def free_port() -> int:
-    """A TCP port that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def processes_of(run: Path) -> list[int]:
-    """Process ids that carry this run's mark in their environment, ours left out."""
-    import psutil
-
-    mark = str(run.resolve())
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if process.pid != os.getpid() and process.environ().get(RUN_VARIABLE) == mark:
-                found.append(process.pid)
-        except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
-            continue
-    return found
-
-
-def end_processes(run: Path, grace_seconds: float = 10.0) -> None:
-    """End every process of a run, politely and then not, and make sure that none is left.
-
-    The launcher leaves its ranks alive when it is terminated, so each is told by itself.
-    """
-    deadline = time.monotonic() + grace_seconds
-    message = signal.SIGTERM
-    while left := processes_of(run):
-        if time.monotonic() > deadline:
-            message = signal.SIGKILL
-        for pid in left:
-            try:
-                os.kill(pid, message)
-            except ProcessLookupError:
-                continue
-        time.sleep(0.2)
+EXIT_FINISHED, EXIT_GAVE_UP, EXIT_USAGE = 0, 1, 2
+_COUNT_SECONDS = 1.0
+"""Between two looks at all processes of the machine."""
+_ALONE = Place()
 
 
 class Supervisor:
@@ -157,157 +41,275 @@ class Supervisor:
     def __init__(
         self,
         config: RunConfig,
+        place: Place = _ALONE,
         write: Callable[[str], object] = lambda text: sys.stdout.write(text),
         poll_seconds: float = 0.5,
         progress_seconds: float = 10.0,
     ) -> None:
         """Take the run's folder for ourselves.
 
+        Args:
+            config: the recipe.
+            place: this machine among the run's, whose first it is.
+            write: takes what is said.
+            poll_seconds: between two looks at a running attempt.
+            progress_seconds: between two lines about it.
+
         Raises:
-            ValueError: another supervisor has it.
+            ValueError: another supervisor has the folder, there is no launcher, or it would start
+                all machines by itself and `place` has several.
         """
         from pretrain.recipe import dump
 
-        self.config, self.run_folder = config, Path(config.folder)
+        launch.refuse_agents(config.supervision, place.count)
+        launch.find_launcher(config.supervision)
+        self.config, self.run_folder, self._place = config, Path(config.folder), place
         self.ledger = self.run_folder / ledger.FILE_NAME
         self._write, self._poll, self._progress = write, poll_seconds, progress_seconds
+        self._requests = orders.Requests()
         self.run_folder.mkdir(parents=True, exist_ok=True)
         self._lock = files.lock(self.run_folder / LOCK, "is in use by another supervisor")
-        dump(config, self.run_folder / "supervised.yaml")
+        dump(config, self.run_folder / launch.RECIPE)
+        silence = config.supervision.node_silence_seconds
+        self._others = Others(self.run_folder, place.count, silence)
+        self._told, self._size = len(self._records()), -1
 
     def run(self) -> int:
-        """Launch until finished or given up, then let go of the run; returns the exit code."""
-        with self._lock:
-            return self._bring_to_end()
+        """Launch until the run is finished, given up or to be left, and let go of it.
 
-    def _bring_to_end(self) -> int:
-        # To be terminated is to leave by the same way as an interrupt: no rank stays behind.
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
-        end_processes(self.run_folder)  # of an attempt whose supervisor was killed
-        while True:
-            records = ledger.read(self.ledger)
-            decision = decide(records, self.config)
-            if isinstance(decision, Finished):
-                self._say("finished")
-                return 0
-            if isinstance(decision, spikes.GiveUp):
-                ledger.append(self.ledger, "gave-up", reason=decision.reason)
-                self._say(f"gave up: {decision.reason}")
-                return 1
-            if isinstance(decision, spikes.Rollback):
-                self._roll_back(decision)
-            else:
-                usage_error = self._attempt()
-                if usage_error:
-                    return usage_error
+        Returns:
+            The exit code: 0 finished, 1 given up, 2 wrongly written, 76 asked to leave.
 
-    def _roll_back(self, decision: spikes.Rollback) -> None:
-        ledger.append(self.ledger, "rollback", step=decision.step, seed=decision.seed)
-        target = f"the checkpoint of step {decision.step}" if decision.step else "initial weights"
-        self._say(f"rolling back to {target}, going on with seed {decision.seed}")
-
-    def _attempt(self) -> int:
-        """Run one attempt and record how it ended; non-zero where relaunching cannot help."""
-        before = ledger.read(self.ledger)
-        number = ledger.fold(before, self.config.training.seed).attempts + 1
-        log = self.run_folder / "logs" / f"attempt-{number:03d}.log"
-        log.parent.mkdir(exist_ok=True)
-        command = launch_command(self.config, self.run_folder, free_port())
-        self._say(f"attempt {number}: {' '.join(command)}  (log: {log})")
-        environment = {**os.environ, RUN_VARIABLE: str(self.run_folder.resolve())}
-        if not gpu_count():
-            environment.setdefault("DS_ACCELERATOR", "cpu")
-        with log.open("ab") as file:
-            process = subprocess.Popen(
-                command,
-                stdout=file,
-                stderr=subprocess.STDOUT,
-                stdin=subprocess.DEVNULL,
-                env=environment,
-                start_new_session=True,
-            )
+        Raises:
+            ValueError: the ledger does not verify, or somebody trains the run by hand.
+            KeyboardInterrupt: on Ctrl-C; nothing of the run is left behind.
+        """
+        with self._lock, self._requests.counted():
+            processes.adopt_orphans()
             try:
-                hung = self._wait(process, log)
-            finally:
-                end_processes(self.run_folder)
-            code = process.wait()
-        began = [r for r in ledger.read(self.ledger)[len(before) :] if r["kind"] == "attempt"]
-        if code == 2 and not began:
-            self._write(_tail(log))
+                code = self._take_over()
+                while code is None:
+                    code = self._next()
+            except KeyboardInterrupt:
+                processes.end_all(self.run_folder)  # it may have come just after a launch
+                self._record_open("interrupted", "it was interrupted")
+                self._dismiss(EXIT_GAVE_UP)
+                raise
+            self._dismiss(code)
             return code
-        kinds = {r["kind"] for r in ledger.read(self.ledger)[len(before) :]}
-        if not kinds & {"done", "spike"}:
-            reason = hung or f"the launcher ended with code {code} and the run is not done"
-            ledger.append(self.ledger, "crash", attempt=number, reason=reason)
-            self._say(f"attempt {number} failed: {reason}; the end of its log:\n{_tail(log)}")
-        return 0
 
-    def _wait(self, process: subprocess.Popen[bytes], log: Path) -> str:
-        """Wait for the attempt's end, printing progress; says why if it hangs."""
-        path = self.run_folder / metrics.METRICS
-        follower = _Follower(path)
-        ledger_seen = len(ledger.read(self.ledger))
-        next_line, alive = 0.0, time.monotonic()
-        size = -1
-        while process.poll() is None:
+    def _take_over(self) -> int | None:
+        """Go on with an attempt whose supervisor is gone, or clear away what it left."""
+        order = orders.read(self.run_folder)
+        job = jobs.find(self.run_folder, order)
+        if job and order:
+            self._say(f"attempt {order.attempt} still runs; watching it")
+            return self._see_through(job, order)
+        if order and order.state == orders.RUN:
+            orders.give(self.run_folder, dataclasses.replace(order, state=orders.STOP))
+        processes.end_all(self.run_folder, self.config.supervision.grace_seconds)
+        run_folder.lock(self.run_folder).close()  # held: somebody trains it by hand
+        self._record_open(ladders.CRASH, "it ended while nobody watched")
+        return None
+
+    def _next(self) -> int | None:
+        """Do what the ledger asks for; an exit code where that is to end."""
+        decision = ladders.decide(self._records(), self.config)
+        if isinstance(decision, ladders.Finished):
+            self._say("finished")
+            return EXIT_FINISHED
+        if isinstance(decision, GiveUp):
+            return self._give_up(decision.reason)
+        if isinstance(decision, Rollback):
+            self._roll_back(decision)
+            return None
+        if not self._wait_until(lambda: False, decision.pause) and self._requests.count:
+            return EXIT_PREEMPTED
+        return self._attempt()
+
+    def _give_up(self, reason: str) -> int:
+        ledger.append(self.ledger, "gave-up", reason=reason)
+        self._tell_news()
+        return EXIT_GAVE_UP
+
+    def _roll_back(self, decision: Rollback) -> None:
+        spike = ledger.fold(self._records(), self.config.training.seed).unanswered_spike
+        assert spike is not None
+        fields = dataclasses.asdict(decision)
+        ledger.append(self.ledger, "rollback", onset=spike["onset"], **fields)
+        self._tell_news()
+
+    def _attempt(self) -> int | None:
+        """Launch the next attempt and see it through."""
+        missing = self._wait_for_others()
+        if self._requests.count:
+            return EXIT_PREEMPTED
+        if missing:
+            return self._give_up(missing)
+        for lock in processes.clear_build_locks(processes.extensions_folder(os.environ)):
+            self._say(f"{lock}: deleted, its build was killed")
+        order = launch.next_order(self.config, self._place, self._records())
+        if order.nodes > 1:
+            launch.write_hostfile(self.run_folder, order.nodes, order.ranks)
+        orders.give(self.run_folder, order)
+        log = jobs.log_of(self.run_folder, order.attempt)
+        job = jobs.start(self.config, self.run_folder, order, 0, log)
+        words = launch.command(self.config, self.run_folder, order)
+        self._say(f"attempt {order.attempt}: {' '.join(words)}  (log: {log})")
+        return self._see_through(job, order)
+
+    def _wait_for_others(self) -> str:
+        """Wait until every machine can take an attempt; says which could not for too long."""
+        if self._place.count == 1:
+            return ""
+        self._say(f"waiting for {self._place.count - 1} other nodes")
+        seconds = self.config.supervision.node_wait_seconds
+        if self._wait_until(lambda: not self._missing(), seconds):
+            return ""
+        nodes = ", ".join(map(str, self._missing()))
+        return f"node {nodes} did not come, or did not get rid of its processes, in {seconds:.0f} s"
+
+    def _missing(self) -> list[int]:
+        self._others.look()
+        return self._others.missing()
+
+    def _wait_until(self, condition: Callable[[], bool], seconds: float) -> bool:
+        """Wait so long for a condition, or until we are asked to leave; whether it came true."""
+        deadline = time.monotonic() + seconds
+        while not condition():
+            if time.monotonic() >= deadline or self._requests.count:
+                return False
+            time.sleep(min(self._poll, 0.1))
+        return True
+
+    def _see_through(self, job: Job, order: Order) -> int | None:
+        """Watch an attempt, end all of it, and record how it ended."""
+        try:
+            complaint = self._wait(job, order)
+        finally:
+            orders.give(self.run_folder, dataclasses.replace(order, state=orders.STOP))
+            job.end(self.config.supervision.grace_seconds)
+            self._wait_until_idle()
+        return self._conclude(job, order, complaint)
+
+    def _wait_until_idle(self) -> None:
+        """Until no other machine that lives has processes of the attempt."""
+        while self._place.count > 1:
+            self._others.look()
+            if not self._others.busy():
+                break
             time.sleep(self._poll)
-            now = time.monotonic()
-            records = ledger.read(self.ledger)
-            for record in records[ledger_seen:]:
-                self._tell(record)
-            ledger_seen = len(records)
-            line = follower.newest()
-            total = log.stat().st_size + (path.stat().st_size if path.exists() else 0)
-            if total != size:
-                size, alive = total, now
-            if now - alive > self.config.spike.hang_seconds:
-                return f"nothing was heard of it for {self.config.spike.hang_seconds:.0f} s"
-            if line is not None and now >= next_line:
-                next_line = now + self._progress
-                self._say(metrics.progress_line(line, self.config.training.steps))
-        for record in ledger.read(self.ledger)[ledger_seen:]:
-            self._tell(record)
-        return ""
 
-    def _tell(self, record: ledger.Record) -> None:
-        kind = record["kind"]
-        if kind in ("suspect", "healed", "spike"):
-            names = {"suspect": "suspicion", "healed": "healed", "spike": "LOSS SPIKE"}
-            self._say(
-                f"{names[kind]} at step {record['step']}: loss {record['loss']:.2f} against "
-                f"{record['baseline']:.2f}, since step {record['onset']}"
-            )
-        elif kind in ("save-failed", "discontinuity"):
-            self._say(f"WARNING, {kind} at step {record['step']}: {record['reason']}")
-        elif kind == "reject":
-            self._say(f"checkpoint of step {record['step']} rejected: {record['reason']}")
+    def _wait(self, job: Job, order: Order) -> Complaint | None:
+        """Wait for the attempt's end; says why it has to be ended if it does not end by itself."""
+        watch = Watch(self.run_folder, order.token, self.config.supervision)
+        next_line = next_count = 0.0
+        deadline = math.inf
+        while not job.ended():
+            time.sleep(self._poll)
+            self._tell_news()
+            now = time.monotonic()
+            if self._requests.count:
+                deadline = self._ask_to_leave(order, deadline)
+            complaint = self._complain(watch, order, deadline)
+            if complaint is None and now >= next_count:
+                next_count = now + _COUNT_SECONDS
+                complaint = complain(ladders.CRASH, watch.count(job.ranks()))
+            if complaint:
+                return complaint
+            if watch.newest is not None and now >= next_line:
+                next_line = now + self._progress
+                self._say(metrics.progress_line(watch.newest, self.config.training.steps))
+        return None
+
+    def _complain(self, watch: Watch, order: Order, deadline: float) -> Complaint | None:
+        """What is wrong with an attempt, if anything is."""
+        if self._requests.count > 1 or time.monotonic() > deadline:
+            return Complaint(ladders.CRASH, "it was asked to leave, and had no more time to save")
+        self._others.look()
+        missed = complain(ladders.CRASH, self._others.complaint(order.token))
+        return missed or complain(ladders.HANG, watch.look())
+
+    def _ask_to_leave(self, order: Order, deadline: float) -> float:
+        """Ask the ranks to save and leave; returns until when they may take."""
+        if deadline < math.inf:
+            return deadline
+        seconds = self.config.supervision.preemption_seconds
+        orders.request_stop(self.run_folder, order.token)
+        self._say(
+            f"asked to leave: attempt {order.attempt} is to save at its step's end, within "
+            f"{seconds:.0f} s (ask again to leave at once)"
+        )
+        return time.monotonic() + seconds
+
+    def _conclude(self, job: Job, order: Order, complaint: Complaint | None) -> int | None:
+        records, log = self._records(), jobs.log_of(self.run_folder, order.attempt)
+        told = {record["kind"] for record in ladders.records_of(records, order.token)}
+        # What was right once is not wrong now: a disk may be full, or away for a while.
+        if job.code() == EXIT_USAGE and order.attempt == 1 and not told:
+            self._write(jobs.tail(log))
+            return EXIT_USAGE
+        ended = f"the launcher ended with code {job.code()} and the run is not done"
+        seen = complaint or Complaint(ladders.CRASH, ended)
+        kind = ladders.ending(told, seen.kind, bool(self._requests.count))
+        if kind:
+            step = ledger.fold(records, self.config.training.seed).resume_step()
+            fields = {"attempt": order.attempt, "step": step, "reason": seen.reason}
+            ledger.append(self.ledger, kind, **fields)
+        self._tell_news()
+        if kind in (ladders.CRASH, ladders.HANG):
+            self._say(f"the end of its log:\n{jobs.tail(log)}")
+        leave = self._requests.count or ladders.PREEMPTED in told
+        return EXIT_PREEMPTED if leave and "done" not in told else None
+
+    def _record_open(self, kind: str, reason: str) -> None:
+        """Say how the newest attempt ended, if nothing in the ledger does."""
+        attempt = ladders.open_attempt(self._records())
+        if attempt:
+            number, step = attempt["attempt"], attempt["step"]
+            ledger.append(self.ledger, kind, attempt=number, step=step, reason=reason)
+            self._tell_news()
+
+    def _dismiss(self, code: int) -> None:
+        """Let the other machines' agents leave."""
+        if self._place.count > 1:
+            token = secrets.token_hex(8)
+            orders.give(self.run_folder, Order(token, 0, orders.OVER, code=code))
+
+    def _records(self) -> list[ledger.Record]:
+        return ledger.read(self.ledger)
+
+    def _tell_news(self) -> None:
+        """Say what is new in the ledger, which is read only when it has grown."""
+        size = self.ledger.stat().st_size if self.ledger.exists() else 0
+        if size == self._size:
+            return
+        records = self._records()
+        for _, words in status.story(records[self._told :]):
+            self._say(words)
+        self._told, self._size = len(records), size
 
     def _say(self, text: str) -> None:
-        self._write(f"[supervisor] {text}\n")
-        sys.stdout.flush()
+        with contextlib.suppress(OSError):  # nobody may be listening any more
+            self._write(f"[supervisor] {text}\n")
+            sys.stdout.flush()
 
 
-class _Follower:
-    """The newest whole line of a growing JSON Lines file, without reading it twice."""
+def forecast(config: RunConfig, place: Place = _ALONE) -> str:
+    """What a supervisor would do next, and with which command; nothing is changed.
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._offset = path.stat().st_size if path.exists() else 0
-
-    def newest(self) -> dict[str, object] | None:
-        """The newest line since the last call, if there is one."""
-        import json
-
-        if not self._path.exists():
-            return None
-        with self._path.open("rb") as file:
-            file.seek(self._offset)
-            data = file.read()
-        whole = data.rfind(b"\n") + 1
-        self._offset += whole
-        lines = data[:whole].splitlines()
-        return json.loads(lines[-1]) if lines else None
-
-
-def _tail(log: Path, lines: int = 20) -> str:
-    return "\n".join(log.read_text(errors="replace").splitlines()[-lines:]) + "\n"
+    Raises:
+        ValueError: the ledger does not verify, or there is no launcher.
+    """
+    run = Path(config.folder)
+    records = ledger.read(run / ledger.FILE_NAME)
+    order = orders.read(run)
+    if order and jobs.find(run, order):
+        return f"attempt {order.attempt} runs: it would be watched\n"
+    decision = ladders.decide(records, config)
+    words = f"next: {decision}\n"
+    if isinstance(decision, ladders.Launch):
+        state = ledger.fold(records, config.training.seed)
+        command = launch.command(config, run, launch.next_order(config, place, records))
+        words += f"from step {state.resume_step()}: {' '.join(command)}\n"
+    return words

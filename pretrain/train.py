@@ -22,6 +22,7 @@ from pretrain import recipe as recipes
 from pretrain.batches import Blocks, PretrainingBatches, validation_batches
 from pretrain.checkpoints import Failure
 from pretrain.config import RunConfig
+from pretrain.decisions import retained
 from pretrain.loop import GO_ON, Hook, Model, StepRecord
 from pretrain.loop import run as run_loop
 from pretrain.model.config import ModelConfig
@@ -29,7 +30,14 @@ from pretrain.objectives.masked import MaskedLM, word_starts_of
 from pretrain.prefetch import prefetched
 from pretrain.run_folder import Start
 from pretrain.schedules import learning_rate
-from pretrain.spikes import SpikeDetector
+from pretrain.spike_watch import SpikeWatch, declared_changes, history_before
+from pretrain.spikes import Event, SpikeDetector
+from pretrain.status import sentence, since_last_attempt
+from pretrain.supervision import orders
+from pretrain.supervision.heartbeat import EVALUATE, SAVE
+from pretrain.supervision.ladders import PREEMPTED
+from pretrain.supervision.orders import EXIT_PREEMPTED
+from pretrain.supervision.tether import Tether
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -37,9 +45,6 @@ if TYPE_CHECKING:
 EXIT_DONE = 0
 EXIT_FAILED = 1
 EXIT_USAGE = 2
-EXIT_SPIKE = 75
-"""The attempt stopped at a confirmed spike: the ledger says which, `supervise` rolls back."""
-
 T = TypeVar("T")
 
 
@@ -115,14 +120,22 @@ class Attempt:
         self.ledger = self.run_folder / ledger.FILE_NAME
         self.ranks, self.gather = start(), gather
         torch.manual_seed(config.training.seed)
-        self.model = LanguageModel(architecture, config.training.vocabulary_multiple)
+        backend = config.training.attention_backend
+        self._on_rank_0(lambda: checks.refuse_backend(backend, self.ranks.device.type))
+        self.model = LanguageModel(architecture, config.training.vocabulary_multiple, backend)
         self.parameters = sum(parameter.numel() for parameter in self.model.parameters())
         state = self._on_rank_0(self._enter)
         self.done = state.done
         if not self.done:
+            self.blocks = self._blocks("train")
+            self.lineage = state.lineage(len(self.blocks), config.batch.first_block)
             self.start = self._begin(state)
+            self.tether = Tether(
+                self.run_folder, self.start.token, self.ranks.rank, config.training.steps
+            )
 
     def _enter(self) -> ledger.RunState:
+        orders.refuse_superseded(self.run_folder, orders.token_of(os.environ))
         self.lock = run_folder.lock(self.run_folder)  # for as long as this process lives
         return run_folder.state_of(self.config, self.manifest)
 
@@ -138,11 +151,18 @@ class Attempt:
 
         def begin() -> Start:
             if newest.manifest:
+                before = self._lineage_before(newest.step)
                 checks.refuse_other_checkpoint(
-                    newest.manifest, newest.step, self.architecture, state.segments
+                    newest.manifest, newest.step, self.architecture, before
                 )
             return run_folder.begin(
-                self.config, self.settings, state, newest, self.checkpoint_size, self.ranks.count
+                self.config,
+                self.settings,
+                state,
+                newest,
+                self.checkpoint_size,
+                self.ranks.count,
+                self.lineage,
             )
 
         return self._on_rank_0(begin)
@@ -183,7 +203,6 @@ class Attempt:
         self.objective = MaskedLM(
             config.masking, self.manifest.vocab_size - 1, self.architecture.vocab_size, words
         )
-        self.blocks = self._blocks("train")
         self.validation = validation_batches(
             self._blocks("valid"),
             self.objective,
@@ -195,9 +214,8 @@ class Attempt:
         batches = PretrainingBatches(
             self.blocks,
             self.objective,
-            ledger.lineage(self.start.segments, config.batch.global_batch_size),
-            config.batch.global_batch_size,
-            config.batch.micro_batch_size,
+            self.lineage,
+            config.batch,
             config.fault,
             training.seed,
         )
@@ -207,19 +225,39 @@ class Attempt:
                 self.engine,
                 ahead,
                 self.objective,
-                learning_rate=lambda step: learning_rate(config, step),
+                learning_rate=self._learning_rate,
                 first_step=self.start.step,
                 last_step=training.steps,
                 hooks=[
-                    Hook(training.evaluation_interval, self._evaluate),
-                    Hook(training.checkpoint_interval, self._save),
+                    Hook(
+                        training.evaluation_interval, self.tether.during(EVALUATE, self._evaluate)
+                    ),
+                    Hook(training.checkpoint_interval, self.tether.during(SAVE, self._save)),
                 ],
                 observers=self._observers(),
-                watch=self._watch if self.ranks.rank == 0 else lambda record: GO_ON,
+                watch=self._verdict if self.ranks.rank == 0 else lambda record: GO_ON,
             )
         if verdict == GO_ON:
             self._on_rank_0(lambda: self._record("done", step=training.steps))
+        if verdict == EXIT_PREEMPTED:
+            self._leave()
         return verdict
+
+    def _verdict(self, record: StepRecord) -> int:
+        return self.watch(record) or self.tether.verdict(record.step + 1)
+
+    def _leave(self) -> None:
+        """Save where the loop was told to stop, and say so."""
+        step = self._on_rank_0(lambda: self.tether.steps)
+        self.tether.during(SAVE, self._save)(step)
+        saved, reason = self.failed_saves == 0, "it was asked to leave"
+        self._on_rank_0(lambda: self._record(PREEMPTED, step=step, saved=saved, reason=reason))
+
+    def _learning_rate(self, step: int) -> float:
+        return learning_rate(self.config, step) * self.start.state.learning_rate_factor(step)
+
+    def _lineage_before(self, step: int) -> list[list[int | str]]:
+        return ledger.lineage_record(self.lineage, self.config.batch.first_block(step))
 
     def _blocks(self, split: str) -> Blocks:
         data = self.config.data
@@ -228,14 +266,19 @@ class Attempt:
     def _observers(self) -> list[Callable[[StepRecord], None]]:
         if self.ranks.rank != 0:
             return []
-        folder = self.run_folder / "tensorboard" / f"attempt-{self.start.attempt:03d}"
-        self.tensorboard = metrics.TensorBoard(folder)
+        self.tensorboard = metrics.TensorBoard(
+            self.run_folder / "tensorboard", self.start.attempt, self.start.step
+        )
+        for words in since_last_attempt(ledger.read(self.ledger)):
+            self.tensorboard.text(self.start.step, words)
         self.validation_lines = metrics.JsonLines(self.run_folder / metrics.VALIDATION)
         lines = metrics.read(self.run_folder / metrics.METRICS)
-        self.detector = SpikeDetector(self.config.spike)
-        for line in metrics.surviving(lines):
-            if line["step"] < self.start.step:
-                self.detector.update(line["step"], line["loss"])
+        validation = metrics.read(self.run_folder / metrics.VALIDATION)
+        self.watch = SpikeWatch(
+            SpikeDetector(self.config.spike, declared_changes(self.config, self.start.state)),
+            *history_before(self.start.step, lines, validation),
+            self._tell,
+        )
         return [
             metrics.MetricsWriter(self.run_folder, self.start.attempt),
             self.tensorboard,
@@ -269,26 +312,20 @@ class Attempt:
 
         return observe
 
-    def _watch(self, record: StepRecord) -> int:
-        event = self.detector.update(record.step, record.loss)
-        if event is None:
-            return GO_ON
+    def _tell(self, event: Event) -> None:
         fields = dataclasses.asdict(event)
-        kind = fields.pop("kind")
-        self._record(kind, **fields)
-        self._say(
-            f"{kind} at step {event.step}: loss {event.loss:.3f} over {event.baseline:.3f} "
-            f"since step {event.onset}"
-        )
-        return EXIT_SPIKE if kind == "spike" else GO_ON
+        words = sentence(self._record(fields.pop("kind"), **fields))
+        self.tensorboard.text(event.step, words)
+        self._say(words)
 
-    def _record(self, kind: str, **fields: object) -> None:
+    def _record(self, kind: str, **fields: object) -> ledger.Record:
         """Append to the ledger, on rank 0, if the run is still ours."""
         self._refuse_superseded()
-        ledger.append(self.ledger, kind, attempt=self.start.attempt, **fields)
+        return ledger.append(self.ledger, kind, attempt=self.start.attempt, **fields)
 
     def _refuse_superseded(self) -> None:
         run_folder.refuse_superseded(ledger.read(self.ledger), self.start.token)
+        orders.refuse_superseded(self.run_folder, orders.token_of(os.environ))
 
     def _evaluate(self, step: int) -> None:
         from pretrain.evaluate import scores
@@ -305,6 +342,7 @@ class Attempt:
         by_subset = {name: dataclasses.asdict(score) for name, score in subsets.items()}
         line = {"attempt": self.start.attempt, "step": step, **dataclasses.asdict(total)}
         self.validation_lines.write({**line, "subsets": by_subset})
+        self.watch.validation_loss = total.loss
         values = {"validation/loss": total.loss, "validation/perplexity": total.perplexity}
         values |= {f"validation perplexity/{n}": score.perplexity for n, score in subsets.items()}
         self.tensorboard.scalars(step, values)
@@ -334,17 +372,17 @@ class Attempt:
 
     def _facts(self, step: int) -> dict[str, object]:
         """What a reader of a checkpoint needs to know without the run's folder."""
-        blocks = step * self.config.batch.global_batch_size
+        blocks = self.config.batch.first_block(step)
         return {
             "architecture": self.architecture.to_dict(),
             "recipe": dataclasses.asdict(self.config),
             "deepspeed": self.settings,
             "ranks": self.ranks.count,
-            "lineage": checks.lineage_before(self.start.segments, step),
+            "lineage": self._lineage_before(step),
             "position": {
                 "blocks": blocks,
-                "epoch": blocks / len(self.blocks),
-                "learning_rate": learning_rate(self.config, step),
+                "epoch": self.lineage.epoch(blocks),
+                "learning_rate": self._learning_rate(step),
             },
             "corpus": {
                 "digest": self.manifest.digest(),
@@ -355,13 +393,15 @@ class Attempt:
         }
 
     def _commit(self, step: int) -> None:
-        """Tell the ledger, and delete what is older than the recipe keeps."""
-        self._record("commit", step=step, ranks=self.ranks.count)
-        steps = ledger.fold(ledger.read(self.ledger), self.config.training.seed).checkpoints
-        count = self.config.training.checkpoints_kept
-        for old in steps[:-count]:
-            self._record("delete", step=old)
-        checkpoints.remove(self.run_folder, keep={*steps[-count:]})
+        """Tell the ledger, and delete what neither the recipe keeps nor a rollback may need."""
+        digest = checkpoints.manifest_hash(self.run_folder, step)
+        self._record("commit", step=step, ranks=self.ranks.count, manifest=digest)
+        records = ledger.read(self.ledger)
+        keep = retained(records, step, self.config)
+        for old in ledger.fold(records, self.config.training.seed).checkpoints:
+            if old not in keep:
+                self._record("delete", step=old)
+        checkpoints.remove(self.run_folder, keep=keep)
 
     def _bear(self, step: int, failure: Failure) -> None:
         """Go on after a failed save, or stop."""
@@ -381,7 +421,8 @@ class Attempt:
             f"{self.blocks.share_of_tokens:.1%} of the corpus's tokens ({config.data.packing}, "
             f"{self.blocks.fill:.1%} full), "
             f"{config.batch.global_batch_size} blocks a step on {self.ranks.count} ranks "
-            f"({self.ranks.device}, {config.training.deepspeed}), steps {self.start.step} to "
+            f"({self.ranks.device}, {config.training.deepspeed}, attention "
+            f"{config.training.attention_backend}), steps {self.start.step} to "
             f"{config.training.steps}, seed {self.start.seed}"
         )
 

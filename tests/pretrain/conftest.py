@@ -1,8 +1,6 @@
 """A small corpus of real text, made once for all tests of pretraining."""
 
 import json
-import signal
-from collections.abc import Iterator
 from pathlib import Path
 from pydoc_data.topics import topics
 from types import SimpleNamespace
@@ -10,14 +8,6 @@ from types import SimpleNamespace
 import pytest
 
 from data_prep.__main__ import main as data_prep
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _termination() -> Iterator[None]:
-    """A supervisor that runs inside pytest takes over SIGTERM; give it back."""
-    before = signal.getsignal(signal.SIGTERM)
-    yield
-    signal.signal(signal.SIGTERM, before)
 
 
 @pytest.fixture(scope="session")
@@ -78,5 +68,6 @@ schedule: {{warmup_steps: 4, minimum_learning_rate: 3e-4}}
 training: {{steps: 40, deepspeed: zero1_fp32, ranks: 2, evaluation_interval: 20,
   evaluation_blocks: 6, checkpoint_interval: 5, checkpoints_kept: 4}}
 spike: {{window: 12, minimum_history: 8, deviations: 3.0, patience: 2, confirm_steps: 4,
-  gross_nats: 20.0, margin_steps: 4, max_crashes: 1}}
+  gross_nats: 20.0, margin_steps: 4}}
+supervision: {{max_crashes: 1}}
 """

@@ -73,8 +73,8 @@ def manifest_of(model, step=30, lineage=((0, 1), (20, 2)), **changed):
 
 def test_a_checkpoint_is_compared_with_the_run_that_takes_it_up(recipe, corpus, tmp_path):
     model, _ = check(recipe.load(tmp_path), 2)
-    segments = ((0, 1), (20, 2), (30, 3))
-    checks.refuse_other_checkpoint(manifest_of(model), 30, model, segments)
+    before = [[0, 1], [20, 2]]
+    checks.refuse_other_checkpoint(manifest_of(model), 30, model, before)
     for manifest, message in [
         (manifest_of(model, step=31), "step: 31, now 30"),
         (
@@ -85,7 +85,7 @@ def test_a_checkpoint_is_compared_with_the_run_that_takes_it_up(recipe, corpus, 
         (manifest_of(model, gates="open"), "gates: 'open', now None"),
     ]:
         with pytest.raises(ValueError, match=f"checkpoint of step 30 .*{message}"):
-            checks.refuse_other_checkpoint(manifest, 30, model, segments)
+            checks.refuse_other_checkpoint(manifest, 30, model, before)
 
 
 def lines(attempt, seed, losses):

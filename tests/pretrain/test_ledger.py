@@ -5,7 +5,7 @@ import json
 import pytest
 
 from pretrain import ledger
-from pretrain.order import Lineage, Segment
+from pretrain.order import Lineage
 
 
 @pytest.fixture
@@ -91,8 +91,17 @@ def commits(*steps):
     return [("commit", {"step": step}) for step in steps]
 
 
-def rollback(step, seed):
-    return ("rollback", {"step": step, "seed": seed})
+def rollback(step, seed, **fields):
+    plain = {"skip": None, "learning_rate_factor": 1.0, "learning_rate_steps": 0}
+    return ("rollback", {"step": step, "seed": seed, **plain, **fields})
+
+
+def attempt(step=0):
+    return ("attempt", {"step": step})
+
+
+def told(kind, onset, channel="fast"):
+    return (kind, {"onset": onset, "channel": channel})
 
 
 def test_an_empty_ledger_is_a_run_that_has_not_begun():
@@ -143,17 +152,66 @@ def test_two_rollbacks_to_one_step_leave_the_newer_seed():
 
 
 def test_attempts_are_counted_spikes_kept_and_done_is_done():
-    events = [("created", {}), ("attempt", {}), ("spike", {"onset": 5}), ("attempt", {})]
-    told = state(*events, ("done", {"step": 9}))
-    assert told.attempts == 2
-    assert [spike["onset"] for spike in told.spikes] == [5]
-    assert told.done
-    assert told.last == {"number": 4, "kind": "done", "step": 9}
+    events = [("created", {}), attempt(), told("spike", 5), attempt()]
+    end = state(*events, ("done", {"step": 9}))
+    assert end.attempts == 2
+    assert [spike["onset"] for spike in end.spikes] == [5]
+    assert end.done
+    assert end.last == {"number": 4, "kind": "done", "step": 9}
 
 
-def test_the_lineage_counts_places_in_blocks():
-    expected = Lineage((Segment(0, 1), Segment(640, 2)))
-    assert ledger.lineage([(0, 1), (20, 2)], 32) == expected
+def test_a_spike_is_unanswered_until_a_rollback_follows_it():
+    assert state(attempt(), told("suspect", 5)).unanswered_spike is None
+    spiked = [attempt(), told("spike", 5)]
+    assert state(*spiked).unanswered_spike["onset"] == 5
+    assert state(*spiked, ("crash", {})).unanswered_spike["onset"] == 5
+    assert state(*spiked, rollback(0, 2)).unanswered_spike is None
+    again = [*spiked, rollback(0, 2), attempt(), told("spike", 7)]
+    assert state(*again).unanswered_spike["onset"] == 7
+
+
+def test_checkpoints_saved_after_an_onset_are_tainted_while_it_is_suspected():
+    events = [attempt(), *commits(10, 20, 30), told("suspect", 20)]
+    assert state(*events).tainted == (30,)
+    assert state(*events, *commits(40)).tainted == (30, 40)
+    assert state(*events, told("healed", 20)).tainted == ()
+    assert state(*events, told("spike", 20)).tainted == (30,)
+    assert state(*events, told("spike", 20), rollback(10, 2)).tainted == ()
+
+
+def test_suspicions_of_several_channels_heal_one_by_one():
+    events = [attempt(), *commits(10, 20), told("suspect", 15, "gradient-norm"), told("suspect", 8)]
+    assert state(*events).suspected_since == 8
+    assert state(*events, told("healed", 8)).suspected_since == 15
+    assert state(*events, told("healed", 15, "gradient-norm")).suspected_since == 8
+
+
+def test_an_attempt_that_does_the_suspected_steps_again_forgets_the_suspicion():
+    events = [attempt(), *commits(10), told("suspect", 12)]
+    assert state(*events, attempt(10)).suspected == ()
+    assert state(*events, *commits(20), attempt(20)).suspected == (12,)
+
+
+def test_a_lowered_learning_rate_holds_for_its_steps_and_falls_with_its_rollback():
+    lowered = rollback(20, 2, learning_rate_factor=0.5, learning_rate_steps=10)
+    rolled = state(*commits(20), lowered)
+    assert [rolled.learning_rate_factor(step) for step in (0, 19, 20, 29, 30)] == [
+        *(1.0, 1.0, 0.5, 0.5, 1.0)
+    ]
+    assert state(lowered, rollback(20, 3)).lowered == ()
+    assert state(lowered, rollback(30, 3)).lowered == ((20, 30, 0.5),)
+    twice = state(lowered, rollback(25, 3, learning_rate_factor=0.5, learning_rate_steps=10))
+    assert twice.learning_rate_factor(27) == 0.25
+
+
+def test_the_lineage_counts_places_in_blocks_and_skips_what_was_declared():
+    events = [*commits(10), rollback(10, 2, skip=[12, 14]), rollback(11, 3)]
+    found = state(*events).lineage(1000, lambda step: 32 * step)
+    expected = Lineage.begin(1000, 1).rolled_back(320, 2, (384, 448)).rolled_back(352, 3)
+    assert found == expected
+    assert len(found.skipped()[0]) == 64
+    assert ledger.lineage_record(found) == [list(s.identity) for s in expected.segments]
+    assert ledger.lineage_record(found, 352) == [list(s.identity) for s in expected.segments[:2]]
 
 
 def test_a_ledger_is_json_lines(path):

@@ -32,13 +32,23 @@ def lines(*steps, attempt=1):
 
 def test_records_come_back_as_they_were_written(json_lines, tmp_path):
     path = tmp_path / "deep" / "a.jsonl"
-    written = [{"step": 1, "loss": 2.5}, {"step": 2, "loss": float("inf")}]
+    written = [{"step": 1, "loss": 2.5}, {"step": 2, "loss": None}]
     writer = json_lines(path)
     for line in written:
         writer.write(line)
         assert metrics.read(path)[-1] == line  # without closing: a kill loses nothing
     assert metrics.read(path) == written
     assert metrics.read(tmp_path / "none.jsonl") == []
+
+
+def test_a_number_that_is_not_finite_is_null_for_json_has_none(json_lines, tmp_path):
+    writer = json_lines(tmp_path / "a.jsonl")
+    for number in (float("inf"), float("-inf"), float("nan")):
+        writer.write({"step": 1, "loss": number})
+    assert (tmp_path / "a.jsonl").read_text().count("null") == 3
+    assert metrics.read(tmp_path / "a.jsonl") == [{"step": 1, "loss": None}] * 3
+    line = {**vars(record(7)), "loss": None, "gradient_norm": None}
+    assert "loss not finite  gradient norm not finite" in metrics.progress_line(line, 9)
 
 
 def test_a_torn_last_line_is_not_read_and_does_not_spoil_the_next(json_lines, tmp_path):
@@ -86,21 +96,39 @@ def test_progress_is_printed_now_and_then_and_at_the_end():
     assert written[1].startswith("step 2/3")
 
 
-def test_tensorboard_gets_every_curve(tmp_path):
+def events_of(folder):
     import warnings
 
-    board = metrics.TensorBoard(tmp_path)
-    board(record(4))
-    board.scalars(4, {"validation/loss": 1.5})
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-        events = EventAccumulator(str(tmp_path))
+        events = EventAccumulator(str(folder))
         events.Reload()
+    return events
+
+
+def test_the_stitched_curve_replaces_what_a_later_attempt_does_again(tmp_path):
+    for attempt, steps in ((1, range(10)), (2, range(6, 12))):
+        board = metrics.TensorBoard(tmp_path, attempt, steps[0])
+        board.text(steps[0], f"attempt {attempt} began")
+        for step in steps:
+            board(record(step, loss=float(attempt)))
+    kept = [(e.step, e.value) for e in events_of(tmp_path / "stitched").Scalars("train/loss")]
+    assert kept == [(step, 1.0 if step < 6 else 2.0) for step in range(12)]
+    first = events_of(tmp_path / "attempt-001").Scalars("train/loss")
+    assert [event.step for event in first] == list(range(10))
+
+
+def test_tensorboard_gets_every_curve(tmp_path):
+    board = metrics.TensorBoard(tmp_path, 1, 0)
+    board(record(4))
+    board.scalars(4, {"validation/loss": 1.5})
+    events = events_of(tmp_path / "attempt-001")
     assert set(events.Tags()["scalars"]) == {
         "train/loss",
         "optimizer/gradient_norm",
+        "optimizer/loss_scale",
         "optimizer/learning_rate",
         "speed/tokens_per_second",
         "data/epoch",

@@ -142,7 +142,7 @@ def test_a_recipe_that_does_not_exist_is_refused_with_the_shipped_names():
         (["spike.minimum_history=0"], "spike.minimum_history: 0"),
         (["spike.deviations=0"], "spike.deviations: 0.0"),
         (["spike.max_rollbacks=-1"], "spike.max_rollbacks: -1"),
-        (["spike.hang_seconds=0"], "spike.hang_seconds: 0.0"),
+        (["supervision.hang_seconds=0"], "supervision.hang_seconds: 0.0"),
     ],
 )
 def test_values_that_cannot_be_are_refused_by_name(words, message):

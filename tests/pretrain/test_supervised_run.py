@@ -1,5 +1,6 @@
 """One run through the true `deepspeed` launcher: spike, rollback, reseed, end; then its model."""
 
+import dataclasses
 import json
 
 import numpy as np
@@ -7,11 +8,14 @@ import pytest
 
 from data_prep.corpus import Corpus
 from pretrain import __main__ as command_line
-from pretrain import checkpoints, ledger, metrics, model_folder
+from pretrain import checkpoints, curves, ledger, metrics, model_folder
 from pretrain import recipe as recipes
 from pretrain.batches import Blocks
 from pretrain.config import FaultConfig
+from pretrain.order import Lineage
+from pretrain.spikes import SpikeDetector
 
+EVENTS = "events/text_summary"
 FAULT = ["fault.kind=random-labels", "fault.first_step=22", "fault.last_step=34"]
 
 
@@ -63,12 +67,12 @@ def test_without_the_reseed_it_would_run_into_the_fault_again(run, state):
 
 def test_every_block_is_covered_once_an_epoch_and_the_consumed_prefix_stays(run, state, corpus):
     total = len(Blocks(Corpus(corpus, "train"), 64))
-    lineage = ledger.lineage(state.segments, 8)
-    blocks, epochs = lineage.blocks(0, 6 * total, total)
+    lineage = state.lineage(total, lambda step: 8 * step)
+    blocks, epochs = lineage.blocks(0, 6 * total)
     assert epochs[40 * 8 - 1] >= 1, "the run is to cross an epoch's end"
     for epoch in range(6):
         assert np.array_equal(np.sort(blocks[epochs == epoch]), np.arange(total))
-    first = ledger.lineage([(0, 1)], 8).blocks(0, 6 * total, total)[0]
+    first = Lineage.begin(total, 1).blocks(0, 6 * total)[0]
     place = state.rollbacks[0]["step"] * 8
     assert np.array_equal(first[:place], blocks[:place])
     assert not np.array_equal(first, blocks)
@@ -93,14 +97,14 @@ def test_a_resume_after_the_reseed_continues_the_run(records):
 def test_its_checkpoints_tell_the_lineage_that_led_to_them(run, state):
     for step in state.checkpoints:
         manifest = checkpoints.read_manifest(checkpoints.folder_of(run, step))
-        below = [list(segment) for segment in state.segments if segment[0] < step]
-        assert manifest["lineage"] == below
+        lineage = state.lineage(manifest["position"]["blocks"], lambda step: 8 * step)
+        assert manifest["lineage"] == ledger.lineage_record(lineage, step * 8)
         assert manifest["position"]["blocks"] == step * 8
 
 
 def test_its_checkpoints_are_those_of_the_ledger_and_whole(run, state):
     assert state.checkpoints[-1] == 40
-    assert len(state.checkpoints) == 4
+    assert {25, 30, 35, 40} <= {*state.checkpoints}
     found = sorted((run / "checkpoints").glob("step-*"))
     assert found == [checkpoints.folder_of(run, step) for step in state.checkpoints]
     for folder in found:
@@ -115,10 +119,51 @@ def test_the_run_folder_tells_what_was_run(run):
     assert settings["gradient_accumulation_steps"] == 2
     assert json.loads((run / "environment.json").read_text())["packages"]["deepspeed"]
     assert (run / "loss.png").read_bytes().startswith(b"\x89PNG")
-    assert {path.name for path in (run / "tensorboard").iterdir()} == {"attempt-001", "attempt-002"}
+    folders = {path.name for path in (run / "tensorboard").iterdir()}
+    assert folders == {"attempt-001", "attempt-002", "stitched"}
     validation = metrics.surviving(metrics.read(run / metrics.VALIDATION))
     assert [line["step"] for line in validation] == [20, 40]
     assert validation[1]["perplexity"] < validation[0]["perplexity"]
+
+
+def test_its_curve_replayed_gives_the_events_of_its_ledger(run, records):
+    config = recipes.load(str(run / "run.yaml"))
+    first = curves.read(run, every_attempt=True)[0]
+    detector = SpikeDetector(config.spike)
+    events = [event for o in first.observations for event in detector.update(o)]
+    told = [r for r in records if r["kind"] in ("suspect", "healed", "spike")]
+    fields = ("kind", "channel", "step", "onset", "loss", "baseline")
+    live = [{name: record[name] for name in fields} for record in told if record["attempt"] == 1]
+    assert live == [dataclasses.asdict(event) for event in events]
+    assert live[-1]["kind"] == "spike"
+
+
+def test_its_stitched_tensorboard_run_tells_each_step_once_and_its_rollback(run):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    stitched = EventAccumulator(str(run / "tensorboard" / "stitched"))
+    stitched.Reload()
+    assert [event.step for event in stitched.Scalars("train/loss")] == list(range(40))
+    told = [event.tensor_proto.string_val[0].decode() for event in stitched.Tensors(EVENTS)]
+    assert any("rolled back" in words for words in told)
+
+
+def test_its_ledger_proves_that_every_block_was_used_once(run, capsys):
+    assert command_line.main(["audit", str(run)]) == 0
+    told = capsys.readouterr().out
+    assert "2 attempts: each began at step 0 or at a checkpoint that was committed" in told
+    assert "40 steps survive, each once: 320 blocks" in told
+    assert told.endswith("sound\n")
+
+
+def test_its_status_and_its_report_tell_the_story(run, capsys):
+    assert command_line.main(["status", str(run)]) == 0
+    told = capsys.readouterr().out
+    assert "finished: 40 of 40 steps in 2 attempts" in told
+    assert "LOSS SPIKE confirmed" in told
+    report = (run / "report.md").read_text()
+    assert "rolled back to" in report
+    assert "![training and validation loss](loss.png)" in report
 
 
 def test_supervising_a_finished_run_again_changes_nothing(run, recipe, records, capsys):
@@ -196,7 +241,7 @@ def test_what_cannot_be_exported_is_refused_with_what_can(run, exported, tmp_pat
         return capsys.readouterr().err
 
     missing = refused(run, "--output", tmp_path / "a", "--step", 7)
-    assert "has no checkpoint of step 7; it has 25, 30, 35, 40" in missing
+    assert "has no checkpoint of step 7; it has 5, 10, 15, 20, 25, 30, 35, 40" in missing
     assert "is no run folder" in refused(tmp_path, "--output", tmp_path / "a")
     assert "is not empty" in refused(run, "--output", exported)
     (tmp_path / "file").write_text("")

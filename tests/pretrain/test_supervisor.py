@@ -1,123 +1,20 @@
-"""What the supervisor decides, and how it ends processes."""
+"""What the supervisor does, with small scripts in place of the launcher."""
 
 import os
 import signal
 import subprocess
 import sys
-import time
+import threading
 from pathlib import Path
 
 import pytest
 
-from pretrain import supervisor
-from pretrain.config import RunConfig, SpikeConfig, TrainingConfig
-from pretrain.spikes import GiveUp, Rollback
-from pretrain.supervisor import Finished, Launch, decide
+from pretrain import ledger, supervisor
+from pretrain.config import RunConfig, SupervisionConfig
+from pretrain.supervision import launch, orders, processes
+from pretrain.supervision.orders import EXIT_PREEMPTED
 
-CONFIG = RunConfig(
-    training=TrainingConfig(seed=1, checkpoint_interval=100, checkpoints_kept=5),
-    spike=SpikeConfig(margin_steps=100, max_rollbacks=2, max_crashes=2),
-)
-
-CREATED, ATTEMPT, DONE = ("created", {}), ("attempt", {}), ("done", {"step": 900})
-
-
-def commit(step):
-    return ("commit", {"step": step})
-
-
-def spike(onset):
-    return ("spike", {"onset": onset, "step": onset + 50})
-
-
-def crash(reason="it fell over"):
-    return ("crash", {"reason": reason})
-
-
-def rollback(step, seed):
-    return ("rollback", {"step": step, "seed": seed})
-
-
-@pytest.mark.parametrize(
-    ("told", "events", "decision"),
-    [
-        ("nothing yet", [], Launch()),
-        ("created", [CREATED], Launch()),
-        ("killed with its supervisor", [CREATED, ATTEMPT, commit(100)], Launch()),
-        ("crashed once", [CREATED, ATTEMPT, crash()], Launch()),
-        ("done", [CREATED, ATTEMPT, commit(900), DONE], Finished()),
-        ("done after a crash", [CREATED, ATTEMPT, crash(), ATTEMPT, DONE], Finished()),
-        (
-            "spiked",
-            [ATTEMPT, commit(100), commit(200), commit(300), spike(350)],
-            Rollback(200, 2),
-        ),
-        ("spiked before any checkpoint", [ATTEMPT, spike(40)], Rollback(0, 2)),
-        (
-            "a suspicion that healed",
-            [ATTEMPT, ("suspect", {"onset": 5}), ("healed", {"onset": 5})],
-            Launch(),
-        ),
-        (
-            "rolled back already",
-            [ATTEMPT, commit(100), spike(350), rollback(100, 2)],
-            Launch(),
-        ),
-        (
-            "spiked again",
-            [ATTEMPT, commit(100), commit(200), spike(350), rollback(200, 2), ATTEMPT, spike(320)],
-            Rollback(200, 3),
-        ),
-        (
-            "rejected the checkpoint it would take",
-            [commit(100), commit(200), ("reject", {"step": 200}), spike(350)],
-            Rollback(100, 2),
-        ),
-        (
-            "spiked, and its launcher fell over on the way out",
-            [ATTEMPT, commit(200), spike(350), crash()],
-            Rollback(200, 2),
-        ),
-    ],
-)
-def test_what_follows_from_a_ledger(told, events, decision):
-    assert decide(records(events), CONFIG) == decision
-
-
-def records(events):
-    return [{"number": n, "kind": kind, **fields} for n, (kind, fields) in enumerate(events)]
-
-
-def test_rollbacks_have_a_budget():
-    events = [commit(100), spike(300), rollback(100, 2), spike(300), rollback(100, 3)]
-    assert decide(records(events), CONFIG) == Launch()
-    decision = decide(records([*events, spike(300)]), CONFIG)
-    assert isinstance(decision, GiveUp)
-    assert "structural" in decision.reason
-
-
-def test_crashes_have_a_budget_that_progress_restores():
-    events = [ATTEMPT, crash("a"), ATTEMPT, crash("b")]
-    assert decide(records(events), CONFIG) == Launch()
-    given_up = decide(records([*events, ATTEMPT, crash("no space left")]), CONFIG)
-    assert isinstance(given_up, GiveUp)
-    assert "3 attempts ended without a new checkpoint" in given_up.reason
-    assert "no space left" in given_up.reason
-    assert decide(records([*events, commit(100), crash("c")]), CONFIG) == Launch()
-    assert decide(records([*events, rollback(0, 2), crash("c")]), CONFIG) == Launch()
-
-
-def test_crashes_are_counted_from_the_last_progress():
-    some = [crash("a"), commit(100), crash("b"), ATTEMPT, crash("c")]
-    counted = supervisor.crashes_without_progress(records(some))
-    assert [record["reason"] for record in counted] == ["b", "c"]
-    assert supervisor.crashes_without_progress([]) == []
-
-
-def test_a_person_who_starts_again_after_it_gave_up_gets_a_new_budget_of_crashes():
-    events = [crash()] * 3
-    assert isinstance(decide(records(events), CONFIG), GiveUp)
-    assert decide(records([*events, ("gave-up", {"reason": "x"})]), CONFIG) == Launch()
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -144,49 +41,16 @@ def test_a_second_supervisor_of_a_run_is_refused(opened, tmp_path):
     opened(config)
 
 
-def process(run, code):
-    """A process of a run, ready when this returns."""
-    environment = {**os.environ, supervisor.RUN_VARIABLE: str(run.resolve())}
-    child = subprocess.Popen(
-        [sys.executable, "-c", f"{code}; print(1, flush=True); import time; time.sleep(60)"],
-        env=environment,
-        stdout=subprocess.PIPE,
-        start_new_session=True,
-    )
-    assert child.stdout.readline() == b"1\n"
-    child.stdout.close()
-    return child
-
-
-def test_every_process_of_a_run_is_ended_even_one_that_ignores_the_signal(tmp_path):
-    run, other = tmp_path / "run", tmp_path / "run-2"
-    polite = process(run, "pass")
-    stubborn = process(run, "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)")
-    stranger = process(other, "pass")
-    try:
-        assert set(supervisor.processes_of(run)) == {polite.pid, stubborn.pid}
-        supervisor.end_processes(run, grace_seconds=0.6)
-        assert polite.wait(5) == -signal.SIGTERM
-        assert stubborn.wait(5) == -signal.SIGKILL
-        assert supervisor.processes_of(run) == []
-        assert stranger.poll() is None
-    finally:
-        supervisor.end_processes(run, grace_seconds=0)
-        supervisor.end_processes(other, grace_seconds=0)
-        stranger.wait(5)
-
-
-def test_a_grandchild_in_another_session_is_found(tmp_path):
-    code = (
-        "import subprocess, sys; "
-        "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'],"
-        " start_new_session=True, stdout=subprocess.DEVNULL)"
-    )
-    child = process(tmp_path, code)
-    assert len(supervisor.processes_of(tmp_path)) == 2
-    supervisor.end_processes(tmp_path, grace_seconds=5)
-    child.wait(5)
-    assert supervisor.processes_of(tmp_path) == []
+HEAD = """
+import os, signal, sys, time
+from pathlib import Path
+from pretrain import ledger
+from pretrain.supervision import heartbeat, orders
+run, token = Path({run!r}), os.environ["ZEROCLAP_ATTEMPT"]
+def tell(kind, **fields):
+    usual = {{"token": token, "step": 0, "attempt": 1, "ranks": 2, "seed": 1, "host": "here"}}
+    ledger.append(run / "ledger.jsonl", kind, **{{**usual, **fields}})
+"""
 
 
 class Launcher:
@@ -194,20 +58,22 @@ class Launcher:
 
     def __init__(self, monkeypatch, *scripts):
         self.scripts, self.started = list(scripts), 0
-        monkeypatch.setattr(supervisor, "launch_command", self.command)
+        monkeypatch.setattr(launch, "command", self.command)
 
-    def command(self, config, run, port):
-        script = self.scripts[self.started]
-        self.started += 1
-        head = f"from pretrain import ledger; from pathlib import Path; p = Path({str(run)!r})"
-        append = "a = lambda kind, **f: ledger.append(p / 'ledger.jsonl', kind, **f)"
-        return [sys.executable, "-c", f"{head}\n{append}\n{script}"]
+    def command(self, config, run, order, node=0):
+        self.started = order.attempt
+        script = self.scripts[order.attempt - 1]
+        return [sys.executable, "-c", HEAD.format(run=str(run)) + script]
 
 
-def supervise(opened, folder, said, **spike):
-    policy = {"margin_steps": 100, "max_crashes": 2, **spike}
-    config = RunConfig(folder=str(folder), spike=SpikeConfig(**policy))
+def supervise(opened, folder, said, **supervision):
+    limits = {"max_crashes": 2, "grace_seconds": 2.0, **supervision}
+    config = RunConfig(folder=str(folder), supervision=SupervisionConfig(**limits))
     return opened(config, write=said.append, poll_seconds=0.05).run()
+
+
+def told(folder):
+    return [record["kind"] for record in ledger.read(folder / "ledger.jsonl")]
 
 
 def test_exit_code_0_without_a_finished_run_is_a_crash(opened, tmp_path, monkeypatch):
@@ -215,15 +81,15 @@ def test_exit_code_0_without_a_finished_run_is_a_crash(opened, tmp_path, monkeyp
     said = []
     launcher = Launcher(
         monkeypatch,
-        "a('attempt'); print('the last words')",
-        "a('attempt'); a('commit', step=5); a('done', step=5); raise SystemExit(9)",
+        "tell('attempt'); print('the last words')",
+        "tell('attempt'); tell('commit', step=5); tell('done', step=5); raise SystemExit(9)",
     )
     assert supervise(opened, tmp_path, said) == 0
     assert launcher.started == 2
-    told = "".join(said)
-    assert "attempt 1 failed: the launcher ended with code 0 and the run is not done" in told
-    assert "the last words" in told
-    assert "finished" in told
+    words = "".join(said)
+    assert "attempt 1 failed: the launcher ended with code 0 and the run is not done" in words
+    assert "the last words" in words
+    assert "finished" in words
 
 
 def test_what_the_user_wrote_wrongly_is_not_tried_again(opened, tmp_path, monkeypatch):
@@ -234,67 +100,207 @@ def test_what_the_user_wrote_wrongly_is_not_tried_again(opened, tmp_path, monkey
     assert "no such thing" in "".join(said)
 
 
+def test_what_was_right_at_first_and_is_refused_later_is_tried_again(opened, tmp_path, monkeypatch):
+    """A disk was full, or away."""
+    Launcher(monkeypatch, "tell('attempt'); raise SystemExit(1)", FAILS_ONCE)
+    assert supervise(opened, tmp_path, []) == 0
+    assert told(tmp_path) == ["attempt", "crash", "crash", "attempt", "done"]
+
+
+FAILS_ONCE = """
+if not (run / "tried").exists():
+    (run / "tried").touch()
+    raise SystemExit(2)
+tell('attempt')
+tell('done')
+"""
+
+
 def test_it_gives_up_when_attempts_keep_failing_and_leaves_its_reason(
     opened, tmp_path, monkeypatch
 ):
     said = []
-    launcher = Launcher(monkeypatch, *["a('attempt'); raise SystemExit(7)"] * 5)
+    launcher = Launcher(monkeypatch, *["tell('attempt'); raise SystemExit(7)"] * 5)
     assert supervise(opened, tmp_path, said) == 1
     assert launcher.started == 3
-    last = supervisor.ledger.read(tmp_path / "ledger.jsonl")[-1]
+    last = ledger.read(tmp_path / "ledger.jsonl")[-1]
     assert last["kind"] == "gave-up"
     assert "code 7" in last["reason"]
 
 
 def test_an_attempt_that_falls_silent_is_ended_and_launched_again(opened, tmp_path, monkeypatch):
     said = []
-    launcher = Launcher(
-        monkeypatch,
-        "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_DFL)\n"
-        "a('attempt'); time.sleep(60)",
-        "a('attempt'); a('done', step=1)",
-    )
-    started = time.monotonic()
-    assert supervise(opened, tmp_path, said, hang_seconds=2.0) == 0
-    assert time.monotonic() - started < 30
-    assert launcher.started == 2
-    assert "nothing was heard of it for 2 s" in "".join(said)
+    hang = "tell('attempt'); heartbeat.Heartbeat(run, token).beat('step', 7); time.sleep(60)"
+    Launcher(monkeypatch, hang, "tell('attempt'); tell('done')")
+    assert supervise(opened, tmp_path, said, hang_seconds=1.0) == 0
+    assert told(tmp_path) == ["attempt", "hang", "attempt", "done"]
+    reason = ledger.read(tmp_path / "ledger.jsonl")[1]["reason"]
+    assert reason == "nothing was heard of it for 1 s in phase step, step 7"
 
 
 def test_a_spike_is_told_and_rolled_back(opened, tmp_path, monkeypatch):
     said = []
     Launcher(
         monkeypatch,
-        "a('attempt'); a('commit', step=100)\n"
-        "a('spike', onset=250, step=260, loss=9.0, baseline=3.0); raise SystemExit(75)",
-        "a('attempt'); a('done', step=300)",
+        "tell('attempt'); tell('commit', step=100)\n"
+        "tell('spike', onset=250, step=260, loss=9.0, baseline=3.0, channel='fast')\n"
+        "raise SystemExit(75)",
+        "tell('attempt', step=100); tell('done', step=300)",
     )
     assert supervise(opened, tmp_path, said) == 0
-    told = "".join(said)
-    assert "LOSS SPIKE at step 260: loss 9.00 against 3.00, since step 250" in told
-    assert "rolling back to the checkpoint of step 100, going on with seed 2" in told
-    kinds = [record["kind"] for record in supervisor.ledger.read(tmp_path / "ledger.jsonl")]
-    assert kinds == ["attempt", "commit", "spike", "rollback", "attempt", "done"]
+    words = "".join(said)
+    assert "LOSS SPIKE" in words
+    assert "rolled back to the checkpoint of step 100, going on with seed 2" in words
+    assert told(tmp_path) == ["attempt", "commit", "spike", "rollback", "attempt", "done"]
+    assert ledger.read(tmp_path / "ledger.jsonl")[3]["onset"] == 250
 
 
-def test_ranks_are_the_visible_gpus_or_two(monkeypatch):
-    monkeypatch.setattr(Path, "glob", lambda path, pattern: ["nvidia0", "nvidia1", "nvidia2"])
-    for visible, ranks in [("0", 1), ("0,2", 2), ("0,1,2", 3), ("", 2)]:
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-        assert supervisor.default_ranks() == ranks, visible
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
-    assert supervisor.default_ranks() == 3
-    monkeypatch.setattr(Path, "glob", lambda path, pattern: [])
-    assert supervisor.default_ranks() == 2
+SIGNAL = "os.kill(os.getppid(), {number:d})\n"
+WAIT_FOR_REQUEST = (
+    "while not orders.stop_requested(run, token): time.sleep(0.05)\n"
+    "tell('commit', step=5); tell('preempted', step=5, reason='asked'); raise SystemExit(76)"
+)
 
 
-def test_the_newest_line_of_a_growing_file_is_followed(tmp_path):
-    path = tmp_path / "metrics.jsonl"
-    follower = supervisor._Follower(path)
-    assert follower.newest() is None
-    path.write_text('{"step": 1}\n{"step": 2}\n{"st')
-    assert follower.newest() == {"step": 2}
-    assert follower.newest() is None
-    with path.open("a") as file:
-        file.write('ep": 3}\n')
-    assert follower.newest() == {"step": 3}
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_signal_lets_the_ranks_save_and_the_supervisor_leave(
+    opened, tmp_path, monkeypatch, number
+):
+    asks = f"tell('attempt'); {SIGNAL.format(number=number)}{WAIT_FOR_REQUEST}"
+    Launcher(monkeypatch, asks, "tell('attempt', step=5); tell('done')")
+    said = []
+    assert supervise(opened, tmp_path, said) == EXIT_PREEMPTED
+    assert told(tmp_path) == ["attempt", "commit", "preempted"]
+    assert "asked to leave: attempt 1 is to save" in "".join(said)
+    assert supervise(opened, tmp_path, said) == 0
+    assert told(tmp_path)[3:] == ["attempt", "done"]
+
+
+def test_a_rank_that_was_asked_to_leave_takes_the_supervisor_with_it(opened, tmp_path, monkeypatch):
+    Launcher(monkeypatch, "tell('attempt'); tell('preempted', reason='x'); raise SystemExit(76)")
+    assert supervise(opened, tmp_path, []) == EXIT_PREEMPTED
+
+
+def test_without_time_to_save_and_when_asked_twice_it_leaves_all_the_same(
+    opened, tmp_path, monkeypatch
+):
+    signal_once = SIGNAL.format(number=signal.SIGTERM)
+    once = f"tell('attempt'); {signal_once}time.sleep(60)"
+    twice = f"tell('attempt'); {signal_once}time.sleep(0.5); {signal_once}time.sleep(60)"
+    Launcher(monkeypatch, once, twice)
+    assert supervise(opened, tmp_path, [], preemption_seconds=0.5) == EXIT_PREEMPTED
+    assert supervise(opened, tmp_path, []) == EXIT_PREEMPTED
+    assert told(tmp_path) == ["attempt", "preempted"] * 2
+    assert processes.members(tmp_path) == []
+
+
+def test_ctrl_c_leaves_nothing_behind_and_is_no_crash(opened, tmp_path, monkeypatch):
+    interrupts = f"tell('attempt'); {SIGNAL.format(number=signal.SIGINT)}time.sleep(60)"
+    Launcher(monkeypatch, interrupts)
+    with pytest.raises(KeyboardInterrupt):
+        supervise(opened, tmp_path, [])
+    assert told(tmp_path) == ["attempt", "interrupted"]
+    assert processes.members(tmp_path) == []
+
+
+def test_a_new_supervisor_watches_an_attempt_that_still_runs(opened, tmp_path, monkeypatch):
+    """Its supervisor was killed: nothing of the attempt is lost."""
+    Launcher(monkeypatch, f"tell('attempt')\n{WAIT_FOR_REQUEST}")
+    order = orders.Order("t", 1, orders.RUN)
+    orders.give(tmp_path, order)
+    command = launch.command(None, tmp_path, order)
+    environment = launch.environment(os.environ, tmp_path, order)
+    child = subprocess.Popen(command, env=environment, start_new_session=True, cwd=ROOT)
+    threading.Thread(target=child.wait, daemon=True).start()  # as init would
+    said = []
+
+    def hear(words):
+        said.append(words)
+        if "attempt 1 still runs; watching it" in words:
+            os.kill(os.getpid(), signal.SIGUSR1)
+
+    config = RunConfig(folder=str(tmp_path))
+    assert opened(config, write=hear, poll_seconds=0.05).run() == EXIT_PREEMPTED
+    assert len(said) > 1
+    assert told(tmp_path) == ["attempt", "commit", "preempted"]
+
+
+def test_what_a_killed_supervisor_left_in_pieces_is_ended_and_counted(
+    opened, tmp_path, monkeypatch
+):
+    Launcher(monkeypatch, "", "tell('attempt'); tell('done')")
+    (tmp_path / "control").mkdir()
+    ledger.append(tmp_path / "ledger.jsonl", "attempt", attempt=1, step=0, token="t")
+    rank = subprocess.Popen(
+        [sys.executable, "-c", "import time; time.sleep(60)"],
+        env={**os.environ, processes.RUN_VARIABLE: processes.mark(tmp_path), "RANK": "0"},
+    )
+    assert supervise(opened, tmp_path, []) == 0
+    rank.wait(5)
+    assert told(tmp_path) == ["attempt", "crash", "attempt", "done"]
+
+
+def test_a_run_that_somebody_trains_by_hand_is_left_alone(opened, tmp_path, monkeypatch):
+    from pretrain import run_folder
+
+    Launcher(monkeypatch, "tell('attempt'); tell('done')")
+    with run_folder.lock(tmp_path), pytest.raises(ValueError, match="being trained by another"):
+        supervise(opened, tmp_path, [])
+    assert supervise(opened, tmp_path, []) == 0
+
+
+def test_a_stale_build_lock_is_deleted_before_a_launch(opened, tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "extensions"))
+    lock = tmp_path / "extensions" / "cpu_adam" / "lock"
+    lock.parent.mkdir(parents=True)
+    lock.touch()
+    Launcher(
+        monkeypatch, f"assert not os.path.exists({str(lock)!r}); tell('attempt'); tell('done')"
+    )
+    said = []
+    assert supervise(opened, tmp_path / "run", said) == 0
+    assert f"{lock}: deleted" in "".join(said)
+
+
+def test_a_dry_run_tells_the_decision_and_the_command_and_does_nothing(tmp_path):
+    config = RunConfig(folder=str(tmp_path / "run"))
+    words = supervisor.forecast(config)
+    assert "next: Launch" in words
+    assert "pretrain.train" in words
+    assert not (tmp_path / "run").exists()
+    ledger_path = tmp_path / "run" / "ledger.jsonl"
+    ledger_path.parent.mkdir()
+    ledger.append(ledger_path, "done", step=3)
+    before = ledger_path.read_bytes()
+    assert supervisor.forecast(config) == "next: Finished()\n"
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["ledger.jsonl"]
+    assert ledger_path.read_bytes() == before
+
+
+def test_it_needs_no_torch_and_little_memory(tmp_path):
+    """In a process of its own, while it watches."""
+    code = f"""
+import sys, psutil
+sys.path.insert(0, {str(ROOT)!r})
+from tests.pretrain.test_supervisor import HEAD
+from pretrain import checks, report, supervisor
+from pretrain.supervision import launch, agent
+from pretrain.config import RunConfig
+script = HEAD.format(run={str(tmp_path)!r}) + "tell('attempt'); time.sleep(1); tell('done')"
+launch.command = lambda *a: [sys.executable, "-c", script]
+most = 0
+def look(self, job, order, wait=supervisor.Supervisor._wait):
+    reason = wait(self, job, order)
+    print("MB", psutil.Process().memory_info().rss / 1e6)
+    return reason
+supervisor.Supervisor._wait = look
+assert supervisor.Supervisor(RunConfig(folder={str(tmp_path)!r})).run() == 0
+print("heavy:", sorted({{"torch", "deepspeed", "matplotlib"}} & {{*sys.modules}}))
+"""
+    code = code.replace("from tests.pretrain.test_supervisor import HEAD", f"HEAD = {HEAD!r}")
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    assert "heavy: []" in done.stdout
+    megabytes = float(done.stdout.split("MB ")[1].split()[0])
+    assert megabytes < 100, megabytes

@@ -1,0 +1,194 @@
+"""How an attempt is started on a machine: the launcher's command line and its environment.
+
+Imports no torch.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import shutil
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from pretrain import ledger
+from pretrain.config import RunConfig, SupervisionConfig
+from pretrain.supervision import orders, processes
+from pretrain.supervision.nodes import Place
+
+MODULE = "pretrain.train"
+"""What the launcher starts. Tests of faults start a module of theirs that goes on to this one."""
+RECIPE = "supervised.yaml"
+"""The recipe as merged, which the ranks read."""
+
+
+def gpu_count() -> int:
+    """GPUs of this machine that we may use, found without torch."""
+    present = len(list(Path("/dev").glob("nvidia[0-9]*")))
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return present
+    return min(present, len([device for device in visible.split(",") if device.strip()]))
+
+
+def default_ranks() -> int:
+    """One a GPU of this machine, or two where there is none."""
+    return gpu_count() or 2
+
+
+def world_size(config: RunConfig, nodes: int) -> int:
+    """Ranks that a launch will have: each machine's, or as many as a hostfile has slots.
+
+    Raises:
+        ValueError: the hostfile cannot be read, or has none.
+    """
+    if not config.supervision.hostfile:
+        return nodes * (config.training.ranks or default_ranks())
+    path = Path(config.supervision.hostfile)
+    text = path.read_text(encoding="utf-8") if path.is_file() else ""
+    slots = sum(map(int, re.findall(r"^[^#\n]+\sslots=(\d+)", text, flags=re.MULTILINE)))
+    if not slots:
+        raise ValueError(
+            f"supervision.hostfile: {path} names no machine; it needs lines such as `gpu-1 slots=8`"
+        )
+    return slots
+
+
+def free_port() -> int:
+    """A TCP port that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def find_launcher(config: SupervisionConfig) -> str:
+    """The launcher's program: beside this Python, else on PATH.
+
+    Raises:
+        ValueError: there is none; how to get one is named.
+    """
+    name = config.launcher
+    beside = Path(sys.executable).with_name(name)
+    program = str(beside) if beside.is_file() else shutil.which(name)
+    if program is None:
+        ways = {"deepspeed": "install the package deepspeed into this environment"}
+        ways |= {"torchrun": "install the package torch into this environment"}
+        raise ValueError(
+            f"supervision.launcher: no `{name}` beside {sys.executable} nor on PATH; "
+            f"{ways.get(name, 'start this inside a Slurm allocation')}, or choose another launcher"
+        )
+    return program
+
+
+def refuse_agents(config: SupervisionConfig, nodes: int) -> None:
+    """Refuse agents on several machines with a launcher that reaches them all by itself.
+
+    Raises:
+        ValueError: names both ways out.
+    """
+    if nodes > 1 and (config.hostfile or config.launcher == "srun"):
+        by = "supervision.hostfile" if config.hostfile else "supervision.launcher srun"
+        raise ValueError(
+            f"--nodes {nodes} with {by}, which starts the ranks of all machines from one; start "
+            "one supervisor without --nodes, or an agent on each machine without that setting"
+        )
+
+
+def command(config: RunConfig, run: Path, order: orders.Order, node: int = 0) -> list[str]:
+    """The launcher's command line for one attempt, on one machine.
+
+    Args:
+        config: the recipe.
+        run: its folder.
+        order: says where rank 0 is, and how many machines and ranks there are.
+        node: number of this machine.
+
+    Raises:
+        ValueError: there is no such launcher here.
+    """
+    program, name = find_launcher(config.supervision), config.supervision.launcher
+    trained = [MODULE, str(run / RECIPE)]
+    if name == "srun":
+        tasks = ["--kill-on-bad-exit=1", "--ntasks-per-node", str(order.ranks)]
+        return [program, *tasks, sys.executable, "-u", "-m", *trained]
+    place, port = str(node), str(order.port)
+    if name == "torchrun":
+        words = ["--nnodes", str(order.nodes), "--node-rank", place]
+        words += ["--nproc-per-node", str(order.ranks)]
+        return [
+            program,
+            *words,
+            "--master-addr",
+            order.address,
+            "--master-port",
+            port,
+            "--module",
+        ] + (trained)
+    if config.supervision.hostfile:
+        words = ["--hostfile", config.supervision.hostfile]
+    elif order.nodes > 1:
+        words = ["--hostfile", str(hostfile(run)), "--no_ssh", "--node_rank", place]
+        words += ["--master_addr", order.address]
+    else:
+        words = ["--num_gpus", str(order.ranks)]
+    return [program, *words, "--master_port", port, "--module", *trained]
+
+
+def next_order(config: RunConfig, place: Place, records: Sequence[ledger.Record]) -> orders.Order:
+    """The order for a run's next attempt, with a token and a port that no other has."""
+    return orders.Order(
+        token=secrets.token_hex(8),
+        attempt=ledger.fold(records, config.training.seed).attempts + 1,
+        state=orders.RUN,
+        nodes=place.count,
+        ranks=config.training.ranks or default_ranks(),
+        address=place.address,
+        port=free_port(),
+    )
+
+
+def hostfile(run: Path) -> Path:
+    """The hostfile that agents hand to the deepspeed launcher, which wants one of several nodes."""
+    return orders.folder_of(run) / "hostfile"
+
+
+def write_hostfile(run: Path, nodes: int, ranks: int) -> None:
+    """Write it; the names are looked up by nobody, each node has its agent."""
+    path = hostfile(run)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(f"node-{node} slots={ranks}\n" for node in range(nodes)))
+
+
+def environment(
+    environ: Mapping[str, str], run: Path, order: orders.Order, node: int = 0
+) -> dict[str, str]:
+    """The launcher's environment: ours, the run's mark and the order's token."""
+    ours = marks(run, order, node)
+    if not gpu_count():
+        ours |= {"DS_ACCELERATOR": environ.get("DS_ACCELERATOR", "cpu")}
+    return {**environ, **ours}
+
+
+def marks(run: Path, order: orders.Order, node: int = 0) -> dict[str, str]:
+    """The variables by which a process is known as one of an attempt."""
+    return {processes.RUN_VARIABLE: processes.mark(run, node), orders.TOKEN_VARIABLE: order.token}
+
+
+def pass_on_over_ssh(run: Path, order: orders.Order, environ: Mapping[str, str]) -> dict[str, str]:
+    """Have the deepspeed launcher carry the marks to the machines of a hostfile.
+
+    It passes on only what a file names, `.deepspeed_env` at home or that of DS_ENV_FILE; ours holds
+    the user's lines as well.
+
+    Returns:
+        The variable that names our file.
+    """
+    theirs = Path.home() / environ.get("DS_ENV_FILE", ".deepspeed_env")
+    lines = theirs.read_text().splitlines() if theirs.is_file() else []
+    lines += [f"{name}={value}" for name, value in marks(run, order).items()]
+    path = (orders.folder_of(run) / "deepspeed_env").resolve()
+    path.write_text("".join(f"{line}\n" for line in lines))
+    return {"DS_ENV_FILE": str(path)}

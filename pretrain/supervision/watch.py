@@ -1,0 +1,132 @@
+"""What a supervisor sees of a running attempt, and what it complains of.
+
+Imports no torch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from pretrain import metrics
+from pretrain.config import SupervisionConfig
+from pretrain.supervision import heartbeat
+
+_STEPS = 1000
+"""Last steps whose duration says how long one may take."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Complaint:
+    """Why an attempt has to be ended."""
+
+    kind: str
+    """ladders.CRASH or ladders.HANG."""
+    reason: str
+
+
+def complain(kind: str, reason: str) -> Complaint | None:
+    """A complaint where there is a reason for one."""
+    return Complaint(kind, reason) if reason else None
+
+
+class Watch:
+    """One attempt's signs of life."""
+
+    def __init__(
+        self,
+        run: Path,
+        token: str,
+        config: SupervisionConfig,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Begin to watch, without having seen anything yet."""
+        self._run, self._token, self._config, self._clock = run, token, config, clock
+        self._metrics = Follower(run / metrics.METRICS)
+        self._seconds: deque[float] = deque(maxlen=_STEPS)
+        self._beat, self._heard = heartbeat.NO_BEAT, clock()
+        self._known: set[str] = set()
+        self._incomplete_since: float | None = None
+        self.newest: dict[str, Any] | None = None
+        """The newest line of metrics.jsonl that was written since."""
+
+    def look(self) -> str:
+        """Read heartbeat and metrics; says why the attempt hangs, "" where it does not."""
+        now, beat, lines = (
+            self._clock(),
+            heartbeat.read(self._run, self._token),
+            self._metrics.new(),
+        )
+        if lines:
+            self.newest = lines[-1]
+            self._seconds.extend(line["seconds"] for line in lines)
+        if lines or beat != self._beat:
+            self._beat, self._heard = beat, now
+        limit = heartbeat.silence_limit(beat.phase, self._seconds, self._config)
+        if now - self._heard <= limit:
+            return ""
+        return f"nothing was heard of it for {limit:.0f} s in phase {beat.phase}, step {beat.step}"
+
+    def count(self, ranks: set[str]) -> str:
+        """Take in which ranks of this machine live; says if some have gone and others stay.
+
+        The launcher does not see a rank that ends well before its time, and it is given some
+        seconds to see to the others. Below srun nobody's environment tells a rank from what it
+        started; there only silence tells.
+        """
+        if self._config.launcher == "srun":
+            return ""
+        now = self._clock()
+        self._known |= ranks
+        gone = self._known - ranks
+        if not gone:
+            self._incomplete_since = None
+            return ""
+        if self._incomplete_since is None:
+            self._incomplete_since = now
+        if now - self._incomplete_since <= self._config.grace_seconds:
+            return ""
+        names = ", ".join(sorted(gone, key=int))
+        return f"rank {names} has ended, and its launcher or other ranks go on"
+
+
+_LONGEST_LINE = 1 << 16
+"""Bytes."""
+
+
+class Follower:
+    """The new whole lines of a growing JSON Lines file, without reading it twice."""
+
+    def __init__(self, path: Path) -> None:
+        """Begin at the end of the last whole line: an attempt that begins cuts off a torn one."""
+        self._path, self._offset = path, 0
+        if path.exists():
+            with path.open("rb") as file:
+                start = file.seek(max(0, path.stat().st_size - _LONGEST_LINE))
+                self._offset = start + file.read().rfind(b"\n") + 1
+
+    def new(self) -> list[dict[str, Any]]:
+        """The lines since the last call."""
+        if not self._path.exists():
+            return []
+        with self._path.open("rb") as file:
+            file.seek(self._offset)
+            data = file.read()
+        whole = data.rfind(b"\n") + 1
+        self._offset += whole
+        lines = map(_mapping, data[:whole].splitlines())
+        return [line for line in lines if line is not None]
+
+
+def _mapping(line: bytes) -> dict[str, Any] | None:
+    """What a line says; `None` where a disk has spoiled it, which is not for a watcher to judge."""
+    try:
+        value = json.loads(line)
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None

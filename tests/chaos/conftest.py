@@ -1,0 +1,172 @@
+"""A tiny run under a true supervisor with true DeepSpeed processes, and what to compare it with."""
+
+import contextlib
+import io
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from pretrain import checkpoints, ledger, metrics
+from pretrain.supervision import processes
+from tests.chaos.fault import PLAN
+from tests.pretrain.conftest import corpus, recipe  # noqa: F401 - fixtures
+
+ROOT = Path(__file__).parents[2]
+STEPS = 16
+SHORT = (
+    f"training.steps={STEPS}",
+    "training.checkpoint_interval=4",
+    "training.evaluation_interval=8",
+    "training.checkpoints_kept=4",
+    "spike.margin_steps=1",
+    "spike.confirm_steps=4",
+    "supervision.max_crashes=9",
+    "supervision.max_hangs=9",
+    "supervision.max_stalled=20",
+    "supervision.hang_seconds=60",
+    "supervision.grace_seconds=3",
+)
+PATIENCE = 300.0
+"""Seconds for what takes ten on a machine that does nothing else."""
+
+
+@pytest.fixture(scope="session")
+def undisturbed(run_ranks, recipe, tmp_path_factory):  # noqa: F811
+    """The final weights of the run to which nothing happens."""
+    from pretrain import train
+
+    folder = tmp_path_factory.mktemp("undisturbed") / "run"
+
+    def work():
+        with contextlib.redirect_stdout(io.StringIO()):
+            return train.main([str(recipe.path), f"folder={folder}", *SHORT])
+
+    assert run_ranks(2, work) == [0, 0]
+    return weights(folder)
+
+
+def weights(run):
+    """The fp32 weights of a run's last checkpoint, which is whole."""
+    from pretrain.engine import consolidated_weights
+
+    folder = checkpoints.folder_of(run, STEPS)
+    checkpoints.read_manifest(folder)
+    return consolidated_weights(folder)
+
+
+class Chaos:
+    """A run in a folder, and the processes that a test starts for it."""
+
+    def __init__(self, folder, recipe_path):
+        self.run, self.recipe = folder / "run", recipe_path
+        self.plan, self.log = folder / "plan.json", folder / "said.log"
+        self.started = []
+        self.schedule({})
+
+    def schedule(self, faults):
+        """Faults by attempt number; each a (what, rank, step) with more fields, or none."""
+        named = {
+            attempt: [
+                dict(zip(("what", "rank", "step", "checkpoint"), f, strict=False)) for f in fs
+            ]
+            for attempt, fs in faults.items()
+        }
+        self.plan.write_text(json.dumps(named))
+
+    def command(self, *words):
+        module = "tests.chaos.supervise"
+        settings = [f"folder={self.run}", *SHORT, *words]
+        return [sys.executable, "-m", module, str(self.recipe), *settings]
+
+    def start(self, *words, before=(), **variables):
+        environment = {**os.environ, PLAN: str(self.plan), "PYTHONPATH": str(ROOT), **variables}
+        with self.log.open("ab") as file:
+            child = subprocess.Popen(
+                [*before, *self.command(*words)],
+                cwd=ROOT,
+                env=environment,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+            )
+        self.started.append(child)
+        return child
+
+    def supervise(self, *words, **keywords):
+        """Start a supervisor and wait for its end; returns its exit code."""
+        return self.start(*words, **keywords).wait(PATIENCE)
+
+    def records(self, *kinds):
+        told = ledger.read(self.run / ledger.FILE_NAME)
+        return [record for record in told if not kinds or record["kind"] in kinds]
+
+    def kinds(self, *kinds):
+        return [record["kind"] for record in self.records(*kinds)]
+
+    def begun_at(self):
+        return [record["step"] for record in self.records("attempt")]
+
+    def wait_for(self, condition):
+        deadline = time.monotonic() + PATIENCE
+        while not condition():
+            assert time.monotonic() < deadline, self.said()
+            time.sleep(0.05)
+
+    def wait_for_pause(self):
+        """Until the attempt stands still, as planned."""
+        self.wait_for((self.run / "paused").exists)
+
+    def go_on(self):
+        (self.run / "paused").unlink()
+
+    def launchers(self):
+        """Process ids of the deepspeed runner and of its launch.py."""
+        found = {}
+        for member in processes.members(self.run):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                words = " ".join(psutil.Process(member.pid).cmdline())
+                if member.rank is None:
+                    found["launch" if "deepspeed.launcher.launch" in words else "runner"] = (
+                        member.pid
+                    )
+        return found
+
+    def signal(self, name, number):
+        os.kill(self.launchers()[name], number)
+
+    def said(self):
+        logs = sorted((self.run / "logs").glob("*.log"))
+        return "\n".join(path.read_text(errors="replace") for path in [self.log, *logs])
+
+    def assert_same_as(self, undisturbed):
+        """Finished, with the very weights and losses; no process and no torn checkpoint is left."""
+        assert self.kinds()[-1] == "done", self.said()
+        mine = weights(self.run)
+        assert mine.keys() == undisturbed.keys()
+        different = [name for name in mine if not mine[name].equal(undisturbed[name])]
+        assert not different, different
+        kept = metrics.surviving(metrics.read(self.run / metrics.METRICS))
+        assert [line["step"] for line in kept] == list(range(STEPS))
+        assert not self.kinds("discontinuity")
+        assert processes.members(self.run) == []
+        assert not list((self.run / "checkpoints").glob("*.partial"))
+
+    def clean_up(self):
+        for child in self.started:
+            if child.poll() is None:
+                child.kill()
+                child.wait()
+        for node in (0, 1):
+            processes.end_all(self.run, 0.0, node)
+
+
+@pytest.fixture
+def chaos(tmp_path, recipe):  # noqa: F811
+    chaos = Chaos(tmp_path, recipe.path)
+    yield chaos
+    chaos.clean_up()

@@ -1,0 +1,17 @@
+"""`python -m tests.chaos.supervise RECIPE ...`: the supervisor, whose ranks have faults planned.
+
+CHAOS_PLAN names the plan (fault.py). CHAOS_CLOCK=1 gives the supervisor a clock that jumps.
+"""
+
+import os
+import sys
+
+from pretrain import __main__ as command_line
+from pretrain.supervision import launch
+from tests.chaos.fault import let_the_clock_jump
+
+if __name__ == "__main__":
+    launch.MODULE = "tests.chaos.fault"
+    if os.environ.get("CHAOS_CLOCK"):
+        let_the_clock_jump()
+    sys.exit(command_line.main(["supervise", *sys.argv[1:]]))

@@ -1,0 +1,253 @@
+"""Everything that is to be survived, one after the other, with true processes.
+
+Several faults strike the same run, each in an attempt of its own, and at its end the weights are
+those of the run to which nothing happened. Each attempt takes some ten seconds.
+"""
+
+import contextlib
+import os
+import random
+import shutil
+import signal
+import subprocess
+import time
+
+import psutil
+import pytest
+
+from pretrain import metrics
+from pretrain.recipe import dump
+from pretrain.supervision import launch, orders, processes
+from pretrain.supervision.nodes import Place
+from pretrain.supervision.orders import EXIT_PREEMPTED
+from tests.chaos.conftest import PATIENCE, ROOT, SHORT, weights
+from tests.chaos.fault import PLAN
+
+KILL, TERMINATE, USER = signal.SIGKILL, signal.SIGTERM, signal.SIGUSR1
+pytestmark = pytest.mark.slow
+
+
+def test_ranks_killed_before_within_and_at_the_end_of_a_save(chaos, undisturbed):
+    chaos.schedule(
+        {
+            1: [("die", 0, 3)],
+            2: [("die-before-save", 1, 8)],
+            3: [("die-while-writing", 0, 8)],
+            4: [("die-when-hashed", 0, 8)],
+            5: [("die-when-committed", 0, 16)],
+        }
+    )
+    assert chaos.supervise() == 0, chaos.said()
+    assert chaos.begun_at() == [0, 0, 4, 4, 4, 12], chaos.said()
+    chaos.assert_same_as(undisturbed)
+
+
+def test_checkpoints_and_ledger_damaged_by_the_disk(chaos, undisturbed):
+    """A damaged checkpoint is told and passed over; `latest` and torn lines are nobody's word."""
+    chaos.schedule(
+        {
+            1: [("flip", 0, 9, 8)],
+            2: [("cut", 0, 9, 8)],
+            3: [("remove", 0, 9, 8)],
+            4: [("tear-ledger", 0, 13)],
+        }
+    )
+    assert chaos.supervise() == 0, chaos.said()
+    assert chaos.begun_at() == [0, 4, 4, 4, 12], chaos.said()
+    reasons = [record["reason"] for record in chaos.records("reject")]
+    assert len(reasons) == 3
+    assert "its hash differs" in reasons[0]
+    assert "bytes" in reasons[1]
+    assert "is missing" in reasons[2]
+    chaos.assert_same_as(undisturbed)
+
+
+def test_launchers_killed_and_terminated_ranks_frozen_and_gone_early(chaos, undisturbed):
+    """The launcher would say success, leave orphans, or wait for ever."""
+    paused = [("pause", 0, 6)]
+    chaos.schedule(
+        {
+            1: paused,
+            2: paused,
+            3: paused,
+            4: [("freeze", 1, 7)],
+            5: [("exit-0", 1, 9)],
+        }
+    )
+    supervisor = chaos.start("supervision.hang_seconds=30")
+    for name, number in (("launch", KILL), ("runner", KILL), ("runner", TERMINATE)):
+        chaos.wait_for_pause()
+        next_log = chaos.run / "logs" / f"attempt-{len(chaos.begun_at()) + 1:03d}.log"
+        struck = time.monotonic()
+        chaos.signal(name, number)
+        chaos.wait_for(next_log.exists)
+        print(f"{name}, signal {number}: launched again {time.monotonic() - struck:.1f} s after")
+        chaos.go_on()
+    assert supervisor.wait(600) == 0, chaos.said()
+    assert chaos.begun_at() == [0, 4, 4, 4, 4, 8], chaos.said()
+    endings = chaos.records("crash", "hang")
+    assert [record["kind"] for record in endings][:4] == ["crash"] * 3 + ["hang"]
+    assert "code 0 and the run is not done" in endings[0]["reason"]
+    assert "nothing was heard of it for" in endings[3]["reason"]
+    chaos.assert_same_as(undisturbed)
+
+
+def test_a_killed_supervisor_is_replaced_by_one_that_adopts_or_ends_what_runs(chaos, undisturbed):
+    chaos.schedule({1: [("pause", 0, 6)], 2: [("die-before-save", 1, 8)]})
+    first = chaos.start()
+    chaos.wait_for_pause()
+    first.kill()
+    first.wait()
+    chaos.signal("launch", KILL)
+    chaos.wait_for(lambda: not chaos.launchers())
+    assert processes.members(chaos.run), "the ranks are to outlive their launcher"
+    second = chaos.start()  # ends the orphans
+    chaos.wait_for(lambda: len(chaos.begun_at()) == 2)
+    chaos.go_on()
+    second.kill()
+    second.wait()
+    assert chaos.launchers().keys() == {"runner", "launch"}
+    assert chaos.supervise() == 0, chaos.said()  # adopts, sees it crash, launches again
+    assert "attempt 2 still runs; watching it" in chaos.said()
+    assert len(chaos.begun_at()) == 3
+    chaos.assert_same_as(undisturbed)
+
+
+def test_torchrun_in_place_of_deepspeed_s_launcher(chaos, undisturbed):
+    chaos.schedule({1: [("die", 1, 6)]})
+    assert chaos.supervise("supervision.launcher=torchrun") == 0, chaos.said()
+    assert "torchrun --nnodes 1" in chaos.said()
+    assert chaos.begun_at() == [0, 4], chaos.said()
+    chaos.assert_same_as(undisturbed)
+
+
+def test_asked_to_leave_with_a_clock_that_jumps(chaos, undisturbed):
+    chaos.schedule(
+        {
+            1: [("clock", "all", 0), ("pause", 0, 6)],
+            2: [("clock", "all", 0), ("pause", 0, 10)],
+            3: [("clock", "all", 0)],
+        }
+    )
+    for number in (TERMINATE, USER):
+        supervisor = chaos.start(CHAOS_CLOCK="1")
+        chaos.wait_for_pause()
+        supervisor.send_signal(number)
+        token = orders.read(chaos.run).token
+        chaos.wait_for(lambda: orders.stop_requested(chaos.run, token))  # noqa: B023
+        chaos.go_on()
+        assert supervisor.wait(300) == EXIT_PREEMPTED, chaos.said()
+        assert processes.members(chaos.run) == []
+    assert [(r["step"], r["saved"]) for r in chaos.records("preempted")] == [(7, True), (11, True)]
+    assert chaos.supervise(CHAOS_CLOCK="1") == 0, chaos.said()
+    assert chaos.begun_at() == [0, 7, 11]
+    chaos.assert_same_as(undisturbed)
+
+
+def can_mount():
+    done = subprocess.run(
+        ["unshare", "-rm", "mount", "-t", "tmpfs", "none", "/mnt"], capture_output=True
+    )
+    return done.returncode == 0
+
+
+@pytest.mark.skipif(not shutil.which("unshare") or not can_mount(), reason="may not mount a tmpfs")
+def test_a_disk_that_is_full_for_a_while(chaos, undisturbed):
+    """Truly full, in the midst of a save: no checkpoint then, and the next one stands."""
+    chaos.schedule({1: [("fill-disk", 1, 8), ("free-disk", 0, 8)]})
+    checkpoints = chaos.run / "checkpoints"
+    checkpoints.mkdir(parents=True)
+    script = (
+        'mount -t tmpfs -o size=64m none "$0" && "$@"; code=$?; cp -r "$0" "$0.kept"; exit $code'
+    )
+    before = ["unshare", "-rm", "sh", "-c", script, str(checkpoints)]
+    (chaos.run / "train.lock").touch()  # what marks the folder as a run's
+    assert chaos.supervise(before=before) == 0, chaos.said()
+    checkpoints.rmdir()
+    checkpoints.with_name("checkpoints.kept").rename(checkpoints)
+    failed = chaos.records("save-failed")
+    assert [record["step"] for record in failed] == [8]
+    assert "No space left" in failed[0]["reason"] or "unexpected pos" in failed[0]["reason"]
+    assert [record["step"] for record in chaos.records("commit")] == [4, 12, 16]
+    chaos.assert_same_as(undisturbed)
+
+
+def test_gradients_that_are_no_numbers_do_not_reach_the_weights(chaos):
+    """One bad update is left out or rolled back; the run ends with finite weights."""
+    chaos.schedule({1: [("nan-gradients", "all", 6)]})
+    assert chaos.supervise() == 0, chaos.said()
+    assert all(tensor.isfinite().all() for tensor in weights(chaos.run).values())
+    lines = metrics.read(chaos.run / metrics.METRICS)
+    assert not [line for line in metrics.surviving(lines) if not line["loss"] < 100]
+
+
+def test_a_zombie_attempt_neither_commits_nor_tells(chaos, recipe, undisturbed):
+    """Frozen before it commits, thawed when another has done its work.
+
+    As if on a machine that the second supervisor cannot see: its processes bear another mark, and
+    its lock is lost, as on some network file systems.
+    """
+    chaos.schedule({1: [("freeze-before-commit", 0, 8)]})
+    elsewhere = chaos.run.with_name("elsewhere")
+    launcher = start_by_hand(chaos, recipe.load(chaos.run, *SHORT), processes.mark(elsewhere))
+    try:
+        chaos.wait_for(lambda: is_stopped(elsewhere, "0"))
+        zombies = [member.pid for member in processes.members(elsewhere)]
+        (chaos.run / "train.lock").unlink()
+        assert chaos.supervise() == 0, chaos.said()
+        assert chaos.begun_at() == [0, 4]
+        told = chaos.records()
+        for pid in zombies:
+            os.kill(pid, signal.SIGCONT)
+        assert launcher.wait(PATIENCE) != 0
+        assert chaos.records() == told
+        assert "this one stops" in (chaos.run / "zombie.log").read_text()
+        chaos.assert_same_as(undisturbed)
+    finally:
+        processes.end_all(elsewhere, 0.0, launcher=launcher.pid)
+        launcher.wait()
+
+
+def start_by_hand(chaos, config, mark):
+    """What a supervisor does for a run's first attempt, but for the mark."""
+    chaos.run.mkdir(parents=True)
+    dump(config, chaos.run / launch.RECIPE)
+    order = launch.next_order(config, Place(), [])
+    orders.give(chaos.run, order)
+    words = launch.command(config, chaos.run, order)
+    words[words.index(launch.MODULE)] = "tests.chaos.fault"
+    environment = launch.environment(os.environ, chaos.run, order)
+    environment |= {PLAN: str(chaos.plan), processes.RUN_VARIABLE: mark}
+    with (chaos.run / "zombie.log").open("wb") as log:
+        return subprocess.Popen(
+            words, cwd=ROOT, env=environment, stdout=log, stderr=log, start_new_session=True
+        )
+
+
+def is_stopped(run, rank):
+    """Whether a rank stands still, by signal."""
+    pids = [member.pid for member in processes.members(run) if member.rank == rank]
+    return any(psutil.Process(pid).status() == psutil.STATUS_STOPPED for pid in pids)
+
+
+def test_a_run_killed_ten_times_at_random_moments_ends_with_the_same_weights(chaos, undisturbed):
+    """Any of its processes, at any moment from its launch on; the supervisor among them."""
+    dice, kills = random.Random(7), 0
+    settings = ("supervision.max_crashes=99", "supervision.max_stalled=99")
+    chaos.schedule({attempt: [("slow", "all", 0)] for attempt in range(1, 30)})
+    supervisor = chaos.start(*settings)
+    while kills < 10:
+        time.sleep(dice.uniform(1.0, 18.0))
+        others = sorted(member.pid for member in processes.members(chaos.run))
+        victim = dice.choice(others) if others and dice.random() < 0.8 else supervisor.pid
+        if supervisor.poll() is not None:
+            break
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(victim, KILL)
+            kills += 1
+        if victim == supervisor.pid:
+            supervisor.wait()
+            supervisor = chaos.start(*settings)
+    assert supervisor.wait(PATIENCE) == 0, chaos.said()
+    print(f"{kills} kills; attempts began at steps {chaos.begun_at()}")
+    chaos.assert_same_as(undisturbed)

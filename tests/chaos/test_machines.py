@@ -1,0 +1,152 @@
+"""Several machines: two network namespaces with an agent each, a hostfile's hosts, srun's tasks."""
+
+import os
+import shutil
+import signal
+import subprocess
+
+import pytest
+
+from pretrain.supervision import jobs, orders, processes
+from pretrain.supervision.orders import EXIT_PREEMPTED
+from tests.chaos.conftest import PATIENCE
+from tests.chaos.fault import PLAN
+
+pytestmark = pytest.mark.slow
+
+NAMESPACES = """
+set -e
+ip link set lo up
+ip link add first type veth peer name second
+unshare -n sleep 3600 & other=$!
+while [ "$(readlink /proc/$other/ns/net)" = "$(readlink /proc/self/ns/net)" ]; do sleep 0.05; done
+ip link set second netns $other
+ip addr add 10.77.0.1/24 dev first
+ip link set first up
+nsenter -t $other -n sh -ec \
+    'ip link set lo up; ip addr add 10.77.0.2/24 dev second; ip link set second up'
+echo $$ $other
+exec sleep 3600
+"""
+
+
+@pytest.fixture
+def nodes():
+    """How to start a command in each of two network namespaces that reach each other."""
+    if not all(map(shutil.which, ("unshare", "nsenter", "ip"))):
+        pytest.skip("needs unshare, nsenter and ip")
+    holder = subprocess.Popen(
+        ["unshare", "-rn", "sh", "-c", NAMESPACES],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    pids = holder.stdout.readline().split()
+    try:
+        if len(pids) != 2:
+            holder.kill()
+            pytest.skip(f"network namespaces are not allowed here: {holder.stderr.read().strip()}")
+        enter = ["nsenter", "--preserve-credentials", "-U", "-n", "-t"]
+        yield [[*enter, pid] for pid in pids]
+    finally:
+        for pid in {*map(int, pids), holder.pid}:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        holder.communicate()
+
+
+def start(chaos, nodes, number):
+    name = ("first", "second")[number]
+    words = ("training.ranks=1", "supervision.node_silence_seconds=20")
+    options = ("--nodes", "2", "--node-rank", str(number), "--master-addr", "10.77.0.1")
+    return chaos.start(*words, *options, before=nodes[number], GLOO_SOCKET_IFNAME=name)
+
+
+def test_a_node_that_dies_is_waited_for_and_nothing_is_lost_but_steps(chaos, nodes, undisturbed):
+    chaos.schedule({1: [("pause", 0, 6)]})
+    leader, agent = start(chaos, nodes, 0), start(chaos, nodes, 1)
+    chaos.wait_for_pause()
+    agent.kill()
+    agent.wait()
+    for member in processes.members(chaos.run, 1):
+        os.kill(member.pid, signal.SIGKILL)
+    chaos.wait_for(lambda: chaos.records("crash", "hang"))
+    chaos.go_on()
+    agent = start(chaos, nodes, 1)
+    assert leader.wait(PATIENCE) == 0, chaos.said()
+    assert agent.wait(PATIENCE) == 0, chaos.said()
+    assert chaos.begun_at() == [0, 4], chaos.said()
+    assert "node 1 was not heard for 20 s" in chaos.records("crash", "hang")[0]["reason"]
+    chaos.assert_same_as(undisturbed)
+
+
+PDSH = """#!/bin/sh
+# pdsh -S -f FANOUT -w HOST,HOST COMMAND: runs it here, once for each host.
+shift 5
+command=$(echo "$*" | sed s/%n/0/)
+sh -c "$command" & first=$!
+command=$(echo "$*" | sed s/%n/1/)
+sh -c "$command" & second=$!
+wait $first; code=$?
+wait $second || code=$?
+exit $code
+"""
+
+
+def test_the_hosts_of_a_hostfile_are_marked_ended_and_launched_again(chaos, tmp_path, undisturbed):
+    """Small programs in place of pdsh and ssh reach two hosts that are this machine."""
+    for name, text in (("pdsh", PDSH), ("ssh", "#!/bin/sh\necho 127.0.0.1\n")):
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    (tmp_path / "hosts").write_text("one slots=1\ntwo slots=1\n")
+    chaos.schedule({1: [("die", 1, 6)]})
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    settings = ("training.ranks=0", f"supervision.hostfile={tmp_path / 'hosts'}")
+    # What is not in a run's own file does not reach a host, the plan of faults neither.
+    (tmp_path / "env").write_text(f"{PLAN}={chaos.plan}\nDS_ACCELERATOR=cpu\n")
+    assert chaos.supervise(*settings, PATH=path, DS_ENV_FILE=str(tmp_path / "env")) == 0, (
+        chaos.said()
+    )
+    assert chaos.begun_at() == [0, 4], chaos.said()
+    chaos.assert_same_as(undisturbed)
+
+
+SRUN = """#!/bin/bash
+# srun --kill-on-bad-exit=1 --ntasks-per-node 2 COMMAND: two tasks on this machine.
+shift 3
+export SLURM_JOB_ID=$RANDOM SLURM_NODEID=0 SLURM_STEP_NUM_TASKS=2 SLURM_STEP_TASKS_PER_NODE=2
+export SLURM_STEP_NODELIST=localhost
+trap 'kill -TERM $first $second' TERM
+SLURM_PROCID=0 SLURM_LOCALID=0 "$@" & first=$!
+SLURM_PROCID=1 SLURM_LOCALID=1 "$@" & second=$!
+code=0
+for task in $first $second; do
+    wait $task; status=$?
+    while kill -0 $task 2>/dev/null; do wait $task; status=$?; done  # a signal had come
+    [ $status -gt $code ] && code=$status
+done
+exit $code
+"""
+
+
+def test_tasks_below_srun_save_and_leave_when_slurm_terminates_them(chaos, tmp_path, undisturbed):
+    """A small program in place of srun passes the signal on, as srun does."""
+    (tmp_path / "srun").write_text(SRUN)
+    (tmp_path / "srun").chmod(0o755)
+    chaos.schedule({1: [("pause", 0, 6)]})
+    variables = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    supervisor = chaos.start("supervision.launcher=srun", **variables)
+    chaos.wait_for_pause()
+    order = orders.read(chaos.run)
+    srun = jobs.find(chaos.run, order)
+    os.kill(srun.pid, signal.SIGTERM)
+    chaos.wait_for(lambda: orders.stop_requested(chaos.run, order.token))
+    chaos.go_on()
+    assert supervisor.wait(PATIENCE) == EXIT_PREEMPTED, chaos.said()
+    assert [(r["step"], r["saved"]) for r in chaos.records("preempted")] == [(7, True)]
+    assert chaos.supervise("supervision.launcher=srun", **variables) == 0, chaos.said()
+    assert chaos.begun_at() == [0, 7]
+    chaos.assert_same_as(undisturbed)

@@ -1,0 +1,139 @@
+"""Runs that never trained: ledger and metrics as an attempt writes them, from a random history."""
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+from pretrain import audit, ledger, metrics
+from pretrain.config import BatchConfig
+
+TOTAL = 37
+"""Blocks of an epoch."""
+BATCH = BatchConfig(global_batch_size=6, micro_batch_size=1, ramp_from=2, ramp_steps=3)
+SEED = 5
+
+
+class History:
+    """A run's records and lines, written by the rules of train.py, a step at a time."""
+
+    def __init__(self, total: int = TOTAL, batch: BatchConfig = BATCH) -> None:
+        self.total, self.batch = total, batch
+        self.records: list[dict[str, Any]] = []
+        self.lines: list[dict[str, Any]] = []
+        self.add("created", seed=SEED, batch=vars(batch))
+        self.attempt, self.step = 0, 0
+
+    def add(self, kind: str, **fields: Any) -> None:
+        self.records.append({"number": len(self.records), "time": 0.0, "kind": kind, **fields})
+
+    @property
+    def state(self) -> ledger.RunState:
+        return ledger.fold(self.records, SEED)
+
+    def begin(self) -> None:
+        """An attempt from the newest surviving checkpoint."""
+        state = self.state
+        self.attempt, self.step = state.attempts + 1, state.resume_step()
+        self.lineage = state.lineage(self.total, self.batch.first_block)
+        manifest = next(
+            (
+                r["manifest"]
+                for r in reversed(self.records)
+                if r["kind"] == "commit" and r["step"] == self.step
+            ),
+            "",
+        )
+        self.add(
+            "attempt",
+            attempt=self.attempt,
+            step=self.step,
+            blocks=self.total,
+            lineage=ledger.lineage_record(self.lineage),
+            manifest=manifest if self.step else "",
+            ranks=2,
+            seed=state.segments[-1][1],
+            host="here",
+        )
+
+    def train(self, steps: int) -> None:
+        for _ in range(steps):
+            place = self.batch.first_block(self.step)
+            self.lines.append(
+                {
+                    "attempt": self.attempt,
+                    "step": self.step,
+                    "loss": 5.0,
+                    "seed": self.lineage.seed_at(place),
+                    "blocks": self.lineage.digest(place, self.batch.size(self.step)),
+                    "tokens": 100,
+                    "seconds": 0.5,
+                    "gradient_norm": 1.0,
+                    "learning_rate": 1e-3,
+                    "loss_scale": 1.0,
+                    "skipped": False,
+                }
+            )
+            self.step += 1
+
+    def commit(self) -> None:
+        self.add(
+            "commit", attempt=self.attempt, step=self.step, manifest=f"{self.attempt}-{self.step}"
+        )
+
+    def spike(self, onset: int) -> None:
+        self.add(
+            "spike",
+            attempt=self.attempt,
+            channel="fast",
+            step=self.step - 1,
+            onset=onset,
+            loss=7.0,
+            baseline=5.0,
+        )
+
+    def roll_back(self, step: int, skip: tuple[int, int] | None = None) -> None:
+        self.add(
+            "rollback",
+            step=step,
+            seed=max(self.state.seeds) + 1,
+            skip=list(skip) if skip else None,
+            rung=2 if skip else 1,
+            onset=step,
+            learning_rate_factor=1.0,
+            learning_rate_steps=0,
+        )
+
+    def audit(self) -> audit.Audit:
+        return audit.examine(self.records, self.lines)
+
+    def write(self, run: Path) -> None:
+        run.mkdir()
+        for record in self.records:
+            fields = {k: v for k, v in record.items() if k not in ("number", "time", "kind")}
+            ledger.append(run / ledger.FILE_NAME, record["kind"], **fields)
+        lines = "".join(json.dumps(line) + "\n" for line in self.lines)
+        (run / metrics.METRICS).write_text(lines)
+
+
+def random_history(seed: int) -> History:
+    """Crashes, commits, spikes, rollbacks and skips, at random."""
+    draw = random.Random(seed)
+    history = History(total=draw.randint(1, 40))
+    for _ in range(draw.randint(1, 6)):
+        history.begin()
+        for _ in range(draw.randint(0, 4)):
+            history.train(draw.randint(0, 5))
+            if draw.random() < 0.6 and history.step:
+                history.commit()
+        if draw.random() < 0.6 and history.step:
+            onset = draw.randrange(history.step)
+            history.spike(onset)
+            targets = [0, *(c for c in history.state.checkpoints if c <= onset)]
+            target = draw.choice(targets)
+            skip = None
+            if draw.random() < 0.6:
+                first = draw.randint(target, history.step)
+                skip = (first, draw.randint(first, history.step))
+            history.roll_back(target, skip)
+    return history

@@ -1,0 +1,55 @@
+"""What rank 0 says of itself, and how long it may be silent."""
+
+import json
+
+import pytest
+
+from pretrain.config import SupervisionConfig
+from pretrain.supervision import heartbeat, orders
+from pretrain.supervision.heartbeat import EVALUATE, INIT, SAVE, STEP, Heartbeat
+
+
+def test_a_beat_is_written_once_a_second_and_at_each_change_of_phase(tmp_path):
+    now = [100.0]
+    heart = Heartbeat(tmp_path, "t", clock=lambda: now[0])
+    assert heartbeat.read(tmp_path, "t") == heartbeat.NO_BEAT
+    assert heart.beat(STEP, 1)
+    assert not heart.beat(STEP, 2)
+    assert heartbeat.read(tmp_path, "t").step == 1
+    now[0] += 1.0
+    assert heart.beat(STEP, 3)
+    assert heart.beat(SAVE, 3)
+    assert not heart.beat(SAVE, 3)
+    assert heart.beat(STEP, 3)
+    assert heartbeat.read(tmp_path, "t") == heartbeat.Beat(STEP, 3, 4)
+
+
+def test_another_attempt_s_beat_says_nothing(tmp_path):
+    Heartbeat(tmp_path, "old").beat(SAVE, 9)
+    assert heartbeat.read(tmp_path, "new") == heartbeat.NO_BEAT
+
+
+def test_a_torn_beat_says_nothing_and_harms_nobody(tmp_path):
+    Heartbeat(tmp_path, "t").beat(STEP, 9)
+    path = orders.folder_of(tmp_path) / heartbeat.FILE_NAME
+    path.write_text(json.dumps({"token": "t"})[:-3])
+    assert heartbeat.read(tmp_path, "t") == heartbeat.NO_BEAT
+    assert [p.name for p in path.parent.iterdir()] == [path.name]
+
+
+@pytest.mark.parametrize(
+    ("phase", "seconds", "limit"),
+    [
+        (INIT, [99.0], 500),
+        (SAVE, [99.0], 300),
+        (EVALUATE, [99.0], 400),
+        (STEP, [], 60),
+        (STEP, [0.1] * 1000, 60),
+        (STEP, [8.0] * 1000, 80),
+        (STEP, [8.0] * 98 + [1000.0] * 2, 10_000),
+        (STEP, [8.0] * 99 + [1000.0], 80),
+    ],
+)
+def test_each_phase_has_its_limit_and_a_step_s_follows_the_last_steps(phase, seconds, limit):
+    config = SupervisionConfig(init_seconds=500, save_seconds=300, evaluate_seconds=400)
+    assert heartbeat.silence_limit(phase, seconds, config) == limit

@@ -1,0 +1,82 @@
+"""An attempt's launcher: started, found again, ended."""
+
+import os
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from pretrain.config import RunConfig
+from pretrain.supervision import jobs, launch, orders, processes
+from pretrain.supervision.orders import Order
+
+ORDER = Order("t", 1, orders.RUN)
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """A run whose launcher starts a rank and waits for it; ended in any case."""
+    rank = "import time; print('rank', flush=True); time.sleep(60)"
+    script = (
+        "import os, subprocess, sys; "
+        f"subprocess.run([sys.executable, '-c', {rank!r}], env={{**os.environ, 'RANK': '3'}}, "
+        "start_new_session=True)"
+    )
+    monkeypatch.setattr(launch, "command", lambda *_: [sys.executable, "-c", script])
+    yield tmp_path
+    processes.end_all(tmp_path, 0.0)
+
+
+def start(run):
+    log = jobs.log_of(run, 1)
+    job = jobs.start(RunConfig(), run, ORDER, 0, log)
+    while "rank" not in log.read_text():
+        assert not job.ended()
+    return job
+
+
+def test_a_launcher_is_started_with_the_marks_and_ended_with_its_ranks(run):
+    job = start(run)
+    assert job.code() is None
+    assert job.ranks() == {"3"}
+    tokens = {orders.token_of(member.environment) for member in processes.members(run)}
+    assert tokens == {"t"}
+    job.end(5.0)
+    assert job.ended()
+    assert job.code() != 0
+    assert processes.members(run) == []
+    assert jobs.tail(jobs.log_of(run, 1)) == "rank\n"
+
+
+def test_the_launcher_of_an_order_that_counts_is_found_again_and_of_no_other(run, monkeypatch):
+    # As below srun: what Slurm says of this process is inherited by all.
+    monkeypatch.setenv("SLURM_PROCID", "0")
+    job = start(run)
+    found = jobs.find(run, ORDER)
+    assert found is not None
+    assert found.ranks() == {"3"}
+    assert not found.ended()
+    for other in (None, Order("u", 2, orders.RUN), Order("t", 1, orders.STOP)):
+        assert jobs.find(run, other) is None
+    assert jobs.find(run, ORDER, node=1) is None
+    found.end(5.0)
+    assert found.ended()
+    assert found.code() is None
+    job.end(0.0)
+
+
+def test_a_dead_launcher_that_nobody_buries_has_ended(run):
+    child = subprocess.Popen([sys.executable, "-c", ""], env={**os.environ})
+    job = jobs.Job(run, 0, child.pid)
+    waiting = threading.Event()
+    while not job.ended():
+        waiting.wait(0.02)
+    child.wait()
+    assert job.ended()
+
+
+def test_each_machine_has_logs_of_its_own(tmp_path):
+    assert jobs.log_of(tmp_path, 3).name == "attempt-003.log"
+    assert jobs.log_of(tmp_path, 3, 2).name == "attempt-003-node-002.log"
+    assert jobs.tail(jobs.log_of(tmp_path, 3)) == ""

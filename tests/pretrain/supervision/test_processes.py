@@ -1,0 +1,128 @@
+"""The processes of a run on a machine: found, ended, buried; and the locks they leave."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+from pretrain.supervision import processes
+
+
+def process(run, code, node=0):
+    """A process of a run, ready when this returns."""
+    environment = {**os.environ, processes.RUN_VARIABLE: processes.mark(run, node)}
+    child = subprocess.Popen(
+        [sys.executable, "-c", f"{code}; print(1, flush=True); import time; time.sleep(60)"],
+        env=environment,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    )
+    assert child.stdout.readline() == b"1\n"
+    child.stdout.close()
+    return child
+
+
+def pids(run, node=0):
+    return {member.pid for member in processes.members(run, node)}
+
+
+def end(child):
+    child.kill()
+    child.wait(10)
+
+
+def test_every_process_of_a_run_is_ended_even_one_that_ignores_the_signal(tmp_path):
+    run, other = tmp_path / "run", tmp_path / "run-2"
+    polite = process(run, "pass")
+    stubborn = process(run, "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)")
+    strangers = [process(other, "pass"), process(run, "pass", node=1)]
+    try:
+        assert pids(run) == {polite.pid, stubborn.pid}
+        processes.end_all(run, 0.6, launcher=stubborn.pid)
+        assert stubborn.wait(5) == -signal.SIGKILL
+        assert pids(run) == set()
+        assert [stranger.poll() for stranger in strangers] == [None, None]
+    finally:
+        for child in (polite, stubborn, *strangers):
+            end(child)
+
+
+def test_one_that_was_stopped_is_woken_to_hear_that_it_is_to_end(tmp_path):
+    child = process(tmp_path, "pass")
+    os.kill(child.pid, signal.SIGSTOP)
+    started = time.monotonic()
+    processes.end_all(tmp_path, 30.0, launcher=child.pid)
+    assert time.monotonic() - started < 20
+    assert child.wait(5) == -signal.SIGTERM
+
+
+def test_a_grandchild_in_another_session_is_found(tmp_path):
+    code = (
+        "import subprocess, sys; "
+        "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'],"
+        " start_new_session=True, stdout=subprocess.DEVNULL)"
+    )
+    child = process(tmp_path, code)
+    assert len(pids(tmp_path)) == 2
+    processes.end_all(tmp_path, 5, launcher=child.pid)
+    child.wait(5)
+    assert pids(tmp_path) == set()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="orphans can be adopted on Linux alone")
+def test_orphans_are_adopted_and_buried(tmp_path):
+    code = f"""
+import os, pathlib, subprocess, sys, time
+from pretrain.supervision import processes
+import psutil
+run = pathlib.Path({str(tmp_path)!r})
+processes.adopt_orphans()
+os.environ[processes.RUN_VARIABLE] = processes.mark(run)
+sleep = "import time; time.sleep(60)"
+start = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {{sleep!r}}])"
+subprocess.run([sys.executable, "-c", start], check=True)
+(orphan,) = processes.members(run)
+assert psutil.Process(orphan.pid).ppid() == os.getpid()
+processes.end_all(run, 5)
+assert not psutil.pid_exists(orphan.pid), "not buried"
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_a_lock_is_cleared_when_nobody_has_it_open_and_only_then(tmp_path):
+    stale, held = tmp_path / "cpu_adam" / "lock", tmp_path / "py311_cpu" / "fused_adam" / "lock"
+    for path in (stale, held):
+        path.parent.mkdir(parents=True)
+        path.touch()
+    (tmp_path / "cpu_adam" / "build.ninja").touch()
+    with held.open():
+        assert processes.clear_build_locks(tmp_path) == [stale]
+        assert not stale.exists()
+    assert processes.clear_build_locks(tmp_path) == [held]
+    assert (tmp_path / "cpu_adam" / "build.ninja").exists()
+    assert processes.clear_build_locks(tmp_path / "missing") == []
+
+
+def test_the_extensions_folder_is_where_torch_would_build(monkeypatch):
+    monkeypatch.delenv("TORCH_EXTENSIONS_DIR", raising=False)
+    from torch.utils.cpp_extension import get_default_build_root
+
+    assert str(processes.extensions_folder(os.environ)) == get_default_build_root()
+    assert str(processes.extensions_folder({"TORCH_EXTENSIONS_DIR": "/x"})) == "/x"
+
+
+def test_what_cannot_be_ended_is_named(tmp_path, monkeypatch):
+    child = process(tmp_path, "pass")
+    monkeypatch.setattr(os, "kill", lambda pid, number: None)
+    monkeypatch.setattr(processes, "_LAST_WAIT", 0.1)
+    try:
+        with pytest.raises(TimeoutError, match=rf"processes {child.pid} .* cannot be ended"):
+            processes.end_all(tmp_path, 0.1)
+    finally:
+        monkeypatch.undo()
+        end(child)
+    assert not psutil.pid_exists(child.pid)

@@ -1,0 +1,85 @@
+"""`python -m pretrain supervise`: what it refuses, and what it would do."""
+
+import os
+
+import pytest
+
+from pretrain import __main__ as command_line
+from pretrain import ledger, supervisor
+from pretrain.config import RunConfig
+
+
+@pytest.fixture
+def supervise(recipe, tmp_path, capsys):
+    def run(*words):
+        code = command_line.main(
+            ["supervise", str(recipe.path), f"folder={tmp_path / 'run'}", *words]
+        )
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return run
+
+
+def test_a_dry_run_prints_the_decision_and_the_command_and_touches_nothing(supervise, tmp_path):
+    code, told, _ = supervise("--dry-run")
+    assert code == 0
+    assert "next: Launch" in told
+    assert "from step 0: " in told
+    assert "--num_gpus 2" in told
+    assert "--module pretrain.train" in told
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_dry_run_of_several_nodes_shows_this_node_s_command(supervise):
+    code, told, _ = supervise("training.ranks=1", "--dry-run", "--nodes", "2", "--master-addr", "a")
+    assert code == 0
+    assert "--no_ssh --node_rank 0 --master_addr a" in told
+
+
+def test_another_machine_s_agent_may_come_before_the_leader(supervise, tmp_path):
+    (tmp_path / "run" / "control").mkdir(parents=True)
+    assert supervise("--dry-run")[0] == 0
+
+
+def test_ranks_of_all_machines_must_share_a_batch(supervise):
+    code, _, error = supervise("training.ranks=1", "--dry-run", "--nodes", "3")
+    assert code == 2
+    assert "x 3 ranks" in error
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--nodes", "2", "--node-rank", "2"), "--node-rank 2 with --nodes 2"),
+        (("supervision.launcher=mpirun",), "one of deepspeed, torchrun, srun"),
+        (("supervision.hostfile=nowhere",), "nowhere names no machine"),
+        (("supervision.launcher=srun", "--nodes", "2"), "without --nodes"),
+    ],
+)
+def test_what_cannot_be_launched_is_refused_with_the_way_out(
+    supervise, tmp_path, monkeypatch, words, message
+):
+    code, _, error = supervise(*words)
+    assert code == 2
+    assert message in error
+    assert not (tmp_path / "run" / "ledger.jsonl").exists()
+
+
+def test_a_launcher_that_is_not_there_is_refused(supervise, tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    code, _, error = supervise("supervision.launcher=srun")
+    assert code == 2
+    assert "no `srun` beside" in error
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_folder_in_use_is_refused_with_its_holder_named(supervise, tmp_path):
+    first = supervisor.Supervisor(RunConfig(folder=str(tmp_path / "run")))
+    try:
+        code, _, error = supervise()
+    finally:
+        first._lock.close()
+    assert code == 2
+    assert f"in use by another supervisor (process {os.getpid()}" in error
+    assert ledger.read(tmp_path / "run" / ledger.FILE_NAME) == []
