@@ -83,6 +83,7 @@ def save(
     write: Callable[[Path], None],
     gather: Gather,
     rank: int,
+    token: str = "",
     before_commit: Callable[[], None] = lambda: None,
 ) -> None:
     """Write and commit a checkpoint; every rank calls this after the same step.
@@ -94,13 +95,14 @@ def save(
         write: writes this rank's files below a folder (`Engine.save`).
         gather: every rank's value, on every rank.
         rank: this rank's number.
+        token: of the attempt; keeps its staging folder apart from that of one that is over.
         before_commit: asked on rank 0 when all is written; raises where it must not be committed.
 
     Raises:
         Failure: on every rank; nothing was committed, and what was written is removed.
     """
     final = folder_of(run, step)
-    staging = final.with_name(final.name + ".partial")
+    staging = final.with_name(f"{final.name}{token and '.'}{token}.partial")
 
     def prepare() -> None:
         if rank == 0:

@@ -358,6 +358,7 @@ class Attempt:
                 write=self.engine.save,
                 gather=self.gather,
                 rank=self.ranks.rank,
+                token=self.start.token,
                 before_commit=self._refuse_superseded,
             )
             self._on_rank_0(lambda: self._commit(step))
