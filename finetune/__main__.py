@@ -7,6 +7,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from pretrain.settings import parse_arguments
+
 EXIT_DONE = 0
 EXIT_RUN_FAILED = 1
 EXIT_USAGE = 2
@@ -15,7 +17,7 @@ EXIT_INTERRUPTED = 130
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
-    options = _parse(arguments)
+    options = parse_arguments(_parser(), arguments)
     try:
         code: int = options.action(options)
     except (ValueError, OSError) as error:
@@ -26,17 +28,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"finetune {options.command}: stopped\n")
         return EXIT_INTERRUPTED
     return code
-
-
-def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """Options with `overrides` wherever they stand; argparse takes positionals in one row alone."""
-    parser = _parser()
-    options, rest = parser.parse_known_args(arguments)
-    if rest and (options.command != "glue" or any(word.startswith("-") for word in rest)):
-        parser.error(f"unrecognized arguments: {' '.join(rest)}")
-    if rest:
-        options.overrides += rest
-    return options
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -8,13 +8,15 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from pretrain.settings import parse_arguments
+
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
-    options = _parser().parse_args(arguments)
+    options = parse_arguments(_parser(), arguments)
     try:
         code: int = options.action(options)
     except (ValueError, OSError) as error:

@@ -6,14 +6,31 @@ nearest known name, values of the wrong kind with what would be accepted. Import
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import difflib
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+
+
+def parse_arguments(
+    parser: argparse.ArgumentParser, arguments: Sequence[str] | None
+) -> argparse.Namespace:
+    """Parse a command line whose key=value words (`overrides`) may stand anywhere.
+
+    argparse takes positional words in one row alone.
+    """
+    options, rest = parser.parse_known_args(arguments)
+    strange = [word for word in rest if word.startswith("-") or not hasattr(options, "overrides")]
+    if strange:
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    if rest:
+        options.overrides += rest
+    return options
 
 
 def check(condition: bool, name: str, value: object, accepted: str) -> None:

@@ -1,5 +1,6 @@
 """YAML and key=value words to typed records."""
 
+import argparse
 import dataclasses
 
 import pytest
@@ -110,3 +111,24 @@ def test_merging_goes_section_by_section_and_changes_neither_side():
     assert settings.merge(base, delta) == {"a": {"x": 1, "y": 3}, "b": 1, "c": 4}
     assert base == {"a": {"x": 1, "y": 2}, "b": 1}
     assert settings.merge({"a": 1}, {"a": {"x": 2}}) == {"a": {"x": 2}}
+
+
+def test_key_value_words_may_stand_anywhere_and_other_words_nowhere(capsys):
+    parser = argparse.ArgumentParser()
+    commands = parser.add_subparsers(dest="command")
+    command = commands.add_parser("go")
+    command.add_argument("recipe")
+    command.add_argument("overrides", nargs="*")
+    command.add_argument("--ranks", type=int)
+    commands.add_parser("stay").add_argument("run")
+    for words in (
+        ["go", "a", "b=1", "c=2", "--ranks", "3"],
+        ["go", "--ranks", "3", "a", "b=1", "c=2"],
+        ["go", "a", "b=1", "--ranks", "3", "c=2"],
+    ):
+        options = settings.parse_arguments(parser, words)
+        assert (options.recipe, options.overrides, options.ranks) == ("a", ["b=1", "c=2"], 3)
+    for words in (["go", "a", "--no"], ["stay", "run", "b=1"]):
+        with pytest.raises(SystemExit):
+            settings.parse_arguments(parser, words)
+        assert "unrecognized arguments" in capsys.readouterr().err
