@@ -9,6 +9,8 @@ from typing import Any
 from pretrain import ledger, metrics
 
 LOSS_PLOT = "loss.png"
+_LINE, _LINES = 0.05, 8
+"""Height of a line of text, as a share of the picture's, and how many there is room for."""
 
 
 def plot_loss(run: Path) -> Path:
@@ -39,18 +41,18 @@ def plot_loss(run: Path) -> Path:
         axes.plot(
             *_columns(validation, "loss"), "o-", color="black", ms=4, lw=1, label="validation loss"
         )
-    top = axes.get_ylim()[1]
-    for record in ledger.read(run / ledger.FILE_NAME):
-        if record["kind"] == "rollback":
-            axes.axvline(record["step"], color="tab:red", ls="--", lw=1)
-            axes.text(
-                record["step"],
-                top,
-                f" rollback to {record['step']}, seed {record['seed']}",
-                color="tab:red",
-                va="top",
-                fontsize=9,
-            )
+    rollbacks = [r for r in ledger.read(run / ledger.FILE_NAME) if r["kind"] == "rollback"]
+    for number, record in enumerate(rollbacks):
+        axes.axvline(record["step"], color="tab:red", ls="--", lw=1)
+        axes.text(
+            record["step"],
+            0.99 - _LINE * (number % _LINES),  # below each other, for their steps may be near
+            f" {number + 1}. back to {record['step']:,}, {_change(record)}",
+            transform=axes.get_xaxis_transform(),
+            color="tab:red",
+            va="top",
+            fontsize=9,
+        )
     axes.set(xlabel="step", ylabel="nats a masked token", title=run.name)
     axes.legend(loc="lower left", frameon=False)
     axes.spines[["top", "right"]].set_visible(False)
@@ -58,6 +60,15 @@ def plot_loss(run: Path) -> Path:
     figure.savefig(path, dpi=130)
     pyplot.close(figure)
     return path
+
+
+def _change(rollback: dict[str, Any]) -> str:
+    words = f"seed {rollback['seed']}"
+    if rollback["skip"]:
+        words += ", data skipped"
+    if rollback["learning_rate_steps"]:
+        words += f", {rollback['learning_rate_factor']:g} x learning rate"
+    return words
 
 
 def _columns(records: Sequence[dict[str, Any]], name: str) -> tuple[list[int], list[float]]:
