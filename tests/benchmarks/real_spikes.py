@@ -9,7 +9,8 @@ through the supervisor and the deepspeed launcher
 - with the detector silenced: let it run;
 - by hand, as the original did: its baseline-large spiked between 24,000 and 24,500 updates and was
   started again from 20,000 with seed 2, and nobody watched afterwards. So: stop at the spike, go
-  back by a sixth of the steps done, another seed, the detector silenced from there;
+  back from its onset by a sixth of the steps before it, another seed, the detector silenced from
+  there;
 
 and beside them an uneventful run: the same model, data and seed with a learning rate that it
 bears. Prints final validation losses side by side and draws `real_spikes.png`. About fifteen
@@ -75,15 +76,15 @@ def supervise(recipe: str, folder: Path, data: Path, *words: str) -> int:
 
 
 def by_hand(recipe: str, folder: Path, data: Path) -> None:
-    """Stop at the first spike; go on from a sixth of the steps earlier with another seed."""
+    """Stop at the first spike; go on from well before its onset with another seed."""
     path = folder / ledger.FILE_NAME
     if not any(record["kind"] == "rollback" for record in ledger.read(path)):
         supervise(recipe, folder, data, *NO_ROLLBACK, "training.checkpoints_kept=50")
         state = ledger.fold(ledger.read(path), 1)
         if state.done:
             return
-        noticed = state.spikes[-1]["step"]
-        target = max(step for step in (0, *state.checkpoints) if step <= noticed * 5 / 6)
+        onset = state.spikes[-1]["onset"]
+        target = max(step for step in (0, *state.checkpoints) if step <= onset * 5 / 6)
         ledger.append(
             path,
             "rollback",
@@ -91,7 +92,7 @@ def by_hand(recipe: str, folder: Path, data: Path) -> None:
             seed=2,
             skip=None,
             rung=1,
-            onset=state.spikes[-1]["onset"],
+            onset=onset,
             learning_rate_factor=1.0,
             learning_rate_steps=0,
         )
