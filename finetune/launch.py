@@ -114,10 +114,10 @@ def run_all(
     return failed
 
 
-def _ended(running: dict[int, _Running]) -> list[_Running]:
-    """The runs that have ended, taken out."""
-    slots = [slot for slot, run in running.items() if run.process.poll() is not None]
-    return [running.pop(slot) for slot in slots]
+def _ended(running: dict[int, _Running]) -> Iterator[_Running]:
+    """The runs that have ended, each taken out when its turn comes: till then it counts as left."""
+    for slot in [slot for slot, run in running.items() if run.process.poll() is not None]:
+        yield running.pop(slot)
 
 
 def _tell(

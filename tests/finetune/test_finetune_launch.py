@@ -339,3 +339,11 @@ def test_a_command_that_is_ended_ends_its_runs_and_goes_on_when_called_again(
     again = subprocess.run(call, cwd=ROOT, capture_output=True, text=True, check=True)
     assert "1 runs to do, 1 done before" in again.stdout
     assert result_of(tmp_path, "CoLA-pretrained-seed2")["steps"] == 120
+
+
+def test_of_two_runs_that_end_at_once_the_second_is_left_while_the_first_is_told():
+    done = subprocess.Popen([sys.executable, "-c", ""])
+    done.wait()
+    running = {slot: launch._Running(None, done) for slot in range(2)}
+    left = [len(running) for _ in launch._ended(running)]
+    assert left == [1, 0]
