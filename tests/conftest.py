@@ -29,7 +29,7 @@ os.environ.update(
     HF_HUB_OFFLINE="1",
 )
 
-# A shell starts what it puts into the background with Ctrl-C ignored, and children would inherit it.
+# A shell starts what it puts into the background with Ctrl-C ignored; children would inherit it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 RunRanks = Callable[..., list[Any]]
