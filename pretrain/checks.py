@@ -5,13 +5,14 @@ Imports no torch.
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from data_prep.manifest import CorpusManifest, load_manifest
-from pretrain import deepspeed_settings, ledger, run_folder, supervisor
+from pretrain import deepspeed_settings, ledger, metrics, run_folder, supervisor
 from pretrain import recipe as recipes
 from pretrain.config import RunConfig
 from pretrain.model import presets
@@ -177,7 +178,7 @@ def recorded_losses(
         Of at most FIRST_LOSSES steps from `first_step` on; empty where none was done before.
     """
     found = {
-        line["step"]: float(line["loss"])
+        line["step"]: metrics.loss_of(line)
         for line in lines
         if line["seed"] == seed and line["attempt"] in attempts
     }
@@ -203,9 +204,11 @@ def discontinuity(
     """
     for number, (now, then) in enumerate(zip(losses, recorded, strict=False)):
         tolerance = _SAME_LATER_LOSS if number else _SAME_FIRST_LOSS
-        if not abs(now - then) <= tolerance * abs(then):  # NaN is no repetition either
+        if math.isnan(then):  # what is not finite was recorded as such; it may be done again
+            continue
+        if not abs(now - then) <= tolerance * abs(then):  # nor is NaN a repetition of a number
             return f"loss {now:.6f} where the same step, done before, had {then:.6f}"
-    history = history[-_HISTORY:]
+    history = [loss for loss in history if math.isfinite(loss)][-_HISTORY:]
     if recorded or len(losses) < FIRST_LOSSES or len(history) < _HISTORY:
         return ""
     level, center = statistics.median(losses), statistics.median(history)

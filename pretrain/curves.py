@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pretrain.metrics import METRICS, VALIDATION
+from pretrain.metrics import METRICS, VALIDATION, loss_of
 from pretrain.spikes import Observation
 
 _STEP = ("step", "iteration", "iter", "global_step", "_step", "update", "num_updates")
@@ -197,7 +197,10 @@ def _read_json_lines(path: Path) -> tuple[list[Row], list[str]]:
             record = None
         if not isinstance(record, dict):
             raise ValueError(f"{path}: line {number} is no JSON object")
-        fields.append({f: record[c] for f, c in _columns(list(record)).items()})
+        found = {f: record[c] for f, c in _columns(list(record)).items()}
+        if path.name in (METRICS, VALIDATION) and "loss" in found:
+            found["loss"] = loss_of(found)
+        fields.append(found)
     return _numbers(path, fields, first_line=1, torn=len(lines) + 1 if rest else 0)
 
 

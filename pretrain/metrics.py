@@ -11,7 +11,7 @@ import json
 import math
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -163,6 +163,11 @@ def progress_line(record: dict[str, Any], last_step: int) -> str:
         f"lr {record['learning_rate']:.2e}  "
         f"{speed:,.0f} tokens/s  {duration(left)} left"
     )
+
+
+def loss_of(line: Mapping[str, Any]) -> float:
+    """The loss of a line of metrics.jsonl or validation.jsonl, where null stands for NaN."""
+    return math.nan if line["loss"] is None else float(line["loss"])
 
 
 def figure(value: float | None, form: str) -> str:

@@ -196,8 +196,3 @@ def protected(
         deepest = _target(twice, 2 * depth, checkpoints)
         kept.update(step for step in checkpoints if deepest <= step <= last)
     return kept
-
-
-def tainted(checkpoints: Collection[int], onset: int) -> list[int]:
-    """Checkpoints that were saved after an onset, oldest first: they have seen the rise."""
-    return sorted(step for step in checkpoints if step > onset)

@@ -38,11 +38,11 @@ def observations(
         lines: of metrics.jsonl, of the surviving steps.
         validation: of validation.jsonl, likewise.
     """
-    measured = {line["step"]: line["loss"] for line in validation}
+    measured = {line["step"]: metrics.loss_of(line) for line in validation}
     return [
         Observation(
             step=line["step"],
-            loss=_number(line["loss"]),
+            loss=metrics.loss_of(line),
             gradient_norm=line["gradient_norm"],
             loss_scale=line["loss_scale"],
             skipped=line["skipped"],
@@ -50,10 +50,6 @@ def observations(
         )
         for line in lines
     ]
-
-
-def _number(value: float | None) -> float:
-    return float("nan") if value is None else value
 
 
 class SpikeWatch:
@@ -110,5 +106,5 @@ def history_before(
     """
     before = [line for line in metrics.surviving(lines) if line["step"] < step]
     measured = [line for line in metrics.surviving(validation) if line["step"] <= step]
-    pending = measured[-1]["loss"] if measured and measured[-1]["step"] == step else None
+    pending = metrics.loss_of(measured[-1]) if measured and measured[-1]["step"] == step else None
     return observations(before, measured), pending

@@ -296,7 +296,8 @@ class Attempt:
         }
         step, seed = self.start.step, self.start.seed
         recorded = checks.recorded_losses(lines, step, seed, attempts)
-        history = [line["loss"] for line in metrics.surviving(lines) if line["step"] < step]
+        survived = [line for line in metrics.surviving(lines) if line["step"] < step]
+        history = [metrics.loss_of(line) for line in survived]
         losses: list[float] = []
         reason = ""
 

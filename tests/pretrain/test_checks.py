@@ -146,3 +146,14 @@ def test_noise_and_a_falling_loss_are_no_discontinuity():
         fall = noise.choice([0.0, 0.001, 0.02, 0.1])
         curve = [9.0 - fall * i + noise.gauss(0, 0.05) for i in range(36)]
         assert checks.discontinuity(curve[32:], [], curve[:32], 6.0) == "", (start, fall)
+
+
+def test_losses_that_were_not_finite_do_not_stop_a_resume():
+    """A line of metrics.jsonl has null there."""
+    told = lines(1, 1, {10: None, 11: 5.1})
+    recorded = checks.recorded_losses(told, 10, 1, {1})
+    history = [float("nan")] * 8 + [3.0, 3.1] * 40
+    assert checks.discontinuity([float("nan"), 5.1], recorded, history, 6.0) == ""
+    assert "had 5.100000" in checks.discontinuity([5.0, 5.2], recorded, history, 6.0)
+    assert checks.discontinuity([3.0] * 4, [], history, 6.0) == ""
+    assert "median loss 9.0" in checks.discontinuity([9.0] * 4, [], history, 6.0)

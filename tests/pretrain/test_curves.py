@@ -6,8 +6,9 @@ import re
 
 import pytest
 
+from pretrain.config import SpikeConfig
 from pretrain.curves import read, read_all
-from pretrain.spikes import Observation
+from pretrain.spikes import Observation, SpikeDetector
 
 
 @pytest.fixture
@@ -142,3 +143,13 @@ def test_curves_of_one_name_are_told_apart_by_where_they_lie(write):
         read_all([paths[0], paths[0]])
     with pytest.raises(ValueError, match="no curve is named"):
         read_all([])
+
+
+def test_a_loss_of_a_run_that_was_not_finite_is_replayed_as_it_was_seen_live(write):
+    """metrics.jsonl has null there; left out, a run that ended in NaN would look sound."""
+    path = write('{"step": 0, "loss": 9.0}\n{"step": 1, "loss": null}\n', "run/metrics.jsonl")
+    (curve,) = read(path.parent)
+    assert [observation.step for observation in curve.observations] == [0, 1]
+    detector = SpikeDetector(SpikeConfig())
+    events = [event for o in curve.observations for event in detector.update(o)]
+    assert [(event.kind, event.channel) for event in events] == [("spike", "non-finite")]

@@ -6,7 +6,7 @@ import random
 import pytest
 
 from pretrain.config import SpikeConfig
-from pretrain.policy import GiveUp, Rollback, plan, possible_onsets, protected, tainted
+from pretrain.policy import GiveUp, Rollback, plan, possible_onsets, protected
 
 POLICY = SpikeConfig(margin_steps=100)
 HUNDREDS = tuple(range(100, 20_000, 100))
@@ -164,7 +164,3 @@ def test_what_is_protected_does_not_grow_with_the_run():
     for step in (5_000, 50_000, 500_000):
         saved = range(500, step + 1, 500)
         assert len(protected(possible_onsets(step, [], [], POLICY), saved, POLICY)) <= 8
-
-
-def test_a_checkpoint_saved_after_an_onset_is_tainted():
-    assert tainted([300, 100, 200, 201], 200) == [201, 300]
