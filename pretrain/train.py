@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -45,6 +46,8 @@ if TYPE_CHECKING:
 EXIT_DONE = 0
 EXIT_FAILED = 1
 EXIT_USAGE = 2
+_SECONDS_TO_BE_ENDED = 3.0
+"""The deepspeed launcher looks after its ranks once a second."""
 T = TypeVar("T")
 
 
@@ -79,9 +82,12 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _failed(error: Exception, code: int) -> int:
-    # A message a machine: what is wrong may be wrong with one of them.
-    if int(os.environ.get("LOCAL_RANK", "0")) == 0:
-        sys.stderr.write(f"pretrain.train: error: {error}\n")
+    # Most of what is wrong is wrong on every rank, and one message a machine is enough: the
+    # launcher ends the others soon after the first has left. If it does not, then ours is another.
+    if int(os.environ.get("LOCAL_RANK", "0")):
+        time.sleep(_SECONDS_TO_BE_ENDED)
+    rank = os.environ.get("RANK", "0")
+    sys.stderr.write(f"pretrain.train: error: {error} (rank {rank})\n")
     return code
 
 
