@@ -40,9 +40,14 @@ def launcher_variables(environ: Mapping[str, str]) -> dict[str, str]:
     """
     below_srun = "RANK" not in environ and "SLURM_STEP_NUM_TASKS" in environ
     said = {**_ALONE, **(_from_slurm(environ) if below_srun else {})}
-    said |= {name: environ[name] for name in (*said, "LOCAL_WORLD_SIZE") if name in environ}
-    # The deepspeed launcher calls it LOCAL_SIZE.
-    said.setdefault("LOCAL_WORLD_SIZE", environ.get("LOCAL_SIZE", said["WORLD_SIZE"]))
+    said |= {name: environ[name] for name in said if name in environ}
+    said.setdefault("LOCAL_WORLD_SIZE", said["WORLD_SIZE"])
+    # The deepspeed launcher says LOCAL_SIZE and passes the other on as it found it; torchrun not.
+    names = ["LOCAL_WORLD_SIZE", "LOCAL_SIZE"]
+    if "TORCHELASTIC_RUN_ID" in environ:
+        names.reverse()
+    for name in names:
+        said["LOCAL_WORLD_SIZE"] = environ.get(name, said["LOCAL_WORLD_SIZE"])
     for name, value in said.items():
         if name != "MASTER_ADDR" and not value.isdecimal():
             raise ValueError(f"environment: {name} is {value!r}, not a whole number")

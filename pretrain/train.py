@@ -82,12 +82,13 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _failed(error: Exception, code: int) -> int:
-    # Most of what is wrong is wrong on every rank, and one message a machine is enough: the
-    # launcher ends the others soon after the first has left. If it does not, then ours is another.
-    if int(os.environ.get("LOCAL_RANK", "0")):
+    if not int(os.environ.get("LOCAL_RANK", "0")):
+        sys.stderr.write(f"pretrain.train: error: {error}\n")
+    elif not isinstance(error, Failure):  # which is every rank's
+        # Most of what else is wrong is wrong on every rank as well, and one message a machine is
+        # enough: the launcher ends the others soon after the first has left. If not, ours differs.
         time.sleep(_SECONDS_TO_BE_ENDED)
-    rank = os.environ.get("RANK", "0")
-    sys.stderr.write(f"pretrain.train: error: {error} (rank {rank})\n")
+        sys.stderr.write(f"pretrain.train: error on rank {os.environ['RANK']}: {error}\n")
     return code
 
 

@@ -46,6 +46,14 @@ def test_the_deepspeed_launchers_name_of_the_local_count_is_known():
     assert Ranks.from_environment(said) == Ranks(3, 4, 1, 2)
 
 
+def test_a_local_count_that_another_launcher_left_in_the_environment_is_not_believed():
+    said = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1"}
+    deepspeed = {"LOCAL_SIZE": "2", "LOCAL_WORLD_SIZE": "1"}
+    assert Ranks.from_environment({**said, **deepspeed}).local_count == 2
+    elastic = {"TORCHELASTIC_RUN_ID": "none", "LOCAL_SIZE": "1", "LOCAL_WORLD_SIZE": "2"}
+    assert Ranks.from_environment({**said, **elastic}).local_count == 2
+
+
 def test_below_srun_the_job_step_tells_who_we_are_and_where_rank_0_is():
     assert Ranks.from_environment(SRUN) == Ranks(5, 7, 1, 2)
     said = launcher_variables(SRUN)

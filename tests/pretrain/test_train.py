@@ -41,6 +41,7 @@ def attempt(run_ranks, recipe):
 
     def run(folder, *overrides, ranks=2, sabotage=lambda rank: None):
         def work():
+            train._SECONDS_TO_BE_ENDED = 0.0  # nobody would
             sabotage(int(os.environ["RANK"]))
             words = [str(recipe.path), f"folder={folder}", *SHORT, *overrides]
             said, complained = io.StringIO(), io.StringIO()
@@ -59,6 +60,21 @@ def straight(attempt, tmp_path_factory):
     folder = tmp_path_factory.mktemp("straight") / "run"
     assert [code for code, _, _ in attempt(folder)] == [0, 0]
     return folder
+
+
+def test_a_rank_that_fails_by_itself_says_why(run_ranks):
+    """Also where its machine's first rank has nothing to complain of."""
+
+    def work():
+        train._SECONDS_TO_BE_ENDED = 0.1  # nobody would
+        said, rank = io.StringIO(), int(os.environ["RANK"])
+        with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()):
+            code = train.main(["no-such-recipe" if rank else "--help"])
+        return code, said.getvalue()
+
+    (first, nothing), (other, said) = run_ranks(2, work)
+    assert (first, nothing, other) == (0, "", 2)
+    assert said.startswith("pretrain.train: error on rank 1: recipe 'no-such-recipe' is neither")
 
 
 def records(run, kind=None):
