@@ -68,7 +68,10 @@ class Case:
 
     def objective(self) -> MaskedLM:
         """The loss that is computed."""
-        return MaskedLM(MaskingConfig(), self.vocab_size - 1, self.vocab_size - 1)
+        import torch
+
+        end = self.vocab_size - 1
+        return MaskedLM(MaskingConfig(), end, end, compiled=torch.cuda.is_available())
 
     def name(self) -> str:
         """For people."""
@@ -154,9 +157,11 @@ def _through_deepspeed(case: Case, device: torch.device) -> Update:
 
 
 def _plain_loop(case: Case, device: torch.device) -> Update:
+    from pretrain.model.blocks import compile_layers
+
     model = model_of(case, device)
     if device.type == "cuda":
-        model.compile(dynamic=False)
+        compile_layers(model)
     return _loop(case, model, device)
 
 

@@ -223,7 +223,7 @@ class TrainingConfig:
     activation_checkpointing: bool = False
     """Compute each layer again in the backward pass: less memory for a forward pass more."""
     compile: bool = False
-    """Let torch.compile make the forward and backward passes."""
+    """Let torch.compile make each layer, the head and the loss, forwards and backwards."""
     attention_backend: str = "dense"
     """How attention is computed: dense (any device), flex (FlexAttention, on GPUs), or flex-flash
     (its kernels for Hopper and later); see model/config.py."""

@@ -8,7 +8,6 @@ other file imports it.
 from __future__ import annotations
 
 import contextlib
-import functools
 import hashlib
 import io
 import math
@@ -108,8 +107,8 @@ class Engine:
             ranks: what `start` returned.
             activation_checkpointing: keep only what enters each layer, and compute the layer again
                 in the backward pass: less memory for a forward pass more, and the same bits.
-            compiled: let torch.compile make the forward and backward passes. Dropout is then drawn
-                otherwise than without, but as reproducibly.
+            compiled: let torch.compile make each layer's forward and backward pass. Dropout is then
+                drawn otherwise than without, but as reproducibly.
 
         Raises:
             ValueError: ZeRO 3 is to be compiled.
@@ -117,13 +116,15 @@ class Engine:
         import deepspeed
 
         from pretrain import optimizers
+        from pretrain.model.blocks import checkpoint_activations, compile_layers
 
         self.rank, self.ranks, self.device = ranks.rank, ranks.count, ranks.device
         self._optimizer = optimizer
+        if activation_checkpointing:
+            checkpoint_activations(model)
         if compiled:
             deepspeed_settings.refuse_compiling(settings)
-        if activation_checkpointing:
-            _checkpoint_activations(model)
+            compile_layers(model)
         adam = optimizers.build(model, optimizer)
         self._lengths = [[p.numel() for p in group["params"]] for group in adam.param_groups]
         with deepspeed_repairs.one_optimizer_for_all_stages():
@@ -131,8 +132,6 @@ class Engine:
                 model=model, optimizer=adam, config=dict(settings)
             )
         deepspeed_repairs.zero_padding(list(self._deepspeed.module.parameters()))
-        if compiled:
-            self._deepspeed.compile()  # in place: the names of the weights stay
 
     @property
     def module(self) -> nn.Module:
@@ -322,20 +321,6 @@ def _rank_of(path: Path) -> int:
     found = re.search(r"pp_rank_(\d+)_", path.name)
     assert found, path
     return int(found.group(1))
-
-
-def _checkpoint_activations(model: nn.Module) -> None:
-    """Compute each encoder layer again in the backward pass, with the dropout that it had."""
-    from torch.utils.checkpoint import checkpoint
-
-    from pretrain.model.blocks import EncoderBlock
-
-    for layer in model.modules():
-        if isinstance(layer, EncoderBlock):
-            # On the instance: hooks and the names of the weights stay as they are.
-            layer.forward = functools.partial(  # type: ignore[method-assign]
-                checkpoint, layer.forward, use_reentrant=False
-            )
 
 
 def consolidated_weights(folder: Path) -> dict[str, torch.Tensor]:

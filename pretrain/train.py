@@ -208,7 +208,11 @@ class Attempt:
         if config.masking.whole_words:
             words = word_starts_of(tokenizers.load(Path(config.data.corpus)))
         self.objective = MaskedLM(
-            config.masking, self.manifest.vocab_size - 1, self.architecture.vocab_size, words
+            config.masking,
+            self.manifest.vocab_size - 1,
+            self.architecture.vocab_size,
+            words,
+            training.compile,
         )
         self.validation = validation_batches(
             self._blocks("valid"),

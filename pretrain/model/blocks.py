@@ -1,12 +1,16 @@
-"""One layer of the encoder."""
+"""One layer of the encoder, and what can be done to all layers of a model."""
 
 from __future__ import annotations
 
+import functools
+
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from .attention import AttentionBias, SelfAttention, at_places
 from .config import ModelConfig
+from .heads import ClapHead, RobertaHead
 
 
 class EncoderBlock(nn.Module):
@@ -32,3 +36,24 @@ class EncoderBlock(nn.Module):
         x = self.attention_norm(at_places(x, positions) + self.dropout(mixed))
         x = self.output_norm(x + self.dropout(self.contract(F.gelu(self.expand(x)))))
         return x
+
+
+def checkpoint_activations(model: nn.Module) -> None:
+    """Compute each layer again in the backward pass, with the dropout that it had."""
+    for layer in model.modules():
+        if isinstance(layer, EncoderBlock):
+            # On the instance: hooks and the names of the weights stay as they are.
+            layer.forward = functools.partial(  # type: ignore[method-assign]
+                checkpoint, layer.forward, use_reentrant=False
+            )
+
+
+def compile_layers(model: nn.Module) -> None:
+    """Let torch.compile make the layers and the head, in place: the names of the weights stay.
+
+    Each by itself rather than the whole model: the layers are alike, so that one is compiled for
+    all (the last, at the masked places alone, is a second), and nothing worth fusing lies between.
+    """
+    for part in model.modules():
+        if isinstance(part, EncoderBlock | RobertaHead | ClapHead):
+            part.compile(dynamic=False)

@@ -25,9 +25,8 @@ class RobertaHead(nn.Module):
     def forward(self, features: Tensor, embedding: Tensor) -> Tensor:
         """[M, D] features and the embedding, of V rows or more, to [M, V] logits."""
         x = self.norm(F.gelu(self.dense(features)))
-        if len(embedding) == len(self.bias):
-            return F.linear(x, embedding, self.bias)
-        return F.linear(x, embedding)[..., : len(self.bias)] + self.bias
+        bias = F.pad(self.bias, (0, len(embedding) - len(self.bias)))
+        return F.linear(x, embedding, bias)[..., : len(self.bias)]
 
 
 class ClapHead(nn.Module):
@@ -46,12 +45,14 @@ class ClapHead(nn.Module):
     def forward(self, features: Tensor, embedding: Tensor) -> Tensor:
         """[M, D] features and the embedding, of V rows or more, to [M, V] logits."""
         # beta on the features: the same product, at M x D multiplications rather than M x V.
-        logits = F.linear(self.beta * features, embedding)
-        if self.normalize:
-            # Lengths divide the logits: no second table, and no walks over one backwards.
-            lengths = torch.linalg.vector_norm(embedding, dim=-1).clamp(min=1e-12)
-            logits = logits / lengths
-        return logits[..., : self.vocab_size]
+        features = self.beta * features
+        if not self.normalize:
+            return F.linear(features, embedding)[..., : self.vocab_size]
+        lengths = torch.linalg.vector_norm(embedding, dim=-1).clamp(min=1e-12)
+        # Of [V, D] and [M, V], the smaller is divided: both are walked over backwards as well.
+        if len(features) > features.shape[-1]:
+            return F.linear(features, embedding / lengths[:, None])[..., : self.vocab_size]
+        return (F.linear(features, embedding) / lengths)[..., : self.vocab_size]
 
 
 def build_head(config: ModelConfig) -> RobertaHead | ClapHead:

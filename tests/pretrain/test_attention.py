@@ -9,6 +9,7 @@ from torch.nn.attention import flex_attention as library
 from pretrain.model import flex, presets
 from pretrain.model import tiled_attention as tiled
 from pretrain.model.attention import attention_bias
+from pretrain.model.blocks import checkpoint_activations, compile_layers
 from pretrain.model.config import ModelConfig
 from pretrain.model.language_model import LanguageModel
 from pretrain.model.positions import alibi_slopes
@@ -157,24 +158,59 @@ def test_a_model_without_bias_or_padding_takes_torch_s_own_kernels():
 
 
 @pytest.mark.slow  # compiles C++
-@pytest.mark.filterwarnings("ignore:.*script_method:DeprecationWarning")
-def test_the_compiled_forward_pass_agrees_and_is_compiled_once_for_all_batches():
-    config = presets.build("tiny", "alibi-clap", 50, {})
+@pytest.mark.parametrize("layers", [False, True])
+def test_the_compiled_forward_pass_agrees_and_is_compiled_once_for_all_batches(layers, run_ranks):
+    """The kernel alone, or whole layers: then one of them for all."""
+    config = presets.build("tiny", "alibi-clap", 50, {"num_layers": 4})
     ids = torch.randint(4, 49, (2, 200), generator=torch.Generator().manual_seed(1))
     places = torch.arange(0, 400, 7)
-    models = []
-    for backend in ("dense", "flex"):
-        torch.manual_seed(0)
-        models.append(LanguageModel(config, attention_backend=backend).eval())
-    compiled = 0
-    for shift in range(3):
-        texts = masks(200)["texts"].roll(shift, dims=1)
-        with torch.no_grad():
-            dense, ours = (model(ids, texts, places) for model in models)
-        torch.testing.assert_close(ours, dense, rtol=0, atol=2e-5)
-        graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
-        assert shift == 0 or graphs == compiled
-        compiled = graphs
+
+    def work():
+        models = []
+        for backend in ("dense", "flex"):
+            torch.manual_seed(0)
+            models.append(LanguageModel(config, attention_backend=backend).eval())
+        if layers:
+            compile_layers(models[1])
+        compiled = []
+        for shift in range(3):
+            texts = masks(200)["texts"].roll(shift, dims=1)
+            with torch.no_grad():
+                dense, ours = (model(ids, texts, places) for model in models)
+            torch.testing.assert_close(ours, dense, rtol=0, atol=2e-5)
+            compiled.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+        return compiled
+
+    # The kernel; or a layer, the last one at its masked places, the head.
+    (compiled,) = run_ranks(1, work, timeout=500)
+    assert compiled == [3 if layers else 1] * 3
+
+
+@pytest.mark.slow  # compiles C++
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_compiled_layers_have_the_same_gradients_and_names(checkpointing, run_ranks):
+    config = presets.build("tiny", "zero-clap-unscaled-no-dropout", 50, {"num_layers": 3})
+    ids = torch.randint(4, 49, (2, 40), generator=torch.Generator().manual_seed(1))
+    mask = masks(100)["padding"][:, 60:]
+
+    def work():
+        results = []
+        for compiled in (False, True):
+            torch.manual_seed(0)
+            model = LanguageModel(config)
+            names = [*model.state_dict()]
+            if compiled and checkpointing:
+                checkpoint_activations(model)
+            if compiled:
+                compile_layers(model)
+            assert [*model.state_dict()] == names
+            logits = model(ids, mask, torch.arange(0, 80, 3))
+            logits.square().sum().backward()
+            results.append([logits.detach(), *(p.grad for p in model.parameters())])
+        for plain, ours in zip(*results, strict=True):
+            assert float((ours - plain).norm()) <= 1e-5 * float(plain.norm())
+
+    run_ranks(1, work, timeout=500)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 """Which tokens are hidden, and the loss on them."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -137,7 +139,8 @@ def test_collated_arrays_have_fixed_shapes_and_labels_where_tokens_are_hidden():
 
 
 def test_the_loss_is_the_summed_cross_entropy_of_the_labelled_places():
-    logits = torch.tensor([[2.0, 0.0, -1.0], [0.5, 0.5, 0.5], [9.0, 9.0, 9.0]])
+    values = [[2.0, 0.0, -1.0], [0.5, 0.5, 0.5], [9.0, 9.0, 9.0]]
+    logits = torch.tensor(values, dtype=torch.bfloat16, requires_grad=True)
     batch = {
         "input_ids": torch.zeros(1, 4, dtype=torch.int64),
         "attention_mask": torch.ones(1, 4, dtype=torch.bool),
@@ -148,13 +151,33 @@ def test_the_loss_is_the_summed_cross_entropy_of_the_labelled_places():
 
     def model(*arguments):
         seen.append(arguments)
-        return logits.to(torch.bfloat16)
+        return logits
 
     loss = objective().loss(model, batch)
     by_hand = np.log(np.exp(2.0) + 1 + np.exp(-1.0)) - 0.0 + np.log(3.0)
     assert loss.dtype == torch.float32
     assert loss.item() == pytest.approx(by_hand, abs=1e-6)
     assert seen == [(batch["input_ids"], batch["attention_mask"], batch["positions"])]
+
+
+@pytest.mark.slow  # compiles C++
+def test_the_compiled_loss_is_the_loss_in_value_and_gradient(run_ranks):
+    labels = torch.tensor([1, 2, IGNORED, 69])
+    batch = dict.fromkeys(("input_ids", "attention_mask", "positions")) | {"labels": labels}
+
+    def work():
+        results = []
+        for compiled in (False, True):
+            padded = torch.randn(4, 80, generator=torch.Generator().manual_seed(0))
+            padded = padded.bfloat16().requires_grad_()
+            chosen = dataclasses.replace(objective(), compiled=compiled)
+            loss = chosen.loss(lambda *_: padded[:, :70], batch)
+            loss.backward()
+            results.append((loss.detach(), padded.grad))
+        for ours, theirs in zip(*results, strict=True):
+            torch.testing.assert_close(ours, theirs)
+
+    run_ranks(1, work, timeout=500)
 
 
 @pytest.mark.parametrize(("case", "end"), [("omit0", 1005), ("omit1", 1004)])

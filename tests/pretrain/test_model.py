@@ -203,6 +203,21 @@ def test_clap_logits_are_beta_times_features_on_unit_rows():
     torch.testing.assert_close(model(ids, None, places), expected)
 
 
+def test_clap_s_logits_and_gradients_are_the_same_for_few_features_and_for_many():
+    """More features than dimensions are multiplied by a table that was divided beforehand."""
+    head = tiny("zero-clap").head
+    features, table = torch.randn(40, 32), torch.randn(VOCABULARY + 7, 32)
+
+    def gradient(parts):
+        given = [x.clone().requires_grad_() for x in (features, table)]
+        logits = torch.cat([head(part, given[1]) for part in given[0].split(parts)])
+        weights = torch.linspace(-1, 1, logits.numel()).view(logits.shape)
+        return logits, *torch.autograd.grad((logits * weights).sum(), [*given, head.beta])
+
+    for many, few in zip(gradient(40), gradient(20), strict=True):
+        torch.testing.assert_close(many, few, rtol=1e-5, atol=1e-5)
+
+
 def test_only_models_that_can_have_a_zero_padding_row():
     for variant in VARIANTS:
         row = tiny(variant).encoder.embeddings.tokens.weight[1]
