@@ -119,7 +119,12 @@ def _parser() -> argparse.ArgumentParser:
         "--mfu",
         type=float,
         default=0.5,
-        help="share of their peak that is reached: as measured, or hoped (default: %(default)s)",
+        help="share of their peak that is reached, as you expect it (default: %(default)s)",
+    )
+    command.add_argument(
+        "--suite",
+        type=Path,
+        help="take that share from this file, which bench --suite --json wrote on such a GPU",
     )
     command.add_argument("--json", type=Path, help="write the figures to this file as well")
     command.set_defaults(action=_plan)
@@ -309,7 +314,7 @@ def _plan(options: argparse.Namespace) -> int:
     from pretrain.checkpoints import write_json
 
     config = recipes.load(options.recipe, options.overrides)
-    planned = plan.plan(config, options.gpus, options.kind, options.mfu)
+    planned = plan.plan(config, options.gpus, options.kind, options.mfu, options.suite)
     sys.stdout.write(plan.table(planned))
     if options.json:
         write_json(options.json, dataclasses.asdict(planned))
