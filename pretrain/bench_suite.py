@@ -25,6 +25,35 @@ from pretrain.bench_worker import Measured, begin, matmul_peak, measure
 LEFT_OUT = "left out: no time"
 PARTS = ("attention", "matrices", "head", "optimizer", "data")
 _MASKED = 0.15
+_Side = tuple[str, str, str]
+"""Contender, variant and layout."""
+_RATIOS: tuple[tuple[str, _Side, _Side], ...] = (
+    *(
+        (f"DeepSpeed / plain loop, {variant}", (OURS, variant, "full"), (PLAIN, variant, "full"))
+        for variant in ("baseline", "zero-clap")
+    ),
+    (
+        "ALiBi / learned positions, the same attention backend",
+        (PLAIN, "alibi", "full"),
+        (PLAIN, "baseline", "full"),
+    ),
+    (
+        "ALiBi / learned positions, unmasked: the fastest SDPA",
+        (PLAIN, "alibi", "full"),
+        (PLAIN, "baseline", "unmasked"),
+    ),
+    (
+        "plain loop / transformers, baseline",
+        (PLAIN, "baseline", "full"),
+        (TRANSFORMERS, "baseline", "full"),
+    ),
+    (
+        "plain loop / the original's way, zero-clap, padded rows",
+        (PLAIN, "zero-clap", "padded"),
+        (ORIGINAL, "zero-clap", "padded"),
+    ),
+)
+"""What is asked of the figures: tokens/s of one over those of another."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,12 +88,29 @@ class Suite:
     """Of a matrix product, measured in the same run; operations a second."""
     outcomes: list[Outcome]
 
+    def ratios(self) -> dict[str, dict[str, float]]:
+        """Tokens/s over tokens/s by size, at the first length, where both were measured."""
+        found: dict[str, dict[str, float]] = {}
+        speeds: dict[tuple[str, _Side], float] = {}
+        for outcome in self.outcomes:
+            case, speed = outcome.case, outcome.tokens_per_second()
+            if speed and case.length == self.outcomes[0].case.length:
+                side = case.contender, case.variant, case.layout
+                speeds.setdefault((case.size, side), speed)  # the usual rows come first
+        for name, above, below in _RATIOS:
+            for size in dict.fromkeys(size for size, _ in speeds):
+                if (size, above) in speeds and (size, below) in speeds:
+                    ratio = speeds[size, above] / speeds[size, below]
+                    found.setdefault(name, {})[size] = ratio
+        return found
+
     def figures(self) -> dict[str, Any]:
         """Everything as plain values."""
         return {
             "device": self.device,
             "torch": self.torch,
             "matmul_flops": self.peak,
+            "ratios": self.ratios(),
             "cases": [
                 {
                     **dataclasses.asdict(outcome.case),
@@ -96,7 +142,8 @@ def cases(on_gpu: bool) -> list[Case]:
         for contender in (PLAIN, OURS)
         for size, variant in itertools.product(sizes, variants)
     ]
-    found += [case(PLAIN, size, "baseline", middle, "unmasked") for size in sizes]
+    for variant, layout in (("alibi", "full"), ("baseline", "unmasked")):
+        found += [case(PLAIN, size, variant, middle, layout) for size in sizes]
     found += [case(TRANSFORMERS, size, "baseline", middle, "full") for size in sizes]
     found += [case(ORIGINAL, size, "zero-clap", middle, "padded") for size in sizes]
     for layout in ("packed", "padded"):
@@ -130,7 +177,7 @@ def run(
     deadline = time.monotonic() + 60 * minutes
     on_gpu = torch.cuda.is_available()
     todo = cases(on_gpu) if todo is None else list(todo)
-    each = 3.0 if on_gpu else 1.0
+    each = 2.0 if on_gpu else 1.0
     with contextlib.closing(_Processes()) as processes:
         peak = processes.call(PLAIN, deadline, matmul_peak)
         if not isinstance(peak, float):
@@ -210,6 +257,12 @@ def table(suite: Suite) -> str:
             assert outcome.measured
             parts = "".join(f"{1e3 * outcome.measured.parts[part]:>11.1f}" for part in PARTS)
             lines.append(f"{outcome.case.name():62}{parts}")
+    if ratios := suite.ratios():
+        sizes = list(dict.fromkeys(size for by_size in ratios.values() for size in by_size))
+        lines += ["", f"{'tokens/s over tokens/s':62}{''.join(f'{s:>11}' for s in sizes)}"]
+        for name, by_size in ratios.items():
+            cells = "".join(f"{by_size[s]:>11.2f}" if s in by_size else " " * 11 for s in sizes)
+            lines.append(f"{name:62}{cells}".rstrip())
     return "\n".join(lines) + "\n"
 
 

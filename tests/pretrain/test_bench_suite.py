@@ -1,5 +1,6 @@
 """The suite measures what it says, within its time, and hides nothing that it could not."""
 
+import dataclasses
 import json
 import time
 
@@ -69,6 +70,34 @@ def test_the_table_names_what_has_no_figures_and_why():
     assert lines[3].endswith("out of memory")
     assert lines[4].endswith("left out: no time")
     assert lines[-1].split()[-5:] == ["1.0"] * 5
+
+
+def test_what_is_asked_is_answered_from_cases_of_one_length_and_the_usual_rows():
+    def outcome(seconds, **changes):
+        return suite.Outcome(dataclasses.replace(TINY, **changes), measured(seconds), "")
+
+    done = result(
+        outcome(0.5),
+        outcome(0.6, contender=contenders.OURS),
+        outcome(9.0, rows=1),
+        outcome(9.0, contender=contenders.OURS, length=128),
+        outcome(0.4, variant="baseline"),
+        suite.Outcome(dataclasses.replace(TINY, variant="alibi"), None, "out of memory"),
+        outcome(0.2, size="small"),
+        outcome(0.1, size="small", contender=contenders.OURS),
+    )
+    name = "DeepSpeed / plain loop, zero-clap"
+    assert done.ratios() == {name: {"tiny": pytest.approx(5 / 6), "small": pytest.approx(2)}}
+    assert suite.table(done).splitlines()[-2:] == [
+        f"{'tokens/s over tokens/s':62}       tiny      small",
+        f"{name:62}       0.83       2.00",
+    ]
+
+
+@pytest.mark.parametrize("on_gpu", [False, True])
+def test_every_question_has_its_cases_for_every_size(on_gpu):
+    done = result(*(suite.Outcome(case, measured(), "") for case in suite.cases(on_gpu)))
+    assert [len(by_size) for by_size in done.ratios().values()] == [2] * len(suite._RATIOS)
 
 
 def test_figures_are_plain_and_hold_every_case():
