@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -49,8 +50,11 @@ class Measured:
 
 
 def begin() -> None:
-    """Prepare this process."""
+    """Prepare this process, as the engine does: no contender is favoured by it."""
+    from pretrain.distributed import Ranks
+
     follow_parent()
+    Ranks(rank=0, count=1, local_rank=0, local_count=1).prepare_cpu()
 
 
 _one: tuple[Case, Update]
@@ -117,10 +121,15 @@ def _measure(case: Case, seconds: float, device: torch.device) -> Measured:
         update(batch)
     _wait(device)
     ready = time.perf_counter()
+    # On a CPU the first seconds of a process are slower than the rest.
+    counted = ready + (seconds if device.type == "cpu" else 0)
     times: list[float] = []
-    while len(times) < _LEAST_UPDATES or time.perf_counter() < ready + seconds:
-        batch = batches[len(times) % len(batches)]
-        times.append(_seconds(lambda batch=batch: update(batch), device))  # type: ignore[misc]
+    turn = itertools.cycle(batches)
+    while len(times) < _LEAST_UPDATES or time.perf_counter() < counted + seconds:
+        began, batch = time.perf_counter(), next(turn)
+        taken = _seconds(lambda batch=batch: update(batch), device)  # type: ignore[misc]
+        if began >= counted:
+            times.append(taken)
     return Measured(
         seconds=statistics.median(times),
         tokens=sum(batch.tokens for batch in batches) // len(batches),
@@ -214,19 +223,29 @@ def _wait(device: torch.device) -> None:
 
 @contextlib.contextmanager
 def _clean(device: torch.device) -> Iterator[None]:
-    """Nothing of the case before: no compiled code, no memory, no peak."""
+    """Nothing of the case before: no compiled code, no peak; and no memory left to the next one."""
+    import torch
+
+    torch.compiler.reset()
+    _release(device)
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    else:
+        Path("/proc/self/clear_refs").write_text("5")  # forget the peak
+    try:
+        yield
+    finally:
+        _release(device)  # the next case may be another process's
+
+
+def _release(device: torch.device) -> None:
     import gc
 
     import torch
 
     gc.collect()
-    torch.compiler.reset()
     if device.type == "cuda":
         torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
-    else:
-        Path("/proc/self/clear_refs").write_text("5")  # forget the peak
-    yield
 
 
 def peak_bytes() -> int:

@@ -117,11 +117,16 @@ class Ranks:
             return torch.device("cuda", self.local_rank)
         return torch.device("cpu")
 
-    def share_cores(self) -> None:
-        """Give each rank of this machine its share of the cores, unless OMP_NUM_THREADS says."""
+    def prepare_cpu(self) -> None:
+        """Give each rank of this machine its share of the cores, unless OMP_NUM_THREADS says.
+
+        And take numbers below the smallest normal one (1e-38) for zero: ALiBi's weights of far keys
+        are such, and with them the backward pass of attention takes three times as long.
+        """
         if "OMP_NUM_THREADS" not in os.environ:
             cores = len(os.sched_getaffinity(0))
             torch.set_num_threads(max(1, cores // self.local_count))
+        torch.set_flush_denormal(True)  # threads that are started later do so, too
 
 
 def all_sum(values: list[float], device: torch.device) -> list[float]:

@@ -64,7 +64,7 @@ def start() -> Ranks:
     """
     os.environ.update(launcher_variables(os.environ))
     ranks = Ranks.from_environment()
-    ranks.share_cores()
+    ranks.prepare_cpu()
     import torch
 
     deepspeed_repairs.choose_accelerator()

@@ -495,6 +495,17 @@ def test_no_rank_waits_for_another_longer_than_deepspeeds_limit(run_ranks):
     assert run_ranks(2, work)[0] == [default_pg_timeout] * 2
 
 
+def test_numbers_too_small_to_be_normal_are_zero(run_ranks):
+    """A CPU is slow with them, and ALiBi makes many."""
+
+    def work():
+        before = float(torch.tensor([2e-38]) / 4)
+        engine.start()
+        return before, float(torch.tensor([2e-38]) / 4)
+
+    assert run_ranks(1, work) == [(pytest.approx(5e-39), 0.0)]
+
+
 def test_start_up_compiles_no_op(run_ranks, tmp_path):
     import deepspeed.ops
 
