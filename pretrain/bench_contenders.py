@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from pretrain.model.language_model import LanguageModel
 
 OURS, PLAIN = "zeroclap", "zeroclap, plain loop"
+FLASH = "zeroclap, plain loop, FLASH"
 TRANSFORMERS, EAGER = "transformers sdpa", "transformers eager"
 ORIGINAL = "the original's way"
 LAYOUTS = ("full", "unmasked", "padded", "packed")
@@ -122,9 +123,9 @@ def model_of(case: Case, device: torch.device) -> LanguageModel:
     """Ours, with fresh weights: FlexAttention on a GPU, where it can be."""
     from pretrain.model.language_model import LanguageModel
 
-    architecture = case.architecture()
-    flex = device.type == "cuda" and architecture.attention_dropout == 0
-    backend = "flex" if flex else "dense"
+    architecture, backend = case.architecture(), "dense"
+    if device.type == "cuda" and architecture.attention_dropout == 0:
+        backend = "flex-flash" if case.contender == FLASH else "flex"
     return LanguageModel(architecture, _VOCABULARY_MULTIPLE, backend).to(device)
 
 
@@ -242,6 +243,7 @@ def _the_original_s_way(case: Case, device: torch.device) -> Update:
 CONTENDERS: dict[str, Callable[[Case, torch.device], Update]] = {
     OURS: _through_deepspeed,
     PLAIN: _plain_loop,
+    FLASH: _plain_loop,
     TRANSFORMERS: _transformers,
     EAGER: _transformers,
     ORIGINAL: _the_original_s_way,

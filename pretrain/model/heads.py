@@ -45,14 +45,16 @@ class ClapHead(nn.Module):
     def forward(self, features: Tensor, embedding: Tensor) -> Tensor:
         """[M, D] features and the embedding, of V rows or more, to [M, V] logits."""
         # beta on the features: the same product, at M x D multiplications rather than M x V.
-        features = self.beta * features
-        if not self.normalize:
-            return F.linear(features, embedding)[..., : self.vocab_size]
-        lengths = torch.linalg.vector_norm(embedding, dim=-1).clamp(min=1e-12)
-        # Of [V, D] and [M, V], the smaller is divided: both are walked over backwards as well.
-        if len(features) > features.shape[-1]:
-            return F.linear(features, embedding / lengths[:, None])[..., : self.vocab_size]
-        return (F.linear(features, embedding) / lengths)[..., : self.vocab_size]
+        features, lengths = self.beta * features, None
+        if self.normalize:
+            lengths = torch.linalg.vector_norm(embedding, dim=-1).clamp(min=1e-12)
+            # Of [V, D] and [M, V], the smaller is divided: both are walked over backwards as well.
+            if len(features) > features.shape[-1]:
+                embedding, lengths = embedding / lengths[:, None], None
+        logits = F.linear(features, embedding)
+        if lengths is not None:
+            logits = logits / lengths
+        return logits[..., : self.vocab_size]
 
 
 def build_head(config: ModelConfig) -> RobertaHead | ClapHead:

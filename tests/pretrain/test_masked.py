@@ -171,7 +171,7 @@ def test_the_compiled_loss_is_the_loss_in_value_and_gradient(run_ranks):
             padded = torch.randn(4, 80, generator=torch.Generator().manual_seed(0))
             padded = padded.bfloat16().requires_grad_()
             chosen = dataclasses.replace(objective(), compiled=compiled)
-            loss = chosen.loss(lambda *_: padded[:, :70], batch)
+            loss = chosen.loss(lambda *_, padded=padded: padded[:, :70], batch)
             loss.backward()
             results.append((loss.detach(), padded.grad))
         for ours, theirs in zip(*results, strict=True):
