@@ -145,7 +145,7 @@ def _parser() -> argparse.ArgumentParser:
         default=8.0,
         help="with --suite: what does not fit is left out and named (default: %(default)s)",
     )
-    command.add_argument("--plot", type=Path, help="with --suite: draw cost against length (PNG)")
+    command.add_argument("--plot", type=Path, help="with --suite: draw cost against length (.png)")
     command.add_argument("--against", default="transformers", choices=("transformers",))
     command.add_argument("--size", default="base", help="of the model (default: %(default)s)")
     command.add_argument("--variant", default="baseline", help="(default: %(default)s)")
@@ -325,10 +325,16 @@ def _bench_suite(options: argparse.Namespace) -> int:
     from pretrain import bench_suite
     from pretrain.checkpoints import write_json
 
-    suite = bench_suite.run(None, options.minutes, sys.stderr.write)
+    if options.plot and options.plot.suffix != ".png":
+        raise ValueError(f"--plot {options.plot}: accepted: a name that ends in .png")
+
+    def tell(suite: bench_suite.Suite) -> None:
+        sys.stderr.write(f"{suite.outcomes[-1].line()}\n")
+        if options.json:  # at once: what follows may be killed
+            write_json(options.json, suite.figures())
+
+    suite = bench_suite.run(None, options.minutes, tell)
     sys.stdout.write(bench_suite.table(suite))
-    if options.json:
-        write_json(options.json, suite.figures())
     if options.plot:
         bench_suite.plot(suite, options.plot)
     return 0

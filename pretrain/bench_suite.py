@@ -72,6 +72,10 @@ class Outcome:
     problem: str
     """Why there are no figures; empty where there are."""
 
+    def line(self) -> str:
+        """How it went, in a line."""
+        return f"{self.case.name()}: {self.problem or f'{self.tokens_per_second():,.0f} tokens/s'}"
+
     def tokens_per_second(self) -> float:
         """Real tokens; 0 without figures."""
         return self.measured.tokens / self.measured.seconds if self.measured else 0.0
@@ -172,9 +176,16 @@ def cases(on_gpu: bool) -> list[Case]:
 
 
 def run(
-    todo: Iterable[Case] | None, minutes: float, tell: Callable[[str], object] = lambda line: None
+    todo: Iterable[Case] | None,
+    minutes: float,
+    tell: Callable[[Suite], object] = lambda suite: None,
 ) -> Suite:
     """Measure the cases (None: all that suit the device) within so many minutes.
+
+    Args:
+        todo: the most important first.
+        minutes: what does not fit into them is left out.
+        tell: is told what there is after each case.
 
     Raises:
         ValueError: there is no time at all.
@@ -190,14 +201,13 @@ def run(
         peak = processes.call(PLAIN, deadline, matmul_peak)
         if not isinstance(peak, float):
             raise ValueError(f"--minutes {minutes}: not enough for a single matrix product")
-        outcomes = []
+        device = torch.cuda.get_device_name() if on_gpu else "CPU: small models, in fp32"
+        suite = Suite(device, torch.__version__, peak, [])
         for case in todo:
             result = processes.call(case.contender, deadline, measure, case, _SECONDS)
-            outcome = _outcome(case, result)
-            tell(f"{case.name()}: {outcome.problem or f'{outcome.tokens_per_second():,.0f}'}\n")
-            outcomes.append(outcome)
-    device = torch.cuda.get_device_name() if on_gpu else "CPU: small models, in fp32"
-    return Suite(device, torch.__version__, peak, outcomes)
+            suite.outcomes.append(_outcome(case, result))
+            tell(suite)
+    return suite
 
 
 def _outcome(case: Case, result: object) -> Outcome:
@@ -312,5 +322,6 @@ def plot(suite: Suite, path: Path) -> None:
     panels[0].set(ylabel="microseconds a token", title=f"{size}: against length")
     panels[1].set(title=f"{size}, rows of {done[0].case.length if done else 0}: against rows")
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside right upper", frameon=False)
+    path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=130)
     pyplot.close(figure)

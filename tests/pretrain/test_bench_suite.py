@@ -137,6 +137,11 @@ def test_without_time_there_is_nothing_to_measure(capsys):
     assert "--minutes 0.0: accepted: above 0" in capsys.readouterr().err
 
 
+def test_a_picture_that_cannot_be_drawn_is_refused_before_anything_is_measured(capsys):
+    assert main(["bench", "--suite", "--plot", "cost.txt"]) == 2
+    assert "--plot cost.txt: accepted: a name that ends in .png" in capsys.readouterr().err
+
+
 def sleep(seconds):
     time.sleep(seconds)
     return "slept"
@@ -164,7 +169,9 @@ def test_every_contender_is_measured_on_this_machine():
         Case(name, "tiny", "baseline" if "sdpa" in name else "zero-clap", 64, 2, "padded", 97)
         for name in contenders.CONTENDERS
     ]
-    done = suite.run(cases, 4)
+    told = []
+    done = suite.run(cases, 4, lambda so_far: told.append(len(so_far.outcomes)))
+    assert told == [*range(1, len(cases) + 1)]
     assert [outcome.problem for outcome in done.outcomes] == [""] * len(cases)
     assert all(outcome.tokens_per_second() > 0 for outcome in done.outcomes)
     assert done.peak > 1e9
