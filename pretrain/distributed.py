@@ -42,7 +42,8 @@ def launcher_variables(environ: Mapping[str, str]) -> dict[str, str]:
     said = {**_ALONE, **(_from_slurm(environ) if below_srun else {})}
     said |= {name: environ[name] for name in said if name in environ}
     said.setdefault("LOCAL_WORLD_SIZE", said["WORLD_SIZE"])
-    # The deepspeed launcher says LOCAL_SIZE and passes the other on as it found it; torchrun not.
+    # The deepspeed launcher says LOCAL_SIZE and passes LOCAL_WORLD_SIZE on as it found it; torchrun
+    # does the reverse.
     names = ["LOCAL_WORLD_SIZE", "LOCAL_SIZE"]
     if "TORCHELASTIC_RUN_ID" in environ:
         names.reverse()
