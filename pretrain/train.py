@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from data_prep import tokenizer as tokenizers
 from data_prep.corpus import Corpus
 from data_prep.manifest import CorpusManifest
-from pretrain import checkpoints, checks, ledger, metrics, run_folder
+from pretrain import checkpoints, checks, ledger, run_folder
 from pretrain import recipe as recipes
 from pretrain.batches import Blocks, PretrainingBatches, validation_batches
 from pretrain.checkpoints import Failure
@@ -30,10 +30,8 @@ from pretrain.model.config import ModelConfig
 from pretrain.objectives.masked import MaskedLM, word_starts_of
 from pretrain.prefetch import prefetched
 from pretrain.run_folder import Start
+from pretrain.run_log import RunLog
 from pretrain.schedules import learning_rate
-from pretrain.spike_watch import SpikeWatch, declared_changes, history_before
-from pretrain.spikes import Event, SpikeDetector
-from pretrain.status import sentence, since_last_attempt
 from pretrain.supervision import orders
 from pretrain.supervision.heartbeat import EVALUATE, SAVE
 from pretrain.supervision.ladders import PREEMPTED
@@ -124,7 +122,6 @@ class Attempt:
         self.config, self.architecture = config, architecture
         self.manifest, self.settings = manifest, settings
         self.run_folder = Path(config.folder)
-        self.ledger = self.run_folder / ledger.FILE_NAME
         self.ranks, self.gather = start(), gather
         torch.manual_seed(config.training.seed)
         backend = config.training.attention_backend
@@ -137,6 +134,7 @@ class Attempt:
             self.blocks = self._blocks("train")
             self.lineage = state.lineage(len(self.blocks), config.batch.first_block)
             self.start = self._begin(state)
+            self.log = RunLog(config, self.start)
             self.tether = Tether(
                 self.run_folder, self.start.token, self.ranks.rank, config.training.steps
             )
@@ -191,7 +189,8 @@ class Attempt:
         from pretrain.engine import Engine
 
         if self.done:
-            self._say(f"{self.run_folder} is done already; nothing to train")
+            if self.ranks.rank == 0:
+                sys.stdout.write(f"{self.run_folder} is done already; nothing to train\n")
             return EXIT_DONE
         config, training = self.config, self.config.training
         self.engine = Engine(
@@ -212,7 +211,7 @@ class Attempt:
             self.manifest.vocab_size - 1,
             self.architecture.vocab_size,
             words,
-            training.compile,
+            compiled=training.compile,
         )
         self.validation = validation_batches(
             self._blocks("valid"),
@@ -230,7 +229,8 @@ class Attempt:
             config.fault,
             training.seed,
         )
-        self._announce()
+        if self.ranks.rank == 0:
+            self._announce()
         with prefetched(batches, training.data_workers) as ahead:
             verdict = run_loop(
                 self.engine,
@@ -245,24 +245,24 @@ class Attempt:
                     ),
                     Hook(training.checkpoint_interval, self.tether.during(SAVE, self._save)),
                 ],
-                observers=self._observers(),
+                observers=self.log.open() if self.ranks.rank == 0 else [],
                 watch=self._verdict if self.ranks.rank == 0 else lambda record: GO_ON,
             )
         if verdict == GO_ON:
-            self._on_rank_0(lambda: self._record("done", step=training.steps))
+            self._on_rank_0(lambda: self.log.record("done", step=training.steps))
         if verdict == EXIT_PREEMPTED:
             self._leave()
         return verdict
 
     def _verdict(self, record: StepRecord) -> int:
-        return self.watch(record) or self.tether.verdict(record.step + 1)
+        return self.log.verdict(record) or self.tether.verdict(record.step + 1)
 
     def _leave(self) -> None:
         """Save where the loop was told to stop, and say so."""
         step = self._on_rank_0(lambda: self.tether.steps)
         self.tether.during(SAVE, self._save)(step)
         saved, reason = self.failed_saves == 0, "it was asked to leave"
-        self._on_rank_0(lambda: self._record(PREEMPTED, step=step, saved=saved, reason=reason))
+        self._on_rank_0(lambda: self.log.record(PREEMPTED, step=step, saved=saved, reason=reason))
 
     def _learning_rate(self, step: int) -> float:
         return learning_rate(self.config, step) * self.start.state.learning_rate_factor(step)
@@ -274,71 +274,6 @@ class Attempt:
         data = self.config.data
         return Blocks(Corpus(Path(data.corpus), split), data.sequence_length, data.packing)
 
-    def _observers(self) -> list[Callable[[StepRecord], None]]:
-        if self.ranks.rank != 0:
-            return []
-        self.tensorboard = metrics.TensorBoard(
-            self.run_folder / "tensorboard", self.start.attempt, self.start.step
-        )
-        for words in since_last_attempt(ledger.read(self.ledger)):
-            self.tensorboard.text(self.start.step, words)
-        self.validation_lines = metrics.JsonLines(self.run_folder / metrics.VALIDATION)
-        lines = metrics.read(self.run_folder / metrics.METRICS)
-        validation = metrics.read(self.run_folder / metrics.VALIDATION)
-        self.watch = SpikeWatch(
-            SpikeDetector(self.config.spike, declared_changes(self.config, self.start.state)),
-            *history_before(self.start.step, lines, validation),
-            self._tell,
-        )
-        return [
-            metrics.MetricsWriter(self.run_folder, self.start.attempt),
-            self.tensorboard,
-            metrics.ProgressPrinter(self.config.training.steps),
-            self._continuity(lines),
-        ]
-
-    def _continuity(self, lines: Sequence[dict[str, Any]]) -> Callable[[StepRecord], None]:
-        """An observer that says loudly where the first losses do not continue the run."""
-        size = self.config.batch.micro_batch_size
-        attempts = {
-            record["attempt"]
-            for record in ledger.read(self.ledger)
-            if record["kind"] == "attempt" and record["micro_batch_size"] == size
-        }
-        step, seed = self.start.step, self.start.seed
-        recorded = checks.recorded_losses(lines, step, seed, attempts)
-        survived = [line for line in metrics.surviving(lines) if line["step"] < step]
-        history = [metrics.loss_of(line) for line in survived]
-        losses: list[float] = []
-        reason = ""
-
-        def observe(record: StepRecord) -> None:
-            nonlocal reason
-            if reason or len(losses) == checks.FIRST_LOSSES:
-                return
-            losses.append(record.loss)
-            reason = checks.discontinuity(losses, recorded, history, self.config.spike.deviations)
-            if reason:
-                self._record("discontinuity", step=record.step, reason=reason)
-                self._say(f"WARNING: the run does not continue from step {step}: {reason}")
-
-        return observe
-
-    def _tell(self, event: Event) -> None:
-        fields = dataclasses.asdict(event)
-        words = sentence(self._record(fields.pop("kind"), **fields))
-        self.tensorboard.text(event.step, words)
-        self._say(words)
-
-    def _record(self, kind: str, **fields: object) -> ledger.Record:
-        """Append to the ledger, on rank 0, if the run is still ours."""
-        self._refuse_superseded()
-        return ledger.append(self.ledger, kind, attempt=self.start.attempt, **fields)
-
-    def _refuse_superseded(self) -> None:
-        run_folder.refuse_superseded(ledger.read(self.ledger), self.start.token)
-        orders.refuse_superseded(self.run_folder, orders.token_of(os.environ))
-
     def _evaluate(self, step: int) -> None:
         from pretrain.evaluate import scores
 
@@ -348,17 +283,8 @@ class Attempt:
             return self.objective.sums_by_subset(model, batch, len(names))
 
         flat = self.engine.evaluate(self.validation, sums)
-        if self.ranks.rank != 0:
-            return
-        total, subsets = scores(list(zip(flat[::2], flat[1::2], strict=True)), names)
-        by_subset = {name: dataclasses.asdict(score) for name, score in subsets.items()}
-        line = {"attempt": self.start.attempt, "step": step, **dataclasses.asdict(total)}
-        self.validation_lines.write({**line, "subsets": by_subset})
-        self.watch.validation_loss = total.loss
-        values = {"validation/loss": total.loss, "validation/perplexity": total.perplexity}
-        values |= {f"validation perplexity/{n}": score.perplexity for n, score in subsets.items()}
-        self.tensorboard.scalars(step, values)
-        self._say(f"after {step} steps: validation perplexity {total.perplexity:.2f}")
+        if self.ranks.rank == 0:
+            self.log.validated(step, *scores(list(zip(flat[::2], flat[1::2], strict=True)), names))
 
     def _save(self, step: int) -> None:
         try:
@@ -371,7 +297,7 @@ class Attempt:
                 gather=self.gather,
                 rank=self.ranks.rank,
                 token=self.start.token,
-                before_commit=self._refuse_superseded,
+                before_commit=self.log.refuse_superseded,
             )
             self._on_rank_0(lambda: self._commit(step))
         except Failure as failure:
@@ -380,7 +306,7 @@ class Attempt:
             self.failed_saves, self.has_checkpoint = 0, True
 
     def _before_save(self) -> None:
-        self._refuse_superseded()
+        self.log.refuse_superseded()
         checkpoints.refuse_small_disk(self.run_folder, 1, self.checkpoint_size)
 
     def _facts(self, step: int) -> dict[str, object]:
@@ -408,19 +334,23 @@ class Attempt:
     def _commit(self, step: int) -> None:
         """Tell the ledger, and delete what neither the recipe keeps nor a rollback may need."""
         digest = checkpoints.manifest_hash(self.run_folder, step)
-        self._record("commit", step=step, ranks=self.ranks.count, manifest=digest)
-        records = ledger.read(self.ledger)
+        self.log.record("commit", step=step, ranks=self.ranks.count, manifest=digest)
+        records = ledger.read(self.run_folder / ledger.FILE_NAME)
         keep = retained(records, step, self.config)
         for old in ledger.fold(records, self.config.training.seed).checkpoints:
             if old not in keep:
-                self._record("delete", step=old)
+                self.log.record("delete", step=old)
         checkpoints.remove(self.run_folder, keep=keep)
 
     def _bear(self, step: int, failure: Failure) -> None:
         """Go on after a failed save, or stop."""
         self.failed_saves += 1
-        self._on_rank_0(lambda: self._record("save-failed", step=step, reason=str(failure)))
-        self._say(f"WARNING: no checkpoint of step {step}: {failure}")
+
+        def tell() -> None:
+            self.log.record("save-failed", step=step, reason=str(failure))
+            self.log.say(f"WARNING: no checkpoint of step {step}: {failure}")
+
+        self._on_rank_0(tell)
         last = step == self.config.training.steps
         if not checkpoints.may_go_on(self.failed_saves, self.has_checkpoint, last):
             raise failure
@@ -428,7 +358,7 @@ class Attempt:
     def _announce(self) -> None:
         config, table = self.config, self.model.encoder.embeddings.tokens
         padding = (table.num_embeddings - table.vocab_size) * table.embedding_dim
-        self._say(
+        self.log.say(
             f"attempt {self.start.attempt}: {config.model.variant} {config.model.size}, "
             f"{self.parameters - padding:,} parameters, {len(self.blocks):,} blocks with "
             f"{self.blocks.share_of_tokens:.1%} of the corpus's tokens ({config.data.packing}, "
@@ -438,11 +368,6 @@ class Attempt:
             f"{config.training.attention_backend}), steps {self.start.step} to "
             f"{config.training.steps}, seed {self.start.seed}"
         )
-
-    def _say(self, text: str) -> None:
-        if self.ranks.rank == 0:
-            sys.stdout.write(text + "\n")
-            sys.stdout.flush()
 
 
 if __name__ == "__main__":

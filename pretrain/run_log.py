@@ -1,0 +1,129 @@
+"""What rank 0 writes and says while an attempt runs, and the detector that reads along.
+
+The ledger, metrics.jsonl, validation.jsonl, TensorBoard, the console. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pretrain import checks, ledger, metrics, run_folder
+from pretrain.config import RunConfig
+from pretrain.loop import StepRecord
+from pretrain.run_folder import Start
+from pretrain.spike_watch import SpikeWatch, declared_changes, history_before
+from pretrain.spikes import Event, SpikeDetector
+from pretrain.status import sentence, since_last_attempt
+from pretrain.supervision import orders
+
+if TYPE_CHECKING:
+    from pretrain.evaluate import Score
+
+
+class RunLog:
+    """Of one attempt. Rank 0 alone has one that is open."""
+
+    def __init__(self, config: RunConfig, start: Start) -> None:
+        """An attempt that the ledger knows of."""
+        self._config, self._start = config, start
+        self._run = Path(config.folder)
+        self._ledger = self._run / ledger.FILE_NAME
+
+    def say(self, text: str) -> None:
+        """Print a line at once."""
+        sys.stdout.write(text + "\n")
+        sys.stdout.flush()
+
+    def record(self, kind: str, **fields: object) -> ledger.Record:
+        """Append to the ledger.
+
+        Raises:
+            ValueError: the run is not ours any more.
+        """
+        self.refuse_superseded()
+        return ledger.append(self._ledger, kind, attempt=self._start.attempt, **fields)
+
+    def refuse_superseded(self) -> None:
+        """Refuse to go on when another attempt has begun, or has been ordered.
+
+        Raises:
+            ValueError: which.
+        """
+        run_folder.refuse_superseded(ledger.read(self._ledger), self._start.token)
+        orders.refuse_superseded(self._run, orders.token_of(os.environ))
+
+    def open(self) -> list[Callable[[StepRecord], None]]:
+        """Bring everything to where the attempt begins; returns who is to be told of each step."""
+        start = self._start
+        self._tensorboard = metrics.TensorBoard(
+            self._run / "tensorboard", start.attempt, start.step
+        )
+        for words in since_last_attempt(ledger.read(self._ledger)):
+            self._tensorboard.text(start.step, words)
+        self._validation = metrics.JsonLines(self._run / metrics.VALIDATION)
+        lines = metrics.read(self._run / metrics.METRICS)
+        self._watch = SpikeWatch(
+            SpikeDetector(self._config.spike, declared_changes(self._config, start.state)),
+            *history_before(start.step, lines, metrics.read(self._run / metrics.VALIDATION)),
+            self._tell,
+        )
+        return [
+            metrics.MetricsWriter(self._run, start.attempt),
+            self._tensorboard,
+            metrics.ProgressPrinter(self._config.training.steps),
+            self._continuity(lines),
+        ]
+
+    def verdict(self, record: StepRecord) -> int:
+        """What the detector says of a step: GO_ON, or an exit code."""
+        return self._watch(record)
+
+    def validated(self, step: int, total: Score, subsets: Mapping[str, Score]) -> None:
+        """Note a measurement on the validation split after `step` updates."""
+        by_subset = {name: dataclasses.asdict(score) for name, score in subsets.items()}
+        line = {"attempt": self._start.attempt, "step": step, **dataclasses.asdict(total)}
+        self._validation.write({**line, "subsets": by_subset})
+        self._watch.validation_loss = total.loss
+        values = {"validation/loss": total.loss, "validation/perplexity": total.perplexity}
+        values |= {f"validation perplexity/{n}": score.perplexity for n, score in subsets.items()}
+        self._tensorboard.scalars(step, values)
+        self.say(f"after {step} steps: validation perplexity {total.perplexity:.2f}")
+
+    def _tell(self, event: Event) -> None:
+        fields = dataclasses.asdict(event)
+        words = sentence(self.record(fields.pop("kind"), **fields))
+        self._tensorboard.text(event.step, words)
+        self.say(words)
+
+    def _continuity(self, lines: Sequence[dict[str, Any]]) -> Callable[[StepRecord], None]:
+        """An observer that says loudly where the first losses do not continue the run."""
+        size = self._config.batch.micro_batch_size
+        attempts = {
+            record["attempt"]
+            for record in ledger.read(self._ledger)
+            if record["kind"] == "attempt" and record["micro_batch_size"] == size
+        }
+        step, seed = self._start.step, self._start.seed
+        recorded = checks.recorded_losses(lines, step, seed, attempts)
+        survived = [line for line in metrics.surviving(lines) if line["step"] < step]
+        history = [metrics.loss_of(line) for line in survived]
+        losses: list[float] = []
+        reason = ""
+
+        def observe(record: StepRecord) -> None:
+            nonlocal reason
+            if reason or len(losses) == checks.FIRST_LOSSES:
+                return
+            losses.append(record.loss)
+            deviations = self._config.spike.deviations
+            reason = checks.discontinuity(losses, recorded, history, deviations)
+            if reason:
+                self.record("discontinuity", step=record.step, reason=reason)
+                self.say(f"WARNING: the run does not continue from step {step}: {reason}")
+
+        return observe
