@@ -309,12 +309,15 @@ def _fill_mask(options: argparse.Namespace) -> int:
 def _plan(options: argparse.Namespace) -> int:
     import dataclasses
 
-    from pretrain import plan
+    from pretrain import measured_speed, plan
     from pretrain import recipe as recipes
     from pretrain.checkpoints import write_json
 
     config = recipes.load(options.recipe, options.overrides)
-    planned = plan.plan(config, options.gpus, options.kind, options.mfu, options.suite)
+    share, source = options.mfu, plan.STATED
+    if options.suite:
+        share, source = measured_speed.utilization(options.suite, options.kind, config)
+    planned = plan.plan(config, options.gpus, options.kind, share, source)
     sys.stdout.write(plan.table(planned))
     if options.json:
         write_json(options.json, dataclasses.asdict(planned))

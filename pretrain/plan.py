@@ -7,7 +7,6 @@ letters are those of pretrain/model.
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -40,6 +39,9 @@ DEVICES: Mapping[str, Device] = MappingProxyType(
 )
 """NVIDIA's data sheets of the SXM cards; of the A100 there is one with half the memory, too."""
 
+
+STATED = "stated, not measured"
+"""Where a share of the peak comes from that somebody expects."""
 
 DEEPSPEED_BUCKET = 500_000_000
 """Numbers, where the settings do not say (DeepSpeed 0.19)."""
@@ -93,7 +95,11 @@ class Plan:
 
 
 def plan(
-    config: RunConfig, ranks: int, kind: str, utilization: float, suite: Path | None = None
+    config: RunConfig,
+    ranks: int,
+    kind: str,
+    utilization: float,
+    source: str = STATED,
 ) -> Plan:
     """What the run of a recipe takes on `ranks` GPUs of a kind.
 
@@ -101,21 +107,18 @@ def plan(
         config: the recipe.
         ranks: GPUs.
         kind: a key of DEVICES.
-        utilization: the share of the peak that is reached, as somebody states it.
-        suite: what `bench --suite --json` wrote on such a GPU, to take that share from instead.
+        utilization: the share of the peak that is reached.
+        source: where that comes from.
 
     Raises:
         ValueError: the recipe names neither a corpus nor `data.vocab_size`, its batch does not
-            divide over the ranks, an argument is out of its range, or the suite has no figure for
-            such a model on such a GPU.
+            divide over the ranks, or an argument is out of its range.
     """
     if ranks < 1:
         raise ValueError(f"--gpus {ranks}: accepted: 1 or more")
     if not 0 < utilization <= 1:
         raise ValueError(f"--mfu {utilization}: accepted: above 0, at most 1")
-    model, source = _model(config), "stated, not measured"
-    if suite:
-        utilization, source = measured_utilization(suite, kind, config)
+    model = _model(config)
     training = config.training
     settings = deepspeed_settings.read(
         training.deepspeed, config.batch, config.optimizer.gradient_clipping, ranks
@@ -158,51 +161,6 @@ def plan(
         source=source,
         seconds=per_token * tokens / (ranks * device.flops * utilization),
     )
-
-
-def measured_utilization(suite: Path, kind: str, config: RunConfig) -> tuple[float, str]:
-    """The share of the data sheet's peak that a bench suite reached, and in which case.
-
-    Of the recipe's size, through DeepSpeed where that was measured, its variant where that was, at
-    the length nearest to the recipe's.
-
-    Raises:
-        ValueError: no such file, not what `bench --suite --json` writes, another GPU, or no figure
-            for the recipe's size.
-    """
-    accepted = "accepted: what `bench --suite --json` wrote on such a GPU"
-    try:
-        figures = json.loads(suite.read_bytes())
-        device, cases = figures["device"], figures["cases"]
-        full = [case for case in cases if case["tokens_per_second"] and case["layout"] == "full"]
-        mine = [
-            case
-            for case in full
-            if case["size"] == config.model.size and case["contender"].startswith("zeroclap")
-        ]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"--suite {suite}: {error or type(error).__name__}; {accepted}") from error
-    if kind not in device.lower():
-        raise ValueError(f"--suite {suite}: measured on {device!r}, not on {kind}; {accepted}")
-    if not mine:
-        sizes = ", ".join(sorted({case["size"] for case in full})) or "none"
-        raise ValueError(
-            f"--suite {suite}: no figure for model.size {config.model.size} (there are: {sizes})"
-        )
-    length = config.data.sequence_length
-
-    def distance(case: Mapping[str, Any]) -> tuple[bool, bool, float]:
-        return (
-            case["contender"] != "zeroclap",
-            case["variant"] != config.model.variant,
-            abs(math.log2(case["length"] / length)),
-        )
-
-    best = min(mine, key=distance)
-    measured = presets.build(best["size"], best["variant"], best["vocab_size"], {})
-    flops = flops_per_token(measured, best["length"], 0.15) * best["tokens_per_second"]
-    words = f"{best['contender']}, {best['variant']}, {best['rows']} x {best['length']}"
-    return flops / DEVICES[kind].flops, f"measured: {words}, {device}"
 
 
 def _model(config: RunConfig) -> ModelConfig:
