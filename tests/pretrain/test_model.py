@@ -272,6 +272,10 @@ def test_a_padded_token_table_shows_nowhere(variant):
     assert not table[rows:].any()
     for (name, ours), theirs in zip(padded.named_parameters(), plain.parameters(), strict=True):
         assert torch.equal(ours[: len(theirs)], theirs), name
+    with torch.no_grad():
+        for model in (plain, padded):
+            for bias in (p for name, p in model.head.named_parameters() if name == "bias"):
+                bias.copy_(torch.linspace(-1, 1, rows))
     ids = ids_of(2, 20)
     ids[0, 3] = MASK_ID
     places = torch.arange(40)

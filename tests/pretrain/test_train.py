@@ -77,6 +77,31 @@ def test_a_rank_that_fails_by_itself_says_why(run_ranks):
     assert said.startswith("pretrain.train: error on rank 1: recipe 'no-such-recipe' is neither")
 
 
+@pytest.mark.slow  # compiles C++
+def test_a_compiled_attempt_compiles_its_loss_as_well_and_has_the_same_losses(attempt, tmp_path):
+    def sabotage(rank):
+        import torch
+
+        from pretrain.objectives import masked
+
+        def counted():
+            (tmp_path / f"loss-{rank}").touch()
+            return torch.compile(masked._summed_loss, dynamic=False)
+
+        masked._compiled_loss = counted
+
+    overrides = ["model.overrides.dropout=0.0", "model.overrides.attention_dropout=0.0"]
+    runs = tmp_path / "plain", tmp_path / "compiled"
+    answers = [
+        *attempt(runs[0], *overrides, sabotage=sabotage),
+        *attempt(runs[1], *overrides, "training.compile=true", sabotage=sabotage),
+    ]
+    assert [code for code, _, _ in answers] == [0] * 4, answers
+    assert sorted(path.name for path in tmp_path.glob("loss-*")) == ["loss-0", "loss-1"]
+    plain, compiled = ([line["loss"] for line in metrics.read(r / metrics.METRICS)] for r in runs)
+    assert compiled == pytest.approx(plain, abs=1e-4)
+
+
 def records(run, kind=None):
     told = ledger.read(run / ledger.FILE_NAME)
     return [record for record in told if kind in (None, record["kind"])]
