@@ -1,14 +1,14 @@
-"""What a run's ledger proves: `python -m pretrain audit RUN`.
+"""Prove from a run's records that every block was used once: `python -m pretrain audit RUN`.
 
 Two witnesses are compared. The ledger says which lineage each attempt followed, and so which blocks
 each step must have read. Each line of metrics.jsonl holds the hash of the blocks that its step did
-read. Read `examine`. Imports no torch.
+read. A step without a line is unproved: it has one witness only. Read `examine`. Imports no torch.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,20 +17,24 @@ import numpy as np
 from pretrain import checkpoints, ledger, metrics
 from pretrain.config import BatchConfig
 from pretrain.order import Lineage
+from pretrain.supervision.ladders import ENDINGS
 
 Line = dict[str, Any]
+EXIT_SOUND, EXIT_NOT_SOUND, EXIT_UNPROVED = 0, 1, 3
 _CHUNK = 1 << 22
 """Places that are looked up at once."""
 
 
 @dataclasses.dataclass
 class Audit:
-    """What was found."""
+    """What was found, in plain words."""
 
     proved: list[str] = dataclasses.field(default_factory=list)
-    """In plain words, what holds."""
+    """What holds."""
+    unproved: list[str] = dataclasses.field(default_factory=list)
+    """What may hold, but a record that would show it is missing."""
     problems: list[str] = dataclasses.field(default_factory=list)
-    """What does not; empty for a sound run."""
+    """What does not hold; empty for a sound run."""
 
 
 def audit(run: Path) -> Audit:
@@ -64,28 +68,54 @@ def examine(records: Sequence[ledger.Record], lines: Sequence[Line]) -> Audit:
         return found
     batch, seed = BatchConfig(**created["batch"]), created["seed"]
     done: dict[int, range] = {}
-    for number, record in enumerate(attempts):
+    recorded: set[tuple[int, int]] = set()
+    ends = [*(record["number"] for record in attempts[1:]), len(records)]
+    for record, end in zip(attempts, ends, strict=False):
+        attempt = record["attempt"]
         before = ledger.fold(records[: record["number"]], seed)
         lineage = before.lineage(record["blocks"], batch.first_block)
-        own = [line for line in lines if line["attempt"] == record["attempt"]]
+        own = [line for line in lines if line["attempt"] == attempt]
+        told = records[record["number"] + 1 : end]
         found.problems += [
-            f"attempt {record['attempt']}: {problem}"
+            f"attempt {attempt}: {problem}"
             for problem in (
                 *_bad_start(record, before, lineage, records),
-                *_bad_steps(record, own, before, lineage, batch),
-                *_strangers(record, attempts[number + 1 :], records),
+                *_bad_steps(record, own, lineage, batch),
+                *_strangers(attempt, told),
             )
         ]
-        done[record["attempt"]] = range(record["step"], record["step"] + len(own))
+        done[attempt] = _steps_done(record, told, own)
+        recorded |= {(attempt, line["step"]) for line in own}
+    unknown = {line["attempt"] for line in lines} - done.keys()
+    found.problems += [
+        f"metrics.jsonl has lines of attempt {attempt}, which the ledger does not know"
+        for attempt in sorted(unknown)
+    ]
     if found.problems or not attempts:
         return found
     found.proved += [
         f"{len(attempts)} attempts: each began at step 0 or at a checkpoint that was committed and "
         "is the one that was committed",
-        f"{len(lines):,} steps done: each read the blocks that the ledger's lineage gives it",
+        f"{len(lines):,} recorded steps: each read the blocks that the ledger's lineage gives it",
     ]
-    _count_blocks(ledger.fold(records, seed), attempts, done, batch, found)
+    _count_blocks(ledger.fold(records, seed), attempts, done, batch, found, recorded)
     return found
+
+
+def _steps_done(
+    record: ledger.Record, told: Sequence[ledger.Record], lines: Sequence[Line]
+) -> range:
+    """The steps that an attempt did, as far as ledger and metrics.jsonl show.
+
+    Args:
+        record: its own.
+        told: the ledger's records from it to the next attempt's.
+        lines: its lines of metrics.jsonl.
+    """
+    # A commit speaks of the updates done, what the detector says of the step just done.
+    updates = {"commit": 0, "done": 0, "spike": 1, "suspect": 1, "healed": 1}
+    ends = [r["step"] + updates[r["kind"]] for r in told if r["kind"] in updates]
+    return range(record["step"], max([record["step"], *ends, *(x["step"] + 1 for x in lines)]))
 
 
 def _bad_start(
@@ -96,8 +126,8 @@ def _bad_start(
 ) -> Iterator[str]:
     """What is wrong with how an attempt began."""
     step = record["step"]
-    if record["attempt"] != before.attempts + 1:
-        yield f"is number {before.attempts + 1} in the ledger"
+    if record["attempt"] <= (newest := _newest_attempt(records[: record["number"]])):
+        yield f"began after attempt {newest}, whose number is not below its own"
     if ledger.lineage_record(lineage) != record["lineage"]:
         yield f"followed the lineage {record['lineage']}, the ledger leads to another"
     if step == 0:
@@ -111,20 +141,22 @@ def _bad_start(
         yield f"loaded another checkpoint of step {step} than the one that was committed"
 
 
+def _newest_attempt(records: Sequence[ledger.Record]) -> int:
+    """Number of the newest attempt that began; 0 where none did."""
+    return max((r["attempt"] for r in records if r["kind"] == "attempt"), default=0)
+
+
 def _bad_steps(
-    record: ledger.Record,
-    lines: Sequence[Line],
-    state: ledger.RunState,
-    lineage: Lineage,
-    batch: BatchConfig,
+    record: ledger.Record, lines: Sequence[Line], lineage: Lineage, batch: BatchConfig
 ) -> Iterator[str]:
-    """What is wrong with the steps that an attempt did; at most one problem of a kind."""
-    for number, line in enumerate(lines):
-        step = record["step"] + number
-        if line["step"] != step:
-            yield f"metrics.jsonl has step {line['step']} where step {step} must follow"
+    """What is wrong with the steps that an attempt recorded; at most one problem of a kind."""
+    before = record["step"] - 1
+    for line in lines:
+        step = line["step"]
+        if step <= before:
+            yield f"metrics.jsonl has step {step} where a step above {before} must follow"
             return
-        place = batch.first_block(step)
+        before, place = step, batch.first_block(step)
         read = lineage.digest(place, batch.size(step))
         if line["blocks"] != read:
             yield f"step {step} read other blocks than the lineage has at places {place} and on"
@@ -134,16 +166,20 @@ def _bad_steps(
             return
 
 
-def _strangers(
-    record: ledger.Record, later: Sequence[ledger.Record], records: Sequence[ledger.Record]
-) -> Iterator[str]:
-    """Records that another attempt wrote while this one was the newest."""
-    end = later[0]["number"] if later else len(records)
-    for other in records[record["number"] + 1 : end]:
-        if other.get("attempt", record["attempt"]) != record["attempt"]:
+def _strangers(attempt: int, told: Sequence[ledger.Record]) -> Iterator[str]:
+    """Records that another attempt wrote while this one was the newest.
+
+    What an attempt tells the ledger carries its number and stands between its own `attempt` record
+    and the next one. The supervisor's records of how a launch ended stand there too; their number
+    is higher where that launch never began.
+    """
+    for record in told:
+        writer = record.get("attempt", attempt)
+        if writer < attempt or (writer > attempt and record["kind"] not in ENDINGS):
+            over = "was over" if writer < attempt else "had not begun"
             yield (
-                f"record {other['number']} ({other['kind']}) was written by attempt "
-                f"{other['attempt']}, which was over"
+                f"record {record['number']} ({record['kind']}) was written by attempt {writer}, "
+                f"which {over}"
             )
 
 
@@ -173,8 +209,18 @@ def _count_blocks(
     done: dict[int, range],
     batch: BatchConfig,
     found: Audit,
+    recorded: Collection[tuple[int, int]],
 ) -> None:
-    """Count every block that a surviving step read."""
+    """Count every block that a surviving step read, and say which of these steps are unproved.
+
+    Args:
+        state: of the whole ledger.
+        attempts: their records, oldest first.
+        done: of each attempt's number, the steps that it did.
+        batch: the recipe's.
+        found: takes what is found.
+        recorded: (attempt, step) of each line of metrics.jsonl.
+    """
     rolled_back = bool(state.last and state.last["kind"] == "rollback")
     kept = surviving_steps(attempts, done, state.segments[-1][0] if rolled_back else None)
     steps = [step for _, part in kept for step in part]
@@ -182,6 +228,12 @@ def _count_blocks(
         gap = next(number for number, step in enumerate(steps) if number != step)
         found.problems.append(f"step {gap} is missing from the steps that survive")
         return
+    missing = [s for attempt, part in kept for s in part if (attempt, s) not in recorded]
+    if missing:
+        found.unproved.append(
+            f"{len(missing):,} of {len(steps):,} steps have no line in metrics.jsonl, so that only "
+            f"the ledger says what they read: {_ranges(missing)}"
+        )
     lineage = state.lineage(attempts[-1]["blocks"], batch.first_block)
     end = batch.first_block(len(steps))
     found.proved.append(
@@ -207,6 +259,17 @@ def _count_blocks(
             )
             skips = f", {len(left_out):,} declared skipped" if len(left_out) else ""
             found.proved.append(f"epoch {epoch}: {words}{skips}")
+
+
+def _ranges(steps: Sequence[int]) -> str:
+    """Ascending numbers in short, such as "3, 7 to 12"."""
+    ranges: list[list[int]] = []
+    for step in steps:
+        if ranges and step == ranges[-1][1] + 1:
+            ranges[-1][1] = step
+        else:
+            ranges.append([step, step])
+    return ", ".join(f"{a}" if a == b else f"{a} to {b}" for a, b in ranges)
 
 
 def _epochs(lineage: Lineage, end: int) -> Iterator[tuple[int, Any, bool]]:
@@ -247,10 +310,20 @@ def _compare_with_disk(run: Path, records: Sequence[ledger.Record], found: Audit
 
 
 def report(found: Audit, write: Callable[[str], object]) -> int:
-    """Say what was found; returns the exit code."""
-    for line in found.proved:
-        write(f"proved   {line}\n")
-    for line in found.problems:
-        write(f"PROBLEM  {line}\n")
-    write(f"{'not sound' if found.problems else 'sound'}\n")
-    return 1 if found.problems else 0
+    """Write what was found; returns the exit code."""
+    marks = (
+        ("proved  ", found.proved),
+        ("UNPROVED", found.unproved),
+        ("PROBLEM ", found.problems),
+    )
+    for mark, lines in marks:
+        for line in lines:
+            write(f"{mark} {line}\n")
+    if found.problems:
+        write("not sound\n")
+        return EXIT_NOT_SOUND
+    if found.unproved:
+        write("not proved\n")
+        return EXIT_UNPROVED
+    write("sound\n")
+    return EXIT_SOUND

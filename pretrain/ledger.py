@@ -98,6 +98,8 @@ class RunState:
     """Of the recipe."""
     attempts: int
     """Attempts begun."""
+    next_attempt: int
+    """Number of the next launch: above that of every launch so far, begun or not."""
     segments: tuple[tuple[int, int], ...]
     """(first step, seed) of the lineage that survives, oldest first."""
     lowered: tuple[tuple[int, int, float], ...]
@@ -182,6 +184,7 @@ def fold(records: Sequence[Record], seed: int) -> RunState:
     return RunState(
         seed=seed,
         attempts=told.attempts,
+        next_attempt=1 + max((r["attempt"] for r in records if "attempt" in r), default=0),
         segments=tuple(told.segments),
         lowered=tuple(told.lowered),
         checkpoints=tuple(told.checkpoints),

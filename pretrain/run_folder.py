@@ -149,8 +149,9 @@ def begin(
     started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     checkpoints.write_json(run / "environment.json", {**environment(), "started": started})
     tokenizers.load(Path(config.data.corpus)).save(run / "tokenizer.json")
-    token = orders.token_of(os.environ) or secrets.token_hex(8)
-    start = Start(state.attempts + 1, token, newest.step, state)
+    token, order = orders.token_of(os.environ), orders.read(run)
+    number = order.attempt if order and order.token == token else state.next_attempt
+    start = Start(number, token or secrets.token_hex(8), newest.step, state)
     ledger.append(
         path,
         "attempt",

@@ -69,7 +69,7 @@ def now(
         suspicion = ""
         if state.suspected_since is not None:
             suspicion = f"\nunder suspicion: the loss rises since step {state.suspected_since}"
-        return f"training now, attempt {state.attempts}: {progress}{suspicion}"
+        return f"training now, attempt {state.next_attempt - 1}: {progress}{suspicion}"
     left = (
         f"it would go on from step {state.resume_step():,} of {steps:,} "
         "(`python -m pretrain supervise` with the same recipe)"

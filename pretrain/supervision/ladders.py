@@ -15,7 +15,9 @@ from pretrain import ledger, policy
 from pretrain.config import RunConfig, SupervisionConfig
 from pretrain.decisions import answer_to_spike
 
-CRASH, HANG, PREEMPTED = "crash", "hang", "preempted"
+CRASH, HANG, PREEMPTED, INTERRUPTED = "crash", "hang", "preempted", "interrupted"
+ENDINGS = frozenset({CRASH, HANG, PREEMPTED, INTERRUPTED})
+"""Kinds of records in which the supervisor says how a launch ended, whether it began or not."""
 _LONGEST_PAUSE = 10.0
 """Seconds."""
 
@@ -99,7 +101,7 @@ def open_attempt(records: Sequence[ledger.Record]) -> ledger.Record | None:
     for record in records:
         if record["kind"] == "attempt":
             newest = record
-        elif record["kind"] in (CRASH, HANG, PREEMPTED, "spike", "done", "interrupted"):
+        elif record["kind"] in {*ENDINGS, "spike", "done"}:
             newest = None
     return newest
 

@@ -138,10 +138,15 @@ def command(config: RunConfig, run: Path, order: orders.Order, node: int = 0) ->
 
 
 def next_order(config: RunConfig, place: Place, records: Sequence[ledger.Record]) -> orders.Order:
-    """The order for a run's next attempt, with a token and a port that no other has."""
+    """The order for a run's next attempt, with a token, a number and a port that no other has.
+
+    A launch whose supervisor was killed at once stands in no record, but its order has its number.
+    """
+    recorded = ledger.fold(records, config.training.seed).next_attempt
+    before = orders.read(Path(config.folder))
     return orders.Order(
         token=secrets.token_hex(8),
-        attempt=ledger.fold(records, config.training.seed).attempts + 1,
+        attempt=max(recorded, before.attempt + 1 if before else 0),
         state=orders.RUN,
         nodes=place.count,
         ranks=config.training.ranks or default_ranks(),

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pretrain import checkpoints, ledger, metrics
+from pretrain import audit, checkpoints, ledger, metrics
 from pretrain.supervision import processes
 from tests.chaos.fault import PLAN
 from tests.pretrain.conftest import corpus, recipe  # noqa: F401 - fixtures
@@ -153,6 +153,8 @@ class Chaos:
         kept = metrics.surviving(metrics.read(self.run / metrics.METRICS))
         assert [line["step"] for line in kept] == list(range(STEPS))
         assert not self.kinds("discontinuity")
+        proof = audit.audit(self.run)
+        assert (proof.problems, proof.unproved) == ([], []), self.said()
         assert processes.members(self.run) == []
         assert not list((self.run / "checkpoints").glob("*.partial"))
 

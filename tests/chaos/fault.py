@@ -189,6 +189,7 @@ def plan(fault, run):
             time.sleep(0.05)
 
     arrange = {
+        "die-at-start": die,
         "die": lambda: at_step(step, lambda engine: die()),
         "freeze": lambda: at_step(step, lambda engine: freeze()),
         "exit-0": lambda: at_step(step, lambda engine: os._exit(0)),

@@ -33,8 +33,9 @@ def test_ranks_killed_before_within_and_at_the_end_of_a_save(chaos, undisturbed)
             1: [("die", 0, 3)],
             2: [("die-before-save", 1, 8)],
             3: [("die-while-writing", 0, 8)],
-            4: [("die-when-hashed", 0, 8)],
-            5: [("die-when-committed", 0, 16)],
+            4: [("die-at-start", 1, 0)],  # recorded before any attempt of its number began
+            5: [("die-when-hashed", 0, 8)],
+            6: [("die-when-committed", 0, 16)],
         }
     )
     assert chaos.supervise() == 0, chaos.said()

@@ -34,7 +34,7 @@ class History:
     def begin(self) -> None:
         """An attempt from the newest surviving checkpoint."""
         state = self.state
-        self.attempt, self.step = state.attempts + 1, state.resume_step()
+        self.attempt, self.step = state.next_attempt, state.resume_step()
         self.lineage = state.lineage(self.total, self.batch.first_block)
         manifest = next(
             (

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pretrain import __main__ as command_line
-from pretrain import audit, ledger
+from pretrain import audit, ledger, metrics
 from pretrain.order import Lineage
 from tests.pretrain.histories import TOTAL, History, random_history
 
@@ -68,10 +68,96 @@ def test_another_seed_than_the_lineages_is_found():
     assert "step 3 used seed 9, the lineage says 5" in found
 
 
-def test_a_missing_step_is_found():
+@pytest.mark.parametrize("seed", range(20))
+def test_steps_without_a_line_are_unproved_and_named_where_they_survive(seed):
+    draw = random.Random(seed)
     history = finished()
-    del history.lines[4]
-    assert "has step 5 where step 4 must follow" in problems(history)[0]
+    surviving = {(line["attempt"], line["step"]) for line in metrics.surviving(history.lines)}
+    lost = draw.sample(history.lines, draw.randint(1, len(history.lines)))
+    history.lines = [line for line in history.lines if line not in lost]
+    found = history.audit()
+    assert found.problems == []
+    missing = [line["step"] for line in lost if (line["attempt"], line["step"]) in surviving]
+    assert bool(found.unproved) == bool(missing)
+    for words in found.unproved:
+        assert f"{len(missing):,} of {history.step:,} steps" in words
+        assert audit._ranges(sorted(missing)) in words
+
+
+def test_a_run_whose_metrics_are_gone_is_not_called_sound():
+    history = finished()
+    history.lines = []
+    (words,) = history.audit().unproved
+    assert f"0 to {history.step - 1}" in words
+
+
+def test_the_last_line_of_a_finished_run_is_missed():
+    history = finished()
+    history.lines.pop()
+    (words,) = history.audit().unproved
+    assert words.endswith(f": {history.step - 1}")
+
+
+def test_numbers_are_shortened_to_ranges():
+    assert audit._ranges([3, 7, 8, 9, 11]) == "3, 7 to 9, 11"
+
+
+def test_a_step_recorded_twice_by_an_attempt_is_found():
+    history = finished()
+    history.lines.insert(3, dict(history.lines[2]))
+    assert "has step 2 where a step above 2 must follow" in problems(history)[0]
+
+
+def test_lines_of_an_attempt_that_the_ledger_does_not_know_are_found():
+    history = finished()
+    history.lines.append({**history.lines[-1], "attempt": 9})
+    assert "lines of attempt 9, which the ledger does not know" in problems(history)[0]
+
+
+def after_a_launch_that_never_began(number, next_number):
+    """A run whose second launch failed before its attempt began, recorded by the supervisor."""
+    history = History()
+    history.begin()
+    history.train(4)
+    history.commit()
+    history.train(2)
+    history.add("crash", attempt=1, step=4, reason="rank 1 has ended")
+    history.add("crash", attempt=number, step=4, reason="the launcher was killed")
+    history.begin()
+    history.attempt = history.records[-1]["attempt"] = next_number
+    history.train(3)
+    history.commit()
+    return history
+
+
+def test_a_launch_that_failed_before_its_attempt_began_does_no_harm():
+    history = after_a_launch_that_never_began(2, 3)
+    assert problems(history) == []
+    assert history.audit().unproved == []
+    assert history.state.attempts == 2
+
+
+def test_a_failed_launch_that_shares_its_number_with_the_next_as_once_written_does_no_harm():
+    assert problems(after_a_launch_that_never_began(2, 2)) == []
+
+
+def test_the_next_launch_has_a_number_that_no_launch_had():
+    history = after_a_launch_that_never_began(2, 3)
+    assert history.state.next_attempt == 4
+    history.add("crash", attempt=4, step=4, reason="the launcher was killed")
+    assert history.state.next_attempt == 5
+
+
+def test_a_record_by_an_attempt_that_had_not_begun_is_found():
+    history = after_a_launch_that_never_began(2, 3)
+    next(r for r in history.records if r["kind"] == "commit")["attempt"] = 2
+    assert "was written by attempt 2, which had not begun" in problems(history)[0]
+
+
+def test_attempts_whose_numbers_do_not_ascend_are_found():
+    history = after_a_launch_that_never_began(2, 1)
+    found = problems(history)
+    assert any("began after attempt 1, whose number is not below its own" in p for p in found)
 
 
 def test_an_attempt_from_a_checkpoint_that_was_not_committed_is_found():
@@ -146,10 +232,18 @@ def test_the_command_says_sound_or_names_the_problem(tmp_path, capsys):
     history.write(tmp_path / "run")
     assert command_line.main(["audit", str(tmp_path / "run")]) == 0
     assert capsys.readouterr().out.endswith("sound\n")
-    lines = (tmp_path / "run" / "metrics.jsonl").read_text()
-    (tmp_path / "run" / "metrics.jsonl").write_text(lines.replace('"step": 3', '"step": 4'))
+    path = tmp_path / "run" / "metrics.jsonl"
+    lines = path.read_text()
+    path.write_text(lines.replace('"step": 3', '"step": 2'))
     assert command_line.main(["audit", str(tmp_path / "run")]) == 1
-    assert "PROBLEM  attempt 1: metrics.jsonl has step 4" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "PROBLEM  attempt 1: metrics.jsonl has step 2 where" in out
+    assert out.endswith("not sound\n")
+    path.write_text("".join(line for line in lines.splitlines(True) if '"step": 3' not in line))
+    assert command_line.main(["audit", str(tmp_path / "run")]) == 3
+    out = capsys.readouterr().out
+    assert "UNPROVED 1 of 5 steps have no line" in out
+    assert out.endswith("not proved\n")
 
 
 def test_a_checkpoint_that_is_not_on_disk_is_a_problem(tmp_path, capsys):

@@ -62,7 +62,7 @@ class Launcher:
 
     def command(self, config, run, order, node=0):
         self.started = order.attempt
-        script = self.scripts[order.attempt - 1]
+        script = self.scripts[min(order.attempt, len(self.scripts)) - 1]
         return [sys.executable, "-c", HEAD.format(run=str(run)) + script]
 
 
@@ -105,6 +105,8 @@ def test_what_was_right_at_first_and_is_refused_later_is_tried_again(opened, tmp
     Launcher(monkeypatch, "tell('attempt'); raise SystemExit(1)", FAILS_ONCE)
     assert supervise(opened, tmp_path, []) == 0
     assert told(tmp_path) == ["attempt", "crash", "crash", "attempt", "done"]
+    logs = [f"attempt-{number:03d}.log" for number in (1, 2, 3)]
+    assert sorted(path.name for path in (tmp_path / "logs").iterdir()) == logs, "one a launch"
 
 
 FAILS_ONCE = """

@@ -7,6 +7,7 @@ import pytest
 
 from pretrain.config import RunConfig, SupervisionConfig, TrainingConfig
 from pretrain.supervision import launch, orders
+from pretrain.supervision.nodes import Place
 from pretrain.supervision.orders import Order
 
 RUN = Path("/runs/a")
@@ -26,6 +27,19 @@ def command(order, node=0, **settings):
     config = RunConfig(supervision=SupervisionConfig(**settings))
     program, *words = launch.command(config, RUN, order, node)
     return f"{Path(program).name} {' '.join(words)}"
+
+
+def test_a_launch_has_a_number_above_that_of_every_launch_before(tmp_path):
+    config = RunConfig(folder=str(tmp_path))
+
+    def next_number(*records):
+        return launch.next_order(config, Place(), records).attempt
+
+    began = {"kind": "attempt", "attempt": 1, "step": 0}
+    never_began = {"kind": "crash", "attempt": 2, "step": 0}
+    assert [next_number(), next_number(began), next_number(began, never_began)] == [1, 2, 3]
+    orders.give(tmp_path, Order("killed at once, so that nothing was recorded", 3, orders.RUN))
+    assert next_number(began, never_began) == 4
 
 
 TRAINED = "pretrain.train /runs/a/supervised.yaml"
