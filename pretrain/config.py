@@ -235,6 +235,7 @@ class TrainingConfig:
     """Validation blocks read at each evaluation; 0: all."""
     checkpoint_interval: int = 500
     checkpoints_kept: int = 5
+    """Of the newest. Those that a rollback may go back to are kept as well (decisions.py)."""
 
     def __post_init__(self) -> None:
         """Refuse a run that cannot be."""

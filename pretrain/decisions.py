@@ -48,5 +48,13 @@ def retained(records: Records, step: int, config: RunConfig) -> set[int]:
     return {*newest, *policy.protected(onsets, state.checkpoints, config.spike)}
 
 
+def most_retained(config: RunConfig) -> int:
+    """Upper bound on the checkpoints of a run that are kept at once: see `retained`."""
+    training = config.training
+    saves = -(-training.steps // training.checkpoint_interval)
+    kept = policy.most_kept(training.checkpoint_interval, training.checkpoints_kept, config.spike)
+    return min(saves, kept)
+
+
 def _rollbacks(records: Records) -> list[ledger.Record]:
     return [record for record in records if record["kind"] == "rollback"]

@@ -16,6 +16,7 @@ from typing import Any
 from data_prep.manifest import load_manifest
 from pretrain import deepspeed_settings
 from pretrain.config import RunConfig
+from pretrain.decisions import most_retained
 from pretrain.model import presets
 from pretrain.model.config import ModelConfig
 
@@ -83,7 +84,7 @@ class Plan:
     """By ZeRO stage."""
     checkpoint: int
     checkpoints: int
-    """All that are kept at once, and one that is being written."""
+    """All that may be kept at once, those for rollbacks included, and one that is being written."""
     exported: int
     kind: str
     device_memory: float
@@ -153,7 +154,7 @@ def plan(
         stage=stage,
         memory={n: Memory(*states(trained, n, ranks, settings), saved) for n in stages},
         checkpoint=checkpoint,
-        checkpoints=checkpoint * (training.checkpoints_kept + 1),
+        checkpoints=checkpoint * (most_retained(config) + 1),
         exported=4 * count,
         kind=kind,
         device_memory=device.memory,
@@ -293,7 +294,8 @@ def table(planned: Plan) -> str:
         ),
         (
             "checkpoints",
-            f"{planned.checkpoint / 1e9:,.2f} GB each, {planned.checkpoints / 1e9:,.1f} GB at most",
+            f"{planned.checkpoint / 1e9:,.2f} GB each, {planned.checkpoints / 1e9:,.1f} GB at most "
+            f"({planned.checkpoints // planned.checkpoint} at once, rollback targets included)",
         ),
         ("exported", f"{planned.exported / 1e9:,.2f} GB"),
     ]

@@ -196,3 +196,27 @@ def protected(
         deepest = _target(twice, 2 * depth, checkpoints)
         kept.update(step for step in checkpoints if deepest <= step <= last)
     return kept
+
+
+def most_kept(interval: int, newest: int, policy: SpikeConfig) -> int:
+    """Upper bound on the checkpoints that retention keeps at once.
+
+    `protected` keeps most where rollbacks lie as far back as the ladder still looks: everything
+    from their deepest target to the newest step. A suspicion of long ago (validation) keeps its own
+    targets besides. How far back a target lies depends on where an onset falls between two
+    checkpoints, so every such place is tried.
+
+    Args:
+        interval: steps between two checkpoints.
+        newest: how many of the newest are kept in any case.
+        policy: margins.
+    """
+    reach = policy.region_steps + policy.longest_delay + 8 * policy.margin_steps
+    last = interval * (20 + reach // interval)
+    saved = range(interval, last + 1, interval)
+    onsets = range(last - policy.longest_delay - interval, last - policy.longest_delay)
+    after_rollbacks = max(
+        len(protected([(onset - policy.region_steps, last)], saved, policy)) for onset in onsets
+    )
+    of_one = max(len(protected([(onset, onset)], saved, policy)) for onset in onsets)
+    return max(after_rollbacks, newest) + of_one

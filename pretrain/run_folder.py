@@ -23,6 +23,7 @@ from data_prep.manifest import CorpusManifest
 from pretrain import checkpoints, ledger
 from pretrain import recipe as recipes
 from pretrain.config import RunConfig
+from pretrain.decisions import most_retained
 from pretrain.order import Lineage
 from pretrain.supervision import orders
 
@@ -131,7 +132,7 @@ def begin(
 
     Raises:
         ValueError: the newest attempt ended in a spike that nobody has answered, or the disk has no
-            room for the checkpoints that the recipe keeps.
+            room for the checkpoints that retention may keep.
     """
     refuse_spike(config, state)
     run = Path(config.folder)
@@ -142,7 +143,7 @@ def begin(
     kept = {*state.checkpoints} - {*newest.rejected}
     checkpoints.remove(run, keep=kept)
     # One more than is kept: the oldest goes when the newest stands.
-    missing = max(1, config.training.checkpoints_kept + 1 - len(kept))
+    missing = max(1, most_retained(config) + 1 - len(kept))
     checkpoints.refuse_small_disk(run, missing, checkpoint_size)
     recipes.dump(config, run / "run.yaml")
     checkpoints.write_json(run / "deepspeed.json", settings)

@@ -6,7 +6,7 @@ import random
 import pytest
 
 from pretrain.config import SpikeConfig
-from pretrain.policy import GiveUp, Rollback, plan, possible_onsets, protected
+from pretrain.policy import GiveUp, Rollback, most_kept, plan, possible_onsets, protected
 
 POLICY = SpikeConfig(margin_steps=100)
 HUNDREDS = tuple(range(100, 20_000, 100))
@@ -164,3 +164,35 @@ def test_what_is_protected_does_not_grow_with_the_run():
     for step in (5_000, 50_000, 500_000):
         saved = range(500, step + 1, 500)
         assert len(protected(possible_onsets(step, [], [], POLICY), saved, POLICY)) <= 8
+
+
+@pytest.mark.parametrize(("interval", "newest"), [(20, 4), (100, 5), (500, 5), (500, 10)])
+def test_no_history_keeps_more_checkpoints_than_are_counted_on(interval, newest):
+    """Some keep more than half as many: the count is not a wild guess."""
+    seen = max(most_seen(random.Random(seed), interval, newest) for seed in range(12))
+    bound = most_kept(interval, newest, POLICY)
+    assert 0.6 * bound <= seen <= bound
+
+
+def most_seen(draw, interval, newest):
+    """Most checkpoints at once in a random history of suspicions, healings and rollbacks."""
+    step, saved, rollbacks, suspected, most = 0, [], [], {}, 0
+    delays = {"fast": POLICY.longest_delay, "gradient-norm": 200, "validation": 5000}
+    for _ in range(400):
+        step += interval
+        saved.append(step)
+        for channel, delay in delays.items():
+            if draw.random() < 0.03:
+                suspected[channel] = max(0, step - draw.randrange(delay))
+        onsets = possible_onsets(step, list(suspected.values()), rollbacks, POLICY)
+        safe = protected(onsets, saved, POLICY) | {*saved[-newest:]}
+        saved = [each for each in saved if each in safe]
+        most = max(most, len(saved))
+        if suspected and draw.random() < 0.3:
+            channel = draw.choice([*suspected])
+            onset = suspected.pop(channel)
+            if draw.random() < 0.3:
+                step = max((s for s in saved if s <= onset - POLICY.margin_steps), default=0)
+                rollbacks.append({"onset": onset, "step": step, "rung": 1})
+                saved, suspected = [each for each in saved if each <= step], {}
+    return most
