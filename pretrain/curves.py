@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pretrain.metrics import METRICS, VALIDATION, loss_of
+from pretrain.metrics import METRICS, VALIDATION
 from pretrain.spikes import Observation
 
 _STEP = ("step", "iteration", "iter", "global_step", "_step", "update", "num_updates")
@@ -24,7 +24,15 @@ _LOSS = ("loss", "train_loss", "training_loss", "lm_loss", "train_lm_loss", "val
 _NORM = ("gradient_norm", "grad_norm", "gnorm", "train_grad_norm", "optimizer_gradient_norm")
 _SCALE = ("loss_scale",)
 _SKIPPED = ("skipped",)
-_FIELDS = {"step": _STEP, "loss": _LOSS, "norm": _NORM, "scale": _SCALE, "skipped": _SKIPPED}
+_EXHAUSTED = ("scale_exhausted",)
+_FIELDS = {
+    "step": _STEP,
+    "loss": _LOSS,
+    "norm": _NORM,
+    "scale": _SCALE,
+    "skipped": _SKIPPED,
+    "exhausted": _EXHAUSTED,
+}
 
 Row = dict[str, Any]
 
@@ -138,13 +146,20 @@ def _observations(
         Observation(
             step=row["step"],
             loss=row["loss"],
-            gradient_norm=row.get("norm"),
+            gradient_norm=_norm(row),
             loss_scale=row.get("scale", 1.0),
             skipped=bool(row.get("skipped", 0.0)),
+            scale_exhausted=bool(row.get("exhausted", 0.0)),
             validation_loss=before.get(row["step"]),
         )
         for row in kept
     )
+
+
+def _norm(row: Row) -> float | None:
+    """A gradient norm that is not finite counts where it is known if the update was made."""
+    norm: float | None = row.get("norm")
+    return None if norm is None or not (math.isfinite(norm) or "skipped" in row) else norm
 
 
 def _columns(names: Sequence[str]) -> dict[str, str]:
@@ -198,8 +213,9 @@ def _read_json_lines(path: Path) -> tuple[list[Row], list[str]]:
         if not isinstance(record, dict):
             raise ValueError(f"{path}: line {number} is no JSON object")
         found = {f: record[c] for f, c in _columns(list(record)).items()}
-        if path.name in (METRICS, VALIDATION) and "loss" in found:
-            found["loss"] = loss_of(found)
+        if path.name in (METRICS, VALIDATION):  # where null stands for a number that is not finite
+            nulls = [f for f in ("loss", "norm") if f in found and found[f] is None]
+            found |= dict.fromkeys(nulls, math.nan)
         fields.append(found)
     return _numbers(path, fields, first_line=1, torn=len(lines) + 1 if rest else 0)
 

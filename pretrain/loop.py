@@ -57,6 +57,8 @@ class StepResult:
     """Of fp16, in force in this update; 1 in any other precision."""
     skipped: bool = False
     """The engine left the update out, for its gradient was not finite."""
+    scale_exhausted: bool = False
+    """fp16 skipped this update at its smallest loss scale: there is nothing left to lower."""
 
 
 class StepEngine(Protocol):
@@ -98,6 +100,7 @@ class StepRecord:
     data_seconds: float
     loss_scale: float = 1.0
     skipped: bool = False
+    scale_exhausted: bool = False
     blocks: str = ""
     """Hash of the names of what all ranks read, where the batches tell it."""
 
@@ -169,6 +172,7 @@ def run(
                 data_seconds=loaded - started,
                 loss_scale=result.loss_scale,
                 skipped=result.skipped,
+                scale_exhausted=result.scale_exhausted,
                 blocks=micro_batches[0].blocks,
             )
             for observer in observers:

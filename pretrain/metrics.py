@@ -166,8 +166,13 @@ def progress_line(record: dict[str, Any], last_step: int) -> str:
 
 
 def loss_of(line: Mapping[str, Any]) -> float:
-    """The loss of a line of metrics.jsonl or validation.jsonl, where null stands for NaN."""
-    return math.nan if line["loss"] is None else float(line["loss"])
+    """The loss of a line of metrics.jsonl or validation.jsonl; NaN where it was not finite."""
+    return finite_or_nan(line["loss"])
+
+
+def finite_or_nan(value: float | None) -> float:
+    """A number as the files of a run keep it: null, read as NaN, where it was not finite."""
+    return float(value) if value is not None and math.isfinite(value) else math.nan
 
 
 def figure(value: float | None, form: str) -> str:

@@ -92,12 +92,17 @@ class Level:
 
 
 class Persistence:
-    """Whether `patience` of the last `patience + SLACK` records were out of line."""
+    """Whether `patience` of the last `size` records were out of line."""
 
-    def __init__(self, patience: int) -> None:
-        """None was."""
+    def __init__(self, patience: int, size: int | None = None) -> None:
+        """None was.
+
+        Args:
+            patience: records that it takes.
+            size: records that are looked at; by default SLACK more than it takes.
+        """
         self._patience = patience
-        self._last: deque[tuple[int, bool]] = deque(maxlen=patience + SLACK)
+        self._last: deque[tuple[int, bool]] = deque(maxlen=size or patience + SLACK)
         self._count = 0
 
     def append(self, step: int, flag: bool) -> None:
@@ -116,6 +121,11 @@ class Persistence:
     def calm(self) -> bool:
         """Whether so many were not."""
         return self._count <= min(SLACK, self._patience - 1)
+
+    @property
+    def none(self) -> bool:
+        """Whether none of them was."""
+        return self._count == 0
 
     @property
     def onset(self) -> int:

@@ -6,7 +6,8 @@ to, so that a restart changes no decision. Imports no torch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pretrain import metrics
@@ -39,17 +40,25 @@ def observations(
         validation: of validation.jsonl, likewise.
     """
     measured = {line["step"]: metrics.loss_of(line) for line in validation}
-    return [
-        Observation(
-            step=line["step"],
-            loss=metrics.loss_of(line),
-            gradient_norm=line["gradient_norm"],
-            loss_scale=line["loss_scale"],
-            skipped=line["skipped"],
-            validation_loss=measured.get(line["step"]),
-        )
-        for line in lines
-    ]
+    return [_observation(line, measured.get(line["step"])) for line in lines]
+
+
+def _observation(line: Mapping[str, Any], validation_loss: float | None) -> Observation:
+    """What the detector sees of a step, live and refed: a line of metrics.jsonl.
+
+    Args:
+        line: earlier versions wrote no `scale_exhausted`.
+        validation_loss: measured before the step, if it was.
+    """
+    return Observation(
+        step=line["step"],
+        loss=metrics.loss_of(line),
+        gradient_norm=metrics.finite_or_nan(line["gradient_norm"]),
+        loss_scale=line["loss_scale"],
+        skipped=line["skipped"],
+        scale_exhausted=line.get("scale_exhausted", False),
+        validation_loss=validation_loss,
+    )
 
 
 class SpikeWatch:
@@ -79,16 +88,8 @@ class SpikeWatch:
     def __call__(self, record: StepRecord) -> int:
         """Take in a finished step; EXIT_SPIKE where a spike is confirmed."""
         seen, self.validation_loss = self.validation_loss, None
-        events = self._detector.update(
-            Observation(
-                record.step,
-                record.loss,
-                record.gradient_norm,
-                record.loss_scale,
-                record.skipped,
-                seen,
-            )
-        )
+        validation_loss = None if seen is None else metrics.finite_or_nan(seen)
+        events = self._detector.update(_observation(dataclasses.asdict(record), validation_loss))
         for event in events:
             self._tell(event)
         return EXIT_SPIKE if any(event.kind == "spike" for event in events) else GO_ON

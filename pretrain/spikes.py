@@ -9,9 +9,15 @@ returns, or is confirmed as a *spike* when it does not:
 | fast | 6 of the last 8 losses are outliers | no return within 50 records, or a gross rise |
 | slow | the median of 64 losses is above its lowest of late | no return within 200, or as above |
 | gradient-norm | 6 of the last 8 are outliers, in logarithms | never by itself |
-| loss-scale | 6 of the last 8 updates were skipped, or one at scale 1 | it goes on for 50 records |
-| validation | the loss jumped since the last evaluation | the next one says the same |
-| non-finite | | at once |
+| loss-scale | 6 of the last 8 updates overflowed | it goes on for 50 records; at the least scale |
+| validation | the loss jumped since the last evaluation, or is not finite | so does the next one |
+| non-finite | an update was skipped as not finite | 6 of the last 8 were, or over 25 of 256 |
+
+An update that was made with a loss or a gradient that is not finite (ZeRO stage 0 skips none) has
+spoiled the weights: a spike at once, on the channel non-finite. An update that was skipped has
+changed nothing, so that a single one heals; what is counted over the last 256 records outlives the
+suspicion. fp16 skips an update with a finite loss in order to lower its loss scale. Such updates
+belong to the channel loss-scale, and are a spike at once where the scale cannot be lowered.
 
 The numbers are SpikeConfig's defaults; they count records, so that a curve that was logged every
 few steps is judged alike. Outliers never enter the statistics that judge. The onset is dated by
@@ -47,13 +53,32 @@ class Observation:
     loss: float
     """Nats a target."""
     gradient_norm: float | None = None
-    """Before clipping."""
+    """Before clipping; None where it was not recorded, NaN where it was not finite."""
     loss_scale: float = 1.0
     """Of fp16; 1 in other precisions."""
     skipped: bool = False
-    """Whether the update was left out because of an overflow."""
+    """Whether the update was left out because its gradient was not finite."""
+    scale_exhausted: bool = False
+    """Whether fp16 skipped it at its smallest loss scale: there is nothing left to lower."""
     validation_loss: float | None = None
     """Nats a target, where there was an evaluation since the step before."""
+
+    @property
+    def spoils(self) -> bool:
+        """Whether an update was made with a loss or a gradient that is not finite."""
+        norm_is_finite = self.gradient_norm is None or math.isfinite(self.gradient_norm)
+        return not (self.skipped or (math.isfinite(self.loss) and norm_is_finite))
+
+    @property
+    def overflows(self) -> bool:
+        """Whether an update was skipped in order to lower the loss scale of fp16, or in vain."""
+        lowers = math.isfinite(self.loss) and self.loss_scale > 1.0
+        return self.skipped and (lowers or self.scale_exhausted)
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether an update was skipped that loss scaling does not explain."""
+        return self.skipped and not self.overflows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,7 +94,8 @@ class Event:
     onset: int
     """First step of the rise."""
     loss: float
-    """Median since the onset, in nats; of the validation channel the validation loss."""
+    """Median since the onset, in nats; of the validation channel the validation loss, of those that
+    judge no loss the step's."""
     baseline: float
     """The level before, in nats; NaN where none is known yet."""
 
@@ -114,18 +140,22 @@ class SpikeDetector:
         self.config = config
         self._changes = sorted(changes)
         self._records = 0
-        self._reset()
+        self._broken = False
+        self._reset(last_step=-1)
 
-    def _reset(self) -> None:
+    def _reset(self, last_step: int) -> None:
         """Back to an empty history; suspicions are dropped."""
         self._suspicion: _Suspicion | None = None
         self._norm_flags = Persistence(self.config.patience)
         self._norm_suspicion: tuple[int, int] | None = None
         self._skips = Persistence(self.config.patience)
         self._skip_suspicion: tuple[int, int] | None = None
-        self._good_validation: tuple[int, float] | None = None
+        self._lost = Persistence(self.config.patience)
+        most = max(self.config.window // 10, self.config.patience - 1)
+        self._lost_of_window = Persistence(most + 1, self.config.window)
+        self._lost_suspicion: int | None = None
+        self._good_validation = (last_step, math.nan)
         self._validation_suspicion: int | None = None
-        self._broken = False
         self._learn_anew(old_level=math.nan)
 
     def _learn_anew(self, old_level: float) -> None:
@@ -153,8 +183,8 @@ class SpikeDetector:
         self._apply_changes(observation.step)
         events = self._observe(observation)
         if events and events[-1].kind == "spike":
-            self._reset()
-            self._broken = events[-1].channel == "non-finite"
+            self._reset(observation.step)
+            self._broken = events[-1].channel == "non-finite" or observation.scale_exhausted
         return events
 
     def _apply_changes(self, step: int) -> None:
@@ -164,17 +194,13 @@ class SpikeDetector:
         self._learn_anew(self._level.median if self._level.known else self._old_level)
 
     def _observe(self, observation: Observation) -> list[Event]:
-        step, loss = observation.step, observation.loss
-        if not math.isfinite(loss):
-            # An update that fp16's loss scaling left out did no harm. One that follows another
-            # adds nothing.
-            if observation.skipped or self._broken:
-                return self._judge_skips(observation)
-            onset = self._suspicion.onset if self._suspicion else step
-            return [Event("spike", "non-finite", step, onset, loss, self._baseline())]
-        self._broken = False
-        events = self._judge_gradient_norm(observation)
-        for judge in (self._judge_loss, self._judge_skips, self._judge_validation):
+        events: list[Event] = []
+        for judge in (
+            self._judge_updates,
+            self._judge_gradient_norm,
+            self._judge_loss,
+            self._judge_validation,
+        ):
             events += judge(observation)
             if events and events[-1].kind == "spike":
                 break
@@ -189,6 +215,8 @@ class SpikeDetector:
 
     def _judge_loss(self, observation: Observation) -> list[Event]:
         step, loss = observation.step, observation.loss
+        if not math.isfinite(loss):
+            return []
         if self._suspicion:
             self._suspicion.losses.append(loss)
             return self._judge_suspicion(self._suspicion, step)
@@ -306,12 +334,49 @@ class SpikeDetector:
         self._norm_flags, self._norm_suspicion = Persistence(self.config.patience), None
         return [self._told("healed", "gradient-norm", observation, onset)]
 
+    def _judge_updates(self, observation: Observation) -> list[Event]:
+        """The channels non-finite and loss-scale."""
+        o = observation
+        self._broken = self._broken and (o.spoils or o.is_lost or o.scale_exhausted)
+        if self._broken:  # the spike that was said goes on
+            return []
+        if o.spoils:
+            return [self._told("spike", "non-finite", o, self._since(o.step))]
+        events = self._judge_lost(o)
+        if events and events[-1].kind == "spike":
+            return events
+        return events + self._judge_skips(o)
+
+    def _since(self, onset: int) -> int:
+        """The onset, or where the loss began to rise, if it is under suspicion."""
+        return min(onset, self._suspicion.onset) if self._suspicion else onset
+
+    def _judge_lost(self, observation: Observation) -> list[Event]:
+        step, lost = observation.step, observation.is_lost
+        for flags in (self._lost, self._lost_of_window):
+            flags.append(step, lost)
+            if flags.raised:
+                onset = self._since(flags.onset)
+                return [self._told("spike", "non-finite", observation, onset)]
+        if self._lost_suspicion is None:
+            if not lost:
+                return []
+            self._lost_suspicion = step
+            return [self._told("suspect", "non-finite", observation, step)]
+        if not self._lost.none:
+            return []
+        onset, self._lost_suspicion = self._lost_suspicion, None
+        return [self._told("healed", "non-finite", observation, onset)]
+
     def _judge_skips(self, observation: Observation) -> list[Event]:
         step = observation.step
-        self._skips.append(step, observation.skipped)
+        self._skips.append(step, observation.overflows)
+        if observation.scale_exhausted:
+            onsets = [flags.onset for flags in (self._skips, self._lost) if not flags.none]
+            onsets += [self._skip_suspicion[0]] if self._skip_suspicion else []
+            return [self._told("spike", "loss-scale", observation, self._since(min(onsets)))]
         if self._skip_suspicion is None:
-            at_minimum = observation.skipped and observation.loss_scale <= 1.0
-            if not (at_minimum or self._skips.raised):
+            if not self._skips.raised:
                 return []
             self._skip_suspicion = (self._skips.onset, self._records)
             return [self._told("suspect", "loss-scale", observation, self._skip_suspicion[0])]
@@ -327,12 +392,10 @@ class SpikeDetector:
         value, step = observation.validation_loss, observation.step
         if value is None:
             return []
-        if self._good_validation is None:
-            self._good_validation = (step, value)
-            return []
-        # Not its best: a loss that creeps up is overfitting, which no rollback cures.
+        # Not its best: a loss that creeps up is overfitting, which no rollback cures. Where none is
+        # known yet, `before` is NaN, and every finite value is good.
         last_good, before = self._good_validation
-        if value > before + self.config.validation_nats:
+        if not math.isfinite(value) or value > before + self.config.validation_nats:
             kind = "suspect" if self._validation_suspicion is None else "spike"
             onset = self._validation_suspicion = last_good + 1  # or later, up to this step
             return [Event(kind, "validation", step, onset, value, before)]

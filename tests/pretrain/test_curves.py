@@ -8,6 +8,7 @@ import pytest
 
 from pretrain.config import SpikeConfig
 from pretrain.curves import read, read_all
+from pretrain.spike_watch import observations
 from pretrain.spikes import Observation, SpikeDetector
 
 
@@ -117,6 +118,31 @@ def test_a_run_s_folder_is_its_surviving_steps_with_the_evaluations_that_followe
     assert curve.name == "run"
     assert steps_and_losses(curve) == [(0, 9.0), (1, 6.0), (2, 5.0)]
     assert [observation.validation_loss for observation in curve.observations] == [None, None, 6.5]
+
+
+def test_a_run_s_folder_is_read_as_its_detector_sees_it(write):
+    """Law 6, for updates that are not finite; lines of earlier versions tell of no exhaustion."""
+    line = {"attempt": 1, "loss": 5.0, "gradient_norm": 1.0, "loss_scale": 1.0, "skipped": False}
+    lines = [
+        {"step": 0, **line},
+        {"step": 1, **line, "loss": None, "gradient_norm": None, "skipped": True},
+        {"step": 2, **line, "gradient_norm": None, "skipped": True, "scale_exhausted": True},
+        {"step": 3, **line, "gradient_norm": None, "scale_exhausted": False},
+    ]
+    path = write("".join(json.dumps(line) + "\n" for line in lines), "run/metrics.jsonl")
+    write('{"step": 2, "loss": null}\n', "run/validation.jsonl")
+    (curve,) = read(path.parent)
+    assert repr(curve.observations) == repr(tuple(observations(lines, [{"step": 2, "loss": None}])))
+    assert [o.scale_exhausted for o in curve.observations] == [False, False, True, False]
+    assert [o.spoils for o in curve.observations] == [False, False, False, True]
+
+
+def test_a_gradient_norm_that_is_not_finite_counts_where_skips_are_known(write):
+    """Elsewhere fp16 may have skipped the update."""
+    (curve,) = read(write("step,loss,gnorm\n1,2,inf\n2,2,nan\n3,2,1\n"))
+    assert [o.gradient_norm for o in curve.observations] == [None, None, 1.0]
+    (curve,) = read(write("step,loss,gnorm,skipped\n1,2,inf,1\n2,2,inf,0\n"))
+    assert [o.spoils for o in curve.observations] == [False, True]
 
 
 def test_tensorboard_s_files_are_read_by_tag(tmp_path):

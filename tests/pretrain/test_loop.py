@@ -103,6 +103,7 @@ def test_observers_see_every_record_whole():
         "targets": 10,
         "loss_scale": 1.0,
         "skipped": False,
+        "scale_exhausted": False,
         "blocks": "blocks of 2",
     }
 

@@ -30,7 +30,11 @@ def curve(seed, steps=160):
             loss = float("nan")
         norm = None if draw.random() < 0.02 else draw.lognormvariate(0.0, 0.2)
         records.append(
-            StepRecord(step, loss, norm, 1e-3, 1, 0.0, 10, 2, 0.1, 0.0, 2.0 ** draw.randrange(9))
+            StepRecord(
+                *(step, loss, norm, 1e-3, 1, 0.0, 10, 2, 0.1, 0.0, 2.0 ** draw.randrange(9)),
+                skipped=norm is None,
+                scale_exhausted=norm is None and draw.random() < 0.1,
+            )
         )
     return records
 
@@ -108,7 +112,10 @@ def test_steps_that_a_crash_undid_are_forgotten(tmp_path):
 
 
 def test_a_gross_rise_stops_the_loop_and_noise_does_not(tmp_path):
-    calm = [dataclasses.replace(r, loss=5.0 + 0.01 * (r.step % 5)) for r in curve(1)[:100]]
+    calm = [
+        dataclasses.replace(r, loss=5.0 + 0.01 * (r.step % 5), skipped=False, gradient_norm=1.0)
+        for r in curve(1)[:100]
+    ]
     _, found = verdicts(tmp_path / "calm", calm, ())
     assert set(found) == {GO_ON}
     risen = [dataclasses.replace(r, loss=r.loss + 4.0 * (r.step >= 60)) for r in calm]

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from pretrain.config import SpikeConfig
-from pretrain.robust import LowestLevel, SortedWindow, change_point
+from pretrain.robust import SLACK, LowestLevel, SortedWindow, change_point
 from pretrain.spikes import Observation, SpikeDetector
 from tests.benchmarks.spikes import SPIKES, curve, told
 
@@ -179,11 +179,172 @@ def test_a_loss_that_breaks_while_suspected_has_the_suspicion_s_onset():
     assert spike.step == 606
 
 
-def test_an_update_that_loss_scaling_skipped_is_no_broken_loss():
-    losses = decay(1000)
-    losses[606] = math.inf
-    skips = observed(losses, skipped=lambda step: step == 606, loss_scale=lambda step: 1024.0)
+# --- updates that are not finite ------------------------------------------------------------------
+
+LOST = ("suspect", "non-finite"), ("healed", "non-finite"), ("spike", "non-finite")
+
+
+def lost(steps, wrong, policy=POLICY, what="loss", **channels):
+    """What is said where the updates of some steps were skipped: their loss or gradient was NaN."""
+    losses = [math.nan if what == "loss" and wrong(s) else loss for s, loss in enumerate(steps)]
+    return events(observed(losses, skipped=wrong, **channels), policy)
+
+
+@pytest.mark.parametrize("what", ["loss", "gradient"])
+def test_one_lost_update_is_suspected_at_once_and_heals(what):
+    suspect, healed = lost(decay(1000), lambda step: step == 600, what=what)
+    assert kinds([suspect, healed]) == [*LOST[:2]]
+    assert suspect.onset == healed.onset == suspect.step == 600
+    assert healed.step == 600 + POLICY.patience + SLACK
+    assert suspect.baseline == pytest.approx(3.0 + 5.0 * math.exp(-3), abs=0.1)
+
+
+@pytest.mark.parametrize("what", ["loss", "gradient"])
+@pytest.mark.parametrize("first", [0, 5, 600])
+def test_lost_updates_without_end_are_a_spike_when_most_of_the_last_were(first, what):
+    suspect, spike = lost(decay(1000), lambda step: step >= first, SpikeConfig(), what)
+    assert kinds([suspect, spike]) == [LOST[0], LOST[2]]
+    assert (suspect.step, spike.step, spike.onset) == (first, first + 5, first)
+
+
+@pytest.mark.parametrize("period", range(2, 10))
+def test_lost_updates_that_come_again_and_again_are_a_spike(period):
+    """Each may heal before the next: they are counted over the whole window."""
+    said = lost(decay(4000), lambda s: s >= 600 and s % period == 0, SpikeConfig())
+    spike, first = said[-1], -(-600 // period) * period
+    assert (spike.kind, spike.channel) == LOST[2]
+    assert spike.onset == first
+    assert spike.step <= first + 26 * period
+    assert (LOST[1] in kinds(said)) == (period == 9)
+
+
+def test_few_lost_updates_are_no_spike_however_long_it_goes_on():
+    said = lost(decay(4000), lambda s: s % 12 == 0, SpikeConfig())
+    assert {*kinds(said)} == {*LOST[:2]}
+
+
+def test_groups_of_lost_updates_are_a_spike_whose_onset_is_in_the_window():
+    """Three of every 40 are less than a tenth, and heal in between; then five of them."""
+    said = lost(decay(4000), lambda s: s % 40 < (3 if s < 1200 else 5), SpikeConfig())
+    *before, spike = said
+    assert {*kinds(before)} == {*LOST[:2]}
+    assert (spike.kind, spike.channel) == LOST[2]
+    assert spike.step >= 1200
+    assert spike.onset == next(s for s in range(spike.step - 255, 1200) if s % 40 < 3)
+
+
+def test_a_few_lost_updates_are_no_tenth_of_a_window_that_is_small():
+    small = SpikeConfig(window=8, minimum_history=4, patience=3)
+    assert kinds(lost(decay(200), lambda s: s % 50 in (0, 1), small))[:2] == [*LOST[:2]]
+    assert LOST[2] not in kinds(lost(decay(200), lambda s: s % 50 in (0, 1), small))
+
+
+def test_what_was_counted_is_forgotten_after_a_spike():
+    detector, said = SpikeDetector(SpikeConfig()), []
+    for record in observed([3.0] * 2000, skipped=lambda s: s % 3 == 0 or 900 < s < 1000):
+        said += detector.update(record)
+    spikes = [event for event in said if event.kind == "spike"]
+    assert len(spikes) > 5
+    assert all(now.onset > before.step for before, now in zip(spikes, spikes[1:], strict=False))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"loss": math.nan},
+        {"loss": math.inf},
+        {"loss": 3.0, "gradient_norm": math.nan},
+        {"loss": math.nan, "gradient_norm": 1.0, "loss_scale": 128.0},
+    ],
+)
+def test_an_update_that_was_made_and_is_not_finite_is_a_spike_at_once(wrong):
+    (spike,) = events([*observed([3.0] * 50), Observation(50, **wrong)])
+    assert (spike.kind, spike.channel, spike.step, spike.onset) == (*LOST[2], 50, 50)
+
+
+def test_losses_that_are_not_finite_enter_no_statistics():
+    """Between them the detector is where it would be without their steps."""
+    losses = raised(decay(1200), 700, 1200, 1.0)
+    with_nan, place = [], 0
+    for loss in losses:
+        with_nan += [math.nan] * (place % 40 == 39 and place < 690) + [loss]
+        place = len(with_nan)
+    plain = [event for event in of(losses) if event.channel == "fast"]
+    said = lost(with_nan, lambda step: math.isnan(with_nan[step]))
+    found = [event for event in said if event.channel == "fast"]
+    assert [(e.kind, e.loss, e.baseline) for e in found] == [
+        (e.kind, e.loss, e.baseline) for e in plain
+    ]
+
+
+def test_updates_that_are_lost_while_the_loss_is_suspected_have_the_suspicion_s_onset():
+    losses = raised(decay(1000), 600, 1000, 1.0)
+    suspect, _, spike = lost(losses, lambda step: step >= 605)
+    assert kinds([suspect, spike]) == [("suspect", "fast"), LOST[2]]
+    assert suspect.onset == spike.onset == 600
+
+
+@pytest.mark.parametrize("wrong", ["loss", "gradient", "scale"])
+def test_lost_updates_that_go_on_after_their_spike_are_not_said_again(wrong):
+    """A curve that is replayed goes on after a spike."""
+    detector, said = SpikeDetector(POLICY), []
+    for step, loss in enumerate(decay(1000)):
+        bad = step >= 600
+        value = math.nan if bad and wrong == "loss" else loss
+        exhausted = bad and wrong == "scale"
+        said += detector.update(Observation(step, value, skipped=bad, scale_exhausted=exhausted))
+    assert [event.kind for event in said].count("spike") == 1
+
+
+# --- the loss scale of fp16 ----------------------------------------------------------------------
+
+
+def test_overflows_that_lower_the_loss_scale_are_no_lost_updates():
+    skips = observed(
+        decay(1000), skipped=lambda step: step in (606, 700), loss_scale=lambda step: 1024.0
+    )
     assert events(skips) == []
+
+
+def test_a_loss_that_is_not_finite_is_none_that_scaling_overflowed():
+    said = lost(decay(1000), lambda step: step == 606, loss_scale=lambda step: 1024.0)
+    assert kinds(said) == [*LOST[:2]]
+    said = lost(decay(1000), lambda step: step >= 606, loss_scale=lambda step: 1024.0)
+    assert kinds(said) == [LOST[0], LOST[2]]
+
+
+def falling(first, minimum=1.0, hysteresis=0):
+    """Overflows from a step on: the scale of 8 is halved down to its minimum, and then in vain."""
+
+    def scale(step):
+        return max(minimum, 8.0 / 2 ** max(0, step - first))
+
+    def exhausted(step):
+        return step >= first and 8.0 / 2 ** (step - first - hysteresis) <= minimum
+
+    return {
+        "skipped": lambda step: step >= first,
+        "loss_scale": scale,
+        "scale_exhausted": exhausted,
+    }
+
+
+@pytest.mark.parametrize("minimum", [1.0, 4.0])
+def test_an_overflow_at_the_smallest_loss_scale_is_a_spike_at_once(minimum):
+    policy = SpikeConfig()
+    (spike,) = events(observed(decay(600), **falling(200, minimum)), policy)
+    assert (spike.kind, spike.channel, spike.onset) == ("spike", "loss-scale", 200)
+    assert spike.step == (203 if minimum == 1.0 else 201)
+    hysteresis = events(observed(decay(600), **falling(200, minimum, hysteresis=1)), policy)
+    assert (hysteresis[-1].kind, hysteresis[-1].channel) == ("spike", "loss-scale")
+    assert (hysteresis[-1].onset, hysteresis[-1].step) == (200, spike.step + 1)
+
+
+def test_losses_that_are_not_finite_down_to_the_smallest_scale_have_the_onset_of_the_first():
+    losses = decay(600)[:200] + [math.nan] * 400
+    suspect, spike = events(observed(losses, **falling(200)), SpikeConfig())
+    assert kinds([suspect, spike]) == [LOST[0], ("spike", "loss-scale")]
+    assert (spike.onset, spike.step) == (200, 203)
 
 
 def test_nothing_but_a_broken_loss_is_judged_before_there_is_a_history():
@@ -230,8 +391,6 @@ def test_a_loss_scale_that_falls_without_end_is_a_spike_and_one_that_settles_is_
     suspect, spike = events(falls)
     assert (spike.channel, spike.onset, suspect.step) == ("loss-scale", 200, 203)
     assert spike.step - suspect.step == POLICY.confirm_steps
-    at_minimum = observed(decay(210), skipped=lambda s: s == 200, loss_scale=lambda s: 1.0)
-    assert kinds(events(at_minimum))[0] == ("suspect", "loss-scale")
 
 
 def test_a_validation_loss_that_jumps_is_confirmed_by_the_next_evaluation():
@@ -246,8 +405,40 @@ def test_a_validation_loss_that_jumps_is_confirmed_by_the_next_evaluation():
     assert (spike.kind, spike.channel, spike.step) == ("spike", "validation", 499)
     assert suspect.onset == spike.onset == 300, "somewhere after the last good evaluation"
     assert (spike.loss, spike.baseline) == (4.4, 3.85)
+    gaps = {**fine, 399: 4.5, 400: None, 499: 4.4}
+    assert events(observed(decay(800), **validation(gaps)))[-1] == spike
     creeping = {step: 3.0 + step / 250 for step in range(99, 800, 100)}
     assert events(observed(decay(800), **validation(creeping))) == [], "this is overfitting"
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_a_validation_loss_that_is_not_finite_is_suspected_and_never_a_level(bad):
+    def said(**values):
+        at = {int(name[1:]): value for name, value in values.items()}
+        return [
+            (e.kind, e.channel, e.step, e.onset)
+            for e in events(observed(decay(600), validation_loss=at.get))
+        ]
+
+    suspect = ("suspect", "validation", 199, 100)
+    assert said(_99=4.0, _199=bad) == [suspect]
+    assert said(_99=4.0, _199=bad, _299=4.1) == [suspect, ("healed", "validation", 299, 100)]
+    for last in (bad, 4.6):
+        assert said(_99=4.0, _199=bad, _299=last) == [suspect, ("spike", "validation", 299, 100)]
+    # An open suspicion is confirmed by it.
+    assert said(_99=4.0, _199=4.6, _299=bad)[-1] == ("spike", "validation", 299, 100)
+    # As the first of a run; what follows has nothing to be compared with.
+    first = ("suspect", "validation", 99, 0)
+    assert said(_99=bad) == [first]
+    assert said(_99=bad, _199=bad) == [first, ("spike", "validation", 199, 0)]
+    assert said(_99=bad, _199=9.0) == [first, ("healed", "validation", 199, 0)]
+    assert said(_99=bad, _199=9.0, _299=9.6)[2:] == [("suspect", "validation", 299, 200)]
+
+
+def test_an_evaluation_before_a_step_whose_loss_is_not_finite_counts():
+    records = [Observation(s, 3.0, validation_loss={10: 4.0}.get(s)) for s in range(20)]
+    lost_step = Observation(20, math.nan, skipped=True, validation_loss=5.0)
+    assert kinds(events([*records, lost_step])) == [LOST[0], ("suspect", "validation")]
 
 
 def test_a_declared_change_may_raise_the_loss():
@@ -278,7 +469,7 @@ def test_steps_need_not_follow_each_other():
 
 
 def records_of_a_troubled_run(seed):
-    """Blips, a level shift, norms, skips and evaluations on one curve."""
+    """Blips, a level shift, norms, skips, lost updates and evaluations on one curve."""
     draw = random.Random(seed)
     losses = decay(1400, seed)
     for _ in range(4):
@@ -288,13 +479,15 @@ def records_of_a_troubled_run(seed):
     return [
         Observation(
             step,
-            loss,
+            math.nan if lost else loss,
             gradient_norm=draw.lognormvariate(0, 0.3) * (20 if step // 20 % 9 == 5 else 1),
             loss_scale=64.0,
-            skipped=draw.random() < (0.8 if step // 30 % 11 == 7 else 0.01),
-            validation_loss=loss if step % 100 == 99 else None,
+            skipped=lost or draw.random() < (0.8 if step // 30 % 11 == 7 else 0.01),
+            validation_loss=draw.choice([loss, loss, math.nan]) if step % 100 == 99 else None,
+            scale_exhausted=lost and draw.random() < 0.1,
         )
         for step, loss in enumerate(losses)
+        for lost in [draw.random() < (0.3 if step // 25 % 10 == 4 else 0.01)]
     ]
 
 
@@ -309,7 +502,8 @@ def test_the_state_folded_again_is_the_state_that_lived(seed):
         folded = SpikeDetector(POLICY, changes)
         for record in records[:cut]:
             folded.update(record)
-        assert [folded.update(record) for record in records[cut:]] == straight[cut:]
+        again = [folded.update(record) for record in records[cut:]]
+        assert repr(again) == repr(straight[cut:])  # NaN is not equal to itself
 
 
 def test_events_are_plain_numbers():
