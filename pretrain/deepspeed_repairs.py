@@ -65,6 +65,21 @@ def one_optimizer_for_all_stages() -> Iterator[None]:
         engine.DeepSpeedEngine._do_optimizer_sanity_check = usual
 
 
+def at_smallest_scale(optimizer: object) -> bool:
+    """Whether an overflow now would find fp16's loss scale at its minimum; keeps it from raising.
+
+    DeepSpeed would end such an update with an exception on every rank. To be asked before each
+    update: a checkpoint that is loaded brings its own scaler with it.
+    """
+    scaler: Any = getattr(optimizer, "loss_scaler", None)
+    if not getattr(scaler, "dynamic", False):
+        return False
+    scaler.raise_error_at_min_scale = False
+    # With hysteresis the first overflows only count down to the one that lowers the scale.
+    lowers = scaler.delayed_shift == 1 or scaler.cur_hysteresis == 1
+    return bool(lowers and scaler.cur_scale == scaler.min_scale)
+
+
 @contextlib.contextmanager
 def kept_back(owner: object, name: str, errors: list[Exception]) -> Iterator[None]:
     """In the block, the method `name` puts failed writes into `errors` and raises none."""

@@ -171,6 +171,7 @@ class Engine:
         from pretrain.optimizers import set_step
 
         skipped = self._deepspeed.skipped_steps
+        at_smallest_scale = deepspeed_repairs.at_smallest_scale(self._deepspeed.optimizer)
         loss_scale = float(getattr(self._deepspeed.optimizer, "cur_scale", 1.0))
         groups = self._deepspeed.optimizer.param_groups
         set_step(groups, self._optimizer, learning_rate, step - skipped)
@@ -195,13 +196,16 @@ class Engine:
         if norm is None:
             norm = float(self._deepspeed.get_global_grad_norm())
         (total,) = all_sum([float(loss_sum)], self.device)
+        is_skipped = self._deepspeed.skipped_steps > skipped
         return StepResult(
             loss_sum=total,
             targets=targets,
             tokens=tokens,
-            gradient_norm=norm if math.isfinite(norm) else None,
+            # A norm that is not finite is -1 where DeepSpeed was told not to check for it.
+            gradient_norm=norm if math.isfinite(norm) and norm >= 0 else None,
             loss_scale=loss_scale,
-            skipped=self._deepspeed.skipped_steps > skipped,
+            skipped=is_skipped,
+            scale_exhausted=is_skipped and at_smallest_scale,
         )
 
     def _stage_zero_norm(self) -> float | None:
