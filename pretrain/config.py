@@ -323,8 +323,12 @@ class SpikeConfig:
 
     @property
     def longest_delay(self) -> int:
-        """Most steps from an onset to its suspicion, on the slowest channel but validation."""
-        return max(2 * self.slow_window, self.patience + 2)
+        """Most steps from an onset to its suspicion, on the slowest channel but validation.
+
+        The channel non-finite counts over a whole window, and may date a spike to its first step
+        after earlier suspicions have healed.
+        """
+        return max(2 * self.slow_window, self.patience + 2, self.window)
 
 
 @dataclasses.dataclass(frozen=True)

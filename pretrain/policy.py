@@ -3,7 +3,8 @@
 Pure functions over plain numbers and the ledger's records. A spike that comes back near an earlier
 one climbs the ladder; one far from all others starts at its foot:
 
-1. another seed, from a checkpoint at least `margin_steps` before the onset;
+1. another seed, from a checkpoint at least `margin_steps` before the onset; where updates were not
+   finite, from the newest at or before it: what came before them was sound;
 2. the same, and the data around the onset is skipped (Chowdhery et al. 2022, PaLM, section 5.1:
    restarted about 100 steps before, 200 to 500 batches skipped);
 3. twice as far back, with the learning rate lowered until well past the onset;
@@ -22,6 +23,8 @@ from typing import Any
 from pretrain.config import SpikeConfig
 
 RUNGS = 3
+_SOUND_UNTIL_ONSET = ("non-finite", "loss-scale")
+"""Channels of updates that are not finite, not of a loss that rises for a while unnoticed."""
 _BUDGET_STEPS = 10_000
 
 
@@ -60,8 +63,8 @@ def plan(
 
     Args:
         spikes: the ledger's spikes that the budgets count, oldest first, with `onset` and `step`
-            (of the confirmation: the last step that the abandoned attempt read). The newest is the
-            one to answer.
+            (of the confirmation: the last step that the abandoned attempt read) and `channel`. The
+            newest is the one to answer.
         rollbacks: the rollbacks that the budgets count, oldest first, with `step` (where they went
             back to), `rung` and the `onset` that they answered. Those before a person started a
             run again that had been given up are left out, by whoever calls.
@@ -87,9 +90,10 @@ def plan(
             learning_rate_factor=policy.learning_rate_factor,
             learning_rate_steps=onset - step + policy.learning_rate_steps,
         )
-    step = _target(onset, policy.margin_steps, checkpoints)
     if rung == 1:
-        return Rollback(step, seed, rung)
+        depth = 0 if spike["channel"] in _SOUND_UNTIL_ONSET else policy.margin_steps
+        return Rollback(_target(onset, depth, checkpoints), seed, rung)
+    step = _target(onset, policy.margin_steps, checkpoints)
     first = max(step, onset - policy.skip_before_steps)
     # What lies beyond the last step was not read; the new seed deals it out anew in any case.
     return Rollback(step, seed, rung, (first, min(onset + policy.skip_after_steps, last_read + 1)))
@@ -165,14 +169,13 @@ def possible_onsets(
         policy: margins.
 
     Returns:
-        Ranges (first, last) of steps: each open suspicion's onset or, where there is none, the
-        last steps, in which a spike may have begun that nobody suspects yet; and the onsets of
-        rollbacks so near that their ladder may be climbed further.
+        Ranges (first, last) of steps: the last steps, in which a spike may have begun that nobody
+        suspects yet; each open suspicion's onset; and the onsets of rollbacks so near that their
+        ladder may be climbed further.
     """
     earliest = step - policy.longest_delay
-    now = [(onset, onset) for onset in suspected] or [(earliest, step)]
     near = [r["onset"] for r in rollbacks if abs(r["onset"] - earliest) <= policy.region_steps]
-    return [*now, *((onset, onset) for onset in near)]
+    return [(earliest, step), *((onset, onset) for onset in (*suspected, *near))]
 
 
 def protected(

@@ -1,5 +1,6 @@
 """What a run's ledger asks for: an answer to its spike, and checkpoints to keep for it."""
 
+import dataclasses
 import random
 
 import pytest
@@ -8,6 +9,7 @@ from pretrain import ledger
 from pretrain.config import RunConfig, SpikeConfig, TrainingConfig
 from pretrain.decisions import answer_to_spike, retained, since_given_up
 from pretrain.policy import GiveUp, Rollback
+from pretrain.spikes import Observation, SpikeDetector
 
 CONFIG = RunConfig(
     training=TrainingConfig(seed=1, checkpoint_interval=50, checkpoints_kept=4),
@@ -117,3 +119,26 @@ def test_retention_never_deletes_a_target_of_the_ladder(seed):
         assert answer.rung == rung
         assert answer.step <= onset
         events.append(as_record(answer, onset))
+
+
+@pytest.mark.parametrize("period", [2, 5, 9])
+def test_retention_keeps_the_target_of_a_spike_that_only_a_whole_window_tells(period):
+    """Lost updates that heal one by one: the spike's onset lies before suspicions that healed."""
+    config = dataclasses.replace(CONFIG, spike=dataclasses.replace(CONFIG.spike, margin_steps=0))
+    detector, events, everything = SpikeDetector(config.spike), [], []
+    for step in range(600):
+        lost = step >= 300 and step % period == 0
+        for event in detector.update(Observation(step, 3.0, skipped=lost)):
+            events.append((event.kind, dataclasses.asdict(event)))
+        if events and events[-1][0] == "spike":
+            break
+        if (step + 1) % 3 == 0:
+            events.append(commit(step + 1))
+            everything.append(step + 1)
+            keep = retained(records(*events), step + 1, config)
+            saved = ledger.fold(records(*events), 1).checkpoints
+            events += [("delete", {"step": s}) for s in saved if s not in keep]
+    spike = events[-1][1]
+    assert (spike["channel"], spike["onset"]) == ("non-finite", -(-300 // period) * period)
+    answer = answer_to_spike(records(*events), config)
+    assert answer.step == max(s for s in everything if s <= spike["onset"])

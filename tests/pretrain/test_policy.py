@@ -12,13 +12,15 @@ POLICY = SpikeConfig(margin_steps=100)
 HUNDREDS = tuple(range(100, 20_000, 100))
 
 
-def spike(onset, delay=50):
-    return {"onset": onset, "step": onset + delay}
+def spike(onset, delay=50, channel="fast"):
+    return {"onset": onset, "step": onset + delay, "channel": channel}
 
 
-def decide(onset, earlier=(), checkpoints=HUNDREDS, seeds=(1,), delay=50, **changes):
+def decide(
+    onset, earlier=(), checkpoints=HUNDREDS, seeds=(1,), delay=50, channel="fast", **changes
+):
     policy = dataclasses.replace(POLICY, **changes)
-    newest = spike(onset, delay)
+    newest = spike(onset, delay, channel)
     saved = [step for step in checkpoints if step <= newest["step"]]
     return plan([newest], earlier, saved, seeds, policy)
 
@@ -40,6 +42,16 @@ def test_the_newest_checkpoint_at_least_a_margin_before_the_onset_is_taken():
     assert decide(499) == Rollback(300, 2, 1)
     assert decide(500, margin_steps=101) == Rollback(300, 2, 1)
     assert decide(500, margin_steps=0, checkpoints=(400, 500, 501)) == Rollback(500, 2, 1)
+
+
+@pytest.mark.parametrize("channel", ["non-finite", "loss-scale"])
+def test_updates_that_are_not_finite_are_first_answered_from_right_before_them(channel):
+    """None before the onset was spoiled: there is nothing to be gained by going further back."""
+    assert decide(500, channel=channel) == Rollback(500, 2, 1)
+    assert decide(499, channel=channel) == Rollback(400, 2, 1)
+    assert decide(500, checkpoints=(501, 520), channel=channel).step == 0
+    decisions = climb([5000, 5000, 5000, 5000], channel=channel)
+    assert [getattr(decision, "step", None) for decision in decisions] == [5000, 4900, 4800, None]
 
 
 def test_a_checkpoint_that_saw_the_rise_is_never_taken():
@@ -134,8 +146,9 @@ def test_a_person_who_starts_a_run_again_that_was_given_up_gives_it_a_new_budget
 
 @pytest.mark.parametrize("interval", [10, 50, 100, 500])
 @pytest.mark.parametrize("kept", [2, 5])
+@pytest.mark.parametrize("channel", ["fast", "non-finite"])
 @pytest.mark.parametrize("seed", range(3))
-def test_retention_leaves_every_target_of_the_ladder(interval, kept, seed):
+def test_retention_leaves_every_target_of_the_ladder(interval, kept, channel, seed):
     """Law 5, lived: with retention, each decision is the one without it."""
     draw = random.Random(seed)
     where = draw.randrange(4000, 6000)
@@ -150,7 +163,7 @@ def test_retention_leaves_every_target_of_the_ladder(interval, kept, seed):
             onsets = possible_onsets(saved, suspected, rollbacks, POLICY)
             safe = protected(onsets, checkpoints, POLICY) | set(checkpoints[-kept:])
             checkpoints = [each for each in checkpoints if each in safe]
-        spikes = [{"onset": onset, "step": confirmed}]
+        spikes = [spike(onset, confirmed - onset, channel)]
         decision = plan(spikes, rollbacks, checkpoints, seeds, POLICY)
         assert decision == plan(spikes, rollbacks, everything, seeds, POLICY)
         rollbacks.append({**dataclasses.asdict(decision), "onset": onset})
@@ -158,6 +171,13 @@ def test_retention_leaves_every_target_of_the_ladder(interval, kept, seed):
         step = decision.step
         checkpoints = [each for each in checkpoints if each <= step]
         everything = [each for each in everything if each <= step]
+
+
+def test_a_suspicion_does_not_cost_the_targets_of_a_spike_that_begins_later():
+    """While the gradient norm is suspected since step 900, updates from 1000 on are lost."""
+    saved = range(10, 1011, 10)
+    safe = protected(possible_onsets(1010, [900], [], POLICY), saved, POLICY)
+    assert {900, 800, 1000} <= safe
 
 
 def test_what_is_protected_does_not_grow_with_the_run():
