@@ -111,7 +111,8 @@ class RunState:
     rollbacks: tuple[Record, ...]
     """Every rollback."""
     suspected: tuple[int, ...]
-    """Onsets of what has neither healed nor been answered by a rollback: suspicions, and spikes."""
+    """Onsets of the suspicions and spikes that are open: they have not healed, and no rollback or
+    resume went back to before they were said."""
     last: Record | None
     """The newest record, `None` before the first."""
     done: bool
@@ -205,14 +206,15 @@ class _Telling:
         self.lowered: list[tuple[int, int, float]] = []
         self.checkpoints: list[int] = []
         self.suspected: dict[str, int] = {}  # onset by channel
+        self.said: list[Record] = []  # of suspicions, on the lineage that survives
         self._changes: dict[str, Callable[[Record], None]] = {
             "attempt": self._begin,
             "commit": self._commit,
             "delete": self._remove,
             "reject": self._remove,
-            "suspect": self._suspect,
-            "spike": self._suspect,
-            "healed": self._heal,
+            "suspect": self._say,
+            "spike": self._say,
+            "healed": self._say,
             "rollback": self._roll_back,
             "done": self._end,
         }
@@ -223,9 +225,7 @@ class _Telling:
 
     def _begin(self, record: Record) -> None:
         self.attempts += 1
-        # What was suspected of steps that are now done again is forgotten with them.
-        first = record["step"]
-        self.suspected = {name: onset for name, onset in self.suspected.items() if onset < first}
+        self._forget_from(record["step"])
 
     def _commit(self, record: Record) -> None:
         self.checkpoints = [c for c in self.checkpoints if c < record["step"]]
@@ -234,15 +234,27 @@ class _Telling:
     def _remove(self, record: Record) -> None:
         self.checkpoints = [c for c in self.checkpoints if c != record["step"]]
 
-    def _suspect(self, record: Record) -> None:
-        self.suspected[record["channel"]] = record["onset"]
+    def _say(self, record: Record) -> None:
+        self.said.append(record)
+        if record["kind"] == "healed":
+            self.suspected.pop(record["channel"], None)
+        else:
+            self.suspected[record["channel"]] = record["onset"]
 
-    def _heal(self, record: Record) -> None:
-        self.suspected.pop(record["channel"], None)
+    def _forget_from(self, step: int) -> None:
+        """Forget what was said at a step and later: these steps are done again.
+
+        What was said before leads to the suspicions that are open, as in the detector that an
+        attempt feeds with the steps before its first: what healed later is open again.
+        """
+        said = [record for record in self.said if record["step"] < step]
+        self.said, self.suspected = [], {}
+        for record in said:
+            self._say(record)
 
     def _roll_back(self, record: Record) -> None:
         step = record["step"]
-        self.suspected = {}
+        self._forget_from(step)
         self.segments = [s for s in self.segments if s[0] < step] + [(step, record["seed"])]
         self.checkpoints = [c for c in self.checkpoints if c <= step]
         self.lowered = [span for span in self.lowered if span[0] < step]

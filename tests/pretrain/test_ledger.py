@@ -1,11 +1,17 @@
 """The ledger: a chain that tells what happened, and the state that follows from it."""
 
+import dataclasses
+import functools
 import json
+import math
+import random
 
 import pytest
 
 from pretrain import ledger
+from pretrain.config import SpikeConfig
 from pretrain.order import Lineage
+from pretrain.spikes import Observation, SpikeDetector
 
 
 @pytest.fixture
@@ -101,7 +107,7 @@ def attempt(step=0):
 
 
 def told(kind, onset, channel="fast"):
-    return (kind, {"onset": onset, "channel": channel})
+    return (kind, {"onset": onset, "channel": channel, "step": onset + 5})
 
 
 def test_an_empty_ledger_is_a_run_that_has_not_begun():
@@ -190,6 +196,85 @@ def test_an_attempt_that_does_the_suspected_steps_again_forgets_the_suspicion():
     events = [attempt(), *commits(10), told("suspect", 12)]
     assert state(*events, attempt(10)).suspected == ()
     assert state(*events, *commits(20), attempt(20)).suspected == (12,)
+
+
+def test_what_was_said_of_steps_that_are_done_again_is_forgotten_though_its_onset_lies_before():
+    """The suspicion of step 18 was said at step 25; the attempt that resumes at 20 says it anew."""
+    suspect = ("suspect", {"onset": 18, "channel": "fast", "step": 25})
+    events = [attempt(), *commits(10, 20), suspect]
+    assert state(*events).suspected == (18,)
+    resumed = state(*events, attempt(20), *commits(30))
+    assert resumed.suspected == resumed.tainted == ()
+
+
+def test_a_suspicion_whose_healing_is_done_again_is_open_again():
+    healed = ("healed", {"onset": 12, "channel": "fast", "step": 25})
+    events = [attempt(), *commits(10), told("suspect", 12), *commits(20), healed]
+    assert state(*events).suspected == ()
+    assert state(*events, attempt(20)).suspected == (12,)
+    assert state(*events, attempt(20), healed).suspected == ()
+    assert state(*events, *commits(30), attempt(30)).suspected == ()
+    assert state(*events, rollback(20, 2), attempt(20)).suspected == (12,)
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_open_suspicions_are_those_of_the_detector_that_an_attempt_begins_with(seed):
+    """Crashes, resumes, rejected checkpoints and rollbacks, at random."""
+    draw = random.Random(seed)
+    events, attempts = [], 0
+    surviving: list[Observation] = []
+    opened = 0
+    while len(surviving) < 400 and attempts < 40:
+        attempts += 1
+        saved = state(*events).checkpoints
+        if saved and draw.random() < 0.2:
+            events.append(("reject", {"step": saved[-1]}))
+        first = state(*events).resume_step()
+        surviving = surviving[:first]
+        events.append(attempt(first))
+        refed = SpikeDetector(DETECTOR)
+        open_now: dict[str, int] = {}
+        for event in [event for seen in surviving for event in refed.update(seen)]:
+            assert event.kind != "spike"
+            open_now.pop(event.channel, None)
+            open_now |= {event.channel: event.onset} if event.kind == "suspect" else {}
+        assert sorted(state(*events).suspected) == sorted(open_now.values())
+        opened += len(open_now)
+        troubled = troubles(draw)
+        for step in range(first, min(400, first + draw.randrange(120))):
+            surviving.append(next(troubled)(step))
+            said = refed.update(surviving[-1])
+            events += [(e.kind, dataclasses.asdict(e)) for e in said]
+            if said and said[-1].kind == "spike":
+                before = [c for c in state(*events).checkpoints if c <= said[-1].onset]
+                events.append(rollback(draw.choice([0, *before]), attempts + 1))
+                break
+            if (step + 1) % 7 == 0:
+                events += commits(step + 1)
+    assert opened, "the histories are to have open suspicions"
+
+
+DETECTOR = SpikeConfig(
+    window=24, minimum_history=8, deviations=4.0, patience=3, confirm_steps=40, slow_window=12
+)
+
+
+def troubles(draw):
+    """What the next step measures, given its number: quiet stretches and others."""
+    while True:
+        trouble, length = draw.choice(["", "", "blip", "norm", "lost", "skips"]), draw.randrange(25)
+        for _ in range(length):
+            hit = draw.random() < 0.6
+            values = {
+                "loss": draw.gauss(5.0, 0.05) + (1.0 if hit and trouble == "blip" else 0.0),
+                "gradient_norm": draw.lognormvariate(5.0 if hit and trouble == "norm" else 0, 0.2),
+                "validation_loss": draw.choice([None] * 8 + [5.0, 5.0, 5.0, math.nan]),
+            }
+            if hit and trouble == "lost" and draw.random() < 0.3:
+                values |= {"loss": math.nan, "skipped": True}
+            if hit and trouble == "skips":
+                values |= {"skipped": True, "loss_scale": 64.0}
+            yield functools.partial(Observation, **values)
 
 
 def test_a_lowered_learning_rate_holds_for_its_steps_and_falls_with_its_rollback():
