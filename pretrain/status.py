@@ -7,6 +7,7 @@ the same words.
 from __future__ import annotations
 
 import fcntl
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -68,7 +69,7 @@ def now(
         progress = metrics.progress_line(dict(lines[-1]), steps) if lines else "no step yet"
         suspicion = ""
         if state.suspected_since is not None:
-            suspicion = f"\nunder suspicion: the loss rises since step {state.suspected_since}"
+            suspicion = f"\nunder suspicion of a loss spike since step {state.suspected_since}"
         return f"training now, attempt {state.next_attempt - 1}: {progress}{suspicion}"
     left = (
         f"it would go on from step {state.resume_step():,} of {steps:,} "
@@ -132,10 +133,18 @@ def _spike(r: Record) -> str:
 
 
 def _rise(r: Record) -> str:
-    return (
-        f"{r['channel']}, {r['loss']:.4g} where {r['baseline']:.4g} was usual, "
-        f"since step {r['onset']:,}"
-    )
+    """A ledger may hold null, or NaN, for a number that is not finite, or not known yet."""
+    loss, baseline = metrics.finite_or_nan(r["loss"]), metrics.finite_or_nan(r["baseline"])
+    words = "loss not finite" if math.isnan(loss) else f"{loss:.4g}"
+    if not math.isnan(baseline):
+        words += f" where {baseline:.4g} was usual"
+    return f"{_CHANNELS.get(r['channel'], r['channel'])}, {words}, since step {r['onset']:,}"
+
+
+_CHANNELS = {
+    "non-finite": "non-finite loss or gradient",
+    "loss-scale": "overflows of fp16 (loss-scale)",
+}
 
 
 def _rollback(r: Record) -> str:

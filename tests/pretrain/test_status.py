@@ -1,6 +1,7 @@
 """A run's story in plain words."""
 
 import fcntl
+import math
 
 import pytest
 
@@ -59,7 +60,7 @@ def test_it_says_what_is_going_on(run, capsys):
         assert "training now, attempt 2: step" in told(run, capsys)
         ledger.append(path, "suspect", onset=8, step=10, channel="slow", loss=6.0, baseline=5.0)
         text = told(run, capsys)
-        assert "under suspicion: the loss rises since step 8" in text
+        assert "under suspicion of a loss spike since step 8" in text
         assert "checkpoints: 9 (tainted: after the onset)" in text
     assert "nobody is at work on it" in told(run, capsys)
     ledger.append(path, "spike", onset=8, step=12, channel="slow", loss=6.0, baseline=5.0)
@@ -106,6 +107,23 @@ def test_every_kind_of_record_that_is_written_has_its_sentence():
     assert "with 0.7 times the learning rate until step 13" in status.sentence(
         {"kind": "rollback", **everything}
     )
+
+
+@pytest.mark.parametrize("kind", ["suspect", "healed", "spike"])
+def test_numbers_that_are_not_finite_or_not_known_have_their_words(kind):
+    record = {"kind": kind, "step": 9, "onset": 7, "channel": "fast", "loss": 6.0, "baseline": 5.0}
+
+    def words(**changes):
+        return status.sentence({**record, **changes}).partition(": ")[2]
+
+    for missing in (None, math.nan, math.inf):
+        assert words(loss=missing) == "fast, loss not finite where 5 was usual, since step 7"
+        assert words(baseline=missing) == "fast, 6, since step 7"
+        assert words(channel="validation", loss=missing, baseline=missing) == (
+            "validation, loss not finite, since step 7"
+        )
+    assert words(channel="non-finite", loss=6.0).startswith("non-finite loss or gradient, 6 where")
+    assert "fp16 (loss-scale), 6 where 5" in words(channel="loss-scale")
 
 
 def test_what_is_told_at_an_attempts_begin_is_what_led_to_it():
