@@ -8,15 +8,19 @@ import numpy as np
 import pytest
 import torch
 
-from pretrain import checkpoints, engine, optimizers
+from pretrain import checkpoints, engine, metrics, optimizers
 from pretrain.batches import PretrainingBatches
-from pretrain.config import BatchConfig, FaultConfig, MaskingConfig, OptimizerConfig
+from pretrain.config import BatchConfig, FaultConfig, MaskingConfig, OptimizerConfig, SpikeConfig
 from pretrain.deepspeed_settings import DS_CONFIGS
 from pretrain.distributed import gather
+from pretrain.loop import GO_ON
+from pretrain.loop import run as run_loop
 from pretrain.model import presets
 from pretrain.model.language_model import LanguageModel
 from pretrain.objectives.masked import MaskedLM
 from pretrain.order import Lineage
+from pretrain.spike_watch import EXIT_SPIKE, SpikeWatch, observations
+from pretrain.spikes import SpikeDetector
 
 VOCABULARY = 101
 LENGTH = 24
@@ -62,9 +66,14 @@ def fresh_model(dropout):
     return LanguageModel(presets.build("tiny", "zero-clap", VOCABULARY, overrides))
 
 
-def build(name, micro, dropout=0.0, clipping=0.0, optimizer=SMOOTH, ramp=None, **options):
+def build(
+    name, micro, dropout=0.0, clipping=0.0, optimizer=SMOOTH, ramp=None, precision=None, **options
+):
+    """An engine; `precision` is what is changed in the file's section fp16 or bf16."""
     ranks = engine.start()
     settings = engine.deepspeed_json(name, sizes(micro, **ramp or {}), clipping, ranks.count)
+    if precision:
+        settings["fp16" if "fp16" in settings else "bf16"] |= precision
     return engine.Engine(fresh_model(dropout), optimizer, settings, ranks, **options)
 
 
@@ -418,6 +427,137 @@ def test_an_update_whose_gradient_is_not_finite_is_as_if_it_had_never_been(name,
     else:
         assert [norms[0], *norms[2:]] == expected_norms
         assert_same_bits(weights, expected)
+
+
+class SpoiledAt:
+    """Batches and their objective: in some steps rank 1's loss, or its gradient alone, is NaN."""
+
+    def __init__(self, data, rank, loss=(), gradient=()):
+        self.data, self.rank = data, rank
+        self.spoilt_loss, self.spoilt_gradient = loss, gradient
+        self.seed, self.epoch = data.seed, data.epoch
+
+    def micro_batches(self, step, rank, ranks):
+        self.step = step
+        return self.data.micro_batches(step, rank, ranks)
+
+    def loss(self, model, batch):
+        loss = self.data.objective.loss(model, batch)
+        if self.rank == 1 and self.step in self.spoilt_gradient:
+            loss.register_hook(lambda gradient: gradient * float("nan"))
+        return loss * float("nan") if self.rank == 1 and self.step in self.spoilt_loss else loss
+
+
+WATCHED = SpikeConfig(window=64, minimum_history=32, patience=2)
+
+
+def watched(built, steps, folder, **spoilt):
+    """The loop with the live detector: rank 0's verdict, records, and what the detector said.
+
+    What it would say of the recorded lines is the same.
+    """
+    data, records, said = SpoiledAt(batches(2), built.rank, **spoilt), [], []
+    watch = SpikeWatch(SpikeDetector(WATCHED), [], None, said.append)
+    verdict = run_loop(
+        built,
+        data,
+        data,
+        learning_rate=lambda step: 1e-3,
+        first_step=0,
+        last_step=steps,
+        observers=[records.append, metrics.MetricsWriter(folder, 1)] if built.rank == 0 else [],
+        watch=watch if built.rank == 0 else lambda record: GO_ON,
+    )
+    if built.rank == 0:
+        lines, again = metrics.read(folder / metrics.METRICS), SpikeDetector(WATCHED)
+        replayed = [event for seen in observations(lines, []) for event in again.update(seen)]
+        assert repr(replayed) == repr(said)
+    return verdict, records, [(e.kind, e.channel, e.step, e.onset) for e in said]
+
+
+@pytest.mark.parametrize("name", shipped("")[1:])
+def test_a_loss_or_a_gradient_that_is_nan_is_recorded_and_told_by_the_detector(
+    name, run_ranks, tmp_path
+):
+    """One of each heals; NaN without end is a spike. fp16 takes the gradient for an overflow."""
+
+    def work():
+        built = build(name, micro=2)
+        return watched(built, 30, tmp_path, loss={1, *range(15, 30)}, gradient={8})
+
+    assert not name.startswith("zero0")
+    (verdict, records, said), (same_verdict, *_) = run_ranks(2, work)
+    assert verdict == same_verdict == EXIT_SPIKE
+    fp16 = "fp16" in name
+    assert said == [
+        ("suspect", "non-finite", 1, 1),
+        ("healed", "non-finite", 5, 1),
+        *([] if fp16 else [("suspect", "non-finite", 8, 8), ("healed", "non-finite", 12, 8)]),
+        ("suspect", "non-finite", 15, 15),
+        ("spike", "non-finite", 16, 15),
+    ]
+    assert [r.step for r in records if r.skipped] == [1, 8, 15, 16]
+    assert [r.step for r in records if r.gradient_norm is None] == [1, 8, 15, 16]
+    assert [r.step for r in records if not np.isfinite(r.loss)] == [1, 15, 16]
+    scales = [128.0] * 2 + [64.0] * 7 + [32.0] * 7 + [16.0] if fp16 else [1.0] * 17
+    assert [r.loss_scale for r in records] == scales
+    assert not any(r.scale_exhausted for r in records)
+
+
+@pytest.mark.parametrize("what", ["loss", "gradient"])
+@pytest.mark.parametrize(
+    ("name", "precision"),
+    [
+        ("zero0_fp32", None),
+        ("zero1_bf16", {"check_grad_overflow": False}),
+        ("zero2_bf16", {"check_grad_overflow": False}),
+    ],
+)
+def test_where_nothing_is_skipped_nan_is_a_spike_at_the_step_that_made_it(
+    name, precision, what, run_ranks, tmp_path
+):
+    """The weights are NaN from then on, whatever the loss of that step was."""
+
+    def work():
+        return watched(build(name, micro=2, precision=precision), 5, tmp_path, **{what: {1}})
+
+    verdict, records, said = run_ranks(2, work)[0]
+    assert (verdict, said) == (EXIT_SPIKE, [("spike", "non-finite", 1, 1)])
+    assert [record.skipped for record in records] == [False, False]
+    assert [record.gradient_norm is None for record in records] == [False, True]
+    assert np.isfinite(records[1].loss) == (what == "gradient")
+
+
+@pytest.mark.parametrize(
+    ("precision", "scales"),
+    [
+        ({"initial_scale_power": 1}, [2.0, 1.0]),
+        ({"initial_scale_power": 3, "min_loss_scale": 4, "hysteresis": 2}, [8.0, 8.0, 4.0]),
+        ({"initial_scale_power": 2, "min_loss_scale": 4, "hysteresis": 2}, [4.0, 4.0]),
+    ],
+)
+@pytest.mark.parametrize("name", shipped("fp16", fast=["zero1_fp16", "zero3_fp16"]))
+def test_an_overflow_at_the_smallest_loss_scale_is_a_spike_and_no_exception(
+    name, precision, scales, run_ranks, tmp_path
+):
+    """Also after a resume, which brings the checkpoint's scaler with it."""
+    spoilt = range(1, 9)
+
+    def work(resumed):
+        built = build(name, micro=2, precision=precision)
+        if resumed:
+            built.load(checkpoints.folder_of(tmp_path, 0))
+        else:
+            save(built, tmp_path, 0)
+        return watched(built, 8, tmp_path / f"run-{resumed}", gradient=spoilt)
+
+    for resumed in (False, True):
+        (verdict, records, said), (same_verdict, *_) = run_ranks(2, work, resumed)
+        assert verdict == same_verdict == EXIT_SPIKE
+        assert said[-1] == ("spike", "loss-scale", len(scales), 1)
+        assert [record.loss_scale for record in records[1:]] == scales
+        assert [record.skipped for record in records] == [False] + [True] * len(scales)
+        assert [record.scale_exhausted for record in records] == [False] * len(scales) + [True]
 
 
 def test_a_batch_without_anything_to_predict_is_refused_by_its_step(run_ranks):
