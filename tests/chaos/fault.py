@@ -167,8 +167,16 @@ def tear_ledger(run):
         file.write(b'{"number": 99, "time": 1.0, "ki')
 
 
+def spoil_losses(engine):
+    """A loss that is NaN from now on."""
+    from pretrain.objectives.masked import MaskedLM
+
+    original = MaskedLM.loss
+    MaskedLM.loss = lambda *arguments: original(*arguments) * float("nan")
+
+
 def spoil_gradients(engine):
-    """NaN where a gradient should be, in one backward pass."""
+    """NaN where a gradient should be, from now on; the loss is none."""
     parameter = next(p for p in engine.module.parameters() if p.requires_grad)
     handle = parameter.register_hook(lambda gradient: gradient * float("nan"))
     engine._chaos = handle  # kept: goes with the process
@@ -203,6 +211,7 @@ def plan(fault, run):
         "cut": lambda: at_step(step, hurt_and_die("cut")),
         "remove": lambda: at_step(step, hurt_and_die("remove")),
         "tear-ledger": lambda: at_step(step, lambda engine: (tear_ledger(run), die())),
+        "nan-losses": lambda: at_step(step, spoil_losses),
         "nan-gradients": lambda: at_step(step, spoil_gradients),
         "fill-disk": lambda: in_writing(step, lambda path, data: fill_disk(path.parents[1])),
         "free-disk": lambda: at_step(

@@ -5,6 +5,7 @@ those of the run to which nothing happened. Each attempt takes some ten seconds.
 """
 
 import contextlib
+import json
 import os
 import random
 import shutil
@@ -14,8 +15,10 @@ import time
 
 import psutil
 import pytest
+from deepspeed.accelerator import get_accelerator
 
 from pretrain import metrics
+from pretrain.deepspeed_settings import DS_CONFIGS
 from pretrain.recipe import dump
 from pretrain.supervision import launch, orders, processes
 from pretrain.supervision.nodes import Place
@@ -173,13 +176,38 @@ def test_a_disk_that_is_full_for_a_while(chaos, undisturbed):
     chaos.assert_same_as(undisturbed)
 
 
-def test_gradients_that_are_no_numbers_do_not_reach_the_weights(chaos):
-    """One bad update is left out or rolled back; the run ends with finite weights."""
-    chaos.schedule({1: [("nan-gradients", "all", 6)]})
-    assert chaos.supervise() == 0, chaos.said()
+def assert_rolled_back(chaos, channel, onset, confirmed, target):
+    """One spike, one rollback, no crash, and finite weights at the end."""
+    (spike,), (rollback,) = chaos.records("spike"), chaos.records("rollback")
+    assert (spike["channel"], spike["onset"], spike["step"]) == (channel, onset, confirmed)
+    assert (rollback["step"], rollback["rung"]) == (target, 1)
+    assert chaos.begun_at() == [0, target], chaos.said()
+    assert chaos.kinds("crash", "hang", "discontinuity") == []
     assert all(tensor.isfinite().all() for tensor in weights(chaos.run).values())
     lines = metrics.read(chaos.run / metrics.METRICS)
     assert not [line for line in metrics.surviving(lines) if not line["loss"] < 100]
+
+
+@pytest.mark.parametrize("what", ["nan-losses", "nan-gradients"])
+def test_updates_that_are_no_numbers_are_rolled_back_to_right_before_them(what, chaos):
+    """ZeRO leaves them out, so that the checkpoint of step 8 is as good as any before it."""
+    chaos.schedule({1: [(what, "all", 8)]})
+    assert chaos.supervise() == 0, chaos.said()
+    assert_rolled_back(chaos, "non-finite", onset=8, confirmed=9, target=8)
+
+
+@pytest.mark.skipif(
+    not get_accelerator().is_fp16_supported(), reason="this CPU does not compute in fp16"
+)
+def test_a_loss_scale_of_fp16_that_cannot_be_lowered_is_a_spike_and_no_crash(chaos, tmp_path):
+    settings = json.loads((DS_CONFIGS / "zero1_fp16.json").read_text())
+    settings["fp16"]["initial_scale_power"] = 1
+    (tmp_path / "low.json").write_text(json.dumps(settings))
+    chaos.schedule({1: [("nan-gradients", "all", 8)]})
+    words = [f"training.deepspeed={tmp_path / 'low.json'}", "model.variant=baseline"]
+    assert chaos.supervise(*words) == 0, chaos.said()
+    assert_rolled_back(chaos, "loss-scale", onset=8, confirmed=9, target=8)
+    assert "LOSS SPIKE confirmed at step 9: overflows of fp16" in chaos.said()
 
 
 def test_a_zombie_attempt_neither_commits_nor_tells(chaos, recipe, undisturbed):
