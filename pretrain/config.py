@@ -261,7 +261,8 @@ class SpikeConfig:
     """When a loss counts as a spike, and how often a run may be rolled back (spikes.py)."""
 
     window: int = 256
-    """Losses whose scatter judges the next one."""
+    """Losses whose scatter judges the next one; updates of which at most a tenth may be skipped as
+    not finite."""
     minimum_history: int = 64
     """Losses before anything is judged, at the start and after a declared change."""
     deviations: float = 6.0

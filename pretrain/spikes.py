@@ -94,8 +94,8 @@ class Event:
     onset: int
     """First step of the rise."""
     loss: float
-    """Median since the onset, in nats; of the validation channel the validation loss, of those that
-    judge no loss the step's."""
+    """In nats: on the channels fast and slow the median since the onset, on validation the
+    validation loss, on the others the loss of the step."""
     baseline: float
     """The level before, in nats; NaN where none is known yet."""
 
@@ -374,7 +374,8 @@ class SpikeDetector:
         if observation.scale_exhausted:
             onsets = [flags.onset for flags in (self._skips, self._lost) if not flags.none]
             onsets += [self._skip_suspicion[0]] if self._skip_suspicion else []
-            return [self._told("spike", "loss-scale", observation, self._since(min(onsets)))]
+            onset = self._since(min(onsets, default=step))
+            return [self._told("spike", "loss-scale", observation, onset)]
         if self._skip_suspicion is None:
             if not self._skips.raised:
                 return []
