@@ -1,4 +1,4 @@
-"""Files that appear complete or not at all.
+"""Files that appear complete or not at all, JSON that every parser reads, and retried reads.
 
 Everything that a reader may trust is written under a temporary name in its own folder, hashed on
 the way, flushed to the disk and renamed. A killed process leaves `*.partial` files, which nothing
@@ -7,17 +7,23 @@ reads.
 
 import fcntl
 import hashlib
+import json
+import math
 import os
 import secrets
 import shutil
 import socket
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TextIO
+from typing import TextIO, TypeVar
 
 PARTIAL_SUFFIX = ".partial"
+_PAUSES = (0.1, 0.4, 1.0)
+"""Seconds between the tries of `retried`."""
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -38,25 +44,26 @@ class AtomicFile:
         # A name of its own: the same file may be in work on another machine, where process ids are
         # the same, and left over from a killed run.
         self._partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}{PARTIAL_SUFFIX}")
-        self._file = self._partial.open("wb", buffering=1 << 20)
+        with naming(path):
+            self._file = self._partial.open("wb", buffering=1 << 20)
         self._hash = hashlib.sha256()
         self._size_bytes = 0
 
     def write(self, data: bytes | memoryview) -> None:
         """Append `data`."""
-        with _naming(self._path):
+        with naming(self._path):
             self._file.write(data)
         self._hash.update(data)
         self._size_bytes += memoryview(data).nbytes
 
     def commit(self) -> FileRecord:
         """Flush to the disk and rename to the final name."""
-        with _naming(self._path):
+        with naming(self._path):
             self._file.flush()
             os.fsync(self._file.fileno())
             self._file.close()
-        self._partial.replace(self._path)
-        fsync_folder(self._path.parent)
+            self._partial.replace(self._path)
+            fsync_folder(self._path.parent)
         return FileRecord(self._size_bytes, self._hash.hexdigest())
 
     def discard(self) -> None:
@@ -74,6 +81,49 @@ def write_atomically(path: Path, data: bytes) -> FileRecord:
         return file.commit()
     finally:
         file.discard()
+
+
+def strict_json(
+    value: object, indent: int | None = None, ensure_ascii: bool = True, sort_keys: bool = False
+) -> str:
+    """Return `value` as JSON in which a number that is not finite is null, at any depth.
+
+    `json.dumps` writes NaN and Infinity, which are not JSON; many parsers refuse them. All JSON of
+    this project is written by this function, so a reader must accept null for such a number. The
+    arguments are those of `json.dumps`.
+    """
+    return json.dumps(
+        _finite(value),
+        allow_nan=False,
+        indent=indent,
+        ensure_ascii=ensure_ascii,
+        sort_keys=sort_keys,
+    )
+
+
+def _finite(value: object) -> object:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return value
+
+
+def retried(action: Callable[[], T], sleep: Callable[[float], object] = time.sleep) -> T:
+    """Return `action()`; an OSError may pass, so it is tried four times within 1.5 s.
+
+    A file that does not exist is reported at once.
+    """
+    for pause in _PAUSES:
+        try:
+            return action()
+        except FileNotFoundError:
+            raise
+        except OSError:
+            sleep(pause)
+    return action()
 
 
 @contextmanager
@@ -119,9 +169,13 @@ def lock(path: Path, busy: str) -> TextIO:
         raise ValueError(
             f"{path.parent}: {busy} ({holder}); wait for it, end it, or name another folder"
         ) from None
-    file.truncate(0)
-    file.write(f"process {os.getpid()} on {socket.gethostname()}")
-    file.flush()
+    try:
+        with naming(path):
+            file.truncate(0)
+            os.write(file.fileno(), f"process {os.getpid()} on {socket.gethostname()}".encode())
+    except OSError:
+        file.close()
+        raise
     return file
 
 
@@ -132,8 +186,8 @@ def sha256_of(path: Path) -> str:
 
 
 @contextmanager
-def _naming(path: Path) -> Iterator[None]:
-    """Name the file in what the system says, which it does not where a disk is full."""
+def naming(path: Path) -> Iterator[None]:
+    """Add the file's name to an OSError; the system leaves it out where a disk is full."""
     try:
         yield
     except OSError as error:

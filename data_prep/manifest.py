@@ -11,7 +11,7 @@ from pathlib import Path
 from types import UnionType
 from typing import TypeVar, cast, get_args, get_origin, get_type_hints
 
-from data_prep.files import write_atomically
+from data_prep.files import strict_json, write_atomically
 
 FORMAT_VERSION = 2
 FILE_NAME = "manifest.json"
@@ -209,7 +209,7 @@ def load_manifest(folder: Path) -> CorpusManifest:
 
 def write_record(file: Path, record: CorpusManifest | ShardManifest) -> None:
     """Write a manifest, complete or not at all."""
-    text = json.dumps(asdict(record), indent=1, ensure_ascii=False, sort_keys=True)
+    text = strict_json(asdict(record), indent=1, ensure_ascii=False, sort_keys=True)
     write_atomically(file, (text + "\n").encode())
 
 

@@ -13,7 +13,6 @@ its own, so that a fine-tuning task can be made from text that pretraining never
 
 import ast
 import inspect
-import json
 import sysconfig
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
@@ -21,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from data_prep.documents import content_share
-from data_prep.files import write_atomically
+from data_prep.files import strict_json, write_atomically
 
 HELD_OUT_FOLDER = "held-out"
 _SKIPPED_FOLDERS = {"test", "tests", "idle_test", "lib2to3", "site-packages", "dist-packages"}
@@ -165,7 +164,7 @@ def _write(file: Path, texts: Iterable[_Text]) -> None:
     import zstandard
 
     lines = (
-        json.dumps({"text": text.text, "meta": {"pile_set_name": text.subset}}, ensure_ascii=False)
+        strict_json({"text": text.text, "meta": {"pile_set_name": text.subset}}, ensure_ascii=False)
         for text in texts
     )
     content = "".join(f"{line}\n" for line in lines).encode()

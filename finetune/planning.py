@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -115,6 +116,13 @@ def _is_done(folder: Path, with_model: bool) -> bool:
 
 
 def result_of(folder: Path) -> dict[str, Any]:
-    """What a finished run's folder says of it."""
+    """Read the result of a finished run.
+
+    JSON has null where a number was not finite; of the scores only a diverged loss can be, and it
+    is infinite here, so that it compares as the worst.
+    """
     result: dict[str, Any] = json.loads((folder / RESULT).read_text(encoding="utf-8"))
+    for name in ("best", "last"):
+        values = result[name].items()
+        result[name] = {key: math.inf if value is None else value for key, value in values}
     return result

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +15,7 @@ from finetune.classifiers import longest_input
 from finetune.config import MODEL, RESULT, FinetuneConfig
 from finetune.evaluation import Logits, logits_of
 from finetune.examples import Example
+from finetune.planning import result_of
 from pretrain import model_folder
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ def submit(runs: Path, output: Path, say: Callable[[str], object]) -> list[Path]
         ValueError: no kept model in the folder.
     """
     kept = [path for path in sorted(runs.glob(f"*/{RESULT}")) if (path.parent / MODEL).is_dir()]
-    results = [(path.parent, json.loads(path.read_text(encoding="utf-8"))) for path in kept]
+    results = [(path.parent, result_of(path.parent)) for path in kept]
     results = [each for each in results if each[1]["weights"] == "pretrained"]
     if not results:
         raise ValueError(f"{runs}: has no run that kept its model; accepted: what `glue` writes")

@@ -16,10 +16,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from data_prep.files import write_atomically
+from data_prep.files import strict_json, write_atomically
 from finetune import glue, published
 from finetune.acceptability import PROVENANCE
 from finetune.config import RESULT, WEIGHTS
+from finetune.planning import result_of
 from finetune.scores import LOWER_IS_BETTER
 
 RESULTS = "results.jsonl"
@@ -71,8 +72,8 @@ def collect(folder: Path) -> list[dict[str, Any]]:
         raise ValueError(
             f"{folder}: has no finished run; accepted: the --output of `python -m finetune glue`"
         )
-    results = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
-    lines = "".join(json.dumps(result) + "\n" for result in results)
+    results = [result_of(path.parent) for path in paths]
+    lines = "".join(strict_json(result) + "\n" for result in results)
     write_atomically(folder / RESULTS, lines.encode())
     return results
 

@@ -43,6 +43,7 @@ def status(run: Path) -> str:
         f"{run}: {config.model.variant} {config.model.size}, {config.training.steps:,} steps, "
         f"recipe's seed {config.training.seed}",
         now(state, lines, config, is_locked(run / LOCK)),
+        *filter(None, [metrics.left_out(run)]),
         "",
         *(f"  {_clock(record['time'])}  {words}" for record, words in story(records)),
         "",

@@ -165,3 +165,17 @@ def test_help_imports_nothing_heavy(package):
     )
     heavy = {"torch", "deepspeed", "megatron", "datasets", "tokenizers", "numpy", "matplotlib"}
     assert not heavy & imported_by(code)
+
+
+def test_json_is_written_by_one_function():
+    """It is strict; what is called here besides is hashed, and never written."""
+    hashed = {"data_prep.tokenizer", "data_prep.manifest", "data_prep.json_lines"}
+    hashed |= {"data_prep.encoders", "finetune.examples"}
+    callers = {
+        module_of(path)
+        for path in FILES
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Attribute) and node.attr in ("dump", "dumps")
+        if isinstance(node.value, ast.Name) and "json" in node.value.id
+    }
+    assert callers == {"data_prep.files", *hashed}

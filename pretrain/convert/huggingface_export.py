@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from data_prep import tokenizer as tokenizers
-from data_prep.files import new_folder
+from data_prep.files import new_folder, strict_json
 from pretrain.checkpoints import write_json
 from pretrain.convert.huggingface_layout import (
     POSITIONS,
@@ -224,8 +224,8 @@ def _model_card(name: str, contents: ModelContents, head: str | None) -> str:
         else "not in transformers; the Python files beside this one are its code."
     )
     fields = contents.config.to_dict() | ({} if classifier is None else classifier.to_dict())
-    rows = "\n".join(f"| {field} | {json.dumps(value)} |" for field, value in fields.items())
-    provenance = json.dumps(dict(contents.provenance), indent=1)
+    rows = "\n".join(f"| {field} | {strict_json(value)} |" for field, value in fields.items())
+    provenance = strict_json(dict(contents.provenance), indent=1)
     return f"""---
 library_name: transformers
 pipeline_tag: {task}

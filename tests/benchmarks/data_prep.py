@@ -15,6 +15,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from data_prep.files import strict_json
+
 ROOT = Path(__file__).parents[2]
 COPIES = 12  # of each input where workers are compared, so that starting is not most of it
 _BATCH = 256
@@ -58,13 +60,13 @@ def main() -> int:
     if not inputs:
         parser.error(f"--inputs {options.inputs}: no *.jsonl.zst there")
     if options.part:
-        print(json.dumps(PARTS[options.part](options.tokenizer, inputs)))
+        print(strict_json(PARTS[options.part](options.tokenizer, inputs)))
         return 0
     with tempfile.TemporaryDirectory() as folder:
         rows = measure(inputs, options.tokenizer, options.repeats, Path(folder))
     print(*rows, sep="\n")
     if options.record:
-        options.record.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
+        options.record.write_text(strict_json([asdict(row) for row in rows], indent=1) + "\n")
     return 0 if all(row.is_met for row in rows) else 1
 
 

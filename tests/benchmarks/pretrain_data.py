@@ -8,7 +8,6 @@ Prints a table; ends with status 1 when a target is missed. Takes 5 minutes, 4 G
 
 import argparse
 import dataclasses
-import json
 import math
 import multiprocessing
 import statistics
@@ -25,6 +24,7 @@ import numpy.typing as npt
 
 from data_prep.blocks import best_fit, complete
 from data_prep.corpus import Corpus
+from data_prep.files import strict_json
 from data_prep.indexed import IndexedWriter, dtype_for
 from data_prep.manifest import (
     FILE_NAME,
@@ -95,7 +95,7 @@ def main() -> int:
         rows += found
         print(*found, sep="\n", flush=True)
     if options.json:
-        options.json.write_text(json.dumps([dataclasses.asdict(row) for row in rows], indent=1))
+        options.json.write_text(strict_json([dataclasses.asdict(row) for row in rows], indent=1))
     return 0 if all(row.is_met for row in rows) else 1
 
 

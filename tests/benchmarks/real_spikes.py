@@ -20,12 +20,12 @@ minutes on two idle cores; what is done is not done again.
 from __future__ import annotations
 
 import argparse
-import json
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+from data_prep.files import strict_json
 from pretrain import ledger, metrics
 
 RECIPES = ("unstable-learning-rate", "unstable-beta2", "poisoned")
@@ -184,7 +184,7 @@ def main() -> None:
             else:
                 supervise(recipe, folder, data, *(SILENT if arm == "let it run" else ()))
     outcomes = {name: outcome(folder) for name, folder in folders.items()}
-    (options.output / "real_spikes.json").write_text(json.dumps(outcomes, indent=1) + "\n")
+    (options.output / "real_spikes.json").write_text(strict_json(outcomes, indent=1) + "\n")
     print(table(outcomes))
     print(draw(options.output, folders))
 

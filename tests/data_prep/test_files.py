@@ -1,4 +1,8 @@
+import errno
 import hashlib
+import json
+import math
+import os
 import resource
 import subprocess
 import sys
@@ -6,7 +10,50 @@ from pathlib import Path
 
 import pytest
 
+from data_prep import files
 from data_prep.files import AtomicFile, new_folder, sha256_of, write_atomically
+
+
+def test_json_has_null_for_every_number_that_is_not_finite() -> None:
+    value = {"a": math.nan, "b": [1.5, math.inf, {"c": (-math.inf, 2, True, None, "NaN")}]}
+    text = files.strict_json(value)
+    assert json.loads(text, parse_constant=pytest.fail) == {
+        "a": None,
+        "b": [1.5, None, {"c": [None, 2, True, None, "NaN"]}],
+    }
+    assert math.isnan(value["a"])  # type: ignore[arg-type]
+
+
+def test_a_read_that_fails_is_tried_again_but_not_where_there_is_no_file() -> None:
+    waited: list[float] = []
+    errors: list[OSError] = [OSError(errno.ESTALE, "stale"), OSError(errno.EIO, "input")]
+
+    def read() -> str:
+        if errors:
+            raise errors.pop(0)
+        return "content"
+
+    assert files.retried(read, waited.append) == "content"
+    assert waited == list(files._PAUSES[:2])
+    errors += [OSError(errno.EIO, str(number)) for number in range(9)]
+    with pytest.raises(OSError, match="3"):
+        files.retried(read, waited.append)
+    errors[:] = [FileNotFoundError(errno.ENOENT, "none")]
+    with pytest.raises(FileNotFoundError):
+        files.retried(read, pytest.fail)
+
+
+def test_a_lock_on_a_full_disk_names_its_file_and_is_not_held(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", full)
+        with pytest.raises(OSError, match=r"No space left on device: .*/a.lock"):
+            files.lock(tmp_path / "a.lock", "is busy")
+    files.lock(tmp_path / "a.lock", "is busy").close()
 
 
 def test_file_appears_at_commit_alone(tmp_path: Path) -> None:
