@@ -10,6 +10,7 @@ the run is to do next follows from the ledger alone: see `fold`.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -20,6 +21,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from data_prep import files
 from pretrain.order import Lineage
 
 Record = dict[str, Any]
@@ -43,7 +45,10 @@ def read(path: Path) -> list[Record]:
 
 def _read(path: Path) -> tuple[list[Record], int]:
     """Records, and how many bytes of the file hold them."""
-    data = path.read_bytes() if path.exists() else b""
+    try:
+        data = files.retried(path.read_bytes)
+    except FileNotFoundError:
+        data = b""
     records: list[Record] = []
     previous, offset = _START, 0
     for line in data.splitlines(keepends=True):
@@ -65,7 +70,11 @@ def _read(path: Path) -> tuple[list[Record], int]:
 
 
 def append(path: Path, kind: str, **fields: object) -> Record:
-    """Add a record and wait until it is on disk."""
+    """Add a record and wait until it is on disk; returns it as it will be read.
+
+    Raises:
+        OSError: names the file; the record was not added.
+    """
     records, size = _read(path)
     previous = _START
     if records:
@@ -78,16 +87,31 @@ def append(path: Path, kind: str, **fields: object) -> Record:
         **fields,
         "previous": previous,
     }
-    line = json.dumps(record).encode() + b"\n"
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o644)
+    line = files.strict_json(record).encode() + b"\n"
+    with files.naming(path):
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o644)
+        try:
+            if not records:
+                files.fsync_folder(path.parent)
+            _write_at(descriptor, size, line)
+        finally:
+            os.close(descriptor)
+    written: Record = json.loads(line)
+    return written
+
+
+def _write_at(descriptor: int, size: int, line: bytes) -> None:
+    """Make `line` follow the file's first `size` bytes, or leave the file with these alone."""
     try:
         os.ftruncate(descriptor, size)
-        os.lseek(descriptor, size, os.SEEK_SET)
-        os.write(descriptor, line)
+        written = 0
+        while written < len(line):  # a nearly full disk takes a part, and refuses the rest
+            written += os.pwrite(descriptor, line[written:], size + written)
         os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-    return record
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.ftruncate(descriptor, size)
+        raise
 
 
 @dataclasses.dataclass(frozen=True)
@@ -232,6 +256,8 @@ class _Telling:
         self.checkpoints.append(record["step"])
 
     def _remove(self, record: Record) -> None:
+        if self.checkpoints[-1:] == [record["step"]]:  # a damaged result has to be made again
+            self.done = False
         self.checkpoints = [c for c in self.checkpoints if c != record["step"]]
 
     def _say(self, record: Record) -> None:

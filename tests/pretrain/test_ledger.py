@@ -1,9 +1,11 @@
 """The ledger: a chain that tells what happened, and the state that follows from it."""
 
 import dataclasses
+import errno
 import functools
 import json
 import math
+import os
 import random
 
 import pytest
@@ -34,11 +36,65 @@ def test_what_is_appended_is_read_back_in_order(path):
     assert ledger.append(path, "done") == ledger.read(path)[-1]
 
 
-def test_numbers_that_are_not_finite_survive(path):
-    ledger.append(path, "spike", loss=float("nan"), baseline=float("inf"))
+def test_a_number_that_is_not_finite_is_null_at_any_depth(path):
+    written = ledger.append(path, "spike", loss=math.nan, deep={"a": [math.inf, (1.5, -math.inf)]})
+    json.loads(path.read_text(), parse_constant=pytest.fail)
     (record,) = ledger.read(path)
-    assert record["loss"] != record["loss"]
-    assert record["baseline"] == float("inf")
+    assert written == record
+    assert record["loss"] is None
+    assert record["deep"] == {"a": [None, [1.5, None]]}
+    # One that was written before by an earlier version is still read.
+    path.write_text(path.read_text().replace("null", "NaN"))
+    assert math.isnan(ledger.read(path)[0]["loss"])
+
+
+def test_a_record_that_a_full_disk_takes_in_parts_is_written_whole(path, monkeypatch):
+    filled(path)
+    pwrite = os.pwrite
+    monkeypatch.setattr(os, "pwrite", lambda fd, data, at: pwrite(fd, data[:7], at))
+    appended = ledger.append(path, "done", step=50)
+    assert ledger.read(path)[-1] == appended
+
+
+@pytest.mark.parametrize("room", [0, 1, 60, 1000])
+def test_a_record_that_does_not_fit_is_refused_with_the_file_s_name_and_leaves_nothing(
+    path, monkeypatch, room
+):
+    records, before, left = filled(path), path.read_bytes(), [room]
+
+    def pwrite(fd, data, at):
+        if not left[0]:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        part = data[: left[0]]
+        left[0] -= len(part)
+        return true_pwrite(fd, part, at)
+
+    def fsync(fd):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    true_pwrite = os.pwrite
+    monkeypatch.setattr(os, "pwrite", pwrite)
+    monkeypatch.setattr(os, "fsync", fsync)
+    with pytest.raises(OSError, match=r"(No space left|Input/output error).*ledger.jsonl"):
+        ledger.append(path, "done", step=50)
+    assert path.read_bytes() == before
+    monkeypatch.undo()
+    assert ledger.read(path) == records
+    assert ledger.append(path, "done")["number"] == len(records)
+
+
+def test_a_read_that_fails_for_a_moment_is_tried_again(path, monkeypatch):
+    records = filled(path)
+    read_bytes, failures = type(path).read_bytes, [errno.ESTALE, errno.EIO]
+
+    def fails(self):
+        if failures:
+            raise OSError(failures.pop(), "for a moment")
+        return read_bytes(self)
+
+    monkeypatch.setattr(type(path), "read_bytes", fails)
+    assert ledger.read(path) == records
+    assert not failures
 
 
 def test_a_torn_last_line_is_left_out_wherever_it_was_torn_and_cut_off_by_the_next(path):
@@ -164,6 +220,15 @@ def test_attempts_are_counted_spikes_kept_and_done_is_done():
     assert [spike["onset"] for spike in end.spikes] == [5]
     assert end.done
     assert end.last == {"number": 4, "kind": "done", "step": 9}
+
+
+def test_a_reject_of_the_last_checkpoint_undoes_done_until_it_is_done_again():
+    end = [*commits(10, 20), ("done", {"step": 20})]
+    assert state(*end, ("reject", {"step": 10})).done
+    undone = [*end, ("reject", {"step": 20})]
+    assert not state(*undone).done
+    assert state(*undone).resume_step() == 10
+    assert state(*undone, attempt(10), *commits(20), ("done", {"step": 20})).done
 
 
 def test_a_spike_is_unanswered_until_a_rollback_follows_it():
