@@ -11,17 +11,20 @@ Imports no torch.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
 import os
 import re
+import secrets
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from data_prep import files
 from data_prep.files import fsync_folder, write_atomically
 
 MANIFEST = "MANIFEST.json"
@@ -39,6 +42,10 @@ T = TypeVar("T")
 
 class Failure(Exception):
     """What failed on some rank and so counts as failed on all: every rank raises it."""
+
+
+class Damaged(ValueError):
+    """A file of a checkpoint is proven to be another than was written."""
 
 
 def together(action: Callable[[], T], gather: Gather) -> list[T]:
@@ -116,12 +123,10 @@ def save(
     def commit() -> None:
         if rank == 0:
             before_commit()
-            files = {name: value for part in parts for name, value in part.items()}
-            manifest = {"format": FORMAT, "step": step, **facts, "files": files}
+            fingerprints = {name: value for part in parts for name, value in part.items()}
+            manifest = {"format": FORMAT, "step": step, **facts, "files": fingerprints}
             write_json(staging / MANIFEST, manifest)  # its folder is on disk after this
-            shutil.rmtree(final, ignore_errors=True)
-            staging.rename(final)
-            fsync_folder(final.parent)
+            _replace(final, staging)
 
     try:
         together(prepare, gather)
@@ -131,6 +136,15 @@ def save(
         if rank == 0:
             shutil.rmtree(staging, ignore_errors=True)  # gives a full disk its space back
         raise
+
+
+def _replace(final: Path, staging: Path) -> None:
+    """Give a finished checkpoint its name, in place of an older one of the same step."""
+    shutil.rmtree(final, ignore_errors=True)
+    if final.exists():  # a file in it cannot be deleted now: `remove` tries again
+        final.rename(final.with_name(f"{final.name}.{secrets.token_hex(8)}.old"))
+    staging.rename(final)
+    fsync_folder(final.parent)
 
 
 def _owner(path: Path) -> int:
@@ -171,28 +185,32 @@ def read_manifest(folder: Path, part: int = 0, parts: int = 1) -> dict[str, Any]
         parts: how many share.
 
     Raises:
-        ValueError: no manifest, or a file is missing, cut short or changed; the file is named.
+        Damaged: a file is cut short or changed; the file is named.
+        ValueError: no valid manifest, or a file is missing; the file is named.
+        OSError: a file cannot be read, which proves nothing; it was tried several times.
     """
     try:
-        manifest: dict[str, Any] = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-        files: Fingerprints = manifest["files"]
-        sizes = {name: written["bytes"] for name, written in files.items()}
+        data = files.retried((folder / MANIFEST).read_bytes)
+        manifest: dict[str, Any] = json.loads(data)
+        fingerprints: Fingerprints = manifest["files"]
+        sizes = {name: written["bytes"] for name, written in fingerprints.items()}
         written_as = manifest["format"]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(
             f"{folder}: is no checkpoint, {MANIFEST} cannot be read: {error}"
         ) from None
     if written_as != FORMAT:
         raise ValueError(f"{folder / MANIFEST}: is of format {written_as}; accepted: {FORMAT}")
-    for name, size in sizes.items():
-        path = folder / name
-        if not path.is_file():
-            raise ValueError(f"{path}: is missing from the checkpoint")
-        if path.stat().st_size != size:
-            raise ValueError(f"{path}: has {path.stat().st_size} bytes, {size} were written")
-    for name in sorted(files)[part::parts]:
-        if fingerprint(folder / name) != files[name]:
-            raise ValueError(f"{folder / name}: is not what was written, its hash differs")
+    try:
+        for name, size in sizes.items():
+            found = files.retried((folder / name).stat).st_size
+            if found != size:
+                raise Damaged(f"{folder / name}: has {found} bytes, {size} were written")
+        for name in sorted(fingerprints)[part::parts]:
+            if files.retried(partial(fingerprint, folder / name)) != fingerprints[name]:
+                raise Damaged(f"{folder / name}: is not what was written, its hash differs")
+    except FileNotFoundError as error:
+        raise ValueError(f"{error.filename}: is missing from the checkpoint") from None
     return manifest
 
 
@@ -206,6 +224,8 @@ class Newest:
     """Its manifest."""
     rejected: dict[int, str]
     """Of the steps of newer checkpoints, what is wrong with them."""
+    damaged: frozenset[int] = frozenset()
+    """Of these, the steps of those that are proven to be damaged; others could not be read."""
 
 
 def newest_whole(run: Path, steps: Sequence[int], gather: Gather, rank: int, ranks: int) -> Newest:
@@ -223,21 +243,32 @@ def newest_whole(run: Path, steps: Sequence[int], gather: Gather, rank: int, ran
             so the run is not begun again of itself.
     """
     rejected: dict[int, str] = {}
+    damaged: set[int] = set()
     for step in reversed(steps):
-        try:
-            read = partial(read_manifest, folder_of(run, step), rank, ranks)
-            return Newest(step, together(read, gather)[0], rejected)
-        except Failure as failure:
-            rejected[step] = str(failure)
+        answers = gather(_judged(folder_of(run, step), rank, ranks))
+        reasons = [reason for _, reason, _ in answers]
+        if not any(reasons):
+            return Newest(step, answers[0][0], rejected, frozenset(damaged))
+        rejected[step] = _in_words(reasons)
+        if any(is_damaged for _, _, is_damaged in answers):
+            damaged.add(step)
     if rejected:
         raise Failure(f"{run}: none of its checkpoints is whole: {'; '.join(rejected.values())}")
     return Newest(0, None, rejected)
 
 
+def _judged(folder: Path, part: int, parts: int) -> tuple[dict[str, Any] | None, str, bool]:
+    """A checkpoint's manifest, else what is wrong with it and whether it is proven damaged."""
+    try:
+        return read_manifest(folder, part, parts), "", False
+    except (OSError, ValueError) as error:
+        return None, str(error) or type(error).__name__, isinstance(error, Damaged)
+
+
 def manifest_hash(run: Path, step: int) -> str:
     """What the ledger knows a checkpoint by: its manifest's, which holds those of its files."""
-    with (folder_of(run, step) / MANIFEST).open("rb") as file:
-        return hashlib.file_digest(file, "blake2b").hexdigest()[:32]
+    data = files.retried((folder_of(run, step) / MANIFEST).read_bytes)
+    return hashlib.blake2b(data).hexdigest()[:32]
 
 
 def size_of(manifest: Mapping[str, Any]) -> int:
@@ -265,8 +296,16 @@ def refuse_small_disk(run: Path, count: int, size: int) -> None:
         )
 
 
-def remove(run: Path, keep: set[int]) -> list[int]:
+def remove(run: Path, keep: set[int], warn: Callable[[str], object]) -> list[int]:
     """Delete every checkpoint folder of a run but those of the steps in `keep`.
+
+    One that cannot be deleted, for instance because a process of another machine has one of its
+    files open, is no checkpoint any more; the next call tries again.
+
+    Args:
+        run: the run's folder.
+        keep: steps.
+        warn: told of each folder that could not be deleted.
 
     Returns:
         The steps whose checkpoint is gone; left-overs of interrupted saves are not counted.
@@ -276,14 +315,24 @@ def remove(run: Path, keep: set[int]) -> list[int]:
         digits = folder.name.removeprefix("step-")
         if digits.isdigit() and int(digits) in keep:
             continue
-        # The manifest first: what is half deleted is no checkpoint.
-        (folder / MANIFEST).unlink(missing_ok=True)
-        shutil.rmtree(folder)
+        try:
+            files.retried(partial(_delete, folder))
+        except OSError as error:
+            warn(f"WARNING: {folder}: cannot be deleted for now: {error}")
+            continue
         if digits.isdigit():
             gone.append(int(digits))
     return gone
 
 
+def _delete(folder: Path) -> None:
+    """Delete a folder, its manifest first: what is half deleted is no checkpoint."""
+    (folder / MANIFEST).unlink(missing_ok=True)
+    shutil.rmtree(folder, ignore_errors=True)  # as much as can be
+    with contextlib.suppress(FileNotFoundError):
+        shutil.rmtree(folder)  # says why the rest cannot
+
+
 def write_json(path: Path, value: object) -> None:
-    """Write JSON, complete or not at all."""
-    write_atomically(path, (json.dumps(value, indent=1) + "\n").encode())
+    """Write JSON, complete or not at all; a number that is not finite is null."""
+    write_atomically(path, (files.strict_json(value, indent=1) + "\n").encode())

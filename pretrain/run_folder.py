@@ -89,7 +89,31 @@ def state_of(config: RunConfig, manifest: CorpusManifest) -> ledger.RunState:
             seed=seed,
             batch=dataclasses.asdict(config.batch),
         )
-    return ledger.fold(ledger.read(path), seed)
+    state = ledger.fold(ledger.read(path), seed)
+    if reason := reject_damaged_result(path.parent, state):
+        sys.stdout.write(f"the last checkpoint is damaged, its steps are done again: {reason}\n")
+        state = ledger.fold(ledger.read(path), seed)
+    return state
+
+
+def reject_damaged_result(run: Path, state: ledger.RunState) -> str:
+    """Check the last checkpoint of a run that is done; a reject of it undoes `done`.
+
+    Returns:
+        What is wrong with it; "" where it is whole, or the run is not done.
+
+    Raises:
+        OSError: it cannot be read, which proves nothing.
+    """
+    if not state.done or not state.checkpoints:
+        return ""
+    step = state.checkpoints[-1]
+    try:
+        checkpoints.read_manifest(checkpoints.folder_of(run, step))
+    except ValueError as error:
+        ledger.append(run / ledger.FILE_NAME, "reject", step=step, reason=str(error))
+        return str(error)
+    return ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,7 +165,9 @@ def begin(
         sys.stdout.write(f"checkpoint of step {step} rejected: {reason}\n")
         ledger.append(path, "reject", step=step, reason=reason)
     kept = {*state.checkpoints} - {*newest.rejected}
-    checkpoints.remove(run, keep=kept)
+    # One that could not be read may be whole: it stays until the next commit.
+    unproven = {r["step"] for r in ledger.read(path) if r["kind"] == "reject"} - newest.damaged
+    checkpoints.remove(run, kept | unproven, lambda text: sys.stdout.write(f"{text}\n"))
     # One more than is kept: the oldest goes when the newest stands.
     missing = max(1, most_retained(config) + 1 - len(kept))
     checkpoints.refuse_small_disk(run, missing, checkpoint_size)

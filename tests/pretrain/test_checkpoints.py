@@ -1,5 +1,6 @@
 """Checkpoints that exist whole or not at all."""
 
+import errno
 import json
 import os
 import shutil
@@ -8,6 +9,7 @@ import time
 
 import pytest
 
+from data_prep import files
 from pretrain import checkpoints
 from pretrain.checkpoints import Failure
 
@@ -305,8 +307,56 @@ def test_the_newest_whole_checkpoint_is_found_and_what_is_wrong_with_newer_ones_
     newest = checkpoints.newest_whole(tmp_path, [10, 20, 30], alone, 0, 1)
     assert newest.step == newest.manifest["step"] == 10
     assert list(newest.rejected) == [30, 20]
+    assert newest.damaged == {20}
     assert "missing" in newest.rejected[30]
     assert "has 0 bytes" in newest.rejected[20]
+
+
+@pytest.fixture
+def no_waiting(monkeypatch):
+    monkeypatch.setattr(files, "_PAUSES", (0.0, 0.0, 0.0))
+
+
+def failing(monkeypatch, times, number=errno.EIO):
+    """Let the first reads of a file's hash fail."""
+    fingerprint, left = checkpoints.fingerprint, [number] * times
+
+    def fails(path):
+        if left:
+            raise OSError(left.pop(), "for a moment", str(path))
+        return fingerprint(path)
+
+    monkeypatch.setattr(checkpoints, "fingerprint", fails)
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.EACCES])
+def test_a_checkpoint_whose_files_cannot_be_read_for_a_moment_is_whole(
+    tmp_path, monkeypatch, no_waiting, number
+):
+    committed(tmp_path, 10)
+    failing(monkeypatch, 3, number)
+    assert checkpoints.newest_whole(tmp_path, [10], alone, 0, 1).step == 10
+
+
+def test_a_checkpoint_that_cannot_be_read_is_passed_over_and_not_called_damaged(
+    tmp_path, monkeypatch, no_waiting
+):
+    for step in (10, 20):
+        committed(tmp_path, step)
+    failing(monkeypatch, 4)
+    newest = checkpoints.newest_whole(tmp_path, [10, 20], alone, 0, 1)
+    assert newest.step == 10
+    assert "for a moment" in newest.rejected[20]
+    assert newest.damaged == frozenset()
+
+
+def test_a_checkpoint_that_one_rank_alone_finds_damaged_is_damaged(tmp_path):
+    for step in (10, 20):
+        committed(tmp_path, step)
+    others = iter([(None, "hash differs", True), ({}, "", False)])
+    newest = checkpoints.newest_whole(tmp_path, [10, 20], lambda mine: [mine, next(others)], 0, 2)
+    assert (newest.step, newest.damaged) == (10, {20})
+    assert newest.rejected == {20: "hash differs (rank 1)"}
 
 
 def test_a_run_without_checkpoints_begins_at_0_but_not_one_whose_every_checkpoint_is_damaged(
@@ -336,7 +386,7 @@ def test_remove_keeps_what_it_must_and_says_what_is_gone(tmp_path):
     (leftover / "x.pt").write_bytes(b"x")
     beside = tmp_path / "checkpoints" / "zero_to_fp32.py"
     beside.write_text("")
-    assert checkpoints.remove(tmp_path, keep={20, 99}) == [10, 30]
+    assert checkpoints.remove(tmp_path, {20, 99}, pytest.fail) == [10, 30]
     assert {path.name for path in beside.parent.iterdir()} == {"step-00000020", beside.name}
     checkpoints.read_manifest(checkpoints.folder_of(tmp_path, 20))
 
@@ -349,16 +399,73 @@ def test_a_removal_that_dies_leaves_nothing_that_passes_for_a_checkpoint(tmp_pat
 
     monkeypatch.setattr(shutil, "rmtree", dies)
     with pytest.raises(KeyboardInterrupt):
-        checkpoints.remove(tmp_path, keep=set())
+        checkpoints.remove(tmp_path, set(), pytest.fail)
     monkeypatch.undo()
     assert (folder / "mp_rank_00_model_states.pt").exists()
     with pytest.raises(ValueError, match="is no checkpoint"):
         checkpoints.read_manifest(folder)
-    assert checkpoints.remove(tmp_path, keep=set()) == [10]
+    assert checkpoints.remove(tmp_path, set(), pytest.fail) == [10]
+
+
+def busy(monkeypatch, name):
+    """A file that cannot be deleted, as one that another machine has open on NFS."""
+    unlink = os.unlink
+
+    def refuses(path, *arguments, **keywords):
+        if os.fspath(path).endswith(name):
+            raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), path)
+        unlink(path, *arguments, **keywords)
+
+    monkeypatch.setattr(os, "unlink", refuses)
+
+
+def test_a_folder_that_cannot_be_deleted_is_no_checkpoint_and_is_deleted_later(
+    tmp_path, monkeypatch, no_waiting
+):
+    folder, other = committed(tmp_path, 10), committed(tmp_path, 20)
+    warnings = []
+    with monkeypatch.context() as patch:
+        busy(patch, ".nfs0001")
+        (folder / ".nfs0001").touch()
+        assert checkpoints.remove(tmp_path, set(), warnings.append) == [20]
+    assert not other.exists()
+    assert [path.name for path in folder.iterdir()] == [".nfs0001"]
+    (warning,) = warnings
+    assert warning.startswith(f"WARNING: {folder}: cannot be deleted for now: ")
+    assert checkpoints.remove(tmp_path, set(), pytest.fail) == [10]
+
+
+def test_a_folder_that_is_busy_for_a_moment_is_deleted(tmp_path, monkeypatch, no_waiting):
+    folder, rmtree = committed(tmp_path, 10), shutil.rmtree
+    left = [errno.EBUSY] * 5
+
+    def fails(path, ignore_errors=False):
+        if left:
+            number = left.pop()
+            if not ignore_errors:
+                raise OSError(number, "busy", str(path))
+        else:
+            rmtree(path, ignore_errors)
+
+    monkeypatch.setattr(shutil, "rmtree", fails)
+    assert checkpoints.remove(tmp_path, set(), pytest.fail) == [10]
+    assert not folder.exists()
+
+
+def test_a_checkpoint_takes_the_place_of_one_that_cannot_be_deleted(tmp_path, monkeypatch):
+    folder = committed(tmp_path, 10)
+    (folder / ".nfs0001").touch()
+    with monkeypatch.context() as patch:
+        busy(patch, ".nfs0001")
+        committed(tmp_path, 10)
+    assert checkpoints.read_manifest(folder)["files"].keys() == FILES.keys()
+    assert len([*folder.parent.iterdir()]) == 2
+    assert checkpoints.remove(tmp_path, {10}, pytest.fail) == []
+    assert [*folder.parent.iterdir()] == [folder]
 
 
 def test_nothing_is_there_to_remove_before_the_first_save(tmp_path):
-    assert checkpoints.remove(tmp_path, keep={1}) == []
+    assert checkpoints.remove(tmp_path, {1}, pytest.fail) == []
 
 
 def test_json_that_is_being_written_does_not_disturb_the_old(tmp_path):
