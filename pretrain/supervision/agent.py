@@ -75,7 +75,7 @@ class Agent:
             self._end()
         idle_since = time.monotonic()
         while True:
-            order = orders.read(self.run_folder)
+            order = self._order() or seen
             if order and order != seen:
                 report, seen = self._obey(order, report), order
             code = self._leaving(order, idle_since)
@@ -87,6 +87,13 @@ class Agent:
                 idle_since = time.monotonic()
             time.sleep(self._poll)
 
+    def _order(self) -> Order | None:
+        """The order that counts; `None` where there is none, or it cannot be read now."""
+        try:
+            return orders.read(self.run_folder)
+        except OSError:
+            return None
+
     def _leaving(self, order: Order | None, idle_since: float) -> int | None:
         """The exit code with which to leave now; passes on a request to leave soon."""
         if self._over is not None:
@@ -94,7 +101,8 @@ class Agent:
         if self._requests.count:
             if self._job is None or self._requests.count > 1 or order is None:
                 return EXIT_PREEMPTED
-            orders.request_stop(self.run_folder, order.token)
+            with contextlib.suppress(OSError):  # asked again at the next look
+                orders.request_stop(self.run_folder, order.token)
         if self._job is None and time.monotonic() - idle_since > self._limits.node_wait_seconds:
             self._say(f"no order for {self._limits.node_wait_seconds:.0f} s")
             return EXIT_FORGOTTEN
@@ -108,7 +116,11 @@ class Agent:
         if order.state != orders.RUN:
             return Report(report.token, nodes.READY)
         log = jobs.log_of(self.run_folder, order.attempt, self._node)
-        self._job = jobs.start(self.config, self.run_folder, order, self._node, log)
+        try:
+            self._job = jobs.start(self.config, self.run_folder, order, self._node, log)
+        except OSError as error:
+            self._say(f"attempt {order.attempt} could not be started: {error}")
+            return Report(order.token, nodes.ENDED, f"it could not be started: {error}")
         self._say(f"attempt {order.attempt} begun  (log: {log})")
         return Report(order.token, nodes.RUNNING)
 

@@ -7,6 +7,7 @@ writing, so that neither a clock that jumps nor another machine's clock matters.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import time
@@ -53,7 +54,8 @@ class Heartbeat:
             return False
         self._phase, self._next, self._count = phase, now + self._seconds, self._count + 1
         beat = {"token": self._token, "phase": phase, "step": step, "count": self._count}
-        orders.write_quickly(self._path, beat)
+        with contextlib.suppress(OSError):  # a full disk is no reason to end; the next one follows
+            orders.write_quickly(self._path, beat)
         return True
 
 
@@ -67,7 +69,7 @@ class Beat:
 
 
 NO_BEAT = Beat(INIT, 0, 0)
-"""Before it has said anything."""
+"""Before it has said anything, or where that cannot be read now; no beat has count 0."""
 
 
 def read(run: Path, token: str) -> Beat:

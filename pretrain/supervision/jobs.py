@@ -109,7 +109,9 @@ def log_of(run: Path, attempt: int, node: int = 0) -> Path:
 
 
 def tail(log: Path, lines: int = 20) -> str:
-    """The last lines of a log."""
-    if not log.exists():
+    """The last lines of a log; "" where it cannot be read."""
+    try:
+        text = log.read_text(errors="replace")
+    except OSError:
         return ""
-    return "\n".join(log.read_text(errors="replace").splitlines()[-lines:]) + "\n"
+    return "\n".join(text.splitlines()[-lines:]) + "\n"

@@ -7,6 +7,7 @@ the reader's clock. Imports no torch.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import socket
@@ -79,7 +80,8 @@ class Reporter:
         """Say it, and that we live."""
         self._count += 1
         signs = {"count": self._count, "pid": os.getpid(), "host": socket.gethostname()}
-        orders.write_quickly(self._path, {**dataclasses.asdict(report), **signs})
+        with contextlib.suppress(OSError):  # the leader counts the silence
+            orders.write_quickly(self._path, {**dataclasses.asdict(report), **signs})
 
 
 def _path(run: Path, node: int) -> Path:

@@ -7,7 +7,8 @@
     launched-NNN.json  a machine's launcher, for whoever has to find it again (jobs.py)
 
 The ledger has one writer at a time, the trainer while there is one; here each file has its own.
-Imports no torch.
+A network file system may refuse to read a file while it is replaced: that says nothing new, and
+the reader looks again later. Imports no torch.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from data_prep.files import write_atomically
+from data_prep import files
 
 FOLDER = "control"
 TOKEN_VARIABLE = "ZEROCLAP_ATTEMPT"
@@ -64,8 +65,8 @@ def give(run: Path, order: Order) -> None:
     for request in folder.glob("stop-*"):
         if request != _stop_file(run, order.token):
             request.unlink(missing_ok=True)
-    data = json.dumps(dataclasses.asdict(order)).encode() + b"\n"
-    write_atomically(folder / "order.json", data)
+    data = files.strict_json(dataclasses.asdict(order)).encode() + b"\n"
+    files.write_atomically(folder / "order.json", data)
 
 
 def read(run: Path) -> Order | None:
@@ -73,8 +74,12 @@ def read(run: Path) -> Order | None:
 
     Raises:
         ValueError: the file is not one that `give` wrote.
+        OSError: it cannot be read now.
     """
-    values = read_json(folder_of(run) / "order.json")
+    try:
+        values = _mapping(files.retried((folder_of(run) / "order.json").read_bytes))
+    except FileNotFoundError:
+        return None
     if values is None:
         return None
     try:
@@ -89,13 +94,15 @@ def token_of(environ: Mapping[str, str]) -> str:
     return environ.get(TOKEN_VARIABLE, "")
 
 
-def superseded(run: Path, token: str) -> bool:
-    """Whether an attempt that was ordered (`token` is not "") has been ended, or another ordered.
+def superseded(run: Path, token: str) -> Order | None:
+    """The order that ended an attempt which was ordered (`token` is not ""), or that replaced it.
 
-    Cheap enough for once a second.
+    Cheap enough for once a second. An order that cannot be read now supersedes nobody.
     """
-    order = read(run) if token else None
-    return order is not None and (order.token != token or order.state != RUN)
+    order = None
+    with contextlib.suppress(OSError):
+        order = read(run) if token else None
+    return order if order and (order.token != token or order.state != RUN) else None
 
 
 def refuse_superseded(run: Path, token: str) -> None:
@@ -106,12 +113,10 @@ def refuse_superseded(run: Path, token: str) -> None:
     Raises:
         ValueError: names the attempt that was ordered since.
     """
-    if superseded(run, token):
-        order = read(run)
-        newest = order.attempt if order else "?"
+    if order := superseded(run, token):
         raise ValueError(
             f"{run}: the order that started this attempt no longer counts (the newest is that of "
-            f"attempt {newest}); this one stops"
+            f"attempt {order.attempt}); this one stops"
         )
 
 
@@ -127,7 +132,10 @@ def request_stop(run: Path, token: str) -> None:
 
 def stop_requested(run: Path, token: str) -> bool:
     """Whether somebody asked; a `stat`, cheap enough for every step."""
-    return _stop_file(run, token).exists()
+    try:
+        return _stop_file(run, token).exists()
+    except OSError:
+        return False  # it cannot be told now
 
 
 class Requests:
@@ -164,7 +172,8 @@ def stop_on_signals(run: Path, token: str, environ: Mapping[str, str]) -> None:
     """
 
     def ask(number: int, frame: object) -> None:
-        request_stop(run, token)
+        with contextlib.suppress(OSError):  # a full disk must not end the rank wherever it is
+            request_stop(run, token)
 
     signal.signal(signal.SIGUSR1, ask)
     if "SLURM_STEP_NUM_TASKS" in environ and "SLURM_PROCID" in environ and not _launched(environ):
@@ -177,10 +186,17 @@ def _launched(environ: Mapping[str, str]) -> bool:
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """A control file's mapping; `None` where there is no file, or no whole one."""
+    """A control file's mapping; `None` where there is no whole file, or it cannot be read now."""
     try:
-        values = json.loads(path.read_bytes())
-    except (FileNotFoundError, ValueError):
+        return _mapping(path.read_bytes())
+    except OSError:
+        return None
+
+
+def _mapping(data: bytes) -> dict[str, Any] | None:
+    try:
+        values = json.loads(data)
+    except ValueError:
         return None
     return values if isinstance(values, dict) else None
 
@@ -189,5 +205,5 @@ def write_quickly(path: Path, values: Mapping[str, object]) -> None:
     """Replace a small file: whole for every reader, but not waited for until it is on disk."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}")
-    partial.write_text(json.dumps(values) + "\n", encoding="utf-8")
+    partial.write_text(files.strict_json(values) + "\n", encoding="utf-8")
     partial.replace(path)

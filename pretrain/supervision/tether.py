@@ -6,6 +6,7 @@ torch.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Callable
@@ -54,7 +55,10 @@ class Tether:
         told = self._beat(heartbeat.STEP, steps)
         # Once a second: an attempt that was superseded must not even go on writing metrics.
         if told and orders.superseded(self._run, orders.token_of(os.environ)):
-            sys.stderr.write("pretrain.train: another attempt has been ordered; this one stops\n")
+            with contextlib.suppress(OSError):  # its log may be on a full disk
+                sys.stderr.write(
+                    "pretrain.train: another attempt has been ordered; this one stops\n"
+                )
             return EXIT_SUPERSEDED
         if steps < self._last_step and orders.stop_requested(self._run, self._token):
             self.steps = steps

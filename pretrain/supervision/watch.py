@@ -5,8 +5,8 @@ Imports no torch.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import json
 import time
 from collections import deque
 from collections.abc import Callable
@@ -47,7 +47,7 @@ class Watch:
     ) -> None:
         """Begin to watch, without having seen anything yet."""
         self._run, self._token, self._config, self._clock = run, token, config, clock
-        self._metrics = Follower(run / metrics.METRICS)
+        self._metrics = Follower(run / metrics.METRICS, metrics.METRICS)
         self._seconds: deque[float] = deque(maxlen=_STEPS)
         self._beat, self._heard = heartbeat.NO_BEAT, clock()
         self._known: set[str] = set()
@@ -65,6 +65,8 @@ class Watch:
         if lines:
             self.newest = lines[-1]
             self._seconds.extend(line["seconds"] for line in lines)
+        if beat == heartbeat.NO_BEAT:  # nothing is there, or it cannot be read now
+            beat = self._beat
         if lines or beat != self._beat:
             self._beat, self._heard = beat, now
         limit = heartbeat.silence_limit(beat.phase, self._seconds, self._config)
@@ -102,31 +104,27 @@ _LONGEST_LINE = 1 << 16
 class Follower:
     """The new whole lines of a growing JSON Lines file, without reading it twice."""
 
-    def __init__(self, path: Path) -> None:
-        """Begin at the end of the last whole line: an attempt that begins cuts off a torn one."""
-        self._path, self._offset = path, 0
-        if path.exists():
-            with path.open("rb") as file:
-                start = file.seek(max(0, path.stat().st_size - _LONGEST_LINE))
-                self._offset = start + file.read().rfind(b"\n") + 1
+    def __init__(self, path: Path, name: str = "") -> None:
+        """Begin at the end of the last whole line: an attempt that begins cuts off a torn one.
+
+        Args:
+            path: of the file.
+            name: of the kind of file, which says what a valid line has (`metrics.parsed`).
+        """
+        self._path, self._name, self._offset = path, name, 0
+        with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
+            start = file.seek(max(0, path.stat().st_size - _LONGEST_LINE))
+            self._offset = start + file.read().rfind(b"\n") + 1
 
     def new(self) -> list[dict[str, Any]]:
-        """The lines since the last call."""
-        if not self._path.exists():
+        """The valid lines since the last call; none where the file cannot be read now."""
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._offset)
+                data = file.read()
+        except OSError:
             return []
-        with self._path.open("rb") as file:
-            file.seek(self._offset)
-            data = file.read()
         whole = data.rfind(b"\n") + 1
         self._offset += whole
-        lines = map(_mapping, data[:whole].splitlines())
+        lines = (metrics.parsed(line, self._name) for line in data[:whole].splitlines())
         return [line for line in lines if line is not None]
-
-
-def _mapping(line: bytes) -> dict[str, Any] | None:
-    """What a line says; `None` where a disk has spoiled it, which is not for a watcher to judge."""
-    try:
-        value = json.loads(line)
-    except ValueError:
-        return None
-    return value if isinstance(value, dict) else None

@@ -1,12 +1,15 @@
 """A machine's agent, and a leader with it, with small scripts in place of the launcher."""
 
+import errno
 import os
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
+from data_prep import files
 from pretrain import ledger
 from pretrain.config import RunConfig, SupervisionConfig
 from pretrain.supervision import launch, nodes, orders, processes
@@ -119,6 +122,29 @@ def test_a_request_to_leave_is_passed_on_and_without_work_obeyed(stage):
     stage.agent._requests.count = 2
     assert stage.join() == EXIT_PREEMPTED
     assert processes.members(stage.run, 1) == []
+
+
+def test_a_file_system_that_is_away_for_a_while_ends_no_agent(stage, monkeypatch):
+    """What it has begun goes on, and a request to leave is still passed on."""
+    stage.scripts[1, 1] = "time.sleep(60)"
+    stage.start()
+    stage.wait_for_state("", nodes.READY)
+    orders.give(stage.run, Order("a", 1, orders.RUN, nodes=2))
+    stage.wait_for_state("a", nodes.RUNNING)
+    monkeypatch.setattr(files, "_PAUSES", ())
+
+    def away(self, *_, **__):
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(self))
+
+    with monkeypatch.context() as patch:
+        for name in ("read_bytes", "write_text"):
+            patch.setattr(Path, name, away)
+        stage.agent._requests.count = 1
+        stage.wait_for(lambda: orders.stop_requested(stage.run, "a"))
+        assert stage.thread.is_alive()
+    stage.wait_for_state("a", nodes.RUNNING)
+    orders.give(stage.run, Order("b", 0, orders.OVER, code=0))
+    assert stage.join() == 0
 
 
 def test_an_agent_that_nobody_orders_about_leaves(stage):

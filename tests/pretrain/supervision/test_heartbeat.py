@@ -1,6 +1,9 @@
 """What rank 0 says of itself, and how long it may be silent."""
 
+import errno
 import json
+import os
+from pathlib import Path
 
 import pytest
 
@@ -53,3 +56,18 @@ def test_a_torn_beat_says_nothing_and_harms_nobody(tmp_path):
 def test_each_phase_has_its_limit_and_a_step_s_follows_the_last_steps(phase, seconds, limit):
     config = SupervisionConfig(init_seconds=500, save_seconds=300, evaluate_seconds=400)
     assert heartbeat.silence_limit(phase, seconds, config) == limit
+
+
+def test_a_beat_that_a_full_disk_refuses_ends_nothing_and_the_last_one_stays(tmp_path, monkeypatch):
+    heart = Heartbeat(tmp_path, "t", seconds=0.0)
+    heart.beat(STEP, 1)
+
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_text", full)
+        assert heart.beat(STEP, 2)
+    assert heartbeat.read(tmp_path, "t").step == 1
+    assert heart.beat(STEP, 3)
+    assert heartbeat.read(tmp_path, "t").step == 3

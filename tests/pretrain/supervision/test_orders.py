@@ -1,10 +1,13 @@
 """The small files by which supervisor, trainer and agents speak."""
 
+import errno
 import os
 import signal
+from pathlib import Path
 
 import pytest
 
+from data_prep import files
 from pretrain.supervision import orders
 from pretrain.supervision.orders import Order
 
@@ -88,3 +91,48 @@ def test_a_rank_that_is_signalled_asks_for_a_stop_and_on_sigterm_below_srun_only
     assert orders.stop_requested(tmp_path, "aa") == on_termination
     os.kill(os.getpid(), signal.SIGUSR1)
     assert orders.stop_requested(tmp_path, "aa")
+
+
+def unreadable(monkeypatch, name, *numbers):
+    """Let a file's reads fail so often, each with an error of a network file system."""
+    read_bytes, left = Path.read_bytes, list(numbers)
+    monkeypatch.setattr(files, "_PAUSES", (0.0, 0.0, 0.0))
+
+    def fails(self):
+        if self.name == name and left:
+            raise OSError(left.pop(), "for a moment", str(self))
+        return read_bytes(self)
+
+    monkeypatch.setattr(Path, "read_bytes", fails)
+
+
+@pytest.mark.parametrize("number", [errno.ESTALE, errno.EIO, errno.EAGAIN])
+def test_an_order_that_cannot_be_read_for_a_moment_is_read(tmp_path, monkeypatch, number):
+    orders.give(tmp_path, ORDER)
+    unreadable(monkeypatch, "order.json", *[number] * 3)
+    assert orders.read(tmp_path) == ORDER
+
+
+def test_an_order_that_cannot_be_read_supersedes_nobody_and_is_not_taken_for_none(
+    tmp_path, monkeypatch
+):
+    orders.give(tmp_path, Order("bb", 4, orders.RUN))
+    with monkeypatch.context() as patch:
+        unreadable(patch, "order.json", *[errno.ESTALE] * 100)
+        assert not orders.superseded(tmp_path, "aa")
+        orders.refuse_superseded(tmp_path, "aa")
+        with pytest.raises(OSError, match="order.json"):
+            orders.read(tmp_path)
+    assert orders.superseded(tmp_path, "aa")
+
+
+def test_a_request_on_a_disk_that_refuses_is_no_request_and_ends_nothing(tmp_path, monkeypatch):
+    def fails(*_, **__):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "touch", fails)
+        patch.setattr(Path, "exists", fails)
+        orders.stop_on_signals(tmp_path, "aa", {})
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert not orders.stop_requested(tmp_path, "aa")

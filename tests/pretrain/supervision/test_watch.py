@@ -1,6 +1,9 @@
 """What is seen of a running attempt, and what is complained of."""
 
+import errno
 import json
+import os
+from pathlib import Path
 
 import pytest
 
@@ -50,9 +53,10 @@ def test_metrics_are_signs_of_life_and_slow_steps_are_given_time(tmp_path, now, 
     Heartbeat(tmp_path, "t", seconds=0.0).beat(STEP, 7)
     watch.look()
     now[0] += 9
-    (tmp_path / metrics.METRICS).write_text(json.dumps({"step": 7, "seconds": 4.0}) + "\n")
+    line = {**dict.fromkeys(metrics.NEEDED[metrics.METRICS], 1), "step": 7, "seconds": 4.0}
+    (tmp_path / metrics.METRICS).write_text(json.dumps(line) + "\n")
     assert watch.look() == ""
-    assert watch.newest == {"step": 7, "seconds": 4.0}
+    assert watch.newest == line
     now[0] += 40
     assert watch.look() == ""
     now[0] += 1
@@ -114,3 +118,29 @@ def test_a_torn_line_that_the_next_attempt_cuts_off_misleads_nobody(tmp_path):
     with path.open("a") as file:
         file.write('\0\0\n7\n{"step": 3}\n')
     assert follower.new() == [{"step": 3}]
+
+
+@pytest.mark.parametrize("number", [errno.ESTALE, errno.EIO, errno.ENOENT, errno.EAGAIN])
+def test_a_heartbeat_that_cannot_be_read_is_neither_a_sign_of_life_nor_another_phase(
+    tmp_path, now, watch, monkeypatch, number
+):
+    Heartbeat(tmp_path, "t", seconds=0.0).beat(STEP, 7)
+    assert watch.look() == ""
+
+    def fails(self, *_, **__):
+        raise OSError(number, os.strerror(number), str(self))
+
+    with monkeypatch.context() as patch:
+        for name in ("read_bytes", "open", "exists"):
+            patch.setattr(Path, name, fails)
+        now[0] += 10
+        assert watch.look() == ""
+        now[0] += 1
+        assert watch.look() == "nothing was heard of it for 10 s in phase step, step 7"
+    assert "in phase step, step 7" in watch.look()  # nor is being read again
+
+
+def test_a_spoiled_line_of_metrics_is_no_newest_line(tmp_path, watch):
+    (tmp_path / metrics.METRICS).write_text('{"step": 1}\n{"step": 1, "seconds": 2.0}\n')
+    assert watch.look() == ""
+    assert watch.newest is None
