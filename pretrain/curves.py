@@ -204,16 +204,19 @@ def _read_json_lines(path: Path) -> tuple[list[Row], list[str]]:
     if not data.strip():
         raise ValueError(f"{path}: is empty; a curve has a JSON object a line")
     *lines, rest = data.split(b"\n")
-    fields = []
+    fields: list[Mapping[str, Any]] = []
+    is_ours = path.name in (METRICS, VALIDATION)
     for number, line in enumerate(lines, start=1):
         try:
             record = json.loads(line)
         except ValueError:
             record = None
+        if not isinstance(record, dict) and is_ours:
+            record = {}  # left out with a note, as every reader of our own files does
         if not isinstance(record, dict):
-            raise ValueError(f"{path}: line {number} is no JSON object")
+            raise ValueError(f"{path}: line {number} is not a JSON object")
         found = {f: record[c] for f, c in _columns(list(record)).items()}
-        if path.name in (METRICS, VALIDATION):  # where null stands for a number that is not finite
+        if is_ours:  # where null stands for a number that is not finite
             nulls = [f for f in ("loss", "norm") if f in found and found[f] is None]
             found |= dict.fromkeys(nulls, math.nan)
         fields.append(found)

@@ -1,13 +1,17 @@
 """What rank 0 writes and says while an attempt runs, and the detector that reads along.
 
-The ledger, metrics.jsonl, validation.jsonl, TensorBoard, the console. Imports no torch.
+The ledger, metrics.jsonl, validation.jsonl, TensorBoard, the console. A full disk does not end an
+attempt here: what cannot be written is kept and written later, and no checkpoint is saved while
+something waits (`sync`). Imports no torch.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import sys
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +28,9 @@ from pretrain.supervision import orders
 if TYPE_CHECKING:
     from pretrain.evaluate import Score
 
+_MOST_UNSAID = 1000
+"""Lines for the console that are kept while its log is on a full disk."""
+
 
 class RunLog:
     """Of one attempt. Rank 0 alone has one that is open."""
@@ -33,20 +40,64 @@ class RunLog:
         self._config, self._start = config, start
         self._run = Path(config.folder)
         self._ledger = self._run / ledger.FILE_NAME
+        self._unsaid: deque[str] = deque(maxlen=_MOST_UNSAID)
+        self._waiting: list[tuple[str, dict[str, object]]] = []
+        self._warned: set[str] = set()
 
     def say(self, text: str) -> None:
-        """Print a line at once."""
-        sys.stdout.write(text + "\n")
-        sys.stdout.flush()
+        """Print a line at once, or with a later one where its log is on a full disk."""
+        self._unsaid.append(text)
+        with contextlib.suppress(OSError):
+            while self._unsaid:
+                sys.stdout.write(self._unsaid[0] + "\n")
+                sys.stdout.flush()
+                self._unsaid.popleft()
 
-    def record(self, kind: str, **fields: object) -> ledger.Record:
-        """Append to the ledger.
+    def warn_once(self, text: str) -> None:
+        """Print a line, unless it was printed before."""
+        if text not in self._warned:
+            self._warned.add(text)
+            self.say(text)
+
+    def record(self, kind: str, **fields: object) -> None:
+        """Append to the ledger, after what `note` could not append.
+
+        Raises:
+            ValueError: the run is not ours any more.
+            OSError: names the ledger; nothing was appended.
+        """
+        self._record_waiting()
+        ledger.append(self._ledger, kind, attempt=self._start.attempt, **fields)
+
+    def _record_waiting(self) -> None:
+        self.refuse_superseded()
+        while self._waiting:
+            kind, fields = self._waiting[0]
+            ledger.append(self._ledger, kind, attempt=self._start.attempt, **fields)
+            self._waiting.pop(0)
+
+    def note(self, kind: str, **fields: object) -> None:
+        """Append to the ledger, now or as soon as the disk takes it.
 
         Raises:
             ValueError: the run is not ours any more.
         """
-        self.refuse_superseded()
-        return ledger.append(self._ledger, kind, attempt=self._start.attempt, **fields)
+        try:
+            self.record(kind, **fields)
+        except OSError:
+            self._waiting.append((kind, fields))
+
+    def sync(self, step: int) -> None:
+        """Have everything on disk that a checkpoint after `step` updates has to follow.
+
+        Raises:
+            ValueError: the run is not ours any more.
+            OSError: names the file that cannot be written.
+        """
+        self._metrics.sync()
+        self._validation.sync()
+        self._record_waiting()
+        self._tensorboard.open(step)
 
     def refuse_superseded(self) -> None:
         """Refuse to go on when another attempt has begun, or has been ordered.
@@ -61,11 +112,14 @@ class RunLog:
         """Bring everything to where the attempt begins; returns who is to be told of each step."""
         start = self._start
         self._tensorboard = metrics.TensorBoard(
-            self._run / "tensorboard", start.attempt, start.step
+            self._run / "tensorboard", start.attempt, start.step, self.say
         )
         for words in since_last_attempt(ledger.read(self._ledger)):
             self._tensorboard.text(start.step, words)
+        self._metrics = metrics.MetricsWriter(self._run, start.attempt)
         self._validation = metrics.JsonLines(self._run / metrics.VALIDATION)
+        if reason := metrics.left_out(self._run):
+            self.say(f"WARNING: {reason}")
         lines = metrics.read(self._run / metrics.METRICS)
         self._watch = SpikeWatch(
             SpikeDetector(self._config.spike, declared_changes(self._config, start.state)),
@@ -73,7 +127,7 @@ class RunLog:
             self._tell,
         )
         return [
-            metrics.MetricsWriter(self._run, start.attempt),
+            self._metrics,
             self._tensorboard,
             metrics.ProgressPrinter(self._config.training.steps),
             self._continuity(lines),
@@ -96,9 +150,12 @@ class RunLog:
 
     def _tell(self, event: Event) -> None:
         fields = dataclasses.asdict(event)
-        words = sentence(self.record(fields.pop("kind"), **fields))
-        self._tensorboard.text(event.step, words)
+        kind = fields.pop("kind")
+        words = sentence({"kind": kind, **fields})
         self.say(words)
+        self._tensorboard.text(event.step, words)
+        # A spike ends the attempt: the supervisor has to find it in the ledger.
+        (self.record if kind == "spike" else self.note)(kind, **fields)
 
     def _continuity(self, lines: Sequence[dict[str, Any]]) -> Callable[[StepRecord], None]:
         """An observer that says loudly where the first losses do not continue the run."""
@@ -123,7 +180,7 @@ class RunLog:
             deviations = self._config.spike.deviations
             reason = checks.discontinuity(losses, recorded, history, deviations)
             if reason:
-                self.record("discontinuity", step=record.step, reason=reason)
+                self.note("discontinuity", step=record.step, reason=reason)
                 self.say(f"WARNING: the run does not continue from step {step}: {reason}")
 
         return observe

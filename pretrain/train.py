@@ -7,6 +7,7 @@ until the run is done. Read `main`, then `Attempt`.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import sys
@@ -81,7 +82,8 @@ def main(arguments: Sequence[str]) -> int:
 
 def _failed(error: Exception, code: int) -> int:
     if not int(os.environ.get("LOCAL_RANK", "0")):
-        sys.stderr.write(f"pretrain.train: error: {error}\n")
+        with contextlib.suppress(OSError):  # its log may be on a full disk
+            sys.stderr.write(f"pretrain.train: error: {error}\n")
     elif not isinstance(error, Failure):  # which is every rank's
         # Most of what else is wrong is wrong on every rank as well, and one message a machine is
         # enough: the launcher ends the others soon after the first has left. If not, ours differs.
@@ -231,6 +233,8 @@ class Attempt:
         )
         if self.ranks.rank == 0:
             self._announce()
+        observers: list[Callable[[StepRecord], None]] = []
+        self._on_rank_0(lambda: observers.extend(self.log.open()))
         with prefetched(batches, training.data_workers) as ahead:
             verdict = run_loop(
                 self.engine,
@@ -245,7 +249,7 @@ class Attempt:
                     ),
                     Hook(training.checkpoint_interval, self.tether.during(SAVE, self._save)),
                 ],
-                observers=self.log.open() if self.ranks.rank == 0 else [],
+                observers=observers,
                 watch=self._verdict if self.ranks.rank == 0 else lambda record: GO_ON,
             )
         if verdict == GO_ON:
@@ -288,7 +292,7 @@ class Attempt:
 
     def _save(self, step: int) -> None:
         try:
-            self._on_rank_0(self._before_save)
+            self._on_rank_0(lambda: self._before_save(step))
             checkpoints.save(
                 self.run_folder,
                 step,
@@ -305,8 +309,12 @@ class Attempt:
         else:
             self.failed_saves, self.has_checkpoint = 0, True
 
-    def _before_save(self) -> None:
-        self.log.refuse_superseded()
+    def _before_save(self, step: int) -> None:
+        self.log.sync(step)  # refuses where the run is not ours any more
+        if self.failed_saves:  # one that the ledger could not be told of takes space
+            records = ledger.read(self.run_folder / ledger.FILE_NAME)
+            kept = ledger.fold(records, self.config.training.seed).checkpoints
+            checkpoints.remove(self.run_folder, {*kept}, self.log.warn_once)
         checkpoints.refuse_small_disk(self.run_folder, 1, self.checkpoint_size)
 
     def _facts(self, step: int) -> dict[str, object]:
@@ -332,22 +340,29 @@ class Attempt:
         }
 
     def _commit(self, step: int) -> None:
-        """Tell the ledger, and delete what neither the recipe keeps nor a rollback may need."""
+        """Record a checkpoint in the ledger, which makes it one to resume from."""
         digest = checkpoints.manifest_hash(self.run_folder, step)
         self.log.record("commit", step=step, ranks=self.ranks.count, manifest=digest)
+        try:
+            self._delete_old(step)
+        except OSError as error:  # the next commit tries again
+            self.log.warn_once(f"WARNING: older checkpoints are not deleted for now: {error}")
+
+    def _delete_old(self, step: int) -> None:
+        """Delete what neither the recipe keeps nor a rollback may need."""
         records = ledger.read(self.run_folder / ledger.FILE_NAME)
         keep = retained(records, step, self.config)
         for old in ledger.fold(records, self.config.training.seed).checkpoints:
             if old not in keep:
                 self.log.record("delete", step=old)
-        checkpoints.remove(self.run_folder, keep=keep)
+        checkpoints.remove(self.run_folder, keep, self.log.warn_once)
 
     def _bear(self, step: int, failure: Failure) -> None:
         """Go on after a failed save, or stop."""
         self.failed_saves += 1
 
         def tell() -> None:
-            self.log.record("save-failed", step=step, reason=str(failure))
+            self.log.note("save-failed", step=step, reason=str(failure))
             self.log.say(f"WARNING: no checkpoint of step {step}: {failure}")
 
         self._on_rank_0(tell)

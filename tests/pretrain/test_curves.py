@@ -98,7 +98,7 @@ def test_lines_without_a_loss_are_left_out_and_counted(write):
         ("step,loss\n1.5,2\n", "a.csv", "line 2: step '1.5' is no whole number"),
         ("step,loss\nnan,2\n", "a.csv", "line 2: step 'nan' is no whole number"),
         ("step,loss\n", "a.csv", "holds no record with a step and a loss"),
-        ('{"step": 1, "loss": 2}\n{"st\n{}\n', "a.jsonl", "line 2 is no JSON object"),
+        ('{"step": 1, "loss": 2}\n{"st\n{}\n', "a.jsonl", "line 2 is not a JSON object"),
         ('{"step": 1}\n', "a.jsonl", "holds no record with a step and a loss"),
         ('{"step": 1, "loss": [2]}\n', "a.jsonl", r"line 1: loss \[2\] is no number"),
     ],

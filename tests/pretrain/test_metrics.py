@@ -1,6 +1,8 @@
 """What a run measured, through crashes and rollbacks."""
 
+import errno
 import json
+import os
 
 import pytest
 
@@ -23,7 +25,7 @@ def json_lines():
 
     yield open_lines
     for one in opened:
-        one._file.close()
+        one.close()
 
 
 def lines(*steps, attempt=1):
@@ -60,11 +62,98 @@ def test_a_torn_last_line_is_not_read_and_does_not_spoil_the_next(json_lines, tm
         assert metrics.read(path) == [{"step": 1}, {"step": 3}]
 
 
-def test_a_line_in_the_middle_that_is_no_json_is_named(tmp_path):
+@pytest.mark.parametrize(
+    "spoiled",
+    [b"nonsense", b"\0\0\0", b"\xff", b"7", b'{"step": "2"}', b'{"loss": 1}', b"[" * 9999],
+)
+def test_a_spoiled_line_is_left_out_and_counted(spoiled, tmp_path):
     path = tmp_path / "a.jsonl"
-    path.write_bytes(b'{"step": 1}\nnonsense\n{"step": 3}\n')
-    with pytest.raises(ValueError, match="a.jsonl: line 2 is no JSON"):
-        metrics.read(path)
+    path.write_bytes(b'{"step": 1}\n' + spoiled + b'\n{"step": 3}\n{"st')
+    assert metrics.read(path) == [{"step": 1}, {"step": 3}]
+    assert metrics.read_counted(path)[1] == 1
+
+
+def test_a_line_of_metrics_without_what_readers_need_is_left_out_and_said(tmp_path):
+    writer = metrics.MetricsWriter(tmp_path, 1)
+    for step in range(3):
+        writer(record(step))
+    writer._lines.close()
+    assert metrics.left_out(tmp_path) == ""
+    path = tmp_path / metrics.METRICS
+    path.write_text(path.read_text().replace('"tokens"', '"tokenr"', 1))
+    assert [line["step"] for line in metrics.read(path)] == [1, 2]
+    assert metrics.left_out(tmp_path) == f"{path}: 1 lines are not valid and are left out"
+
+
+class Disk:
+    """A disk that has room for so many more bytes, under os.write and os.pwrite."""
+
+    def __init__(self, monkeypatch):
+        self.room, self.syncs, self.loses = 0, 0, False
+        self._write, self._fsync = os.write, os.fsync
+        monkeypatch.setattr(os, "write", self.write)
+        monkeypatch.setattr(os, "fsync", self.fsync)
+
+    def write(self, descriptor, data):
+        if not self.room:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        part = bytes(data[: self.room])
+        self.room -= len(part)
+        return self._write(descriptor, part)
+
+    def fsync(self, descriptor):
+        self.syncs += 1
+        if self.loses:  # as NFS does: what os.write took never reached the server
+            self.loses = False
+            os.ftruncate(descriptor, len('{"step": 0}\n{"st'))
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        self._fsync(descriptor)
+
+
+def test_lines_that_a_full_disk_refuses_are_written_when_it_has_room(
+    json_lines, tmp_path, monkeypatch
+):
+    """At every byte at which it may become full; no line is torn, lost or written twice."""
+    written = [{"step": step, "text": "x" * step} for step in range(4)]
+    for room in range(1, 100, 3):
+        path = tmp_path / f"{room}.jsonl"
+        lines = json_lines(path)
+        with monkeypatch.context() as patch:
+            disk = Disk(patch)
+            disk.room = room
+            for line in written[:3]:
+                lines.write(line)
+            assert metrics.read(path) == written[: len(metrics.read(path))]
+            if not disk.room:
+                with pytest.raises(OSError, match=rf"No space left on device: .*/{room}.jsonl"):
+                    lines.sync()
+            disk.room = 10_000
+            lines.write(written[3])
+            assert metrics.read(path) == written
+            lines.sync()
+            assert disk.syncs
+        assert metrics.read(path) == written
+
+
+def test_lines_that_a_failed_fsync_lost_are_written_again(json_lines, tmp_path, monkeypatch):
+    lines = json_lines(tmp_path / "a.jsonl")
+    lines.write({"step": 0})
+    lines.sync()
+    disk = Disk(monkeypatch)
+    disk.room, disk.loses = 10_000, True
+    for step in (1, 2):
+        lines.write({"step": step})
+    with pytest.raises(OSError, match=r"Input/output error: .*a.jsonl"):
+        lines.sync()
+    lines.sync()
+    assert (tmp_path / "a.jsonl").read_text() == '{"step": 0}\n{"step": 1}\n{"step": 2}\n'
+
+
+def test_progress_on_a_full_disk_ends_nothing():
+    def full(text):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    metrics.ProgressPrinter(3, write=full)(record(1))
 
 
 def test_what_survives_is_the_newest_attempt_at_each_step():
@@ -79,7 +168,7 @@ def test_what_survives_is_the_newest_attempt_at_each_step():
 def test_a_step_s_line_has_every_number_and_the_attempt(tmp_path):
     writer = metrics.MetricsWriter(tmp_path, 3)
     writer(record(7))
-    writer._lines._file.close()
+    writer._lines.close()
     (line,) = metrics.read(tmp_path / metrics.METRICS)
     assert line["attempt"] == 3
     assert StepRecord(**{k: v for k, v in line.items() if k != "attempt"}) == record(7)
@@ -142,3 +231,33 @@ def test_json_lines_are_one_line_each(json_lines, tmp_path):
     json_lines(tmp_path / "a").write({"text": "a\nb"})
     assert json.loads((tmp_path / "a").read_text()) == {"text": "a\nb"}
     assert (tmp_path / "a").read_text().count("\n") == 1
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_curves_that_cannot_be_written_are_dropped_with_one_warning_until_opened_again(
+    tmp_path, monkeypatch
+):
+    from tensorboard.compat.tensorflow_stub.io import gfile
+
+    warnings = []
+    board = metrics.TensorBoard(tmp_path, 1, 0, warnings.append)
+    board(record(0))
+
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(gfile.LocalFileSystem, "append", full)
+        patch.setattr(gfile.LocalFileSystem, "write", full)
+        for step in range(1, 40):
+            board(record(step))
+            if step % 10 == 0:
+                board.open(step + 1)
+    (warning,) = warnings
+    assert "No space left on device" in warning
+    board.open(40)
+    board(record(40))
+    parts = [events_of(file) for file in (tmp_path / "stitched").iterdir()]
+    curves = [part.Scalars("train/loss") for part in parts if part.Tags()["scalars"]]
+    assert sorted(event.step for curve in curves for event in curve) == [0, 40]
+    assert len(warnings) == 1

@@ -63,13 +63,14 @@ class Run:
         verdict = self.watch(record)
         done = record.step + 1
         if done % EVERY == 0:
-            self.validation.write({"step": done, "loss": validation_after(done)})
+            line = {"attempt": 1, "step": done, "loss": validation_after(done)}
+            self.validation.write({**line, "perplexity": 1.0, "masked_tokens": 1, "subsets": {}})
             self.watch.validation_loss = validation_after(done)
         return verdict
 
     def close(self):
-        self.metrics._file.close()
-        self.validation._file.close()
+        self.metrics.close()
+        self.validation.close()
 
 
 def verdicts(folder, records, restarts):
