@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 from data_prep import files
 from pretrain import ledger, metrics, run_folder, status
@@ -30,9 +31,12 @@ from pretrain.supervision.watch import Complaint, Watch, complain
 
 LOCK = "supervisor.lock"
 EXIT_FINISHED, EXIT_GAVE_UP, EXIT_USAGE = 0, 1, 2
+_DISK_SECONDS, _LEAVING_SECONDS = 600.0, 10.0
+"""How long a full disk is waited for, and how long where it was asked to leave."""
 _COUNT_SECONDS = 1.0
 """Between two looks at all processes of the machine."""
 _ALONE = Place()
+T = TypeVar("T")
 
 
 class Supervisor:
@@ -72,7 +76,7 @@ class Supervisor:
         dump(config, self.run_folder / launch.RECIPE)
         silence = config.supervision.node_silence_seconds
         self._others = Others(self.run_folder, place.count, silence)
-        self._told, self._size = len(self._records()), -1
+        self._told, self._size = len(ledger.read(self.ledger)), -1
 
     def run(self) -> int:
         """Launch until the run is finished, given up or to be left, and let go of it.
@@ -91,25 +95,35 @@ class Supervisor:
                 while code is None:
                     code = self._next()
             except KeyboardInterrupt:
+                self._requests.count += 1  # a full disk is not waited for long
                 processes.end_all(self.run_folder)  # it may have come just after a launch
-                self._record_open("interrupted", "it was interrupted")
-                self._dismiss(EXIT_GAVE_UP)
+                with contextlib.suppress(OSError):
+                    self._record_open("interrupted", "it was interrupted")
+                    self._dismiss(EXIT_GAVE_UP)
                 raise
+            except OSError as error:  # after `_wait_for_disk` has waited
+                self._say(f"stopped: {error}; start it again when that is mended")
+                with contextlib.suppress(OSError):
+                    self._dismiss(EXIT_GAVE_UP)
+                return EXIT_PREEMPTED if self._requests.count else EXIT_GAVE_UP
             self._dismiss(code)
             return code
 
     def _take_over(self) -> int | None:
         """Go on with an attempt whose supervisor is gone, or clear away what it left."""
-        order = orders.read(self.run_folder)
+        order = self._wait_for_disk(lambda: orders.read(self.run_folder))
         job = jobs.find(self.run_folder, order)
         if job and order:
             self._say(f"attempt {order.attempt} still runs; watching it")
             return self._see_through(job, order)
         if order and order.state == orders.RUN:
-            orders.give(self.run_folder, dataclasses.replace(order, state=orders.STOP))
+            self._give(dataclasses.replace(order, state=orders.STOP))
         processes.end_all(self.run_folder, self.config.supervision.grace_seconds)
         run_folder.lock(self.run_folder).close()  # held: somebody trains it by hand
         self._record_open(ladders.CRASH, "it ended while nobody watched")
+        state = ledger.fold(self._records(), self.config.training.seed)
+        self._wait_for_disk(lambda: run_folder.reject_damaged_result(self.run_folder, state))
+        self._tell_news()
         return None
 
     def _next(self) -> int | None:
@@ -128,7 +142,7 @@ class Supervisor:
         return self._attempt()
 
     def _give_up(self, reason: str) -> int:
-        ledger.append(self.ledger, "gave-up", reason=reason)
+        self._record("gave-up", reason=reason)
         self._tell_news()
         return EXIT_GAVE_UP
 
@@ -136,7 +150,7 @@ class Supervisor:
         spike = ledger.fold(self._records(), self.config.training.seed).unanswered_spike
         assert spike is not None
         fields = dataclasses.asdict(decision)
-        ledger.append(self.ledger, "rollback", onset=spike["onset"], **fields)
+        self._record("rollback", onset=spike["onset"], **fields)
         self._tell_news()
 
     def _attempt(self) -> int | None:
@@ -151,9 +165,9 @@ class Supervisor:
         order = launch.next_order(self.config, self._place, self._records())
         if order.nodes > 1:
             launch.write_hostfile(self.run_folder, order.nodes, order.ranks)
-        orders.give(self.run_folder, order)
+        self._give(order)
         log = jobs.log_of(self.run_folder, order.attempt)
-        job = jobs.start(self.config, self.run_folder, order, 0, log)
+        job = self._wait_for_disk(lambda: jobs.start(self.config, self.run_folder, order, 0, log))
         words = launch.command(self.config, self.run_folder, order)
         self._say(f"attempt {order.attempt}: {' '.join(words)}  (log: {log})")
         return self._see_through(job, order)
@@ -187,8 +201,11 @@ class Supervisor:
         try:
             complaint = self._wait(job, order)
         finally:
-            orders.give(self.run_folder, dataclasses.replace(order, state=orders.STOP))
+            stop = dataclasses.replace(order, state=orders.STOP)
+            with contextlib.suppress(OSError):  # whatever the disk says, no process may be left
+                orders.give(self.run_folder, stop)
             job.end(self.config.supervision.grace_seconds)
+            self._give(stop)
             self._wait_until_idle()
         return self._conclude(job, order, complaint)
 
@@ -232,10 +249,11 @@ class Supervisor:
 
     def _ask_to_leave(self, order: Order, deadline: float) -> float:
         """Ask the ranks to save and leave; returns until when they may take."""
+        with contextlib.suppress(OSError):  # asked again at the next look
+            orders.request_stop(self.run_folder, order.token)
         if deadline < math.inf:
             return deadline
         seconds = self.config.supervision.preemption_seconds
-        orders.request_stop(self.run_folder, order.token)
         self._say(
             f"asked to leave: attempt {order.attempt} is to save at its step's end, within "
             f"{seconds:.0f} s (ask again to leave at once)"
@@ -255,7 +273,7 @@ class Supervisor:
         if kind:
             step = ledger.fold(records, self.config.training.seed).resume_step()
             fields = {"attempt": order.attempt, "step": step, "reason": seen.reason}
-            ledger.append(self.ledger, kind, **fields)
+            self._record(kind, **fields)
         self._tell_news()
         if kind in (ladders.CRASH, ladders.HANG):
             self._say(f"the end of its log:\n{jobs.tail(log)}")
@@ -267,24 +285,48 @@ class Supervisor:
         attempt = ladders.open_attempt(self._records())
         if attempt:
             number, step = attempt["attempt"], attempt["step"]
-            ledger.append(self.ledger, kind, attempt=number, step=step, reason=reason)
+            self._record(kind, attempt=number, step=step, reason=reason)
             self._tell_news()
 
     def _dismiss(self, code: int) -> None:
         """Let the other machines' agents leave."""
         if self._place.count > 1:
             token = secrets.token_hex(8)
-            orders.give(self.run_folder, Order(token, 0, orders.OVER, code=code))
+            self._give(Order(token, 0, orders.OVER, code=code))
 
     def _records(self) -> list[ledger.Record]:
-        return ledger.read(self.ledger)
+        return self._wait_for_disk(lambda: ledger.read(self.ledger))
+
+    def _record(self, kind: str, **fields: object) -> None:
+        self._wait_for_disk(lambda: ledger.append(self.ledger, kind, **fields))
+
+    def _give(self, order: Order) -> None:
+        self._wait_for_disk(lambda: orders.give(self.run_folder, order))
+
+    def _wait_for_disk(self, action: Callable[[], T]) -> T:
+        """Return `action()`; where the disk is full, or away, wait for it for some minutes."""
+        began, said = time.monotonic(), ""
+        while True:
+            try:
+                return action()
+            except OSError as error:
+                limit = _LEAVING_SECONDS if self._requests.count else _DISK_SECONDS
+                if time.monotonic() - began >= limit:
+                    raise
+                if str(error) != said:
+                    said = str(error)
+                    self._say(f"{said}; trying again for up to {limit:.0f} s")
+                time.sleep(self._poll)
 
     def _tell_news(self) -> None:
-        """Say what is new in the ledger, which is read only when it has grown."""
-        size = self.ledger.stat().st_size if self.ledger.exists() else 0
+        """Say what is new in the ledger, which is read only when it has changed."""
+        try:
+            size = self.ledger.stat().st_size
+            records = ledger.read(self.ledger) if size != self._size else []
+        except OSError:  # there is none yet, or it cannot be read now
+            return
         if size == self._size:
             return
-        records = self._records()
         for _, words in status.story(records[self._told :]):
             self._say(words)
         self._told, self._size = len(records), size
