@@ -10,11 +10,13 @@ import re
 import resource
 import shutil
 import signal
+import subprocess
 import warnings
 from pathlib import Path
 
 import pytest
 
+from data_prep import files
 from pretrain import checkpoints, ledger, metrics, run_folder, train
 
 SHORT = [
@@ -130,8 +132,8 @@ def weights(run, step):
     return consolidated_weights(folder)
 
 
-def assert_same_run(left, right):
-    mine, others = weights(left, 6), weights(right, 6)
+def assert_same_run(left, right, step=6):
+    mine, others = weights(left, step), weights(right, step)
     assert all(mine[name].equal(others[name]) for name in others)
     kept = [metrics.surviving(metrics.read(run / metrics.METRICS)) for run in (left, right)]
     times = {"attempt", "seconds", "data_seconds"}
@@ -289,7 +291,206 @@ def test_a_disk_that_fills_up_is_found_before_a_save(attempt, tmp_path):
     assert committed(tmp_path) == [2]
 
 
+def fill(folder):
+    """Take all that is left of a disk, to the last byte."""
+    with (folder / "filler").open("ab", buffering=0) as file:
+        for size in (1 << 16, 1):
+            with contextlib.suppress(OSError):
+                while True:
+                    file.write(b"\0" * size)
+
+
+def full_disk(first, end):
+    """Sabotage: what holds the run is full from before the step `first` to before the step `end`.
+
+    Every file on it is filled up to its last page as well, so that none can grow.
+    """
+
+    def sabotage(rank):
+        from pretrain.engine import Engine
+
+        step = Engine.step
+
+        def sabotaged(self, *arguments):
+            run = Path(os.environ["FULL_DISK"])
+            if rank == 0 and arguments[-1] == first:
+                fill(run)
+            if rank == 0 and arguments[-1] == end:
+                (run / "filler").unlink()
+            return step(self, *arguments)
+
+        Engine.step = sabotaged
+
+    return sabotage
+
+
+@pytest.fixture
+def small_run(tmp_path, monkeypatch):
+    """A run's folder on a small disk of its own."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=64m", "none", str(folder)]
+    if not shutil.which("mount") or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("may not mount a tmpfs")
+    monkeypatch.setenv("FULL_DISK", str(folder))
+    yield folder
+    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+LONGER = ["training.checkpoint_interval=12", "training.evaluation_interval=12"]
+"""So that the lines between two saves need more of the disk than is left in their file's block."""
+
+
+def test_a_disk_that_is_full_for_a_while_costs_a_checkpoint_and_no_line(
+    attempt, small_run, tmp_path
+):
+    """Ledger, metrics, TensorBoard and heartbeat are on it, too."""
+    words = ["training.steps=36", *LONGER]
+    answers = attempt(small_run, *words, sabotage=full_disk(13, 25))
+    assert [code for code, _, _ in answers] == [0, 0], answers
+    assert "WARNING: no checkpoint of step 24: " in answers[0][1]
+    assert answers[0][1].count("no curves are written for now") == 1
+    (failed,) = records(small_run, "save-failed")
+    assert failed["step"] == 24
+    assert "No space left on device" in failed["reason"]
+    assert committed(small_run) == [12, 36]
+    assert records(small_run)[-1]["kind"] == "done"
+    lines = (small_run / metrics.METRICS).read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == list(range(36))
+    assert [line["step"] for line in metrics.read(small_run / metrics.VALIDATION)] == [12, 24, 36]
+    straight = tmp_path / "straight"
+    assert attempt(straight, *words)[0][0] == 0
+    assert_same_run(small_run, straight, 36)
+
+
+def test_a_disk_that_stays_full_ends_the_attempt_at_the_third_failed_save(attempt, small_run):
+    words = ["training.steps=60", *LONGER]
+    answers = attempt(small_run, *words, sabotage=full_disk(13, 60))
+    assert [code for code, _, _ in answers] == [train.EXIT_FAILED] * 2
+    warned = [step for step in range(61) if f"no checkpoint of step {step}:" in answers[0][1]]
+    assert warned == [24, 36, 48]
+    assert "No space left on device" in answers[0][2]
+    assert committed(small_run) == [12]
+    (small_run / "filler").unlink()
+    assert [code for code, _, _ in attempt(small_run, *words)] == [0, 0]
+    kept = metrics.surviving(metrics.read(small_run / metrics.METRICS))
+    assert [line["step"] for line in kept] == list(range(60))
+
+
+def test_metrics_are_on_disk_before_a_checkpoint_is_committed(attempt, tmp_path):
+    """What a power cut at the moment of the commit would leave of them is enough for an audit."""
+
+    def sabotage(rank):
+        fsync, replace, synced = os.fsync, checkpoints._replace, {}
+
+        def noted(descriptor):
+            fsync(descriptor)
+            path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+            if path.suffix == ".jsonl":
+                synced[path.name] = path.read_bytes()
+
+        def kept(final, staging):
+            for name, data in synced.items():
+                (tmp_path / f"{final.name}-{name}").write_bytes(data)
+            replace(final, staging)
+
+        os.fsync, checkpoints._replace = noted, kept
+
+    assert attempt(tmp_path, sabotage=sabotage)[0][0] == 0
+    for step in (2, 4, 6):
+        lines = metrics.read(tmp_path / f"step-{step:08d}-{metrics.METRICS}")
+        assert [line["step"] for line in lines] == list(range(step))
+        lines = metrics.read(tmp_path / f"step-{step:08d}-{metrics.VALIDATION}")
+        assert [line["step"] for line in lines] == [s for s in (3, 6) if s <= step]
+
+
+def test_a_checkpoint_that_cannot_be_deleted_does_not_end_a_run(straight, attempt, tmp_path):
+    def sabotage(rank):
+        unlink = os.unlink
+
+        def refuses(path, *arguments, **keywords):
+            if os.fspath(path).endswith("_model_states.pt"):
+                raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), path)
+            unlink(path, *arguments, **keywords)
+
+        os.unlink = refuses
+
+    answers = attempt(
+        tmp_path, "training.checkpoints_kept=2", "training.checkpoint_interval=1", sabotage=sabotage
+    )
+    assert [code for code, _, _ in answers] == [0, 0], answers
+    deleted = [record["step"] for record in records(tmp_path, "delete")]
+    assert deleted
+    for step in deleted:
+        folder = checkpoints.folder_of(tmp_path, step)
+        assert answers[0][1].count(f"WARNING: {folder}: cannot be deleted for now") == 1
+        assert [path.name for path in folder.iterdir()] == ["mp_rank_00_model_states.pt"]
+    assert_same_run(tmp_path, straight)
+
+
 # --- checkpoints that were touched ---------------------------------------------------------------
+
+
+def test_a_damaged_result_is_made_again(straight, attempt, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(straight, run)
+    path = touch(run, 6)
+    answers = attempt(run)
+    assert [code for code, _, _ in answers] == [0, 0]
+    assert f"its steps are done again: {path}" in answers[0][1]
+    assert [record["kind"] for record in records(run)][-4:] == [
+        "reject",
+        "attempt",
+        "commit",
+        "done",
+    ]
+    assert records(run, "reject")[0]["step"] == 6
+    assert records(run, "discontinuity") == []
+    assert_same_run(run, straight)
+    assert "done already" in attempt(run)[0][1]
+
+
+def test_a_checkpoint_that_cannot_be_read_is_passed_over_and_its_files_stay(
+    straight, attempt, tmp_path
+):
+    run = interrupted(straight, tmp_path / "run")
+    unreadable, seen = checkpoints.folder_of(run, 4), tmp_path / "seen"
+
+    def sabotage(rank):
+        fingerprint, begin = checkpoints.fingerprint, run_folder.begin
+        files._PAUSES = (0.0,)
+
+        def fails(path):
+            if path.parent == unreadable:
+                raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+            return fingerprint(path)
+
+        def looked(*arguments):
+            start = begin(*arguments)
+            seen.write_text(str([*unreadable.iterdir()]))
+            return start
+
+        checkpoints.fingerprint, run_folder.begin = fails, looked
+
+    answers = attempt(run, sabotage=sabotage)
+    assert [code for code, _, _ in answers] == [0, 0]
+    (rejected,) = records(run, "reject")
+    assert (rejected["step"], "Input/output error" in rejected["reason"]) == (4, True)
+    assert "mp_rank_00_model_states.pt" in seen.read_text()
+    assert_same_run(run, straight)
+
+
+def test_a_spoiled_line_of_metrics_costs_no_run(straight, attempt, tmp_path):
+    run = interrupted(straight, tmp_path / "run")
+    path = run / metrics.METRICS
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join([*lines[:1], lines[1][:40] + b"\0\0\0\n", *lines[2:4]]))
+    answers = attempt(run)
+    assert [code for code, _, _ in answers] == [0, 0]
+    assert answers[0][1].count(f"WARNING: {path}: 1 lines are not valid and are left out") == 1
+    assert records(run, "discontinuity") == []
+    mine, others = weights(run, 6), weights(straight, 6)
+    assert all(mine[name].equal(others[name]) for name in others)
 
 
 def touch(run, step):
