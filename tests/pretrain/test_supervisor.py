@@ -1,5 +1,6 @@
 """What the supervisor does, with small scripts in place of the launcher."""
 
+import errno
 import os
 import signal
 import subprocess
@@ -9,10 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from data_prep import files
 from pretrain import ledger, supervisor
 from pretrain.config import RunConfig, SupervisionConfig
 from pretrain.supervision import launch, orders, processes
 from pretrain.supervision.orders import EXIT_PREEMPTED
+from pretrain.supervision.watch import Complaint
 
 ROOT = Path(__file__).parents[2]
 
@@ -240,6 +243,146 @@ def test_what_a_killed_supervisor_left_in_pieces_is_ended_and_counted(
     assert supervise(opened, tmp_path, []) == 0
     rank.wait(5)
     assert told(tmp_path) == ["attempt", "crash", "attempt", "done"]
+
+
+@pytest.fixture
+def refusing(monkeypatch):
+    """`refusing(name, times)`: the disk is full so often when a file is to be written."""
+    left = {}
+
+    def open_atomically(path):
+        if left.get(path.name, 0):
+            left[path.name] -= 1
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        return atomic_file(path)
+
+    def append(path, kind, **fields):
+        if left.get(path.name, 0):
+            left[path.name] -= 1
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        return true_append(path, kind, **fields)
+
+    atomic_file, true_append = files.AtomicFile, ledger.append
+    monkeypatch.setattr(files, "AtomicFile", open_atomically)
+    monkeypatch.setattr(ledger, "append", append)
+    monkeypatch.setattr(supervisor, "_LEAVING_SECONDS", 0.3)
+    return left.__setitem__
+
+
+FULL = "No space left on device: '{}'; trying again for up to 600 s"
+
+
+def test_a_full_disk_is_waited_for_after_the_processes_are_ended_and_then_all_is_told(
+    opened, tmp_path, monkeypatch, refusing
+):
+    """The supervisor must not leave its launcher behind, nor the ledger without its end."""
+    said = []
+    Launcher(
+        monkeypatch,
+        "tell('attempt'); (run / 'begun').touch(); time.sleep(60)",
+        "tell('attempt'); tell('done')",
+    )
+
+    def hear(words):
+        said.append(words)
+        if "trying again" in words:
+            assert processes.members(tmp_path) == []
+
+    def complain(self, watch, order, deadline):
+        if order.attempt > 1 or not (tmp_path / "begun").exists():
+            return None
+        for name in ("order.json", "ledger.jsonl"):
+            refusing(name, 4)
+        return Complaint("hang", "of the test")
+
+    monkeypatch.setattr(supervisor.Supervisor, "_complain", complain)
+    config = RunConfig(folder=str(tmp_path), supervision=SupervisionConfig(grace_seconds=2.0))
+    assert opened(config, write=hear, poll_seconds=0.05).run() == 0
+    assert told(tmp_path) == ["attempt", "hang", "attempt", "done"]
+    words = "".join(said)
+    for name in ("control/order.json", "ledger.jsonl"):
+        assert words.count(FULL.format(tmp_path / name)) == 1
+    assert orders.read(tmp_path).state == orders.STOP
+
+
+def test_a_disk_that_stays_full_ends_the_supervisor_with_words_and_no_process(
+    opened, tmp_path, monkeypatch, refusing
+):
+    monkeypatch.setattr(supervisor, "_DISK_SECONDS", 0.3)
+    Launcher(monkeypatch, "tell('attempt')", "tell('attempt'); tell('done')")
+    said = []
+
+    def hear(words):
+        said.append(words)
+        if "attempt 1:" in words:
+            refusing("ledger.jsonl", 10_000)
+
+    config = RunConfig(folder=str(tmp_path))
+    assert opened(config, write=hear, poll_seconds=0.05).run() == supervisor.EXIT_GAVE_UP
+    assert f"stopped: [Errno 28] No space left on device: '{tmp_path}/ledger.jsonl'" in said[-1]
+    assert processes.members(tmp_path) == []
+    refusing("ledger.jsonl", 0)
+    assert supervise(opened, tmp_path, []) == 0
+    assert told(tmp_path) == ["attempt", "crash", "attempt", "done"]
+
+
+def test_a_request_to_leave_is_heeded_on_a_disk_that_stays_full(
+    opened, tmp_path, monkeypatch, refusing
+):
+    asks = f"tell('attempt'); {SIGNAL.format(number=signal.SIGTERM)}{WAIT_FOR_REQUEST}"
+    Launcher(monkeypatch, asks.replace("tell('preempted', step=5, reason='asked'); ", ""))
+
+    def hear(words):
+        if "asked to leave" in words:
+            refusing("ledger.jsonl", 10_000)
+            refusing("order.json", 10_000)
+
+    config = RunConfig(folder=str(tmp_path))
+    assert opened(config, write=hear, poll_seconds=0.05).run() == EXIT_PREEMPTED
+    assert processes.members(tmp_path) == []
+
+
+def test_a_new_run_on_a_full_disk_names_the_file(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "write", full)
+    with pytest.raises(OSError, match=r"No space left on device: .*supervisor.lock"):
+        supervisor.Supervisor(RunConfig(folder=str(tmp_path / "run")))
+
+
+def test_a_finished_run_whose_last_checkpoint_is_damaged_is_trained_again_from_the_one_before(
+    opened, tmp_path, monkeypatch
+):
+    """And is finished when nothing is wrong, without a launch."""
+    from pretrain import checkpoints
+
+    def write(step):
+        checkpoints.save(
+            tmp_path,
+            step,
+            {},
+            write=lambda folder: (folder / "weights.pt").write_bytes(b"weights"),
+            gather=lambda mine: [mine],
+            rank=0,
+        )
+
+    path, said = tmp_path / "ledger.jsonl", []
+    ledger.append(path, "attempt", attempt=1, token="t", step=0, ranks=2, seed=1, host="here")
+    for step in (5, 10):
+        write(step)
+        ledger.append(path, "commit", attempt=1, step=step)
+    ledger.append(path, "done", attempt=1, step=10)
+    launcher = Launcher(
+        monkeypatch, "", "tell('attempt', step=5); tell('commit', step=10); tell('done', step=10)"
+    )
+    assert supervise(opened, tmp_path, said) == 0
+    assert launcher.started == 0
+    weights = checkpoints.folder_of(tmp_path, 10) / "weights.pt"
+    weights.write_bytes(b"weighty")
+    assert supervise(opened, tmp_path, said) == 0
+    assert told(tmp_path)[-5:] == ["done", "reject", "attempt", "commit", "done"]
+    assert f"checkpoint of step 10 rejected: {weights}: is not what was written" in "".join(said)
 
 
 def test_a_run_that_somebody_trains_by_hand_is_left_alone(opened, tmp_path, monkeypatch):

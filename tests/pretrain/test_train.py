@@ -337,7 +337,7 @@ def small_run(tmp_path, monkeypatch):
     subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
-LONGER = ["training.checkpoint_interval=12", "training.evaluation_interval=12"]
+LONGER = ["training.checkpoint_interval=16", "training.evaluation_interval=16"]
 """So that the lines between two saves need more of the disk than is left in their file's block."""
 
 
@@ -345,36 +345,36 @@ def test_a_disk_that_is_full_for_a_while_costs_a_checkpoint_and_no_line(
     attempt, small_run, tmp_path
 ):
     """Ledger, metrics, TensorBoard and heartbeat are on it, too."""
-    words = ["training.steps=36", *LONGER]
-    answers = attempt(small_run, *words, sabotage=full_disk(13, 25))
+    words = ["training.steps=48", *LONGER]
+    answers = attempt(small_run, *words, sabotage=full_disk(17, 33))
     assert [code for code, _, _ in answers] == [0, 0], answers
-    assert "WARNING: no checkpoint of step 24: " in answers[0][1]
+    assert "WARNING: no checkpoint of step 32: " in answers[0][1]
     assert answers[0][1].count("no curves are written for now") == 1
     (failed,) = records(small_run, "save-failed")
-    assert failed["step"] == 24
+    assert failed["step"] == 32
     assert "No space left on device" in failed["reason"]
-    assert committed(small_run) == [12, 36]
+    assert committed(small_run) == [16, 48]
     assert records(small_run)[-1]["kind"] == "done"
     lines = (small_run / metrics.METRICS).read_text().splitlines()
-    assert [json.loads(line)["step"] for line in lines] == list(range(36))
-    assert [line["step"] for line in metrics.read(small_run / metrics.VALIDATION)] == [12, 24, 36]
+    assert [json.loads(line)["step"] for line in lines] == list(range(48))
+    assert [line["step"] for line in metrics.read(small_run / metrics.VALIDATION)] == [16, 32, 48]
     straight = tmp_path / "straight"
     assert attempt(straight, *words)[0][0] == 0
-    assert_same_run(small_run, straight, 36)
+    assert_same_run(small_run, straight, 48)
 
 
 def test_a_disk_that_stays_full_ends_the_attempt_at_the_third_failed_save(attempt, small_run):
-    words = ["training.steps=60", *LONGER]
-    answers = attempt(small_run, *words, sabotage=full_disk(13, 60))
+    words = ["training.steps=80", *LONGER]
+    answers = attempt(small_run, *words, sabotage=full_disk(17, 80))
     assert [code for code, _, _ in answers] == [train.EXIT_FAILED] * 2
-    warned = [step for step in range(61) if f"no checkpoint of step {step}:" in answers[0][1]]
-    assert warned == [24, 36, 48]
+    warned = [step for step in range(81) if f"no checkpoint of step {step}:" in answers[0][1]]
+    assert warned == [32, 48, 64]
     assert "No space left on device" in answers[0][2]
-    assert committed(small_run) == [12]
+    assert committed(small_run) == [16]
     (small_run / "filler").unlink()
     assert [code for code, _, _ in attempt(small_run, *words)] == [0, 0]
     kept = metrics.surviving(metrics.read(small_run / metrics.METRICS))
-    assert [line["step"] for line in kept] == list(range(60))
+    assert [line["step"] for line in kept] == list(range(80))
 
 
 def test_metrics_are_on_disk_before_a_checkpoint_is_committed(attempt, tmp_path):
@@ -404,7 +404,7 @@ def test_metrics_are_on_disk_before_a_checkpoint_is_committed(attempt, tmp_path)
         assert [line["step"] for line in lines] == [s for s in (3, 6) if s <= step]
 
 
-def test_a_checkpoint_that_cannot_be_deleted_does_not_end_a_run(straight, attempt, tmp_path):
+def test_a_checkpoint_that_cannot_be_deleted_does_not_end_a_run(attempt, tmp_path):
     def sabotage(rank):
         unlink = os.unlink
 
@@ -415,9 +415,8 @@ def test_a_checkpoint_that_cannot_be_deleted_does_not_end_a_run(straight, attemp
 
         os.unlink = refuses
 
-    answers = attempt(
-        tmp_path, "training.checkpoints_kept=2", "training.checkpoint_interval=1", sabotage=sabotage
-    )
+    words = ["training.checkpoints_kept=3", "training.steps=16"]
+    answers = attempt(tmp_path, *words, sabotage=sabotage)
     assert [code for code, _, _ in answers] == [0, 0], answers
     deleted = [record["step"] for record in records(tmp_path, "delete")]
     assert deleted
@@ -425,7 +424,7 @@ def test_a_checkpoint_that_cannot_be_deleted_does_not_end_a_run(straight, attemp
         folder = checkpoints.folder_of(tmp_path, step)
         assert answers[0][1].count(f"WARNING: {folder}: cannot be deleted for now") == 1
         assert [path.name for path in folder.iterdir()] == ["mp_rank_00_model_states.pt"]
-    assert_same_run(tmp_path, straight)
+    assert committed(tmp_path)[-1] == 16
 
 
 # --- checkpoints that were touched ---------------------------------------------------------------
