@@ -341,8 +341,9 @@ class SupervisionConfig:
     hostfile: str = ""
     """Machines for the deepspeed launcher to reach by ssh; empty: this one, or an agent on each."""
     hang_seconds: float = 60.0
-    """Silence of a step that counts as a hang, if ten times the 99th percentile of the last steps
-    is not more."""
+    """Silence of a step after which the attempt hangs, unless ten times the 99th percentile of the
+    last 1000 steps is more (of the median, while fewer than 100 steps are known). A process that
+    is stopped (SIGSTOP) for as long counts as a hang at any time."""
     init_seconds: float = 1800.0
     """The same, from the launch to the end of the first step."""
     save_seconds: float = 1800.0

@@ -11,8 +11,10 @@ import dataclasses
 import json
 import math
 import os
+import statistics
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -35,6 +37,8 @@ NEEDED: Mapping[str, frozenset[str]] = MappingProxyType(
     }
 )
 """What every reader of these files takes for granted of a line."""
+RECENT = 50
+"""Last steps whose median duration gives the time left."""
 
 
 class JsonLines:
@@ -281,25 +285,34 @@ class ProgressPrinter:
     ) -> None:
         """Print at most every `seconds`, and after the last step."""
         self._last_step, self._seconds, self._write = last_step, seconds, write
-        self._next = 0.0
+        self._next, self._recent = 0.0, deque[dict[str, Any]](maxlen=RECENT)
 
     def __call__(self, record: StepRecord) -> None:
         """Print the step if it is time."""
+        self._recent.append(dataclasses.asdict(record))
         now = time.monotonic()
         if now < self._next and record.step + 1 != self._last_step:
             return
         self._next = now + self._seconds
         with contextlib.suppress(OSError):  # its log may be on a full disk; another line follows
-            self._write(progress_line(dataclasses.asdict(record), self._last_step) + "\n")
+            self._write(progress_line(self._recent, self._last_step) + "\n")
             sys.stdout.flush()
 
 
-def progress_line(record: dict[str, Any], last_step: int) -> str:
-    """One step in words; `record` is a line of metrics.jsonl."""
+def progress_line(records: Sequence[Mapping[str, Any]], last_step: int) -> str:
+    """Describe the newest step and the time left.
+
+    Args:
+        records: lines of metrics.jsonl, at least one; the last one is described. The time left is
+            the median duration of the last RECENT of them, times the number of steps left.
+        last_step: updates of the whole run.
+    """
+    record, done = records[-1], records[-1]["step"] + 1
     speed = record["tokens"] / record["seconds"]
-    left = (last_step - record["step"] - 1) * record["seconds"]
+    recent = [records[place]["seconds"] for place in range(-min(len(records), RECENT), 0)]
+    left = (last_step - done) * statistics.median(recent)
     return (
-        f"step {record['step']:>{len(str(last_step))}}/{last_step}  "
+        f"step {done:>{len(str(last_step))}}/{last_step}  "
         f"loss {figure(record['loss'], '.4f')}  "
         f"gradient norm {figure(record['gradient_norm'], '.2f')}  "
         f"lr {record['learning_rate']:.2e}  "
@@ -320,6 +333,11 @@ def finite_or_nan(value: float | None) -> float:
 def figure(value: float | None, form: str) -> str:
     """A number in words; null in a JSON file stands for one that is not finite."""
     return format(value, form) if value is not None and math.isfinite(value) else "not finite"
+
+
+def count(number: int, noun: str) -> str:
+    """A number of things: `1 rank`, `2 ranks`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def duration(seconds: float) -> str:

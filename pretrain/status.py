@@ -65,9 +65,10 @@ def now(
     """
     steps = config.training.steps
     if state.done:
-        return f"finished: {steps:,} of {steps:,} steps in {state.attempts} attempts"
+        attempts = metrics.count(state.attempts, "attempt")
+        return f"finished: {steps:,} of {steps:,} steps in {attempts}"
     if at_work:
-        progress = metrics.progress_line(dict(lines[-1]), steps) if lines else "no step yet"
+        progress = metrics.progress_line(lines, steps) if lines else "no step yet"
         suspicion = ""
         if state.suspected_since is not None:
             suspicion = f"\nunder suspicion of a loss spike since step {state.suspected_since}"
@@ -116,9 +117,8 @@ def sentence(record: Record) -> str:
 
 def _attempt(r: Record) -> str:
     origin = f"from the checkpoint of step {r['step']:,}" if r["step"] else "from initial weights"
-    return (
-        f"attempt {r['attempt']} began {origin}: {r['ranks']} ranks, seed {r['seed']}, {r['host']}"
-    )
+    ranks = metrics.count(r["ranks"], "rank")
+    return f"attempt {r['attempt']} began {origin}: {ranks}, seed {r['seed']}, {r['host']}"
 
 
 def _suspect(r: Record) -> str:

@@ -98,7 +98,7 @@ class Supervisor:
                 self._requests.count += 1  # a full disk is not waited for long
                 processes.end_all(self.run_folder)  # it may have come just after a launch
                 with contextlib.suppress(OSError):
-                    self._record_open("interrupted", "it was interrupted")
+                    self._record_open("interrupted", "the supervisor received SIGINT (Ctrl-C)")
                     self._dismiss(EXIT_GAVE_UP)
                 raise
             except OSError as error:  # after `_wait_for_disk` has waited
@@ -176,7 +176,7 @@ class Supervisor:
         """Wait until every machine can take an attempt; says which could not for too long."""
         if self._place.count == 1:
             return ""
-        self._say(f"waiting for {self._place.count - 1} other nodes")
+        self._say(f"waiting for {metrics.count(self._place.count - 1, 'other node')}")
         seconds = self.config.supervision.node_wait_seconds
         if self._wait_until(lambda: not self._missing(), seconds):
             return ""
@@ -221,6 +221,7 @@ class Supervisor:
         """Wait for the attempt's end; says why it has to be ended if it does not end by itself."""
         watch = Watch(self.run_folder, order.token, self.config.supervision)
         next_line = next_count = 0.0
+        said: object = None
         deadline = math.inf
         while not job.ended():
             time.sleep(self._poll)
@@ -234,9 +235,9 @@ class Supervisor:
                 complaint = complain(ladders.CRASH, watch.count(job.ranks()))
             if complaint:
                 return complaint
-            if watch.newest is not None and now >= next_line:
-                next_line = now + self._progress
-                self._say(metrics.progress_line(watch.newest, self.config.training.steps))
+            if watch.lines and watch.lines[-1] is not said and now >= next_line:
+                next_line, said = now + self._progress, watch.lines[-1]
+                self._say(metrics.progress_line(watch.lines, self.config.training.steps))
         return None
 
     def _complain(self, watch: Watch, order: Order, deadline: float) -> Complaint | None:

@@ -27,6 +27,7 @@ from pretrain.config import RunConfig
 from pretrain.decisions import retained
 from pretrain.loop import GO_ON, Hook, Model, StepRecord
 from pretrain.loop import run as run_loop
+from pretrain.metrics import count
 from pretrain.model.config import ModelConfig
 from pretrain.objectives.masked import MaskedLM, word_starts_of
 from pretrain.prefetch import prefetched
@@ -378,7 +379,7 @@ class Attempt:
             f"{self.parameters - padding:,} parameters, {len(self.blocks):,} blocks with "
             f"{self.blocks.share_of_tokens:.1%} of the corpus's tokens ({config.data.packing}, "
             f"{self.blocks.fill:.1%} full), "
-            f"{config.batch.global_batch_size} blocks a step on {self.ranks.count} ranks "
+            f"{config.batch.global_batch_size} blocks a step on {count(self.ranks.count, 'rank')} "
             f"({self.ranks.device}, {config.training.deepspeed}, attention "
             f"{config.training.attention_backend}), steps {self.start.step} to "
             f"{config.training.steps}, seed {self.start.seed}"

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -20,6 +21,8 @@ from pretrain.supervision import orders
 FILE_NAME = "heartbeat.json"
 INIT, STEP, SAVE, EVALUATE = "init", "step", "save", "evaluate"
 _STEP_FACTOR = 10
+_ENOUGH_STEPS = 100
+"""Fewer have no 99th percentile apart from their largest value, which the first step sets."""
 
 
 class Heartbeat:
@@ -86,17 +89,21 @@ def silence_limit(phase: str, step_seconds: Sequence[float], config: Supervision
     Args:
         phase: that it was in.
         step_seconds: what its last steps took.
-        config: limits of the phases. A step's is the larger of `hang_seconds` and ten times the
-            99th percentile of the last steps.
+        config: limits of the phases. A step's is the larger of `hang_seconds` and ten times what
+            a step usually takes.
     """
     if phase != STEP:
         limits = {SAVE: config.save_seconds, EVALUATE: config.evaluate_seconds}
         return limits.get(phase, config.init_seconds)
-    return max(config.hang_seconds, _STEP_FACTOR * percentile_99(step_seconds))
+    return max(config.hang_seconds, _STEP_FACTOR * usual_seconds(step_seconds))
 
 
-def percentile_99(values: Sequence[float]) -> float:
-    """The smallest value that is not below 99 % of them; 0 where there are none."""
-    if not values:
-        return 0.0
-    return sorted(values)[math.ceil(0.99 * len(values)) - 1]
+def usual_seconds(values: Sequence[float]) -> float:
+    """The 99th percentile of the steps' durations; of fewer than 100 steps the lower median.
+
+    The first step is slow (kernels are chosen, code is compiled) and is the largest of a few. No
+    step has no duration: 0.
+    """
+    if len(values) >= _ENOUGH_STEPS:
+        return sorted(values)[math.ceil(0.99 * len(values)) - 1]
+    return statistics.median_low(values) if values else 0.0

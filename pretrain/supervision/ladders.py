@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection, Sequence
 
-from pretrain import ledger, policy
+from pretrain import ledger, metrics, policy
 from pretrain.config import RunConfig, SupervisionConfig
 from pretrain.decisions import answer_to_spike
 
@@ -54,12 +54,14 @@ def answer_to_endings(
     for name, kind, most in (
         ("crashed", CRASH, config.max_crashes),
         ("hung", HANG, config.max_hangs),
-        ("were pre-empted", PREEMPTED, config.max_preemptions),
+        ("stopped on request", PREEMPTED, config.max_preemptions),
     ):
         if kinds.count(kind) > most:
-            return policy.GiveUp(_in_words(f"{kinds.count(kind)} attempts {name}", endings, kind))
+            what = f"{metrics.count(kinds.count(kind), 'attempt')} {name}"
+            return policy.GiveUp(_in_words(what, endings, kind))
     if len(endings) > config.max_stalled:
-        return policy.GiveUp(_in_words(f"{len(endings)} attempts ended", endings, kinds[-1]))
+        what = f"{metrics.count(len(endings), 'attempt')} ended"
+        return policy.GiveUp(_in_words(what, endings, kinds[-1]))
     failures = len(endings) - kinds.count(PREEMPTED)
     return Launch(min(_LONGEST_PAUSE, 2.0 ** (failures - 2)) if failures > 1 else 0.0)
 

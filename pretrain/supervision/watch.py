@@ -48,12 +48,11 @@ class Watch:
         """Begin to watch, without having seen anything yet."""
         self._run, self._token, self._config, self._clock = run, token, config, clock
         self._metrics = Follower(run / metrics.METRICS, metrics.METRICS)
-        self._seconds: deque[float] = deque(maxlen=_STEPS)
         self._beat, self._heard = heartbeat.NO_BEAT, clock()
         self._known: set[str] = set()
         self._incomplete_since: float | None = None
-        self.newest: dict[str, Any] | None = None
-        """The newest line of metrics.jsonl that was written since."""
+        self.lines: deque[dict[str, Any]] = deque(maxlen=_STEPS)
+        """The newest lines of metrics.jsonl that were written since."""
 
     def look(self) -> str:
         """Read heartbeat and metrics; says why the attempt hangs, "" where it does not."""
@@ -62,14 +61,14 @@ class Watch:
             heartbeat.read(self._run, self._token),
             self._metrics.new(),
         )
-        if lines:
-            self.newest = lines[-1]
-            self._seconds.extend(line["seconds"] for line in lines)
+        self.lines.extend(lines)
         if beat == heartbeat.NO_BEAT:  # nothing is there, or it cannot be read now
             beat = self._beat
         if lines or beat != self._beat:
             self._beat, self._heard = beat, now
-        limit = heartbeat.silence_limit(beat.phase, self._seconds, self._config)
+        limit = heartbeat.silence_limit(
+            beat.phase, [line["seconds"] for line in self.lines], self._config
+        )
         if now - self._heard <= limit:
             return ""
         return f"nothing was heard of it for {limit:.0f} s in phase {beat.phase}, step {beat.step}"

@@ -50,7 +50,7 @@ def test_a_number_that_is_not_finite_is_null_for_json_has_none(json_lines, tmp_p
     assert (tmp_path / "a.jsonl").read_text().count("null") == 3
     assert metrics.read(tmp_path / "a.jsonl") == [{"step": 1, "loss": None}] * 3
     line = {**vars(record(7)), "loss": None, "gradient_norm": None}
-    assert "loss not finite  gradient norm not finite" in metrics.progress_line(line, 9)
+    assert "loss not finite  gradient norm not finite" in metrics.progress_line([line], 9)
 
 
 def test_a_torn_last_line_is_not_read_and_does_not_spoil_the_next(json_lines, tmp_path):
@@ -180,9 +180,28 @@ def test_progress_is_printed_now_and_then_and_at_the_end():
     for step in range(3):
         printer(record(step))
     assert len(written) == 2
-    assert written[0].startswith("step 0/3  loss 2.0000")
+    assert written[0].startswith("step 1/3  loss 2.0000")
     assert "600 tokens/s  0:00:04 left" in written[0]
-    assert written[1].startswith("step 2/3")
+    assert written[1].startswith("step 3/3")
+    assert written[1].endswith("0:00:00 left\n")
+
+
+def test_the_time_left_is_of_the_usual_step_not_of_the_last_one():
+    records = [{**vars(record(step)), "seconds": 2.0} for step in range(60)]
+    records[0]["seconds"] = records[-1]["seconds"] = 900.0
+    assert "0:01:20 left" in metrics.progress_line(records, 100)
+    older = [{**records[1], "seconds": 50.0}] * 60
+    assert "0:01:20 left" in metrics.progress_line(older + records[1:], 100)
+    assert "1:00:00 left" in metrics.progress_line(records[:1], 5)
+
+
+def test_a_number_of_things_has_its_plural():
+    assert [metrics.count(n, "rank") for n in (0, 1, 2, 1000)] == [
+        "0 ranks",
+        "1 rank",
+        "2 ranks",
+        "1,000 ranks",
+    ]
 
 
 def events_of(folder):

@@ -51,6 +51,10 @@ def test_a_torn_beat_says_nothing_and_harms_nobody(tmp_path):
         (STEP, [8.0] * 1000, 80),
         (STEP, [8.0] * 98 + [1000.0] * 2, 10_000),
         (STEP, [8.0] * 99 + [1000.0], 80),
+        (STEP, [11.0], 110),
+        (STEP, [11.0, 0.1], 60),
+        (STEP, [11.0] + [0.1] * 98, 60),
+        (STEP, [500.0, 9.0, 8.0, 7.0], 80),
     ],
 )
 def test_each_phase_has_its_limit_and_a_step_s_follows_the_last_steps(phase, seconds, limit):

@@ -56,7 +56,7 @@ def test_metrics_are_signs_of_life_and_slow_steps_are_given_time(tmp_path, now, 
     line = {**dict.fromkeys(metrics.NEEDED[metrics.METRICS], 1), "step": 7, "seconds": 4.0}
     (tmp_path / metrics.METRICS).write_text(json.dumps(line) + "\n")
     assert watch.look() == ""
-    assert watch.newest == line
+    assert list(watch.lines) == [line]
     now[0] += 40
     assert watch.look() == ""
     now[0] += 1
