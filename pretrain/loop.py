@@ -117,6 +117,10 @@ class Hook:
     interval: int
     action: Callable[[int], None]
 
+    def is_due(self, steps: int, last_step: int) -> bool:
+        """Whether the action comes after so many updates."""
+        return steps % self.interval == 0 or steps == last_step
+
 
 GO_ON = 0
 """Verdict of a watch that has nothing to say; any other number stops the loop on all ranks."""
@@ -182,6 +186,6 @@ def run(
         if verdict != GO_ON:
             return verdict
         for hook in hooks:
-            if (step + 1) % hook.interval == 0 or step + 1 == last_step:
+            if hook.is_due(step + 1, last_step):
                 hook.action(step + 1)
     return GO_ON

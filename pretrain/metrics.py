@@ -156,6 +156,26 @@ def surviving(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return result
 
 
+def surviving_validation(
+    validation: Sequence[dict[str, Any]], lines: Sequence[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """The lines of validation.jsonl that belong to the lineage that counts.
+
+    A measurement after `s` updates does not count once a later attempt has done step `s - 1` again,
+    even if that attempt has not measured yet.
+
+    Args:
+        validation: every line of validation.jsonl.
+        lines: of metrics.jsonl, of the surviving steps.
+    """
+    attempts = {line["step"]: line["attempt"] for line in lines}
+    return [
+        line
+        for line in surviving(validation)
+        if attempts.get(line["step"] - 1, line["attempt"]) <= line["attempt"]
+    ]
+
+
 class MetricsWriter:
     """Observer that keeps each step's record with its attempt's number."""
 

@@ -36,7 +36,7 @@ def plot_loss(run: Path) -> Path:
         label = "abandoned steps" if number == 0 else None
         axes.plot(*_columns(part, "loss"), color="tab:red", alpha=0.6, lw=1, label=label)
     axes.plot(*_columns(kept, "loss"), color="tab:blue", lw=1, label="training loss")
-    validation = metrics.surviving(metrics.read(run / metrics.VALIDATION))
+    validation = metrics.surviving_validation(metrics.read(run / metrics.VALIDATION), kept)
     if validation:
         axes.plot(
             *_columns(validation, "loss"), "o-", color="black", ms=4, lw=1, label="validation loss"

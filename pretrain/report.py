@@ -71,6 +71,7 @@ def write_report(run: Path) -> Path:
     records = ledger.read(run / ledger.FILE_NAME)
     lines = metrics.read(run / metrics.METRICS)
     surviving = metrics.surviving(lines)
+    validation = metrics.read(run / metrics.VALIDATION)
     state = ledger.fold(records, config.training.seed)
     taken = cost(records, lines, surviving)
     told = [words for _, words in story(records)]
@@ -84,7 +85,7 @@ def write_report(run: Path) -> Path:
             "",
             *_table(config.model.variant, config.model.size, state, taken),
             "",
-            *_validation(metrics.surviving(metrics.read(run / metrics.VALIDATION))),
+            *_validation(metrics.surviving_validation(validation, surviving)),
             "## What happened",
             "",
             *(f"{number}. {words}" for number, words in enumerate(told, start=1)),

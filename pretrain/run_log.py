@@ -133,8 +133,13 @@ class RunLog:
             self._continuity(lines),
         ]
 
+    @property
+    def has_validation(self) -> bool:
+        """Whether the validation loss was measured after the last step."""
+        return self._watch.validation_loss is not None
+
     def verdict(self, record: StepRecord) -> int:
-        """What the detector says of a step: GO_ON, or an exit code."""
+        """What the detector says of a step: GO_ON, or EXIT_SPIKE."""
         return self._watch(record)
 
     def validated(self, step: int, total: Score, subsets: Mapping[str, Score]) -> None:

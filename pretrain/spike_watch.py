@@ -106,6 +106,7 @@ def history_before(
         validation: every line of validation.jsonl.
     """
     before = [line for line in metrics.surviving(lines) if line["step"] < step]
-    measured = [line for line in metrics.surviving(validation) if line["step"] <= step]
+    counted = metrics.surviving_validation(validation, before)
+    measured = [line for line in counted if line["step"] <= step]
     pending = metrics.loss_of(measured[-1]) if measured and measured[-1]["step"] == step else None
     return observations(before, measured), pending

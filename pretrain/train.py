@@ -35,7 +35,7 @@ from pretrain.run_folder import Start
 from pretrain.run_log import RunLog
 from pretrain.schedules import learning_rate
 from pretrain.supervision import orders
-from pretrain.supervision.heartbeat import EVALUATE, SAVE
+from pretrain.supervision.heartbeat import EVALUATE, INIT, SAVE
 from pretrain.supervision.ladders import PREEMPTED
 from pretrain.supervision.orders import EXIT_PREEMPTED
 from pretrain.supervision.tether import Tether
@@ -236,6 +236,10 @@ class Attempt:
             self._announce()
         observers: list[Callable[[StepRecord], None]] = []
         self._on_rank_0(lambda: observers.extend(self.log.open()))
+        evaluation = Hook(
+            training.evaluation_interval, self.tether.during(EVALUATE, self._evaluate)
+        )
+        self._evaluate_what_was_left_out(evaluation)
         with prefetched(batches, training.data_workers) as ahead:
             verdict = run_loop(
                 self.engine,
@@ -245,9 +249,7 @@ class Attempt:
                 first_step=self.start.step,
                 last_step=training.steps,
                 hooks=[
-                    Hook(
-                        training.evaluation_interval, self.tether.during(EVALUATE, self._evaluate)
-                    ),
+                    evaluation,
                     Hook(training.checkpoint_interval, self.tether.during(SAVE, self._save)),
                 ],
                 observers=observers,
@@ -255,12 +257,27 @@ class Attempt:
             )
         if verdict == GO_ON:
             self._on_rank_0(lambda: self.log.record("done", step=training.steps))
+            return EXIT_DONE
         if verdict == EXIT_PREEMPTED:
             self._leave()
         return verdict
 
     def _verdict(self, record: StepRecord) -> int:
-        return self.log.verdict(record) or self.tether.verdict(record.step + 1)
+        """GO_ON, or the exit code with which the attempt ends after this step."""
+        verdict = self.log.verdict(record)
+        return verdict if verdict != GO_ON else self.tether.verdict(record.step + 1)
+
+    def _evaluate_what_was_left_out(self, hook: Hook) -> None:
+        """Measure the validation loss where the attempt before had no time to.
+
+        An attempt that is asked to leave saves and leaves out the evaluation that is due after the
+        same step. It comes before the next step here, where the detector expects it.
+        """
+        step = self.start.step
+        if not step or not hook.is_due(step, self.config.training.steps):
+            return
+        if not self._on_rank_0(lambda: self.log.has_validation):
+            self.tether.during(EVALUATE, self._evaluate, after=INIT)(step)
 
     def _leave(self) -> None:
         """Save where the loop was told to stop, and say so."""

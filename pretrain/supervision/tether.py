@@ -40,13 +40,15 @@ class Tether:
     def _beat(self, phase: str, step: int) -> bool:
         return self._heartbeat is not None and self._heartbeat.beat(phase, step)
 
-    def during(self, phase: str, action: Callable[[int], None]) -> Callable[[int], None]:
-        """`action`, said to be a phase of its own for as long as it takes."""
+    def during(
+        self, phase: str, action: Callable[[int], None], after: str = heartbeat.STEP
+    ) -> Callable[[int], None]:
+        """Wrap `action` so that it is a phase of its own, which phase `after` follows."""
 
         def act(step: int) -> None:
             self._beat(phase, step)
             action(step)
-            self._beat(heartbeat.STEP, step)
+            self._beat(after, step)
 
         return act
 

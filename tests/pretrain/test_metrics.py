@@ -165,6 +165,16 @@ def test_what_survives_is_the_newest_attempt_at_each_step():
     assert metrics.surviving([]) == []
 
 
+def test_a_measurement_of_an_abandoned_lineage_does_not_count_before_it_is_repeated():
+    """Rolled back from 8 to 3, stopped at 6 before the validation loss was measured there."""
+    kept = metrics.surviving(lines(*range(8)) + lines(*range(3, 6), attempt=2))
+    validation = lines(2, 4, 6)
+    assert metrics.surviving_validation(validation, kept) == lines(2)
+    late = lines(4, attempt=2) + lines(6, attempt=3)
+    assert metrics.surviving_validation(validation + late, kept) == lines(2) + late
+    assert metrics.surviving_validation(validation, []) == validation
+
+
 def test_a_step_s_line_has_every_number_and_the_attempt(tmp_path):
     writer = metrics.MetricsWriter(tmp_path, 3)
     writer(record(7))

@@ -18,6 +18,8 @@ import pytest
 
 from data_prep import files
 from pretrain import checkpoints, ledger, metrics, run_folder, train
+from pretrain.supervision import orders
+from pretrain.supervision.orders import EXIT_PREEMPTED
 
 SHORT = [
     "training.steps=6",
@@ -139,6 +141,82 @@ def assert_same_run(left, right, step=6):
     times = {"attempt", "seconds", "data_seconds"}
     for line, other in zip(*kept, strict=True):
         assert {k: line[k] for k in {*line} - times} == {k: other[k] for k in {*other} - times}
+
+
+# --- how it ends, and goes on ---------------------------------------------------------------------
+
+
+def test_the_loop_s_verdict_is_not_the_exit_code(attempt, tmp_path):
+    """The loop says GO_ON after the last step, whatever number that is; the process ends with 0."""
+
+    def sabotage(rank):
+        from pretrain import loop, spike_watch
+        from pretrain.supervision import tether
+
+        for module in (loop, spike_watch, tether, train):
+            module.GO_ON = -7
+
+    answers = attempt(tmp_path, "training.steps=2", ranks=1, sabotage=sabotage)
+    assert [code for code, _, _ in answers] == [train.EXIT_DONE], answers
+    assert records(tmp_path)[-1]["kind"] == "done"
+
+
+def leaving_after(step, seen):
+    """Somebody asks the attempt to leave during an update; what the detector sees is noted."""
+
+    def sabotage(rank):
+        from pretrain.spike_watch import SpikeWatch
+        from pretrain.supervision.tether import Tether
+
+        verdict, watch = Tether.verdict, SpikeWatch.__call__
+
+        def ask(self, steps):
+            if steps == step:
+                orders.request_stop(self._run, self._token)
+            return verdict(self, steps)
+
+        def note(self, record):
+            with seen.open("a") as file:
+                file.write(json.dumps([record.step, self.validation_loss]) + "\n")
+            return watch(self, record)
+
+        Tether.verdict, SpikeWatch.__call__ = ask, note
+
+    return sabotage
+
+
+@pytest.mark.parametrize(
+    "settings", ["zero1_fp32", pytest.param("zero3_bf16", marks=pytest.mark.slow)]
+)
+def test_a_run_stopped_where_an_evaluation_is_due_measures_it_when_it_goes_on(
+    settings, attempt, tmp_path
+):
+    """Stopping and going on leaves the same losses, to readers and to the detector."""
+    words = [f"training.deepspeed={settings}"]
+    straight, stopped = tmp_path / "straight", tmp_path / "stopped"
+    noted = tmp_path / "noted-straight", tmp_path / "noted-stopped"
+    assert attempt(straight, *words, sabotage=leaving_after(None, noted[0]))[0][0] == 0
+    code, _, _ = attempt(stopped, *words, sabotage=leaving_after(3, noted[1]))[0]
+    assert code == EXIT_PREEMPTED
+    assert metrics.read(stopped / metrics.VALIDATION) == []
+    assert attempt(stopped, *words, sabotage=leaving_after(None, noted[1]))[0][0] == 0
+    assert [record["step"] for record in records(stopped, "attempt")] == [0, 3]
+    measured = [metrics.read(run / metrics.VALIDATION) for run in (straight, stopped)]
+    assert [line["step"] for line in measured[1]] == [3, 6]
+    for line in sum(measured, []):
+        del line["attempt"]
+    assert measured[1] == measured[0]
+    assert noted[1].read_text() == noted[0].read_text()
+    assert json.loads(noted[1].read_text().splitlines()[3]) == [3, measured[0][0]["loss"]]
+    assert_same_run(stopped, straight)
+
+
+def test_a_run_that_goes_on_where_an_evaluation_was_done_does_not_repeat_it(attempt, tmp_path):
+    words = ["training.evaluation_interval=2"]
+    with pytest.raises(pytest.fail.Exception, match="rank"):
+        attempt(tmp_path, *words, sabotage=failing_save(4, killed))
+    assert attempt(tmp_path, *words)[0][0] == 0
+    assert [line["step"] for line in metrics.read(tmp_path / metrics.VALIDATION)] == [2, 4, 4, 6]
 
 
 # --- what it writes ------------------------------------------------------------------------------
