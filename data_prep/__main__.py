@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
+from data_prep import console
+
 if TYPE_CHECKING:
     from data_prep.manifest import Settings
     from data_prep.parts import Part
@@ -16,18 +18,21 @@ _EXIT_WRITTEN_WRONGLY = 2
 _EXIT_INTERRUPTED = 130
 
 
+@console.lasting()
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; returns its exit code."""
     options = _parser().parse_args(arguments)
     command: Callable[[argparse.Namespace], int] = options.run
     try:
-        return command(options)
+        code = command(options)
+        sys.stdout.flush()
     except (ValueError, OSError) as error:
         print(f"data_prep {options.command}: error: {_in_one_line(error)}", file=sys.stderr)
         return _EXIT_WRITTEN_WRONGLY
     except KeyboardInterrupt:
         print(f"data_prep {options.command}: stopped", file=sys.stderr)
         return _EXIT_INTERRUPTED
+    return code
 
 
 def _sample(options: argparse.Namespace) -> int:

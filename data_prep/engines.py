@@ -23,6 +23,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol, TypeVar
 
+from data_prep import console
 from data_prep.inputs import input_state
 from data_prep.progress import Done, Progress
 from data_prep.shard import ShardTask
@@ -146,6 +147,7 @@ def _died(task: ShardTask) -> WorkerDied:
 def _start_worker(counters: Counters) -> None:
     global _counters
     _counters = counters
+    console.install()
     # One process is one core: the tokenizer's own threads would take those of the other workers.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     # Ctrl-C reaches the whole process group; the parent decides what it means.

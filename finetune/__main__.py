@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from data_prep import console
 from pretrain.settings import parse_arguments
 
 EXIT_DONE = 0
@@ -15,11 +16,13 @@ EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
 
 
+@console.lasting()
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     options = parse_arguments(_parser(), arguments)
     try:
         code: int = options.action(options)
+        sys.stdout.flush()
     except (ValueError, OSError) as error:
         message = " ".join(str(error).split())
         sys.stderr.write(f"finetune {options.command}: error: {message}\n")

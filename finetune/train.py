@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from data_prep import console
 from data_prep.files import lock
 from finetune import classifiers, collapse, examples, glue, scores
 from finetune.batches import EncodedExamples, ShuffledBatches
@@ -39,6 +40,7 @@ _BEST = ".best"
 """Ranks' parts of the best epoch's weights, for as long as the run lasts."""
 
 
+@console.lasting()
 def main(arguments: Sequence[str]) -> int:
     """Do the run that a folder plans; returns the exit code."""
     if len(arguments) != 1 or arguments[0] in ("-h", "--help"):

@@ -8,17 +8,21 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from data_prep import console
 from pretrain.settings import parse_arguments
 
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
 
 
+@console.lasting()
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     options = parse_arguments(_parser(), arguments)
     try:
         code: int = options.action(options)
+        if code == 0:
+            sys.stdout.flush()
     except (ValueError, OSError) as error:
         sys.stderr.write(f"pretrain {options.command}: error: {error}\n")
         return EXIT_USAGE
@@ -239,8 +243,11 @@ def _supervise(options: argparse.Namespace) -> int:
     if here.node:
         return Agent(config, here).run()
     code = Supervisor(config, here).run()
-    if (Path(config.folder) / METRICS).exists():
-        sys.stdout.write(f"report: {write_report(Path(config.folder))}\n")
+    try:
+        if (Path(config.folder) / METRICS).exists():
+            sys.stdout.write(f"report: {write_report(Path(config.folder))}\n")
+    except OSError as error:  # the run's own end counts
+        sys.stderr.write(f"pretrain supervise: no report: {error}\n")
     return code
 
 

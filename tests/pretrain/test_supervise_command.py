@@ -1,12 +1,18 @@
 """`python -m pretrain supervise`: what it refuses, and what it would do."""
 
 import os
+import pty
+import subprocess
+import sys
 
 import pytest
 
 from pretrain import __main__ as command_line
 from pretrain import ledger, supervisor
 from pretrain.config import RunConfig
+from pretrain.supervision import processes
+from pretrain.supervision.orders import EXIT_PREEMPTED
+from tests.pretrain.test_supervisor import HEAD, ROOT, WAIT_FOR_REQUEST
 
 
 @pytest.fixture
@@ -83,3 +89,45 @@ def test_a_folder_in_use_is_refused_with_its_holder_named(supervise, tmp_path):
     assert code == 2
     assert f"in use by another supervisor (process {os.getpid()}" in error
     assert ledger.read(tmp_path / "run" / ledger.FILE_NAME) == []
+
+
+IN_A_TERMINAL = """
+import os, sys
+os.login_tty(int(sys.argv[1]))
+from pretrain import __main__ as command_line
+from pretrain.supervision import launch
+launch.command = lambda *_, **__: [sys.executable, "-c", sys.argv[2]]
+sys.exit(command_line.main(["supervise", *sys.argv[3:]]))
+"""
+ATTEMPT = """
+import json, shutil
+shutil.copy(run / "supervised.yaml", run / "run.yaml")
+line = {"attempt": 1, "step": 0, "seconds": 1.0, "tokens": 10, "loss": 1.0, "gradient_norm": 1.0}
+(run / "metrics.jsonl").write_text(json.dumps({**line, "learning_rate": 0.1}) + chr(10))
+tell("created")
+tell("attempt")
+"""
+
+
+def test_the_end_of_its_terminal_lets_the_ranks_save_and_is_told_by_exit_code_76(recipe, tmp_path):
+    """What it would print then can be written nowhere."""
+    run = tmp_path / "run"
+    script = HEAD.format(run=str(run)) + ATTEMPT + WAIT_FOR_REQUEST
+    ours, theirs = pty.openpty()
+    words = [sys.executable, "-c", IN_A_TERMINAL, str(theirs), script]
+    child = subprocess.Popen(
+        [*words, str(recipe.path), f"folder={run}"], cwd=ROOT, pass_fds=[theirs]
+    )
+    os.close(theirs)
+    try:
+        with open(ours, "rb", buffering=0) as terminal:
+            said = b""
+            while b"attempt 1 began" not in said:
+                said += terminal.read(1000)
+        assert child.wait(60) == EXIT_PREEMPTED
+    finally:
+        child.kill()
+        child.wait()
+        processes.end_all(run, 0.0)
+    assert [r["kind"] for r in ledger.read(run / ledger.FILE_NAME)][2:] == ["commit", "preempted"]
+    assert "## What happened" in (run / "report.md").read_text()
