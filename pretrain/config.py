@@ -344,8 +344,10 @@ class SupervisionConfig:
     """Silence of a step after which the attempt hangs, unless ten times the 99th percentile of the
     last 1000 steps is more (of the median, while fewer than 100 steps are known). A process that
     is stopped (SIGSTOP) for as long counts as a hang at any time."""
-    init_seconds: float = 1800.0
-    """The same, from the launch to the end of the first step."""
+    init_seconds: float = 600.0
+    """Silence in the start-up after which the attempt hangs: the longest time between two of
+    launch, ranks joined, model built, checkpoint verified, engine made, checkpoint loaded, batches
+    ready, and the end of the first step (which compiles where `training.compile` is set)."""
     save_seconds: float = 1800.0
     evaluate_seconds: float = 1800.0
     grace_seconds: float = 10.0

@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import os
 import platform
-import secrets
 import socket
 import sys
 import time
@@ -142,6 +141,7 @@ def begin(
     checkpoint_size: int,
     ranks: int,
     lineage: Lineage,
+    token: str,
 ) -> Start:
     """Write down that an attempt begins: with what, and from which step.
 
@@ -153,6 +153,7 @@ def begin(
         checkpoint_size: bytes that one takes.
         ranks: how many there are.
         lineage: the order of blocks that `state` leads to.
+        token: of the attempt.
 
     Raises:
         ValueError: the newest attempt ended in a spike that nobody has answered, or the disk has no
@@ -176,9 +177,9 @@ def begin(
     started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     checkpoints.write_json(run / "environment.json", {**environment(), "started": started})
     tokenizers.load(Path(config.data.corpus)).save(run / "tokenizer.json")
-    token, order = orders.token_of(os.environ), orders.read(run)
+    order = orders.read(run)
     number = order.attempt if order and order.token == token else state.next_attempt
-    start = Start(number, token or secrets.token_hex(8), newest.step, state)
+    start = Start(number, token, newest.step, state)
     ledger.append(
         path,
         "attempt",

@@ -15,7 +15,7 @@ import os
 import secrets
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -23,18 +23,17 @@ from data_prep import files
 from pretrain import ledger, metrics, run_folder, status
 from pretrain.config import RunConfig
 from pretrain.policy import GiveUp, Rollback
-from pretrain.supervision import jobs, ladders, launch, orders, processes
+from pretrain.supervision import failures, jobs, ladders, launch, orders, processes
+from pretrain.supervision.failures import RankError
 from pretrain.supervision.jobs import Job
 from pretrain.supervision.nodes import Others, Place
 from pretrain.supervision.orders import EXIT_PREEMPTED, Order
-from pretrain.supervision.watch import Complaint, Watch, complain
+from pretrain.supervision.watch import COUNT_SECONDS, Complaint, StoppedProcesses, Watch, complain
 
 LOCK = "supervisor.lock"
 EXIT_FINISHED, EXIT_GAVE_UP, EXIT_USAGE = 0, 1, 2
 _DISK_SECONDS, _LEAVING_SECONDS = 600.0, 10.0
 """How long a full disk is waited for, and how long where it was asked to leave."""
-_COUNT_SECONDS = 1.0
-"""Between two looks at all processes of the machine."""
 _ALONE = Place()
 T = TypeVar("T")
 
@@ -220,6 +219,7 @@ class Supervisor:
     def _wait(self, job: Job, order: Order) -> Complaint | None:
         """Wait for the attempt's end; says why it has to be ended if it does not end by itself."""
         watch = Watch(self.run_folder, order.token, self.config.supervision)
+        stopped = StoppedProcesses(self.config.supervision.hang_seconds)
         next_line = next_count = 0.0
         said: object = None
         deadline = math.inf
@@ -231,8 +231,8 @@ class Supervisor:
                 deadline = self._ask_to_leave(order, deadline)
             complaint = self._complain(watch, order, deadline)
             if complaint is None and now >= next_count:
-                next_count = now + _COUNT_SECONDS
-                complaint = complain(ladders.CRASH, watch.count(job.ranks()))
+                next_count = now + COUNT_SECONDS
+                complaint = self._count(watch, stopped, job)
             if complaint:
                 return complaint
             if watch.lines and watch.lines[-1] is not said and now >= next_line:
@@ -240,13 +240,20 @@ class Supervisor:
                 self._say(metrics.progress_line(watch.lines, self.config.training.steps))
         return None
 
+    def _count(self, watch: Watch, stopped: StoppedProcesses, job: Job) -> Complaint | None:
+        """What is wrong with the attempt's processes on this machine, if anything is."""
+        members = job.members()
+        gone = watch.count({member.rank for member in members if member.rank})
+        return complain(ladders.CRASH, gone) or complain(ladders.HANG, stopped.look(members))
+
     def _complain(self, watch: Watch, order: Order, deadline: float) -> Complaint | None:
         """What is wrong with an attempt, if anything is."""
         if self._requests.count > 1 or time.monotonic() > deadline:
             return Complaint(ladders.CRASH, "it was asked to leave, and had no more time to save")
         self._others.look()
         missed = complain(ladders.CRASH, self._others.complaint(order.token))
-        return missed or complain(ladders.HANG, watch.look())
+        hung = self._others.stopped(order.token) or watch.look()
+        return missed or complain(ladders.HANG, hung)
 
     def _ask_to_leave(self, order: Order, deadline: float) -> float:
         """Ask the ranks to save and leave; returns until when they may take."""
@@ -264,12 +271,15 @@ class Supervisor:
     def _conclude(self, job: Job, order: Order, complaint: Complaint | None) -> int | None:
         records, log = self._records(), jobs.log_of(self.run_folder, order.attempt)
         told = {record["kind"] for record in ladders.records_of(records, order.token)}
+        errors = failures.read(self.run_folder, order.token)
+        cause = failures.cause(errors)
         # What was right once is not wrong now: a disk may be full, or away for a while.
-        if job.code() == EXIT_USAGE and order.attempt == 1 and not told:
-            self._write(jobs.tail(log))
+        code = cause.code if cause else job.code()
+        if code == EXIT_USAGE and order.attempt == 1 and not told:
+            words = f"error: {failures.in_words(cause, errors)}" if cause else jobs.tail(log)
+            self._say(words)
             return EXIT_USAGE
-        ended = f"the launcher ended with code {job.code()} and the run is not done"
-        seen = complaint or Complaint(ladders.CRASH, ended)
+        seen = self._why(job, order, complaint, errors)
         kind = ladders.ending(told, seen.kind, bool(self._requests.count))
         if kind:
             step = ledger.fold(records, self.config.training.seed).resume_step()
@@ -277,9 +287,28 @@ class Supervisor:
             self._record(kind, **fields)
         self._tell_news()
         if kind in (ladders.CRASH, ladders.HANG):
-            self._say(f"the end of its log:\n{jobs.tail(log)}")
+            words = f"the end of its log:\n{jobs.tail(log)}"
+            self._say(f"{cause.traceback or cause.message}  (log: {log})" if cause else words)
         leave = self._requests.count or ladders.PREEMPTED in told
         return EXIT_PREEMPTED if leave and "done" not in told else None
+
+    def _why(
+        self,
+        job: Job,
+        order: Order,
+        complaint: Complaint | None,
+        errors: Sequence[RankError],
+    ) -> Complaint:
+        """Why an attempt ended: a rank's error, else what was seen of it, else the exit code."""
+        cause = failures.cause(errors)
+        if cause:
+            return Complaint(ladders.CRASH, failures.in_words(cause, errors))
+        if complaint:
+            return complaint
+        begun = ladders.records_of(self._records(), order.token)
+        silent = failures.without_word(errors, begun[0]["ranks"] if begun else 0)
+        ended = f"the launcher {job.how_ended()} and the run is not done"
+        return Complaint(ladders.CRASH, f"{silent}; {ended}" if silent else ended)
 
     def _record_open(self, kind: str, reason: str) -> None:
         """Say how the newest attempt ended, if nothing in the ledger does."""

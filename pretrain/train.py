@@ -10,12 +10,14 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import secrets
 import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+from data_prep import console
 from data_prep import tokenizer as tokenizers
 from data_prep.corpus import Corpus
 from data_prep.manifest import CorpusManifest
@@ -34,7 +36,7 @@ from pretrain.prefetch import prefetched
 from pretrain.run_folder import Start
 from pretrain.run_log import RunLog
 from pretrain.schedules import learning_rate
-from pretrain.supervision import orders
+from pretrain.supervision import failures, orders
 from pretrain.supervision.heartbeat import EVALUATE, INIT, SAVE
 from pretrain.supervision.ladders import PREEMPTED
 from pretrain.supervision.orders import EXIT_PREEMPTED
@@ -51,6 +53,7 @@ _SECONDS_TO_BE_ENDED = 3.0
 T = TypeVar("T")
 
 
+@console.lasting()
 def main(arguments: Sequence[str]) -> int:
     """Train until the run is done or has spiked; returns the exit code."""
     words = [word for word in arguments if not word.startswith("--local_rank")]
@@ -62,26 +65,39 @@ def main(arguments: Sequence[str]) -> int:
             "key=value changes a setting, such as optimizer.learning_rate=1e-4 or folder=runs/a.\n"
         )
         return EXIT_DONE if words else EXIT_USAGE
-    from pretrain.distributed import launcher_variables
-
+    run = Path(words[0]).parent  # where a supervisor leaves its copy of the recipe
     try:
         config = recipes.load(words[0], words[1:])
-        # Below srun there are Slurm's names alone.
-        os.environ.update(launcher_variables(os.environ))
-        world = int(os.environ["WORLD_SIZE"])
-        architecture, manifest = checks.check(config, world)
-        settings = _deepspeed_settings(config, world)
-        checks.refuse_other_recipe(config, manifest)
-        attempt = Attempt(config, architecture, manifest, settings)
+        run = Path(config.folder)
+        attempt = _prepare(config)
     except (ValueError, Failure) as error:
-        return _failed(error, EXIT_USAGE)
+        return _failed(run, error, EXIT_USAGE)
+    except Exception as error:
+        failures.report(run, EXIT_FAILED, error, unexpected=True)
+        raise
     try:
         return attempt.run()
     except Failure as error:
-        return _failed(error, EXIT_FAILED)
+        return _failed(run, error, EXIT_FAILED)
+    except Exception as error:
+        failures.report(run, EXIT_FAILED, error, unexpected=True)
+        raise
 
 
-def _failed(error: Exception, code: int) -> int:
+def _prepare(config: RunConfig) -> Attempt:
+    from pretrain.distributed import launcher_variables
+
+    # Below srun there are Slurm's names alone.
+    os.environ.update(launcher_variables(os.environ))
+    world = int(os.environ["WORLD_SIZE"])
+    architecture, manifest = checks.check(config, world)
+    settings = _deepspeed_settings(config, world)
+    checks.refuse_other_recipe(config, manifest)
+    return Attempt(config, architecture, manifest, settings)
+
+
+def _failed(run: Path, error: Exception, code: int) -> int:
+    failures.report(run, code, error)
     if not int(os.environ.get("LOCAL_RANK", "0")):
         with contextlib.suppress(OSError):  # its log may be on a full disk
             sys.stderr.write(f"pretrain.train: error: {error}\n")
@@ -129,23 +145,25 @@ class Attempt:
         torch.manual_seed(config.training.seed)
         backend = config.training.attention_backend
         self._on_rank_0(lambda: checks.refuse_backend(backend, self.ranks.device.type))
+        state, self.token = self._on_rank_0(self._enter)
+        self.tether = Tether(self.run_folder, self.token, self.ranks.rank, config.training.steps)
         self.model = LanguageModel(architecture, config.training.vocabulary_multiple, backend)
         self.parameters = sum(parameter.numel() for parameter in self.model.parameters())
-        state = self._on_rank_0(self._enter)
+        self.tether.starting()
         self.done = state.done
         if not self.done:
             self.blocks = self._blocks("train")
             self.lineage = state.lineage(len(self.blocks), config.batch.first_block)
             self.start = self._begin(state)
             self.log = RunLog(config, self.start)
-            self.tether = Tether(
-                self.run_folder, self.start.token, self.ranks.rank, config.training.steps
-            )
+            self.tether.starting()
 
-    def _enter(self) -> ledger.RunState:
+    def _enter(self) -> tuple[ledger.RunState, str]:
+        """Where the run stands, and this attempt's token."""
         orders.refuse_superseded(self.run_folder, orders.token_of(os.environ))
         self.lock = run_folder.lock(self.run_folder)  # for as long as this process lives
-        return run_folder.state_of(self.config, self.manifest)
+        token = orders.token_of(os.environ) or secrets.token_hex(8)
+        return run_folder.state_of(self.config, self.manifest), token
 
     def _begin(self, state: ledger.RunState) -> Start:
         """Choose the checkpoint to go on from, and tell the ledger."""
@@ -171,6 +189,7 @@ class Attempt:
                 self.checkpoint_size,
                 self.ranks.count,
                 self.lineage,
+                self.token,
             )
 
         return self._on_rank_0(begin)
@@ -204,8 +223,10 @@ class Attempt:
             activation_checkpointing=training.activation_checkpointing,
             compiled=training.compile,
         )
+        self.tether.starting()
         if self.start.step:
             self.engine.load(checkpoints.folder_of(self.run_folder, self.start.step))
+            self.tether.starting()
         words = None
         if config.masking.whole_words:
             words = word_starts_of(tokenizers.load(Path(config.data.corpus)))
@@ -232,6 +253,7 @@ class Attempt:
             config.fault,
             training.seed,
         )
+        self.tether.starting()
         if self.ranks.rank == 0:
             self._announce()
         observers: list[Callable[[StepRecord], None]] = []

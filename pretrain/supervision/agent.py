@@ -7,6 +7,7 @@ machine's launcher, ends it, says once a second how it fares, and decides nothin
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import sys
 import time
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from pretrain.config import RunConfig
 from pretrain.supervision import jobs, launch, nodes, orders, processes
 from pretrain.supervision.nodes import Place, Report
 from pretrain.supervision.orders import EXIT_PREEMPTED, Order
+from pretrain.supervision.watch import COUNT_SECONDS, StoppedProcesses
 
 EXIT_FORGOTTEN = 1
 """No order for so long that there may be nobody to give any."""
@@ -50,6 +52,8 @@ class Agent:
         self._reporter = nodes.Reporter(self.run_folder, place.node)
         self._job: jobs.Job | None = None
         self._over: int | None = None
+        self._stopped = StoppedProcesses(self._limits.hang_seconds)
+        self._next_count = 0.0
 
     def run(self) -> int:
         """Serve until the run is over; returns the exit code that its leader says.
@@ -81,7 +85,7 @@ class Agent:
             code = self._leaving(order, idle_since)
             if code is not None:
                 return code
-            report = self._with_end(report)
+            report = self._with_stopped(self._with_end(report))
             self._reporter.tell(report)
             if self._job:
                 idle_since = time.monotonic()
@@ -128,10 +132,18 @@ class Agent:
         """The report, or that the launcher has ended since."""
         if self._job is None or not self._job.ended():
             return report
-        reason = f"its launcher ended with code {self._job.code()}"
+        reason = f"its launcher {self._job.how_ended()}"
         self._end()
         self._say(reason)
         return Report(report.token, nodes.ENDED, reason)
+
+    def _with_stopped(self, report: Report) -> Report:
+        """The report, with a process of ours that has been stopped for too long."""
+        now = time.monotonic()
+        if self._job is None or now < self._next_count:
+            return report
+        self._next_count = now + COUNT_SECONDS
+        return dataclasses.replace(report, stopped=self._stopped.look(self._job.members()))
 
     def _end(self) -> None:
         """Let no process of the run be left on this machine."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
 from pathlib import Path
 
@@ -42,9 +43,13 @@ class Job:
         """The launcher's exit code; `None` while it runs, and where it was not ours."""
         return self._child.poll() if self._child else None
 
-    def ranks(self) -> set[str]:
-        """The ranks of this machine that are alive."""
-        return {member.rank for member in processes.members(self._run, self._node) if member.rank}
+    def how_ended(self) -> str:
+        """How the launcher ended, as far as its exit code tells."""
+        return in_words(self.code())
+
+    def members(self) -> list[processes.Member]:
+        """The attempt's processes on this machine that are alive."""
+        return processes.members(self._run, self._node)
 
     def end(self, grace_seconds: float) -> None:
         """End all of it, and make sure."""
@@ -100,6 +105,26 @@ def find(run: Path, order: orders.Order | None, node: int = 0) -> Job | None:
             if os.getsid(member.pid) == member.pid:
                 leaders.append((psutil.Process(member.pid).create_time(), member.pid))
     return Job(run, node, min(leaders)[1]) if leaders else None
+
+
+def in_words(code: int | None) -> str:
+    """How a launcher with this exit code ended; `None` where the code is not known.
+
+    deepspeed ends with 256 - N where a rank was killed by signal N, srun and shells with 128 + N.
+    """
+    if code is None:
+        return "ended"
+    if code < 0:
+        return f"was killed by {_signal_name(-code)}"
+    number = 256 - code if code > 192 else code - 128
+    name = _signal_name(number) if number > 0 else ""
+    return f"ended with code {code}" + (f" (a process was killed by {name})" if name else "")
+
+
+def _signal_name(number: int) -> str:
+    """`signal 9 (SIGKILL)`."""
+    names = [f" ({item.name})" for item in signal.Signals if item == number]
+    return f"signal {number}{''.join(names)}"
 
 
 def log_of(run: Path, attempt: int, node: int = 0) -> Path:

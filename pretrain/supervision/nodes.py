@@ -67,6 +67,8 @@ class Report:
     """ready, running or ended."""
     reason: str = ""
     """Why its launcher ended."""
+    stopped: str = ""
+    """Which of its processes has been stopped for too long."""
 
 
 class Reporter:
@@ -132,6 +134,13 @@ class Others:
             for node, report in self._newest.items()
             if report and node not in silent and report["state"] == RUNNING
         ]
+
+    def stopped(self, token: str) -> str:
+        """Which process of the attempt with this token is stopped on another machine."""
+        for node, report in self._newest.items():
+            if report and report["token"] == token and report.get("stopped"):
+                return f"on node {node} {report['stopped']}"
+        return ""
 
     def complaint(self, token: str) -> str:
         """Why the attempt with this token cannot go on, where another machine is to blame."""

@@ -2,6 +2,7 @@
 
     order.json         who may train now (its token fences off every other), where, and when to stop
     stop-TOKEN         please save and leave at the next step's end
+    failure-TOKEN-RANK.json  why a rank ended (failures.py)
     heartbeat.json     what rank 0 is doing (heartbeat.py)
     node-NNN.json      what another machine's agent is doing (nodes.py)
     launched-NNN.json  a machine's launcher, for whoever has to find it again (jobs.py)
@@ -59,12 +60,12 @@ def folder_of(run: Path) -> Path:
 
 
 def give(run: Path, order: Order) -> None:
-    """Make an order the one that counts; requests to stop earlier attempts are cleared away."""
+    """Make an order the one that counts; what belongs to earlier attempts is deleted."""
     folder = folder_of(run)
     folder.mkdir(parents=True, exist_ok=True)
-    for request in folder.glob("stop-*"):
-        if request != _stop_file(run, order.token):
-            request.unlink(missing_ok=True)
+    for path in (*folder.glob("stop-*"), *folder.glob("failure-*")):
+        if path.name.split("-")[1] != order.token:
+            path.unlink(missing_ok=True)
     data = files.strict_json(dataclasses.asdict(order)).encode() + b"\n"
     files.write_atomically(folder / "order.json", data)
 

@@ -38,6 +38,8 @@ class Member:
 
     pid: int
     environment: Mapping[str, str]
+    stopped: bool = False
+    """By SIGSTOP or its like; a debugger's stop is not meant."""
 
     @property
     def rank(self) -> str | None:
@@ -59,7 +61,8 @@ def members(run: Path, node: int = 0) -> list[Member]:
                 continue
             environment = process.environ()
             if environment.get(RUN_VARIABLE) == wanted:
-                found.append(Member(process.pid, environment))
+                stopped = process.status() == psutil.STATUS_STOPPED
+                found.append(Member(process.pid, environment, stopped))
         except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
             continue
     return found

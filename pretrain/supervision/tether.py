@@ -35,10 +35,14 @@ class Tether:
         self.steps = 0
         """Updates done when the loop was told to stop; known to rank 0 alone."""
         orders.stop_on_signals(run, token, os.environ)
-        self._beat(heartbeat.INIT, 0)
+        self.starting()
 
     def _beat(self, phase: str, step: int) -> bool:
         return self._heartbeat is not None and self._heartbeat.beat(phase, step)
+
+    def starting(self) -> None:
+        """Say on rank 0 that the start-up has come one step further."""
+        self._beat(heartbeat.INIT, 0)
 
     def during(
         self, phase: str, action: Callable[[int], None], after: str = heartbeat.STEP

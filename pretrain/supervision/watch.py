@@ -7,16 +7,22 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from pretrain import metrics
 from pretrain.config import SupervisionConfig
 from pretrain.supervision import heartbeat
+from pretrain.supervision.processes import Member
 
+COUNT_SECONDS = 1.0
+"""Between two looks at all processes of the machine."""
+_LONGEST_PAUSE = 10.0
+"""Seconds between two such looks after which the watcher itself must have been stopped."""
 _STEPS = 1000
 """Last steps whose duration says how long one may take."""
 
@@ -94,6 +100,30 @@ class Watch:
             return ""
         names = ", ".join(sorted(gone, key=int))
         return f"rank {names} has ended, and its launcher or other ranks go on"
+
+
+class StoppedProcesses:
+    """Which processes of an attempt are stopped, and for how long."""
+
+    def __init__(self, limit: float, clock: Callable[[], float] = time.monotonic) -> None:
+        """Begin without having seen any; `limit` is how many seconds a process may be stopped."""
+        self._limit, self._clock = limit, clock
+        self._since: dict[int, float] = {}
+        self._looked = -math.inf
+
+    def look(self, members: Sequence[Member]) -> str:
+        """Note which processes are stopped; name one that is for too long, "" where none is."""
+        now = self._clock()
+        # After a pause this process was stopped as well, perhaps with all others: count from now.
+        known = self._since if now - self._looked <= _LONGEST_PAUSE else {}
+        self._looked = now
+        stopped = [member for member in members if member.stopped]
+        self._since = {member.pid: known.get(member.pid, now) for member in stopped}
+        for member in stopped:
+            if now - self._since[member.pid] > self._limit:
+                name = "a process" if member.rank is None else f"rank {member.rank}"
+                return f"{name} (pid {member.pid}) has been stopped for {self._limit:.0f} s"
+        return ""
 
 
 _LONGEST_LINE = 1 << 16

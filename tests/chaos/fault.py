@@ -22,6 +22,10 @@ def die():
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def fail():
+    raise KeyError("a fault of this rank alone")
+
+
 def freeze():
     os.kill(os.getpid(), signal.SIGSTOP)
 
@@ -57,6 +61,19 @@ def slow_steps(seconds):
         return original(*arguments)
 
     Engine.step = call
+
+
+def before_engine(action):
+    """In the start-up, when the run is opened and the ledger knows of the attempt."""
+    from pretrain.engine import Engine
+
+    original = Engine.__init__
+
+    def call(self, *arguments, **keywords):
+        action()
+        original(self, *arguments, **keywords)
+
+    Engine.__init__ = call
 
 
 def before_save(step, action):
@@ -199,6 +216,8 @@ def plan(fault, run):
     arrange = {
         "die-at-start": die,
         "die": lambda: at_step(step, lambda engine: die()),
+        "freeze-at-start": lambda: before_engine(freeze),
+        "raise": lambda: at_step(step, lambda engine: fail()),
         "freeze": lambda: at_step(step, lambda engine: freeze()),
         "exit-0": lambda: at_step(step, lambda engine: os._exit(0)),
         "pause": lambda: at_step(step, pause),

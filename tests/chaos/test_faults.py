@@ -8,6 +8,7 @@ import contextlib
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -92,8 +93,50 @@ def test_launchers_killed_and_terminated_ranks_frozen_and_gone_early(chaos, undi
     endings = chaos.records("crash", "hang")
     assert [record["kind"] for record in endings][:4] == ["crash"] * 3 + ["hang"]
     assert "code 0 and the run is not done" in endings[0]["reason"]
-    assert "nothing was heard of it for" in endings[3]["reason"]
+    assert re.search("nothing was heard of it for|rank 1 .* has been stopped", endings[3]["reason"])
     chaos.assert_same_as(undisturbed)
+
+
+def test_a_rank_that_is_stopped_in_the_start_up_is_found_by_the_limit_of_a_step(chaos, undisturbed):
+    """Long before the start-up's own limit of ten minutes."""
+    chaos.schedule({1: [("freeze-at-start", 1, 0)]})
+    assert chaos.supervise("supervision.hang_seconds=8") == 0, chaos.said()
+    (begun, _), (hang,) = chaos.records("attempt"), chaos.records("hang")
+    print(f"found {hang['time'] - begun['time']:.1f} s after the attempt began")
+    assert re.fullmatch(r"rank 1 \(pid \d+\) has been stopped for 8 s", hang["reason"])
+    assert hang["time"] - begun["time"] < 60
+    chaos.assert_same_as(undisturbed)
+
+
+LAUNCHERS = pytest.mark.parametrize("launcher", ["deepspeed", "torchrun"])
+
+
+@LAUNCHERS
+def test_the_ledger_says_which_rank_failed_and_why(launcher, chaos, undisturbed):
+    """The other rank only loses its connection, and the launcher has a code of its own."""
+    chaos.schedule({1: [("raise", 1, 6)], 2: [("die", 1, 6)]})
+    assert chaos.supervise(f"supervision.launcher={launcher}") == 0, chaos.said()
+    failed, killed = [record["reason"] for record in chaos.records("crash")]
+    assert re.fullmatch(
+        r"rank 1 on \S+: KeyError: 'a fault of this rank alone' \(pretrain/.*, line \d+\)", failed
+    )
+    print(killed)
+    assert "rank 1 ended without a message" in killed
+    assert "SIGKILL" in killed or launcher == "torchrun"
+    console = chaos.log.read_text()
+    assert "KeyError" in console
+    chaos.assert_same_as(undisturbed)
+
+
+@pytest.mark.skipif(launch.gpu_count() > 0, reason="GPUs have this attention backend")
+@LAUNCHERS
+def test_what_only_ranks_can_refuse_is_refused_once(launcher, chaos):
+    words = [f"supervision.launcher={launcher}", "training.attention_backend=flex"]
+    assert chaos.supervise(*words) == 2, chaos.said()
+    assert "error: rank 0, 1 on" in chaos.log.read_text()
+    assert "'flex' needs a GPU" in chaos.log.read_text()
+    assert len(list((chaos.run / "logs").iterdir())) == 1
+    assert not chaos.kinds("crash")
 
 
 def test_a_killed_supervisor_is_replaced_by_one_that_adopts_or_ends_what_runs(chaos, undisturbed):

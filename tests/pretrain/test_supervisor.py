@@ -1,7 +1,9 @@
 """What the supervisor does, with small scripts in place of the launcher."""
 
 import errno
+import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,7 +15,7 @@ import pytest
 from data_prep import files
 from pretrain import ledger, supervisor
 from pretrain.config import RunConfig, SupervisionConfig
-from pretrain.supervision import launch, orders, processes
+from pretrain.supervision import jobs, launch, orders, processes
 from pretrain.supervision.orders import EXIT_PREEMPTED
 from pretrain.supervision.watch import Complaint
 
@@ -48,7 +50,7 @@ HEAD = """
 import os, signal, sys, time
 from pathlib import Path
 from pretrain import ledger
-from pretrain.supervision import heartbeat, orders
+from pretrain.supervision import failures, heartbeat, orders
 run, token = Path({run!r}), os.environ["ZEROCLAP_ATTEMPT"]
 def tell(kind, **fields):
     usual = {{"token": token, "step": 0, "attempt": 1, "ranks": 2, "seed": 1, "host": "here"}}
@@ -103,6 +105,76 @@ def test_what_the_user_wrote_wrongly_is_not_tried_again(opened, tmp_path, monkey
     assert "no such thing" in "".join(said)
 
 
+FAILS = """
+def fail(rank, code, error, unexpected):
+    os.environ["RANK"] = str(rank)
+    try:
+        raise error
+    except Exception as caught:
+        failures.report(run, code, caught, unexpected)
+closed = RuntimeError("gloo: Connection closed by peer")
+"""
+
+
+def test_a_recipe_that_a_rank_refuses_ends_the_supervisor_whatever_its_launcher_says(
+    opened, tmp_path, monkeypatch
+):
+    """torchrun ends with 1 whatever its ranks end with."""
+    said = []
+    refused = "fail(1, 2, ValueError('model.size: no such size'), False); raise SystemExit(1)"
+    launcher = Launcher(monkeypatch, FAILS + refused)
+    assert supervise(opened, tmp_path, said) == 2
+    assert launcher.started == 1
+    assert told(tmp_path) == []
+    assert re.search(r"error: rank 1 on \S+: model.size: no such size", "".join(said))
+
+
+def test_the_reason_is_the_first_error_and_not_the_connection_that_it_cost_others(
+    opened, tmp_path, monkeypatch
+):
+    said = []
+    fails = (
+        FAILS + "tell('attempt'); print('the gloo', 'traceback of rank 0')\n"
+        "fail(0, 1, closed, True); fail(1, 1, KeyError('wrong'), True); raise SystemExit(1)"
+    )
+    lost = FAILS + "tell('attempt', attempt=2); fail(0, 1, closed, True); raise SystemExit(247)"
+    Launcher(monkeypatch, fails, lost, "tell('attempt', attempt=3); tell('done')")
+    assert supervise(opened, tmp_path, said) == 0
+    reasons = [r["reason"] for r in ledger.read(tmp_path / "ledger.jsonl") if r["kind"] == "crash"]
+    assert re.fullmatch(r"rank 1 on \S+: KeyError: 'wrong'", reasons[0])
+    assert reasons[1].startswith("rank 1 ended without a message; the launcher ended with code 247")
+    words = "".join(said)
+    assert "Traceback" in words
+    assert "the gloo traceback" not in words
+
+
+def test_progress_is_told_once_a_step_and_an_adopted_launcher_has_no_code(
+    opened, tmp_path, monkeypatch
+):
+    line = json.dumps(
+        {
+            "attempt": 1,
+            "step": 7,
+            "seconds": 1.0,
+            "tokens": 10,
+            "loss": 1.0,
+            "gradient_norm": 1.0,
+            "learning_rate": 0.1,
+        }
+    )
+    script = (
+        f"tell('attempt'); (run / 'metrics.jsonl').write_text({line!r} + chr(10)); time.sleep(1.5)"
+    )
+    Launcher(monkeypatch, script, "tell('attempt'); tell('done')")
+    monkeypatch.setattr(jobs.Job, "code", lambda self: None)
+    said = []
+    config = RunConfig(folder=str(tmp_path))
+    one = opened(config, write=said.append, poll_seconds=0.05, progress_seconds=0.1)
+    assert one.run() == 0
+    assert re.findall(r"step +(\d+)/", "".join(said)) == ["8"]
+    assert "failed: the launcher ended and the run is not done" in "".join(said)
+
+
 def test_what_was_right_at_first_and_is_refused_later_is_tried_again(opened, tmp_path, monkeypatch):
     """A disk was full, or away."""
     Launcher(monkeypatch, "tell('attempt'); raise SystemExit(1)", FAILS_ONCE)
@@ -141,6 +213,20 @@ def test_an_attempt_that_falls_silent_is_ended_and_launched_again(opened, tmp_pa
     assert told(tmp_path) == ["attempt", "hang", "attempt", "done"]
     reason = ledger.read(tmp_path / "ledger.jsonl")[1]["reason"]
     assert reason == "nothing was heard of it for 1 s in phase step, step 7"
+
+
+def test_a_rank_that_is_stopped_in_the_start_up_is_a_hang(opened, tmp_path, monkeypatch):
+    said = []
+    stop = "os.environ['RANK'] = '1'; os.execv(sys.executable, [sys.executable, '-c', STOP])"
+    stop = (
+        f"STOP = 'import os, signal; os.kill(os.getpid(), signal.SIGSTOP)'; tell('attempt'); {stop}"
+    )
+    Launcher(monkeypatch, stop, "tell('attempt'); tell('done')")
+    assert supervise(opened, tmp_path, said, hang_seconds=1.0) == 0
+    assert told(tmp_path) == ["attempt", "hang", "attempt", "done"]
+    hang = ledger.read(tmp_path / "ledger.jsonl")[1]
+    assert "rank 1 (pid" in hang["reason"]
+    assert hang["reason"].endswith("has been stopped for 1 s")
 
 
 def test_a_spike_is_told_and_rolled_back(opened, tmp_path, monkeypatch):

@@ -102,6 +102,15 @@ def test_a_launcher_that_ends_by_itself_is_reported(stage):
     assert stage.report()["reason"] == "its launcher ended with code 9"
 
 
+def test_a_process_that_is_stopped_is_reported(stage):
+    stage.scripts[1, 1] = "os.kill(os.getpid(), signal.SIGSTOP)"
+    stage.start(hang_seconds=1.0)
+    stage.wait_for_state("", nodes.READY)
+    orders.give(stage.run, Order("a", 1, orders.RUN, nodes=2))
+    stage.wait_for(lambda: "has been stopped for 1 s" in stage.report().get("stopped", ""))
+    assert stage.report()["state"] == nodes.RUNNING
+
+
 def test_an_order_that_lay_there_before_is_not_begun(stage):
     """It is long over, or this machine has lost its part of it."""
     orders.give(stage.run, Order("old", 1, orders.RUN, nodes=2))

@@ -28,6 +28,10 @@ def run(tmp_path, monkeypatch):
     processes.end_all(tmp_path, 0.0)
 
 
+def ranks(job):
+    return {member.rank for member in job.members() if member.rank}
+
+
 def start(run):
     log = jobs.log_of(run, 1)
     job = jobs.start(RunConfig(), run, ORDER, 0, log)
@@ -39,7 +43,7 @@ def start(run):
 def test_a_launcher_is_started_with_the_marks_and_ended_with_its_ranks(run):
     job = start(run)
     assert job.code() is None
-    assert job.ranks() == {"3"}
+    assert ranks(job) == {"3"}
     tokens = {orders.token_of(member.environment) for member in processes.members(run)}
     assert tokens == {"t"}
     job.end(5.0)
@@ -55,7 +59,7 @@ def test_the_launcher_of_an_order_that_counts_is_found_again_and_of_no_other(run
     job = start(run)
     found = jobs.find(run, ORDER)
     assert found is not None
-    assert found.ranks() == {"3"}
+    assert ranks(found) == {"3"}
     assert not found.ended()
     for other in (None, Order("u", 2, orders.RUN), Order("t", 1, orders.STOP)):
         assert jobs.find(run, other) is None
@@ -74,6 +78,21 @@ def test_a_dead_launcher_that_nobody_buries_has_ended(run):
         waiting.wait(0.02)
     child.wait()
     assert job.ended()
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (None, "ended"),
+        (1, "ended with code 1"),
+        (76, "ended with code 76"),
+        (-15, "was killed by signal 15 (SIGTERM)"),
+        (247, "ended with code 247 (a process was killed by signal 9 (SIGKILL))"),
+        (137, "ended with code 137 (a process was killed by signal 9 (SIGKILL))"),
+    ],
+)
+def test_an_exit_code_tells_the_signal_where_there_was_one(code, words):
+    assert jobs.in_words(code) == words
 
 
 def test_each_machine_has_logs_of_its_own(tmp_path):

@@ -74,6 +74,21 @@ def test_silence_and_a_launcher_s_end_are_complained_of(tmp_path, now, others):
     assert others.complaint("another") == ""
 
 
+def test_a_process_that_is_stopped_on_another_machine_is_told_of_that_attempt_alone(
+    tmp_path, others
+):
+    one = Reporter(tmp_path, 1)
+    one.tell(Report("t", RUNNING))
+    others.look()
+    assert others.stopped("t") == ""
+    one.tell(Report("t", RUNNING, stopped="rank 3 (pid 9) has been stopped for 60 s"))
+    others.look()
+    assert others.stopped("t") == "on node 1 rank 3 (pid 9) has been stopped for 60 s"
+    assert others.stopped("another") == ""
+    assert others.complaint("t") == ""
+    assert others.busy() == [1]
+
+
 def test_a_leader_that_takes_over_gives_the_others_time_to_be_heard(tmp_path, now, others):
     assert others.complaint("t") == ""
     now[0] += 61

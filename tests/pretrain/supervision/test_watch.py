@@ -10,7 +10,8 @@ import pytest
 from pretrain import metrics
 from pretrain.config import SupervisionConfig
 from pretrain.supervision.heartbeat import SAVE, STEP, Heartbeat
-from pretrain.supervision.watch import Follower, Watch
+from pretrain.supervision.processes import Member
+from pretrain.supervision.watch import Follower, StoppedProcesses, Watch
 
 CONFIG = SupervisionConfig(hang_seconds=10, init_seconds=100, save_seconds=50, grace_seconds=5)
 
@@ -94,6 +95,36 @@ def test_below_srun_ranks_are_not_counted(tmp_path, now):
     assert watch.count(set()) == ""
     now[0] += 1000
     assert watch.count(set()) == ""
+
+
+def member(pid, rank="1", stopped=True):
+    return Member(pid, {} if rank is None else {"RANK": rank}, stopped)
+
+
+def test_a_process_that_is_stopped_for_too_long_is_named(now):
+    stopped = StoppedProcesses(10, clock=lambda: now[0])
+    assert stopped.look([member(7), member(8, "0", stopped=False)]) == ""
+    now[0] += 10
+    assert stopped.look([member(7)]) == ""
+    now[0] += 1
+    assert stopped.look([member(6, None), member(7)]) == "rank 1 (pid 7) has been stopped for 10 s"
+    now[0] += 10
+    assert stopped.look([member(6, None), member(7, stopped=False)]) == ""
+    now[0] += 1
+    assert (
+        stopped.look([member(6, None), member(7)]) == "a process (pid 6) has been stopped for 10 s"
+    )
+
+
+def test_a_watcher_that_was_stopped_with_its_ranks_counts_from_when_it_goes_on(now):
+    stopped = StoppedProcesses(5, clock=lambda: now[0])
+    assert stopped.look([member(7)]) == ""
+    now[0] += 10_000
+    assert stopped.look([member(7)]) == ""
+    now[0] += 4
+    assert stopped.look([member(7)]) == ""
+    now[0] += 1
+    assert stopped.look([member(7, stopped=False)]) == ""
 
 
 def test_the_new_lines_of_a_growing_file_are_followed(tmp_path):

@@ -1,0 +1,123 @@
+"""Why the ranks of an attempt ended, and which error is the cause."""
+
+import dataclasses
+import json
+
+import pytest
+
+from pretrain import audit
+from pretrain.supervision import failures, orders
+from pretrain.supervision.failures import RankError
+from pretrain.supervision.orders import Order
+
+CLOSED = "[../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.1]"
+
+
+def error(rank, time, message="ValueError: no", follows=False, **fields):
+    return RankError(rank, f"gpu-{rank}", time, 1, message, follows, **fields)
+
+
+@pytest.fixture
+def report(tmp_path, monkeypatch):
+    """Reports an error that is raised, as rank 3 of the attempt with token "t" does."""
+    monkeypatch.setenv(orders.TOKEN_VARIABLE, "t")
+    monkeypatch.setenv("RANK", "3")
+    orders.give(tmp_path, Order("t", 1, orders.RUN))
+
+    def work(action, **keywords):
+        try:
+            action()
+        except Exception as error:
+            failures.report(tmp_path, 1, error, **keywords)
+        return failures.read(tmp_path, "t")
+
+    return work
+
+
+def fail(error):
+    raise error
+
+
+def test_a_rank_s_error_is_read_with_its_place_in_our_code(report, tmp_path):
+    (found,) = report(lambda: audit.audit(tmp_path / "none"), unexpected=True)
+    assert (found.rank, found.code, found.follows) == (3, 1, False)
+    assert found.message.startswith("ValueError: ")
+    assert "(pretrain/audit.py, line " in found.message
+    assert found.traceback.splitlines()[-1].startswith("ValueError: ")
+
+
+def test_a_refusal_is_its_message(report):
+    (found,) = report(lambda: fail(ValueError("model.size: 'huge'\nis unknown")))
+    assert (found.message, found.traceback) == ("model.size: 'huge' is unknown", "")
+
+
+@pytest.mark.parametrize(
+    ("raised", "follows"),
+    [
+        (RuntimeError(CLOSED), True),
+        (ConnectionResetError("Connection reset by peer"), True),
+        (BrokenPipeError(32, "Broken pipe"), True),
+        (RuntimeError("CUDA error: out of memory"), False),
+        (ValueError("connection closed"), False),
+        (OSError(28, "No space left on device"), False),
+    ],
+)
+def test_a_lost_connection_follows_from_another_rank_s_end(report, raised, follows):
+    (found,) = report(lambda: fail(raised), unexpected=True)
+    assert found.follows is follows
+
+
+def test_torch_s_own_connection_errors_follow(report):
+    from torch.distributed import DistBackendError
+
+    (found,) = report(lambda: fail(DistBackendError("x")), unexpected=True)
+    assert found.follows
+
+
+def test_nothing_is_written_where_nobody_supervises_or_after_the_order_to_stop(
+    report, tmp_path, monkeypatch
+):
+    orders.give(tmp_path, Order("t", 1, orders.STOP))
+    assert report(lambda: fail(RuntimeError(CLOSED))) == []
+    orders.give(tmp_path, Order("t", 1, orders.RUN))
+    monkeypatch.delenv(orders.TOKEN_VARIABLE)
+    assert report(lambda: fail(ValueError("no"))) == []
+    assert [path.name for path in orders.folder_of(tmp_path).iterdir()] == ["order.json"]
+
+
+def test_a_file_that_cannot_be_read_is_passed_over(report, tmp_path):
+    (path,) = [orders.folder_of(tmp_path) / "failure-t-1.json"]
+    path.write_text('{"rank": 1')
+    assert len(report(lambda: fail(ValueError("no")))) == 1
+    path.write_text(json.dumps({"rank": 1, "of": "another version"}))
+    assert len(failures.read(tmp_path, "t")) == 1
+
+
+def test_an_order_deletes_what_earlier_attempts_left(report, tmp_path):
+    report(lambda: fail(ValueError("no")))
+    orders.give(tmp_path, Order("t", 1, orders.STOP))
+    assert len(failures.read(tmp_path, "t")) == 1
+    orders.give(tmp_path, Order("u", 2, orders.RUN))
+    assert failures.read(tmp_path, "t") == []
+
+
+def test_the_cause_is_the_first_error_that_no_other_rank_s_end_explains():
+    lost, own, late = error(0, 10.0, CLOSED, True), error(1, 10.5), error(2, 10.6, "late")
+    assert failures.cause([lost, own, late]) is own
+    assert failures.cause([own, lost]) is own
+    assert failures.cause([lost]) is None
+    assert failures.cause([]) is None
+    assert failures.cause([lost, dataclasses.replace(own, time=100.0)]) is None
+
+
+def test_ranks_that_say_the_same_are_named_together():
+    errors = [error(1, 1.0), error(0, 2.0), error(2, 3.0, "other")]
+    assert failures.in_words(errors[0], errors) == "rank 0, 1 on gpu-0, gpu-1: ValueError: no"
+    assert failures.in_words(errors[2], errors) == "rank 2 on gpu-2: other"
+
+
+def test_a_rank_without_a_word_is_named_where_others_lost_it():
+    lost = error(0, 1.0, CLOSED, True)
+    assert failures.without_word([lost], 2) == "rank 1 ended without a message"
+    assert failures.without_word([], 2) == ""
+    assert failures.without_word([lost], 0) == ""
