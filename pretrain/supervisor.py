@@ -303,12 +303,13 @@ class Supervisor:
         cause = failures.cause(errors)
         if cause:
             return Complaint(ladders.CRASH, failures.in_words(cause, errors))
-        if complaint:
-            return complaint
+        ended = f"the launcher {job.how_ended()} and the run is not done"
+        seen = complaint or Complaint(ladders.CRASH, ended)
         begun = ladders.records_of(self._records(), order.token)
         silent = failures.without_word(errors, begun[0]["ranks"] if begun else 0)
-        ended = f"the launcher {job.how_ended()} and the run is not done"
-        return Complaint(ladders.CRASH, f"{silent}; {ended}" if silent else ended)
+        if silent and seen.kind == ladders.CRASH:
+            return Complaint(seen.kind, f"{silent}; {seen.reason}")
+        return seen
 
     def _record_open(self, kind: str, reason: str) -> None:
         """Say how the newest attempt ended, if nothing in the ledger does."""

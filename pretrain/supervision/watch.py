@@ -99,7 +99,7 @@ class Watch:
         if now - self._incomplete_since <= self._config.grace_seconds:
             return ""
         names = ", ".join(sorted(gone, key=int))
-        return f"rank {names} has ended, and its launcher or other ranks go on"
+        return f"rank {names} ended, and the launcher or other ranks still run"
 
 
 class StoppedProcesses:

@@ -122,7 +122,7 @@ def test_the_ledger_says_which_rank_failed_and_why(launcher, chaos, undisturbed)
     )
     print(killed)
     assert "rank 1 ended without a message" in killed
-    assert "SIGKILL" in killed or launcher == "torchrun"
+    assert launcher == "torchrun" or "SIGKILL" in killed or "still run" in killed
     console = chaos.log.read_text()
     assert "KeyError" in console
     chaos.assert_same_as(undisturbed)
@@ -132,6 +132,7 @@ def test_the_ledger_says_which_rank_failed_and_why(launcher, chaos, undisturbed)
 @LAUNCHERS
 def test_what_only_ranks_can_refuse_is_refused_once(launcher, chaos):
     words = [f"supervision.launcher={launcher}", "training.attention_backend=flex"]
+    words += ["model.overrides.attention_dropout=0.0"]
     assert chaos.supervise(*words) == 2, chaos.said()
     assert "error: rank 0, 1 on" in chaos.log.read_text()
     assert "'flex' needs a GPU" in chaos.log.read_text()

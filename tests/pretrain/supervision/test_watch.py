@@ -81,11 +81,11 @@ def test_a_rank_that_goes_before_the_others_is_noticed_after_some_seconds(now, w
     now[0] += 5
     assert watch.count({"0"}) == ""
     now[0] += 1
-    assert "rank 1, 10 has ended" in watch.count({"0"})
+    assert "rank 1, 10 ended" in watch.count({"0"})
     assert watch.count({"0", "1", "10"}) == ""
     assert watch.count(set()) == ""
     now[0] += 6
-    assert "rank 0, 1, 10 has ended" in watch.count(set())
+    assert "rank 0, 1, 10 ended" in watch.count(set())
 
 
 def test_below_srun_ranks_are_not_counted(tmp_path, now):
