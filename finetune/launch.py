@@ -20,20 +20,12 @@ from types import FrameType
 from finetune import glue
 from finetune.config import LOG, RESULT, RunPlan
 from finetune.planning import next_run, result_of
+from pretrain.supervision.gpus import visible_gpus
 from pretrain.supervision.launch import free_port
 
 _POLL_SECONDS = 0.1
 _TELL_SECONDS = 60.0
 _TAIL_LINES = 15
-
-
-def visible_gpus() -> list[str]:
-    """The GPUs that processes may use, as CUDA_VISIBLE_DEVICES names them."""
-    present = [str(number) for number in range(len(list(Path("/dev").glob("nvidia[0-9]*"))))]
-    allowed = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if allowed is None or not present:
-        return present
-    return [device.strip() for device in allowed.split(",") if device.strip()]
 
 
 def slots(gpus: Sequence[str], cores: int, jobs: int, ranks: int) -> list[list[str]]:

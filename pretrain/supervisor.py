@@ -59,13 +59,14 @@ class Supervisor:
             progress_seconds: between two lines about it.
 
         Raises:
-            ValueError: another supervisor has the folder, there is no launcher, or it would start
-                all machines by itself and `place` has several.
+            ValueError: another supervisor has the folder, there is no launcher, it would start
+                all machines by itself and `place` has several, or there are too few GPUs.
         """
         from pretrain.recipe import dump
 
         launch.refuse_agents(config.supervision, place.count)
         launch.find_launcher(config.supervision)
+        launch.refuse_gpus(config)
         self.config, self.run_folder, self._place = config, Path(config.folder), place
         self.ledger = self.run_folder / ledger.FILE_NAME
         self._write, self._poll, self._progress = write, poll_seconds, progress_seconds
@@ -163,7 +164,7 @@ class Supervisor:
             self._say(f"{lock}: deleted, its build was killed")
         order = launch.next_order(self.config, self._place, self._records())
         if order.nodes > 1:
-            launch.write_hostfile(self.run_folder, order.nodes, order.ranks)
+            launch.write_hostfile(self.run_folder, order.nodes)
         self._give(order)
         log = jobs.log_of(self.run_folder, order.attempt)
         job = self._wait_for_disk(lambda: jobs.start(self.config, self.run_folder, order, 0, log))
@@ -372,8 +373,9 @@ def forecast(config: RunConfig, place: Place = _ALONE) -> str:
     """What a supervisor would do next, and with which command; nothing is changed.
 
     Raises:
-        ValueError: the ledger does not verify, or there is no launcher.
+        ValueError: the ledger does not verify, there is no launcher, or there are too few GPUs.
     """
+    launch.refuse_gpus(config)
     run = Path(config.folder)
     records = ledger.read(run / ledger.FILE_NAME)
     order = orders.read(run)

@@ -37,10 +37,11 @@ class Agent:
         """Take this machine's part of the run.
 
         Raises:
-            ValueError: this machine has an agent already, or no launcher.
+            ValueError: this machine has an agent already, no launcher, or too few GPUs.
         """
         launch.refuse_agents(config.supervision, place.count)
         launch.find_launcher(config.supervision)
+        launch.refuse_gpus(config)
         self.config, self.run_folder, self._node = config, Path(config.folder), place.node
         self._limits = config.supervision
         self._write, self._poll = write, poll_seconds
@@ -122,7 +123,7 @@ class Agent:
         log = jobs.log_of(self.run_folder, order.attempt, self._node)
         try:
             self._job = jobs.start(self.config, self.run_folder, order, self._node, log)
-        except OSError as error:
+        except (OSError, ValueError) as error:  # such as more ranks than there are GPUs here
             self._say(f"attempt {order.attempt} could not be started: {error}")
             return Report(order.token, nodes.ENDED, f"it could not be started: {error}")
         self._say(f"attempt {order.attempt} begun  (log: {log})")

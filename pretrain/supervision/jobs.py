@@ -69,10 +69,11 @@ def start(config: RunConfig, run: Path, order: orders.Order, node: int, log: Pat
         log: takes what it prints.
 
     Raises:
-        ValueError: there is no such launcher here.
+        ValueError: there is no such launcher here, or there are too few GPUs.
     """
     command = launch.command(config, run, order, node)
     environment = launch.environment(os.environ, run, order, node)
+    environment |= launch.accelerator(config.supervision, os.environ)
     if config.supervision.hostfile:
         environment |= launch.pass_on_over_ssh(run, order, environment)
     log.parent.mkdir(parents=True, exist_ok=True)

@@ -5,7 +5,6 @@ Imports no torch.
 
 from __future__ import annotations
 
-import os
 import re
 import secrets
 import shutil
@@ -16,27 +15,20 @@ from pathlib import Path
 
 from pretrain import ledger
 from pretrain.config import RunConfig, SupervisionConfig
-from pretrain.supervision import orders, processes
+from pretrain.supervision import gpus, orders, processes
 from pretrain.supervision.nodes import Place
 
 MODULE = "pretrain.train"
 """What the launcher starts. Tests of faults start a module of theirs that goes on to this one."""
 RECIPE = "supervised.yaml"
 """The recipe as merged, which the ranks read."""
-
-
-def gpu_count() -> int:
-    """GPUs of this machine that we may use, found without torch."""
-    present = len(list(Path("/dev").glob("nvidia[0-9]*")))
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is None:
-        return present
-    return min(present, len([device for device in visible.split(",") if device.strip()]))
+_MOST_GPUS = 1024
+"""More than any machine has: DeepSpeed refuses to include a GPU whose number is not below this."""
 
 
 def default_ranks() -> int:
-    """One a GPU of this machine, or two where there is none."""
-    return gpu_count() or 2
+    """One for each visible GPU of this machine, or two where there is none."""
+    return len(gpus.visible_gpus()) or 2
 
 
 def world_size(config: RunConfig, nodes: int) -> int:
@@ -47,10 +39,16 @@ def world_size(config: RunConfig, nodes: int) -> int:
     """
     if not config.supervision.hostfile:
         return nodes * (config.training.ranks or default_ranks())
-    path = Path(config.supervision.hostfile)
+    return sum(_slots(config.supervision))
+
+
+def _slots(config: SupervisionConfig) -> list[int]:
+    """Ranks of each machine in the hostfile."""
+    path = Path(config.hostfile)
     text = path.read_text(encoding="utf-8") if path.is_file() else ""
-    slots = sum(map(int, re.findall(r"^[^#\n]+\sslots=(\d+)", text, flags=re.MULTILINE)))
-    if not slots:
+    found = re.findall(r"^[^#\n]+\sslots=(\d+)", text, flags=re.MULTILINE)
+    slots = [int(number) for number in found]
+    if not sum(slots):
         raise ValueError(
             f"supervision.hostfile: {path} names no machine; it needs lines such as `gpu-1 slots=8`"
         )
@@ -97,6 +95,21 @@ def refuse_agents(config: SupervisionConfig, nodes: int) -> None:
         )
 
 
+def refuse_gpus(config: RunConfig) -> None:
+    """Refuse a launch from this machine whose ranks could not have the GPUs visible here.
+
+    Raises:
+        ValueError: more ranks than GPUs, or a CUDA_VISIBLE_DEVICES that the launcher cannot follow.
+    """
+    launcher, ranks = config.supervision, config.training.ranks or default_ranks()
+    if launcher.hostfile:
+        gpus.refuse_with_hostfile(_slots(launcher))
+    elif launcher.launcher == "deepspeed":
+        gpus.numbers_of(ranks)
+    elif launcher.launcher == "torchrun":
+        gpus.gpus_of(ranks)
+
+
 def command(config: RunConfig, run: Path, order: orders.Order, node: int = 0) -> list[str]:
     """The launcher's command line for one attempt, on one machine.
 
@@ -107,7 +120,7 @@ def command(config: RunConfig, run: Path, order: orders.Order, node: int = 0) ->
         node: number of this machine.
 
     Raises:
-        ValueError: there is no such launcher here.
+        ValueError: there is no such launcher here, or there are too few GPUs.
     """
     program, name = find_launcher(config.supervision), config.supervision.launcher
     trained = [MODULE, str(run / RECIPE)]
@@ -116,6 +129,7 @@ def command(config: RunConfig, run: Path, order: orders.Order, node: int = 0) ->
         return [program, *tasks, sys.executable, "-u", "-m", *trained]
     place, port = str(node), str(order.port)
     if name == "torchrun":
+        gpus.gpus_of(order.ranks)
         words = ["--nnodes", str(order.nodes), "--node-rank", place]
         words += ["--nproc-per-node", str(order.ranks)]
         return [
@@ -131,7 +145,9 @@ def command(config: RunConfig, run: Path, order: orders.Order, node: int = 0) ->
         words = ["--hostfile", config.supervision.hostfile]
     elif order.nodes > 1:
         words = ["--hostfile", str(hostfile(run)), "--no_ssh", "--node_rank", place]
-        words += ["--master_addr", order.address]
+        words += ["--master_addr", order.address, "--include", _included(order, node)]
+    elif numbers := gpus.numbers_of(order.ranks):
+        words = ["--include", f"localhost:{','.join(numbers)}"]
     else:
         words = ["--num_gpus", str(order.ranks)]
     return [program, *words, "--master_port", port, "--module", *trained]
@@ -160,21 +176,42 @@ def hostfile(run: Path) -> Path:
     return orders.folder_of(run) / "hostfile"
 
 
-def write_hostfile(run: Path, nodes: int, ranks: int) -> None:
-    """Write it; the names are looked up by nobody, each node has its agent."""
+def write_hostfile(run: Path, nodes: int) -> None:
+    """Write it. Nobody looks the names up: each node has its agent, whose command says the GPUs."""
     path = hostfile(run)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(f"node-{node} slots={ranks}\n" for node in range(nodes)))
+    path.write_text("".join(f"node-{node} slots={_MOST_GPUS}\n" for node in range(nodes)))
+
+
+def _included(order: orders.Order, node: int) -> str:
+    """DeepSpeed's --include for one machine's agent: which GPUs, of every machine.
+
+    A machine's launcher uses its own GPUs' numbers; of the other machines only their count matters.
+    """
+    usual = [str(number) for number in range(order.ranks)]
+    own = gpus.numbers_of(order.ranks) or usual
+    return "@".join(
+        f"node-{number}:{','.join(own if number == node else usual)}"
+        for number in range(order.nodes)
+    )
 
 
 def environment(
     environ: Mapping[str, str], run: Path, order: orders.Order, node: int = 0
 ) -> dict[str, str]:
     """The launcher's environment: ours, the run's mark and the order's token."""
-    ours = marks(run, order, node)
-    if not gpu_count():
-        ours |= {"DS_ACCELERATOR": environ.get("DS_ACCELERATOR", "cpu")}
-    return {**environ, **ours}
+    return {**environ, **marks(run, order, node)}
+
+
+def accelerator(config: SupervisionConfig, environ: Mapping[str, str]) -> dict[str, str]:
+    """The variable that tells DeepSpeed to use the CPU, where the ranks run on this machine only.
+
+    srun and a hostfile start ranks on other machines, which may have GPUs where this one has none.
+    """
+    elsewhere = config.launcher == "srun" or bool(config.hostfile)
+    if elsewhere or "DS_ACCELERATOR" in environ or gpus.visible_gpus(environ):
+        return {}
+    return {"DS_ACCELERATOR": "cpu"}
 
 
 def marks(run: Path, order: orders.Order, node: int = 0) -> dict[str, str]:

@@ -111,6 +111,19 @@ def test_a_process_that_is_stopped_is_reported(stage):
     assert stage.report()["state"] == nodes.RUNNING
 
 
+def test_an_order_for_more_ranks_than_there_are_gpus_is_reported(stage, monkeypatch):
+    def refuse(*_):
+        raise ValueError("training.ranks: 4 ranks on a machine with 2 usable GPUs")
+
+    stage.start()
+    stage.wait_for_state("", nodes.READY)
+    monkeypatch.setattr(launch, "command", refuse)
+    orders.give(stage.run, Order("a", 1, orders.RUN, nodes=2, ranks=4))
+    stage.wait_for_state("a", nodes.ENDED)
+    reason = "training.ranks: 4 ranks on a machine with 2 usable GPUs"
+    assert stage.report()["reason"] == f"it could not be started: {reason}"
+
+
 def test_an_order_that_lay_there_before_is_not_begun(stage):
     """It is long over, or this machine has lost its part of it."""
     orders.give(stage.run, Order("old", 1, orders.RUN, nodes=2))

@@ -1,5 +1,7 @@
 """The launcher's command line and environment."""
 
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -10,6 +12,7 @@ from pretrain.supervision import launch, orders
 from pretrain.supervision.nodes import Place
 from pretrain.supervision.orders import Order
 
+PYTHON = sys.executable
 RUN = Path("/runs/a")
 ONE = Order("aa", 3, orders.RUN, nodes=1, ranks=2, port=999)
 TWO = Order("aa", 3, orders.RUN, nodes=2, ranks=4, address="10.0.0.1", port=999)
@@ -48,7 +51,10 @@ TRAINED = "pretrain.train /runs/a/supervised.yaml"
 def test_the_deepspeed_launcher_on_one_machine_on_several_and_by_ssh():
     words = f"--master_port 999 --module {TRAINED}"
     assert command(ONE) == f"deepspeed --num_gpus 2 {words}"
-    agent = "--hostfile /runs/a/control/hostfile --no_ssh --node_rank 1 --master_addr 10.0.0.1"
+    agent = (
+        "--hostfile /runs/a/control/hostfile --no_ssh --node_rank 1 "
+        "--master_addr 10.0.0.1 --include node-0:0,1,2,3@node-1:0,1,2,3"
+    )
     assert command(TWO, node=1) == f"deepspeed {agent} {words}"
     assert command(ONE, hostfile="hosts") == f"deepspeed --hostfile hosts {words}"
 
@@ -88,8 +94,8 @@ def test_agents_and_a_launcher_that_reaches_all_machines_exclude_each_other():
 
 
 def test_the_hostfile_has_a_line_a_machine(tmp_path):
-    launch.write_hostfile(tmp_path, 2, 8)
-    assert launch.hostfile(tmp_path).read_text() == "node-0 slots=8\nnode-1 slots=8\n"
+    launch.write_hostfile(tmp_path, 2)
+    assert launch.hostfile(tmp_path).read_text() == "node-0 slots=1024\nnode-1 slots=1024\n"
 
 
 def test_processes_are_marked_over_ssh_too_and_the_users_own_lines_stay(tmp_path, monkeypatch):
@@ -118,12 +124,187 @@ def test_the_ranks_of_a_launch_are_counted_before_it(tmp_path):
     assert launch.world_size(config, 1) == 12
 
 
-def test_ranks_are_the_visible_gpus_or_two(monkeypatch):
-    monkeypatch.setattr(Path, "glob", lambda path, pattern: ["nvidia0", "nvidia1", "nvidia2"])
-    for visible, ranks in [("0", 1), ("0,2", 2), ("0,1,2", 3), ("", 2)]:
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+def test_ranks_are_the_visible_gpus_or_two(machine):
+    for visible, ranks in [("0", 1), ("0,2", 2), ("0,1,2", 3), ("", 2), ("-1", 2), (None, 3)]:
+        machine(3, visible)
         assert launch.default_ranks() == ranks, visible
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
-    assert launch.default_ranks() == 3
-    monkeypatch.setattr(Path, "glob", lambda path, pattern: [])
+    machine(0)
     assert launch.default_ranks() == 2
+
+
+# --- which GPUs the ranks get --------------------------------------------------------------------
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    """`machine(present, visible)`: so many GPUs, and what CUDA_VISIBLE_DEVICES says."""
+
+    def make(present, visible=None):
+        found = [Path(f"/dev/nvidia{number}") for number in range(present)]
+        monkeypatch.setattr(Path, "glob", lambda path, pattern: iter(found))
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        if visible is not None:
+            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+
+    return make
+
+
+def devices_of_ranks(monkeypatch, words, run, present, node=0):
+    """CUDA_VISIBLE_DEVICES of the ranks that DeepSpeed's own runner and launcher would start.
+
+    Its `main` functions run as they are, up to the processes that they start.
+    """
+    from deepspeed.accelerator import real_accelerator
+    from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator
+    from deepspeed.accelerator.cuda_accelerator import CUDA_Accelerator
+    from deepspeed.launcher import launch as deepspeed_launch
+    from deepspeed.launcher import runner
+
+    started = []
+
+    class Started:
+        pid, returncode = 1, 0
+
+        def __init__(self, words, env=None, **_):
+            started.append((words, dict(env)))
+
+        def wait(self):
+            return 0
+
+        def poll(self):
+            return 0
+
+    kind = CUDA_Accelerator if present else CPU_Accelerator
+    accelerator = kind()
+    accelerator.device_count = lambda: present or 1
+    monkeypatch.setattr(real_accelerator, "ds_accelerator", accelerator)
+    monkeypatch.setattr(runner.subprocess, "Popen", Started)
+    monkeypatch.setattr(deepspeed_launch.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(deepspeed_launch.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(orders, "folder_of", lambda folder: run / "control")
+    runner.main(words)
+    ((inner, environment),) = started
+    started.clear()
+    monkeypatch.setattr(deepspeed_launch.os, "environ", environment)
+    monkeypatch.setattr(sys, "argv", inner[inner.index("deepspeed.launcher.launch") :])
+    deepspeed_launch.main()
+    return [(env["RANK"], env["CUDA_VISIBLE_DEVICES"]) for _, env in started]
+
+
+@pytest.mark.parametrize(
+    ("present", "visible", "ranks", "expected"),
+    [
+        (8, None, 2, "0,1"),
+        (8, "2,3", 2, "2,3"),
+        (8, "2,3", 1, "2"),
+        (8, "5,4,3", 2, "4,5"),  # DeepSpeed sorts them
+        (8, "2,3,-1,4", 2, "2,3"),
+        (0, None, 2, "0,1"),  # of no consequence on a machine without GPUs
+        (0, "", 2, "0,1"),
+        (0, "-1", 2, "0,1"),
+    ],
+)
+def test_deepspeed_gives_the_ranks_the_visible_gpus(
+    machine, monkeypatch, tmp_path, present, visible, ranks, expected
+):
+    machine(present, visible)
+    order = Order("aa", 1, orders.RUN, ranks=ranks, port=999)
+    _, *words = launch.command(RunConfig(), tmp_path, order)
+    found = devices_of_ranks(monkeypatch, words, tmp_path, present)
+    assert found == [(str(rank), expected) for rank in range(ranks)]
+
+
+@pytest.mark.parametrize("visible", [None, "4,5", "", "7"])
+def test_each_agent_s_ranks_get_the_gpus_visible_on_their_machine(
+    machine, monkeypatch, tmp_path, visible
+):
+    present = 0 if visible == "" else 8
+    machine(present, visible)
+    ranks = 1 if visible == "7" else 2
+    order = Order("aa", 1, orders.RUN, nodes=2, ranks=ranks, address="10.0.0.1", port=999)
+    launch.write_hostfile(tmp_path, 2)
+    _, *words = launch.command(RunConfig(), tmp_path, order, node=1)
+    found = devices_of_ranks(monkeypatch, words, tmp_path, present)
+    assert found == [(str(ranks + rank), visible or "0,1") for rank in range(ranks)]
+
+
+def refusal(**settings):
+    config = RunConfig(
+        training=TrainingConfig(ranks=settings.pop("ranks", 2)),
+        supervision=SupervisionConfig(**settings),
+    )
+    try:
+        launch.refuse_gpus(config)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def test_more_ranks_than_visible_gpus_are_refused_before_the_launch(machine):
+    for launcher in ("deepspeed", "torchrun"):
+        machine(8, "2,3")
+        assert not refusal(launcher=launcher)
+        assert "3 ranks on a machine with 2 usable GPUs (CUDA_VISIBLE_DEVICES=2,3)" in refusal(
+            launcher=launcher, ranks=3
+        )
+        machine(1)
+        assert "2 ranks on a machine with 1 usable GPUs" in refusal(launcher=launcher)
+        machine(8, "-1")
+        assert not refusal(launcher=launcher, ranks=16)  # on the CPU
+    machine(1)
+    assert not refusal(launcher="srun")  # its ranks run elsewhere
+    with pytest.raises(ValueError, match="2 ranks on a machine with 1"):
+        command(ONE)
+
+
+def test_gpus_by_name_are_for_torchrun(machine):
+    for names in ("GPU-8932f937,GPU-7a3b", "MIG-GPU-8932/1/0,MIG-GPU-8932/2/0"):
+        machine(8, names)
+        assert not refusal(launcher="torchrun")
+        assert f"CUDA_VISIBLE_DEVICES={names}: the deepspeed launcher takes GPUs by" in refusal()
+        assert "supervision.launcher=torchrun" in refusal()
+
+
+def test_visible_gpus_that_the_ranks_of_a_hostfile_would_not_have_are_refused(machine, tmp_path):
+    hosts = tmp_path / "hosts"
+    hosts.write_text("gpu-1 slots=2\ngpu-2 slots=1\n")
+    for present, visible in [(8, None), (2, "0,1"), (8, "0,1,2,3"), (0, "2,3"), (0, "")]:
+        machine(present, visible)
+        assert not refusal(hostfile=str(hosts)), visible
+    for visible in ("2,3", "0", "1,0", "", "-1", "GPU-8932f937"):
+        machine(8, visible)
+        assert f"CUDA_VISIBLE_DEVICES={visible} with supervision.hostfile" in refusal(
+            hostfile=str(hosts)
+        )
+
+
+def test_the_cpu_is_chosen_only_for_ranks_of_this_very_machine(machine):
+    machine(0)
+    cpu = {"DS_ACCELERATOR": "cpu"}
+    for launcher in ("deepspeed", "torchrun"):
+        assert launch.accelerator(SupervisionConfig(launcher=launcher), {}) == cpu
+    assert launch.accelerator(SupervisionConfig(launcher="srun"), {}) == {}
+    assert launch.accelerator(SupervisionConfig(hostfile="hosts"), {}) == {}
+    assert launch.accelerator(SupervisionConfig(), {"DS_ACCELERATOR": "cuda"}) == {}
+    machine(2)
+    assert launch.accelerator(SupervisionConfig(), {}) == {}
+    assert launch.accelerator(SupervisionConfig(), {"CUDA_VISIBLE_DEVICES": "-1"}) == cpu
+
+
+@pytest.mark.slow
+def test_torchrun_leaves_the_visible_gpus_as_they_are(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import os, sys\n"
+        "said = [os.environ[name] for name in ('LOCAL_RANK', 'CUDA_VISIBLE_DEVICES')]\n"
+        "sys.stdout.write(' '.join(said) + '\\n')\n"
+    )
+    words = [PYTHON, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    done = subprocess.run(
+        [*words, "--master-port", str(launch.free_port()), str(program)],
+        env=os.environ | {"CUDA_VISIBLE_DEVICES": "GPU-a,GPU-b"},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    assert sorted(done.stdout.splitlines()) == ["0 GPU-a,GPU-b", "1 GPU-a,GPU-b"]
