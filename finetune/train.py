@@ -186,11 +186,9 @@ class _Data:
 
 
 def _engine(config: FinetuneConfig, classifier: Classifier, ranks: Ranks) -> Engine:
-    import torch
-
     from pretrain.engine import Engine, deepspeed_json
 
-    name = config.deepspeed or ("zero1_bf16" if torch.cuda.is_available() else "zero1_fp32")
+    name = config.deepspeed or ("zero1_bf16" if ranks.device.type == "cuda" else "zero1_fp32")
     if config.batch_size % ranks.count:
         raise ValueError(
             f"batch_size {config.batch_size}: {ranks.count} ranks do not divide it; accepted: a "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from typing import TypeVar
 
 import torch
@@ -58,6 +58,21 @@ def launcher_variables(environ: Mapping[str, str]) -> dict[str, str]:
                 f"environment: {rank} is {said[rank]}, which is not below {count} {said[count]}"
             )
     return said
+
+
+def adopt_launcher(environ: MutableMapping[str, str]) -> None:
+    """Set this process's environment as its launcher meant it; before anything asks for GPUs.
+
+    Adds `launcher_variables`. Hides all GPUs where DS_ACCELERATOR says cpu: DeepSpeed 0.19.8's
+    launcher puts the ranks' numbers into CUDA_VISIBLE_DEVICES there too (launcher/launch.py, `main`
+    with CPU_Accelerator.set_visible_devices_envs), which would show GPUs that the user has hidden.
+
+    Raises:
+        ValueError: the launcher's variables contradict each other.
+    """
+    environ.update(launcher_variables(environ))
+    if environ.get("DS_ACCELERATOR") == "cpu":
+        environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
 def _from_slurm(environ: Mapping[str, str]) -> dict[str, str]:
@@ -113,10 +128,44 @@ class Ranks:
 
     @property
     def device(self) -> torch.device:
-        """This rank's GPU, or the CPU where there is none."""
-        if torch.cuda.is_available():
+        """This rank's GPU, or the CPU where there is none.
+
+        Raises:
+            ValueError: the machine has fewer visible GPUs than ranks.
+        """
+        if not torch.cuda.is_available():
+            return torch.device("cpu")
+        count = torch.cuda.device_count()
+        if count == 1 and (self.local_rank == 0 or not _gpu_is_shared(os.environ)):
+            return torch.device("cuda", 0)
+        if self.local_rank < count:
             return torch.device("cuda", self.local_rank)
-        return torch.device("cpu")
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        raise ValueError(
+            f"local rank {self.local_rank} has no GPU: {self.local_count} ranks were started on a "
+            f"machine with {count} visible GPUs (CUDA_VISIBLE_DEVICES is "
+            f"{'not set' if visible is None else repr(visible)}); start at most {count} ranks "
+            "there, or make more GPUs visible"
+        )
+
+    def prepare_device(self) -> None:
+        """Make this rank's GPU the current one; on every rank, before the first collective.
+
+        The current device is where torch 2.13 puts the objects of `all_gather_object` under NCCL
+        (distributed_c10d.py, `_get_object_coll_device` returns "cuda" without a number): without
+        this, every rank of a machine uses its first GPU. DeepSpeed 0.19.8 binds the process group
+        to the GPU whose number LOCAL_RANK is (comm/torch.py, `init_process_group`), and its engine
+        uses that GPU (runtime/engine.py, `_set_distributed_vars`). So LOCAL_RANK is set to
+        the GPU's number, which is 0 where each rank sees its own GPU only.
+
+        Raises:
+            ValueError: the machine has fewer visible GPUs than ranks; on each of its ranks.
+        """
+        _ = dataclasses.replace(self, local_rank=self.local_count - 1).device
+        device = self.device
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+            os.environ["LOCAL_RANK"] = str(device.index)
 
     def prepare_cpu(self) -> None:
         """Give each rank of this machine its share of the cores, unless OMP_NUM_THREADS says.
@@ -128,6 +177,18 @@ class Ranks:
             cores = len(os.sched_getaffinity(0))
             torch.set_num_threads(max(1, cores // self.local_count))
         torch.set_flush_denormal(True)  # threads that are started later do so, too
+
+
+def _gpu_is_shared(environ: Mapping[str, str]) -> bool:
+    """Whether the only visible GPU is visible to the machine's other ranks, too.
+
+    Slurm (--gpus-per-task) or a wrapper script may show each rank another single GPU. The deepspeed
+    launcher and torchrun show all ranks the same ones, unless CUDA_VISIBLE_DEVICES was set to one
+    device for each rank after they started it.
+    """
+    launched = "CROSS_RANK" in environ or "TORCHELASTIC_RUN_ID" in environ
+    visible = environ.get("CUDA_VISIBLE_DEVICES", "")
+    return launched and (not visible or "," in visible)
 
 
 def all_sum(values: list[float], device: torch.device) -> list[float]:

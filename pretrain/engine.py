@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from pretrain import deepspeed_repairs, deepspeed_settings
 from pretrain.batches import MicroBatch
 from pretrain.config import BatchConfig, OptimizerConfig
-from pretrain.distributed import Ranks, all_sum, broadcast_code, launcher_variables
+from pretrain.distributed import Ranks, adopt_launcher, all_sum, broadcast_code
 from pretrain.loop import Objective, StepResult
 
 if TYPE_CHECKING:
@@ -60,22 +60,20 @@ def start() -> Ranks:
     """Join the process group that the launcher's variables describe (alone: a group of one).
 
     Raises:
-        ValueError: the variables contradict each other.
+        ValueError: the variables contradict each other, or there are more ranks than GPUs.
     """
-    os.environ.update(launcher_variables(os.environ))
+    adopt_launcher(os.environ)
     ranks = Ranks.from_environment()
+    ranks.prepare_device()
     ranks.prepare_cpu()
-    import torch
-
+    on_gpu = ranks.device.type == "cuda"
     deepspeed_repairs.choose_accelerator()
     import deepspeed
 
-    if not torch.cuda.is_available():
+    if not on_gpu:
         deepspeed_repairs.switch_off_shared_memory_op()
     deepspeed_repairs.limit_waiting()
-    deepspeed.init_distributed(
-        dist_backend="nccl" if torch.cuda.is_available() else "gloo", verbose=False
-    )
+    deepspeed.init_distributed(dist_backend="nccl" if on_gpu else "gloo", verbose=False)
     return ranks
 
 

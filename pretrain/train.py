@@ -65,30 +65,31 @@ def main(arguments: Sequence[str]) -> int:
             "key=value changes a setting, such as optimizer.learning_rate=1e-4 or folder=runs/a.\n"
         )
         return EXIT_DONE if words else EXIT_USAGE
+    from pretrain.distributed import adopt_launcher
+
     run = Path(words[0]).parent  # where a supervisor leaves its copy of the recipe
+    local_rank = 0
     try:
+        adopt_launcher(os.environ)
+        local_rank = int(os.environ["LOCAL_RANK"])
         config = recipes.load(words[0], words[1:])
         run = Path(config.folder)
         attempt = _prepare(config)
     except (ValueError, Failure) as error:
-        return _failed(run, error, EXIT_USAGE)
+        return _failed(run, error, EXIT_USAGE, local_rank)
     except Exception as error:
         failures.report(run, EXIT_FAILED, error, unexpected=True)
         raise
     try:
         return attempt.run()
     except Failure as error:
-        return _failed(run, error, EXIT_FAILED)
+        return _failed(run, error, EXIT_FAILED, local_rank)
     except Exception as error:
         failures.report(run, EXIT_FAILED, error, unexpected=True)
         raise
 
 
 def _prepare(config: RunConfig) -> Attempt:
-    from pretrain.distributed import launcher_variables
-
-    # Below srun there are Slurm's names alone.
-    os.environ.update(launcher_variables(os.environ))
     world = int(os.environ["WORLD_SIZE"])
     architecture, manifest = checks.check(config, world)
     settings = _deepspeed_settings(config, world)
@@ -96,9 +97,9 @@ def _prepare(config: RunConfig) -> Attempt:
     return Attempt(config, architecture, manifest, settings)
 
 
-def _failed(run: Path, error: Exception, code: int) -> int:
+def _failed(run: Path, error: Exception, code: int, local_rank: int) -> int:
     failures.report(run, code, error)
-    if not int(os.environ.get("LOCAL_RANK", "0")):
+    if not local_rank:
         with contextlib.suppress(OSError):  # its log may be on a full disk
             sys.stderr.write(f"pretrain.train: error: {error}\n")
     elif not isinstance(error, Failure):  # which is every rank's

@@ -1,0 +1,111 @@
+"""Which device a rank has, and when it takes it: with a stand-in for CUDA."""
+
+import os
+
+import pytest
+import torch
+
+from pretrain import engine
+from pretrain.distributed import Ranks, adopt_launcher
+
+CUDA_0, CUDA_1 = torch.device("cuda", 0), torch.device("cuda", 1)
+
+
+@pytest.fixture
+def cuda(monkeypatch):
+    """`cuda(count)`: a machine with so many visible GPUs; returns what is called, in order."""
+
+    def pretend(count, **environ):
+        calls = []
+        names = ("CUDA_VISIBLE_DEVICES", "CROSS_RANK", "TORCHELASTIC_RUN_ID", "DS_ACCELERATOR")
+        for name in names:
+            monkeypatch.delenv(name, raising=False)
+        for name, value in environ.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+        monkeypatch.setattr(torch.cuda, "set_device", lambda device: calls.append(device))
+        return calls
+
+    return pretend
+
+
+def variables(rank, count, local_rank, local_count):
+    return {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(count),
+        "LOCAL_RANK": str(local_rank),
+        "LOCAL_WORLD_SIZE": str(local_count),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "1",
+    }
+
+
+def started(monkeypatch, calls):
+    """Call engine.start() up to the process group."""
+    import deepspeed
+
+    from pretrain import deepspeed_repairs
+
+    def init_distributed(dist_backend, verbose):
+        calls.append((dist_backend, os.environ["LOCAL_RANK"]))
+
+    monkeypatch.setattr(deepspeed, "init_distributed", init_distributed)
+    monkeypatch.setattr(deepspeed_repairs, "limit_waiting", lambda: None)
+    monkeypatch.setattr(deepspeed_repairs, "switch_off_shared_memory_op", lambda: None)
+    monkeypatch.setattr(Ranks, "prepare_cpu", lambda self: None)
+    return engine.start()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_each_rank_takes_its_gpu_before_it_joins_the_others(cuda, monkeypatch, rank):
+    calls = cuda(2, **variables(rank, 2, rank, 2))
+    ranks = started(monkeypatch, calls)
+    assert calls == [torch.device("cuda", rank), ("nccl", str(rank))]
+    assert ranks.device == torch.device("cuda", rank)
+
+
+@pytest.mark.parametrize("visible", ["0", "3", "GPU-8932f937"])
+def test_a_rank_that_sees_its_gpu_alone_takes_that(cuda, monkeypatch, visible):
+    """As below `srun --gpus-per-task 1`; DeepSpeed binds the GPU whose number LOCAL_RANK is."""
+    calls = cuda(1, CUDA_VISIBLE_DEVICES=visible, **variables(3, 4, 1, 2))
+    ranks = started(monkeypatch, calls)
+    assert calls == [CUDA_0, ("nccl", "0")]
+    assert ranks.device == CUDA_0
+    assert (ranks.rank, ranks.local_rank) == (3, 1)
+
+
+@pytest.mark.parametrize("rank", [0, 1, 2])
+def test_more_ranks_than_visible_gpus_are_refused_on_every_rank(cuda, monkeypatch, rank):
+    calls = cuda(2, CUDA_VISIBLE_DEVICES="4,5", **variables(rank, 3, rank, 3))
+    with pytest.raises(ValueError, match="3 ranks .* 2 visible GPUs .*'4,5'.*start at most 2"):
+        started(monkeypatch, calls)
+    assert calls == []
+
+
+@pytest.mark.parametrize("launcher", ["CROSS_RANK", "TORCHELASTIC_RUN_ID"])
+def test_one_gpu_for_all_ranks_of_a_launcher_is_not_one_for_each(cuda, launcher):
+    for visible in ({}, {"CUDA_VISIBLE_DEVICES": "0,1"}):  # deepspeed lists as many as ranks
+        cuda(1, **{launcher: "0"}, **visible)
+        assert Ranks(0, 2, 0, 2).device == CUDA_0
+        with pytest.raises(ValueError, match="2 ranks .* 1 visible GPUs"):
+            _ = Ranks(1, 2, 1, 2).device
+    cuda(1, CUDA_VISIBLE_DEVICES="1", **{launcher: "0"})  # a wrapper script around each rank
+    assert Ranks(1, 2, 1, 2).device == CUDA_0
+
+
+def test_without_a_gpu_every_rank_is_on_the_cpu(cuda, monkeypatch):
+    calls = cuda(0, **variables(1, 2, 1, 2))
+    monkeypatch.setenv("DS_ACCELERATOR", "cpu")
+    assert started(monkeypatch, calls).device == torch.device("cpu")
+    assert calls == [("gloo", "1")]
+
+
+def test_ranks_that_are_told_to_use_the_cpu_see_no_gpu():
+    """DeepSpeed's launcher lists GPUs for them all the same."""
+    environ = {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": "0,1"}
+    adopt_launcher(environ)
+    assert environ["CUDA_VISIBLE_DEVICES"] == ""
+    environ = {"CUDA_VISIBLE_DEVICES": "0,1"}
+    adopt_launcher(environ)
+    assert environ["CUDA_VISIBLE_DEVICES"] == "0,1"
