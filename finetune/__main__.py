@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from data_prep import console
-from pretrain.settings import parse_arguments
+from pretrain.settings import add_device, parse_arguments
 
 EXIT_DONE = 0
 EXIT_RUN_FAILED = 1
@@ -118,11 +118,13 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument(
         "--output", type=Path, help="write label and probability here (default: print them)"
     )
+    add_device(command)
     command.set_defaults(action=_predict)
 
     command = commands.add_parser("submit", help="predict test sets in the form of GLUE's server")
     command.add_argument("folder", type=Path, help="the --output of glue")
     command.add_argument("--output", type=Path, required=True, help="a folder for the files")
+    add_device(command)
     command.set_defaults(action=_submit)
 
     command = commands.add_parser(
@@ -241,7 +243,7 @@ def _predict(options: argparse.Namespace) -> int:
     from data_prep.files import write_atomically
     from finetune.predict import predict
 
-    lines = predict(options.model, options.file, options.head)
+    lines = predict(options.model, options.file, options.head, options.device)
     if options.output:
         write_atomically(options.output, lines.encode())
     else:
@@ -252,7 +254,7 @@ def _predict(options: argparse.Namespace) -> int:
 def _submit(options: argparse.Namespace) -> int:
     from finetune.predict import submit
 
-    submit(options.folder, options.output, _say)
+    submit(options.folder, options.output, _say, options.device)
     return EXIT_DONE
 
 

@@ -19,13 +19,14 @@ from finetune.planning import result_of
 from pretrain import model_folder
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
     from pretrain.batches import MicroBatch
     from pretrain.model.config import ClassificationConfig
 
 
-def predict(model: Path, file: Path, head: str = "") -> str:
+def predict(model: Path, file: Path, head: str = "", device: str | None = None) -> str:
     """Labels of a file's lines, a line each: the label, a tab, its probability.
 
     Of a regression: its value, as the task's files have it.
@@ -34,16 +35,20 @@ def predict(model: Path, file: Path, head: str = "") -> str:
         model: a folder with a classification head, such as a run's `model/`.
         file: a line an example: a text, or two with a tab between them.
         head: its name; empty: the only one.
+        device: as `pretrain.distributed.choose_device` takes it.
 
     Raises:
-        ValueError: no such folder, head or file, or a line with another number of texts.
+        ValueError: no such device, folder, head or file, or a line with another number of texts.
     """
+    from pretrain.distributed import choose_device
+
+    chosen = choose_device(device)
     loaded = model_folder.load(model)
     name = _head_name(loaded, head)
     task = glue.TASKS.get(name)
     rows = _read_lines(file, len(task.texts) if task else None)
     config = loaded.classification_heads[name].config
-    logits = _logits(loaded, name, rows)
+    logits = _logits(loaded, name, rows, chosen)
     if config.classes == 1:
         lines = [f"{value:.4f}" for value in logits[:, 0] * (task.scale if task else 1.0)]
     else:
@@ -91,12 +96,13 @@ def _read_lines(file: Path, count: int | None) -> list[Example]:
     return rows
 
 
-def _logits(loaded: model_folder.LoadedModel, head: str, rows: Sequence[Example]) -> Logits:
+def _logits(
+    loaded: model_folder.LoadedModel, head: str, rows: Sequence[Example], device: torch.device
+) -> Logits:
     import torch
 
     from pretrain.model.classifier import Classifier
 
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     classifier = Classifier(loaded.model.encoder, loaded.classification_heads[head]).to(device)
     # A converted model says nothing of its fine-tuning.
     max_tokens = int(loaded.provenance.get("max_tokens", FinetuneConfig.max_tokens))
@@ -108,7 +114,9 @@ def _logits(loaded: model_folder.LoadedModel, head: str, rows: Sequence[Example]
     return logits_of(classifier.eval(), EncodedExamples(rows, loaded.tokenizer, limit), to_device)
 
 
-def submit(runs: Path, output: Path, say: Callable[[str], object]) -> list[Path]:
+def submit(
+    runs: Path, output: Path, say: Callable[[str], object], device: str | None = None
+) -> list[Path]:
     """Write predictions of the test sets in the format of GLUE's server.
 
     Each task's are those of the kept model with the best score on dev.
@@ -117,13 +125,17 @@ def submit(runs: Path, output: Path, say: Callable[[str], object]) -> list[Path]
         runs: the --output of `glue`.
         output: a folder for CoLA.tsv, MNLI-m.tsv and so on.
         say: takes a line for the user.
+        device: as `pretrain.distributed.choose_device` takes it.
 
     Returns:
         The files written; the server wants one of every test set.
 
     Raises:
-        ValueError: no kept model in the folder.
+        ValueError: no such device, or no kept model in the folder.
     """
+    from pretrain.distributed import choose_device
+
+    chosen = choose_device(device)
     kept = [path for path in sorted(runs.glob(f"*/{RESULT}")) if (path.parent / MODEL).is_dir()]
     results = [(path.parent, result_of(path.parent)) for path in kept]
     results = [each for each in results if each[1]["weights"] == "pretrained"]
@@ -144,7 +156,7 @@ def submit(runs: Path, output: Path, say: Callable[[str], object]) -> list[Path]
                 say(f"{name or task.name}: left out: {error}")
                 continue
             path = output / f"{name or task.name}.tsv"
-            content = submission(task, _logits(loaded, task.name, rows))
+            content = submission(task, _logits(loaded, task.name, rows, chosen))
             write_atomically(path, content.encode())
             say(f"{path}: {len(rows):,} predictions of {folder.name}")
             written.append(path)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from data_prep import console
-from pretrain.settings import parse_arguments
+from pretrain.settings import add_device, parse_arguments
 
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
@@ -102,12 +102,14 @@ def _parser() -> argparse.ArgumentParser:
         help="how documents fill blocks (default: as the model was trained)",
     )
     command.add_argument("--json", type=Path, help="write the figures to this file as well")
+    add_device(command)
     command.set_defaults(action=_evaluate)
 
     command = commands.add_parser("fill-mask", help="the likeliest fillers of <mask> in a text")
     command.add_argument("model", type=Path)
     command.add_argument("text", help='such as "The capital of China is <mask>."')
     command.add_argument("--top-k", type=int, default=5)
+    add_device(command)
     command.set_defaults(action=_fill_mask)
 
     command = commands.add_parser(
@@ -272,14 +274,17 @@ def _convert(options: argparse.Namespace) -> int:
 def _evaluate(options: argparse.Namespace) -> int:
     import dataclasses
 
+    from pretrain.batches import VALIDATION_MASKS
     from pretrain.checkpoints import write_json
+    from pretrain.distributed import choose_device
     from pretrain.evaluate import evaluate_lengths
     from pretrain.model_folder import load
 
+    device = choose_device(options.device)
     loaded = load(options.model)
     lengths = options.lengths or [loaded.model.config.max_positions]
     results = evaluate_lengths(
-        loaded.model,
+        loaded.model.to(device),
         loaded.tokenizer.digest(),
         options.data,
         lengths,
@@ -287,6 +292,7 @@ def _evaluate(options: argparse.Namespace) -> int:
         packing=options.packing or loaded.packing,
     )
     sys.stdout.write(
+        f"{VALIDATION_MASKS}\n"
         f"{'length':>8} {'subset':<20} {'masked':>12} {'loss':>8} {'perplexity':>11}\n"
     )
     for r in results:
@@ -303,11 +309,14 @@ def _evaluate(options: argparse.Namespace) -> int:
 
 
 def _fill_mask(options: argparse.Namespace) -> int:
+    from pretrain.distributed import choose_device
     from pretrain.fill_mask import fill_mask
     from pretrain.model_folder import load
 
+    device = choose_device(options.device)
     loaded = load(options.model)
-    for fillers in fill_mask(loaded.model, loaded.tokenizer, options.text, options.top_k):
+    model = loaded.model.to(device)
+    for fillers in fill_mask(model, loaded.tokenizer, options.text, options.top_k):
         for filler in fillers:
             sys.stdout.write(f"{filler.probability:8.4f}  {filler.token!r:<16} {filler.text}\n")
     return 0

@@ -19,12 +19,18 @@ from data_prep.blocks import best_fit, complete
 from data_prep.corpus import Corpus
 from data_prep.files import new_folder
 from data_prep.tokenizer import Tokenizer
-from pretrain.config import BatchConfig, FaultConfig
+from pretrain.config import BatchConfig, FaultConfig, MaskingConfig
 from pretrain.objectives.masked import FIRST_WORD_ID, IGNORED, MaskedLM
 from pretrain.order import Lineage, digest
 
 VALIDATION_SEED = 0
-"""Validation masks are the same for every run, so that perplexities compare."""
+VALIDATION_MASKING = MaskingConfig()
+VALIDATION_MASKS = (
+    f"validation masks: {100 * VALIDATION_MASKING.probability:g} % of the tokens, the same for "
+    "every model"
+)
+"""Validation hides the same tokens for every model, whatever a recipe trains with, so that
+perplexities compare: of two runs, and of a run and its exported model."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -208,6 +214,16 @@ class PretrainingBatches:
         return dataclasses.replace(batch, arrays={**batch.arrays, "labels": spoiled})
 
 
+def validation_objective(vocab_size: int, replacement_end: int) -> MaskedLM:
+    """The masks and the loss of every validation.
+
+    Args:
+        vocab_size: ids of the corpus; the last one is `<mask>`.
+        replacement_end: as in MaskedLM.
+    """
+    return MaskedLM(VALIDATION_MASKING, vocab_size - 1, replacement_end)
+
+
 def validation_batches(
     blocks: Blocks, objective: MaskedLM, limit: int, size: int, rank: int, ranks: int
 ) -> list[MicroBatch]:
@@ -217,15 +233,13 @@ def validation_batches(
     Every rank gets the same number of micro-batches, as ZeRO 3 needs: where there are too few, a
     last one without targets.
     """
-    count = min(limit, len(blocks)) if limit else len(blocks)
-    # Spread, for neighbours come from one input file and are alike.
-    spread = [number * len(blocks) // count for number in range(count)]
-    total = -(-count // size)
+    spread = _spread(blocks, limit)
+    total = -(-len(spread) // size)
     result = []
     for turn in range(-(-total // ranks)):
         index = turn * ranks + rank
         chosen = spread[index * size : (index + 1) * size]
-        keys = [(VALIDATION_SEED, 0, block) for block in chosen or [0]]
+        keys = [_validation_key(block) for block in chosen or [0]]
         batch = collate(blocks, objective, chosen or [0], keys, index)
         arrays = {**batch.arrays, "subsets": _subsets(blocks, chosen or [0], batch)}
         if not chosen:
@@ -233,6 +247,43 @@ def validation_batches(
             batch = dataclasses.replace(batch, tokens=0, targets=0)
         result.append(dataclasses.replace(batch, arrays=arrays))
     return result
+
+
+def refuse_without_targets(blocks: Blocks, objective: MaskedLM, limit: int) -> None:
+    """Refuse to validate on blocks that have no token to predict. Stops at the first that has one.
+
+    Args:
+        blocks: of the validation split.
+        objective: what `validation_objective` returns.
+        limit: as in `validation_batches`.
+
+    Raises:
+        ValueError: names the corpus, the length and the cause.
+    """
+    chosen = _spread(blocks, limit)
+    tokens = 0
+    for block in chosen:
+        # Which places are masked depends on the number of tokens only, so none is read.
+        ids = blocks.document_numbers(block)
+        if len(objective.mask(ids, _validation_key(block))[1]):
+            return
+        tokens += len(ids)
+    raise ValueError(
+        f"{blocks.corpus.folder}: split {blocks.corpus.split!r} has nothing to predict: its "
+        f"{len(chosen)} blocks of at most {blocks.sequence_length} tokens hold {tokens} tokens, "
+        f"and none of them is masked ({VALIDATION_MASKS}); accepted: more validation documents, "
+        "or longer blocks"
+    )
+
+
+def _spread(blocks: Blocks, limit: int) -> list[int]:
+    """Neighbours come from one input file and are alike, so the chosen blocks are spread."""
+    count = min(limit, len(blocks)) if limit else len(blocks)
+    return [number * len(blocks) // count for number in range(count)]
+
+
+def _validation_key(block: int) -> tuple[int, int, int]:
+    return VALIDATION_SEED, 0, block
 
 
 def _subsets(blocks: Blocks, chosen: Sequence[int], batch: MicroBatch) -> npt.NDArray[np.int64]:

@@ -201,9 +201,9 @@ def _parts(case: Case, batch: MicroBatch, device: torch.device) -> dict[str, flo
 
 
 def _device() -> torch.device:
-    import torch
+    from pretrain.distributed import choose_device
 
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return choose_device()
 
 
 def _seconds(action: Callable[[], object], device: torch.device) -> float:

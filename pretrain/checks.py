@@ -11,9 +11,11 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from data_prep.corpus import Corpus
 from data_prep.manifest import CorpusManifest, load_manifest
 from pretrain import deepspeed_settings, ledger, metrics, run_folder, supervisor
 from pretrain import recipe as recipes
+from pretrain.batches import Blocks, refuse_without_targets, validation_objective
 from pretrain.config import RunConfig
 from pretrain.model import presets
 from pretrain.model.config import ModelConfig, check_backend
@@ -72,6 +74,11 @@ def check(config: RunConfig, ranks: int) -> tuple[ModelConfig, CorpusManifest]:
     check_backend(model, config.training.attention_backend)
     if config.training.compile:
         deepspeed_settings.refuse_compiling(settings)
+    blocks = Blocks(
+        Corpus(Path(config.data.corpus), "valid"), config.data.sequence_length, config.data.packing
+    )
+    objective = validation_objective(manifest.vocab_size, model.vocab_size)
+    refuse_without_targets(blocks, objective, config.training.evaluation_blocks)
     return model, manifest
 
 

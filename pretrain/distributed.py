@@ -170,13 +170,51 @@ class Ranks:
     def prepare_cpu(self) -> None:
         """Give each rank of this machine its share of the cores, unless OMP_NUM_THREADS says.
 
-        And take numbers below the smallest normal one (1e-38) for zero: ALiBi's weights of far keys
-        are such, and with them the backward pass of attention takes three times as long.
+        Also flushes denormal numbers.
         """
         if "OMP_NUM_THREADS" not in os.environ:
             cores = len(os.sched_getaffinity(0))
             torch.set_num_threads(max(1, cores // self.local_count))
-        torch.set_flush_denormal(True)  # threads that are started later do so, too
+        _flush_denormals()
+
+
+_LONE_RANK = Ranks(0, 1, 0, 1)
+
+
+def choose_device(name: str | None = None) -> torch.device:
+    """The device of a command that runs in one process, made ready for use.
+
+    Args:
+        name: what --device says: cpu, cuda or cuda:N; None: the first GPU, or the CPU where there
+            is none.
+
+    Raises:
+        ValueError: this machine has no such device.
+    """
+    device = _LONE_RANK.device if name is None else _device_named(name)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    else:
+        _flush_denormals()
+    return device
+
+
+def _device_named(name: str) -> torch.device:
+    gpus = range(torch.cuda.device_count() if torch.cuda.is_available() else 0)
+    devices = ["cpu", *(f"cuda:{number}" for number in gpus)]
+    full_name = "cuda:0" if name == "cuda" else name
+    if full_name not in devices:
+        raise ValueError(f"--device {name}: this machine has {', '.join(devices)}")
+    return torch.device(full_name)
+
+
+def _flush_denormals() -> None:
+    """Treat numbers below the smallest normal one (1e-38) as zero.
+
+    ALiBi's weights of distant keys are that small, and with them the backward pass of attention
+    takes three times as long on a CPU. Threads that start later inherit the setting.
+    """
+    torch.set_flush_denormal(True)
 
 
 def _gpu_is_shared(environ: Mapping[str, str]) -> bool:

@@ -10,8 +10,13 @@ from pathlib import Path
 import torch
 
 from data_prep.corpus import Corpus
-from pretrain.batches import Blocks, MicroBatch, validation_batches
-from pretrain.config import MaskingConfig
+from pretrain.batches import (
+    Blocks,
+    MicroBatch,
+    refuse_without_targets,
+    validation_batches,
+    validation_objective,
+)
 from pretrain.model.language_model import LanguageModel
 from pretrain.objectives.masked import MaskedLM
 
@@ -67,7 +72,7 @@ def evaluate_lengths(
 ) -> list[Evaluation]:
     """Perplexity on a corpus's validation split cut into blocks of each length.
 
-    15 % of the tokens are masked, always the same ones.
+    The masks are those of every validation (`batches.VALIDATION_MASKS`).
 
     Args:
         model: any device, evaluation mode.
@@ -80,7 +85,8 @@ def evaluate_lengths(
             meets what it has not seen.
 
     Raises:
-        ValueError: another vocabulary, no validation split, or a length that the model cannot read.
+        ValueError: another vocabulary, a validation split that is empty or has nothing to predict,
+            or a length that the model cannot read.
     """
     corpus = Corpus(folder, "valid")
     if corpus.manifest.tokenizer_digest != tokenizer_digest:
@@ -88,11 +94,12 @@ def evaluate_lengths(
             f"{folder}: was made with another vocabulary ({corpus.manifest.tokenizer_digest[:12]}, "
             f"{corpus.manifest.vocab_size} ids) than the model's ({tokenizer_digest[:12]})"
         )
-    objective = MaskedLM(MaskingConfig(), corpus.manifest.vocab_size - 1, model.config.vocab_size)
+    objective = validation_objective(corpus.manifest.vocab_size, model.config.vocab_size)
     names = corpus.manifest.subsets
     results = []
     for length in lengths:
         blocks = Blocks(corpus, length, packing)
+        refuse_without_targets(blocks, objective, limit)
         batches = validation_batches(blocks, objective, limit, micro_batch_size, 0, 1)
         sums = summed_losses(model, objective, batches, len(names))
         total, subsets = scores(sums.tolist(), names)

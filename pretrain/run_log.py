@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pretrain import checks, ledger, metrics, run_folder
+from pretrain.batches import VALIDATION_MASKING
 from pretrain.config import RunConfig
 from pretrain.loop import StepRecord
 from pretrain.run_folder import Start
@@ -30,6 +31,10 @@ if TYPE_CHECKING:
 
 _MOST_UNSAID = 1000
 """Lines for the console that are kept while its log is on a full disk."""
+
+
+STANDARD = "standard"
+"""The masks of a measurement in validation.jsonl: `batches.VALIDATION_MASKING`."""
 
 
 class RunLog:
@@ -123,7 +128,7 @@ class RunLog:
         lines = metrics.read(self._run / metrics.METRICS)
         self._watch = SpikeWatch(
             SpikeDetector(self._config.spike, declared_changes(self._config, start.state)),
-            *history_before(start.step, lines, metrics.read(self._run / metrics.VALIDATION)),
+            *history_before(start.step, lines, self._comparable_validation()),
             self._tell,
         )
         return [
@@ -146,12 +151,22 @@ class RunLog:
         """Note a measurement on the validation split after `step` updates."""
         by_subset = {name: dataclasses.asdict(score) for name, score in subsets.items()}
         line = {"attempt": self._start.attempt, "step": step, **dataclasses.asdict(total)}
-        self._validation.write({**line, "subsets": by_subset})
+        self._validation.write({**line, "masks": STANDARD, "subsets": by_subset})
         self._watch.validation_loss = total.loss
         values = {"validation/loss": total.loss, "validation/perplexity": total.perplexity}
         values |= {f"validation perplexity/{n}": score.perplexity for n, score in subsets.items()}
         self._tensorboard.scalars(step, values)
         self.say(f"after {step} steps: validation perplexity {total.perplexity:.2f}")
+
+    def _comparable_validation(self) -> list[dict[str, Any]]:
+        """The recorded measurements whose masks were the standard ones.
+
+        Before validation.jsonl named them, they were the recipe's.
+        """
+        lines = metrics.read(self._run / metrics.VALIDATION)
+        if self._config.masking == VALIDATION_MASKING:
+            return lines
+        return [line for line in lines if line.get("masks") == STANDARD]
 
     def _tell(self, event: Event) -> None:
         fields = dataclasses.asdict(event)

@@ -33,6 +33,13 @@ def parse_arguments(
     return options
 
 
+def add_device(command: argparse.ArgumentParser) -> None:
+    """Give a command that runs a model its --device (see `distributed.choose_device`)."""
+    command.add_argument(
+        "--device", help="cpu, cuda or cuda:N (default: a GPU where there is one, else the CPU)"
+    )
+
+
 def check(condition: bool, name: str, value: object, accepted: str) -> None:
     """Refuse the value of setting `name` unless the condition holds.
 

@@ -23,7 +23,13 @@ from data_prep.corpus import Corpus
 from data_prep.manifest import CorpusManifest
 from pretrain import checkpoints, checks, ledger, run_folder
 from pretrain import recipe as recipes
-from pretrain.batches import Blocks, PretrainingBatches, validation_batches
+from pretrain.batches import (
+    VALIDATION_MASKS,
+    Blocks,
+    PretrainingBatches,
+    validation_batches,
+    validation_objective,
+)
 from pretrain.checkpoints import Failure
 from pretrain.config import RunConfig
 from pretrain.decisions import retained
@@ -238,9 +244,10 @@ class Attempt:
             words,
             compiled=training.compile,
         )
+        self.measure = validation_objective(self.manifest.vocab_size, self.architecture.vocab_size)
         self.validation = validation_batches(
             self._blocks("valid"),
-            self.objective,
+            self.measure,
             training.evaluation_blocks,
             config.batch.micro_batch_size,
             self.ranks.rank,
@@ -325,7 +332,7 @@ class Attempt:
         names = self.manifest.subsets
 
         def sums(model: Model, batch: dict[str, Tensor]) -> Tensor:
-            return self.objective.sums_by_subset(model, batch, len(names))
+            return self.measure.sums_by_subset(model, batch, len(names))
 
         flat = self.engine.evaluate(self.validation, sums)
         if self.ranks.rank == 0:
@@ -424,6 +431,7 @@ class Attempt:
             f"{config.training.attention_backend}), steps {self.start.step} to "
             f"{config.training.steps}, seed {self.start.seed}"
         )
+        self.log.say(VALIDATION_MASKS)
 
 
 if __name__ == "__main__":

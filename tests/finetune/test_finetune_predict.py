@@ -41,6 +41,17 @@ def test_each_line_gets_a_label_and_its_probability(trained, tmp_path, capsys):
     assert all(0.5 <= float(probability) <= 1 for _, probability in lines)
 
 
+def test_a_device_that_is_not_there_is_refused_by_name(trained, tmp_path, capsys):
+    file = write(tmp_path / "new.tsv", "one\n")
+    model = str(trained / "CoLA-pretrained-seed1" / "model")
+    output = ["--output", str(tmp_path / "submission")]
+    assert main(["predict", model, str(file), "--device", "cpu"]) == 0
+    for words in (["predict", model, str(file)], ["submit", str(trained), *output]):
+        assert main([*words, "--device", "cuda"]) == 2
+        assert "error: --device cuda: this machine has cpu" in capsys.readouterr().err
+    assert not (tmp_path / "submission").exists()
+
+
 def test_a_regression_gives_the_benchmark_s_numbers_in_the_order_of_the_lines(trained, tmp_path):
     file = write(
         tmp_path / "new.tsv",

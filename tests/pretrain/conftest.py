@@ -40,6 +40,17 @@ def other_vocabulary(corpus: Path) -> Path:
     return folder / "made-2"
 
 
+@pytest.fixture(scope="session")
+def unpredictable(corpus: Path) -> Path:
+    """The same text with a validation split of one word, none of whose tokens is masked."""
+    word, raw = corpus.parent / "word.jsonl", str(corpus.parent / "topics.jsonl")
+    word.write_text(json.dumps({"text": "a"}) + "\n")
+    output = ["--output", str(corpus.parent / "unpredictable"), "--tokenizer", str(corpus)]
+    settings = ["--valid-input", str(word), "--max-tokens", "64"]
+    run(["prepare", "--input", raw, *output, *settings])
+    return corpus.parent / "unpredictable"
+
+
 def run(arguments: list[str]) -> None:
     assert data_prep(arguments) == 0
 

@@ -157,3 +157,12 @@ def test_losses_that_were_not_finite_do_not_stop_a_resume():
     assert "had 5.100000" in checks.discontinuity([5.0, 5.2], recorded, history, 6.0)
     assert checks.discontinuity([3.0] * 4, [], history, 6.0) == ""
     assert "median loss 9.0" in checks.discontinuity([9.0] * 4, [], history, 6.0)
+
+
+def test_a_validation_split_with_nothing_to_predict_is_refused_before_anything_starts(
+    unpredictable, recipe, tmp_path, capsys
+):
+    overrides = [f"folder={tmp_path / 'run'}", f"data.corpus={unpredictable}"]
+    assert command_line.main(["supervise", str(recipe.path), *overrides]) == 2
+    assert "has nothing to predict" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from pretrain import engine
-from pretrain.distributed import Ranks, adopt_launcher
+from pretrain.distributed import Ranks, adopt_launcher, choose_device
 
 CUDA_0, CUDA_1 = torch.device("cuda", 0), torch.device("cuda", 1)
 
@@ -14,6 +14,9 @@ CUDA_0, CUDA_1 = torch.device("cuda", 0), torch.device("cuda", 1)
 @pytest.fixture
 def cuda(monkeypatch):
     """`cuda(count)`: a machine with so many visible GPUs; returns what is called, in order."""
+    from deepspeed.accelerator import get_accelerator
+
+    get_accelerator()  # chooses once in a process, and must not choose the stand-in
 
     def pretend(count, **environ):
         calls = []
@@ -109,3 +112,32 @@ def test_ranks_that_are_told_to_use_the_cpu_see_no_gpu():
     environ = {"CUDA_VISIBLE_DEVICES": "0,1"}
     adopt_launcher(environ)
     assert environ["CUDA_VISIBLE_DEVICES"] == "0,1"
+
+
+def test_a_command_runs_on_a_gpu_where_there_is_one_or_where_it_is_told(cuda):
+    calls = cuda(2)
+    assert choose_device() == choose_device("cuda") == choose_device("cuda:0") == CUDA_0
+    assert choose_device("cuda:1") == CUDA_1
+    assert calls == [CUDA_0, CUDA_0, CUDA_0, CUDA_1]
+    assert choose_device("cpu") == torch.device("cpu")
+    for name in ("cuda:2", "gpu", "cuda:-1", "mps"):
+        with pytest.raises(
+            ValueError, match=f"--device {name}: this machine has cpu, cuda:0, cuda:1"
+        ):
+            choose_device(name)
+    cuda(0)
+    assert choose_device() == torch.device("cpu")
+    with pytest.raises(ValueError, match="--device cuda: this machine has cpu"):
+        choose_device("cuda")
+
+
+def test_a_command_on_the_cpu_takes_denormal_numbers_for_zero(cuda):
+    cuda(0)
+    torch.set_flush_denormal(False)
+    try:
+        tiny = torch.tensor([1e-39])
+        assert float(tiny * 1.0) != 0
+        choose_device("cpu")
+        assert float(tiny * 1.0) == 0
+    finally:
+        torch.set_flush_denormal(False)

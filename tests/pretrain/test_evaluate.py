@@ -76,6 +76,43 @@ def test_learned_positions_beyond_their_table_are_refused(corpus, digest):
         evaluate_lengths(model_of(corpus, "baseline"), digest, corpus, [150])
 
 
+def test_a_split_with_nothing_to_predict_is_refused(digest, unpredictable):
+    message = (
+        f"{unpredictable}: split 'valid' has nothing to predict: its 1 blocks of at most 64 tokens "
+        r"hold \d tokens, and none of them is masked .validation masks: 15 %"
+    )
+    with pytest.raises(ValueError, match=message):
+        evaluate_lengths(model_of(unpredictable, "alibi"), digest, unpredictable, [64])
+
+
+def test_a_command_takes_the_device_that_is_asked_for(corpus, tmp_path, capsys, monkeypatch):
+    from pretrain import __main__ as command_line
+    from pretrain import distributed
+    from pretrain.model_folder import ModelContents, save
+
+    tokenizer = tokenizers.load(corpus)
+    model = model_of(corpus, "alibi")
+    save(tmp_path / "m", ModelContents(model.config, model.state_dict(), tokenizer, {}))
+    flushed = []
+    monkeypatch.setattr(distributed, "_flush_denormals", lambda: flushed.append(1))
+    for words in (
+        ["evaluate", str(tmp_path / "m"), "--data", str(corpus), "--blocks", "1"],
+        ["fill-mask", str(tmp_path / "m"), "a <mask>"],
+    ):
+        assert command_line.main([*words, "--device", "cuda:1"]) == 2
+        refused = f"pretrain {words[0]}: error: --device cuda:1: this machine has cpu\n"
+        assert capsys.readouterr().err == refused
+        for device in ([], ["--device", "cpu"]):
+            flushed.clear()
+            assert command_line.main([*words, *device]) == 0
+            assert flushed
+    moved = []
+    monkeypatch.setattr(distributed, "choose_device", lambda name: torch.device("meta"))
+    monkeypatch.setattr(LanguageModel, "to", lambda self, device: moved.append(device) or self)
+    assert command_line.main(words) == 0
+    assert moved == [torch.device("meta")]
+
+
 def test_a_corpus_of_another_vocabulary_is_refused(corpus, digest, other_vocabulary):
     with pytest.raises(ValueError, match="was made with another vocabulary") as caught:
         evaluate_lengths(model_of(corpus, "baseline"), digest, other_vocabulary, [64])

@@ -211,10 +211,15 @@ def exported(run, tmp_path_factory):
     return output
 
 
-def test_the_exported_model_has_the_perplexity_that_training_saw(exported, run, corpus, tmp_path):
+def test_the_exported_model_has_the_perplexity_that_training_saw(
+    exported, run, corpus, tmp_path, capsys
+):
     out = tmp_path / "figures.json"
     words = ["--data", str(corpus), "--blocks", "6", "--json", str(out)]
     assert command_line.main(["evaluate", str(exported), *words]) == 0
+    masks = "validation masks: 15 % of the tokens, the same for every model\n"
+    assert capsys.readouterr().out.startswith(masks)
+    assert masks in (run / "logs" / "attempt-001.log").read_text()
     (figures,) = json.loads(out.read_text())
     last = metrics.read(run / metrics.VALIDATION)[-1]
     assert figures["length"] == 64

@@ -246,6 +246,45 @@ def test_a_finished_run_is_left_as_it_is(straight, attempt):
     assert {path: path.read_bytes() for path in before} == before
 
 
+SELF_MASKING = ["targets=all", "keep_probability=0", "random_probability=0"]
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("masking", [["probability=0.4"], SELF_MASKING, ["whole_words=true"]])
+def test_a_run_s_validation_is_that_of_its_exported_model(
+    attempt, corpus, tmp_path, masking, ranks
+):
+    """Whatever tokens the recipe hides, and however many ranks share the blocks."""
+    from pretrain.evaluate import evaluate_lengths
+    from pretrain.model_folder import export, load
+
+    overrides = [f"masking.{word}" for word in masking]
+    for code, _, said in attempt(tmp_path / "run", *overrides, ranks=ranks):
+        assert code == 0, said
+    export(tmp_path / "run", tmp_path / "model")
+    loaded = load(tmp_path / "model")
+    digest = loaded.tokenizer.digest()
+    (found,) = evaluate_lengths(loaded.model, digest, corpus, [64], 2, 6, "best-fit")
+    line = metrics.read(tmp_path / "run" / metrics.VALIDATION)[-1]
+    assert line["masks"] == "standard"
+    assert line["masked_tokens"] == found.total.masked_tokens
+    assert line["loss"] == pytest.approx(found.total.loss, rel=1e-6)
+    assert f"{line['perplexity']:.3f}" == f"{found.total.perplexity:.3f}"
+
+
+def test_older_measurements_with_other_masks_are_no_baseline(tmp_path):
+    """They did not say which masks they had: the recipe's."""
+    from pretrain.config import MaskingConfig, RunConfig
+    from pretrain.run_log import RunLog
+
+    lines = [{"step": 2, "loss": 1.0}, {"step": 4, "loss": 2.0, "masks": "standard"}]
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    (tmp_path / metrics.VALIDATION).write_text(text)
+    for masking, kept in [(MaskingConfig(), lines), (MaskingConfig(0.4), lines[1:])]:
+        config = RunConfig(folder=str(tmp_path), masking=masking)
+        assert RunLog(config, None)._comparable_validation() == kept
+
+
 # --- saves that fail -----------------------------------------------------------------------------
 
 
