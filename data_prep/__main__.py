@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from data_prep import console
+from data_prep.arguments import Parser
 
 if TYPE_CHECKING:
     from data_prep.manifest import Settings
@@ -160,7 +161,7 @@ def _verify(options: argparse.Namespace) -> int:
     return 0
 
 
-class _Parser(argparse.ArgumentParser):
+class _Parser(Parser):
     """Says what is wrong in one line, as the commands do."""
 
     def error(self, message: str) -> NoReturn:
@@ -223,6 +224,7 @@ def _add_input(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--input",
         nargs="+",
+        action="extend",
         required=True,
         metavar="GLOB",
         help=".jsonl or .txt (plain, .zst, .gz), .parquet, folders of Dataset.save_to_disk; "
@@ -257,6 +259,7 @@ def _add_prepare_options(parser: argparse.ArgumentParser) -> None:
     add(
         "--valid-input",
         nargs="+",
+        action="extend",
         default=[],
         metavar="GLOB",
         help="inputs that are the validation split, instead of a fraction of --input",

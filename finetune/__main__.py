@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from data_prep import console
+from data_prep.arguments import Parser
 from pretrain.settings import add_device, parse_arguments
 
 EXIT_DONE = 0
@@ -34,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m finetune", description=__doc__)
+    parser = Parser(prog="python -m finetune", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     command = commands.add_parser(
@@ -133,6 +134,7 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument(
         "--input",
         nargs="+",
+        action="extend",
         required=True,
         metavar="GLOB",
         help="files that data_prep reads, such as held-out.jsonl.zst",
@@ -146,6 +148,7 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument(
         "--exclude",
         nargs="+",
+        action="extend",
         default=[],
         metavar="GLOB",
         help="leave out sentences that stand in these: what the model was pretrained on",

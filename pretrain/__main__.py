@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from data_prep import console
+from data_prep.arguments import Parser
 from pretrain.settings import add_device, parse_arguments
 
 EXIT_USAGE = 2
@@ -33,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m pretrain", description=__doc__)
+    parser = Parser(prog="python -m pretrain", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     command = commands.add_parser(

@@ -1,0 +1,97 @@
+"""No option of any command silently replaces what it was given before."""
+
+import argparse
+import json
+
+import pytest
+
+import data_prep.__main__ as data_prep
+import finetune.__main__ as finetune
+import pretrain.__main__ as pretrain
+from data_prep.arguments import Parser
+from data_prep.manifest import load_manifest
+from pretrain.settings import parse_arguments
+
+
+def commands():
+    """Every sub-command's parser, by its words."""
+    for module in (data_prep, pretrain, finetune):
+        parser = module._parser()
+        (choices,) = [a.choices for a in parser._actions if isinstance(a.choices, dict)]
+        for name, command in choices.items():
+            yield f"{module.__name__.split('.')[0]} {name}", parser, name, command
+
+
+def options():
+    for words, parser, name, command in commands():
+        for option in command._actions:
+            if option.option_strings and not isinstance(option, argparse._HelpAction):
+                yield pytest.param(
+                    parser, name, command, option, id=f"{words} {option.option_strings[-1]}"
+                )
+
+
+def value_of(action):
+    return str(next(iter(action.choices))) if action.choices else "2"
+
+
+def other_words(command, option):
+    """What the command needs besides the option."""
+    words = [value_of(a) for a in command._actions if not a.option_strings and a.nargs != "*"]
+    for action in command._actions:
+        if action.required and action.option_strings and action is not option:
+            words += [action.option_strings[-1], value_of(action)]
+    for group in command._mutually_exclusive_groups:
+        if group.required and option not in group._group_actions:
+            words += [group._group_actions[0].option_strings[-1], "1"]
+    return words
+
+
+@pytest.mark.parametrize(("parser", "name", "command", "option"), [*options()])
+def test_a_repeated_option_adds_or_is_refused(parser, name, command, option, capsys):
+    spelling, others = option.option_strings[-1], other_words(command, option)
+    flag = isinstance(option, argparse._StoreTrueAction)
+    once = [spelling] if flag else [spelling, value_of(option)]
+    parse_arguments(parser, [name, *others, *once])
+    if flag:
+        assert getattr(parse_arguments(parser, [name, *others, *once, *once]), option.dest) is True
+    elif isinstance(option, argparse._ExtendAction):
+        found = parse_arguments(parser, [name, *others, *once, spelling, "3", "4"])
+        assert getattr(found, option.dest) == [value_of(option), "3", "4"]
+    else:
+        with pytest.raises(SystemExit) as ended:
+            parse_arguments(parser, [name, *others, *once, *once])
+        assert ended.value.code == 2
+        assert f"argument {spelling}: given twice, as " in capsys.readouterr().err
+        parse_arguments(parser, [name, *others, *once])  # another command line
+
+
+def test_key_value_words_still_replace():
+    found = parse_arguments(pretrain._parser(), ["plan", "demo", "a=1", "--gpus", "2", "a=2"])
+    assert found.overrides == ["a=1", "a=2"]
+
+
+def test_values_are_named_and_groups_and_abbreviations_are_options_too(capsys):
+    parser = Parser(prog="x")
+    group = parser.add_mutually_exclusive_group()
+    group.add_argument("--number", type=int, nargs="?", const=7)
+    group.add_argument("--other")
+    assert parser.parse_args(["--number"]).number == 7
+    with pytest.raises(SystemExit):
+        parser.parse_args(["--number", "--num", "3"])
+    assert (
+        "argument --number: given twice, as 7 and as 3; accepted: once" in capsys.readouterr().err
+    )
+
+
+def test_every_input_is_read(tmp_path):
+    """The fault that this was found by: of several --input, the last one alone was read."""
+    for name in "ab":
+        line = json.dumps({"text": f"the only document of input {name}"})
+        (tmp_path / f"{name}.jsonl").write_text(line + "\n")
+    inputs = [word for name in "ab" for word in ("--input", str(tmp_path / f"{name}.jsonl"))]
+    vocabulary = ["--vocab-size", "300", "--output", str(tmp_path / "v")]
+    assert data_prep.main(["train-tokenizer", *inputs, *vocabulary]) == 0
+    made = ["--tokenizer", str(tmp_path / "v"), "--output", str(tmp_path / "made")]
+    assert data_prep.main(["prepare", *inputs, *made, "--valid-fraction", "0"]) == 0
+    assert load_manifest(tmp_path / "made").totals["train"].documents == 2
