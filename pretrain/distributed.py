@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import os
 import re
+import socket
 from collections.abc import Mapping, MutableMapping
 from typing import TypeVar
 
@@ -73,6 +75,44 @@ def adopt_launcher(environ: MutableMapping[str, str]) -> None:
     environ.update(launcher_variables(environ))
     if environ.get("DS_ACCELERATOR") == "cpu":
         environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
+class PortInUse(ValueError):
+    """The port at which the ranks were to meet is taken."""
+
+
+def refuse_busy_port(environ: Mapping[str, str]) -> None:
+    """Refuse a MASTER_PORT that another process listens on; asks on rank 0, which would open it.
+
+    torch 2.13 has rank 0 open it, except below torchrun, which has opened it already
+    (distributed/rendezvous.py, `_create_c10d_store`).
+
+    Args:
+        environ: with what `launcher_variables` returns.
+
+    Raises:
+        PortInUse: names the address, and how to choose another port.
+    """
+    port = int(environ["MASTER_PORT"])
+    shared = environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    if environ["RANK"] != "0" or shared or not port:
+        return
+    both = socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if both else socket.AF_INET
+    try:
+        socket.create_server(("", port), family=family, dualstack_ipv6=both).close()
+    except OSError as error:
+        if error.errno not in (errno.EADDRINUSE, errno.EACCES):
+            return  # torch may yet open it in another way
+        way = "set MASTER_PORT"
+        if "CROSS_RANK" in environ:
+            way = "pass --master_port to deepspeed"
+        elif "TORCHELASTIC_RUN_ID" in environ:
+            way = "pass --master-port to torchrun"
+        raise PortInUse(
+            f"{environ['MASTER_ADDR']} port {port}, where the ranks are to meet, cannot be opened "
+            f"({error.strerror}); to choose another port, {way}"
+        ) from error
 
 
 def _from_slurm(environ: Mapping[str, str]) -> dict[str, str]:

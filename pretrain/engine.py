@@ -20,7 +20,13 @@ from typing import TYPE_CHECKING, Any
 from pretrain import deepspeed_repairs, deepspeed_settings
 from pretrain.batches import MicroBatch
 from pretrain.config import BatchConfig, OptimizerConfig
-from pretrain.distributed import Ranks, adopt_launcher, all_sum, broadcast_code
+from pretrain.distributed import (
+    Ranks,
+    adopt_launcher,
+    all_sum,
+    broadcast_code,
+    refuse_busy_port,
+)
 from pretrain.loop import Objective, StepResult
 
 if TYPE_CHECKING:
@@ -60,9 +66,11 @@ def start() -> Ranks:
     """Join the process group that the launcher's variables describe (alone: a group of one).
 
     Raises:
+        PortInUse: another process has the port where the ranks are to meet.
         ValueError: the variables contradict each other, or there are more ranks than GPUs.
     """
     adopt_launcher(os.environ)
+    refuse_busy_port(os.environ)
     ranks = Ranks.from_environment()
     ranks.prepare_device()
     ranks.prepare_cpu()

@@ -25,13 +25,38 @@ def load(recipe: str, overrides: Sequence[str] = ()) -> RunConfig:
         ValueError: no such recipe, a key that does not exist (the nearest is named), a value of
             the wrong kind, or values that contradict each other.
     """
-    values = _read(find(recipe), seen=())
+    values = _merged(find(recipe))
     for override in overrides:
         apply_override(values, override)
     try:
         return build(RunConfig, values)
     except ValueError as error:
-        raise ValueError(f"{recipe}: {error}") from error
+        raise ValueError(f"{_source_of(str(error), recipe, overrides)}: {error}") from error
+
+
+def _source_of(message: str, recipe: str, overrides: Sequence[str]) -> str:
+    """Where the setting was written that `message` is about: a file, or a word.
+
+    The first one that makes `build` say it, in the order in which they are merged.
+    """
+    values: dict[str, Any] = {}
+    for path, delta in _read(find(recipe), seen=()):
+        values = merge(values, delta)
+        if _complaint(values) == message:
+            return recipe if path == find(recipe) else str(path)
+    for override in overrides:
+        apply_override(values, override)
+        if _complaint(values) == message:
+            return f"{override!r} on the command line"
+    return recipe
+
+
+def _complaint(values: Mapping[str, Any]) -> str:
+    try:
+        build(RunConfig, values)
+    except ValueError as error:
+        return str(error)
+    return ""
 
 
 def find(recipe: str) -> Path:
@@ -94,7 +119,15 @@ def dump(config: RunConfig, path: Path) -> None:
     write_atomically(path, yaml.safe_dump(dataclasses.asdict(config), sort_keys=False).encode())
 
 
-def _read(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
+def _merged(path: Path) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for _, delta in _read(path, seen=()):
+        values = merge(values, delta)
+    return values
+
+
+def _read(path: Path, seen: tuple[Path, ...]) -> list[tuple[Path, dict[str, Any]]]:
+    """A recipe's file after the files that it extends, each with what it says."""
     if path.resolve() in seen:
         raise ValueError(f"{path}: extends itself, by way of {', '.join(map(str, seen))}")
     values = parse(path.read_text(encoding="utf-8"), str(path))
@@ -102,7 +135,7 @@ def _read(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
         raise ValueError(f"{path}: holds no mapping of keys to values")
     base = values.pop("extends", None)
     if base is None:
-        return values
+        return [(path, values)]
     beside = path.parent / f"{base}.yaml"
     base_path = beside if beside.is_file() else find(str(base))
-    return merge(_read(base_path, (*seen, path.resolve())), values)
+    return [*_read(base_path, (*seen, path.resolve())), (path, values)]

@@ -71,7 +71,7 @@ def main(arguments: Sequence[str]) -> int:
             "key=value changes a setting, such as optimizer.learning_rate=1e-4 or folder=runs/a.\n"
         )
         return EXIT_DONE if words else EXIT_USAGE
-    from pretrain.distributed import adopt_launcher
+    from pretrain.distributed import PortInUse, adopt_launcher
 
     run = Path(words[0]).parent  # where a supervisor leaves its copy of the recipe
     local_rank = 0
@@ -82,7 +82,9 @@ def main(arguments: Sequence[str]) -> int:
         run = Path(config.folder)
         attempt = _prepare(config)
     except (ValueError, Failure) as error:
-        return _failed(run, error, EXIT_USAGE, local_rank)
+        # A supervisor chose the port, and will choose another one.
+        chosen = isinstance(error, PortInUse) and orders.token_of(os.environ)
+        return _failed(run, error, EXIT_FAILED if chosen else EXIT_USAGE, local_rank)
     except Exception as error:
         failures.report(run, EXIT_FAILED, error, unexpected=True)
         raise

@@ -1,12 +1,24 @@
 """Which device a rank has, and when it takes it: with a stand-in for CUDA."""
 
 import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import pytest
 import torch
 
 from pretrain import engine
-from pretrain.distributed import Ranks, adopt_launcher, choose_device
+from pretrain.distributed import (
+    PortInUse,
+    Ranks,
+    adopt_launcher,
+    choose_device,
+    refuse_busy_port,
+)
+from pretrain.supervision.launch import free_port
 
 CUDA_0, CUDA_1 = torch.device("cuda", 0), torch.device("cuda", 1)
 
@@ -141,3 +153,59 @@ def test_a_command_on_the_cpu_takes_denormal_numbers_for_zero(cuda):
         assert float(tiny * 1.0) == 0
     finally:
         torch.set_flush_denormal(False)
+
+
+# --- the port where the ranks meet ---------------------------------------------------------------
+
+
+@pytest.fixture(params=["127.0.0.1", "0.0.0.0", "::"])
+def busy(request):
+    """A port that somebody listens on."""
+    family = socket.AF_INET6 if request.param == "::" else socket.AF_INET
+    with socket.create_server((request.param, 0), family=family) as listener:
+        yield listener.getsockname()[1]
+
+
+@pytest.mark.parametrize(
+    ("launcher", "way"),
+    [
+        ("CROSS_RANK", "pass --master_port to deepspeed"),
+        ("TORCHELASTIC_RUN_ID", "pass --master-port to torchrun"),
+        ("SLURM_PROCID", "set MASTER_PORT"),
+    ],
+)
+def test_a_port_in_use_is_refused_with_the_way_to_choose_another(busy, launcher, way):
+    environ = {**variables(0, 2, 0, 2), "MASTER_PORT": str(busy), launcher: "0"}
+    with pytest.raises(PortInUse, match=f"127.0.0.1 port {busy}, .*in use.*another port, {way}"):
+        refuse_busy_port(environ)
+    refuse_busy_port({**environ, "RANK": "1"})  # rank 0 opens it
+    refuse_busy_port({**environ, "TORCHELASTIC_USE_AGENT_STORE": "True"})  # torchrun has opened it
+    refuse_busy_port({**environ, "MASTER_PORT": "0"})  # any free one
+    refuse_busy_port({**environ, "MASTER_PORT": str(free_port())})
+
+
+@pytest.mark.slow  # starts the launcher
+def test_a_launch_on_a_busy_port_ends_at_once_with_one_message(recipe, tmp_path):
+    launcher = str(Path(sys.executable).with_name("deepspeed"))
+    environ = {n: v for n, v in os.environ.items() if n not in variables(0, 1, 0, 1)}
+    environ |= {"PYTHONPATH": str(Path(__file__).parents[2])}
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = str(listener.getsockname()[1])
+        started = time.monotonic()
+        done = subprocess.run(
+            [launcher, "--num_gpus", "2", "--master_port", port, "--module", "pretrain.train"]
+            + [str(recipe.path), f"folder={tmp_path / 'run'}"],
+            env=environ,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=240,
+        )
+    said = done.stdout
+    assert done.returncode == 2, said
+    assert said.count("pretrain.train: error") == 1, said
+    assert f"127.0.0.1 port {port}" in said
+    assert "--master_port" in said.split("pretrain.train: error")[1]
+    assert "Traceback" not in said
+    assert not (tmp_path / "run").exists()
+    assert time.monotonic() - started < 120

@@ -98,6 +98,28 @@ def test_a_bad_recipe_is_refused_by_file_and_key(text, message, tmp_path):
         recipes.load(write(tmp_path, "bad", text))
 
 
+@pytest.mark.parametrize(
+    ("text", "words", "said"),
+    [
+        ("{training: {sed: 1}}", ["training.seed=2"], "{file}: unknown key 'training.sed'"),
+        ("{training: {seed: 1}}", ["a=3", "training.sed=2"], "'training.sed=2' on the command"),
+        ("{}", ["training.seed=1", "training.seed=x"], "'training.seed=x' on the command line: "),
+        ("{}", ["optimizer.beta1=1"], "'optimizer.beta1=1' on the command line: optimizer.beta1"),
+        (
+            "{batch: {global_batch_size: 8, micro_batch_size: 2}}",
+            ["batch.micro_batch_size=3"],
+            "'batch.micro_batch_size=3' on the command line: ",
+        ),
+        ("{extends: base, training: {seed: 1}}", ["training.seed=2"], "{base}: unknown key 'zzz'"),
+    ],
+)
+def test_a_bad_setting_is_blamed_on_where_it_was_written(text, words, said, tmp_path):
+    base, recipe = write(tmp_path, "base", "{zzz: 1}"), write(tmp_path, "mine", text)
+    with pytest.raises(ValueError, match="on the command line|unknown key") as caught:
+        recipes.load(recipe, words)
+    assert str(caught.value).startswith(said.format(file=recipe, base=base))
+
+
 def test_a_recipe_that_does_not_exist_is_refused_with_the_shipped_names():
     with pytest.raises(ValueError, match="'nothing' is neither a file nor one of .*demo"):
         recipes.load("nothing")

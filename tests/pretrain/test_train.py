@@ -81,6 +81,27 @@ def test_a_rank_that_fails_by_itself_says_why(run_ranks):
     assert said.startswith("pretrain.train: error on rank 1: recipe 'no-such-recipe' is neither")
 
 
+@pytest.mark.parametrize(("token", "expected"), [("", 2), ("aa", 1)])
+def test_a_busy_port_is_the_user_s_to_change_or_the_supervisor_s(
+    attempt, tmp_path, token, expected
+):
+    """The supervisor chooses the port of each launch, and another one for the next."""
+
+    def sabotage(rank):
+        from pretrain import engine
+        from pretrain.distributed import PortInUse
+
+        def refuse(environ):
+            raise PortInUse("127.0.0.1 port 9, where the ranks are to meet, cannot be opened")
+
+        os.environ[orders.TOKEN_VARIABLE] = token
+        engine.refuse_busy_port = refuse
+
+    ((code, _, said),) = attempt(tmp_path / "run", ranks=1, sabotage=sabotage)
+    assert (code, said.startswith("pretrain.train: error: 127.0.0.1 port 9")) == (expected, True)
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.slow  # compiles C++
 def test_a_compiled_attempt_compiles_its_loss_as_well_and_has_the_same_losses(attempt, tmp_path):
     def sabotage(rank):
