@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import statistics
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from importlib.util import find_spec
 from multiprocessing import get_context
@@ -68,10 +69,7 @@ def compare(case: Case, against: str, steps: int) -> list[Result]:
             )
             for contender in contenders
         ]
-        turns = [
-            [pool.submit(bench_worker.timed_update, step).result() for pool in pools]
-            for step in range(_WARM_UP + steps)
-        ][_WARM_UP:]
+        turns = [_turn(pools, step, steps) for step in range(_WARM_UP + steps)][_WARM_UP:]
         peaks = [pool.submit(bench_worker.peak_bytes).result() for pool in pools]
     tokens = [collate(case, _WARM_UP + step).tokens for step in range(steps)]
     return [
@@ -85,6 +83,14 @@ def compare(case: Case, against: str, steps: int) -> list[Result]:
         )
         for place, contender in enumerate(contenders)
     ]
+
+
+def _turn(pools: Sequence[ProcessPoolExecutor], step: int, steps: int) -> list[float]:
+    """Seconds of one update of every contender."""
+    number = step - _WARM_UP + 1
+    what = f"measuring, update {number} of {steps}" if number > 0 else "warming up"
+    bench_worker.say(f"{what}, {len(pools)} contenders in turn")
+    return [pool.submit(bench_worker.timed_update, step).result() for pool in pools]
 
 
 def table(case: Case, results: list[Result]) -> str:

@@ -20,7 +20,7 @@ from typing import Any
 
 from pretrain import plan
 from pretrain.bench_contenders import FLASH, ORIGINAL, OURS, PLAIN, TRANSFORMERS, Case
-from pretrain.bench_worker import Measured, begin, matmul_peak, measure
+from pretrain.bench_worker import Measured, begin, matmul_peak, measure, say
 
 LEFT_OUT = "left out: no time"
 PARTS = ("attention", "matrices", "head", "optimizer", "data")
@@ -197,13 +197,16 @@ def run(
     deadline = time.monotonic() + 60 * minutes
     on_gpu = torch.cuda.is_available()
     todo = cases(on_gpu) if todo is None else list(todo)
+    say(f"{len(todo)} cases in at most {minutes:g} minutes; first a matrix product")
     with contextlib.closing(_Processes()) as processes:
         peak = processes.call(PLAIN, deadline, matmul_peak)
         if not isinstance(peak, float):
             raise ValueError(f"--minutes {minutes}: not enough for a single matrix product")
         device = torch.cuda.get_device_name() if on_gpu else "CPU: small models, in fp32"
         suite = Suite(device, torch.__version__, peak, [])
-        for case in todo:
+        for number, case in enumerate(todo, start=1):
+            if (left := deadline - time.monotonic()) > 0:
+                say(f"case {number} of {len(todo)}, {left / 60:.1f} minutes left: {case.name()}")
             result = processes.call(case.contender, deadline, measure, case, _SECONDS)
             suite.outcomes.append(_outcome(case, result))
             tell(suite)

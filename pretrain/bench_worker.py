@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import itertools
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -49,6 +50,12 @@ class Measured:
     """Seconds of each part of an update, each measured by itself, forwards and backwards."""
 
 
+def say(text: str) -> None:
+    """Tell the user what is going on: a line on stderr, at once."""
+    sys.stderr.write(f"bench: {text}\n")
+    sys.stderr.flush()
+
+
 def begin() -> None:
     """Prepare this process, as the engine does: no contender is favoured by it."""
     from pretrain.distributed import Ranks
@@ -67,6 +74,7 @@ def begin_one(case: Case) -> None:
     import torch
 
     begin()
+    say(f"{case.name()}: building the model")
     torch.manual_seed(0)
     _one = case, CONTENDERS[case.contender](case, _device())
 
@@ -114,13 +122,16 @@ def _measure(case: Case, seconds: float, device: torch.device) -> Measured:
     import torch
 
     started = time.perf_counter()
+    say("    building the model")
     torch.manual_seed(0)
     update = CONTENDERS[case.contender](case, device)
     batches = [collate(case, step) for step in range(_WARM_UP)]
+    say(f"    warming up{' and compiling' if device.type == 'cuda' else ''}")
     for batch in batches:
         update(batch)
     _wait(device)
     ready = time.perf_counter()
+    say("    measuring")
     # On a CPU the first seconds of a process are slower than the rest.
     counted = ready + (seconds if device.type == "cpu" else 0)
     times: list[float] = []
@@ -147,6 +158,7 @@ def _parts(case: Case, batch: MicroBatch, device: torch.device) -> dict[str, flo
     from pretrain.model import attention
     from pretrain.model.blocks import EncoderBlock
 
+    say("    measuring the parts of an update")
     model = model_of(case, device)
     tensors = tensors_of(case, batch, device)
     config, layer = model.config, model.encoder.layers[0]

@@ -71,7 +71,7 @@ def test_the_table_says_how_much_faster_ours_is():
 
 
 @pytest.mark.slow
-def test_the_command_measures_every_contender_and_writes_what_it_prints(tmp_path, capsys):
+def test_the_command_measures_every_contender_and_writes_what_it_prints(tmp_path, capfd):
     figures = tmp_path / "figures.json"
     shape = ["--size", "tiny", "--sequence-length", "32", "--vocab-size", "97", "--steps", "2"]
     assert main(["bench", "--against", "transformers", *shape, "--json", str(figures)]) == 0
@@ -79,7 +79,17 @@ def test_the_command_measures_every_contender_and_writes_what_it_prints(tmp_path
     names = ["zeroclap", "transformers sdpa", "transformers eager"]
     assert [result["name"] for result in written["results"]] == names
     assert written["setting"]["vocab_size"] == 97
-    printed = capsys.readouterr().out
+    printed, told = capfd.readouterr()
+    shape = "tiny baseline, 4 x 32, padded"
+    assert [line for line in told.splitlines() if line.startswith("bench: ")] == [
+        "bench: warming up, 3 contenders in turn",
+        f"bench: zeroclap, plain loop: {shape}: building the model",
+        f"bench: transformers sdpa: {shape}: building the model",
+        f"bench: transformers eager: {shape}: building the model",
+        "bench: warming up, 3 contenders in turn",
+        "bench: measuring, update 1 of 2, 3 contenders in turn",
+        "bench: measuring, update 2 of 2, 3 contenders in turn",
+    ]
     for result in written["results"]:
         assert result["name"] in printed
         assert result["tokens_per_second"] > 0

@@ -164,7 +164,7 @@ def test_what_takes_too_long_or_dies_is_ended_and_the_next_goes_on():
 
 
 @pytest.mark.slow  # starts processes
-def test_every_contender_is_measured_on_this_machine():
+def test_every_contender_is_measured_on_this_machine_and_says_what_it_does(capfd):
     cases = [
         Case(name, "tiny", "baseline" if "sdpa" in name else "zero-clap", 64, 2, "padded", 97)
         for name in contenders.CONTENDERS
@@ -172,6 +172,17 @@ def test_every_contender_is_measured_on_this_machine():
     told = []
     done = suite.run(cases, 4, lambda so_far: told.append(len(so_far.outcomes)))
     assert told == [*range(1, len(cases) + 1)]
+    lines = [line for line in capfd.readouterr().err.splitlines() if line.startswith("bench: ")]
+    assert lines[0] == f"bench: {len(cases)} cases in at most 4 minutes; first a matrix product"
+    for number, case in enumerate(cases, start=1):
+        first = 1 + 4 * (number - 1)
+        assert lines[first].startswith(f"bench: case {number} of {len(cases)}, ")
+        assert lines[first].endswith(f" minutes left: {case.name()}")
+        assert [line.removeprefix("bench:     ") for line in lines[first + 1 : first + 4]] == [
+            "building the model",
+            "warming up",
+            "measuring",
+        ]
     assert [outcome.problem for outcome in done.outcomes] == [""] * len(cases)
     assert all(outcome.tokens_per_second() > 0 for outcome in done.outcomes)
     assert done.peak > 1e9
