@@ -10,7 +10,7 @@ import pytest
 from pretrain import __main__ as command_line
 from pretrain import ledger, supervisor
 from pretrain.config import RunConfig
-from pretrain.supervision import processes
+from pretrain.supervision import gpus, processes
 from pretrain.supervision.orders import EXIT_PREEMPTED
 from tests.pretrain.test_supervisor import HEAD, ROOT, WAIT_FOR_REQUEST
 
@@ -70,6 +70,17 @@ def test_what_cannot_be_launched_is_refused_with_the_way_out(
     assert code == 2
     assert message in error
     assert not (tmp_path / "run" / "ledger.jsonl").exists()
+
+
+@pytest.mark.parametrize("words", [[], ["--dry-run"], ["--nodes", "2", "--node-rank", "1"]])
+def test_more_ranks_than_gpus_are_refused_before_anything_is_made(
+    supervise, tmp_path, monkeypatch, words
+):
+    monkeypatch.setattr(gpus, "visible_gpus", lambda environ: ["3"])
+    code, _, error = supervise(*words)
+    assert code == 2
+    assert "training.ranks: 2 ranks on a machine with 1 usable GPUs" in error
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_launcher_that_is_not_there_is_refused(supervise, tmp_path, monkeypatch):

@@ -4,10 +4,11 @@ import os
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 
-from pretrain.config import RunConfig
+from pretrain.config import RunConfig, SupervisionConfig
 from pretrain.supervision import jobs, launch, orders, processes
 from pretrain.supervision.orders import Order
 
@@ -51,6 +52,23 @@ def test_a_launcher_is_started_with_the_marks_and_ended_with_its_ranks(run):
     assert job.code() != 0
     assert processes.members(run) == []
     assert jobs.tail(jobs.log_of(run, 1)) == "rank\n"
+
+
+@pytest.mark.parametrize(("launcher", "expected"), [("deepspeed", "cpu"), ("srun", "none")])
+def test_a_supervisor_without_gpus_says_so_to_its_own_machine_s_ranks_only(
+    tmp_path, monkeypatch, launcher, expected
+):
+    """srun passes its environment on, and its ranks may have GPUs."""
+    script = "import os; print(os.environ.get('DS_ACCELERATOR', 'none'))"
+    monkeypatch.setattr(launch, "command", lambda *_: [sys.executable, "-c", script])
+    monkeypatch.setattr(launch.gpus, "visible_gpus", lambda environ: [])
+    monkeypatch.delenv("DS_ACCELERATOR")
+    config = RunConfig(supervision=SupervisionConfig(launcher=launcher))
+    log = jobs.log_of(tmp_path, 1)
+    job = jobs.start(config, tmp_path, ORDER, 0, log)
+    while not job.ended():
+        time.sleep(0.02)
+    assert log.read_text().strip() == expected
 
 
 def test_the_launcher_of_an_order_that_counts_is_found_again_and_of_no_other(run, monkeypatch):
