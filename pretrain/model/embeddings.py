@@ -14,6 +14,14 @@ from .positions import LearnedPositions, SinusoidalPositions, places_of
 PAD_ID = 1
 
 
+def smallest_length(dtype: torch.dtype) -> float:
+    """Lower bound of a vector's length, so that a zero vector can be divided by it.
+
+    1e-12 as in torch's `normalize`. fp16 rounds that to 0, and has its smallest normal number here.
+    """
+    return max(1e-12, torch.finfo(dtype).tiny)
+
+
 class TokenEmbedding(nn.Embedding):
     """A table whose number of rows is a multiple of something that matrix multiplication likes.
 
@@ -62,7 +70,7 @@ class Embeddings(nn.Module):
             is_mask = None
         x: Tensor = self.tokens(input_ids)
         if self.config.normalize_embeddings:
-            x = F.normalize(x, dim=-1)
+            x = F.normalize(x, dim=-1, eps=smallest_length(x.dtype))
         if is_mask is not None:
             # After the normalisation, which a zero vector does not survive.
             x = x.masked_fill(is_mask[..., None], 0.0)

@@ -10,6 +10,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from .config import ClassificationConfig, ModelConfig
+from .embeddings import smallest_length
 
 
 class RobertaHead(nn.Module):
@@ -47,7 +48,9 @@ class ClapHead(nn.Module):
         # beta on the features: the same product, at M x D multiplications rather than M x V.
         features, lengths = self.beta * features, None
         if self.normalize:
-            lengths = torch.linalg.vector_norm(embedding, dim=-1).clamp(min=1e-12)
+            # Padded rows are zero; their quotients, and the gradients of these, must be zero too.
+            lengths = torch.linalg.vector_norm(embedding, dim=-1)
+            lengths = lengths.clamp(min=smallest_length(embedding.dtype))
             # Of [V, D] and [M, V], the smaller is divided: both are walked over backwards as well.
             if len(features) > features.shape[-1]:
                 embedding, lengths = embedding / lengths[:, None], None

@@ -11,6 +11,7 @@ from torch.nn.functional import cross_entropy
 from pretrain.model import presets
 from pretrain.model.attention import attention_bias
 from pretrain.model.config import ModelConfig
+from pretrain.model.embeddings import smallest_length
 from pretrain.model.language_model import LanguageModel
 from pretrain.model.positions import SinusoidalPositions, alibi_bias, alibi_slopes
 
@@ -284,6 +285,46 @@ def test_a_padded_token_table_shows_nowhere(variant):
     torch.testing.assert_close(logits, plain(ids, None, places), rtol=0, atol=1e-6)
     cross_entropy(logits, ids.flatten().clamp(max=rows - 1)).backward()
     assert not table.grad[rows:].any()
+
+
+@pytest.mark.parametrize("count", [20, 40], ids=["few places", "many places"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_padded_rows_are_zero_and_without_gradient_in_half_precision(variant, dtype, count):
+    """The gradients of all other weights are those of fp32 up to rounding."""
+    ids, labels = ids_of(2, 20), ids_of(40, seed=1)[:count]
+    ids[0, 3], ids[1, 15:] = MASK_ID, 1
+    places = torch.arange(count)
+    gradients = []
+    for kind in (torch.float32, dtype):
+        torch.manual_seed(0)
+        config = presets.build("tiny", variant, VOCABULARY, {})
+        model = LanguageModel(config, vocabulary_multiple=128).eval().to(kind)
+        logits = model(ids, ids != 1, places)
+        cross_entropy(logits.float(), labels, reduction="sum").backward()
+        gradients.append(torch.cat([p.grad.flatten().float() for p in model.parameters()]))
+        table = model.encoder.embeddings.tokens.weight
+        assert not table.grad[config.vocab_size :].any()
+        assert not table[config.vocab_size :].any()
+    exact, rounded = gradients
+    assert float((rounded - exact).norm()) < 0.05 * float(exact.norm())
+
+
+def test_a_zero_padding_row_that_is_normalised_stays_zero_in_fp16():
+    model = tiny("baseline", normalize_embeddings=True).half()
+    ids = ids_of(2, 9)
+    ids[1, 4:] = 1
+    assert not model.encoder.embeddings.tokens.weight[1].any()
+    logits = model(ids, ids != 1, torch.tensor([0, 10]))
+    logits.float().sum().backward()
+    assert logits.isfinite().all()
+    assert all(p.grad.isfinite().all() for p in model.parameters())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+def test_vectors_are_divided_by_no_less_than_torch_s_own_bound_but_in_fp16(dtype):
+    assert smallest_length(dtype) == 1e-12
+    assert torch.tensor(smallest_length(torch.float16), dtype=torch.float16) > 0
 
 
 def test_bias_of_padding_alone_broadcasts_over_heads_and_queries():

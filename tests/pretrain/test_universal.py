@@ -50,7 +50,7 @@ def build(name, **zero):
     settings["zero_optimization"].update(zero)
     torch.manual_seed(1)
     overrides = {"dropout": 0.0, "attention_dropout": 0.0}
-    model = LanguageModel(presets.build("tiny", "zero-clap", VOCABULARY, overrides))
+    model = LanguageModel(presets.build("tiny", "zero-clap", VOCABULARY, overrides), 128)
     return engine.Engine(model, OPTIMIZER, settings, ranks)
 
 
