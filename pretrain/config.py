@@ -195,6 +195,7 @@ class ScheduleConfig:
     name: str = "cosine"
     warmup_steps: int = 10000
     minimum_learning_rate: float = 6e-5
+    """Where the warm-up starts, and where the decay leads to."""
     overestimate: float = 1.1
     """The cosine's half period over the run's steps: above 1, the run ends before its minimum
     (Hoffmann et al. 2022, appendix B; 1.1 in the original)."""

@@ -40,8 +40,7 @@ def test_a_schedule_is_continuous_peaks_once_and_never_exceeds_its_bounds(
     config = recipe(1e-3, 1e-4, warmup, 300, name, overestimate)
     rates = [learning_rate(config, step) for step in range(300)]
     assert max(rates) == rates[warmup] == pytest.approx(1e-3)
-    floor = 1e-4 if name == "cosine" else 0.0
-    assert min(rates) >= floor
+    assert min(rates) >= 1e-4
     assert rates[: warmup + 1] == sorted(rates[: warmup + 1])
     assert rates[warmup:] == sorted(rates[warmup:], reverse=True)
     steepest = 0.9e-3 / max(1, warmup) if warmup else 0.0
@@ -54,6 +53,22 @@ def test_warm_up_starts_from_the_minimum_at_the_first_update():
     config = recipe(1e-3, 1e-4, 10, 100)
     assert learning_rate(config, 0) == 1e-4
     assert learning_rate(config, 5) == pytest.approx(5.5e-4)
+
+
+@pytest.mark.parametrize("warmup", [0, 1, 40, 299])
+def test_a_linear_schedule_falls_to_its_minimum_as_it_rises_from_it(warmup):
+    """It would reach the minimum at the update after the last, and stays there."""
+    config = recipe(1e-3, 1e-4, warmup, 300, "linear")
+    rates = [learning_rate(config, step) for step in range(310)]
+    assert rates[warmup] == pytest.approx(1e-3)
+    assert rates[300:] == [1e-4] * 10
+    falls = [
+        before - after
+        for before, after in zip(rates[warmup:300], rates[warmup + 1 :], strict=False)
+    ]
+    assert falls == pytest.approx([0.9e-3 / (300 - warmup)] * (300 - warmup))
+    if warmup:
+        assert rates[0] == 1e-4
 
 
 def test_an_overestimated_cosine_ends_its_run_above_the_minimum():
