@@ -133,13 +133,12 @@ def plan(
     share = 1.0 if config.masking.targets == "all" else config.masking.probability
     tokens = config.batch.first_block(training.steps) * length
     per_token = flops_per_token(model, length, share)
+    rows_at_once, texts = config.batch.micro_batch_size, config.data.packing != "complete"
+    bias = (0, 0)
+    if training.attention_backend == "dense":
+        bias = bias_bytes(model, rows_at_once, length, width, texts)
     saved = activations(
-        model,
-        config.batch.micro_batch_size,
-        length,
-        share,
-        width,
-        training.activation_checkpointing,
+        model, rows_at_once, length, share, width, training.activation_checkpointing, bias
     )
     device = DEVICES[kind]
     stages = range(4) if width == 4 else range(1, 4)
@@ -235,8 +234,39 @@ def states(
     return weights, gradients, 8 * count if stage == 0 else 12 * part, bucket
 
 
+def bias_bytes(
+    model: ModelConfig, rows: int, length: int, width: int, texts: bool
+) -> tuple[int, int]:
+    """Bytes of the dense back end's attention bias: as the layers read it, and while it is made.
+
+    With ALiBi it has the size of all scores, [B, H, T, T], for every row has its own padding. It is
+    made of a table [1, H, T, T], and that of one in fp32 (model/attention.py).
+
+    Args:
+        model: the architecture.
+        rows: B, of a micro-batch.
+        length: T.
+        width: w, bytes of a number.
+        texts: whether a row holds several texts that do not see each other.
+    """
+    visible = rows * length**2 if texts else 0  # bool; padding needs none
+    if model.position != "alibi":
+        held = width * (visible or rows * length)
+        return held, held + visible
+    table = model.num_heads * length**2
+    held = width * rows * table
+    cast = 4 * table + (width * table if width != 4 else 0)
+    return held, max(4 * table + 8 * length**2, cast, width * table + visible + held)
+
+
 def activations(
-    model: ModelConfig, rows: int, length: int, masked: float, width: int, checkpointing: bool
+    model: ModelConfig,
+    rows: int,
+    length: int,
+    masked: float,
+    width: int,
+    checkpointing: bool,
+    bias: tuple[int, int],
 ) -> int:
     """Bytes that a micro-batch's forward pass leaves for its backward pass.
 
@@ -245,7 +275,7 @@ def activations(
     what was gathered; what entered and left the first norm; two tensors of the feed-forward; what
     entered the second norm), and one byte for each number that dropout may take. The last layer
     keeps what follows its attention for the masked places alone; the logits are kept in w and twice
-    in fp32 (the loss; its gradient). The dense backend's bias comes once, [1, H, T, T].
+    in fp32 (the loss; its gradient).
 
     Args:
         model: the architecture.
@@ -254,6 +284,8 @@ def activations(
         masked: share of places that are predicted.
         width: w, bytes of a number.
         checkpointing: each layer keeps its input alone, and one layer at a time is computed again.
+        bias: of attention, see `bias_bytes`. It is made before the first layer, beside the layer's
+            input, and read by all.
     """
     tokens = rows * length
     hidden, inner = model.hidden_size, model.intermediate_size
@@ -268,8 +300,8 @@ def activations(
     else:
         kept = (model.num_layers - 1) * layer + last
     logits = some * model.vocab_size * (width + 8)
-    bias = width * model.num_heads * length**2 if model.position == "alibi" else 0
-    return kept + logits + bias
+    held, while_made = bias
+    return max(kept + logits + held, tokens * width * hidden + while_made)
 
 
 def checkpoint_bytes(count: int, width: int, stage: int) -> int:

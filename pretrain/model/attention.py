@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
@@ -11,7 +13,8 @@ from .flex import FlexBias, fused_attention
 from .positions import alibi_bias
 from .tiled_attention import tiled_attention
 
-AttentionBias = Tensor | FlexBias | None
+AttentionBias = Tensor | tuple[Tensor, ...] | FlexBias | None
+"""What the layers get: the whole bias, parts of it to add tile by tile, or how to compute it."""
 
 
 class SelfAttention(nn.Module):
@@ -30,8 +33,8 @@ class SelfAttention(nn.Module):
 
         Args:
             x: [B, T, D].
-            bias: broadcasts to [B, H, T, T], or says how to compute it; None where nothing is to
-                be added to the scores.
+            bias: broadcasts to [B, H, T, T], as does each part of a tuple; or says how to compute
+                it; None where nothing is to be added to the scores.
             positions: [M] places in the flattened [B * T] batch to project; None: all.
 
         Returns:
@@ -49,8 +52,7 @@ def _attend(qkv: Tensor, bias: AttentionBias, dropout: float) -> Tensor:
     query, key, value = qkv.permute(2, 0, 3, 1, 4)  # each [B, H, T, K]
     if isinstance(bias, FlexBias):
         return fused_attention(query, key, value, bias).transpose(1, 2)
-    on_cpu = qkv.device.type == "cpu" and qkv.dtype == torch.float32
-    if dropout > 0 and on_cpu and not torch.compiler.is_compiling():
+    if isinstance(bias, tuple):
         return tiled_attention(qkv, bias, dropout)
     mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=bias, dropout_p=dropout)
     return mixed.transpose(1, 2)
@@ -61,6 +63,12 @@ def at_places(x: Tensor, positions: Tensor | None) -> Tensor:
     return x if positions is None else x.flatten(0, 1).index_select(0, positions)
 
 
+def uses_tiles(x: Tensor, dropout: float) -> bool:
+    """Whether layers that read `x` are to compute attention in tiles: with dropout, on a CPU."""
+    on_cpu = x.device.type == "cpu" and x.dtype == torch.float32
+    return dropout > 0 and on_cpu and not torch.compiler.is_compiling()
+
+
 def attention_bias(
     config: ModelConfig,
     length: int,
@@ -68,17 +76,17 @@ def attention_bias(
     dtype: torch.dtype,
     device: torch.device,
 ) -> Tensor | None:
-    """What is added to the scores of every layer: ALiBi, and much less for keys that are not seen.
+    """Additive attention bias of every layer: ALiBi, and the lowest number at hidden keys.
 
-    Computed in fp32 and then cast, so that casting the module to bf16 cannot coarsen it. What is
-    not seen gets the lowest number rather than -inf: nothing is left of its weight, and a token
-    that sees none has a softmax all the same.
+    ALiBi is computed in fp32 and then cast, so that casting the module to bf16 cannot coarsen it.
+    The lowest number rather than -inf: the weight of a hidden key is zero all the same, and a token
+    that sees no key still has a softmax. Nothing larger than the result is made on the way.
 
     Args:
         config: which positions the model has.
         length: T.
-        attention_mask: [B, T] bool, True for real tokens, which all are seen; or whole numbers,
-            where tokens of equal number see each other. None where all are real.
+        attention_mask: [B, T] bool, True for real tokens, which are visible to all; or whole
+            numbers, where tokens of equal number see each other. None where all are visible.
         dtype: of the scores.
         device: of the scores.
 
@@ -86,15 +94,37 @@ def attention_bias(
         [1, H, T, T], [B, 1, 1, T], [B, 1, T, T] or [B, H, T, T], contiguous enough for the fused
         kernels; None where nothing is to be added.
     """
-    bias = None
-    if config.position == "alibi":
-        bias = alibi_bias(config.num_heads, length, config.alibi, device)[None]
-    if attention_mask is not None:
-        if attention_mask.dtype == torch.bool:
-            seen = attention_mask[:, None, None, :]
-        else:
-            seen = (attention_mask[:, :, None] == attention_mask[:, None, :])[:, None]
-        hidden = torch.zeros(seen.shape, dtype=torch.float32, device=device)
-        hidden = hidden.masked_fill(~seen, torch.finfo(dtype).min)
-        bias = hidden if bias is None else bias + hidden
-    return None if bias is None else bias.to(dtype)
+    alibi = _alibi(config, length, dtype, device)
+    if attention_mask is None:
+        return alibi
+    at_visible = torch.zeros((), dtype=dtype, device=device) if alibi is None else alibi
+    return torch.where(_visible(attention_mask), at_visible, torch.finfo(dtype).min)
+
+
+def bias_parts(
+    config: ModelConfig, length: int, attention_mask: Tensor | None, x: Tensor
+) -> tuple[Tensor, ...]:
+    """What `attention_bias` returns, for scores like `x`, as tensors whose sum it is.
+
+    At most [1, H, T, T] and [B, 1, T, T]: no part has the size of all scores.
+    """
+    alibi = _alibi(config, length, x.dtype, x.device)
+    without_alibi = dataclasses.replace(config, position="none")
+    hidden = attention_bias(without_alibi, length, attention_mask, x.dtype, x.device)
+    return tuple(part for part in (alibi, hidden) if part is not None)
+
+
+def _alibi(
+    config: ModelConfig, length: int, dtype: torch.dtype, device: torch.device
+) -> Tensor | None:
+    """[1, H, T, T]; None in a model that has other positions."""
+    if config.position != "alibi":
+        return None
+    return alibi_bias(config.num_heads, length, config.alibi, device)[None].to(dtype)
+
+
+def _visible(attention_mask: Tensor) -> Tensor:
+    """Whether each query sees each key: [B, 1, 1, T] or [B, 1, T, T] bool."""
+    if attention_mask.dtype == torch.bool:
+        return attention_mask[:, None, None, :]
+    return (attention_mask[:, :, None] == attention_mask[:, None, :])[:, None]

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from .attention import AttentionBias, attention_bias
+from .attention import AttentionBias, attention_bias, bias_parts, uses_tiles
 from .blocks import EncoderBlock
 from .config import ModelConfig, check_backend
 from .embeddings import Embeddings
@@ -82,6 +82,9 @@ class Encoder(nn.Module):
         x: Tensor = self.embeddings(input_ids, attention_mask)
         length = x.shape[1]
         if self.attention_backend == "dense":
+            dropout = self.config.attention_dropout if self.training else 0.0
+            if uses_tiles(x, dropout) and self.layers[0]._compiled_call_impl is None:
+                return x, bias_parts(self.config, length, attention_mask, x)
             return x, attention_bias(self.config, length, attention_mask, x.dtype, x.device)
         if extra := -length % BLOCK:
             if attention_mask is None:

@@ -16,8 +16,8 @@ from torch import Tensor
 _TILE = 2**18  # scores: 1 MB in fp32
 
 
-def tiled_attention(query_key_value: Tensor, bias: Tensor | None, dropout: float) -> Tensor:
-    """softmax(q k^T / sqrt(K) + bias) v, each weight dropped with a probability.
+def tiled_attention(query_key_value: Tensor, biases: tuple[Tensor, ...], dropout: float) -> Tensor:
+    """softmax(q k^T / sqrt(K) + biases) v, each weight dropped with a probability.
 
     The probability is rounded to a multiple of 2^-16, and what is kept scaled to match, so that the
     expectation is exact. Draws from torch's global generator. The gradient is FlashAttention's
@@ -25,22 +25,27 @@ def tiled_attention(query_key_value: Tensor, bias: Tensor | None, dropout: float
 
     Args:
         query_key_value: [B, T, 3, H, K], fp32 or fp64.
-        bias: broadcasts to [B, H, T, T], and gets no gradient.
+        biases: each broadcasts to [B, H, T, T] and gets no gradient; they are added tile by tile,
+            so that their sum never exists as a whole.
         dropout: the probability, below 1.
 
     Returns:
         [B, T, H, K]
     """
     batch, length, _, heads, _ = query_key_value.shape
-    if bias is not None:
-        bias = bias.expand(batch, heads, length, length)
+    biases = tuple(bias.expand(batch, heads, length, length) for bias in biases)
     apply: Callable[..., Tensor] = _Attend.apply
-    return apply(query_key_value, bias, round(dropout * 2**16))
+    return apply(query_key_value, biases, round(dropout * 2**16))
 
 
 class _Attend(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, qkv: Tensor, bias: Tensor | None, dropped: int) -> Tensor:  # noqa: ANN401
+    def forward(
+        ctx: Any,  # noqa: ANN401
+        qkv: Tensor,
+        biases: tuple[Tensor, ...],
+        dropped: int,
+    ) -> Tensor:
         batch, length, _, heads, size = qkv.shape
         query, key, value = qkv.permute(2, 0, 3, 1, 4)  # each [B, H, T, K]
         signed = qkv.new_empty(batch, heads, length, length)  # weights, negative where dropped
@@ -49,7 +54,7 @@ class _Attend(torch.autograd.Function):
             row = tile[0], tile[1]
             weights = torch.bmm(query[tile], key[row].transpose(1, 2), out=signed[tile])
             weights.mul_(size**-0.5)
-            if bias is not None:
+            for bias in biases:
                 weights.add_(bias[tile])
             torch.softmax(weights, -1, out=weights)
             if dropped:

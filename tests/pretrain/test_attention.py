@@ -6,13 +6,14 @@ import torch.nn.functional as F  # noqa: N812
 from torch._higher_order_ops.flex_attention import flex_attention as unfused
 from torch.nn.attention import flex_attention as library
 
-from pretrain.model import flex, presets
+from pretrain.model import flex, presets, stacks
 from pretrain.model import tiled_attention as tiled
 from pretrain.model.attention import attention_bias
 from pretrain.model.blocks import checkpoint_activations, compile_layers
 from pretrain.model.config import ModelConfig
 from pretrain.model.language_model import LanguageModel
 from pretrain.model.positions import alibi_slopes
+from tests.pretrain.memory import LiveBytes
 
 CPU = torch.device("cpu")
 POSITIONS = [("alibi", "offset"), ("alibi", "symmetric"), ("learned", "offset")]
@@ -232,6 +233,102 @@ def test_the_backend_leaves_no_trace_in_the_weights():
     assert dense.keys() == LanguageModel(config, attention_backend="flex").state_dict().keys()
 
 
+# --- the bias of `dense` ------------------------------------------------------------------------
+
+
+def bias_by_sum(config, length, mask, dtype):
+    """ALiBi and the lowest number of hidden keys, added up in fp32 and then rounded."""
+    bias = torch.zeros(1, 1, 1, 1)
+    if config.position == "alibi":
+        ahead = torch.arange(length)[None, :] - torch.arange(length)[:, None]
+        distance = ahead.abs() - (0.5 * (ahead > 0) if config.alibi == "offset" else 0.0)
+        bias = (-torch.tensor(alibi_slopes(config.num_heads))[:, None, None] * distance)[None]
+    if mask is not None:
+        seen = mask[:, None, :] if mask.dtype == torch.bool else mask[:, None] == mask[:, :, None]
+        hidden = torch.zeros(seen.shape).masked_fill(~seen, torch.finfo(dtype).min)
+        bias = bias + hidden[:, None]
+    return bias.to(dtype)
+
+
+@pytest.mark.parametrize("mask", ["none", "padding", "texts"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("position", "kind"), POSITIONS)
+def test_the_bias_has_the_bits_of_a_sum_in_fp32_that_is_rounded(position, kind, dtype, mask):
+    config, mask = config_of(position, kind, heads=12), masks(320)[mask]
+    bias = attention_bias(config, 320, mask, dtype, CPU)
+    if (position, mask) == ("learned", None):
+        assert bias is None
+        return
+    expected = bias_by_sum(config, 320, mask, dtype)
+    assert bias.dtype == dtype
+    assert torch.equal(bias, expected)
+
+
+def test_hidden_keys_have_the_lowest_number_in_fp16_too():
+    """Where -65504 and ALiBi were added up, far ones had -inf."""
+    config, mask = config_of("alibi", "offset"), masks(320)["texts"]
+    bias = attention_bias(config, 320, mask, torch.float16, CPU)
+    shown = (mask[:, None, :] == mask[:, :, None])[:, None].expand_as(bias)
+    assert set(bias[~shown].tolist()) == {torch.finfo(torch.float16).min}
+    assert torch.equal(bias[shown], bias_by_sum(config, 320, mask, torch.float16)[shown])
+
+
+@pytest.mark.parametrize("mask", ["none", "padding", "texts"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("variant", ["zero-clap", "alibi-symmetric", "baseline"])
+def test_training_gives_the_bits_that_it_gives_with_a_whole_bias(variant, dtype, mask, monkeypatch):
+    """Logits and gradients, with dropout: bias and tiles are a matter of memory alone."""
+    config, mask = presets.build("tiny", variant, 50, {"max_positions": 700}), masks(700)[mask]
+    ids = torch.randint(4, 49, (2, 700), generator=torch.Generator().manual_seed(1))
+    places = torch.arange(0, 1400, 11)
+
+    def trained():
+        torch.manual_seed(0)
+        model = LanguageModel(config).train().to(dtype)
+        logits = model(ids, mask, places)
+        logits.float().square().sum().backward()
+        return [logits.detach(), *(parameter.grad for parameter in model.parameters())]
+
+    ours = trained()
+    monkeypatch.setattr(stacks, "bias_parts", lambda *_: (bias_by_sum(config, 700, mask, dtype),))
+    monkeypatch.setattr(stacks, "attention_bias", lambda *_: bias_by_sum(config, 700, mask, dtype))
+    for whole, in_parts in zip(trained(), ours, strict=True):
+        assert torch.equal(whole, in_parts)
+
+
+@pytest.mark.parametrize("mask", ["padding", "texts"])
+@pytest.mark.parametrize("position", ["alibi", "learned"])
+def test_the_bias_is_the_only_tensor_of_its_size(position, mask):
+    """[B, H, T, T] at most once, in the dtype of the scores, and [1, H, T, T] in fp32."""
+    config, mask = config_of(position, "offset", heads=8), masks(320)[mask]
+    with LiveBytes() as memory:
+        bias = attention_bias(config, 320, mask, torch.bfloat16, CPU)
+    largest, *others = sorted(memory.made, reverse=True)
+    assert largest == bias.numel() * 2
+    if position == "alibi":
+        assert bias.shape == (2, 8, 320, 320)
+        assert max(others) == 4 * 8 * 320**2
+    else:
+        assert bias.shape in [(2, 1, 1, 320), (2, 1, 320, 320)]
+
+
+@pytest.mark.parametrize("mask", ["none", "padding", "texts"])
+def test_training_with_dropout_on_a_cpu_makes_no_bias_of_all_scores(mask):
+    """The attention weights of each layer, [B, H, T, T], and no other tensor of that size."""
+    config = presets.build("tiny", "zero-clap", 50, {"num_heads": 16})
+    model = LanguageModel(config).train()
+    ids = torch.randint(4, 49, (2, 320), generator=torch.Generator().manual_seed(1))
+    with LiveBytes() as memory:
+        model(ids, masks(320)[mask], torch.arange(0, 640, 7))
+    scores = 4 * 2 * 16 * 320**2
+    assert [size for size in memory.made if size >= scores] == [scores] * config.num_layers
+
+
+def test_a_model_without_padding_has_one_bias_for_all_rows():
+    bias = attention_bias(config_of("alibi", "offset"), 320, None, torch.bfloat16, CPU)
+    assert bias.shape == (1, 4, 320, 320)
+
+
 # --- with dropout, on a CPU ---------------------------------------------------------------------
 
 
@@ -243,7 +340,7 @@ def test_a_tile_at_a_time_is_the_whole_at_once(length, with_bias):
     for in_tiles in (False, True):
         qkv = drawn(2, length, 3, 3, 8).requires_grad_()
         if in_tiles:
-            out = tiled.tiled_attention(qkv, bias, 0.0)
+            out = tiled.tiled_attention(qkv, () if bias is None else (bias,), 0.0)
         else:
             query, key, value = qkv.permute(2, 0, 3, 1, 4)
             out = F.scaled_dot_product_attention(query, key, value, attn_mask=bias)
@@ -260,7 +357,7 @@ def test_the_gradient_with_dropout_is_that_of_the_function(monkeypatch):
 
     def attend(qkv):
         torch.manual_seed(3)
-        return tiled.tiled_attention(qkv, bias, 0.3)
+        return tiled.tiled_attention(qkv, (bias,), 0.3)
 
     qkv = drawn(1, 5, 3, 3, 2, dtype=torch.float64).requires_grad_()
     assert torch.autograd.gradcheck(attend, (qkv,))
@@ -271,7 +368,7 @@ def test_dropped_weights_are_as_many_as_asked_for_and_the_rest_is_scaled_to_matc
     qkv = torch.zeros(1, length, 3, 2, length)
     qkv[0, :, 2] = torch.eye(length)[:, None]  # values that show the weights
     torch.manual_seed(0)
-    weights = tiled.tiled_attention(qkv, None, 0.1) * length
+    weights = tiled.tiled_attention(qkv, (), 0.1) * length
     dropped = weights == 0
     assert float(dropped.float().mean()) == pytest.approx(0.1, abs=5 * (0.09 / 180_000) ** 0.5)
     torch.testing.assert_close(weights[~dropped], torch.full_like(weights[~dropped], 1 / 0.9))
@@ -285,7 +382,7 @@ def test_dropout_follows_the_generator():
 
     def attend(seed):
         torch.manual_seed(seed)
-        return tiled.tiled_attention(qkv, None, 0.5)
+        return tiled.tiled_attention(qkv, (), 0.5)
 
     assert torch.equal(attend(1), attend(1))
     assert not torch.equal(attend(1), attend(2))

@@ -16,9 +16,11 @@ from pretrain.__main__ import main
 from pretrain.batches import MicroBatch
 from pretrain.config import BatchConfig, MaskingConfig, OptimizerConfig
 from pretrain.model import presets
+from pretrain.model.attention import attention_bias
 from pretrain.model.blocks import checkpoint_activations
 from pretrain.model.language_model import LanguageModel
 from pretrain.objectives.masked import MaskedLM
+from tests.pretrain.memory import LiveBytes
 
 OBJECTIVE = MaskedLM(MaskingConfig(), 999, 999)
 PILE = ["data.vocab_size=50265"]
@@ -107,9 +109,10 @@ def test_an_engine_holds_and_writes_what_is_planned(name, ranks, run_ranks, tmp_
     assert written == pytest.approx(planned, rel=0.01)
 
 
+@pytest.mark.parametrize("texts", [False, True], ids=["padding", "texts"])
 @pytest.mark.parametrize("variant", ["baseline", "zero-clap", "alibi"])
 @pytest.mark.parametrize("checkpointing", [False, True])
-def test_a_forward_pass_keeps_what_is_planned(variant, checkpointing):
+def test_a_forward_pass_keeps_what_is_planned_and_never_needs_more(variant, checkpointing, texts):
     """With attention that keeps no scores: the kernels without dropout; other dropout is asked."""
     hidden_dropout = 0.1 if variant == "baseline" else 0.0
     overrides = {"attention_dropout": 0.0, "dropout": hidden_dropout}
@@ -118,9 +121,9 @@ def test_a_forward_pass_keeps_what_is_planned(variant, checkpointing):
     if checkpointing:
         checkpoint_activations(model)
     ids = np.random.default_rng(0).integers(4, 999, (rows, length))
-    arrays = OBJECTIVE.collate(list(ids), [(0, 0, row) for row in range(rows)], length)
+    numbers = [np.arange(length) // 50 + 1] * rows if texts else None
+    arrays = OBJECTIVE.collate(list(ids), [(0, 0, row) for row in range(rows)], length, numbers)
     batch = {name: torch.from_numpy(array) for name, array in arrays.items()}
-    batch["attention_mask"] = None
     own = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
     kept = {}
 
@@ -131,19 +134,57 @@ def test_a_forward_pass_keeps_what_is_planned(variant, checkpointing):
         return tensor
 
     with saved_tensors_hooks(keep, lambda tensor: tensor):
-        OBJECTIVE.loss(model, batch)
+        loss = OBJECTIVE.loss(model, batch)
     measured = sum(storage.nbytes() for storage in kept.values())
-    planned = plan.activations(config, rows, length, 0.15, 4, checkpointing)
+    del loss
+    with LiveBytes() as memory:
+        OBJECTIVE.loss(model, batch)
+    bias = plan.bias_bytes(config, rows, length, 4, texts)
+    planned = plan.activations(config, rows, length, 0.15, 4, checkpointing, bias)
+    assert measured <= memory.peak <= 1.15 * planned
     if checkpointing:  # the layer that is computed again comes in the backward pass
         first, more = (
             plan.activations(
-                dataclasses.replace(config, num_layers=n), rows, length, 0.15, 4, False
+                dataclasses.replace(config, num_layers=n), rows, length, 0.15, 4, False, bias
             )
             for n in (1, 2)
         )
         planned -= more - first
     # Nothing but the table of places and the loss's small change is not counted.
     assert measured == pytest.approx(planned, rel=0.15)
+
+
+@pytest.mark.parametrize("texts", [False, True], ids=["padding", "texts"])
+@pytest.mark.parametrize("rows", [1, 2, 5])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("variant", ["baseline", "zero-clap"])
+def test_the_dense_bias_takes_what_is_planned_while_it_is_made_and_after(
+    variant, dtype, rows, texts
+):
+    """To the byte, but for single numbers and one number a token."""
+    config, length = presets.build("tiny", variant, 1000, {}), 80
+    mask = torch.ones(rows, length, dtype=torch.int64 if texts else torch.bool)
+    with LiveBytes() as memory:
+        bias = attention_bias(config, length, mask, dtype, torch.device("cpu"))
+        held = memory.live
+    planned = plan.bias_bytes(config, rows, length, dtype.itemsize, texts)
+    assert bias.untyped_storage().nbytes() == planned[0]
+    assert (held, memory.peak) == pytest.approx(planned, abs=8 * length)
+
+
+def test_the_plan_counts_the_bias_of_the_back_end_that_is_used():
+    """[16, 12, 2048, 2048] in bf16, and none where FlexAttention computes it."""
+    dense, flex, learned = (
+        of("pile-base", f"model.variant={variant}", "model.overrides.attention_dropout=0.0", *words)
+        for variant, *words in [
+            ("alibi",),
+            ("alibi", "training.attention_backend=flex"),
+            ("sinusoidal",),
+        ]
+    )
+    saved = [planned.memory[1].activations for planned in (dense, flex, learned)]
+    assert saved[0] - saved[1] == 16 * 12 * 2048**2 * 2
+    assert saved[2] - saved[1] == 16 * 2048 * 2
 
 
 def test_the_command_prints_a_table_and_writes_what_it_prints(tmp_path, capsys):
