@@ -6,7 +6,7 @@ plain JSON.
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass, fields, is_dataclass
+from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
 from pathlib import Path
 from types import UnionType
 from typing import TypeVar, cast, get_args, get_origin, get_type_hints
@@ -246,9 +246,16 @@ def _decode(kind: object, value: object, where: str) -> object:
 
 
 def _decode_dataclass(kind: type, value: object, where: str) -> object:
+    """A field with a default may be missing: an earlier version did not write it."""
     names = [field.name for field in fields(kind)]
-    if not isinstance(value, dict) or set(value) != set(names):
-        found = sorted(value) if isinstance(value, dict) else value
-        raise ValueError(f"{where}: {found}; accepted: an object with {', '.join(names)}")
+    accepted = f"accepted: an object with {', '.join(names)}"
+    if not isinstance(value, dict):
+        raise ValueError(f"{where}: {value!r}; {accepted}")
+    needed = {field.name for field in fields(kind) if field.default is MISSING}
+    if not needed <= set(value) <= set(names):
+        missing, unknown = sorted(needed - set(value)), sorted(set(value) - set(names))
+        raise ValueError(f"{where}: missing {missing}, unknown {unknown}; {accepted}")
     hints = get_type_hints(kind)
-    return kind(**{name: _decode(hints[name], value[name], f"{where}: {name}") for name in names})
+    return kind(
+        **{key: _decode(hints[key], item, f"{where}: {key}") for key, item in value.items()}
+    )

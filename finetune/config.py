@@ -199,11 +199,11 @@ def read_plan(folder: Path) -> RunPlan:
     """
     path = folder / PLAN
     try:
-        values: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        return RunPlan(**{**values, "config": FinetuneConfig(**values["config"])})
+        values = json.loads(path.read_text(encoding="utf-8"))
+        return build(RunPlan, values)
     except FileNotFoundError:
         raise ValueError(
             f"{folder}: is no run's folder, it has no {PLAN} (`python -m finetune glue` makes it)"
         ) from None
-    except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{path}: is no plan of a run: {error}") from error
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{path}: is not a plan that this version reads: {error}") from error

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from pretrain import checkpoints, ledger, metrics
+from pretrain import checkpoints, ledger, metrics, settings
 from pretrain.config import BatchConfig
 from pretrain.order import Lineage
 from pretrain.supervision.ladders import ENDINGS
@@ -66,7 +66,8 @@ def examine(records: Sequence[ledger.Record], lines: Sequence[Line]) -> Audit:
     if created is None or (attempts and attempts[0]["number"] < created["number"]):
         found.problems.append("no record of the run's creation stands before its first attempt")
         return found
-    batch, seed = BatchConfig(**created["batch"]), created["seed"]
+    batch = settings.build(BatchConfig, created["batch"], f"{ledger.FILE_NAME}: created.batch.")
+    seed = created["seed"]
     done: dict[int, range] = {}
     recorded: set[tuple[int, int]] = set()
     ends = [*(record["number"] for record in attempts[1:]), len(records)]

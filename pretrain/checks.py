@@ -147,6 +147,9 @@ def refuse_other_checkpoint(
 ) -> None:
     """Refuse a checkpoint of another model or another history than the run's.
 
+    What the records mean is compared: a field of the architecture that an earlier version did not
+    write has its default.
+
     Args:
         manifest: of the checkpoint; its recipe was compared before, but what a recipe's names mean
             may have changed since.
@@ -155,10 +158,12 @@ def refuse_other_checkpoint(
         lineage: the run's before that step, as `ledger.lineage_record` writes it.
 
     Raises:
-        ValueError: each difference, with both values.
+        ValueError: each difference, with both values; or a field that this version does not know.
     """
+    source = f"the architecture in the checkpoint of step {step}"
+    saved = ModelConfig.from_dict(manifest["architecture"], source).to_dict()
     now = {"step": step, "lineage": lineage, **architecture.to_dict()}
-    then = {"step": manifest["step"], "lineage": manifest["lineage"], **manifest["architecture"]}
+    then = {"step": manifest["step"], "lineage": manifest["lineage"], **saved}
     changed = [
         f"{name}: {then.get(name)!r}, now {now.get(name)!r}"
         for name in sorted({*then, *now})

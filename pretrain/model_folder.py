@@ -180,6 +180,8 @@ def _read_description(path: Path) -> dict[str, Any]:
         "tokenizer": str | None,
         "provenance": dict,
     }
+    if unknown := sorted(values.keys() - {"format", *kinds}):
+        raise ValueError(f"{path}: unknown {unknown}; known are format, {', '.join(kinds)}")
     for name, kind in kinds.items():
         if name not in values or not isinstance(values[name], kind):
             raise ValueError(f"{path}: {name} is {values.get(name)!r}")
@@ -216,7 +218,8 @@ def export(run: Path, output: Path, step: int | None = None) -> int:
         raise ValueError(f"{run}: has no checkpoint of step {step}; it has {have}")
     folder = checkpoints.folder_of(run, step)
     manifest = checkpoints.read_manifest(folder)
-    architecture = ModelConfig.from_dict(manifest["architecture"])
+    source = f"{folder / checkpoints.MANIFEST}: architecture"
+    architecture = ModelConfig.from_dict(manifest["architecture"], source)
     save(
         output,
         ModelContents(

@@ -161,6 +161,7 @@ def _own_settings(config: ModelConfig, head: ClassificationConfig | None) -> dic
         "architectures": [_AUTO_MAP[task].removeprefix(f"{_ADAPTER}.")],
         "auto_map": _AUTO_MAP,
         **config.to_dict(),
+        "architecture_fields": sorted(config.to_dict()),
         **pooling,
     }
 

@@ -196,7 +196,12 @@ def _roberta_config(source: _Source) -> ModelConfig:
 
 
 def _own_config(source: _Source) -> ModelConfig:
-    names = [field.name for field in dataclasses.fields(ModelConfig)]
+    """The fields that this version knows, and those that the export says are the architecture's."""
+    names = {field.name for field in dataclasses.fields(ModelConfig)}
+    named = source.settings.get("architecture_fields", [])
+    if not isinstance(named, list):
+        raise ValueError(f"architecture_fields is {named!r}; accepted: a list of names")
+    names |= {str(name) for name in named}
     return ModelConfig.from_dict(
         {name: source.settings[name] for name in names if name in source.settings}
     )

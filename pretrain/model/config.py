@@ -43,8 +43,10 @@ def _check(
 
 
 def _check_names(record: type[Any], source: str, values: Mapping[str, object]) -> None:
-    known = {field.name for field in dataclasses.fields(record)}
-    missing, unknown = sorted(known - set(values)), sorted(set(values) - known)
+    fields = dataclasses.fields(record)
+    known = {field.name for field in fields}
+    needed = {field.name for field in fields if field.default is dataclasses.MISSING}
+    missing, unknown = sorted(needed - set(values)), sorted(set(values) - known)
     if missing or unknown:
         raise ValueError(f"{source}: missing {missing}, unknown {unknown}")
 
@@ -114,13 +116,21 @@ class ModelConfig:
         return dataclasses.asdict(self)
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, object]) -> ModelConfig:
-        """The record of a mapping that names every field, no more and no less.
+    def from_dict(cls, values: Mapping[str, object], source: str = "model config") -> ModelConfig:
+        """The record that a mapping describes, as `to_dict` of this or an earlier version wrote it.
+
+        A field that was added later has a default that means what models were before, so that a
+        field with a default may be missing.
+
+        Args:
+            values: of the fields by name.
+            source: where they are from, for messages.
 
         Raises:
-            ValueError: a field is missing or unknown, or a value is not accepted.
+            ValueError: a field without a default is missing, a field is unknown, or a value is not
+                accepted.
         """
-        _check_names(cls, "model config", values)
+        _check_names(cls, source, values)
         return cls(**values)  # type: ignore[arg-type]
 
 
@@ -169,12 +179,12 @@ class ClassificationConfig:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, object]) -> ClassificationConfig:
-        """The record of a mapping that names every field, no more and no less.
+        """The record that a mapping describes; fields with a default may be missing.
 
         Raises:
-            ValueError: a field is missing or unknown, or a value is not accepted.
+            ValueError: `classes` is missing, a field is unknown, or a value is not accepted.
         """
         _check_names(cls, "classification head", values)
-        labels = values["labels"]
+        labels = values.get("labels", ())
         fields = {**values, "labels": tuple(labels) if isinstance(labels, list) else labels}
         return cls(**fields)  # type: ignore[arg-type]

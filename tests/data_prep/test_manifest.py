@@ -58,12 +58,27 @@ def test_missing_unfinished_and_foreign_folders_are_told_apart(tmp_path: Path) -
         load_manifest(tmp_path)
 
 
+def test_a_manifest_of_an_earlier_version_has_the_defaults_of_later_fields(
+    tmp_path: Path, manifest: CorpusManifest
+) -> None:
+    file = tmp_path / "manifest.json"
+    write_record(file, manifest)
+    values = json.loads(file.read_text())
+    del values["settings"]["unit"], values["inputs"][0]["role"]
+    file.write_text(json.dumps(values))
+    assert load_manifest(tmp_path) == manifest
+    del values["cut"]
+    file.write_text(json.dumps(values))
+    with pytest.raises(ValueError, match=r"missing \['cut'\], unknown \[\]"):
+        load_manifest(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"format_version": 99}, "format version 99; accepted: 2"),
         ({"vocab_size": "320"}, "vocab_size: '320'; accepted: <class 'int'>"),
-        ({"unknown": 1}, "accepted: an object with format_version, "),
+        ({"later": 1}, "missing [], unknown ['later']; accepted: an object with format_version, "),
         ({"subsets": {}}, "subsets: {}; accepted: list"),
         ({"inputs": [3]}, "inputs[0]: 3; accepted: an object with path, size_bytes, sha256"),
     ],

@@ -1,6 +1,7 @@
 """Settings: what is not known or makes no sense is refused with what would be accepted."""
 
 import dataclasses
+import json
 
 import pytest
 
@@ -69,6 +70,26 @@ def test_a_plan_is_read_as_it_was_written(tmp_path):
     assert read_plan(tmp_path / "CoLA-random-seed3") == PLANNED
 
 
+def test_a_plan_of_an_earlier_version_is_read_and_one_of_a_later_version_is_refused(tmp_path):
+    PLANNED.write(tmp_path)
+    values = json.loads((tmp_path / PLAN).read_text())
+    default = dataclasses.replace(PLANNED, work=0)
+    default = dataclasses.replace(
+        default, config=dataclasses.replace(default.config, length_window=50)
+    )
+    del values["work"], values["config"]["length_window"]
+    (tmp_path / PLAN).write_text(json.dumps(values))
+    assert read_plan(tmp_path) == default
+    assert default.differences(read_plan(tmp_path)) == []
+    for changed, name in [
+        ({**values, "judge": "strict"}, "'judge'"),
+        ({**values, "config": {**values["config"], "freeze": 3}}, "'config.freeze'"),
+    ]:
+        (tmp_path / PLAN).write_text(json.dumps(changed))
+        with pytest.raises(ValueError, match=rf"run\.json: .*unknown key {name}"):
+            read_plan(tmp_path)
+
+
 def test_plans_differ_by_what_makes_scores_incomparable():
     moved = dataclasses.replace(PLANNED, seed=4, weights="pretrained", model="x", data="y")
     assert PLANNED.differences(moved) == []
@@ -80,5 +101,5 @@ def test_a_folder_without_a_plan_or_with_a_strange_one_is_refused(tmp_path):
     with pytest.raises(ValueError, match="is no run's folder"):
         read_plan(tmp_path)
     (tmp_path / PLAN).write_text('{"task": "CoLA"}')
-    with pytest.raises(ValueError, match=r"run\.json: is no plan of a run"):
+    with pytest.raises(ValueError, match=r"run\.json: is not a plan that .* missing"):
         read_plan(tmp_path)

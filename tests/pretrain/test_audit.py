@@ -7,13 +7,14 @@ import pytest
 
 from pretrain import __main__ as command_line
 from pretrain import audit, ledger, metrics
+from pretrain.config import BatchConfig
 from pretrain.order import Lineage
 from tests.pretrain.histories import TOTAL, History, random_history
 
 
-def finished(epochs=3):
+def finished(epochs=3, **parts):
     """A run with a crash, a rollback with a skip past an epoch's end, and another one."""
-    history = History()
+    history = History(**parts)
     history.begin()
     history.train(8)
     history.commit()
@@ -59,6 +60,17 @@ def test_a_step_that_read_other_blocks_is_found():
         assert f"attempt {line['attempt']}: step {line['step']} read other blocks" in found
         line["blocks"] = right
     assert problems(history) == []
+
+
+def test_a_run_of_an_earlier_version_is_audited_and_one_of_a_later_version_refused_by_name():
+    """Its record of the batch lacks a field, or has one more."""
+    history = finished(batch=BatchConfig(global_batch_size=6, micro_batch_size=1))
+    (created,) = (r for r in history.records if r["kind"] == "created")
+    created["batch"] = {k: v for k, v in created["batch"].items() if not k.startswith("ramp")}
+    assert problems(history) == []
+    created["batch"]["shrink"] = 2
+    with pytest.raises(ValueError, match=r"unknown key 'ledger.jsonl: created.batch.shrink'"):
+        history.audit()
 
 
 def test_another_seed_than_the_lineages_is_found():

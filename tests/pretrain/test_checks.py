@@ -1,5 +1,6 @@
 """What is checked of a recipe before anything is started, and how the command line says it."""
 
+import dataclasses
 import random
 
 import pytest
@@ -82,10 +83,23 @@ def test_a_checkpoint_is_compared_with_the_run_that_takes_it_up(recipe, corpus, 
             r"lineage: \[\[0, 1\]\], now \[\[0, 1\], \[20, 2\]\]",
         ),
         (manifest_of(model, num_layers=7), f"num_layers: 7, now {model.num_layers}"),
-        (manifest_of(model, gates="open"), "gates: 'open', now None"),
+        (manifest_of(model, gates="open"), r": missing \[\], unknown \['gates'\]"),
     ]:
-        with pytest.raises(ValueError, match=f"checkpoint of step 30 .*{message}"):
+        with pytest.raises(ValueError, match=f"checkpoint of step 30.*{message}"):
             checks.refuse_other_checkpoint(manifest, 30, model, before)
+
+
+def test_a_checkpoint_of_an_earlier_version_is_compared_by_what_its_record_means(
+    recipe, corpus, tmp_path
+):
+    model, _ = check(recipe.load(tmp_path), 2)
+    before = [[0, 1], [20, 2]]
+    older = manifest_of(model)
+    del older["architecture"]["layer_norm_epsilon"]
+    checks.refuse_other_checkpoint(older, 30, model, before)
+    other = dataclasses.replace(model, layer_norm_epsilon=1e-6)
+    with pytest.raises(ValueError, match="layer_norm_epsilon: 1e-05, now 1e-06"):
+        checks.refuse_other_checkpoint(older, 30, other, before)
 
 
 def lines(attempt, seed, losses):

@@ -8,7 +8,7 @@ import torch
 from data_prep import tokenizer as tokenizers
 from pretrain import model_folder
 from pretrain.model import presets
-from pretrain.model.config import ClassificationConfig
+from pretrain.model.config import ClassificationConfig, ModelConfig
 from pretrain.model.heads import ClassificationHead
 from pretrain.model.language_model import LanguageModel
 
@@ -92,15 +92,27 @@ def test_a_description_that_does_not_fit_the_weights_is_refused(saved):
         model_folder.load(folder)
 
 
-def test_an_architecture_that_leaves_a_choice_open_is_refused(saved):
-    """What leaves no trace in the weights must not fall back to a default."""
+def test_a_folder_of_an_earlier_version_is_read_with_the_defaults_of_later_fields(saved):
     folder, model = saved
-    for field in ("position", "embedding_scale", "normalize_embeddings"):
-        architecture = model.config.to_dict()
-        del architecture[field]
+    architecture = model.config.to_dict()
+    for field in ("alibi", "layer_norm_epsilon"):
+        assert architecture.pop(field) == getattr(ModelConfig(vocab_size=1), field)
         change(folder, architecture=architecture)
-        with pytest.raises(ValueError, match=rf"model.json: .*missing \['{field}'\]"):
-            model_folder.load(folder)
+        assert model_folder.load(folder).model.config == model.config
+
+
+def test_a_folder_without_a_size_or_with_a_field_of_a_later_version_is_refused(saved):
+    folder, model = saved
+    architecture = model.config.to_dict()
+    change(folder, architecture={k: v for k, v in architecture.items() if k != "vocab_size"})
+    with pytest.raises(ValueError, match=r"model.json: .*missing \['vocab_size'\], unknown \[\]"):
+        model_folder.load(folder)
+    change(folder, architecture={**architecture, "rope_theta": 1e4})
+    with pytest.raises(ValueError, match=r"model.json: .*missing \[\], unknown \['rope_theta'\]"):
+        model_folder.load(folder)
+    change(folder, architecture=architecture, adapters={})
+    with pytest.raises(ValueError, match=r"model.json: unknown \['adapters'\]; known are format"):
+        model_folder.load(folder)
 
 
 def test_another_vocabulary_in_the_folder_is_refused(saved, other_vocabulary):
@@ -151,13 +163,26 @@ def test_classification_heads_come_back_under_their_names(saved, tokenizer, tmp_
 
 
 @pytest.mark.parametrize(
-    "heads", [{"topic": {"classes": 3}}, {"topic": 3}, {"topic": ClassificationConfig(3).to_dict()}]
+    "heads",
+    [
+        {"topic": {"labels": []}},
+        {"topic": {"classes": 3, "temperature": 1.0}},
+        {"topic": 3},
+        {"topic": ClassificationConfig(3).to_dict()},
+    ],
 )
 def test_a_head_that_does_not_fit_is_named(heads, saved):
     folder, _ = saved
     change(folder, classification_heads=heads)
     with pytest.raises(ValueError, match=r"model\.json"):
         model_folder.load(folder)
+
+
+def test_a_head_of_an_earlier_version_has_the_defaults_of_later_fields():
+    assert ClassificationConfig.from_dict({"classes": 3}) == ClassificationConfig(3)
+    written = ClassificationConfig(2, ("no", "yes"), "mean", 0.1).to_dict()
+    del written["dropout"]
+    assert ClassificationConfig.from_dict(written) == ClassificationConfig(2, ("no", "yes"), "mean")
 
 
 def test_a_model_without_a_vocabulary_takes_ids_and_says_so_when_asked_for_text(saved, tmp_path):

@@ -15,9 +15,18 @@ import warnings
 from pathlib import Path
 
 import pytest
+import yaml
 
 from data_prep import files
-from pretrain import checkpoints, ledger, metrics, run_folder, train
+from pretrain import (
+    audit,
+    checkpoints,
+    ledger,
+    metrics,
+    model_folder,
+    run_folder,
+    train,
+)
 from pretrain.supervision import orders
 from pretrain.supervision.orders import EXIT_PREEMPTED
 
@@ -752,6 +761,60 @@ def test_what_rank_0_cannot_open_ends_every_rank_with_one_message(attempt, tmp_p
     assert "No space left on device: 'ledger.jsonl'" in answers[0][2]
     assert answers[0][2].count("\n") == 1
     assert answers[1][2] == ""
+
+
+def older(run, folder):
+    """A run as a version wrote it that did not know some of the fields, interrupted at step 4."""
+    run = interrupted(run, folder)
+    path = checkpoints.folder_of(run, 4) / checkpoints.MANIFEST
+    manifest = json.loads(path.read_text())
+    del manifest["architecture"]["layer_norm_epsilon"], manifest["recipe"]["batch"]["ramp_steps"]
+    checkpoints.write_json(path, manifest)
+    told = records(run)
+    (run / ledger.FILE_NAME).unlink()
+    for record in told:
+        fields = {k: v for k, v in record.items() if k not in ("number", "time", "previous")}
+        if record["kind"] == "created":
+            fields["batch"] = {k: v for k, v in record["batch"].items() if "ramp" not in k}
+        if (record["kind"], record.get("step")) == ("commit", 4):
+            fields["manifest"] = checkpoints.manifest_hash(run, 4)
+        ledger.append(run / ledger.FILE_NAME, **fields)
+    settings = yaml.safe_load((run / "run.yaml").read_text())
+    del settings["batch"]["ramp_steps"], settings["training"]["compile"], settings["supervision"]
+    (run / "run.yaml").write_text(yaml.safe_dump(settings))
+    return run
+
+
+def test_a_run_of_an_earlier_version_is_resumed_audited_and_exported(straight, attempt, tmp_path):
+    run = older(straight, tmp_path / "run")
+    assert model_folder.export(run, tmp_path / "model", 4) == 4
+    assert model_folder.load(tmp_path / "model").model.config.layer_norm_epsilon == 1e-5
+    answers = attempt(run)
+    assert [code for code, _, _ in answers] == [0, 0], answers
+    assert "steps 4 to 6" in answers[0][1]
+    assert audit.audit(run).problems == []
+    assert_same_run(run, straight)
+
+
+def test_a_run_of_a_later_version_is_refused_by_the_name_of_what_is_new(
+    straight, attempt, tmp_path
+):
+    run = interrupted(straight, tmp_path / "run")
+    path = checkpoints.folder_of(run, 4) / checkpoints.MANIFEST
+    manifest = json.loads(path.read_text())
+    manifest["architecture"]["rope_theta"] = 1e4
+    checkpoints.write_json(path, manifest)
+    answers = attempt(run)
+    assert [code for code, _, _ in answers] == [2, 2]
+    assert "unknown ['rope_theta']" in answers[0][2]
+    with pytest.raises(ValueError, match=r"MANIFEST.json: .*unknown \['rope_theta'\]"):
+        model_folder.export(run, tmp_path / "model", 4)
+    settings = yaml.safe_load((run / "run.yaml").read_text())
+    settings["training"]["fuse"] = True
+    (run / "run.yaml").write_text(yaml.safe_dump(settings))
+    answers = attempt(run)
+    assert [code for code, _, _ in answers] == [2, 2]
+    assert "run.yaml: unknown key 'training.fuse'" in answers[0][2]
 
 
 def test_a_checkpoint_of_another_architecture_than_the_recipe_now_means_is_refused(

@@ -611,7 +611,12 @@ def test_settings_that_ours_does_not_have_are_named(values, message, exported, t
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"position": None}, r"config\.json: .*missing \['position'\]"),
+        ({"vocab_size": None}, r"config\.json: .*missing \['vocab_size'\]"),
+        (
+            {"architecture_fields": ["position", "rope_theta"], "rope_theta": 1e4},
+            r"config\.json: .*missing \[\], unknown \['rope_theta'\]",
+        ),
+        ({"architecture_fields": 3}, "architecture_fields is 3; accepted: a list of names"),
         ({"head": "wide"}, r"config\.json: model\.head: 'wide'"),
         ({"head": "roberta"}, r"safetensors: .* missing .*; left over head\.beta"),
         ({"id2label": {"0": "a", "2": "b"}}, r"config\.json: id2label is .* accepted: a label"),
@@ -625,6 +630,18 @@ def test_settings_of_our_own_exports_are_named_too(values, message, exported, tm
     change(folder / "config.json", **values)
     with pytest.raises(ValueError, match=message):
         huggingface_import.read(folder)
+
+
+@torch.no_grad()
+def test_an_export_of_an_earlier_version_is_the_same_model(transformers, exported, tmp_path):
+    """Its settings lack a field that has a default, and the list of the fields."""
+    export = exported("zero-clap")
+    folder = shutil.copytree(export.folder, tmp_path / "model")
+    change(folder / "config.json", layer_norm_epsilon=None, architecture_fields=None)
+    assert huggingface_import.read(folder).config == export.contents.config
+    ids, mask, places = batch(export.contents.vocabulary.vocab_size)
+    logits = real(loaded(transformers, folder)(input_ids=ids, attention_mask=mask).logits, places)
+    torch.testing.assert_close(logits, export.model(ids, mask.bool(), places), rtol=0, atol=2e-5)
 
 
 def weights_without(*names, **more):
