@@ -53,6 +53,7 @@ def test_every_sentence_stands_in_both_classes_and_no_document_in_both_splits(so
 def test_a_scrambled_sentence_differs_from_its_original_in_order_alone(source):
     files = acceptability.make(acceptability.find([source]), train=100, dev=40, seed=1)
     rows = rows_of(files["train"] + files["dev"])
+    assert len(rows) == 2 * (100 + 40)
     for intact, scrambled in zip(rows[::2], rows[1::2], strict=True):
         old, new = intact[3].split(" "), scrambled[3].split(" ")
         assert sorted(old) == sorted(new)

@@ -74,6 +74,7 @@ def test_test_sets_have_a_header_and_no_labels(tmp_path, name):
     task = glue.find(name)
     columns = ["index", *task.texts]
     texts = tuple(f"text {n}" for n in range(len(task.texts)))
+    assert task.test
     for split in task.test:
         folder = "diagnostic" if split == "diagnostic" else name
         write(tmp_path, "\t".join(columns) + "\n0\t" + "\t".join(texts) + "\n", split, folder)

@@ -111,7 +111,9 @@ def test_packed_blocks_are_fewer_and_fuller(packed, blocks):
 
 
 def test_a_packed_batch_numbers_its_texts_and_its_tokens_are_real_ones(packed, objective):
-    for batch in training(packed, objective, BatchConfig(8, 4)).micro_batches(3, 0, 1):
+    read = training(packed, objective, BatchConfig(8, 4)).micro_batches(3, 0, 1)
+    assert len(read) == 2
+    for batch in read:
         mask, ids = batch.arrays["attention_mask"], batch.arrays["input_ids"]
         assert mask.dtype == np.int64
         assert batch.tokens == (mask > 0).sum()
@@ -148,6 +150,7 @@ def test_places_to_predict_know_their_document_s_subset(packing, corpus, objecti
     blocks.corpus.__dict__["subsets"] = np.arange(len(blocks.corpus), dtype=np.uint8) % 3
     spread = [number * len(blocks) // 6 for number in range(6)]
     first = validation_batches(blocks, objective, 6, 2, 0, 1)[0].arrays
+    assert (first["labels"] != IGNORED).sum() > 5
     for place, subset, label in zip(
         first["positions"], first["subsets"], first["labels"], strict=True
     ):
@@ -425,7 +428,14 @@ def test_validation_loss_is_the_same_for_one_and_for_two_ranks(validation, objec
 
 
 def test_validation_masks_are_the_same_for_every_run(validation, objective):
-    first = validation_batches(validation, objective, 4, 2, 0, 1)
-    again = validation_batches(validation, objective, 4, 2, 0, 1)
-    for one, other in zip(first, again, strict=True):
-        assert np.array_equal(one.arrays["input_ids"], other.arrays["input_ids"])
+    """However a run shares its validation blocks out."""
+
+    def ids(size, ranks):
+        read = [validation_batches(validation, objective, 4, size, r, ranks) for r in range(ranks)]
+        turns = [batch for turn in zip(*read, strict=True) for batch in turn]
+        return np.concatenate([batch.arrays["input_ids"] for batch in turns])
+
+    alone = ids(4, 1)
+    assert (alone == objective.mask_id).sum(axis=1).all()
+    for size, ranks in [(2, 1), (1, 1), (2, 2), (1, 4)]:
+        assert np.array_equal(ids(size, ranks), alone)

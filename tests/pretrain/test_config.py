@@ -27,32 +27,37 @@ def test_a_fault_strikes_in_its_steps_and_only_under_the_recipe_s_seed():
     assert not any(FaultConfig("none", 0, 99).strikes(step, 1, 1) for step in range(20))
 
 
-def test_a_config_that_is_accepted_leaves_a_checkpoint_from_before_any_spike():
-    """Law 5: replay of the retention rule against a sudden, a confirmed and a wavering rise."""
-    for patience, confirm, gross in [(6, 50, 3.0), (4, 10, 1.5), (8, 1, 99.0), (2, 30, 99.0)]:
-        for interval, kept in [(5, 3), (10, 2), (7, 9), (25, 2), (40, 3)]:
-            for margin in (0, 5, 20):
-                try:
-                    config = RunConfig(
-                        training=TrainingConfig(
-                            checkpoint_interval=interval, checkpoints_kept=kept
-                        ),
-                        spike=SpikeConfig(
-                            window=16,
-                            minimum_history=8,
-                            patience=patience,
-                            confirm_steps=confirm,
-                            gross_nats=gross,
-                            margin_steps=margin,
-                        ),
-                    )
-                except ValueError:
-                    continue
-                for rise in (1.0, 10.0):
-                    for first in range(200, 200 + interval, max(1, interval // 5)):
-                        onset, alarm = spike_of(config.spike, first, rise)
-                        saved = [s for s in range(interval, alarm + 1, interval)][-kept:]
-                        assert min(saved) <= onset - margin, (config.spike, interval, kept, first)
+@pytest.mark.parametrize("margin", [0, 5, 20])
+@pytest.mark.parametrize(("interval", "kept"), [(5, 3), (10, 2), (7, 9), (25, 2), (40, 3)])
+@pytest.mark.parametrize(
+    ("patience", "confirm", "gross"), [(6, 50, 3.0), (4, 10, 1.5), (8, 1, 99.0), (2, 30, 99.0)]
+)
+def test_checkpoints_that_are_kept_reach_back_before_any_spike_or_the_config_is_refused(
+    patience, confirm, gross, interval, kept, margin
+):
+    """Law 5: replay of the retention rule against a sudden, a confirmed and a wavering rise.
+
+    Refused are exactly those whose checkpoints reach back less far than the longest alarm.
+    """
+    training = TrainingConfig(checkpoint_interval=interval, checkpoints_kept=kept)
+    spike = SpikeConfig(
+        window=16,
+        minimum_history=8,
+        patience=patience,
+        confirm_steps=confirm,
+        gross_nats=gross,
+        margin_steps=margin,
+    )
+    if (kept - 1) * interval < margin + max(confirm, patience + 1):
+        with pytest.raises(ValueError, match="no checkpoint from before it would be left"):
+            RunConfig(training=training, spike=spike)
+        return
+    assert RunConfig(training=training, spike=spike).spike == spike
+    for rise in (1.0, 10.0):
+        for first in range(200, 200 + interval, max(1, interval // 5)):
+            onset, alarm = spike_of(spike, first, rise)
+            saved = range(interval, alarm + 1, interval)[-kept:]
+            assert min(saved) <= onset - margin, (rise, first)
 
 
 def spike_of(policy, first, rise):

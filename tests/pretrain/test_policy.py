@@ -128,7 +128,7 @@ def test_the_third_rung_goes_at_least_twice_as_far_back():
 )
 def test_when_a_budget_is_spent_it_gives_up_and_says_which(onsets, changes, words):
     *before, last = climb(onsets, **changes)
-    assert all(isinstance(decision, Rollback) for decision in before)
+    assert [type(decision) for decision in before] == [Rollback] * (len(onsets) - 1)
     assert isinstance(last, GiveUp)
     assert pytest.importorskip("re").search(words, last.reason), last.reason
 

@@ -509,7 +509,9 @@ def test_the_state_folded_again_is_the_state_that_lived(seed):
 def test_events_are_plain_numbers():
     import json
 
-    for event in of(raised(decay(1000), 600, 1000, 1.0)):
+    events = of(raised(decay(1000), 600, 1000, 1.0))
+    assert [event.kind for event in events][-1] == "spike"
+    for event in events:
         assert json.loads(json.dumps(dataclasses.asdict(event))) == dataclasses.asdict(event)
 
 

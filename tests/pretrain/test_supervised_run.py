@@ -95,6 +95,7 @@ def test_a_resume_after_the_reseed_continues_the_run(records):
 
 
 def test_its_checkpoints_tell_the_lineage_that_led_to_them(run, state):
+    assert state.checkpoints
     for step in state.checkpoints:
         manifest = checkpoints.read_manifest(checkpoints.folder_of(run, step))
         lineage = state.lineage(manifest["position"]["blocks"], lambda step: 8 * step)
