@@ -1,0 +1,368 @@
+"""Makes the golden files beside it: `python -m tests.pretrain.golden.make`.
+
+Every figure follows from formulas that are written out here or in test_parity.py, in fp64 and
+without the code under test, nor torch's generator: weights and inputs are formulas as well. So the
+files are the same on every machine up to the last digits, and test_golden.py holds the code against
+them where the original study's own recordings are not at hand.
+"""
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from tests.pretrain.test_parity import (
+    ENCODER,
+    HEAD,
+    logits_by_formula,
+    positions_by_formula,
+    slopes_by_formula,
+)
+
+FOLDER = Path(__file__).parent
+VOCABULARY, MASK_ID = 50, 49
+LENGTHS = (12, 7)
+SIZE, INNER, LAYERS, HEADS, MAX_POSITIONS = 32, 64, 2, 4, 64
+
+BASELINE = {
+    "encoder_embed_dim": SIZE,
+    "encoder_layers": LAYERS,
+    "encoder_attention_heads": HEADS,
+    "encoder_learned_pos": True,
+    "no_token_positional_embeddings": False,
+    "encoder_alibi": False,
+    "encoder_alibi_asymmetrical": False,
+    "contrastive_pretraining": False,
+    "l2norm_embedding": True,
+    "no_scale_embedding": True,
+    "layernorm_embedding": True,
+    "zero_masking": False,
+}
+ALIBI = {
+    "no_token_positional_embeddings": True,
+    "encoder_alibi": True,
+    "encoder_alibi_asymmetrical": True,
+}
+CLAP = {"contrastive_pretraining": True, "layernorm_embedding": False}
+ZERO = {**CLAP, **ALIBI, "zero_masking": True}
+VARIANTS = {
+    "baseline": {},
+    "sinusoidal": {"encoder_learned_pos": False},
+    "alibi": ALIBI,
+    "alibi-symmetric": {**ALIBI, "encoder_alibi_asymmetrical": False},
+    "learned-clap": CLAP,
+    "learned-clap-unnormalized": {**CLAP, "l2norm_embedding": False},
+    "alibi-clap": {**CLAP, **ALIBI},
+    "zero-clap": {**ZERO, "no_scale_embedding": False},
+    "zero-clap-unscaled": ZERO,
+    "zero-clap-unscaled-unnormalized": {**ZERO, "l2norm_embedding": False},
+    "zero-clap-unscaled-no-dropout": ZERO,
+}
+"""In the words of the study's own code; the published variants, and what was tried beside them."""
+
+
+# --- models -------------------------------------------------------------------------------------
+
+
+def weight(name, shape):
+    """The weight of a name: sines whose phase is quadratic in the element's number.
+
+    A linear phase would make matrices of rank two.
+    """
+    number = np.arange(math.prod(shape), dtype=np.float64)
+    waves = np.sin(0.37 * number * number + sum(map(ord, name))).reshape(shape)
+    if name == "head.beta":
+        return np.full(shape, 1.5)
+    if name.endswith("bias"):
+        return 0.1 * waves
+    return 1.0 + 0.1 * waves if "norm" in name else 0.2 * waves
+
+
+def ids(row):
+    """Ids of a text before any is hidden."""
+    return [4 + (7 * place * place + 3 * place + 11 * row) % 45 for place in range(LENGTHS[row])]
+
+
+def hidden(row):
+    """The places of a text that are hidden, and predicted."""
+    return list(range(1, LENGTHS[row], 4))
+
+
+def inputs(row):
+    """Ids of a text as the model reads them."""
+    return [MASK_ID if place in hidden(row) else id for place, id in enumerate(ids(row))]
+
+
+def shapes(settings):
+    """Every parameter by its name in a model folder."""
+    table = {"encoder.embeddings.tokens.weight": (VOCABULARY - settings["zero_masking"], SIZE)}
+    if settings["encoder_learned_pos"] and not settings["no_token_positional_embeddings"]:
+        table["encoder.embeddings.positions.table.weight"] = (MAX_POSITIONS + 2, SIZE)
+
+    def add(name, *shape):
+        table[f"{name}.weight"], table[f"{name}.bias"] = shape, shape[:1]
+
+    if settings["layernorm_embedding"]:
+        add("encoder.embeddings.norm", SIZE)
+    for layer in (f"encoder.layers.{number}." for number in range(LAYERS)):
+        add(layer + "attention.query_key_value", 3 * SIZE, SIZE)
+        add(layer + "attention.output", SIZE, SIZE)
+        add(layer + "attention_norm", SIZE)
+        add(layer + "expand", INNER, SIZE)
+        add(layer + "contract", SIZE, INNER)
+        add(layer + "output_norm", SIZE)
+    if settings["contrastive_pretraining"]:
+        table["head.beta"] = (1,)
+    else:
+        add("head.dense", SIZE, SIZE)
+        add("head.norm", SIZE)
+        table["head.bias"] = table["encoder.embeddings.tokens.weight"][:1]
+    return table
+
+
+RENAMED = [
+    ("encoder.embeddings.tokens", ENCODER + "embed_tokens"),
+    ("encoder.embeddings.positions.table", ENCODER + "embed_positions"),
+    ("encoder.embeddings.norm", ENCODER + "layernorm_embedding"),
+    ("encoder.layers.", ENCODER + "layers."),
+    ("attention.output", "self_attn.out_proj"),
+    ("attention_norm", "self_attn_layer_norm"),
+    ("expand", "fc1"),
+    ("contract", "fc2"),
+    ("output_norm", "final_layer_norm"),
+    ("head.norm", HEAD + "layer_norm"),
+    ("head.", HEAD),
+]
+
+
+def in_their_names(weights):
+    """The weights under the names of the study's code, with query, key and value apart."""
+    result = {}
+    for name, tensor in weights.items():
+        theirs = name
+        for ours, other in RENAMED:
+            theirs = other + theirs.removeprefix(ours) if theirs.startswith(ours) else theirs
+        for ours, other in RENAMED[4:9]:
+            theirs = theirs.replace(f".{ours}.", f".{other}.")
+        if "query_key_value" in name:
+            for part, third in zip("qkv", tensor.split(SIZE), strict=True):
+                key = theirs.replace("attention.query_key_value", f"self_attn.{part}_proj")
+                result[key] = third
+        else:
+            result[theirs] = tensor
+    return result
+
+
+def models():
+    """Of each variant: the loss in nats, some logits, and the norm of each gradient."""
+    made = {}
+    for variant, delta in VARIANTS.items():
+        settings = {**BASELINE, **delta}
+        weights = {
+            name: torch.tensor(weight(name, shape), requires_grad=True)
+            for name, shape in shapes(settings).items()
+        }
+        theirs, loss, logits = in_their_names(weights), 0.0, []
+        for row in range(len(LENGTHS)):
+            answer = logits_by_formula(theirs, settings, inputs(row))
+            for place in hidden(row):
+                loss = loss - answer[place].log_softmax(0)[ids(row)[place]]
+                logits.append(answer[place])
+        loss.backward()
+        made[variant] = {
+            "loss": loss.item(),
+            "first_logits": logits[0][:8].tolist(),
+            "last_logits": logits[-1][-8:].tolist(),
+            "gradient_norms": {name: w.grad.norm().item() for name, w in weights.items()},
+        }
+    return made
+
+
+# --- tables -------------------------------------------------------------------------------------
+
+HEAD_COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 20)
+SINUSOIDS = ((8, 5), (64, 40), (768, 4))
+"""Sizes, and numbers of places."""
+
+
+def tables():
+    """ALiBi's slopes and 6 x 6 tables in units of the slope; the last row of sinusoidal tables."""
+    return {
+        "slopes": {str(heads): slopes_by_formula(heads) for heads in HEAD_COUNTS},
+        "alibi": {
+            kind: [[-abs(i - j) + nearer * (j > i) for j in range(6)] for i in range(6)]
+            for kind, nearer in (("offset", 0.5), ("symmetric", 0.0))
+        },
+        "sinusoidal": {
+            str(size): positions_by_formula({}, {"encoder_learned_pos": False}, places, size)[
+                -1
+            ].tolist()
+            for size, places in SINUSOIDS
+        },
+    }
+
+
+# --- masking ------------------------------------------------------------------------------------
+
+MASKINGS = {
+    "published": {},
+    "masks alone": {"keep_probability": 0.0, "random_probability": 0.0},
+    "no masks": {"keep_probability": 0.5, "random_probability": 0.5},
+    "many": {"probability": 0.4, "keep_probability": 0.0},
+    "self-masking": {"keep_probability": 0.0, "random_probability": 0.0, "targets": "all"},
+    "whole words": {"probability": 0.3, "whole_words": True},
+}
+KEYS = ((1, 0, 0), (1, 0, 7), (2, 3, 7))
+TOKENS, WORDS = 40, 100
+"""Tokens of a block; ids of the vocabulary below the mask's."""
+
+
+def block(key):
+    """Ids of the block of a key, `<s>` first and `</s>` last."""
+    return [0, *(4 + (5 * n * n + 3 * n + 17 * sum(key)) % 96 for n in range(TOKENS - 2)), 2]
+
+
+def begins_word(id):
+    """Every third id, and the special ones."""
+    return id < 4 or id % 3 == 0 or id == WORDS
+
+
+def masked(ids, key, settings):
+    """What becomes of a block, token by token, and the places to predict."""
+    settings = {
+        **{"probability": 0.15, "keep_probability": 0.1, "random_probability": 0.1},
+        **{"targets": "masked", "whole_words": False},
+        **settings,
+    }
+    draw = np.random.RandomState(np.random.Philox(np.random.SeedSequence(list(key))))
+    probability, places = settings["probability"], range(len(ids))
+    if settings["targets"] == "all":
+        chosen = [place for place, u in enumerate(draw.random_sample(len(ids))) if u < probability]
+    else:
+        count = int(probability * len(ids) + draw.random_sample())
+        count = min(count, math.ceil(probability * len(ids)))
+        chosen = _chosen(ids, count, draw, settings["whole_words"])
+    spared = settings["keep_probability"] + settings["random_probability"]
+    result, replaced = list(ids), []
+    for place in chosen:
+        result[place] = WORDS
+    if spared > 0:
+        shown, kept = draw.random_sample(len(ids)), draw.random_sample(len(ids))
+        for place in chosen:
+            if shown[place] < spared:
+                result[place] = ids[place]
+                if kept[place] >= settings["keep_probability"] / spared:
+                    replaced.append(place)
+    for place, u in zip(replaced, draw.random_sample(len(replaced)), strict=True):
+        result[place] = 4 + int(u * (WORDS - 4))
+    return {"ids": result, "places": list(places) if settings["targets"] == "all" else chosen}
+
+
+def _chosen(ids, count, draw, whole_words):
+    if not whole_words:
+        return sorted(int(place) for place in draw.choice(len(ids), count, replace=False))
+    words = []
+    for place, id in enumerate(ids):
+        if not words or begins_word(id):
+            words.append([])
+        words[-1].append(place)
+    chosen = []
+    for word in draw.permutation(len(words)):
+        if len(chosen) + len(words[word]) > count:
+            break
+        chosen += words[word]
+    return sorted(chosen)
+
+
+def masking():
+    """Of each setting and key: the ids as they are read, and the places to predict."""
+    return {
+        name: {str(list(key)): masked(block(key), key, settings) for key in KEYS}
+        for name, settings in MASKINGS.items()
+    }
+
+
+# --- schedules and the optimizer ----------------------------------------------------------------
+
+SCHEDULES = {
+    # name, peak, minimum, warm-up, steps, steps of the cosine's half period
+    "pile-base": ("cosine", 6e-4, 6e-5, 10_000, 133_082, 146_390),
+    "pile-large": ("cosine", 4e-4, 4e-5, 10_000, 133_082, 146_390),
+    "wikitext103": ("linear", 5e-4, 0.0, 10_000, 125_000, None),
+    "linear to a minimum": ("linear", 1e-3, 1e-4, 100, 1_000, None),
+    "no warm-up": ("cosine", 1e-3, 1e-4, 0, 1_000, 1_100),
+}
+
+
+def points(warmup, steps):
+    """Steps at the borders and between."""
+    near = [warmup - 1, warmup, warmup + 1, (warmup + steps) // 2, steps - 1]
+    return sorted({0, 1, warmup // 2, *near} & set(range(steps)))
+
+
+def schedules():
+    """Of each schedule: [step, learning rate] at some steps."""
+    made = {}
+    for label, (name, peak, minimum, warmup, steps, period) in SCHEDULES.items():
+        made[label] = []
+        for step in points(warmup, steps):
+            if step < warmup:
+                share = step / warmup
+            elif name == "linear":
+                share = 1 - (step - warmup) / (steps - warmup)
+            else:
+                share = (1 + math.cos(math.pi * (step - warmup) / period)) / 2
+            made[label].append([step, minimum + (peak - minimum) * share])
+    return made
+
+
+RATES = (6e-4, 5e-4, 4e-4)
+STARTS = [0.1 * n - 0.5 for n in range(12)]
+ADAM = {"beta1": 0.9, "beta2": 0.98, "epsilon": 1e-6, "weight_decay": 0.01}
+
+
+def gradient(step):
+    """Gradients of a step, from large ones to ones that epsilon outweighs."""
+    return [math.sin(1.0 + 3.0 * n + step) * 10.0 ** (-n) for n in range(len(STARTS))]
+
+
+def adam():
+    """Twelve weights after each of three updates: decoupled decay, epsilon beside the root."""
+    beta1, beta2, weights = ADAM["beta1"], ADAM["beta2"], list(STARTS)
+    first, second, made = [0.0] * len(STARTS), [0.0] * len(STARTS), []
+    for step, rate in enumerate(RATES):
+        for n, g in enumerate(gradient(step)):
+            first[n] = beta1 * first[n] + (1 - beta1) * g
+            second[n] = beta2 * second[n] + (1 - beta2) * g * g
+            scale = rate * math.sqrt(1 - beta2 ** (step + 1)) / (1 - beta1 ** (step + 1))
+            weights[n] -= rate * ADAM["weight_decay"] * weights[n]
+            weights[n] -= scale * first[n] / (math.sqrt(second[n]) + ADAM["epsilon"])
+        made.append(list(weights))
+    return made
+
+
+MAKERS = {
+    "models": models,
+    "tables": tables,
+    "masking": masking,
+    "schedules": schedules,
+    "adam": adam,
+}
+
+
+def read(name):
+    """The figures of a golden file."""
+    return json.loads((FOLDER / f"{name}.json").read_text())["figures"]
+
+
+if __name__ == "__main__":
+    for name, make in MAKERS.items():
+        content = {
+            "made": "by python -m tests.pretrain.golden.make, in fp64 from the formulas there; "
+            "read by tests/pretrain/test_golden.py",
+            "what": make.__doc__,
+            "figures": make(),
+        }
+        (FOLDER / f"{name}.json").write_text(json.dumps(content, separators=(",", ":")) + "\n")
