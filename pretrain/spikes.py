@@ -66,14 +66,17 @@ class Observation:
     @property
     def spoils(self) -> bool:
         """Whether an update was made with a loss or a gradient that is not finite."""
-        norm_is_finite = self.gradient_norm is None or math.isfinite(self.gradient_norm)
-        return not (self.skipped or (math.isfinite(self.loss) and norm_is_finite))
+        if self.skipped:
+            return False
+        norm = self.gradient_norm
+        return not (math.isfinite(self.loss) and (norm is None or math.isfinite(norm)))
 
     @property
     def overflows(self) -> bool:
         """Whether an update was skipped in order to lower the loss scale of fp16, or in vain."""
-        lowers = math.isfinite(self.loss) and self.loss_scale > 1.0
-        return self.skipped and (lowers or self.scale_exhausted)
+        if not self.skipped:
+            return False
+        return self.scale_exhausted or (math.isfinite(self.loss) and self.loss_scale > 1.0)
 
     @property
     def is_lost(self) -> bool:
