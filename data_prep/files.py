@@ -161,7 +161,8 @@ def lock(path: Path, busy: str) -> TextIO:
     """
     file = path.open("a+", encoding="utf-8")
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with naming(path):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         with file:
             file.seek(0)

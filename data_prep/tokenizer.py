@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from data_prep import gpt2_vocabulary
-from data_prep.files import write_atomically
+from data_prep.files import retried, write_atomically
 from data_prep.gpt2_vocabulary import FIRST_TOKENS, MASK_TOKEN
 
 if TYPE_CHECKING:
@@ -215,9 +215,10 @@ def _byte_level(model: "tokenizers.models.Model") -> "tokenizers.Tokenizer":
 def _from_json(file: Path) -> Tokenizer:
     import tokenizers
 
+    content = retried(file.read_bytes)
     try:
         # The library raises bare Exception for whatever is wrong with the file.
-        backend = tokenizers.Tokenizer.from_buffer(file.read_bytes())
+        backend = tokenizers.Tokenizer.from_buffer(content)
     except Exception as error:
         raise ValueError(f"not a {FILE_NAME} of the tokenizers library: {error}") from error
     return Tokenizer(backend)

@@ -217,7 +217,15 @@ def export(run: Path, output: Path, step: int | None = None) -> int:
         have = ", ".join(map(str, state.checkpoints)) or "none"
         raise ValueError(f"{run}: has no checkpoint of step {step}; it has {have}")
     folder = checkpoints.folder_of(run, step)
-    manifest = checkpoints.read_manifest(folder)
+    try:
+        manifest = checkpoints.read_manifest(folder)
+    except ValueError as error:
+        if not state.done or step != state.checkpoints[-1]:
+            raise
+        raise ValueError(
+            f"{error}; `python -m pretrain supervise` with the same recipe trains the last steps "
+            "again"
+        ) from None
     source = f"{folder / checkpoints.MANIFEST}: architecture"
     architecture = ModelConfig.from_dict(manifest["architecture"], source)
     save(

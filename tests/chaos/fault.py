@@ -164,6 +164,15 @@ def fill_disk(folder):
             file.flush()
 
 
+def fill_run(run):
+    """Take all that is left of the disk that holds the run, to the last byte."""
+    with (run / "filler").open("ab", buffering=0) as file:
+        for size in (65536, 1):
+            with contextlib.suppress(OSError):
+                while True:
+                    file.write(b"\0" * size)
+
+
 def damage(run, step, how):
     """Do something to a checkpoint's second file, as a disk might."""
     folder = run / "checkpoints" / f"step-{step:08d}"
@@ -236,6 +245,7 @@ def plan(fault, run):
         "free-disk": lambda: at_step(
             step, lambda engine: (run / "checkpoints" / "filler").unlink(missing_ok=True)
         ),
+        "fill-run": lambda: at_step(step, lambda engine: fill_run(run)),
         "clock": let_the_clock_jump,
         "slow": lambda: slow_steps(0.7),
     }

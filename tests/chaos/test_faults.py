@@ -220,6 +220,28 @@ def test_a_disk_that_is_full_for_a_while(chaos, undisturbed):
     chaos.assert_same_as(undisturbed)
 
 
+def test_a_disk_that_is_full_under_everything(chaos, undisturbed):
+    """Ledger, metrics, control files and logs: no process is left, and nothing is lost."""
+    chaos.run.mkdir(parents=True)
+    (chaos.run / "train.lock").touch()  # what marks the folder as a run's
+    mount = ["mount", "-t", "tmpfs", "-o", "size=64m", "none", str(chaos.run)]
+    if subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("may not mount a tmpfs")
+    try:
+        (chaos.run / "train.lock").touch()
+        chaos.schedule({1: [("fill-run", 0, 5)]})
+        supervisor = chaos.start()
+        chaos.wait_for(lambda: "trying again" in chaos.said() or supervisor.poll() is not None)
+        assert "No space left on device" in chaos.said()
+        assert processes.members(chaos.run) == []
+        (chaos.run / "filler").unlink()
+        assert supervisor.wait(PATIENCE) == 0, chaos.said()
+        assert chaos.begun_at() == [0, 4], chaos.said()
+        chaos.assert_same_as(undisturbed)
+    finally:
+        subprocess.run(["umount", "--lazy", str(chaos.run)], check=True)
+
+
 def assert_rolled_back(chaos, channel, onset, confirmed, target):
     """One spike, one rollback, no crash, and finite weights at the end."""
     (spike,), (rollback,) = chaos.records("spike"), chaos.records("rollback")

@@ -524,6 +524,13 @@ def test_a_disk_that_stays_full_ends_the_attempt_at_the_third_failed_save(attemp
     assert [line["step"] for line in kept] == list(range(80))
 
 
+def test_a_new_run_on_a_full_disk_names_the_file_and_what_is_wrong(attempt, small_run):
+    fill(small_run)
+    answers = attempt(small_run / "run")
+    assert [code for code, _, _ in answers] == [2, 2]
+    assert re.search(rf"No space left on device: '{small_run}/run[a-z./]*'", answers[0][2])
+
+
 def test_metrics_are_on_disk_before_a_checkpoint_is_committed(attempt, tmp_path):
     """What a power cut at the moment of the commit would leave of them is enough for an audit."""
 
@@ -551,7 +558,7 @@ def test_metrics_are_on_disk_before_a_checkpoint_is_committed(attempt, tmp_path)
         assert [line["step"] for line in lines] == [s for s in (3, 6) if s <= step]
 
 
-def test_a_checkpoint_that_cannot_be_deleted_does_not_end_a_run(attempt, tmp_path):
+def test_a_checkpoint_that_cannot_be_deleted_does_not_end_a_run(straight, attempt, tmp_path):
     def sabotage(rank):
         unlink = os.unlink
 
@@ -561,17 +568,17 @@ def test_a_checkpoint_that_cannot_be_deleted_does_not_end_a_run(attempt, tmp_pat
             unlink(path, *arguments, **keywords)
 
         os.unlink = refuses
+        train.retained = lambda records, step, config: {step}
 
-    words = ["training.checkpoints_kept=3", "training.steps=16"]
-    answers = attempt(tmp_path, *words, sabotage=sabotage)
+    answers = attempt(tmp_path, sabotage=sabotage)
     assert [code for code, _, _ in answers] == [0, 0], answers
     deleted = [record["step"] for record in records(tmp_path, "delete")]
-    assert deleted
+    assert deleted == [2, 4]
     for step in deleted:
         folder = checkpoints.folder_of(tmp_path, step)
         assert answers[0][1].count(f"WARNING: {folder}: cannot be deleted for now") == 1
         assert [path.name for path in folder.iterdir()] == ["mp_rank_00_model_states.pt"]
-    assert committed(tmp_path)[-1] == 16
+    assert_same_run(tmp_path, straight)
 
 
 # --- checkpoints that were touched ---------------------------------------------------------------
@@ -581,6 +588,8 @@ def test_a_damaged_result_is_made_again(straight, attempt, tmp_path):
     run = tmp_path / "run"
     shutil.copytree(straight, run)
     path = touch(run, 6)
+    with pytest.raises(ValueError, match=r"its hash differs; `python -m pretrain supervise` with"):
+        model_folder.export(run, tmp_path / "model")
     answers = attempt(run)
     assert [code for code, _, _ in answers] == [0, 0]
     assert f"its steps are done again: {path}" in answers[0][1]
@@ -593,6 +602,7 @@ def test_a_damaged_result_is_made_again(straight, attempt, tmp_path):
     assert records(run, "reject")[0]["step"] == 6
     assert records(run, "discontinuity") == []
     assert_same_run(run, straight)
+    assert audit.audit(run).problems == []
     assert "done already" in attempt(run)[0][1]
 
 
