@@ -95,7 +95,7 @@ def refuse_busy_port(environ: Mapping[str, str]) -> None:
     """
     port = int(environ["MASTER_PORT"])
     shared = environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    if environ["RANK"] != "0" or shared or not port:
+    if environ["RANK"] != "0" or shared or not port or torch.distributed.is_initialized():
         return
     both = socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if both else socket.AF_INET
@@ -195,8 +195,8 @@ class Ranks:
         (distributed_c10d.py, `_get_object_coll_device` returns "cuda" without a number): without
         this, every rank of a machine uses its first GPU. DeepSpeed 0.19.8 binds the process group
         to the GPU whose number LOCAL_RANK is (comm/torch.py, `init_process_group`), and its engine
-        uses that GPU (runtime/engine.py, `_set_distributed_vars`). So LOCAL_RANK is set to
-        the GPU's number, which is 0 where each rank sees its own GPU only.
+        uses that GPU (runtime/engine.py, `_set_distributed_vars`). So LOCAL_RANK is set to the
+        GPU's number, which is 0 where each rank sees its own GPU only.
 
         Raises:
             ValueError: the machine has fewer visible GPUs than ranks; on each of its ranks.

@@ -199,7 +199,7 @@ def _included(order: orders.Order, node: int) -> str:
 def environment(
     environ: Mapping[str, str], run: Path, order: orders.Order, node: int = 0
 ) -> dict[str, str]:
-    """The launcher's environment: ours, the run's mark and the order's token."""
+    """The launcher's environment: `environ`, the run's mark and the order's token."""
     return {**environ, **marks(run, order, node)}
 
 

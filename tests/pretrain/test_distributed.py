@@ -184,6 +184,13 @@ def test_a_port_in_use_is_refused_with_the_way_to_choose_another(busy, launcher,
     refuse_busy_port({**environ, "MASTER_PORT": str(free_port())})
 
 
+def test_ranks_that_have_met_may_start_again(run_ranks):
+    def work():
+        return [engine.start().rank for _ in range(2)]
+
+    assert run_ranks(2, work) == [[0, 0], [1, 1]]
+
+
 @pytest.mark.slow  # starts the launcher
 def test_a_launch_on_a_busy_port_ends_at_once_with_one_message(recipe, tmp_path):
     launcher = str(Path(sys.executable).with_name("deepspeed"))
