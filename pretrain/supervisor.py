@@ -120,7 +120,9 @@ class Supervisor:
             self._give(dataclasses.replace(order, state=orders.STOP))
         processes.end_all(self.run_folder, self.config.supervision.grace_seconds)
         run_folder.lock(self.run_folder).close()  # held: somebody trains it by hand
-        self._record_open(ladders.CRASH, "it ended while nobody watched")
+        errors = failures.read(self.run_folder, order.token) if order else []
+        reason = failures.explain(errors, 0) or "it ended while nobody watched"
+        self._record_open(ladders.CRASH, reason)
         state = ledger.fold(self._records(), self.config.training.seed)
         self._wait_for_disk(lambda: run_folder.reject_damaged_result(self.run_folder, state))
         self._tell_news()
@@ -289,7 +291,7 @@ class Supervisor:
         self._tell_news()
         if kind in (ladders.CRASH, ladders.HANG):
             words = f"the end of its log:\n{jobs.tail(log)}"
-            self._say(f"{cause.traceback or cause.message}  (log: {log})" if cause else words)
+            self._say(f"{cause.traceback or cause.message}\n(log: {log})" if cause else words)
         leave = self._requests.count or ladders.PREEMPTED in told
         return EXIT_PREEMPTED if leave and "done" not in told else None
 
@@ -301,15 +303,14 @@ class Supervisor:
         errors: Sequence[RankError],
     ) -> Complaint:
         """Why an attempt ended: a rank's error, else what was seen of it, else the exit code."""
-        cause = failures.cause(errors)
-        if cause:
-            return Complaint(ladders.CRASH, failures.in_words(cause, errors))
+        begun = ladders.records_of(self._records(), order.token)
+        words = failures.explain(errors, begun[0]["ranks"] if begun else 0)
+        if failures.cause(errors):
+            return Complaint(ladders.CRASH, words)
         ended = f"the launcher {job.how_ended()} and the run is not done"
         seen = complaint or Complaint(ladders.CRASH, ended)
-        begun = ladders.records_of(self._records(), order.token)
-        silent = failures.without_word(errors, begun[0]["ranks"] if begun else 0)
-        if silent and seen.kind == ladders.CRASH:
-            return Complaint(seen.kind, f"{silent}; {seen.reason}")
+        if words and seen.kind == ladders.CRASH:
+            return Complaint(seen.kind, f"{words}; {seen.reason}")
         return seen
 
     def _record_open(self, kind: str, reason: str) -> None:

@@ -97,6 +97,8 @@ def _place(error: Exception) -> str:
 
 
 def _follows(error: Exception) -> bool:
+    if "EADDRINUSE" in str(error):  # another program has our port
+        return False
     kinds = {kind.__name__ for kind in type(error).__mro__}
     lost = isinstance(error, RuntimeError | OSError) and _LOST_CONNECTION.search(str(error))
     return "DistError" in kinds or bool(lost)
@@ -133,14 +135,15 @@ def in_words(error: RankError, errors: Sequence[RankError]) -> str:
     return f"rank {ranks} on {hosts}: {error.message}"
 
 
-def without_word(errors: Sequence[RankError], ranks: int) -> str:
-    """Name the ranks that ended without a word, where others lost their connection to them.
+def explain(errors: Sequence[RankError], ranks: int) -> str:
+    """What the ranks' errors say about the end of an attempt; "" where there are none.
 
     Args:
-        errors: of one attempt; every one follows.
-        ranks: how many the attempt had.
+        errors: of one attempt, the earliest first.
+        ranks: how many the attempt had; 0 where that is not known.
     """
+    first = cause(errors)
     silent = sorted({*range(ranks)} - {error.rank for error in errors})
-    if not silent or (not errors and ranks > 1):
-        return ""
-    return f"rank {', '.join(map(str, silent))} ended without a message"
+    if errors and silent and not first:
+        return f"rank {', '.join(map(str, silent))} ended without a message"
+    return in_words(first or errors[0], errors) if errors else ""

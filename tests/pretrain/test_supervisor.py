@@ -15,7 +15,7 @@ import pytest
 from data_prep import files
 from pretrain import ledger, supervisor
 from pretrain.config import RunConfig, SupervisionConfig
-from pretrain.supervision import jobs, launch, orders, processes
+from pretrain.supervision import failures, jobs, launch, orders, processes
 from pretrain.supervision.orders import EXIT_PREEMPTED
 from pretrain.supervision.watch import Complaint
 
@@ -146,6 +146,18 @@ def test_the_reason_is_the_first_error_and_not_the_connection_that_it_cost_other
     words = "".join(said)
     assert "Traceback" in words
     assert "the gloo traceback" not in words
+
+
+def test_an_error_that_nobody_watched_is_read_by_the_next_supervisor(opened, tmp_path, monkeypatch):
+    orders.give(tmp_path, orders.Order("t", 1, orders.RUN))
+    ledger.append(tmp_path / "ledger.jsonl", "attempt", attempt=1, step=0, token="t")
+    monkeypatch.setenv(orders.TOKEN_VARIABLE, "t")
+    monkeypatch.setenv("RANK", "1")
+    failures.report(tmp_path, 1, ValueError("no such file"))
+    monkeypatch.delenv(orders.TOKEN_VARIABLE)
+    Launcher(monkeypatch, "", "tell('attempt'); tell('done')")
+    assert supervise(opened, tmp_path, []) == 0
+    assert ledger.read(tmp_path / "ledger.jsonl")[1]["reason"].endswith(": no such file")
 
 
 def test_progress_is_told_once_a_step_and_an_adopted_launcher_has_no_code(

@@ -60,6 +60,7 @@ def test_a_refusal_is_its_message(report):
         (RuntimeError("CUDA error: out of memory"), False),
         (ValueError("connection closed"), False),
         (OSError(28, "No space left on device"), False),
+        (RuntimeError("gloo: the server socket cannot listen: EADDRINUSE"), False),
     ],
 )
 def test_a_lost_connection_follows_from_another_rank_s_end(report, raised, follows):
@@ -116,8 +117,10 @@ def test_ranks_that_say_the_same_are_named_together():
     assert failures.in_words(errors[2], errors) == "rank 2 on gpu-2: other"
 
 
-def test_a_rank_without_a_word_is_named_where_others_lost_it():
+def test_a_rank_without_a_message_is_named_where_others_lost_it():
     lost = error(0, 1.0, CLOSED, True)
-    assert failures.without_word([lost], 2) == "rank 1 ended without a message"
-    assert failures.without_word([], 2) == ""
-    assert failures.without_word([lost], 0) == ""
+    assert failures.explain([lost], 3) == "rank 1, 2 ended without a message"
+    assert failures.explain([lost, error(1, 1.1)], 3) == "rank 1 on gpu-1: ValueError: no"
+    assert failures.explain([], 2) == ""
+    assert failures.explain([lost], 1) == f"rank 0 on gpu-0: {CLOSED}"
+    assert failures.explain([lost], 0) == f"rank 0 on gpu-0: {CLOSED}"
