@@ -98,6 +98,7 @@ def train(plan: RunPlan, folder: Path) -> dict[str, Any]:
     parts = folder / _BEST if plan.save_model else None
     evaluation = Evaluation(engine, batches, task, data.dev, parts)
     steps = config.steps(len(data.train))
+    written = MetricsWriter(folder, attempt=1)
     spent = _Sum()
     training_started = time.perf_counter()
     run_loop(
@@ -108,12 +109,13 @@ def train(plan: RunPlan, folder: Path) -> dict[str, Any]:
         first_step=0,
         last_step=steps,
         hooks=[Hook(1, evaluation)],
-        observers=[MetricsWriter(folder, attempt=1), ProgressPrinter(steps), spent],
+        observers=[written, ProgressPrinter(steps), spent],
     )
     ended = time.perf_counter()
     gather(None)  # until every rank has written its part
     if engine.rank > 0:
         return {}
+    written.sync()
     if parts:
         classifiers.save(folder, parts, loaded, plan, task)
     return {

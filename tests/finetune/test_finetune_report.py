@@ -2,11 +2,13 @@
 
 import csv
 import json
+import math
 
 import pytest
 
 from finetune import published, report
 from finetune.__main__ import main
+from pretrain.checkpoints import write_json
 
 
 def write_run(folder, weights, seed, best, last, *, retry=0, collapsed="", task="CoLA"):
@@ -31,7 +33,7 @@ def write_run(folder, weights, seed, best, last, *, retry=0, collapsed="", task=
     if task == "STS-B":
         scores = {"seed_loss": best, "pearson": 0.5, "spearman": 0.25}
         result |= {"best": scores, "last": scores, "majority": {**scores, "seed_loss": 0.13}}
-    (run / "result.json").write_text(json.dumps(result))
+    write_json(run / "result.json", result)
 
 
 @pytest.fixture
@@ -78,6 +80,18 @@ def test_the_row_without_collapsed_runs_has_every_task_of_which_a_run_held(runs)
     table = report.write_report(runs).splitlines()
     assert "| **ours**, pretrained | 75.0 |  |  |  |  |  |  | 0.130 (1 of 1) |" in table
     assert "| **ours**, pretrained, without collapsed | 75.0 |  |  |  |  |  |  |  |" in table
+
+
+def test_a_diverged_regression_is_the_worst_score_in_json_that_every_parser_reads(runs):
+    for seed, best in ((1, 0.13), (2, math.inf), (3, math.inf)):
+        write_run(runs, "pretrained", seed, best, math.inf, task="STS-B")
+    row = summary(runs, "STS-B")["pretrained"]
+    assert row.best["seed_loss"] == report.Spread(math.inf, 0.13, math.inf)
+    for path in (runs / "results.jsonl", *runs.glob("STS-B*/result.json")):
+        for line in (
+            path.read_text().splitlines() if path.suffix == ".jsonl" else [path.read_text()]
+        ):
+            json.loads(line, parse_constant=pytest.fail)
 
 
 def test_the_report_is_a_table_and_a_file(runs, capsys):
