@@ -100,7 +100,7 @@ def test_a_head_s_record_survives_its_json():
     config = ClassificationConfig(2, ("yes", "no"), "mean", 0.1)
     values = json.loads(json.dumps(config.to_dict()))
     assert ClassificationConfig.from_dict(values) == config
-    with pytest.raises(ValueError, match=r"missing \['pooling'\], unknown \['poling'\]"):
+    with pytest.raises(ValueError, match=r"missing \[\], unknown \['poling'\]"):
         ClassificationConfig.from_dict(
             {**{k: v for k, v in values.items() if k != "pooling"}, "poling": "first"}
         )
