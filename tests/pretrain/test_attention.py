@@ -324,6 +324,28 @@ def test_training_with_dropout_on_a_cpu_makes_no_bias_of_all_scores(mask):
     assert [size for size in memory.made if size >= scores] == [scores] * config.num_layers
 
 
+def test_only_layers_that_compute_in_tiles_get_the_bias_in_parts(run_ranks):
+    """Not in evaluation, nor in another precision, nor where layers are compiled."""
+    ids, mask = torch.full((2, 320), 7), masks(320)["padding"]
+
+    def work():
+        model = LanguageModel(presets.build("tiny", "zero-clap", 50, {}))
+
+        def shapes():
+            bias = model.encoder._enter(ids, mask)[1]
+            return [part.shape for part in bias] if isinstance(bias, tuple) else bias.shape
+
+        found = []
+        for change in (model.train, model.eval, model.train, model.bfloat16, model.float):
+            change()
+            found.append(shapes())
+        compile_layers(model)  # compiles nothing before a layer is called
+        return [*found, shapes()]
+
+    parts, whole = [(1, 4, 320, 320), (2, 1, 1, 320)], (2, 4, 320, 320)
+    assert run_ranks(1, work)[0] == [parts, whole, parts, whole, parts, whole]
+
+
 def test_a_model_without_padding_has_one_bias_for_all_rows():
     bias = attention_bias(config_of("alibi", "offset"), 320, None, torch.bfloat16, CPU)
     assert bias.shape == (1, 4, 320, 320)
