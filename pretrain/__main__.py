@@ -249,7 +249,7 @@ def _supervise(options: argparse.Namespace) -> int:
     try:
         if (Path(config.folder) / METRICS).exists():
             sys.stdout.write(f"report: {write_report(Path(config.folder))}\n")
-    except OSError as error:  # the run's own end counts
+    except (OSError, ValueError) as error:  # the run's own end counts
         sys.stderr.write(f"pretrain supervise: no report: {error}\n")
     return code
 

@@ -21,7 +21,7 @@ from deepspeed.accelerator import get_accelerator
 from pretrain import metrics
 from pretrain.deepspeed_settings import DS_CONFIGS
 from pretrain.recipe import dump
-from pretrain.supervision import launch, orders, processes
+from pretrain.supervision import gpus, launch, orders, processes
 from pretrain.supervision.nodes import Place
 from pretrain.supervision.orders import EXIT_PREEMPTED
 from tests.chaos.conftest import PATIENCE, ROOT, SHORT, weights
@@ -128,7 +128,7 @@ def test_the_ledger_says_which_rank_failed_and_why(launcher, chaos, undisturbed)
     chaos.assert_same_as(undisturbed)
 
 
-@pytest.mark.skipif(launch.gpu_count() > 0, reason="GPUs have this attention backend")
+@pytest.mark.skipif(gpus.visible_gpus(), reason="GPUs have this attention backend")
 @LAUNCHERS
 def test_what_only_ranks_can_refuse_is_refused_once(launcher, chaos):
     words = [f"supervision.launcher={launcher}", "training.attention_backend=flex"]

@@ -262,8 +262,9 @@ def test_bad_requests_are_refused_before_anything_starts(
     tiny_model, easy_glue, tmp_path, capsys, words, code, said
 ):
     output = tmp_path / "runs"
-    base = ["glue", str(tiny_model), "--data", str(easy_glue), "--tasks", "CoLA"]
-    assert main([*base, "--output", str(output), *words]) == code
+    usual = {"--data": str(easy_glue), "--tasks": "CoLA", "--output": str(output)}
+    base = [word for pair in usual.items() if pair[0] not in words for word in pair]
+    assert main(["glue", str(tiny_model), *base, *words]) == code
     error = capsys.readouterr().err
     assert error.startswith("finetune glue: error: ")
     assert error.count("\n") == 1

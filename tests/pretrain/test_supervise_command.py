@@ -113,8 +113,9 @@ sys.exit(command_line.main(["supervise", *sys.argv[3:]]))
 ATTEMPT = """
 import json, shutil
 shutil.copy(run / "supervised.yaml", run / "run.yaml")
-line = {"attempt": 1, "step": 0, "seconds": 1.0, "tokens": 10, "loss": 1.0, "gradient_norm": 1.0}
-(run / "metrics.jsonl").write_text(json.dumps({**line, "learning_rate": 0.1}) + chr(10))
+from pretrain import metrics
+line = {**dict.fromkeys(metrics.NEEDED[metrics.METRICS], 1), "step": 0, "skipped": False}
+(run / "metrics.jsonl").write_text(json.dumps(line) + chr(10))
 tell("created")
 tell("attempt")
 """

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from data_prep import files
-from pretrain import ledger, supervisor
+from pretrain import ledger, metrics, supervisor
 from pretrain.config import RunConfig, SupervisionConfig
 from pretrain.supervision import failures, jobs, launch, orders, processes
 from pretrain.supervision.orders import EXIT_PREEMPTED
@@ -163,17 +163,7 @@ def test_an_error_that_nobody_watched_is_read_by_the_next_supervisor(opened, tmp
 def test_progress_is_told_once_a_step_and_an_adopted_launcher_has_no_code(
     opened, tmp_path, monkeypatch
 ):
-    line = json.dumps(
-        {
-            "attempt": 1,
-            "step": 7,
-            "seconds": 1.0,
-            "tokens": 10,
-            "loss": 1.0,
-            "gradient_norm": 1.0,
-            "learning_rate": 0.1,
-        }
-    )
+    line = json.dumps({**dict.fromkeys(metrics.NEEDED[metrics.METRICS], 1), "step": 7})
     script = (
         f"tell('attempt'); (run / 'metrics.jsonl').write_text({line!r} + chr(10)); time.sleep(1.5)"
     )

@@ -110,7 +110,8 @@ def wrong_inputs(model, tmp_path):
 def test_what_cannot_be_is_said_in_a_line_and_nothing_is_written(model, tmp_path, capsys):
     for (source, *words), message in wrong_inputs(model, tmp_path):
         output = tmp_path / "out"
-        arguments = ["convert", source, "--to", "zeroclap", "--output", output, *words]
+        form = [] if "--to" in words else ["--to", "zeroclap"]
+        arguments = ["convert", source, *form, "--output", output, *words]
         assert main([str(word) for word in arguments]) == 2
         error = capsys.readouterr().err
         assert message in error
