@@ -35,6 +35,19 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 RunRanks = Callable[..., list[Any]]
 
 
+@pytest.fixture(autouse=True)
+def _environment():
+    """Undo what a test, or the code that it calls, changes in this process's environment.
+
+    A command that runs in this process may take the place of a launched rank: RANK and its like.
+    """
+    before = dict(os.environ)
+    yield
+    if os.environ != before:
+        os.environ.clear()
+        os.environ.update(before)
+
+
 @pytest.fixture(scope="session")
 def golden() -> Path:
     """The folder of files that the original code made."""
