@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
 _MOST_UNSAID = 1000
 """Lines for the console that are kept while its log is on a full disk."""
-
-
 STANDARD = "standard"
 """The masks of a measurement in validation.jsonl: `batches.VALIDATION_MASKING`."""
 
