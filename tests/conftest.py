@@ -75,7 +75,7 @@ def run_ranks(tmp_path_factory: pytest.TempPathFactory) -> RunRanks:
     torch.set_num_threads(1)
 
     def run(
-        count: int, function: Callable[..., Any], *arguments: object, timeout: float = 120.0
+        count: int, function: Callable[..., Any], *arguments: object, timeout: float = 500.0
     ) -> list[Any]:
         folder = tmp_path_factory.mktemp("ranks")
         with socket.socket() as probe:

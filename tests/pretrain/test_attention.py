@@ -183,7 +183,7 @@ def test_the_compiled_forward_pass_agrees_and_is_compiled_once_for_all_batches(l
         return compiled
 
     # The kernel; or a layer, the last one at its masked places, the head.
-    (compiled,) = run_ranks(1, work, timeout=500)
+    (compiled,) = run_ranks(1, work)
     assert compiled == [3 if layers else 1] * 3
 
 
@@ -211,7 +211,7 @@ def test_compiled_layers_have_the_same_gradients_and_names(checkpointing, run_ra
         for plain, ours in zip(*results, strict=True):
             assert float((ours - plain).norm()) <= 1e-5 * float(plain.norm())
 
-    run_ranks(1, work, timeout=500)
+    run_ranks(1, work)
 
 
 @pytest.mark.parametrize(

@@ -655,9 +655,9 @@ def test_a_compiled_model_trains_alike_under_the_same_names_and_resumes(run_rank
         results = train(build("zero1_fp32", micro=2, compiled=True), 2, range(2))
         return [result.loss_sum / result.targets for result in results]
 
-    expected = run_ranks(2, straight, timeout=500)[0]
-    assert run_ranks(2, resumed, timeout=500)[0] == expected
-    assert run_ranks(2, without_dropout, timeout=500)[0] == pytest.approx(plain()[1][:2], abs=1e-5)
+    expected = run_ranks(2, straight)[0]
+    assert run_ranks(2, resumed)[0] == expected
+    assert run_ranks(2, without_dropout)[0] == pytest.approx(plain()[1][:2], abs=1e-5)
     assert weights_of(tmp_path, 2).keys() == fresh_model(0.0).state_dict().keys()
 
 

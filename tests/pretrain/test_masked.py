@@ -177,7 +177,7 @@ def test_the_compiled_loss_is_the_loss_in_value_and_gradient(run_ranks):
         for ours, theirs in zip(*results, strict=True):
             torch.testing.assert_close(ours, theirs)
 
-    run_ranks(1, work, timeout=500)
+    run_ranks(1, work)
 
 
 @pytest.mark.parametrize(("case", "end"), [("omit0", 1005), ("omit1", 1004)])
