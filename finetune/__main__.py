@@ -9,7 +9,7 @@ from pathlib import Path
 
 from data_prep import console
 from data_prep.arguments import Parser
-from pretrain.settings import add_device, parse_arguments
+from pretrain.config.settings import add_device, parse_arguments
 
 EXIT_DONE = 0
 EXIT_RUN_FAILED = 1
@@ -72,7 +72,7 @@ def _parser() -> argparse.ArgumentParser:
         help="runs at once (default: one a GPU, or one a core where there is none)",
     )
     command.add_argument(
-        "--ranks",
+        "--world-size",
         type=int,
         default=1,
         metavar="N",
@@ -202,8 +202,8 @@ def _glue(options: argparse.Namespace) -> int:
     from finetune.planning import plan_runs, prepare
     from finetune.report import write_report
 
-    for name, least in (("jobs", 0), ("ranks", 1), ("retries", 0)):
-        value = getattr(options, name)
+    for name, least in (("jobs", 0), ("world-size", 1), ("retries", 0)):
+        value = getattr(options, name.replace("-", "_"))
         if value < least:
             raise ValueError(f"--{name} {value}: accepted: {least} or more")
     weights = WEIGHTS if options.weights == "both" else (options.weights,)
@@ -224,7 +224,7 @@ def _glue(options: argparse.Namespace) -> int:
         waiting,
         _say,
         jobs=options.jobs,
-        ranks=options.ranks,
+        world_size=options.world_size,
         retries=options.retries,
     )
     if len(failed) < len(plans):

@@ -23,7 +23,7 @@ from data_prep.documents import Document, read
 from data_prep.files import write_atomically
 from data_prep.inputs import Input
 from finetune.glue import TASKS
-from pretrain.checkpoints import write_json
+from pretrain.run.checkpoints import write_json
 
 PROVENANCE = "provenance.json"
 """Beside the splits: says that they are none of the benchmark's, and how they were made."""

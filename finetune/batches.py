@@ -14,8 +14,8 @@ import numpy.typing as npt
 
 from data_prep.tokenizer import Tokenizer
 from finetune.examples import Example
-from pretrain.batches import MicroBatch
-from pretrain.order import Lineage
+from pretrain.data.order import Lineage
+from pretrain.loop import MicroBatch
 
 Ids = npt.NDArray[np.int32]
 
@@ -88,7 +88,7 @@ class EncodedExamples:
     def collate(self, chosen: Sequence[int], index: int = 0) -> MicroBatch:
         """The chosen examples, padded to the longest of them.
 
-        Its arrays are input_ids [B, T], attention_mask [B, T] bool and labels [B].
+        Its arrays are input_ids [B, T], document_ids [B, T] bool and labels [B].
         """
         lengths = self.lengths[list(chosen)]
         input_ids = np.full((len(chosen), int(lengths.max())), self.pad_id, dtype=np.int64)
@@ -98,7 +98,7 @@ class EncodedExamples:
             index=index,
             arrays={
                 "input_ids": input_ids,
-                "attention_mask": np.arange(input_ids.shape[1]) < lengths[:, None],
+                "document_ids": np.arange(input_ids.shape[1]) < lengths[:, None],
                 "labels": self.labels[list(chosen)],
             },
             tokens=int(lengths.sum()),
@@ -138,9 +138,9 @@ class ShuffledBatches:
         """Whether the last example of an epoch was read by update `step`, counted from 1."""
         return int(self.epoch(step)) > int(self.epoch(step - 1))
 
-    def micro_batches(self, step: int, rank: int, ranks: int) -> list[MicroBatch]:
-        """This rank's share of the step's batch: every `ranks`-th example, one micro-batch."""
-        return [self.examples.collate(self.chosen(step)[rank::ranks], index=rank)]
+    def micro_batches(self, step: int, rank: int, world_size: int) -> list[MicroBatch]:
+        """This rank's share of the step's batch: every `world_size`-th example, one micro-batch."""
+        return [self.examples.collate(self.chosen(step)[rank::world_size], index=rank)]
 
     def chosen(self, step: int) -> list[int]:
         """The examples of a step's batch."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from finetune.config import MODEL, FinetuneConfig, RunPlan
 from finetune.glue import Task
-from pretrain import model_folder
+from pretrain.inference import model_folder
 from pretrain.model.config import ClassificationConfig, ModelConfig
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def save(
         plan: the run.
         task: its task.
     """
-    from pretrain.engine import consolidated_weights
+    from pretrain.engine.engine import consolidated_weights
 
     weights = dict(loaded.model.state_dict())
     for name, tensor in consolidated_weights(parts).items():

@@ -13,9 +13,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pretrain.checkpoints import write_json
+from pretrain.config.settings import apply_override, build, check
 from pretrain.model.config import POOLINGS
-from pretrain.settings import apply_override, build, check
+from pretrain.run.checkpoints import write_json
 
 PLAN = "run.json"
 RESULT = "result.json"

@@ -53,7 +53,7 @@ def stages(output: Path, ranks: int) -> list[Stage]:
         Stage(
             "pretraining through the deepspeed launcher, supervised; a loss spike will come",
             f"pretrain supervise demo folder={out}/run data.corpus={out}/corpus "
-            f"training.ranks={ranks}",
+            f"supervision.processes_per_node={ranks}",
         ),
         Stage("a model folder", f"pretrain export {out}/run --output {out}/model"),
         Stage(
@@ -112,7 +112,7 @@ def run_demo(output: Path) -> int:
 def table(output: Path, seconds: float) -> str:
     """What the demo measured, and where to look further."""
     from data_prep.manifest import load_manifest
-    from pretrain import ledger, metrics
+    from pretrain.run import ledger, metrics
 
     corpus = load_manifest(output / "corpus")
     evaluations: list[dict[str, Any]] = json.loads((output / "evaluation.json").read_text())

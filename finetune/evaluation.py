@@ -13,12 +13,12 @@ import numpy.typing as npt
 from finetune import scores
 from finetune.batches import EncodedExamples, ShuffledBatches
 from finetune.glue import Task, ending_of
-from pretrain.batches import MicroBatch
+from pretrain.loop import MicroBatch
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from pretrain.engine import Engine
+    from pretrain.engine.engine import Engine
     from pretrain.loop import Model
 
 _BATCH_SIZE = 64
@@ -31,7 +31,7 @@ def logits_of(
     examples: EncodedExamples,
     to_device: Callable[[MicroBatch], Mapping[str, Tensor]],
     rank: int = 0,
-    ranks: int = 1,
+    world_size: int = 1,
     gather: Callable[[list[Part]], Sequence[list[Part]]] = lambda parts: [parts],
 ) -> Logits:
     """What a model says of every example, [N, C] in fp32, in the split's order, on every rank.
@@ -41,20 +41,20 @@ def logits_of(
         examples: the split.
         to_device: a batch's arrays as tensors where the model is.
         rank: this process.
-        ranks: how many share the split; each reads every `ranks`-th batch.
+        world_size: how many share the split; each reads every `world_size`-th batch.
         gather: every rank's value, on every rank.
     """
     import torch
 
     batches = examples.by_length(_BATCH_SIZE)
-    mine = batches[rank::ranks]
+    mine = batches[rank::world_size]
     # Under ZeRO 3 the ranks must call the model equally often: who has less does a batch again.
-    mine += batches[:1] * (-(-len(batches) // ranks) - len(mine))
+    mine += batches[:1] * (-(-len(batches) // world_size) - len(mine))
     parts: list[Part] = []
     with torch.no_grad():
         for chosen in mine:
             batch = to_device(examples.collate(chosen))
-            output = model(batch["input_ids"], batch["attention_mask"])
+            output = model(batch["input_ids"], batch["document_ids"])
             parts.append((chosen, output.float().cpu().numpy()))
     result = np.empty((len(examples), parts[0][1].shape[1]), dtype=np.float32)
     for chosen, logits in (part for from_rank in gather(parts) for part in from_rank):
@@ -123,10 +123,10 @@ class Evaluation:
             sys.stdout.flush()
 
     def _logits(self, dev_set: EncodedExamples) -> Logits:
-        from pretrain.distributed import gather
+        from pretrain.engine.distributed import gather
 
         engine = self._engine
         engine.module.eval()
         return logits_of(
-            engine.module, dev_set, engine.to_device, engine.rank, engine.ranks, gather
+            engine.module, dev_set, engine.to_device, engine.rank, engine.world_size, gather
         )

@@ -15,7 +15,7 @@ class Classification:
 
     def loss(self, model: Model, batch: Mapping[str, Tensor]) -> Tensor:
         """Cross-entropy summed over the examples, in nats, computed in fp32."""
-        logits = model(batch["input_ids"], batch["attention_mask"])
+        logits = model(batch["input_ids"], batch["document_ids"])
         return F.cross_entropy(logits.float(), batch["labels"], reduction="sum")
 
 
@@ -24,5 +24,5 @@ class Regression:
 
     def loss(self, model: Model, batch: Mapping[str, Tensor]) -> Tensor:
         """Squared error summed over the examples, computed in fp32."""
-        logits = model(batch["input_ids"], batch["attention_mask"])
+        logits = model(batch["input_ids"], batch["document_ids"])
         return F.mse_loss(logits.float().squeeze(-1), batch["labels"], reduction="sum")

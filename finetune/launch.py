@@ -28,24 +28,26 @@ _TELL_SECONDS = 60.0
 _TAIL_LINES = 15
 
 
-def slots(gpus: Sequence[str], cores: int, jobs: int, ranks: int) -> list[list[str]]:
+def slots(gpus: Sequence[str], cores: int, jobs: int, world_size: int) -> list[list[str]]:
     """The GPUs of each run that may go on at once; none where runs are on the CPU.
 
     Args:
         gpus: what `visible_gpus` says.
         cores: that we may use.
         jobs: runs at once; 0: as many as there are GPUs, or cores, for their ranks.
-        ranks: processes of a run.
+        world_size: processes of a run.
 
     Raises:
         ValueError: a run has more ranks than there are GPUs.
     """
     if not gpus:
-        return [[] for _ in range(jobs or max(1, cores // ranks))]
-    if ranks > len(gpus):
-        raise ValueError(f"--ranks {ranks}: there are {len(gpus)} GPUs; accepted: at most as many")
-    shares = [list(gpus[first : first + ranks]) for first in range(0, len(gpus), ranks)]
-    whole = [share for share in shares if len(share) == ranks]
+        return [[] for _ in range(jobs or max(1, cores // world_size))]
+    if world_size > len(gpus):
+        raise ValueError(
+            f"--world-size {world_size}: there are {len(gpus)} GPUs; accepted: at most as many"
+        )
+    shares = [list(gpus[first : first + world_size]) for first in range(0, len(gpus), world_size)]
+    whole = [share for share in shares if len(share) == world_size]
     return [whole[number % len(whole)] for number in range(jobs or len(whole))]
 
 
@@ -61,7 +63,7 @@ def run_all(
     say: Callable[[str], object],
     *,
     jobs: int = 0,
-    ranks: int = 1,
+    world_size: int = 1,
     retries: int = 0,
 ) -> list[str]:
     """Do the runs; one that fails does not keep others from being done.
@@ -71,7 +73,7 @@ def run_all(
         plans: of the runs, all prepared, in the order in which they start.
         say: takes a line for the user: of each run that ends, and now and then of those going on.
         jobs: runs at once; 0: as the devices allow.
-        ranks: processes of each run.
+        world_size: processes of each run.
         retries: how often a run that collapsed is done again.
 
     Returns:
@@ -81,15 +83,15 @@ def run_all(
         ValueError: a run has more ranks than there are GPUs.
     """
     cores = len(os.sched_getaffinity(0))
-    places = slots(visible_gpus(), cores, jobs, ranks)[: max(1, len(plans))]
-    threads = max(1, cores // (len(places) * ranks))
+    places = slots(visible_gpus(), cores, jobs, world_size)[: max(1, len(plans))]
+    threads = max(1, cores // (len(places) * world_size))
     waiting, failed, told = deque(plans), list[str](), time.monotonic()
     clock = _Clock()
     with _all_ended() as running:
         while waiting or running:
             for slot, gpus in enumerate(places):
                 if waiting and slot not in running:
-                    running[slot] = _start(output, waiting.popleft(), gpus, threads, ranks)
+                    running[slot] = _start(output, waiting.popleft(), gpus, threads, world_size)
             time.sleep(_POLL_SECONDS)
             for run in _ended(running):
                 following = None
@@ -160,7 +162,9 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
-def _start(output: Path, plan: RunPlan, gpus: Sequence[str], threads: int, ranks: int) -> _Running:
+def _start(
+    output: Path, plan: RunPlan, gpus: Sequence[str], threads: int, world_size: int
+) -> _Running:
     # Whatever launcher started us, each run is a group of its own.
     foreign = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "LOCAL_SIZE")
     environment = {key: value for key, value in os.environ.items() if key not in foreign}
@@ -174,8 +178,13 @@ def _start(output: Path, plan: RunPlan, gpus: Sequence[str], threads: int, ranks
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
     folder = output / plan.name
     # torchrun ends all ranks when one fails.
-    torchrun = ["-m", "torch.distributed.run", f"--nproc-per-node={ranks}", f"--master-port={port}"]
-    launcher = torchrun if ranks > 1 else []
+    torchrun = [
+        "-m",
+        "torch.distributed.run",
+        f"--nproc-per-node={world_size}",
+        f"--master-port={port}",
+    ]
+    launcher = torchrun if world_size > 1 else []
     with (folder / LOG).open("wb") as log:
         process = subprocess.Popen(
             [sys.executable, *launcher, "-m", "finetune.train", str(folder)],

@@ -16,13 +16,13 @@ from finetune.config import MODEL, RESULT, FinetuneConfig
 from finetune.evaluation import Logits, logits_of
 from finetune.examples import Example
 from finetune.planning import result_of
-from pretrain import model_folder
+from pretrain.inference import model_folder
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from pretrain.batches import MicroBatch
+    from pretrain.loop import MicroBatch
     from pretrain.model.config import ClassificationConfig
 
 
@@ -35,12 +35,12 @@ def predict(model: Path, file: Path, head: str = "", device: str | None = None) 
         model: a folder with a classification head, such as a run's `model/`.
         file: a line an example: a text, or two with a tab between them.
         head: its name; empty: the only one.
-        device: as `pretrain.distributed.choose_device` takes it.
+        device: as `pretrain.engine.distributed.choose_device` takes it.
 
     Raises:
         ValueError: no such device, folder, head or file, or a line with another number of texts.
     """
-    from pretrain.distributed import choose_device
+    from pretrain.engine.distributed import choose_device
 
     chosen = choose_device(device)
     loaded = model_folder.load(model)
@@ -125,7 +125,7 @@ def submit(
         runs: the --output of `glue`.
         output: a folder for CoLA.tsv, MNLI-m.tsv and so on.
         say: takes a line for the user.
-        device: as `pretrain.distributed.choose_device` takes it.
+        device: as `pretrain.engine.distributed.choose_device` takes it.
 
     Returns:
         The files written; the server wants one of every test set.
@@ -133,7 +133,7 @@ def submit(
     Raises:
         ValueError: no such device, or no kept model in the folder.
     """
-    from pretrain.distributed import choose_device
+    from pretrain.engine.distributed import choose_device
 
     chosen = choose_device(device)
     kept = [path for path in sorted(runs.glob(f"*/{RESULT}")) if (path.parent / MODEL).is_dir()]

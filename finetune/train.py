@@ -21,23 +21,23 @@ from finetune import classifiers, collapse, examples, glue, scores
 from finetune.batches import EncodedExamples, ShuffledBatches
 from finetune.config import RESULT, FinetuneConfig, RunPlan, read_plan
 from finetune.evaluation import Evaluation
-from pretrain import model_folder
-from pretrain.checkpoints import write_json
-from pretrain.config import BatchConfig, OptimizerConfig
+from pretrain.config.run import BatchConfig, OptimizerConfig
+from pretrain.inference import model_folder
 from pretrain.loop import Hook, StepRecord
 from pretrain.loop import run as run_loop
-from pretrain.metrics import METRICS, MetricsWriter, ProgressPrinter
+from pretrain.run.checkpoints import write_json
+from pretrain.run.metrics import METRICS, MetricsWriter, ProgressPrinter
 
 if TYPE_CHECKING:
-    from pretrain.distributed import Ranks
-    from pretrain.engine import Engine
+    from pretrain.engine.distributed import Process
+    from pretrain.engine.engine import Engine
     from pretrain.model.classifier import Classifier
 
 EXIT_DONE = 0
 EXIT_USAGE = 2
 _LOCK = "lock"
 _BEST = ".best"
-"""Ranks' parts of the best epoch's weights, for as long as the run lasts."""
+"""Process' parts of the best epoch's weights, for as long as the run lasts."""
 
 
 @console.lasting()
@@ -50,12 +50,12 @@ def main(arguments: Sequence[str]) -> int:
             "torchrun starts it on several ranks.\n"
         )
         return EXIT_DONE if arguments in (["-h"], ["--help"]) else EXIT_USAGE
-    from pretrain.distributed import Ranks
+    from pretrain.engine.distributed import Process
 
     folder = Path(arguments[0])
     try:
         plan = read_plan(folder)
-        if Ranks.from_environment().rank > 0:
+        if Process.from_environment().rank > 0:
             train(plan, folder)
             return EXIT_DONE
         # A run may have outlived the command that started it.
@@ -83,15 +83,15 @@ def train(plan: RunPlan, folder: Path) -> dict[str, Any]:
         ValueError: the model or the data cannot be read, or the ranks do not divide the batch.
     """
     from finetune.heads import Classification, Regression
-    from pretrain.distributed import gather
-    from pretrain.engine import start
+    from pretrain.engine.distributed import gather
+    from pretrain.engine.engine import start
 
     started = time.perf_counter()
     task, config = glue.find(plan.task), plan.training_config
     loaded = model_folder.load(Path(plan.model))
     data = _Data.read(plan, task, loaded)
-    ranks = start()
-    engine = _engine(config, classifiers.build(loaded, plan, task), ranks)
+    process = start()
+    engine = _engine(config, classifiers.build(loaded, plan, task), process)
     batches = ShuffledBatches(
         data.train, config.batch_size, plan.training_seed, config.length_window
     )
@@ -129,11 +129,11 @@ def train(plan: RunPlan, folder: Path) -> dict[str, Any]:
         "skipped_rows": data.skipped,
         "too_long": {name: each.too_long for name, each in data.splits.items()},
         "steps": steps,
-        "ranks": ranks.count,
+        "ranks": process.world_size,
         "seconds": ended - started,
         "training_seconds": ended - training_started,
         "tokens_per_second": spent.tokens / spent.seconds,
-        "device": str(ranks.device),
+        "device": str(process.device),
     }
 
 
@@ -187,23 +187,23 @@ class _Data:
         return {"train": self.train, **self.dev}
 
 
-def _engine(config: FinetuneConfig, classifier: Classifier, ranks: Ranks) -> Engine:
-    from pretrain.engine import Engine, deepspeed_json
+def _engine(config: FinetuneConfig, classifier: Classifier, process: Process) -> Engine:
+    from pretrain.engine.engine import Engine, deepspeed_json
 
-    name = config.deepspeed or ("zero1_bf16" if ranks.device.type == "cuda" else "zero1_fp32")
-    if config.batch_size % ranks.count:
+    name = config.deepspeed or ("zero1_bf16" if process.device.type == "cuda" else "zero1_fp32")
+    if config.batch_size % process.world_size:
         raise ValueError(
-            f"batch_size {config.batch_size}: {ranks.count} ranks do not divide it; accepted: a "
-            "multiple, or another --ranks"
+            f"batch_size {config.batch_size}: not a multiple of {process.world_size} ranks; "
+            "accepted: a multiple, or another --world-size"
         )
-    batch = BatchConfig(config.batch_size, config.batch_size // ranks.count)
+    batch = BatchConfig(config.batch_size, config.batch_size // process.world_size)
     optimizer = OptimizerConfig(
         learning_rate=config.learning_rate,
         weight_decay=config.weight_decay,
         gradient_clipping=config.gradient_clipping,
     )
-    settings = deepspeed_json(name, batch, config.gradient_clipping, ranks=ranks.count)
-    return Engine(classifier, optimizer, settings, ranks)
+    settings = deepspeed_json(name, batch, config.gradient_clipping, world_size=process.world_size)
+    return Engine(classifier, optimizer, settings, process)
 
 
 class _Sum:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from data_prep import console
 from data_prep.arguments import Parser
-from pretrain.settings import add_device, parse_arguments
+from pretrain.config.settings import add_device, parse_arguments
 
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
@@ -227,14 +227,14 @@ def _lengths(text: str) -> list[int]:
 
 
 def _supervise(options: argparse.Namespace) -> int:
-    from pretrain import recipe as recipes
-    from pretrain.checks import check, refuse_other_recipe
-    from pretrain.metrics import METRICS
-    from pretrain.report import write_report
+    from pretrain.config import load as recipes
+    from pretrain.config.preflight import check, refuse_other_recipe
+    from pretrain.run.metrics import METRICS
+    from pretrain.run.report import write_report
     from pretrain.supervision.agent import Agent
     from pretrain.supervision.launch import world_size
     from pretrain.supervision.nodes import place
-    from pretrain.supervisor import Supervisor, forecast
+    from pretrain.supervision.supervisor import Supervisor, forecast
 
     config = recipes.load(options.recipe, options.overrides)
     here = place(options.node_rank, options.nodes, options.master_addr, os.environ)
@@ -255,7 +255,7 @@ def _supervise(options: argparse.Namespace) -> int:
 
 
 def _export(options: argparse.Namespace) -> int:
-    from pretrain.model_folder import export
+    from pretrain.inference.model_folder import export
 
     step = export(options.run, options.output, options.step)
     sys.stdout.write(f"{options.output}: the model of {options.run} after {step} steps\n")
@@ -275,11 +275,11 @@ def _convert(options: argparse.Namespace) -> int:
 def _evaluate(options: argparse.Namespace) -> int:
     import dataclasses
 
-    from pretrain.batches import VALIDATION_MASKS
-    from pretrain.checkpoints import write_json
-    from pretrain.distributed import choose_device
-    from pretrain.evaluate import evaluate_lengths
-    from pretrain.model_folder import load
+    from pretrain.data.batches import VALIDATION_MASKS
+    from pretrain.engine.distributed import choose_device
+    from pretrain.inference.evaluate import evaluate_lengths
+    from pretrain.inference.model_folder import load
+    from pretrain.run.checkpoints import write_json
 
     device = choose_device(options.device)
     loaded = load(options.model)
@@ -310,9 +310,9 @@ def _evaluate(options: argparse.Namespace) -> int:
 
 
 def _fill_mask(options: argparse.Namespace) -> int:
-    from pretrain.distributed import choose_device
-    from pretrain.fill_mask import fill_mask
-    from pretrain.model_folder import load
+    from pretrain.engine.distributed import choose_device
+    from pretrain.inference.fill_mask import fill_mask
+    from pretrain.inference.model_folder import load
 
     device = choose_device(options.device)
     loaded = load(options.model)
@@ -326,9 +326,9 @@ def _fill_mask(options: argparse.Namespace) -> int:
 def _plan(options: argparse.Namespace) -> int:
     import dataclasses
 
-    from pretrain import measured_speed, plan
-    from pretrain import recipe as recipes
-    from pretrain.checkpoints import write_json
+    from pretrain.bench import measured_speed, plan
+    from pretrain.config import load as recipes
+    from pretrain.run.checkpoints import write_json
 
     config = recipes.load(options.recipe, options.overrides)
     share, source = options.mfu, plan.STATED
@@ -342,8 +342,8 @@ def _plan(options: argparse.Namespace) -> int:
 
 
 def _bench_suite(options: argparse.Namespace) -> int:
-    from pretrain import bench_suite
-    from pretrain.checkpoints import write_json
+    from pretrain.bench import suite as bench_suite
+    from pretrain.run.checkpoints import write_json
 
     if options.plot and options.plot.suffix != ".png":
         raise ValueError(f"--plot {options.plot}: accepted: a name that ends in .png")
@@ -363,9 +363,9 @@ def _bench_suite(options: argparse.Namespace) -> int:
 def _bench(options: argparse.Namespace) -> int:
     import dataclasses
 
-    from pretrain import bench
-    from pretrain.bench_contenders import PLAIN, Case
-    from pretrain.checkpoints import write_json
+    from pretrain.bench import compare as bench
+    from pretrain.bench.contenders import PLAIN, Case
+    from pretrain.run.checkpoints import write_json
 
     if options.suite:
         return _bench_suite(options)
@@ -388,8 +388,10 @@ def _bench(options: argparse.Namespace) -> int:
 
 
 def _replay(options: argparse.Namespace) -> int:
-    from pretrain import curves, replay, replay_report
-    from pretrain.checkpoints import write_json
+    from pretrain.run.checkpoints import write_json
+    from pretrain.spikes.replay import curves
+    from pretrain.spikes.replay import judge as replay
+    from pretrain.spikes.replay import report as replay_report
 
     if options.checkpoint_interval < 1:
         raise ValueError(f"--checkpoint-interval {options.checkpoint_interval}: must be above 0")
@@ -409,20 +411,20 @@ def _replay(options: argparse.Namespace) -> int:
 
 
 def _status(options: argparse.Namespace) -> int:
-    from pretrain.status import status
+    from pretrain.run.status import status
 
     sys.stdout.write(status(options.run))
     return 0
 
 
 def _audit(options: argparse.Namespace) -> int:
-    from pretrain import audit
+    from pretrain.run import audit
 
     return audit.report(audit.audit(options.run), sys.stdout.write)
 
 
 def _report(options: argparse.Namespace) -> int:
-    from pretrain.report import write_report
+    from pretrain.run.report import write_report
 
     sys.stdout.write(f"{write_report(options.run)}\n")
     return 0

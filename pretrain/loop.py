@@ -12,12 +12,27 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from pretrain.batches import MicroBatch
-
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
     from torch import Tensor
 
 Model = Callable[..., "Tensor"]
+
+
+@dataclasses.dataclass(frozen=True)
+class MicroBatch:
+    """What one rank sees in one forward pass."""
+
+    index: int
+    """Among the micro-batches of the global batch: keys the dropout of this pass."""
+    arrays: dict[str, npt.NDArray[np.generic]]
+    tokens: int
+    """Real input tokens."""
+    targets: int
+    """Tokens that the loss is summed over."""
+    blocks: str = ""
+    """`order.digest` of the whole global batch, for whoever audits what was read."""
 
 
 class Objective(Protocol):
@@ -39,7 +54,7 @@ class Batches(Protocol):
         """Epochs read before a step."""
         ...
 
-    def micro_batches(self, step: int, rank: int, ranks: int) -> Sequence[MicroBatch]:
+    def micro_batches(self, step: int, rank: int, world_size: int) -> Sequence[MicroBatch]:
         """What one rank reads in a step."""
         ...
 
@@ -65,7 +80,7 @@ class StepEngine(Protocol):
     """What the loop needs of an engine."""
 
     rank: int
-    ranks: int
+    world_size: int
 
     def step(
         self,
@@ -157,7 +172,7 @@ def run(
     """
     for step in range(first_step, last_step):
         started = time.perf_counter()
-        micro_batches = batches.micro_batches(step, engine.rank, engine.ranks)
+        micro_batches = batches.micro_batches(step, engine.rank, engine.world_size)
         loaded = time.perf_counter()
         rate, seed = learning_rate(step), batches.seed(step)
         result = engine.step(micro_batches, objective, rate, seed, step)

@@ -21,31 +21,34 @@ from data_prep import console
 from data_prep import tokenizer as tokenizers
 from data_prep.corpus import Corpus
 from data_prep.manifest import CorpusManifest
-from pretrain import checkpoints, checks, ledger, run_folder
-from pretrain import recipe as recipes
-from pretrain.batches import (
+from pretrain.config import load as recipes
+from pretrain.config import preflight as checks
+from pretrain.config.run import RunConfig
+from pretrain.data.batches import (
     VALIDATION_MASKS,
     Blocks,
     PretrainingBatches,
     validation_batches,
     validation_objective,
 )
-from pretrain.checkpoints import Failure
-from pretrain.config import RunConfig
-from pretrain.decisions import retained
+from pretrain.data.prefetch import prefetched
+from pretrain.engine.schedules import learning_rate
 from pretrain.loop import GO_ON, Hook, Model, StepRecord
 from pretrain.loop import run as run_loop
-from pretrain.metrics import count
 from pretrain.model.config import ModelConfig
 from pretrain.objectives.masked import MaskedLM, word_starts_of
-from pretrain.prefetch import prefetched
-from pretrain.run_folder import Start
-from pretrain.run_log import RunLog
-from pretrain.schedules import learning_rate
-from pretrain.supervision import failures, orders
+from pretrain.run import checkpoints, ledger
+from pretrain.run import folder as run_folder
+from pretrain.run.checkpoints import Failure
+from pretrain.run.folder import Start
+from pretrain.run.log import RunLog
+from pretrain.run.metrics import count
+from pretrain.spikes.decisions import retained
+from pretrain.supervision import control as orders
+from pretrain.supervision import failures
+from pretrain.supervision.control import EXIT_PREEMPTED
+from pretrain.supervision.decide import PREEMPTED
 from pretrain.supervision.heartbeat import EVALUATE, INIT, SAVE
-from pretrain.supervision.ladders import PREEMPTED
-from pretrain.supervision.orders import EXIT_PREEMPTED
 from pretrain.supervision.tether import Tether
 
 if TYPE_CHECKING:
@@ -71,7 +74,7 @@ def main(arguments: Sequence[str]) -> int:
             "key=value changes a setting, such as optimizer.learning_rate=1e-4 or folder=runs/a.\n"
         )
         return EXIT_DONE if words else EXIT_USAGE
-    from pretrain.distributed import PortInUse, adopt_launcher
+    from pretrain.engine.distributed import PortInUse, adopt_launcher
 
     run = Path(words[0]).parent  # where a supervisor leaves its copy of the recipe
     local_rank = 0
@@ -118,11 +121,11 @@ def _failed(run: Path, error: Exception, code: int, local_rank: int) -> int:
     return code
 
 
-def _deepspeed_settings(config: RunConfig, ranks: int) -> dict[str, Any]:
-    from pretrain.engine import deepspeed_json
+def _deepspeed_settings(config: RunConfig, world_size: int) -> dict[str, Any]:
+    from pretrain.engine.engine import deepspeed_json
 
     return deepspeed_json(
-        config.training.deepspeed, config.batch, config.optimizer.gradient_clipping, ranks
+        config.training.deepspeed, config.batch, config.optimizer.gradient_clipping, world_size
     )
 
 
@@ -143,19 +146,19 @@ class Attempt:
         """
         import torch
 
-        from pretrain.distributed import gather
-        from pretrain.engine import start
+        from pretrain.engine.distributed import gather
+        from pretrain.engine.engine import start
         from pretrain.model.language_model import LanguageModel
 
         self.config, self.architecture = config, architecture
         self.manifest, self.settings = manifest, settings
         self.run_folder = Path(config.folder)
-        self.ranks, self.gather = start(), gather
+        self.process, self.gather = start(), gather
         torch.manual_seed(config.training.seed)
         backend = config.training.attention_backend
-        self._on_rank_0(lambda: checks.refuse_backend(backend, self.ranks.device.type))
+        self._on_rank_0(lambda: checks.refuse_backend(backend, self.process.device.type))
         state, self.token = self._on_rank_0(self._enter)
-        self.tether = Tether(self.run_folder, self.token, self.ranks.rank, config.training.steps)
+        self.tether = Tether(self.run_folder, self.token, self.process.rank, config.training.steps)
         self.model = LanguageModel(architecture, config.training.vocabulary_multiple, backend)
         self.parameters = sum(parameter.numel() for parameter in self.model.parameters())
         self.tether.starting()
@@ -177,7 +180,11 @@ class Attempt:
     def _begin(self, state: ledger.RunState) -> Start:
         """Choose the checkpoint to go on from, and tell the ledger."""
         newest = checkpoints.newest_whole(
-            self.run_folder, state.checkpoints, self.gather, self.ranks.rank, self.ranks.count
+            self.run_folder,
+            state.checkpoints,
+            self.gather,
+            self.process.rank,
+            self.process.world_size,
         )
         self.checkpoint_size = checkpoints.BYTES_PER_PARAMETER * self.parameters
         if newest.manifest:
@@ -196,7 +203,7 @@ class Attempt:
                 state,
                 newest,
                 self.checkpoint_size,
-                self.ranks.count,
+                self.process.world_size,
                 self.lineage,
                 self.token,
             )
@@ -206,7 +213,7 @@ class Attempt:
     def _on_rank_0(self, action: Callable[[], T]) -> T:
         """What `action` returns on rank 0, on every rank; Failure on every rank where it fails."""
         values = checkpoints.together(
-            lambda: action() if self.ranks.rank == 0 else None, self.gather
+            lambda: action() if self.process.rank == 0 else None, self.gather
         )
         return cast(T, values[0])
 
@@ -217,10 +224,10 @@ class Attempt:
             Failure: on every rank, where checkpoints cannot be written or another attempt has taken
                 over.
         """
-        from pretrain.engine import Engine
+        from pretrain.engine.engine import Engine
 
         if self.done:
-            if self.ranks.rank == 0:
+            if self.process.rank == 0:
                 sys.stdout.write(f"{self.run_folder} is done already; nothing to train\n")
             return EXIT_DONE
         config, training = self.config, self.config.training
@@ -228,7 +235,7 @@ class Attempt:
             self.model,
             config.optimizer,
             self.settings,
-            self.ranks,
+            self.process,
             activation_checkpointing=training.activation_checkpointing,
             compiled=training.compile,
         )
@@ -252,8 +259,8 @@ class Attempt:
             self.measure,
             training.evaluation_blocks,
             config.batch.micro_batch_size,
-            self.ranks.rank,
-            self.ranks.count,
+            self.process.rank,
+            self.process.world_size,
         )
         batches = PretrainingBatches(
             self.blocks,
@@ -264,7 +271,7 @@ class Attempt:
             training.seed,
         )
         self.tether.starting()
-        if self.ranks.rank == 0:
+        if self.process.rank == 0:
             self._announce()
         observers: list[Callable[[StepRecord], None]] = []
         self._on_rank_0(lambda: observers.extend(self.log.open()))
@@ -285,7 +292,7 @@ class Attempt:
                     Hook(training.checkpoint_interval, self.tether.during(SAVE, self._save)),
                 ],
                 observers=observers,
-                watch=self._verdict if self.ranks.rank == 0 else lambda record: GO_ON,
+                watch=self._verdict if self.process.rank == 0 else lambda record: GO_ON,
             )
         if verdict == GO_ON:
             self._on_rank_0(lambda: self.log.record("done", step=training.steps))
@@ -329,7 +336,7 @@ class Attempt:
         return Blocks(Corpus(Path(data.corpus), split), data.sequence_length, data.packing)
 
     def _evaluate(self, step: int) -> None:
-        from pretrain.evaluate import scores
+        from pretrain.inference.evaluate import scores
 
         names = self.manifest.subsets
 
@@ -337,7 +344,7 @@ class Attempt:
             return self.measure.sums_by_subset(model, batch, len(names))
 
         flat = self.engine.evaluate(self.validation, sums)
-        if self.ranks.rank == 0:
+        if self.process.rank == 0:
             self.log.validated(step, *scores(list(zip(flat[::2], flat[1::2], strict=True)), names))
 
     def _save(self, step: int) -> None:
@@ -349,7 +356,7 @@ class Attempt:
                 self._facts(step),
                 write=self.engine.save,
                 gather=self.gather,
-                rank=self.ranks.rank,
+                rank=self.process.rank,
                 token=self.start.token,
                 before_commit=self.log.refuse_superseded,
             )
@@ -374,7 +381,7 @@ class Attempt:
             "architecture": self.architecture.to_dict(),
             "recipe": dataclasses.asdict(self.config),
             "deepspeed": self.settings,
-            "ranks": self.ranks.count,
+            "ranks": self.process.world_size,
             "lineage": self._lineage_before(step),
             "position": {
                 "blocks": blocks,
@@ -392,7 +399,7 @@ class Attempt:
     def _commit(self, step: int) -> None:
         """Record a checkpoint in the ledger, which makes it one to resume from."""
         digest = checkpoints.manifest_hash(self.run_folder, step)
-        self.log.record("commit", step=step, ranks=self.ranks.count, manifest=digest)
+        self.log.record("commit", step=step, ranks=self.process.world_size, manifest=digest)
         try:
             self._delete_old(step)
         except OSError as error:  # the next commit tries again
@@ -428,10 +435,10 @@ class Attempt:
             f"{self.parameters - padding:,} parameters, {len(self.blocks):,} blocks with "
             f"{self.blocks.share_of_tokens:.1%} of the corpus's tokens ({config.data.packing}, "
             f"{self.blocks.fill:.1%} full), "
-            f"{config.batch.global_batch_size} blocks a step on {count(self.ranks.count, 'rank')} "
-            f"({self.ranks.device}, {config.training.deepspeed}, attention "
-            f"{config.training.attention_backend}), steps {self.start.step} to "
-            f"{config.training.steps}, seed {self.start.seed}"
+            f"{config.batch.global_batch_size} blocks a step on "
+            f"{count(self.process.world_size, 'rank')} ({self.process.device}, "
+            f"{config.training.deepspeed}, attention {config.training.attention_backend}), steps "
+            f"{self.start.step} to {config.training.steps}, seed {self.start.seed}"
         )
         self.log.say(VALIDATION_MASKS)
 

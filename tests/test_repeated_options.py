@@ -10,7 +10,7 @@ import finetune.__main__ as finetune
 import pretrain.__main__ as pretrain
 from data_prep.arguments import Parser
 from data_prep.manifest import load_manifest
-from pretrain.settings import parse_arguments
+from pretrain.config.settings import parse_arguments
 
 
 def commands():

@@ -11,9 +11,9 @@ import dataclasses
 from pathlib import Path
 
 from data_prep import tokenizer as tokenizers
-from pretrain import model_folder
 from pretrain.convert import fairseq_export, fairseq_import, huggingface_export, huggingface_import
-from pretrain.model_folder import ModelContents
+from pretrain.inference import model_folder
+from pretrain.inference.model_folder import ModelContents
 
 FORMS = ("zeroclap", "fairseq", "huggingface")
 

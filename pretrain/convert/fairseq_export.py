@@ -23,8 +23,8 @@ from pretrain.convert.fairseq_layout import (
     VERSION,
     names,
 )
+from pretrain.inference.model_folder import ModelContents
 from pretrain.model.config import ClassificationConfig, ModelConfig
-from pretrain.model_folder import ModelContents
 
 
 def write(path: Path, contents: ModelContents) -> None:

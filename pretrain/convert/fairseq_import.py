@@ -32,10 +32,10 @@ from pretrain.convert.fairseq_layout import (
     VERSION,
     names,
 )
+from pretrain.inference.model_folder import HEADS, ModelContents
 from pretrain.model.config import ClassificationConfig, ModelConfig
 from pretrain.model.heads import ClassificationHead
 from pretrain.model.language_model import LanguageModel
-from pretrain.model_folder import HEADS, ModelContents
 
 _ABANDONED: Mapping[str, object] = MappingProxyType(
     {"encoder_l2norm": False, "encoding_repeat": 1, "vae_beta": 0}

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
+from pretrain.inference.model_folder import HEADS
 from pretrain.model.config import ModelConfig
-from pretrain.model_folder import HEADS
 
 ENCODER = "encoder.sentence_encoder."
 LM_HEAD = "encoder.lm_head."

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 
 from data_prep import tokenizer as tokenizers
 from data_prep.files import new_folder, strict_json
-from pretrain.checkpoints import write_json
 from pretrain.convert.huggingface_layout import (
     POSITIONS,
     TOKEN_TYPES,
@@ -31,8 +30,9 @@ from pretrain.convert.huggingface_layout import (
     roberta_names,
     unnamed,
 )
+from pretrain.inference.model_folder import ModelContents
 from pretrain.model.config import ClassificationConfig, ModelConfig
-from pretrain.model_folder import ModelContents
+from pretrain.run.checkpoints import write_json
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -24,8 +24,8 @@ from pretrain.convert.huggingface_layout import (
     roberta_names,
     unnamed,
 )
+from pretrain.inference.model_folder import HEADS, ModelContents
 from pretrain.model.config import ClassificationConfig, ModelConfig
-from pretrain.model_folder import HEADS, ModelContents
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from pretrain.inference.model_folder import HEADS
 from pretrain.model.config import ClassificationConfig, ModelConfig
-from pretrain.model_folder import HEADS
 
 Names = Mapping[str, tuple[str, ...]]
 """Their name of each of our weights; several stand one above the other in ours."""

@@ -22,12 +22,12 @@ from transformers.utils.generic import ModelOutput
 # The unused ones are for transformers 4: from a folder it copies what this file itself imports,
 # and not what those files import.
 from pretrain.model.attention import SelfAttention  # noqa: F401
-from pretrain.model.blocks import EncoderBlock
 from pretrain.model.config import ClassificationConfig, ModelConfig
 from pretrain.model.embeddings import Embeddings  # noqa: F401
 from pretrain.model.flex import FlexBias  # noqa: F401
 from pretrain.model.heads import ClapHead, ClassificationHead, RobertaHead, build_head
 from pretrain.model.init import STANDARD_DEVIATION
+from pretrain.model.layers import EncoderLayer
 from pretrain.model.positions import LearnedPositions  # noqa: F401
 from pretrain.model.stacks import Encoder
 from pretrain.model.tiled_attention import tiled_attention  # noqa: F401
@@ -80,7 +80,7 @@ class ZeroclapPreTrainedModel(PreTrainedModel):
 
     config_class = ZeroclapConfig
     base_model_prefix = "zeroclap"
-    _no_split_modules = [EncoderBlock.__name__]
+    _no_split_modules = [EncoderLayer.__name__]
     _supports_sdpa = True
 
     def __init__(self, config: ZeroclapConfig) -> None:

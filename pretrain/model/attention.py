@@ -28,14 +28,16 @@ class SelfAttention(nn.Module):
         self.query_key_value = nn.Linear(config.hidden_size, 3 * config.hidden_size)
         self.output = nn.Linear(config.hidden_size, config.hidden_size)
 
-    def forward(self, x: Tensor, bias: AttentionBias, positions: Tensor | None = None) -> Tensor:
+    def forward(
+        self, x: Tensor, bias: AttentionBias, target_positions: Tensor | None = None
+    ) -> Tensor:
         """What each token gathers from those that it sees.
 
         Args:
             x: [B, T, D].
             bias: broadcasts to [B, H, T, T], as does each part of a tuple; or says how to compute
                 it; None where nothing is to be added to the scores.
-            positions: [M] places in the flattened [B * T] batch to project; None: all.
+            target_positions: [M] places in the flattened [B * T] batch to project; None: all.
 
         Returns:
             [B, T, D], or [M, D] of the places alone.
@@ -43,7 +45,9 @@ class SelfAttention(nn.Module):
         batch, length, hidden = x.shape
         qkv = self.query_key_value(x).view(batch, length, 3, self.num_heads, -1)
         mixed = _attend(qkv, bias, self.dropout if self.training else 0.0)
-        output: Tensor = self.output(at_places(mixed.reshape(batch, length, hidden), positions))
+        output: Tensor = self.output(
+            at_targets(mixed.reshape(batch, length, hidden), target_positions)
+        )
         return output
 
 
@@ -58,9 +62,9 @@ def _attend(qkv: Tensor, bias: AttentionBias, dropout: float) -> Tensor:
     return mixed.transpose(1, 2)
 
 
-def at_places(x: Tensor, positions: Tensor | None) -> Tensor:
-    """[B, T, D] to [M, D] at `positions` of the flattened batch; as it is where they are None."""
-    return x if positions is None else x.flatten(0, 1).index_select(0, positions)
+def at_targets(x: Tensor, target_positions: Tensor | None) -> Tensor:
+    """Select `target_positions` of the flattened batch: [B, T, D] to [M, D]. None selects all."""
+    return x if target_positions is None else x.flatten(0, 1).index_select(0, target_positions)
 
 
 def uses_tiles(x: Tensor, dropout: float) -> bool:
@@ -72,7 +76,7 @@ def uses_tiles(x: Tensor, dropout: float) -> bool:
 def attention_bias(
     config: ModelConfig,
     length: int,
-    attention_mask: Tensor | None,
+    document_ids: Tensor | None,
     dtype: torch.dtype,
     device: torch.device,
 ) -> Tensor | None:
@@ -85,7 +89,7 @@ def attention_bias(
     Args:
         config: which positions the model has.
         length: T.
-        attention_mask: [B, T] bool, True for real tokens, which are visible to all; or whole
+        document_ids: [B, T] bool, True for real tokens, which are visible to all; or whole
             numbers, where tokens of equal number see each other. None where all are visible.
         dtype: of the scores.
         device: of the scores.
@@ -95,14 +99,14 @@ def attention_bias(
         kernels; None where nothing is to be added.
     """
     alibi = _alibi(config, length, dtype, device)
-    if attention_mask is None:
+    if document_ids is None:
         return alibi
     at_visible = torch.zeros((), dtype=dtype, device=device) if alibi is None else alibi
-    return torch.where(_visible(attention_mask), at_visible, torch.finfo(dtype).min)
+    return torch.where(_visible(document_ids), at_visible, torch.finfo(dtype).min)
 
 
 def bias_parts(
-    config: ModelConfig, length: int, attention_mask: Tensor | None, x: Tensor
+    config: ModelConfig, length: int, document_ids: Tensor | None, x: Tensor
 ) -> tuple[Tensor, ...]:
     """What `attention_bias` returns, for scores like `x`, as tensors whose sum it is.
 
@@ -110,7 +114,7 @@ def bias_parts(
     """
     alibi = _alibi(config, length, x.dtype, x.device)
     without_alibi = dataclasses.replace(config, position="none")
-    hidden = attention_bias(without_alibi, length, attention_mask, x.dtype, x.device)
+    hidden = attention_bias(without_alibi, length, document_ids, x.dtype, x.device)
     return tuple(part for part in (alibi, hidden) if part is not None)
 
 
@@ -123,8 +127,8 @@ def _alibi(
     return alibi_bias(config.num_heads, length, config.alibi, device)[None].to(dtype)
 
 
-def _visible(attention_mask: Tensor) -> Tensor:
+def _visible(document_ids: Tensor) -> Tensor:
     """Whether each query sees each key: [B, 1, 1, T] or [B, 1, T, T] bool."""
-    if attention_mask.dtype == torch.bool:
-        return attention_mask[:, None, None, :]
-    return (attention_mask[:, :, None] == attention_mask[:, None, :])[:, None]
+    if document_ids.dtype == torch.bool:
+        return document_ids[:, None, None, :]
+    return (document_ids[:, :, None] == document_ids[:, None, :])[:, None]

@@ -17,7 +17,7 @@ class Classifier(nn.Module):
         self.encoder = encoder
         self.head = head
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
+    def forward(self, input_ids: Tensor, document_ids: Tensor | None) -> Tensor:
         """[B, T] ids and [B, T] bool (True for real tokens; None: all) to [B, C] logits."""
-        logits: Tensor = self.head(self.encoder(input_ids, attention_mask), attention_mask)
+        logits: Tensor = self.head(self.encoder(input_ids, document_ids), document_ids)
         return logits

@@ -61,7 +61,7 @@ class Embeddings(nn.Module):
         )
         self.dropout = nn.Dropout(config.dropout)
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
+    def forward(self, input_ids: Tensor, document_ids: Tensor | None) -> Tensor:
         """[B, T] ids and their mask (see Encoder.forward) to [B, T, D]."""
         if self.config.mask_embedding == "zero":
             is_mask = input_ids >= self.config.vocab_size
@@ -76,11 +76,11 @@ class Embeddings(nn.Module):
             x = x.masked_fill(is_mask[..., None], 0.0)
         x = x * self.config.scale
         if self.positions is not None:
-            places = places_of(attention_mask, input_ids.shape[1], x.device)
+            places = places_of(document_ids, input_ids.shape[1], x.device)
             x = x + self.positions(places).to(x.dtype)
         if self.norm is not None:
             x = self.norm(x)
         x = self.dropout(x)
-        if attention_mask is not None:
-            x = x * (attention_mask > 0)[..., None]
+        if document_ids is not None:
+            x = x * (document_ids > 0)[..., None]
         return x

@@ -46,7 +46,7 @@ class FlexBias:
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def flex_bias(
     config: ModelConfig,
-    attention_mask: Tensor | None,
+    document_ids: Tensor | None,
     device: torch.device,
     name: str,
 ) -> FlexBias | None:
@@ -54,7 +54,7 @@ def flex_bias(
 
     Args:
         config: which positions the model has.
-        attention_mask: [B, T], see `attention_bias`.
+        document_ids: [B, T], see `attention_bias`.
         device: of the scores.
         name: a key of KERNELS.
 
@@ -62,10 +62,10 @@ def flex_bias(
         None where nothing is to be added: torch's own kernels are faster there.
     """
     alibi = config.position == "alibi"
-    if attention_mask is None and not alibi:
+    if document_ids is None and not alibi:
         return None
     score_mod = _alibi(config.num_heads, config.alibi, device) if alibi else None
-    block_mask = None if attention_mask is None else _block_mask(attention_mask)
+    block_mask = None if document_ids is None else _block_mask(document_ids)
     return FlexBias(score_mod, block_mask, KERNELS[name])
 
 
@@ -106,30 +106,30 @@ def _alibi(num_heads: int, kind: str, device: torch.device) -> ScoreMod:
     return score_mod
 
 
-def _block_mask(attention_mask: Tensor) -> BlockMask:
+def _block_mask(document_ids: Tensor) -> BlockMask:
     """Which scores count, from [B, T] alone: the way through [B, T, T] takes much longer.
 
     Whole numbers: blocks whose ranges of numbers are apart share no text; where one number fills
     both, nothing is hidden. Both hold whatever the order, and where texts follow each other no
     block is kept without need.
     """
-    batch, length = attention_mask.shape
-    blocks = attention_mask.view(batch, length // BLOCK, BLOCK)
-    if attention_mask.dtype == torch.bool:
+    batch, length = document_ids.shape
+    blocks = document_ids.view(batch, length // BLOCK, BLOCK)
+    if document_ids.dtype == torch.bool:
         some, whole = blocks.any(-1)[:, None, :], blocks.all(-1)[:, None, :]
 
         def mask_mod(batch: Index, head: Index, query: Index, key: Index) -> Tensor:
-            return attention_mask[batch, key]
+            return document_ids[batch, key]
 
     else:
         # Padding, 0, follows the last text: as a number above all, it keeps the order.
-        order = attention_mask.masked_fill(attention_mask == 0, length + 1)
+        order = document_ids.masked_fill(document_ids == 0, length + 1)
         least, most = order.view(blocks.shape).aminmax(dim=-1)
         some = (least[:, :, None] <= most[:, None, :]) & (least[:, None, :] <= most[:, :, None])
         whole = (least[:, :, None] == most[:, None, :]) & (least[:, None, :] == most[:, :, None])
 
         def mask_mod(batch: Index, head: Index, query: Index, key: Index) -> Tensor:
-            return attention_mask[batch, query] == attention_mask[batch, key]
+            return document_ids[batch, query] == document_ids[batch, key]
 
     some, whole = (x.expand(batch, blocks.shape[1], blocks.shape[1]) for x in (some, whole))
     return BlockMask.from_kv_blocks(

@@ -80,17 +80,17 @@ class ClassificationHead(nn.Module):
         self.dense = nn.Linear(hidden_size, hidden_size)
         self.projection = nn.Linear(hidden_size, config.classes)
 
-    def forward(self, features: Tensor, attention_mask: Tensor | None) -> Tensor:
+    def forward(self, features: Tensor, document_ids: Tensor | None) -> Tensor:
         """[B, T, D] features and [B, T] bool (True for real tokens; None: all) to [B, C] logits."""
-        pooled = self._pool(features, attention_mask)
+        pooled = self._pool(features, document_ids)
         hidden = torch.tanh(self.dense(self.dropout(pooled)))
         logits: Tensor = self.projection(self.dropout(hidden))
         return logits
 
-    def _pool(self, features: Tensor, attention_mask: Tensor | None) -> Tensor:
+    def _pool(self, features: Tensor, document_ids: Tensor | None) -> Tensor:
         if self.config.pooling == "first":
             return features[:, 0]
-        if attention_mask is None:
+        if document_ids is None:
             return features.mean(dim=1)
-        real = attention_mask.unsqueeze(-1).to(features.dtype)
+        real = document_ids.unsqueeze(-1).to(features.dtype)
         return (features * real).sum(dim=1) / real.sum(dim=1)

@@ -37,18 +37,18 @@ class LanguageModel(nn.Module):
         initialize(self)
 
     def forward(
-        self, input_ids: Tensor, attention_mask: Tensor | None, positions: Tensor
+        self, input_ids: Tensor, document_ids: Tensor | None, target_positions: Tensor
     ) -> Tensor:
         """Logits at the places asked for, and nowhere else: the head is a large matrix.
 
         Args:
             input_ids: [B, T]; the mask is id `vocab_size` or above where it is the zero vector.
-            attention_mask: [B, T], see Encoder.forward; None where nothing is padded.
-            positions: [M] places in the flattened [B * T] batch.
+            document_ids: [B, T], see Encoder.forward; None where nothing is padded.
+            target_positions: [M] places in the flattened [B * T] batch.
 
         Returns:
             [M, V]
         """
-        features = self.encoder(input_ids, attention_mask, positions)
+        features = self.encoder(input_ids, document_ids, target_positions)
         logits: Tensor = self.head(features, self.encoder.embeddings.tokens.weight)
         return logits

@@ -54,11 +54,11 @@ class SinusoidalPositions(nn.Module):
         return torch.cat([torch.sin(angles), torch.cos(angles)], dim=-1)
 
 
-def places_of(attention_mask: Tensor | None, length: int, device: torch.device) -> Tensor:
+def places_of(document_ids: Tensor | None, length: int, device: torch.device) -> Tensor:
     """Where each token stands in its text, counted from 0.
 
     Args:
-        attention_mask: [B, T]; where it numbers the texts of a row, each is counted by itself.
+        document_ids: [B, T]; where it numbers the texts of a row, each is counted by itself.
         length: T.
         device: of the answer.
 
@@ -66,10 +66,10 @@ def places_of(attention_mask: Tensor | None, length: int, device: torch.device) 
         [T] where every row is one text, else [B, T].
     """
     places = torch.arange(length, device=device)
-    if attention_mask is None or attention_mask.dtype == torch.bool:
+    if document_ids is None or document_ids.dtype == torch.bool:
         return places
-    begins = torch.zeros_like(attention_mask, dtype=torch.bool)
-    begins[:, 1:] = attention_mask[:, 1:] != attention_mask[:, :-1]
+    begins = torch.zeros_like(document_ids, dtype=torch.bool)
+    begins[:, 1:] = document_ids[:, 1:] != document_ids[:, :-1]
     first = torch.where(begins, places, 0).cummax(dim=1).values
     return places - first
 

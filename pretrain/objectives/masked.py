@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from pretrain.config import MaskingConfig
+from pretrain.config.run import MaskingConfig
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -136,7 +136,7 @@ class MaskedLM:
                 block are read by themselves.
 
         Returns:
-            input_ids [B, T], attention_mask [B, T] (bool; with `texts`, their numbers, 0 for
+            input_ids [B, T], document_ids [B, T] (bool; with `texts`, their numbers, 0 for
             padding), positions [M] in the flattened batch and labels [M], M = B * capacity; places
             not used have label IGNORED and position 0.
         """
@@ -150,21 +150,21 @@ class MaskedLM:
             positions[row, : len(places)] = row * length + places
             labels[row, : len(places)] = ids[places]
         lengths = np.array([len(ids) for ids in blocks])
-        attention_mask: npt.NDArray[np.generic] = np.arange(length)[None, :] < lengths[:, None]
+        document_ids: npt.NDArray[np.generic] = np.arange(length)[None, :] < lengths[:, None]
         if texts is not None:
             numbers = np.zeros(input_ids.shape, dtype=np.int64)
-            numbers[attention_mask] = np.concatenate(texts)
-            attention_mask = numbers
+            numbers[document_ids] = np.concatenate(texts)
+            document_ids = numbers
         return {
             "input_ids": input_ids,
-            "attention_mask": attention_mask,
-            "positions": positions.ravel(),
+            "document_ids": document_ids,
+            "target_positions": positions.ravel(),
             "labels": labels.ravel(),
         }
 
     def loss(self, model: Callable[..., Tensor], batch: Mapping[str, Tensor]) -> Tensor:
         """Cross-entropy summed over the places to predict, in nats, computed in fp32."""
-        logits = model(batch["input_ids"], batch["attention_mask"], batch["positions"])
+        logits = model(batch["input_ids"], batch["document_ids"], batch["target_positions"])
         summed = _compiled_loss() if self.compiled else _summed_loss
         return summed(logits, batch["labels"])
 
@@ -174,7 +174,7 @@ class MaskedLM:
         """Loss in nats and number of places to predict of each subset.
 
         Args:
-            model: takes input_ids, attention_mask, positions.
+            model: takes input_ids, document_ids, positions.
             batch: with `subsets` [M], the subset of each place's document.
             count: S, how many subsets there are.
 
@@ -185,7 +185,7 @@ class MaskedLM:
         from torch.nn.functional import cross_entropy
 
         labels = batch["labels"]
-        logits = model(batch["input_ids"], batch["attention_mask"], batch["positions"])
+        logits = model(batch["input_ids"], batch["document_ids"], batch["target_positions"])
         losses = cross_entropy(logits.float(), labels, ignore_index=IGNORED, reduction="none")
         columns = torch.stack([losses, (labels != IGNORED).to(losses.dtype)], dim=1).double()
         sums = torch.zeros((count, 2), dtype=torch.float64, device=labels.device)

@@ -14,10 +14,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from data_prep import files
-from pretrain.config import RunConfig
-from pretrain.supervision import jobs, launch, nodes, orders, processes
+from pretrain.config.run import RunConfig
+from pretrain.supervision import control as orders
+from pretrain.supervision import jobs, launch, nodes, processes
+from pretrain.supervision.control import EXIT_PREEMPTED, Order
 from pretrain.supervision.nodes import Place, Report
-from pretrain.supervision.orders import EXIT_PREEMPTED, Order
 from pretrain.supervision.watch import COUNT_SECONDS, StoppedProcesses
 
 EXIT_FORGOTTEN = 1

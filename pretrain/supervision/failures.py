@@ -17,7 +17,7 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
-from pretrain.supervision import orders
+from pretrain.supervision import control as orders
 
 _OUR_CODE = Path(__file__).parents[2]
 _PACKAGES = ("data_prep", "pretrain")
@@ -135,15 +135,15 @@ def in_words(error: RankError, errors: Sequence[RankError]) -> str:
     return f"rank {ranks} on {hosts}: {error.message}"
 
 
-def explain(errors: Sequence[RankError], ranks: int) -> str:
+def explain(errors: Sequence[RankError], world_size: int) -> str:
     """What the ranks' errors say about the end of an attempt; "" where there are none.
 
     Args:
         errors: of one attempt, the earliest first.
-        ranks: how many the attempt had; 0 where that is not known.
+        world_size: how many the attempt had; 0 where that is not known.
     """
     first = cause(errors)
-    silent = sorted({*range(ranks)} - {error.rank for error in errors})
+    silent = sorted({*range(world_size)} - {error.rank for error in errors})
     if errors and silent and not first:
         return f"rank {', '.join(map(str, silent))} ended without a message"
     return in_words(first or errors[0], errors) if errors else ""

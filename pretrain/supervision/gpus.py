@@ -46,8 +46,8 @@ def _unless_repeated(entries: Iterable[str]) -> list[str]:
     return listed if len({*listed}) == len(listed) else []
 
 
-def gpus_of(ranks: int, environ: Mapping[str, str] = os.environ) -> list[str]:
-    """The GPUs of `ranks` processes on this machine: the first visible ones.
+def gpus_of(processes: int, environ: Mapping[str, str] = os.environ) -> list[str]:
+    """The GPUs of so many processes on this machine: the first visible ones.
 
     Returns:
         One for each rank; empty on a machine without GPUs, where ranks run on the CPU.
@@ -56,21 +56,21 @@ def gpus_of(ranks: int, environ: Mapping[str, str] = os.environ) -> list[str]:
         ValueError: there are fewer GPUs than ranks.
     """
     gpus = visible_gpus(environ)
-    if gpus and ranks > len(gpus):
+    if gpus and processes > len(gpus):
         raise ValueError(
-            f"training.ranks: {ranks} ranks on a machine with {len(gpus)} usable GPUs "
-            f"({_in_words(environ)}); write at most {len(gpus)}"
+            f"supervision.processes_per_node: {processes} ranks on a machine with "
+            f"{len(gpus)} usable GPUs ({_in_words(environ)}); write at most {len(gpus)}"
         )
-    return gpus[:ranks]
+    return gpus[:processes]
 
 
-def numbers_of(ranks: int, environ: Mapping[str, str] = os.environ) -> list[str]:
+def numbers_of(processes: int, environ: Mapping[str, str] = os.environ) -> list[str]:
     """What `gpus_of` returns, for the deepspeed launcher, which takes numbers only.
 
     Raises:
         ValueError: there are fewer GPUs than ranks, or they are visible by name.
     """
-    gpus = gpus_of(ranks, environ)
+    gpus = gpus_of(processes, environ)
     if not all(gpu.isdecimal() for gpu in gpus):
         raise ValueError(
             f"{_in_words(environ)}: the deepspeed launcher takes GPUs by number only; write the "

@@ -15,8 +15,8 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from pretrain.config import SupervisionConfig
-from pretrain.supervision import orders
+from pretrain.config.run import SupervisionConfig
+from pretrain.supervision import control as orders
 
 FILE_NAME = "heartbeat.json"
 INIT, STEP, SAVE, EVALUATE = "init", "step", "save", "evaluate"

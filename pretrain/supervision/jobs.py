@@ -12,8 +12,9 @@ import signal
 import subprocess
 from pathlib import Path
 
-from pretrain.config import RunConfig
-from pretrain.supervision import launch, orders, processes
+from pretrain.config.run import RunConfig
+from pretrain.supervision import control as orders
+from pretrain.supervision import launch, processes
 
 
 class Job:

@@ -13,9 +13,10 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from pretrain import ledger
-from pretrain.config import RunConfig, SupervisionConfig
-from pretrain.supervision import gpus, orders, processes
+from pretrain.config.run import RunConfig, SupervisionConfig
+from pretrain.run import ledger
+from pretrain.supervision import control as orders
+from pretrain.supervision import gpus, processes
 from pretrain.supervision.nodes import Place
 
 MODULE = "pretrain.train"
@@ -32,18 +33,18 @@ def default_ranks() -> int:
 
 
 def world_size(config: RunConfig, nodes: int) -> int:
-    """Ranks that a launch will have: each machine's, or as many as a hostfile has slots.
+    """Process that a launch will have: each machine's, or as many as a hostfile has slots.
 
     Raises:
         ValueError: the hostfile cannot be read, or has none.
     """
     if not config.supervision.hostfile:
-        return nodes * (config.training.ranks or default_ranks())
+        return nodes * (config.supervision.processes_per_node or default_ranks())
     return sum(_slots(config.supervision))
 
 
 def _slots(config: SupervisionConfig) -> list[int]:
-    """Ranks of each machine in the hostfile."""
+    """Process of each machine in the hostfile."""
     path = Path(config.hostfile)
     text = path.read_text(encoding="utf-8") if path.is_file() else ""
     found = re.findall(r"^[^#\n]+\sslots=(\d+)", text, flags=re.MULTILINE)
@@ -101,13 +102,14 @@ def refuse_gpus(config: RunConfig) -> None:
     Raises:
         ValueError: more ranks than GPUs, or a CUDA_VISIBLE_DEVICES that the launcher cannot follow.
     """
-    launcher, ranks = config.supervision, config.training.ranks or default_ranks()
+    launcher = config.supervision
+    processes = launcher.processes_per_node or default_ranks()
     if launcher.hostfile:
         gpus.refuse_with_hostfile(_slots(launcher))
     elif launcher.launcher == "deepspeed":
-        gpus.numbers_of(ranks)
+        gpus.numbers_of(processes)
     elif launcher.launcher == "torchrun":
-        gpus.gpus_of(ranks)
+        gpus.gpus_of(processes)
 
 
 def command(config: RunConfig, run: Path, order: orders.Order, node: int = 0) -> list[str]:
@@ -125,13 +127,13 @@ def command(config: RunConfig, run: Path, order: orders.Order, node: int = 0) ->
     program, name = find_launcher(config.supervision), config.supervision.launcher
     trained = [MODULE, str(run / RECIPE)]
     if name == "srun":
-        tasks = ["--kill-on-bad-exit=1", "--ntasks-per-node", str(order.ranks)]
+        tasks = ["--kill-on-bad-exit=1", "--ntasks-per-node", str(order.processes_per_node)]
         return [program, *tasks, sys.executable, "-u", "-m", *trained]
     place, port = str(node), str(order.port)
     if name == "torchrun":
-        gpus.gpus_of(order.ranks)
+        gpus.gpus_of(order.processes_per_node)
         words = ["--nnodes", str(order.nodes), "--node-rank", place]
-        words += ["--nproc-per-node", str(order.ranks)]
+        words += ["--nproc-per-node", str(order.processes_per_node)]
         return [
             program,
             *words,
@@ -146,10 +148,10 @@ def command(config: RunConfig, run: Path, order: orders.Order, node: int = 0) ->
     elif order.nodes > 1:
         words = ["--hostfile", str(hostfile(run)), "--no_ssh", "--node_rank", place]
         words += ["--master_addr", order.address, "--include", _included(order, node)]
-    elif numbers := gpus.numbers_of(order.ranks):
+    elif numbers := gpus.numbers_of(order.processes_per_node):
         words = ["--include", f"localhost:{','.join(numbers)}"]
     else:
-        words = ["--num_gpus", str(order.ranks)]
+        words = ["--num_gpus", str(order.processes_per_node)]
     return [program, *words, "--master_port", port, "--module", *trained]
 
 
@@ -165,7 +167,7 @@ def next_order(config: RunConfig, place: Place, records: Sequence[ledger.Record]
         attempt=max(recorded, before.attempt + 1 if before else 0),
         state=orders.RUN,
         nodes=place.count,
-        ranks=config.training.ranks or default_ranks(),
+        processes_per_node=config.supervision.processes_per_node or default_ranks(),
         address=place.address,
         port=free_port(),
     )
@@ -188,8 +190,8 @@ def _included(order: orders.Order, node: int) -> str:
 
     A machine's launcher uses its own GPUs' numbers; of the other machines only their count matters.
     """
-    usual = [str(number) for number in range(order.ranks)]
-    own = gpus.numbers_of(order.ranks) or usual
+    usual = [str(number) for number in range(order.processes_per_node)]
+    own = gpus.numbers_of(order.processes_per_node) or usual
     return "@".join(
         f"node-{number}:{','.join(own if number == node else usual)}"
         for number in range(order.nodes)

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from pretrain.supervision import orders
+from pretrain.supervision import control as orders
 
 READY, RUNNING, ENDED = "ready", "running", "ended"
 

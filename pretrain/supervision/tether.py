@@ -13,7 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from pretrain.loop import GO_ON
-from pretrain.supervision import heartbeat, orders
+from pretrain.supervision import control as orders
+from pretrain.supervision import heartbeat
 
 EXIT_SUPERSEDED = 1
 

@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from pretrain import metrics
-from pretrain.config import SupervisionConfig
+from pretrain.config.run import SupervisionConfig
+from pretrain.run import metrics
 from pretrain.supervision import heartbeat
 from pretrain.supervision.processes import Member
 

@@ -30,7 +30,7 @@ def main() -> None:
     parser.add_argument("--tasks", default="CoLA,SST-2,MRPC,STS-B,RTE")
     parser.add_argument("--steps", type=int, default=40)
     options = parser.parse_args()
-    from pretrain import model_folder
+    from pretrain.inference import model_folder
     from pretrain.model.classifier import Classifier
     from pretrain.model.heads import ClassificationHead
 

@@ -20,8 +20,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from pretrain.batches import MicroBatch
-from pretrain.config import BatchConfig, MaskingConfig, OptimizerConfig
+from pretrain.config.run import BatchConfig, MaskingConfig, OptimizerConfig
+from pretrain.loop import MicroBatch
 from pretrain.objectives.masked import FIRST_WORD_ID, IGNORED, MaskedLM
 
 REFERENCE = "zero1_fp32"
@@ -81,22 +81,24 @@ def train(rank: int, port: int, name: str, options: argparse.Namespace) -> Measu
     warnings.simplefilter("ignore")
     from deepspeed.utils import safe_get_full_optimizer_state
 
-    from pretrain import engine
+    from pretrain.engine import engine
     from pretrain.model import presets
     from pretrain.model.language_model import LanguageModel
 
-    ranks = engine.start()
+    process = engine.start()
     torch.manual_seed(1)
     overrides = {"dropout": 0.0, "attention_dropout": 0.0, "max_positions": options.tokens}
     model = LanguageModel(presets.build(options.size, "baseline", VOCABULARY, overrides))
     size = options.micro_batches * options.blocks
     optimizer = OptimizerConfig(weight_decay=0.0)
-    settings = engine.deepspeed_json(name, BatchConfig(size, options.blocks), 0.0, ranks.count)
-    built = engine.Engine(model, optimizer, settings, ranks)
+    settings = engine.deepspeed_json(
+        name, BatchConfig(size, options.blocks), 0.0, process.world_size
+    )
+    built = engine.Engine(model, optimizer, settings, process)
     objective = MaskedLM(MaskingConfig(), VOCABULARY - 1, VOCABULARY - 1)
     mine = [
         batch(objective, index, options)
-        for index in range(rank, size // options.blocks, ranks.count)
+        for index in range(rank, size // options.blocks, process.world_size)
     ]
     seconds = []
     for step in range(UPDATES):

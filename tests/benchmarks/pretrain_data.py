@@ -36,11 +36,11 @@ from data_prep.manifest import (
     ShardFiles,
     write_record,
 )
-from pretrain.batches import Blocks, PretrainingBatches
-from pretrain.config import BatchConfig, FaultConfig, MaskingConfig
+from pretrain.config.run import BatchConfig, FaultConfig, MaskingConfig
+from pretrain.data.batches import Blocks, PretrainingBatches
+from pretrain.data.order import Lineage
+from pretrain.data.prefetch import prefetched
 from pretrain.objectives.masked import MaskedLM
-from pretrain.order import Lineage
-from pretrain.prefetch import prefetched
 
 BLOCK_TOKENS = 2048
 BATCH = 512  # blocks

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from data_prep.files import strict_json
-from pretrain import ledger, metrics
+from pretrain.run import ledger, metrics
 
 RECIPES = ("unstable-learning-rate", "unstable-beta2", "poisoned")
 SILENT = [
@@ -71,7 +71,7 @@ def supervise(recipe: str, folder: Path, data: Path, *words: str) -> int:
     """Bring a run to its end."""
     return run(
         *("pretrain", "supervise", recipe, f"folder={folder}", f"data.corpus={data}"),
-        *("training.ranks=2", *words),
+        *("supervision.processes_per_node=2", *words),
     )
 
 

@@ -19,12 +19,12 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from pretrain.config import SpikeConfig
-from pretrain.curves import read_all
-from pretrain.published_rules import RULES, incidents
-from pretrain.replay import NEAR_RECORDS, judge
-from pretrain.replay_report import report
-from pretrain.spikes import Event, Observation, SpikeDetector
+from pretrain.config.run import SpikeConfig
+from pretrain.spikes.detector import Event, Observation, SpikeDetector
+from pretrain.spikes.replay.curves import read_all
+from pretrain.spikes.replay.judge import NEAR_RECORDS, judge
+from pretrain.spikes.replay.published_rules import RULES, incidents
+from pretrain.spikes.replay.report import report
 
 Losses = npt.NDArray[np.float64]
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pretrain import audit, checkpoints, ledger, metrics
+from pretrain.run import audit, checkpoints, ledger, metrics
 from pretrain.supervision import processes
 from tests.chaos.fault import PLAN
 from tests.pretrain.conftest import corpus, recipe  # noqa: F401 - fixtures
@@ -53,7 +53,7 @@ def undisturbed(run_ranks, recipe, tmp_path_factory):  # noqa: F811
 
 def weights(run):
     """The fp32 weights of a run's last checkpoint, which is whole."""
-    from pretrain.engine import consolidated_weights
+    from pretrain.engine.engine import consolidated_weights
 
     folder = checkpoints.folder_of(run, STEPS)
     checkpoints.read_manifest(folder)

@@ -38,7 +38,7 @@ def let_the_clock_jump():
 
 def at_step(step, action):
     """Before an update."""
-    from pretrain.engine import Engine
+    from pretrain.engine.engine import Engine
 
     original = Engine.step
 
@@ -52,7 +52,7 @@ def at_step(step, action):
 
 def slow_steps(seconds):
     """Time to be killed in."""
-    from pretrain.engine import Engine
+    from pretrain.engine.engine import Engine
 
     original = Engine.step
 
@@ -65,7 +65,7 @@ def slow_steps(seconds):
 
 def before_engine(action):
     """In the start-up, when the run is opened and the ledger knows of the attempt."""
-    from pretrain.engine import Engine
+    from pretrain.engine.engine import Engine
 
     original = Engine.__init__
 
@@ -77,7 +77,7 @@ def before_engine(action):
 
 
 def before_save(step, action):
-    from pretrain import checkpoints
+    from pretrain.run import checkpoints
 
     original = checkpoints.save
 
@@ -108,7 +108,7 @@ def in_writing(step, action):
 
 def before_manifest(step, action):
     """All is written and hashed, nothing committed."""
-    from pretrain import checkpoints
+    from pretrain.run import checkpoints
 
     original = checkpoints.write_json
 
@@ -136,7 +136,7 @@ def before_telling(step, action):
 
 def before_fence(step, action):
     """All is written, and before it is committed the attempt asks whether it still counts."""
-    from pretrain import checkpoints
+    from pretrain.run import checkpoints
 
     original = checkpoints.save
 
@@ -253,7 +253,7 @@ def plan(fault, run):
 
 
 def main():
-    from pretrain.supervision import orders
+    from pretrain.supervision import control as orders
     from pretrain.train import main as train
 
     run = Path(sys.argv[-1]).parent

@@ -18,12 +18,13 @@ import psutil
 import pytest
 from deepspeed.accelerator import get_accelerator
 
-from pretrain import metrics
-from pretrain.deepspeed_settings import DS_CONFIGS
-from pretrain.recipe import dump
-from pretrain.supervision import gpus, launch, orders, processes
+from pretrain.config.load import dump
+from pretrain.engine.settings import DS_CONFIGS
+from pretrain.run import metrics
+from pretrain.supervision import control as orders
+from pretrain.supervision import gpus, launch, processes
+from pretrain.supervision.control import EXIT_PREEMPTED
 from pretrain.supervision.nodes import Place
-from pretrain.supervision.orders import EXIT_PREEMPTED
 from tests.chaos.conftest import PATIENCE, ROOT, SHORT, weights
 from tests.chaos.fault import PLAN
 

@@ -7,8 +7,9 @@ import subprocess
 
 import pytest
 
-from pretrain.supervision import jobs, orders, processes
-from pretrain.supervision.orders import EXIT_PREEMPTED
+from pretrain.supervision import control as orders
+from pretrain.supervision import jobs, processes
+from pretrain.supervision.control import EXIT_PREEMPTED
 from tests.chaos.conftest import PATIENCE
 from tests.chaos.fault import PLAN
 
@@ -60,7 +61,7 @@ def nodes():
 
 def start(chaos, nodes, number):
     name = ("first", "second")[number]
-    words = ("training.ranks=1", "supervision.node_silence_seconds=20")
+    words = ("supervision.processes_per_node=1", "supervision.node_silence_seconds=20")
     options = ("--nodes", "2", "--node-rank", str(number), "--master-addr", "10.77.0.1")
     return chaos.start(*words, *options, before=nodes[number], GLOO_SOCKET_IFNAME=name)
 
@@ -104,7 +105,7 @@ def test_the_hosts_of_a_hostfile_are_marked_ended_and_launched_again(chaos, tmp_
     (tmp_path / "hosts").write_text("one slots=1\ntwo slots=1\n")
     chaos.schedule({1: [("die", 1, 6)]})
     path = f"{tmp_path}:{os.environ['PATH']}"
-    settings = ("training.ranks=0", f"supervision.hostfile={tmp_path / 'hosts'}")
+    settings = ("supervision.processes_per_node=0", f"supervision.hostfile={tmp_path / 'hosts'}")
     # What is not in a run's own file does not reach a host, the plan of faults neither.
     (tmp_path / "env").write_text(f"{PLAN}={chaos.plan}\nDS_ACCELERATOR=cpu\n")
     assert chaos.supervise(*settings, PATH=path, DS_ENV_FILE=str(tmp_path / "env")) == 0, (

@@ -76,7 +76,7 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     import torch
 
     from data_prep.tokenizer import train
-    from pretrain import model_folder
+    from pretrain.inference import model_folder
     from pretrain.model import presets
     from pretrain.model.language_model import LanguageModel
 

@@ -20,7 +20,7 @@ def encoded(tiny_model):
 
 
 def rows_of(batch):
-    ids, mask = batch.arrays["input_ids"], batch.arrays["attention_mask"]
+    ids, mask = batch.arrays["input_ids"], batch.arrays["document_ids"]
     return [tuple(row[real].tolist()) for row, real in zip(ids, mask, strict=True)]
 
 
@@ -80,14 +80,14 @@ def test_a_batch_is_padded_to_its_longest_example_and_counts_what_is_real(encode
     lengths = [len(encoded.ids[index]) for index in (0, 9, 4)]
     assert batch.arrays["input_ids"].shape == (3, max(lengths))
     assert (batch.tokens, batch.targets) == (sum(lengths), 3)
-    padding = ~batch.arrays["attention_mask"]
+    padding = ~batch.arrays["document_ids"]
     assert padding.sum() == 3 * max(lengths) - sum(lengths)
     assert set(batch.arrays["input_ids"][padding]) == {encoded.pad_id}
     assert batch.arrays["labels"].tolist() == [0, 1, 0]
 
 
 def test_inputs_are_laid_out_as_the_small_python_interface_does(tiny_model):
-    from pretrain.pretrained import Pretrained
+    from pretrain.inference.pretrained import Pretrained
 
     model = Pretrained.load(tiny_model)
     for texts in (["the dog"], ["the dog", "a small bird"], ["the dog", ""]):

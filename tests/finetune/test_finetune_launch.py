@@ -81,7 +81,7 @@ def test_runs_learn_and_leave_their_results(finished):
 def test_the_model_kept_is_the_best_epoch_s(finished, tiny_model, easy_glue):
     import torch
 
-    from pretrain import model_folder
+    from pretrain.inference import model_folder
     from pretrain.model.classifier import Classifier
 
     output, *_ = finished
@@ -175,7 +175,7 @@ def test_runs_share_out_the_devices(gpus, jobs, ranks, expected):
 
 
 def test_more_ranks_than_gpus_are_refused():
-    with pytest.raises(ValueError, match="--ranks 3: there are 2 GPUs"):
+    with pytest.raises(ValueError, match="--world-size 3: there are 2 GPUs"):
         launch.slots(["0", "1"], 4, 0, 3)
 
 
@@ -231,7 +231,7 @@ def test_a_run_that_fails_is_named_with_its_log_and_keeps_no_other_from_its_end(
 
 def test_pretrained_and_random_weights_differ_in_the_encoder_alone(tiny_model, easy_glue):
     from finetune import classifiers
-    from pretrain import model_folder
+    from pretrain.inference import model_folder
 
     loaded, task = model_folder.load(tiny_model), glue.find("CoLA")
     both = plans(tiny_model, easy_glue, weights=("pretrained", "random"))
@@ -253,7 +253,7 @@ def test_pretrained_and_random_weights_differ_in_the_encoder_alone(tiny_model, e
         (["epocs=3"], 2, "did you mean 'epochs'"),
         (["--tasks", "COLA"], 2, "task 'COLA'; accepted: CoLA"),
         (["--jobs", "-1"], 2, "--jobs -1: accepted: 0 or more"),
-        (["--ranks", "0"], 2, "--ranks 0: accepted: 1 or more"),
+        (["--world-size", "0"], 2, "--world-size 0: accepted: 1 or more"),
         (["--retries", "-1"], 2, "--retries -1: accepted: 0 or more"),
         (["--data", "nowhere"], 2, "nowhere/CoLA/train.tsv: no such file"),
     ],

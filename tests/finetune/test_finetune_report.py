@@ -8,7 +8,7 @@ import pytest
 
 from finetune import published, report
 from finetune.__main__ import main
-from pretrain.checkpoints import write_json
+from pretrain.run.checkpoints import write_json
 
 
 def write_run(folder, weights, seed, best, last, *, retry=0, collapsed="", task="CoLA"):

@@ -95,7 +95,7 @@ def test_ranks_that_do_not_divide_a_batch_are_refused(run_ranks, tiny_model, eas
     plan.write(tmp_path / "run")
 
     def attempt():
-        with pytest.raises(ValueError, match="batch_size 5: 2 ranks do not divide it"):
+        with pytest.raises(ValueError, match="batch_size 5: not a multiple of 2 ranks"):
             train.train(plan, tmp_path / "run")
 
     run_ranks(2, attempt)
@@ -106,7 +106,16 @@ def test_the_command_runs_on_two_ranks(tiny_model, easy_glue, tmp_path, monkeypa
     from finetune.__main__ import main
 
     monkeypatch.chdir(ROOT)
-    words = ["glue", str(tiny_model), "--data", str(easy_glue), "--tasks", "CoLA", "--ranks", "2"]
+    words = [
+        "glue",
+        str(tiny_model),
+        "--data",
+        str(easy_glue),
+        "--tasks",
+        "CoLA",
+        "--world-size",
+        "2",
+    ]
     assert main([*words, "--output", str(tmp_path), *QUICK, "epochs=3", "--retries", "0"]) == 0
     result = json.loads((tmp_path / "results.jsonl").read_text())
     assert result["ranks"] == 2

@@ -62,7 +62,7 @@ def pretrained(real_glue, tmp_path_factory):
         "demo",
         f"folder={folder}/run",
         f"data.corpus={folder}/corpus",
-        "training.ranks=1",
+        "supervision.processes_per_node=1",
         "training.steps=1000",
         "fault.kind=none",
     )

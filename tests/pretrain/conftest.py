@@ -58,8 +58,8 @@ def run(arguments: list[str]) -> None:
 @pytest.fixture(scope="session")
 def recipe(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
     """`recipe.load(folder, *overrides)`: a tiny run of 40 steps on the corpus."""
-    from pretrain import recipe
-    from pretrain.config import RunConfig
+    from pretrain.config import load as recipe
+    from pretrain.config.run import RunConfig
 
     path = tmp_path_factory.mktemp("recipe") / "tiny.yaml"
     path.write_text(RECIPE.format(corpus=corpus))
@@ -76,9 +76,9 @@ model: {{size: tiny, variant: zero-clap, overrides: {{dropout: 0.1}}}}
 batch: {{global_batch_size: 8, micro_batch_size: 2}}
 optimizer: {{learning_rate: 3e-3, gradient_clipping: 1.0}}
 schedule: {{warmup_steps: 4, minimum_learning_rate: 3e-4}}
-training: {{steps: 40, deepspeed: zero1_fp32, ranks: 2, evaluation_interval: 20,
+training: {{steps: 40, deepspeed: zero1_fp32, evaluation_interval: 20,
   evaluation_blocks: 6, checkpoint_interval: 5, checkpoints_kept: 4}}
 spike: {{window: 12, minimum_history: 8, deviations: 3.0, patience: 2, confirm_steps: 4,
   gross_nats: 20.0, margin_steps: 4}}
-supervision: {{max_crashes: 1}}
+supervision: {{processes_per_node: 2, max_crashes: 1}}
 """

@@ -5,8 +5,8 @@ import random
 from pathlib import Path
 from typing import Any
 
-from pretrain import audit, ledger, metrics
-from pretrain.config import BatchConfig
+from pretrain.config.run import BatchConfig
+from pretrain.run import audit, ledger, metrics
 
 TOTAL = 37
 """Blocks of an epoch."""

@@ -21,11 +21,12 @@ from pathlib import Path
 import pytest
 
 from data_prep.__main__ import main as data_prep
-from pretrain import checkpoints, ledger, metrics, train
-from pretrain import recipe as recipes
-from pretrain.decisions import answer_to_spike
+from pretrain import train
+from pretrain.config import load as recipes
 from pretrain.model.presets import VARIANTS
-from pretrain.spike_watch import EXIT_SPIKE
+from pretrain.run import checkpoints, ledger, metrics
+from pretrain.spikes.decisions import answer_to_spike
+from pretrain.spikes.live import EXIT_SPIKE
 
 RECORDED = Path(__file__).parent / "golden" / "curves.json"
 STEPS = 20
@@ -76,7 +77,7 @@ def attempt(recipe, run, *words):
 
 def curve(run):
     """What a run recorded, and the hash of the weights that it ended with."""
-    from pretrain.engine import consolidated_weights
+    from pretrain.engine.engine import consolidated_weights
 
     lines = metrics.read(run / metrics.METRICS)
     validation = metrics.read(run / metrics.VALIDATION)
@@ -136,7 +137,7 @@ def train_interrupted(run_ranks, recipe, folder):
     """Stopped within step 13, and resumed from the checkpoint of step 10."""
 
     def interrupted():
-        from pretrain.engine import Engine
+        from pretrain.engine.engine import Engine
 
         step = Engine.step
 

@@ -4,14 +4,13 @@ import dataclasses
 
 import pytest
 
-from pretrain.batches import MicroBatch
-from pretrain.loop import GO_ON, Hook, StepRecord, StepResult, run
+from pretrain.loop import GO_ON, Hook, MicroBatch, StepRecord, StepResult, run
 
 
 class Story:
     """Engine, batches and hooks that write down what they are asked, in order."""
 
-    rank, ranks = 0, 2
+    rank, world_size = 0, 2
 
     def __init__(self, rank=0, told=GO_ON):
         self.rank, self.told, self.events = rank, told, []

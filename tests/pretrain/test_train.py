@@ -18,17 +18,12 @@ import pytest
 import yaml
 
 from data_prep import files
-from pretrain import (
-    audit,
-    checkpoints,
-    ledger,
-    metrics,
-    model_folder,
-    run_folder,
-    train,
-)
-from pretrain.supervision import orders
-from pretrain.supervision.orders import EXIT_PREEMPTED
+from pretrain import train
+from pretrain.inference import model_folder
+from pretrain.run import audit, checkpoints, ledger, metrics
+from pretrain.run import folder as run_folder
+from pretrain.supervision import control as orders
+from pretrain.supervision.control import EXIT_PREEMPTED
 
 SHORT = [
     "training.steps=6",
@@ -97,8 +92,8 @@ def test_a_busy_port_is_the_user_s_to_change_or_the_supervisor_s(
     """The supervisor chooses the port of each launch, and another one for the next."""
 
     def sabotage(rank):
-        from pretrain import engine
-        from pretrain.distributed import PortInUse
+        from pretrain.engine import engine
+        from pretrain.engine.distributed import PortInUse
 
         def refuse(environ):
             raise PortInUse("127.0.0.1 port 9, where the ranks are to meet, cannot be opened")
@@ -158,7 +153,7 @@ def interrupted(run, folder, after=4):
 
 
 def weights(run, step):
-    from pretrain.engine import consolidated_weights
+    from pretrain.engine.engine import consolidated_weights
 
     folder = checkpoints.folder_of(run, step)
     checkpoints.read_manifest(folder)
@@ -181,7 +176,8 @@ def test_the_loop_s_verdict_is_not_the_exit_code(attempt, tmp_path):
     """The loop says GO_ON after the last step, whatever number that is; the process ends with 0."""
 
     def sabotage(rank):
-        from pretrain import loop, spike_watch
+        from pretrain import loop
+        from pretrain.spikes import live as spike_watch
         from pretrain.supervision import tether
 
         for module in (loop, spike_watch, tether, train):
@@ -196,7 +192,7 @@ def leaving_after(step, seen):
     """Somebody asks the attempt to leave during an update; what the detector sees is noted."""
 
     def sabotage(rank):
-        from pretrain.spike_watch import SpikeWatch
+        from pretrain.spikes.live import SpikeWatch
         from pretrain.supervision.tether import Tether
 
         verdict, watch = Tether.verdict, SpikeWatch.__call__
@@ -286,8 +282,8 @@ def test_a_run_s_validation_is_that_of_its_exported_model(
     attempt, corpus, tmp_path, masking, ranks
 ):
     """Whatever tokens the recipe hides, and however many ranks share the blocks."""
-    from pretrain.evaluate import evaluate_lengths
-    from pretrain.model_folder import export, load
+    from pretrain.inference.evaluate import evaluate_lengths
+    from pretrain.inference.model_folder import export, load
 
     overrides = [f"masking.{word}" for word in masking]
     for code, _, said in attempt(tmp_path / "run", *overrides, ranks=ranks):
@@ -305,8 +301,8 @@ def test_a_run_s_validation_is_that_of_its_exported_model(
 
 def test_older_measurements_with_other_masks_are_no_baseline(tmp_path):
     """They did not say which masks they had: the recipe's."""
-    from pretrain.config import MaskingConfig, RunConfig
-    from pretrain.run_log import RunLog
+    from pretrain.config.run import MaskingConfig, RunConfig
+    from pretrain.run.log import RunLog
 
     usual = dict.fromkeys(metrics.NEEDED[metrics.VALIDATION], 1)
     lines = [{**usual, "step": 2}, {**usual, "step": 4, "masks": "standard"}]
@@ -324,7 +320,7 @@ def failing_save(step, what, rank=1):
     """Sabotage: `what(folder)` in one rank's save of a step, before DeepSpeed's."""
 
     def sabotage(own):
-        from pretrain.engine import Engine
+        from pretrain.engine.engine import Engine
 
         save = Engine.save
 
@@ -456,7 +452,7 @@ def full_disk(first, end):
     """
 
     def sabotage(rank):
-        from pretrain.engine import Engine
+        from pretrain.engine.engine import Engine
 
         step = Engine.step
 
@@ -897,8 +893,8 @@ def test_the_validation_loss_is_the_same_on_any_number_of_ranks(
 ):
     """Seven micro-batches, which neither two nor three ranks divide: some get an empty one."""
     from data_prep.corpus import Corpus
-    from pretrain.batches import Blocks, validation_batches
-    from pretrain.engine import Engine, deepspeed_json, start
+    from pretrain.data.batches import Blocks, validation_batches
+    from pretrain.engine.engine import Engine, deepspeed_json, start
     from pretrain.model import presets
     from pretrain.model.language_model import LanguageModel
     from pretrain.objectives.masked import MaskedLM
@@ -908,14 +904,14 @@ def test_the_validation_loss_is_the_same_on_any_number_of_ranks(
     def work():
         import torch
 
-        ranks = start()
+        process = start()
         blocks = Blocks(Corpus(Path(config.data.corpus), "train"), 64)
         torch.manual_seed(1)
         model = LanguageModel(presets.build("tiny", "zero-clap", 400, {}))
         objective = MaskedLM(config.masking, 399, 400)
-        json_settings = deepspeed_json(settings, config.batch, 0.0, ranks.count)
-        engine = Engine(model, config.optimizer, json_settings, ranks)
-        mine = validation_batches(blocks, objective, 13, 2, ranks.rank, ranks.count)
+        json_settings = deepspeed_json(settings, config.batch, 0.0, process.world_size)
+        engine = Engine(model, config.optimizer, json_settings, process)
+        mine = validation_batches(blocks, objective, 13, 2, process.rank, process.world_size)
         return engine.evaluate(mine, lambda *pair: objective.sums_by_subset(*pair, 1))
 
     (alone, targets), *others = [run_ranks(count, work)[0] for count in (1, 2, 3)]

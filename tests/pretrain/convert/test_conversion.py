@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from data_prep import tokenizer as tokenizers
-from pretrain import model_folder
 from pretrain.__main__ import main
 from pretrain.convert import conversion
+from pretrain.inference import model_folder
 from pretrain.model import presets
 from pretrain.model.config import ClassificationConfig
 from pretrain.model.heads import ClassificationHead

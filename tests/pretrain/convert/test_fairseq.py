@@ -15,15 +15,15 @@ from tokenizers import decoders, models, pre_tokenizers
 from torch.nn.functional import cross_entropy
 
 from data_prep.tokenizer import Tokenizer
-from pretrain import model_folder
 from pretrain.convert import fairseq_export, fairseq_import, fairseq_layout
-from pretrain.fill_mask import fill_mask
+from pretrain.inference import model_folder
+from pretrain.inference.fill_mask import fill_mask
+from pretrain.inference.model_folder import ModelContents
 from pretrain.model import presets
 from pretrain.model.classifier import Classifier
 from pretrain.model.config import ClassificationConfig, ModelConfig
 from pretrain.model.heads import ClassificationHead
 from pretrain.model.language_model import LanguageModel
-from pretrain.model_folder import ModelContents
 
 VARIANTS = sorted(presets.VARIANTS)
 ORIGINALS = ("baseline", "sinusoidal", "alibi", "learned-clap", "zero-clap")

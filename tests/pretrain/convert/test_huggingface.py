@@ -15,18 +15,18 @@ import torch.nn.functional as F  # noqa: N812
 from safetensors.torch import load_file, save_file
 
 from data_prep import tokenizer as tokenizers
-from pretrain import model_folder
 from pretrain.convert import fairseq_import, huggingface_export, huggingface_import
 from pretrain.convert.huggingface_layout import TOKEN_TYPES
-from pretrain.fill_mask import fill_mask
+from pretrain.inference import model_folder
+from pretrain.inference.fill_mask import fill_mask
+from pretrain.inference.model_folder import ModelContents
 from pretrain.model import presets
 from pretrain.model.classifier import Classifier
 from pretrain.model.config import ClassificationConfig
 from pretrain.model.heads import ClassificationHead
 from pretrain.model.language_model import LanguageModel
-from pretrain.model_folder import ModelContents
 
-MODEL = Path(model_folder.__file__).parent / "model"
+MODEL = Path(model_folder.__file__).parents[1] / "model"
 HEADS = {
     "topic": ClassificationConfig(3, ("art", "law", "sport"), "first", 0.1),
     "likeness": ClassificationConfig(1),

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from tests.pretrain.test_parity import (
+from tests.pretrain.model.test_parity import (
     ENCODER,
     HEAD,
     logits_by_formula,
@@ -361,7 +361,7 @@ if __name__ == "__main__":
     for name, make in MAKERS.items():
         content = {
             "made": "by python -m tests.pretrain.golden.make, in fp64 from the formulas there; "
-            "read by tests/pretrain/test_golden.py",
+            "read by tests/pretrain/model/test_golden.py",
             "what": make.__doc__,
             "figures": make(),
         }

@@ -10,13 +10,14 @@ from pathlib import Path
 import pytest
 
 from data_prep import files
-from pretrain import ledger
-from pretrain.config import RunConfig, SupervisionConfig
-from pretrain.supervision import launch, nodes, orders, processes
+from pretrain.config.run import RunConfig, SupervisionConfig
+from pretrain.run import ledger
+from pretrain.supervision import control as orders
+from pretrain.supervision import launch, nodes, processes
 from pretrain.supervision.agent import EXIT_FORGOTTEN, Agent
+from pretrain.supervision.control import EXIT_PREEMPTED, Order
 from pretrain.supervision.nodes import Place, Report
-from pretrain.supervision.orders import EXIT_PREEMPTED, Order
-from tests.pretrain.test_supervisor import HEAD
+from tests.pretrain.supervision.test_supervisor import HEAD
 
 PATIENCE = 60.0
 LIMITS = {"grace_seconds": 2.0, "node_silence_seconds": 30.0, "node_wait_seconds": PATIENCE}
@@ -113,14 +114,14 @@ def test_a_process_that_is_stopped_is_reported(stage):
 
 def test_an_order_for_more_ranks_than_there_are_gpus_is_reported(stage, monkeypatch):
     def refuse(*_):
-        raise ValueError("training.ranks: 4 ranks on a machine with 2 usable GPUs")
+        raise ValueError("supervision.processes_per_node: 4 ranks on a machine with 2 usable GPUs")
 
     stage.start()
     stage.wait_for_state("", nodes.READY)
     monkeypatch.setattr(launch, "command", refuse)
-    orders.give(stage.run, Order("a", 1, orders.RUN, nodes=2, ranks=4))
+    orders.give(stage.run, Order("a", 1, orders.RUN, nodes=2, processes_per_node=4))
     stage.wait_for_state("a", nodes.ENDED)
-    reason = "training.ranks: 4 ranks on a machine with 2 usable GPUs"
+    reason = "supervision.processes_per_node: 4 ranks on a machine with 2 usable GPUs"
     assert stage.report()["reason"] == f"it could not be started: {reason}"
 
 
@@ -181,7 +182,7 @@ def test_a_machine_has_one_agent(stage):
 
 
 def test_a_leader_waits_for_the_others_ends_them_together_and_lets_them_go(stage):
-    from pretrain.supervisor import Supervisor
+    from pretrain.supervision.supervisor import Supervisor
 
     stage.scripts = {
         (1, 0): "tell('attempt'); time.sleep(60)",
@@ -202,7 +203,7 @@ def test_a_leader_waits_for_the_others_ends_them_together_and_lets_them_go(stage
 
 
 def test_a_new_leader_has_the_others_end_what_the_last_one_ordered(stage):
-    from pretrain.supervisor import Supervisor
+    from pretrain.supervision.supervisor import Supervisor
 
     stage.scripts = {
         (1, 1): "time.sleep(60)",
@@ -221,7 +222,7 @@ def test_a_new_leader_has_the_others_end_what_the_last_one_ordered(stage):
 
 
 def test_a_leader_gives_up_when_a_machine_does_not_come(stage):
-    from pretrain.supervisor import EXIT_GAVE_UP, Supervisor
+    from pretrain.supervision.supervisor import EXIT_GAVE_UP, Supervisor
 
     config = stage.config(node_wait_seconds=0.3)
     leader = Supervisor(config, Place(0, 3), lambda words: None, poll_seconds=0.05)
@@ -231,7 +232,7 @@ def test_a_leader_gives_up_when_a_machine_does_not_come(stage):
 
 
 def test_a_leader_that_is_asked_to_leave_while_it_waits_does_so(stage):
-    from pretrain.supervisor import Supervisor
+    from pretrain.supervision.supervisor import Supervisor
 
     leader = Supervisor(stage.config(), Place(0, 2), lambda words: None, poll_seconds=0.05)
     leader._requests.count = 1

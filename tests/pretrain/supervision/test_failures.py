@@ -5,10 +5,11 @@ import json
 
 import pytest
 
-from pretrain import audit
-from pretrain.supervision import failures, orders
+from pretrain.run import audit
+from pretrain.supervision import control as orders
+from pretrain.supervision import failures
+from pretrain.supervision.control import Order
 from pretrain.supervision.failures import RankError
-from pretrain.supervision.orders import Order
 
 CLOSED = "[../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.1]"
 
@@ -42,7 +43,7 @@ def test_a_rank_s_error_is_read_with_its_place_in_our_code(report, tmp_path):
     (found,) = report(lambda: audit.audit(tmp_path / "none"), unexpected=True)
     assert (found.rank, found.code, found.follows) == (3, 1, False)
     assert found.message.startswith("ValueError: ")
-    assert "(pretrain/audit.py, line " in found.message
+    assert "(pretrain/run/audit.py, line " in found.message
     assert found.traceback.splitlines()[-1].startswith("ValueError: ")
 
 

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from pretrain.config import SupervisionConfig
-from pretrain.supervision import heartbeat, orders
+from pretrain.config.run import SupervisionConfig
+from pretrain.supervision import control as orders
+from pretrain.supervision import heartbeat
 from pretrain.supervision.heartbeat import EVALUATE, INIT, SAVE, STEP, Heartbeat
 
 

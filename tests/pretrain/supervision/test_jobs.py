@@ -8,9 +8,10 @@ import time
 
 import pytest
 
-from pretrain.config import RunConfig, SupervisionConfig
-from pretrain.supervision import jobs, launch, orders, processes
-from pretrain.supervision.orders import Order
+from pretrain.config.run import RunConfig, SupervisionConfig
+from pretrain.supervision import control as orders
+from pretrain.supervision import jobs, launch, processes
+from pretrain.supervision.control import Order
 
 ORDER = Order("t", 1, orders.RUN)
 

@@ -7,15 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from pretrain.config import RunConfig, SupervisionConfig, TrainingConfig
-from pretrain.supervision import launch, orders
+from pretrain.config.run import RunConfig, SupervisionConfig
+from pretrain.supervision import control as orders
+from pretrain.supervision import launch
+from pretrain.supervision.control import Order
 from pretrain.supervision.nodes import Place
-from pretrain.supervision.orders import Order
 
 PYTHON = sys.executable
 RUN = Path("/runs/a")
-ONE = Order("aa", 3, orders.RUN, nodes=1, ranks=2, port=999)
-TWO = Order("aa", 3, orders.RUN, nodes=2, ranks=4, address="10.0.0.1", port=999)
+ONE = Order("aa", 3, orders.RUN, nodes=1, processes_per_node=2, port=999)
+TWO = Order("aa", 3, orders.RUN, nodes=2, processes_per_node=4, address="10.0.0.1", port=999)
 
 
 @pytest.fixture(autouse=True)
@@ -111,10 +112,10 @@ def test_processes_are_marked_over_ssh_too_and_the_users_own_lines_stay(tmp_path
 
 
 def test_the_ranks_of_a_launch_are_counted_before_it(tmp_path):
-    four = TrainingConfig(ranks=4)
-    assert launch.world_size(RunConfig(training=four), 3) == 12
+    four = SupervisionConfig(processes_per_node=4)
+    assert launch.world_size(RunConfig(supervision=four), 3) == 12
     hosts = tmp_path / "hosts"
-    config = RunConfig(training=four, supervision=SupervisionConfig(hostfile=str(hosts)))
+    config = RunConfig(supervision=SupervisionConfig(processes_per_node=4, hostfile=str(hosts)))
     for text in (None, "", "# gpu-1 slots=8\n"):
         if text is not None:
             hosts.write_text(text)
@@ -208,7 +209,7 @@ def test_deepspeed_gives_the_ranks_the_visible_gpus(
     machine, monkeypatch, tmp_path, present, visible, ranks, expected
 ):
     machine(present, visible)
-    order = Order("aa", 1, orders.RUN, ranks=ranks, port=999)
+    order = Order("aa", 1, orders.RUN, processes_per_node=ranks, port=999)
     _, *words = launch.command(RunConfig(), tmp_path, order)
     found = devices_of_ranks(monkeypatch, words, tmp_path, present)
     assert found == [(str(rank), expected) for rank in range(ranks)]
@@ -221,7 +222,9 @@ def test_each_agent_s_ranks_get_the_gpus_visible_on_their_machine(
     present = 0 if visible == "" else 8
     machine(present, visible)
     ranks = 1 if visible == "7" else 2
-    order = Order("aa", 1, orders.RUN, nodes=2, ranks=ranks, address="10.0.0.1", port=999)
+    order = Order(
+        "aa", 1, orders.RUN, nodes=2, processes_per_node=ranks, address="10.0.0.1", port=999
+    )
     launch.write_hostfile(tmp_path, 2)
     _, *words = launch.command(RunConfig(), tmp_path, order, node=1)
     found = devices_of_ranks(monkeypatch, words, tmp_path, present)
@@ -230,8 +233,7 @@ def test_each_agent_s_ranks_get_the_gpus_visible_on_their_machine(
 
 def refusal(**settings):
     config = RunConfig(
-        training=TrainingConfig(ranks=settings.pop("ranks", 2)),
-        supervision=SupervisionConfig(**settings),
+        supervision=SupervisionConfig(**{"processes_per_node": 2, **settings}),
     )
     try:
         launch.refuse_gpus(config)
@@ -245,12 +247,12 @@ def test_more_ranks_than_visible_gpus_are_refused_before_the_launch(machine):
         machine(8, "2,3")
         assert not refusal(launcher=launcher)
         assert "3 ranks on a machine with 2 usable GPUs (CUDA_VISIBLE_DEVICES=2,3)" in refusal(
-            launcher=launcher, ranks=3
+            launcher=launcher, processes_per_node=3
         )
         machine(1)
         assert "2 ranks on a machine with 1 usable GPUs" in refusal(launcher=launcher)
         machine(8, "-1")
-        assert not refusal(launcher=launcher, ranks=16)  # on the CPU
+        assert not refusal(launcher=launcher, processes_per_node=16)  # on the CPU
     machine(1)
     assert not refusal(launcher="srun")  # its ranks run elsewhere
     with pytest.raises(ValueError, match="2 ranks on a machine with 1"):

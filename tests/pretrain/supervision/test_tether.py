@@ -6,8 +6,9 @@ import signal
 import pytest
 
 from pretrain.loop import GO_ON
-from pretrain.supervision import heartbeat, orders
-from pretrain.supervision.orders import EXIT_PREEMPTED, Order
+from pretrain.supervision import control as orders
+from pretrain.supervision import heartbeat
+from pretrain.supervision.control import EXIT_PREEMPTED, Order
 from pretrain.supervision.tether import EXIT_SUPERSEDED, Tether
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from pretrain import metrics
-from pretrain.config import SupervisionConfig
+from pretrain.config.run import SupervisionConfig
+from pretrain.run import metrics
 from pretrain.supervision.heartbeat import SAVE, STEP, Heartbeat
 from pretrain.supervision.processes import Member
 from pretrain.supervision.watch import Follower, StoppedProcesses, Watch

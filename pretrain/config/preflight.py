@@ -1,0 +1,234 @@
+"""What is checked of a recipe before anything is started, and of a run that is resumed.
+
+Imports no torch.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from data_prep.corpus import Corpus
+from data_prep.manifest import CorpusManifest, load_manifest
+from pretrain.config import load as recipes
+from pretrain.config.run import RunConfig
+from pretrain.data.batches import Blocks, refuse_without_targets, validation_objective
+from pretrain.engine import settings as deepspeed_settings
+from pretrain.model import presets
+from pretrain.model.config import ModelConfig, check_backend
+from pretrain.run import folder as run_folder
+from pretrain.run import ledger, metrics
+from pretrain.supervision import control as orders
+from pretrain.supervision import supervisor
+
+_MARKS = frozenset({run_folder.LOCK, supervisor.LOCK, ledger.FILE_NAME, orders.FOLDER})
+"""The first files of a run's folder: one that holds none of them was not made by us."""
+FIRST_LOSSES = 4
+"""Steps after a resume whose losses are compared."""
+_SAME_FIRST_LOSS, _SAME_LATER_LOSS = 1e-5, 1e-3
+"""Relative. The first loss after a resume is computed from the very weights that were saved; the
+next ones follow updates, which on a GPU may differ in their last bits and drift from there."""
+_HISTORY = 32
+_MAD_TO_DEVIATION = 1.4826
+_SMALLEST_DEVIATION = 0.01
+"""Nats."""
+
+
+def check(config: RunConfig, world_size: int) -> tuple[ModelConfig, CorpusManifest]:
+    """Everything about a recipe that can be checked before anything is started.
+
+    Args:
+        config: the recipe.
+        world_size: processes that will share a batch.
+
+    Returns:
+        The model that the recipe means with its corpus's vocabulary, and the corpus's manifest.
+
+    Raises:
+        ValueError: something is missing or does not fit; both values are named.
+    """
+    if not config.folder:
+        raise ValueError("folder: is not set; name the run's folder, such as folder=runs/first")
+    if not config.data.corpus:
+        raise ValueError("data.corpus: is not set; name a folder that `data_prep prepare` made")
+    manifest = load_manifest(Path(config.data.corpus))
+    wanted = config.data.vocab_size
+    if wanted and wanted != manifest.vocab_size:
+        raise ValueError(
+            f"data.vocab_size is {wanted}, but {config.data.corpus} was made with a vocabulary of "
+            f"{manifest.vocab_size} ids"
+        )
+    for split in ("train", "valid"):
+        if not manifest.totals[split].documents:
+            raise ValueError(f"{config.data.corpus}: its {split} split has no documents")
+    recipe = config.model
+    model = presets.build(recipe.size, recipe.variant, manifest.vocab_size, recipe.overrides)
+    if model.position == "learned" and config.data.sequence_length > model.max_positions:
+        raise ValueError(
+            f"data.sequence_length {config.data.sequence_length} is above the model's "
+            f"max_positions {model.max_positions}, where its learned positions end"
+        )
+    clipping = config.optimizer.gradient_clipping
+    name = config.training.deepspeed
+    settings = deepspeed_settings.read(name, config.batch, clipping, world_size)
+    check_backend(model, config.training.attention_backend)
+    if config.training.compile:
+        deepspeed_settings.refuse_compiling(settings)
+    blocks = Blocks(
+        Corpus(Path(config.data.corpus), "valid"), config.data.sequence_length, config.data.packing
+    )
+    objective = validation_objective(manifest.vocab_size, model.vocab_size)
+    refuse_without_targets(blocks, objective, config.training.evaluation_blocks)
+    return model, manifest
+
+
+def refuse_backend(backend: str, device: str) -> None:
+    """Refuse an attention backend that a kind of device does not have.
+
+    Raises:
+        ValueError: both, and what the device has.
+    """
+    if backend != "dense" and device != "cuda":
+        raise ValueError(
+            f"training.attention_backend: {backend!r} needs a GPU; on {device} write dense"
+        )
+
+
+def refuse_other_recipe(config: RunConfig, manifest: CorpusManifest) -> None:
+    """Refuse to resume a run with a recipe or a corpus that is not the one it began with.
+
+    Raises:
+        ValueError: each difference, with both values; or a folder that is no run's.
+    """
+    run = Path(config.folder)
+    _refuse_other_folder(run)
+    records = ledger.read(run / ledger.FILE_NAME)
+    changed = []
+    if (run / "run.yaml").is_file():
+        changed += recipes.differences(recipes.load(str(run / "run.yaml")), config)
+    changed += _other_corpus(records, manifest)
+    if changed:
+        raise ValueError(
+            f"{run} is a run with another recipe; name a new folder, or resume it as it was: "
+            + "; ".join(changed)
+        )
+
+
+def _refuse_other_folder(run: Path) -> None:
+    if run.exists() and not run.is_dir():
+        raise ValueError(f"folder: {run} is a file; name a run's folder, or a new one")
+    names = {path.name for path in run.iterdir()} if run.is_dir() else set()
+    if names and not names & _MARKS:
+        raise ValueError(
+            f"folder: {run} holds {sorted(names)[0]} but no {ledger.FILE_NAME}, so that it is no "
+            "run's; name a run's folder, an empty one, or a new one"
+        )
+
+
+def _other_corpus(records: Sequence[ledger.Record], manifest: CorpusManifest) -> list[str]:
+    """How the corpus differs from the one that a run's ledger began with."""
+    began = next((record for record in records if record["kind"] == "created"), None)
+    if began is None or began["corpus"] == manifest.digest():
+        return []
+    if began["tokenizer"] != manifest.tokenizer_digest:
+        return [
+            f"data.corpus: made with a vocabulary of {began['vocab_size']} ids "
+            f"({began['tokenizer'][:12]}), now with one of {manifest.vocab_size} "
+            f"({manifest.tokenizer_digest[:12]})"
+        ]
+    return [f"data.corpus digest: {began['corpus'][:12]}, now {manifest.digest()[:12]}"]
+
+
+def refuse_other_checkpoint(
+    manifest: Mapping[str, Any],
+    step: int,
+    architecture: ModelConfig,
+    lineage: Sequence[Sequence[object]],
+) -> None:
+    """Refuse a checkpoint of another model or another history than the run's.
+
+    What the records mean is compared: a field of the architecture that an earlier version did not
+    write has its default.
+
+    Args:
+        manifest: of the checkpoint; its recipe was compared before, but what a recipe's names mean
+            may have changed since.
+        step: that the ledger speaks of.
+        architecture: of the run.
+        lineage: the run's before that step, as `ledger.lineage_record` writes it.
+
+    Raises:
+        ValueError: each difference, with both values; or a field that this version does not know.
+    """
+    source = f"the architecture in the checkpoint of step {step}"
+    saved = ModelConfig.from_dict(manifest["architecture"], source).to_dict()
+    now = {"step": step, "lineage": lineage, **architecture.to_dict()}
+    then = {"step": manifest["step"], "lineage": manifest["lineage"], **saved}
+    changed = [
+        f"{name}: {then.get(name)!r}, now {now.get(name)!r}"
+        for name in sorted({*then, *now})
+        if then.get(name) != now.get(name)
+    ]
+    if changed:
+        raise ValueError(
+            f"the checkpoint of step {step} is of another model or run: " + "; ".join(changed)
+        )
+
+
+def recorded_losses(
+    lines: Sequence[Mapping[str, Any]], first_step: int, seed: int, attempts: Collection[int]
+) -> list[float]:
+    """Losses that the first steps of a resumed attempt should repeat.
+
+    Args:
+        lines: of metrics.jsonl.
+        first_step: of the attempt.
+        seed: in force. No seed is used twice, so that an equal one means an equal history.
+        attempts: those with this one's micro-batch size, which keys the dropout.
+
+    Returns:
+        Of at most FIRST_LOSSES steps from `first_step` on; empty where none was done before.
+    """
+    found = {
+        line["step"]: metrics.loss_of(line)
+        for line in lines
+        if line["seed"] == seed and line["attempt"] in attempts
+    }
+    steps = range(first_step, first_step + FIRST_LOSSES)
+    end = next((step for step in steps if step not in found), steps.stop)
+    return [found[step] for step in range(first_step, end)]
+
+
+def discontinuity(
+    losses: Sequence[float],
+    recorded: Sequence[float],
+    history: Sequence[float],
+    deviations: float,
+) -> str:
+    """Why the first losses after a resume do not continue the run; "" where they do.
+
+    Args:
+        losses: of the steps done since, in nats.
+        recorded: what `recorded_losses` found for the same steps; these are to be repeated.
+        history: of the steps before, oldest first. Where nothing is recorded, the median of the
+            first losses is to lie among them.
+        deviations: robust standard deviations around the history's median that it may lie off.
+    """
+    for number, (now, then) in enumerate(zip(losses, recorded, strict=False)):
+        tolerance = _SAME_LATER_LOSS if number else _SAME_FIRST_LOSS
+        if math.isnan(then):  # what is not finite was recorded as such; it may be done again
+            continue
+        if not abs(now - then) <= tolerance * abs(then):  # nor is NaN a repetition of a number
+            return f"loss {now:.6f} where the same step, done before, had {then:.6f}"
+    history = [loss for loss in history if math.isfinite(loss)][-_HISTORY:]
+    if recorded or len(losses) < FIRST_LOSSES or len(history) < _HISTORY:
+        return ""
+    level, center = statistics.median(losses), statistics.median(history)
+    spread = _MAD_TO_DEVIATION * statistics.median(abs(loss - center) for loss in history)
+    limit = deviations * max(spread, _SMALLEST_DEVIATION)
+    if abs(level - center) <= limit:
+        return ""
+    return f"median loss {level:.4f}, outside {center:.4f} +- {limit:.4f} of the steps before"

@@ -1,0 +1,358 @@
+"""DeepSpeed as the rest of the project sees it: start-up, one update, save, load.
+
+Order: `deepspeed_json` (what DeepSpeed is told), `start` (process group), `Engine`. Where DeepSpeed
+does otherwise than one expects, the line that meets it says so, or calls `deepspeed_repairs`; no
+other file imports it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import math
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pretrain.config.run import BatchConfig, OptimizerConfig
+from pretrain.engine import settings as deepspeed_settings
+from pretrain.engine import workarounds as deepspeed_repairs
+from pretrain.engine.distributed import (
+    Process,
+    adopt_launcher,
+    all_sum,
+    broadcast_code,
+    refuse_busy_port,
+)
+from pretrain.loop import MicroBatch, Objective, StepResult
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+
+
+def deepspeed_json(
+    name: str, batch: BatchConfig, clipping: float, world_size: int
+) -> dict[str, Any]:
+    """What `deepspeed_settings.read` gives, its sections checked against DeepSpeed's own records.
+
+    Raises:
+        ValueError: what `read` refuses, or an unknown key in a section.
+    """
+    from deepspeed.runtime.precision_config import DeepSpeedBF16Config, DeepSpeedFP16Config
+    from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
+    from deepspeed.runtime.zero.offload_config import (
+        DeepSpeedZeroOffloadOptimizerConfig,
+        DeepSpeedZeroOffloadParamConfig,
+    )
+
+    settings = deepspeed_settings.read(name, batch, clipping, world_size)
+    zero = settings.get("zero_optimization", {})
+    for section, values, record in (
+        ("zero_optimization", zero, DeepSpeedZeroConfig),
+        ("offload_optimizer", zero.get("offload_optimizer"), DeepSpeedZeroOffloadOptimizerConfig),
+        ("offload_param", zero.get("offload_param"), DeepSpeedZeroOffloadParamConfig),
+        ("fp16", settings.get("fp16"), DeepSpeedFP16Config),
+        ("bf16", settings.get("bf16"), DeepSpeedBF16Config),
+    ):
+        fields = record.model_fields
+        known = {*fields, *(field.alias for field in fields.values() if field.alias)}
+        deepspeed_settings.refuse_unknown(f"{name}: {section}", values or {}, known)
+    return settings
+
+
+def start() -> Process:
+    """Join the process group that the launcher's variables describe (alone: a group of one).
+
+    Raises:
+        PortInUse: another process has the port where the ranks are to meet.
+        ValueError: the variables contradict each other, or there are more ranks than GPUs.
+    """
+    adopt_launcher(os.environ)
+    refuse_busy_port(os.environ)
+    process = Process.from_environment()
+    process.prepare_device()
+    process.prepare_cpu()
+    on_gpu = process.device.type == "cuda"
+    deepspeed_repairs.choose_accelerator()
+    import deepspeed
+
+    if not on_gpu:
+        deepspeed_repairs.switch_off_shared_memory_op()
+    deepspeed_repairs.limit_waiting()
+    deepspeed.init_distributed(dist_backend="nccl" if on_gpu else "gloo", verbose=False)
+    return process
+
+
+def dropout_seed(seed: int, step: int, index: int) -> int:
+    """Seed of torch's generators for one micro-batch: a function of what it is, not of when."""
+    digest = hashlib.blake2b(f"{seed} {step} {index}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1
+
+
+class Engine:
+    """A model, its optimiser and DeepSpeed's ZeRO around both."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: OptimizerConfig,
+        settings: Mapping[str, Any],
+        process: Process,
+        *,
+        activation_checkpointing: bool = False,
+        compiled: bool = False,
+    ) -> None:
+        """Hand `model` over to DeepSpeed.
+
+        Args:
+            model: with its initial weights, equal on all ranks.
+            optimizer: numbers of AdamW; the learning rate of each step comes with the step.
+            settings: what `deepspeed_json` made.
+            process: what `start` returned.
+            activation_checkpointing: keep only what enters each layer, and compute the layer again
+                in the backward pass: less memory for a forward pass more, and the same bits.
+            compiled: let torch.compile make each layer's forward and backward pass. Dropout is then
+                drawn otherwise than without, but as reproducibly.
+
+        Raises:
+            ValueError: ZeRO 3 is to be compiled.
+        """
+        import deepspeed
+
+        from pretrain.engine import optimizers
+        from pretrain.model.layers import checkpoint_activations, compile_layers
+
+        self.rank, self.device = process.rank, process.device
+        self.world_size = process.world_size
+        self._optimizer = optimizer
+        if activation_checkpointing:
+            checkpoint_activations(model)
+        if compiled:
+            deepspeed_settings.refuse_compiling(settings)
+            compile_layers(model)
+        adam = optimizers.build(model, optimizer)
+        self._lengths = [[p.numel() for p in group["params"]] for group in adam.param_groups]
+        with deepspeed_repairs.one_optimizer_for_all_stages():
+            self._deepspeed, *_ = deepspeed.initialize(
+                model=model, optimizer=adam, config=dict(settings)
+            )
+        deepspeed_repairs.zero_padding(list(self._deepspeed.module.parameters()))
+
+    @property
+    def module(self) -> nn.Module:
+        """The model as DeepSpeed keeps it: right to call under every stage."""
+        module: nn.Module = self._deepspeed
+        return module
+
+    def step(
+        self,
+        micro_batches: Sequence[MicroBatch],
+        objective: Objective,
+        learning_rate: float,
+        seed: int,
+        step: int,
+    ) -> StepResult:
+        """One update: the gradient of the summed loss over the number of all ranks' targets.
+
+        DeepSpeed averages over ranks, which is undone here, and would divide by a number of
+        accumulation steps, which it is told not to: the result does not depend on how the batch was
+        split, nor on how large the one before was.
+
+        Under ZeRO an update whose gradient is not finite is left out. The step counts all the same,
+        for the batches and the learning rate; to Adam's bias corrections it has not been.
+
+        Args:
+            micro_batches: this rank's, as many as every other rank's.
+            objective: gives each one's loss.
+            learning_rate: of this update.
+            seed: keys the dropout.
+            step: updates before this one, those left out among them.
+
+        Raises:
+            ValueError: there is nothing to predict in the whole batch.
+        """
+        import torch
+
+        from pretrain.engine.optimizers import set_step
+
+        skipped = self._deepspeed.skipped_steps
+        at_smallest_scale = deepspeed_repairs.at_smallest_scale(self._deepspeed.optimizer)
+        loss_scale = float(getattr(self._deepspeed.optimizer, "cur_scale", 1.0))
+        groups = self._deepspeed.optimizer.param_groups
+        set_step(groups, self._optimizer, learning_rate, step - skipped)
+        self._deepspeed.train()
+        targets = float(sum(batch.targets for batch in micro_batches))
+        tokens = float(sum(batch.tokens for batch in micro_batches))
+        targets, tokens = all_sum([targets, tokens], self.device)
+        if targets == 0:
+            raise ValueError(
+                f"step {step}: no token of the global batch is to be predicted; make "
+                "batch.global_batch_size or masking.probability larger"
+            )
+        loss_sum = torch.zeros((), dtype=torch.float64, device=self.device)
+        for number, batch in enumerate(micro_batches, start=1):
+            self._deepspeed.set_gradient_accumulation_boundary(number == len(micro_batches))
+            torch.manual_seed(dropout_seed(seed, step, batch.index))
+            loss = objective.loss(self._deepspeed, self.to_device(batch))
+            self._deepspeed.backward(loss * (self.world_size / targets), scale_wrt_gas=False)
+            loss_sum += loss.detach()
+        norm = self._stage_zero_norm()
+        self._deepspeed.step()
+        if norm is None:
+            norm = float(self._deepspeed.get_global_grad_norm())
+        (total,) = all_sum([float(loss_sum)], self.device)
+        is_skipped = self._deepspeed.skipped_steps > skipped
+        return StepResult(
+            loss_sum=total,
+            targets=targets,
+            tokens=tokens,
+            # A norm that is not finite is -1 where DeepSpeed was told not to check for it.
+            gradient_norm=norm if math.isfinite(norm) and norm >= 0 else None,
+            loss_scale=loss_scale,
+            skipped=is_skipped,
+            scale_exhausted=is_skipped and at_smallest_scale,
+        )
+
+    def _stage_zero_norm(self) -> float | None:
+        """DeepSpeed reports no gradient norm at stage 0; there the gradients are whole."""
+        import torch
+
+        if self._deepspeed.zero_optimization_stage() > 0:
+            return None
+        gradients = [p.grad for p in self._deepspeed.module.parameters() if p.grad is not None]
+        return float(torch.nn.utils.get_total_norm(gradients))
+
+    def to_device(self, batch: MicroBatch) -> dict[str, Tensor]:
+        """A micro-batch's arrays as tensors."""
+        import torch
+
+        return {
+            name: torch.from_numpy(array).to(self.device, non_blocking=True)
+            for name, array in batch.arrays.items()
+        }
+
+    def evaluate(
+        self,
+        micro_batches: Sequence[MicroBatch],
+        sums: Callable[[nn.Module, dict[str, Tensor]], Tensor],
+    ) -> list[float]:
+        """What is summed over the batches of all ranks, without dropout.
+
+        Args:
+            micro_batches: this rank's, at least one.
+            sums: of the model and a batch's tensors; a tensor of any shape.
+
+        Returns:
+            The sum, flattened.
+        """
+        import torch
+
+        self._deepspeed.eval()
+        with torch.no_grad():
+            parts = [sums(self._deepspeed, self.to_device(batch)) for batch in micro_batches]
+        return all_sum(torch.stack(parts).sum(dim=0).flatten().tolist(), self.device)
+
+    def agree(self, code: int) -> int:
+        """Rank 0's code, on every rank."""
+        return broadcast_code(code, self.device)
+
+    def save(self, folder: Path) -> None:
+        """Write this rank's part of weights and optimiser state below `folder`.
+
+        `latest`, which DeepSpeed would write before the other ranks are done, is left out. A rank
+        that cannot write goes through with the save, for the others wait for it in DeepSpeed's
+        collectives, and raises at its end.
+
+        Raises:
+            OSError: this rank could not write; with what torch said, which is not always the cause.
+        """
+        errors: list[Exception] = []
+        with (
+            deepspeed_repairs.kept_back(self._deepspeed.checkpoint_engine, "save", errors),
+            deepspeed_repairs.kept_back(self._deepspeed, "_copy_recovery_script", errors),
+        ):
+            self._deepspeed.save_checkpoint(str(folder.parent), tag=folder.name, save_latest=False)
+        if errors:
+            raise OSError(f"{folder}: cannot be written: {errors[0]}") from errors[0]
+
+    def load(self, folder: Path) -> None:
+        """Read what `save` wrote, on as many ranks as now or on others.
+
+        Unpickles: the caller has checked the folder's hashes.
+
+        Raises:
+            ValueError: there is nothing to load (DeepSpeed says so by returning None), or it is of
+                another ZeRO stage or other parameters.
+        """
+        parts = sorted(folder.glob("*_optim_states.pt"), key=_rank_of)
+        if parts and len(parts) != self.world_size:
+            self._load_from_other_ranks(folder, parts)
+            return
+        found, _ = self._deepspeed.load_checkpoint(str(folder.parent), tag=folder.name)
+        if found is None:
+            raise ValueError(f"{folder}: holds no DeepSpeed checkpoint")
+
+    def _load_from_other_ranks(self, folder: Path, parts: Sequence[Path]) -> None:
+        from pretrain.engine import reshard as universal
+
+        saved = [_read(path)["optimizer_state_dict"] for path in parts]
+        optimizer, stage = self._deepspeed.optimizer, self._deepspeed.zero_optimization_stage()
+        if saved[0]["zero_stage"] != stage:
+            raise ValueError(
+                f"{folder}: was saved at ZeRO stage {int(saved[0]['zero_stage'])}, this run is at "
+                f"stage {stage}"
+            )
+        now = (
+            optimizer.fp32_partitioned_groups_flat
+            if stage == 3
+            else optimizer.single_partition_of_fp32_groups
+        )
+        sizes = [len(part) for part in now]
+        state = universal.state_for_rank(saved, self._lengths, sizes, self.rank, self.world_size)
+        optimizer.load_state_dict([state] * self.world_size, load_from_fp32_weights=True)
+        # The rounded weights that the forward pass sees, and those that every rank holds whole.
+        if stage == 3:
+            optimizer.checkpoint_event_epilogue()
+        else:
+            optimizer.update_lp_params()
+        (rounded, *_) = folder.glob("*_model_states.pt")
+        self._deepspeed.skipped_steps = _read(rounded)["skipped_steps"]
+
+
+def _read(path: Path) -> dict[str, Any]:
+    import torch
+
+    found: dict[str, Any] = torch.load(path, map_location="cpu", mmap=True, weights_only=False)
+    return found
+
+
+def _rank_of(path: Path) -> int:
+    found = re.search(r"pp_rank_(\d+)_", path.name)
+    assert found, path
+    return int(found.group(1))
+
+
+def consolidated_weights(folder: Path) -> dict[str, torch.Tensor]:
+    """The fp32 weights of a checkpoint folder, whole, on the CPU.
+
+    From ZeRO's fp32 partitions where there are some; at stage 0 from the module itself. Unpickles:
+    the caller has checked the folder's hashes.
+    """
+    import torch
+
+    deepspeed_repairs.choose_accelerator()
+    from deepspeed.utils import zero_to_fp32
+
+    if list(folder.glob("*_optim_states.pt")):
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+            weights = zero_to_fp32.get_fp32_state_dict_from_zero_checkpoint(
+                str(folder.parent), tag=folder.name
+            )
+    else:
+        (states,) = folder.glob("mp_rank_*_model_states.pt")
+        weights = torch.load(states, map_location="cpu", weights_only=False)["module"]
+    return {name: tensor.detach().float().clone() for name, tensor in weights.items()}

@@ -1,0 +1,316 @@
+"""Recipes: loading, refusing, keeping."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from pretrain.config import load as recipes
+from pretrain.config.run import MaskingConfig, OptimizerConfig, RunConfig
+from pretrain.model import presets
+from pretrain.model.config import ModelConfig
+
+SHIPPED = sorted(path.stem for path in recipes.RECIPES.glob("*.yaml"))
+
+
+def write(folder: Path, name: str, text: str) -> str:
+    (folder / f"{name}.yaml").write_text(text)
+    return str(folder / f"{name}.yaml")
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_every_shipped_recipe_loads(name, tmp_path):
+    config = recipes.load(name)
+    recipes.dump(config, tmp_path / "run.yaml")
+    assert recipes.load(str(tmp_path / "run.yaml")) == config
+    assert "demo" in SHIPPED
+
+
+def test_what_is_dumped_loads_as_the_same_record(tmp_path):
+    config = recipes.load(
+        "demo", ["optimizer.learning_rate=6e-4", "model.overrides.dropout=0.25", "fault.kind=none"]
+    )
+    assert config.optimizer.learning_rate == 6e-4
+    assert config.model.overrides == {"dropout": 0.25, "attention_dropout": 0.0}
+    recipes.dump(config, tmp_path / "run.yaml")
+    assert recipes.load(str(tmp_path / "run.yaml")) == config
+
+
+def test_a_dump_that_is_killed_leaves_the_old_recipe(tmp_path, monkeypatch):
+    import os
+
+    path = tmp_path / "run.yaml"
+    old = RunConfig(folder="old")
+    recipes.dump(old, path)
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "replace", killed)
+    with pytest.raises(KeyboardInterrupt):
+        recipes.dump(RunConfig(folder="new"), path)
+    assert recipes.load(str(path)) == old
+
+
+def test_words_win_over_the_recipe_and_the_recipe_over_its_base(tmp_path):
+    write(tmp_path, "a", "{training: {steps: 20000, seed: 3}, masking: {probability: 0.2}}")
+    write(tmp_path, "b", "{extends: a, training: {seed: 4}, folder: b}")
+    last = write(tmp_path, "c", "{extends: b, folder: c}")
+    config = recipes.load(last, ["training.seed=5"])
+    assert (config.training.steps, config.training.seed, config.folder) == (20000, 5, "c")
+    assert config.masking.probability == 0.2
+    assert recipes.load(last).training.seed == 4
+
+
+def test_a_recipe_may_extend_a_shipped_one(tmp_path):
+    config = recipes.load(write(tmp_path, "mine", "{extends: demo, training: {seed: 9}}"))
+    assert config == dataclasses.replace(
+        recipes.load("demo"), training=dataclasses.replace(recipes.load("demo").training, seed=9)
+    )
+
+
+def test_recipes_that_extend_each_other_are_refused(tmp_path):
+    write(tmp_path, "a", "{extends: b}")
+    with pytest.raises(ValueError, match="extends itself, by way of .*b.yaml.*a.yaml"):
+        recipes.load(write(tmp_path, "b", "{extends: a}"))
+    with pytest.raises(ValueError, match="extends itself"):
+        recipes.load(write(tmp_path, "c", "{extends: c}"))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("- 1", "holds no mapping"),
+        ("", "holds no mapping"),
+        ("{extends: nowhere}", "'nowhere' is neither a file nor one of .*demo"),
+        ("{trainig: {}}", "bad.yaml: unknown key 'trainig'; did you mean 'training'"),
+        ("{model: {size: huge}}", "bad.yaml: model.size: 'huge' .* one of base, large"),
+        ("{model: {variant: clap}}", "model.variant: 'clap' .* one of baseline"),
+        (
+            "{model: {overrides: {dropuot: 0}}}",
+            "unknown key 'model.overrides.dropuot'; did you mean 'dropout'",
+        ),
+        ("{model: {overrides: {vocab_size: 9}}}", "unknown key 'model.overrides.vocab_size'"),
+    ],
+)
+def test_a_bad_recipe_is_refused_by_file_and_key(text, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        recipes.load(write(tmp_path, "bad", text))
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "said"),
+    [
+        ("{training: {sed: 1}}", ["training.seed=2"], "{file}: unknown key 'training.sed'"),
+        ("{training: {seed: 1}}", ["a=3", "training.sed=2"], "'training.sed=2' on the command"),
+        ("{}", ["training.seed=1", "training.seed=x"], "'training.seed=x' on the command line: "),
+        ("{}", ["optimizer.beta1=1"], "'optimizer.beta1=1' on the command line: optimizer.beta1"),
+        (
+            "{batch: {global_batch_size: 8, micro_batch_size: 2}}",
+            ["batch.micro_batch_size=3"],
+            "'batch.micro_batch_size=3' on the command line: ",
+        ),
+        ("{extends: base, training: {seed: 1}}", ["training.seed=2"], "{base}: unknown key 'zzz'"),
+    ],
+)
+def test_a_bad_setting_is_blamed_on_where_it_was_written(text, words, said, tmp_path):
+    base, recipe = write(tmp_path, "base", "{zzz: 1}"), write(tmp_path, "mine", text)
+    with pytest.raises(ValueError, match="on the command line|unknown key") as caught:
+        recipes.load(recipe, words)
+    assert str(caught.value).startswith(said.format(file=recipe, base=base))
+
+
+def test_a_recipe_that_does_not_exist_is_refused_with_the_shipped_names():
+    with pytest.raises(ValueError, match="'nothing' is neither a file nor one of .*demo"):
+        recipes.load("nothing")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ["training.steps=600", "schedule.warmup_steps=600"],
+            "warmup_steps 600 is not below .*steps 600",
+        ),
+        (["schedule.minimum_learning_rate=1"], "minimum_learning_rate 1.0 is above"),
+        (["spike.margin_steps=100"], "= 100 steps is below .* = 110"),
+        (["batch.micro_batch_size=5"], "global_batch_size 16 is not a multiple of .* 5"),
+        (["batch.micro_batch_size=0"], "batch.micro_batch_size: 0"),
+        (["batch.global_batch_size=-4"], "batch.global_batch_size: -4"),
+        (["masking.probability=0"], "masking.probability: 0.0 .* above 0"),
+        (["masking.probability=1.5"], r"masking.probability: 1.5 .* in \[0, 1\]"),
+        (["masking.keep_probability=0.95"], "at most 1"),
+        (["optimizer.learning_rate=0"], "optimizer.learning_rate: 0.0 .* above 0"),
+        (["optimizer.learning_rate=.nan"], "optimizer.learning_rate: nan .* above 0"),
+        (["optimizer.gradient_clipping=-1"], "optimizer.gradient_clipping: -1.0"),
+        (["optimizer.beta2=1"], r"optimizer.beta2: 1.0 .* in \[0, 1\)"),
+        (["optimizer.epsilon=-1e-6"], "optimizer.epsilon: -1e-06 .* 0 or above"),
+        (["optimizer.weight_decay=-1"], "optimizer.weight_decay: -1.0 .* 0 or above"),
+        (["schedule.name=step"], "schedule.name: 'step' .* cosine or linear"),
+        (["schedule.overestimate=0.9"], "schedule.overestimate: 0.9 .* 1 or above"),
+        (["schedule.warmup_steps=-1"], "schedule.warmup_steps: -1"),
+        (["schedule.minimum_learning_rate=-1"], "schedule.minimum_learning_rate: -1.0"),
+        (["training.steps=0"], "training.steps: 0"),
+        (["training.seed=-1"], "training.seed: -1 .* 0 or above"),
+        (["supervision.processes_per_node=-2"], "supervision.processes_per_node: -2"),
+        (["training.evaluation_blocks=-1"], "training.evaluation_blocks: -1"),
+        (["training.checkpoint_interval=0"], "training.checkpoint_interval: 0"),
+        (["training.checkpoints_kept=1"], "training.checkpoints_kept: 1 .* at least 2"),
+        (["data.sequence_length=1"], "data.sequence_length: 1"),
+        (["fault.kind=bitflip"], "fault.kind: 'bitflip' .* none or random-labels"),
+        (["spike.minimum_history=65"], "spike.minimum_history 65 is above spike.window 64"),
+        (["spike.patience=0"], "spike.patience: 0"),
+        (["spike.window=0"], "spike.window: 0"),
+        (["spike.minimum_history=0"], "spike.minimum_history: 0"),
+        (["spike.deviations=0"], "spike.deviations: 0.0"),
+        (["spike.max_rollbacks=-1"], "spike.max_rollbacks: -1"),
+        (["supervision.hang_seconds=0"], "supervision.hang_seconds: 0.0"),
+    ],
+)
+def test_values_that_cannot_be_are_refused_by_name(words, message):
+    with pytest.raises(ValueError, match=message):
+        recipes.load("demo", words)
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        "folder=elsewhere",
+        "batch.micro_batch_size=4",
+        "supervision.processes_per_node=1",
+        "training.checkpoint_interval=60",
+        "training.evaluation_blocks=3",
+        "training.data_workers=2",
+        "training.checkpoints_kept=9",
+        "spike.max_rollbacks=7",
+        "data.corpus=moved",
+    ],
+)
+def test_what_changes_no_result_may_change_on_resume(word):
+    config, changed = recipes.load("demo"), recipes.load("demo", [word])
+    assert changed != config
+    assert recipes.differences(config, changed) == []
+
+
+@pytest.mark.parametrize(
+    ("word", "difference"),
+    [
+        ("training.seed=2", "training.seed: 1, now 2"),
+        ("training.steps=700", "training.steps: 1000, now 700"),
+        ("optimizer.learning_rate=1e-3", "optimizer.learning_rate: 0.002, now 0.001"),
+        ("batch.global_batch_size=64", "batch.global_batch_size: 16, now 64"),
+        ("model.overrides.dropout=0.1", "model.overrides.dropout: 0.0, now 0.1"),
+        ("model.overrides.initial_beta=2", "model.overrides.initial_beta: None, now 2"),
+        ("data.sequence_length=64", "data.sequence_length: 128, now 64"),
+        ("masking.probability=0.3", "masking.probability: 0.15, now 0.3"),
+        ("training.deepspeed=zero1_bf16", "training.deepspeed: 'zero1_fp32', now 'zero1_bf16'"),
+        ("fault.last_step=300", "fault.last_step: 540, now 300"),
+    ],
+)
+def test_what_changes_results_may_not_change_on_resume(word, difference):
+    old = recipes.load("demo")
+    assert recipes.differences(old, recipes.load("demo", [word])) == [difference]
+
+
+# Every configuration that the original published (EIFY/fairseq, config/pretraining):
+# its file, our recipe and variant, and what sets the model apart from RoBERTa.
+CLAP = {"head": "clap", "normalize_embeddings": True, "embedding_norm": False, "dropout": 0.0}
+ALIBI = {"position": "alibi", "alibi": "offset"}
+ZERO = {**CLAP, **ALIBI, "mask_embedding": "zero"}
+PUBLISHED = [
+    ("baseline_pile", "pile-base", "baseline", {}),
+    ("sinusoidal_pile", "pile-base", "sinusoidal", {"position": "sinusoidal"}),
+    ("learned_clap_pile", "pile-base", "learned-clap", CLAP),
+    ("alibi_pile", "pile-base", "alibi", ALIBI),
+    ("zero_clap_pile", "pile-base", "zero-clap", {**ZERO, "embedding_scale": "sqrt-hidden"}),
+    ("large_pile", "pile-large", "baseline", {}),
+    ("learned_clap_large_pile", "pile-large", "learned-clap", CLAP),
+    ("alibi_large_pile", "pile-large", "alibi", ALIBI),
+    ("zero_clap_large_pile", "pile-large", "zero-clap", {**ZERO, "embedding_scale": "sqrt-hidden"}),
+    ("base", "wikitext103", "baseline", {}),
+    ("sinusoidal", "wikitext103", "sinusoidal", {"position": "sinusoidal"}),
+    ("alibi", "wikitext103", "alibi-symmetric", {**ALIBI, "alibi": "symmetric"}),
+    ("alibi_asymmetrical", "wikitext103", "alibi", ALIBI),
+    ("learned_clap", "wikitext103", "learned-clap", CLAP),
+    (
+        "learned_clap_unnormalized",
+        "wikitext103",
+        "learned-clap-unnormalized",
+        {**CLAP, "normalize_embeddings": False},
+    ),
+    ("clap", "wikitext103", "alibi-clap", {**CLAP, **ALIBI, "attention_dropout": 0.0}),
+    (
+        "zero_clap",
+        "wikitext103",
+        "zero-clap-unscaled-no-dropout",
+        {**ZERO, "attention_dropout": 0.0},
+    ),
+    ("zero_clap_attention_dropout", "wikitext103", "zero-clap-unscaled", ZERO),
+    (
+        "zero_clap_unnormalized_attention_dropout",
+        "wikitext103",
+        "zero-clap-unscaled-unnormalized",
+        {**ZERO, "normalize_embeddings": False},
+    ),
+    (
+        "zero_clap_scaled_embedding_attention_dropout",
+        "wikitext103",
+        "zero-clap",
+        {**ZERO, "embedding_scale": "sqrt-hidden"},
+    ),
+    (
+        "zero_clap_self_masking",
+        "wikitext103-self-masking",
+        "zero-clap-unscaled-no-dropout",
+        {**ZERO, "attention_dropout": 0.0},
+    ),
+]
+ROBERTA = {
+    "pile-base": ModelConfig(vocab_size=50265, max_positions=2048),
+    "pile-large": ModelConfig(
+        vocab_size=50265,
+        hidden_size=1024,
+        num_layers=24,
+        num_heads=16,
+        intermediate_size=4096,
+        max_positions=2048,
+    ),
+    "wikitext103": ModelConfig(vocab_size=50265, max_positions=512),
+}
+NUMBERS = {
+    "pile-base": (512, 2048, 133082, 6e-4, 6e-5, "cosine"),
+    "pile-large": (512, 2048, 133082, 4e-4, 4e-5, "cosine"),
+    "wikitext103": (256, 512, 125000, 5e-4, 0.0, "linear"),
+}
+
+
+@pytest.mark.parametrize(
+    ("published", "name", "variant", "apart"), PUBLISHED, ids=[row[0] for row in PUBLISHED]
+)
+def test_every_published_configuration_is_a_recipe_and_a_variant(published, name, variant, apart):
+    config = recipes.load(name, [f"model.variant={variant}"])
+    base = name.removesuffix("-self-masking")
+    model = presets.build(config.model.size, config.model.variant, 50265, config.model.overrides)
+    rows = 50264 if apart.get("mask_embedding") == "zero" else 50265
+    assert model == dataclasses.replace(ROBERTA[base], vocab_size=rows, **apart)
+    assert NUMBERS[base] == (
+        config.batch.global_batch_size,
+        config.data.sequence_length,
+        config.training.steps,
+        config.optimizer.learning_rate,
+        config.schedule.minimum_learning_rate,
+        config.schedule.name,
+    )
+    assert config.optimizer == OptimizerConfig(
+        config.optimizer.learning_rate, 0.9, 0.98, 1e-6, 0.01, "all", 0.0
+    )
+    assert config.schedule.warmup_steps == 10000
+    self_masking = MaskingConfig(0.15, 0.0, 0.0, "all")
+    masking = self_masking if published.endswith("self_masking") else MaskingConfig(0.15, 0.1, 0.1)
+    assert config.masking == masking
+    assert config.training.seed == 1
+
+
+def test_there_are_nine_published_configurations_on_the_pile_and_twelve_on_wikitext():
+    assert len({row[0] for row in PUBLISHED}) == len(PUBLISHED) == 9 + 12
+    assert {row[2] for row in PUBLISHED} == set(presets.VARIANTS)

@@ -1,0 +1,75 @@
+"""The records of a run: what they refuse, what follows from them."""
+
+import pytest
+
+from pretrain.config.run import (
+    BatchConfig,
+    FaultConfig,
+    MaskingConfig,
+    RunConfig,
+    SpikeConfig,
+    TrainingConfig,
+)
+from pretrain.spikes.detector import Observation, SpikeDetector
+
+
+def test_accumulation_follows_from_batch_and_ranks():
+    assert BatchConfig(32, 4).accumulation_steps(2) == 4
+    with pytest.raises(ValueError, match="32 is not a multiple of .* 4 x 3 ranks"):
+        BatchConfig(32, 4).accumulation_steps(3)
+
+
+def test_a_fault_strikes_in_its_steps_and_only_under_the_recipe_s_seed():
+    """So a plain relaunch runs into it again, and a reseed escapes."""
+    fault = FaultConfig("random-labels", 10, 12)
+    assert [step for step in range(20) if fault.strikes(step, 1, 1)] == [10, 11]
+    assert not any(fault.strikes(step, 2, 1) for step in range(20))
+    assert not any(FaultConfig("none", 0, 99).strikes(step, 1, 1) for step in range(20))
+
+
+@pytest.mark.parametrize("margin", [0, 5, 20])
+@pytest.mark.parametrize(("interval", "kept"), [(5, 3), (10, 2), (7, 9), (25, 2), (40, 3)])
+@pytest.mark.parametrize(
+    ("patience", "confirm", "gross"), [(6, 50, 3.0), (4, 10, 1.5), (8, 1, 99.0), (2, 30, 99.0)]
+)
+def test_checkpoints_that_are_kept_reach_back_before_any_spike_or_the_config_is_refused(
+    patience, confirm, gross, interval, kept, margin
+):
+    """Law 5: replay of the retention rule against a sudden, a confirmed and a wavering rise.
+
+    Refused are exactly those whose checkpoints reach back less far than the longest alarm.
+    """
+    training = TrainingConfig(checkpoint_interval=interval, checkpoints_kept=kept)
+    spike = SpikeConfig(
+        window=16,
+        minimum_history=8,
+        patience=patience,
+        confirm_steps=confirm,
+        gross_nats=gross,
+        margin_steps=margin,
+    )
+    if (kept - 1) * interval < margin + max(confirm, patience + 1):
+        with pytest.raises(ValueError, match="no checkpoint from before it would be left"):
+            RunConfig(training=training, spike=spike)
+        return
+    assert RunConfig(training=training, spike=spike).spike == spike
+    for rise in (1.0, 10.0):
+        for first in range(200, 200 + interval, max(1, interval // 5)):
+            onset, alarm = spike_of(spike, first, rise)
+            saved = range(interval, alarm + 1, interval)[-kept:]
+            assert min(saved) <= onset - margin, (rise, first)
+
+
+def spike_of(policy, first, rise):
+    """Onset and alarm of a loss that rises for good at `first`, with two calm values soon after."""
+    detector = SpikeDetector(policy)
+    for step in range(10_000):
+        calm = step < first or step - first in (1, 2)
+        events = detector.update(Observation(step, 2.0 if calm else 2.0 + rise))
+        if events and events[-1].kind == "spike":
+            return events[-1].onset, step
+    raise AssertionError("no spike")
+
+
+def test_masking_shares_may_fill_the_whole():
+    assert MaskingConfig(keep_probability=0.5, random_probability=0.5).keep_probability == 0.5

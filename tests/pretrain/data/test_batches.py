@@ -1,0 +1,441 @@
+"""A step's batch as a pure function of corpus, lineage and step (law 1)."""
+
+import dataclasses
+import itertools
+import pickle
+import shutil
+
+import numpy as np
+import pytest
+import torch
+
+from data_prep.corpus import Corpus
+from pretrain.config.run import BatchConfig, FaultConfig, MaskingConfig
+from pretrain.data.batches import Blocks, PretrainingBatches, validation_batches
+from pretrain.data.order import Lineage
+from pretrain.inference.evaluate import summed_losses
+from pretrain.model import presets
+from pretrain.model.language_model import LanguageModel
+from pretrain.objectives.masked import IGNORED, MaskedLM
+
+LENGTH = 64
+
+
+@pytest.fixture(scope="module")
+def blocks(corpus):
+    return Blocks(Corpus(corpus, "train"), LENGTH)
+
+
+@pytest.fixture(scope="module")
+def validation(corpus):
+    return Blocks(Corpus(corpus, "valid"), LENGTH)
+
+
+@pytest.fixture(scope="module")
+def objective(blocks):
+    size = blocks.corpus.manifest.vocab_size
+    return MaskedLM(MaskingConfig(), size - 1, size - 1)
+
+
+@pytest.fixture(scope="module")
+def batches(blocks, objective):
+    return training(blocks, objective, BatchConfig(8, 2))
+
+
+def training(blocks, objective, batch):
+    lineage = Lineage.begin(len(blocks), 1)
+    return PretrainingBatches(blocks, objective, lineage, batch, FaultConfig(), 1)
+
+
+def rows_of(batches, step, ranks):
+    """What all ranks read in a step: a sorted list of (masked ids, places, labels) by block."""
+    rows = []
+    for rank in range(ranks):
+        for batch in batches.micro_batches(step, rank, ranks):
+            arrays, size = batch.arrays, len(batch.arrays["input_ids"])
+            labels = arrays["labels"].reshape(size, -1)
+            places = arrays["target_positions"].reshape(size, -1)
+            for row in range(size):
+                used = labels[row] != IGNORED
+                rows.append(
+                    (
+                        tuple(arrays["input_ids"][row]),
+                        tuple(places[row][used] - row * LENGTH),
+                        tuple(labels[row][used]),
+                    )
+                )
+    return sorted(rows)
+
+
+def test_blocks_are_bos_and_whole_documents_and_none_is_lost(blocks):
+    documents = []
+    for block in range(len(blocks)):
+        ids = blocks.ids(block)
+        assert ids.dtype == np.int64
+        assert ids[0] == 0
+        assert ids[-1] == 2
+        assert 2 <= len(ids) <= LENGTH
+        documents.append(ids[1:])
+    whole = np.concatenate([blocks.corpus.document(n) for n in range(len(blocks.corpus))])
+    assert np.array_equal(np.concatenate(documents), whole)
+
+
+@pytest.fixture(scope="module")
+def packed(corpus):
+    return Blocks(Corpus(corpus, "train"), LENGTH, "best-fit")
+
+
+def test_packed_blocks_hold_each_document_once_with_its_own_start(packed):
+    seen = []
+    for block in range(len(packed)):
+        ids, numbers, documents = (
+            packed.ids(block),
+            packed.document_numbers(block),
+            packed.documents(block),
+        )
+        assert len(ids) == len(numbers) <= LENGTH
+        for number, document in enumerate(documents, start=1):
+            expected = [0, *packed.corpus.document(document)]
+            assert ids[numbers == number].tolist() == expected
+        seen += documents
+    assert sorted(seen) == list(range(len(packed.corpus)))
+
+
+def test_packed_blocks_are_fewer_and_fuller(packed, blocks):
+    assert len(packed) < len(blocks)
+    tokens = sum(len(packed.ids(block)) for block in range(len(packed)))
+    assert packed.fill == pytest.approx(tokens / (len(packed) * LENGTH))
+    tokens = sum(len(blocks.ids(block)) for block in range(len(blocks)))
+    assert blocks.fill == pytest.approx(tokens / (len(blocks) * LENGTH))
+    assert packed.fill > 0.9 > blocks.fill
+
+
+def test_a_packed_batch_numbers_its_texts_and_its_tokens_are_real_ones(packed, objective):
+    read = training(packed, objective, BatchConfig(8, 4)).micro_batches(3, 0, 1)
+    assert len(read) == 2
+    for batch in read:
+        mask, ids = batch.arrays["document_ids"], batch.arrays["input_ids"]
+        assert mask.dtype == np.int64
+        assert batch.tokens == (mask > 0).sum()
+        assert (ids[mask == 0] == 1).all()
+        starts = np.diff(mask, axis=1, prepend=0) > 0
+        assert starts[:, 0].all()
+        used = batch.arrays["target_positions"][batch.arrays["labels"] != IGNORED]
+        assert (mask.ravel()[used] > 0).all()
+
+
+def test_documents_of_a_packed_block_do_not_see_each_other(packed, objective):
+    """The loss of a block is the same when another document in it changes."""
+    size = packed.corpus.manifest.vocab_size
+    torch.manual_seed(0)
+    model = LanguageModel(presets.build("tiny", "baseline", size, {})).eval()
+    block = next(b for b in range(len(packed)) if len(packed.documents(b)) > 2)
+    arrays = objective.collate(
+        [packed.ids(block)], [(1, 0, block)], LENGTH, [packed.document_numbers(block)]
+    )
+    tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
+    other = {**tensors, "input_ids": tensors["input_ids"].clone()}
+    other["input_ids"][tensors["document_ids"] == 2] = 7
+    with torch.no_grad():
+        before = model(tensors["input_ids"], tensors["document_ids"], tensors["target_positions"])
+        after = model(other["input_ids"], other["document_ids"], other["target_positions"])
+    of_first = tensors["document_ids"].flatten()[tensors["target_positions"]] != 2
+    assert torch.equal(before[of_first], after[of_first])
+    assert not torch.equal(before, after)
+
+
+@pytest.mark.parametrize("packing", ["complete", "best-fit"])
+def test_places_to_predict_know_their_document_s_subset(packing, corpus, objective):
+    blocks = Blocks(Corpus(corpus, "valid"), LENGTH, packing)
+    blocks.corpus.__dict__["subsets"] = np.arange(len(blocks.corpus), dtype=np.uint8) % 3
+    spread = [number * len(blocks) // 6 for number in range(6)]
+    first = validation_batches(blocks, objective, 6, 2, 0, 1)[0].arrays
+    assert (first["labels"] != IGNORED).sum() > 5
+    for place, subset, label in zip(
+        first["target_positions"], first["subsets"], first["labels"], strict=True
+    ):
+        if label != IGNORED:
+            row, column = divmod(int(place), LENGTH)
+            block = spread[row]
+            number = blocks.document_numbers(block)[column]
+            assert subset == blocks.documents(block)[number - 1] % 3
+
+
+def test_losses_by_subset_add_up_to_the_loss(validation, objective):
+    size = validation.corpus.manifest.vocab_size
+    torch.manual_seed(0)
+    model = LanguageModel(presets.build("tiny", "zero-clap", size, {})).eval()
+    batch = validation_batches(validation, objective, 4, 4, 0, 1)[0]
+    tensors = {name: torch.from_numpy(array) for name, array in batch.arrays.items()}
+    tensors["subsets"] = torch.arange(len(tensors["labels"])) % 2
+    with torch.no_grad():
+        sums = objective.sums_by_subset(model, tensors, 2)
+        whole = objective.loss(model, tensors)
+    assert sums[:, 1].sum() == batch.targets
+    assert sums[:, 0].sum().item() == pytest.approx(whole.item(), rel=1e-6)
+    assert (sums > 0).all()
+
+
+@pytest.mark.parametrize("packing", ["complete", "best-fit"])
+def test_how_a_split_is_cut_is_kept_and_read_again(packing, corpus, tmp_path, monkeypatch):
+    folder = tmp_path / "corpus"
+    shutil.copytree(corpus, folder, ignore=shutil.ignore_patterns("blocks"))
+    first = Blocks(Corpus(folder, "train"), LENGTH, packing)
+    assert len(list((folder / "blocks").iterdir())) == 1
+    for name in ("complete", "best_fit"):
+        monkeypatch.delattr(f"pretrain.data.batches.{name}")  # nothing is computed again
+    again = Blocks(Corpus(folder, "train"), LENGTH, packing)
+    assert len(again) == len(first)
+    assert all(again.documents(b) == first.documents(b) for b in range(len(first)))
+
+
+def test_blocks_pickle_small_and_come_back(packed):
+    again = pickle.loads(pickle.dumps(packed))
+    assert len(pickle.dumps(packed)) < 20_000
+    assert len(again) == len(packed)
+    assert np.array_equal(again.ids(3), packed.ids(3))
+
+
+def test_a_corpus_that_cannot_be_written_to_is_cut_by_each_process(corpus, tmp_path):
+    folder = tmp_path / "corpus"
+    shutil.copytree(corpus, folder, ignore=shutil.ignore_patterns("blocks"))
+    (folder / "blocks").write_text("a file where the folder would be")
+    assert len(Blocks(Corpus(folder, "train"), LENGTH, "best-fit")) > 0
+
+
+def test_a_corpus_without_a_document_that_fits_is_refused(corpus):
+    with pytest.raises(ValueError, match="fits into data.sequence_length 3; the shortest has"):
+        Blocks(Corpus(corpus, "train"), 3)
+
+
+@pytest.mark.parametrize(("ranks", "micro"), [(1, 8), (1, 2), (2, 2), (2, 4), (4, 2), (8, 1)])
+def test_the_global_batch_does_not_depend_on_ranks_or_micro_batches(ranks, micro, batches):
+    split = dataclasses.replace(batches, batch=BatchConfig(8, micro))
+    for step in (0, 3, 50):
+        assert rows_of(split, step, ranks) == rows_of(batches, step, 1)
+
+
+def test_ranks_take_turns_and_a_micro_batch_keeps_its_number(batches):
+    """The number keys the dropout: the same micro-batch drops the same on any number of ranks."""
+    alone = {batch.index: batch for batch in batches.micro_batches(7, 0, 1)}
+    assert sorted(alone) == [0, 1, 2, 3]
+    for rank in range(2):
+        for batch in batches.micro_batches(7, rank, 2):
+            same = alone[batch.index].arrays
+            assert all(np.array_equal(batch.arrays[name], same[name]) for name in same)
+
+
+def test_counts_are_of_real_tokens_and_of_labels(batches, blocks):
+    total = sum(len(blocks.ids(int(b))) for b in batches.lineage.blocks(0, 8)[0])
+    some = batches.micro_batches(0, 0, 1)
+    assert sum(batch.tokens for batch in some) == total
+    for batch in some:
+        assert batch.targets == (batch.arrays["labels"] != IGNORED).sum()
+        assert batch.tokens == (batch.arrays["input_ids"] != 1).sum()
+
+
+def test_a_batch_may_cross_an_epoch_s_end_and_every_block_is_read_once_an_epoch(batches, blocks):
+    total = len(blocks)
+    assert total % 8
+    steps = -(-2 * total // 8)
+    chosen = np.concatenate([batches.lineage.blocks(8 * s, 8)[0] for s in range(steps)])
+    for epoch in range(2):
+        part = chosen[epoch * total : (epoch + 1) * total]
+        assert np.array_equal(np.sort(part), np.arange(total))
+    crossing = total // 8
+    epochs = batches.lineage.blocks(8 * crossing, 8)[1]
+    assert set(epochs.tolist()) == {0, 1}
+    assert batches.epoch(crossing) < 1 < batches.epoch(crossing + 1)
+    assert len(rows_of(batches, crossing, 1)) == 8
+
+
+def test_a_block_is_masked_otherwise_in_another_epoch_and_under_another_seed(batches, blocks):
+    def places(lineage, epoch):
+        found = {}
+        for step in range(epoch * len(blocks) // 8, -(-(epoch + 1) * len(blocks) // 8)):
+            order, epochs = lineage.blocks(8 * step, 8)
+            of_lineage = dataclasses.replace(batches, lineage=lineage)
+            masked = [
+                batch.arrays["target_positions"][batch.arrays["labels"] != IGNORED]
+                for batch in of_lineage.micro_batches(step, 0, 1)
+            ]
+            if set(epochs.tolist()) == {epoch}:
+                found[tuple(order)] = np.concatenate(masked)
+        return found
+
+    first = places(batches.lineage, 0)
+    assert all(np.array_equal(first[key], places(batches.lineage, 0)[key]) for key in first)
+    key = (3, 0, 5)
+    ids = blocks.ids(5)
+    drawn = [batches.objective.mask(ids, k)[1] for k in (key, (3, 1, 5), (4, 0, 5))]
+    assert len({tuple(p) for p in drawn}) == 3
+
+
+def test_after_a_reseed_batches_up_to_it_stay_and_later_ones_are_of_the_new_seed(batches):
+    reseeded = dataclasses.replace(batches, lineage=batches.lineage.rolled_back(3 * 8, 2))
+    assert [reseeded.seed(step) for step in range(5)] == [1, 1, 1, 2, 2]
+    for step in range(3):
+        assert rows_of(reseeded, step, 1) == rows_of(batches, step, 1)
+    assert rows_of(reseeded, 3, 1) != rows_of(batches, 3, 1)
+
+
+def test_the_fault_spoils_the_labels_of_its_steps_until_a_reseed(batches):
+    fault = FaultConfig("random-labels", 2, 4)
+    struck = dataclasses.replace(batches, fault=fault)
+    escaped = dataclasses.replace(struck, lineage=batches.lineage.rolled_back(2 * 8, 9))
+    healthy = dataclasses.replace(escaped, fault=FaultConfig())
+    for step in range(6):
+        ours, sound = struck.micro_batches(step, 1, 2), batches.micro_batches(step, 1, 2)
+        for batch, expected in zip(ours, sound, strict=True):
+            spoiled = batch.arrays["labels"] != expected.arrays["labels"]
+            used = expected.arrays["labels"] != IGNORED
+            assert not spoiled[~used].any()
+            assert (spoiled[used].mean() > 0.9) if step in (2, 3) else not spoiled.any()
+            assert np.array_equal(batch.arrays["input_ids"], expected.arrays["input_ids"])
+            assert batch.targets == expected.targets
+        assert rows_of(escaped, step, 2) == rows_of(healthy, step, 2)
+
+
+def test_every_micro_batch_tells_which_blocks_its_step_read(batches):
+    """The same on any rank, and what an auditor makes of the lineage alone."""
+    for step in (0, 7):
+        told = {batch.blocks for rank in (0, 1) for batch in batches.micro_batches(step, rank, 2)}
+        assert told == {batches.lineage.digest(8 * step, 8)}
+
+
+RAMPS = [
+    BatchConfig(8, 2),
+    BatchConfig(12, 2, 4, 3),
+    BatchConfig(64, 1, 1, 5),
+    BatchConfig(6, 1, 3, 1),
+]
+
+
+@pytest.mark.parametrize("batch", RAMPS, ids=str)
+def test_a_ramp_grows_by_its_first_size_and_its_closed_form_is_the_sum(batch):
+    sizes = [batch.size(step) for step in range(400)]
+    assert sizes[0] == (batch.ramp_from or batch.global_batch_size)
+    assert sizes[-1] == batch.global_batch_size
+    grown = [step for step in range(1, 400) if sizes[step] != sizes[step - 1]]
+    assert grown == batch.changes()
+    assert {sizes[step] - sizes[step - 1] for step in grown} <= {batch.ramp_from}
+    assert {later - step for step, later in itertools.pairwise([0, *grown])} <= {batch.ramp_steps}
+    assert [batch.first_block(step) for step in range(400)] == [
+        sum(sizes[:step]) for step in range(400)
+    ]
+
+
+def test_a_step_s_first_block_is_exact_however_far_in():
+    whole = BatchConfig(4096, 4, 512, 10_000)
+    assert whole.first_block(10**15) == 4096 * 10**15 - 512 * 10_000 * sum(range(1, 8))
+
+
+def test_a_batch_that_grows_reads_every_block_once_an_epoch(blocks, objective):
+    growing = training(blocks, objective, BatchConfig(12, 2, 4, 3))
+    total, read, step = len(blocks), [], 0
+    while len(read) < 2 * total:
+        some = growing.micro_batches(step, 0, 1)
+        assert len(some) == growing.batch.size(step) // 2
+        first = growing.batch.first_block(step)
+        assert some[0].blocks == growing.lineage.digest(first, growing.batch.size(step))
+        assert growing.epoch(step) == len(read) / total
+        read += growing.lineage.blocks(first, growing.batch.size(step))[0].tolist()
+        step += 1
+    for epoch in range(2):
+        assert sorted(read[epoch * total : (epoch + 1) * total]) == list(range(total))
+
+
+def test_the_growing_global_batch_does_not_depend_on_ranks_either(blocks, objective):
+    growing = training(blocks, objective, BatchConfig(12, 2, 4, 3))
+    for step in (0, 3, 8):
+        assert rows_of(growing, step, 2) == rows_of(growing, step, 1)
+
+
+def test_after_a_rollback_the_seed_changes_at_the_step_s_first_block(blocks, objective):
+    growing = training(blocks, objective, BatchConfig(12, 2, 4, 3))
+    lineage = growing.lineage.rolled_back(growing.batch.first_block(5), 9)
+    again = dataclasses.replace(growing, lineage=lineage)
+    assert [again.seed(step) for step in (0, 4, 5, 6)] == [1, 1, 9, 9]
+    assert rows_of(again, 4, 1) == rows_of(growing, 4, 1)
+    assert rows_of(again, 5, 1) != rows_of(growing, 5, 1)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ({"ramp_from": 4}, "batch.ramp_from 4 with batch.ramp_steps 0: a ramp has both"),
+        ({"ramp_steps": 4}, "batch.ramp_from 0 with batch.ramp_steps 4: a ramp has both"),
+        ({"ramp_from": -4, "ramp_steps": 1}, "batch.ramp_from: -4"),
+        (
+            {"ramp_from": 5, "ramp_steps": 1},
+            "batch.global_batch_size 12 is .* of batch.ramp_from 5",
+        ),
+        ({"ramp_from": 24, "ramp_steps": 1}, "batch.global_batch_size 12 is .* batch.ramp_from 24"),
+        ({"ramp_from": 3, "ramp_steps": 1}, "batch.ramp_from 3 is .* of batch.micro_batch_size 2"),
+    ],
+)
+def test_a_ramp_whose_sizes_do_not_divide_is_refused(sizes, message):
+    with pytest.raises(ValueError, match=message):
+        BatchConfig(12, 2, **sizes)
+
+
+def test_ranks_that_do_not_divide_the_first_size_are_refused():
+    batch = BatchConfig(12, 2, 4, 3)
+    assert batch.accumulation_steps(2) == 3
+    with pytest.raises(ValueError, match="batch.ramp_from 4 is not a multiple of .* 2 x 3 ranks"):
+        batch.accumulation_steps(3)
+
+
+@pytest.mark.parametrize("limit", [0, 1, 5, 7, 10_000])
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_validation_reads_the_same_blocks_on_any_number_of_ranks(
+    limit, size, validation, objective
+):
+    def labels(ranks):
+        parts = [
+            validation_batches(validation, objective, limit, size, r, ranks) for r in range(ranks)
+        ]
+        assert len({len(part) for part in parts}) == 1  # ZeRO 3 needs equal numbers of passes
+        return sorted(
+            tuple(batch.arrays["labels"]) for part in parts for batch in part if batch.targets
+        )
+
+    alone = labels(1)
+    count = min(limit or len(validation), len(validation))
+    assert len(alone) == -(-count // size)
+    assert labels(2) == labels(3) == alone
+
+
+def test_validation_loss_is_the_same_for_one_and_for_two_ranks(validation, objective):
+    torch.manual_seed(0)
+    size = objective.mask_id + 1
+    model = LanguageModel(presets.build("tiny", "zero-clap", size, {})).eval()
+
+    def loss(ranks, micro):
+        parts = [
+            summed_losses(
+                model, objective, validation_batches(validation, objective, 0, micro, r, ranks), 1
+            )
+            for r in range(ranks)
+        ]
+        return sum(parts)[0].tolist()
+
+    alone, targets = loss(1, 2)
+    for ranks, micro in [(2, 2), (3, 2), (2, 5)]:
+        shared, count = loss(ranks, micro)
+        assert count == targets
+        assert shared == pytest.approx(alone, rel=1e-6)
+
+
+def test_validation_masks_are_the_same_for_every_run(validation, objective):
+    """However a run shares its validation blocks out."""
+
+    def ids(size, ranks):
+        read = [validation_batches(validation, objective, 4, size, r, ranks) for r in range(ranks)]
+        turns = [batch for turn in zip(*read, strict=True) for batch in turn]
+        return np.concatenate([batch.arrays["input_ids"] for batch in turns])
+
+    alone = ids(4, 1)
+    assert (alone == objective.mask_id).sum(axis=1).all()
+    for size, ranks in [(2, 1), (1, 1), (2, 2), (1, 4)]:
+        assert np.array_equal(ids(size, ranks), alone)

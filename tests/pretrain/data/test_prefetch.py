@@ -1,0 +1,209 @@
+"""Batches made ahead by other processes are those that would have been made here."""
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from data_prep.corpus import Corpus
+from pretrain.config.run import BatchConfig, FaultConfig, MaskingConfig
+from pretrain.data.batches import Blocks, PretrainingBatches
+from pretrain.data.order import Lineage
+from pretrain.data.prefetch import prefetched
+from pretrain.loop import MicroBatch, StepResult, run
+from pretrain.objectives.masked import MaskedLM
+
+BROKEN_STEP = 40
+DEADLY_STEP = 60
+SECONDS = 20
+
+
+class Drawn:
+    """Batches that say which process made them, and leave a file for each step."""
+
+    def __init__(self, folder):
+        self.folder = folder
+
+    def seed(self, step):
+        return 100 + step
+
+    def epoch(self, step):
+        return step / 10
+
+    def micro_batches(self, step, rank, ranks):
+        if step == BROKEN_STEP:
+            raise ValueError(f"document {step} is damaged")
+        if step == DEADLY_STEP:
+            os.kill(os.getpid(), signal.SIGKILL)
+        (self.folder / str(step)).touch()
+        draw = np.random.default_rng([step, rank, ranks])
+        return [
+            MicroBatch(index, {"ids": draw.integers(0, 9, 5), "pid": np.array([os.getpid()])}, 5, 1)
+            for index in range(rank, 4, ranks)
+        ]
+
+
+def content(micro_batches):
+    return [(batch.index, batch.arrays["ids"].tolist()) for batch in micro_batches]
+
+
+def until(condition):
+    deadline = time.monotonic() + SECONDS
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def alive(process):
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+@pytest.fixture(scope="module")
+def drawn(tmp_path_factory):
+    return Drawn(tmp_path_factory.mktemp("drawn"))
+
+
+@pytest.fixture(scope="module", params=[1, 3])
+def ahead(request, drawn):
+    with prefetched(drawn, request.param) as batches:
+        yield batches
+
+
+def test_content_and_order_do_not_depend_on_the_workers(drawn, ahead):
+    for step in range(12):
+        made = ahead.micro_batches(step, 1, 2)
+        assert content(made) == content(drawn.micro_batches(step, 1, 2))
+        assert made[0].arrays["pid"] != os.getpid()
+        assert (ahead.seed(step), ahead.epoch(step)) == (drawn.seed(step), drawn.epoch(step))
+
+
+def test_any_step_may_come_next_and_any_rank(drawn, ahead):
+    for step, rank, ranks in [(30, 0, 1), (7, 0, 1), (7, 1, 2), (8, 1, 2), (1000000, 3, 4)]:
+        made = ahead.micro_batches(step, rank, ranks)
+        assert content(made) == content(drawn.micro_batches(step, rank, ranks))
+
+
+def test_an_exception_in_a_worker_is_raised_at_its_step_with_its_traceback(ahead):
+    assert ahead.micro_batches(BROKEN_STEP - 1, 0, 1)
+    with pytest.raises(ValueError, match="document 40 is damaged") as caught:
+        ahead.micro_batches(BROKEN_STEP, 0, 1)
+    assert "in micro_batches" in str(caught.value.__cause__)
+    assert ahead.micro_batches(BROKEN_STEP + 1, 0, 1)
+
+
+def test_without_workers_the_batches_are_as_they_were(drawn):
+    with prefetched(drawn, 0) as batches:
+        assert batches is drawn
+
+
+def test_as_many_steps_are_made_ahead_as_are_promised_and_no_more(tmp_path):
+    with prefetched(Drawn(tmp_path), 1) as batches:
+        batches.micro_batches(5, 0, 1)
+        until(lambda: len(list(tmp_path.iterdir())) >= 3)
+        batches.micro_batches(6, 0, 1)
+        until(lambda: len(list(tmp_path.iterdir())) >= 4)
+        time.sleep(0.1)
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["5", "6", "7", "8"]
+
+
+class Recorder:
+    """An engine that keeps what it is given."""
+
+    rank, world_size = 0, 1
+
+    def __init__(self):
+        self.steps = {}
+
+    def step(self, micro_batches, objective, learning_rate, seed, step):
+        self.steps[step] = content(micro_batches)
+        return StepResult(loss_sum=1.0, targets=1.0, tokens=1.0, gradient_norm=1.0)
+
+    def agree(self, code):
+        return code
+
+
+def test_a_loop_that_stops_early_leaves_no_worker_behind(drawn):
+    recorder = Recorder()
+    with prefetched(drawn, 1) as batches:
+        verdict = run(
+            recorder,
+            batches,
+            "objective",
+            learning_rate=lambda step: 0.1,
+            first_step=8,
+            last_step=1000,
+            watch=lambda record: 75 if record.step == 10 else 0,
+        )
+        (worker,) = {int(b.arrays["pid"][0]) for b in batches.micro_batches(11, 0, 1)}
+    assert verdict == 75
+    expected = {step: content(drawn.micro_batches(step, 0, 1)) for step in (8, 9, 10)}
+    assert recorder.steps == expected
+    assert not psutil.pid_exists(worker)
+
+
+def test_a_worker_that_is_killed_ends_the_attempt_rather_than_hang_it(tmp_path):
+    with prefetched(Drawn(tmp_path), 1) as batches:  # noqa: SIM117
+        with pytest.raises(RuntimeError, match="terminated abruptly"):
+            batches.micro_batches(DEADLY_STEP, 0, 1)
+
+
+RANK = """
+import sys, time
+from pathlib import Path
+from pretrain.data.prefetch import prefetched
+sys.path.insert(0, {tests!r})
+from test_prefetch import Drawn
+if __name__ == "__main__":
+    with prefetched(Drawn(Path({folder!r})), 2) as batches:
+        batches.micro_batches(0, 0, 1)
+        print("ready", flush=True)
+        time.sleep(60)
+"""
+
+
+def test_workers_end_when_their_rank_is_killed(tmp_path):
+    script = tmp_path / "rank.py"
+    script.write_text(RANK.format(tests=str(Path(__file__).parent), folder=str(tmp_path)))
+    root = Path(__file__).parents[3]
+    with subprocess.Popen(
+        [sys.executable, str(script)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(root)},
+    ) as rank:
+        assert rank.stdout.readline() == "ready\n"
+        children = psutil.Process(rank.pid).children(recursive=True)
+        assert len(children) >= 2
+        rank.kill()
+    until(lambda: not any(alive(child) for child in children))
+
+
+@pytest.mark.parametrize("packing", ["complete", "best-fit"])
+def test_a_run_s_batches_survive_the_way_to_a_worker(packing, corpus):
+    blocks = Blocks(Corpus(corpus, "train"), 64, packing)
+    size = blocks.corpus.manifest.vocab_size
+    objective = MaskedLM(MaskingConfig(), size - 1, size - 1)
+    lineage = Lineage.begin(len(blocks), 1).rolled_back(17, 3, (17, 30))
+    batches = PretrainingBatches(blocks, objective, lineage, BatchConfig(8, 2), FaultConfig(), 1)
+    there = pickle.loads(pickle.dumps(batches))
+    for step in (0, 5):
+        for here, sent in zip(
+            batches.micro_batches(step, 1, 2), there.micro_batches(step, 1, 2), strict=True
+        ):
+            assert (here.index, here.tokens, here.targets) == (
+                sent.index,
+                sent.tokens,
+                sent.targets,
+            )
+            assert all(np.array_equal(here.arrays[k], sent.arrays[k]) for k in here.arrays)

@@ -1,0 +1,218 @@
+"""Which device a rank has, and when it takes it: with a stand-in for CUDA."""
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from pretrain.engine import engine
+from pretrain.engine.distributed import (
+    PortInUse,
+    Process,
+    adopt_launcher,
+    choose_device,
+    refuse_busy_port,
+)
+from pretrain.supervision.launch import free_port
+
+CUDA_0, CUDA_1 = torch.device("cuda", 0), torch.device("cuda", 1)
+
+
+@pytest.fixture
+def cuda(monkeypatch):
+    """`cuda(count)`: a machine with so many visible GPUs; returns what is called, in order."""
+    from deepspeed.accelerator import get_accelerator
+
+    get_accelerator()  # chooses once in a process, and must not choose the stand-in
+
+    def pretend(count, **environ):
+        calls = []
+        names = ("CUDA_VISIBLE_DEVICES", "CROSS_RANK", "TORCHELASTIC_RUN_ID", "DS_ACCELERATOR")
+        for name in names:
+            monkeypatch.delenv(name, raising=False)
+        for name, value in environ.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+        monkeypatch.setattr(torch.cuda, "set_device", lambda device: calls.append(device))
+        return calls
+
+    return pretend
+
+
+def variables(rank, count, local_rank, local_world_size):
+    return {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(count),
+        "LOCAL_RANK": str(local_rank),
+        "LOCAL_WORLD_SIZE": str(local_world_size),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "1",
+    }
+
+
+def started(monkeypatch, calls):
+    """Call engine.start() up to the process group."""
+    import deepspeed
+
+    from pretrain.engine import workarounds as deepspeed_repairs
+
+    def init_distributed(dist_backend, verbose):
+        calls.append((dist_backend, os.environ["LOCAL_RANK"]))
+
+    monkeypatch.setattr(deepspeed, "init_distributed", init_distributed)
+    monkeypatch.setattr(deepspeed_repairs, "limit_waiting", lambda: None)
+    monkeypatch.setattr(deepspeed_repairs, "switch_off_shared_memory_op", lambda: None)
+    monkeypatch.setattr(Process, "prepare_cpu", lambda self: None)
+    return engine.start()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_each_rank_takes_its_gpu_before_it_joins_the_others(cuda, monkeypatch, rank):
+    calls = cuda(2, **variables(rank, 2, rank, 2))
+    process = started(monkeypatch, calls)
+    assert calls == [torch.device("cuda", rank), ("nccl", str(rank))]
+    assert process.device == torch.device("cuda", rank)
+
+
+@pytest.mark.parametrize("visible", ["0", "3", "GPU-8932f937"])
+def test_a_rank_that_sees_its_gpu_alone_takes_that(cuda, monkeypatch, visible):
+    """As below `srun --gpus-per-task 1`; DeepSpeed binds the GPU whose number LOCAL_RANK is."""
+    calls = cuda(1, CUDA_VISIBLE_DEVICES=visible, **variables(3, 4, 1, 2))
+    process = started(monkeypatch, calls)
+    assert calls == [CUDA_0, ("nccl", "0")]
+    assert process.device == CUDA_0
+    assert (process.rank, process.local_rank) == (3, 1)
+
+
+@pytest.mark.parametrize("rank", [0, 1, 2])
+def test_more_ranks_than_visible_gpus_are_refused_on_every_rank(cuda, monkeypatch, rank):
+    calls = cuda(2, CUDA_VISIBLE_DEVICES="4,5", **variables(rank, 3, rank, 3))
+    with pytest.raises(ValueError, match="3 ranks .* 2 visible GPUs .*'4,5'.*start at most 2"):
+        started(monkeypatch, calls)
+    assert calls == []
+
+
+@pytest.mark.parametrize("launcher", ["CROSS_RANK", "TORCHELASTIC_RUN_ID"])
+def test_one_gpu_for_all_ranks_of_a_launcher_is_not_one_for_each(cuda, launcher):
+    for visible in ({}, {"CUDA_VISIBLE_DEVICES": "0,1"}):  # deepspeed lists as many as ranks
+        cuda(1, **{launcher: "0"}, **visible)
+        assert Process(0, 2, 0, 2).device == CUDA_0
+        with pytest.raises(ValueError, match="2 ranks .* 1 visible GPUs"):
+            _ = Process(1, 2, 1, 2).device
+    cuda(1, CUDA_VISIBLE_DEVICES="1", **{launcher: "0"})  # a wrapper script around each rank
+    assert Process(1, 2, 1, 2).device == CUDA_0
+
+
+def test_without_a_gpu_every_rank_is_on_the_cpu(cuda, monkeypatch):
+    calls = cuda(0, **variables(1, 2, 1, 2))
+    monkeypatch.setenv("DS_ACCELERATOR", "cpu")
+    assert started(monkeypatch, calls).device == torch.device("cpu")
+    assert calls == [("gloo", "1")]
+
+
+def test_ranks_that_are_told_to_use_the_cpu_see_no_gpu():
+    """DeepSpeed's launcher lists GPUs for them all the same."""
+    environ = {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": "0,1"}
+    adopt_launcher(environ)
+    assert environ["CUDA_VISIBLE_DEVICES"] == ""
+    environ = {"CUDA_VISIBLE_DEVICES": "0,1"}
+    adopt_launcher(environ)
+    assert environ["CUDA_VISIBLE_DEVICES"] == "0,1"
+
+
+def test_a_command_runs_on_a_gpu_where_there_is_one_or_where_it_is_told(cuda):
+    calls = cuda(2)
+    assert choose_device() == choose_device("cuda") == choose_device("cuda:0") == CUDA_0
+    assert choose_device("cuda:1") == CUDA_1
+    assert calls == [CUDA_0, CUDA_0, CUDA_0, CUDA_1]
+    assert choose_device("cpu") == torch.device("cpu")
+    for name in ("cuda:2", "gpu", "cuda:-1", "mps"):
+        with pytest.raises(
+            ValueError, match=f"--device {name}: this machine has cpu, cuda:0, cuda:1"
+        ):
+            choose_device(name)
+    cuda(0)
+    assert choose_device() == torch.device("cpu")
+    with pytest.raises(ValueError, match="--device cuda: this machine has cpu"):
+        choose_device("cuda")
+
+
+def test_a_command_on_the_cpu_takes_denormal_numbers_for_zero(cuda):
+    cuda(0)
+    torch.set_flush_denormal(False)
+    try:
+        tiny = torch.tensor([1e-39])
+        assert float(tiny * 1.0) != 0
+        choose_device("cpu")
+        assert float(tiny * 1.0) == 0
+    finally:
+        torch.set_flush_denormal(False)
+
+
+# --- the port where the ranks meet ---------------------------------------------------------------
+
+
+@pytest.fixture(params=["127.0.0.1", "0.0.0.0", "::"])
+def busy(request):
+    """A port that somebody listens on."""
+    family = socket.AF_INET6 if request.param == "::" else socket.AF_INET
+    with socket.create_server((request.param, 0), family=family) as listener:
+        yield listener.getsockname()[1]
+
+
+@pytest.mark.parametrize(
+    ("launcher", "way"),
+    [
+        ("CROSS_RANK", "pass --master_port to deepspeed"),
+        ("TORCHELASTIC_RUN_ID", "pass --master-port to torchrun"),
+        ("SLURM_PROCID", "set MASTER_PORT"),
+    ],
+)
+def test_a_port_in_use_is_refused_with_the_way_to_choose_another(busy, launcher, way):
+    environ = {**variables(0, 2, 0, 2), "MASTER_PORT": str(busy), launcher: "0"}
+    with pytest.raises(PortInUse, match=f"127.0.0.1 port {busy}, .*in use.*another port, {way}"):
+        refuse_busy_port(environ)
+    refuse_busy_port({**environ, "RANK": "1"})  # rank 0 opens it
+    refuse_busy_port({**environ, "TORCHELASTIC_USE_AGENT_STORE": "True"})  # torchrun has opened it
+    refuse_busy_port({**environ, "MASTER_PORT": "0"})  # any free one
+    refuse_busy_port({**environ, "MASTER_PORT": str(free_port())})
+
+
+def test_ranks_that_have_met_may_start_again(run_ranks):
+    def work():
+        return [engine.start().rank for _ in range(2)]
+
+    assert run_ranks(2, work) == [[0, 0], [1, 1]]
+
+
+@pytest.mark.slow  # starts the launcher
+def test_a_launch_on_a_busy_port_ends_at_once_with_one_message(recipe, tmp_path):
+    launcher = str(Path(sys.executable).with_name("deepspeed"))
+    environ = {n: v for n, v in os.environ.items() if n not in variables(0, 1, 0, 1)}
+    environ |= {"PYTHONPATH": str(Path(__file__).parents[3])}
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = str(listener.getsockname()[1])
+        started = time.monotonic()
+        done = subprocess.run(
+            [launcher, "--num_gpus", "2", "--master_port", port, "--module", "pretrain.train"]
+            + [str(recipe.path), f"folder={tmp_path / 'run'}"],
+            env=environ,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=240,
+        )
+    said = done.stdout
+    assert done.returncode == 2, said
+    assert said.count("pretrain.train: error") == 1, said
+    assert f"127.0.0.1 port {port}" in said
+    assert "--master_port" in said.split("pretrain.train: error")[1]
+    assert "Traceback" not in said
+    assert not (tmp_path / "run").exists()
+    assert time.monotonic() - started < 120

@@ -1,0 +1,710 @@
+"""DeepSpeed as it really is, with ranks that really talk: one update, save, load."""
+
+import dataclasses
+import functools
+import os
+
+import numpy as np
+import pytest
+import torch
+
+from pretrain.config.run import (
+    BatchConfig,
+    FaultConfig,
+    MaskingConfig,
+    OptimizerConfig,
+    SpikeConfig,
+    TrainingConfig,
+)
+from pretrain.data.batches import PretrainingBatches
+from pretrain.data.order import Lineage
+from pretrain.engine import engine, optimizers
+from pretrain.engine.distributed import gather
+from pretrain.engine.settings import DS_CONFIGS
+from pretrain.loop import GO_ON
+from pretrain.loop import run as run_loop
+from pretrain.model import presets
+from pretrain.model.language_model import LanguageModel
+from pretrain.objectives.masked import MaskedLM
+from pretrain.run import checkpoints, metrics
+from pretrain.spikes.detector import SpikeDetector
+from pretrain.spikes.live import EXIT_SPIKE, SpikeWatch, observations
+
+VOCABULARY = 101
+LENGTH = 24
+GLOBAL_BATCH = 8
+LEARNING_RATES = [1e-3, 5e-4, 2e-3, 1e-3]
+# A large epsilon makes the update smooth in the gradient, so that weights tell its error.
+SMOOTH = OptimizerConfig(epsilon=1e-3, weight_decay=0.01)
+
+
+class RandomBlocks:
+    """Blocks of different lengths, without a corpus."""
+
+    sequence_length = LENGTH
+    one_text = True
+
+    def __len__(self):
+        return 37
+
+    def ids(self, block):
+        draw = np.random.default_rng(block)
+        return draw.integers(4, VOCABULARY - 1, draw.integers(LENGTH // 2, LENGTH + 1))
+
+
+def sizes(micro, **ramp):
+    return BatchConfig(global_batch_size=GLOBAL_BATCH, micro_batch_size=micro, **ramp)
+
+
+def batches(micro, **ramp):
+    blocks = RandomBlocks()
+    return PretrainingBatches(
+        blocks,
+        MaskedLM(MaskingConfig(), VOCABULARY - 1, VOCABULARY - 1),
+        Lineage.begin(len(blocks), 1),
+        sizes(micro, **ramp),
+        FaultConfig(),
+        1,
+    )
+
+
+def fresh_model(dropout, variant="zero-clap"):
+    """The token table is padded with zero rows, as the recipes have it."""
+    torch.manual_seed(1)
+    overrides = {"dropout": dropout, "attention_dropout": dropout}
+    config = presets.build("tiny", variant, VOCABULARY, overrides)
+    return LanguageModel(config, TrainingConfig().vocabulary_multiple)
+
+
+def build(
+    name,
+    micro,
+    dropout=0.0,
+    clipping=0.0,
+    optimizer=SMOOTH,
+    variant="zero-clap",
+    ramp=None,
+    precision=None,
+    **options,
+):
+    """An engine; `precision` is what is changed in the file's section fp16 or bf16."""
+    process = engine.start()
+    settings = engine.deepspeed_json(name, sizes(micro, **ramp or {}), clipping, process.world_size)
+    if precision:
+        settings["fp16" if "fp16" in settings else "bf16"] |= precision
+    model = fresh_model(dropout, variant)
+    return engine.Engine(model, optimizer, settings, process, **options)
+
+
+def train(built, micro, steps, **ramp):
+    data = batches(micro, **ramp)
+    results = []
+    for step in steps:
+        mine = data.micro_batches(step, built.rank, built.world_size)
+        rate = LEARNING_RATES[step % len(LEARNING_RATES)]
+        results.append(built.step(mine, data.objective, rate, data.seed(step), step))
+    return results
+
+
+def save(built, run, step):
+    checkpoints.save(run, step, {}, write=built.save, gather=gather, rank=built.rank)
+
+
+def weights_of(run, step):
+    folder = checkpoints.folder_of(run, step)
+    checkpoints.read_manifest(folder)
+    return engine.consolidated_weights(folder)
+
+
+def assert_same_bits(left, right):
+    assert left.keys() == right.keys()
+    differing = [name for name in left if not torch.equal(left[name], right[name])]
+    assert not differing
+
+
+@functools.cache
+def plain(clipping=0.0, steps=3, micro=GLOBAL_BATCH, variant="zero-clap", **ramp):
+    """Steps of an ordinary PyTorch loop in one process: by default, a global batch in one pass."""
+    model = fresh_model(0.0, variant)
+    adam = optimizers.build(model, SMOOTH)
+    data, losses, norms = batches(micro, **ramp), [], []
+    for step in range(steps):
+        passes = data.micro_batches(step, 0, 1)
+        targets, summed = sum(batch.targets for batch in passes), 0.0
+        adam.zero_grad()
+        for batch in passes:
+            tensors = {name: torch.from_numpy(array) for name, array in batch.arrays.items()}
+            loss = data.objective.loss(model, tensors) / targets
+            loss.backward()
+            summed += loss.item()
+        optimizers.set_step(adam.param_groups, SMOOTH, LEARNING_RATES[step], step)
+        losses.append(summed)
+        limit = clipping or float("inf")
+        norms.append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), limit)))
+        adam.step()
+    return model.state_dict(), losses, norms
+
+
+@pytest.mark.parametrize(("ranks", "clipping"), [(1, 0.0), (2, 0.0), (2, 5.0)])
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_any_split_of_a_batch_trains_as_one_plain_pass_over_it(
+    stage, ranks, clipping, run_ranks, tmp_path
+):
+    """Law 4; micro-batches hold different numbers of masked tokens, accumulation is 4 or 2.
+
+    The norm is told on every stage, and clipped by as torch clips; told is the one from before.
+    """
+
+    def work():
+        built = build(f"zero{stage}_fp32", micro=2, clipping=clipping)
+        results = train(built, 2, range(3))
+        save(built, tmp_path, 3)
+        return results
+
+    reported = run_ranks(ranks, work)
+    weights, losses, norms = plain(clipping)
+    assert min(norms) > 5.0
+    assert all(results == reported[0] for results in reported)
+    for result, loss, norm in zip(reported[0], losses, norms, strict=True):
+        assert result.loss_sum / result.targets == pytest.approx(loss, abs=2e-6)
+        assert result.gradient_norm == pytest.approx(norm, rel=2e-5)
+    trained = weights_of(tmp_path, 3)
+    assert trained.keys() == weights.keys()
+    for name, tensor in weights.items():
+        torch.testing.assert_close(trained[name], tensor, rtol=0, atol=2e-6, msg=name)
+
+
+def shipped(*endings, fast=None):
+    """Every file of ds_configs/ with one of these endings; fp16 where the CPU computes in it.
+
+    Those not named in `fast` are slow; by default, those that offload.
+    """
+    from deepspeed.accelerator import get_accelerator
+
+    no_fp16 = pytest.mark.skipif(
+        not get_accelerator().is_fp16_supported(), reason="this CPU does not compute in fp16"
+    )
+    names = sorted(path.stem for path in DS_CONFIGS.glob("*.json") if path.stem.endswith(endings))
+    slow = [name for name in names if ("offload" in name if fast is None else name not in fast)]
+    return [
+        pytest.param(name, marks=[no_fp16] * ("fp16" in name) + [pytest.mark.slow] * (name in slow))
+        for name in names
+    ]
+
+
+RAMP = {"ramp_from": 2, "ramp_steps": 1}
+"""Batches of 2, 4, 6 and 8: on two ranks, 1 to 4 passes a step."""
+
+
+@pytest.mark.parametrize("name", shipped("", fast=["zero0_fp32", "zero1_bf16", "zero3_fp32"]))
+def test_a_batch_that_grows_trains_as_one_plain_pass_over_each_of_its_sizes(
+    name, run_ranks, tmp_path
+):
+    """Law 4, though DeepSpeed was told one number of accumulation steps at its start."""
+
+    def work():
+        built = build(name, micro=1, ramp=RAMP)
+        results = train(built, 1, range(4), **RAMP)
+        save(built, tmp_path, 4)
+        return results
+
+    results = run_ranks(2, work)[0]
+    weights, losses, norms = plain(steps=4, micro=1, **RAMP)
+    exact = name.endswith("fp32")
+    assert batches(1, **RAMP).batch.changes() == [1, 2, 3]
+    for result, loss, norm in zip(results, losses, norms, strict=True):
+        assert result.loss_sum / result.targets == pytest.approx(loss, rel=1e-6 if exact else 2e-3)
+        assert result.gradient_norm == pytest.approx(norm, rel=2e-5 if exact else 1e-2)
+    start, trained = fresh_model(0.0).state_dict(), weights_of(tmp_path, 4)
+    moved = sum(float((weights[n] - start[n]).square().sum()) for n in start) ** 0.5
+    missed = sum(float((weights[n] - trained[n]).square().sum()) for n in start) ** 0.5
+    assert missed < moved * (1e-5 if exact else 0.01 if "fp16" in name else 0.08)
+
+
+class Weighted:
+    """An objective whose loss counts as often as its batch says."""
+
+    def __init__(self, objective):
+        self.objective = objective
+
+    def loss(self, model, batch):
+        return self.objective.loss(model, batch) * batch["factor"][0]
+
+
+@pytest.mark.parametrize("name", ["zero1_bf16", "zero2_bf16", "zero3_bf16"])
+def test_small_gradients_are_not_lost_beside_a_large_one_in_bf16(name, run_ranks):
+    """bf16 keeps 8 bits: added up in it, a gradient 512 times as large would swallow the others."""
+
+    def work():
+        built, data = build(name, micro=1), batches(1)
+        batch = data.micro_batches(0, 0, 1)[0]
+
+        def norm(factors):
+            mine = [
+                dataclasses.replace(batch, arrays={**batch.arrays, "factor": np.float32([factor])})
+                for factor in factors
+            ]
+            return built.step(mine, Weighted(data.objective), 0.0, 1, 0).gradient_norm
+
+        return norm([512] + [1] * 7) / norm([512] + [0] * 7)
+
+    assert run_ranks(1, work)[0] == pytest.approx(519 / 512, abs=0.002)
+
+
+HALF = [
+    pytest.param(*shipped_file.values, variant, marks=shipped_file.marks)
+    for shipped_file in shipped("bf16", "fp16", "offload")
+    for variant in ("baseline", "learned-clap", "zero-clap")
+    if variant == "zero-clap" or "fp16" in shipped_file.values[0]
+]
+
+
+@pytest.mark.parametrize(("name", "variant"), HALF)
+def test_half_precision_trains_as_fp32_does_up_to_its_rounding(name, variant, run_ranks, tmp_path):
+    def work():
+        built = build(name, micro=2, clipping=5.0, variant=variant)
+        results = train(built, 2, range(3))
+        save(built, tmp_path, 3)
+        return results
+
+    results = run_ranks(2, work)[0]
+    weights, losses, norms = plain(5.0, variant=variant)
+    for result, loss, norm in zip(results, losses, norms, strict=True):
+        assert not result.skipped
+        assert result.loss_sum / result.targets == pytest.approx(loss, rel=2e-3)
+        assert result.gradient_norm == pytest.approx(norm, rel=1e-2)
+    start, trained = fresh_model(0.0, variant).state_dict(), weights_of(tmp_path, 3)
+    tokens = trained["encoder.embeddings.tokens.weight"]
+    real = presets.build("tiny", variant, VOCABULARY, {}).vocab_size
+    assert len(tokens) == 128
+    assert not tokens[real:].any()
+    moved = sum(float((weights[n] - start[n]).square().sum()) for n in start) ** 0.5
+    missed = sum(float((weights[n] - trained[n]).square().sum()) for n in start) ** 0.5
+    assert missed < moved * (0.01 if "fp16" in name else 0.08)
+
+
+@pytest.mark.parametrize("name", shipped("fp16"))
+def test_the_loss_of_a_clap_model_falls_in_fp16(name, run_ranks):
+    """The same batch again and again, without an update that is skipped."""
+
+    def work():
+        built, data = build(name, micro=2), batches(2)
+        mine = data.micro_batches(0, built.rank, built.world_size)
+        results = [built.step(mine, data.objective, 1e-2, 1, step) for step in range(12)]
+        return results
+
+    results = run_ranks(2, work)[0]
+    losses = [result.loss_sum / result.targets for result in results]
+    assert not any(result.skipped for result in results)
+    assert losses[-1] < 0.5 * losses[0]
+
+
+@pytest.mark.parametrize("name", shipped(""))
+def test_stop_and_resume_gives_the_same_bits_as_not_stopping(name, run_ranks, tmp_path):
+    """Law 2, with dropout and accumulation; optimiser states included."""
+
+    def without_stop():
+        built = build(name, micro=2, dropout=0.1)
+        results = train(built, 2, range(2))
+        save(built, tmp_path / "straight", 2)
+        results += train(built, 2, range(2, 4))
+        save(built, tmp_path / "straight", 4)
+        return results
+
+    def resumed():
+        built = build(name, micro=2, dropout=0.1)
+        built.load(checkpoints.folder_of(tmp_path / "straight", 2))
+        results = train(built, 2, range(2, 4))
+        save(built, tmp_path / "resumed", 4)
+        return results
+
+    straight = run_ranks(2, without_stop)[0]
+    again = run_ranks(2, resumed)[0]
+    assert again == straight[2:]
+    assert not any(result.skipped for result in straight)
+    assert_same_bits(weights_of(tmp_path / "resumed", 4), weights_of(tmp_path / "straight", 4))
+    states = [
+        torch.load(path, weights_only=False)
+        for run in ("straight", "resumed")
+        for path in sorted(checkpoints.folder_of(tmp_path / run, 4).glob("*optim_states.pt"))
+    ]
+    half = len(states) // 2
+    assert half == (0 if "zero0" in name else 2)
+    assert not list(tmp_path.rglob("latest*"))
+    for left, right in zip(states[:half], states[half:], strict=True):
+        assert_same_bits(dict(tensors_in(left)), dict(tensors_in(right)))
+
+
+@pytest.mark.parametrize("name", ["zero1_fp32", "zero2_bf16", "zero3_fp32", "zero3_bf16"])
+def test_no_uninitialised_memory_reaches_a_checkpoint(name, run_ranks, tmp_path):
+    """ZeRO 3 pads what does not divide by the ranks, with memory as it was found."""
+
+    def saved():
+        torch.use_deterministic_algorithms(True)  # fills new memory with NaN
+        built = build(name, micro=2)
+        train(built, 2, range(2))
+        save(built, tmp_path, 2)
+
+    run_ranks(2, saved)
+    paths = sorted(checkpoints.folder_of(tmp_path, 2).glob("*.pt"))
+    tensors = [pair for path in paths for pair in tensors_in(torch.load(path, weights_only=False))]
+    assert len(tensors) > 4
+    assert [name for name, tensor in tensors if not tensor.isfinite().all()] == []
+
+
+def tensors_in(value, path=""):
+    if isinstance(value, torch.Tensor):
+        yield path, value
+    elif isinstance(value, dict):
+        for key, part in value.items():
+            yield from tensors_in(part, f"{path}/{key}")
+    elif isinstance(value, list | tuple):
+        for number, part in enumerate(value):
+            yield from tensors_in(part, f"{path}/{number}")
+
+
+def test_dropout_is_drawn_anew_each_step_and_seed(run_ranks):
+    def work():
+        built = build("zero1_fp32", micro=2, dropout=0.5)
+        data = batches(2)
+        mine = data.micro_batches(0, built.rank, built.world_size)
+        # At learning rate 0 nothing but dropout can change the loss.
+        return [
+            built.step(mine, data.objective, 0.0, seed, step).loss_sum
+            for seed, step in [(1, 0), (1, 0), (1, 1), (2, 0)]
+        ]
+
+    first, again, other_step, other_seed = run_ranks(2, work)[0]
+    assert first == again
+    assert len({first, other_step, other_seed}) == 3
+
+
+def test_evaluation_is_without_dropout_and_leaves_training_as_it_was(run_ranks):
+    def work():
+        without = train(build("zero1_fp32", micro=2, dropout=0.1), 2, range(2))
+        built = build("zero1_fp32", micro=2, dropout=0.1)
+        data = batches(2)
+        mine = data.micro_batches(5, built.rank, built.world_size)
+
+        def sums(model, batch):
+            loss = data.objective.loss(model, batch).double()
+            return torch.stack([loss, (batch["labels"] >= 0).sum()])
+
+        seen = [built.evaluate(mine, sums) for _ in range(2)]
+        return seen, train(built, 2, range(2)), without
+
+    seen, with_evaluation, without = run_ranks(2, work)[0]
+    assert seen[0] == seen[1]
+    assert with_evaluation == without
+    targets = sum(b.targets for rank in range(2) for b in batches(2).micro_batches(5, rank, 2))
+    assert seen[0][1] == targets
+
+
+@pytest.mark.parametrize("name", ["zero0_fp32", "zero1_bf16", "zero2_fp32", "zero3_fp32"])
+def test_consolidated_weights_are_those_that_the_ranks_train(name, run_ranks, tmp_path):
+    def work():
+        built = build(name, micro=4)
+        result = train(built, 4, range(1))[0]
+        save(built, tmp_path, 1)
+        return result, masters(built._deepspeed)
+
+    (result, expected), _ = run_ranks(2, work)
+    assert np.isfinite(result.gradient_norm)
+    consolidated = weights_of(tmp_path, 1)
+    assert all(tensor.dtype == torch.float32 for tensor in consolidated.values())
+    assert_same_bits(consolidated, expected)
+    untrained = fresh_model(0.0).state_dict()
+    assert all(not torch.equal(consolidated[n], untrained[n]) for n in untrained if "weight" in n)
+
+
+def masters(deepspeed_engine):
+    """The fp32 weights, asked of DeepSpeed a parameter at a time (a collective under ZeRO 3)."""
+    from deepspeed.utils import safe_get_full_fp32_param
+
+    return {
+        name: (
+            parameter
+            if deepspeed_engine.zero_optimization_stage() == 0
+            else safe_get_full_fp32_param(parameter)
+        )
+        .detach()
+        .clone()
+        for name, parameter in deepspeed_engine.module.named_parameters()
+    }
+
+
+class Spoiled:
+    """An objective whose loss is infinite on one rank."""
+
+    def __init__(self, objective, rank):
+        self.objective, self.rank = objective, rank
+
+    def loss(self, model, batch):
+        loss = self.objective.loss(model, batch)
+        return loss * float("inf") if self.rank == 1 else loss
+
+
+@pytest.mark.parametrize("name", shipped("")[1:])
+def test_an_update_whose_gradient_is_not_finite_is_as_if_it_had_never_been(name, run_ranks):
+    """Adam counts the updates that were made, as its moments do."""
+
+    def work(spoil):
+        built, data = build(name, micro=2), batches(2)
+        results = []
+        for update, step in enumerate([0, 1, 2, 3] if spoil else [0, 2, 3]):
+            mine = data.micro_batches(step, built.rank, built.world_size)
+            objective = data.objective
+            if spoil and step == 1:
+                objective = Spoiled(objective, built.rank)
+            number = step if spoil else update
+            results.append(built.step(mine, objective, LEARNING_RATES[step], 1, number))
+        return results, masters(built._deepspeed)
+
+    assert not name.startswith("zero0")
+    (results, weights), (same_results, _) = run_ranks(2, work, True)
+    results_without, expected = run_ranks(2, work, False)[0]
+    norms = [result.gradient_norm for result in results]
+    expected_norms = [result.gradient_norm for result in results_without]
+    assert norms == [result.gradient_norm for result in same_results]
+    assert norms[1] is None
+    assert [result.skipped for result in results] == [False, True, False, False]
+    scales = [128.0, 128.0, 64.0, 64.0] if "fp16" in name else [1.0] * 4
+    assert [result.loss_scale for result in results] == scales
+    if "fp16" in name:
+        assert [norms[0], *norms[2:]] == pytest.approx(expected_norms, rel=1e-4)
+    else:
+        assert [norms[0], *norms[2:]] == expected_norms
+        assert_same_bits(weights, expected)
+
+
+class SpoiledAt:
+    """Batches and their objective: in some steps rank 1's loss, or its gradient alone, is NaN."""
+
+    def __init__(self, data, rank, loss=(), gradient=()):
+        self.data, self.rank = data, rank
+        self.spoilt_loss, self.spoilt_gradient = loss, gradient
+        self.seed, self.epoch = data.seed, data.epoch
+
+    def micro_batches(self, step, rank, process):
+        self.step = step
+        return self.data.micro_batches(step, rank, process)
+
+    def loss(self, model, batch):
+        loss = self.data.objective.loss(model, batch)
+        if self.rank == 1 and self.step in self.spoilt_gradient:
+            loss.register_hook(lambda gradient: gradient * float("nan"))
+        return loss * float("nan") if self.rank == 1 and self.step in self.spoilt_loss else loss
+
+
+WATCHED = SpikeConfig(window=64, minimum_history=32, patience=2)
+
+
+def watched(built, steps, folder, **spoilt):
+    """The loop with the live detector: rank 0's verdict, records, and what the detector said.
+
+    What it would say of the recorded lines is the same.
+    """
+    data, records, said = SpoiledAt(batches(2), built.rank, **spoilt), [], []
+    watch = SpikeWatch(SpikeDetector(WATCHED), [], None, said.append)
+    verdict = run_loop(
+        built,
+        data,
+        data,
+        learning_rate=lambda step: 1e-3,
+        first_step=0,
+        last_step=steps,
+        observers=[records.append, metrics.MetricsWriter(folder, 1)] if built.rank == 0 else [],
+        watch=watch if built.rank == 0 else lambda record: GO_ON,
+    )
+    if built.rank == 0:
+        lines, again = metrics.read(folder / metrics.METRICS), SpikeDetector(WATCHED)
+        replayed = [event for seen in observations(lines, []) for event in again.update(seen)]
+        assert repr(replayed) == repr(said)
+    return verdict, records, [(e.kind, e.channel, e.step, e.onset) for e in said]
+
+
+@pytest.mark.parametrize("name", shipped("")[1:])
+def test_a_loss_or_a_gradient_that_is_nan_is_recorded_and_told_by_the_detector(
+    name, run_ranks, tmp_path
+):
+    """One of each heals; NaN without end is a spike. fp16 takes the gradient for an overflow."""
+
+    def work():
+        built = build(name, micro=2)
+        return watched(built, 30, tmp_path, loss={1, *range(15, 30)}, gradient={8})
+
+    assert not name.startswith("zero0")
+    (verdict, records, said), (same_verdict, *_) = run_ranks(2, work)
+    assert verdict == same_verdict == EXIT_SPIKE
+    fp16 = "fp16" in name
+    assert said == [
+        ("suspect", "non-finite", 1, 1),
+        ("healed", "non-finite", 5, 1),
+        *([] if fp16 else [("suspect", "non-finite", 8, 8), ("healed", "non-finite", 12, 8)]),
+        ("suspect", "non-finite", 15, 15),
+        ("spike", "non-finite", 16, 15),
+    ]
+    assert [r.step for r in records if r.skipped] == [1, 8, 15, 16]
+    assert [r.step for r in records if r.gradient_norm is None] == [1, 8, 15, 16]
+    assert [r.step for r in records if not np.isfinite(r.loss)] == [1, 15, 16]
+    scales = [128.0] * 2 + [64.0] * 7 + [32.0] * 7 + [16.0] if fp16 else [1.0] * 17
+    assert [r.loss_scale for r in records] == scales
+    assert not any(r.scale_exhausted for r in records)
+
+
+@pytest.mark.parametrize("what", ["loss", "gradient"])
+@pytest.mark.parametrize(
+    ("name", "precision"),
+    [
+        ("zero0_fp32", None),
+        ("zero1_bf16", {"check_grad_overflow": False}),
+    ],
+)
+def test_where_nothing_is_skipped_nan_is_a_spike_at_the_step_that_made_it(
+    name, precision, what, run_ranks, tmp_path
+):
+    """The weights are NaN from then on, whatever the loss of that step was."""
+
+    def work():
+        return watched(build(name, micro=2, precision=precision), 5, tmp_path, **{what: {1}})
+
+    verdict, records, said = run_ranks(2, work)[0]
+    assert (verdict, said) == (EXIT_SPIKE, [("spike", "non-finite", 1, 1)])
+    assert [record.skipped for record in records] == [False, False]
+    assert [record.gradient_norm is None for record in records] == [False, True]
+    assert np.isfinite(records[1].loss) == (what == "gradient")
+
+
+@pytest.mark.parametrize(
+    ("precision", "scales"),
+    [
+        ({"initial_scale_power": 1}, [2.0, 1.0]),
+        ({"initial_scale_power": 3, "min_loss_scale": 4, "hysteresis": 2}, [8.0, 8.0, 4.0]),
+        ({"initial_scale_power": 2, "min_loss_scale": 4, "hysteresis": 2}, [4.0, 4.0]),
+    ],
+)
+@pytest.mark.parametrize("name", shipped("fp16", fast=["zero1_fp16"]))
+def test_an_overflow_at_the_smallest_loss_scale_is_a_spike_and_no_exception(
+    name, precision, scales, run_ranks, tmp_path
+):
+    """Also after a resume, which brings the checkpoint's scaler with it."""
+    spoilt = range(1, 9)
+
+    def work(resumed):
+        built = build(name, micro=2, precision=precision)
+        if resumed:
+            built.load(checkpoints.folder_of(tmp_path, 0))
+        else:
+            save(built, tmp_path, 0)
+        return watched(built, 8, tmp_path / f"run-{resumed}", gradient=spoilt)
+
+    for resumed in (False, True):
+        (verdict, records, said), (same_verdict, *_) = run_ranks(2, work, resumed)
+        assert verdict == same_verdict == EXIT_SPIKE
+        assert said[-1] == ("spike", "loss-scale", len(scales), 1)
+        assert [record.loss_scale for record in records[1:]] == scales
+        assert [record.skipped for record in records] == [False] + [True] * len(scales)
+        assert [record.scale_exhausted for record in records] == [False] * len(scales) + [True]
+
+
+def test_a_batch_without_anything_to_predict_is_refused_by_its_step(run_ranks):
+    def work():
+        built, data = build("zero1_fp32", micro=2), batches(2)
+        empty = [
+            dataclasses.replace(batch, targets=0)
+            for batch in data.micro_batches(7, built.rank, built.world_size)
+        ]
+        with pytest.raises(ValueError, match="step 7: no token .* masking.probability larger"):
+            built.step(empty, data.objective, 1e-3, 1, 7)
+
+    run_ranks(2, work)
+
+
+@pytest.mark.parametrize("name", ["zero0_fp32", "zero1_bf16", "zero2_fp32", "zero3_bf16"])
+def test_activation_checkpointing_computes_layers_twice_and_gives_the_same_bits(name, run_ranks):
+    def work(activation_checkpointing):
+        built = build(name, 2, dropout=0.1, activation_checkpointing=activation_checkpointing)
+        calls = []
+        for layer in built._deepspeed.module.encoder.layers:
+            layer.attention.register_forward_pre_hook(lambda *_: calls.append(1))
+        results = train(built, 2, range(2))
+        names = list(built._deepspeed.module.state_dict())
+        return results, len(calls), names, masters(built._deepspeed)
+
+    results, calls, names, weights = run_ranks(2, work, False)[0]
+    again, more_calls, same_names, same_weights = run_ranks(2, work, True)[0]
+    assert more_calls == 2 * calls > 0
+    assert again == results
+    assert same_names == names
+    assert_same_bits(same_weights, weights)
+
+
+@pytest.mark.slow
+def test_a_compiled_model_trains_alike_under_the_same_names_and_resumes(run_ranks, tmp_path):
+    def straight():
+        built = build("zero1_bf16", micro=2, dropout=0.1, compiled=True)
+        train(built, 2, range(2))
+        save(built, tmp_path, 2)
+        return train(built, 2, range(2, 4))
+
+    def resumed():
+        built = build("zero1_bf16", micro=2, dropout=0.1, compiled=True)
+        built.load(checkpoints.folder_of(tmp_path, 2))
+        return train(built, 2, range(2, 4))
+
+    def without_dropout():
+        results = train(build("zero1_fp32", micro=2, compiled=True), 2, range(2))
+        return [result.loss_sum / result.targets for result in results]
+
+    expected = run_ranks(2, straight)[0]
+    assert run_ranks(2, resumed)[0] == expected
+    assert run_ranks(2, without_dropout)[0] == pytest.approx(plain()[1][:2], abs=1e-5)
+    assert weights_of(tmp_path, 2).keys() == fresh_model(0.0).state_dict().keys()
+
+
+def test_compiling_at_stage_3_is_refused(run_ranks):
+    def work():
+        with pytest.raises(ValueError, match="training.compile: .* stage 3 .* use stage 2"):
+            build("zero3_fp32", micro=2, compiled=True)
+
+    run_ranks(1, work)
+
+
+def test_no_rank_waits_for_another_longer_than_deepspeeds_limit(run_ranks):
+    from deepspeed.constants import default_pg_timeout
+
+    def work():
+        built = build("zero1_fp32", micro=4)
+        groups = [torch.distributed.group.WORLD, built._deepspeed.seq_data_parallel_group]
+        cpu = torch.device("cpu")
+        return [group._get_backend(cpu).options._timeout for group in groups]
+
+    assert run_ranks(2, work)[0] == [default_pg_timeout] * 2
+
+
+def test_numbers_too_small_to_be_normal_are_zero(run_ranks):
+    """A CPU is slow with them, and ALiBi makes many."""
+
+    def work():
+        before = float(torch.tensor([2e-38]) / 4)
+        engine.start()
+        return before, float(torch.tensor([2e-38]) / 4)
+
+    assert run_ranks(1, work) == [(pytest.approx(5e-39), 0.0)]
+
+
+def test_start_up_compiles_no_op(run_ranks, tmp_path):
+    import deepspeed.ops
+
+    # The private table that `start` writes into: when DeepSpeed moves it, this tells.
+    assert "deepspeed_shm_comm" in deepspeed.ops.__compatible_ops__
+
+    def work():
+        os.environ["TORCH_EXTENSIONS_DIR"] = str(tmp_path)
+        train(build("zero1_fp32", micro=4), 4, range(1))
+        from deepspeed.comm import comm
+
+        return deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"], comm.cdb.get_world_size()
+
+    assert run_ranks(2, work) == [(False, 2)] * 2
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,78 @@
+"""The learning rate of each step."""
+
+import json
+
+import pytest
+
+from pretrain.config.run import OptimizerConfig, RunConfig, ScheduleConfig, TrainingConfig
+from pretrain.engine.schedules import learning_rate
+
+
+def recipe(peak, minimum, warmup, steps, name="cosine", overestimate=1.1):
+    return RunConfig(
+        optimizer=OptimizerConfig(learning_rate=peak),
+        schedule=ScheduleConfig(name, warmup, minimum, overestimate),
+        training=TrainingConfig(steps=steps),
+    )
+
+
+GOLDEN = [
+    ("pile_base_cosine", recipe(6e-4, 6e-5, 10000, 133082)),
+    ("pile_large_cosine", recipe(4e-4, 4e-5, 10000, 133082)),
+    ("wikitext_polynomial", recipe(5e-4, 0.0, 10000, 125000, name="linear")),
+]
+
+
+@pytest.mark.parametrize(("name", "config"), GOLDEN, ids=[name for name, _ in GOLDEN])
+def test_the_published_runs_schedules_are_the_original_s(name, config, golden):
+    table = json.loads((golden / "data_and_lr.json").read_text())["lr"]
+    assert len(table["steps"]) > 15
+    for step, rate in zip(table["steps"], table[name], strict=True):
+        assert learning_rate(config, step) == pytest.approx(rate, rel=1e-9, abs=1e-15), step
+
+
+@pytest.mark.parametrize("name", ["cosine", "linear"])
+@pytest.mark.parametrize("warmup", [0, 1, 40, 299])
+@pytest.mark.parametrize("overestimate", [1.0, 1.1, 2.0])
+def test_a_schedule_is_continuous_peaks_once_and_never_exceeds_its_bounds(
+    name, warmup, overestimate
+):
+    config = recipe(1e-3, 1e-4, warmup, 300, name, overestimate)
+    rates = [learning_rate(config, step) for step in range(300)]
+    assert max(rates) == rates[warmup] == pytest.approx(1e-3)
+    assert min(rates) >= 1e-4
+    assert rates[: warmup + 1] == sorted(rates[: warmup + 1])
+    assert rates[warmup:] == sorted(rates[warmup:], reverse=True)
+    steepest = 0.9e-3 / max(1, warmup) if warmup else 0.0
+    fall = 1e-3 * 3.15 / 2 / max(1, 300 - warmup)
+    jumps = [abs(after - before) for before, after in zip(rates, rates[1:], strict=False)]
+    assert max(jumps) <= max(steepest, fall) * 1.001
+
+
+def test_warm_up_starts_from_the_minimum_at_the_first_update():
+    config = recipe(1e-3, 1e-4, 10, 100)
+    assert learning_rate(config, 0) == 1e-4
+    assert learning_rate(config, 5) == pytest.approx(5.5e-4)
+
+
+@pytest.mark.parametrize("warmup", [0, 1, 40, 299])
+def test_a_linear_schedule_falls_to_its_minimum_as_it_rises_from_it(warmup):
+    """It would reach the minimum at the update after the last, and stays there."""
+    config = recipe(1e-3, 1e-4, warmup, 300, "linear")
+    rates = [learning_rate(config, step) for step in range(310)]
+    assert rates[warmup] == pytest.approx(1e-3)
+    assert rates[300:] == [1e-4] * 10
+    falls = [
+        before - after
+        for before, after in zip(rates[warmup:300], rates[warmup + 1 :], strict=False)
+    ]
+    assert falls == pytest.approx([0.9e-3 / (300 - warmup)] * (300 - warmup))
+    if warmup:
+        assert rates[0] == 1e-4
+
+
+def test_an_overestimated_cosine_ends_its_run_above_the_minimum():
+    exact, longer = recipe(1e-3, 1e-4, 0, 100, overestimate=1.0), recipe(1e-3, 1e-4, 0, 100)
+    assert learning_rate(exact, 99) == pytest.approx(1e-4, rel=0.01)
+    assert learning_rate(longer, 99) > 1.1e-4
+    assert learning_rate(longer, 109) == pytest.approx(1e-4, rel=0.01)

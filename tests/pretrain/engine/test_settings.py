@@ -1,0 +1,106 @@
+"""What DeepSpeed is told: filled in from the recipe, refused where it would not do as it says."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from pretrain.config.run import BatchConfig
+from pretrain.engine import engine
+from pretrain.engine.settings import DS_CONFIGS
+
+BATCH = BatchConfig(global_batch_size=8, micro_batch_size=2)
+
+
+@pytest.mark.parametrize("path", sorted(DS_CONFIGS.glob("*.json")), ids=lambda p: p.stem)
+def test_every_shipped_configuration_takes_its_numbers_from_the_recipe(path):
+    settings = engine.deepspeed_json(path.stem, BATCH, 1.5, 2)
+    assert settings["train_batch_size"] == 8
+    assert settings["train_micro_batch_size_per_gpu"] == 2
+    assert settings["gradient_accumulation_steps"] == 2
+    assert settings["gradient_clipping"] == 1.5
+    stage, precision, *offload = path.stem.removeprefix("zero").split("_")
+    assert settings["zero_optimization"]["stage"] == int(stage)
+    for half in ("bf16", "fp16"):
+        assert settings.get(half, {}).get("enabled", False) == (precision == half)
+    assert ("offload_optimizer" in settings["zero_optimization"]) == bool(offload)
+    assert "auto" not in json.dumps(settings)
+
+
+@pytest.mark.parametrize(("ranks", "micro", "window"), [(8, 4, 128), (1, 512, 16384), (512, 1, 32)])
+def test_the_loss_scale_of_fp16_starts_and_grows_as_fairseqs(ranks, micro, window):
+    batch = BatchConfig(global_batch_size=512, micro_batch_size=micro)
+    scale = engine.deepspeed_json("zero2_fp16", batch, 0.0, ranks)["fp16"]
+    assert 2 ** scale["initial_scale_power"] == 128
+    assert scale["loss_scale_window"] == window
+    assert scale["hysteresis"] == 1  # one overflow halves it
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"zero_optimisation": {"stage": 1}}, "zero_optimisation; did you mean zero_optimization"),
+        ({"zero_optimization": {"stge": 1}}, "zero_optimization: .* stge; did you mean stage"),
+        (
+            {"zero_optimization": {"stage": 1}, "bf16": {"enable": True}},
+            "bf16: unknown .* enable; did you mean enabled",
+        ),
+        ({"fp16": {"initial_scale": 4}}, "fp16: .* did you mean initial_scale_power"),
+        ({"optimizer": {"type": "AdamW"}}, "unknown DeepSpeed key optimizer"),
+        ({"train_batch_size": 16}, "train_batch_size is 16, the recipe's is 8"),
+        ({"gradient_clipping": 2.0}, "gradient_clipping is 2.0, the recipe's is 0.0"),
+        ({"bf16": {"enabled": True}}, "bf16 with ZeRO stage 0"),
+        ({"bf16": {"enabled": True}, "zero_optimization": {"stage": 0}}, "bf16 with ZeRO stage 0"),
+        ({"fp16": {"enabled": True}}, "fp16 with ZeRO stage 0"),
+        *(
+            (
+                {
+                    "zero_optimization": {"stage": stage, "offload_optimizer": {"device": "cpu"}},
+                    "bf16": {"enabled": True},
+                    "data_types": {"grad_accum_dtype": "fp32"},
+                },
+                f"grad_accum_dtype fp32 with offload at ZeRO stage {stage} .* use stage 3",
+            )
+            for stage in (1, 2)
+        ),
+        (
+            {"zero_optimization": {"offload_optimizer": {"device": "cpu"}}},
+            "offloads nothing at ZeRO stage 0",
+        ),
+        (
+            {"zero_optimization": {"stage": 2, "offload_optimizer": {"devise": "cpu"}}},
+            "offload_optimizer: unknown .* devise; did you mean device",
+        ),
+        ({"zero_optimization": {"stage": 2, "round_robin_gradients": True}}, "no other number"),
+        ({"data_types": {"grad_acum_dtype": "fp32"}}, "did you mean grad_accum_dtype"),
+        ({"checkpoint": {"load_universal": True}}, "unknown DeepSpeed key checkpoint"),
+        ({"zero_optimization": 1}, "zero_optimization: is 1, not an object"),
+        ([1], "is .1., not an object"),
+    ],
+)
+def test_a_deepspeed_json_that_is_wrong_is_refused_by_name(settings, message, tmp_path):
+    path = tmp_path / "mine.json"
+    path.write_text(json.dumps(settings))
+    with pytest.raises(ValueError, match=message) as caught:
+        engine.deepspeed_json(str(path), BATCH, 0.0, 2)
+    assert str(path) in str(caught.value)
+
+
+def test_a_deepspeed_json_may_repeat_what_the_recipe_says(tmp_path):
+    path = tmp_path / "mine.json"
+    path.write_text(json.dumps({"train_batch_size": 8, "gradient_clipping": "auto"}))
+    assert engine.deepspeed_json(str(path), BATCH, 0.0, 2)["gradient_accumulation_steps"] == 2
+
+
+def test_a_deepspeed_json_that_does_not_exist_or_parse_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="'zero9' is no file, nor one of zero0_fp32"):
+        engine.deepspeed_json("zero9", BATCH, 0.0, 2)
+    broken = Path(tmp_path / "broken.json")
+    broken.write_text("{")
+    with pytest.raises(ValueError, match="broken.json: is no JSON"):
+        engine.deepspeed_json(str(broken), BATCH, 0.0, 2)
+
+
+def test_ranks_that_do_not_divide_the_batch_are_refused():
+    with pytest.raises(ValueError, match="global_batch_size 8 is not a multiple of .* 2 x 3 ranks"):
+        engine.deepspeed_json("zero1_fp32", BATCH, 0.0, 3)

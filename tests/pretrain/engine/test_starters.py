@@ -1,0 +1,171 @@
+"""Who starts the ranks: the deepspeed launcher, torchrun, Slurm's srun, or nobody."""
+
+import os
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pretrain.engine.distributed import Process, first_host, launcher_variables, tasks_per_node
+
+SRUN = {
+    "SLURM_JOB_ID": "1234567",
+    "SLURM_PROCID": "5",
+    "SLURM_LOCALID": "1",
+    "SLURM_NODEID": "2",
+    "SLURM_STEP_NUM_TASKS": "7",
+    "SLURM_STEP_TASKS_PER_NODE": "2(x3),1",
+    "SLURM_STEP_NODELIST": "gpu[03-05,9]",
+}
+
+
+def test_a_process_that_nobody_launched_is_alone():
+    assert Process.from_environment({}) == Process(0, 1, 0, 1)
+    assert launcher_variables({"HOME": "/"})["MASTER_ADDR"] == "127.0.0.1"
+
+
+def test_a_launchers_variables_are_taken_as_they_are():
+    torchrun = {
+        "RANK": "5",
+        "WORLD_SIZE": "8",
+        "LOCAL_RANK": "1",
+        "LOCAL_WORLD_SIZE": "4",
+        "MASTER_ADDR": "node7",
+        "MASTER_PORT": "1234",
+    }
+    assert launcher_variables(torchrun) == torchrun
+    assert launcher_variables({**torchrun, **SRUN}) == torchrun  # torchrun inside a job
+    assert Process.from_environment(torchrun) == Process(5, 8, 1, 4)
+
+
+def test_the_deepspeed_launchers_name_of_the_local_count_is_known():
+    said = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_SIZE": "2"}
+    assert Process.from_environment(said) == Process(3, 4, 1, 2)
+
+
+def test_a_local_count_that_another_launcher_left_in_the_environment_is_not_believed():
+    said = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1"}
+    deepspeed = {"LOCAL_SIZE": "2", "LOCAL_WORLD_SIZE": "1"}
+    assert Process.from_environment({**said, **deepspeed}).local_world_size == 2
+    elastic = {"TORCHELASTIC_RUN_ID": "none", "LOCAL_SIZE": "1", "LOCAL_WORLD_SIZE": "2"}
+    assert Process.from_environment({**said, **elastic}).local_world_size == 2
+
+
+def test_below_srun_the_job_step_tells_who_we_are_and_where_rank_0_is():
+    assert Process.from_environment(SRUN) == Process(5, 7, 1, 2)
+    said = launcher_variables(SRUN)
+    assert said["MASTER_ADDR"] == "gpu03"
+    assert 12000 <= int(said["MASTER_PORT"]) < 32000
+    assert launcher_variables({**SRUN, "MASTER_PORT": "77"})["MASTER_PORT"] == "77"
+
+
+def test_a_batch_script_is_one_process_whatever_its_job_asked_for():
+    script = {"SLURM_JOB_ID": "1", "SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_LOCALID": "0"}
+    assert Process.from_environment(script) == Process(0, 1, 0, 1)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "first"),
+    [
+        ("login", "login"),
+        ("a1,b2", "a1"),
+        ("gpu[03-05,9],login", "gpu03"),
+        ("gpu[7,9]", "gpu7"),
+        ("rack[2-3]node[10-11]-ib,x", "rack2node10-ib"),
+    ],
+)
+def test_the_first_host_of_a_node_list(nodes, first):
+    assert first_host(nodes) == first
+
+
+def test_slurms_short_form_of_tasks_is_written_out():
+    assert tasks_per_node("4") == [4]
+    assert tasks_per_node("2(x3),1") == [2, 2, 2, 1]
+
+
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        ({"RANK": "2", "WORLD_SIZE": "2"}, "RANK is 2, which is not below WORLD_SIZE 2"),
+        ({"RANK": "1"}, "RANK is 1, which is not below WORLD_SIZE 1"),
+        ({"RANK": "0", "WORLD_SIZE": "two"}, "WORLD_SIZE is 'two', not a whole number"),
+        (
+            {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "3", "LOCAL_WORLD_SIZE": "2"},
+            "LOCAL_RANK is 3, which is not below LOCAL_WORLD_SIZE 2",
+        ),
+    ],
+)
+def test_variables_that_contradict_each_other_are_refused(said, message):
+    with pytest.raises(ValueError, match=message):
+        Process.from_environment(said)
+
+
+PROGRAM = f"""
+import hashlib, runpy, sys
+import torch
+
+tests = runpy.run_path({str(Path(__file__).parent / "test_reshard.py")!r})
+built = tests["build"]("zero2_fp32")
+losses = tests["train"](built, range(3))
+weights = torch.cat([p.detach().flatten() for p in built.module.parameters()])
+digest = hashlib.sha256(weights.numpy().tobytes() + repr(losses).encode()).hexdigest()
+sys.stdout.write(f"<{{built.rank}} of {{built.world_size}}: {{digest}}>\\n")
+sys.stdout.flush()
+torch.distributed.barrier()
+"""
+
+
+@pytest.mark.slow
+def test_every_starter_trains_the_same_bits(tmp_path):
+    """Slurm is not at hand: srun is two processes with the variables that it would set."""
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    root = str(Path(__file__).parents[3])
+    folder = Path(sys.executable).parent
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    plain = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in launcher_variables({}) and not name.startswith("SLURM_")
+    } | {"PYTHONPATH": root, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    slurm = {
+        "SLURM_JOB_ID": "1",
+        "SLURM_NODEID": "0",
+        "SLURM_STEP_NUM_TASKS": "2",
+        "SLURM_STEP_TASKS_PER_NODE": "2",
+        "SLURM_STEP_NODELIST": "localhost",
+        "MASTER_PORT": port,
+    }
+    starters = {
+        "deepspeed": [
+            [str(folder / "deepspeed"), "--num_accelerators", "2", "--master_port", port]
+        ],
+        "torchrun": [[str(folder / "torchrun"), "--standalone", "--nproc-per-node", "2"]],
+        "srun": [[sys.executable], [sys.executable]],
+    }
+    said = {}
+    for name, commands in starters.items():
+        running = [
+            subprocess.Popen(
+                [*command, str(program)],
+                env=plain
+                | (slurm if name == "srun" else {})
+                | {"SLURM_PROCID": str(number), "SLURM_LOCALID": str(number)},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for number, command in enumerate(commands)
+        ]
+        outputs = [process.communicate(timeout=240) for process in running]
+        assert [process.returncode for process in running] == [0] * len(running), outputs
+        lines = sorted(re.findall(r"<(\d) of 2: (\w+)>", "".join(out for out, _ in outputs)))
+        assert [rank for rank, _ in lines] == ["0", "1"], outputs
+        said[name] = {digest for _, digest in lines}
+    assert said["deepspeed"] == said["torchrun"] == said["srun"]
+    assert len(said["srun"]) == 1

@@ -1,0 +1,119 @@
+"""Validation perplexity of a model."""
+
+import math
+
+import pytest
+import torch
+
+from data_prep import tokenizer as tokenizers
+from data_prep.corpus import Corpus
+from pretrain.config.run import MaskingConfig
+from pretrain.data.batches import Blocks, validation_batches
+from pretrain.inference.evaluate import Score, evaluate_lengths, scores
+from pretrain.model import presets
+from pretrain.model.language_model import LanguageModel
+from pretrain.objectives.masked import MaskedLM
+
+
+def model_of(corpus, variant):
+    torch.manual_seed(0)
+    size = tokenizers.load(corpus).vocab_size
+    return LanguageModel(presets.build("tiny", variant, size, {})).eval()
+
+
+@pytest.fixture
+def digest(corpus):
+    return tokenizers.load(corpus).digest()
+
+
+def test_a_model_that_knows_nothing_has_the_vocabulary_s_perplexity(corpus, digest):
+    model = model_of(corpus, "baseline")
+    with torch.no_grad():
+        model.encoder.embeddings.tokens.weight.zero_()
+    (result,) = evaluate_lengths(model, digest, corpus, [64])
+    assert result.total.perplexity == pytest.approx(model.config.vocab_size, rel=1e-5)
+    assert result.total.loss == pytest.approx(math.log(model.config.vocab_size), rel=1e-6)
+
+
+@pytest.mark.parametrize("packing", ["complete", "best-fit"])
+def test_the_loss_is_that_of_the_validation_batches(packing, corpus, digest):
+    model = model_of(corpus, "alibi")
+    (result,) = evaluate_lengths(
+        model, digest, corpus, [64], micro_batch_size=3, limit=5, packing=packing
+    )
+    blocks = Blocks(Corpus(corpus, "valid"), 64, packing)
+    objective = MaskedLM(MaskingConfig(), model.config.vocab_size - 1, model.config.vocab_size)
+    loss = targets = 0.0
+    for batch in validation_batches(blocks, objective, 5, 1, 0, 1):
+        tensors = {name: torch.from_numpy(array) for name, array in batch.arrays.items()}
+        with torch.no_grad():
+            loss += float(objective.loss(model, tensors))
+        targets += batch.targets
+    assert result.blocks == 5
+    assert result.total.masked_tokens == targets
+    assert result.total.loss == pytest.approx(loss / targets, rel=1e-5)
+
+
+def test_subsets_are_scored_by_name_and_make_up_the_total(corpus, digest):
+    model = model_of(corpus, "alibi")
+    (result,) = evaluate_lengths(model, digest, corpus, [64])
+    assert list(result.subsets) == ["unknown"]
+    assert result.subsets["unknown"] == result.total
+    total, subsets = scores([[6.0, 3.0], [0.0, 0.0], [8.0, 2.0]], ["a", "b", "c"])
+    assert subsets == {"a": Score(2.0, math.exp(2.0), 3), "c": Score(4.0, math.exp(4.0), 2)}
+    assert total == Score(14 / 5, math.exp(14 / 5), 5)
+
+
+def test_every_length_is_measured_and_alibi_goes_beyond_the_training_length(corpus, digest):
+    results = evaluate_lengths(model_of(corpus, "zero-clap"), digest, corpus, [48, 64, 150])
+    assert [result.length for result in results] == [48, 64, 150]
+    assert results[1].blocks > results[2].blocks
+    assert all(math.isfinite(result.total.perplexity) for result in results)
+
+
+def test_learned_positions_beyond_their_table_are_refused(corpus, digest):
+    with pytest.raises(ValueError, match="learned positions end at 64"):
+        evaluate_lengths(model_of(corpus, "baseline"), digest, corpus, [150])
+
+
+def test_a_split_with_nothing_to_predict_is_refused(digest, unpredictable):
+    message = (
+        f"{unpredictable}: split 'valid' has nothing to predict: its 1 blocks of at most 64 tokens "
+        r"hold \d tokens, and none of them is masked .validation masks: 15 %"
+    )
+    with pytest.raises(ValueError, match=message):
+        evaluate_lengths(model_of(unpredictable, "alibi"), digest, unpredictable, [64])
+
+
+def test_a_command_takes_the_device_that_is_asked_for(corpus, tmp_path, capsys, monkeypatch):
+    from pretrain import __main__ as command_line
+    from pretrain.engine import distributed
+    from pretrain.inference.model_folder import ModelContents, save
+
+    tokenizer = tokenizers.load(corpus)
+    model = model_of(corpus, "alibi")
+    save(tmp_path / "m", ModelContents(model.config, model.state_dict(), tokenizer, {}))
+    flushed = []
+    monkeypatch.setattr(distributed, "_flush_denormals", lambda: flushed.append(1))
+    for words in (
+        ["evaluate", str(tmp_path / "m"), "--data", str(corpus), "--blocks", "1"],
+        ["fill-mask", str(tmp_path / "m"), "a <mask>"],
+    ):
+        assert command_line.main([*words, "--device", "cuda:1"]) == 2
+        refused = f"pretrain {words[0]}: error: --device cuda:1: this machine has cpu\n"
+        assert capsys.readouterr().err == refused
+        for device in ([], ["--device", "cpu"]):
+            flushed.clear()
+            assert command_line.main([*words, *device]) == 0
+            assert flushed
+    moved = []
+    monkeypatch.setattr(distributed, "choose_device", lambda name: torch.device("meta"))
+    monkeypatch.setattr(LanguageModel, "to", lambda self, device: moved.append(device) or self)
+    assert command_line.main(words) == 0
+    assert moved == [torch.device("meta")]
+
+
+def test_a_corpus_of_another_vocabulary_is_refused(corpus, digest, other_vocabulary):
+    with pytest.raises(ValueError, match="was made with another vocabulary") as caught:
+        evaluate_lengths(model_of(corpus, "baseline"), digest, other_vocabulary, [64])
+    assert digest[:12] in str(caught.value)

@@ -1,0 +1,195 @@
+"""Model folders: weights, architecture and vocabulary, together or not at all."""
+
+import json
+
+import pytest
+import torch
+
+from data_prep import tokenizer as tokenizers
+from pretrain.inference import model_folder
+from pretrain.model import presets
+from pretrain.model.config import ClassificationConfig, ModelConfig
+from pretrain.model.heads import ClassificationHead
+from pretrain.model.language_model import LanguageModel
+
+
+@pytest.fixture
+def tokenizer(corpus):
+    return tokenizers.load(corpus)
+
+
+@pytest.fixture
+def saved(tokenizer, tmp_path):
+    """A folder, and the model that it holds."""
+    torch.manual_seed(0)
+    config = presets.build("tiny", "zero-clap", tokenizer.vocab_size, {"initial_beta": 2.0})
+    model = LanguageModel(config)
+    folder = tmp_path / "deep" / "model"
+    save(folder, model, tokenizer, {"step": 7})
+    return folder, model
+
+
+def save(folder, model, tokenizer, provenance):
+    contents = model_folder.ModelContents(model.config, model.state_dict(), tokenizer, provenance)
+    model_folder.save(folder, contents)
+
+
+def change(folder, **values):
+    path = folder / "model.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+
+
+def test_a_model_comes_back_with_all_that_it_is(saved, tokenizer):
+    folder, model = saved
+    loaded = model_folder.load(folder)
+    assert loaded.model.config == model.config
+    assert not loaded.model.training
+    assert loaded.tokenizer.digest() == tokenizer.digest()
+    assert loaded.provenance == {"step": 7}
+    ids, places = torch.arange(4, 24)[None], torch.arange(20)
+    assert torch.equal(loaded.model(ids, None, places), model.eval()(ids, None, places))
+
+
+def test_a_folder_with_something_in_it_is_not_written_into(saved, tokenizer):
+    folder, model = saved
+    before = (folder / "model.json").read_bytes()
+    with pytest.raises(ValueError, match="model: is not empty"):
+        save(folder, model, tokenizer, {})
+    assert (folder / "model.json").read_bytes() == before
+
+
+@pytest.mark.parametrize("part", ["model.json", "model.safetensors", "tokenizer.json"])
+def test_a_part_that_is_missing_or_damaged_is_named(part, saved):
+    folder, _ = saved
+    path = folder / part
+    content = path.read_bytes()
+    path.write_bytes(content[: len(content) // 2])
+    with pytest.raises(ValueError, match=part):
+        model_folder.load(folder)
+    path.unlink()
+    with pytest.raises(ValueError, match=part.removesuffix(".json")):
+        model_folder.load(folder)
+    path.write_bytes(content)
+    model_folder.load(folder)
+
+
+@pytest.mark.parametrize("text", ["[]", "3", '{"format": 2}', '{"format": 2, "architecture": 3}'])
+def test_a_description_of_another_shape_is_named(text, saved):
+    folder, _ = saved
+    (folder / "model.json").write_text(text)
+    with pytest.raises(ValueError, match="model.json"):
+        model_folder.load(folder)
+
+
+def test_a_description_that_does_not_fit_the_weights_is_refused(saved):
+    folder, model = saved
+    architecture = model.config.to_dict()
+    change(folder, architecture={**architecture, "hidden_size": 64})
+    with pytest.raises(ValueError, match="model.safetensors: does not fit model.json"):
+        model_folder.load(folder)
+    change(folder, architecture={**architecture, "head": "roberta"})
+    with pytest.raises(ValueError, match="model.safetensors: does not fit model.json"):
+        model_folder.load(folder)
+
+
+def test_a_folder_of_an_earlier_version_is_read_with_the_defaults_of_later_fields(saved):
+    folder, model = saved
+    architecture = model.config.to_dict()
+    for field in ("alibi", "layer_norm_epsilon"):
+        assert architecture.pop(field) == getattr(ModelConfig(vocab_size=1), field)
+        change(folder, architecture=architecture)
+        assert model_folder.load(folder).model.config == model.config
+
+
+def test_a_folder_without_a_size_or_with_a_field_of_a_later_version_is_refused(saved):
+    folder, model = saved
+    architecture = model.config.to_dict()
+    change(folder, architecture={k: v for k, v in architecture.items() if k != "vocab_size"})
+    with pytest.raises(ValueError, match=r"model.json: .*missing \['vocab_size'\], unknown \[\]"):
+        model_folder.load(folder)
+    change(folder, architecture={**architecture, "rope_theta": 1e4})
+    with pytest.raises(ValueError, match=r"model.json: .*missing \[\], unknown \['rope_theta'\]"):
+        model_folder.load(folder)
+    change(folder, architecture=architecture, adapters={})
+    with pytest.raises(ValueError, match=r"model.json: unknown \['adapters'\]; known are format"):
+        model_folder.load(folder)
+
+
+def test_another_vocabulary_in_the_folder_is_refused(saved, other_vocabulary):
+    folder, _ = saved
+    (folder / "tokenizer.json").write_bytes((other_vocabulary / "tokenizer.json").read_bytes())
+    with pytest.raises(ValueError, match="tokenizer.json is not the vocabulary"):
+        model_folder.load(folder)
+
+
+def test_a_format_from_the_future_is_refused(saved):
+    folder, _ = saved
+    change(folder, format=99)
+    with pytest.raises(ValueError, match="format 99, known is 2"):
+        model_folder.load(folder)
+
+
+def test_a_folder_that_is_none_says_how_to_make_one(tmp_path):
+    with pytest.raises(ValueError, match="python -m pretrain export"):
+        model_folder.load(tmp_path)
+
+
+def test_classification_heads_come_back_under_their_names(saved, tokenizer, tmp_path):
+    _, model = saved
+    configs = {
+        "topic": ClassificationConfig(3, ("a", "b", "c"), "mean", 0.1),
+        "score": ClassificationConfig(1),
+    }
+    heads = {name: ClassificationHead(32, config) for name, config in configs.items()}
+    weights = {
+        f"classification_heads.{name}.{key}": value
+        for name, head in heads.items()
+        for key, value in head.state_dict().items()
+    }
+    folder = tmp_path / "with heads"
+    everything = {**model.state_dict(), **weights}
+    contents = model_folder.ModelContents(model.config, everything, tokenizer, {}, configs)
+    model_folder.save(folder, contents)
+    loaded = model_folder.load(folder)
+    assert {name: head.config for name, head in loaded.classification_heads.items()} == configs
+    features = torch.randn(2, 5, 32)
+    for name, head in loaded.classification_heads.items():
+        assert not head.training
+        assert torch.equal(head(features, None), heads[name].eval()(features, None))
+    again = loaded.contents()
+    assert (again.config, again.classification_heads) == (model.config, configs)
+    assert again.weights.keys() == everything.keys()
+    assert all(torch.equal(again.weights[key], value) for key, value in everything.items())
+
+
+@pytest.mark.parametrize(
+    "heads",
+    [
+        {"topic": {"labels": []}},
+        {"topic": {"classes": 3, "temperature": 1.0}},
+        {"topic": 3},
+        {"topic": ClassificationConfig(3).to_dict()},
+    ],
+)
+def test_a_head_that_does_not_fit_is_named(heads, saved):
+    folder, _ = saved
+    change(folder, classification_heads=heads)
+    with pytest.raises(ValueError, match=r"model\.json"):
+        model_folder.load(folder)
+
+
+def test_a_head_of_an_earlier_version_has_the_defaults_of_later_fields():
+    assert ClassificationConfig.from_dict({"classes": 3}) == ClassificationConfig(3)
+    written = ClassificationConfig(2, ("no", "yes"), "mean", 0.1).to_dict()
+    del written["dropout"]
+    assert ClassificationConfig.from_dict(written) == ClassificationConfig(2, ("no", "yes"), "mean")
+
+
+def test_a_model_without_a_vocabulary_takes_ids_and_says_so_when_asked_for_text(saved, tmp_path):
+    _, model = saved
+    folder = tmp_path / "without"
+    save(folder, model, None, {})
+    loaded = model_folder.load(folder)
+    assert loaded.vocabulary is None
+    with pytest.raises(ValueError, match="without: has no vocabulary"):
+        loaded.tokenizer  # noqa: B018

@@ -1,0 +1,410 @@
+"""Every way of computing attention computes the same, gradients included."""
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch._higher_order_ops.flex_attention import flex_attention as unfused
+from torch.nn.attention import flex_attention as library
+
+from pretrain.model import flex, presets, stacks
+from pretrain.model import tiled_attention as tiled
+from pretrain.model.attention import attention_bias
+from pretrain.model.config import ModelConfig
+from pretrain.model.language_model import LanguageModel
+from pretrain.model.layers import checkpoint_activations, compile_layers
+from pretrain.model.positions import alibi_slopes
+from tests.pretrain.memory import LiveBytes
+
+CPU = torch.device("cpu")
+POSITIONS = [("alibi", "offset"), ("alibi", "symmetric"), ("learned", "offset")]
+
+
+def config_of(position, kind, heads=4):
+    return ModelConfig(
+        vocab_size=50, hidden_size=8 * heads, num_heads=heads, position=position, alibi=kind
+    )
+
+
+def masks(length):
+    """None; padding; several texts and padding, the borders off the borders of blocks."""
+    real = torch.tensor([[length], [length - 57]]) > torch.arange(length)
+    texts = torch.zeros(2, length, dtype=torch.int64)
+    for number, (first, end) in enumerate([(0, 3), (3, 150), (150, length - 40)]):
+        texts[0, first:end] = number + 1
+    texts[1, :length] = 1
+    return {"none": None, "padding": real, "texts": texts}
+
+
+def unfused_kernel(query, key, value, score_mod, block_mask, kernel_options):
+    """FlexAttention as torch computes it without a compiler: gradients on a CPU as well."""
+    block_mask = block_mask or library._create_empty_block_mask(query, key)
+    score_mod = score_mod or library._identity
+    scale = query.shape[-1] ** -0.5
+    mask = block_mask.as_tuple()
+    return unfused(query, key, value, score_mod, mask, scale, kernel_options)[0]
+
+
+@pytest.fixture
+def without_compiler(monkeypatch):
+    monkeypatch.setattr(flex, "_kernel", lambda: unfused_kernel)
+
+
+def drawn(*shape, seed=0, dtype=torch.float32):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+
+
+def both(config, length, mask, dtype):
+    """Output and gradient with respect to query, key and value, of dense and of flex."""
+    results = []
+    for backend in ("dense", "flex"):
+        qkv = drawn(2, length, 3, config.num_heads, 8, dtype=dtype).requires_grad_()
+        query, key, value = qkv.permute(2, 0, 3, 1, 4)
+        if backend == "dense":
+            bias = attention_bias(config, length, mask, dtype, CPU)
+            out = F.scaled_dot_product_attention(query, key, value, attn_mask=bias)
+        else:
+            bias = flex.flex_bias(config, mask, CPU, "flex")
+            assert bias is not None
+            out = flex.fused_attention(query, key, value, bias)
+        out.backward(drawn(*out.shape, seed=1, dtype=dtype))
+        results.append((out.detach().float(), qkv.grad.float()))
+    return results
+
+
+@pytest.mark.parametrize("mask", ["none", "padding", "texts"])
+@pytest.mark.parametrize(("position", "kind"), POSITIONS)
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 3e-2)], ids=str
+)
+def test_flex_is_dense_in_output_and_gradient(
+    position, kind, mask, dtype, tolerance, without_compiler
+):
+    if (position, mask) == ("learned", "none"):
+        pytest.skip("nothing is added: both are torch's own kernel")
+    results = both(config_of(position, kind), 384, masks(384)[mask], dtype)
+    for dense, ours in zip(*results, strict=True):
+        assert float((ours - dense).norm()) < tolerance * float(dense.norm())
+
+
+@pytest.mark.parametrize("mask", ["none", "padding", "texts"])
+@pytest.mark.parametrize("length", [200, 256, 300])
+@pytest.mark.parametrize("variant", ["zero-clap-unscaled-no-dropout", "alibi-clap", "baseline"])
+def test_whole_models_agree_on_lengths_that_are_no_whole_number_of_blocks(
+    variant, length, mask, without_compiler
+):
+    overrides = {"dropout": 0.0, "attention_dropout": 0.0, "max_positions": 300}
+    config = presets.build("tiny", variant, 50, overrides)
+    ids = torch.randint(4, 49, (2, length), generator=torch.Generator().manual_seed(1))
+    places = torch.arange(0, 2 * length - 60, 7)
+    results = []
+    for backend in ("dense", "flex"):
+        torch.manual_seed(0)
+        model = LanguageModel(config, attention_backend=backend)
+        logits = model(ids, masks(length)[mask], places)
+        logits.square().sum().backward()
+        gradient = torch.cat([p.grad.flatten() for p in model.parameters()])
+        results.append((logits.detach(), gradient))
+        features = model.encoder(ids, masks(length)[mask])
+        assert features.shape == (2, length, config.hidden_size)
+        assert model.encoder.hidden_states(ids)[0].shape == features.shape
+    for dense, ours in zip(*results, strict=True):
+        assert float((ours - dense).norm()) < 1e-5 * float(dense.norm())
+
+
+@pytest.mark.parametrize("backend", ["dense", "flex"])
+def test_a_row_of_padding_alone_makes_no_nan(backend, without_compiler):
+    config = presets.build("tiny", "alibi-clap", 50, {})
+    torch.manual_seed(0)
+    model = LanguageModel(config, attention_backend=backend)
+    mask = torch.tensor([[True], [False]]).expand(2, 30)
+    logits = model(torch.full((2, 30), 7), mask, torch.arange(60))
+    logits.sum().backward()
+    assert logits.isfinite().all()
+    assert all(p.grad.isfinite().all() for p in model.parameters())
+
+
+def test_the_one_term_form_is_alibi_but_for_a_constant_of_each_query():
+    score_mod = flex.flex_bias(config_of("alibi", "offset", heads=12), None, CPU, "flex").score_mod
+    places = torch.arange(512)
+    ahead = places[None, :] - places[:, None]
+    distance = ahead.abs() - 0.5 * (ahead > 0)
+    zero = torch.zeros(512, 512, dtype=torch.float64)
+    for head, slope in enumerate(alibi_slopes(12)):
+        ours = score_mod(zero, None, torch.tensor(head), places[:, None], places[None, :])
+        torch.testing.assert_close(
+            ours + slope * distance, zero - slope / 4, check_dtype=False, rtol=0, atol=2e-5
+        )
+
+
+@pytest.mark.parametrize("mask", ["padding", "texts"])
+def test_the_block_mask_is_torch_s_own_and_no_block_is_kept_without_need(mask):
+    mask = masks(640)[mask]
+    ours = flex.flex_bias(config_of("learned", "offset"), mask, CPU, "flex").block_mask
+    theirs = library.create_block_mask(ours.mask_mod, 2, None, 640, 640, device="cpu")
+    assert ours.sparsity() == theirs.sparsity()
+    assert torch.equal(ours.to_dense(), theirs.to_dense())
+    for name in ("kv_num_blocks", "full_kv_num_blocks", "q_num_blocks", "full_q_num_blocks"):
+        assert torch.equal(getattr(ours, name), getattr(theirs, name)), name
+
+
+def test_texts_in_any_order_of_numbers_see_themselves_alone(without_compiler):
+    numbers = torch.tensor([[3] * 100 + [1] * 100 + [0] * 20 + [2] * 100 + [3] * 64])
+    results = both(config_of("alibi", "offset"), 384, numbers.expand(2, -1), torch.float32)
+    for dense, ours in zip(*results, strict=True):
+        torch.testing.assert_close(ours, dense, rtol=0, atol=2e-5)
+
+
+def test_a_model_without_bias_or_padding_takes_torch_s_own_kernels():
+    assert flex.flex_bias(config_of("learned", "offset"), None, CPU, "flex") is None
+
+
+@pytest.mark.slow  # compiles C++
+@pytest.mark.parametrize("layers", [False, True])
+def test_the_compiled_forward_pass_agrees_and_is_compiled_once_for_all_batches(layers, run_ranks):
+    """The kernel alone, or whole layers: then one of them for all."""
+    config = presets.build("tiny", "alibi-clap", 50, {"num_layers": 4})
+    ids = torch.randint(4, 49, (2, 200), generator=torch.Generator().manual_seed(1))
+    places = torch.arange(0, 400, 7)
+
+    def work():
+        models = []
+        for backend in ("dense", "flex"):
+            torch.manual_seed(0)
+            models.append(LanguageModel(config, attention_backend=backend).eval())
+        if layers:
+            compile_layers(models[1])
+        compiled = []
+        for shift in range(3):
+            texts = masks(200)["texts"].roll(shift, dims=1)
+            with torch.no_grad():
+                dense, ours = (model(ids, texts, places) for model in models)
+            torch.testing.assert_close(ours, dense, rtol=0, atol=2e-5)
+            compiled.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+        return compiled
+
+    # The kernel; or a layer, the last one at its masked places, the head.
+    (compiled,) = run_ranks(1, work)
+    assert compiled == [3 if layers else 1] * 3
+
+
+@pytest.mark.slow  # compiles C++
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_compiled_layers_have_the_same_gradients_and_names(checkpointing, run_ranks):
+    config = presets.build("tiny", "zero-clap-unscaled-no-dropout", 50, {"num_layers": 3})
+    ids = torch.randint(4, 49, (2, 40), generator=torch.Generator().manual_seed(1))
+    mask = masks(100)["padding"][:, 60:]
+
+    def work():
+        results = []
+        for compiled in (False, True):
+            torch.manual_seed(0)
+            model = LanguageModel(config)
+            names = [*model.state_dict()]
+            if compiled and checkpointing:
+                checkpoint_activations(model)
+            if compiled:
+                compile_layers(model)
+            assert [*model.state_dict()] == names
+            logits = model(ids, mask, torch.arange(0, 80, 3))
+            logits.square().sum().backward()
+            results.append([logits.detach(), *(p.grad for p in model.parameters())])
+        for plain, ours in zip(*results, strict=True):
+            assert float((ours - plain).norm()) <= 1e-5 * float(plain.norm())
+
+    run_ranks(1, work)
+
+
+@pytest.mark.parametrize(
+    ("backend", "dropout", "message"),
+    [
+        ("flax", 0.0, "'flax' is not accepted; it must be one of dense, flex, flex-flash"),
+        ("flex", 0.1, "attention_dropout: 0.1 is not accepted; it must be 0 with .* 'flex'"),
+    ],
+)
+def test_an_impossible_backend_is_refused(backend, dropout, message):
+    config = presets.build("tiny", "alibi", 50, {"attention_dropout": dropout})
+    with pytest.raises(ValueError, match=message):
+        LanguageModel(config, attention_backend=backend)
+
+
+def test_the_backend_leaves_no_trace_in_the_weights():
+    config = presets.build("tiny", "alibi-clap", 50, {})
+    dense = LanguageModel(config).state_dict()
+    assert dense.keys() == LanguageModel(config, attention_backend="flex").state_dict().keys()
+
+
+# --- the bias of `dense` ------------------------------------------------------------------------
+
+
+def bias_by_sum(config, length, mask, dtype):
+    """ALiBi and the lowest number of hidden keys, added up in fp32 and then rounded."""
+    bias = torch.zeros(1, 1, 1, 1)
+    if config.position == "alibi":
+        ahead = torch.arange(length)[None, :] - torch.arange(length)[:, None]
+        distance = ahead.abs() - (0.5 * (ahead > 0) if config.alibi == "offset" else 0.0)
+        bias = (-torch.tensor(alibi_slopes(config.num_heads))[:, None, None] * distance)[None]
+    if mask is not None:
+        seen = mask[:, None, :] if mask.dtype == torch.bool else mask[:, None] == mask[:, :, None]
+        hidden = torch.zeros(seen.shape).masked_fill(~seen, torch.finfo(dtype).min)
+        bias = bias + hidden[:, None]
+    return bias.to(dtype)
+
+
+@pytest.mark.parametrize("mask", ["none", "padding", "texts"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("position", "kind"), POSITIONS)
+def test_the_bias_has_the_bits_of_a_sum_in_fp32_that_is_rounded(position, kind, dtype, mask):
+    config, mask = config_of(position, kind, heads=12), masks(320)[mask]
+    bias = attention_bias(config, 320, mask, dtype, CPU)
+    if (position, mask) == ("learned", None):
+        assert bias is None
+        return
+    expected = bias_by_sum(config, 320, mask, dtype)
+    assert bias.dtype == dtype
+    assert torch.equal(bias, expected)
+
+
+def test_hidden_keys_have_the_lowest_number_in_fp16_too():
+    """Where -65504 and ALiBi were added up, far ones had -inf."""
+    config, mask = config_of("alibi", "offset"), masks(320)["texts"]
+    bias = attention_bias(config, 320, mask, torch.float16, CPU)
+    shown = (mask[:, None, :] == mask[:, :, None])[:, None].expand_as(bias)
+    assert set(bias[~shown].tolist()) == {torch.finfo(torch.float16).min}
+    assert torch.equal(bias[shown], bias_by_sum(config, 320, mask, torch.float16)[shown])
+
+
+@pytest.mark.parametrize("mask", ["none", "padding", "texts"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("variant", ["zero-clap", "alibi-symmetric", "baseline"])
+def test_training_gives_the_bits_that_it_gives_with_a_whole_bias(variant, dtype, mask, monkeypatch):
+    """Logits and gradients, with dropout: bias and tiles are a matter of memory alone."""
+    config, mask = presets.build("tiny", variant, 50, {"max_positions": 700}), masks(700)[mask]
+    ids = torch.randint(4, 49, (2, 700), generator=torch.Generator().manual_seed(1))
+    places = torch.arange(0, 1400, 11)
+
+    def trained():
+        torch.manual_seed(0)
+        model = LanguageModel(config).train().to(dtype)
+        logits = model(ids, mask, places)
+        logits.float().square().sum().backward()
+        return [logits.detach(), *(parameter.grad for parameter in model.parameters())]
+
+    ours = trained()
+    monkeypatch.setattr(stacks, "bias_parts", lambda *_: (bias_by_sum(config, 700, mask, dtype),))
+    monkeypatch.setattr(stacks, "attention_bias", lambda *_: bias_by_sum(config, 700, mask, dtype))
+    for whole, in_parts in zip(trained(), ours, strict=True):
+        assert torch.equal(whole, in_parts)
+
+
+@pytest.mark.parametrize("mask", ["padding", "texts"])
+@pytest.mark.parametrize("position", ["alibi", "learned"])
+def test_the_bias_is_the_only_tensor_of_its_size(position, mask):
+    """[B, H, T, T] at most once, in the dtype of the scores, and [1, H, T, T] in fp32."""
+    config, mask = config_of(position, "offset", heads=8), masks(320)[mask]
+    with LiveBytes() as memory:
+        bias = attention_bias(config, 320, mask, torch.bfloat16, CPU)
+    largest, *others = sorted(memory.made, reverse=True)
+    assert largest == bias.numel() * 2
+    if position == "alibi":
+        assert bias.shape == (2, 8, 320, 320)
+        assert max(others) == 4 * 8 * 320**2
+    else:
+        assert bias.shape in [(2, 1, 1, 320), (2, 1, 320, 320)]
+
+
+@pytest.mark.parametrize("mask", ["none", "padding", "texts"])
+def test_training_with_dropout_on_a_cpu_makes_no_bias_of_all_scores(mask):
+    """The attention weights of each layer, [B, H, T, T], and no other tensor of that size."""
+    config = presets.build("tiny", "zero-clap", 50, {"num_heads": 16})
+    model = LanguageModel(config).train()
+    ids = torch.randint(4, 49, (2, 320), generator=torch.Generator().manual_seed(1))
+    with LiveBytes() as memory:
+        model(ids, masks(320)[mask], torch.arange(0, 640, 7))
+    scores = 4 * 2 * 16 * 320**2
+    assert [size for size in memory.made if size >= scores] == [scores] * config.num_layers
+
+
+def test_only_layers_that_compute_in_tiles_get_the_bias_in_parts(run_ranks):
+    """Not in evaluation, nor in another precision, nor where layers are compiled."""
+    ids, mask = torch.full((2, 320), 7), masks(320)["padding"]
+
+    def work():
+        model = LanguageModel(presets.build("tiny", "zero-clap", 50, {}))
+
+        def shapes():
+            bias = model.encoder._enter(ids, mask)[1]
+            return [part.shape for part in bias] if isinstance(bias, tuple) else bias.shape
+
+        found = []
+        for change in (model.train, model.eval, model.train, model.bfloat16, model.float):
+            change()
+            found.append(shapes())
+        compile_layers(model)  # compiles nothing before a layer is called
+        return [*found, shapes()]
+
+    parts, whole = [(1, 4, 320, 320), (2, 1, 1, 320)], (2, 4, 320, 320)
+    assert run_ranks(1, work)[0] == [parts, whole, parts, whole, parts, whole]
+
+
+def test_a_model_without_padding_has_one_bias_for_all_rows():
+    bias = attention_bias(config_of("alibi", "offset"), 320, None, torch.bfloat16, CPU)
+    assert bias.shape == (1, 4, 320, 320)
+
+
+# --- with dropout, on a CPU ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("length", [1, 7, 130, 700])
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_a_tile_at_a_time_is_the_whole_at_once(length, with_bias):
+    bias = drawn(1, 3, length, length, seed=2) if with_bias else None
+    results = []
+    for in_tiles in (False, True):
+        qkv = drawn(2, length, 3, 3, 8).requires_grad_()
+        if in_tiles:
+            out = tiled.tiled_attention(qkv, () if bias is None else (bias,), 0.0)
+        else:
+            query, key, value = qkv.permute(2, 0, 3, 1, 4)
+            out = F.scaled_dot_product_attention(query, key, value, attn_mask=bias)
+            out = out.transpose(1, 2)
+        out.backward(drawn(*out.shape, seed=1))
+        results.append((out.detach(), qkv.grad))
+    for whole, ours in zip(*results, strict=True):
+        torch.testing.assert_close(ours, whole, rtol=0, atol=1e-5)
+
+
+def test_the_gradient_with_dropout_is_that_of_the_function(monkeypatch):
+    monkeypatch.setattr(tiled, "_TILE", 15)  # several tiles, the last ones smaller
+    bias = drawn(1, 3, 1, 5, dtype=torch.float64)
+
+    def attend(qkv):
+        torch.manual_seed(3)
+        return tiled.tiled_attention(qkv, (bias,), 0.3)
+
+    qkv = drawn(1, 5, 3, 3, 2, dtype=torch.float64).requires_grad_()
+    assert torch.autograd.gradcheck(attend, (qkv,))
+
+
+def test_dropped_weights_are_as_many_as_asked_for_and_the_rest_is_scaled_to_match():
+    length = 300
+    qkv = torch.zeros(1, length, 3, 2, length)
+    qkv[0, :, 2] = torch.eye(length)[:, None]  # values that show the weights
+    torch.manual_seed(0)
+    weights = tiled.tiled_attention(qkv, (), 0.1) * length
+    dropped = weights == 0
+    assert float(dropped.float().mean()) == pytest.approx(0.1, abs=5 * (0.09 / 180_000) ** 0.5)
+    torch.testing.assert_close(weights[~dropped], torch.full_like(weights[~dropped], 1 / 0.9))
+    for dim in (1, 3):  # no query and no key is favoured
+        shares = dropped.float().mean(dim=dim)
+        assert float(shares.std()) == pytest.approx((0.09 / length) ** 0.5, rel=0.2)
+
+
+def test_dropout_follows_the_generator():
+    qkv = drawn(1, 50, 3, 2, 8)
+
+    def attend(seed):
+        torch.manual_seed(seed)
+        return tiled.tiled_attention(qkv, (), 0.5)
+
+    assert torch.equal(attend(1), attend(1))
+    assert not torch.equal(attend(1), attend(2))

@@ -1,0 +1,243 @@
+"""Which tokens are hidden, and the loss on them."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file
+
+from pretrain.config.run import MaskingConfig
+from pretrain.objectives.masked import (
+    FIRST_WORD_ID,
+    IGNORED,
+    PAD_ID,
+    MaskedLM,
+    word_starts_of,
+)
+
+MASK_ID, END = 999, 900
+
+
+def objective(probability=0.15, keep=0.1, random=0.1):
+    return MaskedLM(MaskingConfig(probability, keep, random), MASK_ID, END)
+
+
+def block(length, seed=0):
+    return np.random.default_rng(seed).integers(4, END, length)
+
+
+def test_rates_are_15_percent_and_80_10_10():
+    """Within five standard deviations of what chance gives over 150,000 hidden tokens."""
+    # Ids that no replacement can draw, so that a random word is never taken for a kept one.
+    ids = np.full(1000, END + 50)
+    hidden = kept = random = 0
+    for key in range(1000):
+        masked, places = objective().mask(ids, (1, 0, key))
+        hidden += len(places)
+        after = masked[places]
+        kept += int((after == ids[places]).sum())
+        random += int((after < END).sum())
+        assert np.array_equal(np.delete(masked, places), np.delete(ids, places))
+    assert abs(hidden - 150_000) < 5 * 1000**0.5 / 2
+    tolerance = 5 * (150_000 * 0.1 * 0.9) ** 0.5
+    assert abs(kept - 15_000) < tolerance
+    assert abs(random - 15_000) < tolerance
+
+
+def test_replacements_are_drawn_evenly_from_the_words_alone():
+    words = []
+    for key in range(400):
+        masked, places = objective(1.0, 0.0, 1.0).mask(np.full(500, 2), (0, 0, key))
+        words.append(masked[places])
+    counts = np.bincount(np.concatenate(words), minlength=1000)
+    assert counts[:FIRST_WORD_ID].sum() == counts[END:].sum() == 0
+    expected = 200_000 / (END - FIRST_WORD_ID)
+    assert abs(counts[FIRST_WORD_ID:END] - expected).max() < 6 * expected**0.5
+
+
+@pytest.mark.parametrize("probability", [0.15, 0.3, 0.5, 1.0, 1 / 3, 0.07])
+def test_capacity_is_never_exceeded_and_sometimes_reached(probability):
+    """Law 4: a fixed-capacity head never drops a token."""
+    masked_lm = objective(probability)
+    for length in range(1, 260):
+        counts = [len(masked_lm.mask(block(length), (2, 0, key))[1]) for key in range(12)]
+        assert max(counts) <= masked_lm.capacity(length)
+        assert min(counts) >= int(probability * length)
+    many = {len(masked_lm.mask(block(103), (3, 0, key))[1]) for key in range(300)}
+    assert max(many) == masked_lm.capacity(103)
+
+
+def test_capacity_holds_when_rounding_would_carry_over(monkeypatch):
+    """100 * .15 + the largest number below 1 is 16 in floating point."""
+    largest = np.nextafter(1.0, 0.0)
+    assert int(0.15 * 100 + largest) == 16
+
+    class Unlucky(np.random.RandomState):
+        def random_sample(self, size=None):
+            return largest if size is None else super().random_sample(size)
+
+    monkeypatch.setattr(np.random, "RandomState", Unlucky)
+    assert len(objective().mask(block(100), (1, 0, 0))[1]) <= objective().capacity(100) == 15
+
+
+def test_places_are_sorted_distinct_and_may_be_any():
+    seen = set()
+    for key in range(200):
+        _, places = objective().mask(block(20), (1, 0, key))
+        assert places.tolist() == sorted(set(places.tolist()))
+        seen.update(places.tolist())
+    assert seen == set(range(20))
+
+
+def test_the_draw_depends_on_seed_epoch_and_block_and_on_nothing_else():
+    ids = block(200)
+    original = ids.copy()
+    first = objective().mask(ids, (1, 2, 3))
+    np.random.default_rng(0).random(5)
+    torch.manual_seed(7)
+    again = objective().mask(ids, (1, 2, 3))
+    assert np.array_equal(ids, original)
+    assert np.array_equal(first[0], again[0])
+    assert np.array_equal(first[1], again[1])
+    others = [objective().mask(ids, key)[1] for key in [(2, 2, 3), (1, 3, 3), (1, 2, 4), (3, 2, 1)]]
+    assert len({tuple(places) for places in [first[1], *others]}) == 5
+
+
+def test_a_block_is_masked_alike_whatever_shares_its_micro_batch():
+    blocks = [block(30 + n, seed=n) for n in range(6)]
+    keys = [(1, 0, n) for n in range(6)]
+    together = objective().collate(blocks, keys, 40)
+    for row in range(6):
+        alone = objective().collate(blocks[row : row + 1], keys[row : row + 1], 40)
+        assert np.array_equal(together["input_ids"][row], alone["input_ids"][0])
+        capacity = len(alone["labels"])
+        part = slice(row * capacity, (row + 1) * capacity)
+        assert np.array_equal(together["labels"][part], alone["labels"])
+        used = alone["labels"] != IGNORED
+        shifted = together["target_positions"][part][used] - row * 40
+        assert np.array_equal(shifted, alone["target_positions"][used])
+
+
+def test_collated_arrays_have_fixed_shapes_and_labels_where_tokens_are_hidden():
+    blocks = [block(40, seed=1), block(5, seed=2), block(23, seed=3)]
+    arrays = objective().collate(blocks, [(1, 0, n) for n in range(3)], 40)
+    assert arrays["input_ids"].shape == arrays["document_ids"].shape == (3, 40)
+    assert arrays["target_positions"].shape == arrays["labels"].shape == (3 * 6,)
+    assert arrays["document_ids"].sum(axis=1).tolist() == [40, 5, 23]
+    assert (arrays["input_ids"][~arrays["document_ids"]] == PAD_ID).all()
+    used = arrays["labels"] != IGNORED
+    assert (arrays["target_positions"][~used] == 0).all()
+    rows, columns = arrays["target_positions"][used] // 40, arrays["target_positions"][used] % 40
+    originals = [blocks[row][column] for row, column in zip(rows, columns, strict=True)]
+    assert arrays["labels"][used].tolist() == originals
+    everything = np.zeros((3, 40), dtype=bool)
+    everything[rows, columns] = True
+    for row, ids in enumerate(blocks):
+        untouched = ~everything[row, : len(ids)]
+        assert np.array_equal(arrays["input_ids"][row, : len(ids)][untouched], ids[untouched])
+
+
+def test_the_loss_is_the_summed_cross_entropy_of_the_labelled_places():
+    values = [[2.0, 0.0, -1.0], [0.5, 0.5, 0.5], [9.0, 9.0, 9.0]]
+    logits = torch.tensor(values, dtype=torch.bfloat16, requires_grad=True)
+    batch = {
+        "input_ids": torch.zeros(1, 4, dtype=torch.int64),
+        "document_ids": torch.ones(1, 4, dtype=torch.bool),
+        "target_positions": torch.tensor([1, 3, 0]),
+        "labels": torch.tensor([1, 2, IGNORED]),
+    }
+    seen = []
+
+    def model(*arguments):
+        seen.append(arguments)
+        return logits
+
+    loss = objective().loss(model, batch)
+    by_hand = np.log(np.exp(2.0) + 1 + np.exp(-1.0)) - 0.0 + np.log(3.0)
+    assert loss.dtype == torch.float32
+    assert loss.item() == pytest.approx(by_hand, abs=1e-6)
+    assert seen == [(batch["input_ids"], batch["document_ids"], batch["target_positions"])]
+
+
+@pytest.mark.slow  # compiles C++
+def test_the_compiled_loss_is_the_loss_in_value_and_gradient(run_ranks):
+    labels = torch.tensor([1, 2, IGNORED, 69])
+    batch = dict.fromkeys(("input_ids", "document_ids", "target_positions")) | {"labels": labels}
+
+    def work():
+        results = []
+        for compiled in (False, True):
+            padded = torch.randn(4, 80, generator=torch.Generator().manual_seed(0))
+            padded = padded.bfloat16().requires_grad_()
+            chosen = dataclasses.replace(objective(), compiled=compiled)
+            loss = chosen.loss(lambda *_, padded=padded: padded[:, :70], batch)
+            loss.backward()
+            results.append((loss.detach(), padded.grad))
+        for ours, theirs in zip(*results, strict=True):
+            torch.testing.assert_close(ours, theirs)
+
+    run_ranks(1, work)
+
+
+@pytest.mark.parametrize(("case", "end"), [("omit0", 1005), ("omit1", 1004)])
+@pytest.mark.parametrize("epoch", [1, 2])
+def test_the_original_s_generator_hides_the_very_tokens_that_the_original_hides(
+    case, end, epoch, golden
+):
+    """With a `<mask>` row (omit0), which may be drawn as a random word, and without."""
+    tensors = load_file(golden / "masking.safetensors")
+    masked_lm = MaskedLM(MaskingConfig(), 1004, end)
+    for number in range(4):
+        ids = tensors[f"{case}.item{number}"]
+        seed = int(hash((1, epoch, number)) % 1e6)
+        hidden, places = masked_lm.hide(ids, np.random.RandomState(seed))
+        targets = np.full_like(ids, PAD_ID)
+        targets[places] = ids[places]
+        assert np.array_equal(hidden, tensors[f"{case}.ep{epoch}.src{number}"])
+        assert np.array_equal(targets, tensors[f"{case}.ep{epoch}.tgt{number}"])
+
+
+def test_self_masking_hides_each_token_by_chance_and_asks_for_all():
+    masked_lm = MaskedLM(MaskingConfig(0.15, 0.0, 0.0, "all"), MASK_ID, END)
+    hidden = 0
+    for key in range(500):
+        ids = block(400, seed=key)
+        masked, places = masked_lm.mask(ids, (1, 0, key))
+        assert places.tolist() == list(range(400))
+        assert ((masked == ids) | (masked == MASK_ID)).all()
+        hidden += int((masked == MASK_ID).sum())
+    assert abs(hidden - 30_000) < 5 * (200_000 * 0.15 * 0.85) ** 0.5
+    arrays = masked_lm.collate([block(40), block(5)], [(1, 0, 0), (1, 0, 1)], 40)
+    assert int((arrays["labels"] != IGNORED).sum()) == 45
+
+
+def test_whole_words_are_hidden_together_and_no_more_than_asked_for():
+    starts = np.arange(1000) % 3 == 0  # every third id begins a word
+    masked_lm = MaskedLM(MaskingConfig(0.3, 0.0, 0.0), MASK_ID, END, starts)
+    hidden = 0
+    for key in range(200):
+        ids = block(150, seed=key)
+        masked, places = masked_lm.mask(ids, (1, 0, key))
+        word = np.cumsum(starts[ids])
+        chosen = np.isin(np.arange(150), places)
+        for number in np.unique(word):
+            assert len(set(chosen[word == number])) == 1
+        assert (masked[places] == MASK_ID).all()
+        assert len(places) <= masked_lm.capacity(150)
+        hidden += len(places)
+    assert 0.27 < hidden / (200 * 150) < 0.3  # the last word that does not fit is left
+
+
+def test_a_word_begins_with_white_space(corpus):
+    from data_prep.tokenizer import load
+
+    tokenizer = load(corpus)
+    starts = word_starts_of(tokenizer)
+    assert len(starts) == tokenizer.vocab_size
+    assert starts[:4].all()
+    assert starts[tokenizer.mask_id]
+    (ids,) = tokenizer.encode_batch(["the statement"])
+    words = np.cumsum(starts[ids])
+    assert words[-1] - words[0] == 1
+    assert tokenizer.decode(ids[words > words[0]]) == " statement"

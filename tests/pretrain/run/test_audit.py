@@ -1,0 +1,288 @@
+"""The auditor proves what is so, and finds whatever is not."""
+
+import random
+
+import numpy as np
+import pytest
+
+from pretrain import __main__ as command_line
+from pretrain.config.run import BatchConfig
+from pretrain.data.order import Lineage
+from pretrain.run import audit, ledger, metrics
+from tests.pretrain.histories import TOTAL, History, random_history
+
+
+def finished(epochs=3, **parts):
+    """A run with a crash, a rollback with a skip past an epoch's end, and another one."""
+    history = History(**parts)
+    history.begin()
+    history.train(8)
+    history.commit()
+    history.train(3)  # lost to a crash
+    history.begin()
+    history.train(6)
+    history.spike(onset=10)
+    history.roll_back(8, skip=(10, 14))
+    history.begin()
+    while history.batch.first_block(history.step) < epochs * TOTAL:
+        history.train(1)
+    history.commit()
+    history.add("done", attempt=history.attempt, step=history.step)
+    return history
+
+
+def problems(history):
+    return history.audit().problems
+
+
+def test_a_sound_run_is_proved_sound_with_its_numbers():
+    found = finished().audit()
+    assert found.problems == []
+    text = "\n".join(found.proved)
+    assert "3 attempts" in text
+    assert f"epoch 0: {TOTAL} blocks read, each once\n" in text
+    assert "epoch 1: 13 blocks read, each once, 24 declared skipped" in text
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_whatever_happens_to_a_run_its_audit_is_sound(seed):
+    assert problems(random_history(seed)) == []
+
+
+def test_a_step_that_read_other_blocks_is_found():
+    history = finished()
+    draw = random.Random(1)
+    for number in draw.sample(range(len(history.lines)), 8):
+        line = history.lines[number]
+        right = line["blocks"]
+        line["blocks"] = "0123456789abcdef"
+        (found,) = problems(history)
+        assert f"attempt {line['attempt']}: step {line['step']} read other blocks" in found
+        line["blocks"] = right
+    assert problems(history) == []
+
+
+def test_a_run_of_an_earlier_version_is_audited_and_one_of_a_later_version_refused_by_name():
+    """Its record of the batch lacks a field, or has one more."""
+    history = finished(batch=BatchConfig(global_batch_size=6, micro_batch_size=1))
+    (created,) = (r for r in history.records if r["kind"] == "created")
+    created["batch"] = {k: v for k, v in created["batch"].items() if not k.startswith("ramp")}
+    assert problems(history) == []
+    created["batch"]["shrink"] = 2
+    with pytest.raises(ValueError, match=r"unknown key 'ledger.jsonl: created.batch.shrink'"):
+        history.audit()
+
+
+def test_another_seed_than_the_lineages_is_found():
+    history = finished()
+    history.lines[3]["seed"] = 9
+    (found,) = problems(history)
+    assert "step 3 used seed 9, the lineage says 5" in found
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_steps_without_a_line_are_unproved_and_named_where_they_survive(seed):
+    draw = random.Random(seed)
+    history = finished()
+    surviving = {(line["attempt"], line["step"]) for line in metrics.surviving(history.lines)}
+    lost = draw.sample(history.lines, draw.randint(1, len(history.lines)))
+    history.lines = [line for line in history.lines if line not in lost]
+    found = history.audit()
+    assert found.problems == []
+    missing = [line["step"] for line in lost if (line["attempt"], line["step"]) in surviving]
+    assert bool(found.unproved) == bool(missing)
+    for words in found.unproved:
+        assert f"{len(missing):,} of {history.step:,} steps" in words
+        assert audit._ranges(sorted(missing)) in words
+
+
+def test_a_run_whose_metrics_are_gone_is_not_called_sound():
+    history = finished()
+    history.lines = []
+    (words,) = history.audit().unproved
+    assert f"0 to {history.step - 1}" in words
+
+
+def test_the_last_line_of_a_finished_run_is_missed():
+    history = finished()
+    history.lines.pop()
+    (words,) = history.audit().unproved
+    assert words.endswith(f": {history.step - 1}")
+
+
+def test_numbers_are_shortened_to_ranges():
+    assert audit._ranges([3, 7, 8, 9, 11]) == "3, 7 to 9, 11"
+
+
+def test_a_step_recorded_twice_by_an_attempt_is_found():
+    history = finished()
+    history.lines.insert(3, dict(history.lines[2]))
+    assert "has step 2 where a step above 2 must follow" in problems(history)[0]
+
+
+def test_lines_of_an_attempt_that_the_ledger_does_not_know_are_found():
+    history = finished()
+    history.lines.append({**history.lines[-1], "attempt": 9})
+    assert "lines of attempt 9, which the ledger does not know" in problems(history)[0]
+
+
+def after_a_launch_that_never_began(number, next_number):
+    """A run whose second launch failed before its attempt began, recorded by the supervisor."""
+    history = History()
+    history.begin()
+    history.train(4)
+    history.commit()
+    history.train(2)
+    history.add("crash", attempt=1, step=4, reason="rank 1 has ended")
+    history.add("crash", attempt=number, step=4, reason="the launcher was killed")
+    history.begin()
+    history.attempt = history.records[-1]["attempt"] = next_number
+    history.train(3)
+    history.commit()
+    return history
+
+
+def test_a_launch_that_failed_before_its_attempt_began_does_no_harm():
+    history = after_a_launch_that_never_began(2, 3)
+    assert problems(history) == []
+    assert history.audit().unproved == []
+    assert history.state.attempts == 2
+
+
+def test_a_failed_launch_that_shares_its_number_with_the_next_as_once_written_does_no_harm():
+    assert problems(after_a_launch_that_never_began(2, 2)) == []
+
+
+def test_the_next_launch_has_a_number_that_no_launch_had():
+    history = after_a_launch_that_never_began(2, 3)
+    assert history.state.next_attempt == 4
+    history.add("crash", attempt=4, step=4, reason="the launcher was killed")
+    assert history.state.next_attempt == 5
+
+
+def test_a_record_by_an_attempt_that_had_not_begun_is_found():
+    history = after_a_launch_that_never_began(2, 3)
+    next(r for r in history.records if r["kind"] == "commit")["attempt"] = 2
+    assert "was written by attempt 2, which had not begun" in problems(history)[0]
+
+
+def test_attempts_whose_numbers_do_not_ascend_are_found():
+    history = after_a_launch_that_never_began(2, 1)
+    found = problems(history)
+    assert any("began after attempt 1, whose number is not below its own" in p for p in found)
+
+
+def test_an_attempt_from_a_checkpoint_that_was_not_committed_is_found():
+    history = finished()
+    commit = next(r for r in history.records if r["kind"] == "commit")
+    commit["kind"] = "note"
+    assert "began at step 8, of which no committed checkpoint was left" in problems(history)[0]
+
+
+def test_an_attempt_from_a_deleted_checkpoint_is_found():
+    history = History()
+    history.begin()
+    history.train(2)
+    history.commit()
+    history.begin()
+    history.records.insert(3, {"number": 3, "time": 0.0, "kind": "delete", "step": 2})
+    history.records[4]["number"] = 4
+    assert "no committed checkpoint was left" in problems(history)[0]
+
+
+def test_a_checkpoint_that_was_exchanged_is_found():
+    history = finished()
+    next(r for r in history.records if r["kind"] == "attempt" and r["step"])["manifest"] = "other"
+    assert "loaded another checkpoint of step 8" in problems(history)[0]
+
+
+def test_a_lineage_that_the_rollbacks_do_not_lead_to_is_found():
+    history = finished()
+    rollback = next(r for r in history.records if r["kind"] == "rollback")
+    rollback["skip"] = [10, 13]
+    assert "attempt 3: followed the lineage" in problems(history)[0]
+
+
+def test_a_commit_by_an_attempt_that_was_over_is_found():
+    history = finished()
+    history.records[-2]["attempt"] = 1
+    assert "was written by attempt 1, which was over" in problems(history)[0]
+
+
+def test_a_lineage_that_reads_what_it_skips_is_found_though_the_metrics_agree_with_it(monkeypatch):
+    def forgetful(self, first_place, count):
+        places = np.arange(first_place, first_place + count)
+        return places % self.total, places // self.total
+
+    monkeypatch.setattr(Lineage, "blocks", forgetful)
+    assert any("was read, though skipped" in problem for problem in problems(finished()))
+
+
+def test_a_run_that_was_only_created_has_nothing_to_prove_but_its_chain():
+    history = History()
+    assert problems(history) == []
+
+
+def test_a_launch_that_failed_before_the_run_was_created_does_no_harm():
+    history = finished()
+    history.records.insert(0, {"kind": "crash", "attempt": 1, "reason": "no such file"})
+    for number, record in enumerate(history.records):
+        record["number"] = number
+    assert problems(history) == []
+
+
+def test_attempts_without_a_creation_are_no_run():
+    history = finished()
+    history.records[0]["kind"] = "note"
+    assert "no record of the run's creation" in problems(history)[0]
+
+
+def test_the_command_says_sound_or_names_the_problem(tmp_path, capsys):
+    history = History()
+    history.begin()
+    history.train(5)
+    history.write(tmp_path / "run")
+    assert command_line.main(["audit", str(tmp_path / "run")]) == 0
+    assert capsys.readouterr().out.endswith("sound\n")
+    path = tmp_path / "run" / "metrics.jsonl"
+    lines = path.read_text()
+    path.write_text(lines.replace('"step": 3', '"step": 2'))
+    assert command_line.main(["audit", str(tmp_path / "run")]) == 1
+    out = capsys.readouterr().out
+    assert "PROBLEM  attempt 1: metrics.jsonl has step 2 where" in out
+    assert out.endswith("not sound\n")
+    path.write_text("".join(line for line in lines.splitlines(True) if '"step": 3' not in line))
+    assert command_line.main(["audit", str(tmp_path / "run")]) == 3
+    out = capsys.readouterr().out
+    assert "UNPROVED 1 of 5 steps have no line" in out
+    assert out.endswith("not proved\n")
+
+
+def test_a_checkpoint_that_is_not_on_disk_is_a_problem(tmp_path, capsys):
+    history = History()
+    history.begin()
+    history.train(5)
+    history.commit()
+    history.write(tmp_path / "run")
+    assert command_line.main(["audit", str(tmp_path / "run")]) == 1
+    assert "checkpoint of step 5" in capsys.readouterr().out
+
+
+def test_a_folder_without_a_ledger_and_a_ledger_that_was_changed_are_refused(tmp_path, capsys):
+    assert command_line.main(["audit", str(tmp_path)]) == 2
+    assert "has no ledger.jsonl" in capsys.readouterr().err
+    history = History()
+    history.begin()
+    history.write(tmp_path / "run")
+    path = tmp_path / "run" / ledger.FILE_NAME
+    path.write_bytes(path.read_bytes().replace(b'"seed": 5', b'"seed": 6', 1))
+    assert command_line.main(["audit", str(tmp_path / "run")]) == 2
+    assert "line 2 does not follow" in capsys.readouterr().err
+
+
+def test_surviving_steps_end_where_the_next_attempt_began():
+    attempts = [{"attempt": n, "step": step} for n, step in ((1, 0), (2, 5), (3, 3))]
+    done = {1: range(0, 9), 2: range(5, 7), 3: range(3, 6)}
+    kept = audit.surviving_steps(attempts, done)
+    assert kept == [(1, range(0, 3)), (2, range(5, 5)), (3, range(3, 6))]
+    assert audit.surviving_steps(attempts, done, end=4)[-1] == (3, range(3, 4))

@@ -1,0 +1,54 @@
+"""Who is at work in a run's folder."""
+
+import os
+import socket
+
+import pytest
+
+from pretrain.config import preflight as checks
+from pretrain.run import folder as run_folder
+from pretrain.run import ledger
+
+
+def test_a_run_is_locked_for_as_long_as_the_file_is_open(tmp_path):
+    run = tmp_path / "a" / "run"
+    held = run_folder.lock(run)
+    holder = rf"process {os.getpid()} on {socket.gethostname()}"
+    for _ in range(2):
+        with pytest.raises(ValueError, match=rf"run: is being trained by .* \({holder}\)"):
+            run_folder.lock(run)
+    held.close()
+    run_folder.lock(run).close()
+    run_folder.lock(tmp_path / "other").close()
+
+
+def test_an_attempt_is_superseded_by_any_later_one_and_by_nothing_else():
+    mine = {"kind": "attempt", "attempt": 1, "token": "a", "pid": 1, "host": "here"}
+    other = {**mine, "token": "b", "pid": 7, "host": "there"}
+    run_folder.refuse_superseded([{"kind": "created"}, mine, {"kind": "commit"}], "a")
+    run_folder.refuse_superseded([other, mine], "a")
+    # Both read the ledger at once and took the same number: the token tells them apart.
+    with pytest.raises(ValueError, match=r"attempt 1 \(process 7 on there\) has begun"):
+        run_folder.refuse_superseded([mine, other, {"kind": "commit"}], "a")
+
+
+def test_a_run_is_created_once_even_where_a_launch_failed_before(recipe, tmp_path):
+    config = recipe.load(tmp_path / "run")
+    _, manifest = checks.check(config, 2)
+    path = tmp_path / "run" / ledger.FILE_NAME
+    path.parent.mkdir()
+    ledger.append(path, "crash", attempt=1, reason="the launcher ended with code 1")
+    for _ in range(2):
+        run_folder.state_of(config, manifest)
+    assert [record["kind"] for record in ledger.read(path)] == ["crash", "created"]
+
+
+def test_nobody_goes_on_from_checkpoints_that_a_spike_may_have_spoiled(recipe, tmp_path):
+    config = recipe.load(tmp_path / "run")
+    records = [
+        {"number": 0, "kind": "commit", "step": 10},
+        {"number": 1, "kind": "spike", "onset": 7, "channel": "fast"},
+    ]
+    run_folder.refuse_spike(config, ledger.fold(records[:1], 1))
+    with pytest.raises(ValueError, match=r"spiked since step 7 .* `python -m pretrain supervise`"):
+        run_folder.refuse_spike(config, ledger.fold(records, 1))

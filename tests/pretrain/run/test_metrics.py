@@ -1,0 +1,292 @@
+"""What a run measured, through crashes and rollbacks."""
+
+import errno
+import json
+import os
+
+import pytest
+
+from pretrain.loop import StepRecord
+from pretrain.run import metrics
+
+
+def record(step, loss=2.0):
+    return StepRecord(step, loss, 1.0, 1e-3, 1, 0.5, 1200, 180, 2.0, 0.1)
+
+
+@pytest.fixture
+def json_lines():
+    """Opens JsonLines files, and closes them at the test's end."""
+    opened = []
+
+    def open_lines(path):
+        opened.append(metrics.JsonLines(path))
+        return opened[-1]
+
+    yield open_lines
+    for one in opened:
+        one.close()
+
+
+def lines(*steps, attempt=1):
+    return [{"attempt": attempt, "step": step} for step in steps]
+
+
+def test_records_come_back_as_they_were_written(json_lines, tmp_path):
+    path = tmp_path / "deep" / "a.jsonl"
+    written = [{"step": 1, "loss": 2.5}, {"step": 2, "loss": None}]
+    writer = json_lines(path)
+    for line in written:
+        writer.write(line)
+        assert metrics.read(path)[-1] == line  # without closing: a kill loses nothing
+    assert metrics.read(path) == written
+    assert metrics.read(tmp_path / "none.jsonl") == []
+
+
+def test_a_number_that_is_not_finite_is_null_for_json_has_none(json_lines, tmp_path):
+    writer = json_lines(tmp_path / "a.jsonl")
+    for number in (float("inf"), float("-inf"), float("nan")):
+        writer.write({"step": 1, "loss": number})
+    assert (tmp_path / "a.jsonl").read_text().count("null") == 3
+    assert metrics.read(tmp_path / "a.jsonl") == [{"step": 1, "loss": None}] * 3
+    line = {**vars(record(7)), "loss": None, "gradient_norm": None}
+    assert "loss not finite  gradient norm not finite" in metrics.progress_line([line], 9)
+
+
+def test_a_torn_last_line_is_not_read_and_does_not_spoil_the_next(json_lines, tmp_path):
+    path = tmp_path / "a.jsonl"
+    for torn in (b"{", b'{"step": 2', b'{"step": 2}'):
+        path.write_bytes(b'{"step": 1}\n' + torn)
+        assert metrics.read(path) == [{"step": 1}]
+        json_lines(path).write({"step": 3})
+        assert metrics.read(path) == [{"step": 1}, {"step": 3}]
+
+
+@pytest.mark.parametrize(
+    "spoiled",
+    [b"nonsense", b"\0\0\0", b"\xff", b"7", b'{"step": "2"}', b'{"loss": 1}', b"[" * 9999],
+)
+def test_a_spoiled_line_is_left_out_and_counted(spoiled, tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b'{"step": 1}\n' + spoiled + b'\n{"step": 3}\n{"st')
+    assert metrics.read(path) == [{"step": 1}, {"step": 3}]
+    assert metrics.read_counted(path)[1] == 1
+
+
+def test_a_line_of_metrics_without_what_readers_need_is_left_out_and_said(tmp_path):
+    writer = metrics.MetricsWriter(tmp_path, 1)
+    for step in range(3):
+        writer(record(step))
+    writer._lines.close()
+    assert metrics.left_out(tmp_path) == ""
+    path = tmp_path / metrics.METRICS
+    path.write_text(path.read_text().replace('"tokens"', '"tokenr"', 1))
+    assert [line["step"] for line in metrics.read(path)] == [1, 2]
+    assert metrics.left_out(tmp_path) == f"{path}: 1 lines are not valid and are left out"
+
+
+class Disk:
+    """A disk that has room for so many more bytes, under os.write and os.pwrite."""
+
+    def __init__(self, monkeypatch):
+        self.room, self.syncs, self.loses = 0, 0, False
+        self._write, self._fsync = os.write, os.fsync
+        monkeypatch.setattr(os, "write", self.write)
+        monkeypatch.setattr(os, "fsync", self.fsync)
+
+    def write(self, descriptor, data):
+        if not self.room:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        part = bytes(data[: self.room])
+        self.room -= len(part)
+        return self._write(descriptor, part)
+
+    def fsync(self, descriptor):
+        self.syncs += 1
+        if self.loses:  # as NFS does: what os.write took never reached the server
+            self.loses = False
+            os.ftruncate(descriptor, len('{"step": 0}\n{"st'))
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        self._fsync(descriptor)
+
+
+def test_lines_that_a_full_disk_refuses_are_written_when_it_has_room(
+    json_lines, tmp_path, monkeypatch
+):
+    """At every byte at which it may become full; no line is torn, lost or written twice."""
+    written = [{"step": step, "text": "x" * step} for step in range(4)]
+    for room in range(1, 100, 3):
+        path = tmp_path / f"{room}.jsonl"
+        lines = json_lines(path)
+        with monkeypatch.context() as patch:
+            disk = Disk(patch)
+            disk.room = room
+            for line in written[:3]:
+                lines.write(line)
+            assert metrics.read(path) == written[: len(metrics.read(path))]
+            if not disk.room:
+                with pytest.raises(OSError, match=rf"No space left on device: .*/{room}.jsonl"):
+                    lines.sync()
+            disk.room = 10_000
+            lines.write(written[3])
+            assert metrics.read(path) == written
+            lines.sync()
+            assert disk.syncs
+        assert metrics.read(path) == written
+
+
+def test_lines_that_a_failed_fsync_lost_are_written_again(json_lines, tmp_path, monkeypatch):
+    lines = json_lines(tmp_path / "a.jsonl")
+    lines.write({"step": 0})
+    lines.sync()
+    disk = Disk(monkeypatch)
+    disk.room, disk.loses = 10_000, True
+    for step in (1, 2):
+        lines.write({"step": step})
+    with pytest.raises(OSError, match=r"Input/output error: .*a.jsonl"):
+        lines.sync()
+    lines.sync()
+    assert (tmp_path / "a.jsonl").read_text() == '{"step": 0}\n{"step": 1}\n{"step": 2}\n'
+
+
+def test_progress_on_a_full_disk_ends_nothing():
+    def full(text):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    metrics.ProgressPrinter(3, write=full)(record(1))
+
+
+def test_what_survives_is_the_newest_attempt_at_each_step():
+    first, second = lines(*range(10)), lines(*range(6, 9), attempt=2)
+    third = lines(*range(3, 12), attempt=3)
+    assert metrics.surviving(first) == first
+    assert metrics.surviving(first + second) == first[:6] + second
+    assert metrics.surviving(first + second + third) == first[:3] + third
+    assert metrics.surviving([]) == []
+
+
+def test_a_measurement_of_an_abandoned_lineage_does_not_count_before_it_is_repeated():
+    """Rolled back from 8 to 3, stopped at 6 before the validation loss was measured there."""
+    kept = metrics.surviving(lines(*range(8)) + lines(*range(3, 6), attempt=2))
+    validation = lines(2, 4, 6)
+    assert metrics.surviving_validation(validation, kept) == lines(2)
+    late = lines(4, attempt=2) + lines(6, attempt=3)
+    assert metrics.surviving_validation(validation + late, kept) == lines(2) + late
+    assert metrics.surviving_validation(validation, []) == validation
+
+
+def test_a_step_s_line_has_every_number_and_the_attempt(tmp_path):
+    writer = metrics.MetricsWriter(tmp_path, 3)
+    writer(record(7))
+    writer._lines.close()
+    (line,) = metrics.read(tmp_path / metrics.METRICS)
+    assert line["attempt"] == 3
+    assert StepRecord(**{k: v for k, v in line.items() if k != "attempt"}) == record(7)
+
+
+def test_progress_is_printed_now_and_then_and_at_the_end():
+    written = []
+    printer = metrics.ProgressPrinter(3, seconds=1000.0, write=written.append)
+    for step in range(3):
+        printer(record(step))
+    assert len(written) == 2
+    assert written[0].startswith("step 1/3  loss 2.0000")
+    assert "600 tokens/s  0:00:04 left" in written[0]
+    assert written[1].startswith("step 3/3")
+    assert written[1].endswith("0:00:00 left\n")
+
+
+def test_the_time_left_is_of_the_usual_step_not_of_the_last_one():
+    records = [{**vars(record(step)), "seconds": 2.0} for step in range(60)]
+    records[0]["seconds"] = records[-1]["seconds"] = 900.0
+    assert "0:01:20 left" in metrics.progress_line(records, 100)
+    older = [{**records[1], "seconds": 50.0}] * 60
+    assert "0:01:20 left" in metrics.progress_line(older + records[1:], 100)
+    assert "1:00:00 left" in metrics.progress_line(records[:1], 5)
+
+
+def test_a_number_of_things_has_its_plural():
+    assert [metrics.count(n, "rank") for n in (0, 1, 2, 1000)] == [
+        "0 ranks",
+        "1 rank",
+        "2 ranks",
+        "1,000 ranks",
+    ]
+
+
+def events_of(folder):
+    import warnings
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+        events = EventAccumulator(str(folder))
+        events.Reload()
+    return events
+
+
+def test_the_stitched_curve_replaces_what_a_later_attempt_does_again(tmp_path):
+    for attempt, steps in ((1, range(10)), (2, range(6, 12))):
+        board = metrics.TensorBoard(tmp_path, attempt, steps[0])
+        board.text(steps[0], f"attempt {attempt} began")
+        for step in steps:
+            board(record(step, loss=float(attempt)))
+    kept = [(e.step, e.value) for e in events_of(tmp_path / "stitched").Scalars("train/loss")]
+    assert kept == [(step, 1.0 if step < 6 else 2.0) for step in range(12)]
+    first = events_of(tmp_path / "attempt-001").Scalars("train/loss")
+    assert [event.step for event in first] == list(range(10))
+
+
+def test_tensorboard_gets_every_curve(tmp_path):
+    board = metrics.TensorBoard(tmp_path, 1, 0)
+    board(record(4))
+    board.scalars(4, {"validation/loss": 1.5})
+    events = events_of(tmp_path / "attempt-001")
+    assert set(events.Tags()["scalars"]) == {
+        "train/loss",
+        "optimizer/gradient_norm",
+        "optimizer/loss_scale",
+        "optimizer/learning_rate",
+        "speed/tokens_per_second",
+        "data/epoch",
+        "validation/loss",
+    }
+    (event,) = events.Scalars("speed/tokens_per_second")
+    assert (event.step, event.value) == (4, 600.0)
+
+
+def test_json_lines_are_one_line_each(json_lines, tmp_path):
+    json_lines(tmp_path / "a").write({"text": "a\nb"})
+    assert json.loads((tmp_path / "a").read_text()) == {"text": "a\nb"}
+    assert (tmp_path / "a").read_text().count("\n") == 1
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_curves_that_cannot_be_written_are_dropped_with_one_warning_until_opened_again(
+    tmp_path, monkeypatch
+):
+    from tensorboard.compat.tensorflow_stub.io import gfile
+
+    warnings = []
+    board = metrics.TensorBoard(tmp_path, 1, 0, warnings.append)
+    board(record(0))
+
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(gfile.LocalFileSystem, "append", full)
+        patch.setattr(gfile.LocalFileSystem, "write", full)
+        for step in range(1, 40):
+            board(record(step))
+            if step % 10 == 0:
+                board.open(step + 1)
+    (warning,) = warnings
+    assert "No space left on device" in warning
+    board.open(40)
+    board(record(40))
+    parts = [events_of(file) for file in (tmp_path / "stitched").iterdir()]
+    curves = [part.Scalars("train/loss") for part in parts if part.Tags()["scalars"]]
+    assert sorted(event.step for curve in curves for event in curve) == [0, 40]
+    assert len(warnings) == 1

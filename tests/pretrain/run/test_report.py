@@ -1,0 +1,67 @@
+"""What a run came to."""
+
+import json
+
+import pytest
+
+from pretrain import __main__ as command_line
+from pretrain.config import load as recipes
+from pretrain.config.run import RunConfig, TrainingConfig
+from pretrain.run import ledger, metrics
+from pretrain.run.report import cost
+from tests.pretrain.histories import SEED, History
+
+
+@pytest.fixture
+def history():
+    made = History()
+    made.begin()
+    made.train(9)
+    made.commit()
+    made.train(5)
+    made.spike(onset=10)
+    made.roll_back(9)
+    made.begin()
+    made.train(20)
+    made.add("done", attempt=2, step=29)
+    return made
+
+
+def test_its_cost_tells_surviving_steps_from_those_that_were_lost(history):
+    lines = history.lines
+    taken = cost(history.records, lines, metrics.surviving(lines))
+    assert (taken.steps, taken.lost_steps) == (34, 5)
+    assert taken.seconds == pytest.approx(17.0)
+    assert taken.tokens == 2900
+    assert taken.tokens_per_second == pytest.approx(200.0)
+
+
+def test_the_report_has_picture_table_validation_and_story(history, tmp_path, capsys):
+    run = tmp_path / "run"
+    history.write(run)
+    recipes.dump(RunConfig(training=TrainingConfig(steps=20000, seed=SEED)), run / "run.yaml")
+    scores = {"loss": 5.1, "perplexity": 164.0, "masked_tokens": 1200}
+    line = {"attempt": 2, "step": 20, **scores, "subsets": {"A": scores, "B": scores}}
+    (run / metrics.VALIDATION).write_text(json.dumps(line) + "\n")
+    assert command_line.main(["report", str(run)]) == 0
+    assert capsys.readouterr().out == f"{run / 'report.md'}\n"
+    text = (run / "report.md").read_text()
+    assert (run / "loss.png").stat().st_size > 10_000
+    for part in (
+        "finished: 20,000 of 20,000 steps in 2 attempts.",
+        "![training and validation loss](loss.png)",
+        "| steps done, of them lost to rollbacks and crashes | 34, 5 (14.7%) |",
+        "| seeds of the surviving lineage, from step | 5 from 0, 6 from 9 |",
+        "## Validation after 20 steps",
+        "| B | 1,200 | 5.1000 | 164.00 |",
+        "2. LOSS SPIKE confirmed at step 13",
+    ):
+        assert part in text
+
+
+def test_a_run_without_steps_has_no_report_yet(tmp_path, capsys):
+    run = tmp_path / "run"
+    run.mkdir()
+    ledger.append(run / ledger.FILE_NAME, "created", seed=1)
+    assert command_line.main(["report", str(run)]) == 2
+    assert "has no steps to draw" in capsys.readouterr().err

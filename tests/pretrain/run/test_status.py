@@ -1,0 +1,140 @@
+"""A run's story in plain words."""
+
+import fcntl
+import math
+
+import pytest
+
+from pretrain import __main__ as command_line
+from pretrain.config import load as recipes
+from pretrain.config.run import RunConfig, TrainingConfig
+from pretrain.run import folder as run_folder
+from pretrain.run import ledger, status
+from tests.pretrain.histories import SEED, History
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A run that spiked, was rolled back, crashed, and waits for somebody."""
+    history = History()
+    history.begin()
+    history.train(9)
+    history.commit()
+    history.train(5)
+    history.spike(onset=10)
+    history.roll_back(9, skip=(10, 13))
+    history.begin()
+    history.train(2)
+    history.add("crash", attempt=2, reason="the launcher ended with code 9")
+    folder = tmp_path / "run"
+    history.write(folder)
+    recipes.dump(RunConfig(training=TrainingConfig(steps=20000, seed=SEED)), folder / "run.yaml")
+    return folder
+
+
+def told(run, capsys):
+    assert command_line.main(["status", str(run)]) == 0
+    return capsys.readouterr().out
+
+
+def test_it_says_what_happened_in_the_order_in_which_it_did(run, capsys):
+    text = told(run, capsys)
+    parts = [
+        "baseline base, 20,000 steps, recipe's seed 5",
+        "nobody is at work on it; it would go on from step 9 of 20,000",
+        "attempt 1 began from initial weights: 2 ranks, seed 5",
+        "LOSS SPIKE confirmed at step 13: fast, 7 where 5 was usual, since step 10",
+        "rolled back to the checkpoint of step 9, going on with seed 6, without the blocks that "
+        "steps 10 to 12 had read",
+        "attempt 2 began from the checkpoint of step 9",
+        "attempt 2 failed: the launcher ended with code 9",
+        "checkpoints: 9",
+    ]
+    places = [text.index(part) for part in parts]
+    assert places == sorted(places)
+
+
+def test_it_says_what_is_going_on(run, capsys):
+    path = run / ledger.FILE_NAME
+    with (run / run_folder.LOCK).open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        assert "training now, attempt 2: step" in told(run, capsys)
+        ledger.append(path, "suspect", onset=8, step=10, channel="slow", loss=6.0, baseline=5.0)
+        text = told(run, capsys)
+        assert "under suspicion of a loss spike since step 8" in text
+        assert "checkpoints: 9 (tainted: after the onset)" in text
+    assert "nobody is at work on it" in told(run, capsys)
+    ledger.append(path, "spike", onset=8, step=12, channel="slow", loss=6.0, baseline=5.0)
+    assert "stopped at a loss spike, not yet rolled back" in told(run, capsys)
+    ledger.append(path, "gave-up", reason="it looks structural")
+    ledger.append(path, "done", step=20000)
+    assert "finished: 20,000 of 20,000 steps in 2 attempts" in told(run, capsys)
+
+
+def test_given_up_is_said_with_its_reason(run, capsys):
+    ledger.append(run / ledger.FILE_NAME, "gave-up", reason="it looks structural")
+    assert "given up: it looks structural; it would go on from step 9" in told(run, capsys)
+
+
+def test_a_folder_that_is_no_runs_is_refused(tmp_path, capsys):
+    assert command_line.main(["status", str(tmp_path)]) == 2
+    assert "has no ledger.jsonl" in capsys.readouterr().err
+
+
+def test_every_kind_of_record_that_is_written_has_its_sentence():
+    """A kind without one would be told by its bare name."""
+    everything = {
+        "attempt": 1,
+        "step": 3,
+        "ranks": 2,
+        "seed": 1,
+        "host": "h",
+        "onset": 2,
+        "channel": "fast",
+        "loss": 6.0,
+        "baseline": 5.0,
+        "reason": "why",
+        "skip": [1, 3],
+        "learning_rate_factor": 0.7,
+        "learning_rate_steps": 10,
+    }
+    kinds = [
+        *("attempt", "suspect", "healed", "spike", "rollback", "crash", "reject", "save-failed"),
+        *("hang", "interrupted", "discontinuity", "preempted", "gave-up", "done"),
+    ]
+    for kind in kinds:
+        words = status.sentence({"kind": kind, **everything})
+        assert words != kind
+    assert "with 0.7 times the learning rate until step 13" in status.sentence(
+        {"kind": "rollback", **everything}
+    )
+
+
+@pytest.mark.parametrize("kind", ["suspect", "healed", "spike"])
+def test_numbers_that_are_not_finite_or_not_known_have_their_words(kind):
+    record = {"kind": kind, "step": 9, "onset": 7, "channel": "fast", "loss": 6.0, "baseline": 5.0}
+
+    def words(**changes):
+        return status.sentence({**record, **changes}).partition(": ")[2]
+
+    for missing in (None, math.nan, math.inf):
+        assert words(loss=missing) == "fast, loss not finite where 5 was usual, since step 7"
+        assert words(baseline=missing) == "fast, 6, since step 7"
+        assert words(channel="validation", loss=missing, baseline=missing) == (
+            "validation, loss not finite, since step 7"
+        )
+    assert words(channel="non-finite", loss=6.0).startswith("non-finite loss or gradient, 6 where")
+    assert "fp16 (loss-scale), 6 where 5" in words(channel="loss-scale")
+
+
+def test_what_is_told_at_an_attempts_begin_is_what_led_to_it():
+    history = History()
+    history.begin()
+    history.train(5)
+    history.commit()
+    history.spike(onset=2)
+    history.roll_back(0)
+    history.begin()
+    words = status.since_last_attempt(history.records)
+    assert [text.split()[0] for text in words] == ["rolled", "attempt"]
+    assert len(status.since_last_attempt(history.records[:2])) == 1

@@ -1,0 +1,191 @@
+"""The detector over recorded curves, from files to a table, JSON and a picture."""
+
+import json
+import math
+import os
+from pathlib import Path
+
+import pytest
+
+from pretrain import __main__ as command_line
+from pretrain.config.run import SpikeConfig
+from pretrain.spikes.detector import Observation
+from pretrain.spikes.policy import Rollback
+from pretrain.spikes.replay.curves import Curve, read
+from pretrain.spikes.replay.judge import Label, judge, score, spike_config, total
+from pretrain.spikes.replay.published_rules import RULES, incidents
+from tests.benchmarks.spikes import SPIKES, curve
+
+
+def recorded(losses, name="made", every=1):
+    return Curve(name, tuple(Observation(every * i, loss) for i, loss in enumerate(losses)))
+
+
+def made(kind, seed=3):
+    labelled = curve(kind, seed)
+    return recorded(labelled.losses.tolist(), kind), labelled.onset
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """A CSV of every kind of curve, and labels."""
+    folder, labels = tmp_path_factory.mktemp("curves"), {}
+    for kind in ("clean", "blip", "fast", "non-finite"):
+        labelled = curve(kind, 5)
+        lines = "".join(f"{step},{loss:.6f}\n" for step, loss in enumerate(labelled.losses))
+        (folder / f"{kind}.csv").write_text(f"step,loss\n{lines}")
+        found = labelled.onset is not None
+        labels[kind] = [{"onset": labelled.onset, "kind": kind}] if found else []
+    (folder / "labels.json").write_text(json.dumps(labels))
+    return folder
+
+
+def replay(capsys, *words):
+    code = command_line.main(["replay", *map(str, words)])
+    output = capsys.readouterr()
+    return code, output.out, output.err
+
+
+def test_the_command_prints_a_table_and_writes_json_and_a_picture(files, tmp_path, capsys):
+    curves = sorted(files.glob("*.csv"))
+    options = ["--labels", files / "labels.json", "--json", tmp_path / "found.json"]
+    code, out, err = replay(capsys, *curves, *options, "--plot", tmp_path / "sheet.png")
+    assert (code, err) == (0, "")
+    assert "24,000 records, 2 confirmed spikes" in out
+    assert "labelled curves: 2 of 2 found, 0 false" in out
+    assert "precision 1.00, recall 1.00" in out
+    assert all(name in out for name in RULES)
+    assert (tmp_path / "sheet.png").read_bytes().startswith(b"\x89PNG")
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert found["clean"]["spikes"] == found["blip"]["spikes"] == []
+    (spike,) = found["fast"]["spikes"]
+    onset = curve("fast", 5).onset
+    assert abs(spike["onset"] - onset) <= 2
+    assert spike["onset"] < spike["alarm"] <= onset + 8 < spike["confirmed"]
+    assert spike["kind"] == "fast"
+    assert spike["plan"]["step"] % 500 == 0
+    assert spike["plan"]["step"] <= onset - 100
+    assert found["fast"]["score"]["hits"] == 1
+
+
+def test_thresholds_may_be_given_as_words(files, capsys):
+    _, out, _ = replay(capsys, files / "fast.csv", "spike.deviations=1000", "spike.gross_nats=99")
+    assert "spike from step" in out, "the slow channel has its own threshold"
+    _, out, _ = replay(
+        capsys, files / "fast.csv", "spike.deviations=9e9", "spike.slow_deviations=9e9"
+    )
+    assert "0 confirmed spikes" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["spike.deviatons=3"], "unknown key 'spike.deviatons'; did you mean 'deviations'"),
+        (["spike.deviations=-1"], "spike.deviations: -1.0 is not accepted"),
+        (["optimizer.beta2=0.9"], "unknown key 'optimizer'"),
+        (["--checkpoint-interval", "0"], "--checkpoint-interval 0: must be above 0"),
+        (["nowhere.csv"], "nowhere.csv: no such file or folder"),
+        (["--labels", "nowhere.json"], "nowhere.json"),
+    ],
+)
+def test_what_is_wrong_is_said_and_ends_with_code_2(words, message, files, capsys):
+    code, out, err = replay(capsys, files / "clean.csv", *words)
+    assert (code, out) == (2, "")
+    assert message in err
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("[1]", "is not of the form"),
+        ("{", "is not of the form"),
+        ('{"clean": [{"kind": "fast"}]}', "is not of the form"),
+        ('{"cleen": []}', "labels 'cleen', which is none of the curves clean"),
+    ],
+)
+def test_labels_that_fit_no_curve_are_refused(content, message, files, tmp_path, capsys):
+    path = tmp_path / "labels.json"
+    path.write_text(content)
+    code, _, err = replay(capsys, files / "clean.csv", "--labels", path)
+    assert code == 2
+    assert f"{path}: {message}" in err
+
+
+def test_places_are_counted_in_records_whatever_the_steps_between():
+    labelled = curve("fast", 3)
+    each, fifth = (recorded(labelled.losses.tolist(), every=every) for every in (1, 5))
+    scores = [
+        score(judge(made, SpikeConfig(), 500), [Label(every * labelled.onset)])
+        for made, every in ((each, 1), (fifth, 5))
+    ]
+    assert scores[0] == scores[1]
+    assert scores[0].hits == 1
+    assert scores[0].delays[0] <= 8
+
+
+@pytest.mark.parametrize("kind", SPIKES)
+def test_a_labelled_spike_is_a_hit_and_an_unlabelled_one_is_false(kind):
+    recorded_curve, onset = made(kind)
+    judged = judge(recorded_curve, SpikeConfig(), 500)
+    right = score(judged, [Label(onset, kind)])
+    assert (right.hits, right.recall) == (1, 1.0)
+    assert right.onset_errors[0] <= 100
+    wrong = score(judged, [Label(onset - 250, kind)])
+    assert (wrong.hits, wrong.recall) == (0, 0.0)
+    assert wrong.false == len(judged.spikes)
+    assert total([right, wrong]).labelled == 2
+
+
+def test_a_blip_is_no_spike_to_be_found():
+    recorded_curve, onset = made("blip")
+    judged = judge(recorded_curve, SpikeConfig(), 500)
+    found = score(judged, [Label(onset, "blip")])
+    assert (found.labelled, found.false, found.precision, found.recall) == (0, 0, 1.0, 1.0)
+
+
+def test_spikes_that_follow_each_other_climb_the_policy_s_ladder():
+    losses = curve("clean", 2).losses.copy()
+    for first in (2000, 2500, 5000):
+        losses[first:] += 0.8
+    plans = [found.plan for found in judge(recorded(losses.tolist()), SpikeConfig(), 500).spikes]
+    assert [plan.rung for plan in plans if isinstance(plan, Rollback)] == [1, 2, 1]
+    assert [plan.seed for plan in plans] == [2, 3, 4]
+
+
+def test_the_published_rules_see_what_they_are_made_for_and_no_more():
+    flat = [3.0 + (i % 7) / 100 for i in range(1000)]
+    tenfold = [*flat[:600], 40.0, *flat[601:]]
+    doubled = [*flat[:600], *[7.0] * 6, *flat[606:]]
+    deviating = [*flat[:600], 3.5, *flat[601:]]
+    broken = [*flat[:600], math.nan, *flat[601:]]
+    assert {name: rule(flat) for name, rule in RULES.items()} == dict.fromkeys(RULES, [])
+    alarms = {
+        name: [bool(rule(losses)) for losses in (tenfold, doubled, deviating, broken)]
+        for name, rule in RULES.items()
+    }
+    assert alarms == {
+        "Megatron": [True, False, False, True],
+        "llm-foundry": [False, True, False, True],
+        "Lightning": [True, False, False, True],
+        "OLMo": [True, True, True, True],
+    }
+    assert RULES["llm-foundry"](doubled) == [604]
+
+
+def test_alarms_near_each_other_are_one_incident():
+    assert incidents([5, 6, 40, 95, 200]) == [5, 95, 200]
+    assert incidents([]) == []
+
+
+def test_settings_words_make_a_policy():
+    assert spike_config([]) == SpikeConfig()
+    assert spike_config(["spike.patience=4"]).patience == 4
+
+
+def test_real_curves_are_read_and_the_clean_ones_give_no_fast_alarm():
+    shared = os.environ.get("ZEROCLAP_SHARED")
+    if not shared:
+        pytest.skip("ZEROCLAP_SHARED is not set: no recorded curves")
+    for name in ("clean/megatron_bert_release_a100", "spiky/megatron_mixtral8x7b_dev_h100"):
+        (recorded_curve,) = read(Path(shared) / "data" / "curves" / f"{name}.csv")
+        assert judge(recorded_curve, SpikeConfig(), 500).spikes == ()

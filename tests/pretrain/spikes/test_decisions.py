@@ -1,0 +1,144 @@
+"""What a run's ledger asks for: an answer to its spike, and checkpoints to keep for it."""
+
+import dataclasses
+import random
+
+import pytest
+
+from pretrain.config.run import RunConfig, SpikeConfig, TrainingConfig
+from pretrain.run import ledger
+from pretrain.spikes.decisions import answer_to_spike, retained, since_given_up
+from pretrain.spikes.detector import Observation, SpikeDetector
+from pretrain.spikes.policy import GiveUp, Rollback
+
+CONFIG = RunConfig(
+    training=TrainingConfig(seed=1, checkpoint_interval=50, checkpoints_kept=4),
+    spike=SpikeConfig(
+        margin_steps=20, confirm_steps=40, slow_window=16, slow_confirm_steps=60, window=64
+    ),
+)
+
+
+def records(*events):
+    return [{"number": n, "kind": kind, **fields} for n, (kind, fields) in enumerate(events)]
+
+
+def commit(step):
+    return ("commit", {"step": step})
+
+
+def spike(onset):
+    return ("spike", {"onset": onset, "step": onset + 40, "channel": "fast"})
+
+
+def as_record(answer, onset):
+    return (
+        "rollback",
+        {
+            "step": answer.step,
+            "seed": answer.seed,
+            "rung": answer.rung,
+            "onset": onset,
+            "skip": answer.skip,
+            "learning_rate_factor": answer.learning_rate_factor,
+            "learning_rate_steps": answer.learning_rate_steps,
+        },
+    )
+
+
+def test_without_a_spike_there_is_nothing_to_answer():
+    assert answer_to_spike(records(commit(50)), CONFIG) is None
+
+
+def test_a_spike_is_answered_once_and_its_return_climbs_the_ladder():
+    events = [commit(50), commit(100), spike(130)]
+    answers = []
+    for _ in range(3):
+        answer = answer_to_spike(records(*events), CONFIG)
+        assert isinstance(answer, Rollback)
+        answers.append(answer)
+        events.append(as_record(answer, 130))
+        assert answer_to_spike(records(*events), CONFIG) is None
+        events.append(spike(130))
+    assert [answer.rung for answer in answers] == [1, 2, 3]
+    assert [answer.seed for answer in answers] == [2, 3, 4]
+    assert answers[1].skip is not None
+    assert answers[2].learning_rate_factor < 1
+    assert answers[2].step < answers[0].step
+    end = answer_to_spike(records(*events), CONFIG)
+    assert isinstance(end, GiveUp)
+    assert "structural" in end.reason
+    fresh = [*events, ("gave-up", {"reason": end.reason})]
+    again = answer_to_spike(records(*fresh), CONFIG)
+    assert isinstance(again, Rollback), "whoever starts it again grants it a new ladder"
+    assert again.rung == 1
+    assert again.seed == 5
+
+
+def test_budgets_count_from_the_last_time_it_was_given_up():
+    told = records(commit(1), ("gave-up", {}), commit(2), ("gave-up", {}), commit(3))
+    assert [record["step"] for record in since_given_up(told)] == [3]
+    assert since_given_up(told[:1]) == told[:1]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_retention_never_deletes_a_target_of_the_ladder(seed):
+    """Whenever a spike is confirmed, each rung finds what it would find had nothing been deleted.
+
+    Onsets lie as far back as a suspicion can come late; the wait for the confirmation keeps what
+    was there when it was suspected.
+    """
+    draw = random.Random(seed)
+    interval = draw.choice([5, 20, 50])
+    events, everything = [], []
+    step = 0
+    for _ in range(draw.randint(3, 30)):
+        step += interval
+        events.append(commit(step))
+        everything.append(step)
+        keep = retained(records(*events), step, CONFIG)
+        state = ledger.fold(records(*events), 1)
+        assert {*state.checkpoints[-4:]} <= keep
+        events += [("delete", {"step": s}) for s in state.checkpoints if s not in keep]
+    onset = draw.randint(max(0, step - CONFIG.spike.longest_delay), step)
+    events.append(("suspect", {"onset": onset, "step": step, "channel": "fast"}))
+    for _ in range(draw.randint(0, 60 // interval)):
+        step += interval
+        events.append(commit(step))
+        everything.append(step)
+        keep = retained(records(*events), step, CONFIG)
+        checkpoints = ledger.fold(records(*events), 1).checkpoints
+        events += [("delete", {"step": s}) for s in checkpoints if s not in keep]
+    for rung in (1, 2, 3):
+        events.append(("spike", {"onset": onset, "step": step, "channel": "fast"}))
+        answer = answer_to_spike(records(*events), CONFIG)
+        undeleted = answer_to_spike(
+            records(*(event for event in events if event[0] != "delete")), CONFIG
+        )
+        assert answer == undeleted
+        assert answer.rung == rung
+        assert answer.step <= onset
+        events.append(as_record(answer, onset))
+
+
+@pytest.mark.parametrize("period", [2, 5, 9])
+def test_retention_keeps_the_target_of_a_spike_that_only_a_whole_window_tells(period):
+    """Lost updates that heal one by one: the spike's onset lies before suspicions that healed."""
+    config = dataclasses.replace(CONFIG, spike=dataclasses.replace(CONFIG.spike, margin_steps=0))
+    detector, events, everything = SpikeDetector(config.spike), [], []
+    for step in range(600):
+        lost = step >= 300 and step % period == 0
+        for event in detector.update(Observation(step, 3.0, skipped=lost)):
+            events.append((event.kind, dataclasses.asdict(event)))
+        if events and events[-1][0] == "spike":
+            break
+        if (step + 1) % 3 == 0:
+            events.append(commit(step + 1))
+            everything.append(step + 1)
+            keep = retained(records(*events), step + 1, config)
+            saved = ledger.fold(records(*events), 1).checkpoints
+            events += [("delete", {"step": s}) for s in saved if s not in keep]
+    spike = events[-1][1]
+    assert (spike["channel"], spike["onset"]) == ("non-finite", -(-300 // period) * period)
+    answer = answer_to_spike(records(*events), config)
+    assert answer.step == max(s for s in everything if s <= spike["onset"])

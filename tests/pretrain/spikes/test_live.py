@@ -1,0 +1,143 @@
+"""What the detector is fed, live and after a restart: the same, to the same decisions."""
+
+import dataclasses
+import random
+
+import pytest
+
+from pretrain.config.run import BatchConfig, RunConfig, SpikeConfig
+from pretrain.loop import GO_ON, StepRecord
+from pretrain.run import metrics
+from pretrain.run.ledger import fold
+from pretrain.spikes.detector import SpikeDetector
+from pretrain.spikes.live import EXIT_SPIKE, SpikeWatch, declared_changes, history_before
+
+CONFIG = SpikeConfig(
+    window=24, minimum_history=8, deviations=4.0, patience=3, confirm_steps=12, slow_window=12
+)
+EVERY = 10
+"""Steps between two evaluations."""
+
+
+def curve(seed, steps=160):
+    """Records of a run with noise, perhaps a rise, perhaps a number that is not finite."""
+    draw = random.Random(seed)
+    onset, rise = draw.randrange(40, steps), draw.choice([0.0, 0.6, 4.0])
+    records = []
+    for step in range(steps):
+        loss = 5.0 + draw.gauss(0.0, 0.05) + (rise if step >= onset else 0.0)
+        if draw.random() < 0.002:
+            loss = float("nan")
+        norm = None if draw.random() < 0.02 else draw.lognormvariate(0.0, 0.2)
+        records.append(
+            StepRecord(
+                *(step, loss, norm, 1e-3, 1, 0.0, 10, 2, 0.1, 0.0, 2.0 ** draw.randrange(9)),
+                skipped=norm is None,
+                scale_exhausted=norm is None and draw.random() < 0.1,
+            )
+        )
+    return records
+
+
+def validation_after(step):
+    return 5.0 + 0.3 * (step > 100)
+
+
+class Run:
+    """An attempt's watch, and the files that it leaves."""
+
+    def __init__(self, folder):
+        self.metrics = metrics.JsonLines(folder / metrics.METRICS)
+        self.validation = metrics.JsonLines(folder / metrics.VALIDATION)
+        self.folder, self.events = folder, []
+
+    def begin(self, step):
+        lines = metrics.read(self.folder / metrics.METRICS)
+        validation = metrics.read(self.folder / metrics.VALIDATION)
+        self.watch = SpikeWatch(
+            SpikeDetector(CONFIG), *history_before(step, lines, validation), self.events.append
+        )
+
+    def step(self, record):
+        self.metrics.write({"attempt": 1, **dataclasses.asdict(record)})
+        verdict = self.watch(record)
+        done = record.step + 1
+        if done % EVERY == 0:
+            line = {"attempt": 1, "step": done, "loss": validation_after(done)}
+            self.validation.write({**line, "perplexity": 1.0, "masked_tokens": 1, "subsets": {}})
+            self.watch.validation_loss = validation_after(done)
+        return verdict
+
+    def close(self):
+        self.metrics.close()
+        self.validation.close()
+
+
+def verdicts(folder, records, restarts):
+    """Events, and the verdict of each step, of a run that begins again at some steps."""
+    folder.mkdir()
+    run = Run(folder)
+    run.begin(0)
+    found = []
+    for record in records:
+        if record.step in restarts:
+            run.begin(record.step)
+        found.append(run.step(record))
+    run.close()
+    return [dataclasses.astuple(event) for event in run.events], found
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_a_restart_at_any_step_changes_no_decision(tmp_path, seed):
+    records = curve(seed)
+    plain = verdicts(tmp_path / "plain", records, ())
+    draw = random.Random(seed)
+    restarts = draw.sample(range(1, len(records)), 4)
+    again = verdicts(tmp_path / "again", records, restarts)
+    assert repr(again) == repr(plain)  # NaN is not equal to itself
+
+
+def test_steps_that_a_crash_undid_are_forgotten(tmp_path):
+    records = curve(3)
+    plain = verdicts(tmp_path / "plain", records, ())
+    (tmp_path / "again").mkdir()
+    run = Run(tmp_path / "again")
+    run.begin(0)
+    for record in records[:90]:
+        run.step(record)
+    run.events.clear()
+    run.begin(45)
+    found = [run.step(record) for record in records[45:]]
+    run.close()
+    assert found == plain[1][45:]
+
+
+def test_a_gross_rise_stops_the_loop_and_noise_does_not(tmp_path):
+    calm = [
+        dataclasses.replace(r, loss=5.0 + 0.01 * (r.step % 5), skipped=False, gradient_norm=1.0)
+        for r in curve(1)[:100]
+    ]
+    _, found = verdicts(tmp_path / "calm", calm, ())
+    assert set(found) == {GO_ON}
+    risen = [dataclasses.replace(r, loss=r.loss + 4.0 * (r.step >= 60)) for r in calm]
+    _, found = verdicts(tmp_path / "risen", risen, ())
+    assert 60 <= found.index(EXIT_SPIKE) < 70
+
+
+def test_changes_that_are_known_beforehand_are_declared():
+    nothing = fold([], 1)
+    assert declared_changes(RunConfig(), nothing) == []
+    ramped = RunConfig(
+        batch=BatchConfig(global_batch_size=64, micro_batch_size=4, ramp_from=16, ramp_steps=100),
+    )
+    assert declared_changes(ramped, nothing) == [100, 200, 300]
+    rollback = {
+        "kind": "rollback",
+        "step": 150,
+        "seed": 2,
+        "skip": None,
+        "learning_rate_factor": 0.7,
+        "learning_rate_steps": 1000,
+    }
+    lowered = fold([{"number": 0, **rollback}], 1)
+    assert declared_changes(ramped, lowered) == [100, 200, 300, 1150]

@@ -1,0 +1,218 @@
+"""The ladder over plain numbers: where it goes back to, what it changes, when it stops."""
+
+import dataclasses
+import random
+
+import pytest
+
+from pretrain.config.run import SpikeConfig
+from pretrain.spikes.policy import GiveUp, Rollback, most_kept, plan, possible_onsets, protected
+
+POLICY = SpikeConfig(margin_steps=100)
+HUNDREDS = tuple(range(100, 20_000, 100))
+
+
+def spike(onset, delay=50, channel="fast"):
+    return {"onset": onset, "step": onset + delay, "channel": channel}
+
+
+def decide(
+    onset, earlier=(), checkpoints=HUNDREDS, seeds=(1,), delay=50, channel="fast", **changes
+):
+    policy = dataclasses.replace(POLICY, **changes)
+    newest = spike(onset, delay, channel)
+    saved = [step for step in checkpoints if step <= newest["step"]]
+    return plan([newest], earlier, saved, seeds, policy)
+
+
+def climb(onsets, checkpoints=HUNDREDS, **changes):
+    """What is decided about one spike after the other."""
+    rollbacks, decisions, seeds = [], [], [1]
+    for onset in onsets:
+        decision = decide(onset, rollbacks, checkpoints, seeds, **changes)
+        decisions.append(decision)
+        if isinstance(decision, Rollback):
+            rollbacks.append({**dataclasses.asdict(decision), "onset": onset})
+            seeds.append(decision.seed)
+    return decisions
+
+
+def test_the_newest_checkpoint_at_least_a_margin_before_the_onset_is_taken():
+    assert decide(500) == Rollback(400, 2, 1)
+    assert decide(499) == Rollback(300, 2, 1)
+    assert decide(500, margin_steps=101) == Rollback(300, 2, 1)
+    assert decide(500, margin_steps=0, checkpoints=(400, 500, 501)) == Rollback(500, 2, 1)
+
+
+@pytest.mark.parametrize("channel", ["non-finite", "loss-scale"])
+def test_updates_that_are_not_finite_are_first_answered_from_right_before_them(channel):
+    """None before the onset was spoiled: there is nothing to be gained by going further back."""
+    assert decide(500, channel=channel) == Rollback(500, 2, 1)
+    assert decide(499, channel=channel) == Rollback(400, 2, 1)
+    assert decide(500, checkpoints=(501, 520), channel=channel).step == 0
+    decisions = climb([5000, 5000, 5000, 5000], channel=channel)
+    assert [getattr(decision, "step", None) for decision in decisions] == [5000, 4900, 4800, None]
+
+
+def test_a_checkpoint_that_saw_the_rise_is_never_taken():
+    assert decide(500, checkpoints=(501, 520)).step == 0
+    assert decide(500, checkpoints=()).step == 0
+
+
+def test_a_long_run_is_not_started_anew_where_no_checkpoint_from_before_is_left():
+    given_up = decide(95_001, checkpoints=range(96_000, 105_001, 500), delay=9999)
+    assert isinstance(given_up, GiveUp)
+    assert "step 95001 or later, and the oldest checkpoint left is of step 96000" in given_up.reason
+    assert decide(1500, checkpoints=()).step == 0, "none was saved yet"
+
+
+def test_where_none_is_that_early_the_oldest_from_before_the_rise_is_better_than_none():
+    """The first rollback's checkpoint may be the only one left: the run must not start anew."""
+    assert decide(450, checkpoints=(400, 440, 500)) == Rollback(400, 2, 1)
+
+
+@pytest.mark.parametrize("seeds", [(1,), (3, 1, 2), (7, 9), (0,)])
+def test_the_seed_was_never_used_before(seeds):
+    assert decide(500, seeds=seeds).seed not in seeds
+
+
+def test_a_spike_that_comes_back_climbs_the_ladder_to_its_end():
+    first, second, third, fourth = climb([5000, 5010, 4990, 5005])
+    assert first == Rollback(4900, 2, 1)
+    assert second == Rollback(4900, 3, 2, skip=(4910, 5061))
+    assert (third.step, third.seed, third.rung, third.skip) == (4700, 4, 3, None)
+    assert third.learning_rate_factor == 0.7
+    assert 4700 + third.learning_rate_steps == 4990 + POLICY.learning_rate_steps
+    assert isinstance(fourth, GiveUp)
+    assert "came back after 3 rollbacks" in fourth.reason
+    assert "structural" in fourth.reason
+
+
+def test_a_spike_far_from_the_others_begins_at_the_foot():
+    decisions = climb([3000, 3100, 5000, 5001, 4999])
+    assert [decision.rung for decision in decisions] == [1, 2, 1, 2, 3]
+
+
+def test_what_is_skipped_was_read_by_the_abandoned_attempt_and_not_before_its_checkpoint():
+    draw = random.Random(1)
+    for _ in range(300):
+        onset, delay = draw.randrange(1, 3000), draw.choice([0, 5, 50, 200, 900])
+        interval = draw.choice([10, 50, 500])
+        earlier = [{"onset": onset, "step": 0, "rung": 1}]
+        found = decide(onset, earlier, range(interval, 4000, interval), delay=delay)
+        first, end = found.skip
+        assert found.step <= first <= onset < end <= onset + delay + 1
+        assert onset - first <= POLICY.skip_before_steps
+        assert end - onset <= max(POLICY.skip_after_steps, 1)
+
+
+def test_the_third_rung_goes_at_least_twice_as_far_back():
+    draw = random.Random(2)
+    for _ in range(100):
+        interval, onset = draw.choice([20, 70, 500]), draw.randrange(6000, 9000)
+        first, _, third = climb([onset] * 3, range(interval, 20_000, interval))
+        assert onset - third.step >= 2 * (onset - first.step) >= 200
+
+
+@pytest.mark.parametrize(
+    ("onsets", "changes", "words"),
+    [
+        ([500], {"max_rollbacks": 0}, "follows 0 rollbacks .spike.max_rollbacks"),
+        ([500, 3000, 6000], {"max_rollbacks": 2}, "follows 2 rollbacks .spike.max_rollbacks"),
+        (
+            [2000, 4000, 6000, 8000, 10_000, 11_500],
+            {},
+            "5 rollbacks within 10,000 steps .spike.rollbacks_per_10k_steps",
+        ),
+    ],
+)
+def test_when_a_budget_is_spent_it_gives_up_and_says_which(onsets, changes, words):
+    *before, last = climb(onsets, **changes)
+    assert [type(decision) for decision in before] == [Rollback] * (len(onsets) - 1)
+    assert isinstance(last, GiveUp)
+    assert pytest.importorskip("re").search(words, last.reason), last.reason
+
+
+def test_long_ago_is_forgotten_by_the_budget_of_ten_thousand_steps():
+    onsets = [2000, 4000, 6000, 8000, 10_000, 12_500]
+    assert isinstance(climb(onsets)[-1], Rollback)
+
+
+def test_a_person_who_starts_a_run_again_that_was_given_up_gives_it_a_new_budget():
+    """The caller passes on only what was recorded since."""
+    assert isinstance(climb([5000] * 4)[-1], GiveUp)
+    assert decide(5000, earlier=[], seeds=(1, 2, 3, 4)) == Rollback(4900, 5, 1)
+
+
+@pytest.mark.parametrize("interval", [10, 50, 100, 500])
+@pytest.mark.parametrize("kept", [2, 5])
+@pytest.mark.parametrize("channel", ["fast", "non-finite"])
+@pytest.mark.parametrize("seed", range(3))
+def test_retention_leaves_every_target_of_the_ladder(interval, kept, channel, seed):
+    """Law 5, lived: with retention, each decision is the one without it."""
+    draw = random.Random(seed)
+    where = draw.randrange(4000, 6000)
+    step, checkpoints, everything, rollbacks, seeds = 0, [], [], [], [1]
+    for _ in range(3):
+        onset = where + draw.randrange(-60, 60)
+        alarm = onset + draw.randrange(POLICY.longest_delay)
+        confirmed = max(alarm, onset + POLICY.slow_confirm_steps)
+        for saved in range((step // interval + 1) * interval, confirmed, interval):
+            checkpoints, everything = [*checkpoints, saved], [*everything, saved]
+            suspected = [onset] if saved >= alarm else []
+            onsets = possible_onsets(saved, suspected, rollbacks, POLICY)
+            safe = protected(onsets, checkpoints, POLICY) | set(checkpoints[-kept:])
+            checkpoints = [each for each in checkpoints if each in safe]
+        spikes = [spike(onset, confirmed - onset, channel)]
+        decision = plan(spikes, rollbacks, checkpoints, seeds, POLICY)
+        assert decision == plan(spikes, rollbacks, everything, seeds, POLICY)
+        rollbacks.append({**dataclasses.asdict(decision), "onset": onset})
+        seeds.append(decision.seed)
+        step = decision.step
+        checkpoints = [each for each in checkpoints if each <= step]
+        everything = [each for each in everything if each <= step]
+
+
+def test_a_suspicion_does_not_cost_the_targets_of_a_spike_that_begins_later():
+    """While the gradient norm is suspected since step 900, updates from 1000 on are lost."""
+    saved = range(10, 1011, 10)
+    safe = protected(possible_onsets(1010, [900], [], POLICY), saved, POLICY)
+    assert {900, 800, 1000} <= safe
+
+
+def test_what_is_protected_does_not_grow_with_the_run():
+    for step in (5_000, 50_000, 500_000):
+        saved = range(500, step + 1, 500)
+        assert len(protected(possible_onsets(step, [], [], POLICY), saved, POLICY)) <= 8
+
+
+@pytest.mark.parametrize(("interval", "newest"), [(20, 4), (100, 5), (500, 5), (500, 10)])
+def test_no_history_keeps_more_checkpoints_than_are_counted_on(interval, newest):
+    """Some keep more than half as many: the count is not a wild guess."""
+    seen = max(most_seen(random.Random(seed), interval, newest) for seed in range(12))
+    bound = most_kept(interval, newest, POLICY)
+    assert 0.6 * bound <= seen <= bound
+
+
+def most_seen(draw, interval, newest):
+    """Most checkpoints at once in a random history of suspicions, healings and rollbacks."""
+    step, saved, rollbacks, suspected, most = 0, [], [], {}, 0
+    delays = {"fast": POLICY.longest_delay, "gradient-norm": 200, "validation": 5000}
+    for _ in range(400):
+        step += interval
+        saved.append(step)
+        for channel, delay in delays.items():
+            if draw.random() < 0.03:
+                suspected[channel] = max(0, step - draw.randrange(delay))
+        onsets = possible_onsets(step, list(suspected.values()), rollbacks, POLICY)
+        safe = protected(onsets, saved, POLICY) | {*saved[-newest:]}
+        saved = [each for each in saved if each in safe]
+        most = max(most, len(saved))
+        if suspected and draw.random() < 0.3:
+            channel = draw.choice([*suspected])
+            onset = suspected.pop(channel)
+            if draw.random() < 0.3:
+                step = max((s for s in saved if s <= onset - POLICY.margin_steps), default=0)
+                rollbacks.append({"onset": onset, "step": step, "rung": 1})
+                saved, suspected = [each for each in saved if each <= step], {}
+    return most

@@ -1,0 +1,275 @@
+"""One run through the true `deepspeed` launcher: spike, rollback, reseed, end; then its model."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+
+from data_prep.corpus import Corpus
+from pretrain import __main__ as command_line
+from pretrain.config import load as recipes
+from pretrain.config.run import FaultConfig
+from pretrain.data.batches import Blocks
+from pretrain.data.order import Lineage
+from pretrain.inference import model_folder
+from pretrain.run import checkpoints, ledger, metrics
+from pretrain.spikes.detector import SpikeDetector
+from pretrain.spikes.replay import curves
+
+EVENTS = "events/text_summary"
+FAULT = ["fault.kind=random-labels", "fault.first_step=22", "fault.last_step=34"]
+
+
+@pytest.fixture(scope="module")
+def run(recipe, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("supervised") / "run"
+    arguments = [str(recipe.path), f"folder={folder}", *FAULT]
+    assert command_line.main(["supervise", *arguments]) == 0
+    return folder
+
+
+@pytest.fixture(scope="module")
+def records(run):
+    return ledger.read(run / ledger.FILE_NAME)
+
+
+@pytest.fixture(scope="module")
+def state(records):
+    return ledger.fold(records, 1)
+
+
+def kinds(records):
+    return [record["kind"] for record in records]
+
+
+def test_it_spiked_in_the_fault_rolled_back_to_before_it_and_finished(records, state):
+    told = kinds(records)
+    assert told[:2] == ["created", "attempt"]
+    assert told.count("spike") == told.count("rollback") == 1
+    assert told.count("attempt") == 2
+    assert "crash" not in told
+    assert told[-1] == "done"
+    (spike,), (rollback,) = state.spikes, state.rollbacks
+    assert 22 <= spike["onset"] <= 25
+    assert spike["step"] < 34
+    assert rollback["step"] <= spike["onset"] - 4
+    assert rollback["seed"] == 2
+    assert state.segments == ((0, 1), (rollback["step"], 2))
+
+
+def test_without_the_reseed_it_would_run_into_the_fault_again(run, state):
+    config = recipes.load(str(run / "run.yaml"))
+    fault = config.fault
+    assert fault == FaultConfig("random-labels", 22, 34)
+    resumed = range(state.rollbacks[0]["step"], 40)
+    assert any(fault.strikes(step, 1, config.training.seed) for step in resumed)
+    assert not any(fault.strikes(step, 2, config.training.seed) for step in resumed)
+
+
+def test_every_block_is_covered_once_an_epoch_and_the_consumed_prefix_stays(run, state, corpus):
+    total = len(Blocks(Corpus(corpus, "train"), 64))
+    lineage = state.lineage(total, lambda step: 8 * step)
+    blocks, epochs = lineage.blocks(0, 6 * total)
+    assert epochs[40 * 8 - 1] >= 1, "the run is to cross an epoch's end"
+    for epoch in range(6):
+        assert np.array_equal(np.sort(blocks[epochs == epoch]), np.arange(total))
+    first = Lineage.begin(total, 1).blocks(0, 6 * total)[0]
+    place = state.rollbacks[0]["step"] * 8
+    assert np.array_equal(first[:place], blocks[:place])
+    assert not np.array_equal(first, blocks)
+
+
+def test_its_metrics_tell_each_surviving_step_once_with_the_seed_in_force(run, state):
+    lines = metrics.read(run / metrics.METRICS)
+    kept = metrics.surviving(lines)
+    assert [line["step"] for line in kept] == list(range(40))
+    assert len(lines) > 40
+    resumed = state.rollbacks[0]["step"]
+    assert [line["seed"] for line in kept] == [1] * resumed + [2] * (40 - resumed)
+    assert kept[-1]["loss"] < kept[0]["loss"]
+    abandoned = [line for line in lines if line["attempt"] == 1 and line["step"] >= 22]
+    assert max(line["loss"] for line in abandoned) > kept[21]["loss"]
+
+
+def test_a_resume_after_the_reseed_continues_the_run(records):
+    assert not {"discontinuity", "save-failed", "reject"} & {*kinds(records)}
+
+
+def test_its_checkpoints_tell_the_lineage_that_led_to_them(run, state):
+    assert state.checkpoints
+    for step in state.checkpoints:
+        manifest = checkpoints.read_manifest(checkpoints.folder_of(run, step))
+        lineage = state.lineage(manifest["position"]["blocks"], lambda step: 8 * step)
+        assert manifest["lineage"] == ledger.lineage_record(lineage, step * 8)
+        assert manifest["position"]["blocks"] == step * 8
+
+
+def test_its_checkpoints_are_those_of_the_ledger_and_whole(run, state):
+    assert state.checkpoints[-1] == 40
+    assert {25, 30, 35, 40} <= {*state.checkpoints}
+    found = sorted((run / "checkpoints").glob("step-*"))
+    assert found == [checkpoints.folder_of(run, step) for step in state.checkpoints]
+    for folder in found:
+        checkpoints.read_manifest(folder)
+    assert not (run / "checkpoints" / "latest").exists()
+
+
+def test_the_run_folder_tells_what_was_run(run):
+    assert recipes.load(str(run / "run.yaml")).folder == str(run)
+    settings = json.loads((run / "deepspeed.json").read_text())
+    assert settings["train_batch_size"] == 8
+    assert settings["gradient_accumulation_steps"] == 2
+    assert json.loads((run / "environment.json").read_text())["packages"]["deepspeed"]
+    assert (run / "loss.png").read_bytes().startswith(b"\x89PNG")
+    folders = {path.name for path in (run / "tensorboard").iterdir()}
+    assert folders == {"attempt-001", "attempt-002", "stitched"}
+    validation = metrics.surviving(metrics.read(run / metrics.VALIDATION))
+    assert [line["step"] for line in validation] == [20, 40]
+    assert validation[1]["perplexity"] < validation[0]["perplexity"]
+
+
+def test_its_curve_replayed_gives_the_events_of_its_ledger(run, records):
+    config = recipes.load(str(run / "run.yaml"))
+    first = curves.read(run, every_attempt=True)[0]
+    detector = SpikeDetector(config.spike)
+    events = [event for o in first.observations for event in detector.update(o)]
+    told = [r for r in records if r["kind"] in ("suspect", "healed", "spike")]
+    fields = ("kind", "channel", "step", "onset", "loss", "baseline")
+    live = [{name: record[name] for name in fields} for record in told if record["attempt"] == 1]
+    assert live == [dataclasses.asdict(event) for event in events]
+    assert live[-1]["kind"] == "spike"
+
+
+def test_its_stitched_tensorboard_run_tells_each_step_once_and_its_rollback(run):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    stitched = EventAccumulator(str(run / "tensorboard" / "stitched"))
+    stitched.Reload()
+    assert [event.step for event in stitched.Scalars("train/loss")] == list(range(40))
+    told = [event.tensor_proto.string_val[0].decode() for event in stitched.Tensors(EVENTS)]
+    assert any("rolled back" in words for words in told)
+
+
+def test_its_ledger_proves_that_every_block_was_used_once(run, capsys):
+    assert command_line.main(["audit", str(run)]) == 0
+    told = capsys.readouterr().out
+    assert "2 attempts: each began at step 0 or at a checkpoint that was committed" in told
+    assert "40 steps survive, each once: 320 blocks" in told
+    assert told.endswith("sound\n")
+
+
+def test_its_status_and_its_report_tell_the_story(run, capsys):
+    assert command_line.main(["status", str(run)]) == 0
+    told = capsys.readouterr().out
+    assert "finished: 40 of 40 steps in 2 attempts" in told
+    assert "LOSS SPIKE confirmed" in told
+    report = (run / "report.md").read_text()
+    assert "rolled back to" in report
+    assert "![training and validation loss](loss.png)" in report
+
+
+def test_supervising_a_finished_run_again_changes_nothing(run, recipe, records, capsys):
+    assert command_line.main(["supervise", str(recipe.path), f"folder={run}", *FAULT]) == 0
+    assert "finished" in capsys.readouterr().out
+    assert ledger.read(run / ledger.FILE_NAME) == records
+
+
+def test_another_recipe_in_its_folder_is_refused(run, recipe, capsys):
+    words = [f"folder={run}", *FAULT, "training.seed=5"]
+    assert command_line.main(["supervise", str(recipe.path), *words]) == 2
+    assert "training.seed: 1, now 5" in capsys.readouterr().err
+
+
+def test_a_corpus_of_other_content_in_its_folder_is_refused(run, recipe, corpus, capsys):
+    from data_prep.__main__ import main as data_prep
+
+    other = run.parent / "other-corpus"
+    words = ["--tokenizer", str(corpus), "--max-tokens", "50", "--valid-fraction", "0.2"]
+    raw = ["--input", str(corpus.parent / "topics.jsonl"), "--output", str(other)]
+    assert data_prep(["prepare", *raw, *words]) == 0
+    capsys.readouterr()
+    words = [f"folder={run}", *FAULT, f"data.corpus={other}"]
+    assert command_line.main(["supervise", str(recipe.path), *words]) == 2
+    assert "data.corpus digest" in capsys.readouterr().err
+
+
+def without_end(run, folder):
+    """A copy of the run as if it had been killed before it was done."""
+    import shutil
+
+    shutil.copytree(run, folder)
+    lines = (folder / ledger.FILE_NAME).read_bytes().splitlines(keepends=True)
+    (folder / ledger.FILE_NAME).write_bytes(b"".join(lines[:-1]))
+    return folder
+
+
+# --- its model ----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def exported(run, tmp_path_factory):
+    output = tmp_path_factory.mktemp("exported") / "model"
+    assert command_line.main(["export", str(run), "--output", str(output)]) == 0
+    return output
+
+
+def test_the_exported_model_has_the_perplexity_that_training_saw(
+    exported, run, corpus, tmp_path, capsys
+):
+    out = tmp_path / "figures.json"
+    words = ["--data", str(corpus), "--blocks", "6", "--json", str(out)]
+    assert command_line.main(["evaluate", str(exported), *words]) == 0
+    masks = "validation masks: 15 % of the tokens, the same for every model\n"
+    assert capsys.readouterr().out.startswith(masks)
+    assert masks in (run / "logs" / "attempt-001.log").read_text()
+    (figures,) = json.loads(out.read_text())
+    last = metrics.read(run / metrics.VALIDATION)[-1]
+    assert figures["length"] == 64
+    assert figures["blocks"] == 6
+    assert figures["total"]["perplexity"] == pytest.approx(last["perplexity"], rel=1e-4)
+    assert list(last["subsets"]) == ["unknown"]
+    assert last["subsets"]["unknown"]["perplexity"] == last["perplexity"]
+
+
+def test_an_older_checkpoint_can_be_exported_by_its_step(run, exported, tmp_path, capsys):
+    words = ["--output", str(tmp_path / "older"), "--step", "35"]
+    assert command_line.main(["export", str(run), *words]) == 0
+    assert "after 35 steps" in capsys.readouterr().out
+    loaded = model_folder.load(tmp_path / "older")
+    assert loaded.provenance["step"] == 35
+    assert loaded.provenance["recipe"]["model"]["variant"] == "zero-clap"
+    newest = model_folder.load(exported).model.state_dict()
+    assert any(not newest[n].equal(t) for n, t in loaded.model.state_dict().items())
+
+
+def test_what_cannot_be_exported_is_refused_with_what_can(run, exported, tmp_path, capsys):
+    def refused(*words):
+        assert command_line.main(["export", *map(str, words)]) == 2
+        return capsys.readouterr().err
+
+    missing = refused(run, "--output", tmp_path / "a", "--step", 7)
+    assert "has no checkpoint of step 7; it has 5, 10, 15, 20, 25, 30, 35, 40" in missing
+    assert "is no run folder" in refused(tmp_path, "--output", tmp_path / "a")
+    assert "is not empty" in refused(run, "--output", exported)
+    (tmp_path / "file").write_text("")
+    assert "file" in refused(run, "--output", tmp_path / "file")
+
+
+def test_a_damaged_checkpoint_is_not_exported(run, tmp_path, capsys):
+    copy = without_end(run, tmp_path / "run")
+    path = checkpoints.folder_of(copy, 40) / "mp_rank_00_model_states.pt"
+    path.write_bytes(path.read_bytes()[:-1])
+    assert command_line.main(["export", str(copy), "--output", str(tmp_path / "model")]) == 2
+    assert str(path) in capsys.readouterr().err
+    assert not (tmp_path / "model").exists()
+
+
+def test_fill_mask_on_the_command_line_prints_the_fillers(exported, capsys):
+    words = ["fill-mask", str(exported), "the value of the <mask>", "--top-k", "3"]
+    assert command_line.main(words) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 3
+    assert all("the value of the" in line for line in lines)
+    assert command_line.main(["fill-mask", str(exported), "nothing to find"]) == 2
+    assert "holds no <mask>" in capsys.readouterr().err
