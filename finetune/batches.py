@@ -102,7 +102,7 @@ class EncodedExamples:
                 "labels": self.labels[list(chosen)],
             },
             tokens=int(lengths.sum()),
-            targets=len(chosen),
+            targets=(len(chosen),),
         )
 
     def by_length(self, batch_size: int) -> list[list[int]]:

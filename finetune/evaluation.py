@@ -13,10 +13,9 @@ import numpy.typing as npt
 from finetune import scores
 from finetune.batches import EncodedExamples, ShuffledBatches
 from finetune.glue import Task, ending_of
-from pretrain.loop import MicroBatch
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    import torch
 
     from pretrain.engine.engine import Engine
     from pretrain.loop import Model
@@ -29,7 +28,7 @@ Part = tuple[list[int], Logits]
 def logits_of(
     model: Model,
     examples: EncodedExamples,
-    to_device: Callable[[MicroBatch], Mapping[str, Tensor]],
+    device: torch.device,
     rank: int = 0,
     world_size: int = 1,
     gather: Callable[[list[Part]], Sequence[list[Part]]] = lambda parts: [parts],
@@ -39,7 +38,7 @@ def logits_of(
     Args:
         model: in evaluation mode; ids and mask to logits.
         examples: the split.
-        to_device: a batch's arrays as tensors where the model is.
+        device: of the model.
         rank: this process.
         world_size: how many share the split; each reads every `world_size`-th batch.
         gather: every rank's value, on every rank.
@@ -53,7 +52,7 @@ def logits_of(
     parts: list[Part] = []
     with torch.no_grad():
         for chosen in mine:
-            batch = to_device(examples.collate(chosen))
+            batch = examples.collate(chosen).to(device)
             output = model(batch["input_ids"], batch["document_ids"])
             parts.append((chosen, output.float().cpu().numpy()))
     result = np.empty((len(examples), parts[0][1].shape[1]), dtype=np.float32)
@@ -128,5 +127,5 @@ class Evaluation:
         engine = self._engine
         engine.module.eval()
         return logits_of(
-            engine.module, dev_set, engine.to_device, engine.rank, engine.world_size, gather
+            engine.module, dev_set, engine.device, engine.rank, engine.world_size, gather
         )

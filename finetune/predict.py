@@ -20,9 +20,7 @@ from pretrain.inference import model_folder
 
 if TYPE_CHECKING:
     import torch
-    from torch import Tensor
 
-    from pretrain.loop import MicroBatch
     from pretrain.model.config import ClassificationConfig
 
 
@@ -99,19 +97,13 @@ def _read_lines(file: Path, count: int | None) -> list[Example]:
 def _logits(
     loaded: model_folder.LoadedModel, head: str, rows: Sequence[Example], device: torch.device
 ) -> Logits:
-    import torch
-
     from pretrain.model.classifier import Classifier
 
     classifier = Classifier(loaded.model.encoder, loaded.classification_heads[head]).to(device)
     # A converted model says nothing of its fine-tuning.
     max_tokens = int(loaded.provenance.get("max_tokens", FinetuneConfig.max_tokens))
     limit = longest_input(max_tokens, loaded.model.config)
-
-    def to_device(batch: MicroBatch) -> dict[str, Tensor]:
-        return {name: torch.from_numpy(value).to(device) for name, value in batch.arrays.items()}
-
-    return logits_of(classifier.eval(), EncodedExamples(rows, loaded.tokenizer, limit), to_device)
+    return logits_of(classifier.eval(), EncodedExamples(rows, loaded.tokenizer, limit), device)
 
 
 def submit(

@@ -275,7 +275,7 @@ def _convert(options: argparse.Namespace) -> int:
 def _evaluate(options: argparse.Namespace) -> int:
     import dataclasses
 
-    from pretrain.data.batches import VALIDATION_MASKS
+    from pretrain.data.batches import validation_note
     from pretrain.engine.distributed import choose_device
     from pretrain.inference.evaluate import evaluate_lengths
     from pretrain.inference.model_folder import load
@@ -289,19 +289,20 @@ def _evaluate(options: argparse.Namespace) -> int:
         loaded.tokenizer.digest(),
         options.data,
         lengths,
+        loaded.objective,
         limit=options.blocks,
         packing=options.packing or loaded.packing,
     )
     sys.stdout.write(
-        f"{VALIDATION_MASKS}\n"
-        f"{'length':>8} {'subset':<20} {'masked':>12} {'loss':>8} {'perplexity':>11}\n"
+        f"{validation_note(loaded.objective)}\n"
+        f"{'length':>8} {'subset':<20} {'targets':>12} {'loss':>8} {'perplexity':>11}\n"
     )
     for r in results:
         # One subset is all there is.
         rows = {"all": r.total, **(r.subsets if len(r.subsets) > 1 else {})}
         for name, score in rows.items():
             sys.stdout.write(
-                f"{r.length:>8} {name:<20} {score.masked_tokens:>12,} {score.loss:>8.4f} "
+                f"{r.length:>8} {name:<20} {score.targets:>12,} {score.loss:>8.4f} "
                 f"{score.perplexity:>11.2f}\n"
             )
     if options.json:

@@ -1,8 +1,8 @@
-"""The training loop: the only one, for every objective and for fine-tuning.
+"""The training loop, for every objective and for fine-tuning, and the protocols it speaks.
 
-The loop owns the order of events in a step and nothing else: batches, engine, schedule and what
-happens at intervals come in as arguments. Steps count from 0; step `s` reads global batch `s`, and
-a hook called with `s` sees a model after `s` updates.
+The loop owns the order of events in a step and nothing else: batches, engine, schedule and hooks
+are arguments. Steps count from 0; step `s` reads global batch `s`, and a hook called with `s` sees
+a model after `s` updates.
 """
 
 from __future__ import annotations
@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
+    import torch
     from torch import Tensor
 
 Model = Callable[..., "Tensor"]
+Arrays = dict[str, "npt.NDArray[np.generic]"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,21 +27,42 @@ class MicroBatch:
     """What one rank sees in one forward pass."""
 
     index: int
-    """Among the micro-batches of the global batch: keys the dropout of this pass."""
-    arrays: dict[str, npt.NDArray[np.generic]]
+    """Number among the micro-batches of the global batch: keys the dropout of this pass."""
+    arrays: Arrays
     tokens: int
-    """Real input tokens."""
-    targets: int
-    """Tokens that the loss is summed over."""
-    blocks: str = ""
-    """`order.digest` of the whole global batch, for whoever audits what was read."""
+    """Input tokens without padding."""
+    targets: tuple[int, ...]
+    """Number of targets of each term of the objective."""
+    batch_digest: str = ""
+    """Hash of the names of all blocks of the global batch (`order.digest`), for audits."""
+
+    def to(self, device: torch.device) -> dict[str, Tensor]:
+        """The arrays as tensors on a device."""
+        import torch
+
+        return {
+            name: torch.from_numpy(array).to(device, non_blocking=True)
+            for name, array in self.arrays.items()
+        }
 
 
 class Objective(Protocol):
-    """What is to be learned from a batch."""
+    """A loss made of named terms.
+
+    loss = sum over terms of weight x (sum of the term over the global batch / number of the term's
+    targets in the global batch). A term without targets in a global batch contributes nothing.
+    """
+
+    @property
+    def terms(self) -> Mapping[str, float]:
+        """Weight of each term, by name."""
+        ...
 
     def loss(self, model: Model, batch: Mapping[str, Tensor]) -> Tensor:
-        """Loss summed over the batch's targets, in nats; the engine divides by their number."""
+        """Each term summed over its targets in the batch, in nats: [terms], in fp32.
+
+        Differentiable. A term without targets in the batch is 0.
+        """
         ...
 
 
@@ -60,24 +83,42 @@ class Batches(Protocol):
 
 
 @dataclasses.dataclass(frozen=True)
-class StepResult:
-    """What an engine says of a finished update; sums are over all ranks."""
+class TermLoss:
+    """One term of the loss over a global batch."""
 
-    loss_sum: float
-    targets: float
-    tokens: float
+    loss: float | None
+    """Nats per target; None where there is no target."""
+    targets: int
+
+
+def weighted_loss(weights: Mapping[str, float], terms: Mapping[str, TermLoss]) -> float:
+    """The loss of a global batch (see `Objective`)."""
+    return sum(weights[name] * t.loss for name, t in terms.items() if t.loss is not None)
+
+
+@dataclasses.dataclass(frozen=True)
+class StepResult:
+    """Result of a finished update, over all ranks."""
+
+    loss: float
+    """The weighted sum over the terms, in nats per target."""
+    targets: int
+    """Of all terms."""
+    tokens: int
     gradient_norm: float | None
     """Before clipping; None where it was not finite."""
+    terms: Mapping[str, TermLoss] = dataclasses.field(default_factory=dict)
+    """Each term by name, where the objective has several."""
     loss_scale: float = 1.0
-    """Of fp16, in force in this update; 1 in any other precision."""
+    """fp16 loss scale of this update; 1 in any other precision."""
     skipped: bool = False
-    """The engine left the update out, for its gradient was not finite."""
+    """The engine skipped the update because its gradient was not finite."""
     scale_exhausted: bool = False
-    """fp16 skipped this update at its smallest loss scale: there is nothing left to lower."""
+    """fp16 skipped this update at its smallest loss scale, which cannot be lowered further."""
 
 
 class StepEngine(Protocol):
-    """What the loop needs of an engine."""
+    """An engine as the loop needs it."""
 
     rank: int
     world_size: int
@@ -100,11 +141,10 @@ class StepEngine(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class StepRecord:
-    """A finished step, as observers see it and metrics.jsonl keeps it."""
+    """A finished step, as observers see it; fields without a text are StepResult's."""
 
     step: int
     loss: float
-    """Nats a target, over the global batch."""
     gradient_norm: float | None
     learning_rate: float
     seed: int
@@ -116,29 +156,30 @@ class StepRecord:
     loss_scale: float = 1.0
     skipped: bool = False
     scale_exhausted: bool = False
-    blocks: str = ""
-    """Hash of the names of what all ranks read, where the batches tell it."""
+    batch_digest: str = ""
+    """As in MicroBatch."""
+    terms: Mapping[str, TermLoss] = dataclasses.field(default_factory=dict)
 
     @property
     def tokens_per_second(self) -> float:
-        """Real input tokens of all ranks, per second of the step."""
+        """Input tokens of all ranks without padding, per second of the step."""
         return self.tokens / self.seconds
 
 
 @dataclasses.dataclass(frozen=True)
 class Hook:
-    """Something that all ranks do together after every `interval` updates, and after the last."""
+    """An action of all ranks after every `interval` updates, and after the last."""
 
     interval: int
     action: Callable[[int], None]
 
     def is_due(self, steps: int, last_step: int) -> bool:
-        """Whether the action comes after so many updates."""
+        """Whether the action is due after `steps` updates."""
         return steps % self.interval == 0 or steps == last_step
 
 
 GO_ON = 0
-"""Verdict of a watch that has nothing to say; any other number stops the loop on all ranks."""
+"""The watch's verdict to continue; any other number stops the loop on all ranks."""
 
 
 def run(
@@ -159,13 +200,13 @@ def run(
         engine: does the update.
         batches: gives each step's micro-batches.
         objective: gives each micro-batch's loss.
-        learning_rate: of a step.
-        first_step: updates done before.
-        last_step: updates done after.
+        learning_rate: function of the step.
+        first_step: number of updates done before.
+        last_step: number of updates at the end.
         hooks: called on every rank, in order.
         observers: called on rank 0 with each finished step; they cannot steer.
-        watch: asked on rank 0 after the observers; a verdict other than GO_ON stops every rank at
-            this step's end, before its hooks.
+        watch: called on rank 0 after the observers; a verdict other than GO_ON stops every rank at
+            the end of this step, before its hooks.
 
     Returns:
         The verdict: GO_ON after the last step.
@@ -180,19 +221,20 @@ def run(
         if engine.rank == 0:
             record = StepRecord(
                 step=step,
-                loss=result.loss_sum / result.targets,
+                loss=result.loss,
                 gradient_norm=result.gradient_norm,
                 learning_rate=rate,
                 seed=seed,
                 epoch=batches.epoch(step),
-                tokens=int(result.tokens),
-                targets=int(result.targets),
+                tokens=result.tokens,
+                targets=result.targets,
                 seconds=time.perf_counter() - started,
                 data_seconds=loaded - started,
                 loss_scale=result.loss_scale,
                 skipped=result.skipped,
                 scale_exhausted=result.scale_exhausted,
-                blocks=micro_batches[0].blocks,
+                batch_digest=micro_batches[0].batch_digest,
+                terms=result.terms,
             )
             for observer in observers:
                 observer(record)

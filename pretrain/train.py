@@ -18,25 +18,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from data_prep import console
-from data_prep import tokenizer as tokenizers
 from data_prep.corpus import Corpus
 from data_prep.manifest import CorpusManifest
 from pretrain.config import load as recipes
 from pretrain.config import preflight as checks
 from pretrain.config.run import RunConfig
-from pretrain.data.batches import (
-    VALIDATION_MASKS,
-    Blocks,
-    PretrainingBatches,
-    validation_batches,
-    validation_objective,
-)
+from pretrain.data.batches import PretrainingBatches, validation_batches, validation_note
 from pretrain.data.prefetch import prefetched
+from pretrain.data.sources import SOURCES, Source
 from pretrain.engine.schedules import learning_rate
 from pretrain.loop import GO_ON, Hook, Model, StepRecord
 from pretrain.loop import run as run_loop
 from pretrain.model.config import ModelConfig
-from pretrain.objectives.masked import MaskedLM, word_starts_of
+from pretrain.objectives.base import Vocabulary
 from pretrain.run import checkpoints, ledger
 from pretrain.run import folder as run_folder
 from pretrain.run.checkpoints import Failure
@@ -243,17 +237,10 @@ class Attempt:
         if self.start.step:
             self.engine.load(checkpoints.folder_of(self.run_folder, self.start.step))
             self.tether.starting()
-        words = None
-        if config.masking.whole_words:
-            words = word_starts_of(tokenizers.load(Path(config.data.corpus)))
-        self.objective = MaskedLM(
-            config.masking,
-            self.manifest.vocab_size - 1,
-            self.architecture.vocab_size,
-            words,
-            compiled=training.compile,
-        )
-        self.measure = validation_objective(self.manifest.vocab_size, self.architecture.vocab_size)
+        corpus = Path(config.data.corpus)
+        vocabulary = Vocabulary(self.manifest.vocab_size, self.architecture.vocab_size, corpus)
+        self.objective = config.objective.build(vocabulary, compiled=training.compile)
+        self.measure = config.objective.for_validation().build(vocabulary)
         self.validation = validation_batches(
             self._blocks("valid"),
             self.measure,
@@ -331,21 +318,21 @@ class Attempt:
     def _lineage_before(self, step: int) -> list[list[int | str]]:
         return ledger.lineage_record(self.lineage, self.config.batch.first_block(step))
 
-    def _blocks(self, split: str) -> Blocks:
+    def _blocks(self, split: str) -> Source:
         data = self.config.data
-        return Blocks(Corpus(Path(data.corpus), split), data.sequence_length, data.packing)
+        return SOURCES[data.packing](Corpus(Path(data.corpus), split), data.sequence_length)
 
     def _evaluate(self, step: int) -> None:
-        from pretrain.inference.evaluate import scores
+        from pretrain.inference.evaluate import Scores
 
         names = self.manifest.subsets
 
         def sums(model: Model, batch: dict[str, Tensor]) -> Tensor:
-            return self.measure.sums_by_subset(model, batch, len(names))
+            return self.measure.evaluate(model, batch, len(names))
 
-        flat = self.engine.evaluate(self.validation, sums)
+        found = self.engine.evaluate(self.validation, sums)
         if self.process.rank == 0:
-            self.log.validated(step, *scores(list(zip(flat[::2], flat[1::2], strict=True)), names))
+            self.log.validated(step, Scores.of(found, self.measure.terms, names))
 
     def _save(self, step: int) -> None:
         try:
@@ -440,7 +427,7 @@ class Attempt:
             f"{config.training.deepspeed}, attention {config.training.attention_backend}), steps "
             f"{self.start.step} to {config.training.steps}, seed {self.start.seed}"
         )
-        self.log.say(VALIDATION_MASKS)
+        self.log.say(validation_note(config.objective))
 
 
 if __name__ == "__main__":

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pretrain.config.run import BatchConfig, MaskingConfig, OptimizerConfig
-from pretrain.objectives.masked import FIRST_WORD_ID, IGNORED, MaskedLM
+from pretrain.config.run import BatchConfig, OptimizerConfig
+from pretrain.objectives.base import Block, PretrainingObjective, Vocabulary
+from pretrain.objectives.masked import FIRST_WORD_ID, MaskedLMConfig, labels_by_position
 
 if TYPE_CHECKING:
     import torch
@@ -67,12 +69,12 @@ class Case:
             overrides["attention_dropout"] = 0.0
         return presets.build(self.size, self.variant, self.vocab_size, overrides)
 
-    def objective(self) -> MaskedLM:
-        """The loss that is computed."""
+    def objective(self) -> PretrainingObjective:
+        """Masked language modelling, which every contender knows."""
         import torch
 
-        end = self.vocab_size - 1
-        return MaskedLM(MaskingConfig(), end, end, compiled=torch.cuda.is_available())
+        vocabulary = Vocabulary(self.vocab_size, self.vocab_size - 1, Path())
+        return MaskedLMConfig().build(vocabulary, compiled=torch.cuda.is_available())
 
     def name(self) -> str:
         """For people."""
@@ -94,29 +96,19 @@ def collate(case: Case, step: int) -> MicroBatch:
     if case.layout == "padded":
         lengths = draw.integers(longest // 2, longest + 1, case.rows).tolist()
     rows = [draw.integers(FIRST_WORD_ID, case.vocab_size - 1, length) for length in lengths]
-    texts = None
-    if case.layout == "packed":  # four texts a row, of any lengths
-        texts = [
-            1 + np.searchsorted(np.sort(draw.integers(1, longest, 3)), np.arange(longest), "right")
-            for _ in rows
+    blocks = [Block(ids) for ids in rows]
+    if case.layout == "packed":  # four documents per row, of any lengths
+        ends = [np.sort(draw.integers(1, longest, 3)) for _ in rows]
+        blocks = [
+            Block(ids, 1 + np.searchsorted(cuts, np.arange(longest), "right"))
+            for ids, cuts in zip(rows, ends, strict=True)
         ]
     keys = [(0, step, row) for row in range(len(rows))]
-    arrays = case.objective().collate(rows, keys, longest, texts)
-    targets = int((arrays["labels"] != IGNORED).sum())
-    return MicroBatch(index=0, arrays=arrays, tokens=sum(lengths), targets=targets)
-
-
-def tensors_of(case: Case, batch: MicroBatch, device: torch.device) -> dict[str, Tensor]:
-    """A batch as the model takes it."""
-    import torch
-
-    tensors = {
-        name: torch.from_numpy(array).to(device, non_blocking=True)
-        for name, array in batch.arrays.items()
-    }
+    objective = case.objective()
+    arrays = objective.collate(blocks, keys, longest)
     if case.layout == "unmasked":
-        tensors["document_ids"] = None  # type: ignore[assignment]
-    return tensors
+        del arrays["document_ids"]
+    return MicroBatch(0, arrays, sum(lengths), objective.targets(arrays))
 
 
 def model_of(case: Case, device: torch.device) -> LanguageModel:
@@ -127,16 +119,6 @@ def model_of(case: Case, device: torch.device) -> LanguageModel:
     if device.type == "cuda" and architecture.attention_dropout == 0:
         backend = "flex-flash" if case.contender == FLASH else "flex"
     return LanguageModel(architecture, _VOCABULARY_MULTIPLE, backend).to(device)
-
-
-def standard_labels(tensors: Mapping[str, Tensor]) -> Tensor:
-    """A batch's labels as transformers takes them: [B, T], IGNORED where there is none."""
-    import torch
-
-    labels = torch.full_like(tensors["input_ids"], IGNORED)
-    used = tensors["labels"] != IGNORED
-    labels.view(-1)[tensors["target_positions"][used]] = tensors["labels"][used]
-    return labels
 
 
 def _through_deepspeed(case: Case, device: torch.device) -> Update:
@@ -176,8 +158,8 @@ def _loop(case: Case, model: nn.Module, device: torch.device) -> Update:
     def update(batch: MicroBatch) -> None:
         optimizers.set_step(optimizer.param_groups, numbers, 1e-4, 0)
         with autocast(device):
-            loss = objective.loss(model, tensors_of(case, batch, device))
-        (loss / batch.targets).backward()  # type: ignore[no-untyped-call]
+            loss = objective.loss(model, batch.to(device))
+        (loss.sum() / sum(batch.targets)).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         optimizer.zero_grad()
 
@@ -206,8 +188,8 @@ def _transformers(case: Case, device: torch.device) -> Update:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
 
     def update(batch: MicroBatch) -> None:
-        tensors = tensors_of(case, batch, device)
-        labels, mask = standard_labels(tensors), tensors["document_ids"]
+        tensors = batch.to(device)
+        labels, mask = labels_by_position(tensors), tensors.get("document_ids")
         with autocast(device):
             loss = model(input_ids=tensors["input_ids"], attention_mask=mask, labels=labels).loss
         loss.backward()

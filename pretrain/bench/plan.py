@@ -130,7 +130,7 @@ def plan(
     count = parameters(model, model.vocab_size)
     trained = parameters(model, rows)
     length = config.data.sequence_length
-    share = 1.0 if config.masking.targets == "all" else config.masking.probability
+    share = config.objective.target_share
     tokens = config.batch.first_block(training.steps) * length
     per_token = flops_per_token(model, length, share)
     rows_at_once, texts = config.batch.micro_batch_size, config.data.packing != "complete"

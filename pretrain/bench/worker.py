@@ -19,7 +19,6 @@ from pretrain.bench.contenders import (
     autocast,
     collate,
     model_of,
-    tensors_of,
 )
 from pretrain.config.run import OptimizerConfig
 from pretrain.data.prefetch import follow_parent
@@ -160,11 +159,11 @@ def _parts(case: Case, batch: MicroBatch, device: torch.device) -> dict[str, flo
 
     say("    measuring the parts of an update")
     model = model_of(case, device)
-    tensors = tensors_of(case, batch, device)
+    tensors = batch.to(device)
     config, layer = model.config, model.encoder.layers[0]
     assert isinstance(layer, EncoderLayer)
     with torch.no_grad():
-        _, bias = model.encoder._enter(tensors["input_ids"], tensors["document_ids"])
+        _, bias = model.encoder._enter(tensors["input_ids"], tensors.get("document_ids"))
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     heads, hidden = config.num_heads, config.hidden_size
     shape = (case.rows, case.length)

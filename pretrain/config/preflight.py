@@ -15,10 +15,12 @@ from data_prep.corpus import Corpus
 from data_prep.manifest import CorpusManifest, load_manifest
 from pretrain.config import load as recipes
 from pretrain.config.run import RunConfig
-from pretrain.data.batches import Blocks, refuse_without_targets, validation_objective
+from pretrain.data.batches import refuse_without_targets
+from pretrain.data.sources import SOURCES
 from pretrain.engine import settings as deepspeed_settings
 from pretrain.model import presets
 from pretrain.model.config import ModelConfig, check_backend
+from pretrain.objectives.base import Vocabulary
 from pretrain.run import folder as run_folder
 from pretrain.run import ledger, metrics
 from pretrain.supervision import control as orders
@@ -77,11 +79,11 @@ def check(config: RunConfig, world_size: int) -> tuple[ModelConfig, CorpusManife
     check_backend(model, config.training.attention_backend)
     if config.training.compile:
         deepspeed_settings.refuse_compiling(settings)
-    blocks = Blocks(
-        Corpus(Path(config.data.corpus), "valid"), config.data.sequence_length, config.data.packing
-    )
-    objective = validation_objective(manifest.vocab_size, model.vocab_size)
-    refuse_without_targets(blocks, objective, config.training.evaluation_blocks)
+    folder = Path(config.data.corpus)
+    source = SOURCES[config.data.packing](Corpus(folder, "valid"), config.data.sequence_length)
+    vocabulary = Vocabulary(manifest.vocab_size, model.vocab_size, folder)
+    objective = config.objective.for_validation().build(vocabulary)
+    refuse_without_targets(source, objective, config.training.evaluation_blocks)
     return model, manifest
 
 

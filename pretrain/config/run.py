@@ -10,8 +10,12 @@ import dataclasses
 from typing import Any
 
 from pretrain.config.settings import check, unknown_key
+from pretrain.data.sources import SOURCES
 from pretrain.model.config import ATTENTION_BACKENDS, ModelConfig
 from pretrain.model.presets import SIZES, VARIANTS
+from pretrain.objectives.base import ObjectiveSettings
+from pretrain.objectives.masked import MaskedLMConfig
+from pretrain.objectives.registry import SETTINGS_BY_NAME
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,8 +36,7 @@ class DataConfig:
         """Refuse lengths without room for text."""
         length = self.sequence_length
         check(length >= 2, "data.sequence_length", length, "at least 2: <s> and a token")
-        known = ("best-fit", "complete")
-        check(self.packing in known, "data.packing", self.packing, " or ".join(known))
+        check(self.packing in SOURCES, "data.packing", self.packing, " or ".join(SOURCES))
         check(self.vocab_size >= 0, "data.vocab_size", self.vocab_size, "0 (any) or above")
 
 
@@ -59,30 +62,6 @@ class ModelRecipe:
         for name in self.overrides:
             if name not in known:
                 raise ValueError(unknown_key(f"model.overrides.{name}", name, known))
-
-
-@dataclasses.dataclass(frozen=True)
-class MaskingConfig:
-    """How tokens are hidden (Devlin et al. 2019: 80 % `<mask>`, 10 % random, 10 % kept)."""
-
-    probability: float = 0.15
-    keep_probability: float = 0.1
-    random_probability: float = 0.1
-    targets: str = "masked"
-    """What is predicted: the chosen tokens, or all (with keep and random 0: self-masking)."""
-    whole_words: bool = False
-    """Choose words, not tokens: a word begins where a token begins with white space."""
-
-    def __post_init__(self) -> None:
-        """Refuse what is no probability."""
-        for name in ("probability", "keep_probability", "random_probability"):
-            value = getattr(self, name)
-            check(0.0 <= value <= 1.0, f"masking.{name}", value, "in [0, 1]")
-        known = ("masked", "all")
-        check(self.targets in known, "masking.targets", self.targets, " or ".join(known))
-        check(self.probability > 0.0, "masking.probability", self.probability, "above 0")
-        share = self.keep_probability + self.random_probability
-        check(share <= 1.0, "masking.keep_probability + random_probability", share, "at most 1")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -421,7 +400,9 @@ class RunConfig:
     """Where the run lives: checkpoints, metrics, ledger, plots."""
     data: DataConfig = dataclasses.field(default_factory=DataConfig)
     model: ModelRecipe = dataclasses.field(default_factory=ModelRecipe)
-    masking: MaskingConfig = dataclasses.field(default_factory=MaskingConfig)
+    objective: ObjectiveSettings = dataclasses.field(
+        default_factory=MaskedLMConfig, metadata={"choices": SETTINGS_BY_NAME}
+    )
     batch: BatchConfig = dataclasses.field(default_factory=BatchConfig)
     optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
     schedule: ScheduleConfig = dataclasses.field(default_factory=ScheduleConfig)

@@ -50,8 +50,13 @@ def check(condition: bool, name: str, value: object, accepted: str) -> None:
         raise ValueError(f"{name}: {value!r} is not accepted; it must be {accepted}")
 
 
+_RENAMED = {"masking": "objective"}
+
+
 def unknown_key(where: str, name: str, known: typing.Iterable[str]) -> str:
     """The message for a key that does not exist, with the nearest that does."""
+    if where in _RENAMED:
+        return f"unknown key {where!r}; it is called {_RENAMED[where]!r} now"
     near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
     hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(sorted(known))}"
     return f"unknown key {where!r}; {hint}"
@@ -113,12 +118,29 @@ def build(kind: type[T], values: object, prefix: str = "") -> T:
     if not isinstance(values, Mapping):
         raise ValueError(f"{prefix.rstrip('.')}: {values!r} is no section of keys")
     hints = typing.get_type_hints(kind)
+    choices = {
+        field.name: field.metadata["choices"]
+        for field in dataclasses.fields(typing.cast("Any", kind))
+        if "choices" in field.metadata
+    }
     arguments: dict[str, Any] = {}
     for name, value in values.items():
         if name not in hints:
             raise ValueError(unknown_key(f"{prefix}{name}", str(name), hints))
-        arguments[name] = _convert(hints[name], value, f"{prefix}{name}")
+        if name in choices:
+            arguments[name] = _chosen(choices[name], value, f"{prefix}{name}")
+        else:
+            arguments[name] = _convert(hints[name], value, f"{prefix}{name}")
     return kind(**arguments)
+
+
+def _chosen(choices: Mapping[str, type[T]], value: object, where: str) -> T:
+    """The record of a section whose key `name` picks its type."""
+    if not isinstance(value, Mapping):
+        raise ValueError(f"{where}: {value!r} is no section of keys")
+    name = value.get("name", next(iter(choices)))
+    check(name in choices, f"{where}.name", name, f"one of {', '.join(choices)}")
+    return build(choices[name], {k: v for k, v in value.items() if k != "name"}, f"{where}.")
 
 
 def _convert(kind: Any, value: object, name: str) -> object:  # noqa: ANN401 - a type or an alias

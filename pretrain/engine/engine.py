@@ -27,7 +27,7 @@ from pretrain.engine.distributed import (
     broadcast_code,
     refuse_busy_port,
 )
-from pretrain.loop import MicroBatch, Objective, StepResult
+from pretrain.loop import MicroBatch, Objective, StepResult, TermLoss, weighted_loss
 
 if TYPE_CHECKING:
     import torch
@@ -156,24 +156,24 @@ class Engine:
         seed: int,
         step: int,
     ) -> StepResult:
-        """One update: the gradient of the summed loss over the number of all ranks' targets.
+        """One update with the gradient of `Objective`'s loss over the global batch.
 
         DeepSpeed averages over ranks, which is undone here, and would divide by a number of
         accumulation steps, which it is told not to: the result does not depend on how the batch was
-        split, nor on how large the one before was.
+        split, nor on the size of the batch before.
 
-        Under ZeRO an update whose gradient is not finite is left out. The step counts all the same,
-        for the batches and the learning rate; to Adam's bias corrections it has not been.
+        Under ZeRO an update whose gradient is not finite is skipped. The step still counts for the
+        batches and the learning rate, but not for Adam's bias corrections.
 
         Args:
             micro_batches: this rank's, as many as every other rank's.
-            objective: gives each one's loss.
+            objective: gives the loss of each.
             learning_rate: of this update.
             seed: keys the dropout.
-            step: updates before this one, those left out among them.
+            step: number of updates before this one, skipped ones included.
 
         Raises:
-            ValueError: there is nothing to predict in the whole batch.
+            ValueError: the global batch has no targets.
         """
         import torch
 
@@ -185,33 +185,46 @@ class Engine:
         groups = self._deepspeed.optimizer.param_groups
         set_step(groups, self._optimizer, learning_rate, step - skipped)
         self._deepspeed.train()
-        targets = float(sum(batch.targets for batch in micro_batches))
-        tokens = float(sum(batch.tokens for batch in micro_batches))
-        targets, tokens = all_sum([targets, tokens], self.device)
-        if targets == 0:
+        counts = [
+            float(sum(numbers))
+            for numbers in zip(*((b.tokens, *b.targets) for b in micro_batches), strict=True)
+        ]
+        tokens, *targets = all_sum(counts, self.device)
+        if not any(targets):
             raise ValueError(
-                f"step {step}: no token of the global batch is to be predicted; make "
-                "batch.global_batch_size or masking.probability larger"
+                f"step {step}: the global batch has no targets; make batch.global_batch_size "
+                "larger, or let the objective predict more tokens"
             )
-        loss_sum = torch.zeros((), dtype=torch.float64, device=self.device)
+        weights = objective.terms.values()
+        factors = torch.tensor(
+            [self.world_size * w / n if n else 0.0 for w, n in zip(weights, targets, strict=True)],
+            device=self.device,
+        )
+        sums = torch.zeros(len(targets), dtype=torch.float64, device=self.device)
         for number, batch in enumerate(micro_batches, start=1):
             self._deepspeed.set_gradient_accumulation_boundary(number == len(micro_batches))
             torch.manual_seed(dropout_seed(seed, step, batch.index))
-            loss = objective.loss(self._deepspeed, self.to_device(batch))
-            self._deepspeed.backward(loss * (self.world_size / targets), scale_wrt_gas=False)
-            loss_sum += loss.detach()
+            losses = objective.loss(self._deepspeed, batch.to(self.device))
+            self._deepspeed.backward((losses * factors).sum(), scale_wrt_gas=False)
+            sums += losses.detach()
         norm = self._stage_zero_norm()
         self._deepspeed.step()
         if norm is None:
             norm = float(self._deepspeed.get_global_grad_norm())
-        (total,) = all_sum([float(loss_sum)], self.device)
+        terms = {
+            name: TermLoss(total / count if count else None, int(count))
+            for name, total, count in zip(
+                objective.terms, all_sum(sums.tolist(), self.device), targets, strict=True
+            )
+        }
         is_skipped = self._deepspeed.skipped_steps > skipped
         return StepResult(
-            loss_sum=total,
-            targets=targets,
-            tokens=tokens,
+            loss=weighted_loss(objective.terms, terms),
+            targets=int(sum(targets)),
+            tokens=int(tokens),
             # A norm that is not finite is -1 where DeepSpeed was told not to check for it.
             gradient_norm=norm if math.isfinite(norm) and norm >= 0 else None,
+            terms=terms if len(terms) > 1 else {},
             loss_scale=loss_scale,
             skipped=is_skipped,
             scale_exhausted=is_skipped and at_smallest_scale,
@@ -226,25 +239,18 @@ class Engine:
         gradients = [p.grad for p in self._deepspeed.module.parameters() if p.grad is not None]
         return float(torch.nn.utils.get_total_norm(gradients))
 
-    def to_device(self, batch: MicroBatch) -> dict[str, Tensor]:
-        """A micro-batch's arrays as tensors."""
-        import torch
-
-        return {
-            name: torch.from_numpy(array).to(self.device, non_blocking=True)
-            for name, array in batch.arrays.items()
-        }
-
     def evaluate(
         self,
         micro_batches: Sequence[MicroBatch],
         sums: Callable[[nn.Module, dict[str, Tensor]], Tensor],
     ) -> list[float]:
-        """What is summed over the batches of all ranks, without dropout.
+        """Sums over the batches of all ranks, without dropout.
 
         Args:
-            micro_batches: this rank's, at least one.
-            sums: of the model and a batch's tensors; a tensor of any shape.
+            micro_batches: this rank's, at least one. The sums of those without targets do not
+                count; the model is called on them, since under ZeRO 3 the ranks must call it
+                equally often.
+            sums: function of the model and a batch's tensors; returns a tensor of any shape.
 
         Returns:
             The sum, flattened.
@@ -253,8 +259,12 @@ class Engine:
 
         self._deepspeed.eval()
         with torch.no_grad():
-            parts = [sums(self._deepspeed, self.to_device(batch)) for batch in micro_batches]
-        return all_sum(torch.stack(parts).sum(dim=0).flatten().tolist(), self.device)
+            parts = [sums(self._deepspeed, batch.to(self.device)) for batch in micro_batches]
+        counted = [
+            part if any(batch.targets) else torch.zeros_like(part)
+            for part, batch in zip(parts, micro_batches, strict=True)
+        ]
+        return all_sum(torch.stack(counted).sum(dim=0).flatten().tolist(), self.device)
 
     def agree(self, code: int) -> int:
         """Rank 0's code, on every rank."""

@@ -18,6 +18,9 @@ from typing import TYPE_CHECKING, Any
 from data_prep import tokenizer as tokenizers
 from data_prep.files import new_folder
 from pretrain.model.config import ClassificationConfig, ModelConfig
+from pretrain.objectives.base import ObjectiveSettings
+from pretrain.objectives.masked import MaskedLMConfig
+from pretrain.objectives.registry import SETTINGS_BY_NAME
 from pretrain.run.checkpoints import write_json
 
 if TYPE_CHECKING:
@@ -76,6 +79,14 @@ class LoadedModel:
         recipe = self.provenance.get("recipe")
         data = recipe.get("data") if isinstance(recipe, dict) else None
         return str(data.get("packing", "complete")) if isinstance(data, dict) else "complete"
+
+    @property
+    def objective(self) -> ObjectiveSettings:
+        """Default settings of the objective it was trained with; masked LM where nothing says."""
+        recipe = self.provenance.get("recipe")
+        objective = recipe.get("objective") if isinstance(recipe, dict) else None
+        name = objective.get("name") if isinstance(objective, dict) else None
+        return SETTINGS_BY_NAME.get(str(name), MaskedLMConfig)()
 
     def contents(self) -> ModelContents:
         """The same as plain values."""

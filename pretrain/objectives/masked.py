@@ -1,8 +1,4 @@
-"""Masked language modelling: which tokens are hidden, and the loss on them.
-
-The draw of a block depends on (seed, epoch, block) alone, never on the rank, the micro-batch or
-the time, so that any split of a batch hides the same tokens.
-"""
+"""Masked language modelling: which tokens are hidden, and the loss on them. Imports no torch."""
 
 from __future__ import annotations
 
@@ -10,48 +6,99 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from pretrain.config.run import MaskingConfig
+from data_prep import tokenizer as tokenizers
+from pretrain.config.settings import check
+from pretrain.loop import Arrays, Model
+from pretrain.objectives.base import Block, Ids, Key, Vocabulary, padded, padded_document_ids
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from data_prep.tokenizer import Tokenizer
-
-Ids = npt.NDArray[np.int64]
-
 IGNORED = -100
+"""The label of an unused target position."""
 FIRST_WORD_ID = 4
 """Ids below are `<s>`, `<pad>`, `</s>` and `<unk>`: never drawn as a replacement."""
 PAD_ID = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class MaskedLMConfig:
+    """How tokens are hidden (Devlin et al. 2019: 80 % `<mask>`, 10 % random, 10 % kept)."""
+
+    name: Literal["masked-lm"] = dataclasses.field(default="masked-lm", kw_only=True)
+    probability: float = 0.15
+    keep_probability: float = 0.1
+    random_probability: float = 0.1
+    targets: str = "masked"
+    """What is predicted: the chosen tokens, or all (with keep and random 0: self-masking)."""
+    whole_words: bool = False
+    """Choose words, not tokens: a word begins where a token begins with white space."""
+
+    def __post_init__(self) -> None:
+        """Refuse values that are not probabilities."""
+        for name in ("probability", "keep_probability", "random_probability"):
+            value = getattr(self, name)
+            check(0.0 <= value <= 1.0, f"objective.{name}", value, "in [0, 1]")
+        known = ("masked", "all")
+        check(self.targets in known, "objective.targets", self.targets, " or ".join(known))
+        check(self.probability > 0.0, "objective.probability", self.probability, "above 0")
+        share = self.keep_probability + self.random_probability
+        check(share <= 1.0, "objective.keep_probability + random_probability", share, "at most 1")
+
+    @property
+    def description(self) -> str:
+        """What is predicted, in a few words."""
+        if self.targets == "all":
+            return "all tokens predicted"
+        return f"{100 * self.probability:g} % of the tokens masked"
+
+    @property
+    def target_share(self) -> float:
+        """Share of a block's positions that the head computes, at most."""
+        return 1.0 if self.targets == "all" else self.probability
+
+    def for_validation(self) -> MaskedLMConfig:
+        """The default masks, whatever a recipe trains with."""
+        return MaskedLMConfig()
+
+    def build(self, vocabulary: Vocabulary, *, compiled: bool = False) -> MaskedLM:
+        """The objective for one vocabulary; reads the tokenizer where whole words are hidden."""
+        starts = word_starts_of(tokenizers.load(vocabulary.folder)) if self.whole_words else None
+        return MaskedLM(self, vocabulary.mask_id, vocabulary.embedded, starts, compiled)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class MaskedLM:
     """The objective for one vocabulary."""
 
-    masking: MaskingConfig
+    settings: MaskedLMConfig
     mask_id: int
     replacement_end: int
     """Random replacements are drawn from [FIRST_WORD_ID, replacement_end)."""
     word_starts: npt.NDArray[np.bool_] | None = None
-    """Whether each id begins a word, where whole words are to be hidden (`word_starts_of`)."""
+    """Whether each id begins a word, where whole words are hidden (`word_starts_of`)."""
     compiled: bool = False
     """Let torch.compile make the loss of `loss`: no copy of the logits in fp32 on a GPU."""
+
+    @property
+    def terms(self) -> Mapping[str, float]:
+        """One term."""
+        return {"masked": 1.0}
 
     def mask(self, ids: Ids, key: Sequence[int]) -> tuple[Ids, Ids]:
         """Hide some tokens of one block.
 
         Args:
-            ids: [T], left as it is.
+            ids: [n], left unchanged.
             key: (seed, epoch, block), each at least 0.
 
         Returns:
-            The ids with some hidden, [T], and the sorted places to predict, [m].
+            The ids with some hidden, [n], and the sorted positions to predict, [m].
         """
         bits = np.random.Philox(np.random.SeedSequence(list(key)))
         return self.hide(ids, np.random.RandomState(bits))
@@ -59,137 +106,119 @@ class MaskedLM:
     def hide(self, ids: Ids, draw: np.random.RandomState) -> tuple[Ids, Ids]:
         """Hide some tokens, as fairseq's MaskTokensDataset does, draw by draw.
 
-        floor(probability * length + u) places are chosen without replacement, u uniform in [0, 1);
+        floor(probability * n + u) positions are chosen without replacement, u uniform in [0, 1);
         `<s>` and `</s>` may be among them. Of these, some keep their token, some get a random one,
-        and the rest become `<mask>`. Handed numpy's generator in the state that fairseq gives it,
-        the outcome is fairseq's.
+        and the rest become `<mask>`. With numpy's generator in the state that fairseq gives it,
+        the result is fairseq's.
 
-        Where every token is a target, each is chosen by itself with the same probability (the
-        original's self-masking, which draws inside the model).
+        Where every token is a target, each one is hidden independently with the same probability
+        (EIFY/fairseq's self-masking, which draws inside the model).
 
         Args:
-            ids: [T], left as it is.
+            ids: [n], left unchanged.
             draw: the generator; legacy, because its algorithms will never change.
 
         Returns:
-            The ids with some hidden, [T], and the sorted places to predict, [m].
+            The ids with some hidden, [n], and the sorted positions to predict, [m].
         """
-        masking, length = self.masking, len(ids)
-        if masking.targets == "all":
-            chosen = draw.random_sample(length) < masking.probability
+        settings, length = self.settings, len(ids)
+        if settings.targets == "all":
+            chosen = draw.random_sample(length) < settings.probability
         else:
             # The sum may round up to the next whole number, beyond the capacity.
-            wanted = int(masking.probability * length + draw.random_sample())
-            count = min(wanted, self.capacity(length))
-            chosen = self._choose(ids, count, draw)
+            wanted = int(settings.probability * length + draw.random_sample())
+            chosen = self._choose(ids, min(wanted, self.capacity(length)), draw)
         result = ids.copy()
-        spared = masking.keep_probability + masking.random_probability
+        spared = settings.keep_probability + settings.random_probability
         replaced = np.zeros(length, dtype=bool)
         if spared > 0:
             shown = chosen & (draw.random_sample(length) < spared)
-            replaced = shown & (draw.random_sample(length) >= masking.keep_probability / spared)
+            replaced = shown & (draw.random_sample(length) >= settings.keep_probability / spared)
             result[chosen & ~shown] = self.mask_id
         else:
             result[chosen] = self.mask_id
         words = draw.random_sample(int(replaced.sum())) * (self.replacement_end - FIRST_WORD_ID)
         result[replaced] = FIRST_WORD_ID + words.astype(np.int64)
-        places = np.arange(length) if masking.targets == "all" else np.flatnonzero(chosen)
-        return result, places
+        return result, np.arange(length) if settings.targets == "all" else np.flatnonzero(chosen)
 
     def _choose(self, ids: Ids, count: int, draw: np.random.RandomState) -> npt.NDArray[np.bool_]:
-        """`count` places; or whole words in random order for as long as they fit into `count`."""
+        """`count` tokens; or whole words in random order as long as they fit into `count`."""
         chosen = np.zeros(len(ids), dtype=bool)
         if self.word_starts is None:
             chosen[draw.choice(len(ids), count, replace=False)] = True
             return chosen
         starts = np.cumsum(self.word_starts[ids], dtype=np.int64)
-        word = starts - starts[0]  # what stands first begins a word
+        word = starts - starts[0]  # the first token begins a word
         order = draw.permutation(int(word[-1]) + 1)
         fits = np.cumsum(np.bincount(word)[order]) <= count
-        of_word = np.zeros(len(order), dtype=bool)
-        of_word[order[fits]] = True
-        chosen[:] = of_word[word]
+        is_chosen_word = np.zeros(len(order), dtype=bool)
+        is_chosen_word[order[fits]] = True
+        chosen[:] = is_chosen_word[word]
         return chosen
 
     def capacity(self, length: int) -> int:
-        """Most places that `mask` can ask for in a block of `length` tokens."""
-        return (
-            length
-            if self.masking.targets == "all"
-            else math.ceil(self.masking.probability * length)
-        )
+        """Most positions that `mask` can ask for in a block of `length` tokens."""
+        return math.ceil(self.settings.target_share * length)
 
-    def collate(
-        self,
-        blocks: Sequence[Ids],
-        keys: Sequence[Sequence[int]],
-        length: int,
-        texts: Sequence[Ids] | None = None,
-    ) -> dict[str, npt.NDArray[np.generic]]:
+    def collate(self, blocks: Sequence[Block], keys: Sequence[Key], length: int) -> Arrays:
         """One micro-batch of fixed shapes.
 
         Args:
             blocks: B blocks of at most `length` ids.
             keys: of each block's masking draw.
             length: T, to which blocks are padded.
-            texts: number of the text that each id belongs to, from 1, where texts that share a
-                block are read by themselves.
 
         Returns:
-            input_ids [B, T], document_ids [B, T] (bool; with `texts`, their numbers, 0 for
-            padding), positions [M] in the flattened batch and labels [M], M = B * capacity; places
-            not used have label IGNORED and position 0.
+            input_ids [B, T]; document_ids [B, T], 0 for padding, bool where rows are one document;
+            target_positions [M] in the flattened batch and labels [M], M = B * capacity, with label
+            IGNORED at position 0 where unused; and subsets [M] where the blocks have them.
         """
+        masked = [self.mask(block.ids, key) for block, key in zip(blocks, keys, strict=True)]
         capacity = self.capacity(length)
-        input_ids = np.full((len(blocks), length), PAD_ID, dtype=np.int64)
-        positions = np.zeros((len(blocks), capacity), dtype=np.int64)
-        labels = np.full((len(blocks), capacity), IGNORED, dtype=np.int64)
-        for row, (ids, key) in enumerate(zip(blocks, keys, strict=True)):
-            masked, places = self.mask(ids, key)
-            input_ids[row, : len(ids)] = masked
-            positions[row, : len(places)] = row * length + places
-            labels[row, : len(places)] = ids[places]
-        lengths = np.array([len(ids) for ids in blocks])
-        document_ids: npt.NDArray[np.generic] = np.arange(length)[None, :] < lengths[:, None]
-        if texts is not None:
-            numbers = np.zeros(input_ids.shape, dtype=np.int64)
-            numbers[document_ids] = np.concatenate(texts)
-            document_ids = numbers
-        return {
-            "input_ids": input_ids,
-            "document_ids": document_ids,
-            "target_positions": positions.ravel(),
-            "labels": labels.ravel(),
+        found = [positions for _, positions in masked]
+        labels = [block.ids[at] for block, at in zip(blocks, found, strict=True)]
+        in_batch = [row * length + at for row, at in enumerate(found)]
+        arrays: Arrays = {
+            "input_ids": padded([ids for ids, _ in masked], length, PAD_ID),
+            "document_ids": padded_document_ids(blocks, length),
+            "target_positions": padded(in_batch, capacity, 0).ravel(),
+            "labels": padded(labels, capacity, IGNORED).ravel(),
         }
+        if all(block.subsets is not None for block in blocks):
+            subsets = [b.subsets[at] for b, at in zip(blocks, found, strict=True)]
+            arrays["subsets"] = padded(subsets, capacity, 0).ravel()
+        return arrays
 
-    def loss(self, model: Callable[..., Tensor], batch: Mapping[str, Tensor]) -> Tensor:
-        """Cross-entropy summed over the places to predict, in nats, computed in fp32."""
-        logits = model(batch["input_ids"], batch["document_ids"], batch["target_positions"])
+    def targets(self, arrays: Arrays) -> tuple[int, ...]:
+        """Number of tokens to predict."""
+        return (int((arrays["labels"] != IGNORED).sum()),)
+
+    def corrupted(self, arrays: Arrays, draw: np.random.Generator) -> Arrays:
+        """The same micro-batch with random tokens as labels."""
+        labels = arrays["labels"]
+        noise = draw.integers(FIRST_WORD_ID, self.replacement_end, labels.shape)
+        return {**arrays, "labels": np.where(labels == IGNORED, IGNORED, noise)}
+
+    def loss(self, model: Model, batch: Mapping[str, Tensor]) -> Tensor:
+        """Cross-entropy summed over the tokens to predict, in nats, computed in fp32: [1]."""
         summed = _compiled_loss() if self.compiled else _summed_loss
-        return summed(logits, batch["labels"])
+        return summed(_logits(model, batch), batch["labels"]).unsqueeze(0)
 
-    def sums_by_subset(
-        self, model: Callable[..., Tensor], batch: Mapping[str, Tensor], count: int
-    ) -> Tensor:
-        """Loss in nats and number of places to predict of each subset.
-
-        Args:
-            model: takes input_ids, document_ids, positions.
-            batch: with `subsets` [M], the subset of each place's document.
-            count: S, how many subsets there are.
-
-        Returns:
-            [S, 2], fp64.
-        """
+    def evaluate(self, model: Model, batch: Mapping[str, Tensor], subsets: int) -> Tensor:
+        """Nats, correct predictions and tokens to predict of each subset: [S, 1, 3] in fp64."""
         import torch
         from torch.nn.functional import cross_entropy
 
-        labels = batch["labels"]
-        logits = model(batch["input_ids"], batch["document_ids"], batch["target_positions"])
+        labels, logits = batch["labels"], _logits(model, batch)
         losses = cross_entropy(logits.float(), labels, ignore_index=IGNORED, reduction="none")
-        columns = torch.stack([losses, (labels != IGNORED).to(losses.dtype)], dim=1).double()
-        sums = torch.zeros((count, 2), dtype=torch.float64, device=labels.device)
-        return sums.index_add(0, batch["subsets"], columns)
+        parts = (losses, logits.argmax(dim=-1) == labels, labels != IGNORED)
+        columns = torch.stack([part.double() for part in parts], dim=1)
+        sums = torch.zeros((subsets, 3), dtype=torch.float64, device=labels.device)
+        return sums.index_add(0, batch["subsets"], columns).unsqueeze(1)
+
+
+def _logits(model: Model, batch: Mapping[str, Tensor]) -> Tensor:
+    return model(batch["input_ids"], batch.get("document_ids"), batch["target_positions"])
 
 
 def _summed_loss(logits: Tensor, labels: Tensor) -> Tensor:
@@ -206,7 +235,17 @@ def _compiled_loss() -> Callable[[Tensor, Tensor], Tensor]:
     return compiled
 
 
-def word_starts_of(tokenizer: Tokenizer) -> npt.NDArray[np.bool_]:
+def labels_by_position(batch: Mapping[str, Tensor]) -> Tensor:
+    """The labels of a batch as transformers takes them: [B, T], IGNORED where there is none."""
+    import torch
+
+    labels = torch.full_like(batch["input_ids"], IGNORED)
+    used = batch["labels"] != IGNORED
+    labels.view(-1)[batch["target_positions"][used]] = batch["labels"][used]
+    return labels
+
+
+def word_starts_of(tokenizer: tokenizers.Tokenizer) -> npt.NDArray[np.bool_]:
     """Whether each id begins a word: its text begins with white space, or it is a special one."""
     return np.array(
         [

@@ -12,13 +12,12 @@ import dataclasses
 import os
 import sys
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pretrain.config import preflight as checks
 from pretrain.config.run import RunConfig
-from pretrain.data.batches import VALIDATION_MASKING
 from pretrain.loop import StepRecord
 from pretrain.run import folder as run_folder
 from pretrain.run import ledger, metrics
@@ -29,12 +28,12 @@ from pretrain.spikes.live import SpikeWatch, declared_changes, history_before
 from pretrain.supervision import control as orders
 
 if TYPE_CHECKING:
-    from pretrain.inference.evaluate import Score
+    from pretrain.inference.evaluate import Scores
 
 _MOST_UNSAID = 1000
 """Lines for the console that are kept while its log is on a full disk."""
 STANDARD = "standard"
-"""The masks of a measurement in validation.jsonl: `batches.VALIDATION_MASKING`."""
+"""`masks` in validation.jsonl: the objective was `ObjectiveSettings.for_validation`."""
 
 
 class RunLog:
@@ -147,14 +146,19 @@ class RunLog:
         """What the detector says of a step: GO_ON, or EXIT_SPIKE."""
         return self._watch(record)
 
-    def validated(self, step: int, total: Score, subsets: Mapping[str, Score]) -> None:
+    def validated(self, step: int, scores: Scores) -> None:
         """Note a measurement on the validation split after `step` updates."""
-        by_subset = {name: dataclasses.asdict(score) for name, score in subsets.items()}
-        line = {"attempt": self._start.attempt, "step": step, **dataclasses.asdict(total)}
-        self._validation.write({**line, "masks": STANDARD, "subsets": by_subset})
+        fields = dataclasses.asdict(scores)
+        line = {"attempt": self._start.attempt, "step": step, **fields.pop("total")}
+        parts = {name: value for name, value in fields.items() if value or name == "subsets"}
+        self._validation.write({**line, "masks": STANDARD, **parts})
+        total = scores.total
         self._watch.validation_loss = total.loss
         values = {"validation/loss": total.loss, "validation/perplexity": total.perplexity}
-        values |= {f"validation perplexity/{n}": score.perplexity for n, score in subsets.items()}
+        values |= {f"validation/loss/{n}": score.loss for n, score in scores.terms.items()}
+        values |= {
+            f"validation perplexity/{n}": score.perplexity for n, score in scores.subsets.items()
+        }
         self._tensorboard.scalars(step, values)
         self.say(f"after {step} steps: validation perplexity {total.perplexity:.2f}")
 
@@ -164,7 +168,8 @@ class RunLog:
         Before validation.jsonl named them, they were the recipe's.
         """
         lines = metrics.read(self._run / metrics.VALIDATION)
-        if self._config.masking == VALIDATION_MASKING:
+        objective = self._config.objective
+        if objective == objective.for_validation():
             return lines
         return [line for line in lines if line.get("masks") == STANDARD]
 

@@ -31,9 +31,7 @@ NEEDED: Mapping[str, frozenset[str]] = MappingProxyType(
             {"attempt", "step", "loss", "gradient_norm", "learning_rate", "seed", "tokens"}
             | {"seconds", "loss_scale", "skipped", "blocks"}
         ),
-        VALIDATION: frozenset(
-            {"attempt", "step", "loss", "perplexity", "masked_tokens", "subsets"}
-        ),
+        VALIDATION: frozenset({"attempt", "step", "loss", "perplexity", "subsets"}),
     }
 )
 """What every reader of these files takes for granted of a line."""
@@ -186,7 +184,11 @@ class MetricsWriter:
 
     def __call__(self, record: StepRecord) -> None:
         """Write one finished step."""
-        self._lines.write({"attempt": self._attempt, **dataclasses.asdict(record)})
+        line = {"attempt": self._attempt, **dataclasses.asdict(record)}
+        line["blocks"] = line.pop("batch_digest")
+        if not record.terms:
+            del line["terms"]
+        self._lines.write(line)
 
     def sync(self) -> None:
         """Wait until every step's line is on disk.
@@ -272,6 +274,7 @@ class TensorBoard:
             record.step,
             {
                 "train/loss": record.loss,
+                **{f"train/loss/{n}": finite_or_nan(t.loss) for n, t in record.terms.items()},
                 "optimizer/gradient_norm": math.nan if norm is None else norm,
                 "optimizer/loss_scale": record.loss_scale,
                 "optimizer/learning_rate": record.learning_rate,

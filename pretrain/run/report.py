@@ -127,11 +127,11 @@ def _validation(measured: Sequence[Line]) -> list[str]:
     return [
         f"## Validation after {newest['step']:,} steps",
         "",
-        "| subset | masked tokens | loss, nats | perplexity |",
+        "| subset | predicted tokens | loss, nats | perplexity |",
         "|---|---|---|---|",
         *(
-            f"| {name} | {row['masked_tokens']:,} | {metrics.figure(row['loss'], '.4f')} | "
-            f"{metrics.figure(row['perplexity'], '.2f')} |"
+            f"| {name} | {row.get('targets', row.get('masked_tokens')):,} | "
+            f"{metrics.figure(row['loss'], '.4f')} | {metrics.figure(row['perplexity'], '.2f')} |"
             for name, row in rows.items()
         ),
         "",

@@ -20,9 +20,10 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from pretrain.config.run import BatchConfig, MaskingConfig, OptimizerConfig
+from pretrain.config.run import BatchConfig, OptimizerConfig
 from pretrain.loop import MicroBatch
-from pretrain.objectives.masked import FIRST_WORD_ID, IGNORED, MaskedLM
+from pretrain.objectives.base import Block
+from pretrain.objectives.masked import FIRST_WORD_ID, MaskedLM, MaskedLMConfig
 
 REFERENCE = "zero1_fp32"
 VOCABULARY = 1000
@@ -95,7 +96,7 @@ def train(rank: int, port: int, name: str, options: argparse.Namespace) -> Measu
         name, BatchConfig(size, options.blocks), 0.0, process.world_size
     )
     built = engine.Engine(model, optimizer, settings, process)
-    objective = MaskedLM(MaskingConfig(), VOCABULARY - 1, VOCABULARY - 1)
+    objective = MaskedLM(MaskedLMConfig(), VOCABULARY - 1, VOCABULARY - 1)
     mine = [
         batch(objective, index, options)
         for index in range(rank, size // options.blocks, process.world_size)
@@ -117,12 +118,13 @@ def train(rank: int, port: int, name: str, options: argparse.Namespace) -> Measu
 def batch(objective: MaskedLM, index: int, options: argparse.Namespace) -> MicroBatch:
     draw = np.random.default_rng(index)
     ids = [
-        draw.integers(FIRST_WORD_ID, VOCABULARY - 1, options.tokens) for _ in range(options.blocks)
+        Block(draw.integers(FIRST_WORD_ID, VOCABULARY - 1, options.tokens))
+        for _ in range(options.blocks)
     ]
     keys = [(1, 0, index * options.blocks + number) for number in range(options.blocks)]
-    arrays = objective.collate(ids, keys, options.tokens, None)
-    targets = int((arrays["labels"] != IGNORED).sum())
-    return MicroBatch(index, arrays, options.blocks * options.tokens, targets)
+    arrays = objective.collate(ids, keys, options.tokens)
+    tokens = options.blocks * options.tokens
+    return MicroBatch(index, arrays, tokens, objective.targets(arrays))
 
 
 def peak_megabytes() -> float:

@@ -36,11 +36,12 @@ from data_prep.manifest import (
     ShardFiles,
     write_record,
 )
-from pretrain.config.run import BatchConfig, FaultConfig, MaskingConfig
-from pretrain.data.batches import Blocks, PretrainingBatches
+from pretrain.config.run import BatchConfig, FaultConfig
+from pretrain.data.batches import PretrainingBatches
 from pretrain.data.order import Lineage
 from pretrain.data.prefetch import prefetched
-from pretrain.objectives.masked import MaskedLM
+from pretrain.data.sources import BestFitBlocks
+from pretrain.objectives.masked import MaskedLM, MaskedLMConfig
 
 BLOCK_TOKENS = 2048
 BATCH = 512  # blocks
@@ -149,10 +150,10 @@ def blocks(packing: str, documents: int) -> list[Row]:
 def data_wait(folder: Path) -> list[Row]:
     """What a rank waits for its data when its step takes as long as on an H200."""
     write_corpus(folder, 200_000)
-    blocks = Blocks(Corpus(folder, "train"), BLOCK_TOKENS, "best-fit")
+    blocks = BestFitBlocks(Corpus(folder, "train"), BLOCK_TOKENS)
     batches = PretrainingBatches(
         blocks,
-        MaskedLM(MaskingConfig(), VOCABULARY - 1, VOCABULARY - 1),
+        MaskedLM(MaskedLMConfig(), VOCABULARY - 1, VOCABULARY - 1),
         Lineage.begin(len(blocks), 1),
         BatchConfig(BATCH, MICRO_BATCH),
         FaultConfig(),

@@ -71,7 +71,7 @@ def test_ranks_share_a_batch_without_rest(encoded, window):
         (whole,) = batches.micro_batches(step, 0, 1)
         parts = [batches.micro_batches(step, rank, 2)[0] for rank in (0, 1)]
         assert sorted(rows_of(whole)) == sorted(rows_of(parts[0]) + rows_of(parts[1]))
-        assert [part.targets for part in parts] == [3, 3]
+        assert [part.targets for part in parts] == [(3,), (3,)]
         assert parts[0].index != parts[1].index  # their dropout differs
 
 
@@ -79,7 +79,7 @@ def test_a_batch_is_padded_to_its_longest_example_and_counts_what_is_real(encode
     batch = encoded.collate([0, 9, 4])
     lengths = [len(encoded.ids[index]) for index in (0, 9, 4)]
     assert batch.arrays["input_ids"].shape == (3, max(lengths))
-    assert (batch.tokens, batch.targets) == (sum(lengths), 3)
+    assert (batch.tokens, batch.targets) == (sum(lengths), (3,))
     padding = ~batch.arrays["document_ids"]
     assert padding.sum() == 3 * max(lengths) - sum(lengths)
     assert set(batch.arrays["input_ids"][padding]) == {encoded.pad_id}

@@ -17,7 +17,7 @@ class Story:
 
     def micro_batches(self, step, rank, ranks):
         self.events.append(("batch", step, rank, ranks))
-        return [MicroBatch(step, {}, 64, 10, blocks=f"blocks of {step}")]
+        return [MicroBatch(step, {}, 64, (10,), batch_digest=f"blocks of {step}")]
 
     def seed(self, step):
         return 100 + step
@@ -26,9 +26,9 @@ class Story:
         return step / 10
 
     def step(self, micro_batches, objective, learning_rate, seed, step):
-        read = [batch.blocks for batch in micro_batches]
+        read = [batch.batch_digest for batch in micro_batches]
         self.events.append(("update", step, read, objective, learning_rate, seed))
-        return StepResult(loss_sum=30.0 - step, targets=10.0, tokens=64.0, gradient_norm=0.5)
+        return StepResult(loss=3.0 - step / 10, targets=10, tokens=64, gradient_norm=0.5)
 
     def agree(self, code):
         self.events.append(("agree", code))
@@ -103,7 +103,8 @@ def test_observers_see_every_record_whole():
         "loss_scale": 1.0,
         "skipped": False,
         "scale_exhausted": False,
-        "blocks": "blocks of 2",
+        "batch_digest": "blocks of 2",
+        "terms": {},
     }
 
 

@@ -285,31 +285,34 @@ def test_a_run_s_validation_is_that_of_its_exported_model(
     from pretrain.inference.evaluate import evaluate_lengths
     from pretrain.inference.model_folder import export, load
 
-    overrides = [f"masking.{word}" for word in masking]
+    overrides = [f"objective.{word}" for word in masking]
     for code, _, said in attempt(tmp_path / "run", *overrides, ranks=ranks):
         assert code == 0, said
     export(tmp_path / "run", tmp_path / "model")
     loaded = load(tmp_path / "model")
     digest = loaded.tokenizer.digest()
-    (found,) = evaluate_lengths(loaded.model, digest, corpus, [64], 2, 6, "best-fit")
+    (found,) = evaluate_lengths(
+        loaded.model, digest, corpus, [64], loaded.objective, 2, 6, "best-fit"
+    )
     line = metrics.read(tmp_path / "run" / metrics.VALIDATION)[-1]
     assert line["masks"] == "standard"
-    assert line["masked_tokens"] == found.total.masked_tokens
+    assert line["targets"] == found.total.targets
     assert line["loss"] == pytest.approx(found.total.loss, rel=1e-6)
     assert f"{line['perplexity']:.3f}" == f"{found.total.perplexity:.3f}"
 
 
 def test_older_measurements_with_other_masks_are_no_baseline(tmp_path):
     """They did not say which masks they had: the recipe's."""
-    from pretrain.config.run import MaskingConfig, RunConfig
+    from pretrain.config.run import RunConfig
+    from pretrain.objectives.masked import MaskedLMConfig
     from pretrain.run.log import RunLog
 
     usual = dict.fromkeys(metrics.NEEDED[metrics.VALIDATION], 1)
     lines = [{**usual, "step": 2}, {**usual, "step": 4, "masks": "standard"}]
     text = "".join(json.dumps(line) + "\n" for line in lines)
     (tmp_path / metrics.VALIDATION).write_text(text)
-    for masking, kept in [(MaskingConfig(), lines), (MaskingConfig(0.4), lines[1:])]:
-        config = RunConfig(folder=str(tmp_path), masking=masking)
+    for objective, kept in [(MaskedLMConfig(), lines), (MaskedLMConfig(0.4), lines[1:])]:
+        config = RunConfig(folder=str(tmp_path), objective=objective)
         assert RunLog(config, None)._comparable_validation() == kept
 
 
@@ -893,7 +896,8 @@ def test_the_validation_loss_is_the_same_on_any_number_of_ranks(
 ):
     """Seven micro-batches, which neither two nor three ranks divide: some get an empty one."""
     from data_prep.corpus import Corpus
-    from pretrain.data.batches import Blocks, validation_batches
+    from pretrain.data.batches import validation_batches
+    from pretrain.data.sources import CompleteBlocks
     from pretrain.engine.engine import Engine, deepspeed_json, start
     from pretrain.model import presets
     from pretrain.model.language_model import LanguageModel
@@ -905,17 +909,17 @@ def test_the_validation_loss_is_the_same_on_any_number_of_ranks(
         import torch
 
         process = start()
-        blocks = Blocks(Corpus(Path(config.data.corpus), "train"), 64)
+        blocks = CompleteBlocks(Corpus(Path(config.data.corpus), "train"), 64)
         torch.manual_seed(1)
         model = LanguageModel(presets.build("tiny", "zero-clap", 400, {}))
-        objective = MaskedLM(config.masking, 399, 400)
+        objective = MaskedLM(config.objective, 399, 400)
         json_settings = deepspeed_json(settings, config.batch, 0.0, process.world_size)
         engine = Engine(model, config.optimizer, json_settings, process)
         mine = validation_batches(blocks, objective, 13, 2, process.rank, process.world_size)
-        return engine.evaluate(mine, lambda *pair: objective.sums_by_subset(*pair, 1))
+        return engine.evaluate(mine, lambda *pair: objective.evaluate(*pair, 1))
 
-    (alone, targets), *others = [run_ranks(count, work)[0] for count in (1, 2, 3)]
-    assert targets > 80
-    for loss, count in others:
-        assert count == targets
+    (alone, *counts), *others = [run_ranks(count, work)[0] for count in (1, 2, 3)]
+    assert counts[1] > 80
+    for loss, *same_counts in others:
+        assert same_counts == counts
         assert loss == pytest.approx(alone, rel=1e-9)

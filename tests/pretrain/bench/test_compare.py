@@ -9,8 +9,8 @@ import torch
 
 from pretrain.__main__ import main
 from pretrain.bench import compare as bench
-from pretrain.bench.contenders import PLAIN, Case, collate, standard_labels
-from pretrain.objectives.masked import IGNORED
+from pretrain.bench.contenders import PLAIN, Case, collate
+from pretrain.objectives.masked import IGNORED, labels_by_position
 
 TINY = Case(PLAIN, "tiny", "zero-clap", 32, 3, "padded", 97, attention_dropout=True)
 
@@ -27,9 +27,9 @@ def test_a_batch_is_a_function_of_its_step_and_as_long_as_drawn():
 def test_both_sides_predict_the_same_tokens_at_the_same_places():
     batch = collate(TINY, 0)
     arrays = {name: torch.from_numpy(array) for name, array in batch.arrays.items()}
-    labels = standard_labels(arrays)
+    labels = labels_by_position(arrays)
     used = arrays["labels"] != IGNORED
-    assert used.sum() == (labels != IGNORED).sum() == batch.targets > 0
+    assert used.sum() == (labels != IGNORED).sum() == batch.targets[0] > 0
     assert torch.equal(labels.flatten()[arrays["target_positions"][used]], arrays["labels"][used])
 
 

@@ -14,17 +14,18 @@ from torch.autograd.graph import saved_tensors_hooks
 from pretrain.__main__ import main
 from pretrain.bench import plan
 from pretrain.config import load as recipe
-from pretrain.config.run import BatchConfig, MaskingConfig, OptimizerConfig
+from pretrain.config.run import BatchConfig, OptimizerConfig
 from pretrain.engine import engine
 from pretrain.loop import MicroBatch
 from pretrain.model import presets
 from pretrain.model.attention import attention_bias
 from pretrain.model.language_model import LanguageModel
 from pretrain.model.layers import checkpoint_activations
-from pretrain.objectives.masked import MaskedLM
+from pretrain.objectives.base import Block
+from pretrain.objectives.masked import MaskedLM, MaskedLMConfig
 from tests.pretrain.memory import LiveBytes
 
-OBJECTIVE = MaskedLM(MaskingConfig(), 999, 999)
+OBJECTIVE = MaskedLM(MaskedLMConfig(), 999, 999)
 PILE = ["data.vocab_size=50265"]
 
 
@@ -94,8 +95,8 @@ def test_an_engine_holds_and_writes_what_is_planned(name, ranks, run_ranks, tmp_
         before = live_bytes()
         built = engine.Engine(LanguageModel(config), OptimizerConfig(), settings, group)
         parts = [(0, 0, 0), (0, 0, 1)]
-        arrays = OBJECTIVE.collate([np.arange(4, 30)] * 2, parts, 30)
-        mine = [MicroBatch(index, arrays, 52, 8) for index in range(2 // group.world_size)]
+        arrays = OBJECTIVE.collate([Block(np.arange(4, 30))] * 2, parts, 30)
+        mine = [MicroBatch(index, arrays, 52, (8,)) for index in range(2 // group.world_size)]
         built.step(mine, OBJECTIVE, 1e-3, 0, 0)
         held = live_bytes() - before
         built.save(tmp_path / "saved")
@@ -123,8 +124,9 @@ def test_a_forward_pass_keeps_what_is_planned_and_never_needs_more(variant, chec
     if checkpointing:
         checkpoint_activations(model)
     ids = np.random.default_rng(0).integers(4, 999, (rows, length))
-    numbers = [np.arange(length) // 50 + 1] * rows if texts else None
-    arrays = OBJECTIVE.collate(list(ids), [(0, 0, row) for row in range(rows)], length, numbers)
+    numbers = np.arange(length) // 50 + 1 if texts else None
+    blocks = [Block(row, numbers) for row in ids]
+    arrays = OBJECTIVE.collate(blocks, [(0, 0, row) for row in range(rows)], length)
     batch = {name: torch.from_numpy(array) for name, array in arrays.items()}
     own = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
     kept = {}

@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 
 from pretrain.config import load as recipes
-from pretrain.config.run import MaskingConfig, OptimizerConfig, RunConfig
+from pretrain.config.run import OptimizerConfig, RunConfig
 from pretrain.model import presets
 from pretrain.model.config import ModelConfig
+from pretrain.objectives.masked import MaskedLMConfig
 
 SHIPPED = sorted(path.stem for path in recipes.RECIPES.glob("*.yaml"))
 
@@ -53,12 +54,12 @@ def test_a_dump_that_is_killed_leaves_the_old_recipe(tmp_path, monkeypatch):
 
 
 def test_words_win_over_the_recipe_and_the_recipe_over_its_base(tmp_path):
-    write(tmp_path, "a", "{training: {steps: 20000, seed: 3}, masking: {probability: 0.2}}")
+    write(tmp_path, "a", "{training: {steps: 20000, seed: 3}, objective: {probability: 0.2}}")
     write(tmp_path, "b", "{extends: a, training: {seed: 4}, folder: b}")
     last = write(tmp_path, "c", "{extends: b, folder: c}")
     config = recipes.load(last, ["training.seed=5"])
     assert (config.training.steps, config.training.seed, config.folder) == (20000, 5, "c")
-    assert config.masking.probability == 0.2
+    assert config.objective.probability == 0.2
     assert recipes.load(last).training.seed == 4
 
 
@@ -137,9 +138,12 @@ def test_a_recipe_that_does_not_exist_is_refused_with_the_shipped_names():
         (["batch.micro_batch_size=5"], "global_batch_size 16 is not a multiple of .* 5"),
         (["batch.micro_batch_size=0"], "batch.micro_batch_size: 0"),
         (["batch.global_batch_size=-4"], "batch.global_batch_size: -4"),
-        (["masking.probability=0"], "masking.probability: 0.0 .* above 0"),
-        (["masking.probability=1.5"], r"masking.probability: 1.5 .* in \[0, 1\]"),
-        (["masking.keep_probability=0.95"], "at most 1"),
+        (["masking.probability=0"], "unknown key 'masking'; it is called 'objective' now"),
+        (["objective.name=masked"], "objective.name: 'masked' .* one of masked-lm"),
+        (["objective=3"], "objective: 3 is no section"),
+        (["objective.probability=0"], "objective.probability: 0.0 .* above 0"),
+        (["objective.probability=1.5"], r"objective.probability: 1.5 .* in \[0, 1\]"),
+        (["objective.keep_probability=0.95"], "at most 1"),
         (["optimizer.learning_rate=0"], "optimizer.learning_rate: 0.0 .* above 0"),
         (["optimizer.learning_rate=.nan"], "optimizer.learning_rate: nan .* above 0"),
         (["optimizer.gradient_clipping=-1"], "optimizer.gradient_clipping: -1.0"),
@@ -202,7 +206,7 @@ def test_what_changes_no_result_may_change_on_resume(word):
         ("model.overrides.dropout=0.1", "model.overrides.dropout: 0.0, now 0.1"),
         ("model.overrides.initial_beta=2", "model.overrides.initial_beta: None, now 2"),
         ("data.sequence_length=64", "data.sequence_length: 128, now 64"),
-        ("masking.probability=0.3", "masking.probability: 0.15, now 0.3"),
+        ("objective.probability=0.3", "objective.probability: 0.15, now 0.3"),
         ("training.deepspeed=zero1_bf16", "training.deepspeed: 'zero1_fp32', now 'zero1_bf16'"),
         ("fault.last_step=300", "fault.last_step: 540, now 300"),
     ],
@@ -305,9 +309,9 @@ def test_every_published_configuration_is_a_recipe_and_a_variant(published, name
         config.optimizer.learning_rate, 0.9, 0.98, 1e-6, 0.01, "all", 0.0
     )
     assert config.schedule.warmup_steps == 10000
-    self_masking = MaskingConfig(0.15, 0.0, 0.0, "all")
-    masking = self_masking if published.endswith("self_masking") else MaskingConfig(0.15, 0.1, 0.1)
-    assert config.masking == masking
+    self_masking = MaskedLMConfig(0.15, 0.0, 0.0, "all")
+    masking = self_masking if published.endswith("self_masking") else MaskedLMConfig(0.15, 0.1, 0.1)
+    assert config.objective == masking
     assert config.training.seed == 1
 
 

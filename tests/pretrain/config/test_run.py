@@ -5,7 +5,6 @@ import pytest
 from pretrain.config.run import (
     BatchConfig,
     FaultConfig,
-    MaskingConfig,
     RunConfig,
     SpikeConfig,
     TrainingConfig,
@@ -69,7 +68,3 @@ def spike_of(policy, first, rise):
         if events and events[-1].kind == "spike":
             return events[-1].onset, step
     raise AssertionError("no spike")
-
-
-def test_masking_shares_may_fill_the_whole():
-    assert MaskingConfig(keep_probability=0.5, random_probability=0.5).keep_probability == 0.5

@@ -2,39 +2,43 @@
 
 import dataclasses
 import itertools
-import pickle
-import shutil
 
 import numpy as np
 import pytest
 import torch
 
 from data_prep.corpus import Corpus
-from pretrain.config.run import BatchConfig, FaultConfig, MaskingConfig
-from pretrain.data.batches import Blocks, PretrainingBatches, validation_batches
+from pretrain.config.run import BatchConfig, FaultConfig
+from pretrain.data.batches import PretrainingBatches, validation_batches
 from pretrain.data.order import Lineage
-from pretrain.inference.evaluate import summed_losses
+from pretrain.data.sources import SOURCES, BestFitBlocks, CompleteBlocks
+from pretrain.inference.evaluate import summed
 from pretrain.model import presets
 from pretrain.model.language_model import LanguageModel
-from pretrain.objectives.masked import IGNORED, MaskedLM
+from pretrain.objectives.masked import IGNORED, MaskedLM, MaskedLMConfig
 
 LENGTH = 64
 
 
 @pytest.fixture(scope="module")
 def blocks(corpus):
-    return Blocks(Corpus(corpus, "train"), LENGTH)
+    return CompleteBlocks(Corpus(corpus, "train"), LENGTH)
+
+
+@pytest.fixture(scope="module")
+def packed(corpus):
+    return BestFitBlocks(Corpus(corpus, "train"), LENGTH)
 
 
 @pytest.fixture(scope="module")
 def validation(corpus):
-    return Blocks(Corpus(corpus, "valid"), LENGTH)
+    return CompleteBlocks(Corpus(corpus, "valid"), LENGTH)
 
 
 @pytest.fixture(scope="module")
 def objective(blocks):
     size = blocks.corpus.manifest.vocab_size
-    return MaskedLM(MaskingConfig(), size - 1, size - 1)
+    return MaskedLM(MaskedLMConfig(), size - 1, size - 1)
 
 
 @pytest.fixture(scope="module")
@@ -67,50 +71,7 @@ def rows_of(batches, step, ranks):
     return sorted(rows)
 
 
-def test_blocks_are_bos_and_whole_documents_and_none_is_lost(blocks):
-    documents = []
-    for block in range(len(blocks)):
-        ids = blocks.ids(block)
-        assert ids.dtype == np.int64
-        assert ids[0] == 0
-        assert ids[-1] == 2
-        assert 2 <= len(ids) <= LENGTH
-        documents.append(ids[1:])
-    whole = np.concatenate([blocks.corpus.document(n) for n in range(len(blocks.corpus))])
-    assert np.array_equal(np.concatenate(documents), whole)
-
-
-@pytest.fixture(scope="module")
-def packed(corpus):
-    return Blocks(Corpus(corpus, "train"), LENGTH, "best-fit")
-
-
-def test_packed_blocks_hold_each_document_once_with_its_own_start(packed):
-    seen = []
-    for block in range(len(packed)):
-        ids, numbers, documents = (
-            packed.ids(block),
-            packed.document_numbers(block),
-            packed.documents(block),
-        )
-        assert len(ids) == len(numbers) <= LENGTH
-        for number, document in enumerate(documents, start=1):
-            expected = [0, *packed.corpus.document(document)]
-            assert ids[numbers == number].tolist() == expected
-        seen += documents
-    assert sorted(seen) == list(range(len(packed.corpus)))
-
-
-def test_packed_blocks_are_fewer_and_fuller(packed, blocks):
-    assert len(packed) < len(blocks)
-    tokens = sum(len(packed.ids(block)) for block in range(len(packed)))
-    assert packed.fill == pytest.approx(tokens / (len(packed) * LENGTH))
-    tokens = sum(len(blocks.ids(block)) for block in range(len(blocks)))
-    assert blocks.fill == pytest.approx(tokens / (len(blocks) * LENGTH))
-    assert packed.fill > 0.9 > blocks.fill
-
-
-def test_a_packed_batch_numbers_its_texts_and_its_tokens_are_real_ones(packed, objective):
+def test_a_packed_batch_numbers_its_documents_and_counts_tokens_without_padding(packed, objective):
     read = training(packed, objective, BatchConfig(8, 4)).micro_batches(3, 0, 1)
     assert len(read) == 2
     for batch in read:
@@ -130,9 +91,7 @@ def test_documents_of_a_packed_block_do_not_see_each_other(packed, objective):
     torch.manual_seed(0)
     model = LanguageModel(presets.build("tiny", "baseline", size, {})).eval()
     block = next(b for b in range(len(packed)) if len(packed.documents(b)) > 2)
-    arrays = objective.collate(
-        [packed.ids(block)], [(1, 0, block)], LENGTH, [packed.document_numbers(block)]
-    )
+    arrays = objective.collate([packed[block]], [(1, 0, block)], LENGTH)
     tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
     other = {**tensors, "input_ids": tensors["input_ids"].clone()}
     other["input_ids"][tensors["document_ids"] == 2] = 7
@@ -145,8 +104,8 @@ def test_documents_of_a_packed_block_do_not_see_each_other(packed, objective):
 
 
 @pytest.mark.parametrize("packing", ["complete", "best-fit"])
-def test_places_to_predict_know_their_document_s_subset(packing, corpus, objective):
-    blocks = Blocks(Corpus(corpus, "valid"), LENGTH, packing)
+def test_targets_know_their_document_s_subset(packing, corpus, objective):
+    blocks = SOURCES[packing](Corpus(corpus, "valid"), LENGTH)
     blocks.corpus.__dict__["subsets"] = np.arange(len(blocks.corpus), dtype=np.uint8) % 3
     spread = [number * len(blocks) // 6 for number in range(6)]
     first = validation_batches(blocks, objective, 6, 2, 0, 1)[0].arrays
@@ -156,9 +115,7 @@ def test_places_to_predict_know_their_document_s_subset(packing, corpus, objecti
     ):
         if label != IGNORED:
             row, column = divmod(int(place), LENGTH)
-            block = spread[row]
-            number = blocks.document_numbers(block)[column]
-            assert subset == blocks.documents(block)[number - 1] % 3
+            assert subset == blocks.subsets(spread[row])[column]
 
 
 def test_losses_by_subset_add_up_to_the_loss(validation, objective):
@@ -169,43 +126,15 @@ def test_losses_by_subset_add_up_to_the_loss(validation, objective):
     tensors = {name: torch.from_numpy(array) for name, array in batch.arrays.items()}
     tensors["subsets"] = torch.arange(len(tensors["labels"])) % 2
     with torch.no_grad():
-        sums = objective.sums_by_subset(model, tensors, 2)
+        sums = objective.evaluate(model, tensors, 2)
         whole = objective.loss(model, tensors)
-    assert sums[:, 1].sum() == batch.targets
-    assert sums[:, 0].sum().item() == pytest.approx(whole.item(), rel=1e-6)
-    assert (sums > 0).all()
-
-
-@pytest.mark.parametrize("packing", ["complete", "best-fit"])
-def test_how_a_split_is_cut_is_kept_and_read_again(packing, corpus, tmp_path, monkeypatch):
-    folder = tmp_path / "corpus"
-    shutil.copytree(corpus, folder, ignore=shutil.ignore_patterns("blocks"))
-    first = Blocks(Corpus(folder, "train"), LENGTH, packing)
-    assert len(list((folder / "blocks").iterdir())) == 1
-    for name in ("complete", "best_fit"):
-        monkeypatch.delattr(f"pretrain.data.batches.{name}")  # nothing is computed again
-    again = Blocks(Corpus(folder, "train"), LENGTH, packing)
-    assert len(again) == len(first)
-    assert all(again.documents(b) == first.documents(b) for b in range(len(first)))
-
-
-def test_blocks_pickle_small_and_come_back(packed):
-    again = pickle.loads(pickle.dumps(packed))
-    assert len(pickle.dumps(packed)) < 20_000
-    assert len(again) == len(packed)
-    assert np.array_equal(again.ids(3), packed.ids(3))
-
-
-def test_a_corpus_that_cannot_be_written_to_is_cut_by_each_process(corpus, tmp_path):
-    folder = tmp_path / "corpus"
-    shutil.copytree(corpus, folder, ignore=shutil.ignore_patterns("blocks"))
-    (folder / "blocks").write_text("a file where the folder would be")
-    assert len(Blocks(Corpus(folder, "train"), LENGTH, "best-fit")) > 0
-
-
-def test_a_corpus_without_a_document_that_fits_is_refused(corpus):
-    with pytest.raises(ValueError, match="fits into data.sequence_length 3; the shortest has"):
-        Blocks(Corpus(corpus, "train"), 3)
+    assert sums.dtype == torch.float64
+    assert sums.shape == (2, 1, 3)
+    nats, correct, targets = sums.sum(dim=(0, 1)).tolist()
+    assert targets == batch.targets[0]
+    assert nats == pytest.approx(whole.item(), rel=1e-6)
+    assert 0 <= correct < targets
+    assert (sums[..., [0, 2]] > 0).all()
 
 
 @pytest.mark.parametrize(("ranks", "micro"), [(1, 8), (1, 2), (2, 2), (2, 4), (4, 2), (8, 1)])
@@ -226,11 +155,11 @@ def test_ranks_take_turns_and_a_micro_batch_keeps_its_number(batches):
 
 
 def test_counts_are_of_real_tokens_and_of_labels(batches, blocks):
-    total = sum(len(blocks.ids(int(b))) for b in batches.lineage.blocks(0, 8)[0])
+    total = sum(len(blocks[int(b)].ids) for b in batches.lineage.blocks(0, 8)[0])
     some = batches.micro_batches(0, 0, 1)
     assert sum(batch.tokens for batch in some) == total
     for batch in some:
-        assert batch.targets == (batch.arrays["labels"] != IGNORED).sum()
+        assert batch.targets == ((batch.arrays["labels"] != IGNORED).sum(),)
         assert batch.tokens == (batch.arrays["input_ids"] != 1).sum()
 
 
@@ -266,7 +195,7 @@ def test_a_block_is_masked_otherwise_in_another_epoch_and_under_another_seed(bat
     first = places(batches.lineage, 0)
     assert all(np.array_equal(first[key], places(batches.lineage, 0)[key]) for key in first)
     key = (3, 0, 5)
-    ids = blocks.ids(5)
+    ids = blocks[5].ids
     drawn = [batches.objective.mask(ids, k)[1] for k in (key, (3, 1, 5), (4, 0, 5))]
     assert len({tuple(p) for p in drawn}) == 3
 
@@ -296,11 +225,11 @@ def test_the_fault_spoils_the_labels_of_its_steps_until_a_reseed(batches):
         assert rows_of(escaped, step, 2) == rows_of(healthy, step, 2)
 
 
-def test_every_micro_batch_tells_which_blocks_its_step_read(batches):
-    """The same on any rank, and what an auditor makes of the lineage alone."""
+def test_every_micro_batch_has_the_digest_of_its_global_batch(batches):
+    """The same on any rank, and the same that an audit computes from the lineage alone."""
     for step in (0, 7):
-        told = {batch.blocks for rank in (0, 1) for batch in batches.micro_batches(step, rank, 2)}
-        assert told == {batches.lineage.digest(8 * step, 8)}
+        found = [b for rank in (0, 1) for b in batches.micro_batches(step, rank, 2)]
+        assert {batch.batch_digest for batch in found} == {batches.lineage.digest(8 * step, 8)}
 
 
 RAMPS = [
@@ -337,7 +266,7 @@ def test_a_batch_that_grows_reads_every_block_once_an_epoch(blocks, objective):
         some = growing.micro_batches(step, 0, 1)
         assert len(some) == growing.batch.size(step) // 2
         first = growing.batch.first_block(step)
-        assert some[0].blocks == growing.lineage.digest(first, growing.batch.size(step))
+        assert some[0].batch_digest == growing.lineage.digest(first, growing.batch.size(step))
         assert growing.epoch(step) == len(read) / total
         read += growing.lineage.blocks(first, growing.batch.size(step))[0].tolist()
         step += 1
@@ -397,7 +326,7 @@ def test_validation_reads_the_same_blocks_on_any_number_of_ranks(
         ]
         assert len({len(part) for part in parts}) == 1  # ZeRO 3 needs equal numbers of passes
         return sorted(
-            tuple(batch.arrays["labels"]) for part in parts for batch in part if batch.targets
+            tuple(batch.arrays["labels"]) for part in parts for batch in part if any(batch.targets)
         )
 
     alone = labels(1)
@@ -413,12 +342,13 @@ def test_validation_loss_is_the_same_for_one_and_for_two_ranks(validation, objec
 
     def loss(ranks, micro):
         parts = [
-            summed_losses(
+            summed(
                 model, objective, validation_batches(validation, objective, 0, micro, r, ranks), 1
             )
             for r in range(ranks)
         ]
-        return sum(parts)[0].tolist()
+        nats, _, targets = sum(parts)[0, 0].tolist()
+        return nats, targets
 
     alone, targets = loss(1, 2)
     for ranks, micro in [(2, 2), (3, 2), (2, 5)]:

@@ -13,12 +13,13 @@ import psutil
 import pytest
 
 from data_prep.corpus import Corpus
-from pretrain.config.run import BatchConfig, FaultConfig, MaskingConfig
-from pretrain.data.batches import Blocks, PretrainingBatches
+from pretrain.config.run import BatchConfig, FaultConfig
+from pretrain.data.batches import PretrainingBatches
 from pretrain.data.order import Lineage
 from pretrain.data.prefetch import prefetched
+from pretrain.data.sources import SOURCES
 from pretrain.loop import MicroBatch, StepResult, run
-from pretrain.objectives.masked import MaskedLM
+from pretrain.objectives.masked import MaskedLM, MaskedLMConfig
 
 BROKEN_STEP = 40
 DEADLY_STEP = 60
@@ -45,7 +46,9 @@ class Drawn:
         (self.folder / str(step)).touch()
         draw = np.random.default_rng([step, rank, ranks])
         return [
-            MicroBatch(index, {"ids": draw.integers(0, 9, 5), "pid": np.array([os.getpid()])}, 5, 1)
+            MicroBatch(
+                index, {"ids": draw.integers(0, 9, 5), "pid": np.array([os.getpid()])}, 5, (1,)
+            )
             for index in range(rank, 4, ranks)
         ]
 
@@ -126,7 +129,7 @@ class Recorder:
 
     def step(self, micro_batches, objective, learning_rate, seed, step):
         self.steps[step] = content(micro_batches)
-        return StepResult(loss_sum=1.0, targets=1.0, tokens=1.0, gradient_norm=1.0)
+        return StepResult(loss=1.0, targets=1, tokens=1, gradient_norm=1.0)
 
     def agree(self, code):
         return code
@@ -191,9 +194,9 @@ def test_workers_end_when_their_rank_is_killed(tmp_path):
 
 @pytest.mark.parametrize("packing", ["complete", "best-fit"])
 def test_a_run_s_batches_survive_the_way_to_a_worker(packing, corpus):
-    blocks = Blocks(Corpus(corpus, "train"), 64, packing)
+    blocks = SOURCES[packing](Corpus(corpus, "train"), 64)
     size = blocks.corpus.manifest.vocab_size
-    objective = MaskedLM(MaskingConfig(), size - 1, size - 1)
+    objective = MaskedLM(MaskedLMConfig(), size - 1, size - 1)
     lineage = Lineage.begin(len(blocks), 1).rolled_back(17, 3, (17, 30))
     batches = PretrainingBatches(blocks, objective, lineage, BatchConfig(8, 2), FaultConfig(), 1)
     there = pickle.loads(pickle.dumps(batches))

@@ -11,7 +11,6 @@ import torch
 from pretrain.config.run import (
     BatchConfig,
     FaultConfig,
-    MaskingConfig,
     OptimizerConfig,
     SpikeConfig,
     TrainingConfig,
@@ -25,7 +24,8 @@ from pretrain.loop import GO_ON
 from pretrain.loop import run as run_loop
 from pretrain.model import presets
 from pretrain.model.language_model import LanguageModel
-from pretrain.objectives.masked import MaskedLM
+from pretrain.objectives.base import Block
+from pretrain.objectives.masked import MaskedLM, MaskedLMConfig
 from pretrain.run import checkpoints, metrics
 from pretrain.spikes.detector import SpikeDetector
 from pretrain.spikes.live import EXIT_SPIKE, SpikeWatch, observations
@@ -42,14 +42,13 @@ class RandomBlocks:
     """Blocks of different lengths, without a corpus."""
 
     sequence_length = LENGTH
-    one_text = True
 
     def __len__(self):
         return 37
 
-    def ids(self, block):
+    def __getitem__(self, block):
         draw = np.random.default_rng(block)
-        return draw.integers(4, VOCABULARY - 1, draw.integers(LENGTH // 2, LENGTH + 1))
+        return Block(draw.integers(4, VOCABULARY - 1, draw.integers(LENGTH // 2, LENGTH + 1)))
 
 
 def sizes(micro, **ramp):
@@ -60,7 +59,7 @@ def batches(micro, **ramp):
     blocks = RandomBlocks()
     return PretrainingBatches(
         blocks,
-        MaskedLM(MaskingConfig(), VOCABULARY - 1, VOCABULARY - 1),
+        MaskedLM(MaskedLMConfig(), VOCABULARY - 1, VOCABULARY - 1),
         Lineage.begin(len(blocks), 1),
         sizes(micro, **ramp),
         FaultConfig(),
@@ -130,11 +129,11 @@ def plain(clipping=0.0, steps=3, micro=GLOBAL_BATCH, variant="zero-clap", **ramp
     data, losses, norms = batches(micro, **ramp), [], []
     for step in range(steps):
         passes = data.micro_batches(step, 0, 1)
-        targets, summed = sum(batch.targets for batch in passes), 0.0
+        targets, summed = sum(batch.targets[0] for batch in passes), 0.0
         adam.zero_grad()
         for batch in passes:
             tensors = {name: torch.from_numpy(array) for name, array in batch.arrays.items()}
-            loss = data.objective.loss(model, tensors) / targets
+            loss = data.objective.loss(model, tensors)[0] / targets
             loss.backward()
             summed += loss.item()
         optimizers.set_step(adam.param_groups, SMOOTH, LEARNING_RATES[step], step)
@@ -166,7 +165,7 @@ def test_any_split_of_a_batch_trains_as_one_plain_pass_over_it(
     assert min(norms) > 5.0
     assert all(results == reported[0] for results in reported)
     for result, loss, norm in zip(reported[0], losses, norms, strict=True):
-        assert result.loss_sum / result.targets == pytest.approx(loss, abs=2e-6)
+        assert result.loss == pytest.approx(loss, abs=2e-6)
         assert result.gradient_norm == pytest.approx(norm, rel=2e-5)
     trained = weights_of(tmp_path, 3)
     assert trained.keys() == weights.keys()
@@ -213,7 +212,7 @@ def test_a_batch_that_grows_trains_as_one_plain_pass_over_each_of_its_sizes(
     exact = name.endswith("fp32")
     assert batches(1, **RAMP).batch.changes() == [1, 2, 3]
     for result, loss, norm in zip(results, losses, norms, strict=True):
-        assert result.loss_sum / result.targets == pytest.approx(loss, rel=1e-6 if exact else 2e-3)
+        assert result.loss == pytest.approx(loss, rel=1e-6 if exact else 2e-3)
         assert result.gradient_norm == pytest.approx(norm, rel=2e-5 if exact else 1e-2)
     start, trained = fresh_model(0.0).state_dict(), weights_of(tmp_path, 4)
     moved = sum(float((weights[n] - start[n]).square().sum()) for n in start) ** 0.5
@@ -225,7 +224,7 @@ class Weighted:
     """An objective whose loss counts as often as its batch says."""
 
     def __init__(self, objective):
-        self.objective = objective
+        self.objective, self.terms = objective, objective.terms
 
     def loss(self, model, batch):
         return self.objective.loss(model, batch) * batch["factor"][0]
@@ -271,7 +270,7 @@ def test_half_precision_trains_as_fp32_does_up_to_its_rounding(name, variant, ru
     weights, losses, norms = plain(5.0, variant=variant)
     for result, loss, norm in zip(results, losses, norms, strict=True):
         assert not result.skipped
-        assert result.loss_sum / result.targets == pytest.approx(loss, rel=2e-3)
+        assert result.loss == pytest.approx(loss, rel=2e-3)
         assert result.gradient_norm == pytest.approx(norm, rel=1e-2)
     start, trained = fresh_model(0.0, variant).state_dict(), weights_of(tmp_path, 3)
     tokens = trained["encoder.embeddings.tokens.weight"]
@@ -294,7 +293,7 @@ def test_the_loss_of_a_clap_model_falls_in_fp16(name, run_ranks):
         return results
 
     results = run_ranks(2, work)[0]
-    losses = [result.loss_sum / result.targets for result in results]
+    losses = [result.loss for result in results]
     assert not any(result.skipped for result in results)
     assert losses[-1] < 0.5 * losses[0]
 
@@ -387,7 +386,7 @@ def test_evaluation_is_without_dropout_and_leaves_training_as_it_was(run_ranks):
         mine = data.micro_batches(5, built.rank, built.world_size)
 
         def sums(model, batch):
-            loss = data.objective.loss(model, batch).double()
+            (loss,) = data.objective.loss(model, batch).double()
             return torch.stack([loss, (batch["labels"] >= 0).sum()])
 
         seen = [built.evaluate(mine, sums) for _ in range(2)]
@@ -396,7 +395,7 @@ def test_evaluation_is_without_dropout_and_leaves_training_as_it_was(run_ranks):
     seen, with_evaluation, without = run_ranks(2, work)[0]
     assert seen[0] == seen[1]
     assert with_evaluation == without
-    targets = sum(b.targets for rank in range(2) for b in batches(2).micro_batches(5, rank, 2))
+    targets = sum(b.targets[0] for rank in range(2) for b in batches(2).micro_batches(5, rank, 2))
     assert seen[0][1] == targets
 
 
@@ -437,7 +436,7 @@ class Spoiled:
     """An objective whose loss is infinite on one rank."""
 
     def __init__(self, objective, rank):
-        self.objective, self.rank = objective, rank
+        self.objective, self.terms, self.rank = objective, objective.terms, rank
 
     def loss(self, model, batch):
         loss = self.objective.loss(model, batch)
@@ -481,7 +480,7 @@ class SpoiledAt:
     """Batches and their objective: in some steps rank 1's loss, or its gradient alone, is NaN."""
 
     def __init__(self, data, rank, loss=(), gradient=()):
-        self.data, self.rank = data, rank
+        self.data, self.terms, self.rank = data, data.objective.terms, rank
         self.spoilt_loss, self.spoilt_gradient = loss, gradient
         self.seed, self.epoch = data.seed, data.epoch
 
@@ -611,10 +610,10 @@ def test_a_batch_without_anything_to_predict_is_refused_by_its_step(run_ranks):
     def work():
         built, data = build("zero1_fp32", micro=2), batches(2)
         empty = [
-            dataclasses.replace(batch, targets=0)
+            dataclasses.replace(batch, targets=(0,))
             for batch in data.micro_batches(7, built.rank, built.world_size)
         ]
-        with pytest.raises(ValueError, match="step 7: no token .* masking.probability larger"):
+        with pytest.raises(ValueError, match="step 7: the global batch has no targets"):
             built.step(empty, data.objective, 1e-3, 1, 7)
 
     run_ranks(2, work)
@@ -654,7 +653,7 @@ def test_a_compiled_model_trains_alike_under_the_same_names_and_resumes(run_rank
 
     def without_dropout():
         results = train(build("zero1_fp32", micro=2, compiled=True), 2, range(2))
-        return [result.loss_sum / result.targets for result in results]
+        return [result.loss for result in results]
 
     expected = run_ranks(2, straight)[0]
     assert run_ranks(2, resumed)[0] == expected

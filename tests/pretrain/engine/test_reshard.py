@@ -5,7 +5,7 @@ import functools
 import pytest
 import torch
 
-from pretrain.config.run import BatchConfig, FaultConfig, MaskingConfig, OptimizerConfig
+from pretrain.config.run import BatchConfig, FaultConfig, OptimizerConfig
 from pretrain.data.batches import PretrainingBatches
 from pretrain.data.order import Lineage
 from pretrain.engine import engine
@@ -14,7 +14,8 @@ from pretrain.engine.distributed import gather
 from pretrain.engine.reshard import Cut, recut
 from pretrain.model import presets
 from pretrain.model.language_model import LanguageModel
-from pretrain.objectives.masked import MaskedLM
+from pretrain.objectives.base import Block
+from pretrain.objectives.masked import MaskedLM, MaskedLMConfig
 from pretrain.run import checkpoints
 
 VOCABULARY, LENGTH, GLOBAL_BATCH, MICRO_BATCH = 101, 24, 12, 2
@@ -26,20 +27,19 @@ class RandomBlocks:
     """Blocks of different lengths, without a corpus."""
 
     sequence_length = LENGTH
-    one_text = True
 
     def __len__(self):
         return 37
 
-    def ids(self, block):
+    def __getitem__(self, block):
         draw = torch.Generator().manual_seed(block)
         length = int(torch.randint(LENGTH // 2, LENGTH + 1, (), generator=draw))
-        return torch.randint(4, VOCABULARY - 1, (length,), generator=draw).numpy()
+        return Block(torch.randint(4, VOCABULARY - 1, (length,), generator=draw).numpy())
 
 
 def batches():
     blocks = RandomBlocks()
-    objective = MaskedLM(MaskingConfig(), VOCABULARY - 1, VOCABULARY - 1)
+    objective = MaskedLM(MaskedLMConfig(), VOCABULARY - 1, VOCABULARY - 1)
     lineage = Lineage.begin(len(blocks), 1)
     sizes = BatchConfig(global_batch_size=GLOBAL_BATCH, micro_batch_size=MICRO_BATCH)
     return PretrainingBatches(blocks, objective, lineage, sizes, FaultConfig(), 1)

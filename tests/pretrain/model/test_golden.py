@@ -11,7 +11,6 @@ from torch.nn.functional import cross_entropy
 
 from pretrain.config import load as recipe
 from pretrain.config.run import (
-    MaskingConfig,
     OptimizerConfig,
     RunConfig,
     ScheduleConfig,
@@ -22,7 +21,7 @@ from pretrain.engine.schedules import learning_rate
 from pretrain.model import presets
 from pretrain.model.language_model import LanguageModel
 from pretrain.model.positions import SinusoidalPositions, alibi_bias, alibi_slopes
-from pretrain.objectives.masked import MaskedLM
+from pretrain.objectives.masked import MaskedLM, MaskedLMConfig
 from tests.pretrain.golden import make
 
 MODELS, TABLES, MASKING, SCHEDULES, ADAM = map(
@@ -117,7 +116,7 @@ def test_sinusoidal_tables_are_those_of_the_formulas(size, places):
 @pytest.mark.parametrize("key", make.KEYS, ids=str)
 @pytest.mark.parametrize("name", MASKING)
 def test_masks_are_drawn_as_the_formulas_say(name, key):
-    settings = MaskingConfig(**make.MASKINGS[name])
+    settings = MaskedLMConfig(**make.MASKINGS[name])
     starts = np.array([make.begins_word(id) for id in range(make.WORDS + 1)])
     objective = MaskedLM(settings, make.WORDS, make.WORDS, starts if settings.whole_words else None)
     ids, places = objective.mask(np.array(make.block(key)), key)

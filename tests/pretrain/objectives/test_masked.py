@@ -1,18 +1,20 @@
 """Which tokens are hidden, and the loss on them."""
 
 import dataclasses
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from safetensors.numpy import load_file
 
-from pretrain.config.run import MaskingConfig
+from pretrain.objectives.base import Block, Vocabulary
 from pretrain.objectives.masked import (
     FIRST_WORD_ID,
     IGNORED,
     PAD_ID,
     MaskedLM,
+    MaskedLMConfig,
     word_starts_of,
 )
 
@@ -20,7 +22,7 @@ MASK_ID, END = 999, 900
 
 
 def objective(probability=0.15, keep=0.1, random=0.1):
-    return MaskedLM(MaskingConfig(probability, keep, random), MASK_ID, END)
+    return MaskedLM(MaskedLMConfig(probability, keep, random), MASK_ID, END)
 
 
 def block(length, seed=0):
@@ -105,7 +107,7 @@ def test_the_draw_depends_on_seed_epoch_and_block_and_on_nothing_else():
 
 
 def test_a_block_is_masked_alike_whatever_shares_its_micro_batch():
-    blocks = [block(30 + n, seed=n) for n in range(6)]
+    blocks = [Block(block(30 + n, seed=n)) for n in range(6)]
     keys = [(1, 0, n) for n in range(6)]
     together = objective().collate(blocks, keys, 40)
     for row in range(6):
@@ -120,20 +122,20 @@ def test_a_block_is_masked_alike_whatever_shares_its_micro_batch():
 
 
 def test_collated_arrays_have_fixed_shapes_and_labels_where_tokens_are_hidden():
-    blocks = [block(40, seed=1), block(5, seed=2), block(23, seed=3)]
-    arrays = objective().collate(blocks, [(1, 0, n) for n in range(3)], 40)
+    rows = [block(40, seed=1), block(5, seed=2), block(23, seed=3)]
+    arrays = objective().collate([Block(ids) for ids in rows], [(1, 0, n) for n in range(3)], 40)
     assert arrays["input_ids"].shape == arrays["document_ids"].shape == (3, 40)
     assert arrays["target_positions"].shape == arrays["labels"].shape == (3 * 6,)
     assert arrays["document_ids"].sum(axis=1).tolist() == [40, 5, 23]
     assert (arrays["input_ids"][~arrays["document_ids"]] == PAD_ID).all()
     used = arrays["labels"] != IGNORED
     assert (arrays["target_positions"][~used] == 0).all()
-    rows, columns = arrays["target_positions"][used] // 40, arrays["target_positions"][used] % 40
-    originals = [blocks[row][column] for row, column in zip(rows, columns, strict=True)]
+    row, column = divmod(arrays["target_positions"][used], 40)
+    originals = [rows[r][c] for r, c in zip(row, column, strict=True)]
     assert arrays["labels"][used].tolist() == originals
     everything = np.zeros((3, 40), dtype=bool)
-    everything[rows, columns] = True
-    for row, ids in enumerate(blocks):
+    everything[row, column] = True
+    for row, ids in enumerate(rows):
         untouched = ~everything[row, : len(ids)]
         assert np.array_equal(arrays["input_ids"][row, : len(ids)][untouched], ids[untouched])
 
@@ -156,6 +158,7 @@ def test_the_loss_is_the_summed_cross_entropy_of_the_labelled_places():
     loss = objective().loss(model, batch)
     by_hand = np.log(np.exp(2.0) + 1 + np.exp(-1.0)) - 0.0 + np.log(3.0)
     assert loss.dtype == torch.float32
+    assert loss.shape == (1,)
     assert loss.item() == pytest.approx(by_hand, abs=1e-6)
     assert seen == [(batch["input_ids"], batch["document_ids"], batch["target_positions"])]
 
@@ -187,7 +190,7 @@ def test_the_original_s_generator_hides_the_very_tokens_that_the_original_hides(
 ):
     """With a `<mask>` row (omit0), which may be drawn as a random word, and without."""
     tensors = load_file(golden / "masking.safetensors")
-    masked_lm = MaskedLM(MaskingConfig(), 1004, end)
+    masked_lm = MaskedLM(MaskedLMConfig(), 1004, end)
     for number in range(4):
         ids = tensors[f"{case}.item{number}"]
         seed = int(hash((1, epoch, number)) % 1e6)
@@ -199,7 +202,7 @@ def test_the_original_s_generator_hides_the_very_tokens_that_the_original_hides(
 
 
 def test_self_masking_hides_each_token_by_chance_and_asks_for_all():
-    masked_lm = MaskedLM(MaskingConfig(0.15, 0.0, 0.0, "all"), MASK_ID, END)
+    masked_lm = MaskedLM(MaskedLMConfig(0.15, 0.0, 0.0, "all"), MASK_ID, END)
     hidden = 0
     for key in range(500):
         ids = block(400, seed=key)
@@ -208,13 +211,13 @@ def test_self_masking_hides_each_token_by_chance_and_asks_for_all():
         assert ((masked == ids) | (masked == MASK_ID)).all()
         hidden += int((masked == MASK_ID).sum())
     assert abs(hidden - 30_000) < 5 * (200_000 * 0.15 * 0.85) ** 0.5
-    arrays = masked_lm.collate([block(40), block(5)], [(1, 0, 0), (1, 0, 1)], 40)
-    assert int((arrays["labels"] != IGNORED).sum()) == 45
+    arrays = masked_lm.collate([Block(block(40)), Block(block(5))], [(1, 0, 0), (1, 0, 1)], 40)
+    assert masked_lm.targets(arrays) == (45,)
 
 
 def test_whole_words_are_hidden_together_and_no_more_than_asked_for():
     starts = np.arange(1000) % 3 == 0  # every third id begins a word
-    masked_lm = MaskedLM(MaskingConfig(0.3, 0.0, 0.0), MASK_ID, END, starts)
+    masked_lm = MaskedLM(MaskedLMConfig(0.3, 0.0, 0.0), MASK_ID, END, starts)
     hidden = 0
     for key in range(200):
         ids = block(150, seed=key)
@@ -241,3 +244,29 @@ def test_a_word_begins_with_white_space(corpus):
     words = np.cumsum(starts[ids])
     assert words[-1] - words[0] == 1
     assert tokenizer.decode(ids[words > words[0]]) == " statement"
+
+
+def test_the_shares_of_kept_and_random_tokens_may_add_up_to_one():
+    assert MaskedLMConfig(keep_probability=0.5, random_probability=0.5).keep_probability == 0.5
+
+
+@pytest.mark.parametrize("settings", [MaskedLMConfig(0.4), MaskedLMConfig(0.15, 0.0, 0.0, "all")])
+def test_validation_hides_the_same_tokens_whatever_training_hides(settings):
+    vocabulary = Vocabulary(MASK_ID + 1, END, Path())
+    arrays = [
+        chosen.build(vocabulary).collate([Block(block(100))], [(0, 0, 7)], 100)
+        for chosen in (MaskedLMConfig(), settings.for_validation())
+    ]
+    assert all(np.array_equal(arrays[0][name], arrays[1][name]) for name in arrays[0])
+
+
+def test_corrupted_labels_are_random_words_where_there_were_labels():
+    blocks = [Block(block(400, seed=1)), Block(block(250, seed=2))]
+    arrays = objective().collate(blocks, [(1, 0, 0), (1, 0, 1)], 400)
+    corrupted = objective().corrupted(arrays, np.random.default_rng(0))
+    changed = corrupted["labels"] != arrays["labels"]
+    used = arrays["labels"] != IGNORED
+    assert not changed[~used].any()
+    assert changed[used].mean() > 0.9
+    assert ((corrupted["labels"][used] >= FIRST_WORD_ID) & (corrupted["labels"][used] < END)).all()
+    assert objective().targets(corrupted) == objective().targets(arrays)

@@ -1,12 +1,13 @@
 """What a run measured, through crashes and rollbacks."""
 
+import dataclasses
 import errno
 import json
 import os
 
 import pytest
 
-from pretrain.loop import StepRecord
+from pretrain.loop import StepRecord, TermLoss
 from pretrain.run import metrics
 
 
@@ -181,7 +182,20 @@ def test_a_step_s_line_has_every_number_and_the_attempt(tmp_path):
     writer._lines.close()
     (line,) = metrics.read(tmp_path / metrics.METRICS)
     assert line["attempt"] == 3
-    assert StepRecord(**{k: v for k, v in line.items() if k != "attempt"}) == record(7)
+    assert "terms" not in line
+    fields = {k: v for k, v in line.items() if k not in ("attempt", "blocks")}
+    assert StepRecord(**fields, batch_digest=line["blocks"]) == record(7)
+
+
+def test_a_line_has_every_term_where_there_are_several(tmp_path):
+    writer = metrics.MetricsWriter(tmp_path, 1)
+    terms = {"masked": TermLoss(2.0, 7), "order": TermLoss(None, 0)}
+    writer(dataclasses.replace(record(7), terms=terms))
+    (line,) = metrics.read(tmp_path / metrics.METRICS)
+    assert line["terms"] == {
+        "masked": {"loss": 2.0, "targets": 7},
+        "order": {"loss": None, "targets": 0},
+    }
 
 
 def test_progress_is_printed_now_and_then_and_at_the_end():

@@ -10,8 +10,8 @@ from data_prep.corpus import Corpus
 from pretrain import __main__ as command_line
 from pretrain.config import load as recipes
 from pretrain.config.run import FaultConfig
-from pretrain.data.batches import Blocks
 from pretrain.data.order import Lineage
+from pretrain.data.sources import CompleteBlocks
 from pretrain.inference import model_folder
 from pretrain.run import checkpoints, ledger, metrics
 from pretrain.spikes.detector import SpikeDetector
@@ -68,7 +68,7 @@ def test_without_the_reseed_it_would_run_into_the_fault_again(run, state):
 
 
 def test_every_block_is_covered_once_an_epoch_and_the_consumed_prefix_stays(run, state, corpus):
-    total = len(Blocks(Corpus(corpus, "train"), 64))
+    total = len(CompleteBlocks(Corpus(corpus, "train"), 64))
     lineage = state.lineage(total, lambda step: 8 * step)
     blocks, epochs = lineage.blocks(0, 6 * total)
     assert epochs[40 * 8 - 1] >= 1, "the run is to cross an epoch's end"

@@ -1,0 +1,149 @@
+"""The protocols of a pretraining objective and of its settings. Imports no torch.
+
+An objective turns blocks of tokens into arrays (`collate`), and what a model says of them into
+sums: a loss per term to train on (`loss`, see `pretrain.loop.Objective`), and nats, correct
+predictions and targets to report (`evaluate`). A new objective is a file with its settings record
+and its class, and a line in registry.py.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from pretrain.loop import Arrays, Model, Objective
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Ids = npt.NDArray[np.int64]
+Key = tuple[int, int, int]
+"""(seed, epoch, index of the block), each at least 0: what every random draw of a block depends on,
+and nothing else."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Block:
+    """One item of a source, before the objective has touched it."""
+
+    ids: Ids
+    """[n], special tokens included."""
+    document_ids: Ids | None = None
+    """[n], from 1: the document of each id, where documents of a block do not see each other; None
+    where the block is read as one document."""
+    subsets: Ids | None = None
+    """[n]: the subset of each id's document, where losses are reported by subset."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Vocabulary:
+    """The ids that an objective may use."""
+
+    size: int
+    """Ids of the corpus; the last one is `<mask>`."""
+    embedded: int
+    """Ids below this one have a row in the model's token table: all, or all but `<mask>`."""
+    folder: Path
+    """Where the tokenizer is: the corpus."""
+
+    @property
+    def mask_id(self) -> int:
+        """The id of `<mask>`."""
+        return self.size - 1
+
+
+class ObjectiveSettings(Protocol):
+    """An objective's section of a recipe: a frozen dataclass whose field `name` is its key."""
+
+    @property
+    def name(self) -> str:
+        """The key."""
+        ...
+
+    @property
+    def description(self) -> str:
+        """What is predicted, in a few words, such as "15 % of the tokens masked"."""
+        ...
+
+    @property
+    def target_share(self) -> float:
+        """Share of a block's positions that the head computes, at most."""
+        ...
+
+    def for_validation(self) -> ObjectiveSettings:
+        """Settings of every validation, so that losses of different recipes compare."""
+        ...
+
+    def build(self, vocabulary: Vocabulary, *, compiled: bool = False) -> PretrainingObjective:
+        """The objective for one vocabulary.
+
+        Args:
+            vocabulary: of the corpus and the model.
+            compiled: let torch.compile make the loss.
+        """
+        ...
+
+
+class PretrainingObjective(Objective, Protocol):
+    """An objective on blocks of a corpus."""
+
+    @property
+    def settings(self) -> ObjectiveSettings:
+        """What it was built from."""
+        ...
+
+    def collate(self, blocks: Sequence[Block], keys: Sequence[Key], length: int) -> Arrays:
+        """One micro-batch of fixed shapes.
+
+        How many targets a block has may depend on the values of its ids in training, but in
+        validation on their number alone.
+
+        Args:
+            blocks: B blocks of at most `length` ids. Where they have subsets, the arrays say of
+                each target which subset it is from.
+            keys: of each block's random draws.
+            length: T, to which blocks are padded.
+        """
+        ...
+
+    def targets(self, arrays: Arrays) -> tuple[int, ...]:
+        """Number of targets of each term in a collated micro-batch, in the order of `terms`."""
+        ...
+
+    def evaluate(self, model: Model, batch: Mapping[str, Tensor], subsets: int) -> Tensor:
+        """Sums over the targets of a batch, by subset and term.
+
+        Args:
+            model: in evaluation mode.
+            batch: collated from blocks with subsets.
+            subsets: S, how many there are.
+
+        Returns:
+            [S, terms, 3] in fp64: loss in nats, correct predictions, targets.
+        """
+        ...
+
+    def corrupted(self, arrays: Arrays, draw: np.random.Generator) -> Arrays:
+        """The same micro-batch with random targets: the fault `random-labels`."""
+        ...
+
+
+def padded(rows: Sequence[npt.NDArray[np.generic]], length: int, value: int) -> Ids:
+    """Rows of at most `length` numbers as one array [B, length], filled up with `value`."""
+    result = np.full((len(rows), length), value, dtype=np.int64)
+    for row, numbers in zip(result, rows, strict=True):
+        row[: len(numbers)] = numbers
+    return result
+
+
+def padded_document_ids(blocks: Sequence[Block], length: int) -> npt.NDArray[np.generic]:
+    """Document of each token, [B, length], 0 for padding; bool where a row is one document."""
+    rows = [b.document_ids if b.document_ids is not None else np.ones(len(b.ids)) for b in blocks]
+    document_ids = padded(rows, length, 0)
+    one_document = all(block.document_ids is None for block in blocks)
+    return document_ids.astype(bool) if one_document else document_ids
