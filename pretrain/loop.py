@@ -56,14 +56,12 @@ class Objective(Protocol):
     @property
     def terms(self) -> Mapping[str, float]:
         """Weight of each term, by name."""
-        ...
 
     def loss(self, model: Model, batch: Mapping[str, Tensor]) -> Tensor:
         """Each term summed over its targets in the batch, in nats: [terms], in fp32.
 
         Differentiable. A term without targets in the batch is 0.
         """
-        ...
 
 
 class Batches(Protocol):
@@ -71,15 +69,12 @@ class Batches(Protocol):
 
     def seed(self, step: int) -> int:
         """Seed of the randomness (dropout) of a step."""
-        ...
 
     def epoch(self, step: int) -> float:
         """Epochs read before a step."""
-        ...
 
     def micro_batches(self, step: int, rank: int, world_size: int) -> Sequence[MicroBatch]:
         """What one rank reads in a step."""
-        ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,11 +127,9 @@ class StepEngine(Protocol):
         step: int,
     ) -> StepResult:
         """One optimiser update from this rank's micro-batches."""
-        ...
 
     def agree(self, code: int) -> int:
         """Rank 0's code, on every rank."""
-        ...
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,9 +1,9 @@
-"""The next steps' batches, made by other processes while the model computes.
+"""Prefetching: worker processes make the batches of the next steps while the model computes.
 
-A batch is a pure function of (step, rank, ranks), so that who makes it, and when, cannot change
-it. Processes, not threads: masking would take the interpreter's lock from the thread that launches
-kernels. Results come in through the pool's own thread, so that a step waits for neither the work
-nor the pipe.
+A batch is a pure function of (step, rank, world_size), so the worker that makes it cannot change
+it. Workers are processes because threads would hold the interpreter's lock while the main thread
+launches kernels. Results arrive through the pool's own thread, so that a step waits neither for the
+work nor for the pipe.
 """
 
 from __future__ import annotations
@@ -18,37 +18,38 @@ from multiprocessing import connection, get_context, parent_process
 
 from pretrain.loop import Batches, MicroBatch
 
-_STEPS_A_WORKER = 2  # made ahead, so that one slow read is not felt
+_STEPS_PER_WORKER = 2  # hides one slow read
 
 _batches: Batches
-"""What this worker process makes batches of."""
+"""Global of a worker process: the batches that it makes."""
 
 
 @contextlib.contextmanager
 def prefetched(batches: Batches, workers: int) -> Iterator[Batches]:
-    """`batches`, those of the next steps made ahead by `workers` processes; none: as they are.
+    """Yield `batches` with the next steps prefetched by worker processes.
 
-    Any step may be asked for, in any order; those after it are made ahead. An exception in a worker
-    is raised where its batch is asked for, with the worker's traceback as its cause. The workers
-    end with the context, and within moments of the death of this process.
+    Steps may be requested in any order; those after the requested one are made ahead. An exception
+    in a worker is raised where its batch is requested, with the worker's traceback as its cause.
+    The workers end with the context, and soon after this process dies.
 
     Args:
-        batches: is pickled, once a worker.
-        workers: processes; they take 5 s to begin where a corpus is read through megatron-core.
+        batches: pickled once per worker.
+        workers: number of processes; 0 yields `batches` unchanged. They take 5 s to start where a
+            corpus is read through megatron-core.
     """
     if not workers:
         yield batches
         return
-    # Neither CUDA nor the threads of a rank survive a fork.
+    # Spawned: neither CUDA nor a rank's threads survive a fork.
     pool = ProcessPoolExecutor(workers, get_context("spawn"), _begin, (batches,))
     try:
-        yield _Prefetched(batches, pool, workers * _STEPS_A_WORKER)
+        yield _Prefetched(batches, pool, workers * _STEPS_PER_WORKER)
     finally:
         pool.shutdown(cancel_futures=True)
 
 
 class _Prefetched:
-    """Batches with a window of steps under way."""
+    """Batches with a window of pending steps."""
 
     def __init__(self, batches: Batches, pool: ProcessPoolExecutor, ahead: int) -> None:
         self._batches, self._pool, self._ahead = batches, pool, ahead
@@ -64,10 +65,10 @@ class _Prefetched:
 
 
 def follow_parent() -> None:
-    """Make a pool's worker end when the process that started it does, and not before.
+    """Make a pool's worker end when its parent process ends, and not before.
 
-    Ctrl-C reaches every process of a terminal, and the parent decides what it means. A worker whose
-    parent was killed would otherwise wait for work for ever.
+    Ctrl-C reaches every process of a terminal, but the parent handles it. A worker whose parent was
+    killed would otherwise wait for work for ever.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()

@@ -33,29 +33,23 @@ class Source(Protocol):
 
     def __len__(self) -> int:
         """Number of blocks."""
-        ...
 
     def __getitem__(self, index: int) -> Block:
         """One block, without subsets."""
-        ...
 
     def size(self, index: int) -> int:
         """Number of ids of a block, found without reading them."""
-        ...
 
     def subsets(self, index: int) -> Ids:
         """[n]: the subset of each id's document, an index into the manifest's names."""
-        ...
 
     @property
     def share_of_tokens(self) -> float:
         """Share of the split's tokens that the blocks hold."""
-        ...
 
     @property
     def fill(self) -> float:
         """Share of the blocks' capacity that holds tokens."""
-        ...
 
 
 class _WholeDocuments:

@@ -19,7 +19,6 @@ from data_prep import tokenizer as tokenizers
 from data_prep.files import new_folder
 from pretrain.model.config import ClassificationConfig, ModelConfig
 from pretrain.objectives.base import ObjectiveSettings
-from pretrain.objectives.masked import MaskedLMConfig
 from pretrain.objectives.registry import SETTINGS_BY_NAME
 from pretrain.run.checkpoints import write_json
 
@@ -82,11 +81,18 @@ class LoadedModel:
 
     @property
     def objective(self) -> ObjectiveSettings:
-        """Default settings of the objective it was trained with; masked LM where nothing says."""
+        """Default settings of the objective it was trained with; masked LM where nothing says.
+
+        Raises:
+            ValueError: this version does not know the objective.
+        """
         recipe = self.provenance.get("recipe")
-        objective = recipe.get("objective") if isinstance(recipe, dict) else None
-        name = objective.get("name") if isinstance(objective, dict) else None
-        return SETTINGS_BY_NAME.get(str(name), MaskedLMConfig)()
+        section = recipe.get("objective", {}) if isinstance(recipe, dict) else {}
+        name = section.get("name", "masked-lm")
+        if name not in SETTINGS_BY_NAME:
+            known = ", ".join(SETTINGS_BY_NAME)
+            raise ValueError(f"{self.folder}: its objective {name!r} is not one of {known}")
+        return SETTINGS_BY_NAME[name]()
 
     def contents(self) -> ModelContents:
         """The same as plain values."""

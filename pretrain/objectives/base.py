@@ -63,21 +63,17 @@ class ObjectiveSettings(Protocol):
     @property
     def name(self) -> str:
         """The key."""
-        ...
 
     @property
     def description(self) -> str:
         """What is predicted, in a few words, such as "15 % of the tokens masked"."""
-        ...
 
     @property
     def target_share(self) -> float:
         """Share of a block's positions that the head computes, at most."""
-        ...
 
     def for_validation(self) -> ObjectiveSettings:
         """Settings of every validation, so that losses of different recipes compare."""
-        ...
 
     def build(self, vocabulary: Vocabulary, *, compiled: bool = False) -> PretrainingObjective:
         """The objective for one vocabulary.
@@ -86,7 +82,6 @@ class ObjectiveSettings(Protocol):
             vocabulary: of the corpus and the model.
             compiled: let torch.compile make the loss.
         """
-        ...
 
 
 class PretrainingObjective(Objective, Protocol):
@@ -95,7 +90,6 @@ class PretrainingObjective(Objective, Protocol):
     @property
     def settings(self) -> ObjectiveSettings:
         """What it was built from."""
-        ...
 
     def collate(self, blocks: Sequence[Block], keys: Sequence[Key], length: int) -> Arrays:
         """One micro-batch of fixed shapes.
@@ -109,11 +103,9 @@ class PretrainingObjective(Objective, Protocol):
             keys: of each block's random draws.
             length: T, to which blocks are padded.
         """
-        ...
 
     def targets(self, arrays: Arrays) -> tuple[int, ...]:
         """Number of targets of each term in a collated micro-batch, in the order of `terms`."""
-        ...
 
     def evaluate(self, model: Model, batch: Mapping[str, Tensor], subsets: int) -> Tensor:
         """Sums over the targets of a batch, by subset and term.
@@ -126,11 +118,9 @@ class PretrainingObjective(Objective, Protocol):
         Returns:
             [S, terms, 3] in fp64: loss in nats, correct predictions, targets.
         """
-        ...
 
     def corrupted(self, arrays: Arrays, draw: np.random.Generator) -> Arrays:
         """The same micro-batch with random targets: the fault `random-labels`."""
-        ...
 
 
 def padded(rows: Sequence[npt.NDArray[np.generic]], length: int, value: int) -> Ids:

@@ -197,7 +197,7 @@ def lineage_record(lineage: Lineage, end_place: int | None = None) -> list[list[
     return [
         list(segment.identity)
         for segment in lineage.segments
-        if end_place is None or segment.first_place < end_place
+        if end_place is None or segment.first_position < end_place
     ]
 
 

@@ -16,9 +16,9 @@ def start(total, seed=1):
     return Lineage.begin(total, seed)
 
 
-def names(lineage, first_place, count):
+def names(lineage, first_position, count):
     """(epoch, block) at each of some places."""
-    blocks, epochs = lineage.blocks(first_place, count)
+    blocks, epochs = lineage.blocks(first_position, count)
     return list(zip(epochs.tolist(), blocks.tolist(), strict=True))
 
 
@@ -28,7 +28,7 @@ def skipped_names(lineage):
 
 
 @pytest.mark.parametrize(
-    ("total", "rollbacks", "first_place", "count", "digest"),
+    ("total", "rollbacks", "first_position", "count", "digest"),
     [
         (97, [], 0, 500, "ac4c07e928e0b5d9"),
         (97, [(30, 2), (140, 9)], 0, 500, "f7fea05e18a96eaa"),
@@ -39,13 +39,13 @@ def skipped_names(lineage):
     ],
 )
 def test_a_run_that_began_with_an_older_version_goes_on_with_the_same_order(
-    total, rollbacks, first_place, count, digest
+    total, rollbacks, first_position, count, digest
 ):
     """The digests were taken from the version that knew no skips (0.1.0)."""
     lineage = start(total)
     for place, seed in rollbacks:
         lineage = lineage.rolled_back(place, seed)
-    blocks, epochs = lineage.blocks(first_place, count)
+    blocks, epochs = lineage.blocks(first_position, count)
     content = blocks.tobytes() + epochs.tobytes()
     assert hashlib.blake2b(content, digest_size=8).hexdigest() == digest
 
@@ -129,7 +129,7 @@ def test_what_one_rollback_declared_skipped_stays_so_when_a_later_one_goes_furth
     declared = skipped_names(first)
     assert declared == sorted(names(start(50), 25, 10))
     further = first.rolled_back(10, 3, (12, 14))
-    assert [segment.first_place for segment in further.segments] == [0, 10]
+    assert [segment.first_position for segment in further.segments] == [0, 10]
     assert skipped_names(further) == sorted(declared + names(first, 12, 2))
     assert not set(names(further, 0, 38)) & set(skipped_names(further))
     assert names(further, 38, 1)[0][0] == 1

@@ -210,8 +210,8 @@ def test_a_commit_by_an_attempt_that_was_over_is_found():
 
 
 def test_a_lineage_that_reads_what_it_skips_is_found_though_the_metrics_agree_with_it(monkeypatch):
-    def forgetful(self, first_place, count):
-        places = np.arange(first_place, first_place + count)
+    def forgetful(self, first_position, count):
+        places = np.arange(first_position, first_position + count)
         return places % self.total, places // self.total
 
     monkeypatch.setattr(Lineage, "blocks", forgetful)

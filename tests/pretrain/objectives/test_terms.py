@@ -1,0 +1,177 @@
+"""An objective of several terms, through the engine and through a whole run (law 4)."""
+
+import contextlib
+import functools
+import io
+
+import numpy as np
+import pytest
+import torch
+
+from pretrain import train
+from pretrain.config.run import BatchConfig, FaultConfig, OptimizerConfig
+from pretrain.data.batches import PretrainingBatches
+from pretrain.data.order import Lineage
+from pretrain.engine import engine, optimizers
+from pretrain.engine.distributed import gather
+from pretrain.inference.evaluate import evaluate_lengths
+from pretrain.inference.model_folder import export, load
+from pretrain.loop import TermLoss
+from pretrain.model import presets
+from pretrain.model.language_model import LanguageModel
+from pretrain.objectives.base import Block
+from pretrain.objectives.registry import SETTINGS_BY_NAME
+from pretrain.run import checkpoints, metrics
+from tests.pretrain.objectives.toy import Toy, ToyConfig
+from tests.pretrain.test_train import interrupted, records
+
+VOCABULARY, LENGTH, GLOBAL_BATCH, STEPS = 61, 20, 8, 3
+# A large epsilon makes the update smooth in the gradient, so that weights show its error.
+SMOOTH = OptimizerConfig(epsilon=1e-3)
+RATE = 1e-3
+
+
+class RandomBlocks:
+    """Blocks of different lengths, without a corpus."""
+
+    sequence_length = LENGTH
+
+    def __len__(self):
+        return 50
+
+    def __getitem__(self, index):
+        draw = np.random.default_rng(index)
+        return Block(draw.integers(6, VOCABULARY - 1, draw.integers(LENGTH // 2, LENGTH + 1)))
+
+
+def batches(micro, settings):
+    source = RandomBlocks()
+    objective, sizes = Toy(settings, VOCABULARY - 1), BatchConfig(GLOBAL_BATCH, micro)
+    lineage = Lineage.begin(len(source), 1)
+    return PretrainingBatches(source, objective, lineage, sizes, FaultConfig(), 1)
+
+
+def fresh_model():
+    torch.manual_seed(1)
+    overrides = {"dropout": 0.0, "attention_dropout": 0.0}
+    return LanguageModel(presets.build("tiny", "zero-clap", VOCABULARY, overrides))
+
+
+@functools.cache
+def plain(settings):
+    """The formula of law 4, on whole global batches in an ordinary PyTorch loop."""
+    model = fresh_model()
+    adam, data, losses = optimizers.build(model, SMOOTH), batches(GLOBAL_BATCH, settings), []
+    for step in range(STEPS):
+        (batch,) = data.micro_batches(step, 0, 1)
+        sums = data.objective.loss(model, batch.to(torch.device("cpu")))
+        weights = data.objective.terms.values()
+        terms = zip(weights, sums, batch.targets, strict=True)
+        loss = sum(weight * nats / count for weight, nats, count in terms if count)
+        adam.zero_grad()
+        loss.backward()
+        optimizers.set_step(adam.param_groups, SMOOTH, RATE, step)
+        adam.step()
+        losses.append(loss.item())
+    return model.state_dict(), losses
+
+
+def trained(name, micro, settings, folder):
+    """Results of the engine, and the weights it ends with."""
+    process, data = engine.start(), batches(micro, settings)
+    config = engine.deepspeed_json(name, data.batch, 0.0, process.world_size)
+    built = engine.Engine(fresh_model(), SMOOTH, config, process)
+    results = []
+    for step in range(STEPS):
+        mine = data.micro_batches(step, process.rank, process.world_size)
+        results.append(built.step(mine, data.objective, RATE, 1, step))
+    checkpoints.save(folder, STEPS, {}, write=built.save, gather=gather, rank=built.rank)
+    return results
+
+
+def test_the_terms_have_different_shares_of_the_targets_in_different_micro_batches():
+    """Else a division by the micro-batch's or the rank's own counts would go unnoticed."""
+    data = batches(2, ToyConfig())
+    counts = [part.targets for step in range(STEPS) for part in data.micro_batches(step, 0, 1)]
+    assert len({parity / tokens for tokens, parity in counts}) > 4
+    assert 0 in {parity for _, parity in counts}
+
+
+@pytest.mark.parametrize(("ranks", "sizes"), [(1, (8, 2)), (2, (4, 1))])
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_any_split_of_a_batch_trains_each_term_as_one_plain_pass_over_it(
+    stage, ranks, sizes, run_ranks, tmp_path
+):
+    """Law 4 for several terms."""
+    name = f"zero{stage}_fp32"
+
+    def work():
+        return [trained(name, size, ToyConfig(), tmp_path / str(size)) for size in sizes]
+
+    reported = run_ranks(ranks, work)
+    weights, losses = plain(ToyConfig())
+    assert all(results == reported[0] for results in reported)
+    for size, results in zip(sizes, reported[0], strict=True):
+        assert [result.loss for result in results] == pytest.approx(losses, abs=2e-6)
+        for result in results:
+            tokens, parity = result.terms["tokens"], result.terms["parity"]
+            assert result.loss == tokens.loss + 0.5 * parity.loss
+            assert result.targets == tokens.targets + parity.targets
+        found = engine.consolidated_weights(checkpoints.folder_of(tmp_path / str(size), STEPS))
+        for name, tensor in weights.items():
+            torch.testing.assert_close(found[name], tensor, rtol=0, atol=2e-6, msg=name)
+
+
+def test_a_term_without_targets_in_a_global_batch_contributes_nothing(run_ranks, tmp_path):
+    settings = ToyConfig(parity_share=0.0)
+    results, _ = run_ranks(2, trained, "zero1_fp32", 2, settings, tmp_path)
+    weights, losses = plain(settings)
+    assert [result.terms["parity"] for result in results] == [TermLoss(None, 0)] * STEPS
+    assert [result.loss for result in results] == [r.terms["tokens"].loss for r in results]
+    assert [result.loss for result in results] == pytest.approx(losses, abs=2e-6)
+    found = engine.consolidated_weights(checkpoints.folder_of(tmp_path, STEPS))
+    for name, tensor in weights.items():
+        torch.testing.assert_close(found[name], tensor, rtol=0, atol=2e-6, msg=name)
+
+
+SHORT = ["training.steps=4", "training.checkpoint_interval=2", "training.evaluation_interval=2"]
+SHORT += ["schedule.warmup_steps=1", "spike.margin_steps=0", "spike.confirm_steps=2"]
+SHORT += ["spike.patience=1", "objective.name=toy", "objective.parity_weight=0.25"]
+
+
+def test_a_run_of_an_objective_that_is_one_line_in_the_registry(
+    run_ranks, recipe, corpus, tmp_path, monkeypatch
+):
+    """Trained, validated, resumed with the same bits, exported and evaluated."""
+    monkeypatch.setitem(SETTINGS_BY_NAME, "toy", ToyConfig)
+
+    def attempt(name):
+        with contextlib.redirect_stdout(io.StringIO()):
+            return train.main([str(recipe.path), f"folder={tmp_path / name}", *SHORT])
+
+    assert run_ranks(2, attempt, "straight") == [0, 0]
+    runs = tmp_path / "straight", tmp_path / "stopped"
+    interrupted(*runs, after=2)
+    assert run_ranks(2, attempt, "stopped") == [0, 0]
+    weights = [engine.consolidated_weights(checkpoints.folder_of(run, 4)) for run in runs]
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+    assert [record["step"] for record in records(runs[1], "attempt")] == [0, 2]
+    lines = [metrics.surviving(metrics.read(run / metrics.METRICS)) for run in runs]
+    assert [line["step"] for line in lines[0]] == [0, 1, 2, 3]
+    assert [line["terms"] for line in lines[0]] == [line["terms"] for line in lines[1]]
+    for line in lines[0]:
+        tokens, parity = line["terms"]["tokens"], line["terms"]["parity"]
+        assert line["loss"] == tokens["loss"] + 0.25 * parity["loss"]
+        assert line["targets"] == tokens["targets"] + parity["targets"]
+        assert parity["targets"] <= 8
+
+    validation = metrics.read(runs[0] / metrics.VALIDATION)[-1]
+    assert validation["terms"].keys() == {"tokens", "parity"}
+    assert validation["targets"] == sum(t["targets"] for t in validation["terms"].values())
+    export(runs[0], tmp_path / "model")
+    loaded = load(tmp_path / "model")
+    digest, settings = loaded.tokenizer.digest(), ToyConfig(parity_weight=0.25)
+    assert type(loaded.objective) is ToyConfig
+    (found,) = evaluate_lengths(loaded.model, digest, corpus, [64], settings, 2, 6, "best-fit")
+    assert validation["loss"] == pytest.approx(found.total.loss, rel=1e-6)
+    assert validation["terms"]["parity"]["targets"] == found.terms["parity"].targets
