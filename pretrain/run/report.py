@@ -127,7 +127,7 @@ def _validation(measured: Sequence[Line]) -> list[str]:
     return [
         f"## Validation after {newest['step']:,} steps",
         "",
-        "| subset | predicted tokens | loss, nats | perplexity |",
+        "| subset | targets | loss, nats | perplexity |",
         "|---|---|---|---|",
         *(
             f"| {name} | {row.get('targets', row.get('masked_tokens')):,} | "

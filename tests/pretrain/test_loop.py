@@ -1,19 +1,28 @@
-"""The order of events in a step, with an engine that only remembers."""
+"""The order of events in a step, with an engine that only records its calls."""
 
 import dataclasses
 
 import pytest
 
-from pretrain.loop import GO_ON, Hook, MicroBatch, StepRecord, StepResult, run
+from pretrain.loop import (
+    GO_ON,
+    Hook,
+    MicroBatch,
+    StepRecord,
+    StepResult,
+    TermLoss,
+    run,
+    weighted_loss,
+)
 
 
-class Story:
-    """Engine, batches and hooks that write down what they are asked, in order."""
+class Recorder:
+    """Engine, batches and hooks that record their calls, in order."""
 
     rank, world_size = 0, 2
 
-    def __init__(self, rank=0, told=GO_ON):
-        self.rank, self.told, self.events = rank, told, []
+    def __init__(self, rank=0, verdict=GO_ON):
+        self.rank, self.verdict, self.events = rank, verdict, []
 
     def micro_batches(self, step, rank, ranks):
         self.events.append(("batch", step, rank, ranks))
@@ -32,16 +41,16 @@ class Story:
 
     def agree(self, code):
         self.events.append(("agree", code))
-        return code if self.rank == 0 else self.told
+        return code if self.rank == 0 else self.verdict
 
     def hook(self, name):
         return lambda step: self.events.append((name, step))
 
 
-def go(story, first=0, last=6, **keywords):
+def go(recorder, first=0, last=6, **keywords):
     return run(
-        story,
-        story,
+        recorder,
+        recorder,
         "objective",
         learning_rate=lambda step: step / 100,
         first_step=first,
@@ -51,17 +60,17 @@ def go(story, first=0, last=6, **keywords):
 
 
 def test_a_step_is_batch_update_observers_watch_verdict_hooks():
-    story = Story()
+    recorder = Recorder()
     verdict = go(
-        story,
+        recorder,
         4,
         5,
-        observers=[lambda record: story.events.append(("observer", record.step))],
-        watch=lambda record: story.events.append(("watch", record.step)) or GO_ON,
-        hooks=[Hook(1, story.hook("evaluate")), Hook(5, story.hook("save"))],
+        observers=[lambda record: recorder.events.append(("observer", record.step))],
+        watch=lambda record: recorder.events.append(("watch", record.step)) or GO_ON,
+        hooks=[Hook(1, recorder.hook("evaluate")), Hook(5, recorder.hook("save"))],
     )
     assert verdict == GO_ON
-    assert story.events == [
+    assert recorder.events == [
         ("batch", 4, 0, 2),
         ("update", 4, ["blocks of 4"], "objective", 0.04, 104),
         ("observer", 4),
@@ -72,22 +81,26 @@ def test_a_step_is_batch_update_observers_watch_verdict_hooks():
     ]
 
 
-def test_hooks_come_every_interval_and_after_the_last_step_once():
-    story = Story()
-    go(story, 0, 7, hooks=[Hook(3, story.hook("a")), Hook(7, story.hook("b"))])
-    hooks = [event for event in story.events if event[0] in "ab"]
+def test_hooks_run_every_interval_and_once_after_the_last_step():
+    recorder = Recorder()
+    go(recorder, 0, 7, hooks=[Hook(3, recorder.hook("a")), Hook(7, recorder.hook("b"))])
+    hooks = [event for event in recorder.events if event[0] in "ab"]
     assert hooks == [("a", 3), ("a", 6), ("a", 7), ("b", 7)]
 
 
-def test_hooks_count_from_the_run_s_first_step_not_the_attempt_s():
-    story = Story()
-    go(story, 4, 10, hooks=[Hook(3, story.hook("a"))])
-    assert [event for event in story.events if event[0] == "a"] == [("a", 6), ("a", 9), ("a", 10)]
+def test_hooks_count_from_the_first_step_of_the_run_not_of_the_attempt():
+    recorder = Recorder()
+    go(recorder, 4, 10, hooks=[Hook(3, recorder.hook("a"))])
+    assert [e for e in recorder.events if e[0] == "a"] == [
+        ("a", 6),
+        ("a", 9),
+        ("a", 10),
+    ]
 
 
-def test_observers_see_every_record_whole():
+def test_observers_see_every_record_with_all_fields():
     seen = []
-    go(Story(), 2, 5, observers=[seen.append])
+    go(Recorder(), 2, 5, observers=[seen.append])
     assert [record.step for record in seen] == [2, 3, 4]
     first = dataclasses.asdict(seen[0])
     assert first.pop("seconds") >= first.pop("data_seconds") >= 0
@@ -108,34 +121,39 @@ def test_observers_see_every_record_whole():
     }
 
 
-def test_a_verdict_stops_the_loop_before_the_step_s_hooks():
-    story = Story()
+def test_a_verdict_stops_the_loop_before_the_hooks_of_the_step():
+    recorder = Recorder()
     verdict = go(
-        story,
-        hooks=[Hook(1, story.hook("save"))],
+        recorder,
+        hooks=[Hook(1, recorder.hook("save"))],
         watch=lambda record: 75 if record.step == 2 else GO_ON,
     )
     assert verdict == 75
-    assert [event for event in story.events if event[0] == "save"] == [("save", 1), ("save", 2)]
-    assert story.events[-1] == ("agree", 75)
+    assert [event for event in recorder.events if event[0] == "save"] == [("save", 1), ("save", 2)]
+    assert recorder.events[-1] == ("agree", 75)
 
 
-def test_other_ranks_neither_observe_nor_watch_and_stop_when_rank_0_says_so():
-    def unasked(record):
-        pytest.fail("rank 1 was asked")
+def test_other_ranks_neither_observe_nor_watch_and_stop_with_rank_0():
+    def never(record):
+        pytest.fail("called on rank 1")
 
-    story = Story(rank=1, told=75)
-    assert go(story, observers=[unasked], watch=unasked, hooks=[Hook(1, unasked)]) == 75
-    assert [event[0] for event in story.events] == ["batch", "update", "agree"]
-    assert story.events[0] == ("batch", 0, 1, 2)
-
-
-def test_a_run_that_is_at_its_end_does_nothing():
-    story = Story()
-    assert go(story, 6, 6, hooks=[Hook(1, story.hook("save"))]) == GO_ON
-    assert story.events == []
+    recorder = Recorder(rank=1, verdict=75)
+    assert go(recorder, observers=[never], watch=never, hooks=[Hook(1, never)]) == 75
+    assert [event[0] for event in recorder.events] == ["batch", "update", "agree"]
+    assert recorder.events[0] == ("batch", 0, 1, 2)
 
 
-def test_speed_is_tokens_over_the_step_s_seconds():
+def test_a_finished_run_does_nothing():
+    recorder = Recorder()
+    assert go(recorder, 6, 6, hooks=[Hook(1, recorder.hook("save"))]) == GO_ON
+    assert recorder.events == []
+
+
+def test_speed_is_tokens_per_second_of_the_step():
     record = StepRecord(0, 1.0, 1.0, 1e-3, 1, 0.0, 1000, 150, 4.0, 1.0)
     assert record.tokens_per_second == 250.0
+
+
+def test_the_loss_weighs_each_term_and_leaves_out_terms_without_targets():
+    terms = {"masked": TermLoss(2.0, 10), "order": TermLoss(0.5, 4), "unused": TermLoss(None, 0)}
+    assert weighted_loss({"masked": 1.0, "order": 3.0, "unused": 9.0}, terms) == 3.5

@@ -52,19 +52,19 @@ def training(blocks, objective, batch):
 
 
 def rows_of(batches, step, ranks):
-    """What all ranks read in a step: a sorted list of (masked ids, places, labels) by block."""
+    """All rows of a global batch, sorted: (masked ids, positions to predict, labels)."""
     rows = []
     for rank in range(ranks):
         for batch in batches.micro_batches(step, rank, ranks):
             arrays, size = batch.arrays, len(batch.arrays["input_ids"])
             labels = arrays["labels"].reshape(size, -1)
-            places = arrays["target_positions"].reshape(size, -1)
+            positions = arrays["target_positions"].reshape(size, -1)
             for row in range(size):
                 used = labels[row] != IGNORED
                 rows.append(
                     (
                         tuple(arrays["input_ids"][row]),
-                        tuple(places[row][used] - row * LENGTH),
+                        tuple(positions[row][used] - row * LENGTH),
                         tuple(labels[row][used]),
                     )
                 )
@@ -104,17 +104,17 @@ def test_documents_of_a_packed_block_do_not_see_each_other(packed, objective):
 
 
 @pytest.mark.parametrize("packing", ["complete", "best-fit"])
-def test_targets_know_their_document_s_subset(packing, corpus, objective):
+def test_each_target_has_the_subset_of_its_document(packing, corpus, objective):
     blocks = SOURCES[packing](Corpus(corpus, "valid"), LENGTH)
     blocks.corpus.__dict__["subsets"] = np.arange(len(blocks.corpus), dtype=np.uint8) % 3
     spread = [number * len(blocks) // 6 for number in range(6)]
     first = validation_batches(blocks, objective, 6, 2, 0, 1)[0].arrays
     assert (first["labels"] != IGNORED).sum() > 5
-    for place, subset, label in zip(
+    for position, subset, label in zip(
         first["target_positions"], first["subsets"], first["labels"], strict=True
     ):
         if label != IGNORED:
-            row, column = divmod(int(place), LENGTH)
+            row, column = divmod(int(position), LENGTH)
             assert subset == blocks.subsets(spread[row])[column]
 
 
@@ -144,8 +144,8 @@ def test_the_global_batch_does_not_depend_on_ranks_or_micro_batches(ranks, micro
         assert rows_of(split, step, ranks) == rows_of(batches, step, 1)
 
 
-def test_ranks_take_turns_and_a_micro_batch_keeps_its_number(batches):
-    """The number keys the dropout: the same micro-batch drops the same on any number of ranks."""
+def test_ranks_take_turns_and_a_micro_batch_keeps_its_index(batches):
+    """The index keys the dropout: it is the same for a micro-batch on any number of ranks."""
     alone = {batch.index: batch for batch in batches.micro_batches(7, 0, 1)}
     assert sorted(alone) == [0, 1, 2, 3]
     for rank in range(2):
@@ -154,7 +154,7 @@ def test_ranks_take_turns_and_a_micro_batch_keeps_its_number(batches):
             assert all(np.array_equal(batch.arrays[name], same[name]) for name in same)
 
 
-def test_counts_are_of_real_tokens_and_of_labels(batches, blocks):
+def test_tokens_are_counted_without_padding_and_targets_by_labels(batches, blocks):
     total = sum(len(blocks[int(b)].ids) for b in batches.lineage.blocks(0, 8)[0])
     some = batches.micro_batches(0, 0, 1)
     assert sum(batch.tokens for batch in some) == total
@@ -163,7 +163,7 @@ def test_counts_are_of_real_tokens_and_of_labels(batches, blocks):
         assert batch.tokens == (batch.arrays["input_ids"] != 1).sum()
 
 
-def test_a_batch_may_cross_an_epoch_s_end_and_every_block_is_read_once_an_epoch(batches, blocks):
+def test_a_batch_may_cross_epochs_and_every_block_is_read_once_per_epoch(batches, blocks):
     total = len(blocks)
     assert total % 8
     steps = -(-2 * total // 8)
@@ -178,8 +178,8 @@ def test_a_batch_may_cross_an_epoch_s_end_and_every_block_is_read_once_an_epoch(
     assert len(rows_of(batches, crossing, 1)) == 8
 
 
-def test_a_block_is_masked_otherwise_in_another_epoch_and_under_another_seed(batches, blocks):
-    def places(lineage, epoch):
+def test_a_block_is_masked_differently_in_another_epoch_or_with_another_seed(batches, blocks):
+    def positions(lineage, epoch):
         found = {}
         for step in range(epoch * len(blocks) // 8, -(-(epoch + 1) * len(blocks) // 8)):
             order, epochs = lineage.blocks(8 * step, 8)
@@ -192,15 +192,15 @@ def test_a_block_is_masked_otherwise_in_another_epoch_and_under_another_seed(bat
                 found[tuple(order)] = np.concatenate(masked)
         return found
 
-    first = places(batches.lineage, 0)
-    assert all(np.array_equal(first[key], places(batches.lineage, 0)[key]) for key in first)
+    first = positions(batches.lineage, 0)
+    assert all(np.array_equal(first[key], positions(batches.lineage, 0)[key]) for key in first)
     key = (3, 0, 5)
     ids = blocks[5].ids
     drawn = [batches.objective.mask(ids, k)[1] for k in (key, (3, 1, 5), (4, 0, 5))]
     assert len({tuple(p) for p in drawn}) == 3
 
 
-def test_after_a_reseed_batches_up_to_it_stay_and_later_ones_are_of_the_new_seed(batches):
+def test_a_reseed_keeps_the_batches_before_it_and_changes_those_after_it(batches):
     reseeded = dataclasses.replace(batches, lineage=batches.lineage.rolled_back(3 * 8, 2))
     assert [reseeded.seed(step) for step in range(5)] == [1, 1, 1, 2, 2]
     for step in range(3):
@@ -208,7 +208,7 @@ def test_after_a_reseed_batches_up_to_it_stay_and_later_ones_are_of_the_new_seed
     assert rows_of(reseeded, 3, 1) != rows_of(batches, 3, 1)
 
 
-def test_the_fault_spoils_the_labels_of_its_steps_until_a_reseed(batches):
+def test_the_fault_makes_the_labels_of_its_steps_random_until_a_reseed(batches):
     fault = FaultConfig("random-labels", 2, 4)
     struck = dataclasses.replace(batches, fault=fault)
     escaped = dataclasses.replace(struck, lineage=batches.lineage.rolled_back(2 * 8, 9))
@@ -216,10 +216,10 @@ def test_the_fault_spoils_the_labels_of_its_steps_until_a_reseed(batches):
     for step in range(6):
         ours, sound = struck.micro_batches(step, 1, 2), batches.micro_batches(step, 1, 2)
         for batch, expected in zip(ours, sound, strict=True):
-            spoiled = batch.arrays["labels"] != expected.arrays["labels"]
+            random = batch.arrays["labels"] != expected.arrays["labels"]
             used = expected.arrays["labels"] != IGNORED
-            assert not spoiled[~used].any()
-            assert (spoiled[used].mean() > 0.9) if step in (2, 3) else not spoiled.any()
+            assert not random[~used].any()
+            assert (random[used].mean() > 0.9) if step in (2, 3) else not random.any()
             assert np.array_equal(batch.arrays["input_ids"], expected.arrays["input_ids"])
             assert batch.targets == expected.targets
         assert rows_of(escaped, step, 2) == rows_of(healthy, step, 2)
@@ -254,12 +254,12 @@ def test_a_ramp_grows_by_its_first_size_and_its_closed_form_is_the_sum(batch):
     ]
 
 
-def test_a_step_s_first_block_is_exact_however_far_in():
+def test_the_first_block_of_a_step_is_exact_at_any_step():
     whole = BatchConfig(4096, 4, 512, 10_000)
     assert whole.first_block(10**15) == 4096 * 10**15 - 512 * 10_000 * sum(range(1, 8))
 
 
-def test_a_batch_that_grows_reads_every_block_once_an_epoch(blocks, objective):
+def test_a_growing_batch_reads_every_block_once_per_epoch(blocks, objective):
     growing = training(blocks, objective, BatchConfig(12, 2, 4, 3))
     total, read, step = len(blocks), [], 0
     while len(read) < 2 * total:
@@ -274,13 +274,13 @@ def test_a_batch_that_grows_reads_every_block_once_an_epoch(blocks, objective):
         assert sorted(read[epoch * total : (epoch + 1) * total]) == list(range(total))
 
 
-def test_the_growing_global_batch_does_not_depend_on_ranks_either(blocks, objective):
+def test_a_growing_global_batch_does_not_depend_on_the_number_of_ranks(blocks, objective):
     growing = training(blocks, objective, BatchConfig(12, 2, 4, 3))
     for step in (0, 3, 8):
         assert rows_of(growing, step, 2) == rows_of(growing, step, 1)
 
 
-def test_after_a_rollback_the_seed_changes_at_the_step_s_first_block(blocks, objective):
+def test_after_a_rollback_the_seed_changes_at_the_first_block_of_the_step(blocks, objective):
     growing = training(blocks, objective, BatchConfig(12, 2, 4, 3))
     lineage = growing.lineage.rolled_back(growing.batch.first_block(5), 9)
     again = dataclasses.replace(growing, lineage=lineage)
@@ -358,7 +358,7 @@ def test_validation_loss_is_the_same_for_one_and_for_two_ranks(validation, objec
 
 
 def test_validation_masks_are_the_same_for_every_run(validation, objective):
-    """However a run shares its validation blocks out."""
+    """For any number of ranks and any micro-batch size."""
 
     def ids(size, ranks):
         read = [validation_batches(validation, objective, 4, size, r, ranks) for r in range(ranks)]

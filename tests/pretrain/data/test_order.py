@@ -17,7 +17,7 @@ def start(total, seed=1):
 
 
 def names(lineage, first_position, count):
-    """(epoch, block) at each of some places."""
+    """(epoch, block) at each of some positions."""
     blocks, epochs = lineage.blocks(first_position, count)
     return list(zip(epochs.tolist(), blocks.tolist(), strict=True))
 
@@ -38,19 +38,19 @@ def skipped_names(lineage):
         (5, [(2, 7), (3, 8), (4, 9)], 0, 15, "e12fa639fd2fead0"),
     ],
 )
-def test_a_run_that_began_with_an_older_version_goes_on_with_the_same_order(
+def test_a_run_of_an_older_version_continues_with_the_same_order(
     total, rollbacks, first_position, count, digest
 ):
-    """The digests were taken from the version that knew no skips (0.1.0)."""
+    """The digests are those of version 0.1.0, which had no skips."""
     lineage = start(total)
-    for place, seed in rollbacks:
-        lineage = lineage.rolled_back(place, seed)
+    for position, seed in rollbacks:
+        lineage = lineage.rolled_back(position, seed)
     blocks, epochs = lineage.blocks(first_position, count)
     content = blocks.tobytes() + epochs.tobytes()
     assert hashlib.blake2b(content, digest_size=8).hexdigest() == digest
 
 
-def test_any_stretch_is_a_slice_of_the_whole_epochs_included():
+def test_blocks_of_any_range_are_a_slice_of_all_blocks():
     lineage = start(97).rolled_back(30, 2).rolled_back(140, 9)
     blocks, epochs = lineage.blocks(0, 500)
     for first, count in [(0, 1), (13, 50), (90, 20), (97, 97), (123, 377), (499, 1), (250, 0)]:
@@ -61,29 +61,29 @@ def test_any_stretch_is_a_slice_of_the_whole_epochs_included():
 
 
 class Walk:
-    """A run on a lineage: what it consumed, in order, and what was declared skipped."""
+    """A run on a lineage: the blocks it read, in order, and those declared skipped."""
 
     def __init__(self, total, seed):
         self.lineage = start(total, seed)
         self.consumed, self.skipped = [], []
 
     def read(self, draw, count):
-        """Consume places, in chunks as they come."""
+        """Read blocks, in chunks of any size."""
         end = len(self.consumed) + count
         while len(self.consumed) < end:
             chunk = draw.randrange(1, end - len(self.consumed) + 1)
             self.consumed += names(self.lineage, len(self.consumed), chunk)
 
-    def roll_back(self, place, seed, skip):
-        """Abandon what was consumed from `place` on; what lies in `skip` is never to be read."""
+    def roll_back(self, position, seed, skip):
+        """Abandon the blocks read from `position` on; those in `skip` must not be read."""
         if skip:
-            first = max(place, skip[0])
+            first = max(position, skip[0])
             self.skipped += names(self.lineage, first, max(0, skip[1] - first))
-        self.lineage = self.lineage.rolled_back(place, seed, skip)
-        del self.consumed[place:]
+        self.lineage = self.lineage.rolled_back(position, seed, skip)
+        del self.consumed[position:]
 
     def check(self):
-        """Law 3, of the prefix that was consumed and of the epochs that it reaches into."""
+        """Check law 3 for the blocks that were read, in all their epochs."""
         lineage, total = self.lineage, self.lineage.total
         assert names(lineage, 0, len(self.consumed)) == self.consumed
         assert skipped_names(lineage) == sorted(self.skipped)
@@ -91,40 +91,40 @@ class Walk:
         epochs = max([epoch for epoch, _ in self.consumed + self.skipped], default=0) + 1
         left = Counter((epoch, block) for epoch in range(epochs) for block in range(total))
         left.subtract(self.skipped)
-        places = epochs * total - len(self.skipped)
-        assert Counter(names(lineage, 0, places)) == +left
-        assert names(lineage, places, 1)[0][0] == epochs
-        gone = [lineage.epoch(place) for place in [*range(0, places, 7), places]]
+        positions = epochs * total - len(self.skipped)
+        assert Counter(names(lineage, 0, positions)) == +left
+        assert names(lineage, positions, 1)[0][0] == epochs
+        gone = [lineage.epoch(position) for position in [*range(0, positions, 7), positions]]
         assert gone == sorted(gone)
         assert gone[-1] == epochs
 
 
-def random_skip(draw, place, reached, total):
-    """None, or places around those that were read, at times more than an epoch of them."""
+def random_skip(draw, position, reached, total):
+    """None, or positions around those that were read, sometimes more than an epoch."""
     kind = draw.randrange(4)
     if kind == 0:
         return None
-    first = draw.randrange(max(0, place - 3), reached + 3)
+    first = draw.randrange(max(0, position - 3), reached + 3)
     return first, first + draw.randrange([2, total + 1, 3 * total + 2][kind - 1])
 
 
 @pytest.mark.parametrize("number", range(200))
-def test_every_block_is_used_once_an_epoch_but_for_declared_skips(number):
-    """Law 3, whatever the history: walked as a run does, checked against a list of what it read."""
+def test_every_block_is_used_once_per_epoch_except_declared_skips(number):
+    """Law 3 for random histories, checked against a list of the blocks that a run reads."""
     draw = random.Random(number)
     total = draw.randrange(1, 61)
     walk = Walk(total, draw.randrange(10))
     for seed in range(100, 100 + draw.randrange(1, 6)):
         walk.read(draw, draw.randrange(2 * total + 1))
         reached = len(walk.consumed)
-        place = draw.choice([0, reached, draw.randrange(reached + 1), reached // total * total])
-        walk.roll_back(place, seed, random_skip(draw, place, reached, total))
+        position = draw.choice([0, reached, draw.randrange(reached + 1), reached // total * total])
+        walk.roll_back(position, seed, random_skip(draw, position, reached, total))
         walk.check()
     walk.read(draw, draw.randrange(total + 1))
     walk.check()
 
 
-def test_what_one_rollback_declared_skipped_stays_so_when_a_later_one_goes_further_back():
+def test_declared_skips_stay_when_a_later_rollback_goes_further_back():
     first = start(50).rolled_back(20, 2, (25, 35))
     declared = skipped_names(first)
     assert declared == sorted(names(start(50), 25, 10))
@@ -150,14 +150,14 @@ def test_whole_epochs_may_be_skipped():
     assert start(5).rolled_back(0, 2, (0, 12)).epoch(3) == 3
 
 
-def test_a_skipped_block_counts_as_read_from_its_declaration_on_in_its_epoch():
+def test_a_skipped_block_counts_as_read_in_its_epoch_once_declared():
     here = start(50).rolled_back(20, 2, (25, 35))
-    assert [50 * here.epoch(place) for place in (19, 20, 39, 40, 41)] == [19, 30, 49, 50, 51]
+    assert [50 * here.epoch(position) for position in (19, 20, 39, 40, 41)] == [19, 30, 49, 50, 51]
     later = start(50).rolled_back(20, 2, (60, 70))
-    assert [50 * later.epoch(place) for place in (20, 49, 50, 89, 90)] == [20, 49, 60, 99, 100]
+    assert [50 * later.epoch(p) for p in (20, 49, 50, 89, 90)] == [20, 49, 60, 99, 100]
 
 
-def test_a_rollback_changes_what_is_left_and_nothing_before_it():
+def test_a_rollback_changes_the_order_after_it_and_not_before_it():
     before, _ = start(1000).blocks(0, 1000)
     after, _ = start(1000).rolled_back(600, 2).blocks(0, 1000)
     assert np.array_equal(before[:600], after[:600])
@@ -165,7 +165,7 @@ def test_a_rollback_changes_what_is_left_and_nothing_before_it():
     assert set(before[600:]) == set(after[600:])
 
 
-def test_a_rollback_past_an_earlier_one_forgets_its_seed():
+def test_a_rollback_past_an_earlier_one_drops_its_seed():
     lineage = start(100).rolled_back(50, 2).rolled_back(80, 3).rolled_back(30, 4)
     assert lineage == Lineage(100, (Segment(0, 1), Segment(30, 4)))
     again = start(100).rolled_back(50, 2).rolled_back(50, 3)
@@ -173,9 +173,9 @@ def test_a_rollback_past_an_earlier_one_forgets_its_seed():
     assert start(100).rolled_back(0, 3) == start(100, 3)
 
 
-def test_the_seed_in_force_is_the_newest_segment_s():
+def test_the_seed_in_force_is_that_of_the_newest_segment():
     lineage = start(40).rolled_back(30, 4).rolled_back(50, 5)
-    assert [lineage.seed_at(place) for place in (0, 29, 30, 49, 50, 10**9)] == [1, 1, 4, 4, 5, 5]
+    assert [lineage.seed_at(p) for p in (0, 29, 30, 49, 50, 10**9)] == [1, 1, 4, 4, 5, 5]
 
 
 @pytest.mark.parametrize("segments", [(), (Segment(1, 1),), (Segment(0, 1), Segment(0, 2))])
@@ -184,7 +184,7 @@ def test_a_lineage_that_would_repeat_blocks_is_an_error(segments):
         Lineage(10, segments)
 
 
-def test_segments_are_told_apart_by_all_that_they_say():
+def test_segments_compare_by_all_their_fields():
     lineages = [
         start(50).rolled_back(20, 2),
         start(50).rolled_back(21, 2),
@@ -199,12 +199,12 @@ def test_segments_are_told_apart_by_all_that_they_say():
     assert lineages[3].segments[-1] != identities[3]
 
 
-def test_a_digest_tells_what_is_read_and_in_which_order():
+def test_a_digest_depends_on_blocks_epochs_and_order():
     lineage = start(50).rolled_back(20, 2)
     assert lineage.digest(0, 20) == start(50).digest(0, 20)
     assert lineage.digest(0, 21) != start(50).digest(0, 21)
     assert start(50).digest(10, 7) == "d45a532118a6981c"
-    epochs = {start(1).digest(place, 1) for place in range(3)}  # of the same block
+    epochs = {start(1).digest(position, 1) for position in range(3)}  # of the same block
     assert len(epochs) == 3
 
 
@@ -218,8 +218,8 @@ def test_a_lineage_pickles_small_and_comes_back():
     assert names(there, 10**8 - 50, 100) == expected
 
 
-def test_seeking_in_two_hundred_million_blocks_touches_a_few_places(monkeypatch):
-    """However large the corpus and however far in: arrays are as long as the request."""
+def test_seeking_in_two_hundred_million_blocks_computes_only_the_requested_positions(monkeypatch):
+    """Arrays are as long as the request, whatever the size of the corpus."""
     total = 200_000_000
     touched = []
     mix = permutation._mix
@@ -236,5 +236,5 @@ def test_seeking_in_two_hundred_million_blocks_touches_a_few_places(monkeypatch)
     assert (epochs[300:] == 2).all()
     assert blocks.max() < total
     assert max(touched) <= 512
-    # at most four turns a place and permutation on average, three permutations here at most
+    # on average at most four iterations per position and permutation; at most three permutations
     assert sum(touched) <= 512 * 6 * 4 * 3

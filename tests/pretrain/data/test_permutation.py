@@ -13,7 +13,7 @@ def all_of(total):
 
 
 @pytest.mark.parametrize("total", SIZES)
-def test_every_number_appears_once_whatever_the_size_seed_and_epoch(total):
+def test_every_number_appears_once_for_any_size_seed_and_epoch(total):
     for seed, epoch in [(0, 0), (1, 0), (1, 1), (-7, 3), (2**63, 0)]:
         image = permute(all_of(total), total, seed, epoch)
         assert np.array_equal(np.sort(image), all_of(total))
@@ -29,7 +29,7 @@ def test_other_seeds_and_epochs_give_other_orders():
 
 
 def test_the_order_looks_random():
-    """Correlation with the identity, fixed points and neighbours, beside what chance gives."""
+    """Correlation with the identity, fixed points and neighbours are near their expectation."""
     total = 10007
     image = permute(all_of(total), total, 1, 0)
     assert abs(np.corrcoef(all_of(total), image)[0, 1]) < 5 / total**0.5

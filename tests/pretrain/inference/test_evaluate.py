@@ -1,4 +1,4 @@
-"""Validation perplexity of a model."""
+"""Validation of a model folder."""
 
 import math
 

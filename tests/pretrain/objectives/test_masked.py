@@ -30,28 +30,28 @@ def block(length, seed=0):
 
 
 def test_rates_are_15_percent_and_80_10_10():
-    """Within five standard deviations of what chance gives over 150,000 hidden tokens."""
-    # Ids that no replacement can draw, so that a random word is never taken for a kept one.
+    """Within five standard deviations of the expectation over 150,000 hidden tokens."""
+    # Ids that no replacement can be, so that a random token differs from a kept one.
     ids = np.full(1000, END + 50)
     hidden = kept = random = 0
     for key in range(1000):
-        masked, places = objective().mask(ids, (1, 0, key))
-        hidden += len(places)
-        after = masked[places]
-        kept += int((after == ids[places]).sum())
+        masked, positions = objective().mask(ids, (1, 0, key))
+        hidden += len(positions)
+        after = masked[positions]
+        kept += int((after == ids[positions]).sum())
         random += int((after < END).sum())
-        assert np.array_equal(np.delete(masked, places), np.delete(ids, places))
+        assert np.array_equal(np.delete(masked, positions), np.delete(ids, positions))
     assert abs(hidden - 150_000) < 5 * 1000**0.5 / 2
     tolerance = 5 * (150_000 * 0.1 * 0.9) ** 0.5
     assert abs(kept - 15_000) < tolerance
     assert abs(random - 15_000) < tolerance
 
 
-def test_replacements_are_drawn_evenly_from_the_words_alone():
+def test_replacements_are_drawn_evenly_and_are_never_special_tokens():
     words = []
     for key in range(400):
-        masked, places = objective(1.0, 0.0, 1.0).mask(np.full(500, 2), (0, 0, key))
-        words.append(masked[places])
+        masked, positions = objective(1.0, 0.0, 1.0).mask(np.full(500, 2), (0, 0, key))
+        words.append(masked[positions])
     counts = np.bincount(np.concatenate(words), minlength=1000)
     assert counts[:FIRST_WORD_ID].sum() == counts[END:].sum() == 0
     expected = 200_000 / (END - FIRST_WORD_ID)
@@ -83,16 +83,16 @@ def test_capacity_holds_when_rounding_would_carry_over(monkeypatch):
     assert len(objective().mask(block(100), (1, 0, 0))[1]) <= objective().capacity(100) == 15
 
 
-def test_places_are_sorted_distinct_and_may_be_any():
+def test_positions_are_sorted_and_distinct_and_any_can_occur():
     seen = set()
     for key in range(200):
-        _, places = objective().mask(block(20), (1, 0, key))
-        assert places.tolist() == sorted(set(places.tolist()))
-        seen.update(places.tolist())
+        _, positions = objective().mask(block(20), (1, 0, key))
+        assert positions.tolist() == sorted(set(positions.tolist()))
+        seen.update(positions.tolist())
     assert seen == set(range(20))
 
 
-def test_the_draw_depends_on_seed_epoch_and_block_and_on_nothing_else():
+def test_the_draw_depends_on_seed_epoch_and_block_only():
     ids = block(200)
     original = ids.copy()
     first = objective().mask(ids, (1, 2, 3))
@@ -103,10 +103,10 @@ def test_the_draw_depends_on_seed_epoch_and_block_and_on_nothing_else():
     assert np.array_equal(first[0], again[0])
     assert np.array_equal(first[1], again[1])
     others = [objective().mask(ids, key)[1] for key in [(2, 2, 3), (1, 3, 3), (1, 2, 4), (3, 2, 1)]]
-    assert len({tuple(places) for places in [first[1], *others]}) == 5
+    assert len({tuple(positions) for positions in [first[1], *others]}) == 5
 
 
-def test_a_block_is_masked_alike_whatever_shares_its_micro_batch():
+def test_the_mask_of_a_block_does_not_depend_on_its_micro_batch():
     blocks = [Block(block(30 + n, seed=n)) for n in range(6)]
     keys = [(1, 0, n) for n in range(6)]
     together = objective().collate(blocks, keys, 40)
@@ -140,7 +140,7 @@ def test_collated_arrays_have_fixed_shapes_and_labels_where_tokens_are_hidden():
         assert np.array_equal(arrays["input_ids"][row, : len(ids)][untouched], ids[untouched])
 
 
-def test_the_loss_is_the_summed_cross_entropy_of_the_labelled_places():
+def test_the_loss_is_the_summed_cross_entropy_of_the_labels():
     values = [[2.0, 0.0, -1.0], [0.5, 0.5, 0.5], [9.0, 9.0, 9.0]]
     logits = torch.tensor(values, dtype=torch.bfloat16, requires_grad=True)
     batch = {
@@ -164,7 +164,7 @@ def test_the_loss_is_the_summed_cross_entropy_of_the_labelled_places():
 
 
 @pytest.mark.slow  # compiles C++
-def test_the_compiled_loss_is_the_loss_in_value_and_gradient(run_ranks):
+def test_the_compiled_loss_has_the_same_value_and_gradient(run_ranks):
     labels = torch.tensor([1, 2, IGNORED, 69])
     batch = dict.fromkeys(("input_ids", "document_ids", "target_positions")) | {"labels": labels}
 
@@ -185,29 +185,27 @@ def test_the_compiled_loss_is_the_loss_in_value_and_gradient(run_ranks):
 
 @pytest.mark.parametrize(("case", "end"), [("omit0", 1005), ("omit1", 1004)])
 @pytest.mark.parametrize("epoch", [1, 2])
-def test_the_original_s_generator_hides_the_very_tokens_that_the_original_hides(
-    case, end, epoch, golden
-):
-    """With a `<mask>` row (omit0), which may be drawn as a random word, and without."""
+def test_with_fairseq_s_generator_the_hidden_tokens_are_those_of_fairseq(case, end, epoch, golden):
+    """With a `<mask>` row (omit0), which may be drawn as a random token, and without."""
     tensors = load_file(golden / "masking.safetensors")
     masked_lm = MaskedLM(MaskedLMConfig(), 1004, end)
     for number in range(4):
         ids = tensors[f"{case}.item{number}"]
         seed = int(hash((1, epoch, number)) % 1e6)
-        hidden, places = masked_lm.hide(ids, np.random.RandomState(seed))
+        hidden, positions = masked_lm.hide(ids, np.random.RandomState(seed))
         targets = np.full_like(ids, PAD_ID)
-        targets[places] = ids[places]
+        targets[positions] = ids[positions]
         assert np.array_equal(hidden, tensors[f"{case}.ep{epoch}.src{number}"])
         assert np.array_equal(targets, tensors[f"{case}.ep{epoch}.tgt{number}"])
 
 
-def test_self_masking_hides_each_token_by_chance_and_asks_for_all():
+def test_self_masking_hides_tokens_independently_and_predicts_all():
     masked_lm = MaskedLM(MaskedLMConfig(0.15, 0.0, 0.0, "all"), MASK_ID, END)
     hidden = 0
     for key in range(500):
         ids = block(400, seed=key)
-        masked, places = masked_lm.mask(ids, (1, 0, key))
-        assert places.tolist() == list(range(400))
+        masked, positions = masked_lm.mask(ids, (1, 0, key))
+        assert positions.tolist() == list(range(400))
         assert ((masked == ids) | (masked == MASK_ID)).all()
         hidden += int((masked == MASK_ID).sum())
     assert abs(hidden - 30_000) < 5 * (200_000 * 0.15 * 0.85) ** 0.5
@@ -215,21 +213,21 @@ def test_self_masking_hides_each_token_by_chance_and_asks_for_all():
     assert masked_lm.targets(arrays) == (45,)
 
 
-def test_whole_words_are_hidden_together_and_no_more_than_asked_for():
+def test_whole_words_are_hidden_together_within_the_probability():
     starts = np.arange(1000) % 3 == 0  # every third id begins a word
     masked_lm = MaskedLM(MaskedLMConfig(0.3, 0.0, 0.0), MASK_ID, END, starts)
     hidden = 0
     for key in range(200):
         ids = block(150, seed=key)
-        masked, places = masked_lm.mask(ids, (1, 0, key))
+        masked, positions = masked_lm.mask(ids, (1, 0, key))
         word = np.cumsum(starts[ids])
-        chosen = np.isin(np.arange(150), places)
+        chosen = np.isin(np.arange(150), positions)
         for number in np.unique(word):
             assert len(set(chosen[word == number])) == 1
-        assert (masked[places] == MASK_ID).all()
-        assert len(places) <= masked_lm.capacity(150)
-        hidden += len(places)
-    assert 0.27 < hidden / (200 * 150) < 0.3  # the last word that does not fit is left
+        assert (masked[positions] == MASK_ID).all()
+        assert len(positions) <= masked_lm.capacity(150)
+        hidden += len(positions)
+    assert 0.27 < hidden / (200 * 150) < 0.3  # words that do not fit are left out
 
 
 def test_a_word_begins_with_white_space(corpus):

@@ -36,11 +36,12 @@ def test_its_cost_tells_surviving_steps_from_those_that_were_lost(history):
     assert taken.tokens_per_second == pytest.approx(200.0)
 
 
-def test_the_report_has_picture_table_validation_and_story(history, tmp_path, capsys):
+@pytest.mark.parametrize("key", ["targets", "masked_tokens"])  # as now, and as until 0.2
+def test_the_report_has_picture_table_validation_and_history(history, tmp_path, capsys, key):
     run = tmp_path / "run"
     history.write(run)
     recipes.dump(RunConfig(training=TrainingConfig(steps=20000, seed=SEED)), run / "run.yaml")
-    scores = {"loss": 5.1, "perplexity": 164.0, "masked_tokens": 1200}
+    scores = {"loss": 5.1, "perplexity": 164.0, key: 1200}
     line = {"attempt": 2, "step": 20, **scores, "subsets": {"A": scores, "B": scores}}
     (run / metrics.VALIDATION).write_text(json.dumps(line) + "\n")
     assert command_line.main(["report", str(run)]) == 0
