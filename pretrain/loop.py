@@ -60,7 +60,8 @@ class Objective(Protocol):
     def loss(self, model: Model, batch: Mapping[str, Tensor]) -> Tensor:
         """Each term summed over its targets in the batch, in nats: [terms], in fp32.
 
-        Differentiable. A term without targets in the batch is 0.
+        Differentiable. A term without targets in the batch is 0, but computed from the model too:
+        the backward passes of all ranks have to reach the same parameters.
         """
 
 

@@ -101,7 +101,7 @@ class _WholeDocuments:
 
     def _sizes(self, index: int) -> Ids:
         """Ids of each document of a block, with the `<s>` in front of it."""
-        sizes = self.corpus.lengths[self.documents(index)].astype(np.int64)
+        sizes: Ids = self.corpus.lengths[self.documents(index)].astype(np.int64)
         sizes[: None if self.documents_apart else 1] += 1
         return sizes
 

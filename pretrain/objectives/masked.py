@@ -184,8 +184,9 @@ class MaskedLM:
             "target_positions": padded(in_batch, capacity, 0).ravel(),
             "labels": padded(labels, capacity, IGNORED).ravel(),
         }
-        if all(block.subsets is not None for block in blocks):
-            subsets = [b.subsets[at] for b, at in zip(blocks, found, strict=True)]
+        pairs = zip(blocks, found, strict=True)
+        subsets = [block.subsets[at] for block, at in pairs if block.subsets is not None]
+        if subsets:
             arrays["subsets"] = padded(subsets, capacity, 0).ravel()
         return arrays
 

@@ -61,7 +61,7 @@ def train(built, steps):
     losses = []
     for step in steps:
         mine = data.micro_batches(step, built.rank, built.world_size)
-        losses.append(built.step(mine, data.objective, 1e-3, 1, step).loss_sum)
+        losses.append(built.step(mine, data.objective, 1e-3, 1, step).loss)
     return losses
 
 
