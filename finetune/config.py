@@ -13,7 +13,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pretrain.config.settings import apply_override, build, check
+from data_prep.records import decode
+from pretrain.config.settings import apply_override, check
 from pretrain.model.config import POOLINGS
 from pretrain.run.checkpoints import write_json
 
@@ -114,7 +115,7 @@ def override(config: FinetuneConfig, words: Sequence[str]) -> FinetuneConfig:
     values = dataclasses.asdict(config)
     for word in words:
         apply_override(values, word)
-    return build(FinetuneConfig, values)
+    return decode(FinetuneConfig, values)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -200,10 +201,10 @@ def read_plan(folder: Path) -> RunPlan:
     path = folder / PLAN
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
-        return build(RunPlan, values)
+        return decode(RunPlan, values)
     except FileNotFoundError:
         raise ValueError(
             f"{folder}: is no run's folder, it has no {PLAN} (`python -m finetune glue` makes it)"
         ) from None
-    except (TypeError, ValueError) as error:
+    except ValueError as error:
         raise ValueError(f"{path}: is not a plan that this version reads: {error}") from error

@@ -8,7 +8,6 @@ until the run is done. Read `main`, then `Attempt`.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 import secrets
 import sys
@@ -366,7 +365,7 @@ class Attempt:
         blocks = self.config.batch.first_block(step)
         return {
             "architecture": self.architecture.to_dict(),
-            "recipe": dataclasses.asdict(self.config),
+            "recipe": recipes.to_dict(self.config),
             "deepspeed": self.settings,
             "ranks": self.process.world_size,
             "lineage": self._lineage_before(step),

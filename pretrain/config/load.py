@@ -1,4 +1,4 @@
-"""A run's recipe: defaults < recipe YAML (`extends:` another) < key=value on the command line."""
+"""Load recipes: defaults < recipe YAML (which may extend another) < key=value overrides."""
 
 from __future__ import annotations
 
@@ -8,69 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from data_prep.files import write_atomically
+from data_prep.records import decode
 from pretrain.config.run import RunConfig
-from pretrain.config.settings import apply_override, build, merge, parse
+from pretrain.config.settings import apply_override, merge, parse
+from pretrain.config.upgrades import FORMAT_VERSION, flatten, is_within, refuse_renamed, upgrade
 
 RECIPES = Path(__file__).parents[1] / "recipes"
-
-
-def load(recipe: str, overrides: Sequence[str] = ()) -> RunConfig:
-    """The run that a recipe and `section.key=value` overrides describe.
-
-    Args:
-        recipe: a YAML file, or the name of one in pretrain/recipes.
-        overrides: such as "optimizer.learning_rate=1e-4".
-
-    Raises:
-        ValueError: no such recipe, a key that does not exist (the nearest is named), a value of
-            the wrong kind, or values that contradict each other.
-    """
-    values = _merged(find(recipe))
-    for override in overrides:
-        apply_override(values, override)
-    try:
-        return build(RunConfig, values)
-    except ValueError as error:
-        raise ValueError(f"{_source_of(str(error), recipe, overrides)}: {error}") from error
-
-
-def _source_of(message: str, recipe: str, overrides: Sequence[str]) -> str:
-    """Where the setting was written that `message` is about: a file, or a word.
-
-    The first one that makes `build` say it, in the order in which they are merged.
-    """
-    values: dict[str, Any] = {}
-    for path, delta in _read(find(recipe), seen=()):
-        values = merge(values, delta)
-        if _complaint(values) == message:
-            return recipe if path == find(recipe) else str(path)
-    for override in overrides:
-        apply_override(values, override)
-        if _complaint(values) == message:
-            return f"{override!r} on the command line"
-    return recipe
-
-
-def _complaint(values: Mapping[str, Any]) -> str:
-    try:
-        build(RunConfig, values)
-    except ValueError as error:
-        return str(error)
-    return ""
-
-
-def find(recipe: str) -> Path:
-    """The file of a recipe's name or path.
-
-    Raises:
-        ValueError: there is none; the known names are listed.
-    """
-    for path in (Path(recipe), RECIPES / f"{recipe}.yaml"):
-        if path.is_file():
-            return path
-    names = sorted(path.stem for path in RECIPES.glob("*.yaml"))
-    raise ValueError(f"recipe {recipe!r} is neither a file nor one of {', '.join(names)}")
-
+RUN_FILE = "run.yaml"
+"""Name of the merged recipe in a run's folder."""
 
 MAY_CHANGE = (
     "training.data_workers",
@@ -84,57 +29,114 @@ MAY_CHANGE = (
     "spike",
     "supervision",
 )
-"""What a resumed run may have otherwise than it began: nothing that changes batches, masks or the
-gradient (micro-batches key the dropout, so another size draws it anew). The corpus may have moved;
-that it is the same is checked by its digest."""
+"""What may differ when a run is resumed: nothing that changes batches, masks or the gradient.
+
+Another micro-batch size draws other dropout masks. The corpus may have moved; its digest is
+compared.
+"""
+
+
+def load(recipe: str, overrides: Sequence[str] = ()) -> RunConfig:
+    """Load the run that a recipe and `section.key=value` overrides describe.
+
+    Args:
+        recipe: a YAML file, or the name of one in pretrain/recipes.
+        overrides: such as "optimizer.learning_rate=1e-4".
+
+    Raises:
+        ValueError: no such recipe, a key that does not exist (the nearest is named) or was renamed,
+            a value of the wrong type, or values that contradict each other; names the file or the
+            override.
+    """
+    values: dict[str, Any] = {}
+    for _, delta in _read(find(recipe)):
+        values = merge(values, delta)
+    for override in overrides:
+        apply_override(values, override)
+    try:
+        return _decode(values)
+    except ValueError as error:
+        raise ValueError(f"{_source_of(str(error), recipe, overrides)}: {error}") from error
+
+
+def find(recipe: str) -> Path:
+    """Return the file of a recipe's name or path.
+
+    Raises:
+        ValueError: there is none; the known names are listed.
+    """
+    for path in (Path(recipe), RECIPES / f"{recipe}.yaml"):
+        if path.is_file():
+            return path
+    names = sorted(path.stem for path in RECIPES.glob("*.yaml"))
+    raise ValueError(f"recipe {recipe!r} is neither a file nor one of {', '.join(names)}")
 
 
 def differences(old: RunConfig, new: RunConfig) -> list[str]:
-    """What a resumed run must not change but does, as "key: old, now new"."""
-    before, after = _flat(dataclasses.asdict(old)), _flat(dataclasses.asdict(new))
+    """List what must not change when a run is resumed but does, as "key: old, now new"."""
+    before, after = flatten(dataclasses.asdict(old)), flatten(dataclasses.asdict(new))
     return [
         f"{key}: {before.get(key)!r}, now {after.get(key)!r}"
         for key in sorted({*before, *after})
         if before.get(key) != after.get(key)
-        and key != "folder"
-        and not any(key == name or key.startswith(f"{name}.") for name in MAY_CHANGE)
+        and not any(is_within(key, name) for name in ("folder", *MAY_CHANGE))
     ]
 
 
-def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    result: dict[str, Any] = {}
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            result.update(_flat(value, f"{prefix}{key}."))
-        else:
-            result[f"{prefix}{key}"] = value
-    return result
+def to_dict(config: RunConfig) -> dict[str, Any]:
+    """Return a recipe as it is written to files, with its format version."""
+    return {"format_version": FORMAT_VERSION, **dataclasses.asdict(config)}
 
 
 def dump(config: RunConfig, path: Path) -> None:
     """Write the merged recipe, complete or not at all, as YAML that `load` reads back."""
     import yaml
 
-    write_atomically(path, yaml.safe_dump(dataclasses.asdict(config), sort_keys=False).encode())
+    write_atomically(path, yaml.safe_dump(to_dict(config), sort_keys=False).encode())
 
 
-def _merged(path: Path) -> dict[str, Any]:
+def _decode(values: Mapping[str, Any]) -> RunConfig:
+    refuse_renamed(values)
+    return decode(RunConfig, values)
+
+
+def _source_of(message: str, recipe: str, overrides: Sequence[str]) -> str:
+    """Return the file or override that `message` is about.
+
+    It is the first that causes the message, in the order in which they are merged.
+    """
     values: dict[str, Any] = {}
-    for _, delta in _read(path, seen=()):
+    for path, delta in _read(find(recipe)):
         values = merge(values, delta)
-    return values
+        if _error(values) == message:
+            return recipe if path == find(recipe) else str(path)
+    for override in overrides:
+        apply_override(values, override)
+        if _error(values) == message:
+            return f"{override!r} on the command line"
+    return recipe
 
 
-def _read(path: Path, seen: tuple[Path, ...]) -> list[tuple[Path, dict[str, Any]]]:
-    """A recipe's file after the files that it extends, each with what it says."""
-    if path.resolve() in seen:
-        raise ValueError(f"{path}: extends itself, by way of {', '.join(map(str, seen))}")
+def _error(values: Mapping[str, Any]) -> str:
+    try:
+        _decode(values)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def _read(path: Path, extending: tuple[Path, ...] = ()) -> list[tuple[Path, dict[str, Any]]]:
+    """Read a recipe and the recipes that it extends, base first: each file with its own values."""
+    if path.resolve() in extending:
+        raise ValueError(f"{path}: extends itself, through {', '.join(map(str, extending))}")
     values = parse(path.read_text(encoding="utf-8"), str(path))
     if not isinstance(values, dict):
-        raise ValueError(f"{path}: holds no mapping of keys to values")
+        raise ValueError(f"{path}: does not hold a mapping of keys to values")
+    if path.name == RUN_FILE or "format_version" in values:  # written by the project
+        values = upgrade(values, path)
     base = values.pop("extends", None)
     if base is None:
         return [(path, values)]
     beside = path.parent / f"{base}.yaml"
     base_path = beside if beside.is_file() else find(str(base))
-    return [*_read(base_path, (*seen, path.resolve())), (path, values)]
+    return [*_read(base_path, (*extending, path.resolve())), (path, values)]

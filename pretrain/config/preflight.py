@@ -1,4 +1,4 @@
-"""What is checked of a recipe before anything is started, and of a run that is resumed.
+"""Check a recipe before a run starts, and compare a resumed run with its past.
 
 Imports no torch.
 """
@@ -13,7 +13,7 @@ from typing import Any
 
 from data_prep.corpus import Corpus
 from data_prep.manifest import CorpusManifest, load_manifest
-from pretrain.config import load as recipes
+from pretrain.config.load import RUN_FILE, differences, load
 from pretrain.config.run import RunConfig
 from pretrain.data.batches import refuse_without_targets
 from pretrain.data.sources import SOURCES
@@ -27,12 +27,12 @@ from pretrain.supervision import control as orders
 from pretrain.supervision import supervisor
 
 _MARKS = frozenset({run_folder.LOCK, supervisor.LOCK, ledger.FILE_NAME, orders.FOLDER})
-"""The first files of a run's folder: one that holds none of them was not made by us."""
+"""First files of a run's folder; a folder without any of them is not a run's."""
 FIRST_LOSSES = 4
-"""Steps after a resume whose losses are compared."""
+"""Steps after a resume whose losses are compared with earlier ones."""
 _SAME_FIRST_LOSS, _SAME_LATER_LOSS = 1e-5, 1e-3
-"""Relative. The first loss after a resume is computed from the very weights that were saved; the
-next ones follow updates, which on a GPU may differ in their last bits and drift from there."""
+"""Relative tolerances. The first loss after a resume is computed from exactly the weights that were
+saved; the next ones follow updates, which may differ in their last bits on a GPU."""
 _HISTORY = 32
 _MAD_TO_DEVIATION = 1.4826
 _SMALLEST_DEVIATION = 0.01
@@ -40,14 +40,14 @@ _SMALLEST_DEVIATION = 0.01
 
 
 def check(config: RunConfig, world_size: int) -> tuple[ModelConfig, CorpusManifest]:
-    """Everything about a recipe that can be checked before anything is started.
+    """Check everything about a recipe that can be checked before a run starts.
 
     Args:
         config: the recipe.
-        world_size: processes that will share a batch.
+        world_size: number of processes that share a batch.
 
     Returns:
-        The model that the recipe means with its corpus's vocabulary, and the corpus's manifest.
+        The model's architecture with the corpus's vocabulary, and the corpus's manifest.
 
     Raises:
         ValueError: something is missing or does not fit; both values are named.
@@ -71,7 +71,7 @@ def check(config: RunConfig, world_size: int) -> tuple[ModelConfig, CorpusManife
     if model.position == "learned" and config.data.sequence_length > model.max_positions:
         raise ValueError(
             f"data.sequence_length {config.data.sequence_length} is above the model's "
-            f"max_positions {model.max_positions}, where its learned positions end"
+            f"max_positions {model.max_positions}, the number of its learned positions"
         )
     clipping = config.optimizer.gradient_clipping
     name = config.training.deepspeed
@@ -88,10 +88,10 @@ def check(config: RunConfig, world_size: int) -> tuple[ModelConfig, CorpusManife
 
 
 def refuse_backend(backend: str, device: str) -> None:
-    """Refuse an attention backend that a kind of device does not have.
+    """Refuse an attention backend that a device does not have.
 
     Raises:
-        ValueError: both, and what the device has.
+        ValueError: names both, and the backend that the device has.
     """
     if backend != "dense" and device != "cuda":
         raise ValueError(
@@ -100,21 +100,21 @@ def refuse_backend(backend: str, device: str) -> None:
 
 
 def refuse_other_recipe(config: RunConfig, manifest: CorpusManifest) -> None:
-    """Refuse to resume a run with a recipe or a corpus that is not the one it began with.
+    """Refuse to resume a run with another recipe or corpus than it began with.
 
     Raises:
-        ValueError: each difference, with both values; or a folder that is no run's.
+        ValueError: lists each difference with both values; or the folder is not a run's.
     """
     run = Path(config.folder)
     _refuse_other_folder(run)
     records = ledger.read(run / ledger.FILE_NAME)
     changed = []
-    if (run / "run.yaml").is_file():
-        changed += recipes.differences(recipes.load(str(run / "run.yaml")), config)
+    if (run / RUN_FILE).is_file():
+        changed += differences(load(str(run / RUN_FILE)), config)
     changed += _other_corpus(records, manifest)
     if changed:
         raise ValueError(
-            f"{run} is a run with another recipe; name a new folder, or resume it as it was: "
+            f"{run} is a run with another recipe; name a new folder, or resume it unchanged: "
             + "; ".join(changed)
         )
 
@@ -125,13 +125,13 @@ def _refuse_other_folder(run: Path) -> None:
     names = {path.name for path in run.iterdir()} if run.is_dir() else set()
     if names and not names & _MARKS:
         raise ValueError(
-            f"folder: {run} holds {sorted(names)[0]} but no {ledger.FILE_NAME}, so that it is no "
-            "run's; name a run's folder, an empty one, or a new one"
+            f"folder: {run} holds {sorted(names)[0]} but no {ledger.FILE_NAME}, so it is not a "
+            "run's folder; name a run's folder, an empty one, or a new one"
         )
 
 
 def _other_corpus(records: Sequence[ledger.Record], manifest: CorpusManifest) -> list[str]:
-    """How the corpus differs from the one that a run's ledger began with."""
+    """List how the corpus differs from the one in the ledger's first records."""
     began = next((record for record in records if record["kind"] == "created"), None)
     if began is None or began["corpus"] == manifest.digest():
         return []
@@ -152,18 +152,18 @@ def refuse_other_checkpoint(
 ) -> None:
     """Refuse a checkpoint of another model or another history than the run's.
 
-    What the records mean is compared: a field of the architecture that an earlier version did not
-    write has its default.
+    A field of the architecture that an earlier version did not write has its default.
 
     Args:
-        manifest: of the checkpoint; its recipe was compared before, but what a recipe's names mean
-            may have changed since.
-        step: that the ledger speaks of.
-        architecture: of the run.
+        manifest: the checkpoint's. Its recipe is compared elsewhere; but the architecture that a
+            recipe's names stand for may have changed since.
+        step: step of the checkpoint according to the ledger.
+        architecture: the run's.
         lineage: the run's before that step, as `ledger.lineage_record` writes it.
 
     Raises:
-        ValueError: each difference, with both values; or a field that this version does not know.
+        ValueError: lists each difference with both values; or the architecture has an unknown
+            field.
     """
     source = f"the architecture in the checkpoint of step {step}"
     saved = ModelConfig.from_dict(manifest["architecture"], source).to_dict()
@@ -183,16 +183,16 @@ def refuse_other_checkpoint(
 def recorded_losses(
     lines: Sequence[Mapping[str, Any]], first_step: int, seed: int, attempts: Collection[int]
 ) -> list[float]:
-    """Losses that the first steps of a resumed attempt should repeat.
+    """Return the losses that the first steps of a resumed attempt should repeat.
 
     Args:
-        lines: of metrics.jsonl.
-        first_step: of the attempt.
-        seed: in force. No seed is used twice, so that an equal one means an equal history.
-        attempts: those with this one's micro-batch size, which keys the dropout.
+        lines: lines of metrics.jsonl.
+        first_step: first step of the attempt.
+        seed: seed in force. No seed is used twice, so an equal seed means an equal history.
+        attempts: attempts with the same micro-batch size, which keys the dropout.
 
     Returns:
-        Of at most FIRST_LOSSES steps from `first_step` on; empty where none was done before.
+        Losses of at most FIRST_LOSSES steps from `first_step` on; empty if none was done before.
     """
     found = {
         line["step"]: metrics.loss_of(line)
@@ -210,20 +210,20 @@ def discontinuity(
     history: Sequence[float],
     deviations: float,
 ) -> str:
-    """Why the first losses after a resume do not continue the run; "" where they do.
+    """Say why the first losses after a resume do not continue the run; "" if they do.
 
     Args:
-        losses: of the steps done since, in nats.
-        recorded: what `recorded_losses` found for the same steps; these are to be repeated.
-        history: of the steps before, oldest first. Where nothing is recorded, the median of the
-            first losses is to lie among them.
-        deviations: robust standard deviations around the history's median that it may lie off.
+        losses: losses of the steps since the resume, in nats.
+        recorded: losses that the same steps had before (`recorded_losses`), to be repeated.
+        history: losses of the steps before, oldest first. If nothing is recorded, the median of the
+            first losses must lie near the median of these.
+        deviations: largest accepted distance of the two, in robust standard deviations.
     """
     for number, (now, then) in enumerate(zip(losses, recorded, strict=False)):
         tolerance = _SAME_LATER_LOSS if number else _SAME_FIRST_LOSS
-        if math.isnan(then):  # what is not finite was recorded as such; it may be done again
+        if math.isnan(then):
             continue
-        if not abs(now - then) <= tolerance * abs(then):  # nor is NaN a repetition of a number
+        if not abs(now - then) <= tolerance * abs(then):  # true for NaN as well
             return f"loss {now:.6f} where the same step, done before, had {then:.6f}"
     history = [loss for loss in history if math.isfinite(loss)][-_HISTORY:]
     if recorded or len(losses) < FIRST_LOSSES or len(history) < _HISTORY:

@@ -1,9 +1,8 @@
-"""Model folders: weights, every architectural choice and the vocabulary, together.
+"""Model folders: weights, architecture and vocabulary of a model in one place.
 
-model.safetensors   fp32 weights: the language model's by its own names, and those of
-                    classification heads as `classification_heads.NAME.`
-model.json          {"format", "architecture", "classification_heads", "tokenizer", "provenance"};
-                    the tokenizer's digest, or null where none is known
+model.safetensors   fp32 weights: the language model's by their names, and those of classification
+                    heads as `classification_heads.NAME.`
+model.json          the fields of `Description`
 tokenizer.json      the vocabulary, where one is known
 """
 
@@ -17,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from data_prep import tokenizer as tokenizers
 from data_prep.files import new_folder
+from data_prep.records import check_format, decode
+from pretrain.config.upgrades import upgrade
 from pretrain.model.config import ClassificationConfig, ModelConfig
 from pretrain.objectives.base import ObjectiveSettings
 from pretrain.objectives.registry import SETTINGS_BY_NAME
@@ -28,17 +29,33 @@ if TYPE_CHECKING:
     from pretrain.model.heads import ClassificationHead
     from pretrain.model.language_model import LanguageModel
 
-FORMAT = 2
+FORMAT_VERSION = 2
 HEADS = "classification_heads."
 
 
 @dataclasses.dataclass(frozen=True)
+class Description:
+    """The content of model.json."""
+
+    format_version: int
+    """Called `format` in files of earlier versions."""
+    architecture: dict[str, Any]
+    """Fields of ModelConfig."""
+    classification_heads: dict[str, Any]
+    """Fields of ClassificationConfig, by the head's name."""
+    tokenizer: str | None
+    """Digest of the vocabulary; None where none is known."""
+    provenance: dict[str, Any]
+    """Where the model comes from."""
+
+
+@dataclasses.dataclass(frozen=True)
 class ModelContents:
-    """All that a model folder holds, as plain values: what converters read and write."""
+    """The content of a model folder as plain values, for converters."""
 
     config: ModelConfig
     weights: Mapping[str, Tensor]
-    """The language model's, and `classification_heads.NAME.` of each head; fp32 on the CPU."""
+    """Of the language model, and `classification_heads.NAME.` of each head; fp32 on the CPU."""
     vocabulary: tokenizers.Tokenizer | None
     """None where the model was converted from a checkpoint without one."""
     provenance: Mapping[str, Any]
@@ -67,17 +84,21 @@ class LoadedModel:
         """
         if self.vocabulary is None:
             raise ValueError(
-                f"{self.folder}: has no vocabulary, so it takes ids but no text (convert the "
-                "checkpoint again with --tokenizer)"
+                f"{self.folder}: has no vocabulary, so the model takes ids but no text (convert "
+                "the checkpoint again with --tokenizer)"
             )
         return self.vocabulary
 
     @property
     def packing(self) -> str:
-        """How documents filled the blocks it was trained on; fairseq's way where nothing says."""
+        """How documents filled the blocks of its training; as in fairseq where it is not known."""
+        return str(self.recipe_section("data").get("packing", "complete"))
+
+    def recipe_section(self, name: str) -> dict[str, Any]:
+        """Return a section of the recipe of its training, upgraded; empty where it is not known."""
         recipe = self.provenance.get("recipe")
-        data = recipe.get("data") if isinstance(recipe, dict) else None
-        return str(data.get("packing", "complete")) if isinstance(data, dict) else "complete"
+        section = upgrade(recipe).get(name) if isinstance(recipe, dict) else None
+        return section if isinstance(section, dict) else {}
 
     @property
     def objective(self) -> ObjectiveSettings:
@@ -95,7 +116,7 @@ class LoadedModel:
         return SETTINGS_BY_NAME[name]()
 
     def contents(self) -> ModelContents:
-        """The same as plain values."""
+        """Return the same as plain values."""
         weights = dict(self.model.state_dict())
         for name, head in self.classification_heads.items():
             weights |= {f"{HEADS}{name}.{key}": value for key, value in head.state_dict().items()}
@@ -109,36 +130,36 @@ class LoadedModel:
 
 
 def save(folder: Path, contents: ModelContents) -> None:
-    """Write a model folder, whole or not at all.
+    """Write a model folder, complete or not at all.
 
     Raises:
-        ValueError: the folder holds something already.
+        ValueError: the folder is not empty.
     """
     from safetensors.torch import save_file
 
     vocabulary = contents.vocabulary
     weights = {name: tensor.contiguous() for name, tensor in contents.weights.items()}
-    description = {
-        "format": FORMAT,
-        "architecture": contents.config.to_dict(),
-        "classification_heads": {
+    description = Description(
+        FORMAT_VERSION,
+        architecture=contents.config.to_dict(),
+        classification_heads={
             name: head.to_dict() for name, head in contents.classification_heads.items()
         },
-        "tokenizer": vocabulary.digest() if vocabulary else None,
-        "provenance": dict(contents.provenance),
-    }
+        tokenizer=vocabulary.digest() if vocabulary else None,
+        provenance=dict(contents.provenance),
+    )
     with new_folder(folder) as partial:
         save_file(weights, str(partial / "model.safetensors"))
         if vocabulary:
             vocabulary.save(partial / "tokenizer.json")
-        write_json(partial / "model.json", description)
+        write_json(partial / "model.json", dataclasses.asdict(description))
 
 
 def load(folder: Path) -> LoadedModel:
-    """The model of a folder, in evaluation mode, on the CPU.
+    """Load the model of a folder, in evaluation mode, on the CPU.
 
     Raises:
-        ValueError: no model folder, or its parts do not fit together; the part is named.
+        ValueError: not a model folder, or its parts do not fit together; the part is named.
     """
     from safetensors import SafetensorError
     from safetensors.torch import load_file
@@ -149,23 +170,23 @@ def load(folder: Path) -> LoadedModel:
     description = folder / "model.json"
     if not description.is_file():
         raise ValueError(
-            f"{folder}: is no model folder, it has no model.json "
+            f"{folder}: is not a model folder, it has no model.json "
             "(`python -m pretrain export RUN --output FOLDER` makes one)"
         )
     values = _read_description(description)
     try:
-        config = ModelConfig.from_dict(values["architecture"])
+        config = ModelConfig.from_dict(values.architecture)
         heads = {
             name: ClassificationHead(config.hidden_size, ClassificationConfig.from_dict(head))
-            for name, head in values["classification_heads"].items()
+            for name, head in values.classification_heads.items()
         }
     except (ValueError, TypeError) as error:
         raise ValueError(f"{description}: {error}") from error
     tokenizer = None
-    if values["tokenizer"] is not None:
+    if values.tokenizer is not None:
         tokenizer = tokenizers.load(folder)
-        if tokenizer.digest() != values["tokenizer"]:
-            raise ValueError(f"{folder}: tokenizer.json is not the vocabulary that the model has")
+        if tokenizer.digest() != values.tokenizer:
+            raise ValueError(f"{folder}: tokenizer.json is not the vocabulary of the model")
     model = LanguageModel(config)
     path = folder / "model.safetensors"
     try:
@@ -179,42 +200,33 @@ def load(folder: Path) -> LoadedModel:
     except (RuntimeError, SafetensorError, OSError) as error:
         raise ValueError(f"{path}: does not fit model.json: {error}") from error
     heads = {name: head.eval() for name, head in heads.items()}
-    return LoadedModel(folder, model.eval(), heads, tokenizer, values["provenance"])
+    return LoadedModel(folder, model.eval(), heads, tokenizer, values.provenance)
 
 
-def _read_description(path: Path) -> dict[str, Any]:
+def _read_description(path: Path) -> Description:
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ValueError(f"{path}: is no JSON: {error}") from error
-    if not isinstance(values, dict):
-        raise ValueError(f"{path}: {values!r} is no description of a model")
-    if values.get("format") != FORMAT:
-        raise ValueError(f"{path}: format {values.get('format')!r}, known is {FORMAT}")
-    kinds = {
-        "architecture": dict,
-        "classification_heads": dict,
-        "tokenizer": str | None,
-        "provenance": dict,
-    }
-    if unknown := sorted(values.keys() - {"format", *kinds}):
-        raise ValueError(f"{path}: unknown {unknown}; known are format, {', '.join(kinds)}")
-    for name, kind in kinds.items():
-        if name not in values or not isinstance(values[name], kind):
-            raise ValueError(f"{path}: {name} is {values.get(name)!r}")
-    return values
+        raise ValueError(f"{path}: is not valid JSON: {error}") from error
+    if isinstance(values, dict):
+        values.setdefault("format_version", values.pop("format", 1))
+        check_format(values["format_version"], FORMAT_VERSION, path, oldest=2)
+    try:
+        return decode(Description, values)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
 
 
 def export(run: Path, output: Path, step: int | None = None) -> int:
-    """Make a model folder of a run's checkpoint.
+    """Export a checkpoint of a run as a model folder.
 
     Args:
         run: the run's folder.
         output: the new model folder.
-        step: of the checkpoint; None: the newest that is not under suspicion.
+        step: step of the checkpoint; None: the newest one before any suspected spike.
 
     Returns:
-        The step exported.
+        The step of the exported checkpoint.
 
     Raises:
         ValueError: no run, no such checkpoint, or a damaged one.
@@ -224,7 +236,7 @@ def export(run: Path, output: Path, step: int | None = None) -> int:
     from pretrain.run import checkpoints, ledger
 
     if not (run / "run.yaml").is_file():
-        raise ValueError(f"{run}: is no run folder, it has no run.yaml")
+        raise ValueError(f"{run}: is not a run folder, it has no run.yaml")
     config = recipes.load(str(run / "run.yaml"))
     state = ledger.fold(ledger.read(run / ledger.FILE_NAME), config.training.seed)
     sound = [step for step in state.checkpoints if step not in state.tainted]
@@ -258,6 +270,6 @@ def export(run: Path, output: Path, step: int | None = None) -> int:
 
 
 def _without_padding(weights: dict[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
-    """Weights without the rows of no token that the token table has while it is trained."""
+    """Remove the rows that the token table has only while it is trained."""
     table = "encoder.embeddings.tokens.weight"
     return {**weights, table: weights[table][: config.vocab_size].clone()}

@@ -6,10 +6,11 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import numpy as np
 import numpy.typing as npt
+from annotated_types import Ge, Gt, Le
 
 from data_prep import tokenizer as tokenizers
 from pretrain.config.settings import check
@@ -31,22 +32,19 @@ class MaskedLMConfig:
     """How tokens are hidden (Devlin et al. 2019: 80 % `<mask>`, 10 % random, 10 % kept)."""
 
     name: Literal["masked-lm"] = dataclasses.field(default="masked-lm", kw_only=True)
-    probability: float = 0.15
-    keep_probability: float = 0.1
-    random_probability: float = 0.1
-    targets: str = "masked"
+    probability: Annotated[float, Gt(0), Le(1)] = 0.15
+    """Share of the tokens that are chosen."""
+    keep_probability: Annotated[float, Ge(0), Le(1)] = 0.1
+    """Share of the chosen tokens that stay."""
+    random_probability: Annotated[float, Ge(0), Le(1)] = 0.1
+    """Share of the chosen tokens that a random token replaces; `<mask>` replaces the rest."""
+    targets: Literal["masked", "all"] = "masked"
     """What is predicted: the chosen tokens, or all (with keep and random 0: self-masking)."""
     whole_words: bool = False
     """Choose words, not tokens: a word begins where a token begins with white space."""
 
     def __post_init__(self) -> None:
-        """Refuse values that are not probabilities."""
-        for name in ("probability", "keep_probability", "random_probability"):
-            value = getattr(self, name)
-            check(0.0 <= value <= 1.0, f"objective.{name}", value, "in [0, 1]")
-        known = ("masked", "all")
-        check(self.targets in known, "objective.targets", self.targets, " or ".join(known))
-        check(self.probability > 0.0, "objective.probability", self.probability, "above 0")
+        """Refuse shares that exceed the whole."""
         share = self.keep_probability + self.random_probability
         check(share <= 1.0, "objective.keep_probability + random_probability", share, "at most 1")
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from pretrain.config import settings
+from data_prep.records import decode
 from pretrain.config.run import BatchConfig
 from pretrain.data.order import Lineage
 from pretrain.run import checkpoints, ledger, metrics
@@ -67,7 +67,7 @@ def examine(records: Sequence[ledger.Record], lines: Sequence[Line]) -> Audit:
     if created is None or (attempts and attempts[0]["number"] < created["number"]):
         found.problems.append("no record of the run's creation stands before its first attempt")
         return found
-    batch = settings.build(BatchConfig, created["batch"], f"{ledger.FILE_NAME}: created.batch.")
+    batch = decode(BatchConfig, created["batch"], f"{ledger.FILE_NAME}: created.batch.")
     seed = created["seed"]
     done: dict[int, range] = {}
     recorded: set[tuple[int, int]] = set()

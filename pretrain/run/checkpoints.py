@@ -26,9 +26,11 @@ from typing import Any, TypeVar
 
 from data_prep import files
 from data_prep.files import fsync_folder, write_atomically
+from data_prep.records import check_format
 
 MANIFEST = "MANIFEST.json"
-FORMAT = 3
+FORMAT_VERSION = 3
+"""Of the manifest, which also says `format` in place of `format_version`."""
 BYTES_PER_PARAMETER = 16
 """Most that a checkpoint takes: the weights as trained, and in fp32 with Adam's two moments."""
 FAILED_SAVES = 3
@@ -124,7 +126,8 @@ def save(
         if rank == 0:
             before_commit()
             fingerprints = {name: value for part in parts for name, value in part.items()}
-            manifest = {"format": FORMAT, "step": step, **facts, "files": fingerprints}
+            manifest = {"format_version": FORMAT_VERSION, "step": step, **facts}
+            manifest["files"] = fingerprints
             write_json(staging / MANIFEST, manifest)  # its folder is on disk after this
             _replace(final, staging)
 
@@ -194,13 +197,12 @@ def read_manifest(folder: Path, part: int = 0, parts: int = 1) -> dict[str, Any]
         manifest: dict[str, Any] = json.loads(data)
         fingerprints: Fingerprints = manifest["files"]
         sizes = {name: written["bytes"] for name, written in fingerprints.items()}
-        written_as = manifest["format"]
+        version = manifest.get("format_version") or manifest["format"]
     except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(
             f"{folder}: is no checkpoint, {MANIFEST} cannot be read: {error}"
         ) from None
-    if written_as != FORMAT:
-        raise ValueError(f"{folder / MANIFEST}: is of format {written_as}; accepted: {FORMAT}")
+    check_format(version, FORMAT_VERSION, folder / MANIFEST, oldest=FORMAT_VERSION)
     try:
         for name, size in sizes.items():
             found = files.retried((folder / name).stat).st_size

@@ -22,10 +22,13 @@ from pathlib import Path
 from typing import Any
 
 from data_prep import files
+from data_prep.records import check_format
 from pretrain.data.order import Lineage
 
 Record = dict[str, Any]
 FILE_NAME = "ledger.jsonl"
+FORMAT_VERSION = 1
+"""Written into the first record; absent: 1."""
 _START = "0" * 32
 
 
@@ -64,6 +67,8 @@ def _read(path: Path) -> tuple[list[Record], int]:
                 f"{path}: line {len(records) + 1} does not follow from the line before it; the "
                 "ledger was changed by something other than zeroclap"
             )
+        if not records:
+            check_format(record.get("format_version", 1), FORMAT_VERSION, path)
         records.append(record)
         previous, offset = _digest(line), offset + len(line)
     return records, offset
@@ -80,6 +85,8 @@ def append(path: Path, kind: str, **fields: object) -> Record:
     if records:
         with path.open("rb") as file:
             previous = _digest(file.read(size).splitlines(keepends=True)[-1])
+    if not records:
+        fields = {"format_version": FORMAT_VERSION, **fields}
     record: Record = {
         "number": len(records),
         "time": round(time.time(), 3),

@@ -12,8 +12,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pretrain.config import settings
+from data_prep import records
 from pretrain.config.run import SpikeConfig
+from pretrain.config.settings import apply_override
 from pretrain.spikes import policy
 from pretrain.spikes.detector import Event, SpikeDetector
 from pretrain.spikes.replay.curves import Curve
@@ -96,11 +97,11 @@ def spike_config(words: Sequence[str]) -> SpikeConfig:
     """
     values: dict[str, Any] = {}
     for word in words:
-        settings.apply_override(values, word)
+        apply_override(values, word)
     other = sorted(set(values) - {"spike"})
     if other:
-        raise ValueError(settings.unknown_key(other[0], other[0], ["spike"]))
-    return settings.build(SpikeConfig, values.get("spike", {}), "spike.")
+        raise ValueError(records.unknown_key(other[0], other[0], ["spike"]))
+    return records.decode(SpikeConfig, values.get("spike", {}), "spike.")
 
 
 def judge(curve: Curve, config: SpikeConfig, checkpoint_interval: int) -> Judged:

@@ -35,7 +35,7 @@ def test_a_sound_recipe_gives_the_model_and_the_corpus(recipe, corpus, tmp_path)
         ),
         (["model.overrides.num_layers=two"], "model.num_layers: 'two' .* a whole number"),
         (["optimizer.lerning_rate=1"], "unknown key 'optimizer.lerning_rate'; did you mean"),
-        (["training.steps"], "is no override"),
+        (["training.steps"], "is not an override"),
     ],
 )
 def test_what_is_wrong_is_said_before_anything_starts(words, message, recipe, tmp_path, capsys):

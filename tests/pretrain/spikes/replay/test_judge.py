@@ -81,7 +81,7 @@ def test_thresholds_may_be_given_as_words(files, capsys):
     ("words", "message"),
     [
         (["spike.deviatons=3"], "unknown key 'spike.deviatons'; did you mean 'deviations'"),
-        (["spike.deviations=-1"], "spike.deviations: -1.0 is not accepted"),
+        (["spike.deviations=-1"], "spike.deviations: -1 is not accepted"),
         (["optimizer.beta2=0.9"], "unknown key 'optimizer'"),
         (["--checkpoint-interval", "0"], "--checkpoint-interval 0: must be above 0"),
         (["nowhere.csv"], "nowhere.csv: no such file or folder"),

@@ -1,0 +1,287 @@
+"""Decode JSON and YAML values into dataclasses, and describe these by a JSON schema.
+
+pydantic does both, strictly: unknown keys, missing keys and values of another type are refused. It
+is imported on first use. A field's limits stand in its annotation, such as `PositiveInt` or
+`Literal["a", "b"]`. A field with the metadata `{"choices": TABLE}` takes one of the table's names;
+or, where its default is a dataclass, a mapping whose key `name` picks another from the table. The
+table may grow later.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import difflib
+import functools
+import inspect
+import operator
+import textwrap
+import types
+import typing
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args, get_origin
+
+from annotated_types import Ge, Gt, Lt
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter, ValidationError
+
+T = TypeVar("T")
+
+PositiveInt = Annotated[int, Gt(0)]
+NonNegativeInt = Annotated[int, Ge(0)]
+PositiveFloat = Annotated[float, Gt(0)]
+NonNegativeFloat = Annotated[float, Ge(0)]
+Fraction = Annotated[float, Ge(0), Lt(1)]
+
+_ACCEPTED = {
+    "int_type": "a whole number",
+    "float_type": "a number",
+    "string_type": "text",
+    "bool_type": "true or false",
+    "dict_type": "a mapping of keys to values",
+    "list_type": "a list",
+    "greater_than": "above {gt:g}",
+    "greater_than_equal": "{ge:g} or above",
+    "less_than": "below {lt:g}",
+    "less_than_equal": "at most {le:g}",
+    "literal_error": "one of {expected}",
+}
+"""What would be accepted, by pydantic's type of error; formatted with the error's context."""
+
+
+class ReadNumber:
+    """Annotation of values for which text such as "6e-4" is read as a number.
+
+    YAML 1.1 takes 6e-4 for text. Every float is read like this.
+    """
+
+    def __get_pydantic_core_schema__(self, source: object, handler: Callable[..., Any]) -> Any:  # noqa: ANN401 - pydantic's types are not imported
+        """Tell pydantic to try to read text as a number first."""
+        from pydantic_core import core_schema
+
+        return core_schema.no_info_before_validator_function(_number, handler(source))
+
+
+def _number(value: object) -> object:
+    if not isinstance(value, str):
+        return value
+    try:
+        return float(value)
+    except ValueError:
+        return value
+
+
+def decode(kind: type[T], values: object, prefix: str = "") -> T:
+    """Build a dataclass from what JSON or YAML gave; keys left out keep their defaults.
+
+    Args:
+        kind: The dataclass; its fields may be dataclasses, lists and dicts.
+        values: A mapping.
+        prefix: Put before the keys that messages name, such as "spike.".
+
+    Raises:
+        ValueError: An unknown key (the nearest known one is named), a missing key, a value that is
+            not accepted (what would be is said), or what the dataclass itself refuses.
+    """
+    from pydantic import ValidationError
+
+    try:
+        return typing.cast(T, _adapter(kind).validate_python(values))
+    except ValidationError as error:
+        raise ValueError(_message(error, prefix)) from None
+
+
+def json_schema(kind: type) -> dict[str, Any]:
+    """The JSON schema of a dataclass; descriptions are the docstrings of its fields."""
+    return _adapter(kind).json_schema()
+
+
+def unknown_key(path: str, name: str, known: Iterable[str]) -> str:
+    """The message for an unknown key: with the nearest known one, or all of them."""
+    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(sorted(known))}"
+    return f"unknown key {path!r}; {hint}"
+
+
+def not_accepted(path: str, value: object, accepted: str) -> str:
+    """The message for a value that is not accepted."""
+    return f"{f'{path}: ' if path else ''}{value!r} is not accepted; it must be {accepted}"
+
+
+def check_format(found: object, known: int, source: object, oldest: int = 1) -> None:
+    """Refuse a file of a format version that this version of the project does not read.
+
+    Args:
+        found: Version in the file.
+        known: Newest version that is known.
+        source: File, for messages.
+        oldest: Oldest version that is read.
+
+    Raises:
+        ValueError: The version is unknown.
+    """
+    accepted = str(known) if oldest == known else f"{oldest} to {known}"
+    if type(found) is int and found > known:
+        raise ValueError(
+            f"{source}: format version {found} was written by a later version of zeroclap; this "
+            f"one reads {accepted}"
+        )
+    if type(found) is not int or found < oldest:
+        raise ValueError(f"{source}: format version {found!r} is not accepted; known: {accepted}")
+
+
+class _RefusedError(ValueError):
+    """What is wrong with a key of a mapping: a message about the key's full path."""
+
+    def __init__(self, key: str, message: Callable[[str], str]) -> None:
+        super().__init__(key)
+        self.key, self.message = key, message
+
+
+def _message(error: ValidationError, prefix: str) -> str:
+    """The first error in our words, with the full path of the key."""
+    first = error.errors()[0]
+    path = prefix.removesuffix(".") if not first["loc"] else prefix
+    for number, part in enumerate(first["loc"]):
+        path += f"[{part}]" if isinstance(part, int) else f"{'.' if number else ''}{part}"
+    kind, context = first["type"], first.get("ctx", {})
+    cause = context.get("error")
+    if isinstance(cause, type(error)):
+        return _message(cause, f"{path}.")
+    if isinstance(cause, _RefusedError):
+        return cause.message(f"{path}.{cause.key}".strip("."))
+    if cause:
+        return str(cause)
+    if kind == "missing":
+        return f"{path}: is missing"
+    accepted = _ACCEPTED.get(kind, f"valid: {first['msg']}").format(**context).replace("'", "")
+    return not_accepted(path, first["input"], accepted)
+
+
+@functools.cache
+def _adapter(kind: type) -> TypeAdapter[Any]:
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(_record(kind))
+
+
+def _record(kind: type) -> Any:  # noqa: ANN401 - types made at run time
+    """A TypedDict with the dataclass's fields, made into the dataclass once it is valid.
+
+    In strict mode pydantic takes no mapping for a dataclass itself.
+    """
+    from typing import NotRequired
+
+    from pydantic import AfterValidator, BeforeValidator, ConfigDict
+    from typing_extensions import TypedDict
+
+    hints = typing.get_type_hints(kind, include_extras=True)
+    forms: dict[str, Any] = {}
+    missing = dataclasses.MISSING
+    for field in dataclasses.fields(kind):
+        form = _form(hints[field.name])
+        if "choices" in field.metadata:
+            form = Annotated[Any, _Choices(field)]
+        optional = field.default is not missing or field.default_factory is not missing
+        forms[field.name] = NotRequired[form] if optional else form
+
+    def refuse_unknown(values: object) -> object:
+        if isinstance(values, dict) and (unknown := [key for key in values if key not in forms]):
+            name = str(unknown[0])
+            raise _RefusedError(name, lambda path: unknown_key(path, name, forms))
+        return values
+
+    shape: Any = TypedDict(kind.__name__, forms)  # type: ignore[operator]
+    shape.__pydantic_config__ = ConfigDict(
+        strict=True, extra="forbid", json_schema_extra=functools.partial(_describe, kind)
+    )
+    build = AfterValidator(lambda values: kind(**values))
+    return Annotated[shape, build, BeforeValidator(refuse_unknown)]
+
+
+def _form(kind: Any) -> Any:  # noqa: ANN401 - any annotation
+    """The annotation that pydantic is given in place of a field's own."""
+    if dataclasses.is_dataclass(kind):
+        return _record(typing.cast(type, kind))
+    if kind is float:
+        return Annotated[float, ReadNumber()]
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        base, *limits = arguments
+        return Annotated[base, *limits, *([ReadNumber()] if base is float else [])]
+    if origin is types.UnionType:
+        return functools.reduce(operator.or_, map(_form, arguments))
+    if origin in (list, dict):
+        return origin[tuple(map(_form, arguments))]
+    return kind
+
+
+class _Choices:
+    """The validator of a field with `choices`."""
+
+    def __init__(self, field: dataclasses.Field[Any]) -> None:
+        self.table: Collection[str] = field.metadata["choices"]
+        factory = field.default_factory
+        default: Any = factory() if factory is not dataclasses.MISSING else field.default
+        self.of_records = dataclasses.is_dataclass(default)
+        self.default: str = default.name if self.of_records else default
+
+    def __get_pydantic_core_schema__(self, source: object, handler: object) -> Any:  # noqa: ANN401
+        from pydantic_core import core_schema
+
+        if self.of_records:
+            pick = core_schema.no_info_plain_validator_function(self._record)
+            return core_schema.chain_schema([core_schema.dict_schema(strict=True), pick])
+        text = core_schema.str_schema(strict=True)
+        return core_schema.no_info_after_validator_function(self._known, text)
+
+    def __get_pydantic_json_schema__(self, schema: object, handler: Callable[[Any], Any]) -> Any:  # noqa: ANN401
+        from pydantic_core import core_schema
+
+        if not self.of_records:
+            return {"enum": list(self.table)}
+        records = [_adapter(kind).core_schema for kind in self._records.values()]
+        return handler(core_schema.union_schema(typing.cast(Any, records)))
+
+    @property
+    def _records(self) -> Mapping[str, type]:
+        return typing.cast("Mapping[str, type]", self.table)
+
+    def _record(self, values: dict[str, object]) -> object:
+        name = self._known(values.get("name", self.default), "name")
+        return _adapter(self._records[name]).validate_python(values)
+
+    def _known(self, name: Any, key: str = "") -> Any:  # noqa: ANN401 - what a user wrote
+        if name not in list(self.table):
+            accepted = f"one of {', '.join(self.table)}"
+            raise _RefusedError(key, lambda path: not_accepted(path, name, accepted))
+        return name
+
+
+def _describe(kind: type, schema: dict[str, Any]) -> None:
+    """Add docstrings and defaults to a dataclass's JSON schema."""
+    schema["description"] = (inspect.getdoc(kind) or "").partition("\n")[0]
+    texts = docstrings(kind)
+    for field in dataclasses.fields(kind):
+        entry = schema["properties"][field.name]
+        entry.pop("title", None)
+        if field.name in texts:
+            entry["description"] = texts[field.name]
+        if field.default is not dataclasses.MISSING:
+            entry["default"] = field.default
+
+
+def docstrings(kind: type) -> dict[str, str]:
+    """The string literals that stand below the fields of a class, by field."""
+    (definition,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
+    assert isinstance(definition, ast.ClassDef)
+    found = {}
+    for field, below in zip(definition.body, definition.body[1:], strict=False):
+        match field, below:
+            case (
+                ast.AnnAssign(target=ast.Name(id=name)),
+                ast.Expr(value=ast.Constant(value=str(text))),
+            ):
+                found[name] = " ".join(text.split())
+    return found
