@@ -3,8 +3,8 @@
 pydantic does both, strictly: unknown keys, missing keys and values of another type are refused. It
 is imported on first use. A field's limits stand in its annotation, such as `PositiveInt` or
 `Literal["a", "b"]`. A field with the metadata `{"choices": TABLE}` takes one of the table's names;
-or, where its default is a dataclass, a mapping whose key `name` picks another from the table. The
-table may grow later.
+or, where its default is a dataclass, a mapping whose key `name` picks a dataclass from the table,
+which may grow later.
 """
 
 from __future__ import annotations
@@ -18,8 +18,17 @@ import operator
 import textwrap
 import types
 import typing
-from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args, get_origin
+from collections.abc import Callable, Iterable, Mapping
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    Literal,
+    NotRequired,
+    TypeVar,
+    get_args,
+    get_origin,
+)
 
 from annotated_types import Ge, Gt, Lt
 
@@ -87,7 +96,7 @@ def decode(kind: type[T], values: object, prefix: str = "") -> T:
     from pydantic import ValidationError
 
     try:
-        return typing.cast(T, _adapter(kind).validate_python(values))
+        return typing.cast(T, _adapter(typing.cast(type, kind)).validate_python(values))
     except ValidationError as error:
         raise ValueError(_message(error, prefix)) from None
 
@@ -121,14 +130,12 @@ def check_format(found: object, known: int, source: object, oldest: int = 1) -> 
     Raises:
         ValueError: The version is unknown.
     """
+    if type(found) is int and oldest <= found <= known:
+        return
+    later = type(found) is int and found > known
+    reason = "was written by a later version of zeroclap" if later else "is not accepted"
     accepted = str(known) if oldest == known else f"{oldest} to {known}"
-    if type(found) is int and found > known:
-        raise ValueError(
-            f"{source}: format version {found} was written by a later version of zeroclap; this "
-            f"one reads {accepted}"
-        )
-    if type(found) is not int or found < oldest:
-        raise ValueError(f"{source}: format version {found!r} is not accepted; known: {accepted}")
+    raise ValueError(f"{source}: format version {found!r} {reason}; known: {accepted}")
 
 
 class _RefusedError(ValueError):
@@ -171,20 +178,17 @@ def _record(kind: type) -> Any:  # noqa: ANN401 - types made at run time
 
     In strict mode pydantic takes no mapping for a dataclass itself.
     """
-    from typing import NotRequired
-
     from pydantic import AfterValidator, BeforeValidator, ConfigDict
     from typing_extensions import TypedDict
 
     hints = typing.get_type_hints(kind, include_extras=True)
     forms: dict[str, Any] = {}
-    missing = dataclasses.MISSING
     for field in dataclasses.fields(kind):
-        form = _form(hints[field.name])
-        if "choices" in field.metadata:
-            form = Annotated[Any, _Choices(field)]
-        optional = field.default is not missing or field.default_factory is not missing
-        forms[field.name] = NotRequired[form] if optional else form
+        form, default = _form(hints[field.name]), _default(field)
+        if table := field.metadata.get("choices"):
+            is_name = isinstance(default, str)
+            form = Literal[tuple(table)] if is_name else Annotated[Any, _Choice(table, default)]
+        forms[field.name] = form if default is dataclasses.MISSING else NotRequired[form]
 
     def refuse_unknown(values: object) -> object:
         if isinstance(values, dict) and (unknown := [key for key in values if key not in forms]):
@@ -192,12 +196,18 @@ def _record(kind: type) -> Any:  # noqa: ANN401 - types made at run time
             raise _RefusedError(name, lambda path: unknown_key(path, name, forms))
         return values
 
-    shape: Any = TypedDict(kind.__name__, forms)  # type: ignore[operator]
+    make: Any = TypedDict  # mypy would have its arguments written out
+    shape = make(kind.__name__, forms)
     shape.__pydantic_config__ = ConfigDict(
         strict=True, extra="forbid", json_schema_extra=functools.partial(_describe, kind)
     )
     build = AfterValidator(lambda values: kind(**values))
     return Annotated[shape, build, BeforeValidator(refuse_unknown)]
+
+
+def _default(field: dataclasses.Field[Any]) -> Any:  # noqa: ANN401 - of the field's type
+    made = field.default_factory is not dataclasses.MISSING
+    return field.default_factory() if made else field.default
 
 
 def _form(kind: Any) -> Any:  # noqa: ANN401 - any annotation
@@ -217,46 +227,30 @@ def _form(kind: Any) -> Any:  # noqa: ANN401 - any annotation
     return kind
 
 
-class _Choices:
-    """The validator of a field with `choices`."""
+class _Choice:
+    """Validates a field whose key `name` picks one of several dataclasses."""
 
-    def __init__(self, field: dataclasses.Field[Any]) -> None:
-        self.table: Collection[str] = field.metadata["choices"]
-        factory = field.default_factory
-        default: Any = factory() if factory is not dataclasses.MISSING else field.default
-        self.of_records = dataclasses.is_dataclass(default)
-        self.default: str = default.name if self.of_records else default
+    def __init__(self, table: Mapping[str, type], default: Any) -> None:  # noqa: ANN401
+        self.table, self.default = table, default
 
     def __get_pydantic_core_schema__(self, source: object, handler: object) -> Any:  # noqa: ANN401
         from pydantic_core import core_schema
 
-        if self.of_records:
-            pick = core_schema.no_info_plain_validator_function(self._record)
-            return core_schema.chain_schema([core_schema.dict_schema(strict=True), pick])
-        text = core_schema.str_schema(strict=True)
-        return core_schema.no_info_after_validator_function(self._known, text)
+        pick = core_schema.no_info_plain_validator_function(self._pick)
+        return core_schema.chain_schema([core_schema.dict_schema(strict=True), pick])
 
     def __get_pydantic_json_schema__(self, schema: object, handler: Callable[[Any], Any]) -> Any:  # noqa: ANN401
         from pydantic_core import core_schema
 
-        if not self.of_records:
-            return {"enum": list(self.table)}
-        records = [_adapter(kind).core_schema for kind in self._records.values()]
-        return handler(core_schema.union_schema(typing.cast(Any, records)))
+        records: list[Any] = [_adapter(kind).core_schema for kind in self.table.values()]
+        return handler(core_schema.union_schema(records))
 
-    @property
-    def _records(self) -> Mapping[str, type]:
-        return typing.cast("Mapping[str, type]", self.table)
-
-    def _record(self, values: dict[str, object]) -> object:
-        name = self._known(values.get("name", self.default), "name")
-        return _adapter(self._records[name]).validate_python(values)
-
-    def _known(self, name: Any, key: str = "") -> Any:  # noqa: ANN401 - what a user wrote
-        if name not in list(self.table):
+    def _pick(self, values: dict[str, object]) -> object:
+        name = values.get("name", self.default.name)
+        if not isinstance(name, str) or name not in self.table:
             accepted = f"one of {', '.join(self.table)}"
-            raise _RefusedError(key, lambda path: not_accepted(path, name, accepted))
-        return name
+            raise _RefusedError("name", lambda path: not_accepted(path, name, accepted))
+        return _adapter(self.table[name]).validate_python(values)
 
 
 def _describe(kind: type, schema: dict[str, Any]) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from data_prep import console
 from data_prep.arguments import Parser
+from pretrain.config import command as recipes_command
 from pretrain.config.settings import add_device, parse_arguments
 
 EXIT_USAGE = 2
@@ -213,6 +214,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     command.add_argument("run", type=Path)
     command.set_defaults(action=_report)
+
+    command = commands.add_parser("recipes", help="list recipes, or write their JSON schema")
+    recipes_command.add_recipes_arguments(command)
+    command.set_defaults(action=recipes_command.recipes)
     return parser
 
 

@@ -1,0 +1,78 @@
+"""`python -m pretrain recipes`: the list, and the JSON schema."""
+
+import dataclasses
+import json
+
+import pytest
+import yaml
+
+from pretrain.__main__ import main
+from pretrain.config import command
+from pretrain.config.load import RECIPES
+from pretrain.config.run import RunConfig
+from pretrain.model.config import ModelConfig
+from pretrain.model.presets import SIZES, VARIANTS
+
+
+@pytest.fixture(scope="module")
+def schema():
+    return command.recipe_schema()
+
+
+def resolved(schema, entry):
+    name = entry.get("$ref", "").rpartition("/")[2]
+    return schema["$defs"][name] if name else entry
+
+
+def test_the_list_has_every_recipe_size_variant_and_named_setting(capsys):
+    assert main(["recipes"]) == 0
+    rows = dict(
+        line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines() if line[:2] == "  "
+    )
+    assert {path.stem for path in RECIPES.glob("*.yaml")} <= rows.keys()
+    assert set(SIZES) | set(VARIANTS) <= rows.keys()
+    assert rows["large"].startswith("hidden_size 1024, num_layers 24")
+    assert rows["demo"].startswith("A small zero-clap")
+    assert rows["schedule.name"] == "cosine, linear"
+    assert rows["data.packing"] == "best-fit, complete"
+
+
+@pytest.mark.parametrize("path", sorted(RECIPES.glob("*.yaml")), ids=lambda path: path.stem)
+def test_a_shipped_recipe_begins_with_a_sentence_that_describes_it(path):
+    first = path.read_text().splitlines()[0]
+    assert first.startswith("# ")
+    assert first.endswith(".")
+
+
+@pytest.mark.parametrize("path", sorted(RECIPES.glob("*.yaml")), ids=lambda path: path.stem)
+def test_the_schema_knows_every_key_of_every_shipped_recipe(schema, path):
+    def check(values, entry):
+        entry = resolved(schema, entry)
+        for key, value in values.items():
+            below = entry["properties"][key]
+            assert "enum" not in below or value in below["enum"]
+            if isinstance(value, dict):
+                check(value, below)
+
+    check(yaml.safe_load(path.read_text()), schema)
+
+
+def test_the_schema_has_every_setting_with_a_description(schema):
+    for section, entry in schema["properties"].items():
+        assert resolved(schema, entry)["description"], section
+    settings = schema["$defs"]["SupervisionConfig"]["properties"]
+    assert all(entry["description"] for entry in settings.values())
+    assert settings["launcher"]["enum"] == ["deepspeed", "torchrun", "srun"]
+    overrides = schema["$defs"]["ModelRecipe"]["properties"]["overrides"]["properties"]
+    assert set(overrides) == {f.name for f in dataclasses.fields(ModelConfig)} - {"vocab_size"}
+    assert "alibi" in overrides["position"]["enum"]
+    assert schema["properties"].keys() == {f.name for f in dataclasses.fields(RunConfig)} | {
+        "extends"
+    }
+
+
+def test_the_schema_is_written_as_json(tmp_path, schema, capsys):
+    path = tmp_path / "recipe.schema.json"
+    assert main(["recipes", "--schema", str(path)]) == 0
+    assert json.loads(path.read_text()) == schema
+    assert str(path) in capsys.readouterr().out
