@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 from typing import Annotated, Any, Literal
 
-from pretrain.data.sources import SOURCES
 from annotated_types import Ge, Le
 
 from data_prep.records import (
@@ -23,7 +22,7 @@ from data_prep.records import (
     ReadNumber,
     unknown_key,
 )
-from pretrain.config.settings import check
+from pretrain.data.sources import SOURCES
 from pretrain.model.config import ATTENTION_BACKENDS, ModelConfig
 from pretrain.model.presets import SIZES, VARIANTS
 from pretrain.objectives.base import ObjectiveSettings

@@ -34,7 +34,7 @@ def test_the_list_has_every_recipe_size_variant_and_named_setting(capsys):
     assert rows["large"].startswith("hidden_size 1024, num_layers 24")
     assert rows["demo"].startswith("A small zero-clap")
     assert rows["schedule.name"] == "cosine, linear"
-    assert rows["data.packing"] == "best-fit, complete"
+    assert rows["data.packing"] == "complete, best-fit"
 
 
 @pytest.mark.parametrize("path", sorted(RECIPES.glob("*.yaml")), ids=lambda path: path.stem)
