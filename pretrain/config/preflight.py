@@ -5,9 +5,7 @@ Imports no torch.
 
 from __future__ import annotations
 
-import math
-import statistics
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,21 +20,12 @@ from pretrain.model import presets
 from pretrain.model.config import ModelConfig, check_backend
 from pretrain.objectives.base import Vocabulary
 from pretrain.run import folder as run_folder
-from pretrain.run import ledger, metrics
+from pretrain.run import ledger
 from pretrain.supervision import control as orders
 from pretrain.supervision import supervisor
 
 _MARKS = frozenset({run_folder.LOCK, supervisor.LOCK, ledger.FILE_NAME, orders.FOLDER})
-"""First files of a run's folder; a folder without any of them is not a run's."""
-FIRST_LOSSES = 4
-"""Steps after a resume whose losses are compared with earlier ones."""
-_SAME_FIRST_LOSS, _SAME_LATER_LOSS = 1e-5, 1e-3
-"""Relative tolerances. The first loss after a resume is computed from exactly the weights that were
-saved; the next ones follow updates, which may differ in their last bits on a GPU."""
-_HISTORY = 32
-_MAD_TO_DEVIATION = 1.4826
-_SMALLEST_DEVIATION = 0.01
-"""Nats."""
+"""The first files of a run's folder: one that holds none of them was not made by us."""
 
 
 def check(config: RunConfig, world_size: int) -> tuple[ModelConfig, CorpusManifest]:
@@ -178,59 +167,3 @@ def refuse_other_checkpoint(
         raise ValueError(
             f"the checkpoint of step {step} is of another model or run: " + "; ".join(changed)
         )
-
-
-def recorded_losses(
-    lines: Sequence[Mapping[str, Any]], first_step: int, seed: int, attempts: Collection[int]
-) -> list[float]:
-    """Return the losses that the first steps of a resumed attempt should repeat.
-
-    Args:
-        lines: lines of metrics.jsonl.
-        first_step: first step of the attempt.
-        seed: seed in force. No seed is used twice, so an equal seed means an equal history.
-        attempts: attempts with the same micro-batch size, which keys the dropout.
-
-    Returns:
-        Losses of at most FIRST_LOSSES steps from `first_step` on; empty if none was done before.
-    """
-    found = {
-        line["step"]: metrics.loss_of(line)
-        for line in lines
-        if line["seed"] == seed and line["attempt"] in attempts
-    }
-    steps = range(first_step, first_step + FIRST_LOSSES)
-    end = next((step for step in steps if step not in found), steps.stop)
-    return [found[step] for step in range(first_step, end)]
-
-
-def discontinuity(
-    losses: Sequence[float],
-    recorded: Sequence[float],
-    history: Sequence[float],
-    deviations: float,
-) -> str:
-    """Say why the first losses after a resume do not continue the run; "" if they do.
-
-    Args:
-        losses: losses of the steps since the resume, in nats.
-        recorded: losses that the same steps had before (`recorded_losses`), to be repeated.
-        history: losses of the steps before, oldest first. If nothing is recorded, the median of the
-            first losses must lie near the median of these.
-        deviations: largest accepted distance of the two, in robust standard deviations.
-    """
-    for number, (now, then) in enumerate(zip(losses, recorded, strict=False)):
-        tolerance = _SAME_LATER_LOSS if number else _SAME_FIRST_LOSS
-        if math.isnan(then):
-            continue
-        if not abs(now - then) <= tolerance * abs(then):  # true for NaN as well
-            return f"loss {now:.6f} where the same step, done before, had {then:.6f}"
-    history = [loss for loss in history if math.isfinite(loss)][-_HISTORY:]
-    if recorded or len(losses) < FIRST_LOSSES or len(history) < _HISTORY:
-        return ""
-    level, center = statistics.median(losses), statistics.median(history)
-    spread = _MAD_TO_DEVIATION * statistics.median(abs(loss - center) for loss in history)
-    limit = deviations * max(spread, _SMALLEST_DEVIATION)
-    if abs(level - center) <= limit:
-        return ""
-    return f"median loss {level:.4f}, outside {center:.4f} +- {limit:.4f} of the steps before"

@@ -238,7 +238,7 @@ def export(run: Path, output: Path, step: int | None = None) -> int:
     if not (run / "run.yaml").is_file():
         raise ValueError(f"{run}: is not a run folder, it has no run.yaml")
     config = recipes.load(str(run / "run.yaml"))
-    state = ledger.fold(ledger.read(run / ledger.FILE_NAME), config.training.seed)
+    state = ledger.run_state(ledger.read(run / ledger.FILE_NAME), config.training.seed)
     sound = [step for step in state.checkpoints if step not in state.tainted]
     if step is None and sound:
         step = sound[-1]

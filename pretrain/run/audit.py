@@ -1,8 +1,8 @@
-"""Prove from a run's records that every block was used once: `python -m pretrain audit RUN`.
+"""Prove from a run's records that every block was read once: `python -m pretrain audit RUN`.
 
-Two witnesses are compared. The ledger says which lineage each attempt followed, and so which blocks
-each step must have read. Each line of metrics.jsonl holds the hash of the blocks that its step did
-read. A step without a line is unproved: it has one witness only. Read `examine`. Imports no torch.
+Two records are compared. The ledger holds the lineage that each attempt followed, and so the blocks
+that each step must have read. Each line of metrics.jsonl holds the hash of the blocks that its step
+did read. A step without a line is unproved: only the ledger speaks for it. Start with `examine`.
 """
 
 from __future__ import annotations
@@ -17,23 +17,21 @@ import numpy as np
 from data_prep.records import decode
 from pretrain.config.run import BatchConfig
 from pretrain.data.order import Lineage
+from pretrain.exit_codes import EXIT_DONE, EXIT_FAILED, EXIT_UNPROVED
 from pretrain.run import checkpoints, ledger, metrics
-from pretrain.supervision.decide import ENDINGS
 
-Line = dict[str, Any]
-EXIT_SOUND, EXIT_NOT_SOUND, EXIT_UNPROVED = 0, 1, 3
 _CHUNK = 1 << 22
-"""Places that are looked up at once."""
+"""Number of places that are looked up at once."""
 
 
 @dataclasses.dataclass
 class Audit:
-    """What was found, in plain words."""
+    """The findings, a sentence each."""
 
     proved: list[str] = dataclasses.field(default_factory=list)
     """What holds."""
     unproved: list[str] = dataclasses.field(default_factory=list)
-    """What may hold, but a record that would show it is missing."""
+    """What may hold, but a record that would prove it is missing."""
     problems: list[str] = dataclasses.field(default_factory=list)
     """What does not hold; empty for a sound run."""
 
@@ -42,23 +40,23 @@ def audit(run: Path) -> Audit:
     """Examine a run's folder.
 
     Raises:
-        ValueError: it has no ledger, or one that does not verify; its line is named.
+        ValueError: it has no ledger, or a line of the ledger does not verify; the line is named.
     """
     records = ledger.read(run / ledger.FILE_NAME)
     if not records:
         raise ValueError(
-            f"{run}: has no {ledger.FILE_NAME}; accepted: the folder of a run that was begun"
+            f"{run}: has no {ledger.FILE_NAME}; accepted: the folder of a run that has begun"
         )
     found = examine(records, metrics.read(run / metrics.METRICS))
     _compare_with_disk(run, records, found)
     return found
 
 
-def examine(records: Sequence[ledger.Record], lines: Sequence[Line]) -> Audit:
-    """Prove from the ledger that every block was used once an epoch, or say where not.
+def examine(records: Sequence[ledger.Record], lines: Sequence[metrics.Line]) -> Audit:
+    """Prove from the ledger that every block was read once an epoch, or say where it was not.
 
     Args:
-        records: of the ledger, its chain of hashes already verified.
+        records: of the ledger, whose chain of hashes is verified.
         lines: of metrics.jsonl.
     """
     found = Audit([f"ledger: {len(records):,} records, each follows from the one before"])
@@ -68,30 +66,26 @@ def examine(records: Sequence[ledger.Record], lines: Sequence[Line]) -> Audit:
         found.problems.append("no record of the run's creation stands before its first attempt")
         return found
     batch = decode(BatchConfig, created["batch"], f"{ledger.FILE_NAME}: created.batch.")
-    seed = created["seed"]
     done: dict[int, range] = {}
-    recorded: set[tuple[int, int]] = set()
     ends = [*(record["number"] for record in attempts[1:]), len(records)]
     for record, end in zip(attempts, ends, strict=False):
         attempt = record["attempt"]
-        before = ledger.fold(records[: record["number"]], seed)
+        before = ledger.run_state(records[: record["number"]], created["seed"])
         lineage = before.lineage(record["blocks"], batch.first_block)
         own = [line for line in lines if line["attempt"] == attempt]
-        told = records[record["number"] + 1 : end]
+        during = records[record["number"] + 1 : end]
         found.problems += [
             f"attempt {attempt}: {problem}"
             for problem in (
-                *_bad_start(record, before, lineage, records),
+                *_bad_start(record, before, lineage, records[: record["number"]]),
                 *_bad_steps(record, own, lineage, batch),
-                *_strangers(attempt, told),
+                *_bad_writers(attempt, during),
             )
         ]
-        done[attempt] = _steps_done(record, told, own)
-        recorded |= {(attempt, line["step"]) for line in own}
-    unknown = {line["attempt"] for line in lines} - done.keys()
+        done[attempt] = _steps_done(record, during, own)
     found.problems += [
         f"metrics.jsonl has lines of attempt {attempt}, which the ledger does not know"
-        for attempt in sorted(unknown)
+        for attempt in sorted({line["attempt"] for line in lines} - done.keys())
     ]
     if found.problems or not attempts:
         return found
@@ -100,23 +94,25 @@ def examine(records: Sequence[ledger.Record], lines: Sequence[Line]) -> Audit:
         "is the one that was committed",
         f"{len(lines):,} recorded steps: each read the blocks that the ledger's lineage gives it",
     ]
-    _count_blocks(ledger.fold(records, seed), attempts, done, batch, found, recorded)
+    recorded = {(line["attempt"], line["step"]) for line in lines}
+    state = ledger.run_state(records, created["seed"])
+    _count_blocks(state, attempts, done, batch, recorded, found)
     return found
 
 
 def _steps_done(
-    record: ledger.Record, told: Sequence[ledger.Record], lines: Sequence[Line]
+    record: ledger.Record, during: Sequence[ledger.Record], lines: Sequence[metrics.Line]
 ) -> range:
     """The steps that an attempt did, as far as ledger and metrics.jsonl show.
 
     Args:
-        record: its own.
-        told: the ledger's records from it to the next attempt's.
-        lines: its lines of metrics.jsonl.
+        record: the attempt's record.
+        during: the records between it and the next attempt's.
+        lines: the attempt's lines of metrics.jsonl.
     """
-    # A commit speaks of the updates done, what the detector says of the step just done.
+    # A commit gives the number of updates done; the detector names the step just done.
     updates = {"commit": 0, "done": 0, "spike": 1, "suspect": 1, "healed": 1}
-    ends = [r["step"] + updates[r["kind"]] for r in told if r["kind"] in updates]
+    ends = [r["step"] + updates[r["kind"]] for r in during if r["kind"] in updates]
     return range(record["step"], max([record["step"], *ends, *(x["step"] + 1 for x in lines)]))
 
 
@@ -124,11 +120,12 @@ def _bad_start(
     record: ledger.Record,
     before: ledger.RunState,
     lineage: Lineage,
-    records: Sequence[ledger.Record],
+    earlier: Sequence[ledger.Record],
 ) -> Iterator[str]:
-    """What is wrong with how an attempt began."""
+    """Problems with the beginning of an attempt; `earlier` are the records before it."""
     step = record["step"]
-    if record["attempt"] <= (newest := _newest_attempt(records[: record["number"]])):
+    newest = max((r["attempt"] for r in earlier if r["kind"] == "attempt"), default=0)
+    if record["attempt"] <= newest:
         yield f"began after attempt {newest}, whose number is not below its own"
     if ledger.lineage_record(lineage) != record["lineage"]:
         yield f"followed the lineage {record['lineage']}, the ledger leads to another"
@@ -136,22 +133,19 @@ def _bad_start(
         return
     if step not in before.checkpoints:
         yield f"began at step {step}, of which no committed checkpoint was left"
-        return
-    commits = [r for r in records[: record["number"]] if r["kind"] == "commit"]
-    committed = next(r for r in reversed(commits) if r["step"] == step)
-    if committed["manifest"] != record["manifest"]:
+    elif _committed(earlier)[step] != record["manifest"]:
         yield f"loaded another checkpoint of step {step} than the one that was committed"
 
 
-def _newest_attempt(records: Sequence[ledger.Record]) -> int:
-    """Number of the newest attempt that began; 0 where none did."""
-    return max((r["attempt"] for r in records if r["kind"] == "attempt"), default=0)
+def _committed(records: Sequence[ledger.Record]) -> dict[int, str]:
+    """The manifest hash of each step's newest commit."""
+    return {r["step"]: r["manifest"] for r in records if r["kind"] == "commit"}
 
 
 def _bad_steps(
-    record: ledger.Record, lines: Sequence[Line], lineage: Lineage, batch: BatchConfig
+    record: ledger.Record, lines: Sequence[metrics.Line], lineage: Lineage, batch: BatchConfig
 ) -> Iterator[str]:
-    """What is wrong with the steps that an attempt recorded; at most one problem of a kind."""
+    """The first problem with the steps that an attempt recorded."""
     before = record["step"] - 1
     for line in lines:
         step = line["step"]
@@ -159,8 +153,7 @@ def _bad_steps(
             yield f"metrics.jsonl has step {step} where a step above {before} must follow"
             return
         before, place = step, batch.first_block(step)
-        read = lineage.digest(place, batch.size(step))
-        if line["blocks"] != read:
+        if line["blocks"] != lineage.digest(place, batch.size(step)):
             yield f"step {step} read other blocks than the lineage has at places {place} and on"
             return
         if line["seed"] != lineage.seed_at(place):
@@ -168,31 +161,30 @@ def _bad_steps(
             return
 
 
-def _strangers(attempt: int, told: Sequence[ledger.Record]) -> Iterator[str]:
+def _bad_writers(attempt: int, during: Sequence[ledger.Record]) -> Iterator[str]:
     """Records that another attempt wrote while this one was the newest.
 
-    What an attempt tells the ledger carries its number and stands between its own `attempt` record
-    and the next one. The supervisor's records of how a launch ended stand there too; their number
-    is higher where that launch never began.
+    An attempt's records carry its number and stand between its `attempt` record and the next one.
+    The supervisor's records of how a launch ended stand there too; their number is higher if that
+    launch never began.
     """
-    for record in told:
+    for record in during:
         writer = record.get("attempt", attempt)
-        if writer < attempt or (writer > attempt and record["kind"] not in ENDINGS):
-            over = "was over" if writer < attempt else "had not begun"
+        if writer < attempt or (writer > attempt and record["kind"] not in ledger.ENDINGS):
             yield (
                 f"record {record['number']} ({record['kind']}) was written by attempt {writer}, "
-                f"which {over}"
+                f"which {'was over' if writer < attempt else 'had not begun'}"
             )
 
 
 def surviving_steps(
     attempts: Sequence[ledger.Record], done: dict[int, range], end: int | None = None
 ) -> list[tuple[int, range]]:
-    """Of each attempt, the steps whose outcome lives on: those below where the next one began.
+    """Return each attempt's number and surviving steps: those below where the next one began.
 
     Args:
         attempts: their records, oldest first.
-        done: of each attempt's number, the steps that it did.
+        done: the steps that each attempt did, by number.
         end: step to which the run was rolled back since the last attempt, if it was.
     """
     kept = []
@@ -210,18 +202,18 @@ def _count_blocks(
     attempts: Sequence[ledger.Record],
     done: dict[int, range],
     batch: BatchConfig,
-    found: Audit,
     recorded: Collection[tuple[int, int]],
+    found: Audit,
 ) -> None:
-    """Count every block that a surviving step read, and say which of these steps are unproved.
+    """Count how often the surviving steps read each block, and name the unproved ones.
 
     Args:
-        state: of the whole ledger.
+        state: after the whole ledger.
         attempts: their records, oldest first.
-        done: of each attempt's number, the steps that it did.
+        done: the steps that each attempt did, by number.
         batch: the recipe's.
-        found: takes what is found.
         recorded: (attempt, step) of each line of metrics.jsonl.
+        found: the findings are added to it.
     """
     rolled_back = bool(state.last and state.last["kind"] == "rollback")
     kept = surviving_steps(attempts, done, state.segments[-1][0] if rolled_back else None)
@@ -243,28 +235,27 @@ def _count_blocks(
         f"of {lineage.total:,}"
     )
     skipped, skipped_epochs = lineage.skipped()
-    for epoch, counts, whole in _epochs(lineage, end):
+    for epoch, counts, complete in _epochs(lineage, end):
         left_out = skipped[skipped_epochs == epoch]
+        read = int(counts.sum())
         if counts.max() > 1:
             found.problems.append(f"epoch {epoch}: block {int(counts.argmax())} was read twice")
         elif counts[left_out].any():
             block = int(left_out[counts[left_out].argmax()])
             found.problems.append(f"epoch {epoch}: block {block} was read, though skipped")
-        elif whole and int(counts.sum()) + len(left_out) != lineage.total:
+        elif complete and read + len(left_out) != lineage.total:
             found.problems.append(
-                f"epoch {epoch}: {lineage.total - len(left_out) - int(counts.sum()):,} blocks were "
-                "neither read nor declared skipped"
+                f"epoch {epoch}: {lineage.total - len(left_out) - read:,} blocks were neither read "
+                "nor declared skipped"
             )
         else:
-            words = f"{int(counts.sum()):,} blocks read, " + (
-                "each once" if whole else "none twice"
-            )
             skips = f", {len(left_out):,} declared skipped" if len(left_out) else ""
-            found.proved.append(f"epoch {epoch}: {words}{skips}")
+            often = "each once" if complete else "none twice"
+            found.proved.append(f"epoch {epoch}: {read:,} blocks read, {often}{skips}")
 
 
 def _ranges(steps: Sequence[int]) -> str:
-    """Ascending numbers in short, such as "3, 7 to 12"."""
+    """Shorten ascending numbers, as in "3, 7 to 12"."""
     ranges: list[list[int]] = []
     for step in steps:
         if ranges and step == ranges[-1][1] + 1:
@@ -275,7 +266,7 @@ def _ranges(steps: Sequence[int]) -> str:
 
 
 def _epochs(lineage: Lineage, end: int) -> Iterator[tuple[int, Any, bool]]:
-    """Of each epoch, how often the places below `end` hold each block, and if it is over."""
+    """For each epoch, how often the places below `end` hold each block, and if it is complete."""
     counts = np.zeros(lineage.total, dtype=np.uint8)
     current = 0
     for first in range(0, end, _CHUNK):
@@ -286,46 +277,43 @@ def _epochs(lineage: Lineage, end: int) -> Iterator[tuple[int, Any, bool]]:
                 counts, current = np.zeros_like(counts), epoch
             np.add.at(counts, blocks[epochs == epoch], 1)
     if counts.any():
-        over = bool(lineage.blocks(end, 1)[1][0] > current)
-        yield current, counts, over
+        complete = bool(lineage.blocks(end, 1)[1][0] > current)
+        yield current, counts, complete
 
 
 def _compare_with_disk(run: Path, records: Sequence[ledger.Record], found: Audit) -> None:
-    """Whether the checkpoints that the ledger counts on are there, as they were committed."""
-    state = ledger.fold(records, 0)
-    committed = {r["step"]: r["manifest"] for r in records if r["kind"] == "commit"}
-    for step in state.checkpoints:
+    """Check that the checkpoints the ledger counts on are on disk as they were committed."""
+    steps, committed = ledger.run_state(records, 0).checkpoints, _committed(records)
+    for step in steps:
         folder = checkpoints.folder_of(run, step)
         try:
             checkpoints.read_manifest(folder)
-            whole = checkpoints.manifest_hash(run, step) == committed[step]
+            if checkpoints.manifest_hash(run, step) != committed[step]:
+                found.problems.append(f"{folder}: is not the checkpoint that was committed")
         except (OSError, ValueError) as error:
             found.problems.append(f"checkpoint of step {step}: {error}")
-            continue
-        if not whole:
-            found.problems.append(f"{folder}: is another one than was committed")
-    if state.checkpoints and not found.problems:
+    if steps and not found.problems:
         found.proved.append(
-            f"{len(state.checkpoints)} checkpoints on disk, each as it was committed: steps "
-            + ", ".join(map(str, state.checkpoints))
+            f"{len(steps)} checkpoints on disk, each as it was committed: steps "
+            + ", ".join(map(str, steps))
         )
 
 
-def report(found: Audit, write: Callable[[str], object]) -> int:
-    """Write what was found; returns the exit code."""
+def write_findings(found: Audit, write: Callable[[str], object]) -> int:
+    """Write the findings and return the exit code."""
     marks = (
         ("proved  ", found.proved),
         ("UNPROVED", found.unproved),
         ("PROBLEM ", found.problems),
     )
-    for mark, lines in marks:
-        for line in lines:
-            write(f"{mark} {line}\n")
+    for mark, sentences in marks:
+        for sentence in sentences:
+            write(f"{mark} {sentence}\n")
     if found.problems:
-        write("not sound\n")
-        return EXIT_NOT_SOUND
-    if found.unproved:
-        write("not proved\n")
-        return EXIT_UNPROVED
-    write("sound\n")
-    return EXIT_SOUND
+        verdict, code = "not sound", EXIT_FAILED
+    elif found.unproved:
+        verdict, code = "not proved", EXIT_UNPROVED
+    else:
+        verdict, code = "sound", EXIT_DONE
+    write(f"{verdict}\n")
+    return code

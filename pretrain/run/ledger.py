@@ -1,11 +1,11 @@
-"""ledger.jsonl: what happened to a run, append-only and hash-chained. Imports no torch.
+"""ledger.jsonl: what happened to a run, append-only and hash-chained.
 
 Each line is a JSON object with `number`, `time`, `kind`, `previous` (the hash of the line before)
-and the kind's own fields. A line that was torn by a crash is the last one and is cut off at the
-next append; anything else that does not verify is an error.
+and the fields of its kind. A last line that a crash left incomplete is ignored, and cut off at the
+next append; any other line that does not verify is an error.
 
-While an attempt lives its rank 0 alone appends; the supervisor does so when no rank is left. What
-the run is to do next follows from the ledger alone: see `fold`.
+While an attempt lives, only its rank 0 appends; the supervisor appends when no rank is left. What
+the run does next follows from the ledger alone: see `run_state`.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ Record = dict[str, Any]
 FILE_NAME = "ledger.jsonl"
 FORMAT_VERSION = 1
 """Written into the first record; absent: 1."""
+ENDINGS = frozenset({"crash", "hang", "preempted", "interrupted"})
+"""Kinds of records with which the supervisor says how a launch ended."""
 _START = "0" * 32
 
 
@@ -37,32 +39,31 @@ def _digest(line: bytes) -> str:
 
 
 def read(path: Path) -> list[Record]:
-    """Every record of a ledger, oldest first; a torn last line is left out.
+    """Return the records of a ledger, oldest first, without an incomplete last line.
 
     Raises:
         ValueError: a line does not follow from the one before it.
     """
-    records, _ = _read(path)
-    return records
+    return _read(path)[0]
 
 
-def _read(path: Path) -> tuple[list[Record], int]:
-    """Records, and how many bytes of the file hold them."""
+def _read(path: Path) -> tuple[list[Record], int, str]:
+    """Return the records, the number of bytes that hold them, and the hash of the last line."""
     try:
         data = files.retried(path.read_bytes)
     except FileNotFoundError:
         data = b""
     records: list[Record] = []
-    previous, offset = _START, 0
+    previous, size = _START, 0
     for line in data.splitlines(keepends=True):
         if not line.endswith(b"\n"):
             break
         try:
             record = json.loads(line)
-            sound = record["previous"] == previous and record["number"] == len(records)
+            valid = record["previous"] == previous and record["number"] == len(records)
         except (ValueError, TypeError, KeyError):
-            sound = False
-        if not sound:
+            valid = False
+        if not valid:
             raise ValueError(
                 f"{path}: line {len(records) + 1} does not follow from the line before it; the "
                 "ledger was changed by something other than zeroclap"
@@ -70,21 +71,17 @@ def _read(path: Path) -> tuple[list[Record], int]:
         if not records:
             check_format(record.get("format_version", 1), FORMAT_VERSION, path)
         records.append(record)
-        previous, offset = _digest(line), offset + len(line)
-    return records, offset
+        previous, size = _digest(line), size + len(line)
+    return records, size, previous
 
 
 def append(path: Path, kind: str, **fields: object) -> Record:
-    """Add a record and wait until it is on disk; returns it as it will be read.
+    """Append a record, wait until it is on disk, and return it as `read` will.
 
     Raises:
         OSError: names the file; the record was not added.
     """
-    records, size = _read(path)
-    previous = _START
-    if records:
-        with path.open("rb") as file:
-            previous = _digest(file.read(size).splitlines(keepends=True)[-1])
+    records, size, previous = _read(path)
     if not records:
         fields = {"format_version": FORMAT_VERSION, **fields}
     record: Record = {
@@ -108,11 +105,11 @@ def append(path: Path, kind: str, **fields: object) -> Record:
 
 
 def _write_at(descriptor: int, size: int, line: bytes) -> None:
-    """Make `line` follow the file's first `size` bytes, or leave the file with these alone."""
+    """Write `line` after the first `size` bytes; if that fails, leave only those bytes."""
     try:
         os.ftruncate(descriptor, size)
         written = 0
-        while written < len(line):  # a nearly full disk takes a part, and refuses the rest
+        while written < len(line):  # a nearly full disk takes a part and refuses the rest
             written += os.pwrite(descriptor, line[written:], size + written)
         os.fsync(descriptor)
     except OSError:
@@ -123,29 +120,29 @@ def _write_at(descriptor: int, size: int, line: bytes) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class RunState:
-    """Where a run stands, as its ledger tells."""
+    """The state of a run according to its ledger."""
 
     seed: int
-    """Of the recipe."""
+    """The recipe's."""
     attempts: int
-    """Attempts begun."""
+    """Number of attempts that began."""
     next_attempt: int
-    """Number of the next launch: above that of every launch so far, begun or not."""
+    """Number of the next launch: above every earlier launch's, whether that began or not."""
     segments: tuple[tuple[int, int], ...]
-    """(first step, seed) of the lineage that survives, oldest first."""
+    """(first step, seed) of the surviving lineage, oldest first."""
     lowered: tuple[tuple[int, int, float], ...]
-    """(first step, end step, factor) where a rollback lowered the learning rate; may overlap."""
+    """(first step, end step, factor) of lowered learning rates after rollbacks; may overlap."""
     checkpoints: tuple[int, ...]
-    """Steps of the committed checkpoints that lie on it and are kept, oldest first."""
+    """Steps of the committed checkpoints on the surviving lineage that are kept, oldest first."""
     spikes: tuple[Record, ...]
     """Every confirmed spike."""
     rollbacks: tuple[Record, ...]
     """Every rollback."""
     suspected: tuple[int, ...]
-    """Onsets of the suspicions and spikes that are open: they have not healed, and no rollback or
-    resume went back to before they were said."""
+    """Onsets of open suspicions and spikes: not healed, and not undone by going back to before
+    they were recorded."""
     last: Record | None
-    """The newest record, `None` before the first."""
+    """The newest record."""
     done: bool
 
     @property
@@ -162,29 +159,29 @@ class RunState:
 
     @property
     def suspected_since(self) -> int | None:
-        """The earliest of the onsets under suspicion."""
+        """The earliest onset of an open suspicion."""
         return min(self.suspected, default=None)
 
     @property
     def tainted(self) -> tuple[int, ...]:
-        """Steps of the checkpoints that were saved after an onset under suspicion."""
+        """Steps of the checkpoints that were saved after a suspected onset."""
         onset = self.suspected_since
         return () if onset is None else tuple(step for step in self.checkpoints if step > onset)
 
     def resume_step(self) -> int:
-        """Updates that the newest surviving checkpoint holds; 0 where there is none."""
+        """Number of updates in the newest surviving checkpoint; 0 without one."""
         return self.checkpoints[-1] if self.checkpoints else 0
 
     def learning_rate_factor(self, step: int) -> float:
-        """What the schedule's learning rate is multiplied by in a step."""
+        """Factor on the schedule's learning rate in a step."""
         return math.prod(factor for first, end, factor in self.lowered if first <= step < end)
 
     def lineage(self, total: int, first_block: Callable[[int], int]) -> Lineage:
-        """The order of blocks that the rollbacks lead to.
+        """The order of blocks that results from the rollbacks.
 
         Args:
             total: blocks of an epoch.
-            first_block: place of a step's first block, counted over all epochs.
+            first_block: returns the place of a step's first block, counted over all epochs.
         """
         lineage = Lineage.begin(total, self.seed)
         for record in self.rollbacks:
@@ -195,11 +192,11 @@ class RunState:
 
 
 def lineage_record(lineage: Lineage, end_place: int | None = None) -> list[list[int | str]]:
-    """A lineage as ledger and manifests keep it: what identifies each segment.
+    """Identify a lineage as ledger and manifests store it: one list a segment.
 
     Args:
         lineage: of a run.
-        end_place: leaves out the segments that begin at this place or after it.
+        end_place: leave out the segments that begin at this place or later.
     """
     return [
         list(segment.identity)
@@ -208,28 +205,28 @@ def lineage_record(lineage: Lineage, end_place: int | None = None) -> list[list[
     ]
 
 
-def fold(records: Sequence[Record], seed: int) -> RunState:
-    """The state that a ledger's records lead to, for a recipe whose seed is `seed`."""
-    told = _Telling(seed)
+def run_state(records: Sequence[Record], seed: int) -> RunState:
+    """The state that a ledger's records lead to, for a recipe with seed `seed`."""
+    state = _StateBuilder(seed)
     for record in records:
-        told.take(record)
+        state.apply(record)
     return RunState(
         seed=seed,
-        attempts=told.attempts,
+        attempts=state.attempts,
         next_attempt=1 + max((r["attempt"] for r in records if "attempt" in r), default=0),
-        segments=tuple(told.segments),
-        lowered=tuple(told.lowered),
-        checkpoints=tuple(told.checkpoints),
+        segments=tuple(state.segments),
+        lowered=tuple(state.lowered),
+        checkpoints=tuple(state.checkpoints),
         spikes=tuple(r for r in records if r["kind"] == "spike"),
         rollbacks=tuple(r for r in records if r["kind"] == "rollback"),
-        suspected=tuple(told.suspected.values()),
+        suspected=tuple(state.suspected.values()),
         last=records[-1] if records else None,
-        done=told.done,
+        done=state.done,
     )
 
 
-class _Telling:
-    """What changes as records are told one by one; other kinds than those named change nothing."""
+class _StateBuilder:
+    """Mutable state while the ledger is replayed."""
 
     def __init__(self, seed: int) -> None:
         self.attempts, self.done = 0, False
@@ -237,62 +234,63 @@ class _Telling:
         self.lowered: list[tuple[int, int, float]] = []
         self.checkpoints: list[int] = []
         self.suspected: dict[str, int] = {}  # onset by channel
-        self.said: list[Record] = []  # of suspicions, on the lineage that survives
-        self._changes: dict[str, Callable[[Record], None]] = {
-            "attempt": self._begin,
+        self._suspicions: list[Record] = []  # records about suspicions on the surviving lineage
+        self._handlers: dict[str, Callable[[Record], None]] = {
+            "attempt": self._attempt,
             "commit": self._commit,
             "delete": self._remove,
             "reject": self._remove,
-            "suspect": self._say,
-            "spike": self._say,
-            "healed": self._say,
+            "suspect": self._suspect,
+            "spike": self._suspect,
+            "healed": self._suspect,
             "rollback": self._roll_back,
-            "done": self._end,
+            "done": self._finish,
         }
 
-    def take(self, record: Record) -> None:
-        if record["kind"] in self._changes:
-            self._changes[record["kind"]](record)
+    def apply(self, record: Record) -> None:
+        """Apply a record; kinds without a handler change nothing."""
+        if record["kind"] in self._handlers:
+            self._handlers[record["kind"]](record)
 
-    def _begin(self, record: Record) -> None:
+    def _attempt(self, record: Record) -> None:
         self.attempts += 1
-        self._forget_from(record["step"])
+        self._go_back_to(record["step"])
 
     def _commit(self, record: Record) -> None:
         self.checkpoints = [c for c in self.checkpoints if c < record["step"]]
         self.checkpoints.append(record["step"])
 
     def _remove(self, record: Record) -> None:
-        if self.checkpoints[-1:] == [record["step"]]:  # a damaged result has to be made again
+        if self.checkpoints[-1:] == [record["step"]]:  # the last steps have to be done again
             self.done = False
         self.checkpoints = [c for c in self.checkpoints if c != record["step"]]
 
-    def _say(self, record: Record) -> None:
-        self.said.append(record)
+    def _suspect(self, record: Record) -> None:
+        self._suspicions.append(record)
         if record["kind"] == "healed":
             self.suspected.pop(record["channel"], None)
         else:
             self.suspected[record["channel"]] = record["onset"]
 
-    def _forget_from(self, step: int) -> None:
-        """Forget what was said at a step and later: these steps are done again.
+    def _go_back_to(self, step: int) -> None:
+        """Undo the suspicions recorded at `step` and later: these steps are done again.
 
-        What was said before leads to the suspicions that are open, as in the detector that an
-        attempt feeds with the steps before its first: what healed later is open again.
+        A suspicion that healed at one of these steps is open again, as in the detector, which a new
+        attempt feeds with the steps before its first.
         """
-        said = [record for record in self.said if record["step"] < step]
-        self.said, self.suspected = [], {}
-        for record in said:
-            self._say(record)
+        kept = [record for record in self._suspicions if record["step"] < step]
+        self._suspicions, self.suspected = [], {}
+        for record in kept:
+            self._suspect(record)
 
     def _roll_back(self, record: Record) -> None:
         step = record["step"]
-        self._forget_from(step)
+        self._go_back_to(step)
         self.segments = [s for s in self.segments if s[0] < step] + [(step, record["seed"])]
         self.checkpoints = [c for c in self.checkpoints if c <= step]
         self.lowered = [span for span in self.lowered if span[0] < step]
         if steps := record["learning_rate_steps"]:
             self.lowered.append((step, step + steps, record["learning_rate_factor"]))
 
-    def _end(self, record: Record) -> None:
+    def _finish(self, record: Record) -> None:
         self.done = True

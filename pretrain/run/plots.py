@@ -1,4 +1,4 @@
-"""The loss of a run as a picture, rollbacks and abandoned attempts visible."""
+"""loss.png: the loss curves of a run, with its rollbacks and abandoned attempts."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 from pretrain.run import ledger, metrics
 
 LOSS_PLOT = "loss.png"
-_LINE, _LINES = 0.05, 8
-"""Height of a line of text, as a share of the picture's, and how many there is room for."""
+_LINE_HEIGHT, _LINES = 0.05, 8
+"""Height of a line of text as a share of the picture's, and the number of lines that fit."""
 
 
 def plot_loss(run: Path) -> Path:
-    """Draw training and validation loss of a run folder; returns the picture's path.
+    """Draw the training and validation loss of a run; returns the picture's path.
 
     Raises:
         ValueError: the run has no metrics yet.
@@ -34,26 +34,25 @@ def plot_loss(run: Path) -> Path:
     for number, attempt in enumerate(sorted({r["attempt"] for r in abandoned})):
         part = [r for r in abandoned if r["attempt"] == attempt]
         label = "abandoned steps" if number == 0 else None
-        axes.plot(*_columns(part, "loss"), color="tab:red", alpha=0.6, lw=1, label=label)
-    axes.plot(*_columns(kept, "loss"), color="tab:blue", lw=1, label="training loss")
+        axes.plot(*_losses(part), color="tab:red", alpha=0.6, lw=1, label=label)
+    axes.plot(*_losses(kept), color="tab:blue", lw=1, label="training loss")
     validation = metrics.surviving_validation(metrics.read(run / metrics.VALIDATION), kept)
     if validation:
-        axes.plot(
-            *_columns(validation, "loss"), "o-", color="black", ms=4, lw=1, label="validation loss"
-        )
+        label = "validation loss"
+        axes.plot(*_losses(validation), "o-", color="black", ms=4, lw=1, label=label)
     rollbacks = [r for r in ledger.read(run / ledger.FILE_NAME) if r["kind"] == "rollback"]
     for number, record in enumerate(rollbacks):
         axes.axvline(record["step"], color="tab:red", ls="--", lw=1)
         axes.text(
             record["step"],
-            0.99 - _LINE * (number % _LINES),  # below each other, for their steps may be near
+            0.99 - _LINE_HEIGHT * (number % _LINES),  # staggered: their steps may be close
             f" {number + 1}. back to {record['step']:,}, {_change(record)}",
             transform=axes.get_xaxis_transform(),
             color="tab:red",
             va="top",
             fontsize=9,
         )
-    axes.set(xlabel="step", ylabel="nats a masked token", title=run.name)
+    axes.set(xlabel="step", ylabel="nats per masked token", title=run.name)
     axes.legend(loc="lower left", frameon=False)
     axes.spines[["top", "right"]].set_visible(False)
     path = run / LOSS_PLOT
@@ -62,14 +61,16 @@ def plot_loss(run: Path) -> Path:
     return path
 
 
-def _change(rollback: dict[str, Any]) -> str:
-    words = f"seed {rollback['seed']}"
+def _change(rollback: ledger.Record) -> str:
+    """What a rollback changed."""
+    text = f"seed {rollback['seed']}"
     if rollback["skip"]:
-        words += ", data skipped"
+        text += ", data skipped"
     if rollback["learning_rate_steps"]:
-        words += f", {rollback['learning_rate_factor']:g} x learning rate"
-    return words
+        text += f", {rollback['learning_rate_factor']:g} x learning rate"
+    return text
 
 
-def _columns(records: Sequence[dict[str, Any]], name: str) -> tuple[list[int], list[float]]:
-    return [r["step"] for r in records], [r[name] for r in records]
+def _losses(lines: Sequence[dict[str, Any]]) -> tuple[list[int], list[float]]:
+    """Steps and losses."""
+    return [line["step"] for line in lines], [line["loss"] for line in lines]

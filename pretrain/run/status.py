@@ -1,7 +1,7 @@
-"""What happened to a run, and what is going on: `python -m pretrain status RUN`. Imports no torch.
+"""What happened to a run and what it is doing: `python -m pretrain status RUN`.
 
-`story` is the run's history in plain words, from the ledger alone; the report at a run's end holds
-the same words.
+`history` tells it in sentences, from the ledger alone; the report and the supervisor use the same
+sentences.
 """
 
 from __future__ import annotations
@@ -12,76 +12,79 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
-from pretrain.config import load as recipes
+from pretrain.config.load import load
 from pretrain.config.run import RunConfig
 from pretrain.run import ledger, metrics
 from pretrain.run.folder import LOCK
-
-Record = ledger.Record
-_QUIET = frozenset({"created", "commit", "delete"})
-"""Kinds of records that make no sentence of their own."""
+from pretrain.run.ledger import Record
 
 
-def status(run: Path) -> str:
-    """A page about a run's folder.
+def describe_run(run: Path) -> str:
+    """Describe a run's folder on a page.
 
     Raises:
-        ValueError: it is no run's folder, or its ledger does not verify.
+        ValueError: it is not a run's folder, or its ledger does not verify.
     """
-    path = run / ledger.FILE_NAME
-    records = ledger.read(path)
+    records = ledger.read(run / ledger.FILE_NAME)
     if not records or not (run / "run.yaml").is_file():
         raise ValueError(
-            f"{run}: has no {ledger.FILE_NAME}; accepted: the folder of a run that was begun"
+            f"{run}: has no {ledger.FILE_NAME}; accepted: the folder of a run that has begun"
         )
-    config = recipes.load(str(run / "run.yaml"))
-    state = ledger.fold(records, config.training.seed)
+    config = load(str(run / "run.yaml"))
+    state = ledger.run_state(records, config.training.seed)
     lines = metrics.surviving(metrics.read(run / metrics.METRICS))
+    checkpoints = ", ".join(
+        f"{step:,}{' (tainted: after the onset)' if step in state.tainted else ''}"
+        for step in state.checkpoints
+    )
     parts = [
         f"{run}: {config.model.variant} {config.model.size}, {config.training.steps:,} steps, "
         f"recipe's seed {config.training.seed}",
-        now(state, lines, config, is_locked(run / LOCK)),
-        *filter(None, [metrics.left_out(run)]),
+        current_activity(state, lines, config, is_locked(run / LOCK)),
+        *filter(None, [metrics.invalid_lines(run)]),
         "",
-        *(f"  {_clock(record['time'])}  {words}" for record, words in story(records)),
+        *(f"  {_clock(record['time'])}  {text}" for record, text in history(records)),
         "",
-        _checkpoints(state),
+        f"checkpoints: {checkpoints or 'none'}",
     ]
     return "\n".join(parts) + "\n"
 
 
-def now(
-    state: ledger.RunState, lines: Sequence[Mapping[str, Any]], config: RunConfig, at_work: bool
+def _clock(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
+
+
+def current_activity(
+    state: ledger.RunState, lines: Sequence[metrics.Line], config: RunConfig, training: bool
 ) -> str:
-    """What is going on, in a sentence or two.
+    """Say in a sentence or two what a run is doing.
 
     Args:
         state: of the run.
-        lines: of metrics.jsonl, of the surviving steps.
-        config: its recipe.
-        at_work: whether an attempt is training it now.
+        lines: the lines of metrics.jsonl for the surviving steps.
+        config: the run's recipe.
+        training: whether an attempt trains it now.
     """
     steps = config.training.steps
     if state.done:
         attempts = metrics.count(state.attempts, "attempt")
         return f"finished: {steps:,} of {steps:,} steps in {attempts}"
-    if at_work:
+    if training:
         progress = metrics.progress_line(lines, steps) if lines else "no step yet"
         suspicion = ""
         if state.suspected_since is not None:
             suspicion = f"\nunder suspicion of a loss spike since step {state.suspected_since}"
         return f"training now, attempt {state.next_attempt - 1}: {progress}{suspicion}"
-    left = (
-        f"it would go on from step {state.resume_step():,} of {steps:,} "
+    rest = (
+        f"it would continue from step {state.resume_step():,} of {steps:,} "
         "(`python -m pretrain supervise` with the same recipe)"
     )
     if state.unanswered_spike is not None:
-        return f"stopped at a loss spike, not yet rolled back; {left}"
+        return f"stopped at a loss spike, not yet rolled back; {rest}"
     if state.last and state.last["kind"] == "gave-up":
-        return f"given up: {state.last['reason']}; {left}"
-    return f"nobody is at work on it; {left}"
+        return f"given up: {state.last['reason']}; {rest}"
+    return f"not being trained; {rest}"
 
 
 def is_locked(path: Path) -> bool:
@@ -96,23 +99,24 @@ def is_locked(path: Path) -> bool:
     return False
 
 
-def story(records: Sequence[Record]) -> list[tuple[Record, str]]:
-    """Each record that is worth a sentence, and the sentence."""
-    return [(record, sentence(record)) for record in records if record["kind"] not in _QUIET]
+def history(records: Sequence[Record]) -> list[tuple[Record, str]]:
+    """Return the records that matter to a reader, each with a sentence about it."""
+    routine = ("created", "commit", "delete")
+    return [(record, describe(record)) for record in records if record["kind"] not in routine]
 
 
 def since_last_attempt(records: Sequence[Record]) -> list[str]:
-    """What was told from the end of the attempt before to the beginning of the newest one."""
+    """Sentences about what happened between the beginnings of the last two attempts."""
     begun = [number for number, r in enumerate(records) if r["kind"] == "attempt"]
     kinds = ("crash", "hang", "preempted", "interrupted", "rollback", "attempt")
     first = begun[-2] + 1 if len(begun) > 1 else 0
-    return [words for r, words in story(records[first:]) if r["kind"] in kinds]
+    return [text for r, text in history(records[first:]) if r["kind"] in kinds]
 
 
-def sentence(record: Record) -> str:
-    """A record of the ledger in plain words."""
-    words = _SENTENCES.get(record["kind"])
-    return words(record) if words else f"{record['kind']}"
+def describe(record: Record) -> str:
+    """Describe a record of the ledger in a sentence."""
+    sentence = _SENTENCES.get(record["kind"])
+    return sentence(record) if sentence else str(record["kind"])
 
 
 def _attempt(r: Record) -> str:
@@ -121,52 +125,36 @@ def _attempt(r: Record) -> str:
     return f"attempt {r['attempt']} began {origin}: {ranks}, seed {r['seed']}, {r['host']}"
 
 
-def _suspect(r: Record) -> str:
-    return f"suspicion at step {r['step']:,}: {_rise(r)}"
-
-
-def _healed(r: Record) -> str:
-    return f"healed at step {r['step']:,}: {_rise(r)}"
-
-
-def _spike(r: Record) -> str:
-    return f"LOSS SPIKE confirmed at step {r['step']:,}: {_rise(r)}"
-
-
 def _rise(r: Record) -> str:
-    """A ledger may hold null, or NaN, for a number that is not finite, or not known yet."""
+    """Describe what the detector saw; numbers may be null, or NaN in ledgers of old versions."""
     loss, baseline = metrics.finite_or_nan(r["loss"]), metrics.finite_or_nan(r["baseline"])
-    words = "loss not finite" if math.isnan(loss) else f"{loss:.4g}"
+    text = "loss not finite" if math.isnan(loss) else f"{loss:.4g}"
     if not math.isnan(baseline):
-        words += f" where {baseline:.4g} was usual"
-    return f"{_CHANNELS.get(r['channel'], r['channel'])}, {words}, since step {r['onset']:,}"
-
-
-_CHANNELS = {
-    "non-finite": "non-finite loss or gradient",
-    "loss-scale": "overflows of fp16 (loss-scale)",
-}
+        text += f" where {baseline:.4g} was usual"
+    channel = {
+        "non-finite": "non-finite loss or gradient",
+        "loss-scale": "overflows of fp16 (loss-scale)",
+    }.get(r["channel"], r["channel"])
+    return f"{channel}, {text}, since step {r['onset']:,}"
 
 
 def _rollback(r: Record) -> str:
     target = f"the checkpoint of step {r['step']:,}" if r["step"] else "the initial weights"
-    words = f"rolled back to {target}, going on with seed {r['seed']}"
+    text = f"rolled back to {target}, going on with seed {r['seed']}"
     if r["skip"]:
-        words += (
-            f", without the blocks that steps {r['skip'][0]:,} to {r['skip'][1] - 1:,} had read"
-        )
+        text += f", without the blocks that steps {r['skip'][0]:,} to {r['skip'][1] - 1:,} had read"
     if r["learning_rate_steps"]:
         factor, end = r["learning_rate_factor"], r["step"] + r["learning_rate_steps"]
-        words += f", with {factor:g} times the learning rate until step {end:,}"
-    return words
+        text += f", with {factor:g} times the learning rate until step {end:,}"
+    return text
 
 
 _SENTENCES: Mapping[str, Callable[[Record], str]] = MappingProxyType(
     {
         "attempt": _attempt,
-        "suspect": _suspect,
-        "healed": _healed,
-        "spike": _spike,
+        "suspect": lambda r: f"suspicion at step {r['step']:,}: {_rise(r)}",
+        "healed": lambda r: f"healed at step {r['step']:,}: {_rise(r)}",
+        "spike": lambda r: f"LOSS SPIKE confirmed at step {r['step']:,}: {_rise(r)}",
         "rollback": _rollback,
         "crash": lambda r: f"attempt {r['attempt']} failed: {r['reason']}",
         "hang": lambda r: f"attempt {r['attempt']} hung: {r['reason']}",
@@ -179,15 +167,3 @@ _SENTENCES: Mapping[str, Callable[[Record], str]] = MappingProxyType(
         "done": lambda r: f"done: {r['step']:,} steps",
     }
 )
-
-
-def _checkpoints(state: ledger.RunState) -> str:
-    words = [
-        f"{step:,}{' (tainted: after the onset)' if step in state.tainted else ''}"
-        for step in state.checkpoints
-    ]
-    return f"checkpoints: {', '.join(words) or 'none'}"
-
-
-def _clock(seconds: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))

@@ -22,7 +22,7 @@ def since_given_up(records: Records) -> Records:
 
 def answer_to_spike(records: Records, config: RunConfig) -> policy.Rollback | policy.GiveUp | None:
     """What to do about the newest spike; None where there is none without an answer."""
-    state = ledger.fold(records, config.training.seed)
+    state = ledger.run_state(records, config.training.seed)
     if state.unanswered_spike is None:
         return None
     return policy.plan(
@@ -42,7 +42,7 @@ def retained(records: Records, step: int, config: RunConfig) -> set[int]:
         step: the newest.
         config: says how many of the newest are kept.
     """
-    state = ledger.fold(records, config.training.seed)
+    state = ledger.run_state(records, config.training.seed)
     answered = _rollbacks(since_given_up(records))
     onsets = policy.possible_onsets(step, state.suspected, answered, config.spike)
     newest = state.checkpoints[-config.training.checkpoints_kept :]

@@ -11,13 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pretrain.config.run import RunConfig
+from pretrain.exit_codes import EXIT_SPIKE
 from pretrain.loop import GO_ON, StepRecord
 from pretrain.run import metrics
 from pretrain.run.ledger import RunState
 from pretrain.spikes.detector import Event, Observation, SpikeDetector
-
-EXIT_SPIKE = 75
-"""The attempt stopped at a confirmed spike: the ledger says which, `supervise` rolls back."""
 
 
 def declared_changes(config: RunConfig, state: RunState) -> list[int]:

@@ -15,9 +15,10 @@ from pathlib import Path
 
 from data_prep import files
 from pretrain.config.run import RunConfig
+from pretrain.exit_codes import EXIT_PREEMPTED
 from pretrain.supervision import control as orders
 from pretrain.supervision import jobs, launch, nodes, processes
-from pretrain.supervision.control import EXIT_PREEMPTED, Order
+from pretrain.supervision.control import Order
 from pretrain.supervision.nodes import Place, Report
 from pretrain.supervision.watch import COUNT_SECONDS, StoppedProcesses
 

@@ -28,8 +28,6 @@ from data_prep import files
 FOLDER = "control"
 TOKEN_VARIABLE = "ZEROCLAP_ATTEMPT"
 """Environment variable with the token of the order that started a process."""
-EXIT_PREEMPTED = 76
-"""Of trainer and supervisor alike: stopped because it was asked to; start it again to go on."""
 
 _LEAVE = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 RUN, STOP, OVER = "run", "stop", "over"

@@ -41,7 +41,7 @@ Decision = Launch | Finished | policy.Rollback | policy.GiveUp
 
 def decide(records: Sequence[ledger.Record], config: RunConfig) -> Decision:
     """What a ledger asks for, when no attempt is running."""
-    if ledger.fold(records, config.training.seed).done:
+    if ledger.run_state(records, config.training.seed).done:
         return Finished()
     return answer_to_spike(records, config) or answer_to_endings(records, config.supervision)
 

@@ -160,7 +160,7 @@ def next_order(config: RunConfig, place: Place, records: Sequence[ledger.Record]
 
     A launch whose supervisor was killed at once stands in no record, but its order has its number.
     """
-    recorded = ledger.fold(records, config.training.seed).next_attempt
+    recorded = ledger.run_state(records, config.training.seed).next_attempt
     before = orders.read(Path(config.folder))
     return orders.Order(
         token=secrets.token_hex(8),

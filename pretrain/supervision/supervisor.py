@@ -21,13 +21,14 @@ from typing import TypeVar
 
 from data_prep import files
 from pretrain.config.run import RunConfig
+from pretrain.exit_codes import EXIT_PREEMPTED
 from pretrain.run import folder as run_folder
 from pretrain.run import ledger, metrics, status
 from pretrain.spikes.policy import GiveUp, Rollback
 from pretrain.supervision import control as orders
 from pretrain.supervision import decide as ladders
 from pretrain.supervision import failures, jobs, launch, processes
-from pretrain.supervision.control import EXIT_PREEMPTED, Order
+from pretrain.supervision.control import Order
 from pretrain.supervision.failures import RankError
 from pretrain.supervision.jobs import Job
 from pretrain.supervision.nodes import Others, Place
@@ -126,7 +127,7 @@ class Supervisor:
         errors = failures.read(self.run_folder, order.token) if order else []
         reason = failures.explain(errors, 0) or "it ended while nobody watched"
         self._record_open(ladders.CRASH, reason)
-        state = ledger.fold(self._records(), self.config.training.seed)
+        state = ledger.run_state(self._records(), self.config.training.seed)
         self._wait_for_disk(lambda: run_folder.reject_damaged_result(self.run_folder, state))
         self._tell_news()
         return None
@@ -152,7 +153,7 @@ class Supervisor:
         return EXIT_GAVE_UP
 
     def _roll_back(self, decision: Rollback) -> None:
-        spike = ledger.fold(self._records(), self.config.training.seed).unanswered_spike
+        spike = ledger.run_state(self._records(), self.config.training.seed).unanswered_spike
         assert spike is not None
         fields = dataclasses.asdict(decision)
         self._record("rollback", onset=spike["onset"], **fields)
@@ -288,7 +289,7 @@ class Supervisor:
         seen = self._why(job, order, complaint, errors)
         kind = ladders.ending(told, seen.kind, bool(self._requests.count))
         if kind:
-            step = ledger.fold(records, self.config.training.seed).resume_step()
+            step = ledger.run_state(records, self.config.training.seed).resume_step()
             fields = {"attempt": order.attempt, "step": step, "reason": seen.reason}
             self._record(kind, **fields)
         self._tell_news()
@@ -363,7 +364,7 @@ class Supervisor:
             return
         if size == self._size:
             return
-        for _, words in status.story(records[self._told :]):
+        for _, words in status.history(records[self._told :]):
             self._say(words)
         self._told, self._size = len(records), size
 
@@ -388,7 +389,7 @@ def forecast(config: RunConfig, place: Place = _ALONE) -> str:
     decision = ladders.decide(records, config)
     words = f"next: {decision}\n"
     if isinstance(decision, ladders.Launch):
-        state = ledger.fold(records, config.training.seed)
+        state = ledger.run_state(records, config.training.seed)
         command = launch.command(config, run, launch.next_order(config, place, records))
         words += f"from step {state.resume_step()}: {' '.join(command)}\n"
     return words

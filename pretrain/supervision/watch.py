@@ -138,7 +138,7 @@ class Follower:
 
         Args:
             path: of the file.
-            name: of the kind of file, which says what a valid line has (`metrics.parsed`).
+            name: of the kind of file, which says what a valid line has (`metrics.parse_line`).
         """
         self._path, self._name, self._offset = path, name, 0
         with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
@@ -155,5 +155,5 @@ class Follower:
             return []
         whole = data.rfind(b"\n") + 1
         self._offset += whole
-        lines = (metrics.parsed(line, self._name) for line in data[:whole].splitlines())
+        lines = (metrics.parse_line(line, self._name) for line in data[:whole].splitlines())
         return [line for line in lines if line is not None]

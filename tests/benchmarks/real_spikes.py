@@ -80,7 +80,7 @@ def by_hand(recipe: str, folder: Path, data: Path) -> None:
     path = folder / ledger.FILE_NAME
     if not any(record["kind"] == "rollback" for record in ledger.read(path)):
         supervise(recipe, folder, data, *NO_ROLLBACK, "training.checkpoints_kept=50")
-        state = ledger.fold(ledger.read(path), 1)
+        state = ledger.run_state(ledger.read(path), 1)
         if state.done:
             return
         onset = state.spikes[-1]["onset"]
@@ -101,7 +101,7 @@ def by_hand(recipe: str, folder: Path, data: Path) -> None:
 
 def outcome(folder: Path) -> dict[str, Any]:
     """What a run came to."""
-    state = ledger.fold(ledger.read(folder / ledger.FILE_NAME), 1)
+    state = ledger.run_state(ledger.read(folder / ledger.FILE_NAME), 1)
     lines = metrics.read(folder / metrics.METRICS)
     validation = metrics.surviving(metrics.read(folder / metrics.VALIDATION))
     return {

@@ -122,16 +122,16 @@ def before_manifest(step, action):
 
 def before_telling(step, action):
     """Committed, and the ledger does not know."""
-    from pretrain.train import Attempt
+    from pretrain.run.saver import Saver
 
-    original = Attempt._commit
+    original = Saver._commit
 
     def call(self, number):
         if number == step:
             action()
         original(self, number)
 
-    Attempt._commit = call
+    Saver._commit = call
 
 
 def before_fence(step, action):

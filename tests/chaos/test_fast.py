@@ -6,9 +6,10 @@ import os
 
 import pytest
 
+from pretrain.exit_codes import EXIT_PREEMPTED
 from pretrain.supervision import control as orders
 from pretrain.supervision import heartbeat
-from pretrain.supervision.control import EXIT_PREEMPTED, Order
+from pretrain.supervision.control import Order
 from tests.chaos.conftest import SHORT
 
 

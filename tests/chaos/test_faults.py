@@ -20,10 +20,10 @@ from deepspeed.accelerator import get_accelerator
 
 from pretrain.config.load import dump
 from pretrain.engine.settings import DS_CONFIGS
+from pretrain.exit_codes import EXIT_PREEMPTED
 from pretrain.run import metrics
 from pretrain.supervision import control as orders
 from pretrain.supervision import gpus, launch, processes
-from pretrain.supervision.control import EXIT_PREEMPTED
 from pretrain.supervision.nodes import Place
 from tests.chaos.conftest import PATIENCE, ROOT, SHORT, weights
 from tests.chaos.fault import PLAN

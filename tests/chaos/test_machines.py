@@ -7,9 +7,9 @@ import subprocess
 
 import pytest
 
+from pretrain.exit_codes import EXIT_PREEMPTED
 from pretrain.supervision import control as orders
 from pretrain.supervision import jobs, processes
-from pretrain.supervision.control import EXIT_PREEMPTED
 from tests.chaos.conftest import PATIENCE
 from tests.chaos.fault import PLAN
 

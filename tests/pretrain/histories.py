@@ -29,7 +29,7 @@ class History:
 
     @property
     def state(self) -> ledger.RunState:
-        return ledger.fold(self.records, SEED)
+        return ledger.run_state(self.records, SEED)
 
     def begin(self) -> None:
         """An attempt from the newest surviving checkpoint."""

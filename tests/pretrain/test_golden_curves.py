@@ -23,10 +23,10 @@ import pytest
 from data_prep.__main__ import main as data_prep
 from pretrain import train
 from pretrain.config import load as recipes
+from pretrain.exit_codes import EXIT_SPIKE
 from pretrain.model.presets import VARIANTS
 from pretrain.run import checkpoints, ledger, metrics
 from pretrain.spikes.decisions import answer_to_spike
-from pretrain.spikes.live import EXIT_SPIKE
 
 RECORDED = Path(__file__).parent / "golden" / "curves.json"
 STEPS = 20
@@ -82,7 +82,7 @@ def curve(run):
     lines = metrics.read(run / metrics.METRICS)
     validation = metrics.read(run / metrics.VALIDATION)
     records = ledger.read(run / ledger.FILE_NAME)
-    last = ledger.fold(records, 1).resume_step()
+    last = ledger.run_state(records, 1).resume_step()
     weights = consolidated_weights(checkpoints.folder_of(run, last))
     return {
         "steps": [line["step"] for line in lines],
@@ -171,7 +171,7 @@ def train_rolled_back(run_ranks, recipe, folder):
     assert run_ranks(2, work) == [EXIT_SPIKE] * 2
     config = recipes.load(str(recipe), [f"folder={run}", *words])
     records = ledger.read(run / ledger.FILE_NAME)
-    onset = ledger.fold(records, 1).unanswered_spike["onset"]
+    onset = ledger.run_state(records, 1).unanswered_spike["onset"]
     answer = answer_to_spike(records, config)
     ledger.append(run / ledger.FILE_NAME, "rollback", onset=onset, **dataclasses.asdict(answer))
     assert run_ranks(2, work) == [0, 0]

@@ -1,4 +1,4 @@
-"""One attempt, from its command line to its exit code, and what may go wrong on its way."""
+"""One attempt, from its command line to its exit code, with everything that may fail."""
 
 import contextlib
 import errno
@@ -19,11 +19,11 @@ import yaml
 
 from data_prep import files
 from pretrain import train
+from pretrain.exit_codes import EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED
 from pretrain.inference import model_folder
-from pretrain.run import audit, checkpoints, ledger, metrics
+from pretrain.run import audit, checkpoints, ledger, metrics, resume
 from pretrain.run import folder as run_folder
 from pretrain.supervision import control as orders
-from pretrain.supervision.control import EXIT_PREEMPTED
 
 SHORT = [
     "training.steps=6",
@@ -49,13 +49,13 @@ def attempt(run_ranks, recipe):
 
     def run(folder, *overrides, ranks=2, sabotage=lambda rank: None):
         def work():
-            train._SECONDS_TO_BE_ENDED = 0.0  # nobody would
+            train._SECONDS_TO_BE_ENDED = 0.0  # no launcher ends them
             sabotage(int(os.environ["RANK"]))
             words = [str(recipe.path), f"folder={folder}", *SHORT, *overrides]
-            said, complained = io.StringIO(), io.StringIO()
-            with contextlib.redirect_stdout(said), contextlib.redirect_stderr(complained):
+            output, errors = io.StringIO(), io.StringIO()
+            with contextlib.redirect_stdout(output), contextlib.redirect_stderr(errors):
                 code = train.main(words)
-            return code, said.getvalue(), complained.getvalue()
+            return code, output.getvalue(), errors.getvalue()
 
         return run_ranks(ranks, work)
 
@@ -70,23 +70,23 @@ def straight(attempt, tmp_path_factory):
     return folder
 
 
-def test_a_rank_that_fails_by_itself_says_why(run_ranks):
-    """Also where its machine's first rank has nothing to complain of."""
+def test_a_rank_that_fails_alone_reports_its_error(run_ranks):
+    """Also if its machine's first rank has no error."""
 
     def work():
-        train._SECONDS_TO_BE_ENDED = 0.1  # nobody would
-        said, rank = io.StringIO(), int(os.environ["RANK"])
-        with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()):
+        train._SECONDS_TO_BE_ENDED = 0.1  # no launcher ends them
+        errors, rank = io.StringIO(), int(os.environ["RANK"])
+        with contextlib.redirect_stderr(errors), contextlib.redirect_stdout(io.StringIO()):
             code = train.main(["no-such-recipe" if rank else "--help"])
-        return code, said.getvalue()
+        return code, errors.getvalue()
 
-    (first, nothing), (other, said) = run_ranks(2, work)
+    (first, nothing), (other, output) = run_ranks(2, work)
     assert (first, nothing, other) == (0, "", 2)
-    assert said.startswith("pretrain.train: error on rank 1: recipe 'no-such-recipe' is neither")
+    assert output.startswith("pretrain.train: error on rank 1: recipe 'no-such-recipe' is neither")
 
 
 @pytest.mark.parametrize(("token", "expected"), [("", 2), ("aa", 1)])
-def test_a_busy_port_is_the_user_s_to_change_or_the_supervisor_s(
+def test_a_busy_port_is_a_usage_error_unless_a_supervisor_chose_it(
     attempt, tmp_path, token, expected
 ):
     """The supervisor chooses the port of each launch, and another one for the next."""
@@ -101,10 +101,12 @@ def test_a_busy_port_is_the_user_s_to_change_or_the_supervisor_s(
         os.environ[orders.TOKEN_VARIABLE] = token
         engine.refuse_busy_port = refuse
 
-    ((code, _, said),) = attempt(tmp_path / "run", ranks=1, sabotage=sabotage)
-    assert (code, said.startswith("pretrain.train: error: 127.0.0.1 port 9")) == (expected, True)
+    ((code, _, output),) = attempt(tmp_path / "run", ranks=1, sabotage=sabotage)
+    assert (code, output.startswith("pretrain.train: error: 127.0.0.1 port 9")) == (expected, True)
     begun = {path.name for path in (tmp_path / "run").glob("*")}
-    assert begun == ({"control"} if token else set()), "its supervisor is told, if there is one"
+    assert begun == ({"control"} if token else set()), (
+        "an error file for the supervisor, if there is one"
+    )
 
 
 @pytest.mark.slow  # compiles C++
@@ -133,12 +135,12 @@ def test_a_compiled_attempt_compiles_its_loss_as_well_and_has_the_same_losses(at
 
 
 def records(run, kind=None):
-    told = ledger.read(run / ledger.FILE_NAME)
-    return [record for record in told if kind in (None, record["kind"])]
+    found = ledger.read(run / ledger.FILE_NAME)
+    return [record for record in found if kind in (None, record["kind"])]
 
 
 def committed(run):
-    return list(ledger.fold(records(run), 1).checkpoints)
+    return list(ledger.run_state(records(run), 1).checkpoints)
 
 
 def interrupted(run, folder, after=4):
@@ -146,8 +148,8 @@ def interrupted(run, folder, after=4):
     shutil.copytree(run, folder)
     (folder / "train.lock").unlink()
     lines = (folder / ledger.FILE_NAME).read_bytes().splitlines(keepends=True)
-    told = records(run)
-    end = next(r["number"] for r in told if r["kind"] == "commit" and r["step"] == after)
+    found = records(run)
+    end = next(r["number"] for r in found if r["kind"] == "commit" and r["step"] == after)
     (folder / ledger.FILE_NAME).write_bytes(b"".join(lines[: end + 1]))
     return folder
 
@@ -169,33 +171,34 @@ def assert_same_run(left, right, step=6):
         assert {k: line[k] for k in {*line} - times} == {k: other[k] for k in {*other} - times}
 
 
-# --- how it ends, and goes on ---------------------------------------------------------------------
+# --- how it ends and resumes ---------------------------------------------------------------------
 
 
-def test_the_loop_s_verdict_is_not_the_exit_code(attempt, tmp_path):
+def test_the_verdict_of_the_loop_is_not_the_exit_code(attempt, tmp_path):
     """The loop says GO_ON after the last step, whatever number that is; the process ends with 0."""
 
     def sabotage(rank):
+        from pretrain import attempt as attempts
         from pretrain import loop
-        from pretrain.spikes import live as spike_watch
-        from pretrain.supervision import tether
+        from pretrain.spikes import live
+        from pretrain.supervision import client
 
-        for module in (loop, spike_watch, tether, train):
+        for module in (loop, live, client, attempts):
             module.GO_ON = -7
 
     answers = attempt(tmp_path, "training.steps=2", ranks=1, sabotage=sabotage)
-    assert [code for code, _, _ in answers] == [train.EXIT_DONE], answers
+    assert [code for code, _, _ in answers] == [EXIT_DONE], answers
     assert records(tmp_path)[-1]["kind"] == "done"
 
 
 def leaving_after(step, seen):
-    """Somebody asks the attempt to leave during an update; what the detector sees is noted."""
+    """The attempt is asked to stop during an update; what the detector sees is recorded."""
 
     def sabotage(rank):
         from pretrain.spikes.live import SpikeWatch
-        from pretrain.supervision.tether import Tether
+        from pretrain.supervision.client import SupervisorClient
 
-        verdict, watch = Tether.verdict, SpikeWatch.__call__
+        verdict, watch = SupervisorClient.verdict, SpikeWatch.__call__
 
         def ask(self, steps):
             if steps == step:
@@ -207,7 +210,7 @@ def leaving_after(step, seen):
                 file.write(json.dumps([record.step, self.validation_loss]) + "\n")
             return watch(self, record)
 
-        Tether.verdict, SpikeWatch.__call__ = ask, note
+        SupervisorClient.verdict, SpikeWatch.__call__ = ask, note
 
     return sabotage
 
@@ -215,9 +218,7 @@ def leaving_after(step, seen):
 @pytest.mark.parametrize(
     "settings", ["zero1_fp32", pytest.param("zero3_bf16", marks=pytest.mark.slow)]
 )
-def test_a_run_stopped_where_an_evaluation_is_due_measures_it_when_it_goes_on(
-    settings, attempt, tmp_path
-):
+def test_an_evaluation_that_a_stop_left_out_is_done_on_resume(settings, attempt, tmp_path):
     """Stopping and going on leaves the same losses, to readers and to the detector."""
     words = [f"training.deepspeed={settings}"]
     straight, stopped = tmp_path / "straight", tmp_path / "stopped"
@@ -238,7 +239,7 @@ def test_a_run_stopped_where_an_evaluation_is_due_measures_it_when_it_goes_on(
     assert_same_run(stopped, straight)
 
 
-def test_a_run_that_goes_on_where_an_evaluation_was_done_does_not_repeat_it(attempt, tmp_path):
+def test_an_evaluation_is_not_repeated_on_resume(attempt, tmp_path):
     words = ["training.evaluation_interval=2"]
     with pytest.raises(pytest.fail.Exception, match="rank"):
         attempt(tmp_path, *words, sabotage=failing_save(4, killed))
@@ -249,7 +250,7 @@ def test_a_run_that_goes_on_where_an_evaluation_was_done_does_not_repeat_it(atte
 # --- what it writes ------------------------------------------------------------------------------
 
 
-def test_a_checkpoint_tells_what_it_is_without_its_run(straight):
+def test_a_checkpoint_describes_itself_without_its_run(straight):
     manifest = checkpoints.read_manifest(checkpoints.folder_of(straight, 4))
     assert manifest["step"] == 4
     assert manifest["ranks"] == 2
@@ -286,8 +287,8 @@ def test_a_run_s_validation_is_that_of_its_exported_model(
     from pretrain.inference.model_folder import export, load
 
     overrides = [f"objective.{word}" for word in masking]
-    for code, _, said in attempt(tmp_path / "run", *overrides, ranks=ranks):
-        assert code == 0, said
+    for code, _, output in attempt(tmp_path / "run", *overrides, ranks=ranks):
+        assert code == 0, output
     export(tmp_path / "run", tmp_path / "model")
     loaded = load(tmp_path / "model")
     digest = loaded.tokenizer.digest()
@@ -299,21 +300,6 @@ def test_a_run_s_validation_is_that_of_its_exported_model(
     assert line["targets"] == found.total.targets
     assert line["loss"] == pytest.approx(found.total.loss, rel=1e-6)
     assert f"{line['perplexity']:.3f}" == f"{found.total.perplexity:.3f}"
-
-
-def test_older_measurements_with_other_masks_are_no_baseline(tmp_path):
-    """They did not say which masks they had: the recipe's."""
-    from pretrain.config.run import RunConfig
-    from pretrain.objectives.masked import MaskedLMConfig
-    from pretrain.run.log import RunLog
-
-    usual = dict.fromkeys(metrics.NEEDED[metrics.VALIDATION], 1)
-    lines = [{**usual, "step": 2}, {**usual, "step": 4, "masks": "standard"}]
-    text = "".join(json.dumps(line) + "\n" for line in lines)
-    (tmp_path / metrics.VALIDATION).write_text(text)
-    for objective, kept in [(MaskedLMConfig(), lines), (MaskedLMConfig(0.4), lines[1:])]:
-        config = RunConfig(folder=str(tmp_path), objective=objective)
-        assert RunLog(config, None)._comparable_validation() == kept
 
 
 # --- saves that fail -----------------------------------------------------------------------------
@@ -362,10 +348,10 @@ def test_a_rank_killed_in_a_save_costs_the_steps_since_the_one_before(straight, 
         attempt(tmp_path, sabotage=failing_save(4, killed))
     assert committed(tmp_path) == [2]
     assert not checkpoints.folder_of(tmp_path, 4).exists()
-    code, said, _ = attempt(tmp_path)[0]
+    code, output, _ = attempt(tmp_path)[0]
     assert code == 0
-    assert "attempt 2" in said
-    assert "steps 2 to 6" in said
+    assert "attempt 2" in output
+    assert "steps 2 to 6" in output
     assert records(tmp_path, "discontinuity") == []
     assert_same_run(tmp_path, straight)
     assert not list((tmp_path / "checkpoints").glob("*.partial"))
@@ -391,7 +377,7 @@ def test_without_an_older_checkpoint_or_a_later_save_a_failed_one_ends_the_attem
     step, left, attempt, tmp_path
 ):
     answers = attempt(tmp_path, sabotage=failing_save(step, no_room))
-    assert [code for code, _, _ in answers] == [train.EXIT_FAILED] * 2
+    assert [code for code, _, _ in answers] == [EXIT_FAILED] * 2
     assert re.search(rf"step-{step:08d}\.\w+\.partial: cannot be written", answers[0][2])
     assert records(tmp_path)[-1]["kind"] == "save-failed"
     assert committed(tmp_path) == left
@@ -432,7 +418,7 @@ def test_a_resumed_run_needs_as_much_as_its_last_checkpoint_took(straight, attem
 
 def test_a_disk_that_fills_up_is_found_before_a_save(attempt, tmp_path):
     answers = attempt(tmp_path, sabotage=small_disk(3))
-    assert [code for code, _, _ in answers] == [train.EXIT_FAILED] * 2
+    assert [code for code, _, _ in answers] == [EXIT_FAILED] * 2
     reasons = [record["reason"] for record in records(tmp_path, "save-failed")]
     assert len(reasons) == 2
     assert all("1 checkpoint of" in reason for reason in reasons)
@@ -514,7 +500,7 @@ def test_a_disk_that_is_full_for_a_while_costs_a_checkpoint_and_no_line(
 def test_a_disk_that_stays_full_ends_the_attempt_at_the_third_failed_save(attempt, small_run):
     words = ["training.steps=80", *LONGER]
     answers = attempt(small_run, *words, sabotage=full_disk(17, 80))
-    assert [code for code, _, _ in answers] == [train.EXIT_FAILED] * 2
+    assert [code for code, _, _ in answers] == [EXIT_FAILED] * 2
     warned = [step for step in range(81) if f"no checkpoint of step {step}:" in answers[0][1]]
     assert warned == [32, 48, 64]
     assert "No space left on device" in answers[0][2]
@@ -568,8 +554,10 @@ def test_a_checkpoint_that_cannot_be_deleted_does_not_end_a_run(straight, attemp
                 raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), path)
             unlink(path, *arguments, **keywords)
 
+        from pretrain import attempt as attempts
+
         os.unlink = refuses
-        train.retained = lambda records, step, config: {step}
+        attempts.retained = lambda records, step, config: {step}
 
     answers = attempt(tmp_path, sabotage=sabotage)
     assert [code for code, _, _ in answers] == [0, 0], answers
@@ -585,7 +573,7 @@ def test_a_checkpoint_that_cannot_be_deleted_does_not_end_a_run(straight, attemp
 # --- checkpoints that were touched ---------------------------------------------------------------
 
 
-def test_a_damaged_result_is_made_again(straight, attempt, tmp_path):
+def test_a_finished_run_with_a_damaged_checkpoint_is_finished_again(straight, attempt, tmp_path):
     run = tmp_path / "run"
     shutil.copytree(straight, run)
     path = touch(run, 6)
@@ -614,7 +602,7 @@ def test_a_checkpoint_that_cannot_be_read_is_passed_over_and_its_files_stay(
     unreadable, seen = checkpoints.folder_of(run, 4), tmp_path / "seen"
 
     def sabotage(rank):
-        fingerprint, begin = checkpoints.fingerprint, run_folder.begin
+        fingerprint, begin = checkpoints.fingerprint, resume.begin
         files._PAUSES = (0.0,)
 
         def fails(path):
@@ -623,11 +611,10 @@ def test_a_checkpoint_that_cannot_be_read_is_passed_over_and_its_files_stay(
             return fingerprint(path)
 
         def looked(*arguments):
-            start = begin(*arguments)
+            begin(*arguments)
             seen.write_text(str([*unreadable.iterdir()]))
-            return start
 
-        checkpoints.fingerprint, run_folder.begin = fails, looked
+        checkpoints.fingerprint, resume.begin = fails, looked
 
     answers = attempt(run, sabotage=sabotage)
     assert [code for code, _, _ in answers] == [0, 0]
@@ -664,9 +651,9 @@ def test_a_damaged_checkpoint_is_rejected_and_the_one_before_it_taken(straight, 
     unrecorded = [run / "checkpoints" / name for name in ("step-00000003", "step-00000005.partial")]
     for folder in unrecorded:
         folder.mkdir()
-    code, said, _ = attempt(run)[0]
+    code, output, _ = attempt(run)[0]
     assert code == 0
-    assert "steps 2 to 6" in said
+    assert "steps 2 to 6" in output
     (rejected,) = records(run, "reject")
     assert rejected["step"] == 4
     assert str(path) in rejected["reason"]
@@ -675,13 +662,15 @@ def test_a_damaged_checkpoint_is_rejected_and_the_one_before_it_taken(straight, 
     assert_same_run(run, straight)
 
 
-def test_a_run_without_a_whole_checkpoint_is_not_begun_again_of_itself(straight, attempt, tmp_path):
+def test_a_run_without_an_intact_checkpoint_is_not_restarted_automatically(
+    straight, attempt, tmp_path
+):
     run = interrupted(straight, tmp_path / "run")
     paths = [touch(run, step) for step in (2, 4)]
     before = records(run)
     answers = attempt(run)
     assert [code for code, _, _ in answers] == [2, 2]
-    assert "none of its checkpoints is whole" in answers[0][2]
+    assert "none of its checkpoints is intact" in answers[0][2]
     assert all(str(path) in answers[0][2] for path in paths)
     assert records(run) == before
     assert all(path.exists() for path in paths)
@@ -703,15 +692,15 @@ def test_a_changed_weight_under_a_consistent_hash_is_noticed_in_the_loss(
     manifest["files"][path.name] = checkpoints.fingerprint(path)
     checkpoints.write_json(folder / checkpoints.MANIFEST, manifest)
 
-    code, said, _ = attempt(run)[0]
+    code, output, _ = attempt(run)[0]
     assert code == 0
-    assert "WARNING: the run does not continue from step 4: loss " in said
+    assert "WARNING: the run does not continue from step 4: loss " in output
     (found,) = records(run, "discontinuity")
     assert (found["step"], found["attempt"]) == (4, 2)
 
 
-def test_a_run_goes_on_with_other_ranks_where_it_was(straight, attempt, tmp_path):
-    """The batches and, but for the order of sums, the losses are those of the ranks before."""
+def test_a_run_resumes_on_another_number_of_ranks(straight, attempt, tmp_path):
+    """The batches are the same, and the losses except for the order of sums."""
     run = interrupted(straight, tmp_path / "run")
     assert attempt(run, ranks=1)[0][0] == 0
     assert records(run, "discontinuity") == []
@@ -750,7 +739,7 @@ def test_where_the_lock_does_not_hold_the_older_attempt_commits_nothing_more(
 
     with run_folder.lock(tmp_path):
         answers = attempt(tmp_path, sabotage=sabotage)
-    assert [code for code, _, _ in answers] == [train.EXIT_FAILED] * 2
+    assert [code for code, _, _ in answers] == [EXIT_FAILED] * 2
     assert "attempt 2 (process 7 on elsewhere) has begun on this run since" in answers[0][2]
     assert records(tmp_path)[-1]["token"] == "theirs"
     assert committed(tmp_path) == [2]
@@ -781,9 +770,9 @@ def older(run, folder):
     manifest = json.loads(path.read_text())
     del manifest["architecture"]["layer_norm_epsilon"], manifest["recipe"]["batch"]["ramp_steps"]
     checkpoints.write_json(path, manifest)
-    told = records(run)
+    found = records(run)
     (run / ledger.FILE_NAME).unlink()
-    for record in told:
+    for record in found:
         fields = {k: v for k, v in record.items() if k not in ("number", "time", "previous")}
         if record["kind"] == "created":
             fields["batch"] = {k: v for k, v in record["batch"].items() if "ramp" not in k}
@@ -831,7 +820,7 @@ def test_a_run_of_a_later_version_is_refused_by_the_name_of_what_is_new(
 def test_a_checkpoint_of_another_architecture_than_the_recipe_now_means_is_refused(
     straight, attempt, tmp_path
 ):
-    """A preset may have changed between two versions while the recipe's words stayed."""
+    """A preset may have changed between two versions while the recipe's names stayed."""
     run = interrupted(straight, tmp_path / "run")
     folder = checkpoints.folder_of(run, 4)
     manifest = json.loads((folder / checkpoints.MANIFEST).read_text())
@@ -869,7 +858,7 @@ def test_a_corpus_of_another_vocabulary_is_refused_with_both(
     assert "now with one of 380" in message
 
 
-def test_a_folder_that_is_no_run_s_is_refused_and_left_alone(attempt, recipe, tmp_path, capsys):
+def test_a_folder_that_is_not_a_run_is_refused_and_not_changed(attempt, recipe, tmp_path, capsys):
     mine = tmp_path / "thesis.tex"
     mine.write_text("")
     assert train.main([str(recipe.path), f"folder={tmp_path}", *SHORT]) == 2
@@ -879,7 +868,7 @@ def test_a_folder_that_is_no_run_s_is_refused_and_left_alone(attempt, recipe, tm
     assert [path.name for path in tmp_path.iterdir()] == [mine.name]
 
 
-def test_without_a_recipe_it_says_how_it_is_used(capsys):
+def test_without_a_recipe_it_prints_its_usage(capsys):
     assert train.main([]) == 2
     assert train.main(["--local_rank=0", "--help"]) == 0
     assert capsys.readouterr().out.count("usage: deepspeed") == 2

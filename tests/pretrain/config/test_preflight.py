@@ -1,7 +1,6 @@
 """What is checked of a recipe before anything is started, and how the command line says it."""
 
 import dataclasses
-import random
 
 import pytest
 
@@ -103,77 +102,6 @@ def test_a_checkpoint_of_an_earlier_version_is_compared_by_what_its_record_means
     other = dataclasses.replace(model, layer_norm_epsilon=1e-6)
     with pytest.raises(ValueError, match="layer_norm_epsilon: 1e-05, now 1e-06"):
         checks.refuse_other_checkpoint(older, 30, other, before)
-
-
-def lines(attempt, seed, losses):
-    return [
-        {"attempt": attempt, "seed": seed, "step": step, "loss": loss}
-        for step, loss in losses.items()
-    ]
-
-
-def test_losses_to_repeat_are_those_of_the_same_seed_and_micro_batches():
-    told = [
-        *lines(1, 1, {8: 5.8, 9: 5.9, 10: 5.0, 11: 5.1, 12: 5.2, 13: 5.3, 14: 5.4}),
-        *lines(2, 1, {10: 6.0, 11: 6.1}),
-        *lines(3, 2, {10: 7.0}),
-    ]
-    assert checks.recorded_losses(told, 10, 1, {1}) == [5.0, 5.1, 5.2, 5.3]
-    assert checks.recorded_losses(told, 10, 1, {1, 2, 3}) == [6.0, 6.1, 5.2, 5.3]
-    assert checks.recorded_losses(told, 10, 2, {1, 2, 3}) == [7.0]
-    assert checks.recorded_losses(told, 10, 3, {1, 2, 3}) == []
-    assert checks.recorded_losses(told, 13, 1, {1}) == [5.3, 5.4]
-    assert checks.recorded_losses([], 0, 1, set()) == []
-
-
-@pytest.mark.parametrize(
-    ("losses", "recorded", "told"),
-    [
-        ([5.0], [5.0, 5.1], ""),
-        ([5.00001, 5.101], [5.0, 5.1], ""),
-        ([5.0002], [5.0, 5.1], "loss 5.000200 where the same step, done before, had 5.000000"),
-        ([5.0, 5.12], [5.0, 5.1], "loss 5.120000 where the same step, done before, had 5.100000"),
-        ([float("nan")], [5.0], "loss nan where"),
-        ([5.0, 5.1, 9.0, 9.0], [5.0, 5.1], ""),
-    ],
-)
-def test_steps_done_again_have_the_same_loss(losses, recorded, told):
-    assert checks.discontinuity(losses, recorded, [3.0] * 40, 6.0).startswith(told)
-    assert bool(checks.discontinuity(losses, recorded, [3.0] * 40, 6.0)) == bool(told)
-
-
-def test_after_a_reseed_the_first_losses_lie_among_those_before():
-    noise = random.Random(1)
-    history = [3.0 + noise.gauss(0, 0.05) for _ in range(100)]
-
-    def told(*losses):
-        return checks.discontinuity(losses, [], history, 6.0)
-
-    assert told(3.1, 2.9, 3.05, 3.0) == ""
-    assert told(3.0, 9.0, 3.0, 3.0) == "", "one loss alone may be an outlier"
-    assert "median loss 4.0000, outside 2.99" in told(4.0, 4.0, 4.0, 4.0)
-    assert "median loss 2.0000" in told(2.0, 2.0, 2.0, 2.0), "as after data that was seen before"
-    assert told(4.0, 4.0, 4.0) == "", "too few to say"
-    assert checks.discontinuity([4.0] * 4, [], history[:10], 6.0) == "", "too little before"
-
-
-def test_noise_and_a_falling_loss_are_no_discontinuity():
-    noise = random.Random(2)
-    for start in range(2000):
-        fall = noise.choice([0.0, 0.001, 0.02, 0.1])
-        curve = [9.0 - fall * i + noise.gauss(0, 0.05) for i in range(36)]
-        assert checks.discontinuity(curve[32:], [], curve[:32], 6.0) == "", (start, fall)
-
-
-def test_losses_that_were_not_finite_do_not_stop_a_resume():
-    """A line of metrics.jsonl has null there."""
-    told = lines(1, 1, {10: None, 11: 5.1})
-    recorded = checks.recorded_losses(told, 10, 1, {1})
-    history = [float("nan")] * 8 + [3.0, 3.1] * 40
-    assert checks.discontinuity([float("nan"), 5.1], recorded, history, 6.0) == ""
-    assert "had 5.100000" in checks.discontinuity([5.0, 5.2], recorded, history, 6.0)
-    assert checks.discontinuity([3.0] * 4, [], history, 6.0) == ""
-    assert "median loss 9.0" in checks.discontinuity([9.0] * 4, [], history, 6.0)
 
 
 def test_a_validation_split_with_nothing_to_predict_is_refused_before_anything_starts(

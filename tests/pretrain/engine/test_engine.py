@@ -20,6 +20,7 @@ from pretrain.data.order import Lineage
 from pretrain.engine import engine, optimizers
 from pretrain.engine.distributed import gather
 from pretrain.engine.settings import DS_CONFIGS
+from pretrain.exit_codes import EXIT_SPIKE
 from pretrain.loop import GO_ON
 from pretrain.loop import run as run_loop
 from pretrain.model import presets
@@ -28,7 +29,7 @@ from pretrain.objectives.base import Block
 from pretrain.objectives.masked import MaskedLM, MaskedLMConfig
 from pretrain.run import checkpoints, metrics
 from pretrain.spikes.detector import SpikeDetector
-from pretrain.spikes.live import EXIT_SPIKE, SpikeWatch, observations
+from pretrain.spikes.live import SpikeWatch, observations
 
 VOCABULARY = 101
 LENGTH = 24

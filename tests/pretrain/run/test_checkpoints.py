@@ -1,4 +1,4 @@
-"""Checkpoints that exist whole or not at all."""
+"""Checkpoints that are committed by all ranks or do not exist."""
 
 import errno
 import json
@@ -11,7 +11,7 @@ import pytest
 
 from data_prep import files
 from pretrain.run import checkpoints
-from pretrain.run.checkpoints import Failure
+from pretrain.run.collective import Failure, Group
 
 FILES = {
     "mp_rank_00_model_states.pt": (0, b"weights" * 100),
@@ -104,18 +104,18 @@ def test_a_checkpoint_of_another_format_is_refused_with_both(tmp_path):
 @pytest.mark.parametrize(
     "text", [None, "", "{", "{}", "[]", '{"files": []}', '{"files": {"a": 1}}', '{"files": {}}']
 )
-def test_a_folder_without_a_sound_manifest_is_no_checkpoint(text, tmp_path):
+def test_a_folder_without_a_sound_manifest_is_not_a_checkpoint(text, tmp_path):
     folder = committed(tmp_path)
     (folder / checkpoints.MANIFEST).unlink()
     (folder / "a").write_text("")
     if text is not None:
         (folder / checkpoints.MANIFEST).write_text(text)
-    with pytest.raises(ValueError, match="step-00000020: is no checkpoint"):
+    with pytest.raises(ValueError, match="step-00000020: not a checkpoint"):
         checkpoints.read_manifest(folder)
 
 
-def test_a_folder_that_does_not_exist_is_no_checkpoint(tmp_path):
-    with pytest.raises(ValueError, match="step-00000003: is no checkpoint"):
+def test_a_folder_that_does_not_exist_is_not_a_checkpoint(tmp_path):
+    with pytest.raises(ValueError, match="step-00000003: not a checkpoint"):
         checkpoints.read_manifest(checkpoints.folder_of(tmp_path, 3))
 
 
@@ -265,51 +265,19 @@ def test_a_rank_killed_while_it_writes_leaves_no_checkpoint(run_ranks, tmp_path)
     assert run_ranks(2, saving, tmp_path, part) == ["", ""]
 
 
-def test_a_reason_is_told_once_with_its_ranks_unless_it_is_everyone_s():
-    def told(*reasons):
-        def refuse():
-            raise ValueError(reasons[0])
-
-        with pytest.raises(Failure) as caught:
-            checkpoints.together(refuse, lambda mine: [mine, *((0, r) for r in reasons[1:])])
-        return str(caught.value)
-
-    assert told("full", "", "full") == "full (rank 0, 2)"
-    assert told("full", "full", "full") == "full"
-    assert told("full", "gone", "") == "full (rank 0); gone (rank 1)"
-    assert checkpoints.together(lambda: 3, lambda mine: [mine, (4, "")]) == [3, 4]
+ALONE = Group(0, 1, lambda value: [value])
 
 
-@pytest.mark.parametrize(
-    ("failed", "has_checkpoint", "last", "goes_on"),
-    [
-        (1, True, False, True),
-        (2, True, False, True),
-        (3, True, False, False),
-        (1, False, False, False),
-        (1, True, True, False),
-    ],
-)
-def test_training_bears_a_failed_save_while_little_can_be_lost(
-    failed, has_checkpoint, last, goes_on
-):
-    assert checkpoints.may_go_on(failed, has_checkpoint, last) == goes_on
-
-
-def alone(value):
-    return [value]
-
-
-def test_the_newest_whole_checkpoint_is_found_and_what_is_wrong_with_newer_ones_told(tmp_path):
+def test_the_newest_intact_checkpoint_is_found_with_the_reasons_against_newer_ones(tmp_path):
     folders = {step: committed(tmp_path, step) for step in (10, 20, 30)}
     (folders[30] / min(FILES)).unlink()
     (folders[20] / max(FILES)).write_bytes(b"")
-    newest = checkpoints.newest_whole(tmp_path, [10, 20, 30], alone, 0, 1)
-    assert newest.step == newest.manifest["step"] == 10
-    assert list(newest.rejected) == [30, 20]
-    assert newest.damaged == {20}
-    assert "missing" in newest.rejected[30]
-    assert "has 0 bytes" in newest.rejected[20]
+    point = checkpoints.find_resume_point(tmp_path, [10, 20, 30], ALONE)
+    assert point.step == point.manifest["step"] == 10
+    assert list(point.rejected) == [30, 20]
+    assert point.damaged == {20}
+    assert "missing" in point.rejected[30]
+    assert "has 0 bytes" in point.rejected[20]
 
 
 @pytest.fixture
@@ -335,36 +303,39 @@ def test_a_checkpoint_whose_files_cannot_be_read_for_a_moment_is_whole(
 ):
     committed(tmp_path, 10)
     failing(monkeypatch, 3, number)
-    assert checkpoints.newest_whole(tmp_path, [10], alone, 0, 1).step == 10
+    assert checkpoints.find_resume_point(tmp_path, [10], ALONE).step == 10
 
 
-def test_a_checkpoint_that_cannot_be_read_is_passed_over_and_not_called_damaged(
+def test_a_checkpoint_that_cannot_be_read_is_rejected_but_not_as_damaged(
     tmp_path, monkeypatch, no_waiting
 ):
     for step in (10, 20):
         committed(tmp_path, step)
     failing(monkeypatch, 4)
-    newest = checkpoints.newest_whole(tmp_path, [10, 20], alone, 0, 1)
-    assert newest.step == 10
-    assert "for a moment" in newest.rejected[20]
-    assert newest.damaged == frozenset()
+    point = checkpoints.find_resume_point(tmp_path, [10, 20], ALONE)
+    assert point.step == 10
+    assert "for a moment" in point.rejected[20]
+    assert point.damaged == frozenset()
 
 
 def test_a_checkpoint_that_one_rank_alone_finds_damaged_is_damaged(tmp_path):
     for step in (10, 20):
         committed(tmp_path, step)
     others = iter([(None, "hash differs", True), ({}, "", False)])
-    newest = checkpoints.newest_whole(tmp_path, [10, 20], lambda mine: [mine, next(others)], 0, 2)
-    assert (newest.step, newest.damaged) == (10, {20})
-    assert newest.rejected == {20: "hash differs (rank 1)"}
+    group = Group(0, 2, lambda mine: [mine, next(others)])
+    point = checkpoints.find_resume_point(tmp_path, [10, 20], group)
+    assert (point.step, point.damaged) == (10, {20})
+    assert point.rejected == {20: "hash differs (rank 1)"}
 
 
 def test_a_run_without_checkpoints_begins_at_0_but_not_one_whose_every_checkpoint_is_damaged(
     tmp_path,
 ):
-    assert checkpoints.newest_whole(tmp_path, [], alone, 0, 1) == checkpoints.Newest(0, None, {})
-    with pytest.raises(Failure, match="none of its checkpoints is whole.*step-00000020.*00000010"):
-        checkpoints.newest_whole(tmp_path, [10, 20], alone, 0, 1)
+    assert checkpoints.find_resume_point(tmp_path, [], ALONE) == checkpoints.ResumePoint(
+        0, None, {}
+    )
+    with pytest.raises(Failure, match="none of its checkpoints is intact.*step-00000020.*00000010"):
+        checkpoints.find_resume_point(tmp_path, [10, 20], ALONE)
 
 
 def test_a_disk_without_room_is_refused_with_both_numbers(tmp_path, monkeypatch):
@@ -378,7 +349,7 @@ def test_a_disk_without_room_is_refused_with_both_numbers(tmp_path, monkeypatch)
         checkpoints.refuse_small_disk(tmp_path, 4, 1_000_000)
 
 
-def test_remove_keeps_what_it_must_and_says_what_is_gone(tmp_path):
+def test_remove_deletes_all_checkpoints_but_those_to_keep(tmp_path):
     for step in (10, 20, 30):
         committed(tmp_path, step)
     leftover = tmp_path / "checkpoints" / "step-00000040.partial"
@@ -386,7 +357,7 @@ def test_remove_keeps_what_it_must_and_says_what_is_gone(tmp_path):
     (leftover / "x.pt").write_bytes(b"x")
     beside = tmp_path / "checkpoints" / "zero_to_fp32.py"
     beside.write_text("")
-    assert checkpoints.remove(tmp_path, {20, 99}, pytest.fail) == [10, 30]
+    checkpoints.remove(tmp_path, {20, 99}, pytest.fail)
     assert {path.name for path in beside.parent.iterdir()} == {"step-00000020", beside.name}
     checkpoints.read_manifest(checkpoints.folder_of(tmp_path, 20))
 
@@ -402,9 +373,10 @@ def test_a_removal_that_dies_leaves_nothing_that_passes_for_a_checkpoint(tmp_pat
         checkpoints.remove(tmp_path, set(), pytest.fail)
     monkeypatch.undo()
     assert (folder / "mp_rank_00_model_states.pt").exists()
-    with pytest.raises(ValueError, match="is no checkpoint"):
+    with pytest.raises(ValueError, match="not a checkpoint"):
         checkpoints.read_manifest(folder)
-    assert checkpoints.remove(tmp_path, set(), pytest.fail) == [10]
+    checkpoints.remove(tmp_path, set(), pytest.fail)
+    assert not folder.exists()
 
 
 def busy(monkeypatch, name):
@@ -419,7 +391,7 @@ def busy(monkeypatch, name):
     monkeypatch.setattr(os, "unlink", refuses)
 
 
-def test_a_folder_that_cannot_be_deleted_is_no_checkpoint_and_is_deleted_later(
+def test_a_folder_that_cannot_be_deleted_is_not_a_checkpoint_and_is_deleted_later(
     tmp_path, monkeypatch, no_waiting
 ):
     folder, other = committed(tmp_path, 10), committed(tmp_path, 20)
@@ -427,12 +399,13 @@ def test_a_folder_that_cannot_be_deleted_is_no_checkpoint_and_is_deleted_later(
     with monkeypatch.context() as patch:
         busy(patch, ".nfs0001")
         (folder / ".nfs0001").touch()
-        assert checkpoints.remove(tmp_path, set(), warnings.append) == [20]
+        checkpoints.remove(tmp_path, set(), warnings.append)
     assert not other.exists()
     assert [path.name for path in folder.iterdir()] == [".nfs0001"]
     (warning,) = warnings
     assert warning.startswith(f"WARNING: {folder}: cannot be deleted for now: ")
-    assert checkpoints.remove(tmp_path, set(), pytest.fail) == [10]
+    checkpoints.remove(tmp_path, set(), pytest.fail)
+    assert not folder.exists()
 
 
 def test_a_folder_that_is_busy_for_a_moment_is_deleted(tmp_path, monkeypatch, no_waiting):
@@ -448,7 +421,7 @@ def test_a_folder_that_is_busy_for_a_moment_is_deleted(tmp_path, monkeypatch, no
             rmtree(path, ignore_errors)
 
     monkeypatch.setattr(shutil, "rmtree", fails)
-    assert checkpoints.remove(tmp_path, set(), pytest.fail) == [10]
+    checkpoints.remove(tmp_path, set(), pytest.fail)
     assert not folder.exists()
 
 
@@ -460,12 +433,12 @@ def test_a_checkpoint_takes_the_place_of_one_that_cannot_be_deleted(tmp_path, mo
         committed(tmp_path, 10)
     assert checkpoints.read_manifest(folder)["files"].keys() == FILES.keys()
     assert len([*folder.parent.iterdir()]) == 2
-    assert checkpoints.remove(tmp_path, {10}, pytest.fail) == []
+    checkpoints.remove(tmp_path, {10}, pytest.fail)
     assert [*folder.parent.iterdir()] == [folder]
 
 
 def test_nothing_is_there_to_remove_before_the_first_save(tmp_path):
-    assert checkpoints.remove(tmp_path, {1}, pytest.fail) == []
+    checkpoints.remove(tmp_path, {1}, pytest.fail)
 
 
 def test_json_that_is_being_written_does_not_disturb_the_old(tmp_path):

@@ -1,4 +1,4 @@
-"""Who is at work in a run's folder."""
+"""The lock and the creation of a run, and what its attempts refuse."""
 
 import os
 import socket
@@ -7,7 +7,7 @@ import pytest
 
 from pretrain.config import preflight as checks
 from pretrain.run import folder as run_folder
-from pretrain.run import ledger
+from pretrain.run import ledger, resume
 
 
 def test_a_run_is_locked_for_as_long_as_the_file_is_open(tmp_path):
@@ -39,16 +39,16 @@ def test_a_run_is_created_once_even_where_a_launch_failed_before(recipe, tmp_pat
     path.parent.mkdir()
     ledger.append(path, "crash", attempt=1, reason="the launcher ended with code 1")
     for _ in range(2):
-        run_folder.state_of(config, manifest)
+        run_folder.open_run(config, manifest)
     assert [record["kind"] for record in ledger.read(path)] == ["crash", "created"]
 
 
-def test_nobody_goes_on_from_checkpoints_that_a_spike_may_have_spoiled(recipe, tmp_path):
+def test_no_attempt_resumes_from_checkpoints_that_a_spike_may_have_spoiled(recipe, tmp_path):
     config = recipe.load(tmp_path / "run")
     records = [
         {"number": 0, "kind": "commit", "step": 10},
         {"number": 1, "kind": "spike", "onset": 7, "channel": "fast"},
     ]
-    run_folder.refuse_spike(config, ledger.fold(records[:1], 1))
+    resume.refuse_spike(config, ledger.run_state(records[:1], 1))
     with pytest.raises(ValueError, match=r"spiked since step 7 .* `python -m pretrain supervise`"):
-        run_folder.refuse_spike(config, ledger.fold(records, 1))
+        resume.refuse_spike(config, ledger.run_state(records, 1))

@@ -1,4 +1,4 @@
-"""The ledger: a chain that tells what happened, and the state that follows from it."""
+"""The ledger: a hash chain of records, and the state that follows from them."""
 
 import dataclasses
 import errno
@@ -142,11 +142,11 @@ def test_a_line_of_another_run_is_refused(path, tmp_path):
 
 
 def state(*events, seed=1):
-    """The fold of (kind, fields) events."""
+    """The state after (kind, fields) events."""
     records = [
         {"number": number, "kind": kind, **fields} for number, (kind, fields) in enumerate(events)
     ]
-    return ledger.fold(records, seed)
+    return ledger.run_state(records, seed)
 
 
 def commits(*steps):
@@ -162,7 +162,7 @@ def attempt(step=0):
     return ("attempt", {"step": step})
 
 
-def told(kind, onset, channel="fast"):
+def suspicion(kind, onset, channel="fast"):
     return (kind, {"onset": onset, "channel": channel, "step": onset + 5})
 
 
@@ -214,7 +214,7 @@ def test_two_rollbacks_to_one_step_leave_the_newer_seed():
 
 
 def test_attempts_are_counted_spikes_kept_and_done_is_done():
-    events = [("created", {}), attempt(), told("spike", 5), attempt()]
+    events = [("created", {}), attempt(), suspicion("spike", 5), attempt()]
     end = state(*events, ("done", {"step": 9}))
     assert end.attempts == 2
     assert [spike["onset"] for spike in end.spikes] == [5]
@@ -232,39 +232,44 @@ def test_a_reject_of_the_last_checkpoint_undoes_done_until_it_is_done_again():
 
 
 def test_a_spike_is_unanswered_until_a_rollback_follows_it():
-    assert state(attempt(), told("suspect", 5)).unanswered_spike is None
-    spiked = [attempt(), told("spike", 5)]
+    assert state(attempt(), suspicion("suspect", 5)).unanswered_spike is None
+    spiked = [attempt(), suspicion("spike", 5)]
     assert state(*spiked).unanswered_spike["onset"] == 5
     assert state(*spiked, ("crash", {})).unanswered_spike["onset"] == 5
     assert state(*spiked, rollback(0, 2)).unanswered_spike is None
-    again = [*spiked, rollback(0, 2), attempt(), told("spike", 7)]
+    again = [*spiked, rollback(0, 2), attempt(), suspicion("spike", 7)]
     assert state(*again).unanswered_spike["onset"] == 7
 
 
 def test_checkpoints_saved_after_an_onset_are_tainted_while_it_is_suspected():
-    events = [attempt(), *commits(10, 20, 30), told("suspect", 20)]
+    events = [attempt(), *commits(10, 20, 30), suspicion("suspect", 20)]
     assert state(*events).tainted == (30,)
     assert state(*events, *commits(40)).tainted == (30, 40)
-    assert state(*events, told("healed", 20)).tainted == ()
-    assert state(*events, told("spike", 20)).tainted == (30,)
-    assert state(*events, told("spike", 20), rollback(10, 2)).tainted == ()
+    assert state(*events, suspicion("healed", 20)).tainted == ()
+    assert state(*events, suspicion("spike", 20)).tainted == (30,)
+    assert state(*events, suspicion("spike", 20), rollback(10, 2)).tainted == ()
 
 
 def test_suspicions_of_several_channels_heal_one_by_one():
-    events = [attempt(), *commits(10, 20), told("suspect", 15, "gradient-norm"), told("suspect", 8)]
+    events = [
+        attempt(),
+        *commits(10, 20),
+        suspicion("suspect", 15, "gradient-norm"),
+        suspicion("suspect", 8),
+    ]
     assert state(*events).suspected_since == 8
-    assert state(*events, told("healed", 8)).suspected_since == 15
-    assert state(*events, told("healed", 15, "gradient-norm")).suspected_since == 8
+    assert state(*events, suspicion("healed", 8)).suspected_since == 15
+    assert state(*events, suspicion("healed", 15, "gradient-norm")).suspected_since == 8
 
 
 def test_an_attempt_that_does_the_suspected_steps_again_forgets_the_suspicion():
-    events = [attempt(), *commits(10), told("suspect", 12)]
+    events = [attempt(), *commits(10), suspicion("suspect", 12)]
     assert state(*events, attempt(10)).suspected == ()
     assert state(*events, *commits(20), attempt(20)).suspected == (12,)
 
 
-def test_what_was_said_of_steps_that_are_done_again_is_forgotten_though_its_onset_lies_before():
-    """The suspicion of step 18 was said at step 25; the attempt that resumes at 20 says it anew."""
+def test_suspicions_at_steps_that_are_done_again_are_dropped_though_their_onset_is_earlier():
+    """The onset is 18, recorded at step 25; the attempt that resumes at 20 records it again."""
     suspect = ("suspect", {"onset": 18, "channel": "fast", "step": 25})
     events = [attempt(), *commits(10, 20), suspect]
     assert state(*events).suspected == (18,)
@@ -274,7 +279,7 @@ def test_what_was_said_of_steps_that_are_done_again_is_forgotten_though_its_onse
 
 def test_a_suspicion_whose_healing_is_done_again_is_open_again():
     healed = ("healed", {"onset": 12, "channel": "fast", "step": 25})
-    events = [attempt(), *commits(10), told("suspect", 12), *commits(20), healed]
+    events = [attempt(), *commits(10), suspicion("suspect", 12), *commits(20), healed]
     assert state(*events).suspected == ()
     assert state(*events, attempt(20)).suspected == (12,)
     assert state(*events, attempt(20), healed).suspected == ()
@@ -308,10 +313,10 @@ def test_open_suspicions_are_those_of_the_detector_that_an_attempt_begins_with(s
         troubled = troubles(draw)
         for step in range(first, min(400, first + draw.randrange(120))):
             surviving.append(next(troubled)(step))
-            said = refed.update(surviving[-1])
-            events += [(e.kind, dataclasses.asdict(e)) for e in said]
-            if said and said[-1].kind == "spike":
-                before = [c for c in state(*events).checkpoints if c <= said[-1].onset]
+            events_now = refed.update(surviving[-1])
+            events += [(e.kind, dataclasses.asdict(e)) for e in events_now]
+            if events_now and events_now[-1].kind == "spike":
+                before = [c for c in state(*events).checkpoints if c <= events_now[-1].onset]
                 events.append(rollback(draw.choice([0, *before]), attempts + 1))
                 break
             if (step + 1) % 7 == 0:

@@ -1,4 +1,4 @@
-"""What rank 0 writes and says, on a disk that is full for a while."""
+"""What rank 0 writes and prints while a disk is full."""
 
 import errno
 import os
@@ -7,17 +7,19 @@ import sys
 import pytest
 
 from pretrain.config.run import RunConfig
+from pretrain.data.order import Lineage
 from pretrain.run import ledger
-from pretrain.run.folder import Start
 from pretrain.run.log import RunLog
+from pretrain.run.resume import Start
 
 
 @pytest.fixture
 def log(tmp_path):
     path = tmp_path / ledger.FILE_NAME
     ledger.append(path, "attempt", attempt=1, token="t", step=0, pid=1, host="here")
-    state = ledger.fold(ledger.read(path), 1)
-    return RunLog(RunConfig(folder=str(tmp_path)), Start(1, "t", 0, state))
+    state = ledger.run_state(ledger.read(path), 1)
+    start = Start(1, "t", 0, state, Lineage.begin(10, 1), checkpoint_size=100)
+    return RunLog(RunConfig(folder=str(tmp_path)), start, refuse_superseded=lambda: None)
 
 
 def kinds(folder):
@@ -28,7 +30,7 @@ def full(*_, **__):
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def test_what_the_ledger_cannot_take_now_is_told_later_and_in_order(log, tmp_path, monkeypatch):
+def test_what_the_ledger_cannot_take_now_is_recorded_later_and_in_order(log, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(os, "pwrite", full)
         log.note("save-failed", step=10, reason="full")
@@ -41,7 +43,7 @@ def test_what_the_ledger_cannot_take_now_is_told_later_and_in_order(log, tmp_pat
     assert ledger.read(tmp_path / ledger.FILE_NAME)[1]["step"] == 10
 
 
-def test_an_attempt_that_is_over_notes_nothing(log, tmp_path):
+def test_a_superseded_attempt_records_nothing(log, tmp_path):
     path = tmp_path / ledger.FILE_NAME
     ledger.append(path, "attempt", attempt=2, token="u", step=0, pid=2, host="there")
     with pytest.raises(ValueError, match="attempt 2"):
@@ -49,7 +51,7 @@ def test_an_attempt_that_is_over_notes_nothing(log, tmp_path):
     assert kinds(tmp_path) == ["attempt", "attempt"]
 
 
-def test_what_the_console_cannot_take_now_is_said_later(log, monkeypatch, capsys):
+def test_what_the_console_cannot_take_now_is_printed_later(log, monkeypatch, capsys):
     with monkeypatch.context() as patch:
         patch.setattr(sys.stdout, "write", full)
         log.say("one")

@@ -1,4 +1,4 @@
-"""What a run measured, through crashes and rollbacks."""
+"""The records of a run's measurements, through crashes and rollbacks."""
 
 import dataclasses
 import errno
@@ -74,16 +74,21 @@ def test_a_spoiled_line_is_left_out_and_counted(spoiled, tmp_path):
     assert metrics.read_counted(path)[1] == 1
 
 
-def test_a_line_of_metrics_without_what_readers_need_is_left_out_and_said(tmp_path):
+def test_a_line_of_metrics_without_what_readers_need_is_left_out_with_a_warning(tmp_path):
     writer = metrics.MetricsWriter(tmp_path, 1)
     for step in range(3):
         writer(record(step))
     writer._lines.close()
-    assert metrics.left_out(tmp_path) == ""
+    assert metrics.invalid_lines(tmp_path) == ""
     path = tmp_path / metrics.METRICS
     path.write_text(path.read_text().replace('"tokens"', '"tokenr"', 1))
     assert [line["step"] for line in metrics.read(path)] == [1, 2]
-    assert metrics.left_out(tmp_path) == f"{path}: 1 lines are not valid and are left out"
+    assert metrics.invalid_lines(tmp_path) == f"{path}: 1 lines are not valid and are left out"
+
+
+def test_measurements_that_do_not_name_the_standard_masks_are_left_out():
+    validation = [{"step": 2}, {"step": 4, "masks": "standard"}]
+    assert metrics.with_standard_masks(validation) == validation[1:]
 
 
 class Disk:
@@ -228,79 +233,7 @@ def test_a_number_of_things_has_its_plural():
     ]
 
 
-def events_of(folder):
-    import warnings
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-        events = EventAccumulator(str(folder))
-        events.Reload()
-    return events
-
-
-def test_the_stitched_curve_replaces_what_a_later_attempt_does_again(tmp_path):
-    for attempt, steps in ((1, range(10)), (2, range(6, 12))):
-        board = metrics.TensorBoard(tmp_path, attempt, steps[0])
-        board.text(steps[0], f"attempt {attempt} began")
-        for step in steps:
-            board(record(step, loss=float(attempt)))
-    kept = [(e.step, e.value) for e in events_of(tmp_path / "stitched").Scalars("train/loss")]
-    assert kept == [(step, 1.0 if step < 6 else 2.0) for step in range(12)]
-    first = events_of(tmp_path / "attempt-001").Scalars("train/loss")
-    assert [event.step for event in first] == list(range(10))
-
-
-def test_tensorboard_gets_every_curve(tmp_path):
-    board = metrics.TensorBoard(tmp_path, 1, 0)
-    board(record(4))
-    board.scalars(4, {"validation/loss": 1.5})
-    events = events_of(tmp_path / "attempt-001")
-    assert set(events.Tags()["scalars"]) == {
-        "train/loss",
-        "optimizer/gradient_norm",
-        "optimizer/loss_scale",
-        "optimizer/learning_rate",
-        "speed/tokens_per_second",
-        "data/epoch",
-        "validation/loss",
-    }
-    (event,) = events.Scalars("speed/tokens_per_second")
-    assert (event.step, event.value) == (4, 600.0)
-
-
 def test_json_lines_are_one_line_each(json_lines, tmp_path):
     json_lines(tmp_path / "a").write({"text": "a\nb"})
     assert json.loads((tmp_path / "a").read_text()) == {"text": "a\nb"}
     assert (tmp_path / "a").read_text().count("\n") == 1
-
-
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_curves_that_cannot_be_written_are_dropped_with_one_warning_until_opened_again(
-    tmp_path, monkeypatch
-):
-    from tensorboard.compat.tensorflow_stub.io import gfile
-
-    warnings = []
-    board = metrics.TensorBoard(tmp_path, 1, 0, warnings.append)
-    board(record(0))
-
-    def full(*_, **__):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    with monkeypatch.context() as patch:
-        patch.setattr(gfile.LocalFileSystem, "append", full)
-        patch.setattr(gfile.LocalFileSystem, "write", full)
-        for step in range(1, 40):
-            board(record(step))
-            if step % 10 == 0:
-                board.open(step + 1)
-    (warning,) = warnings
-    assert "No space left on device" in warning
-    board.open(40)
-    board(record(40))
-    parts = [events_of(file) for file in (tmp_path / "stitched").iterdir()]
-    curves = [part.Scalars("train/loss") for part in parts if part.Tags()["scalars"]]
-    assert sorted(event.step for curve in curves for event in curve) == [0, 40]
-    assert len(warnings) == 1

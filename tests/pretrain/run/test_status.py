@@ -1,4 +1,4 @@
-"""A run's story in plain words."""
+"""What `status` says about a run."""
 
 import fcntl
 import math
@@ -15,7 +15,7 @@ from tests.pretrain.histories import SEED, History
 
 @pytest.fixture
 def run(tmp_path):
-    """A run that spiked, was rolled back, crashed, and waits for somebody."""
+    """A run that spiked, was rolled back, crashed, and is not being trained."""
     history = History()
     history.begin()
     history.train(9)
@@ -32,16 +32,16 @@ def run(tmp_path):
     return folder
 
 
-def told(run, capsys):
+def shown(run, capsys):
     assert command_line.main(["status", str(run)]) == 0
     return capsys.readouterr().out
 
 
-def test_it_says_what_happened_in_the_order_in_which_it_did(run, capsys):
-    text = told(run, capsys)
+def test_it_says_what_happened_in_order(run, capsys):
+    text = shown(run, capsys)
     parts = [
         "baseline base, 20,000 steps, recipe's seed 5",
-        "nobody is at work on it; it would go on from step 9 of 20,000",
+        "not being trained; it would continue from step 9 of 20,000",
         "attempt 1 began from initial weights: 2 ranks, seed 5",
         "LOSS SPIKE confirmed at step 13: fast, 7 where 5 was usual, since step 10",
         "rolled back to the checkpoint of step 9, going on with seed 6, without the blocks that "
@@ -54,35 +54,34 @@ def test_it_says_what_happened_in_the_order_in_which_it_did(run, capsys):
     assert places == sorted(places)
 
 
-def test_it_says_what_is_going_on(run, capsys):
+def test_it_says_what_the_run_is_doing(run, capsys):
     path = run / ledger.FILE_NAME
     with (run / run_folder.LOCK).open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
-        assert "training now, attempt 2: step" in told(run, capsys)
+        assert "training now, attempt 2: step" in shown(run, capsys)
         ledger.append(path, "suspect", onset=8, step=10, channel="slow", loss=6.0, baseline=5.0)
-        text = told(run, capsys)
+        text = shown(run, capsys)
         assert "under suspicion of a loss spike since step 8" in text
         assert "checkpoints: 9 (tainted: after the onset)" in text
-    assert "nobody is at work on it" in told(run, capsys)
+    assert "not being trained" in shown(run, capsys)
     ledger.append(path, "spike", onset=8, step=12, channel="slow", loss=6.0, baseline=5.0)
-    assert "stopped at a loss spike, not yet rolled back" in told(run, capsys)
+    assert "stopped at a loss spike, not yet rolled back" in shown(run, capsys)
     ledger.append(path, "gave-up", reason="it looks structural")
     ledger.append(path, "done", step=20000)
-    assert "finished: 20,000 of 20,000 steps in 2 attempts" in told(run, capsys)
+    assert "finished: 20,000 of 20,000 steps in 2 attempts" in shown(run, capsys)
 
 
-def test_given_up_is_said_with_its_reason(run, capsys):
+def test_a_run_that_was_given_up_is_shown_with_the_reason(run, capsys):
     ledger.append(run / ledger.FILE_NAME, "gave-up", reason="it looks structural")
-    assert "given up: it looks structural; it would go on from step 9" in told(run, capsys)
+    assert "given up: it looks structural; it would continue from step 9" in shown(run, capsys)
 
 
-def test_a_folder_that_is_no_runs_is_refused(tmp_path, capsys):
+def test_a_folder_that_is_not_a_run_is_refused(tmp_path, capsys):
     assert command_line.main(["status", str(tmp_path)]) == 2
     assert "has no ledger.jsonl" in capsys.readouterr().err
 
 
 def test_every_kind_of_record_that_is_written_has_its_sentence():
-    """A kind without one would be told by its bare name."""
     everything = {
         "attempt": 1,
         "step": 3,
@@ -103,31 +102,31 @@ def test_every_kind_of_record_that_is_written_has_its_sentence():
         *("hang", "interrupted", "discontinuity", "preempted", "gave-up", "done"),
     ]
     for kind in kinds:
-        words = status.sentence({"kind": kind, **everything})
-        assert words != kind
-    assert "with 0.7 times the learning rate until step 13" in status.sentence(
+        text = status.describe({"kind": kind, **everything})
+        assert text != kind
+    assert "with 0.7 times the learning rate until step 13" in status.describe(
         {"kind": "rollback", **everything}
     )
 
 
 @pytest.mark.parametrize("kind", ["suspect", "healed", "spike"])
-def test_numbers_that_are_not_finite_or_not_known_have_their_words(kind):
+def test_numbers_that_are_not_finite_or_not_known_are_described(kind):
     record = {"kind": kind, "step": 9, "onset": 7, "channel": "fast", "loss": 6.0, "baseline": 5.0}
 
-    def words(**changes):
-        return status.sentence({**record, **changes}).partition(": ")[2]
+    def text(**changes):
+        return status.describe({**record, **changes}).partition(": ")[2]
 
     for missing in (None, math.nan, math.inf):
-        assert words(loss=missing) == "fast, loss not finite where 5 was usual, since step 7"
-        assert words(baseline=missing) == "fast, 6, since step 7"
-        assert words(channel="validation", loss=missing, baseline=missing) == (
+        assert text(loss=missing) == "fast, loss not finite where 5 was usual, since step 7"
+        assert text(baseline=missing) == "fast, 6, since step 7"
+        assert text(channel="validation", loss=missing, baseline=missing) == (
             "validation, loss not finite, since step 7"
         )
-    assert words(channel="non-finite", loss=6.0).startswith("non-finite loss or gradient, 6 where")
-    assert "fp16 (loss-scale), 6 where 5" in words(channel="loss-scale")
+    assert text(channel="non-finite", loss=6.0).startswith("non-finite loss or gradient, 6 where")
+    assert "fp16 (loss-scale), 6 where 5" in text(channel="loss-scale")
 
 
-def test_what_is_told_at_an_attempts_begin_is_what_led_to_it():
+def test_an_attempt_begins_with_sentences_about_what_led_to_it():
     history = History()
     history.begin()
     history.train(5)
@@ -135,6 +134,6 @@ def test_what_is_told_at_an_attempts_begin_is_what_led_to_it():
     history.spike(onset=2)
     history.roll_back(0)
     history.begin()
-    words = status.since_last_attempt(history.records)
-    assert [text.split()[0] for text in words] == ["rolled", "attempt"]
+    text = status.since_last_attempt(history.records)
+    assert [sentence.split()[0] for sentence in text] == ["rolled", "attempt"]
     assert len(status.since_last_attempt(history.records[:2])) == 1

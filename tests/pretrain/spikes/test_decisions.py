@@ -97,7 +97,7 @@ def test_retention_never_deletes_a_target_of_the_ladder(seed):
         events.append(commit(step))
         everything.append(step)
         keep = retained(records(*events), step, CONFIG)
-        state = ledger.fold(records(*events), 1)
+        state = ledger.run_state(records(*events), 1)
         assert {*state.checkpoints[-4:]} <= keep
         events += [("delete", {"step": s}) for s in state.checkpoints if s not in keep]
     onset = draw.randint(max(0, step - CONFIG.spike.longest_delay), step)
@@ -107,7 +107,7 @@ def test_retention_never_deletes_a_target_of_the_ladder(seed):
         events.append(commit(step))
         everything.append(step)
         keep = retained(records(*events), step, CONFIG)
-        checkpoints = ledger.fold(records(*events), 1).checkpoints
+        checkpoints = ledger.run_state(records(*events), 1).checkpoints
         events += [("delete", {"step": s}) for s in checkpoints if s not in keep]
     for rung in (1, 2, 3):
         events.append(("spike", {"onset": onset, "step": step, "channel": "fast"}))
@@ -136,7 +136,7 @@ def test_retention_keeps_the_target_of_a_spike_that_only_a_whole_window_tells(pe
             events.append(commit(step + 1))
             everything.append(step + 1)
             keep = retained(records(*events), step + 1, config)
-            saved = ledger.fold(records(*events), 1).checkpoints
+            saved = ledger.run_state(records(*events), 1).checkpoints
             events += [("delete", {"step": s}) for s in saved if s not in keep]
     spike = events[-1][1]
     assert (spike["channel"], spike["onset"]) == ("non-finite", -(-300 // period) * period)

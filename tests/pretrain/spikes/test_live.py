@@ -6,11 +6,12 @@ import random
 import pytest
 
 from pretrain.config.run import BatchConfig, RunConfig, SpikeConfig
+from pretrain.exit_codes import EXIT_SPIKE
 from pretrain.loop import GO_ON, StepRecord
 from pretrain.run import metrics
-from pretrain.run.ledger import fold
+from pretrain.run.ledger import run_state
 from pretrain.spikes.detector import SpikeDetector
-from pretrain.spikes.live import EXIT_SPIKE, SpikeWatch, declared_changes, history_before
+from pretrain.spikes.live import SpikeWatch, declared_changes, history_before
 
 CONFIG = SpikeConfig(
     window=24, minimum_history=8, deviations=4.0, patience=3, confirm_steps=12, slow_window=12
@@ -125,7 +126,7 @@ def test_a_gross_rise_stops_the_loop_and_noise_does_not(tmp_path):
 
 
 def test_changes_that_are_known_beforehand_are_declared():
-    nothing = fold([], 1)
+    nothing = run_state([], 1)
     assert declared_changes(RunConfig(), nothing) == []
     ramped = RunConfig(
         batch=BatchConfig(global_batch_size=64, micro_batch_size=4, ramp_from=16, ramp_steps=100),
@@ -139,5 +140,5 @@ def test_changes_that_are_known_beforehand_are_declared():
         "learning_rate_factor": 0.7,
         "learning_rate_steps": 1000,
     }
-    lowered = fold([{"number": 0, **rollback}], 1)
+    lowered = run_state([{"number": 0, **rollback}], 1)
     assert declared_changes(ramped, lowered) == [100, 200, 300, 1150]

@@ -11,11 +11,12 @@ import pytest
 
 from data_prep import files
 from pretrain.config.run import RunConfig, SupervisionConfig
+from pretrain.exit_codes import EXIT_PREEMPTED
 from pretrain.run import ledger
 from pretrain.supervision import control as orders
 from pretrain.supervision import launch, nodes, processes
 from pretrain.supervision.agent import EXIT_FORGOTTEN, Agent
-from pretrain.supervision.control import EXIT_PREEMPTED, Order
+from pretrain.supervision.control import Order
 from pretrain.supervision.nodes import Place, Report
 from tests.pretrain.supervision.test_supervisor import HEAD
 

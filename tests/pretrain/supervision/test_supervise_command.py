@@ -9,9 +9,9 @@ import pytest
 
 from pretrain import __main__ as command_line
 from pretrain.config.run import RunConfig
+from pretrain.exit_codes import EXIT_PREEMPTED
 from pretrain.run import ledger
 from pretrain.supervision import gpus, processes, supervisor
-from pretrain.supervision.control import EXIT_PREEMPTED
 from tests.pretrain.supervision.test_supervisor import HEAD, ROOT, WAIT_FOR_REQUEST
 
 

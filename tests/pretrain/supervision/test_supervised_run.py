@@ -36,7 +36,7 @@ def records(run):
 
 @pytest.fixture(scope="module")
 def state(records):
-    return ledger.fold(records, 1)
+    return ledger.run_state(records, 1)
 
 
 def kinds(records):

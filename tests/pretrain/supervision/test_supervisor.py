@@ -14,10 +14,10 @@ import pytest
 
 from data_prep import files
 from pretrain.config.run import RunConfig, SupervisionConfig
+from pretrain.exit_codes import EXIT_PREEMPTED
 from pretrain.run import ledger, metrics
 from pretrain.supervision import control as orders
 from pretrain.supervision import failures, jobs, launch, processes, supervisor
-from pretrain.supervision.control import EXIT_PREEMPTED
 from pretrain.supervision.watch import Complaint
 
 ROOT = Path(__file__).parents[3]

@@ -1,15 +1,16 @@
-"""What a rank tells its supervisor, and what it hears."""
+"""What a rank reports to its supervisor, and what stops it."""
 
 import os
 import signal
 
 import pytest
 
+from pretrain.exit_codes import EXIT_FAILED, EXIT_PREEMPTED
 from pretrain.loop import GO_ON
 from pretrain.supervision import control as orders
 from pretrain.supervision import heartbeat
-from pretrain.supervision.control import EXIT_PREEMPTED, Order
-from pretrain.supervision.tether import EXIT_SUPERSEDED, Tether
+from pretrain.supervision.client import SupervisorClient
+from pretrain.supervision.control import Order
 
 
 @pytest.fixture(autouse=True)
@@ -24,35 +25,35 @@ def phase(run):
 
 
 def test_hooks_are_phases_of_their_own_and_steps_the_rest(tmp_path):
-    tether = Tether(tmp_path, "t", 0, last_step=10)
+    client = SupervisorClient(tmp_path, "t", 0, last_step=10)
     assert phase(tmp_path) == "init"
     seen = []
-    tether.during("save", lambda step: seen.append((step, phase(tmp_path))))(4)
+    client.in_phase("save", lambda step: seen.append((step, phase(tmp_path))))(4)
     assert seen == [(4, "save")]
     assert phase(tmp_path) == "step"
 
 
 def test_other_ranks_say_nothing_and_do_their_work(tmp_path):
-    tether, seen = Tether(tmp_path, "t", 1, last_step=10), []
-    tether.during("save", seen.append)(4)
+    client, seen = SupervisorClient(tmp_path, "t", 1, last_step=10), []
+    client.in_phase("save", seen.append)(4)
     assert seen == [4]
     assert heartbeat.read(tmp_path, "t") == heartbeat.NO_BEAT
 
 
 def test_a_request_ends_the_attempt_after_the_step_but_not_after_the_last(tmp_path):
-    tether = Tether(tmp_path, "t", 0, last_step=10)
-    assert tether.verdict(3) == GO_ON
+    client = SupervisorClient(tmp_path, "t", 0, last_step=10)
+    assert client.verdict(3) == GO_ON
     os.kill(os.getpid(), signal.SIGUSR1)
-    assert tether.verdict(10) == GO_ON
-    assert tether.verdict(4) == EXIT_PREEMPTED
-    assert tether.steps == 4
-    assert Tether(tmp_path, "another", 0, last_step=10).verdict(4) == GO_ON
+    assert client.verdict(10) == GO_ON
+    assert client.verdict(4) == EXIT_PREEMPTED
+    assert client.stopped_after == 4
+    assert SupervisorClient(tmp_path, "another", 0, last_step=10).verdict(4) == GO_ON
 
 
 def test_an_attempt_that_was_superseded_ends_and_says_so(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv(orders.TOKEN_VARIABLE, "t")
     orders.give(tmp_path, Order("t", 1, orders.RUN))
-    assert Tether(tmp_path, "t", 0, last_step=10).verdict(1) == GO_ON
+    assert SupervisorClient(tmp_path, "t", 0, last_step=10).verdict(1) == GO_ON
     orders.give(tmp_path, Order("u", 2, orders.RUN))
-    assert Tether(tmp_path, "t", 0, last_step=10).verdict(1) == EXIT_SUPERSEDED
+    assert SupervisorClient(tmp_path, "t", 0, last_step=10).verdict(1) == EXIT_FAILED
     assert "another attempt has been ordered" in capsys.readouterr().err

@@ -1,0 +1,325 @@
+"""One attempt at a run: resume, train, evaluate, save, stop.
+
+Read `Attempt.__init__` for what happens before the first step, then `Attempt.run`. The parts are in
+`pretrain.run`: `resume` (what an attempt begins with), `saver` (checkpoints), `log` (records) and
+`continuity`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import secrets
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from data_prep.corpus import Corpus
+from pretrain.config import preflight
+from pretrain.config.load import to_dict
+from pretrain.config.run import RunConfig
+from pretrain.data.batches import (
+    PretrainingBatches,
+    validation_batches,
+    validation_note,
+)
+from pretrain.data.prefetch import prefetched
+from pretrain.data.sources import SOURCES, Source
+from pretrain.engine.schedules import learning_rate
+from pretrain.exit_codes import EXIT_DONE, EXIT_PREEMPTED
+from pretrain.loop import GO_ON, Hook, Model, StepRecord
+from pretrain.loop import run as run_loop
+from pretrain.objectives.base import Vocabulary
+from pretrain.run import checkpoints, folder, ledger, metrics, resume
+from pretrain.run.collective import Group
+from pretrain.run.continuity import continuity_check
+from pretrain.run.log import RunLog
+from pretrain.run.resume import Start
+from pretrain.run.saver import Saver
+from pretrain.spikes.decisions import most_retained, retained
+from pretrain.spikes.detector import SpikeDetector
+from pretrain.spikes.live import SpikeWatch, declared_changes, history_before
+from pretrain.supervision import control
+from pretrain.supervision.client import SupervisorClient
+from pretrain.supervision.heartbeat import EVALUATE, INIT, SAVE
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Attempt:
+    """One attempt at a run, on one rank."""
+
+    def __init__(self, config: RunConfig, world_size: int) -> None:
+        """Check the recipe, join the other ranks, build the model, choose where the run resumes.
+
+        Args:
+            config: the recipe.
+            world_size: number of ranks.
+
+        Raises:
+            ValueError: the recipe cannot be trained, or does not fit its run's folder.
+            Failure: on every rank, if any refuses.
+        """
+        import torch
+
+        from pretrain.engine.distributed import gather
+        from pretrain.engine.engine import deepspeed_json, start
+        from pretrain.model.language_model import LanguageModel
+
+        self.config = config
+        self.architecture, self.manifest = preflight.check(config, world_size)
+        clipping = config.optimizer.gradient_clipping
+        self.settings = deepspeed_json(
+            config.training.deepspeed, config.batch, clipping, world_size
+        )
+        preflight.refuse_other_recipe(config, self.manifest)
+        self.run_folder = Path(config.folder)
+        self.process = start()
+        self.group = Group(self.process.rank, self.process.world_size, gather)
+        torch.manual_seed(config.training.seed)
+        accelerator = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+        self.environment = folder.environment(accelerator)
+        backend = config.training.attention_backend
+        self.group.on_rank_0(lambda: preflight.refuse_backend(backend, self.process.device.type))
+        state, self.token = self.group.on_rank_0(self._enter)
+        self.supervisor = SupervisorClient(
+            self.run_folder, self.token, self.group.rank, config.training.steps
+        )
+        self.model = LanguageModel(self.architecture, config.training.vocabulary_multiple, backend)
+        self.parameters = sum(parameter.numel() for parameter in self.model.parameters())
+        self.supervisor.report_setup()
+        self.done = state.done
+        if not self.done:
+            self.blocks = self._blocks("train")
+            self.start = self._resume(state)
+            self.supervisor.report_setup()
+
+    def _enter(self) -> tuple[ledger.RunState, str]:
+        """Lock the run; returns its state and this attempt's token."""
+        token = control.token_of(os.environ)
+        control.refuse_superseded(self.run_folder, token)
+        self.lock = folder.lock(self.run_folder)  # held until this process exits
+        return folder.open_run(self.config, self.manifest), token or secrets.token_hex(8)
+
+    def _resume(self, state: ledger.RunState) -> Start:
+        """Choose the checkpoint to resume from, and record that the attempt begins."""
+        config = self.config
+        lineage = state.lineage(len(self.blocks), config.batch.first_block)
+        point = checkpoints.find_resume_point(self.run_folder, state.checkpoints, self.group)
+        size = checkpoints.BYTES_PER_PARAMETER * self.parameters
+        if point.manifest:
+            size = checkpoints.size_of(point.manifest)
+
+        def begin() -> Start:
+            if point.manifest:
+                before = ledger.lineage_record(lineage, config.batch.first_block(point.step))
+                preflight.refuse_other_checkpoint(
+                    point.manifest, point.step, self.architecture, before
+                )
+            order = control.read(self.run_folder)
+            number = state.next_attempt
+            if order and order.token == self.token:
+                number = order.attempt
+            start = Start(number, self.token, point.step, state, lineage, size)
+            world_size, most_kept = self.group.world_size, most_retained(config)
+            resume.begin(
+                config, self.settings, start, point, world_size, most_kept, self.environment
+            )
+            return start
+
+        return self.group.on_rank_0(begin)
+
+    def run(self) -> int:
+        """Train to the end; returns the exit code.
+
+        Raises:
+            Failure: on every rank, if checkpoints cannot be written or another attempt has begun.
+        """
+        if self.done:
+            if self.group.rank == 0:
+                sys.stdout.write(f"{self.run_folder} is done already; nothing to train\n")
+            return EXIT_DONE
+        config, training = self.config, self.config.training
+        self._build_engine()
+        self._build_batches()
+        self.supervisor.report_setup()
+        self.log = RunLog(config, self.start, self.supervisor.refuse_superseded)
+        self.saver = Saver(
+            config,
+            self.start,
+            self.group,
+            self.log,
+            write=self.engine.save,
+            facts=self._facts,
+            retained=lambda records, step: retained(records, step, config),
+        )
+        observers: list[Callable[[StepRecord], None]] = []
+        self.group.on_rank_0(lambda: observers.extend(self._open_log()))
+        evaluate = self.supervisor.in_phase(EVALUATE, self._evaluate)
+        save = self.supervisor.in_phase(SAVE, self.saver.save)
+        evaluation = Hook(training.evaluation_interval, evaluate)
+        self._evaluate_if_missed(evaluation)
+        with prefetched(self.batches, training.data_workers) as batches:
+            verdict = run_loop(
+                self.engine,
+                batches,
+                self.objective,
+                learning_rate=self._learning_rate,
+                first_step=self.start.step,
+                last_step=training.steps,
+                hooks=[evaluation, Hook(training.checkpoint_interval, save)],
+                observers=observers,
+                watch=self._verdict if self.group.rank == 0 else lambda record: GO_ON,
+            )
+        if verdict == GO_ON:
+            self.group.on_rank_0(lambda: self.log.record("done", step=training.steps))
+            return EXIT_DONE
+        if verdict == EXIT_PREEMPTED:
+            self._save_and_leave()
+        return verdict
+
+    def _build_engine(self) -> None:
+        """Build the engine and load the checkpoint."""
+        from pretrain.engine.engine import Engine
+
+        self.engine = Engine(
+            self.model,
+            self.config.optimizer,
+            self.settings,
+            self.process,
+            activation_checkpointing=self.config.training.activation_checkpointing,
+            compiled=self.config.training.compile,
+        )
+        self.supervisor.report_setup()
+        if self.start.step:
+            self.engine.load(checkpoints.folder_of(self.run_folder, self.start.step))
+            self.supervisor.report_setup()
+
+    def _build_batches(self) -> None:
+        """Build the objective and its batches, for training and for validation."""
+        config, training = self.config, self.config.training
+        corpus = Path(config.data.corpus)
+        vocabulary = Vocabulary(self.manifest.vocab_size, self.architecture.vocab_size, corpus)
+        self.objective = config.objective.build(vocabulary, compiled=training.compile)
+        self.measure = config.objective.for_validation().build(vocabulary)
+        self.validation = validation_batches(
+            self._blocks("valid"),
+            self.measure,
+            training.evaluation_blocks,
+            config.batch.micro_batch_size,
+            self.group.rank,
+            self.group.world_size,
+        )
+        self.batches = PretrainingBatches(
+            self.blocks,
+            self.objective,
+            self.start.lineage,
+            config.batch,
+            config.fault,
+            training.seed,
+        )
+
+    def _blocks(self, split: str) -> Source:
+        data = self.config.data
+        return SOURCES[data.packing](Corpus(Path(data.corpus), split), data.sequence_length)
+
+    def _open_log(self) -> list[Callable[[StepRecord], None]]:
+        """Open the run's records on rank 0, and bring the detector to the attempt's first step."""
+        config, start = self.config, self.start
+        self._announce()
+        observers = self.log.open()
+        lines = metrics.read(self.run_folder / metrics.METRICS)
+        validation = metrics.read(self.run_folder / metrics.VALIDATION)
+        if config.objective != config.objective.for_validation():
+            validation = metrics.with_standard_masks(validation)
+        self.watch = SpikeWatch(
+            SpikeDetector(config.spike, declared_changes(config, start.state)),
+            *history_before(start.step, lines, validation),
+            lambda event: self.log.suspicion(**dataclasses.asdict(event)),
+        )
+        records = ledger.read(self.run_folder / ledger.FILE_NAME)
+        continuity = continuity_check(config, start, records, lines, self.log.discontinuity)
+        return [*observers, continuity]
+
+    def _announce(self) -> None:
+        config, table = self.config, self.model.encoder.embeddings.tokens
+        padding = (table.num_embeddings - table.vocab_size) * table.embedding_dim
+        self.log.say(
+            f"attempt {self.start.attempt}: {config.model.variant} {config.model.size}, "
+            f"{self.parameters - padding:,} parameters, {len(self.blocks):,} blocks with "
+            f"{self.blocks.share_of_tokens:.1%} of the corpus's tokens ({config.data.packing}, "
+            f"{self.blocks.fill:.1%} full), "
+            f"{config.batch.global_batch_size} blocks a step on "
+            f"{metrics.count(self.group.world_size, 'rank')} ({self.process.device}, "
+            f"{config.training.deepspeed}, attention {config.training.attention_backend}), steps "
+            f"{self.start.step} to {config.training.steps}, seed {self.start.seed}"
+        )
+        self.log.say(validation_note(config.objective))
+
+    def _learning_rate(self, step: int) -> float:
+        return learning_rate(self.config, step) * self.start.state.learning_rate_factor(step)
+
+    def _verdict(self, record: StepRecord) -> int:
+        """GO_ON, or the exit code with which the attempt ends after this step."""
+        verdict = self.watch(record)
+        return verdict if verdict != GO_ON else self.supervisor.verdict(record.step + 1)
+
+    def _evaluate(self, step: int) -> None:
+        """Measure the validation loss after `step` updates."""
+        from pretrain.inference.evaluate import Scores
+
+        names = self.manifest.subsets
+
+        def sums(model: Model, batch: dict[str, Tensor]) -> Tensor:
+            return self.measure.evaluate(model, batch, len(names))
+
+        found = self.engine.evaluate(self.validation, sums)
+        if self.group.rank == 0:
+            scores = Scores.of(found, self.measure.terms, names)
+            self.log.validated(step, dataclasses.asdict(scores))
+            self.watch.validation_loss = scores.total.loss
+
+    def _evaluate_if_missed(self, evaluation: Hook) -> None:
+        """Do the evaluation that the attempt before left out.
+
+        An attempt that is asked to stop saves and leaves out the evaluation that is due after the
+        same step. It is done here, before the next step, where the detector expects it.
+        """
+        step = self.start.step
+        if not step or not evaluation.is_due(step, self.config.training.steps):
+            return
+        if not self.group.on_rank_0(lambda: self.watch.validation_loss is not None):
+            self.supervisor.in_phase(EVALUATE, self._evaluate, after=INIT)(step)
+
+    def _save_and_leave(self) -> None:
+        """Save where the loop was asked to stop, and record that."""
+        step = self.group.on_rank_0(lambda: self.supervisor.stopped_after)
+        self.supervisor.in_phase(SAVE, self.saver.save)(step)
+        saved, reason = self.saver.failed_saves == 0, "it was asked to stop"
+        self.group.on_rank_0(
+            lambda: self.log.record("preempted", step=step, saved=saved, reason=reason)
+        )
+
+    def _facts(self, step: int) -> dict[str, object]:
+        """What a reader of a checkpoint needs to know without the run's folder."""
+        blocks, lineage = self.config.batch.first_block(step), self.start.lineage
+        return {
+            "architecture": self.architecture.to_dict(),
+            "recipe": to_dict(self.config),
+            "deepspeed": self.settings,
+            "ranks": self.group.world_size,
+            "lineage": ledger.lineage_record(lineage, blocks),
+            "position": {
+                "blocks": blocks,
+                "epoch": lineage.epoch(blocks),
+                "learning_rate": self._learning_rate(step),
+            },
+            "corpus": {
+                "digest": self.manifest.digest(),
+                "tokenizer_digest": self.manifest.tokenizer_digest,
+                "vocab_size": self.manifest.vocab_size,
+            },
+            "environment": self.environment,
+        }

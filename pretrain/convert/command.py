@@ -1,0 +1,38 @@
+"""The command that converts models: convert."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+
+def add_arguments(command: argparse.ArgumentParser) -> None:
+    """Add the arguments of `convert`."""
+    add = command.add_argument
+    source = "a fairseq checkpoint (.pt), a model folder or a Hugging Face folder"
+    add("source", type=Path, help=source)
+    add("--to", required=True, choices=("zeroclap", "fairseq", "huggingface"))
+    add("--output", type=Path, required=True, help="the folder (or .pt file) to write")
+    add(
+        "--tokenizer",
+        help="the vocabulary, where the source has none: roberta-base, or a file or folder that "
+        "`data_prep prepare` accepts",
+    )
+    head = "with --to huggingface: export this classification head instead of the masked LM's"
+    add("--head", metavar="NAME", help=head)
+
+
+def convert(options: argparse.Namespace) -> None:
+    """Convert a model between fairseq, Hugging Face and this project's model folders.
+
+    example: python -m pretrain convert model.pt --to zeroclap --output models/a
+    """
+    from pretrain.convert import conversion
+
+    notes = conversion.convert(
+        options.source, options.to, options.output, options.tokenizer, options.head
+    )
+    for note in notes:
+        sys.stdout.write(f"note: {note}\n")
+    sys.stdout.write(f"{options.output}: {options.source} as {options.to}\n")

@@ -1,0 +1,63 @@
+"""Actions in which every rank takes part, and which succeed or fail on all ranks alike."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar, cast
+
+Gather = Callable[[Any], list[Any]]
+"""Returns every rank's value, on every rank, in rank order."""
+T = TypeVar("T")
+
+
+class Failure(Exception):
+    """An action failed on at least one rank; every rank raises this."""
+
+
+def on_every_rank(action: Callable[[], T], gather: Gather) -> list[T]:
+    """Return the result of `action` on each rank, once all ranks are done.
+
+    Raises:
+        Failure: with the reasons, on every rank, if `action` raised OSError or ValueError on any.
+    """
+    value, reason = None, ""
+    try:
+        value = action()
+    except (OSError, ValueError) as error:
+        reason = str(error) or type(error).__name__
+    answers = gather((value, reason))
+    reasons = [reason for _, reason in answers]
+    if any(reasons):
+        raise Failure(join_reasons(reasons))
+    return [value for value, _ in answers]
+
+
+def join_reasons(reasons: Sequence[str]) -> str:
+    """Join each rank's reason ("" for none); ranks are named where not all gave the same."""
+    parts = []
+    for reason in dict.fromkeys(filter(None, reasons)):
+        ranks = [str(rank) for rank, other in enumerate(reasons) if other == reason]
+        parts.append(
+            reason if len(ranks) == len(reasons) else f"{reason} (rank {', '.join(ranks)})"
+        )
+    return "; ".join(parts)
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+    """The ranks of an attempt, for code that does not import torch."""
+
+    rank: int
+    """This process's."""
+    world_size: int
+    gather: Gather
+
+    def on_rank_0(self, action: Callable[[], T]) -> T:
+        """Return, on every rank, the result of `action` on rank 0.
+
+        Raises:
+            Failure: on every rank, if `action` raised OSError or ValueError.
+        """
+        values = on_every_rank(lambda: action() if self.rank == 0 else None, self.gather)
+        return cast(T, values[0])

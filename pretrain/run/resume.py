@@ -1,0 +1,117 @@
+"""The beginning of an attempt: what it continues from, and what it writes before the first step.
+
+Rank 0 does this after all ranks have verified the checkpoints.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import socket
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from data_prep import tokenizer as tokenizers
+from pretrain.config.load import dump
+from pretrain.config.run import RunConfig
+from pretrain.data.order import Lineage
+from pretrain.run import checkpoints, ledger
+
+
+@dataclasses.dataclass(frozen=True)
+class Start:
+    """How an attempt begins."""
+
+    attempt: int
+    token: str
+    """Distinguishes this attempt from any other, even one that read the same ledger."""
+    step: int
+    """Its first."""
+    state: ledger.RunState
+    """The run's, before the attempt."""
+    lineage: Lineage
+    """The order of blocks that `state` leads to."""
+    checkpoint_size: int
+    """Bytes of a checkpoint; before the first one, an upper bound."""
+
+    @property
+    def seed(self) -> int:
+        """The seed in force from the first step on."""
+        return self.state.segments[-1][1]
+
+
+def refuse_spike(config: RunConfig, state: ledger.RunState) -> None:
+    """Refuse to continue from checkpoints that a loss spike may have spoiled.
+
+    Raises:
+        ValueError: a spike was not answered by a rollback.
+    """
+    spike = state.unanswered_spike
+    if spike is not None:
+        raise ValueError(
+            f"{config.folder}: the loss has spiked since step {spike['onset']} and the run was not "
+            "rolled back yet; `python -m pretrain supervise` rolls it back and continues"
+        )
+
+
+def begin(
+    config: RunConfig,
+    settings: Mapping[str, Any],
+    start: Start,
+    resume_point: checkpoints.ResumePoint,
+    world_size: int,
+    most_kept: int,
+    environment: Mapping[str, object],
+) -> None:
+    """Write down that an attempt begins, with which settings and from which step.
+
+    Args:
+        config: the recipe.
+        settings: DeepSpeed's.
+        start: how the attempt begins.
+        resume_point: the checkpoint that it continues from.
+        world_size: number of ranks.
+        most_kept: upper bound on the checkpoints that are kept at once.
+        environment: versions and machine.
+
+    Raises:
+        ValueError: the newest attempt ended in a spike that was not answered, or the disk has no
+            room for the checkpoints that may be kept.
+    """
+    refuse_spike(config, start.state)
+    run = Path(config.folder)
+    path = run / ledger.FILE_NAME
+    for step, reason in resume_point.rejected.items():
+        sys.stdout.write(f"checkpoint of step {step} rejected: {reason}\n")
+        ledger.append(path, "reject", step=step, reason=reason)
+    kept = {*start.state.checkpoints} - {*resume_point.rejected}
+    # A checkpoint that could not be read may be intact: it stays until the next commit.
+    rejected = {r["step"] for r in ledger.read(path) if r["kind"] == "reject"}
+    unproven = rejected - resume_point.damaged
+    checkpoints.remove(run, kept | unproven, lambda text: sys.stdout.write(f"{text}\n"))
+    # One more than are kept: the oldest is deleted after the newest is committed.
+    missing = max(1, most_kept + 1 - len(kept))
+    checkpoints.refuse_small_disk(run, missing, start.checkpoint_size)
+    dump(config, run / "run.yaml")
+    checkpoints.write_json(run / "deepspeed.json", settings)
+    started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    checkpoints.write_json(run / "environment.json", {**environment, "started": started})
+    tokenizers.load(Path(config.data.corpus)).save(run / "tokenizer.json")
+    ledger.append(
+        path,
+        "attempt",
+        attempt=start.attempt,
+        token=start.token,
+        step=start.step,
+        ranks=world_size,
+        micro_batch_size=config.batch.micro_batch_size,
+        seed=start.seed,
+        blocks=start.lineage.total,
+        lineage=ledger.lineage_record(start.lineage),
+        manifest=checkpoints.manifest_hash(run, start.step) if start.step else "",
+        host=socket.gethostname(),
+        pid=os.getpid(),
+    )

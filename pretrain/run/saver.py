@@ -1,0 +1,125 @@
+"""Saving checkpoints during an attempt: commit, retention, and saves that fail."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from pretrain.config.run import RunConfig
+from pretrain.run import checkpoints, ledger
+from pretrain.run.collective import Failure, Group
+from pretrain.run.log import RunLog
+from pretrain.run.resume import Start
+
+MAX_FAILED_SAVES = 3
+"""So many failed saves in a row end the attempt."""
+
+
+def may_continue(failed_saves: int, has_checkpoint: bool, is_last: bool) -> bool:
+    """Whether training continues after a failed save.
+
+    It does while little can be lost: an older checkpoint exists, and the disk may be given space
+    before a later save. No save follows the last step.
+
+    Args:
+        failed_saves: number of failed saves in a row.
+        has_checkpoint: whether an older checkpoint exists.
+        is_last: whether this was the run's last save.
+    """
+    return failed_saves < MAX_FAILED_SAVES and has_checkpoint and not is_last
+
+
+class Saver:
+    """Saves the checkpoints of an attempt; every rank calls `save` after the same steps."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        start: Start,
+        group: Group,
+        log: RunLog,
+        *,
+        write: Callable[[Path], None],
+        facts: Callable[[int], Mapping[str, object]],
+        retained: Callable[[Sequence[ledger.Record], int], set[int]],
+    ) -> None:
+        """Prepare to save.
+
+        Args:
+            config: the recipe.
+            start: how the attempt began.
+            group: the ranks.
+            log: used on rank 0.
+            write: writes this rank's files below a folder (`Engine.save`).
+            facts: returns what a checkpoint's manifest says of a step.
+            retained: returns the steps whose checkpoints are kept, given the ledger's records and
+                the step of the newest commit.
+        """
+        self._config, self._start, self._group, self._log = config, start, group, log
+        self._write, self._facts, self._retained = write, facts, retained
+        self._run = Path(config.folder)
+        self._has_checkpoint = start.step > 0
+        self.failed_saves = 0
+        """Number of failed saves since the last one that succeeded."""
+
+    def save(self, step: int) -> None:
+        """Save after `step` updates.
+
+        Raises:
+            Failure: on every rank; the save failed and the attempt must end.
+        """
+        try:
+            self._group.on_rank_0(lambda: self._prepare(step))
+            checkpoints.save(
+                self._run,
+                step,
+                self._facts(step),
+                write=self._write,
+                gather=self._group.gather,
+                rank=self._group.rank,
+                token=self._start.token,
+                before_commit=self._log.refuse_superseded,
+            )
+            self._group.on_rank_0(lambda: self._commit(step))
+        except Failure as failure:
+            self.failed_saves += 1
+            reason = str(failure)
+            self._group.on_rank_0(lambda: self._report_failure(step, reason))
+            is_last = step == self._config.training.steps
+            if not may_continue(self.failed_saves, self._has_checkpoint, is_last):
+                raise
+        else:
+            self.failed_saves, self._has_checkpoint = 0, True
+
+    def _checkpoints(self) -> tuple[list[ledger.Record], tuple[int, ...]]:
+        """The ledger's records, and the steps of the checkpoints that they lead to."""
+        records = ledger.read(self._run / ledger.FILE_NAME)
+        return records, ledger.run_state(records, self._config.training.seed).checkpoints
+
+    def _prepare(self, step: int) -> None:
+        self._log.sync(step)
+        if self.failed_saves:  # a checkpoint that could not be recorded takes up space
+            checkpoints.remove(self._run, {*self._checkpoints()[1]}, self._log.warn_once)
+        checkpoints.refuse_small_disk(self._run, 1, self._start.checkpoint_size)
+
+    def _commit(self, step: int) -> None:
+        """Record a checkpoint in the ledger, so that the run can resume from it."""
+        digest = checkpoints.manifest_hash(self._run, step)
+        self._log.record("commit", step=step, ranks=self._group.world_size, manifest=digest)
+        try:
+            self._delete_old(step)
+        except OSError as error:  # the next commit tries again
+            self._log.warn_once(f"WARNING: older checkpoints are not deleted for now: {error}")
+
+    def _delete_old(self, step: int) -> None:
+        """Delete the checkpoints that neither the recipe nor a possible rollback needs."""
+        records, steps = self._checkpoints()
+        keep = self._retained(records, step)
+        for old in steps:
+            if old not in keep:
+                self._log.record("delete", step=old)
+        checkpoints.remove(self._run, keep, self._log.warn_once)
+
+    def _report_failure(self, step: int, reason: str) -> None:
+        self._log.note("save-failed", step=step, reason=reason)
+        self._log.say(f"WARNING: no checkpoint of step {step}: {reason}")

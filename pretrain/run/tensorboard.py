@@ -1,0 +1,90 @@
+"""TensorBoard curves of a run; torch is imported when they are opened."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from pretrain.loop import StepRecord
+from pretrain.run.metrics import finite_or_nan
+
+
+class TensorBoard:
+    """Observer that writes TensorBoard scalars: one run for each attempt, and a stitched one.
+
+    The stitched run shows only the surviving steps: what an attempt does again replaces what was
+    there (TensorBoard's purge step). Its texts tell of rollbacks and spikes. Curves must not end a
+    run: after an error nothing is written until `open` is called again.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        attempt: int,
+        first_step: int,
+        warn: Callable[[str], object] = lambda text: sys.stderr.write(f"{text}\n"),
+    ) -> None:
+        """Open event files below `folder` for an attempt that begins at `first_step`."""
+        self._folder, self._attempt, self._warn = folder, attempt, warn
+        self._writers: list[Any] = []  # SummaryWriter has no complete annotations
+        self._warned = False
+        self.open(first_step)
+
+    def open(self, first_step: int) -> None:
+        """Open event files for the steps from `first_step` on, unless they are open."""
+        if self._writers:
+            return
+        from torch.utils.tensorboard.writer import SummaryWriter
+
+        with self._closing_on_error():
+            self._writers.append(SummaryWriter(str(self._folder / f"attempt-{self._attempt:03d}")))
+            stitched = str(self._folder / "stitched")
+            self._writers.append(SummaryWriter(stitched, purge_step=first_step))
+
+    @contextlib.contextmanager
+    def _closing_on_error(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # TensorFlow's, where that is installed, are not OSErrors
+            if not self._warned:
+                self._warn(f"WARNING: {self._folder}: no curves are written for now: {error}")
+            self._warned = True
+            for writer in self._writers:
+                with contextlib.suppress(Exception):
+                    writer.file_writer.close()  # ends its thread though it cannot write the rest
+            self._writers = []
+
+    def __call__(self, record: StepRecord) -> None:
+        """Write one finished step."""
+        norm = record.gradient_norm
+        self.scalars(
+            record.step,
+            {
+                "train/loss": record.loss,
+                **{f"train/loss/{n}": finite_or_nan(t.loss) for n, t in record.terms.items()},
+                "optimizer/gradient_norm": math.nan if norm is None else norm,
+                "optimizer/loss_scale": record.loss_scale,
+                "optimizer/learning_rate": record.learning_rate,
+                "speed/tokens_per_second": record.tokens_per_second,
+                "data/epoch": record.epoch,
+            },
+        )
+
+    def scalars(self, step: int, values: dict[str, float]) -> None:
+        """Write named numbers of a step."""
+        with self._closing_on_error():
+            for writer in self._writers:
+                for name, value in values.items():
+                    writer.add_scalar(name, value, step)
+                writer.flush()
+
+    def text(self, step: int, text: str) -> None:
+        """Write a text about a step."""
+        with self._closing_on_error():
+            for writer in self._writers:
+                writer.add_text("events", text, step)
+                writer.flush()

@@ -1,0 +1,52 @@
+"""The command that judges recorded curves: replay."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+
+def add_arguments(command: argparse.ArgumentParser) -> None:
+    """Add the arguments of `replay`."""
+    add = command.add_argument
+    add(
+        "curves",
+        nargs="+",
+        metavar="CURVE",
+        help="a CSV, a JSON Lines file, a TensorBoard file or folder, or a run's folder; or a "
+        "threshold, such as spike.deviations=5",
+    )
+    labels = 'a JSON file {curve name: [{"onset": step, "kind": "fast"}]}'
+    add("--labels", type=Path, help=labels)
+    add("--json", type=Path, help="also write the findings to this file")
+    add("--plot", type=Path, help="draw the curves into this picture (.png)")
+    add("--tag", default="train/loss", help="tag of the loss in TensorBoard files (%(default)s)")
+    attempts = "judge each stretch between restarts, not only the lineage that survived"
+    add("--every-attempt", action="store_true", help=attempts)
+    interval = "steps between the checkpoints that the policy assumes (default: %(default)s)"
+    add("--checkpoint-interval", type=int, default=500, help=interval)
+
+
+def replay(options: argparse.Namespace) -> None:
+    """Run the spike detector over recorded loss curves.
+
+    example: python -m pretrain replay runs/base other.csv spike.deviations=5 --plot curves.png
+    """
+    from pretrain.run.checkpoints import write_json
+    from pretrain.spikes.replay import curves, judge, report
+
+    if options.checkpoint_interval < 1:
+        raise ValueError(f"--checkpoint-interval {options.checkpoint_interval}: must be above 0")
+    settings = [word for word in options.curves if "=" in word and not Path(word).exists()]
+    config = judge.spike_config(settings)
+    paths = [Path(word) for word in options.curves if word not in settings]
+    recorded = curves.read_all(paths, options.tag, options.every_attempt)
+    names = [curve.name for curve in recorded]
+    labels = judge.read_labels(options.labels, names) if options.labels else {}
+    judged = [judge.judge(curve, config, options.checkpoint_interval) for curve in recorded]
+    sys.stdout.write(report.report(judged, labels))
+    if options.json:
+        write_json(options.json, report.as_json(judged, labels))
+    if options.plot:
+        report.plot(judged, labels, options.plot)

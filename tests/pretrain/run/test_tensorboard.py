@@ -1,0 +1,85 @@
+"""TensorBoard curves."""
+
+import errno
+import os
+
+import pytest
+
+from pretrain.loop import StepRecord
+from pretrain.run.tensorboard import TensorBoard
+
+
+def record(step, loss=2.0):
+    return StepRecord(step, loss, 1.0, 1e-3, 1, 0.5, 1200, 180, 2.0, 0.1)
+
+
+def events_of(folder):
+    import warnings
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+        events = EventAccumulator(str(folder))
+        events.Reload()
+    return events
+
+
+def test_the_stitched_curve_replaces_what_a_later_attempt_does_again(tmp_path):
+    for attempt, steps in ((1, range(10)), (2, range(6, 12))):
+        board = TensorBoard(tmp_path, attempt, steps[0])
+        board.text(steps[0], f"attempt {attempt} began")
+        for step in steps:
+            board(record(step, loss=float(attempt)))
+    kept = [(e.step, e.value) for e in events_of(tmp_path / "stitched").Scalars("train/loss")]
+    assert kept == [(step, 1.0 if step < 6 else 2.0) for step in range(12)]
+    first = events_of(tmp_path / "attempt-001").Scalars("train/loss")
+    assert [event.step for event in first] == list(range(10))
+
+
+def test_tensorboard_gets_every_curve(tmp_path):
+    board = TensorBoard(tmp_path, 1, 0)
+    board(record(4))
+    board.scalars(4, {"validation/loss": 1.5})
+    events = events_of(tmp_path / "attempt-001")
+    assert set(events.Tags()["scalars"]) == {
+        "train/loss",
+        "optimizer/gradient_norm",
+        "optimizer/loss_scale",
+        "optimizer/learning_rate",
+        "speed/tokens_per_second",
+        "data/epoch",
+        "validation/loss",
+    }
+    (event,) = events.Scalars("speed/tokens_per_second")
+    assert (event.step, event.value) == (4, 600.0)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_curves_that_cannot_be_written_are_dropped_with_one_warning_until_opened_again(
+    tmp_path, monkeypatch
+):
+    from tensorboard.compat.tensorflow_stub.io import gfile
+
+    warnings = []
+    board = TensorBoard(tmp_path, 1, 0, warnings.append)
+    board(record(0))
+
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(gfile.LocalFileSystem, "append", full)
+        patch.setattr(gfile.LocalFileSystem, "write", full)
+        for step in range(1, 40):
+            board(record(step))
+            if step % 10 == 0:
+                board.open(step + 1)
+    (warning,) = warnings
+    assert "No space left on device" in warning
+    board.open(40)
+    board(record(40))
+    parts = [events_of(file) for file in (tmp_path / "stitched").iterdir()]
+    curves = [part.Scalars("train/loss") for part in parts if part.Tags()["scalars"]]
+    assert sorted(event.step for curve in curves for event in curve) == [0, 40]
+    assert len(warnings) == 1
