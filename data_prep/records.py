@@ -206,8 +206,8 @@ def _record(kind: type) -> Any:  # noqa: ANN401 - types made at run time
 
 
 def _default(field: dataclasses.Field[Any]) -> Any:  # noqa: ANN401 - of the field's type
-    made = field.default_factory is not dataclasses.MISSING
-    return field.default_factory() if made else field.default
+    factory = field.default_factory
+    return field.default if factory is dataclasses.MISSING else factory()
 
 
 def _form(kind: Any) -> Any:  # noqa: ANN401 - any annotation

@@ -16,7 +16,6 @@ from pretrain.config.upgrades import FORMAT_VERSION, flatten, is_within, refuse_
 RECIPES = Path(__file__).parents[1] / "recipes"
 RUN_FILE = "run.yaml"
 """Name of the merged recipe in a run's folder."""
-
 MAY_CHANGE = (
     "training.data_workers",
     "training.activation_checkpointing",

@@ -21,11 +21,10 @@ from pretrain.model.config import ModelConfig, check_backend
 from pretrain.objectives.base import Vocabulary
 from pretrain.run import folder as run_folder
 from pretrain.run import ledger
-from pretrain.supervision import control as orders
-from pretrain.supervision import supervisor
+from pretrain.supervision import control, supervisor
 
-_MARKS = frozenset({run_folder.LOCK, supervisor.LOCK, ledger.FILE_NAME, orders.FOLDER})
-"""The first files of a run's folder: one that holds none of them was not made by us."""
+_MARKS = frozenset({run_folder.LOCK, supervisor.LOCK, ledger.FILE_NAME, control.FOLDER})
+"""First files of a run's folder; a folder without any of them is not a run's."""
 
 
 def check(config: RunConfig, world_size: int) -> tuple[ModelConfig, CorpusManifest]:

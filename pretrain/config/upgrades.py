@@ -7,12 +7,10 @@ is refused with its new name.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
 from typing import Any
 
 from data_prep.records import check_format
-from pretrain.config.settings import merge
 
 FORMAT_VERSION = 2
 RENAMED: dict[str, str] = {
@@ -47,9 +45,8 @@ def refuse_renamed(values: Mapping[str, Any]) -> None:
         ValueError: a key that was renamed; says its new name.
     """
     for key in flatten(values):
-        for old, new in RENAMED.items():
-            if is_within(key, old):
-                raise ValueError(f"unknown key {key!r}; it is now {new + key[len(old) :]!r}")
+        if (new := _new_name(key)) != key:
+            raise ValueError(f"unknown key {key!r}; it is now {new!r}")
 
 
 def upgrade(recipe: Mapping[str, Any], source: object = "recipe") -> dict[str, Any]:
@@ -65,24 +62,23 @@ def upgrade(recipe: Mapping[str, Any], source: object = "recipe") -> dict[str, A
     values = dict(recipe)
     version = values.pop("format_version", 1)
     check_format(version, FORMAT_VERSION, source)
-    if version == 1:
-        for old, new in RENAMED.items():
-            values = _moved(values, old.split("."), new.split("."))
-    return values
-
-
-def _moved(values: dict[str, Any], old: list[str], new: list[str]) -> dict[str, Any]:
-    """Return nested `values` with what stands at the path `old`, if anything, at the path `new`."""
-    parents = [values]
-    for key in old[:-1]:
-        parents.append(parents[-1].get(key, {}))
-    if old[-1] not in parents[-1]:
+    if version == FORMAT_VERSION:
         return values
-    moved = parents[-1][old[-1]]
-    remaining: Any = {key: value for key, value in parents[-1].items() if key != old[-1]}
-    for parent, key in zip(parents[-2::-1], old[-2::-1], strict=True):
-        remaining = {**parent, key: remaining}
-    if isinstance(moved, Mapping):
-        moved = {**_ADDED.get(".".join(new), {}), **moved}
-    nested = functools.reduce(lambda below, key: {key: below}, reversed(new), moved)
-    return merge(remaining, nested)
+    upgraded: dict[str, Any] = {}
+    for key, value in flatten(values).items():
+        *sections, name = _new_name(key).split(".")
+        section = upgraded
+        for part in sections:
+            section = section.setdefault(part, {})
+        section[name] = value
+    for name, added in _ADDED.items():
+        if name in upgraded:
+            upgraded[name] = {**added, **upgraded[name]}
+    return upgraded
+
+
+def _new_name(key: str) -> str:
+    for old, new in RENAMED.items():
+        if is_within(key, old):
+            return new + key[len(old) :]
+    return key

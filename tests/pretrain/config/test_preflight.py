@@ -1,4 +1,4 @@
-"""What is checked of a recipe before anything is started, and how the command line says it."""
+"""Checks of a recipe before a run starts, and their messages on the command line."""
 
 import dataclasses
 
@@ -9,7 +9,7 @@ from pretrain.config import preflight as checks
 from pretrain.config.preflight import check
 
 
-def test_a_sound_recipe_gives_the_model_and_the_corpus(recipe, corpus, tmp_path):
+def test_a_valid_recipe_gives_the_model_and_the_corpus(recipe, corpus, tmp_path):
     model, manifest = check(recipe.load(tmp_path), 2)
     assert model.vocab_size == manifest.vocab_size - 1
     assert model.position == "alibi"
@@ -37,7 +37,7 @@ def test_a_sound_recipe_gives_the_model_and_the_corpus(recipe, corpus, tmp_path)
         (["training.steps"], "is not an override"),
     ],
 )
-def test_what_is_wrong_is_said_before_anything_starts(words, message, recipe, tmp_path, capsys):
+def test_a_wrong_recipe_is_refused_before_anything_starts(words, message, recipe, tmp_path, capsys):
     import re
 
     arguments = ["supervise", str(recipe.path), f"folder={tmp_path / 'run'}", *words]
@@ -62,7 +62,7 @@ def test_a_corpus_without_validation_documents_is_refused(corpus, recipe, tmp_pa
         check(recipe.load(tmp_path / "run", f"data.corpus={tmp_path / 'c'}"), 2)
 
 
-# --- what a resumed run is compared with ---------------------------------------------------------
+# --- comparing a resumed run with its past -------------------------------------------------------
 
 
 def manifest_of(model, step=30, lineage=((0, 1), (20, 2)), **changed):
@@ -74,7 +74,7 @@ def manifest_of(model, step=30, lineage=((0, 1), (20, 2)), **changed):
     }
 
 
-def test_a_checkpoint_is_compared_with_the_run_that_takes_it_up(recipe, corpus, tmp_path):
+def test_a_checkpoint_is_compared_with_the_run_that_resumes_from_it(recipe, corpus, tmp_path):
     model, _ = check(recipe.load(tmp_path), 2)
     before = [[0, 1], [20, 2]]
     checks.refuse_other_checkpoint(manifest_of(model), 30, model, before)

@@ -1,4 +1,4 @@
-"""The records of a run: what they refuse, what follows from them."""
+"""Records of a recipe: refused combinations, and numbers that follow from others."""
 
 import pytest
 
@@ -19,7 +19,7 @@ def test_accumulation_follows_from_batch_and_ranks():
 
 
 def test_a_fault_strikes_in_its_steps_and_only_under_the_recipe_s_seed():
-    """So a plain relaunch runs into it again, and a reseed escapes."""
+    """A plain relaunch runs into it again, and a reseed escapes."""
     fault = FaultConfig("random-labels", 10, 12)
     assert [step for step in range(20) if fault.strikes(step, 1, 1)] == [10, 11]
     assert not any(fault.strikes(step, 2, 1) for step in range(20))
@@ -31,12 +31,12 @@ def test_a_fault_strikes_in_its_steps_and_only_under_the_recipe_s_seed():
 @pytest.mark.parametrize(
     ("patience", "confirm", "gross"), [(6, 50, 3.0), (4, 10, 1.5), (8, 1, 99.0), (2, 30, 99.0)]
 )
-def test_checkpoints_that_are_kept_reach_back_before_any_spike_or_the_config_is_refused(
+def test_kept_checkpoints_reach_back_before_any_spike_or_the_recipe_is_refused(
     patience, confirm, gross, interval, kept, margin
 ):
-    """Law 5: replay of the retention rule against a sudden, a confirmed and a wavering rise.
+    """Law 5: the retention rule, tried against a sudden, a confirmed and a wavering rise.
 
-    Refused are exactly those whose checkpoints reach back less far than the longest alarm.
+    Exactly those recipes are refused whose checkpoints reach back less far than the longest alarm.
     """
     training = TrainingConfig(checkpoint_interval=interval, checkpoints_kept=kept)
     spike = SpikeConfig(
