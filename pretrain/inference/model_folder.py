@@ -209,7 +209,8 @@ def _read_description(path: Path) -> Description:
     except ValueError as error:
         raise ValueError(f"{path}: is not valid JSON: {error}") from error
     if isinstance(values, dict):
-        values.setdefault("format_version", values.pop("format", 1))
+        if "format_version" not in values:
+            values["format_version"] = values.pop("format", 1)
         check_format(values["format_version"], FORMAT_VERSION, path, oldest=2)
     try:
         return decode(Description, values)

@@ -124,7 +124,7 @@ def test_another_vocabulary_in_the_folder_is_refused(saved, other_vocabulary):
 
 def test_a_format_from_the_future_is_refused(saved):
     folder, _ = saved
-    change(folder, format=99)
+    change(folder, format_version=99)
     with pytest.raises(ValueError, match="format version 99 was written by a later version"):
         model_folder.load(folder)
 
