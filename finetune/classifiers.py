@@ -22,9 +22,8 @@ def head_config(config: FinetuneConfig, task: Task) -> ClassificationConfig:
 
 
 def longest_input(max_tokens: int, architecture: ModelConfig) -> int:
-    """Tokens that an input may have: learned positions end, all others go on."""
-    learned = architecture.position == "learned"
-    return min(max_tokens, architecture.max_positions) if learned else max_tokens
+    """Return how many tokens an input may have: `max_tokens`, or less where positions end."""
+    return min(max_tokens, architecture.longest_input or max_tokens)
 
 
 def build(loaded: model_folder.LoadedModel, plan: RunPlan, task: Task) -> Classifier:

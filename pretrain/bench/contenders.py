@@ -206,7 +206,9 @@ def _the_original_s_way(case: Case, device: torch.device) -> Update:
     from pretrain.model import attention
     from pretrain.model.language_model import LanguageModel
 
-    def attend(qkv: Tensor, bias: Tensor | None, dropout: float) -> Tensor:
+    def attend(qkv: Tensor, context: attention.AttentionContext, dropout: float) -> Tensor:
+        bias = context.bias
+        assert bias is None or isinstance(bias, torch.Tensor)
         batch, length, _, heads, size = qkv.shape
         query, key, value = (
             part.transpose(1, 2).reshape(batch * heads, length, size) for part in qkv.unbind(2)
@@ -218,7 +220,7 @@ def _the_original_s_way(case: Case, device: torch.device) -> Update:
         mixed = torch.bmm(torch.dropout(weights, dropout, train=True), value)
         return mixed.view(batch, heads, length, size).transpose(1, 2)
 
-    attention._attend = attend  # type: ignore[assignment]  # this process does nothing else
+    attention.attend = attend  # this process does nothing else
     return _loop(case, LanguageModel(case.architecture()).to(device), device)
 
 

@@ -250,7 +250,7 @@ def bias_bytes(
         texts: whether a row holds several texts that do not see each other.
     """
     visible = rows * length**2 if texts else 0  # bool; padding needs none
-    if model.position != "alibi":
+    if model.method.score_bias is None:
         held = width * (visible or rows * length)
         return held, held + visible
     table = model.num_heads * length**2

@@ -163,7 +163,7 @@ def _parts(case: Case, batch: MicroBatch, device: torch.device) -> dict[str, flo
     config, layer = model.config, model.encoder.layers[0]
     assert isinstance(layer, EncoderLayer)
     with torch.no_grad():
-        _, bias = model.encoder._enter(tensors["input_ids"], tensors.get("document_ids"))
+        _, context = model.encoder.embed(tensors["input_ids"], tensors.get("document_ids"))
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     heads, hidden = config.num_heads, config.hidden_size
     shape = (case.rows, case.length)
@@ -203,7 +203,7 @@ def _parts(case: Case, batch: MicroBatch, device: torch.device) -> dict[str, flo
     optimizer.step()
     layers = config.num_layers
     return {
-        "attention": layers * backwards(lambda: attention._attend(qkv, bias, 0.0)),
+        "attention": layers * backwards(lambda: attention.attend(qkv, context, 0.0)),
         "matrices": layers * backwards(matrices),
         "head": backwards(head),
         "optimizer": statistics.median(_seconds(optimizer.step, device) for _ in range(3)),

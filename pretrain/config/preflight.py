@@ -56,7 +56,7 @@ def check(config: RunConfig, world_size: int) -> tuple[ModelConfig, CorpusManife
             raise ValueError(f"{config.data.corpus}: its {split} split has no documents")
     recipe = config.model
     model = presets.build(recipe.size, recipe.variant, manifest.vocab_size, recipe.overrides)
-    if model.position == "learned" and config.data.sequence_length > model.max_positions:
+    if model.longest_input and config.data.sequence_length > model.longest_input:
         raise ValueError(
             f"data.sequence_length {config.data.sequence_length} is above the model's "
             f"max_positions {model.max_positions}, the number of its learned positions"

@@ -1,8 +1,8 @@
-"""From one form of a model to another, by way of `ModelContents`.
+"""Conversion of a model from one form to another, by way of `ModelContents`.
 
-zeroclap      a model folder: what `export` makes and every other command takes
-fairseq       a checkpoint (.pt) of fairseq, or of EIFY/fairseq
-huggingface   a folder that `transformers` loads
+zeroclap      a model folder, which `export` makes and every other command reads
+fairseq       a checkpoint (.pt) of fairseq or EIFY/fairseq
+huggingface   a folder that transformers loads
 """
 
 from __future__ import annotations
@@ -21,27 +21,30 @@ FORMS = ("zeroclap", "fairseq", "huggingface")
 def convert(
     source: Path, form: str, output: Path, tokenizer: str | None = None, head: str | None = None
 ) -> list[str]:
-    """Write a model in another form; `source`'s own is found out.
+    """Write a model in another form.
 
     Args:
         source: a model folder, a fairseq checkpoint, or a Hugging Face folder.
         form: one of FORMS.
         output: the file (fairseq) or folder to make; it must not exist.
         tokenizer: the vocabulary of a source that has none, as `data_prep.tokenizer.load` takes it.
-        head: for Hugging Face, the classification head to export in place of the language model's.
+        head: for Hugging Face, the classification head to export instead of a language model.
 
     Returns:
-        What the user should know, a line each.
+        Notes for the user, one line each.
 
     Raises:
-        ValueError: what is wrong, with the file's name; nothing has been written then.
+        ValueError: the conversion is not possible; the file is named and nothing was written.
     """
     if head is not None and form != "huggingface":
-        raise ValueError(f"--head {head}: --to {form} takes every head; leave it out")
+        raise ValueError(f"--head {head}: --to {form} exports every head; leave it out")
     contents = read(source, tokenizer)
     notes = list(contents.provenance.get("notes", []))
     if contents.vocabulary is None:
-        notes.append(_no_vocabulary(source))
+        notes.append(
+            f"{source} has no vocabulary that can be used, so the model is written without one and "
+            "reads ids, not text (--tokenizer names a vocabulary)"
+        )
     if form == "fairseq":
         fairseq_export.write(output, contents)
     elif form == "huggingface":
@@ -52,10 +55,10 @@ def convert(
 
 
 def read(source: Path, tokenizer: str | None = None) -> ModelContents:
-    """The model that a file or a folder holds, whatever its form.
+    """Read the model of a file or folder in any form.
 
     Raises:
-        ValueError: there is none, it is damaged, or it has a vocabulary and another one is given.
+        ValueError: there is no model, it is damaged, or a vocabulary is given though it has one.
     """
     vocabulary = tokenizers.load(tokenizer) if tokenizer else None
     if source.is_file():
@@ -72,12 +75,5 @@ def read(source: Path, tokenizer: str | None = None) -> ModelContents:
     if vocabulary is None:
         return contents
     if contents.vocabulary is not None:
-        raise ValueError(f"--tokenizer {tokenizer}: {source} has a vocabulary of its own")
+        raise ValueError(f"--tokenizer {tokenizer}: {source} has its own vocabulary")
     return dataclasses.replace(contents, vocabulary=vocabulary)
-
-
-def _no_vocabulary(source: Path) -> str:
-    return (
-        f"{source} has no vocabulary that can be taken along, so the model is written without one "
-        "and takes ids, not text (--tokenizer names a vocabulary)"
-    )

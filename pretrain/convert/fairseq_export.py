@@ -1,4 +1,4 @@
-"""Model folders to fairseq checkpoints (.pt) that EIFY/fairseq, and where it can fairseq, loads."""
+"""Model folders to fairseq checkpoints (.pt), for EIFY/fairseq and where possible for fairseq."""
 
 from __future__ import annotations
 
@@ -11,40 +11,32 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from data_prep.files import AtomicFile
-from pretrain.convert.fairseq_layout import (
-    BETA,
-    DEVICE_MARKER,
-    LABELS,
-    LAYER_NORM_EPSILON,
-    NOT_MODELLED,
-    TIED,
-    TOKENS,
-    VERSION,
-    names,
-)
+from data_prep.files import write_atomically
+from pretrain.convert import fairseq_layout as layout
+from pretrain.convert.weights import separated
 from pretrain.inference.model_folder import ModelContents
 from pretrain.model.config import ClassificationConfig, ModelConfig
 
 
 def write(path: Path, contents: ModelContents) -> None:
-    """Write a checkpoint that EIFY/fairseq loads: with its hub interface, to evaluate or fine-tune.
+    """Write a checkpoint that EIFY/fairseq loads: in its hub interface, to evaluate or fine-tune.
 
-    fairseq itself loads it as well where the model has neither ALiBi nor CLAP nor a zero mask; it
-    would pass over these settings in silence. What has to be handed over besides is `dict.txt`, in
-    the folder that `data` names: a line for each id from 4 on, `<mask>` left out, in the
-    vocabulary's order, so that there are as many lines as rows of the embedding less 4 (less 5
-    where the mask has a row). Classes' labels are not part of a fairseq model; they are kept in
-    `extra_state`, where `read` finds them. Optimiser state is not written.
+    fairseq itself may load the checkpoint only of a model without ALiBi, CLAP and zero mask; it
+    would silently ignore these settings. The user also needs `dict.txt`, in the folder that `data`
+    names: one line for each id from 4 on except `<mask>`, in the vocabulary's order. It has as many
+    lines as the embedding has rows, less 4 (less 5 where the mask has a row). A fairseq model has
+    no labels of classes; they are kept in `extra_state`, where `read` finds them. Optimiser state
+    is not written.
 
     Raises:
-        ValueError: the file is there already, or fairseq cannot have such a model.
+        ValueError: the file exists, or fairseq has no such model.
     """
     if path.exists():
-        raise ValueError(f"{path}: is there already; accepted: a new file")
+        raise ValueError(f"{path}: exists; accepted: a new file")
     config, heads = contents.config, contents.classification_heads
     try:
         settings = export_settings(config, heads)
+        weights = export_weights(contents.weights, config, heads)
     except ValueError as error:
         raise ValueError(f"{path}: cannot be written for fairseq: {error}") from None
     updates = contents.provenance.get("updates", contents.provenance.get("step"))
@@ -52,7 +44,7 @@ def write(path: Path, contents: ModelContents) -> None:
     checkpoint = {
         "args": None,
         "cfg": settings,
-        "model": export_weights(contents.weights, config, heads),
+        "model": weights,
         "criterion": None,
         "optimizer_history": [
             {
@@ -65,46 +57,35 @@ def write(path: Path, contents: ModelContents) -> None:
         "task_state": {},
         "extra_state": {
             "train_iterator": {"version": 2, "epoch": 1, "iterations_in_epoch": 0, "shuffle": True},
-            **({LABELS: labels} if labels else {}),
+            **({layout.LABELS: labels} if labels else {}),
         },
         "last_optimizer_state": None,
     }
     buffer = io.BytesIO()
     torch.save(checkpoint, buffer)
-    file = AtomicFile(path)
-    try:
-        file.write(buffer.getbuffer())
-        file.commit()
-    finally:
-        file.discard()
+    write_atomically(path, buffer.getvalue())
 
 
 def export_settings(
     config: ModelConfig, heads: Mapping[str, ClassificationConfig]
 ) -> dict[str, Any]:
-    """The sections of fairseq's settings that its loaders read.
+    """Return the sections of fairseq's settings that its loaders read.
 
-    A key that a caller of fairseq overrides (`data`, `bpe`) has to be there to be overridden; one
-    that fairseq itself does not know (`omit_mask`) must not be, or it refuses the file.
+    A key that a caller of fairseq overrides (`data`, `bpe`) must be present. One that fairseq does
+    not know (`omit_mask`) must be absent where it is not needed, or fairseq refuses the file.
 
     Raises:
-        ValueError: fairseq cannot have such a model.
+        ValueError: fairseq has no such model.
     """
-    _refuse_what_fairseq_lacks(config, heads)
+    _refuse_unsupported(config, heads)
     clap, zero = config.head == "clap", config.mask_embedding == "zero"
-    alibi = config.position == "alibi"
+    position = layout.POSITIONS[config.position]
     model = {
         "_name": "roberta",
-        "encoder_layers": config.num_layers,
-        "encoder_embed_dim": config.hidden_size,
-        "encoder_ffn_embed_dim": config.intermediate_size,
-        "encoder_attention_heads": config.num_heads,
-        "max_positions": config.max_positions,
+        **{theirs: getattr(config, ours) for ours, theirs in layout.SIZES.items()},
         "max_source_positions": config.max_positions,
-        "no_token_positional_embeddings": config.position in ("alibi", "none"),
-        "encoder_learned_pos": config.position != "sinusoidal",
-        "encoder_alibi": alibi,
-        "encoder_alibi_asymmetrical": alibi and config.alibi == "offset",
+        **position,
+        "encoder_alibi_asymmetrical": position["encoder_alibi"] and config.alibi == "offset",
         "layernorm_embedding": config.embedding_norm,
         "no_scale_embedding": config.embedding_scale == "one",
         "l2norm_embedding": config.normalize_embeddings if clap else True,
@@ -119,9 +100,9 @@ def export_settings(
         "pooler_activation_fn": "tanh",
         "encoder_layerdrop": 0.0,
         "quant_noise_pq_block_size": 8,
-        # The heads of a checkpoint are thrown away without it.
+        # Without this, fairseq drops the heads of a checkpoint.
         "load_checkpoint_heads": bool(heads),
-        **NOT_MODELLED,
+        **layout.NOT_MODELLED,
     }
     task = {
         "_name": "masked_lm",
@@ -143,15 +124,15 @@ def export_settings(
     }
 
 
-def _refuse_what_fairseq_lacks(
-    config: ModelConfig, heads: Mapping[str, ClassificationConfig]
-) -> None:
+def _refuse_unsupported(config: ModelConfig, heads: Mapping[str, ClassificationConfig]) -> None:
+    if config.position not in layout.POSITIONS:
+        raise ValueError(f"position: {config.position!r}; accepted: {', '.join(layout.POSITIONS)}")
     if config.normalize_embeddings and config.head == "roberta":
-        raise ValueError("normalised embeddings are accepted with the CLAP head alone")
-    if config.layer_norm_epsilon != LAYER_NORM_EPSILON:
+        raise ValueError("normalised embeddings are accepted only with the CLAP head")
+    if config.layer_norm_epsilon != layout.LAYER_NORM_EPSILON:
         raise ValueError(
             f"layer_norm_epsilon: {config.layer_norm_epsilon} is not accepted; it must be "
-            f"{LAYER_NORM_EPSILON}"
+            f"{layout.LAYER_NORM_EPSILON}"
         )
     for name, head in heads.items():
         if head.pooling != "first":
@@ -163,21 +144,22 @@ def _refuse_what_fairseq_lacks(
 def export_weights(
     weights: Mapping[str, Tensor], config: ModelConfig, heads: Iterable[str] = ()
 ) -> OrderedDict[str, Tensor]:
-    """Weights by fairseq's names, of those by ours; all that its strict loading wants.
+    """Rename our weights to fairseq's, and add what its strict loading expects.
 
     Args:
         weights: of the language model and its classification heads, fp32.
         config: of the language model.
         heads: names of the classification heads.
+
+    Raises:
+        ValueError: a weight does not exist in fairseq.
     """
-    result = OrderedDict({VERSION: torch.tensor([3.0])})
-    if config.position == "sinusoidal":
-        result[DEVICE_MARKER] = torch.zeros(1)
-    for ours, theirs in names(config, heads).items():
-        parts = weights[ours].detach().chunk(len(theirs))
-        result |= {name: part.clone() for name, part in zip(theirs, parts, strict=True)}
-    if config.head == "clap":
-        result[BETA] = result[BETA].reshape(())
+    result = OrderedDict({layout.VERSION: torch.tensor([3.0])})
+    if not layout.POSITIONS[config.position]["encoder_learned_pos"]:
+        result[layout.DEVICE_MARKER] = torch.zeros(1)
+    result |= separated(weights, layout.names(weights, heads))
+    if layout.BETA in result:
+        result[layout.BETA] = result[layout.BETA].reshape(())
     # The same tensor, stored once.
-    result[TIED] = result[TOKENS]
+    result[layout.TIED] = result[layout.TOKENS]
     return result

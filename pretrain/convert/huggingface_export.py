@@ -1,9 +1,9 @@
 """Model folders to Hugging Face folders.
 
-A baseline becomes a plain `RobertaForMaskedLM`, or under a classification head a
+A baseline becomes a plain `RobertaForMaskedLM`, or with a classification head a
 `RobertaForSequenceClassification`, and needs no code of ours. What transformers does not have
-(ALiBi with offset, the CLAP head, the zero mask) takes its code along: the files of pretrain/model/
-as they are, and modeling_zeroclap.py, which transformers loads with `trust_remote_code=True`.
+(ALiBi with offset, the CLAP head, the zero mask) is exported with its code: the unchanged files of
+pretrain/model/, and modeling_zeroclap.py, which transformers loads with `trust_remote_code=True`.
 
 transformers itself is not needed here: the files are JSON and safetensors.
 """
@@ -13,31 +13,20 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from safetensors.torch import save_file
 
 from data_prep import tokenizer as tokenizers
 from data_prep.files import new_folder, strict_json
-from pretrain.convert.huggingface_layout import (
-    POSITIONS,
-    TOKEN_TYPES,
-    UNUSED_POSITIONS,
-    Names,
-    is_plain_roberta,
-    own_names,
-    problem_types,
-    roberta_names,
-    unnamed,
-)
-from pretrain.inference.model_folder import ModelContents
+from data_prep.tokenizer import Tokenizer
+from pretrain.convert import huggingface_layout as layout
+from pretrain.convert.weights import separated
+from pretrain.inference.model_folder import HEADS, ModelContents
 from pretrain.model.config import ClassificationConfig, ModelConfig
 from pretrain.run.checkpoints import write_json
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from data_prep.tokenizer import Tokenizer
 
 _PACKAGE = Path(__file__).parent.parent
 _ADAPTER = "modeling_zeroclap"
@@ -65,39 +54,38 @@ def write(folder: Path, contents: ModelContents, head: str | None = None) -> lis
     Args:
         folder: new or empty.
         contents: of a model folder.
-        head: the classification head to take along; None: the model goes out as a language model.
+        head: the classification head to export; None: export a language model.
 
     Returns:
-        What the folder could not hold, a sentence each.
+        What was left out, one sentence each.
 
     Raises:
-        ValueError: the model has no such head, or the folder holds something already.
+        ValueError: the model has no such head, or the folder is not empty.
     """
-    from safetensors.torch import save_file
-
     heads = contents.classification_heads
     if head is not None and head not in heads:
         raise ValueError(
-            f"classification head {head!r}: the model has none of this name; it has "
-            f"{', '.join(sorted(heads)) or 'none at all'}"
+            f"classification head {head!r}: the model has no such head; it has "
+            f"{', '.join(sorted(heads)) or 'none'}"
         )
     classifier = None if head is None else heads[head]
-    plain = is_plain_roberta(contents.config, classifier)
+    plain = layout.is_plain_roberta(contents.config, classifier)
+    weights = _exported(contents.weights, head, plain)
     if plain:
-        names = roberta_names(contents.config, head, language_model=head is None)
+        names = layout.roberta_names(weights)
         settings = _roberta_settings(contents.config, classifier)
     else:
-        names = own_names(contents.weights, head)
+        names = layout.own_names(weights)
         settings = _own_settings(contents.config, classifier)
     if classifier is not None:
         settings |= _label_settings(classifier) | {"classifier_name": head}
     settings |= {**_SPECIAL_IDS, "dtype": "float32", "provenance": dict(contents.provenance)}
-    weights = _renamed(contents.weights, names)
+    tensors = separated(contents.weights, names)
     if plain:
-        row = contents.weights[POSITIONS].new_zeros(1, contents.config.hidden_size)
-        weights[TOKEN_TYPES] = row
+        row = contents.weights[layout.POSITIONS].new_zeros(1, contents.config.hidden_size)
+        tensors[layout.TOKEN_TYPES] = row
     with new_folder(folder) as partial:
-        save_file(weights, str(partial / "model.safetensors"), metadata={"format": "pt"})
+        save_file(tensors, str(partial / "model.safetensors"), metadata={"format": "pt"})
         write_json(partial / "config.json", settings)
         if contents.vocabulary is not None:
             _write_tokenizer(partial, contents.vocabulary, contents.config)
@@ -106,28 +94,28 @@ def write(folder: Path, contents: ModelContents, head: str | None = None) -> lis
         (partial / "README.md").write_text(
             _model_card(folder.resolve().name, contents, head), "utf-8"
         )
-    return _left_behind(contents, head, plain)
+    return _left_out(contents, head, plain)
 
 
-def _left_behind(contents: ModelContents, head: str | None, plain: bool) -> list[str]:
+def _exported(weights: Iterable[str], head: str | None, plain: bool) -> list[str]:
+    """Return the names of the weights to export: of the model, and of one classification head."""
+    left_out = (HEADS, "head.") if plain and head is not None else (HEADS,)
+    return [
+        name
+        for name in weights
+        if not name.startswith(left_out) or (head and name.startswith(f"{HEADS}{head}."))
+    ]
+
+
+def _left_out(contents: ModelContents, head: str | None, plain: bool) -> list[str]:
     notes = []
-    others = sorted(set(contents.classification_heads) - {head})
-    if others:
-        notes.append(f"classification heads stayed behind: {', '.join(others)}")
+    if others := sorted(set(contents.classification_heads) - {head}):
+        notes.append(f"classification heads were left out: {', '.join(others)}")
     if plain and head is not None:
         notes.append(
-            "the head over the vocabulary stayed behind: RobertaForSequenceClassification has none"
+            "the head over the vocabulary was left out: RobertaForSequenceClassification has none"
         )
     return notes
-
-
-def _renamed(weights: Mapping[str, Tensor], names: Names) -> dict[str, Tensor]:
-    result: dict[str, Tensor] = {}
-    for ours, theirs in names.items():
-        parts = weights[ours].chunk(len(theirs))
-        # Copies: safetensors refuses tensors that share memory.
-        result |= {name: part.clone() for name, part in zip(theirs, parts, strict=True)}
-    return result
 
 
 def _roberta_settings(config: ModelConfig, head: ClassificationConfig | None) -> dict[str, Any]:
@@ -135,18 +123,11 @@ def _roberta_settings(config: ModelConfig, head: ClassificationConfig | None) ->
     return {
         "model_type": "roberta",
         "architectures": [kind],
-        "vocab_size": config.vocab_size,
-        "hidden_size": config.hidden_size,
-        "num_hidden_layers": config.num_layers,
-        "num_attention_heads": config.num_heads,
-        "intermediate_size": config.intermediate_size,
-        "max_position_embeddings": config.max_positions + UNUSED_POSITIONS,
+        **{theirs: getattr(config, ours) for ours, theirs in layout.ROBERTA_SETTINGS.items()},
+        "max_position_embeddings": config.max_positions + layout.UNUSED_POSITIONS,
         "type_vocab_size": 1,
         "hidden_act": "gelu",
-        "hidden_dropout_prob": config.dropout,
-        "attention_probs_dropout_prob": config.attention_dropout,
         "classifier_dropout": None if head is None else head.dropout,
-        "layer_norm_eps": config.layer_norm_epsilon,
         "tie_word_embeddings": True,
     }
 
@@ -167,11 +148,11 @@ def _own_settings(config: ModelConfig, head: ClassificationConfig | None) -> dic
 
 
 def _label_settings(head: ClassificationConfig) -> dict[str, Any]:
-    labels = head.labels or unnamed(head.classes)
+    labels = head.labels or layout.unnamed(head.classes)
     return {
         "id2label": {str(index): label for index, label in enumerate(labels)},
         "label2id": {label: index for index, label in enumerate(labels)},
-        "problem_type": problem_types(head.classes)[0],
+        "problem_type": layout.problem_types(head.classes)[0],
     }
 
 
@@ -187,19 +168,19 @@ def _write_tokenizer(folder: Path, vocabulary: Tokenizer, config: ModelConfig) -
         "add_prefix_space": False,
     }
     for token in content["added_tokens"]:
-        # The space before a mask belongs to the filler, as in fill_mask.
+        # The space before a mask belongs to the predicted token, as in fill_mask.
         token["lstrip"] = token["id"] == vocabulary.mask_id
     write_json(path, content)
     settings: dict[str, Any] = {
         # The class that takes tokenizer.json as it is.
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_input_names": ["input_ids", "attention_mask"],
-        # decode() must give texts back as they were.
+        # decode() must return texts unchanged.
         "clean_up_tokenization_spaces": False,
         **_SPECIAL_TOKENS,
     }
-    if config.position == "learned":
-        settings["model_max_length"] = config.max_positions
+    if config.longest_input:
+        settings["model_max_length"] = config.longest_input
     write_json(folder / "tokenizer_config.json", settings)
 
 
@@ -214,7 +195,7 @@ def _write_code(folder: Path) -> None:
 
 def _model_card(name: str, contents: ModelContents, head: str | None) -> str:
     classifier = None if head is None else contents.classification_heads[head]
-    plain = is_plain_roberta(contents.config, classifier)
+    plain = layout.is_plain_roberta(contents.config, classifier)
     task = "fill-mask" if classifier is None else "text-classification"
     kind = "MaskedLM" if classifier is None else "SequenceClassification"
     trust = "" if plain else ", trust_remote_code=True"
@@ -248,7 +229,7 @@ model = AutoModelFor{kind}.from_pretrained(folder{trust})
 |---|---|
 {rows}
 
-Where it comes from:
+Provenance:
 
 ```json
 {provenance}

@@ -1,90 +1,83 @@
-"""What transformers calls our weights and settings: read by the export and by the import."""
+"""Names of our weights and settings in transformers, for the export and the import."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 
+from pretrain.convert.weights import Names, head_modules, head_of, renamed
 from pretrain.inference.model_folder import HEADS
 from pretrain.model.config import ClassificationConfig, ModelConfig
 
-Names = Mapping[str, tuple[str, ...]]
-"""Their name of each of our weights; several stand one above the other in ours."""
-
 CLASSIFIER = "classifier"
-"""transformers' attribute, and our name of a head whose folder tells no other."""
+"""transformers' attribute, and our name of a head if its folder has none."""
 POSITIONS = "encoder.embeddings.positions.table.weight"
 TOKEN_TYPES = "roberta.embeddings.token_type_embeddings.weight"
 UNUSED_POSITIONS = 2
-"""Rows of the position table that no token reads, here and there; there they count as positions."""
+"""Rows of the position table that no token reads, in both forms; transformers counts them."""
+
+ROBERTA_SETTINGS: Mapping[str, str] = {
+    "vocab_size": "vocab_size",
+    "hidden_size": "hidden_size",
+    "num_layers": "num_hidden_layers",
+    "num_heads": "num_attention_heads",
+    "intermediate_size": "intermediate_size",
+    "dropout": "hidden_dropout_prob",
+    "attention_dropout": "attention_probs_dropout_prob",
+    "layer_norm_epsilon": "layer_norm_eps",
+}
+"""RobertaConfig's name of each field of ours that it has. `max_positions` differs in its count."""
+
+_LAYER = "roberta.encoder.layer.{}."
+_ROBERTA: Mapping[str, tuple[str, ...]] = {
+    "encoder.embeddings.tokens": ("roberta.embeddings.word_embeddings",),
+    "encoder.embeddings.positions.table": ("roberta.embeddings.position_embeddings",),
+    "encoder.embeddings.norm": ("roberta.embeddings.LayerNorm",),
+    "encoder.layers.{}.attention.query_key_value": tuple(
+        f"{_LAYER}attention.self.{part}" for part in ("query", "key", "value")
+    ),
+    "encoder.layers.{}.attention.output": (_LAYER + "attention.output.dense",),
+    "encoder.layers.{}.attention_norm": (_LAYER + "attention.output.LayerNorm",),
+    "encoder.layers.{}.expand": (_LAYER + "intermediate.dense",),
+    "encoder.layers.{}.contract": (_LAYER + "output.dense",),
+    "encoder.layers.{}.output_norm": (_LAYER + "output.LayerNorm",),
+    "head.dense": ("lm_head.dense",),
+    "head.norm": ("lm_head.layer_norm",),
+    "head": ("lm_head",),
+}
+
+
+_HEAD = re.compile(rf"^{re.escape(HEADS)}.+\.(?=\w+\.\w+$)")
 
 
 def is_plain_roberta(config: ModelConfig, head: ClassificationConfig | None = None) -> bool:
-    """Whether transformers' own RoBERTa computes exactly this model, under this head."""
-    return (
-        config.position == "learned"
-        and config.head == "roberta"
-        and config.mask_embedding == "row"
-        and config.embedding_norm
-        and config.embedding_scale == "one"
-        and not config.normalize_embeddings
-        and (head is None or head.pooling == "first")
-    )
+    """Return whether transformers' own RoBERTa computes exactly this model, with this head.
 
-
-def roberta_names(config: ModelConfig, head: str | None, language_model: bool) -> Names:
-    """Names of a RoBERTa of theirs.
-
-    Args:
-        config: of the model.
-        head: the classification head that it has, by our name; None where it has none.
-        language_model: whether it has a head over the vocabulary.
+    It does where every field that RobertaConfig lacks has the default of ModelConfig, save for
+    settings of ALiBi and of the CLAP head, which such a model has not.
     """
-    embeddings = "roberta.embeddings."
-    result: dict[str, tuple[str, ...]] = {
-        "encoder.embeddings.tokens.weight": (f"{embeddings}word_embeddings.weight",),
-        POSITIONS: (f"{embeddings}position_embeddings.weight",),
-    }
-    modules = {"encoder.embeddings.norm": f"{embeddings}LayerNorm"}
-    if language_model:
-        result["head.bias"] = ("lm_head.bias",)
-        modules |= {"head.dense": "lm_head.dense", "head.norm": "lm_head.layer_norm"}
-    if head is not None:
-        modules[f"{HEADS}{head}.dense"] = f"{CLASSIFIER}.dense"
-        modules[f"{HEADS}{head}.projection"] = f"{CLASSIFIER}.out_proj"
-    for layer in range(config.num_layers):
-        ours, theirs = f"encoder.layers.{layer}.", f"roberta.encoder.layer.{layer}."
-        modules |= {
-            f"{ours}attention.output": f"{theirs}attention.output.dense",
-            f"{ours}attention_norm": f"{theirs}attention.output.LayerNorm",
-            f"{ours}expand": f"{theirs}intermediate.dense",
-            f"{ours}contract": f"{theirs}output.dense",
-            f"{ours}output_norm": f"{theirs}output.LayerNorm",
-        }
-        for kind in ("weight", "bias"):
-            result[f"{ours}attention.query_key_value.{kind}"] = tuple(
-                f"{theirs}attention.self.{part}.{kind}" for part in ("query", "key", "value")
-            )
-    for ours, theirs in modules.items():
-        for kind in ("weight", "bias"):
-            result[f"{ours}.{kind}"] = (f"{theirs}.{kind}",)
-    return result
+    free = (*ROBERTA_SETTINGS, "max_positions", "alibi", "initial_beta")
+    plain = ModelConfig(**{name: getattr(config, name) for name in free})
+    return plain == config and (head is None or head.pooling == "first")
 
 
-def own_names(weights: Mapping[str, object], head: str | None) -> Names:
-    """The language model's weights by their own names, and those of one classification head."""
-    prefix = f"{HEADS}{head}."
-    result = {name: (name,) for name in weights if not name.startswith(HEADS)}
-    for name in weights:
-        if head is not None and name.startswith(prefix):
-            result[name] = (f"{CLASSIFIER}.{name.removeprefix(prefix)}",)
-    return result
+def roberta_names(weights: Iterable[str]) -> Names:
+    """Return the names in transformers' RoBERTa of our weights, with at most one head."""
+    weights = list(weights)
+    heads = {head_of(name) for name in weights if name.startswith(HEADS)}
+    return renamed(weights, {**_ROBERTA, **head_modules(heads, CLASSIFIER)})
+
+
+def own_names(weights: Iterable[str]) -> Names:
+    """Return the names in our own export: ours, but for a classification head."""
+    return {name: (_HEAD.sub(f"{CLASSIFIER}.", name),) for name in weights}
 
 
 def unnamed(classes: int) -> tuple[str, ...]:
-    """What transformers calls classes without names."""
+    """Return transformers' labels of classes without names."""
     return tuple(f"LABEL_{index}" for index in range(classes))
 
 
 def problem_types(classes: int) -> tuple[str | None, ...]:
-    """What `problem_type` may be for so many classes, the one to write first."""
+    """Return the accepted values of `problem_type`, the one to write first."""
     return ("regression" if classes == 1 else "single_label_classification", None)

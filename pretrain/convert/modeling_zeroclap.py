@@ -1,8 +1,8 @@
-"""zeroclap's models as transformers sees them: what an export carries beside the model's own files.
+"""zeroclap's models for transformers: an export carries this file and the model's own files.
 
-transformers copies this file and those that it imports into one folder, so the export turns the
-imports of `pretrain.model` into relative ones; nothing else is changed. The weights have the names
-that they have in a model folder; those of a classification head begin with `classifier.`.
+transformers copies this file and those that it imports into one folder, so the export makes the
+imports of `pretrain.model` relative, and changes nothing else. The weights have the same names as
+in a model folder; those of a classification head begin with `classifier.`.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from transformers.modeling_outputs import (
 )
 from transformers.utils.generic import ModelOutput
 
-# The unused ones are for transformers 4: from a folder it copies what this file itself imports,
-# and not what those files import.
+# The unused imports are for transformers 4, which copies only the files that this file imports
+# itself.
 from pretrain.model.attention import SelfAttention  # noqa: F401
 from pretrain.model.config import ClassificationConfig, ModelConfig
 from pretrain.model.embeddings import Embeddings  # noqa: F401
@@ -28,6 +28,7 @@ from pretrain.model.flex import FlexBias  # noqa: F401
 from pretrain.model.heads import ClapHead, ClassificationHead, RobertaHead, build_head
 from pretrain.model.init import STANDARD_DEVIATION
 from pretrain.model.layers import EncoderLayer
+from pretrain.model.masks import same_document  # noqa: F401
 from pretrain.model.positions import LearnedPositions  # noqa: F401
 from pretrain.model.stacks import Encoder
 from pretrain.model.tiled_attention import tiled_attention  # noqa: F401
@@ -36,7 +37,7 @@ Answer = ModelOutput | tuple[Any, ...]
 
 
 class ZeroclapConfig(PretrainedConfig):
-    """Every field of `ModelConfig` by its own name, and transformers' own."""
+    """Every field of `ModelConfig` under its own name, and transformers' own fields."""
 
     model_type = "zeroclap"
     attribute_map = {
@@ -52,10 +53,10 @@ class ZeroclapConfig(PretrainedConfig):
         classifier_dropout: float = 0.0,
         **values: Any,  # noqa: ANN401 - whatever a config.json holds
     ) -> None:
-        """Take the architecture's fields from `values`; what they lack has ModelConfig's default.
+        """Take the architecture from `values`; missing fields have the defaults of ModelConfig.
 
         Raises:
-            ValueError: a field has a value that no model can have.
+            ValueError: a field has a value that is not accepted.
         """
         given = {self.attribute_map.get(name, name): value for name, value in values.items()}
         names = {field.name for field in dataclasses.fields(ModelConfig)}
@@ -69,14 +70,14 @@ class ZeroclapConfig(PretrainedConfig):
         super().__init__(**given)
 
     def architecture(self) -> ModelConfig:
-        """The fields that decide what the model computes."""
+        """Return the fields that decide what the model computes."""
         return ModelConfig.from_dict(
             {field.name: getattr(self, field.name) for field in dataclasses.fields(ModelConfig)}
         )
 
 
 class ZeroclapPreTrainedModel(PreTrainedModel):
-    """An encoder, and what transformers needs to know of it."""
+    """An encoder, with what transformers asks of a model."""
 
     config_class = ZeroclapConfig
     base_model_prefix = "zeroclap"
@@ -84,16 +85,16 @@ class ZeroclapPreTrainedModel(PreTrainedModel):
     _supports_sdpa = True
 
     def __init__(self, config: ZeroclapConfig) -> None:
-        """An encoder whose weights `post_init` draws, once the heads are there."""
+        """Make an encoder; `post_init` of a subclass draws the weights, after making the heads."""
         super().__init__(config)
         self.encoder = Encoder(config.architecture())
 
     def get_input_embeddings(self) -> nn.Module:
-        """The token embedding; the head over the vocabulary reads the same weight."""
+        """Return the token embedding; the head over the vocabulary reads the same weight."""
         return self.encoder.embeddings.tokens
 
     def _init_weights(self, module: nn.Module) -> None:
-        # Through torch.nn.init alone: transformers guards it, so that loaded weights stay.
+        # Only through torch.nn.init, which transformers guards so that loaded weights stay.
         super()._init_weights(module)
         if isinstance(module, RobertaHead):
             nn.init.zeros_(module.bias)
@@ -103,7 +104,7 @@ class ZeroclapPreTrainedModel(PreTrainedModel):
     def _encode(
         self, input_ids: Tensor, attention_mask: Tensor | None, output_hidden_states: bool | None
     ) -> tuple[Tensor, tuple[Tensor, ...] | None]:
-        """Features [B, T, D], and the N + 1 states behind them where they are asked for."""
+        """Return features [B, T, D], and all N + 1 hidden states if they are requested."""
         mask = None if attention_mask is None else attention_mask.bool()
         if output_hidden_states is None:
             output_hidden_states = self.config.output_hidden_states
@@ -124,7 +125,7 @@ class ZeroclapModel(ZeroclapPreTrainedModel):
     _keys_to_ignore_on_load_unexpected = [r"^head\.", r"^classifier\."]
 
     def __init__(self, config: ZeroclapConfig) -> None:
-        """The encoder alone."""
+        """Make the encoder."""
         super().__init__(config)
         self.post_init()
 
@@ -135,7 +136,7 @@ class ZeroclapModel(ZeroclapPreTrainedModel):
         output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
     ) -> Answer:
-        """[B, T] ids and a [B, T] mask (not zero: a real token; None: all are) to [B, T, D]."""
+        """[B, T] ids and a [B, T] mask (nonzero for real tokens; None: all) to [B, T, D]."""
         features, states = self._encode(input_ids, attention_mask, output_hidden_states)
         output = BaseModelOutput(last_hidden_state=features, hidden_states=states)
         return self._answer(output, return_dict)
@@ -144,13 +145,13 @@ class ZeroclapModel(ZeroclapPreTrainedModel):
 class ZeroclapForMaskedLM(ZeroclapPreTrainedModel):
     """Token ids to logits over the vocabulary.
 
-    Where the mask is the zero vector there is no row for its id, and no logit.
+    Where the mask is the zero vector, its id has neither a row nor a logit.
     """
 
     _keys_to_ignore_on_load_unexpected = [r"^classifier\."]
 
     def __init__(self, config: ZeroclapConfig) -> None:
-        """The encoder under the head that `config` names."""
+        """Make the encoder and the head that `config` names."""
         super().__init__(config)
         self.head = build_head(config.architecture())
         self.post_init()
@@ -163,13 +164,13 @@ class ZeroclapForMaskedLM(ZeroclapPreTrainedModel):
         output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
     ) -> Answer:
-        """Logits of every token, and their loss.
+        """Compute the logits of every token, and their loss.
 
         Args:
             input_ids: [B, T].
-            attention_mask: [B, T], not zero for real tokens; None where all are.
-            labels: [B, T] ids to predict, -100 where none is; the loss is their mean.
-            output_hidden_states: whether to return the states of all layers.
+            attention_mask: [B, T], nonzero for real tokens; None where all are.
+            labels: [B, T] ids to predict, -100 where there is none; the loss is the mean.
+            output_hidden_states: whether to return the hidden states of all layers.
             return_dict: False for a plain tuple.
 
         Returns:
@@ -185,16 +186,16 @@ class ZeroclapForMaskedLM(ZeroclapPreTrainedModel):
 
 
 class ZeroclapForSequenceClassification(ZeroclapPreTrainedModel):
-    """Texts to logits of their classes."""
+    """Token ids to the logits of classes."""
 
     _keys_to_ignore_on_load_unexpected = [r"^head\."]
 
     def __init__(self, config: ZeroclapConfig) -> None:
-        """The encoder under a head of `config.num_labels` classes."""
+        """Make the encoder and a head of `config.num_labels` classes."""
         super().__init__(config)
         self.num_labels = config.num_labels
         head = ClassificationConfig(
-            config.num_labels or 0,  # no label at all is refused
+            config.num_labels or 0,  # 0 is refused
             pooling=config.classifier_pooling,
             dropout=config.classifier_dropout,
         )
@@ -209,14 +210,14 @@ class ZeroclapForSequenceClassification(ZeroclapPreTrainedModel):
         output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
     ) -> Answer:
-        """Logits of every text, and their loss.
+        """Compute the logits of every row, and their loss.
 
         Args:
             input_ids: [B, T].
-            attention_mask: [B, T], not zero for real tokens; None where all are.
-            labels: [B] classes, or numbers for a regression; the loss is what
-                `config.problem_type` says.
-            output_hidden_states: whether to return the states of all layers.
+            attention_mask: [B, T], nonzero for real tokens; None where all are.
+            labels: [B] classes, or numbers for a regression; `config.problem_type` says which
+                loss.
+            output_hidden_states: whether to return the hidden states of all layers.
             return_dict: False for a plain tuple.
 
         Returns:

@@ -1,9 +1,18 @@
-"""The model: tensors in, tensors out. Imports torch and itself only, so that an export carries it.
+"""The model: tensors in, tensors out. Imports torch and itself only, because exports carry it.
 
-Shape letters used in every comment of this package:
-    B batch, T length, D hidden size, H heads, K size of one head, F feed-forward size,
-    V vocabulary rows, M masked places of the batch, N layers
+Shape letters in the comments of this package:
+    B batch, T length, D hidden size, H heads, K size of a head, F feed-forward size,
+    V vocabulary rows, M target positions, C classes, N layers
 
-Read in this order: config, presets, positions, embeddings, flex, tiled_attention, attention,
-blocks, stacks, heads, language_model, classifier, init.
+Inputs that several modules share:
+    document_ids      Integers [B, T]: the document of each token, 0 for padding. A token sees only
+                      its own document, and its position is counted from the document's start.
+                      Or bool [B, T], where every row is one document: True for tokens, False for
+                      padding. The mask is then one number per key instead of one per pair.
+                      Or None, where every row is one document without padding.
+    target_positions  [M] flat indices into the [B * T] batch at which outputs are wanted; or None,
+                      for outputs everywhere.
+
+Read in this order: config, presets, masks, positions, embeddings, flex, tiled_attention, attention,
+layers, stacks, heads, language_model, classifier, init.
 """

@@ -1,4 +1,4 @@
-"""Multi-head self-attention, and the float bias of its `dense` backend, right on any device."""
+"""Multi-head self-attention, and the float bias of its `dense` back end, for any device."""
 
 from __future__ import annotations
 
@@ -9,19 +9,33 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from .config import ModelConfig
-from .flex import FlexBias, fused_attention
-from .positions import alibi_bias
+from .flex import FlexBias, flex_attend
+from .masks import same_document
+from .positions import Rotation, ScoreFunction
 from .tiled_attention import tiled_attention
 
 AttentionBias = Tensor | tuple[Tensor, ...] | FlexBias | None
-"""What the layers get: the whole bias, parts of it to add tile by tile, or how to compute it."""
+"""What is added to the scores: a tensor that broadcasts to [B, H, T, T]; several, to be added tile
+by tile; or functions that FlexAttention compiles. None where nothing is added."""
+
+
+@dataclasses.dataclass(frozen=True)
+class AttentionContext:
+    """What attention needs besides its input. Made once per batch, read by every layer.
+
+    A new input of attention, such as a key/value cache, is a new field here.
+    """
+
+    bias: AttentionBias = None
+    rotation: Rotation | None = None
+    """Applied to queries and keys; None where positions do not act on them."""
 
 
 class SelfAttention(nn.Module):
     """softmax(q k^T / sqrt(K) + bias) v, with query, key and value in one projection."""
 
     def __init__(self, config: ModelConfig) -> None:
-        """Projections of hidden size D to 3D and back."""
+        """Make the projections of hidden size D to 3 D and back."""
         super().__init__()
         self.num_heads = config.num_heads
         self.dropout = config.attention_dropout
@@ -29,35 +43,37 @@ class SelfAttention(nn.Module):
         self.output = nn.Linear(config.hidden_size, config.hidden_size)
 
     def forward(
-        self, x: Tensor, bias: AttentionBias, target_positions: Tensor | None = None
+        self, x: Tensor, context: AttentionContext, target_positions: Tensor | None = None
     ) -> Tensor:
-        """What each token gathers from those that it sees.
+        """Attend from every token to the keys that it sees.
 
         Args:
             x: [B, T, D].
-            bias: broadcasts to [B, H, T, T], as does each part of a tuple; or says how to compute
-                it; None where nothing is to be added to the scores.
-            target_positions: [M] places in the flattened [B * T] batch to project; None: all.
+            context: of the batch.
+            target_positions: [M] or None; only these tokens go through the output projection.
 
         Returns:
-            [B, T, D], or [M, D] of the places alone.
+            [B, T, D], or [M, D] for the target positions.
         """
         batch, length, hidden = x.shape
         qkv = self.query_key_value(x).view(batch, length, 3, self.num_heads, -1)
-        mixed = _attend(qkv, bias, self.dropout if self.training else 0.0)
+        mixed = attend(qkv, context, self.dropout if self.training else 0.0)
         output: Tensor = self.output(
             at_targets(mixed.reshape(batch, length, hidden), target_positions)
         )
         return output
 
 
-def _attend(qkv: Tensor, bias: AttentionBias, dropout: float) -> Tensor:
-    """[B, T, 3, H, K] to [B, T, H, K], by the fastest way there is."""
-    query, key, value = qkv.permute(2, 0, 3, 1, 4)  # each [B, H, T, K]
-    if isinstance(bias, FlexBias):
-        return fused_attention(query, key, value, bias).transpose(1, 2)
+def attend(qkv: Tensor, context: AttentionContext, dropout: float) -> Tensor:
+    """Compute attention by the fastest available way, [B, T, 3, H, K] to [B, T, H, K]."""
+    bias = context.bias
+    if context.rotation is not None:
+        qkv = torch.cat([context.rotation(qkv[:, :, :2]), qkv[:, :, 2:]], dim=2)
     if isinstance(bias, tuple):
         return tiled_attention(qkv, bias, dropout)
+    query, key, value = qkv.permute(2, 0, 3, 1, 4)  # each [B, H, T, K]
+    if isinstance(bias, FlexBias):
+        return flex_attend(query, key, value, bias).transpose(1, 2)
     mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=bias, dropout_p=dropout)
     return mixed.transpose(1, 2)
 
@@ -68,67 +84,64 @@ def at_targets(x: Tensor, target_positions: Tensor | None) -> Tensor:
 
 
 def uses_tiles(x: Tensor, dropout: float) -> bool:
-    """Whether layers that read `x` are to compute attention in tiles: with dropout, on a CPU."""
+    """Return whether layers that read `x` compute attention in tiles: with dropout, on a CPU."""
     on_cpu = x.device.type == "cpu" and x.dtype == torch.float32
     return dropout > 0 and on_cpu and not torch.compiler.is_compiling()
 
 
-def attention_bias(
-    config: ModelConfig,
-    length: int,
+def dense_bias(
+    scores: ScoreFunction | None,
     document_ids: Tensor | None,
-    dtype: torch.dtype,
-    device: torch.device,
-) -> Tensor | None:
-    """Additive attention bias of every layer: ALiBi, and the lowest number at hidden keys.
+    num_heads: int,
+    x: Tensor,
+    in_parts: bool = False,
+) -> Tensor | tuple[Tensor, ...] | None:
+    """Evaluate the position bias and the mask at all indices: the additive bias of all layers.
 
-    ALiBi is computed in fp32 and then cast, so that casting the module to bf16 cannot coarsen it.
-    The lowest number rather than -inf: the weight of a hidden key is zero all the same, and a token
-    that sees no key still has a softmax. Nothing larger than the result is made on the way.
+    torch's fused kernels take one tensor. Where the position bias differs by head and the mask by
+    row, it has the size of all scores, [B, H, T, T], and nothing else of that size is made. On a
+    CPU a mask that hides nothing is left out there; other devices would have to be waited for.
 
     Args:
-        config: which positions the model has.
-        length: T.
-        document_ids: [B, T] bool, True for real tokens, which are visible to all; or whole
-            numbers, where tokens of equal number see each other. None where all are visible.
-        dtype: of the scores.
-        device: of the scores.
+        scores: the position bias, computed in fp32 and then cast.
+        document_ids: [B, T] or None, see the package's docstring.
+        num_heads: H.
+        x: [B, T, D], whose dtype and device the bias gets.
+        in_parts: return the position bias and the mask apart, to be added tile by tile; except for
+            a trained position bias, because tiles give it no gradient.
 
     Returns:
-        [1, H, T, T], [B, 1, 1, T], [B, 1, T, T] or [B, H, T, T], contiguous enough for the fused
-        kernels; None where nothing is to be added.
+        [1, H, T, T], [B, 1, 1, T], [B, 1, T, T] or [B, H, T, T], or None where nothing is added;
+        in parts, at most one of the first and one of the second or third kind.
     """
-    alibi = _alibi(config, length, dtype, device)
-    if document_ids is None:
-        return alibi
-    at_visible = torch.zeros((), dtype=dtype, device=device) if alibi is None else alibi
-    return torch.where(_visible(document_ids), at_visible, torch.finfo(dtype).min)
+
+    def indices(count: int) -> Tensor:
+        return torch.arange(count, dtype=torch.int32, device=x.device)
+
+    batch, length, _ = x.shape
+    row, head = indices(batch)[:, None, None, None], indices(num_heads)[:, None, None]
+    key = indices(length)
+    query = key[:, None]
+    bias = None if scores is None else scores(head, query, key).to(x.dtype)[None]
+    visible = None if document_ids is None else same_document(document_ids)(row, head, query, key)
+    zero = torch.zeros((), dtype=x.dtype, device=x.device)
+    if in_parts and not (bias is not None and bias.requires_grad):
+        mask = None if visible is None else _masked(zero, visible)
+        return tuple(part for part in (bias, mask) if part is not None)
+    if visible is None or (bias is not None and _known_to_be_all(visible)):
+        return bias
+    return _masked(zero if bias is None else bias, visible)
 
 
-def bias_parts(
-    config: ModelConfig, length: int, document_ids: Tensor | None, x: Tensor
-) -> tuple[Tensor, ...]:
-    """What `attention_bias` returns, for scores like `x`, as tensors whose sum it is.
+def _known_to_be_all(visible: Tensor) -> bool:
+    may_look = visible.device.type == "cpu" and not torch.compiler.is_compiling()
+    return may_look and bool(visible.all())
 
-    At most [1, H, T, T] and [B, 1, T, T]: no part has the size of all scores.
+
+def _masked(bias: Tensor, visible: Tensor) -> Tensor:
+    """Replace the bias of hidden keys by the lowest number.
+
+    Not by -inf: the weight of a hidden key is zero all the same, and a query that sees no key still
+    has a softmax.
     """
-    alibi = _alibi(config, length, x.dtype, x.device)
-    without_alibi = dataclasses.replace(config, position="none")
-    hidden = attention_bias(without_alibi, length, document_ids, x.dtype, x.device)
-    return tuple(part for part in (alibi, hidden) if part is not None)
-
-
-def _alibi(
-    config: ModelConfig, length: int, dtype: torch.dtype, device: torch.device
-) -> Tensor | None:
-    """[1, H, T, T]; None in a model that has other positions."""
-    if config.position != "alibi":
-        return None
-    return alibi_bias(config.num_heads, length, config.alibi, device)[None].to(dtype)
-
-
-def _visible(document_ids: Tensor) -> Tensor:
-    """Whether each query sees each key: [B, 1, 1, T] or [B, 1, T, T] bool."""
-    if document_ids.dtype == torch.bool:
-        return document_ids[:, None, None, :]
-    return (document_ids[:, :, None] == document_ids[:, None, :])[:, None]
+    return torch.where(visible, bias, torch.finfo(bias.dtype).min)

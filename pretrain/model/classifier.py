@@ -1,4 +1,4 @@
-"""The encoder under a classification head."""
+"""The encoder with a classification head."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from .stacks import Encoder
 
 
 class Classifier(nn.Module):
-    """Texts to logits of their classes."""
+    """Token ids to the logits of classes."""
 
     def __init__(self, encoder: Encoder, head: ClassificationHead) -> None:
-        """Take both over; nothing is copied."""
+        """Keep both modules; nothing is copied."""
         super().__init__()
         self.encoder = encoder
         self.head = head

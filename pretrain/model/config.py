@@ -1,28 +1,55 @@
 """Every architectural choice of a model, as one frozen record. Imports no torch.
 
-Choices such as ALiBi, embedding scale and normalisation leave no trace in the weights, so this
-record travels with them: a checkpoint loaded without it would be a silent bag of words.
+Choices such as ALiBi, embedding scale and normalisation leave no trace in the weights. The record
+is therefore stored with them; under another record they would silently compute nonsense.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 from collections.abc import Mapping
 from typing import Any
 
-CHOICES: dict[str, tuple[str, ...]] = {
-    "position": ("learned", "sinusoidal", "alibi", "none"),
+
+@dataclasses.dataclass(frozen=True)
+class PositionMethod:
+    """What a position method adds in each of the three places where it may act.
+
+    Each place names a class of positions.py, by a string because this file does not import torch;
+    None where the method does nothing. The class is built from the ModelConfig.
+    """
+
+    embedding: str | None = None
+    """On the token embeddings: positions to vectors, which are added."""
+    rotation: str | None = None
+    """On queries and keys: positions to a function that is applied to both."""
+    score_bias: str | None = None
+    """On attention scores: a function of (head, query, key), which is added."""
+    bounded: bool = False
+    """Whether inputs longer than `max_positions` are refused."""
+    hidden_multiple: int = 1
+    """`hidden_size` must be a multiple of this."""
+
+
+POSITION_METHODS: Mapping[str, PositionMethod] = {
+    "learned": PositionMethod(embedding="LearnedPositions", bounded=True),
+    "sinusoidal": PositionMethod(embedding="SinusoidalPositions", hidden_multiple=2),
+    "alibi": PositionMethod(score_bias="Alibi"),
+    "none": PositionMethod(),
+}
+"""Every position method. No other code asks which method a model has."""
+
+CHOICES: Mapping[str, tuple[str, ...]] = {
     "alibi": ("offset", "symmetric"),
     "head": ("roberta", "clap"),
     "embedding_scale": ("one", "sqrt-hidden"),
     "mask_embedding": ("row", "zero"),
 }
 ATTENTION_BACKENDS = ("dense", "flex", "flex-flash")
-"""How attention is computed: a matter of speed alone, and so no field of the record. dense: over a
-float bias, on any device; flex: FlexAttention, on CUDA; flex-flash: its kernels for Hopper and
-later, which need the flash-attn-4 package."""
+"""How attention is computed. This changes speed only, so it is not a field of the record.
+dense: scaled_dot_product_attention with a float bias, on any device; flex: FlexAttention, on CUDA;
+flex-flash: its kernels for Hopper and later, which need the flash-attn-4 package."""
 _KINDS: dict[str, tuple[type | tuple[type, ...], str]] = {
     "int": (int, "a whole number"),
     "float": ((int, float), "a number"),
@@ -30,16 +57,18 @@ _KINDS: dict[str, tuple[type | tuple[type, ...], str]] = {
 }
 
 
-def _check(
-    name: str,
-    value: object,
-    condition: bool,
-    accepted: str | tuple[str, ...],
-    prefix: str = "model",
-) -> None:
+def _check(name: str, value: object, condition: bool, accepted: str | tuple[str, ...]) -> None:
     if not condition:
-        words = accepted if isinstance(accepted, str) else f"one of {', '.join(accepted)}"
-        raise ValueError(f"{prefix}.{name}: {value!r} is not accepted; it must be {words}")
+        expected = accepted if isinstance(accepted, str) else f"one of {', '.join(accepted)}"
+        raise ValueError(f"{name}: {value!r} is not accepted; it must be {expected}")
+
+
+def _check_kinds(record: Any, prefix: str) -> None:  # noqa: ANN401 - any dataclass
+    for field in dataclasses.fields(record):
+        if field.type in _KINDS:
+            value, (kind, expected) = getattr(record, field.name), _KINDS[str(field.type)]
+            fits = isinstance(value, kind) and isinstance(value, bool) == (kind is bool)
+            _check(f"{prefix}.{field.name}", value, fits, expected)
 
 
 def _check_names(record: type[Any], source: str, values: Mapping[str, object]) -> None:
@@ -56,20 +85,21 @@ class ModelConfig:
     """Architecture of one model; the defaults are RoBERTa base as trained on the Pile."""
 
     vocab_size: int
-    """Rows of the token embedding. With `mask_embedding` "zero" the mask has none: its id is
-    any id from `vocab_size` on."""
+    """Rows of the token embedding. With `mask_embedding` "zero" the mask token has no row: every id
+    from `vocab_size` on means the mask."""
     hidden_size: int = 768
     num_layers: int = 12
     num_heads: int = 12
     intermediate_size: int = 3072
     max_positions: int = 2048
-    """Longest input trained on; a hard limit for learned positions alone."""
+    """Longest input in training. A hard limit only for methods that are `bounded`."""
     position: str = "learned"
+    """A key of POSITION_METHODS."""
     alibi: str = "offset"
-    """Shape of the bias where `position` is "alibi": offset tells +n from -n by half a step."""
+    """Shape of the bias where `position` is "alibi"; see positions.Alibi."""
     head: str = "roberta"
     normalize_embeddings: bool = False
-    """L2-normalise token embeddings, at the input and in the CLAP head alike."""
+    """L2-normalise token embeddings, both at the input and in the CLAP head."""
     embedding_scale: str = "one"
     embedding_norm: bool = True
     mask_embedding: str = "row"
@@ -79,23 +109,32 @@ class ModelConfig:
     layer_norm_epsilon: float = 1e-5
 
     def __post_init__(self) -> None:
-        """Refuse values of the wrong kind, outside their choices, and shapes that do not divide."""
-        for field in dataclasses.fields(self):
-            if field.type in _KINDS:
-                value, (kind, words) = getattr(self, field.name), _KINDS[str(field.type)]
-                fits = isinstance(value, kind) and isinstance(value, bool) == (kind is bool)
-                _check(field.name, value, fits, words)
-        for name, accepted in CHOICES.items():
-            _check(name, getattr(self, name), getattr(self, name) in accepted, accepted)
+        """Refuse values of the wrong type, unknown choices, and sizes that do not divide."""
+        _check_kinds(self, "model")
+
+        def check(name: str, condition: bool, accepted: str | tuple[str, ...]) -> None:
+            _check(f"model.{name}", getattr(self, name), condition, accepted)
+
+        for name, accepted in {"position": tuple(POSITION_METHODS), **CHOICES}.items():
+            check(name, getattr(self, name) in accepted, accepted)
         sizes = ("vocab_size", "hidden_size", "num_layers", "num_heads", "intermediate_size")
         for name in (*sizes, "max_positions"):
-            _check(name, getattr(self, name), getattr(self, name) >= 1, "a positive number")
+            check(name, getattr(self, name) >= 1, "a positive number")
         for name in ("dropout", "attention_dropout"):
-            _check(name, getattr(self, name), 0.0 <= getattr(self, name) < 1.0, "in [0, 1)")
-        divides = self.hidden_size % self.num_heads == 0
-        _check("hidden_size", self.hidden_size, divides, f"a multiple of {self.num_heads} heads")
-        halves = self.position != "sinusoidal" or self.hidden_size % 2 == 0
-        _check("hidden_size", self.hidden_size, halves, "even for sinusoidal positions")
+            check(name, 0.0 <= getattr(self, name) < 1.0, "in [0, 1)")
+        multiple = math.lcm(self.num_heads, self.method.hidden_multiple)
+        reason = f"a multiple of {multiple} ({self.num_heads} heads, {self.position} positions)"
+        check("hidden_size", self.hidden_size % multiple == 0, reason)
+
+    @property
+    def method(self) -> PositionMethod:
+        """The entry of the position method."""
+        return POSITION_METHODS[self.position]
+
+    @property
+    def longest_input(self) -> int | None:
+        """Tokens of the longest input that the model reads; None where there is no limit."""
+        return self.max_positions if self.method.bounded else None
 
     @property
     def scale(self) -> float:
@@ -104,27 +143,27 @@ class ModelConfig:
 
     @property
     def has_padding_row(self) -> bool:
-        """Whether `<pad>` is a zero row without input gradient.
+        """Whether the row of `<pad>` is zero and gets no gradient from the input.
 
-        The original gives it an ordinary row in its CLAP and zero-mask models, because a zero row
+        EIFY/fairseq gives `<pad>` an ordinary row in CLAP and zero-mask models, because a zero row
         cannot be normalised.
         """
         return self.head == "roberta" and self.mask_embedding == "row"
 
     def to_dict(self) -> dict[str, object]:
-        """Plain mapping of every field, for `model.json`."""
+        """Return every field as a plain mapping, for `model.json`."""
         return dataclasses.asdict(self)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, object], source: str = "model config") -> ModelConfig:
-        """The record that a mapping describes, as `to_dict` of this or an earlier version wrote it.
+        """Build the record from a mapping that `to_dict` of this or an earlier version wrote.
 
-        A field that was added later has a default that means what models were before, so that a
-        field with a default may be missing.
+        Fields with a default may be missing: the default of a field that was added later describes
+        the models from before.
 
         Args:
-            values: of the fields by name.
-            source: where they are from, for messages.
+            values: field values by name.
+            source: where the values come from, for messages.
 
         Raises:
             ValueError: a field without a default is missing, a field is unknown, or a value is not
@@ -135,15 +174,17 @@ class ModelConfig:
 
 
 def check_backend(config: ModelConfig, backend: str) -> None:
-    """Refuse a backend that does not exist, or cannot compute the model.
+    """Refuse an unknown attention back end, or one that cannot compute the model.
 
     Raises:
-        ValueError: the backend is unknown, or FlexAttention, which has no dropout, would need it.
+        ValueError: the back end is unknown, or the model has attention dropout and the back end is
+            FlexAttention, which has none.
     """
-    _check("attention_backend", backend, backend in ATTENTION_BACKENDS, ATTENTION_BACKENDS, "model")
-    if backend != "dense":
-        dropout = config.attention_dropout
-        _check("attention_dropout", dropout, dropout == 0, f"0 with attention backend {backend!r}")
+    known = ATTENTION_BACKENDS
+    _check("model.attention_backend", backend, backend in known, known)
+    fits = backend == "dense" or config.attention_dropout == 0
+    expected = f"0 with attention backend {backend!r}"
+    _check("model.attention_dropout", config.attention_dropout, fits, expected)
 
 
 POOLINGS = ("first", "mean")
@@ -154,32 +195,32 @@ class ClassificationConfig:
     """One classification head."""
 
     classes: int
-    """Logits it gives; 1 for a regression."""
+    """Number of logits; 1 for a regression."""
     labels: tuple[str, ...] = ()
-    """A name for each class, in the order of the logits; empty where none are known."""
+    """A name for each class, in the order of the logits; empty where the names are unknown."""
     pooling: str = "first"
-    """What it reads: the feature of `<s>`, or the mean over all real tokens."""
+    """What the head reads: "first", the feature of `<s>`; "mean", the mean over all real tokens."""
     dropout: float = 0.0
 
     def __post_init__(self) -> None:
-        """Refuse values that no head can have."""
-        check = functools.partial(_check, prefix="classification head")
-        whole = isinstance(self.classes, int) and not isinstance(self.classes, bool)
-        check("classes", self.classes, whole and self.classes >= 1, "a positive number")
+        """Refuse values that are not accepted."""
+        prefix = "classification head"
+        _check_kinds(self, prefix)
+        _check(f"{prefix}.classes", self.classes, self.classes >= 1, "a positive number")
         named = isinstance(self.labels, tuple) and all(isinstance(x, str) for x in self.labels)
         fits = named and len(self.labels) in (0, self.classes)
-        check("labels", self.labels, fits, f"no name, or one for each of {self.classes} classes")
-        check("pooling", self.pooling, self.pooling in POOLINGS, POOLINGS)
-        number = isinstance(self.dropout, int | float) and not isinstance(self.dropout, bool)
-        check("dropout", self.dropout, number and 0.0 <= self.dropout < 1.0, "in [0, 1)")
+        expected = f"no name, or one for each of {self.classes} classes"
+        _check(f"{prefix}.labels", self.labels, fits, expected)
+        _check(f"{prefix}.pooling", self.pooling, self.pooling in POOLINGS, POOLINGS)
+        _check(f"{prefix}.dropout", self.dropout, 0.0 <= self.dropout < 1.0, "in [0, 1)")
 
     def to_dict(self) -> dict[str, object]:
-        """Plain mapping of every field, for `model.json`."""
+        """Return every field as a plain mapping, for `model.json`."""
         return {**dataclasses.asdict(self), "labels": list(self.labels)}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, object]) -> ClassificationConfig:
-        """The record that a mapping describes; fields with a default may be missing.
+        """Build the record from a mapping; fields with a default may be missing.
 
         Raises:
             ValueError: `classes` is missing, a field is unknown, or a value is not accepted.

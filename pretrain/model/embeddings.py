@@ -1,4 +1,4 @@
-"""Token ids to the vectors that enter the first layer."""
+"""Token ids to the input of the first layer."""
 
 from __future__ import annotations
 
@@ -9,51 +9,47 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from .config import ModelConfig
-from .positions import LearnedPositions, SinusoidalPositions, places_of
+from .positions import position_module, token_positions
 
 PAD_ID = 1
 
 
 def smallest_length(dtype: torch.dtype) -> float:
-    """Lower bound of a vector's length, so that a zero vector can be divided by it.
+    """Return the lower bound of a vector's length, by which a zero vector can be divided.
 
-    1e-12 as in torch's `normalize`. fp16 rounds that to 0, and has its smallest normal number here.
+    1e-12 as in torch's `normalize`; in fp16, which rounds that to 0, the smallest normal number.
     """
     return max(1e-12, torch.finfo(dtype).tiny)
 
 
 class TokenEmbedding(nn.Embedding):
-    """A table whose number of rows is a multiple of something that matrix multiplication likes.
+    """A table whose number of rows is rounded up to a multiple, for fast matrix multiplication.
 
-    Rows from `vocab_size` on stand for no token: they are zero, get no gradient, and stay so.
+    Rows from `vocab_size` on belong to no token. They are zero, get no gradient, and stay zero.
     """
 
     def __init__(self, config: ModelConfig, vocabulary_multiple: int) -> None:
-        """A table for `config.vocab_size` tokens."""
+        """Make a table for `config.vocab_size` tokens."""
         self.vocab_size = config.vocab_size
         rows = math.ceil(config.vocab_size / vocabulary_multiple) * vocabulary_multiple
         padding = PAD_ID if config.has_padding_row else None
         super().__init__(rows, config.hidden_size, padding_idx=padding)
 
     def reset_parameters(self) -> None:
-        """Draw as much as a table without padding does, so that what is drawn next is the same."""
+        """Draw as many numbers as a table without extra rows, so that later draws are the same."""
         with torch.no_grad():
             self.weight[: self.vocab_size].normal_()
 
 
 class Embeddings(nn.Module):
-    """Look up, normalise, blank the mask, scale, add positions, norm, drop: in this order."""
+    """Look up, normalise, zero the mask, scale, add positions, norm, dropout: in this order."""
 
     def __init__(self, config: ModelConfig, vocabulary_multiple: int = 1) -> None:
-        """Tables and norms that `config` asks for."""
+        """Make the tables and norms of `config`."""
         super().__init__()
         self.config = config
         self.tokens = TokenEmbedding(config, vocabulary_multiple)
-        self.positions: nn.Module | None = None
-        if config.position == "learned":
-            self.positions = LearnedPositions(config.max_positions, config.hidden_size)
-        elif config.position == "sinusoidal":
-            self.positions = SinusoidalPositions(config.hidden_size)
+        self.positions = position_module(config.method.embedding, config)
         self.norm = (
             nn.LayerNorm(config.hidden_size, eps=config.layer_norm_epsilon)
             if config.embedding_norm
@@ -62,7 +58,7 @@ class Embeddings(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, input_ids: Tensor, document_ids: Tensor | None) -> Tensor:
-        """[B, T] ids and their mask (see Encoder.forward) to [B, T, D]."""
+        """[B, T] ids and [B, T] document ids (or None) to [B, T, D]; padding becomes zero."""
         if self.config.mask_embedding == "zero":
             is_mask = input_ids >= self.config.vocab_size
             input_ids = input_ids.clamp(max=self.config.vocab_size - 1)
@@ -72,11 +68,11 @@ class Embeddings(nn.Module):
         if self.config.normalize_embeddings:
             x = F.normalize(x, dim=-1, eps=smallest_length(x.dtype))
         if is_mask is not None:
-            # After the normalisation, which a zero vector does not survive.
+            # After the normalisation, which a zero vector cannot have.
             x = x.masked_fill(is_mask[..., None], 0.0)
         x = x * self.config.scale
         if self.positions is not None:
-            places = places_of(document_ids, input_ids.shape[1], x.device)
+            places = token_positions(document_ids, input_ids.shape[1], x.device)
             x = x + self.positions(places).to(x.dtype)
         if self.norm is not None:
             x = self.norm(x)

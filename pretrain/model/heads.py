@@ -1,6 +1,6 @@
 """Features to logits: over the vocabulary (RoBERTa's head, CLAP), or over classes.
 
-Both heads over the vocabulary share the token embedding's weight.
+The heads over the vocabulary share the weight of the token embedding.
 """
 
 from __future__ import annotations
@@ -17,41 +17,41 @@ class RobertaHead(nn.Module):
     """dense, GELU, layer norm, then E^T x + b (Liu et al. 2019)."""
 
     def __init__(self, config: ModelConfig) -> None:
-        """A hidden layer and one bias a token."""
+        """Make a hidden layer and one bias per token."""
         super().__init__()
         self.dense = nn.Linear(config.hidden_size, config.hidden_size)
         self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_epsilon)
         self.bias = nn.Parameter(torch.zeros(config.vocab_size))
 
     def forward(self, features: Tensor, embedding: Tensor) -> Tensor:
-        """[M, D] features and the embedding, of V rows or more, to [M, V] logits."""
+        """[M, D] features and the embedding, of at least V rows, to [M, V] logits."""
         x = self.norm(F.gelu(self.dense(features)))
         bias = F.pad(self.bias, (0, len(embedding) - len(self.bias)))
         return F.linear(x, embedding, bias)[..., : len(self.bias)]
 
 
 class ClapHead(nn.Module):
-    """beta * <x, E / |E|>: the simplest head there is.
+    """beta * <x, E / |E|> (EIFY/fairseq); without the division if embeddings are not normalised.
 
-    beta is a bare scalar, neither exponentiated nor clamped; the features are not normalised.
+    beta is a plain factor, neither exponentiated nor clamped. The features are not normalised.
     """
 
     def __init__(self, config: ModelConfig) -> None:
-        """One parameter, of shape (1,): DeepSpeed cannot view one without dimensions as bytes."""
+        """Make one parameter, of shape (1,): DeepSpeed cannot view a scalar tensor as bytes."""
         super().__init__()
         self.normalize = config.normalize_embeddings
         self.vocab_size = config.vocab_size
         self.beta = nn.Parameter(torch.full((1,), config.initial_beta))
 
     def forward(self, features: Tensor, embedding: Tensor) -> Tensor:
-        """[M, D] features and the embedding, of V rows or more, to [M, V] logits."""
-        # beta on the features: the same product, at M x D multiplications rather than M x V.
+        """[M, D] features and the embedding, of at least V rows, to [M, V] logits."""
+        # beta on the features: the same product with M x D multiplications instead of M x V.
         features, lengths = self.beta * features, None
         if self.normalize:
-            # Padded rows are zero; their quotients, and the gradients of these, must be zero too.
+            # Rows past the vocabulary are zero; their quotients and gradients must be zero too.
             lengths = torch.linalg.vector_norm(embedding, dim=-1)
             lengths = lengths.clamp(min=smallest_length(embedding.dtype))
-            # Of [V, D] and [M, V], the smaller is divided: both are walked over backwards as well.
+            # Divide the smaller of [V, D] and [M, V], because the backward pass reads it again.
             if len(features) > features.shape[-1]:
                 embedding, lengths = embedding / lengths[:, None], None
         logits = F.linear(features, embedding)
@@ -61,19 +61,19 @@ class ClapHead(nn.Module):
 
 
 def build_head(config: ModelConfig) -> RobertaHead | ClapHead:
-    """The head that `config.head` names."""
+    """Build the head over the vocabulary that `config.head` names."""
     return ClapHead(config) if config.head == "clap" else RobertaHead(config)
 
 
 class ClassificationHead(nn.Module):
-    """Dropout, dense, tanh, dropout, projection, on one vector a text.
+    """Dropout, dense, tanh, dropout, projection, on one vector per row.
 
-    Devlin et al. 2019, Liu et al. 2019. The weights stay torch's default draw for linear layers, as
-    in the original: wider than the encoder's.
+    Devlin et al. 2019, Liu et al. 2019. The weights keep torch's default draw for linear layers, as
+    in fairseq; it is wider than the encoder's.
     """
 
     def __init__(self, hidden_size: int, config: ClassificationConfig) -> None:
-        """A head with fresh weights, drawn from torch's global generator."""
+        """Make a head with fresh weights, drawn from torch's global generator."""
         super().__init__()
         self.config = config
         self.dropout = nn.Dropout(config.dropout)

@@ -1,4 +1,4 @@
-"""Initial weights: BERT's, as the original applies them."""
+"""Initial weights: BERT's, as EIFY/fairseq applies them."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ STANDARD_DEVIATION = 0.02
 
 
 def initialize(module: nn.Module) -> None:
-    """Draw every weight below `module` anew, in place.
+    """Draw all weights of `module` in place, from torch's global generator.
 
-    Linear and embedding weights from N(0, 0.02), biases zero, layer norms one and zero; `<pad>`'s
-    row zero where the model has such a row, and rows of no token. Draws from torch's global
-    generator.
+    Linear and embedding weights come from N(0, 0.02). Biases are zero, layer norms one and zero.
+    The padding row, where the model has one, and rows past the vocabulary are zero.
     """
     with torch.no_grad():
         for part in module.modules():

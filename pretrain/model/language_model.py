@@ -1,4 +1,4 @@
-"""The whole masked language model."""
+"""The masked language model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .stacks import Encoder
 
 
 class LanguageModel(nn.Module):
-    """Encoder and head, tied by the token embedding."""
+    """An encoder and a head that share the token embedding."""
 
     def __init__(
         self,
@@ -19,16 +19,16 @@ class LanguageModel(nn.Module):
         vocabulary_multiple: int = 1,
         attention_backend: str = "dense",
     ) -> None:
-        """A model with fresh weights, drawn from torch's global generator.
+        """Make a model with fresh weights, drawn from torch's global generator.
 
         Args:
             config: the architecture.
-            vocabulary_multiple: the token table gets rows of zeros up to a multiple of this many.
-                Nothing that comes out shows them, and the weights are drawn as without.
+            vocabulary_multiple: the token table gets rows of zeros up to a multiple of this
+                number. They change neither the outputs nor how the weights are drawn.
             attention_backend: one of ATTENTION_BACKENDS.
 
         Raises:
-            ValueError: the attention backend is unknown, or cannot compute the model.
+            ValueError: the attention back end is unknown, or cannot compute the model.
         """
         super().__init__()
         self.config = config
@@ -39,12 +39,12 @@ class LanguageModel(nn.Module):
     def forward(
         self, input_ids: Tensor, document_ids: Tensor | None, target_positions: Tensor
     ) -> Tensor:
-        """Logits at the places asked for, and nowhere else: the head is a large matrix.
+        """Compute logits at the target positions only, because the head is a large matrix.
 
         Args:
-            input_ids: [B, T]; the mask is id `vocab_size` or above where it is the zero vector.
-            document_ids: [B, T], see Encoder.forward; None where nothing is padded.
-            target_positions: [M] places in the flattened [B * T] batch.
+            input_ids: [B, T]; ids from `vocab_size` on mean the mask where it is the zero vector.
+            document_ids: [B, T] or None, see the package's docstring.
+            target_positions: [M].
 
         Returns:
             [M, V]

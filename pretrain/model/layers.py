@@ -1,4 +1,4 @@
-"""One layer of the encoder, and what can be done to all layers of a model."""
+"""One layer of the encoder, and changes to all layers of a model."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from .attention import AttentionBias, SelfAttention, at_targets
+from .attention import AttentionContext, SelfAttention, at_targets
 from .config import ModelConfig
 from .heads import ClapHead, RobertaHead
 
 
 class EncoderLayer(nn.Module):
-    """Attention, then feed-forward; each added to its input and normalised after (post-norm)."""
+    """Attention, then feed-forward; each is added to its input and normalised after (post-norm)."""
 
     def __init__(self, config: ModelConfig) -> None:
-        """One layer of the given sizes."""
+        """Make one layer of the sizes in `config`."""
         super().__init__()
         self.attention = SelfAttention(config)
         self.attention_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_epsilon)
@@ -27,34 +27,35 @@ class EncoderLayer(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(
-        self, x: Tensor, bias: AttentionBias, target_positions: Tensor | None = None
+        self, x: Tensor, context: AttentionContext, target_positions: Tensor | None = None
     ) -> Tensor:
-        """[B, T, D] to [B, T, D]; with `target_positions` [M] to [M, D], those places alone.
+        """[B, T, D] to [B, T, D]; with `target_positions` [M] to [M, D], those tokens only.
 
-        All tokens are read. What stands after the attention looks at one token at a time, so that
-        leaving the others out changes nothing.
+        Attention reads all tokens. What follows works on one token at a time, so that leaving the
+        others out changes nothing.
         """
-        mixed = self.attention(x, bias, target_positions)
+        mixed = self.attention(x, context, target_positions)
         x = self.attention_norm(at_targets(x, target_positions) + self.dropout(mixed))
         x = self.output_norm(x + self.dropout(self.contract(F.gelu(self.expand(x)))))
         return x
 
 
 def checkpoint_activations(model: nn.Module) -> None:
-    """Compute each layer again in the backward pass, with the dropout that it had."""
+    """Recompute each layer in the backward pass, with the dropout of the forward pass."""
     for layer in model.modules():
         if isinstance(layer, EncoderLayer):
-            # On the instance: hooks and the names of the weights stay as they are.
+            # On the instance: hooks and the names of the weights do not change.
             layer.forward = functools.partial(  # type: ignore[method-assign]
                 checkpoint, layer.forward, use_reentrant=False
             )
 
 
 def compile_layers(model: nn.Module) -> None:
-    """Let torch.compile make the layers and the head, in place: the names of the weights stay.
+    """Compile the layers and the head in place; the names of the weights do not change.
 
-    Each by itself rather than the whole model: the layers are alike, so that one is compiled for
-    all (the last, at the masked places alone, is a second), and nothing worth fusing lies between.
+    Each by itself rather than the whole model: the layers are alike, so that one compilation serves
+    all (the last layer, at the target positions only, is a second), and nothing between them is
+    worth fusing.
     """
     for part in model.modules():
         if isinstance(part, EncoderLayer | RobertaHead | ClapHead):

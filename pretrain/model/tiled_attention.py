@@ -1,8 +1,8 @@
-"""Attention with dropout for a CPU, a tile of scores at a time.
+"""Attention with dropout on a CPU, one tile of scores at a time.
 
-torch's fused kernels for a CPU know no dropout, and its unfused path walks over all [B, H, T, T]
-scores about ten times, through main memory. Here a tile goes through every operation while it is in
-the processor's cache, and the dropout is drawn four numbers at a time.
+torch's fused CPU kernels have no dropout, and its unfused path reads all [B, H, T, T] scores from
+main memory about ten times. Here a tile goes through every operation while it is in the processor's
+cache, and dropout is drawn for four scores at a time.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ _TILE = 2**18  # scores: 1 MB in fp32
 
 
 def tiled_attention(query_key_value: Tensor, biases: tuple[Tensor, ...], dropout: float) -> Tensor:
-    """softmax(q k^T / sqrt(K) + biases) v, each weight dropped with a probability.
+    """softmax(q k^T / sqrt(K) + biases) v, with dropout on the weights.
 
-    The probability is rounded to a multiple of 2^-16, and what is kept scaled to match, so that the
-    expectation is exact. Draws from torch's global generator. The gradient is FlashAttention's
-    (Dao et al. 2022, appendix B.4), with the weights kept, not computed again.
+    The dropout probability is rounded to a multiple of 2^-16, and the kept weights are scaled to
+    match, so that the expectation is exact. Draws from torch's global generator. The gradient is
+    FlashAttention's (Dao et al. 2022, appendix B.4), but the weights are kept, not recomputed.
 
     Args:
         query_key_value: [B, T, 3, H, K], fp32 or fp64.
-        biases: each broadcasts to [B, H, T, T] and gets no gradient; they are added tile by tile,
+        biases: each broadcasts to [B, H, T, T] and gets no gradient. They are added tile by tile,
             so that their sum never exists as a whole.
-        dropout: the probability, below 1.
+        dropout: probability, below 1.
 
     Returns:
         [B, T, H, K]
@@ -90,22 +90,22 @@ class _Attend(torch.autograd.Function):
 
 
 def _tiles(batch: int, heads: int, length: int) -> Iterator[tuple[int, slice, slice]]:
-    """Row of the batch, heads and queries of each tile: all queries of some heads, or of one some.
+    """Yield the row of the batch, the heads and the queries of each tile.
 
-    Keys are never cut, so that a softmax is whole.
+    A tile covers several whole heads, or part of one head. It always has all keys, for the softmax.
     """
-    some_heads = max(1, _TILE // length**2)
-    some_queries = max(1, min(length, _TILE // length))
+    tile_heads = max(1, _TILE // length**2)
+    tile_queries = max(1, min(length, _TILE // length))
     for row in range(batch):
-        for head in range(0, heads, some_heads):
-            for query in range(0, length, some_queries):
-                yield row, slice(head, head + some_heads), slice(query, query + some_queries)
+        for head in range(0, heads, tile_heads):
+            for query in range(0, length, tile_queries):
+                yield row, slice(head, head + tile_heads), slice(query, query + tile_queries)
 
 
 def _noise(like: Tensor, dropped: int) -> Tensor:
-    """Numbers of the shape of `like`, negative with probability dropped / 2^16, never zero.
+    """Draw numbers like `like` that are negative with probability dropped / 2^16, and never zero.
 
-    The generator's 64 bits serve four of them.
+    Each 64-bit draw of the generator gives four numbers.
     """
     words = torch.empty(-(-like.numel() // 4), dtype=torch.int64).random_(-(2**63), None)
     bits = words.view(torch.int16)[: like.numel()].view(like.shape)

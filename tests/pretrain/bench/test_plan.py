@@ -18,11 +18,12 @@ from pretrain.config.run import BatchConfig, OptimizerConfig
 from pretrain.engine import engine
 from pretrain.loop import MicroBatch
 from pretrain.model import presets
-from pretrain.model.attention import attention_bias
+from pretrain.model.attention import dense_bias
 from pretrain.model.language_model import LanguageModel
 from pretrain.model.layers import checkpoint_activations
 from pretrain.objectives.base import Block
 from pretrain.objectives.masked import MaskedLM, MaskedLMConfig
+from pretrain.model.positions import position_module
 from tests.pretrain.memory import LiveBytes
 
 OBJECTIVE = MaskedLM(MaskedLMConfig(), 999, 999)
@@ -124,8 +125,8 @@ def test_a_forward_pass_keeps_what_is_planned_and_never_needs_more(variant, chec
     if checkpointing:
         checkpoint_activations(model)
     ids = np.random.default_rng(0).integers(4, 999, (rows, length))
-    numbers = np.arange(length) // 50 + 1 if texts else None
-    blocks = [Block(row, numbers) for row in ids]
+    parts = [*ids[:-1], ids[-1][:-1]]  # where nothing is hidden, a CPU makes a smaller bias
+    blocks = [Block(part, np.arange(len(part)) // 50 + 1 if texts else None) for part in parts]
     arrays = OBJECTIVE.collate(blocks, [(0, 0, row) for row in range(rows)], length)
     batch = {name: torch.from_numpy(array) for name, array in arrays.items()}
     own = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
@@ -147,6 +148,7 @@ def test_a_forward_pass_keeps_what_is_planned_and_never_needs_more(variant, chec
     planned = plan.activations(config, rows, length, 0.15, 4, checkpointing, bias)
     assert measured <= memory.peak <= 1.15 * planned
     if checkpointing:  # the layer that is computed again comes in the backward pass
+        measured += bias[0]  # part of AttentionContext, which is kept but not as a saved tensor
         first, more = (
             plan.activations(
                 dataclasses.replace(config, num_layers=n), rows, length, 0.15, 4, False, bias
@@ -165,15 +167,19 @@ def test_a_forward_pass_keeps_what_is_planned_and_never_needs_more(variant, chec
 def test_the_dense_bias_takes_what_is_planned_while_it_is_made_and_after(
     variant, dtype, rows, texts
 ):
-    """To the byte, but for single numbers and one number a token."""
+    """To the byte, but for single numbers and a few numbers per token."""
     config, length = presets.build("tiny", variant, 1000, {}), 80
     mask = torch.ones(rows, length, dtype=torch.int64 if texts else torch.bool)
+    mask[:, -1] = 0  # where nothing is hidden, a CPU makes less
+    method, x = position_module(config.method.score_bias, config), torch.empty(1, dtype=dtype)
+    x = x.expand(rows, length, config.hidden_size)
     with LiveBytes() as memory:
-        bias = attention_bias(config, length, mask, dtype, torch.device("cpu"))
+        scores = None if method is None else method(x.device)
+        bias = dense_bias(scores, mask, config.num_heads, x)
         held = memory.live
     planned = plan.bias_bytes(config, rows, length, dtype.itemsize, texts)
     assert bias.untyped_storage().nbytes() == planned[0]
-    assert (held, memory.peak) == pytest.approx(planned, abs=8 * length)
+    assert (held, memory.peak) == pytest.approx(planned, abs=16 * length)
 
 
 def test_the_plan_counts_the_bias_of_the_back_end_that_is_used():

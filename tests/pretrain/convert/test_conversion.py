@@ -1,4 +1,4 @@
-"""The convert command: any form to any other, and what it refuses."""
+"""The convert command: from any form to any other, and what it refuses."""
 
 import json
 
@@ -48,23 +48,23 @@ def same_weights(ours, theirs, without=()):
 
 @pytest.mark.parametrize("first", conversion.FORMS)
 @pytest.mark.parametrize("second", conversion.FORMS)
-def test_from_any_form_to_any_other_and_back_the_weights_stay(
+def test_weights_survive_conversion_from_any_form_to_any_other_and_back(
     first, second, contents, model, vocabulary, tmp_path, capsys
 ):
-    words = str(tmp_path / "vocabulary.json")
+    file = str(tmp_path / "vocabulary.json")
     vocabulary.save(tmp_path / "vocabulary.json")
     source = model
     for number, form in enumerate([first, second, "zeroclap"]):
         output = tmp_path / f"{number}-{form}"
-        # fairseq's form alone holds no vocabulary
-        extra = ["--tokenizer", words] if source.is_file() else []
+        # only a fairseq checkpoint holds no vocabulary
+        extra = ["--tokenizer", file] if source.is_file() else []
         arguments = ["convert", str(source), "--to", form, "--output", str(output), *extra]
         assert main(arguments) == 0
         source = output
     back = model_folder.load(source).contents()
     assert back.config == contents.config
     assert back.vocabulary.digest() == vocabulary.digest()
-    lost = {"huggingface": ["classification_heads."]}  # it holds one head, the language model's
+    lost = {"huggingface": ["classification_heads."]}  # it holds one head: the language model's
     without = lost.get(first, []) + lost.get(second, [])
     assert same_weights(back.weights, contents.weights, without)
     if not without:
@@ -72,7 +72,7 @@ def test_from_any_form_to_any_other_and_back_the_weights_stay(
     capsys.readouterr()
 
 
-def test_a_checkpoint_without_words_converts_without_and_says_so(model, tmp_path, capsys):
+def test_a_checkpoint_without_vocabulary_converts_with_a_note(model, tmp_path, capsys):
     checkpoint = tmp_path / "model.pt"
     conversion.convert(model, "fairseq", checkpoint)
     (note,) = conversion.convert(checkpoint, "zeroclap", tmp_path / "back")
@@ -83,7 +83,7 @@ def test_a_checkpoint_without_words_converts_without_and_says_so(model, tmp_path
     assert "has no vocabulary" in capsys.readouterr().err
 
 
-def test_a_head_goes_to_hugging_face_in_place_of_the_language_model_s(model, tmp_path):
+def test_a_classification_head_is_exported_to_hugging_face_on_request(model, tmp_path):
     conversion.convert(model, "huggingface", tmp_path / "out", head="topic")
     settings = json.loads((tmp_path / "out" / "config.json").read_text())
     assert settings["id2label"] == {"0": "no", "1": "yes"}
@@ -100,19 +100,19 @@ def wrong_inputs(model, tmp_path):
         ([tmp_path / "nowhere"], "nowhere: holds no model"),
         ([tmp_path / "empty"], "empty: holds no model"),
         ([tmp_path / "text.pt"], "text.pt"),
-        ([model, "--tokenizer", model], "has a vocabulary of its own"),
+        ([model, "--tokenizer", model], "has its own vocabulary"),
         ([model, "--tokenizer", tmp_path / "no-words"], "no-words"),
-        ([model, "--head", "topic"], "--head topic: --to zeroclap takes every head"),
+        ([model, "--head", "topic"], "--head topic: --to zeroclap exports every head"),
         ([model, "--head", "none", "--to", "huggingface"], "none"),
     ]
 
 
-def test_what_cannot_be_is_said_in_a_line_and_nothing_is_written(model, tmp_path, capsys):
-    for (source, *words), message in wrong_inputs(model, tmp_path):
+def test_impossible_conversions_are_refused_in_one_line_and_write_nothing(model, tmp_path, capsys):
+    for (source, *options), message in wrong_inputs(model, tmp_path):
         output = tmp_path / "out"
-        form = [] if "--to" in words else ["--to", "zeroclap"]
-        arguments = ["convert", source, *form, "--output", output, *words]
-        assert main([str(word) for word in arguments]) == 2
+        form = [] if "--to" in options else ["--to", "zeroclap"]
+        arguments = ["convert", source, *form, "--output", output, *options]
+        assert main([str(argument) for argument in arguments]) == 2
         error = capsys.readouterr().err
         assert message in error
         assert len(error.splitlines()) <= 2
@@ -120,7 +120,7 @@ def test_what_cannot_be_is_said_in_a_line_and_nothing_is_written(model, tmp_path
 
 
 @pytest.mark.parametrize("form", conversion.FORMS)
-def test_what_is_there_is_not_written_over(form, model, tmp_path, capsys):
+def test_existing_outputs_are_not_overwritten(form, model, tmp_path, capsys):
     taken = tmp_path / "taken"
     taken.mkdir()
     (taken / "file").write_text("theirs")

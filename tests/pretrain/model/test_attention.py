@@ -7,16 +7,15 @@ from torch._higher_order_ops.flex_attention import flex_attention as unfused
 from torch.nn.attention import flex_attention as library
 
 from pretrain.model import flex, presets, stacks
-from pretrain.model import tiled_attention as tiled
-from pretrain.model.attention import attention_bias
-from pretrain.model.config import ModelConfig
+from pretrain.model.attention import AttentionContext, attend, dense_bias
+from pretrain.model.config import POSITION_METHODS, ModelConfig
 from pretrain.model.language_model import LanguageModel
 from pretrain.model.layers import checkpoint_activations, compile_layers
-from pretrain.model.positions import alibi_slopes
+from pretrain.model.positions import alibi_slopes, position_module
 from tests.pretrain.memory import LiveBytes
 
 CPU = torch.device("cpu")
-POSITIONS = [("alibi", "offset"), ("alibi", "symmetric"), ("learned", "offset")]
+POSITIONS = [(name, "offset") for name in POSITION_METHODS] + [("alibi", "symmetric")]
 
 
 def config_of(position, kind, heads=4):
@@ -25,14 +24,26 @@ def config_of(position, kind, heads=4):
     )
 
 
+def scores_of(config):
+    """The score bias of the model's position method, as a function; None where it has none."""
+    module = position_module(config.method.score_bias, config)
+    return None if module is None else module(CPU)
+
+
+def bias_of(config, length, document_ids, dtype=torch.float32, in_parts=False):
+    """The bias of the dense back end for two rows."""
+    x = torch.empty(2, length, 1, dtype=dtype)
+    return dense_bias(scores_of(config), document_ids, config.num_heads, x, in_parts)
+
+
 def masks(length):
-    """None; padding; several texts and padding, the borders off the borders of blocks."""
+    """None; padding; documents and padding, with borders that are not borders of tiles."""
     real = torch.tensor([[length], [length - 57]]) > torch.arange(length)
-    texts = torch.zeros(2, length, dtype=torch.int64)
+    documents = torch.zeros(2, length, dtype=torch.int64)
     for number, (first, end) in enumerate([(0, 3), (3, 150), (150, length - 40)]):
-        texts[0, first:end] = number + 1
-    texts[1, :length] = 1
-    return {"none": None, "padding": real, "texts": texts}
+        documents[0, first:end] = number + 1
+    documents[1, :length] = 1
+    return {"none": None, "padding": real, "documents": documents}
 
 
 def unfused_kernel(query, key, value, score_mod, block_mask, kernel_options):
@@ -60,18 +71,18 @@ def both(config, length, mask, dtype):
         qkv = drawn(2, length, 3, config.num_heads, 8, dtype=dtype).requires_grad_()
         query, key, value = qkv.permute(2, 0, 3, 1, 4)
         if backend == "dense":
-            bias = attention_bias(config, length, mask, dtype, CPU)
+            bias = bias_of(config, length, mask, dtype)
             out = F.scaled_dot_product_attention(query, key, value, attn_mask=bias)
         else:
-            bias = flex.flex_bias(config, mask, CPU, "flex")
+            bias = flex.flex_bias(scores_of(config), mask, "flex")
             assert bias is not None
-            out = flex.fused_attention(query, key, value, bias)
+            out = flex.flex_attend(query, key, value, bias)
         out.backward(drawn(*out.shape, seed=1, dtype=dtype))
         results.append((out.detach().float(), qkv.grad.float()))
     return results
 
 
-@pytest.mark.parametrize("mask", ["none", "padding", "texts"])
+@pytest.mark.parametrize("mask", ["none", "padding", "documents"])
 @pytest.mark.parametrize(("position", "kind"), POSITIONS)
 @pytest.mark.parametrize(
     ("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 3e-2)], ids=str
@@ -79,14 +90,14 @@ def both(config, length, mask, dtype):
 def test_flex_is_dense_in_output_and_gradient(
     position, kind, mask, dtype, tolerance, without_compiler
 ):
-    if (position, mask) == ("learned", "none"):
-        pytest.skip("nothing is added: both are torch's own kernel")
+    if mask == "none" and not POSITION_METHODS[position].score_bias:
+        pytest.skip("nothing is added: both use torch's own kernel")
     results = both(config_of(position, kind), 384, masks(384)[mask], dtype)
     for dense, ours in zip(*results, strict=True):
         assert float((ours - dense).norm()) < tolerance * float(dense.norm())
 
 
-@pytest.mark.parametrize("mask", ["none", "padding", "texts"])
+@pytest.mark.parametrize("mask", ["none", "padding", "documents"])
 @pytest.mark.parametrize("length", [200, 256, 300])
 @pytest.mark.parametrize("variant", ["zero-clap-unscaled-no-dropout", "alibi-clap", "baseline"])
 def test_whole_models_agree_on_lengths_that_are_no_whole_number_of_blocks(
@@ -123,23 +134,24 @@ def test_a_row_of_padding_alone_makes_no_nan(backend, without_compiler):
     assert all(p.grad.isfinite().all() for p in model.parameters())
 
 
-def test_the_one_term_form_is_alibi_but_for_a_constant_of_each_query():
-    score_mod = flex.flex_bias(config_of("alibi", "offset", heads=12), None, CPU, "flex").score_mod
-    places = torch.arange(512)
-    ahead = places[None, :] - places[:, None]
-    distance = ahead.abs() - 0.5 * (ahead > 0)
-    zero = torch.zeros(512, 512, dtype=torch.float64)
-    for head, slope in enumerate(alibi_slopes(12)):
-        ours = score_mod(zero, None, torch.tensor(head), places[:, None], places[None, :])
-        torch.testing.assert_close(
-            ours + slope * distance, zero - slope / 4, check_dtype=False, rtol=0, atol=2e-5
-        )
+@pytest.mark.parametrize(("position", "kind"), POSITIONS)
+def test_flex_adds_the_same_fp32_numbers_as_dense(position, kind):
+    """Law 7: one function per bias, in fp32 whatever the dtype of the scores."""
+    config = config_of(position, kind, heads=12)
+    if not config.method.score_bias:
+        pytest.skip("nothing is added")
+    score_mod = flex.flex_bias(scores_of(config), None, "flex").score_mod
+    places, head = torch.arange(512), torch.arange(12)[:, None, None]
+    zero = torch.zeros(12, 512, 512, dtype=torch.bfloat16)
+    added = score_mod(zero, None, head, places[:, None], places)
+    assert added.dtype == torch.float32
+    assert torch.equal(added, bias_of(config, 512, None)[0])
 
 
-@pytest.mark.parametrize("mask", ["padding", "texts"])
+@pytest.mark.parametrize("mask", ["padding", "documents"])
 def test_the_block_mask_is_torch_s_own_and_no_block_is_kept_without_need(mask):
     mask = masks(640)[mask]
-    ours = flex.flex_bias(config_of("learned", "offset"), mask, CPU, "flex").block_mask
+    ours = flex.flex_bias(None, mask, "flex").block_mask
     theirs = library.create_block_mask(ours.mask_mod, 2, None, 640, 640, device="cpu")
     assert ours.sparsity() == theirs.sparsity()
     assert torch.equal(ours.to_dense(), theirs.to_dense())
@@ -155,7 +167,7 @@ def test_texts_in_any_order_of_numbers_see_themselves_alone(without_compiler):
 
 
 def test_a_model_without_bias_or_padding_takes_torch_s_own_kernels():
-    assert flex.flex_bias(config_of("learned", "offset"), None, CPU, "flex") is None
+    assert flex.flex_bias(None, None, "flex") is None
 
 
 @pytest.mark.slow  # compiles C++
@@ -175,7 +187,7 @@ def test_the_compiled_forward_pass_agrees_and_is_compiled_once_for_all_batches(l
             compile_layers(models[1])
         compiled = []
         for shift in range(3):
-            texts = masks(200)["texts"].roll(shift, dims=1)
+            texts = masks(200)["documents"].roll(shift, dims=1)
             with torch.no_grad():
                 dense, ours = (model(ids, texts, places) for model in models)
             torch.testing.assert_close(ours, dense, rtol=0, atol=2e-5)
@@ -250,13 +262,13 @@ def bias_by_sum(config, length, mask, dtype):
     return bias.to(dtype)
 
 
-@pytest.mark.parametrize("mask", ["none", "padding", "texts"])
+@pytest.mark.parametrize("mask", ["none", "padding", "documents"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(("position", "kind"), POSITIONS)
 def test_the_bias_has_the_bits_of_a_sum_in_fp32_that_is_rounded(position, kind, dtype, mask):
     config, mask = config_of(position, kind, heads=12), masks(320)[mask]
-    bias = attention_bias(config, 320, mask, dtype, CPU)
-    if (position, mask) == ("learned", None):
+    bias = bias_of(config, 320, mask, dtype)
+    if mask is None and not config.method.score_bias:
         assert bias is None
         return
     expected = bias_by_sum(config, 320, mask, dtype)
@@ -266,14 +278,14 @@ def test_the_bias_has_the_bits_of_a_sum_in_fp32_that_is_rounded(position, kind, 
 
 def test_hidden_keys_have_the_lowest_number_in_fp16_too():
     """Where -65504 and ALiBi were added up, far ones had -inf."""
-    config, mask = config_of("alibi", "offset"), masks(320)["texts"]
-    bias = attention_bias(config, 320, mask, torch.float16, CPU)
+    config, mask = config_of("alibi", "offset"), masks(320)["documents"]
+    bias = bias_of(config, 320, mask, torch.float16)
     shown = (mask[:, None, :] == mask[:, :, None])[:, None].expand_as(bias)
     assert set(bias[~shown].tolist()) == {torch.finfo(torch.float16).min}
     assert torch.equal(bias[shown], bias_by_sum(config, 320, mask, torch.float16)[shown])
 
 
-@pytest.mark.parametrize("mask", ["none", "padding", "texts"])
+@pytest.mark.parametrize("mask", ["none", "padding", "documents"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("variant", ["zero-clap", "alibi-symmetric", "baseline"])
 def test_training_gives_the_bits_that_it_gives_with_a_whole_bias(variant, dtype, mask, monkeypatch):
@@ -290,19 +302,23 @@ def test_training_gives_the_bits_that_it_gives_with_a_whole_bias(variant, dtype,
         return [logits.detach(), *(parameter.grad for parameter in model.parameters())]
 
     ours = trained()
-    monkeypatch.setattr(stacks, "bias_parts", lambda *_: (bias_by_sum(config, 700, mask, dtype),))
-    monkeypatch.setattr(stacks, "attention_bias", lambda *_: bias_by_sum(config, 700, mask, dtype))
+
+    def whole_bias(scores, document_ids, num_heads, x, in_parts):
+        bias = bias_by_sum(config, 700, mask, dtype)
+        return (bias,) if in_parts else bias
+
+    monkeypatch.setattr(stacks, "dense_bias", whole_bias)
     for whole, in_parts in zip(trained(), ours, strict=True):
         assert torch.equal(whole, in_parts)
 
 
-@pytest.mark.parametrize("mask", ["padding", "texts"])
+@pytest.mark.parametrize("mask", ["padding", "documents"])
 @pytest.mark.parametrize("position", ["alibi", "learned"])
 def test_the_bias_is_the_only_tensor_of_its_size(position, mask):
     """[B, H, T, T] at most once, in the dtype of the scores, and [1, H, T, T] in fp32."""
     config, mask = config_of(position, "offset", heads=8), masks(320)[mask]
     with LiveBytes() as memory:
-        bias = attention_bias(config, 320, mask, torch.bfloat16, CPU)
+        bias = bias_of(config, 320, mask, torch.bfloat16)
     largest, *others = sorted(memory.made, reverse=True)
     assert largest == bias.numel() * 2
     if position == "alibi":
@@ -312,7 +328,7 @@ def test_the_bias_is_the_only_tensor_of_its_size(position, mask):
         assert bias.shape in [(2, 1, 1, 320), (2, 1, 320, 320)]
 
 
-@pytest.mark.parametrize("mask", ["none", "padding", "texts"])
+@pytest.mark.parametrize("mask", ["none", "padding", "documents"])
 def test_training_with_dropout_on_a_cpu_makes_no_bias_of_all_scores(mask):
     """The attention weights of each layer, [B, H, T, T], and no other tensor of that size."""
     config = presets.build("tiny", "zero-clap", 50, {"num_heads": 16})
@@ -332,7 +348,7 @@ def test_only_layers_that_compute_in_tiles_get_the_bias_in_parts(run_ranks):
         model = LanguageModel(presets.build("tiny", "zero-clap", 50, {}))
 
         def shapes():
-            bias = model.encoder._enter(ids, mask)[1]
+            bias = model.encoder.embed(ids, mask)[1].bias
             return [part.shape for part in bias] if isinstance(bias, tuple) else bias.shape
 
         found = []
@@ -346,65 +362,30 @@ def test_only_layers_that_compute_in_tiles_get_the_bias_in_parts(run_ranks):
     assert run_ranks(1, work)[0] == [parts, whole, parts, whole, parts, whole]
 
 
-def test_a_model_without_padding_has_one_bias_for_all_rows():
-    bias = attention_bias(config_of("alibi", "offset"), 320, None, torch.bfloat16, CPU)
+@pytest.mark.parametrize(
+    "document_ids",
+    [None, torch.ones(2, 320, dtype=torch.bool), torch.tensor([[1], [7]]).expand(2, 320)],
+    ids=["none", "bool", "integers"],
+)
+def test_rows_without_padding_share_one_alibi_bias(document_ids):
+    """Full rows of one document each: on a CPU, which can look, the mask is left out."""
+    config = config_of("alibi", "offset")
+    bias = bias_of(config, 320, document_ids, torch.bfloat16)
     assert bias.shape == (1, 4, 320, 320)
+    assert torch.equal(bias, bias_of(config, 320, None, torch.bfloat16))
 
 
-# --- with dropout, on a CPU ---------------------------------------------------------------------
+def test_a_rotation_acts_on_queries_and_keys_only():
+    """Where attention is computed in tiles and where it is not."""
+    qkv = drawn(2, 9, 3, 4, 8)
 
+    def rotation(x):
+        assert x.shape == (2, 9, 2, 4, 8)
+        return x.flip(-1) * torch.tensor([1.0, 2.0]).view(2, 1, 1)
 
-@pytest.mark.parametrize("length", [1, 7, 130, 700])
-@pytest.mark.parametrize("with_bias", [False, True])
-def test_a_tile_at_a_time_is_the_whole_at_once(length, with_bias):
-    bias = drawn(1, 3, length, length, seed=2) if with_bias else None
-    results = []
-    for in_tiles in (False, True):
-        qkv = drawn(2, length, 3, 3, 8).requires_grad_()
-        if in_tiles:
-            out = tiled.tiled_attention(qkv, () if bias is None else (bias,), 0.0)
-        else:
-            query, key, value = qkv.permute(2, 0, 3, 1, 4)
-            out = F.scaled_dot_product_attention(query, key, value, attn_mask=bias)
-            out = out.transpose(1, 2)
-        out.backward(drawn(*out.shape, seed=1))
-        results.append((out.detach(), qkv.grad))
-    for whole, ours in zip(*results, strict=True):
-        torch.testing.assert_close(ours, whole, rtol=0, atol=1e-5)
-
-
-def test_the_gradient_with_dropout_is_that_of_the_function(monkeypatch):
-    monkeypatch.setattr(tiled, "_TILE", 15)  # several tiles, the last ones smaller
-    bias = drawn(1, 3, 1, 5, dtype=torch.float64)
-
-    def attend(qkv):
-        torch.manual_seed(3)
-        return tiled.tiled_attention(qkv, (bias,), 0.3)
-
-    qkv = drawn(1, 5, 3, 3, 2, dtype=torch.float64).requires_grad_()
-    assert torch.autograd.gradcheck(attend, (qkv,))
-
-
-def test_dropped_weights_are_as_many_as_asked_for_and_the_rest_is_scaled_to_match():
-    length = 300
-    qkv = torch.zeros(1, length, 3, 2, length)
-    qkv[0, :, 2] = torch.eye(length)[:, None]  # values that show the weights
-    torch.manual_seed(0)
-    weights = tiled.tiled_attention(qkv, (), 0.1) * length
-    dropped = weights == 0
-    assert float(dropped.float().mean()) == pytest.approx(0.1, abs=5 * (0.09 / 180_000) ** 0.5)
-    torch.testing.assert_close(weights[~dropped], torch.full_like(weights[~dropped], 1 / 0.9))
-    for dim in (1, 3):  # no query and no key is favoured
-        shares = dropped.float().mean(dim=dim)
-        assert float(shares.std()) == pytest.approx((0.09 / length) ** 0.5, rel=0.2)
-
-
-def test_dropout_follows_the_generator():
-    qkv = drawn(1, 50, 3, 2, 8)
-
-    def attend(seed):
-        torch.manual_seed(seed)
-        return tiled.tiled_attention(qkv, (), 0.5)
-
-    assert torch.equal(attend(1), attend(1))
-    assert not torch.equal(attend(1), attend(2))
+    query, key, value = qkv.unbind(2)
+    turned = torch.stack([query.flip(-1), key.flip(-1) * 2, value], dim=2)
+    for bias in (None, (), drawn(1, 4, 9, 9)):
+        ours = attend(qkv, AttentionContext(bias, rotation), 0.0)
+        expected = attend(turned, AttentionContext(bias), 0.0)
+        torch.testing.assert_close(ours, expected, rtol=0, atol=1e-6)

@@ -20,9 +20,10 @@ from pretrain.engine import optimizers
 from pretrain.engine.schedules import learning_rate
 from pretrain.model import presets
 from pretrain.model.language_model import LanguageModel
-from pretrain.model.positions import SinusoidalPositions, alibi_bias, alibi_slopes
 from pretrain.objectives.masked import MaskedLM, MaskedLMConfig
+from pretrain.model.positions import alibi_slopes
 from tests.pretrain.golden import make
+from tests.pretrain.model.test_positions import alibi, sinusoidal
 
 MODELS, TABLES, MASKING, SCHEDULES, ADAM = map(
     make.read, ("models", "tables", "masking", "schedules", "adam")
@@ -103,13 +104,12 @@ def test_alibi_tables_are_those_of_the_formulas(heads):
     assert alibi_slopes(heads) == pytest.approx(slopes, rel=1e-12)
     for kind, table in TABLES["alibi"].items():
         expected = torch.tensor(slopes)[:, None, None] * torch.tensor(table)
-        bias = alibi_bias(heads, 6, kind, torch.device("cpu"))
-        torch.testing.assert_close(bias, expected, rtol=1e-6, atol=0)
+        torch.testing.assert_close(alibi(heads, 6, kind), expected, rtol=1e-6, atol=0)
 
 
 @pytest.mark.parametrize(("size", "places"), make.SINUSOIDS)
 def test_sinusoidal_tables_are_those_of_the_formulas(size, places):
-    last = SinusoidalPositions(size)(torch.arange(places))[-1]
+    last = sinusoidal(size, places)[-1]
     assert last.tolist() == near(TABLES["sinusoidal"][str(size)])
 
 

@@ -1,0 +1,170 @@
+"""Weights of other forms: how their files are read, and how they are renamed and checked."""
+
+from __future__ import annotations
+
+import re
+import zipfile
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from pretrain.inference.model_folder import HEADS
+from pretrain.model.config import ClassificationConfig, ModelConfig
+from pretrain.model.heads import ClassificationHead
+from pretrain.model.language_model import LanguageModel
+
+Names = Mapping[str, tuple[str, ...]]
+"""For each of our weights, its name in the other form; several are concatenated row-wise."""
+
+_LAYER = re.compile(r"^encoder\.layers\.(\d+)")
+
+
+def renamed(weights: Iterable[str], modules: Mapping[str, tuple[str, ...]]) -> Names:
+    """Return the other form's names of our weights.
+
+    Args:
+        weights: names of our weights.
+        modules: the other form's name, or names, of each of our modules; `{}` stands for the
+            number of a layer.
+
+    Raises:
+        ValueError: a weight belongs to a module that is not listed.
+    """
+    result = {}
+    for name in weights:
+        module, _, kind = name.rpartition(".")
+        layer = _LAYER.match(module)
+        theirs = modules.get(_LAYER.sub("encoder.layers.{}", module))
+        if theirs is None:
+            raise ValueError(f"there is no weight there that corresponds to {name}")
+        number = layer[1] if layer else ""
+        result[name] = tuple(f"{their.replace('{}', number)}.{kind}" for their in theirs)
+    return result
+
+
+def head_modules(heads: Iterable[str], prefix: str = HEADS + "{}") -> dict[str, tuple[str, ...]]:
+    """Return the names of classification heads' modules in fairseq and transformers."""
+    kinds = {"dense": "dense", "projection": "out_proj"}
+    return {
+        f"{HEADS}{head}.{ours}": (f"{prefix.replace('{}', head)}.{theirs}",)
+        for head in heads
+        for ours, theirs in kinds.items()
+    }
+
+
+def head_of(name: str) -> str:
+    """Return the classification head that a weight belongs to, by its name."""
+    return name.removeprefix(HEADS).rsplit(".", 2)[0]
+
+
+def separated(weights: Mapping[str, Tensor], names: Names) -> dict[str, Tensor]:
+    """Return copies of our weights under the other form's names."""
+    result: dict[str, Tensor] = {}
+    for ours, theirs in names.items():
+        parts = weights[ours].detach().chunk(len(theirs))
+        # Copies, because safetensors refuses tensors that share memory.
+        result |= {name: part.clone() for name, part in zip(theirs, parts, strict=True)}
+    return result
+
+
+def joined(
+    weights: Mapping[str, Tensor], names: Names, empty: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """Return our weights, in fp32, from those of the other form.
+
+    Args:
+        weights: by the other form's names; all must be used.
+        names: of the weights that are wanted.
+        empty: our weights as `empty_weights` returns them.
+
+    Raises:
+        ValueError: weights are missing, left over, of the wrong shape or type, or not finite; a
+            few are named.
+    """
+    parts = {
+        name: part
+        for ours, theirs in names.items()
+        for name, part in zip(theirs, empty[ours].chunk(len(theirs)), strict=True)
+    }
+    known = {name: weights[name] for name in parts if name in weights}
+    faults = {
+        "missing": [name for name in parts if name not in weights],
+        "left over": sorted(weights.keys() - parts.keys()),
+        "wrong shape": [
+            f"{name} {list(weight.shape)} instead of {list(parts[name].shape)}"
+            for name, weight in known.items()
+            if weight.shape != parts[name].shape
+        ],
+        "not floating point": [
+            f"{name} {weight.dtype}"
+            for name, weight in known.items()
+            if not weight.is_floating_point()
+        ],
+        "not finite": [name for name, weight in known.items() if not weight.isfinite().all()],
+    }
+    if found := [f"{fault}: {_few(wrong)}" for fault, wrong in faults.items() if wrong]:
+        raise ValueError(f"the weights do not fit the settings; {'; '.join(found)}")
+    # cat copies, so that no two weights share memory
+    return {
+        ours: torch.cat([weights[name].detach().float() for name in theirs])
+        for ours, theirs in names.items()
+    }
+
+
+def empty_weights(
+    config: ModelConfig, heads: Mapping[str, ClassificationConfig]
+) -> dict[str, Tensor]:
+    """Return all weights of a model folder, without content (on the meta device)."""
+    with torch.device("meta"):
+        result: dict[str, Tensor] = dict(LanguageModel(config).state_dict())
+        for name, head in heads.items():
+            state = ClassificationHead(config.hidden_size, head).state_dict()
+            result |= {f"{HEADS}{name}.{key}": weight for key, weight in state.items()}
+    return result
+
+
+def load_pickled(path: Path, classes: Sequence[type] = ()) -> object:
+    """Read a file of `torch.save` without executing anything that it holds.
+
+    Args:
+        path: the file.
+        classes: accepted besides tensors and plain values.
+
+    Raises:
+        ValueError: the file is missing or damaged, or asks for another class or function.
+    """
+    if not path.is_file():
+        raise ValueError(f"{path}: no such file")
+    try:
+        _check_archive(path)
+        with torch.serialization.safe_globals([*classes]):
+            return torch.load(path, map_location="cpu", weights_only=True)
+    except (MemoryError, PermissionError):
+        raise
+    except Exception as error:  # damaged bytes make torch and pickle raise almost anything
+        reason = "is not a file of torch.save, or is cut short or damaged"
+        if refused := re.search(r"GLOBAL (\S+)", str(error)):
+            accepted = ", ".join(["tensors", "plain values", *(one.__name__ for one in classes)])
+            reason = (
+                f"was not read, because it asks for {refused[1]}, which could run code; accepted: "
+                f"{accepted}"
+            )
+        raise ValueError(f"{path}: {reason}") from None
+
+
+def _check_archive(path: Path) -> None:
+    """Refuse a damaged archive, which torch does not: a flipped bit would become a weight.
+
+    Files of torch before 1.6 are not zip archives and have no checksums.
+    """
+    if zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            if damaged := archive.testzip():
+                raise zipfile.BadZipFile(damaged)
+
+
+def _few(names: Sequence[str], limit: int = 3) -> str:
+    more = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return ", ".join(names[:limit]) + more

@@ -1,0 +1,73 @@
+"""ModelConfig, and the named models of presets."""
+
+import dataclasses
+import json
+
+import pytest
+
+from pretrain.model import presets
+from pretrain.model.config import ModelConfig
+
+VARIANTS = sorted(presets.VARIANTS)
+
+
+@pytest.mark.parametrize("size", sorted(presets.SIZES))
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_every_named_model_survives_its_json(size, variant):
+    config = presets.build(size, variant, 1000, {})
+    assert ModelConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
+
+
+def test_a_record_may_lack_fields_with_a_default_and_no_others():
+    """An earlier version did not write a field that was added since."""
+    config = presets.build("base", "zero-clap", 1000, {})
+    for name, value in ModelConfig(vocab_size=1).to_dict().items():
+        values = config.to_dict()
+        values.pop(name)
+        if name == "vocab_size":
+            with pytest.raises(ValueError, match=r"missing \['vocab_size'\], unknown \[\]"):
+                ModelConfig.from_dict(values)
+        else:
+            assert ModelConfig.from_dict(values) == dataclasses.replace(config, **{name: value})
+
+
+def test_a_record_with_an_unknown_field_is_refused_by_its_name():
+    values = {**ModelConfig(vocab_size=10).to_dict(), "alibbi": "offset"}
+    with pytest.raises(ValueError, match=r"model config: missing \[\], unknown \['alibbi'\]"):
+        ModelConfig.from_dict(values)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "accepted"),
+    [
+        ("position", "rotary", "learned, sinusoidal, alibi, none"),
+        ("alibi", "causal", "offset, symmetric"),
+        ("head", "linear", "roberta, clap"),
+        ("num_layers", 0, "positive"),
+        ("intermediate_size", 0, "positive"),
+        ("dropout", 1.0, r"in \[0, 1\)"),
+        ("attention_dropout", -0.1, r"in \[0, 1\)"),
+        ("num_heads", 5, r"a multiple of 5 \(5 heads, learned positions\)"),
+        # A wrong kind must not surface later as a TypeError, or as a truth value.
+        ("num_layers", "two", "whole number"),
+        ("num_layers", 2.5, "whole number"),
+        ("hidden_size", True, "whole number"),
+        ("embedding_norm", "none", "true or false"),
+        ("normalize_embeddings", 1.0, "true or false"),
+        ("dropout", "much", "number"),
+        ("initial_beta", None, "number"),
+        ("position", 3, "one of learned"),
+    ],
+)
+def test_a_field_out_of_its_choices_or_kind_is_refused_by_name(field, value, accepted):
+    with pytest.raises(ValueError, match=accepted) as caught:
+        dataclasses.replace(ModelConfig(vocab_size=10), **{field: value})
+    assert "model." in str(caught.value)
+    assert repr(value) in str(caught.value) or field == "num_heads"
+
+
+def test_unknown_names_of_models_are_refused_with_the_known_ones():
+    with pytest.raises(ValueError, match="'huge' is not one of base, large"):
+        presets.build("huge", "baseline", 10, {})
+    with pytest.raises(ValueError, match="'clap' is not one of baseline"):
+        presets.build("tiny", "clap", 10, {})
