@@ -37,9 +37,9 @@ from pretrain.run.continuity import continuity_check
 from pretrain.run.log import RunLog
 from pretrain.run.resume import Start
 from pretrain.run.saver import Saver
-from pretrain.spikes.decisions import most_retained, retained
 from pretrain.spikes.detector import SpikeDetector
 from pretrain.spikes.live import SpikeWatch, declared_changes, history_before
+from pretrain.spikes.policy import checkpoints_to_keep, max_checkpoints_kept
 from pretrain.supervision import control
 from pretrain.supervision.client import SupervisorClient
 from pretrain.supervision.heartbeat import EVALUATE, INIT, SAVE
@@ -123,7 +123,7 @@ class Attempt:
             if order and order.token == self.token:
                 number = order.attempt
             start = Start(number, self.token, point.step, state, lineage, size)
-            world_size, most_kept = self.group.world_size, most_retained(config)
+            world_size, most_kept = self.group.world_size, max_checkpoints_kept(config)
             resume.begin(
                 config, self.settings, start, point, world_size, most_kept, self.environment
             )
@@ -153,7 +153,7 @@ class Attempt:
             self.log,
             write=self.engine.save,
             facts=self._facts,
-            retained=lambda records, step: retained(records, step, config),
+            retained=lambda records, step: checkpoints_to_keep(records, step, config),
         )
         observers: list[Callable[[StepRecord], None]] = []
         self.group.on_rank_0(lambda: observers.extend(self._open_log()))

@@ -18,7 +18,7 @@ from pretrain.config.run import RunConfig
 from pretrain.engine import settings as deepspeed_settings
 from pretrain.model import presets
 from pretrain.model.config import ModelConfig
-from pretrain.spikes.decisions import most_retained
+from pretrain.spikes.policy import max_checkpoints_kept
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,7 +153,7 @@ def plan(
         stage=stage,
         memory={n: Memory(*states(trained, n, world_size, settings), saved) for n in stages},
         checkpoint=checkpoint,
-        checkpoints=checkpoint * (most_retained(config) + 1),
+        checkpoints=checkpoint * (max_checkpoints_kept(config) + 1),
         exported=4 * count,
         kind=kind,
         device_memory=device.memory,

@@ -204,7 +204,7 @@ class TrainingConfig:
     """Updates between checkpoints."""
     checkpoints_kept: Annotated[int, Ge(2)] = 5
     """Newest checkpoints that are kept; a rollback needs one from before the spike. Checkpoints
-    that a rollback may go back to are kept as well (spikes/decisions.py)."""
+    that a rollback may go back to are kept as well (spikes/policy.py)."""
 
 
 @dataclasses.dataclass(frozen=True)

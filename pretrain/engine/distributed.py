@@ -1,4 +1,4 @@
-"""Facts about this rank, and the few things that ranks say to each other."""
+"""The process of a rank: launcher variables, device, and small collectives."""
 
 from __future__ import annotations
 
@@ -15,59 +15,60 @@ import torch.distributed
 
 T = TypeVar("T")
 
-_ALONE = {
+_SINGLE_PROCESS = {
     "RANK": "0",
     "WORLD_SIZE": "1",
     "LOCAL_RANK": "0",
     "MASTER_ADDR": "127.0.0.1",
-    "MASTER_PORT": "0",  # any that is free
+    "MASTER_PORT": "0",  # any free port
 }
 
 
 def launcher_variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """What torch's process group needs to know, in the names that torch reads.
+    """The environment variables from which torch creates its process group.
 
-    The deepspeed launcher and torchrun set these names; below srun they are made from Slurm's, of
-    the job step alone: a batch script has those of its job too and is one process. A process that
-    nobody launched is alone.
+    The deepspeed launcher and torchrun set them. Under srun they are derived from the variables of
+    the Slurm job step; those of the job are ignored, because a batch script has them too and is a
+    single process. Without a launcher, the process is alone.
 
     Args:
-        environ: the process's environment.
+        environ: the environment of the process.
 
     Returns:
         RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
 
     Raises:
-        ValueError: a number is none, or a rank is not below the number of ranks.
+        ValueError: a number is not valid, or a rank is not below the number of ranks.
     """
-    below_srun = "RANK" not in environ and "SLURM_STEP_NUM_TASKS" in environ
-    said = {**_ALONE, **(_from_slurm(environ) if below_srun else {})}
-    said |= {name: environ[name] for name in said if name in environ}
-    said.setdefault("LOCAL_WORLD_SIZE", said["WORLD_SIZE"])
-    # The deepspeed launcher says LOCAL_SIZE and passes LOCAL_WORLD_SIZE on as it found it; torchrun
+    under_srun = "RANK" not in environ and "SLURM_STEP_NUM_TASKS" in environ
+    variables = {**_SINGLE_PROCESS, **(_from_slurm(environ) if under_srun else {})}
+    variables |= {name: environ[name] for name in variables if name in environ}
+    # The deepspeed launcher sets LOCAL_SIZE and passes on LOCAL_WORLD_SIZE as it found it; torchrun
     # does the reverse.
-    names = ["LOCAL_WORLD_SIZE", "LOCAL_SIZE"]
+    names = ["LOCAL_SIZE", "LOCAL_WORLD_SIZE"]
     if "TORCHELASTIC_RUN_ID" in environ:
         names.reverse()
-    for name in names:
-        said["LOCAL_WORLD_SIZE"] = environ.get(name, said["LOCAL_WORLD_SIZE"])
-    for name, value in said.items():
+    default = variables.get("LOCAL_WORLD_SIZE", variables["WORLD_SIZE"])
+    variables["LOCAL_WORLD_SIZE"] = next((environ[n] for n in names if n in environ), default)
+    for name, value in variables.items():
         if name != "MASTER_ADDR" and not value.isdecimal():
             raise ValueError(f"environment: {name} is {value!r}, not a whole number")
     for rank, count in (("RANK", "WORLD_SIZE"), ("LOCAL_RANK", "LOCAL_WORLD_SIZE")):
-        if int(said[rank]) >= int(said[count]):
+        if int(variables[rank]) >= int(variables[count]):
             raise ValueError(
-                f"environment: {rank} is {said[rank]}, which is not below {count} {said[count]}"
+                f"environment: {rank} is {variables[rank]}, which is not below {count} "
+                f"{variables[count]}"
             )
-    return said
+    return variables
 
 
 def adopt_launcher(environ: MutableMapping[str, str]) -> None:
-    """Set this process's environment as its launcher meant it; before anything asks for GPUs.
+    """Complete this process's environment; call it before anything asks for GPUs.
 
-    Adds `launcher_variables`. Hides all GPUs where DS_ACCELERATOR says cpu: DeepSpeed 0.19.8's
-    launcher puts the ranks' numbers into CUDA_VISIBLE_DEVICES there too (launcher/launch.py, `main`
-    with CPU_Accelerator.set_visible_devices_envs), which would show GPUs that the user has hidden.
+    Adds `launcher_variables`, and hides all GPUs if DS_ACCELERATOR is cpu. In that case the
+    launcher of DeepSpeed 0.19.8 writes the local ranks into CUDA_VISIBLE_DEVICES (launcher/
+    launch.py, `main` with CPU_Accelerator.set_visible_devices_envs), which would expose GPUs that
+    the user has hidden.
 
     Raises:
         ValueError: the launcher's variables contradict each other.
@@ -78,17 +79,17 @@ def adopt_launcher(environ: MutableMapping[str, str]) -> None:
 
 
 class PortInUse(ValueError):
-    """The port at which the ranks were to meet is taken."""
+    """Another process listens on MASTER_PORT."""
 
 
 def refuse_busy_port(environ: Mapping[str, str]) -> None:
-    """Refuse a MASTER_PORT that another process listens on; asks on rank 0, which would open it.
+    """Refuse a MASTER_PORT that another process listens on.
 
-    torch 2.13 has rank 0 open it, except below torchrun, which has opened it already
-    (distributed/rendezvous.py, `_create_c10d_store`).
+    Only rank 0 checks. It is the rank that opens the port in torch 2.13, except under torchrun,
+    which has opened the port already (distributed/rendezvous.py, `_create_c10d_store`).
 
     Args:
-        environ: with what `launcher_variables` returns.
+        environ: with the variables of `launcher_variables`.
 
     Raises:
         PortInUse: names the address, and how to choose another port.
@@ -103,15 +104,15 @@ def refuse_busy_port(environ: Mapping[str, str]) -> None:
         socket.create_server(("", port), family=family, dualstack_ipv6=both).close()
     except OSError as error:
         if error.errno not in (errno.EADDRINUSE, errno.EACCES):
-            return  # torch may yet open it in another way
-        way = "set MASTER_PORT"
+            return  # torch may be able to open it in another way
+        remedy = "set MASTER_PORT"
         if "CROSS_RANK" in environ:
-            way = "pass --master_port to deepspeed"
+            remedy = "pass --master_port to deepspeed"
         elif "TORCHELASTIC_RUN_ID" in environ:
-            way = "pass --master-port to torchrun"
+            remedy = "pass --master-port to torchrun"
         raise PortInUse(
-            f"{environ['MASTER_ADDR']} port {port}, where the ranks are to meet, cannot be opened "
-            f"({error.strerror}); to choose another port, {way}"
+            f"{environ['MASTER_ADDR']} port {port}, where the ranks meet, cannot be opened "
+            f"({error.strerror}); to choose another port, {remedy}"
         ) from error
 
 
@@ -123,18 +124,18 @@ def _from_slurm(environ: Mapping[str, str]) -> dict[str, str]:
         "LOCAL_RANK": environ["SLURM_LOCALID"],
         "LOCAL_WORLD_SIZE": str(tasks_per_node(environ["SLURM_STEP_TASKS_PER_NODE"])[node]),
         "MASTER_ADDR": first_host(environ["SLURM_STEP_NODELIST"]),
-        # The same on all nodes, another for each job, and outside the range of random ports.
+        # Equal on all nodes, different for each job, and outside the range of ephemeral ports.
         "MASTER_PORT": str(12000 + int(job) % 20000),
     }
 
 
 def first_host(nodes: str) -> str:
-    """The first of Slurm's node list: `gpu[03-05,9],login` begins with gpu03."""
+    """First host of a Slurm node list: gpu03 of `gpu[03-05,9],login`."""
     return re.sub(r"\[(\w+)[^]]*\]", r"\1", nodes).split(",")[0]
 
 
 def tasks_per_node(tasks: str) -> list[int]:
-    """Slurm's short form written out: `2(x3),1` is 2, 2, 2, 1."""
+    """Expand the number of tasks per node as Slurm writes it: `2(x3),1` is 2, 2, 2, 1."""
     result: list[int] = []
     for part in tasks.split(","):
         number, _, times = part.partition("(x")
@@ -144,7 +145,7 @@ def tasks_per_node(tasks: str) -> list[int]:
 
 @dataclasses.dataclass(frozen=True)
 class Process:
-    """Who we are among how many."""
+    """Ranks and world sizes of this process."""
 
     rank: int
     world_size: int
@@ -153,22 +154,18 @@ class Process:
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] = os.environ) -> Process:
-        """This process, as whoever started it says: see `launcher_variables`.
+        """Read this process's ranks from the variables of its launcher: see `launcher_variables`.
 
         Raises:
             ValueError: the variables contradict each other.
         """
-        said = launcher_variables(environ)
-        return cls(
-            rank=int(said["RANK"]),
-            world_size=int(said["WORLD_SIZE"]),
-            local_rank=int(said["LOCAL_RANK"]),
-            local_world_size=int(said["LOCAL_WORLD_SIZE"]),
-        )
+        variables = launcher_variables(environ)
+        names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+        return cls(*(int(variables[name]) for name in names))
 
     @property
     def device(self) -> torch.device:
-        """This rank's GPU, or the CPU where there is none.
+        """This rank's GPU, or the CPU on a machine without GPUs.
 
         Raises:
             ValueError: the machine has fewer visible GPUs than ranks.
@@ -189,18 +186,19 @@ class Process:
         )
 
     def prepare_device(self) -> None:
-        """Make this rank's GPU the current one; on every rank, before the first collective.
+        """Make this rank's GPU the current device; call it on every rank before any collective.
 
-        The current device is where torch 2.13 puts the objects of `all_gather_object` under NCCL
-        (distributed_c10d.py, `_get_object_coll_device` returns "cuda" without a number): without
-        this, every rank of a machine uses its first GPU. DeepSpeed 0.19.8 binds the process group
-        to the GPU whose number LOCAL_RANK is (comm/torch.py, `init_process_group`), and its engine
-        uses that GPU (runtime/engine.py, `_set_distributed_vars`). So LOCAL_RANK is set to the
-        GPU's number, which is 0 where each rank sees its own GPU only.
+        torch 2.13 moves the objects of `all_gather_object` to the current device under NCCL
+        (distributed_c10d.py, `_get_object_coll_device` returns "cuda" without an index), so without
+        this call all ranks of a machine would use its first GPU. DeepSpeed 0.19.8 takes LOCAL_RANK
+        as the index of the GPU for its process group (comm/torch.py, `init_process_group`) and its
+        engine (runtime/engine.py, `_set_distributed_vars`). LOCAL_RANK is therefore set to the
+        index of the GPU, which is 0 where each rank sees only its own GPU.
 
         Raises:
-            ValueError: the machine has fewer visible GPUs than ranks; on each of its ranks.
+            ValueError: the machine has fewer visible GPUs than ranks; raised on each of its ranks.
         """
+        # Every rank checks the last rank of its machine, so that all of them raise.
         _ = dataclasses.replace(self, local_rank=self.local_world_size - 1).device
         device = self.device
         if device.type == "cuda":
@@ -208,9 +206,9 @@ class Process:
             os.environ["LOCAL_RANK"] = str(device.index)
 
     def prepare_cpu(self) -> None:
-        """Give each rank of this machine its share of the cores, unless OMP_NUM_THREADS says.
+        """Give each rank of the machine an equal share of the cores, unless OMP_NUM_THREADS is set.
 
-        Also flushes denormal numbers.
+        Also flushes denormal numbers to zero.
         """
         if "OMP_NUM_THREADS" not in os.environ:
             cores = len(os.sched_getaffinity(0))
@@ -218,20 +216,24 @@ class Process:
         _flush_denormals()
 
 
-_ONLY_PROCESS = Process(0, 1, 0, 1)
-
-
 def choose_device(name: str | None = None) -> torch.device:
-    """The device of a command that runs in one process, made ready for use.
+    """Choose and prepare the device of a command that runs in one process.
 
     Args:
-        name: what --device says: cpu, cuda or cuda:N; None: the first GPU, or the CPU where there
-            is none.
+        name: the value of --device: cpu, cuda or cuda:N. By default the first GPU, or the CPU on a
+            machine without GPUs.
 
     Raises:
         ValueError: this machine has no such device.
     """
-    device = _ONLY_PROCESS.device if name is None else _device_named(name)
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    devices = ["cpu", *(f"cuda:{number}" for number in range(gpus))]
+    if name is None:
+        name = "cuda" if gpus else "cpu"
+    full_name = "cuda:0" if name == "cuda" else name
+    if full_name not in devices:
+        raise ValueError(f"--device {name}: this machine has {', '.join(devices)}")
+    device = torch.device(full_name)
     if device.type == "cuda":
         torch.cuda.set_device(device)
     else:
@@ -239,30 +241,21 @@ def choose_device(name: str | None = None) -> torch.device:
     return device
 
 
-def _device_named(name: str) -> torch.device:
-    gpus = range(torch.cuda.device_count() if torch.cuda.is_available() else 0)
-    devices = ["cpu", *(f"cuda:{number}" for number in gpus)]
-    full_name = "cuda:0" if name == "cuda" else name
-    if full_name not in devices:
-        raise ValueError(f"--device {name}: this machine has {', '.join(devices)}")
-    return torch.device(full_name)
-
-
 def _flush_denormals() -> None:
     """Treat numbers below the smallest normal one (1e-38) as zero.
 
-    ALiBi's weights of distant keys are that small, and with them the backward pass of attention
-    takes three times as long on a CPU. Threads that start later inherit the setting.
+    With ALiBi the attention weights of distant keys are that small, and the backward pass of
+    attention takes three times as long on a CPU. Threads that start later inherit the setting.
     """
     torch.set_flush_denormal(True)
 
 
 def _gpu_is_shared(environ: Mapping[str, str]) -> bool:
-    """Whether the only visible GPU is visible to the machine's other ranks, too.
+    """Whether the only visible GPU is also visible to the other ranks of the machine.
 
-    Slurm (--gpus-per-task) or a wrapper script may show each rank another single GPU. The deepspeed
-    launcher and torchrun show all ranks the same ones, unless CUDA_VISIBLE_DEVICES was set to one
-    device for each rank after they started it.
+    Slurm (--gpus-per-task) or a wrapper script may show each rank its own GPU only. The deepspeed
+    launcher and torchrun show the same GPUs to all ranks, unless a wrapper script has set
+    CUDA_VISIBLE_DEVICES to one device in each rank.
     """
     launched = "CROSS_RANK" in environ or "TORCHELASTIC_RUN_ID" in environ
     visible = environ.get("CUDA_VISIBLE_DEVICES", "")
@@ -270,24 +263,15 @@ def _gpu_is_shared(environ: Mapping[str, str]) -> bool:
 
 
 def all_sum(values: list[float], device: torch.device) -> list[float]:
-    """Sums over all ranks, in fp64 (fp32 could not count the tokens of a large batch)."""
+    """Sum values over all ranks, in fp64: fp32 cannot count the tokens of a large batch."""
     tensor = torch.tensor(values, dtype=torch.float64, device=device)
     if torch.distributed.is_initialized():
         torch.distributed.all_reduce(tensor)
     return [float(value) for value in tensor.tolist()]
 
 
-def broadcast(value: T, device: torch.device) -> T:
-    """Rank 0's value, on every rank. For small records of our own: it is pickled."""
-    if not torch.distributed.is_initialized():
-        return value
-    box = [value]
-    torch.distributed.broadcast_object_list(box, src=0, device=device)
-    return box[0]
-
-
 def gather(value: T) -> list[T]:
-    """Every rank's value, on every rank, in rank order."""
+    """Gather the values of all ranks, in rank order, on every rank."""
     if not torch.distributed.is_initialized():
         return [value]
     values: list[T | None] = [None] * torch.distributed.get_world_size()
@@ -296,7 +280,7 @@ def gather(value: T) -> list[T]:
 
 
 def broadcast_code(code: int, device: torch.device) -> int:
-    """Rank 0's small number, on every rank: cheap enough for every step."""
+    """Broadcast a number from rank 0; returns it on every rank."""
     if not torch.distributed.is_initialized():
         return code
     tensor = torch.tensor([code], device=device)

@@ -1,8 +1,7 @@
-"""DeepSpeed as the rest of the project sees it: start-up, one update, save, load.
+"""The DeepSpeed engine: start-up, one update, evaluation, save and load.
 
-Order: `deepspeed_json` (what DeepSpeed is told), `start` (process group), `Engine`. Where DeepSpeed
-does otherwise than one expects, the line that meets it says so, or calls `deepspeed_repairs`; no
-other file imports it.
+Order of use: `deepspeed_json` (the configuration), `start` (the process group), `Engine`. Only this
+module and `workarounds` import deepspeed.
 """
 
 from __future__ import annotations
@@ -12,14 +11,15 @@ import hashlib
 import io
 import math
 import os
-import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch import Tensor, nn
 
 from pretrain.config.run import BatchConfig, OptimizerConfig
-from pretrain.engine import settings as deepspeed_settings
-from pretrain.engine import workarounds as deepspeed_repairs
+from pretrain.engine import optimizers, workarounds
 from pretrain.engine.distributed import (
     Process,
     adopt_launcher,
@@ -27,20 +27,18 @@ from pretrain.engine.distributed import (
     broadcast_code,
     refuse_busy_port,
 )
+from pretrain.engine.reshard import state_for_rank
+from pretrain.engine.settings import read, refuse_compiling, refuse_unknown
 from pretrain.loop import MicroBatch, Objective, StepResult, TermLoss, weighted_loss
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor, nn
 
 
 def deepspeed_json(
     name: str, batch: BatchConfig, clipping: float, world_size: int
 ) -> dict[str, Any]:
-    """What `deepspeed_settings.read` gives, its sections checked against DeepSpeed's own records.
+    """Read a DeepSpeed configuration with `settings.read`, and check the keys of its sections.
 
     Raises:
-        ValueError: what `read` refuses, or an unknown key in a section.
+        ValueError: as `settings.read`, or a section has an unknown key.
     """
     from deepspeed.runtime.precision_config import DeepSpeedBF16Config, DeepSpeedFP16Config
     from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
@@ -49,26 +47,26 @@ def deepspeed_json(
         DeepSpeedZeroOffloadParamConfig,
     )
 
-    settings = deepspeed_settings.read(name, batch, clipping, world_size)
-    zero = settings.get("zero_optimization", {})
-    for section, values, record in (
-        ("zero_optimization", zero, DeepSpeedZeroConfig),
-        ("offload_optimizer", zero.get("offload_optimizer"), DeepSpeedZeroOffloadOptimizerConfig),
-        ("offload_param", zero.get("offload_param"), DeepSpeedZeroOffloadParamConfig),
-        ("fp16", settings.get("fp16"), DeepSpeedFP16Config),
-        ("bf16", settings.get("bf16"), DeepSpeedBF16Config),
-    ):
-        fields = record.model_fields
-        known = {*fields, *(field.alias for field in fields.values() if field.alias)}
-        deepspeed_settings.refuse_unknown(f"{name}: {section}", values or {}, known)
+    settings = read(name, batch, clipping, world_size)
+    sections = settings | settings.get("zero_optimization", {})
+    for section, record in {
+        "zero_optimization": DeepSpeedZeroConfig,
+        "offload_optimizer": DeepSpeedZeroOffloadOptimizerConfig,
+        "offload_param": DeepSpeedZeroOffloadParamConfig,
+        "fp16": DeepSpeedFP16Config,
+        "bf16": DeepSpeedBF16Config,
+    }.items():
+        aliases = {field.alias for field in record.model_fields.values() if field.alias}
+        known = record.model_fields.keys() | aliases
+        refuse_unknown(f"{name}: {section}", sections.get(section) or {}, known)
     return settings
 
 
 def start() -> Process:
-    """Join the process group that the launcher's variables describe (alone: a group of one).
+    """Join the process group that the launcher's variables describe; without a launcher, of one.
 
     Raises:
-        PortInUse: another process has the port where the ranks are to meet.
+        PortInUse: another process listens on MASTER_PORT.
         ValueError: the variables contradict each other, or there are more ranks than GPUs.
     """
     adopt_launcher(os.environ)
@@ -77,24 +75,24 @@ def start() -> Process:
     process.prepare_device()
     process.prepare_cpu()
     on_gpu = process.device.type == "cuda"
-    deepspeed_repairs.choose_accelerator()
+    workarounds.select_cpu_without_gpu()
     import deepspeed
 
     if not on_gpu:
-        deepspeed_repairs.switch_off_shared_memory_op()
-    deepspeed_repairs.limit_waiting()
+        workarounds.disable_shared_memory_op()
+    workarounds.limit_collective_timeouts()
     deepspeed.init_distributed(dist_backend="nccl" if on_gpu else "gloo", verbose=False)
     return process
 
 
 def dropout_seed(seed: int, step: int, index: int) -> int:
-    """Seed of torch's generators for one micro-batch: a function of what it is, not of when."""
+    """Seed of torch's generators for the micro-batch `index` of a step."""
     digest = hashlib.blake2b(f"{seed} {step} {index}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
 
 
 class Engine:
-    """A model, its optimiser and DeepSpeed's ZeRO around both."""
+    """A model and its optimizer, sharded by DeepSpeed ZeRO."""
 
     def __init__(
         self,
@@ -106,24 +104,24 @@ class Engine:
         activation_checkpointing: bool = False,
         compiled: bool = False,
     ) -> None:
-        """Hand `model` over to DeepSpeed.
+        """Initialise DeepSpeed with `model`.
 
         Args:
             model: with its initial weights, equal on all ranks.
-            optimizer: numbers of AdamW; the learning rate of each step comes with the step.
-            settings: what `deepspeed_json` made.
-            process: what `start` returned.
-            activation_checkpointing: keep only what enters each layer, and compute the layer again
-                in the backward pass: less memory for a forward pass more, and the same bits.
-            compiled: let torch.compile make each layer's forward and backward pass. Dropout is then
-                drawn otherwise than without, but as reproducibly.
+            optimizer: settings of AdamW; `step` takes the learning rate.
+            settings: the result of `deepspeed_json`.
+            process: the result of `start`.
+            activation_checkpointing: keep only the input of each layer and compute the layer again
+                in the backward pass. This saves memory, costs one forward pass, and changes no bit
+                of the result.
+            compiled: compile each layer with torch.compile. Dropout masks then differ from those of
+                an uncompiled model, and are as reproducible.
 
         Raises:
-            ValueError: ZeRO 3 is to be compiled.
+            ValueError: `compiled` is set at ZeRO stage 3.
         """
         import deepspeed
 
-        from pretrain.engine import optimizers
         from pretrain.model.layers import checkpoint_activations, compile_layers
 
         self.rank, self.device = process.rank, process.device
@@ -132,19 +130,19 @@ class Engine:
         if activation_checkpointing:
             checkpoint_activations(model)
         if compiled:
-            deepspeed_settings.refuse_compiling(settings)
+            refuse_compiling(settings)
             compile_layers(model)
         adam = optimizers.build(model, optimizer)
         self._lengths = [[p.numel() for p in group["params"]] for group in adam.param_groups]
-        with deepspeed_repairs.one_optimizer_for_all_stages():
+        with workarounds.zero_optimizer_at_every_stage():
             self._deepspeed, *_ = deepspeed.initialize(
                 model=model, optimizer=adam, config=dict(settings)
             )
-        deepspeed_repairs.zero_padding(list(self._deepspeed.module.parameters()))
+        workarounds.clear_padding(list(self._deepspeed.module.parameters()))
 
     @property
     def module(self) -> nn.Module:
-        """The model as DeepSpeed keeps it: right to call under every stage."""
+        """The model as wrapped by DeepSpeed, which can be called at every ZeRO stage."""
         module: nn.Module = self._deepspeed
         return module
 
@@ -180,7 +178,7 @@ class Engine:
         from pretrain.engine.optimizers import set_step
 
         skipped = self._deepspeed.skipped_steps
-        at_smallest_scale = deepspeed_repairs.at_smallest_scale(self._deepspeed.optimizer)
+        at_smallest_scale = workarounds.is_scale_exhausted(self._deepspeed.optimizer)
         loss_scale = float(getattr(self._deepspeed.optimizer, "cur_scale", 1.0))
         groups = self._deepspeed.optimizer.param_groups
         set_step(groups, self._optimizer, learning_rate, step - skipped)
@@ -231,9 +229,7 @@ class Engine:
         )
 
     def _stage_zero_norm(self) -> float | None:
-        """DeepSpeed reports no gradient norm at stage 0; there the gradients are whole."""
-        import torch
-
+        """Norm of the whole gradients at stage 0, where DeepSpeed reports none; else None."""
         if self._deepspeed.zero_optimization_stage() > 0:
             return None
         gradients = [p.grad for p in self._deepspeed.module.parameters() if p.grad is not None]
@@ -267,48 +263,47 @@ class Engine:
         return all_sum(torch.stack(counted).sum(dim=0).flatten().tolist(), self.device)
 
     def agree(self, code: int) -> int:
-        """Rank 0's code, on every rank."""
+        """Broadcast rank 0's code; returns it on every rank."""
         return broadcast_code(code, self.device)
 
     def save(self, folder: Path) -> None:
-        """Write this rank's part of weights and optimiser state below `folder`.
+        """Write this rank's part of the weights and optimizer state to `folder`.
 
-        `latest`, which DeepSpeed would write before the other ranks are done, is left out. A rank
-        that cannot write goes through with the save, for the others wait for it in DeepSpeed's
-        collectives, and raises at its end.
+        The file `latest` is not written, because DeepSpeed writes it before all ranks have
+        finished. A rank that cannot write completes the save, because the others wait for it in
+        DeepSpeed's collectives, and raises afterwards.
 
         Raises:
-            OSError: this rank could not write; with what torch said, which is not always the cause.
+            OSError: this rank could not write; with torch's message, which may not name the cause.
         """
         errors: list[Exception] = []
         with (
-            deepspeed_repairs.kept_back(self._deepspeed.checkpoint_engine, "save", errors),
-            deepspeed_repairs.kept_back(self._deepspeed, "_copy_recovery_script", errors),
+            workarounds.collect_write_errors(self._deepspeed.checkpoint_engine, "save", errors),
+            workarounds.collect_write_errors(self._deepspeed, "_copy_recovery_script", errors),
         ):
             self._deepspeed.save_checkpoint(str(folder.parent), tag=folder.name, save_latest=False)
         if errors:
             raise OSError(f"{folder}: cannot be written: {errors[0]}") from errors[0]
 
     def load(self, folder: Path) -> None:
-        """Read what `save` wrote, on as many ranks as now or on others.
+        """Read a checkpoint that `save` wrote with this or another number of ranks.
 
-        Unpickles: the caller has checked the folder's hashes.
+        Unpickles the files, so the caller must have checked their hashes.
 
         Raises:
-            ValueError: there is nothing to load (DeepSpeed says so by returning None), or it is of
-                another ZeRO stage or other parameters.
+            ValueError: the folder holds no checkpoint, or one of another ZeRO stage or other
+                parameters.
         """
-        parts = sorted(folder.glob("*_optim_states.pt"), key=_rank_of)
+        parts = list(folder.glob("*_optim_states.pt"))
         if parts and len(parts) != self.world_size:
-            self._load_from_other_ranks(folder, parts)
+            # Names differ only in the rank; rank 10 comes after rank 9.
+            self._reshard(folder, sorted(parts, key=lambda path: (len(path.name), path.name)))
             return
         found, _ = self._deepspeed.load_checkpoint(str(folder.parent), tag=folder.name)
         if found is None:
             raise ValueError(f"{folder}: holds no DeepSpeed checkpoint")
 
-    def _load_from_other_ranks(self, folder: Path, parts: Sequence[Path]) -> None:
-        from pretrain.engine import reshard as universal
-
+    def _reshard(self, folder: Path, parts: Sequence[Path]) -> None:
         saved = [_read(path)["optimizer_state_dict"] for path in parts]
         optimizer, stage = self._deepspeed.optimizer, self._deepspeed.zero_optimization_stage()
         if saved[0]["zero_stage"] != stage:
@@ -316,45 +311,31 @@ class Engine:
                 f"{folder}: was saved at ZeRO stage {int(saved[0]['zero_stage'])}, this run is at "
                 f"stage {stage}"
             )
-        now = (
-            optimizer.fp32_partitioned_groups_flat
-            if stage == 3
-            else optimizer.single_partition_of_fp32_groups
-        )
-        sizes = [len(part) for part in now]
-        state = universal.state_for_rank(saved, self._lengths, sizes, self.rank, self.world_size)
+        name = "fp32_partitioned_groups_flat" if stage == 3 else "single_partition_of_fp32_groups"
+        sizes = [len(part) for part in getattr(optimizer, name)]
+        state = state_for_rank(saved, self._lengths, sizes, self.rank, self.world_size)
         optimizer.load_state_dict([state] * self.world_size, load_from_fp32_weights=True)
-        # The rounded weights that the forward pass sees, and those that every rank holds whole.
+        # Update the rounded weights of the forward pass, and those that every rank holds in full.
         if stage == 3:
             optimizer.checkpoint_event_epilogue()
         else:
             optimizer.update_lp_params()
-        (rounded, *_) = folder.glob("*_model_states.pt")
-        self._deepspeed.skipped_steps = _read(rounded)["skipped_steps"]
+        (states, *_) = folder.glob("*_model_states.pt")
+        self._deepspeed.skipped_steps = _read(states)["skipped_steps"]
 
 
 def _read(path: Path) -> dict[str, Any]:
-    import torch
-
-    found: dict[str, Any] = torch.load(path, map_location="cpu", mmap=True, weights_only=False)
-    return found
-
-
-def _rank_of(path: Path) -> int:
-    found = re.search(r"pp_rank_(\d+)_", path.name)
-    assert found, path
-    return int(found.group(1))
+    states: dict[str, Any] = torch.load(path, map_location="cpu", mmap=True, weights_only=False)
+    return states
 
 
 def consolidated_weights(folder: Path) -> dict[str, torch.Tensor]:
-    """The fp32 weights of a checkpoint folder, whole, on the CPU.
+    """Assemble the fp32 weights of a checkpoint folder, on the CPU.
 
-    From ZeRO's fp32 partitions where there are some; at stage 0 from the module itself. Unpickles:
-    the caller has checked the folder's hashes.
+    They come from ZeRO's fp32 partitions, and at stage 0 from the module itself. Unpickles the
+    files, so the caller must have checked their hashes.
     """
-    import torch
-
-    deepspeed_repairs.choose_accelerator()
+    workarounds.select_cpu_without_gpu()
     from deepspeed.utils import zero_to_fp32
 
     if list(folder.glob("*_optim_states.pt")):
@@ -364,5 +345,5 @@ def consolidated_weights(folder: Path) -> dict[str, torch.Tensor]:
             )
     else:
         (states,) = folder.glob("mp_rank_*_model_states.pt")
-        weights = torch.load(states, map_location="cpu", weights_only=False)["module"]
+        weights = _read(states)["module"]
     return {name: tensor.detach().float().clone() for name, tensor in weights.items()}

@@ -1,4 +1,4 @@
-"""The original's Adam: decoupled weight decay, and epsilon outside the bias correction."""
+"""AdamW as in EIFY/fairseq: decoupled weight decay, epsilon outside the bias correction."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pretrain.config.run import OptimizerConfig
 
 
 def build(model: nn.Module, config: OptimizerConfig) -> torch.optim.AdamW:
-    """The optimiser of a model; `set_step` has to be called before each of its steps."""
+    """Build the optimizer of a model; call `set_step` before each of its steps."""
     return torch.optim.AdamW(
         parameter_groups(model, config.weight_decay, config.weight_decay_on),
         lr=config.learning_rate,
@@ -23,13 +23,13 @@ def build(model: nn.Module, config: OptimizerConfig) -> torch.optim.AdamW:
 
 
 def parameter_groups(model: nn.Module, decay: float, decay_on: str) -> list[dict[str, Any]]:
-    """Which parameters decay.
+    """Group the trained parameters of a model by their weight decay.
 
     Args:
-        model: those of its parameters that are trained are taken.
+        model: parameters that require no gradient are left out.
         decay: weight decay per unit of learning rate.
-        decay_on: "all" (the original), or "matrices": weights of linear layers and embeddings, but
-            no bias, no layer norm and no scalar.
+        decay_on: "all" (as in EIFY/fairseq), or "matrices": weights of linear layers and
+            embeddings, without biases, layer norms and scalars.
     """
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if decay_on == "all":
@@ -43,12 +43,12 @@ def parameter_groups(model: nn.Module, decay: float, decay_on: str) -> list[dict
 def set_step(
     groups: Iterable[dict[str, Any]], config: OptimizerConfig, learning_rate: float, step: int
 ) -> None:
-    """Prepare update `step`, counted from 0.
+    """Set the learning rate and epsilon of update `step`, counted from 0.
 
-    The original, as section 2 of Kingma & Ba 2015 puts it at its end, moves a weight by
-    rate * sqrt(1 - beta2^t) / (1 - beta1^t) * m / (sqrt(v) + epsilon), t counted from 1. torch
-    divides v by 1 - beta2^t before epsilon is added; the same epsilon divided by the root of that
-    gives the original's step. It matters in the first hundred steps alone.
+    EIFY/fairseq, like the end of section 2 of Kingma & Ba 2015, moves a weight by
+    rate * sqrt(1 - beta2^t) / (1 - beta1^t) * m / (sqrt(v) + epsilon), with t counted from 1. torch
+    divides v by 1 - beta2^t before it adds epsilon. Dividing epsilon by the square root of
+    1 - beta2^t gives the same update. The difference matters in the first hundred steps only.
     """
     epsilon = config.epsilon / (1.0 - config.beta2 ** (step + 1)) ** 0.5
     for group in groups:

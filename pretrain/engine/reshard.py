@@ -1,12 +1,12 @@
-"""ZeRO's parts of weights and optimiser state, cut anew for another number of ranks. No deepspeed.
+"""Repartition ZeRO's weights and optimizer state for another number of ranks. No deepspeed.
 
-Each rank saves one flat vector for each parameter group: of its weights in fp32, and of each of
-Adam's moments. ZeRO 1 and 2 lay a group's parameters end to end and cut the whole; ZeRO 3 cuts each
-parameter and lays a rank's pieces end to end. Both are `recut` with their own list of what is cut.
-Nothing is rounded, so that the new parts hold the same bits.
+For each parameter group, each rank saves one flat vector of its fp32 weights and one of each of
+Adam's moments. ZeRO 1 and 2 concatenate the parameters of a group and partition the result; ZeRO 3
+partitions each parameter and concatenates the pieces of a rank. `repartition` does both, with
+different lists of partitioned tensors. Nothing is rounded: the new partitions hold the same bits.
 
-DeepSpeed's own way, its "universal checkpoint", writes every tensor to disk once more, and at stage
-3 gives all groups the first group's weight decay and one step counter that each of them advances.
+DeepSpeed's "universal checkpoint" writes every tensor to disk once more. At stage 3 it also gives
+all groups the weight decay of the first one, and one step counter that each group advances.
 """
 
 from __future__ import annotations
@@ -20,48 +20,42 @@ from torch import Tensor
 State = dict[str, Any]
 
 
-class Keys(NamedTuple):
-    """Where a stage keeps things in what its optimiser saves."""
-
-    weights: str
-    adam: str
+_STAGES_1_AND_2 = ("single_partition_of_fp32_groups", "base_optimizer_state")
+KEYS = {1: _STAGES_1_AND_2, 2: _STAGES_1_AND_2, 3: ("fp32_flat_groups", "optimizer_state_dict")}
+"""Keys of the fp32 weights and of Adam's state in a saved optimizer state, for each ZeRO stage."""
 
 
-KEYS = {
-    1: Keys("single_partition_of_fp32_groups", "base_optimizer_state"),
-    2: Keys("single_partition_of_fp32_groups", "base_optimizer_state"),
-    3: Keys("fp32_flat_groups", "optimizer_state_dict"),
-}
+class Partitioned(NamedTuple):
+    """Sizes of a partitioned tensor.
 
-
-class Cut(NamedTuple):
-    """How a tensor is cut: the numbers that are in it, and those of a rank's piece, old and new.
-
-    The last pieces may be shorter, or hold zeros beyond the tensor's end.
+    The last pieces may be shorter than the others, or padded.
     """
 
     length: int
+    """Number of elements."""
     old: int
+    """Length of the piece of each old rank."""
     new: int
+    """Length of the piece of each new rank."""
 
 
-def recut(parts: Sequence[Tensor], cuts: Sequence[Cut], rank: int) -> Tensor:
-    """One rank's new part of a group.
+def repartition(parts: Sequence[Tensor], tensors: Sequence[Partitioned], rank: int) -> Tensor:
+    """Compute the vector of one new rank from those of the old ranks.
 
     Args:
-        parts: the old ranks' parts, in order, each with one piece of every tensor end to end.
-        cuts: one for each of the tensors.
+        parts: the vectors of the old ranks, in order; each concatenates one piece of every tensor.
+        tensors: sizes of the tensors, in the same order.
         rank: the new rank.
 
     Returns:
-        Its piece of every tensor end to end, with zeros beyond a tensor's end.
+        The rank's piece of every tensor, concatenated, with zeros beyond the end of a tensor.
     """
     pieces = []
     begin = 0
-    for length, old, new in cuts:
+    for length, old, new in tensors:
         whole = torch.cat([part[begin : begin + old] for part in parts])[:length]
-        mine = whole[rank * new : (rank + 1) * new]
-        pieces.append(torch.nn.functional.pad(mine, (0, new - len(mine))))
+        piece = whole[rank * new : (rank + 1) * new]
+        pieces.append(torch.nn.functional.pad(piece, (0, new - len(piece))))
         begin += old
     return torch.cat(pieces)
 
@@ -73,36 +67,36 @@ def state_for_rank(
     rank: int,
     world_size: int,
 ) -> State:
-    """What a rank would have saved, had there been `world_size` of them.
+    """Compute the state that a rank would have saved with another world size.
 
     Args:
-        saved: what each old rank's ZeRO optimiser saved, in order.
-        lengths: for each parameter group, the length of each of its parameters.
-        sizes: for each parameter group, the length of a new rank's part.
+        saved: the state that the ZeRO optimizer of each old rank saved, in order.
+        lengths: for each parameter group, the number of elements of each parameter.
+        sizes: for each parameter group, the length of the vector of a new rank.
         rank: the new rank.
-        world_size: how many there are now.
+        world_size: the new number of ranks.
 
     Raises:
-        ValueError: the parameter groups are not those that were saved.
+        ValueError: the number of parameter groups differs from the saved one.
     """
     stage = int(saved[0]["zero_stage"])
     weights, adam = KEYS[stage]
     if len(saved[0][weights]) != len(lengths):
         raise ValueError(
-            f"the optimiser state has {len(saved[0][weights])} parameter groups, the model's "
-            f"optimiser has {len(lengths)}"
+            f"the optimizer state has {len(saved[0][weights])} parameter groups, the optimizer of "
+            f"the model has {len(lengths)}"
         )
     flat, moments = [], {}
     for group, (numbers, size) in enumerate(zip(lengths, sizes, strict=True)):
         parts = [part[weights][group] for part in saved]
         if stage == 3:
-            cuts = [Cut(n, -(-n // len(saved)), -(-n // world_size)) for n in numbers]
+            tensors = [Partitioned(n, -(-n // len(saved)), -(-n // world_size)) for n in numbers]
         else:
-            cuts = [Cut(sum(numbers), len(parts[0]), size)]
-        flat.append(recut(parts, cuts, rank))
+            tensors = [Partitioned(sum(numbers), len(parts[0]), size)]
+        flat.append(repartition(parts, tensors, rank))
         states = [part[adam]["state"][group] for part in saved]
-        moments[group] = {
-            "step": states[0]["step"].clone(),
-            **{k: recut([s[k] for s in states], cuts, rank) for k in ("exp_avg", "exp_avg_sq")},
+        moments[group] = {"step": states[0]["step"].clone()} | {
+            key: repartition([state[key] for state in states], tensors, rank)
+            for key in ("exp_avg", "exp_avg_sq")
         }
     return {**saved[0], weights: flat, adam: {**saved[0][adam], "state": moments}}

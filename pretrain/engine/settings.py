@@ -1,6 +1,6 @@
-"""The settings that DeepSpeed is given: a file of ds_configs/ with the recipe's numbers filled in.
+"""DeepSpeed configurations: a JSON file of ds_configs/, completed with numbers of the recipe.
 
-Imports neither torch nor deepspeed, so that a wrong file is found before anything is launched.
+Imports neither torch nor deepspeed, so that an invalid file is refused before a launch.
 """
 
 from __future__ import annotations
@@ -14,65 +14,55 @@ from typing import Any
 from pretrain.config.run import BatchConfig
 
 DS_CONFIGS = Path(__file__).parents[2] / "ds_configs"
-_TOP_LEVEL_KEYS = frozenset(
-    {
-        "train_batch_size",
-        "train_micro_batch_size_per_gpu",
-        "gradient_accumulation_steps",
-        "gradient_clipping",
-        "zero_optimization",
-        "zero_allow_untested_optimizer",
-        "zero_force_ds_cpu_optimizer",
-        "fp16",
-        "bf16",
-        "data_types",
-        "communication_data_type",
-        "prescale_gradients",
-        "gradient_predivide_factor",
-        "wall_clock_breakdown",
-        "steps_per_print",
-        "dump_state",
-    }
-)
-
 _SECTIONS = ("zero_optimization", "fp16", "bf16", "data_types")
+_TOP_LEVEL_KEYS = {
+    *_SECTIONS,
+    *("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"),
+    *("gradient_clipping", "prescale_gradients", "gradient_predivide_factor"),
+    *("zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer"),
+    *("communication_data_type", "wall_clock_breakdown", "steps_per_print", "dump_state"),
+}
 
 
 def read(name: str, batch: BatchConfig, clipping: float, world_size: int) -> dict[str, Any]:
-    """The DeepSpeed configuration of a run, every "auto" filled in from the recipe.
+    """Read the DeepSpeed configuration of a run, with every "auto" replaced by the recipe's number.
 
-    DeepSpeed accepts keys that it does not know without a word, so unknown ones are refused; those
-    below the top level by the engine, which can ask DeepSpeed for their names.
+    DeepSpeed ignores unknown keys at the top level, so they are refused here. Keys of the sections
+    are checked by `engine.deepspeed_json`, with DeepSpeed's own records.
 
     Args:
-        name: a file of ds_configs/ without its ending, or a path to a JSON file.
-        batch: owns the batch sizes.
-        clipping: owns the gradient clipping.
-        world_size: how many share a batch.
+        name: a file of ds_configs/ without its suffix, or a path to a JSON file.
+        batch: batch sizes of the recipe.
+        clipping: gradient clipping of the recipe.
+        world_size: number of ranks.
 
     Raises:
-        ValueError: no such file, no JSON object, an unknown key, a number that contradicts the
-            recipe, or a combination that DeepSpeed runs but not as it says (`_refuse_traps`).
+        ValueError: there is no such file, it is not a JSON object, a key is unknown, a number
+            contradicts the recipe, or DeepSpeed would run a combination of settings differently
+            from what it says.
     """
     path, settings = _load(name)
     refuse_unknown(str(path), settings, _TOP_LEVEL_KEYS)
     refuse_unknown(f"{path}: data_types", settings.get("data_types", {}), {"grad_accum_dtype"})
-    _refuse_traps(path, settings)
+    _refuse_misleading(path, settings)
     accumulation = batch.accumulation_steps(world_size)
-    _fill_in(
-        path,
-        settings,
-        {
-            "train_batch_size": batch.global_batch_size,
-            "train_micro_batch_size_per_gpu": batch.micro_batch_size,
-            "gradient_accumulation_steps": accumulation,
-            "gradient_clipping": clipping,
-        },
-    )
+    owned = {
+        "train_batch_size": batch.global_batch_size,
+        "train_micro_batch_size_per_gpu": batch.micro_batch_size,
+        "gradient_accumulation_steps": accumulation,
+        "gradient_clipping": clipping,
+    }
+    for key, value in owned.items():
+        if settings.get(key, "auto") not in ("auto", value):
+            raise ValueError(
+                f"{path}: {key} is {settings[key]}, but the recipe, which owns it, has {value}; "
+                'write "auto"'
+            )
+    settings |= owned
     if settings.get("fp16", {}).get("loss_scale_window") == "auto":
-        # fairseq's: the scale doubles after as many clean backward passes, whoever runs them.
+        # As in fairseq: the scale doubles after 2^14 backward passes of all ranks together.
         settings["fp16"]["loss_scale_window"] = max(1, 2**14 // world_size // accumulation)
-    # We measure and print ourselves; its timer would wait for the GPU before each forward pass.
+    # DeepSpeed's timer would synchronise with the GPU before each forward pass.
     settings["timers"] = {"throughput": {"enabled": False}}
     settings.setdefault("steps_per_print", 1_000_000_000)
     return settings
@@ -82,11 +72,13 @@ def _load(name: str) -> tuple[Path, dict[str, Any]]:
     path = next((p for p in (DS_CONFIGS / f"{name}.json", Path(name)) if p.is_file()), None)
     if path is None:
         names = sorted(p.stem for p in DS_CONFIGS.glob("*.json"))
-        raise ValueError(f"training.deepspeed: {name!r} is no file, nor one of {', '.join(names)}")
+        raise ValueError(
+            f"training.deepspeed: {name!r} is neither a file nor one of {', '.join(names)}"
+        )
     try:
         settings = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ValueError(f"{path}: is no JSON: {error}") from error
+        raise ValueError(f"{path}: is not valid JSON: {error}") from error
     parts = {str(path): settings}
     if isinstance(settings, dict):
         parts |= {f"{path}: {name}": settings[name] for name in _SECTIONS if name in settings}
@@ -96,70 +88,59 @@ def _load(name: str) -> tuple[Path, dict[str, Any]]:
     return path, settings
 
 
-def _fill_in(path: Path, settings: dict[str, Any], owned: Mapping[str, float]) -> None:
-    for key, value in owned.items():
-        said = settings.get(key, "auto")
-        if said not in ("auto", value):
-            raise ValueError(
-                f'{path}: {key} is {said}, the recipe\'s is {value}; write "auto", the recipe '
-                "owns it"
-            )
-        settings[key] = value
-
-
-def _refuse_traps(path: Path, settings: Mapping[str, Any]) -> None:
-    """Refuse what DeepSpeed runs, but not as it reads."""
+def _refuse_misleading(path: Path, settings: Mapping[str, Any]) -> None:
+    """Refuse combinations of settings that DeepSpeed runs differently from what they say."""
     zero = settings.get("zero_optimization", {})
     stage = zero.get("stage", 0)
     half = [name for name in ("bf16", "fp16") if settings.get(name, {}).get("enabled", False)]
     accumulation = settings.get("data_types", {}).get("grad_accum_dtype")
     offload = "offload_optimizer" in zero or "offload_param" in zero
-    traps = (
+    combinations = (
         (
             stage == 0 and half,
-            f"{' and '.join(half)} with ZeRO stage 0 takes another code path in DeepSpeed, with "
-            "other losses than stages 1 to 3; use stage 1",
+            f"{' and '.join(half)} with ZeRO stage 0 takes another code path in DeepSpeed, whose "
+            "losses differ from those of stages 1 to 3; use stage 1",
         ),
         (
             stage in (1, 2) and accumulation and offload,
-            f"grad_accum_dtype {accumulation} with offload at ZeRO stage {stage} keeps a gradient "
-            "that was not finite, so that every later update is left out; use stage 3",
+            f"grad_accum_dtype {accumulation} with offload at ZeRO stage {stage} keeps a "
+            "non-finite gradient, so that every later update is skipped; use stage 3",
         ),
         (stage == 0 and offload, "DeepSpeed offloads nothing at ZeRO stage 0; use stage 2"),
         (
             zero.get("round_robin_gradients", False),
-            "round_robin_gradients orders the optimiser's state by the number of ranks, so that "
-            "no other number could resume; leave it out",
+            "with round_robin_gradients the order of the optimizer state depends on the number of "
+            "ranks, so that no other number of ranks can resume; remove it",
         ),
     )
-    for found, message in traps:
-        if found:
+    for given, message in combinations:
+        if given:
             raise ValueError(f"{path}: {message}")
 
 
 def refuse_compiling(settings: Mapping[str, Any]) -> None:
-    """Refuse torch.compile where it cannot help.
+    """Refuse torch.compile where it has no effect.
 
     Raises:
         ValueError: at ZeRO stage 3.
     """
     if settings.get("zero_optimization", {}).get("stage", 0) == 3:
         raise ValueError(
-            "training.compile: at ZeRO stage 3 each layer fetches its weights in between, so that "
-            "nothing is left to compile; use stage 2"
+            "training.compile: at ZeRO stage 3 each module fetches its weights during the forward "
+            "pass, so that nothing is left to compile; use stage 2"
         )
 
 
 def refuse_unknown(where: str, values: Mapping[str, Any], known: Collection[str]) -> None:
-    """Refuse keys that are not known.
+    """Refuse unknown keys.
 
     Args:
-        where: the file, or the section in it.
-        values: the section.
-        known: its keys.
+        where: the file or section, for the message.
+        values: its keys and values.
+        known: the keys that DeepSpeed knows there.
 
     Raises:
-        ValueError: the key, with the nearest known one.
+        ValueError: names the key and the nearest known one.
     """
     for key in values:
         if key not in known:

@@ -1,6 +1,6 @@
-"""What DeepSpeed does otherwise than one expects, and how it is met (0.19.8). Called by the engine.
+"""Workarounds for DeepSpeed 0.19.8 behaviour, called by the engine.
 
-Reaches into what is private to DeepSpeed and torch; tests notice when that moves.
+They use private parts of DeepSpeed and torch; tests fail when those move.
 """
 
 from __future__ import annotations
@@ -11,19 +11,23 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 
-def choose_accelerator() -> None:
-    """Name the CPU where there is no GPU; DeepSpeed otherwise warns each time it is imported."""
+def select_cpu_without_gpu() -> None:
+    """Name the CPU as accelerator on a machine without GPUs, before deepspeed is imported.
+
+    Otherwise DeepSpeed warns at every import that it found none (accelerator/real_accelerator.py,
+    `get_accelerator`).
+    """
     import torch
 
     if not torch.cuda.is_available():
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
 
 
-def limit_waiting() -> None:
-    """Let every collective end in an error when a rank does not come: DEEPSPEED_TIMEOUT minutes.
+def limit_collective_timeouts() -> None:
+    """Make every collective fail after DEEPSPEED_TIMEOUT minutes if a rank does not join.
 
-    DeepSpeed sets that limit (10 where the variable is not set) for one group of all ranks. It
-    makes others that keep torch's, half an hour with gloo, and there one waits.
+    DeepSpeed sets this limit (default: 10) for the process group of all ranks only (comm/comm.py,
+    `init_distributed`). The groups that it creates later keep torch's default, 30 minutes for gloo.
     """
     from deepspeed import constants
     from torch.distributed import distributed_c10d
@@ -32,11 +36,12 @@ def limit_waiting() -> None:
         setattr(distributed_c10d, name, constants.default_pg_timeout)
 
 
-def switch_off_shared_memory_op() -> None:
+def disable_shared_memory_op() -> None:
     """Keep DeepSpeed from compiling its CPU communication op at start-up.
 
-    The build takes a minute or two, needs a compiler, and leaves a lock when killed on which every
-    later run waits for ever. gloo does the same work.
+    It builds the op where it finds a compiler (comm/torch.py, `build_shm_op`). The build takes a
+    minute or two, and a killed build leaves a lock that every later run waits for without end. gloo
+    does the same work without the op.
     """
     import deepspeed.ops
 
@@ -44,65 +49,72 @@ def switch_off_shared_memory_op() -> None:
 
 
 @contextlib.contextmanager
-def one_optimizer_for_all_stages() -> Iterator[None]:
-    """In the block, DeepSpeed takes its ZeRO optimiser wherever there is ZeRO.
+def zero_optimizer_at_every_stage() -> Iterator[None]:
+    """Make DeepSpeed use its ZeRO optimizer wherever ZeRO is enabled, inside the block.
 
-    It would take another one for bf16 added up in fp32 at stage 1, in whose checkpoints its own
-    tools find no weights; the ZeRO optimiser can do the same sums there, as it does for fp16.
+    For bf16 with fp32 gradient accumulation at stage 1, DeepSpeed uses another optimizer
+    (runtime/engine.py, `_do_optimizer_sanity_check`), and its own tools find no weights in the
+    checkpoints of that one. The ZeRO optimizer supports the same accumulation, as it does for fp16.
     """
     from deepspeed.runtime import engine
 
-    usual = engine.DeepSpeedEngine._do_optimizer_sanity_check
+    default = engine.DeepSpeedEngine._do_optimizer_sanity_check
 
-    def chosen(self: Any, optimizer: object) -> object:  # noqa: ANN401
-        kind = usual(self, optimizer)
+    def choose(self: Any, optimizer: object) -> object:  # noqa: ANN401
+        kind = default(self, optimizer)
         return engine.ZERO_OPTIMIZATION if self.zero_optimization() else kind
 
-    engine.DeepSpeedEngine._do_optimizer_sanity_check = chosen
+    engine.DeepSpeedEngine._do_optimizer_sanity_check = choose
     try:
         yield
     finally:
-        engine.DeepSpeedEngine._do_optimizer_sanity_check = usual
+        engine.DeepSpeedEngine._do_optimizer_sanity_check = default
 
 
-def at_smallest_scale(optimizer: object) -> bool:
-    """Whether an overflow now would find fp16's loss scale at its minimum; keeps it from raising.
+def is_scale_exhausted(optimizer: object) -> bool:
+    """Whether fp16's loss scale could not be lowered if the next update overflowed.
 
-    DeepSpeed would end such an update with an exception on every rank. To be asked before each
-    update: a checkpoint that is loaded brings its own scaler with it.
+    Such an overflow would raise an exception on every rank (runtime/fp16/loss_scaler.py,
+    `DynamicLossScaler.update_scale`); this call prevents that. It is needed before each update,
+    because a loaded checkpoint replaces the scaler.
     """
     scaler: Any = getattr(optimizer, "loss_scaler", None)
     if not getattr(scaler, "dynamic", False):
         return False
     scaler.raise_error_at_min_scale = False
-    # With hysteresis the first overflows only count down to the one that lowers the scale.
+    # With hysteresis, the first overflows only count down to the one that lowers the scale.
     lowers = scaler.delayed_shift == 1 or scaler.cur_hysteresis == 1
     return bool(lowers and scaler.cur_scale == scaler.min_scale)
 
 
 @contextlib.contextmanager
-def kept_back(owner: object, name: str, errors: list[Exception]) -> Iterator[None]:
-    """In the block, the method `name` puts failed writes into `errors` and raises none."""
-    method = getattr(owner, name)
+def collect_write_errors(owner: object, method: str, errors: list[Exception]) -> Iterator[None]:
+    """Make a method of `owner` append its write errors to `errors`, inside the block.
+
+    A rank that raises in `save_checkpoint` (runtime/engine.py) would leave the others waiting in
+    its collectives.
+    """
+    original = getattr(owner, method)
 
     def call(*arguments: Any, **keywords: Any) -> None:  # noqa: ANN401
         try:
-            method(*arguments, **keywords)
+            original(*arguments, **keywords)
         except (OSError, RuntimeError) as error:
             errors.append(error)
 
-    setattr(owner, name, call)
+    setattr(owner, method, call)
     try:
         yield
     finally:
-        delattr(owner, name)
+        delattr(owner, method)
 
 
-def zero_padding(parameters: Sequence[Any]) -> None:
-    """Clear what ZeRO 3 adds to a parameter that the ranks do not divide.
+def clear_padding(parameters: Sequence[Any]) -> None:
+    """Set to zero what ZeRO 3 appends to a parameter whose size the ranks do not divide.
 
-    It is memory as it was found, NaN at times, and goes into every checkpoint. Its gradient is
-    zero, so that once cleared it stays so.
+    The padding is uninitialised memory, sometimes NaN, and is written to every checkpoint
+    (runtime/zero/partition_parameters.py, `_partition_param`). Its gradient is zero, so it stays
+    zero once it is cleared.
     """
     import torch
     from deepspeed.utils import safe_get_local_fp32_param
@@ -110,7 +122,7 @@ def zero_padding(parameters: Sequence[Any]) -> None:
     for parameter in parameters:
         if not hasattr(parameter, "ds_tensor"):
             return  # not ZeRO 3
-        part = parameter.ds_tensor  # this rank's, of equal size on all ranks
+        part = parameter.ds_tensor  # the part of this rank, of equal size on all ranks
         real = parameter.ds_numel - torch.distributed.get_rank() * part.numel()
         padding = slice(min(max(real, 0), part.numel()), None)
         part.data[padding] = 0

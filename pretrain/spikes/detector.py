@@ -1,30 +1,30 @@
-"""Loss spikes: when a run is suspected of one, and when it is confirmed. No torch.
+"""Loss spike detector: when a run is suspected of a spike, and when the spike is confirmed.
 
-A record (what a step measured) is judged by robust statistics of the records before it, on several
-channels. A *suspicion* costs nothing: checkpoints from before it are kept. It *heals* when the loss
-returns, or is confirmed as a *spike* when it does not:
+Each record (the measurements of one step) is judged by robust statistics of the records before it,
+on several channels. A *suspicion* costs nothing; checkpoints from before it are kept. It *heals*
+when the loss returns, and is confirmed as a *spike* when the loss does not return.
 
 | channel | suspected when | confirmed when |
 |---|---|---|
 | fast | 6 of the last 8 losses are outliers | no return within 50 records, or a gross rise |
-| slow | the median of 64 losses is above its lowest of late | no return within 200, or as above |
-| gradient-norm | 6 of the last 8 are outliers, in logarithms | never by itself |
-| loss-scale | 6 of the last 8 updates overflowed | it goes on for 50 records; at the least scale |
+| slow | the median of 64 losses is above its recent minimum | no return within 200, or as above |
+| gradient-norm | 6 of the last 8 log norms are outliers | never by itself |
+| loss-scale | 6 of the last 8 updates overflowed | it lasts for 50 records; at the smallest scale |
 | validation | the loss jumped since the last evaluation, or is not finite | so does the next one |
 | non-finite | an update was skipped as not finite | 6 of the last 8 were, or over 25 of 256 |
 
-An update that was made with a loss or a gradient that is not finite (ZeRO stage 0 skips none) has
-spoiled the weights: a spike at once, on the channel non-finite. An update that was skipped has
-changed nothing, so that a single one heals; what is counted over the last 256 records outlives the
-suspicion. fp16 skips an update with a finite loss in order to lower its loss scale. Such updates
-belong to the channel loss-scale, and are a spike at once where the scale cannot be lowered.
+An update that was applied with a non-finite loss or gradient (ZeRO stage 0 skips none) has
+corrupted the weights. It is a spike at once, on the channel non-finite. A skipped update has
+changed nothing, so a single one heals; the count over the last 256 records outlives the suspicion.
+fp16 skips an update with a finite loss in order to lower its loss scale. Such updates belong to the
+channel loss-scale, and are a spike at once where the scale cannot be lowered.
 
-The numbers are SpikeConfig's defaults; they count records, so that a curve that was logged every
-few steps is judged alike. Outliers never enter the statistics that judge. The onset is dated by
-the change point of the last losses, not by the alarm.
+The numbers are the defaults of SpikeConfig. They count records, so a curve that was logged every
+few steps is judged alike. Outliers never enter the statistics that judge. The onset is dated by the
+change point of the last losses, not by the alarm.
 
-The detector is a fold over its records: fed with those that survive after a restart, it is in the
-state that it had.
+The detector is a fold over its records: after a restart it is fed the surviving records and is in
+the same state as before. Imports no torch.
 """
 
 from __future__ import annotations
@@ -36,185 +36,191 @@ from collections import deque
 from collections.abc import Sequence
 
 from pretrain.config.run import SpikeConfig
-from pretrain.spikes.statistics import SLACK, Level, LowestLevel, Persistence, change_point
+from pretrain.spikes.statistics import TOLERANCE, FlagWindow, Level, LowestLevel, change_point
 
 _SMALLEST_DEVIATION = 0.01
-"""Nats. A loss that hardly moves would otherwise make an outlier of any noise."""
+"""Nats. Without it, any noise on a nearly constant loss would be an outlier."""
 _SMALLEST_NORM_DEVIATION = 0.05
-"""The same for the logarithm of the gradient norm."""
+"""The same for the natural logarithm of the gradient norm."""
 _RETURNED_DEVIATIONS = 3.0
+"""Largest rise of the last losses' median at which a fast suspicion heals."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Observation:
-    """What a step measured."""
+    """The measurements of one step."""
 
     step: int
     loss: float
-    """Nats a target."""
+    """Nats per target."""
     gradient_norm: float | None = None
     """Before clipping; None where it was not recorded, NaN where it was not finite."""
     loss_scale: float = 1.0
-    """Of fp16; 1 in other precisions."""
+    """Loss scale of fp16; 1 in other precisions."""
     skipped: bool = False
-    """Whether the update was left out because its gradient was not finite."""
+    """Whether the update was skipped because its gradient was not finite."""
     scale_exhausted: bool = False
-    """Whether fp16 skipped it at its smallest loss scale: there is nothing left to lower."""
+    """Whether fp16 skipped the update at its smallest loss scale, which cannot be lowered."""
     validation_loss: float | None = None
-    """Nats a target, where there was an evaluation since the step before."""
+    """Nats per target, where there was an evaluation since the step before."""
 
     @property
-    def spoils(self) -> bool:
-        """Whether an update was made with a loss or a gradient that is not finite."""
-        if self.skipped:
-            return False
-        norm = self.gradient_norm
-        return not (math.isfinite(self.loss) and (norm is None or math.isfinite(norm)))
+    def corrupts_weights(self) -> bool:
+        """Whether an update was applied with a loss or a gradient that is not finite."""
+        finite = math.isfinite(self.loss) and math.isfinite(self.gradient_norm or 0.0)
+        return not (self.skipped or finite)
 
     @property
-    def overflows(self) -> bool:
-        """Whether an update was skipped in order to lower the loss scale of fp16, or in vain."""
-        if not self.skipped:
-            return False
-        return self.scale_exhausted or (math.isfinite(self.loss) and self.loss_scale > 1.0)
+    def is_overflow(self) -> bool:
+        """Whether fp16 skipped the update to lower its loss scale, or could not lower it."""
+        scaled = math.isfinite(self.loss) and self.loss_scale > 1.0
+        return self.skipped and (self.scale_exhausted or scaled)
 
     @property
-    def is_lost(self) -> bool:
-        """Whether an update was skipped that loss scaling does not explain."""
-        return self.skipped and not self.overflows
+    def is_non_finite_skip(self) -> bool:
+        """Whether an update was skipped for a reason that loss scaling does not explain."""
+        return self.skipped and not self.is_overflow
 
 
 @dataclasses.dataclass(frozen=True)
 class Event:
-    """Something that the detector has to say about a step."""
+    """A finding of the detector."""
 
     kind: str
     """suspect, healed or spike"""
     channel: str
     """fast, slow, gradient-norm, loss-scale, validation or non-finite"""
     step: int
-    """When it was said."""
+    """Step of the record that led to the finding."""
     onset: int
     """First step of the rise."""
     loss: float
-    """In nats: on the channels fast and slow the median since the onset, on validation the
-    validation loss, on the others the loss of the step."""
+    """In nats: the median since the onset on the channels fast and slow, the validation loss on
+    validation, and the loss of the step on the others."""
     baseline: float
-    """The level before, in nats; NaN where none is known yet."""
+    """The level before the rise, in nats; NaN where none is known yet."""
 
 
 @dataclasses.dataclass
 class _Suspicion:
-    """A rise that has neither healed nor been confirmed yet."""
+    """A rise of the loss that has neither healed nor been confirmed yet."""
 
     channel: str
     onset: int
     first_record: int
-    """Number of the onset's record."""
+    """Number of the record of the onset."""
     deadline: int
-    """Number of the record at which it is confirmed."""
+    """Number of the record at which the rise is confirmed."""
     baseline: float
     fall: float
-    """Nats that the baseline falls by while the number of records grows by a factor e."""
+    """Change of the baseline, in nats, while the number of records grows by a factor e."""
     deviation: float
     losses: list[float]
-    """From the onset on."""
-    trailing: int
-    """How many of them were taken for sound before the suspicion."""
+    """Losses from the onset on."""
+    losses_before: int
+    """How many of them came before the suspicion; `LowestLevel` contains these."""
 
     def baseline_at(self, record: int) -> float:
-        """Where the loss would be if it had gone on as before."""
+        """The baseline, extrapolated to a record."""
         return self.baseline + self.fall * math.log(record / self.first_record)
 
 
+@dataclasses.dataclass
+class _Channel:
+    """A channel whose records are flagged, and its suspicion."""
+
+    name: str
+    flags: FlagWindow
+    suspected: bool = False
+    onset: int = 0
+    since: int = 0
+    """Number of the record at which the channel was suspected."""
+
+
 class SpikeDetector:
-    """The detector's state, and the fold's step: `update`."""
+    """Finds loss spikes in a sequence of records, given one by one to `update`."""
 
     def __init__(self, config: SpikeConfig, changes: Sequence[int] = ()) -> None:
-        """An empty history.
+        """Start with an empty history.
 
         Args:
             config: thresholds.
-            changes: steps from which on another level of the loss or of its scatter is to be
-                expected (the batch grows, the learning rate jumps): what was learnt before them is
-                forgotten, unless a suspicion is open, which is judged first. Until there is
-                history again only gross rises over the old level are suspected.
+            changes: steps at which the level of the loss or its scatter is expected to change (the
+                batch grows, the learning rate jumps). The statistics of earlier records are
+                forgotten there, unless a suspicion is open, which is judged first. Until there is a
+                new history, only gross rises above the old level are suspected.
         """
         self.config = config
         self._changes = sorted(changes)
         self._records = 0
-        self._broken = False
+        self._spike_continues = False
         self._reset(last_step=-1)
 
     def _reset(self, last_step: int) -> None:
-        """Back to an empty history; suspicions are dropped."""
+        """Forget the history and drop every suspicion."""
+        patience = self.config.patience
         self._suspicion: _Suspicion | None = None
-        self._norm_flags = Persistence(self.config.patience)
-        self._norm_suspicion: tuple[int, int] | None = None
-        self._skips = Persistence(self.config.patience)
-        self._skip_suspicion: tuple[int, int] | None = None
-        self._lost = Persistence(self.config.patience)
-        most = max(self.config.window // 10, self.config.patience - 1)
-        self._lost_of_window = Persistence(most + 1, self.config.window)
-        self._lost_suspicion: int | None = None
+        self._raised_norms = _Channel("gradient-norm", FlagWindow(patience))
+        self._overflows = _Channel("loss-scale", FlagWindow(patience))
+        self._skips = _Channel("non-finite", FlagWindow(patience))
+        most = max(self.config.window // 10, patience - 1)
+        self._window_skips = FlagWindow(most + 1, self.config.window)
         self._good_validation = (last_step, math.nan)
-        self._validation_suspicion: int | None = None
-        self._learn_anew(old_level=math.nan)
+        self._validation_onset: int | None = None
+        self._restart_levels(old_level=math.nan)
 
-    def _learn_anew(self, old_level: float) -> None:
-        """Forget where loss and gradient norm stood, but for one level to tell gross rises by."""
+    def _restart_levels(self, old_level: float) -> None:
+        """Forget the levels of loss and gradient norm; gross rises are judged by the old level."""
         config = self.config
         self._old_level = old_level
-        self._level = Level(config.window, config.minimum_history, _SMALLEST_DEVIATION)
-        self._outliers = Persistence(config.patience)
+        self._level = self._new_level(_SMALLEST_DEVIATION)
+        self._norms = self._new_level(_SMALLEST_NORM_DEVIATION)
+        self._outliers = FlagWindow(config.patience)
         self._lowest = LowestLevel(config.slow_window, config.window)
-        self._trail: deque[tuple[int, float, float]] = deque(
-            maxlen=max(2 * config.slow_window, config.patience + SLACK)
+        self._trail: deque[tuple[int, float, float]] = deque(  # step, loss, distance
+            maxlen=max(2 * config.slow_window, config.patience + TOLERANCE)
         )
-        self._norms = self._unknown_norm()
 
-    def _unknown_norm(self) -> Level:
-        config = self.config
-        return Level(config.window, config.minimum_history, _SMALLEST_NORM_DEVIATION)
+    def _new_level(self, smallest_deviation: float) -> Level:
+        return Level(self.config.window, self.config.minimum_history, smallest_deviation)
 
     def update(self, observation: Observation) -> list[Event]:
-        """Take in the next step's record; returns what there is to say, a spike last.
+        """Judge the next record.
 
-        After a spike all is forgotten: whoever goes on regardless has a new level.
+        After a spike the history is forgotten, so that a curve that goes on has a new level.
+
+        Returns:
+            What was found; a spike comes last.
         """
         self._records += 1
         self._apply_changes(observation.step)
-        events = self._observe(observation)
-        if events and events[-1].kind == "spike":
-            self._reset(observation.step)
-            self._broken = events[-1].channel == "non-finite" or observation.scale_exhausted
-        return events
-
-    def _apply_changes(self, step: int) -> None:
-        if not self._changes or step < self._changes[0] or self._suspicion:
-            return
-        self._changes = [change for change in self._changes if change > step]
-        self._learn_anew(self._level.median if self._level.known else self._old_level)
-
-    def _observe(self, observation: Observation) -> list[Event]:
         events: list[Event] = []
         for judge in (
-            self._judge_updates,
+            self._judge_update,
             self._judge_gradient_norm,
             self._judge_loss,
             self._judge_validation,
         ):
             events += judge(observation)
             if events and events[-1].kind == "spike":
+                non_finite = events[-1].channel == "non-finite"
+                self._reset(observation.step)
+                self._spike_continues = non_finite or observation.scale_exhausted
                 break
         return events
+
+    def _apply_changes(self, step: int) -> None:
+        if not self._changes or step < self._changes[0] or self._suspicion:
+            return
+        self._changes = [change for change in self._changes if change > step]
+        self._restart_levels(self._level.median if self._level.is_known else self._old_level)
 
     def _baseline(self) -> float:
         if self._suspicion:
             return self._suspicion.baseline
-        return self._level.median if self._level.known else self._old_level
+        return self._level.median if self._level.is_known else self._old_level
 
-    # The loss: fast and slow.
+    # The loss: the channels fast and slow.
 
     def _judge_loss(self, observation: Observation) -> list[Event]:
         step, loss = observation.step, observation.loss
@@ -230,26 +236,28 @@ class SpikeDetector:
         self._outliers.append(step, outlier)
         self._lowest.append(self._records, loss)
         if not outlier:
-            self._level.learn(loss)
-        if self._outliers.raised:
-            return self._suspect("fast", step, baseline, deviation)
-        if self._level.known and self._lowest.rise > self.config.slow_deviations * deviation:
-            return self._suspect("slow", step, self._lowest.lowest[1], deviation)
+            self._level.append(loss)
+        if self._outliers.is_raised:
+            return self._suspect_loss("fast", step, baseline, deviation)
+        if self._level.is_known and self._lowest.rise > self.config.slow_deviations * deviation:
+            return self._suspect_loss("slow", step, self._lowest.lowest[1], deviation)
         return []
 
     def _deviation(self) -> float:
-        """Of a loss from the baseline; after a change such that only gross rises are outliers."""
-        if self._level.known:
+        """Deviation of a loss; without a history such that only gross rises are outliers."""
+        if self._level.is_known:
             return self._level.deviation
         return max(self.config.gross_nats, _SMALLEST_DEVIATION) / self.config.deviations
 
-    def _suspect(self, channel: str, step: int, baseline: float, deviation: float) -> list[Event]:
+    def _suspect_loss(
+        self, channel: str, step: int, baseline: float, deviation: float
+    ) -> list[Event]:
         trail, config = list(self._trail), self.config
         if channel == "fast":
             distances = [distance for *_, distance in trail]
             place, wait = change_point(distances, config.deviations), config.confirm_steps
         else:
-            # What came before the lowest level was higher for another reason.
+            # Losses before the lowest level may be higher without belonging to this rise.
             low = len(trail) - 1 - (self._records - self._lowest.lowest[0])
             trail = trail[max(0, low) :]
             distances = [(loss - baseline) / deviation for _, loss, _ in trail]
@@ -265,149 +273,143 @@ class SpikeDetector:
             fall=self._lowest.fall(),
             deviation=deviation,
             losses=losses,
-            trailing=len(losses),
+            losses_before=len(losses),
         )
-        return self._judge_suspicion(self._suspicion, step) or [self._said("suspect", step)]
+        event = self._loss_event("suspect", self._suspicion, step)
+        return self._judge_suspicion(self._suspicion, step) or [event]
 
     def _judge_suspicion(self, suspicion: _Suspicion, step: int) -> list[Event]:
-        """Whether the open suspicion heals, is confirmed, or stays open."""
-        level = statistics.median(suspicion.losses[-self.config.patience :])
+        """Heal the open suspicion, confirm it, or leave it open."""
+        config = self.config
+        level = statistics.median(suspicion.losses[-config.patience :])
         baseline = suspicion.baseline_at(self._records)
         rise = (level - baseline) / suspicion.deviation
+        soon = self._records + config.confirm_steps
         if suspicion.channel == "slow":
-            recent = suspicion.losses[-self.config.slow_window // 2 :]
+            recent = suspicion.losses[-config.slow_window // 2 :]
             returned = (
                 statistics.median(recent) - baseline
-                <= self.config.slow_deviations / 2 * suspicion.deviation
+                <= config.slow_deviations / 2 * suspicion.deviation
             )
-            if rise > self.config.deviations:  # what began slowly has become fast
-                soon = self._records + self.config.confirm_steps
+            if rise > config.deviations:  # the slow rise has become a fast one
                 suspicion.deadline = min(suspicion.deadline, soon)
         else:
             returned = rise <= _RETURNED_DEVIATIONS
-        if level > baseline + self.config.gross_nats:
-            return [self._said("spike", step)]
-        if returned and not self._norm_suspicion:
-            return self._heal(suspicion, step)
-        if returned:  # a raised gradient norm holds the suspicion open, and cannot confirm it
-            soon = self._records + self.config.confirm_steps
+        if level > baseline + config.gross_nats:
+            return [self._loss_event("spike", suspicion, step)]
+        if returned and not self._raised_norms.suspected:
+            return [self._heal_loss(suspicion, step)]
+        if returned:  # a raised gradient norm keeps the suspicion open but cannot confirm it
             suspicion.deadline = max(suspicion.deadline, soon)
-            return []
-        return [self._said("spike", step)] if self._records >= suspicion.deadline else []
+        elif self._records >= suspicion.deadline:
+            return [self._loss_event("spike", suspicion, step)]
+        return []
 
-    def _heal(self, suspicion: _Suspicion, step: int) -> list[Event]:
-        event = self._said("healed", step)
+    def _heal_loss(self, suspicion: _Suspicion, step: int) -> Event:
         self._suspicion = None
-        self._outliers = Persistence(self.config.patience)
+        self._outliers = FlagWindow(self.config.patience)
         self._trail.clear()
-        self._lowest.forget(suspicion.trailing)
-        return [event]
+        self._lowest.forget(suspicion.losses_before)
+        return self._loss_event("healed", suspicion, step)
 
-    def _said(self, kind: str, step: int) -> Event:
-        suspicion = self._suspicion
-        assert suspicion is not None
+    def _loss_event(self, kind: str, suspicion: _Suspicion, step: int) -> Event:
         loss = statistics.median(suspicion.losses)
         return Event(kind, suspicion.channel, step, suspicion.onset, loss, suspicion.baseline)
 
-    # The other channels. Each keeps its own suspicion: (onset, number of the record).
+    # The other channels.
+
+    def _event(self, kind: str, channel: str, observation: Observation, onset: int) -> Event:
+        return Event(kind, channel, observation.step, onset, observation.loss, self._baseline())
+
+    def _suspect(self, channel: _Channel, observation: Observation) -> list[Event]:
+        channel.suspected, channel.onset, channel.since = True, channel.flags.onset, self._records
+        return [self._event("suspect", channel.name, observation, channel.onset)]
+
+    def _heal(self, channel: _Channel, observation: Observation) -> list[Event]:
+        channel.suspected = False
+        return [self._event("healed", channel.name, observation, channel.onset)]
 
     def _judge_gradient_norm(self, observation: Observation) -> list[Event]:
-        norm, step = observation.gradient_norm, observation.step
+        norm, channel = observation.gradient_norm, self._raised_norms
         if norm is None or observation.skipped:
             return []
         value = math.log(norm) if norm > 0 and math.isfinite(norm) else math.inf
-        known = self._norms.known
-        outlier = known and not (
+        outlier = self._norms.is_known and not (
             value <= self._norms.median + self.config.deviations * self._norms.deviation
         )
-        self._norm_flags.append(step, outlier)
+        channel.flags.append(observation.step, outlier)
         if not outlier and math.isfinite(value):
-            self._norms.learn(value)
-        if self._norm_suspicion is None:
-            if not self._norm_flags.raised:
-                return []
-            self._norm_suspicion = (self._norm_flags.onset, self._records)
-            return [self._told("suspect", "gradient-norm", observation, self._norm_suspicion[0])]
-        onset, since = self._norm_suspicion
-        expired = self._records - since >= self.config.slow_confirm_steps
-        if not (expired or self._norm_flags.calm):
+            self._norms.append(value)
+        if not channel.suspected:
+            return self._suspect(channel, observation) if channel.flags.is_raised else []
+        expired = self._records - channel.since >= self.config.slow_confirm_steps
+        if expired:  # the raised norm is the new level
+            self._norms = self._new_level(_SMALLEST_NORM_DEVIATION)
+        elif not channel.flags.is_calm:
             return []
-        if expired:  # it has a new level
-            self._norms = self._unknown_norm()
-        self._norm_flags, self._norm_suspicion = Persistence(self.config.patience), None
-        return [self._told("healed", "gradient-norm", observation, onset)]
+        channel.flags = FlagWindow(self.config.patience)
+        return self._heal(channel, observation)
 
-    def _judge_updates(self, observation: Observation) -> list[Event]:
-        """The channels non-finite and loss-scale."""
+    def _judge_update(self, observation: Observation) -> list[Event]:
+        """Judge whether the update was applied: the channels non-finite and loss-scale."""
         o = observation
-        self._broken = self._broken and (o.spoils or o.is_lost or o.scale_exhausted)
-        if self._broken:  # the spike that was said goes on
+        self._spike_continues = self._spike_continues and (
+            o.corrupts_weights or o.is_non_finite_skip or o.scale_exhausted
+        )
+        if self._spike_continues:  # it was reported before
             return []
-        if o.spoils:
-            return [self._told("spike", "non-finite", o, self._since(o.step))]
-        events = self._judge_lost(o)
+        if o.corrupts_weights:
+            return [self._event("spike", "non-finite", o, self._earliest_onset(o.step))]
+        events = self._judge_skip(o)
         if events and events[-1].kind == "spike":
             return events
-        return events + self._judge_skips(o)
+        return events + self._judge_overflow(o)
 
-    def _since(self, onset: int) -> int:
-        """The onset, or where the loss began to rise, if it is under suspicion."""
+    def _earliest_onset(self, onset: int) -> int:
+        """The onset, or that of an open suspicion of the loss if it is earlier."""
         return min(onset, self._suspicion.onset) if self._suspicion else onset
 
-    def _judge_lost(self, observation: Observation) -> list[Event]:
-        step, lost = observation.step, observation.is_lost
-        for flags in (self._lost, self._lost_of_window):
-            flags.append(step, lost)
-            if flags.raised:
-                onset = self._since(flags.onset)
-                return [self._told("spike", "non-finite", observation, onset)]
-        if self._lost_suspicion is None:
-            if not lost:
-                return []
-            self._lost_suspicion = step
-            return [self._told("suspect", "non-finite", observation, step)]
-        if not self._lost.none:
-            return []
-        onset, self._lost_suspicion = self._lost_suspicion, None
-        return [self._told("healed", "non-finite", observation, onset)]
+    def _judge_skip(self, observation: Observation) -> list[Event]:
+        skipped, channel = observation.is_non_finite_skip, self._skips
+        for flags in (channel.flags, self._window_skips):
+            flags.append(observation.step, skipped)
+            if flags.is_raised:
+                onset = self._earliest_onset(flags.onset)
+                return [self._event("spike", channel.name, observation, onset)]
+        if not channel.suspected:
+            return self._suspect(channel, observation) if skipped else []
+        return self._heal(channel, observation) if channel.flags.is_clear else []
 
-    def _judge_skips(self, observation: Observation) -> list[Event]:
-        step = observation.step
-        self._skips.append(step, observation.overflows)
+    def _judge_overflow(self, observation: Observation) -> list[Event]:
+        channel = self._overflows
+        channel.flags.append(observation.step, observation.is_overflow)
         if observation.scale_exhausted:
-            onsets = [flags.onset for flags in (self._skips, self._lost) if not flags.none]
-            onsets += [self._skip_suspicion[0]] if self._skip_suspicion else []
-            onset = self._since(min(onsets, default=step))
-            return [self._told("spike", "loss-scale", observation, onset)]
-        if self._skip_suspicion is None:
-            if not self._skips.raised:
-                return []
-            self._skip_suspicion = (self._skips.onset, self._records)
-            return [self._told("suspect", "loss-scale", observation, self._skip_suspicion[0])]
-        onset, since = self._skip_suspicion
-        if not observation.skipped and self._skips.calm:
-            self._skip_suspicion = None
-            return [self._told("healed", "loss-scale", observation, onset)]
-        if self._records - since >= self.config.confirm_steps:
-            return [self._told("spike", "loss-scale", observation, onset)]
+            onsets = [channel.onset] if channel.suspected else []
+            onsets += [c.flags.onset for c in (channel, self._skips) if not c.flags.is_clear]
+            onset = self._earliest_onset(min(onsets, default=observation.step))
+            return [self._event("spike", channel.name, observation, onset)]
+        if not channel.suspected:
+            return self._suspect(channel, observation) if channel.flags.is_raised else []
+        if not observation.skipped and channel.flags.is_calm:
+            return self._heal(channel, observation)
+        if self._records - channel.since >= self.config.confirm_steps:
+            return [self._event("spike", channel.name, observation, channel.onset)]
         return []
 
     def _judge_validation(self, observation: Observation) -> list[Event]:
         value, step = observation.validation_loss, observation.step
         if value is None:
             return []
-        # Not its best: a loss that creeps up is overfitting, which no rollback cures. Where none is
-        # known yet, `before` is NaN, and every finite value is good.
+        # Compared with the last evaluation, not with the best one: a loss that creeps up is
+        # overfitting, which no rollback cures. `before` is NaN where there is none yet, and then
+        # every finite value is good.
         last_good, before = self._good_validation
         if not math.isfinite(value) or value > before + self.config.validation_nats:
-            kind = "suspect" if self._validation_suspicion is None else "spike"
-            onset = self._validation_suspicion = last_good + 1  # or later, up to this step
+            kind = "suspect" if self._validation_onset is None else "spike"
+            onset = self._validation_onset = last_good + 1  # the earliest possible one
             return [Event(kind, "validation", step, onset, value, before)]
         self._good_validation = (step, value)
-        suspected, self._validation_suspicion = self._validation_suspicion, None
+        suspected, self._validation_onset = self._validation_onset, None
         if suspected is None:
             return []
         return [Event("healed", "validation", step, suspected, value, before)]
-
-    def _told(self, kind: str, channel: str, observation: Observation, onset: int) -> Event:
-        return Event(kind, channel, observation.step, onset, observation.loss, self._baseline())

@@ -1,7 +1,7 @@
-"""The detector beside a running attempt: what it is fed, live and after a restart.
+"""The spike detector of a running attempt, and its input.
 
-A detector has no state on disk. An attempt begins with the detector that the surviving steps lead
-to, so that a restart changes no decision. Imports no torch.
+The detector keeps no state on disk. An attempt first feeds it the surviving steps, so that a
+restart changes no decision. Imports no torch.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from pretrain.spikes.detector import Event, Observation, SpikeDetector
 
 
 def declared_changes(config: RunConfig, state: RunState) -> list[int]:
-    """Steps from which on another level of the loss, or of its scatter, is no surprise.
+    """Steps at which another level or scatter of the loss is expected.
 
-    The batch grows, or a lowered learning rate jumps back. The schedule itself has no jumps.
+    The batch grows there, or a lowered learning rate returns to its schedule.
     """
     return sorted({*config.batch.changes(), *(end for _, end, _ in state.lowered)})
 
@@ -29,79 +29,77 @@ def declared_changes(config: RunConfig, state: RunState) -> list[int]:
 def observations(
     lines: Sequence[dict[str, Any]], validation: Sequence[dict[str, Any]]
 ) -> list[Observation]:
-    """What the detector saw of the surviving steps.
+    """The detector's input for the surviving steps.
 
-    A validation loss after `s` updates is seen with step `s`.
+    A validation loss that was measured after `s` updates belongs to step `s`.
 
     Args:
-        lines: of metrics.jsonl, of the surviving steps.
-        validation: of validation.jsonl, likewise.
+        lines: the lines of metrics.jsonl of the surviving steps.
+        validation: the same of validation.jsonl.
     """
     measured = {line["step"]: metrics.loss_of(line) for line in validation}
     return [_observation(line, measured.get(line["step"])) for line in lines]
 
 
 def _observation(line: Mapping[str, Any], validation_loss: float | None) -> Observation:
-    """What the detector sees of a step, live and refed: a line of metrics.jsonl.
-
-    Args:
-        line: earlier versions wrote no `scale_exhausted`.
-        validation_loss: measured before the step, if it was.
-    """
+    """The detector's input for one step, from its line of metrics.jsonl."""
     return Observation(
         step=line["step"],
         loss=metrics.loss_of(line),
         gradient_norm=metrics.finite_or_nan(line["gradient_norm"]),
         loss_scale=line["loss_scale"],
         skipped=line["skipped"],
-        scale_exhausted=line.get("scale_exhausted", False),
+        scale_exhausted=line.get("scale_exhausted", False),  # earlier versions did not write it
         validation_loss=validation_loss,
     )
 
 
 class SpikeWatch:
-    """Feeds the detector; its verdict stops the loop."""
+    """Watch of the training loop: feeds the detector and stops the loop at a spike."""
 
     def __init__(
         self,
         detector: SpikeDetector,
         history: Sequence[Observation],
         validation_loss: float | None,
-        tell: Callable[[Event], None],
+        on_event: Callable[[Event], None],
     ) -> None:
-        """Bring the detector to where the surviving steps lead.
+        """Feed the surviving steps to the detector.
 
         Args:
             detector: a new one.
-            history: of the surviving steps.
-            validation_loss: measured before the next step, if it was.
-            tell: takes what the detector has to say of the steps to come.
+            history: observations of the surviving steps.
+            validation_loss: measured since the last of them; None if there was no evaluation.
+            on_event: called with each event of the steps to come.
         """
-        self._detector, self._tell = detector, tell
+        self._detector, self._on_event = detector, on_event
         for observation in history:
             detector.update(observation)
         self.validation_loss = validation_loss
         """Measured since the last step."""
 
     def __call__(self, record: StepRecord) -> int:
-        """Take in a finished step; EXIT_SPIKE where a spike is confirmed."""
-        seen, self.validation_loss = self.validation_loss, None
-        validation_loss = None if seen is None else metrics.finite_or_nan(seen)
+        """Judge a finished step; returns EXIT_SPIKE if a spike is confirmed, else GO_ON."""
+        pending, self.validation_loss = self.validation_loss, None
+        validation_loss = None if pending is None else metrics.finite_or_nan(pending)
         events = self._detector.update(_observation(dataclasses.asdict(record), validation_loss))
         for event in events:
-            self._tell(event)
+            self._on_event(event)
         return EXIT_SPIKE if any(event.kind == "spike" for event in events) else GO_ON
 
 
 def history_before(
     step: int, lines: Sequence[dict[str, Any]], validation: Sequence[dict[str, Any]]
 ) -> tuple[list[Observation], float | None]:
-    """What an attempt that begins at `step` tells its detector first, and the pending measurement.
+    """The detector's input before an attempt.
 
     Args:
-        step: the attempt's first.
+        step: first step of the attempt.
         lines: every line of metrics.jsonl.
         validation: every line of validation.jsonl.
+
+    Returns:
+        Observations of the surviving steps, and the validation loss measured since the last one.
     """
     before = [line for line in metrics.surviving(lines) if line["step"] < step]
     counted = metrics.surviving_validation(validation, before)

@@ -1,7 +1,7 @@
-"""Robust statistics of a noisy series, a number at a time: what the spike detector judges by.
+"""Robust running statistics of a noisy series, which the spike detector judges by.
 
-Each costs a few microseconds a number: sorted windows are kept sorted by bisection, and the lowest
-of a moving window is the head of a queue that only rises.
+Each value costs a few microseconds: windows are kept sorted by bisection, and the minimum of a
+moving window is the head of a monotonic queue.
 """
 
 from __future__ import annotations
@@ -11,202 +11,207 @@ import math
 from collections import deque
 from collections.abc import Sequence
 
-_QUARTILES_TO_DEVIATION = 0.7413
-"""A normal distribution's standard deviation over the distance of its quartiles."""
-_CENTER = 32
-"""Numbers whose median the next one is compared with: few, or a falling loss leaves it behind."""
-SLACK = 2
+_STANDARD_DEVIATIONS_PER_QUARTILE_RANGE = 0.7413
+"""Of a normal distribution."""
+_CENTER_WINDOW = 32
+"""Values whose median the next one is compared with. A longer window lags behind a falling loss."""
+TOLERANCE = 2
+"""Records of the last `patience + TOLERANCE` that may differ from the others: unflagged ones while
+flags are raised, flagged ones while they are calm."""
 
 
 class SortedWindow:
-    """The last `size` numbers, with their order statistics at hand."""
+    """The last `size` values, with their order statistics."""
 
     def __init__(self, size: int) -> None:
-        """Empty."""
+        """Create an empty window."""
         self._size = size
         self._values: deque[float] = deque()
         self._sorted: list[float] = []
 
     def __len__(self) -> int:
-        """How many there are."""
+        """Number of values in the window."""
         return len(self._values)
 
-    def append(self, value: float) -> float | None:
-        """Take one in; returns the one that fell out, if the window was full."""
-        fallen = None
+    def append(self, value: float) -> None:
+        """Add a value; a full window drops its oldest one."""
         if len(self._values) == self._size:
-            fallen = self._values.popleft()
-            del self._sorted[bisect.bisect_left(self._sorted, fallen)]
+            self._remove(self._values.popleft())
         self._values.append(value)
         bisect.insort(self._sorted, value)
-        return fallen
 
     def pop(self) -> None:
-        """Forget the newest."""
-        value = self._values.pop()
+        """Remove the newest value."""
+        self._remove(self._values.pop())
+
+    def _remove(self, value: float) -> None:
         del self._sorted[bisect.bisect_left(self._sorted, value)]
 
     def median(self) -> float:
-        """The middle one, or the mean of the two."""
+        """Median of the values."""
         half, odd = divmod(len(self._sorted), 2)
         return self._sorted[half] if odd else (self._sorted[half - 1] + self._sorted[half]) / 2
 
     def deviation(self) -> float:
         """Robust standard deviation: that of a normal distribution with the same quartiles."""
         quarter = len(self._sorted) // 4
-        return _QUARTILES_TO_DEVIATION * (self._sorted[-1 - quarter] - self._sorted[quarter])
+        quartile_range = self._sorted[-1 - quarter] - self._sorted[quarter]
+        return _STANDARD_DEVIATIONS_PER_QUARTILE_RANGE * quartile_range
 
 
 class Level:
-    """Where a noisy number stands and how far it scatters; the caller leaves outliers out."""
+    """Median and scatter of a noisy series; the caller leaves outliers out."""
 
     def __init__(self, window: int, minimum: int, smallest_deviation: float) -> None:
-        """Nothing is known.
+        """Start without values.
 
         Args:
-            window: numbers whose scatter is measured.
-            minimum: numbers that it takes to judge by.
-            smallest_deviation: what scatters less is taken to scatter as much.
+            window: number of values whose scatter is measured.
+            minimum: number of values before the level is known.
+            smallest_deviation: lower bound on the deviation.
         """
         self._minimum, self._smallest = minimum, smallest_deviation
-        self._center = SortedWindow(min(_CENTER, window))
+        self._center = SortedWindow(min(_CENTER_WINDOW, window))
         self._residuals = SortedWindow(window)
         self.median = math.nan
 
-    def learn(self, value: float) -> None:
-        """Take in what is no outlier."""
-        # Each is compared with the median of its own time, or a fall would count as scatter.
+    def append(self, value: float) -> None:
+        """Add a value that is not an outlier."""
+        # Residuals are taken from the median before each value. Otherwise a falling level would
+        # count as scatter.
         self._residuals.append(value - self.median if len(self._center) else 0.0)
         self._center.append(value)
         self.median = self._center.median()
 
     @property
-    def known(self) -> bool:
-        """Whether there is enough to judge by."""
+    def is_known(self) -> bool:
+        """Whether there are enough values to judge by."""
         return len(self._residuals) >= self._minimum
 
     @property
     def deviation(self) -> float:
-        """Of one value around the median."""
+        """Robust standard deviation of one value around the median."""
         return max(self._residuals.deviation(), self._smallest)
 
 
-class Persistence:
-    """Whether `patience` of the last `size` records were out of line."""
+class FlagWindow:
+    """Counts the flagged ones among the last `size` records."""
 
     def __init__(self, patience: int, size: int | None = None) -> None:
-        """None was.
+        """Start with no flagged records.
 
         Args:
-            patience: records that it takes.
-            size: records that are looked at; by default SLACK more than it takes.
+            patience: number of flagged records that raises the window.
+            size: number of records; by default `patience + TOLERANCE`.
         """
         self._patience = patience
-        self._last: deque[tuple[int, bool]] = deque(maxlen=size or patience + SLACK)
+        self._last: deque[tuple[int, bool]] = deque(maxlen=size or patience + TOLERANCE)
         self._count = 0
 
     def append(self, step: int, flag: bool) -> None:
-        """Take in whether a step's record was."""
+        """Record whether this step was flagged."""
         if len(self._last) == self._last.maxlen:
             self._count -= self._last[0][1]
         self._last.append((step, flag))
         self._count += flag
 
     @property
-    def raised(self) -> bool:
-        """Whether so many were."""
+    def is_raised(self) -> bool:
+        """True once `patience` of the records are flagged."""
         return self._count >= self._patience
 
     @property
-    def calm(self) -> bool:
-        """Whether so many were not."""
-        return self._count <= min(SLACK, self._patience - 1)
+    def is_calm(self) -> bool:
+        """True while at most TOLERANCE of the records, and fewer than `patience`, are flagged."""
+        return self._count <= min(TOLERANCE, self._patience - 1)
 
     @property
-    def none(self) -> bool:
-        """Whether none of them was."""
+    def is_clear(self) -> bool:
+        """True while no record is flagged."""
         return self._count == 0
 
     @property
     def onset(self) -> int:
-        """Step of the first that was."""
+        """Step of the first flagged record."""
         return next(step for step, flag in self._last if flag)
 
 
 class LowestLevel:
-    """The running median of the last losses, and the lowest that it has been lately.
+    """Running median of the last losses, and its recent minimum.
 
-    A rise is measured from the lowest level, not from a mean of those before: on a falling loss
-    that is the newest, so that the fall neither hides a rise nor, where it ends, looks like one.
+    A rise is measured from the lowest level, not from a mean of earlier ones. On a falling loss the
+    lowest level is the newest, so the fall neither hides a rise nor looks like one where it ends.
     """
 
     def __init__(self, size: int, window: int) -> None:
-        """Nothing is known.
+        """Start without losses.
 
         Args:
-            size: losses of a median.
-            window: medians of which the lowest is taken.
+            size: number of losses in a median.
+            window: number of records whose medians the minimum is taken of.
         """
         self._size, self._window = size, window
         self._losses = SortedWindow(size)
         self._medians: deque[tuple[int, float]] = deque(maxlen=window)
-        self._lows: deque[tuple[int, float]] = deque()
+        self._minima: deque[tuple[int, float]] = deque()
         self.rise = 0.0
-        """Of the median over its lowest, in nats; 0 until there are losses enough."""
+        """The median minus its recent minimum, in nats; 0 until there are `size` losses."""
 
     def append(self, record: int, loss: float) -> None:
-        """Take one in."""
+        """Add the loss of a record, by its number."""
         self._losses.append(loss)
         if len(self._losses) < self._size:
             return
         median = self._losses.median()
         self._medians.append((record, median))
-        # What is neither lower nor newer will never be the lowest.
-        while self._lows and self._lows[-1][1] >= median:
-            self._lows.pop()
-        self._lows.append((record, median))
-        while self._lows[0][0] <= record - self._window:
-            self._lows.popleft()
-        self.rise = median - self._lows[0][1]
+        # An older median that is not lower can no longer become the minimum.
+        while self._minima and self._minima[-1][1] >= median:
+            self._minima.pop()
+        self._minima.append((record, median))
+        while self._minima[0][0] <= record - self._window:
+            self._minima.popleft()
+        self.rise = median - self._minima[0][1]
 
     @property
     def lowest(self) -> tuple[int, float]:
-        """The number of the middle one of its records, and the level."""
-        record, median = self._lows[0]
+        """Number of the record in the middle of the lowest median, and that median."""
+        record, median = self._minima[0]
         return record - self._size // 2, median
 
     def fall(self) -> float:
-        """Nats that the level falls by while the number of records grows by a factor e.
+        """Change of the level, in nats, while the number of records grows by a factor e.
 
-        By a power law, of which this is the first order, a loss falls evenly in the logarithm of
-        time. 0 where too little is known.
+        This is the first order of a power law: the loss falls evenly in the logarithm of time.
+
+        Returns:
+            0 or less; 0 while too few records are known.
         """
-        if not self._lows:
+        if not self._minima:
             return 0.0
-        (then, before), (now, low) = self._medians[0], self._lows[0]
+        (then, before), (now, low) = self._medians[0], self._minima[0]
         if now - then < max(1, self._window // 2):
             return 0.0
-        # Half a window back from each: where the middle of its records lies.
+        # A median describes the middle of its records, half of them before the newest.
         half = self._size // 2
         return min(0.0, low - before) / math.log((now - half) / (then - half))
 
     def forget(self, count: int) -> None:
-        """Forget the newest losses: a rise that has healed. What was lowest stays."""
+        """Forget the newest losses, after a rise has healed; the minima stay."""
         for _ in range(min(count, len(self._losses))):
             self._losses.pop()
         self.rise = 0.0
 
 
 def change_point(distances: Sequence[float], height: float) -> int:
-    """Where the last numbers rose above the level before them.
+    """Index at which the last values rose above the level before them.
 
-    The split with the largest sum of what follows it, each number less half the height: the last
-    place at which a cumulative sum control chart stood at zero (Page 1954, Biometrika 41). What is
-    far off is cut to the height, so that a single outlier does not date a rise.
+    It is the split with the largest sum of what follows it, each value less half the height: the
+    last place at which a cumulative sum control chart stood at zero (Page 1954, Biometrika 41).
+    Values are clipped to the height, so that a single outlier does not date a rise.
 
     Args:
-        distances: from the level before, in standard deviations, oldest first; at least one.
-        height: of the least rise to be dated, in standard deviations.
+        distances: distances from the level before, in standard deviations, oldest first; not empty.
+        height: smallest rise to be dated, in standard deviations.
     """
     best, total, place = -math.inf, 0.0, len(distances) - 1
     for index in range(len(distances) - 1, -1, -1):

@@ -1,6 +1,6 @@
 """What a run's ledger asks for when no attempt is running: pure functions of its records.
 
-Spikes have a ladder of their own (policy.py, decisions.py). Here: what ended an attempt, how often
+Spikes have a ladder of their own (spikes/policy.py). Here: what ended an attempt, how often
 that may happen without progress, and how long to wait before the next. Progress is a checkpoint of
 a step that no earlier one had reached: a run that commits the same step again and again makes none.
 Imports no torch.
@@ -14,7 +14,6 @@ from collections.abc import Collection, Sequence
 from pretrain.config.run import RunConfig, SupervisionConfig
 from pretrain.run import ledger, metrics
 from pretrain.spikes import policy
-from pretrain.spikes.decisions import answer_to_spike
 
 CRASH, HANG, PREEMPTED, INTERRUPTED = "crash", "hang", "preempted", "interrupted"
 ENDINGS = frozenset({CRASH, HANG, PREEMPTED, INTERRUPTED})
@@ -43,7 +42,7 @@ def decide(records: Sequence[ledger.Record], config: RunConfig) -> Decision:
     """What a ledger asks for, when no attempt is running."""
     if ledger.run_state(records, config.training.seed).done:
         return Finished()
-    return answer_to_spike(records, config) or answer_to_endings(records, config.supervision)
+    return policy.answer_to_spike(records, config) or answer_to_endings(records, config.supervision)
 
 
 def answer_to_endings(

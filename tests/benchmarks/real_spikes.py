@@ -1,20 +1,20 @@
-"""Real spikes: what the ladder saves, beside letting a run go on and beside a person's practice.
+"""Real spikes: the rollback ladder, compared with no rollback and with a rollback by hand.
 
     python -m tests.benchmarks.real_spikes --output DIR [--recipes poisoned,...]
 
-Small models that truly diverge (`pretrain/recipes/unstable-*.yaml`, `poisoned.yaml`), each trained
+Small models that diverge (`pretrain/recipes/unstable-*.yaml`, `poisoned.yaml`), each trained
 through the supervisor and the deepspeed launcher
 
-- by the ladder, as the recipe says;
-- with the detector silenced: let it run;
-- by hand, as the original did: its baseline-large spiked between 24,000 and 24,500 updates and was
-  started again from 20,000 with seed 2, and nobody watched afterwards. So: stop at the spike, go
-  back from its onset by a sixth of the steps before it, another seed, the detector silenced from
-  there;
+- with the ladder, as in the recipe;
+- with the detector disabled (let it run);
+- by hand, as in the published study: its baseline-large spiked between 24,000 and 24,500 updates
+  and was started again from 20,000 with seed 2, without supervision afterwards. Here: stop at the
+  spike, go back from its onset by a sixth of the steps before it, use another seed, and disable the
+  detector;
 
-and beside them an uneventful run: the same model, data and seed with a learning rate that it
-bears. Prints final validation losses side by side and draws `real_spikes.png`. About fifteen
-minutes on two idle cores; what is done is not done again.
+and for comparison an uneventful run: the same model, data and seed with a lower learning rate.
+Prints the final validation losses and draws `real_spikes.png`. Takes about fifteen minutes on two
+idle cores; runs that are finished are not repeated.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ UNEVENTFUL = ["optimizer.learning_rate=5e-3"]
 ARMS = ("ladder", "let it run", "by hand")
 
 
-def run(*words: str) -> int:
-    """A command of ours."""
-    print("$ python -m", *words, flush=True)
-    return subprocess.run([sys.executable, "-m", *words], check=False).returncode
+def run(*arguments: str) -> int:
+    """Run a command of this project; returns its exit code."""
+    print("$ python -m", *arguments, flush=True)
+    return subprocess.run([sys.executable, "-m", *arguments], check=False).returncode
 
 
 def corpus(output: Path) -> Path:
-    """The demo's text and vocabulary."""
+    """Prepare the text and vocabulary of the demo; returns the folder."""
     folder = output / "corpus"
     if (folder / "manifest.json").is_file():
         return folder
@@ -67,16 +67,16 @@ def corpus(output: Path) -> Path:
     return folder
 
 
-def supervise(recipe: str, folder: Path, data: Path, *words: str) -> int:
-    """Bring a run to its end."""
+def supervise(recipe: str, folder: Path, data: Path, *overrides: str) -> int:
+    """Train a run to its end."""
     return run(
         *("pretrain", "supervise", recipe, f"folder={folder}", f"data.corpus={data}"),
-        *("supervision.processes_per_node=2", *words),
+        *("supervision.processes_per_node=2", *overrides),
     )
 
 
 def by_hand(recipe: str, folder: Path, data: Path) -> None:
-    """Stop at the first spike; go on from well before its onset with another seed."""
+    """Stop at the first spike, and continue from well before its onset with another seed."""
     path = folder / ledger.FILE_NAME
     if not any(record["kind"] == "rollback" for record in ledger.read(path)):
         supervise(recipe, folder, data, *NO_ROLLBACK, "training.checkpoints_kept=50")
@@ -100,7 +100,7 @@ def by_hand(recipe: str, folder: Path, data: Path) -> None:
 
 
 def outcome(folder: Path) -> dict[str, Any]:
-    """What a run came to."""
+    """The outcome of a run."""
     state = ledger.run_state(ledger.read(folder / ledger.FILE_NAME), 1)
     lines = metrics.read(folder / metrics.METRICS)
     validation = metrics.surviving(metrics.read(folder / metrics.VALIDATION))
@@ -130,7 +130,7 @@ def table(outcomes: dict[str, dict[str, Any]]) -> str:
 
 
 def draw(output: Path, folders: dict[str, Path]) -> Path:
-    """Every run's surviving and abandoned losses."""
+    """Draw the surviving losses of every run; returns the path of the figure."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -158,7 +158,7 @@ def draw(output: Path, folders: dict[str, Path]) -> Path:
                 lw=1.2,
                 label=arm or of,
             )
-        axis.set(title=recipe, ylabel="nats a masked token")
+        axis.set(title=recipe, ylabel="nats per masked token")
         axis.legend(frameon=False, fontsize=8)
     axes[-1].set_xlabel("step (surviving steps; mean of ten)")
     path = output / "real_spikes.png"
@@ -167,7 +167,7 @@ def draw(output: Path, folders: dict[str, Path]) -> Path:
 
 
 def main() -> None:
-    """Run every arm, print the table."""
+    """Run every arm and print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--recipes", default=",".join(RECIPES))

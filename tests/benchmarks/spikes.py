@@ -2,9 +2,8 @@
 
     python -m tests.benchmarks.spikes [--seeds 40] [--curves FOLDER]
 
-Prints tables; ends with status 1 when a target is missed. Takes about two minutes on one core. The
-settings are SpikeConfig's defaults, which were chosen on seeds below 1000; the report uses seeds
-from 1000 on.
+Prints tables and exits with status 1 if a target is missed. Takes about two minutes on one core.
+The defaults of SpikeConfig were chosen on seeds below 1000; the report uses seeds from 1000 on.
 """
 
 import argparse
@@ -22,7 +21,7 @@ import numpy.typing as npt
 from pretrain.config.run import SpikeConfig
 from pretrain.spikes.detector import Event, Observation, SpikeDetector
 from pretrain.spikes.replay.curves import read_all
-from pretrain.spikes.replay.judge import NEAR_RECORDS, judge
+from pretrain.spikes.replay.detect import NEAR_RECORDS, detect
 from pretrain.spikes.replay.published_rules import RULES, incidents
 from pretrain.spikes.replay.report import report
 
@@ -35,7 +34,7 @@ REPORT_SEED = 1_000
 
 @dataclasses.dataclass(frozen=True)
 class Labelled:
-    """A curve whose truth is known."""
+    """A curve and its label."""
 
     kind: str
     """clean, fast, slow, level, divergence, non-finite, blip or gross-blip"""
@@ -44,25 +43,26 @@ class Labelled:
     """First record of the rise; of a divergence the first where it exceeds one standard deviation
     of the noise, below which nothing can be dated."""
     begins: int
-    """First record that was touched: before the onset of a divergence, else the onset; of a clean
-    curve its end."""
+    """First record that was changed: before the onset of a divergence, else the onset; the end of a
+    clean curve."""
 
     @property
     def spike(self) -> bool:
-        """Whether a rollback is wanted."""
+        """Whether the run should be rolled back."""
         return self.onset is not None and "blip" not in self.kind
 
 
 def clean(seed: int, records: int = RECORDS, first: int = 0) -> tuple[Losses, float]:
-    """A loss without incident, and the standard deviation of its noise.
+    """A loss without spikes, and the standard deviation of its noise.
 
-    It falls from ln V by a power law to a floor; noise is Student's t with 5 degrees of freedom,
-    each value keeping 0.3 of the one before; standard deviation 0.03 to 0.08 nats.
+    It falls from ln V to a floor by a power law. The noise is an AR(1) process with coefficient 0.3
+    and innovations of Student's t with 5 degrees of freedom; its standard deviation is 0.03 to 0.08
+    nats.
 
     Args:
-        seed: of everything drawn.
-        records: how many.
-        first: records of the run before the first: 0 begins at ln V, 20000 is almost flat.
+        seed: seed of every random number.
+        records: number of records.
+        first: number of earlier records: 0 starts at ln V, 20000 is almost flat.
     """
     draw = np.random.default_rng([seed, 0])
     deviation = float(draw.uniform(0.03, 0.08))
@@ -82,10 +82,10 @@ def clean(seed: int, records: int = RECORDS, first: int = 0) -> tuple[Losses, fl
 def curve(kind: str, seed: int, records: int = RECORDS) -> Labelled:
     """A labelled curve of one kind.
 
-    Half the seeds begin at ln V with an incident from record 300 on, half are well under way. Rises
-    in nats: fast 0.8 to 2, decaying with a time constant of 60 to 300 records; slow 0.4 to 0.8 with
-    500 to 2000; level 0.2 to 0.5 for good; divergence doubles every 20 to 100 records up to ln V;
-    blips 0.3 to 2 (gross ones 4 to 6), gone within 30 records at most.
+    Odd seeds start at ln V, even ones later in the run; rises begin at record 300 or later. Their
+    heights in nats: fast 0.8 to 2, decaying with a time constant of 60 to 300 records; slow 0.4 to
+    0.8 with 500 to 2000; level 0.2 to 0.5, permanently; divergence doubles every 20 to 100 records
+    up to ln V; blips 0.3 to 2 (gross ones 4 to 6), for at most 30 records.
     """
     draw = np.random.default_rng([seed, 1])
     losses, deviation = clean(seed, records, first=0 if seed % 2 else 20_000)
@@ -145,8 +145,8 @@ _RISES: dict[str, Rise] = {
 SPIKES = ("fast", "slow", "level", "divergence", "non-finite")
 
 
-def told(losses: Sequence[float] | Losses, config: SpikeConfig | None = None) -> list[Event]:
-    """What the detector says of a curve, until its end."""
+def detections(losses: Sequence[float] | Losses, config: SpikeConfig | None = None) -> list[Event]:
+    """Every event of the detector on a curve."""
     detector = SpikeDetector(config or SpikeConfig())
     events: list[Event] = []
     for step, loss in enumerate(np.asarray(losses).tolist()):
@@ -156,29 +156,29 @@ def told(losses: Sequence[float] | Losses, config: SpikeConfig | None = None) ->
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One kind of curve: what was suspected, confirmed and dated, over all seeds."""
+    """Suspicions, spikes and onsets on one kind of curve, over all seeds."""
 
     kind: str
     curves: int
     records: int
     suspected: int
     found: int
-    """Spikes that are the labelled one."""
+    """Spikes at the label."""
     false: int
-    """Spikes that are not. A curve is followed to its first spike from the rise on, where a run
-    would be rolled back."""
+    """Other spikes. A curve is followed to its first spike after the rise begins, where a run would
+    be rolled back."""
     delays: list[int]
     confirmations: list[int]
     errors: list[int]
 
 
 def measure(kind: str, seeds: Sequence[int], config: SpikeConfig | None = None) -> Row:
-    """The detector on the curves of one kind."""
+    """Run the detector on the curves of one kind."""
     row = Row(kind, len(seeds), 0, 0, 0, 0, [], [], [])
     records = suspected = found = false = 0
     for seed in seeds:
         labelled = curve(kind, seed)
-        events = told(labelled.losses, config)
+        events = detections(labelled.losses, config)
         records += len(labelled.losses)
         suspected += any(event.kind == "suspect" for event in events)
         for spike in (event for event in events if event.kind == "spike"):
@@ -197,14 +197,14 @@ def measure(kind: str, seeds: Sequence[int], config: SpikeConfig | None = None) 
 
 
 def is_labelled(spike: Event, labelled: Labelled) -> bool:
-    """Whether a spike's onset is dated near enough to the label for a rollback to be right."""
+    """Whether the onset of a spike is near enough to the label for a correct rollback."""
     if not labelled.spike:
         return False
     return labelled.begins - NEAR_RECORDS <= spike.onset <= labelled.onset + NEAR_RECORDS
 
 
 def published(kind: str, seeds: Sequence[int]) -> dict[str, tuple[int, int]]:
-    """Of each published rule: curves with an alarm within 400 records, and other alarms."""
+    """For each published rule: curves with an alarm within 400 records, and other alarms."""
     result = {}
     curves = [curve(kind, seed) for seed in seeds]
     for name, rule in RULES.items():
@@ -220,7 +220,7 @@ def published(kind: str, seeds: Sequence[int]) -> dict[str, tuple[int, int]]:
 
 
 def microseconds_a_step() -> float:
-    """Of an update with all channels at work: the median of a few repeats."""
+    """Duration of an update with every channel in use: the median of five repetitions."""
     losses, _ = clean(0, 4000)
     observations = [
         Observation(step, loss, gradient_norm=math.exp(math.sin(step * step)), loss_scale=1024.0)
@@ -237,11 +237,11 @@ def microseconds_a_step() -> float:
 
 
 Target = tuple[str, float, float, bool]
-"""What, the figure, the target, whether the figure is to be at most (or at least) the target."""
+"""Name, figure, target, and whether the target is an upper (or a lower) bound."""
 
 
 def targets(rows: dict[str, Row]) -> list[Target]:
-    """The figures that have one."""
+    """The figures that have a target."""
     quiet = rows["clean"]
     spiky = [rows[kind] for kind in SPIKES]
     found = sum(row.found for row in spiky)
@@ -263,16 +263,16 @@ def targets(rows: dict[str, Row]) -> list[Target]:
 
 
 def main() -> int:
-    """Print the tables; 1 where a target is missed."""
+    """Print the tables; returns 1 if a target is missed."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seeds", type=int, default=40, help="curves of a kind (%(default)s)")
+    parser.add_argument("--seeds", type=int, default=40, help="curves of each kind (%(default)s)")
     parser.add_argument("--curves", type=Path, help="a folder of recorded curves to report on too")
     options = parser.parse_args()
     seeds = range(REPORT_SEED, REPORT_SEED + options.seeds)
     rows = {}
     print(f"{'kind':11} curves records suspected found false  delay confirmed error   ", *RULES)
     for kind in ("clean", "blip", *SPIKES, "gross-blip"):
-        # Clean curves are counted in records, and there are to be enough of them.
+        # False alarms are rare, so that more clean curves are needed.
         rows[kind] = row = measure(
             kind, seeds if kind != "clean" else range(seeds.start, seeds.start + 3 * len(seeds))
         )
@@ -281,16 +281,16 @@ def main() -> int:
             for values in (row.delays, row.confirmations, row.errors)
         ]
         others = published(kind, seeds)
-        words = [f"{found}+{other}".rjust(len(name)) for name, (found, other) in others.items()]
+        columns = [f"{found}+{other}".rjust(len(name)) for name, (found, other) in others.items()]
         print(
             f"{kind:11} {row.curves:6} {row.records:7} {row.suspected:9} {row.found:5} "
             f"{row.false:5} {medians[0]:>6} {medians[1]:>9} {medians[2]:>5}   ",
-            *words,
+            *columns,
         )
     print(
-        "delay: median records from the label to the suspicion that is confirmed later; error: of "
-        "the onset.\nThe last columns: curves with an alarm in time + other alarms, over the first "
-        f"{options.seeds} curves.\nA gross blip (4 to 6 nats) is not waited for, by design.\n"
+        "delay: median number of records from the label to the suspicion that is confirmed later; "
+        "error: of the onset.\nLast columns: curves with an alarm in time + other alarms, over the "
+        f"first {options.seeds} curves.\nGross blips (4 to 6 nats) are confirmed at once.\n"
     )
     missed = 0
     for name, figure, target, at_most in targets(rows):
@@ -300,8 +300,8 @@ def main() -> int:
         print(f"{name:40} {figure:8.3g}   {sign} {target:<5g} {'' if good else 'MISSED'}")
     if options.curves:
         paths = sorted(options.curves.rglob("*.csv"))
-        judged = [judge(c, SpikeConfig(), 500) for c in read_all(paths)]
-        print("\n" + report(judged, {}))
+        found = [detect(c, SpikeConfig(), 500) for c in read_all(paths)]
+        print("\n" + report(found, {}))
     return int(missed > 0)
 
 

@@ -81,7 +81,7 @@ def test_a_resumed_run_is_audited(resumed, capsys):
 
 def test_a_resumed_run_and_its_checkpoints_are_of_this_version(resumed):
     recipe = recipes.load(str(resumed / "run.yaml"))
-    state = ledger.fold(ledger.read(resumed / ledger.FILE_NAME), recipe.training.seed)
+    state = ledger.run_state(ledger.read(resumed / ledger.FILE_NAME), recipe.training.seed)
     manifest = checkpoints.read_manifest(checkpoints.folder_of(resumed, state.checkpoints[-1]))
     assert manifest["format_version"] == checkpoints.FORMAT_VERSION
     assert manifest["recipe"] == recipes.to_dict(recipe)

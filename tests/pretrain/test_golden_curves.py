@@ -26,7 +26,7 @@ from pretrain.config import load as recipes
 from pretrain.exit_codes import EXIT_SPIKE
 from pretrain.model.presets import VARIANTS
 from pretrain.run import checkpoints, ledger, metrics
-from pretrain.spikes.decisions import answer_to_spike
+from pretrain.spikes.policy import answer_to_spike
 
 RECORDED = Path(__file__).parent / "golden" / "curves.json"
 STEPS = 20

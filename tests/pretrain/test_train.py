@@ -557,7 +557,7 @@ def test_a_checkpoint_that_cannot_be_deleted_does_not_end_a_run(straight, attemp
         from pretrain import attempt as attempts
 
         os.unlink = refuses
-        attempts.retained = lambda records, step, config: {step}
+        attempts.checkpoints_to_keep = lambda records, step, config: {step}
 
     answers = attempt(tmp_path, sabotage=sabotage)
     assert [code for code, _, _ in answers] == [0, 0], answers

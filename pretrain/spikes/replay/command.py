@@ -34,19 +34,19 @@ def replay(options: argparse.Namespace) -> None:
     example: python -m pretrain replay runs/base other.csv spike.deviations=5 --plot curves.png
     """
     from pretrain.run.checkpoints import write_json
-    from pretrain.spikes.replay import curves, judge, report
+    from pretrain.spikes.replay import curves, detect, report
 
     if options.checkpoint_interval < 1:
         raise ValueError(f"--checkpoint-interval {options.checkpoint_interval}: must be above 0")
     settings = [word for word in options.curves if "=" in word and not Path(word).exists()]
-    config = judge.spike_config(settings)
+    config = detect.spike_config(settings)
     paths = [Path(word) for word in options.curves if word not in settings]
     recorded = curves.read_all(paths, options.tag, options.every_attempt)
     names = [curve.name for curve in recorded]
-    labels = judge.read_labels(options.labels, names) if options.labels else {}
-    judged = [judge.judge(curve, config, options.checkpoint_interval) for curve in recorded]
-    sys.stdout.write(report.report(judged, labels))
+    labels = detect.read_labels(options.labels, names) if options.labels else {}
+    found = [detect.detect(curve, config, options.checkpoint_interval) for curve in recorded]
+    sys.stdout.write(report.report(found, labels))
     if options.json:
-        write_json(options.json, report.as_json(judged, labels))
+        write_json(options.json, report.as_json(found, labels))
     if options.plot:
-        report.plot(judged, labels, options.plot)
+        report.plot(found, labels, options.plot)

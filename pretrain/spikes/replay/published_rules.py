@@ -1,7 +1,8 @@
-"""Rules by which other projects tell a loss spike, for comparison: losses in, alarms out.
+"""Spike rules of other projects, for comparison.
 
-A few lines each, written from what the rule does; the projects' own code does more around it. None
-of them rolls a run back. Imports no torch.
+Each function takes the losses of a run and returns the indices at which the rule raises an alarm.
+The projects' own code does more around these rules; none of them rolls a run back. Imports no
+torch.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 
 def megatron(losses: Sequence[float]) -> list[int]:
-    """A loss at least 10 times the largest of the first 100.
+    """A loss that is at least 10 times the largest of the first 100.
 
     Megatron-LM, `RerunStateMachine.is_unexpectedly_large` (--check-for-spiky-loss).
     """
@@ -23,8 +24,8 @@ def megatron(losses: Sequence[float]) -> list[int]:
 def llm_foundry(losses: Sequence[float]) -> list[int]:
     """The fifth loss in a row of at least twice the mean of the window before.
 
-    llm-foundry, `KillLossSpike`, with its defaults: a window of 100 losses or 5 % of the run, the
-    larger.
+    llm-foundry, `KillLossSpike`, with its defaults: a window of 100 losses or 5 % of the run,
+    whichever is larger.
     """
     window: deque[float] = deque(maxlen=max(100, len(losses) // 20))
     alarms, outliers = [], 0
@@ -39,7 +40,7 @@ def llm_foundry(losses: Sequence[float]) -> list[int]:
 
 
 def lightning(losses: Sequence[float]) -> list[int]:
-    """A loss that differs from the mean of the last 10 by more than twice that mean, upwards.
+    """A loss above the mean of the last 10 by more than twice that mean.
 
     Lightning, `SpikeDetection`, with its defaults (window 10, relative tolerance 2).
     """
@@ -55,11 +56,11 @@ def lightning(losses: Sequence[float]) -> list[int]:
 def olmo(losses: Sequence[float]) -> list[int]:
     """A loss more than 6 standard deviations above the mean of the last 128.
 
-    OLMo-core, `StabilityMonitorCallback` and `SkipStepOptimizer`, active from 64 losses on.
+    OLMo-core, `StabilityMonitorCallback` and `SkipStepOptimizer`; active after 64 losses.
     """
     window: deque[float] = deque(maxlen=128)
     alarms = []
-    # Sums about the first loss lose few digits, where a sum of squares would lose many.
+    # Sums of differences from the first loss lose fewer digits than sums of the losses.
     first = losses[0] if losses else 0.0
     total = squares = 0.0
     for index, loss in enumerate(losses):
@@ -86,7 +87,7 @@ RULES: dict[str, Callable[[Sequence[float]], list[int]]] = {
 
 
 def incidents(alarms: Sequence[int], apart: int = 50) -> list[int]:
-    """First alarms of groups whose members are less than `apart` records from the one before."""
+    """First alarm of each group; alarms in a group are less than `apart` records apart."""
     return [
         alarm
         for number, alarm in enumerate(alarms)

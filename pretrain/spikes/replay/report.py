@@ -1,4 +1,4 @@
-"""What a replay found, as words, JSON and a picture. No torch."""
+"""Report the detections on recorded curves as text, JSON and a figure. Imports no torch."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from pretrain.spikes import policy
-from pretrain.spikes.replay.judge import Found, Judged, Label, score, total
+from pretrain.spikes.replay.detect import ConfirmedSpike, Detections, Label, score, total
 from pretrain.spikes.replay.published_rules import RULES
 
 
-def report(judged: Sequence[Judged], labels: Mapping[str, Sequence[Label]]) -> str:
-    """What was found, in words and columns."""
-    width = max(len(each.curve.name) for each in judged)
+def report(found: Sequence[Detections], labels: Mapping[str, Sequence[Label]]) -> str:
+    """Format the detections on several curves, and their score, as text."""
+    width = max(len(each.curve.name) for each in found)
     lines = [f"{'curve':{width}}  records  suspicions  healed  spikes  " + "  ".join(RULES)]
-    for each in judged:
+    for each in found:
         kinds = [event.kind for event in each.events]
         alarms = "  ".join(f"{len(each.rules[name]):>{len(name)}}" for name in RULES)
         lines.append(
@@ -26,42 +26,40 @@ def report(judged: Sequence[Judged], labels: Mapping[str, Sequence[Label]]) -> s
             f"{kinds.count('suspect'):>10}  {kinds.count('healed'):>6}  {kinds.count('spike'):>6}  "
             f"{alarms}"
         )
-    records = sum(len(each.curve.observations) for each in judged)
-    confirmed = sum(len(each.spikes) for each in judged)
+    records = sum(len(each.curve.observations) for each in found)
+    confirmed = sum(len(each.spikes) for each in found)
     lines.append(
         f"{records:,} records, {confirmed} confirmed spikes: {1e5 * confirmed / records:.2f} per "
         "100,000 records. Columns of other projects' rules count alarms, near ones once."
     )
-    for each in judged:
+    for each in found:
         lines += [f"{each.curve.name}: note: {note}" for note in each.curve.notes]
-        for found in each.spikes:
-            lines.append(f"{each.curve.name}: {_in_words(found)}")
+        lines += [f"{each.curve.name}: {_describe(spike)}" for spike in each.spikes]
     if labels:
-        lines += _scored(judged, labels)
+        lines += _describe_scores(found, labels)
     return "\n".join(lines) + "\n"
 
 
-def _in_words(found: Found) -> str:
-    event = found.event
-    return (
+def _describe(spike: ConfirmedSpike) -> str:
+    event, plan = spike.event, spike.plan
+    text = (
         f"{event.channel} spike from step {event.onset}, confirmed at {event.step}: loss "
-        f"{event.loss:.3f} over {event.baseline:.3f}; the policy would {_planned_words(found.plan)}"
+        f"{event.loss:.3f} over {event.baseline:.3f}; the policy would "
     )
-
-
-def _planned_words(plan: policy.Rollback | policy.GiveUp) -> str:
     if isinstance(plan, policy.GiveUp):
-        return f"give up: {plan.reason}"
-    words = f"go back to step {plan.step} with another seed (rung {plan.rung})"
+        return f"{text}give up: {plan.reason}"
+    text += f"go back to step {plan.step} with another seed (rung {plan.rung})"
     if plan.skip:
-        words += f", skip the data of steps {plan.skip[0]} to {plan.skip[1] - 1}"
+        text += f", skip the data of steps {plan.skip[0]} to {plan.skip[1] - 1}"
     if plan.learning_rate_steps:
-        words += f", {plan.learning_rate_factor:g} x learning rate for {plan.learning_rate_steps}"
-    return words
+        text += f", {plan.learning_rate_factor:g} x learning rate for {plan.learning_rate_steps}"
+    return text
 
 
-def _scored(judged: Sequence[Judged], labels: Mapping[str, Sequence[Label]]) -> list[str]:
-    scores = [score(each, labels[each.curve.name]) for each in judged if each.curve.name in labels]
+def _describe_scores(
+    found: Sequence[Detections], labels: Mapping[str, Sequence[Label]]
+) -> list[str]:
+    scores = [score(each, labels[each.curve.name]) for each in found if each.curve.name in labels]
     whole = total(scores)
     rate = 1e5 * whole.false / max(1, whole.records)
     line = (
@@ -79,10 +77,10 @@ def _scored(judged: Sequence[Judged], labels: Mapping[str, Sequence[Label]]) -> 
     ]
 
 
-def as_json(judged: Sequence[Judged], labels: Mapping[str, Sequence[Label]]) -> dict[str, Any]:
-    """Per curve: every event; of each spike alarm, onset, kind and plan; and what scores say."""
+def as_json(found: Sequence[Detections], labels: Mapping[str, Sequence[Label]]) -> dict[str, Any]:
+    """Every event of each curve, its spikes with their plans, and its score, for JSON."""
     result: dict[str, Any] = {}
-    for each in judged:
+    for each in found:
         steps = [observation.step for observation in each.curve.observations]
         entry: dict[str, Any] = {
             "records": len(steps),
@@ -90,13 +88,13 @@ def as_json(judged: Sequence[Judged], labels: Mapping[str, Sequence[Label]]) -> 
             "events": [dataclasses.asdict(event) for event in each.events],
             "spikes": [
                 {
-                    "alarm": steps[found.alarm],
-                    "onset": found.event.onset,
-                    "confirmed": found.event.step,
-                    "kind": found.event.channel,
-                    "plan": dataclasses.asdict(found.plan),
+                    "alarm": steps[spike.alarm],
+                    "onset": spike.event.onset,
+                    "confirmed": spike.event.step,
+                    "kind": spike.event.channel,
+                    "plan": dataclasses.asdict(spike.plan),
                 }
-                for found in each.spikes
+                for spike in each.spikes
             ],
             "rules": {name: [steps[i] for i in alarms] for name, alarms in each.rules.items()},
         }
@@ -106,17 +104,17 @@ def as_json(judged: Sequence[Judged], labels: Mapping[str, Sequence[Label]]) -> 
     return result
 
 
-def plot(judged: Sequence[Judged], labels: Mapping[str, Sequence[Label]], path: Path) -> None:
-    """Draw every curve, its suspicions, spikes and labels on one sheet."""
+def plot(found: Sequence[Detections], labels: Mapping[str, Sequence[Label]], path: Path) -> None:
+    """Draw every curve with its suspicions, spikes and labels."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
     figure, grid = pyplot.subplots(
-        len(judged), figsize=(10, 2.6 * len(judged)), layout="constrained", squeeze=False
+        len(found), figsize=(10, 2.6 * len(found)), layout="constrained", squeeze=False
     )
-    for axes, each in zip(grid[:, 0], judged, strict=True):
+    for axes, each in zip(grid[:, 0], found, strict=True):
         steps = [observation.step for observation in each.curve.observations]
         losses = [observation.loss for observation in each.curve.observations]
         axes.plot(steps, losses, color="tab:blue", lw=0.6)
@@ -133,7 +131,7 @@ def plot(judged: Sequence[Judged], labels: Mapping[str, Sequence[Label]], path: 
             axes.set_yscale("log")
         axes.spines[["top", "right"]].set_visible(False)
     grid[0, 0].set_title(
-        f"{judged[0].curve.name}   (orange: healed; red: onset to confirmation; dotted: labels)"
+        f"{found[0].curve.name}   (orange: healed; red: onset to confirmation; dotted: labels)"
     )
     figure.savefig(path, dpi=110)
     pyplot.close(figure)

@@ -21,9 +21,9 @@ from pretrain.model import presets
 from pretrain.model.attention import dense_bias
 from pretrain.model.language_model import LanguageModel
 from pretrain.model.layers import checkpoint_activations
+from pretrain.model.positions import position_module
 from pretrain.objectives.base import Block
 from pretrain.objectives.masked import MaskedLM, MaskedLMConfig
-from pretrain.model.positions import position_module
 from tests.pretrain.memory import LiveBytes
 
 OBJECTIVE = MaskedLM(MaskedLMConfig(), 999, 999)

@@ -1,4 +1,4 @@
-"""Which device a rank has, and when it takes it: with a stand-in for CUDA."""
+"""The device of a rank, with a replaced torch.cuda, and the port where the ranks meet."""
 
 import os
 import socket
@@ -25,10 +25,10 @@ CUDA_0, CUDA_1 = torch.device("cuda", 0), torch.device("cuda", 1)
 
 @pytest.fixture
 def cuda(monkeypatch):
-    """`cuda(count)`: a machine with so many visible GPUs; returns what is called, in order."""
+    """`cuda(count)` simulates `count` visible GPUs; returns the list of calls."""
     from deepspeed.accelerator import get_accelerator
 
-    get_accelerator()  # chooses once in a process, and must not choose the stand-in
+    get_accelerator()  # chooses once per process, and must not see the replacement
 
     def pretend(count, **environ):
         calls = []
@@ -60,20 +60,20 @@ def started(monkeypatch, calls):
     """Call engine.start() up to the process group."""
     import deepspeed
 
-    from pretrain.engine import workarounds as deepspeed_repairs
+    from pretrain.engine import workarounds
 
     def init_distributed(dist_backend, verbose):
         calls.append((dist_backend, os.environ["LOCAL_RANK"]))
 
     monkeypatch.setattr(deepspeed, "init_distributed", init_distributed)
-    monkeypatch.setattr(deepspeed_repairs, "limit_waiting", lambda: None)
-    monkeypatch.setattr(deepspeed_repairs, "switch_off_shared_memory_op", lambda: None)
+    monkeypatch.setattr(workarounds, "limit_collective_timeouts", lambda: None)
+    monkeypatch.setattr(workarounds, "disable_shared_memory_op", lambda: None)
     monkeypatch.setattr(Process, "prepare_cpu", lambda self: None)
     return engine.start()
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_each_rank_takes_its_gpu_before_it_joins_the_others(cuda, monkeypatch, rank):
+def test_each_rank_sets_its_gpu_before_it_joins_the_process_group(cuda, monkeypatch, rank):
     calls = cuda(2, **variables(rank, 2, rank, 2))
     process = started(monkeypatch, calls)
     assert calls == [torch.device("cuda", rank), ("nccl", str(rank))]
@@ -81,8 +81,8 @@ def test_each_rank_takes_its_gpu_before_it_joins_the_others(cuda, monkeypatch, r
 
 
 @pytest.mark.parametrize("visible", ["0", "3", "GPU-8932f937"])
-def test_a_rank_that_sees_its_gpu_alone_takes_that(cuda, monkeypatch, visible):
-    """As below `srun --gpus-per-task 1`; DeepSpeed binds the GPU whose number LOCAL_RANK is."""
+def test_a_rank_that_sees_only_its_own_gpu_uses_it(cuda, monkeypatch, visible):
+    """As under `srun --gpus-per-task 1`. DeepSpeed uses LOCAL_RANK as the index of the GPU."""
     calls = cuda(1, CUDA_VISIBLE_DEVICES=visible, **variables(3, 4, 1, 2))
     process = started(monkeypatch, calls)
     assert calls == [CUDA_0, ("nccl", "0")]
@@ -99,7 +99,7 @@ def test_more_ranks_than_visible_gpus_are_refused_on_every_rank(cuda, monkeypatc
 
 
 @pytest.mark.parametrize("launcher", ["CROSS_RANK", "TORCHELASTIC_RUN_ID"])
-def test_one_gpu_for_all_ranks_of_a_launcher_is_not_one_for_each(cuda, launcher):
+def test_one_gpu_shown_to_all_ranks_belongs_to_the_first_rank_only(cuda, launcher):
     for visible in ({}, {"CUDA_VISIBLE_DEVICES": "0,1"}):  # deepspeed lists as many as ranks
         cuda(1, **{launcher: "0"}, **visible)
         assert Process(0, 2, 0, 2).device == CUDA_0
@@ -116,8 +116,8 @@ def test_without_a_gpu_every_rank_is_on_the_cpu(cuda, monkeypatch):
     assert calls == [("gloo", "1")]
 
 
-def test_ranks_that_are_told_to_use_the_cpu_see_no_gpu():
-    """DeepSpeed's launcher lists GPUs for them all the same."""
+def test_ranks_on_the_cpu_see_no_gpu():
+    """DeepSpeed's launcher sets CUDA_VISIBLE_DEVICES for them nevertheless."""
     environ = {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": "0,1"}
     adopt_launcher(environ)
     assert environ["CUDA_VISIBLE_DEVICES"] == ""
@@ -126,7 +126,7 @@ def test_ranks_that_are_told_to_use_the_cpu_see_no_gpu():
     assert environ["CUDA_VISIBLE_DEVICES"] == "0,1"
 
 
-def test_a_command_runs_on_a_gpu_where_there_is_one_or_where_it_is_told(cuda):
+def test_a_command_runs_on_the_first_gpu_or_on_the_given_device(cuda):
     calls = cuda(2)
     assert choose_device() == choose_device("cuda") == choose_device("cuda:0") == CUDA_0
     assert choose_device("cuda:1") == CUDA_1
@@ -143,7 +143,7 @@ def test_a_command_runs_on_a_gpu_where_there_is_one_or_where_it_is_told(cuda):
         choose_device("cuda")
 
 
-def test_a_command_on_the_cpu_takes_denormal_numbers_for_zero(cuda):
+def test_a_command_on_the_cpu_flushes_denormal_numbers(cuda):
     cuda(0)
     torch.set_flush_denormal(False)
     try:
@@ -160,31 +160,31 @@ def test_a_command_on_the_cpu_takes_denormal_numbers_for_zero(cuda):
 
 @pytest.fixture(params=["127.0.0.1", "0.0.0.0", "::"])
 def busy(request):
-    """A port that somebody listens on."""
+    """A port that another socket listens on."""
     family = socket.AF_INET6 if request.param == "::" else socket.AF_INET
     with socket.create_server((request.param, 0), family=family) as listener:
         yield listener.getsockname()[1]
 
 
 @pytest.mark.parametrize(
-    ("launcher", "way"),
+    ("launcher", "remedy"),
     [
         ("CROSS_RANK", "pass --master_port to deepspeed"),
         ("TORCHELASTIC_RUN_ID", "pass --master-port to torchrun"),
         ("SLURM_PROCID", "set MASTER_PORT"),
     ],
 )
-def test_a_port_in_use_is_refused_with_the_way_to_choose_another(busy, launcher, way):
+def test_the_message_for_a_busy_port_says_how_to_choose_another(busy, launcher, remedy):
     environ = {**variables(0, 2, 0, 2), "MASTER_PORT": str(busy), launcher: "0"}
-    with pytest.raises(PortInUse, match=f"127.0.0.1 port {busy}, .*in use.*another port, {way}"):
+    with pytest.raises(PortInUse, match=f"127.0.0.1 port {busy}, .*in use.*another port, {remedy}"):
         refuse_busy_port(environ)
     refuse_busy_port({**environ, "RANK": "1"})  # rank 0 opens it
     refuse_busy_port({**environ, "TORCHELASTIC_USE_AGENT_STORE": "True"})  # torchrun has opened it
-    refuse_busy_port({**environ, "MASTER_PORT": "0"})  # any free one
+    refuse_busy_port({**environ, "MASTER_PORT": "0"})  # any free port
     refuse_busy_port({**environ, "MASTER_PORT": str(free_port())})
 
 
-def test_ranks_that_have_met_may_start_again(run_ranks):
+def test_start_can_be_called_again(run_ranks):
     def work():
         return [engine.start().rank for _ in range(2)]
 
@@ -208,11 +208,11 @@ def test_a_launch_on_a_busy_port_ends_at_once_with_one_message(recipe, tmp_path)
             text=True,
             timeout=240,
         )
-    said = done.stdout
-    assert done.returncode == 2, said
-    assert said.count("pretrain.train: error") == 1, said
-    assert f"127.0.0.1 port {port}" in said
-    assert "--master_port" in said.split("pretrain.train: error")[1]
-    assert "Traceback" not in said
+    output = done.stdout
+    assert done.returncode == 2, output
+    assert output.count("pretrain.train: error") == 1, output
+    assert f"127.0.0.1 port {port}" in output
+    assert "--master_port" in output.split("pretrain.train: error")[1]
+    assert "Traceback" not in output
     assert not (tmp_path / "run").exists()
     assert time.monotonic() - started < 120

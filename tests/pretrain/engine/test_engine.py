@@ -1,4 +1,4 @@
-"""DeepSpeed as it really is, with ranks that really talk: one update, save, load."""
+"""The engine with real DeepSpeed on several processes: updates, save and load."""
 
 import dataclasses
 import functools
@@ -35,7 +35,7 @@ VOCABULARY = 101
 LENGTH = 24
 GLOBAL_BATCH = 8
 LEARNING_RATES = [1e-3, 5e-4, 2e-3, 1e-3]
-# A large epsilon makes the update smooth in the gradient, so that weights tell its error.
+# With a large epsilon the update is smooth in the gradient, so errors of the gradient stay small.
 SMOOTH = OptimizerConfig(epsilon=1e-3, weight_decay=0.01)
 
 
@@ -69,7 +69,7 @@ def batches(micro, **ramp):
 
 
 def fresh_model(dropout, variant="zero-clap"):
-    """The token table is padded with zero rows, as the recipes have it."""
+    """The token embedding is padded with zero rows, as in the recipes."""
     torch.manual_seed(1)
     overrides = {"dropout": dropout, "attention_dropout": dropout}
     config = presets.build("tiny", variant, VOCABULARY, overrides)
@@ -87,7 +87,7 @@ def build(
     precision=None,
     **options,
 ):
-    """An engine; `precision` is what is changed in the file's section fp16 or bf16."""
+    """An engine; `precision` updates the section fp16 or bf16 of its configuration."""
     process = engine.start()
     settings = engine.deepspeed_json(name, sizes(micro, **ramp or {}), clipping, process.world_size)
     if precision:
@@ -124,7 +124,7 @@ def assert_same_bits(left, right):
 
 @functools.cache
 def plain(clipping=0.0, steps=3, micro=GLOBAL_BATCH, variant="zero-clap", **ramp):
-    """Steps of an ordinary PyTorch loop in one process: by default, a global batch in one pass."""
+    """Train with a plain PyTorch loop; by default each global batch is one forward pass."""
     model = fresh_model(0.0, variant)
     adam = optimizers.build(model, SMOOTH)
     data, losses, norms = batches(micro, **ramp), [], []
@@ -147,12 +147,12 @@ def plain(clipping=0.0, steps=3, micro=GLOBAL_BATCH, variant="zero-clap", **ramp
 
 @pytest.mark.parametrize(("ranks", "clipping"), [(1, 0.0), (2, 0.0), (2, 5.0)])
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
-def test_any_split_of_a_batch_trains_as_one_plain_pass_over_it(
+def test_any_split_of_a_batch_trains_like_one_plain_pass(
     stage, ranks, clipping, run_ranks, tmp_path
 ):
-    """Law 4; micro-batches hold different numbers of masked tokens, accumulation is 4 or 2.
+    """Law 4; micro-batches have different numbers of masked tokens, accumulation is 4 or 2.
 
-    The norm is told on every stage, and clipped by as torch clips; told is the one from before.
+    Every stage reports the norm before clipping, and clips as torch does.
     """
 
     def work():
@@ -175,9 +175,9 @@ def test_any_split_of_a_batch_trains_as_one_plain_pass_over_it(
 
 
 def shipped(*endings, fast=None):
-    """Every file of ds_configs/ with one of these endings; fp16 where the CPU computes in it.
+    """Every file of ds_configs/ with one of these endings; fp16 is skipped if the CPU lacks it.
 
-    Those not named in `fast` are slow; by default, those that offload.
+    Files that are not in `fast` are marked slow; by default, those with offload.
     """
     from deepspeed.accelerator import get_accelerator
 
@@ -197,10 +197,8 @@ RAMP = {"ramp_from": 2, "ramp_steps": 1}
 
 
 @pytest.mark.parametrize("name", shipped("", fast=["zero0_fp32", "zero1_bf16", "zero3_fp32"]))
-def test_a_batch_that_grows_trains_as_one_plain_pass_over_each_of_its_sizes(
-    name, run_ranks, tmp_path
-):
-    """Law 4, though DeepSpeed was told one number of accumulation steps at its start."""
+def test_a_growing_batch_trains_like_plain_passes(name, run_ranks, tmp_path):
+    """Law 4, although DeepSpeed is configured with one number of accumulation steps."""
 
     def work():
         built = build(name, micro=1, ramp=RAMP)
@@ -222,7 +220,7 @@ def test_a_batch_that_grows_trains_as_one_plain_pass_over_each_of_its_sizes(
 
 
 class Weighted:
-    """An objective whose loss counts as often as its batch says."""
+    """An objective whose loss is multiplied by a factor of the batch."""
 
     def __init__(self, objective):
         self.objective, self.terms = objective, objective.terms
@@ -232,8 +230,8 @@ class Weighted:
 
 
 @pytest.mark.parametrize("name", ["zero1_bf16", "zero2_bf16", "zero3_bf16"])
-def test_small_gradients_are_not_lost_beside_a_large_one_in_bf16(name, run_ranks):
-    """bf16 keeps 8 bits: added up in it, a gradient 512 times as large would swallow the others."""
+def test_bf16_gradients_are_accumulated_in_fp32(name, run_ranks):
+    """In bf16 (8 bits of precision) a gradient 512 times as large would absorb the others."""
 
     def work():
         built, data = build(name, micro=1), batches(1)
@@ -260,7 +258,7 @@ HALF = [
 
 
 @pytest.mark.parametrize(("name", "variant"), HALF)
-def test_half_precision_trains_as_fp32_does_up_to_its_rounding(name, variant, run_ranks, tmp_path):
+def test_half_precision_trains_like_fp32_up_to_rounding(name, variant, run_ranks, tmp_path):
     def work():
         built = build(name, micro=2, clipping=5.0, variant=variant)
         results = train(built, 2, range(3))
@@ -285,7 +283,7 @@ def test_half_precision_trains_as_fp32_does_up_to_its_rounding(name, variant, ru
 
 @pytest.mark.parametrize("name", shipped("fp16"))
 def test_the_loss_of_a_clap_model_falls_in_fp16(name, run_ranks):
-    """The same batch again and again, without an update that is skipped."""
+    """Repeated updates on one batch, none of them skipped."""
 
     def work():
         built, data = build(name, micro=2), batches(2)
@@ -301,7 +299,7 @@ def test_the_loss_of_a_clap_model_falls_in_fp16(name, run_ranks):
 
 @pytest.mark.parametrize("name", shipped(""))
 def test_stop_and_resume_gives_the_same_bits_as_not_stopping(name, run_ranks, tmp_path):
-    """Law 2, with dropout and accumulation; optimiser states included."""
+    """Law 2, with dropout and accumulation; includes the optimizer state."""
 
     def without_stop():
         built = build(name, micro=2, dropout=0.1)
@@ -337,7 +335,7 @@ def test_stop_and_resume_gives_the_same_bits_as_not_stopping(name, run_ranks, tm
 
 @pytest.mark.parametrize("name", ["zero1_fp32", "zero2_bf16", "zero3_fp32", "zero3_bf16"])
 def test_no_uninitialised_memory_reaches_a_checkpoint(name, run_ranks, tmp_path):
-    """ZeRO 3 pads what does not divide by the ranks, with memory as it was found."""
+    """ZeRO 3 pads parameters whose size the ranks do not divide with uninitialised memory."""
 
     def saved():
         torch.use_deterministic_algorithms(True)  # fills new memory with NaN
@@ -363,12 +361,12 @@ def tensors_in(value, path=""):
             yield from tensors_in(part, f"{path}/{number}")
 
 
-def test_dropout_is_drawn_anew_each_step_and_seed(run_ranks):
+def test_dropout_differs_between_steps_and_seeds(run_ranks):
     def work():
         built = build("zero1_fp32", micro=2, dropout=0.5)
         data = batches(2)
         mine = data.micro_batches(0, built.rank, built.world_size)
-        # At learning rate 0 nothing but dropout can change the loss.
+        # At learning rate 0, only dropout changes the loss.
         return [
             built.step(mine, data.objective, 0.0, seed, step).loss
             for seed, step in [(1, 0), (1, 0), (1, 1), (2, 0)]
@@ -379,7 +377,7 @@ def test_dropout_is_drawn_anew_each_step_and_seed(run_ranks):
     assert len({first, other_step, other_seed}) == 3
 
 
-def test_evaluation_is_without_dropout_and_leaves_training_as_it_was(run_ranks):
+def test_evaluation_has_no_dropout_and_does_not_change_training(run_ranks):
     def work():
         without = train(build("zero1_fp32", micro=2, dropout=0.1), 2, range(2))
         built = build("zero1_fp32", micro=2, dropout=0.1)
@@ -401,7 +399,7 @@ def test_evaluation_is_without_dropout_and_leaves_training_as_it_was(run_ranks):
 
 
 @pytest.mark.parametrize("name", ["zero0_fp32", "zero1_bf16", "zero2_fp32", "zero3_fp32"])
-def test_consolidated_weights_are_those_that_the_ranks_train(name, run_ranks, tmp_path):
+def test_consolidated_weights_are_the_fp32_weights_of_the_ranks(name, run_ranks, tmp_path):
     def work():
         built = build(name, micro=4)
         result = train(built, 4, range(1))[0]
@@ -418,7 +416,7 @@ def test_consolidated_weights_are_those_that_the_ranks_train(name, run_ranks, tm
 
 
 def masters(deepspeed_engine):
-    """The fp32 weights, asked of DeepSpeed a parameter at a time (a collective under ZeRO 3)."""
+    """The fp32 weights from DeepSpeed, one parameter at a time (a collective at ZeRO stage 3)."""
     from deepspeed.utils import safe_get_full_fp32_param
 
     return {
@@ -433,7 +431,7 @@ def masters(deepspeed_engine):
     }
 
 
-class Spoiled:
+class NonFinite:
     """An objective whose loss is infinite on one rank."""
 
     def __init__(self, objective, rank):
@@ -445,18 +443,18 @@ class Spoiled:
 
 
 @pytest.mark.parametrize("name", shipped("")[1:])
-def test_an_update_whose_gradient_is_not_finite_is_as_if_it_had_never_been(name, run_ranks):
-    """Adam counts the updates that were made, as its moments do."""
+def test_a_non_finite_gradient_skips_the_update_and_its_adam_step(name, run_ranks):
+    """The bias corrections of Adam count applied updates only."""
 
-    def work(spoil):
+    def work(corrupt):
         built, data = build(name, micro=2), batches(2)
         results = []
-        for update, step in enumerate([0, 1, 2, 3] if spoil else [0, 2, 3]):
+        for update, step in enumerate([0, 1, 2, 3] if corrupt else [0, 2, 3]):
             mine = data.micro_batches(step, built.rank, built.world_size)
             objective = data.objective
-            if spoil and step == 1:
-                objective = Spoiled(objective, built.rank)
-            number = step if spoil else update
+            if corrupt and step == 1:
+                objective = NonFinite(objective, built.rank)
+            number = step if corrupt else update
             results.append(built.step(mine, objective, LEARNING_RATES[step], 1, number))
         return results, masters(built._deepspeed)
 
@@ -477,35 +475,35 @@ def test_an_update_whose_gradient_is_not_finite_is_as_if_it_had_never_been(name,
         assert_same_bits(weights, expected)
 
 
-class SpoiledAt:
-    """Batches and their objective: in some steps rank 1's loss, or its gradient alone, is NaN."""
+class NonFiniteAt:
+    """Batches and their objective, with a NaN loss or gradient on rank 1 in some steps."""
 
     def __init__(self, data, rank, loss=(), gradient=()):
         self.data, self.terms, self.rank = data, data.objective.terms, rank
-        self.spoilt_loss, self.spoilt_gradient = loss, gradient
+        self.nan_losses, self.nan_gradients = loss, gradient
         self.seed, self.epoch = data.seed, data.epoch
 
-    def micro_batches(self, step, rank, process):
+    def micro_batches(self, step, rank, world_size):
         self.step = step
-        return self.data.micro_batches(step, rank, process)
+        return self.data.micro_batches(step, rank, world_size)
 
     def loss(self, model, batch):
         loss = self.data.objective.loss(model, batch)
-        if self.rank == 1 and self.step in self.spoilt_gradient:
+        if self.rank == 1 and self.step in self.nan_gradients:
             loss.register_hook(lambda gradient: gradient * float("nan"))
-        return loss * float("nan") if self.rank == 1 and self.step in self.spoilt_loss else loss
+        return loss * float("nan") if self.rank == 1 and self.step in self.nan_losses else loss
 
 
 WATCHED = SpikeConfig(window=64, minimum_history=32, patience=2)
 
 
-def watched(built, steps, folder, **spoilt):
-    """The loop with the live detector: rank 0's verdict, records, and what the detector said.
+def watched(built, steps, folder, **non_finite):
+    """Run the loop with the live detector; returns the verdict, the records and the events.
 
-    What it would say of the recorded lines is the same.
+    Also asserts that a replay of the recorded lines gives the same events.
     """
-    data, records, said = SpoiledAt(batches(2), built.rank, **spoilt), [], []
-    watch = SpikeWatch(SpikeDetector(WATCHED), [], None, said.append)
+    data, records, events = NonFiniteAt(batches(2), built.rank, **non_finite), [], []
+    watch = SpikeWatch(SpikeDetector(WATCHED), [], None, events.append)
     verdict = run_loop(
         built,
         data,
@@ -519,25 +517,23 @@ def watched(built, steps, folder, **spoilt):
     if built.rank == 0:
         lines, again = metrics.read(folder / metrics.METRICS), SpikeDetector(WATCHED)
         replayed = [event for seen in observations(lines, []) for event in again.update(seen)]
-        assert repr(replayed) == repr(said)
-    return verdict, records, [(e.kind, e.channel, e.step, e.onset) for e in said]
+        assert repr(replayed) == repr(events)
+    return verdict, records, [(e.kind, e.channel, e.step, e.onset) for e in events]
 
 
 @pytest.mark.parametrize("name", shipped("")[1:])
-def test_a_loss_or_a_gradient_that_is_nan_is_recorded_and_told_by_the_detector(
-    name, run_ranks, tmp_path
-):
-    """One of each heals; NaN without end is a spike. fp16 takes the gradient for an overflow."""
+def test_a_nan_loss_or_gradient_is_recorded_and_detected(name, run_ranks, tmp_path):
+    """A single NaN heals, lasting NaN is a spike. In fp16 a NaN gradient counts as an overflow."""
 
     def work():
         built = build(name, micro=2)
         return watched(built, 30, tmp_path, loss={1, *range(15, 30)}, gradient={8})
 
     assert not name.startswith("zero0")
-    (verdict, records, said), (same_verdict, *_) = run_ranks(2, work)
+    (verdict, records, events), (same_verdict, *_) = run_ranks(2, work)
     assert verdict == same_verdict == EXIT_SPIKE
     fp16 = "fp16" in name
-    assert said == [
+    assert events == [
         ("suspect", "non-finite", 1, 1),
         ("healed", "non-finite", 5, 1),
         *([] if fp16 else [("suspect", "non-finite", 8, 8), ("healed", "non-finite", 12, 8)]),
@@ -560,16 +556,14 @@ def test_a_loss_or_a_gradient_that_is_nan_is_recorded_and_told_by_the_detector(
         ("zero1_bf16", {"check_grad_overflow": False}),
     ],
 )
-def test_where_nothing_is_skipped_nan_is_a_spike_at_the_step_that_made_it(
-    name, precision, what, run_ranks, tmp_path
-):
-    """The weights are NaN from then on, whatever the loss of that step was."""
+def test_an_applied_nan_update_is_a_spike_at_once(name, precision, what, run_ranks, tmp_path):
+    """The weights are NaN afterwards, even if the loss of the step was finite."""
 
     def work():
         return watched(build(name, micro=2, precision=precision), 5, tmp_path, **{what: {1}})
 
-    verdict, records, said = run_ranks(2, work)[0]
-    assert (verdict, said) == (EXIT_SPIKE, [("spike", "non-finite", 1, 1)])
+    verdict, records, events = run_ranks(2, work)[0]
+    assert (verdict, events) == (EXIT_SPIKE, [("spike", "non-finite", 1, 1)])
     assert [record.skipped for record in records] == [False, False]
     assert [record.gradient_norm is None for record in records] == [False, True]
     assert np.isfinite(records[1].loss) == (what == "gradient")
@@ -584,11 +578,11 @@ def test_where_nothing_is_skipped_nan_is_a_spike_at_the_step_that_made_it(
     ],
 )
 @pytest.mark.parametrize("name", shipped("fp16", fast=["zero1_fp16"]))
-def test_an_overflow_at_the_smallest_loss_scale_is_a_spike_and_no_exception(
+def test_an_overflow_at_the_smallest_loss_scale_is_a_spike_not_an_exception(
     name, precision, scales, run_ranks, tmp_path
 ):
-    """Also after a resume, which brings the checkpoint's scaler with it."""
-    spoilt = range(1, 9)
+    """Also after a resume, which loads the scaler of the checkpoint."""
+    overflows = range(1, 9)
 
     def work(resumed):
         built = build(name, micro=2, precision=precision)
@@ -596,18 +590,18 @@ def test_an_overflow_at_the_smallest_loss_scale_is_a_spike_and_no_exception(
             built.load(checkpoints.folder_of(tmp_path, 0))
         else:
             save(built, tmp_path, 0)
-        return watched(built, 8, tmp_path / f"run-{resumed}", gradient=spoilt)
+        return watched(built, 8, tmp_path / f"run-{resumed}", gradient=overflows)
 
     for resumed in (False, True):
-        (verdict, records, said), (same_verdict, *_) = run_ranks(2, work, resumed)
+        (verdict, records, events), (same_verdict, *_) = run_ranks(2, work, resumed)
         assert verdict == same_verdict == EXIT_SPIKE
-        assert said[-1] == ("spike", "loss-scale", len(scales), 1)
+        assert events[-1] == ("spike", "loss-scale", len(scales), 1)
         assert [record.loss_scale for record in records[1:]] == scales
         assert [record.skipped for record in records] == [False] + [True] * len(scales)
         assert [record.scale_exhausted for record in records] == [False] * len(scales) + [True]
 
 
-def test_a_batch_without_anything_to_predict_is_refused_by_its_step(run_ranks):
+def test_a_batch_without_targets_is_refused(run_ranks):
     def work():
         built, data = build("zero1_fp32", micro=2), batches(2)
         empty = [
@@ -621,7 +615,7 @@ def test_a_batch_without_anything_to_predict_is_refused_by_its_step(run_ranks):
 
 
 @pytest.mark.parametrize("name", ["zero0_fp32", "zero1_bf16", "zero2_fp32", "zero3_bf16"])
-def test_activation_checkpointing_computes_layers_twice_and_gives_the_same_bits(name, run_ranks):
+def test_activation_checkpointing_computes_layers_twice_with_the_same_bits(name, run_ranks):
     def work(activation_checkpointing):
         built = build(name, 2, dropout=0.1, activation_checkpointing=activation_checkpointing)
         calls = []
@@ -640,7 +634,7 @@ def test_activation_checkpointing_computes_layers_twice_and_gives_the_same_bits(
 
 
 @pytest.mark.slow
-def test_a_compiled_model_trains_alike_under_the_same_names_and_resumes(run_ranks, tmp_path):
+def test_a_compiled_model_trains_alike_with_the_same_names_and_resumes(run_ranks, tmp_path):
     def straight():
         built = build("zero1_bf16", micro=2, dropout=0.1, compiled=True)
         train(built, 2, range(2))
@@ -670,7 +664,7 @@ def test_compiling_at_stage_3_is_refused(run_ranks):
     run_ranks(1, work)
 
 
-def test_no_rank_waits_for_another_longer_than_deepspeeds_limit(run_ranks):
+def test_every_process_group_has_deepspeeds_timeout(run_ranks):
     from deepspeed.constants import default_pg_timeout
 
     def work():
@@ -682,8 +676,8 @@ def test_no_rank_waits_for_another_longer_than_deepspeeds_limit(run_ranks):
     assert run_ranks(2, work)[0] == [default_pg_timeout] * 2
 
 
-def test_numbers_too_small_to_be_normal_are_zero(run_ranks):
-    """A CPU is slow with them, and ALiBi makes many."""
+def test_start_flushes_denormal_numbers(run_ranks):
+    """They are slow on a CPU, and ALiBi produces many."""
 
     def work():
         before = float(torch.tensor([2e-38]) / 4)
@@ -696,7 +690,7 @@ def test_numbers_too_small_to_be_normal_are_zero(run_ranks):
 def test_start_up_compiles_no_op(run_ranks, tmp_path):
     import deepspeed.ops
 
-    # The private table that `start` writes into: when DeepSpeed moves it, this tells.
+    # `start` writes to this private table; the assertion fails when DeepSpeed moves it.
     assert "deepspeed_shm_comm" in deepspeed.ops.__compatible_ops__
 
     def work():

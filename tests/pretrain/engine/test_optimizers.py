@@ -1,4 +1,4 @@
-"""The original's Adam, and which parameters decay."""
+"""AdamW as in EIFY/fairseq, and its parameter groups."""
 
 import pytest
 import torch
@@ -12,8 +12,8 @@ from pretrain.model.language_model import LanguageModel
 KEY = "encoder.sentence_encoder.embed_tokens.weight"
 
 
-def test_a_step_is_the_formula_of_the_paper():
-    """Against the formula, written out, in double precision."""
+def test_a_step_follows_the_formula_of_the_paper():
+    """Compared with the formula in double precision."""
     config = OptimizerConfig(epsilon=1e-2, weight_decay=0.1)
     weight = nn.Parameter(torch.tensor([0.5, -2.0, 1e-3], dtype=torch.float64))
     model = nn.ParameterDict({"weight": weight})
@@ -34,7 +34,7 @@ def test_a_step_is_the_formula_of_the_paper():
 
 
 @pytest.mark.parametrize("variant", presets.VARIANTS)
-def test_every_parameter_is_in_one_group_and_matrices_alone_decay_if_asked(variant):
+def test_every_parameter_is_in_one_group_and_decay_on_matrices_spares_the_others(variant):
     model = LanguageModel(presets.build("tiny", variant, 100, {}))
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     (everything,) = optimizers.parameter_groups(model, 0.01, "all")
@@ -53,7 +53,7 @@ def test_every_parameter_is_in_one_group_and_matrices_alone_decay_if_asked(varia
         assert "norm" not in name
 
 
-def test_parameters_that_are_not_trained_are_left_out():
+def test_parameters_without_gradients_are_left_out():
     model = nn.Linear(2, 2)
     model.bias.requires_grad_(False)
     (group,) = optimizers.parameter_groups(model, 0.0, "all")

@@ -1,4 +1,4 @@
-"""Checkpoints read by other ranks than wrote them."""
+"""Checkpoints that are loaded with another number of ranks."""
 
 import functools
 
@@ -9,9 +9,8 @@ from pretrain.config.run import BatchConfig, FaultConfig, OptimizerConfig
 from pretrain.data.batches import PretrainingBatches
 from pretrain.data.order import Lineage
 from pretrain.engine import engine
-from pretrain.engine import reshard as universal
 from pretrain.engine.distributed import gather
-from pretrain.engine.reshard import Cut, recut
+from pretrain.engine.reshard import KEYS, Partitioned, repartition
 from pretrain.model import presets
 from pretrain.model.language_model import LanguageModel
 from pretrain.objectives.base import Block
@@ -70,11 +69,11 @@ def save(built, run, step):
 
 
 def optimizer_states(folder):
-    """Every tensor that ZeRO saves, and Adam's numbers of each group, by file and place."""
+    """Every tensor that ZeRO saves and the weight decay of each group, by file and group."""
     found = {}
     for path in sorted(folder.glob("*_optim_states.pt")):
         state = torch.load(path, weights_only=False)["optimizer_state_dict"]
-        weights, adam = universal.KEYS[int(state["zero_stage"])]
+        weights, adam = KEYS[int(state["zero_stage"])]
         for group, flat in enumerate(state[weights]):
             found[path.name, group, "fp32"] = flat
         for group, moments in state[adam]["state"].items():
@@ -95,10 +94,8 @@ def fp16():
     ("name", "others"),
     [("zero1_bf16", 3), ("zero2_fp32", 1), ("zero3_fp32", 3), ("zero3_fp16", 1)],
 )
-def test_a_checkpoint_that_goes_round_by_other_ranks_comes_back_with_the_same_bits(
-    name, others, run_ranks, tmp_path
-):
-    """Weights, both moments, steps, every group's decay and the count of updates left out."""
+def test_resharding_and_back_gives_the_same_bits(name, others, run_ranks, tmp_path):
+    """Weights, both moments, steps, the decay of every group and the count of skipped updates."""
     if "fp16" in name and not fp16():
         pytest.skip("this CPU does not compute in fp16")
 
@@ -148,9 +145,9 @@ ALL = [
     ("name", "old", "new"),
     [pytest.param(*case, marks=() if case in FAST else pytest.mark.slow) for case in ALL],
 )
-def test_a_run_goes_on_alike_on_other_ranks(name, old, new, run_ranks, tmp_path):
-    """Law 2. In bf16, who adds up which micro-batches shows in the last bits from then on."""
-    # ZeRO 3 leaves small weights whole on every rank; in fp32 even those are cut here.
+def test_a_run_continues_alike_with_another_number_of_ranks(name, old, new, run_ranks, tmp_path):
+    """Law 2. In bf16, the assignment of micro-batches to ranks changes the last bits."""
+    # ZeRO 3 keeps small weights whole on every rank; with threshold 0 it partitions all of them.
     cut = {"stage3_param_persistence_threshold": 0} if name == "zero3_fp32" else {}
 
     def straight():
@@ -196,7 +193,9 @@ def test_a_checkpoint_of_another_stage_or_other_parameters_is_refused(run_ranks,
     def one_group():
         built = build("zero1_fp32")
         built._lengths = [[sum(map(sum, built._lengths))]]
-        with pytest.raises(ValueError, match="has 2 parameter groups, the model's optimiser has 1"):
+        with pytest.raises(
+            ValueError, match="2 parameter groups, the optimizer of the model has 1"
+        ):
             built.load(checkpoints.folder_of(tmp_path, 1))
 
     run_ranks(2, written)
@@ -206,8 +205,8 @@ def test_a_checkpoint_of_another_stage_or_other_parameters_is_refused(run_ranks,
 
 @pytest.mark.parametrize("old", [1, 2, 3, 5])
 @pytest.mark.parametrize("new", [1, 2, 4, 7])
-def test_what_is_cut_for_some_ranks_is_cut_anew_for_others_without_loss(old, new):
-    """Tensors shorter than the ranks are many, a group of one number, padding of any content."""
+def test_repartitioning_loses_no_element(old, new):
+    """With tensors of fewer elements than ranks, and padding of any content."""
     lengths = [1, 2, 7, 12]
     tensors = [torch.arange(1, n + 1) + 100.0 * n for n in lengths]
 
@@ -224,7 +223,7 @@ def test_what_is_cut_for_some_ranks_is_cut_anew_for_others_without_loss(old, new
             for rank in range(ranks)
         ]
 
-    cuts = [Cut(n, -(-n // old), -(-n // new)) for n in lengths]
-    made = [recut(parts(old, float("nan")), cuts, rank) for rank in range(new)]
+    sizes = [Partitioned(n, -(-n // old), -(-n // new)) for n in lengths]
+    made = [repartition(parts(old, float("nan")), sizes, rank) for rank in range(new)]
     for mine, expected in zip(made, parts(new, 0.0), strict=True):
         assert torch.equal(mine, expected)

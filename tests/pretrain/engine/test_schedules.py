@@ -1,4 +1,4 @@
-"""The learning rate of each step."""
+"""Learning rate schedules."""
 
 import json
 
@@ -24,7 +24,7 @@ GOLDEN = [
 
 
 @pytest.mark.parametrize(("name", "config"), GOLDEN, ids=[name for name, _ in GOLDEN])
-def test_the_published_runs_schedules_are_the_original_s(name, config, golden):
+def test_schedules_of_the_published_runs_equal_those_of_fairseq(name, config, golden):
     table = json.loads((golden / "data_and_lr.json").read_text())["lr"]
     assert len(table["steps"]) > 15
     for step, rate in zip(table["steps"], table[name], strict=True):
@@ -34,7 +34,7 @@ def test_the_published_runs_schedules_are_the_original_s(name, config, golden):
 @pytest.mark.parametrize("name", ["cosine", "linear"])
 @pytest.mark.parametrize("warmup", [0, 1, 40, 299])
 @pytest.mark.parametrize("overestimate", [1.0, 1.1, 2.0])
-def test_a_schedule_is_continuous_peaks_once_and_never_exceeds_its_bounds(
+def test_a_schedule_is_continuous_has_one_peak_and_stays_within_its_bounds(
     name, warmup, overestimate
 ):
     config = recipe(1e-3, 1e-4, warmup, 300, name, overestimate)
@@ -56,8 +56,8 @@ def test_warm_up_starts_from_the_minimum_at_the_first_update():
 
 
 @pytest.mark.parametrize("warmup", [0, 1, 40, 299])
-def test_a_linear_schedule_falls_to_its_minimum_as_it_rises_from_it(warmup):
-    """It would reach the minimum at the update after the last, and stays there."""
+def test_a_linear_schedule_falls_linearly_to_its_minimum(warmup):
+    """It reaches the minimum at the update after the last one, and stays there."""
     config = recipe(1e-3, 1e-4, warmup, 300, "linear")
     rates = [learning_rate(config, step) for step in range(310)]
     assert rates[warmup] == pytest.approx(1e-3)
@@ -71,7 +71,7 @@ def test_a_linear_schedule_falls_to_its_minimum_as_it_rises_from_it(warmup):
         assert rates[0] == 1e-4
 
 
-def test_an_overestimated_cosine_ends_its_run_above_the_minimum():
+def test_an_overestimated_cosine_ends_above_the_minimum():
     exact, longer = recipe(1e-3, 1e-4, 0, 100, overestimate=1.0), recipe(1e-3, 1e-4, 0, 100)
     assert learning_rate(exact, 99) == pytest.approx(1e-4, rel=0.01)
     assert learning_rate(longer, 99) > 1.1e-4

@@ -1,4 +1,4 @@
-"""What DeepSpeed is told: filled in from the recipe, refused where it would not do as it says."""
+"""DeepSpeed configurations: completed from the recipe, refused where they mislead."""
 
 import json
 from pathlib import Path
@@ -28,7 +28,7 @@ def test_every_shipped_configuration_takes_its_numbers_from_the_recipe(path):
 
 
 @pytest.mark.parametrize(("ranks", "micro", "window"), [(8, 4, 128), (1, 512, 16384), (512, 1, 32)])
-def test_the_loss_scale_of_fp16_starts_and_grows_as_fairseqs(ranks, micro, window):
+def test_the_loss_scale_of_fp16_starts_and_grows_as_in_fairseq(ranks, micro, window):
     batch = BatchConfig(global_batch_size=512, micro_batch_size=micro)
     scale = engine.deepspeed_json("zero2_fp16", batch, 0.0, ranks)["fp16"]
     assert 2 ** scale["initial_scale_power"] == 128
@@ -47,8 +47,8 @@ def test_the_loss_scale_of_fp16_starts_and_grows_as_fairseqs(ranks, micro, windo
         ),
         ({"fp16": {"initial_scale": 4}}, "fp16: .* did you mean initial_scale_power"),
         ({"optimizer": {"type": "AdamW"}}, "unknown DeepSpeed key optimizer"),
-        ({"train_batch_size": 16}, "train_batch_size is 16, the recipe's is 8"),
-        ({"gradient_clipping": 2.0}, "gradient_clipping is 2.0, the recipe's is 0.0"),
+        ({"train_batch_size": 16}, "train_batch_size is 16, but the recipe, .* has 8"),
+        ({"gradient_clipping": 2.0}, "gradient_clipping is 2.0, but the recipe, .* has 0.0"),
         ({"bf16": {"enabled": True}}, "bf16 with ZeRO stage 0"),
         ({"bf16": {"enabled": True}, "zero_optimization": {"stage": 0}}, "bf16 with ZeRO stage 0"),
         ({"fp16": {"enabled": True}}, "fp16 with ZeRO stage 0"),
@@ -71,14 +71,17 @@ def test_the_loss_scale_of_fp16_starts_and_grows_as_fairseqs(ranks, micro, windo
             {"zero_optimization": {"stage": 2, "offload_optimizer": {"devise": "cpu"}}},
             "offload_optimizer: unknown .* devise; did you mean device",
         ),
-        ({"zero_optimization": {"stage": 2, "round_robin_gradients": True}}, "no other number"),
+        (
+            {"zero_optimization": {"stage": 2, "round_robin_gradients": True}},
+            "no other number",
+        ),
         ({"data_types": {"grad_acum_dtype": "fp32"}}, "did you mean grad_accum_dtype"),
         ({"checkpoint": {"load_universal": True}}, "unknown DeepSpeed key checkpoint"),
         ({"zero_optimization": 1}, "zero_optimization: is 1, not an object"),
         ([1], "is .1., not an object"),
     ],
 )
-def test_a_deepspeed_json_that_is_wrong_is_refused_by_name(settings, message, tmp_path):
+def test_an_invalid_configuration_is_refused_by_name(settings, message, tmp_path):
     path = tmp_path / "mine.json"
     path.write_text(json.dumps(settings))
     with pytest.raises(ValueError, match=message) as caught:
@@ -86,21 +89,21 @@ def test_a_deepspeed_json_that_is_wrong_is_refused_by_name(settings, message, tm
     assert str(path) in str(caught.value)
 
 
-def test_a_deepspeed_json_may_repeat_what_the_recipe_says(tmp_path):
+def test_a_configuration_may_repeat_numbers_of_the_recipe(tmp_path):
     path = tmp_path / "mine.json"
     path.write_text(json.dumps({"train_batch_size": 8, "gradient_clipping": "auto"}))
     assert engine.deepspeed_json(str(path), BATCH, 0.0, 2)["gradient_accumulation_steps"] == 2
 
 
-def test_a_deepspeed_json_that_does_not_exist_or_parse_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="'zero9' is no file, nor one of zero0_fp32"):
+def test_a_configuration_that_does_not_exist_or_parse_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="'zero9' is neither a file nor one of zero0_fp32"):
         engine.deepspeed_json("zero9", BATCH, 0.0, 2)
     broken = Path(tmp_path / "broken.json")
     broken.write_text("{")
-    with pytest.raises(ValueError, match="broken.json: is no JSON"):
+    with pytest.raises(ValueError, match="broken.json: is not valid JSON"):
         engine.deepspeed_json(str(broken), BATCH, 0.0, 2)
 
 
-def test_ranks_that_do_not_divide_the_batch_are_refused():
+def test_a_world_size_that_does_not_divide_the_batch_is_refused():
     with pytest.raises(ValueError, match="global_batch_size 8 is not a multiple of .* 2 x 3 ranks"):
         engine.deepspeed_json("zero1_fp32", BATCH, 0.0, 3)

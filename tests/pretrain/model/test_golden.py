@@ -20,8 +20,8 @@ from pretrain.engine import optimizers
 from pretrain.engine.schedules import learning_rate
 from pretrain.model import presets
 from pretrain.model.language_model import LanguageModel
-from pretrain.objectives.masked import MaskedLM, MaskedLMConfig
 from pretrain.model.positions import alibi_slopes
+from pretrain.objectives.masked import MaskedLM, MaskedLMConfig
 from tests.pretrain.golden import make
 from tests.pretrain.model.test_positions import alibi, sinusoidal
 

@@ -1,4 +1,4 @@
-"""What the detector is fed, live and after a restart: the same, to the same decisions."""
+"""The input of the detector, live and after a restart, leads to the same events."""
 
 import dataclasses
 import random
@@ -21,7 +21,7 @@ EVERY = 10
 
 
 def curve(seed, steps=160):
-    """Records of a run with noise, perhaps a rise, perhaps a number that is not finite."""
+    """Records with noise, for some seeds with a rise or with values that are not finite."""
     draw = random.Random(seed)
     onset, rise = draw.randrange(40, steps), draw.choice([0.0, 0.6, 4.0])
     records = []
@@ -45,7 +45,7 @@ def validation_after(step):
 
 
 class Run:
-    """An attempt's watch, and the files that it leaves."""
+    """The spike watch of an attempt, and the files that it writes."""
 
     def __init__(self, folder):
         self.metrics = metrics.JsonLines(folder / metrics.METRICS)
@@ -75,7 +75,7 @@ class Run:
 
 
 def verdicts(folder, records, restarts):
-    """Events, and the verdict of each step, of a run that begins again at some steps."""
+    """Events, and the verdict of each step, of a run that is restarted at some steps."""
     folder.mkdir()
     run = Run(folder)
     run.begin(0)
@@ -89,7 +89,7 @@ def verdicts(folder, records, restarts):
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_a_restart_at_any_step_changes_no_decision(tmp_path, seed):
+def test_restarts_change_no_event_and_no_verdict(tmp_path, seed):
     records = curve(seed)
     plain = verdicts(tmp_path / "plain", records, ())
     draw = random.Random(seed)
@@ -98,7 +98,7 @@ def test_a_restart_at_any_step_changes_no_decision(tmp_path, seed):
     assert repr(again) == repr(plain)  # NaN is not equal to itself
 
 
-def test_steps_that_a_crash_undid_are_forgotten(tmp_path):
+def test_steps_undone_by_a_crash_do_not_count(tmp_path):
     records = curve(3)
     plain = verdicts(tmp_path / "plain", records, ())
     (tmp_path / "again").mkdir()
@@ -125,7 +125,7 @@ def test_a_gross_rise_stops_the_loop_and_noise_does_not(tmp_path):
     assert 60 <= found.index(EXIT_SPIKE) < 70
 
 
-def test_changes_that_are_known_beforehand_are_declared():
+def test_batch_ramps_and_returning_learning_rates_are_declared():
     nothing = run_state([], 1)
     assert declared_changes(RunConfig(), nothing) == []
     ramped = RunConfig(

@@ -1,4 +1,4 @@
-"""Recorded curves: what is read, what is left out with a note, what is refused with its place."""
+"""Reading recorded curves: formats, records that are left out with a note, and errors."""
 
 import json
 import math
@@ -31,14 +31,14 @@ def steps_and_losses(curve):
     "header",
     ["step,loss", "iteration,lm loss", "Step,train/loss", "_step,train_loss", "Step,Value"],
 )
-def test_a_csv_is_read_by_the_usual_names(header, write):
+def test_columns_of_a_csv_are_found_by_common_names(header, write):
     (curve,) = read(write(f"{header}\n0,3.5\n5,3.25\n"))
     assert curve.name == "curve"
     assert steps_and_losses(curve) == [(0, 3.5), (5, 3.25)]
     assert curve.notes == ()
 
 
-def test_the_other_channels_come_along(write):
+def test_other_measurements_are_read_as_well(write):
     (curve,) = read(write("step,loss,grad_norm,loss_scale,skipped\n3,2.5,0.75,1024,1\n4,2,,,\n"))
     assert curve.observations == (
         Observation(3, 2.5, gradient_norm=0.75, loss_scale=1024.0, skipped=True),
@@ -46,20 +46,20 @@ def test_the_other_channels_come_along(write):
     )
 
 
-def test_a_loss_that_is_no_number_is_a_loss(write):
+def test_a_non_finite_loss_is_kept(write):
     (curve,) = read(write("step,loss\n1,nan\n2,inf\n"))
     assert math.isnan(curve.observations[0].loss)
     assert curve.observations[1].loss == math.inf
 
 
-def test_a_step_that_was_there_before_starts_over_from_it(write):
+def test_records_after_a_repeated_step_replace_earlier_ones(write):
     text = "step,loss\n1,9\n2,8\n3,7\n4,6\n3,5\n4,4\n4,3\n"
     (curve,) = read(write(text))
     assert steps_and_losses(curve) == [(1, 9), (2, 8), (3, 5), (4, 3)]
     assert curve.notes == ("starts over 2 times, first at step 3: the later records count",)
 
 
-def test_every_attempt_is_a_curve_with_what_it_grew_from(write):
+def test_every_attempt_is_a_curve_with_the_records_it_continues(write):
     path = write("step,loss\n1,9\n2,8\n3,7\n2,5\n3,4\n")
     first, second = read(path, every_attempt=True)
     assert (first.name, second.name) == ("curve#1", "curve#2")
@@ -90,26 +90,26 @@ def test_lines_without_a_loss_are_left_out_and_counted(write):
     ("text", "name", "message"),
     [
         ("", "a.csv", "is empty; a curve has a line of names"),
-        ("", "a.jsonl", "is empty; a curve has a JSON object a line"),
+        ("", "a.jsonl", "is empty; a curve has a JSON object per line"),
         ("step,accuracy\n1,2\n", "a.csv", "has no column loss, lm_loss or .*step, accuracy"),
         ("loss,lr\n1,2\n", "a.csv", "has no column step or iteration, only loss, lr"),
         ("step,loss\n1,2\n2\n3,4\n", "a.csv", "line 3 has 1 columns where the first has 2"),
-        ("step,loss\n1,2\n2,two\n", "a.csv", "line 3: loss 'two' is no number"),
-        ("step,loss\n1.5,2\n", "a.csv", "line 2: step '1.5' is no whole number"),
-        ("step,loss\nnan,2\n", "a.csv", "line 2: step 'nan' is no whole number"),
+        ("step,loss\n1,2\n2,two\n", "a.csv", "line 3: loss 'two' is not a number"),
+        ("step,loss\n1.5,2\n", "a.csv", "line 2: step '1.5' is not a whole number"),
+        ("step,loss\nnan,2\n", "a.csv", "line 2: step 'nan' is not a whole number"),
         ("step,loss\n", "a.csv", "holds no record with a step and a loss"),
         ('{"step": 1, "loss": 2}\n{"st\n{}\n', "a.jsonl", "line 2 is not a JSON object"),
         ('{"step": 1}\n', "a.jsonl", "holds no record with a step and a loss"),
-        ('{"step": 1, "loss": [2]}\n', "a.jsonl", r"line 1: loss \[2\] is no number"),
+        ('{"step": 1, "loss": [2]}\n', "a.jsonl", r"line 1: loss \[2\] is not a number"),
     ],
 )
-def test_what_cannot_be_read_is_refused_with_its_place(text, name, message, write):
+def test_errors_name_the_file_and_the_line(text, name, message, write):
     path = write(text, name)
     with pytest.raises(ValueError, match=f"{re.escape(str(path))}: {message}"):
         read(path)
 
 
-def test_a_run_s_folder_is_its_surviving_steps_with_the_evaluations_that_followed_them(write):
+def test_a_run_folder_gives_its_surviving_steps_with_their_evaluations(write):
     lines = [(1, 0, 9.0), (1, 1, 8.0), (1, 2, 7.0), (2, 1, 6.0), (2, 2, 5.0)]
     text = "".join(json.dumps({"attempt": a, "step": s, "loss": x}) + "\n" for a, s, x in lines)
     path = write(text, "run/metrics.jsonl")
@@ -120,8 +120,8 @@ def test_a_run_s_folder_is_its_surviving_steps_with_the_evaluations_that_followe
     assert [observation.validation_loss for observation in curve.observations] == [None, None, 6.5]
 
 
-def test_a_run_s_folder_is_read_as_its_detector_sees_it(write):
-    """Law 6, for updates that are not finite; lines of earlier versions tell of no exhaustion."""
+def test_a_run_folder_gives_the_observations_of_the_live_detector(write):
+    """Law 6, for non-finite updates; earlier versions did not write scale_exhausted."""
     line = {"attempt": 1, "loss": 5.0, "gradient_norm": 1.0, "loss_scale": 1.0, "skipped": False}
     lines = [
         {"step": 0, **line},
@@ -134,18 +134,18 @@ def test_a_run_s_folder_is_read_as_its_detector_sees_it(write):
     (curve,) = read(path.parent)
     assert repr(curve.observations) == repr(tuple(observations(lines, [{"step": 2, "loss": None}])))
     assert [o.scale_exhausted for o in curve.observations] == [False, False, True, False]
-    assert [o.spoils for o in curve.observations] == [False, False, False, True]
+    assert [o.corrupts_weights for o in curve.observations] == [False, False, False, True]
 
 
-def test_a_gradient_norm_that_is_not_finite_counts_where_skips_are_known(write):
-    """Elsewhere fp16 may have skipped the update."""
+def test_a_non_finite_gradient_norm_counts_where_skips_are_recorded(write):
+    """Without that record, fp16 may have skipped the update."""
     (curve,) = read(write("step,loss,gnorm\n1,2,inf\n2,2,nan\n3,2,1\n"))
     assert [o.gradient_norm for o in curve.observations] == [None, None, 1.0]
     (curve,) = read(write("step,loss,gnorm,skipped\n1,2,inf,1\n2,2,inf,0\n"))
-    assert [o.spoils for o in curve.observations] == [False, True]
+    assert [o.corrupts_weights for o in curve.observations] == [False, True]
 
 
-def test_tensorboard_s_files_are_read_by_tag(tmp_path):
+def test_tensorboard_files_are_read_by_tag(tmp_path):
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.compat.proto.summary_pb2 import Summary
     from tensorboard.summary.writer.event_file_writer import EventFileWriter
@@ -162,7 +162,7 @@ def test_tensorboard_s_files_are_read_by_tag(tmp_path):
         read(tmp_path, tag="loss")
 
 
-def test_curves_of_one_name_are_told_apart_by_where_they_lie(write):
+def test_curves_of_equal_names_are_named_by_their_paths(write):
     paths = [write("step,loss\n1,2\n", f"{folder}/log.csv") for folder in ("a", "b")]
     assert [curve.name for curve in read_all(paths)] == [str(path) for path in paths]
     with pytest.raises(ValueError, match="is named twice"):
@@ -171,8 +171,8 @@ def test_curves_of_one_name_are_told_apart_by_where_they_lie(write):
         read_all([])
 
 
-def test_a_loss_of_a_run_that_was_not_finite_is_replayed_as_it_was_seen_live(write):
-    """metrics.jsonl has null there; left out, a run that ended in NaN would look sound."""
+def test_a_non_finite_loss_of_a_run_is_replayed_as_it_was_judged_live(write):
+    """metrics.jsonl has null there; without the record, a run that ended in NaN looks clean."""
     path = write('{"step": 0, "loss": 9.0}\n{"step": 1, "loss": null}\n', "run/metrics.jsonl")
     (curve,) = read(path.parent)
     assert [observation.step for observation in curve.observations] == [0, 1]

@@ -1,4 +1,4 @@
-"""Who starts the ranks: the deepspeed launcher, torchrun, Slurm's srun, or nobody."""
+"""Launchers: the variables of deepspeed, torchrun, Slurm's srun, or none."""
 
 import os
 import re
@@ -22,12 +22,12 @@ SRUN = {
 }
 
 
-def test_a_process_that_nobody_launched_is_alone():
+def test_a_process_without_a_launcher_is_alone():
     assert Process.from_environment({}) == Process(0, 1, 0, 1)
     assert launcher_variables({"HOME": "/"})["MASTER_ADDR"] == "127.0.0.1"
 
 
-def test_a_launchers_variables_are_taken_as_they_are():
+def test_variables_of_a_launcher_are_used_unchanged():
     torchrun = {
         "RANK": "5",
         "WORLD_SIZE": "8",
@@ -41,28 +41,28 @@ def test_a_launchers_variables_are_taken_as_they_are():
     assert Process.from_environment(torchrun) == Process(5, 8, 1, 4)
 
 
-def test_the_deepspeed_launchers_name_of_the_local_count_is_known():
-    said = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_SIZE": "2"}
-    assert Process.from_environment(said) == Process(3, 4, 1, 2)
+def test_local_size_of_the_deepspeed_launcher_is_the_local_world_size():
+    variables = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_SIZE": "2"}
+    assert Process.from_environment(variables) == Process(3, 4, 1, 2)
 
 
-def test_a_local_count_that_another_launcher_left_in_the_environment_is_not_believed():
-    said = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1"}
+def test_a_local_world_size_left_by_another_launcher_is_ignored():
+    variables = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1"}
     deepspeed = {"LOCAL_SIZE": "2", "LOCAL_WORLD_SIZE": "1"}
-    assert Process.from_environment({**said, **deepspeed}).local_world_size == 2
+    assert Process.from_environment({**variables, **deepspeed}).local_world_size == 2
     elastic = {"TORCHELASTIC_RUN_ID": "none", "LOCAL_SIZE": "1", "LOCAL_WORLD_SIZE": "2"}
-    assert Process.from_environment({**said, **elastic}).local_world_size == 2
+    assert Process.from_environment({**variables, **elastic}).local_world_size == 2
 
 
-def test_below_srun_the_job_step_tells_who_we_are_and_where_rank_0_is():
+def test_under_srun_ranks_and_master_address_come_from_the_job_step():
     assert Process.from_environment(SRUN) == Process(5, 7, 1, 2)
-    said = launcher_variables(SRUN)
-    assert said["MASTER_ADDR"] == "gpu03"
-    assert 12000 <= int(said["MASTER_PORT"]) < 32000
+    variables = launcher_variables(SRUN)
+    assert variables["MASTER_ADDR"] == "gpu03"
+    assert 12000 <= int(variables["MASTER_PORT"]) < 32000
     assert launcher_variables({**SRUN, "MASTER_PORT": "77"})["MASTER_PORT"] == "77"
 
 
-def test_a_batch_script_is_one_process_whatever_its_job_asked_for():
+def test_a_batch_script_is_a_single_process():
     script = {"SLURM_JOB_ID": "1", "SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_LOCALID": "0"}
     assert Process.from_environment(script) == Process(0, 1, 0, 1)
 
@@ -81,13 +81,13 @@ def test_the_first_host_of_a_node_list(nodes, first):
     assert first_host(nodes) == first
 
 
-def test_slurms_short_form_of_tasks_is_written_out():
+def test_tasks_per_node_are_expanded():
     assert tasks_per_node("4") == [4]
     assert tasks_per_node("2(x3),1") == [2, 2, 2, 1]
 
 
 @pytest.mark.parametrize(
-    ("said", "message"),
+    ("variables", "message"),
     [
         ({"RANK": "2", "WORLD_SIZE": "2"}, "RANK is 2, which is not below WORLD_SIZE 2"),
         ({"RANK": "1"}, "RANK is 1, which is not below WORLD_SIZE 1"),
@@ -98,9 +98,9 @@ def test_slurms_short_form_of_tasks_is_written_out():
         ),
     ],
 )
-def test_variables_that_contradict_each_other_are_refused(said, message):
+def test_variables_that_contradict_each_other_are_refused(variables, message):
     with pytest.raises(ValueError, match=message):
-        Process.from_environment(said)
+        Process.from_environment(variables)
 
 
 PROGRAM = f"""
@@ -119,8 +119,8 @@ torch.distributed.barrier()
 
 
 @pytest.mark.slow
-def test_every_starter_trains_the_same_bits(tmp_path):
-    """Slurm is not at hand: srun is two processes with the variables that it would set."""
+def test_every_launcher_trains_the_same_bits(tmp_path):
+    """srun is replaced by two processes with the variables that it would set."""
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
     root = str(Path(__file__).parents[3])
@@ -141,15 +141,15 @@ def test_every_starter_trains_the_same_bits(tmp_path):
         "SLURM_STEP_NODELIST": "localhost",
         "MASTER_PORT": port,
     }
-    starters = {
+    launchers = {
         "deepspeed": [
             [str(folder / "deepspeed"), "--num_accelerators", "2", "--master_port", port]
         ],
         "torchrun": [[str(folder / "torchrun"), "--standalone", "--nproc-per-node", "2"]],
         "srun": [[sys.executable], [sys.executable]],
     }
-    said = {}
-    for name, commands in starters.items():
+    digests = {}
+    for name, commands in launchers.items():
         running = [
             subprocess.Popen(
                 [*command, str(program)],
@@ -166,6 +166,6 @@ def test_every_starter_trains_the_same_bits(tmp_path):
         assert [process.returncode for process in running] == [0] * len(running), outputs
         lines = sorted(re.findall(r"<(\d) of 2: (\w+)>", "".join(out for out, _ in outputs)))
         assert [rank for rank, _ in lines] == ["0", "1"], outputs
-        said[name] = {digest for _, digest in lines}
-    assert said["deepspeed"] == said["torchrun"] == said["srun"]
-    assert len(said["srun"]) == 1
+        digests[name] = {digest for _, digest in lines}
+    assert digests["deepspeed"] == digests["torchrun"] == digests["srun"]
+    assert len(digests["srun"]) == 1

@@ -1,4 +1,4 @@
-"""What a run's ledger asks for: an answer to its spike, and checkpoints to keep for it."""
+"""The rollback policy on ledgers: the response to a spike, and the checkpoints to keep."""
 
 import dataclasses
 import random
@@ -7,9 +7,14 @@ import pytest
 
 from pretrain.config.run import RunConfig, SpikeConfig, TrainingConfig
 from pretrain.run import ledger
-from pretrain.spikes.decisions import answer_to_spike, retained, since_given_up
 from pretrain.spikes.detector import Observation, SpikeDetector
-from pretrain.spikes.policy import GiveUp, Rollback
+from pretrain.spikes.policy import (
+    GiveUp,
+    Rollback,
+    answer_to_spike,
+    checkpoints_to_keep,
+    counted_rollbacks,
+)
 
 CONFIG = RunConfig(
     training=TrainingConfig(seed=1, checkpoint_interval=50, checkpoints_kept=4),
@@ -46,11 +51,11 @@ def as_record(answer, onset):
     )
 
 
-def test_without_a_spike_there_is_nothing_to_answer():
+def test_without_a_spike_there_is_no_response():
     assert answer_to_spike(records(commit(50)), CONFIG) is None
 
 
-def test_a_spike_is_answered_once_and_its_return_climbs_the_ladder():
+def test_a_spike_is_answered_once_and_climbs_the_ladder_when_it_recurs():
     events = [commit(50), commit(100), spike(130)]
     answers = []
     for _ in range(3):
@@ -70,23 +75,25 @@ def test_a_spike_is_answered_once_and_its_return_climbs_the_ladder():
     assert "structural" in end.reason
     fresh = [*events, ("gave-up", {"reason": end.reason})]
     again = answer_to_spike(records(*fresh), CONFIG)
-    assert isinstance(again, Rollback), "whoever starts it again grants it a new ladder"
+    assert isinstance(again, Rollback), "starting the run again grants new budgets"
     assert again.rung == 1
     assert again.seed == 5
 
 
-def test_budgets_count_from_the_last_time_it_was_given_up():
-    told = records(commit(1), ("gave-up", {}), commit(2), ("gave-up", {}), commit(3))
-    assert [record["step"] for record in since_given_up(told)] == [3]
-    assert since_given_up(told[:1]) == told[:1]
+def test_budgets_count_rollbacks_since_the_run_was_last_given_up():
+    rollbacks = [("rollback", {"step": step}) for step in (1, 2, 3)]
+    gave_up = ("gave-up", {})
+    kept = records(rollbacks[0], gave_up, rollbacks[1], gave_up, commit(4), rollbacks[2])
+    assert [record["step"] for record in counted_rollbacks(kept)] == [3]
+    assert counted_rollbacks(kept[:1]) == kept[:1]
 
 
 @pytest.mark.parametrize("seed", range(40))
 def test_retention_never_deletes_a_target_of_the_ladder(seed):
-    """Whenever a spike is confirmed, each rung finds what it would find had nothing been deleted.
+    """Each rung has the same target as if no checkpoint had been deleted.
 
-    Onsets lie as far back as a suspicion can come late; the wait for the confirmation keeps what
-    was there when it was suspected.
+    Onsets lie up to the longest delay of a suspicion before it; checkpoints that exist at the
+    suspicion are kept until the confirmation.
     """
     draw = random.Random(seed)
     interval = draw.choice([5, 20, 50])
@@ -96,7 +103,7 @@ def test_retention_never_deletes_a_target_of_the_ladder(seed):
         step += interval
         events.append(commit(step))
         everything.append(step)
-        keep = retained(records(*events), step, CONFIG)
+        keep = checkpoints_to_keep(records(*events), step, CONFIG)
         state = ledger.run_state(records(*events), 1)
         assert {*state.checkpoints[-4:]} <= keep
         events += [("delete", {"step": s}) for s in state.checkpoints if s not in keep]
@@ -106,7 +113,7 @@ def test_retention_never_deletes_a_target_of_the_ladder(seed):
         step += interval
         events.append(commit(step))
         everything.append(step)
-        keep = retained(records(*events), step, CONFIG)
+        keep = checkpoints_to_keep(records(*events), step, CONFIG)
         checkpoints = ledger.run_state(records(*events), 1).checkpoints
         events += [("delete", {"step": s}) for s in checkpoints if s not in keep]
     for rung in (1, 2, 3):
@@ -122,20 +129,20 @@ def test_retention_never_deletes_a_target_of_the_ladder(seed):
 
 
 @pytest.mark.parametrize("period", [2, 5, 9])
-def test_retention_keeps_the_target_of_a_spike_that_only_a_whole_window_tells(period):
-    """Lost updates that heal one by one: the spike's onset lies before suspicions that healed."""
+def test_retention_keeps_the_target_of_a_spike_found_over_the_whole_window(period):
+    """Skipped updates heal one by one; the onset of the spike lies before healed suspicions."""
     config = dataclasses.replace(CONFIG, spike=dataclasses.replace(CONFIG.spike, margin_steps=0))
     detector, events, everything = SpikeDetector(config.spike), [], []
     for step in range(600):
-        lost = step >= 300 and step % period == 0
-        for event in detector.update(Observation(step, 3.0, skipped=lost)):
+        skipped = step >= 300 and step % period == 0
+        for event in detector.update(Observation(step, 3.0, skipped=skipped)):
             events.append((event.kind, dataclasses.asdict(event)))
         if events and events[-1][0] == "spike":
             break
         if (step + 1) % 3 == 0:
             events.append(commit(step + 1))
             everything.append(step + 1)
-            keep = retained(records(*events), step + 1, config)
+            keep = checkpoints_to_keep(records(*events), step + 1, config)
             saved = ledger.run_state(records(*events), 1).checkpoints
             events += [("delete", {"step": s}) for s in saved if s not in keep]
     spike = events[-1][1]

@@ -1,4 +1,4 @@
-"""The detector over recorded curves, from files to a table, JSON and a picture."""
+"""The detector on recorded curves, from files to a table, JSON and a figure."""
 
 import json
 import math
@@ -12,7 +12,7 @@ from pretrain.config.run import SpikeConfig
 from pretrain.spikes.detector import Observation
 from pretrain.spikes.policy import Rollback
 from pretrain.spikes.replay.curves import Curve, read
-from pretrain.spikes.replay.judge import Label, judge, score, spike_config, total
+from pretrain.spikes.replay.detect import Label, detect, score, spike_config, total
 from pretrain.spikes.replay.published_rules import RULES, incidents
 from tests.benchmarks.spikes import SPIKES, curve
 
@@ -46,7 +46,7 @@ def replay(capsys, *words):
     return code, output.out, output.err
 
 
-def test_the_command_prints_a_table_and_writes_json_and_a_picture(files, tmp_path, capsys):
+def test_the_command_prints_a_table_and_writes_json_and_a_figure(files, tmp_path, capsys):
     curves = sorted(files.glob("*.csv"))
     options = ["--labels", files / "labels.json", "--json", tmp_path / "found.json"]
     code, out, err = replay(capsys, *curves, *options, "--plot", tmp_path / "sheet.png")
@@ -68,7 +68,7 @@ def test_the_command_prints_a_table_and_writes_json_and_a_picture(files, tmp_pat
     assert found["fast"]["score"]["hits"] == 1
 
 
-def test_thresholds_may_be_given_as_words(files, capsys):
+def test_thresholds_can_be_overridden(files, capsys):
     _, out, _ = replay(capsys, files / "fast.csv", "spike.deviations=1000", "spike.gross_nats=99")
     assert "spike from step" in out, "the slow channel has its own threshold"
     _, out, _ = replay(
@@ -88,7 +88,7 @@ def test_thresholds_may_be_given_as_words(files, capsys):
         (["--labels", "nowhere.json"], "nowhere.json"),
     ],
 )
-def test_what_is_wrong_is_said_and_ends_with_code_2(words, message, files, capsys):
+def test_user_errors_are_described_and_exit_with_code_2(words, message, files, capsys):
     code, out, err = replay(capsys, files / "clean.csv", *words)
     assert (code, out) == (2, "")
     assert message in err
@@ -103,7 +103,7 @@ def test_what_is_wrong_is_said_and_ends_with_code_2(words, message, files, capsy
         ('{"cleen": []}', "labels 'cleen', which is none of the curves clean"),
     ],
 )
-def test_labels_that_fit_no_curve_are_refused(content, message, files, tmp_path, capsys):
+def test_malformed_labels_and_unknown_curves_are_refused(content, message, files, tmp_path, capsys):
     path = tmp_path / "labels.json"
     path.write_text(content)
     code, _, err = replay(capsys, files / "clean.csv", "--labels", path)
@@ -111,11 +111,11 @@ def test_labels_that_fit_no_curve_are_refused(content, message, files, tmp_path,
     assert f"{path}: {message}" in err
 
 
-def test_places_are_counted_in_records_whatever_the_steps_between():
+def test_scores_count_records_not_steps():
     labelled = curve("fast", 3)
     each, fifth = (recorded(labelled.losses.tolist(), every=every) for every in (1, 5))
     scores = [
-        score(judge(made, SpikeConfig(), 500), [Label(every * labelled.onset)])
+        score(detect(made, SpikeConfig(), 500), [Label(every * labelled.onset)])
         for made, every in ((each, 1), (fifth, 5))
     ]
     assert scores[0] == scores[1]
@@ -126,33 +126,33 @@ def test_places_are_counted_in_records_whatever_the_steps_between():
 @pytest.mark.parametrize("kind", SPIKES)
 def test_a_labelled_spike_is_a_hit_and_an_unlabelled_one_is_false(kind):
     recorded_curve, onset = made(kind)
-    judged = judge(recorded_curve, SpikeConfig(), 500)
-    right = score(judged, [Label(onset, kind)])
+    found_spikes = detect(recorded_curve, SpikeConfig(), 500)
+    right = score(found_spikes, [Label(onset, kind)])
     assert (right.hits, right.recall) == (1, 1.0)
     assert right.onset_errors[0] <= 100
-    wrong = score(judged, [Label(onset - 250, kind)])
+    wrong = score(found_spikes, [Label(onset - 250, kind)])
     assert (wrong.hits, wrong.recall) == (0, 0.0)
-    assert wrong.false == len(judged.spikes)
+    assert wrong.false == len(found_spikes.spikes)
     assert total([right, wrong]).labelled == 2
 
 
-def test_a_blip_is_no_spike_to_be_found():
+def test_a_labelled_blip_is_not_expected_to_be_found():
     recorded_curve, onset = made("blip")
-    judged = judge(recorded_curve, SpikeConfig(), 500)
-    found = score(judged, [Label(onset, "blip")])
+    found_spikes = detect(recorded_curve, SpikeConfig(), 500)
+    found = score(found_spikes, [Label(onset, "blip")])
     assert (found.labelled, found.false, found.precision, found.recall) == (0, 0, 1.0, 1.0)
 
 
-def test_spikes_that_follow_each_other_climb_the_policy_s_ladder():
+def test_nearby_spikes_climb_the_ladder_of_the_policy():
     losses = curve("clean", 2).losses.copy()
     for first in (2000, 2500, 5000):
         losses[first:] += 0.8
-    plans = [found.plan for found in judge(recorded(losses.tolist()), SpikeConfig(), 500).spikes]
+    plans = [found.plan for found in detect(recorded(losses.tolist()), SpikeConfig(), 500).spikes]
     assert [plan.rung for plan in plans if isinstance(plan, Rollback)] == [1, 2, 1]
     assert [plan.seed for plan in plans] == [2, 3, 4]
 
 
-def test_the_published_rules_see_what_they_are_made_for_and_no_more():
+def test_the_published_rules_raise_alarms_as_defined():
     flat = [3.0 + (i % 7) / 100 for i in range(1000)]
     tenfold = [*flat[:600], 40.0, *flat[601:]]
     doubled = [*flat[:600], *[7.0] * 6, *flat[606:]]
@@ -172,20 +172,20 @@ def test_the_published_rules_see_what_they_are_made_for_and_no_more():
     assert RULES["llm-foundry"](doubled) == [604]
 
 
-def test_alarms_near_each_other_are_one_incident():
+def test_nearby_alarms_are_one_incident():
     assert incidents([5, 6, 40, 95, 200]) == [5, 95, 200]
     assert incidents([]) == []
 
 
-def test_settings_words_make_a_policy():
+def test_overrides_make_a_spike_config():
     assert spike_config([]) == SpikeConfig()
     assert spike_config(["spike.patience=4"]).patience == 4
 
 
-def test_real_curves_are_read_and_the_clean_ones_give_no_fast_alarm():
+def test_real_curves_without_labelled_spikes_give_no_spike():
     shared = os.environ.get("ZEROCLAP_SHARED")
     if not shared:
         pytest.skip("ZEROCLAP_SHARED is not set: no recorded curves")
     for name in ("clean/megatron_bert_release_a100", "spiky/megatron_mixtral8x7b_dev_h100"):
         (recorded_curve,) = read(Path(shared) / "data" / "curves" / f"{name}.csv")
-        assert judge(recorded_curve, SpikeConfig(), 500).spikes == ()
+        assert detect(recorded_curve, SpikeConfig(), 500).spikes == ()
