@@ -86,7 +86,7 @@ def run_demo(output: Path) -> int:
     Raises:
         ValueError: the folder holds something that no demo made.
     """
-    from pretrain.supervision.launch import default_ranks
+    from pretrain.supervision.gpus import visible_gpus
 
     if output.exists() and any(output.iterdir()) and not (output / MARK).exists():
         raise ValueError(f"{output}: holds files that no demo made; name a new folder")
@@ -94,7 +94,7 @@ def run_demo(output: Path) -> int:
     output.mkdir(parents=True)
     (output / MARK).touch()
     began = time.monotonic()
-    plan = stages(output, ranks=min(2, default_ranks()))
+    plan = stages(output, ranks=min(2, len(visible_gpus()) or 2))
     for number, stage in enumerate(plan, start=1):
         _say(f"\n[{number}/{len(plan)}] {stage.title}\n$ python -m {stage.command}")
         started = time.monotonic()

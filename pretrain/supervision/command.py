@@ -34,19 +34,19 @@ def supervise(options: argparse.Namespace) -> int:
     from pretrain.run.report import write_report
     from pretrain.supervision.agent import Agent
     from pretrain.supervision.launch import world_size
-    from pretrain.supervision.nodes import place
+    from pretrain.supervision.nodes import this_node
     from pretrain.supervision.supervisor import Supervisor, forecast
 
     config = load(options.recipe, options.overrides)
-    here = place(options.node_rank, options.nodes, options.master_addr, os.environ)
-    _, manifest = check(config, world_size(config, here.count))
+    node = this_node(options.node_rank, options.nodes, options.master_addr, os.environ)
+    _, manifest = check(config, world_size(config.supervision, node.count))
     refuse_other_recipe(config, manifest)
     if options.dry_run:
-        sys.stdout.write(forecast(config, here))
+        sys.stdout.write(forecast(config, node))
         return EXIT_DONE
-    if here.node:
-        return Agent(config, here).run()
-    code = Supervisor(config, here).run()
+    if node.rank:
+        return Agent(config, node).run()
+    code = Supervisor(config, node).run()
     try:
         if (Path(config.folder) / METRICS).exists():
             sys.stdout.write(f"report: {write_report(Path(config.folder))}\n")

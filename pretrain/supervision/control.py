@@ -1,15 +1,15 @@
-"""What supervisor, trainer and other machines' agents tell each other: small files in `control/`.
+"""Control files: how the supervisor, the ranks and the agents of other nodes communicate.
 
-    order.json         who may train now (its token fences off every other), where, and when to stop
-    stop-TOKEN         please save and leave at the next step's end
-    failure-TOKEN-RANK.json  why a rank ended (failures.py)
-    heartbeat.json     what rank 0 is doing (heartbeat.py)
-    node-NNN.json      what another machine's agent is doing (nodes.py)
-    launched-NNN.json  a machine's launcher, for whoever has to find it again (jobs.py)
+They are small files in the run's folder `control/`, and each has one writer:
 
-The ledger has one writer at a time, the trainer while there is one; here each file has its own.
-A network file system may refuse to read a file while it is replaced: that says nothing new, and
-the reader looks again later. Imports no torch.
+    order.json               which attempt may train, where, and whether it is to stop
+    stop-TOKEN               request to an attempt to save and exit after the current step
+    heartbeat.json           what rank 0 is doing (heartbeat.py)
+    failure-TOKEN-RANK.json  the error of a rank (failures.py)
+    node-NNN.json            the report of another node's agent (nodes.py)
+
+A network file system may refuse to read a file while it is being replaced. Readers then keep what
+they knew and try again later. Imports no torch.
 """
 
 from __future__ import annotations
@@ -26,96 +26,102 @@ from typing import Any
 from data_prep import files
 
 FOLDER = "control"
+FILE_NAME = "order.json"
 TOKEN_VARIABLE = "ZEROCLAP_ATTEMPT"
-"""Environment variable with the token of the order that started a process."""
+"""Environment variable of an attempt's processes: the token of the attempt."""
 
-_LEAVE = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
-RUN, STOP, OVER = "run", "stop", "over"
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
+RUN, STOP, EXIT = "run", "stop", "exit"
 
 
 @dataclasses.dataclass(frozen=True)
-class Order:
-    """What every machine of a run is to do."""
+class ControlFile:
+    """What every node of a run has to do, as the supervisor writes it."""
 
     token: str
-    """Of the attempt; no two have the same."""
+    """Identifies the attempt; never used twice."""
     attempt: int
     state: str
-    """run, stop (end the attempt's processes), or over (agents leave)."""
+    """`run` the attempt, `stop` (end its processes), or `exit` (agents exit)."""
     nodes: int = 1
     processes_per_node: int = 1
-    """Of each machine."""
     address: str = "127.0.0.1"
-    """Of the machine of rank 0."""
+    """Of the node of rank 0."""
     port: int = 0
     code: int = 0
-    """With which agents leave when it is over."""
+    """Exit code of the agents in state `exit`."""
 
 
 def folder_of(run: Path) -> Path:
-    """Where a run's control files lie."""
+    """Return the folder of a run's control files."""
     return run / FOLDER
 
 
-def give(run: Path, order: Order) -> None:
-    """Make an order the one that counts; what belongs to earlier attempts is deleted."""
+def write(run: Path, control_file: ControlFile) -> None:
+    """Replace the control file, and delete the stop and failure files of other attempts."""
     folder = folder_of(run)
-    folder.mkdir(parents=True, exist_ok=True)
     for path in (*folder.glob("stop-*"), *folder.glob("failure-*")):
-        if path.name.split("-")[1] != order.token:
+        if path.name.split("-")[1] != control_file.token:
             path.unlink(missing_ok=True)
-    data = files.strict_json(dataclasses.asdict(order)).encode() + b"\n"
-    files.write_atomically(folder / "order.json", data)
+    data = files.strict_json(dataclasses.asdict(control_file)) + "\n"
+    files.write_atomically(folder / FILE_NAME, data.encode())
 
 
-def read(run: Path) -> Order | None:
-    """The order that counts; `None` where there is none.
+def read(run: Path) -> ControlFile | None:
+    """Read the control file; return `None` if there is none.
 
     Raises:
-        ValueError: the file is not one that `give` wrote.
-        OSError: it cannot be read now.
+        ValueError: The file holds other fields than those that `write` writes.
+        OSError: The file cannot be read now.
     """
+    path = folder_of(run) / FILE_NAME
     try:
-        values = _mapping(files.retried((folder_of(run) / "order.json").read_bytes))
+        values = parse_object(files.retried(path.read_bytes))
+        return None if values is None else ControlFile(**values)
     except FileNotFoundError:
         return None
-    if values is None:
-        return None
-    try:
-        return Order(**values)
     except TypeError as error:
-        path = folder_of(run) / "order.json"
-        raise ValueError(f"{path}: is no order ({error}); delete it when nothing trains") from None
+        raise ValueError(
+            f"{path}: is not a control file of this version ({error}); delete it if no process "
+            "trains this run"
+        ) from None
+
+
+def try_read(run: Path) -> ControlFile | None:
+    """Read the control file; return `None` if there is none, or it cannot be read now."""
+    with contextlib.suppress(OSError):
+        return read(run)
+    return None
 
 
 def token_of(environ: Mapping[str, str]) -> str:
-    """The token that a process was started with; "" where nobody ordered it."""
+    """Return the token of the attempt that a process belongs to; "" without a supervisor."""
     return environ.get(TOKEN_VARIABLE, "")
 
 
-def superseded(run: Path, token: str) -> Order | None:
-    """The order that ended an attempt which was ordered (`token` is not ""), or that replaced it.
+def superseded(run: Path, token: str) -> ControlFile | None:
+    """Return the control file if it stops the attempt with this token, or starts another one.
 
-    Cheap enough for once a second. An order that cannot be read now supersedes nobody.
+    An attempt without a supervisor (token "") cannot be superseded, and a control file that cannot
+    be read now supersedes no attempt. Cheap enough to call once a second.
     """
-    order = None
-    with contextlib.suppress(OSError):
-        order = read(run) if token else None
-    return order if order and (order.token != token or order.state != RUN) else None
+    newest = try_read(run) if token else None
+    return newest if newest and (newest.token, newest.state) != (token, RUN) else None
 
 
 def refuse_superseded(run: Path, token: str) -> None:
-    """Refuse to start, commit or tell anything on an order that counts no more.
+    """Raise if the attempt with this token was superseded.
 
-    The ledger refuses an attempt when a later one has begun; this one when it has been ordered.
+    Called before an attempt starts, commits a checkpoint or appends to the ledger. The ledger
+    itself refuses an attempt only after a later one has begun.
 
     Raises:
-        ValueError: names the attempt that was ordered since.
+        ValueError: The attempt was superseded; the message names the newest attempt.
     """
-    if order := superseded(run, token):
+    if newest := superseded(run, token):
         raise ValueError(
-            f"{run}: the order that started this attempt no longer counts (the newest is that of "
-            f"attempt {order.attempt}); this one stops"
+            f"{run}: this attempt was superseded (the newest is attempt {newest.attempt}); "
+            "this one stops"
         )
 
 
@@ -124,38 +130,37 @@ def _stop_file(run: Path, token: str) -> Path:
 
 
 def request_stop(run: Path, token: str) -> None:
-    """Ask an attempt to save and leave at the end of its step."""
+    """Ask an attempt to save and exit after the current step."""
     folder_of(run).mkdir(parents=True, exist_ok=True)
     _stop_file(run, token).touch()
 
 
 def stop_requested(run: Path, token: str) -> bool:
-    """Whether somebody asked; a `stat`, cheap enough for every step."""
+    """Return whether the attempt was asked to stop; one `stat`, cheap enough for every step."""
     try:
         return _stop_file(run, token).exists()
     except OSError:
-        return False  # it cannot be told now
+        return False  # asked again after the next step
 
 
-class Requests:
-    """How often a supervisor or an agent was asked to leave.
+@dataclasses.dataclass
+class StopRequests:
+    """Counts how often a supervisor or an agent was asked to stop.
 
-    By SIGTERM, by SIGUSR1, or by the end of its terminal (unless nohup has it ignore that).
+    A request is a SIGTERM, a SIGUSR1, or the SIGHUP of a closed terminal (ignored under nohup).
     """
 
-    def __init__(self) -> None:
-        """Not at all, yet."""
-        self.count = 0
+    count: int = 0
 
     @contextlib.contextmanager
     def counted(self) -> Iterator[None]:
-        """Count signals in the block rather than being ended by them."""
+        """Count the signals that arrive in this block, instead of being ended by them."""
 
-        def note(number: int, frame: object) -> None:
+        def count(number: int, frame: object) -> None:
             self.count += 1
 
-        heard = [n for n in _LEAVE if signal.getsignal(n) != signal.SIG_IGN]
-        before = {number: signal.signal(number, note) for number in heard}
+        numbers = [n for n in _STOP_SIGNALS if signal.getsignal(n) != signal.SIG_IGN]
+        before = {number: signal.signal(number, count) for number in numbers}
         try:
             yield
         finally:
@@ -164,35 +169,32 @@ class Requests:
 
 
 def stop_on_signals(run: Path, token: str, environ: Mapping[str, str]) -> None:
-    """Let this rank take SIGUSR1 as a request to save and leave; below srun SIGTERM as well.
+    """Make this rank treat SIGUSR1 as a request to stop; directly under srun, SIGTERM as well.
 
-    The launchers end a broken attempt's ranks by SIGTERM, which must not wait for anything; srun
-    passes on what Slurm sends before it takes the machines away.
+    The deepspeed launcher and torchrun send SIGTERM to end the ranks of a failed attempt, which
+    must not wait. srun forwards the SIGTERM that Slurm sends before it revokes the allocation.
     """
 
-    def ask(number: int, frame: object) -> None:
-        with contextlib.suppress(OSError):  # a full disk must not end the rank wherever it is
+    def request(number: int, frame: object) -> None:
+        with contextlib.suppress(OSError):  # on a full disk the rank continues
             request_stop(run, token)
 
-    signal.signal(signal.SIGUSR1, ask)
-    if "SLURM_STEP_NUM_TASKS" in environ and "SLURM_PROCID" in environ and not _launched(environ):
-        signal.signal(signal.SIGTERM, ask)
-
-
-def _launched(environ: Mapping[str, str]) -> bool:
-    """Whether the deepspeed launcher or torchrun stands between srun and this rank."""
-    return "CROSS_RANK" in environ or "TORCHELASTIC_RUN_ID" in environ
+    signal.signal(signal.SIGUSR1, request)
+    under_srun = {"SLURM_STEP_NUM_TASKS", "SLURM_PROCID"} <= environ.keys()
+    if under_srun and not {"CROSS_RANK", "TORCHELASTIC_RUN_ID"} & environ.keys():
+        signal.signal(signal.SIGTERM, request)
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """A control file's mapping; `None` where there is no whole file, or it cannot be read now."""
+    """Read a JSON object; return `None` if there is no valid one, or it cannot be read now."""
     try:
-        return _mapping(path.read_bytes())
+        return parse_object(path.read_bytes())
     except OSError:
         return None
 
 
-def _mapping(data: bytes) -> dict[str, Any] | None:
+def parse_object(data: bytes) -> dict[str, Any] | None:
+    """Parse a JSON object; return `None` if `data` is not one."""
     try:
         values = json.loads(data)
     except ValueError:
@@ -200,8 +202,8 @@ def _mapping(data: bytes) -> dict[str, Any] | None:
     return values if isinstance(values, dict) else None
 
 
-def write_quickly(path: Path, values: Mapping[str, object]) -> None:
-    """Replace a small file: whole for every reader, but not waited for until it is on disk."""
+def replace_json(path: Path, values: Mapping[str, object]) -> None:
+    """Replace a small JSON file atomically, without waiting for the disk (no fsync)."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     partial.write_text(files.strict_json(values) + "\n", encoding="utf-8")

@@ -1,8 +1,8 @@
-"""What a run's ledger asks for when no attempt is running: pure functions of its records.
+"""The supervisor's decisions, as pure functions of the ledger's records.
 
-Spikes have a ladder of their own (spikes/policy.py). Here: what ended an attempt, how often
-that may happen without progress, and how long to wait before the next. Progress is a checkpoint of
-a step that no earlier one had reached: a run that commits the same step again and again makes none.
+What to do about a spike is decided in `pretrain.spikes`. Here: how an attempt ended, how often
+attempts may end without progress, and how long to wait before the next one. Progress is a
+checkpoint of a later step than any before: committing the same step again is not progress.
 Imports no torch.
 """
 
@@ -14,11 +14,12 @@ from collections.abc import Collection, Sequence
 from pretrain.config.run import RunConfig, SupervisionConfig
 from pretrain.run import ledger, metrics
 from pretrain.spikes import policy
+from pretrain.supervision import failures
 
 CRASH, HANG, PREEMPTED, INTERRUPTED = "crash", "hang", "preempted", "interrupted"
 ENDINGS = frozenset({CRASH, HANG, PREEMPTED, INTERRUPTED})
-"""Kinds of records in which the supervisor says how a launch ended, whether it began or not."""
-_LONGEST_PAUSE = 10.0
+"""Kinds of records that say how a launch ended, even one whose attempt never began."""
+_MAX_PAUSE = 10.0
 """Seconds."""
 
 
@@ -27,7 +28,7 @@ class Launch:
     """Start the next attempt from the newest surviving checkpoint."""
 
     pause: float = 0.0
-    """Seconds to wait before: none the first time, then 1, 2, 4, 8, 10."""
+    """Seconds to wait before: 0 after the first failure, then 1, 2, 4, 8, 10."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,8 +39,17 @@ class Finished:
 Decision = Launch | Finished | policy.Rollback | policy.GiveUp
 
 
+@dataclasses.dataclass(frozen=True)
+class Problem:
+    """Why an attempt has to be ended, or why it ended."""
+
+    kind: str
+    """CRASH or HANG."""
+    reason: str
+
+
 def decide(records: Sequence[ledger.Record], config: RunConfig) -> Decision:
-    """What a ledger asks for, when no attempt is running."""
+    """Decide what to do next while no attempt is running."""
     if ledger.run_state(records, config.training.seed).done:
         return Finished()
     return policy.answer_to_spike(records, config) or answer_to_endings(records, config.supervision)
@@ -48,33 +58,29 @@ def decide(records: Sequence[ledger.Record], config: RunConfig) -> Decision:
 def answer_to_endings(
     records: Sequence[ledger.Record], config: SupervisionConfig
 ) -> Launch | policy.GiveUp:
-    """Launch again, or not, after the attempts that ended without progress."""
+    """Decide whether to launch again after attempts that ended without progress."""
     endings = endings_without_progress(records)
     kinds = [record["kind"] for record in endings]
-    for name, kind, most in (
-        ("crashed", CRASH, config.max_crashes),
-        ("hung", HANG, config.max_hangs),
-        ("stopped on request", PREEMPTED, config.max_preemptions),
+    for verb, counted, limit in (
+        ("crashed", {CRASH}, config.max_crashes),
+        ("hung", {HANG}, config.max_hangs),
+        ("stopped on request", {PREEMPTED}, config.max_preemptions),
+        ("ended", {CRASH, HANG, PREEMPTED}, config.max_stalled),
     ):
-        if kinds.count(kind) > most:
-            what = f"{metrics.count(kinds.count(kind), 'attempt')} {name}"
-            return policy.GiveUp(_in_words(what, endings, kind))
-    if len(endings) > config.max_stalled:
-        what = f"{metrics.count(len(endings), 'attempt')} ended"
-        return policy.GiveUp(_in_words(what, endings, kinds[-1]))
-    failures = len(endings) - kinds.count(PREEMPTED)
-    return Launch(min(_LONGEST_PAUSE, 2.0 ** (failures - 2)) if failures > 1 else 0.0)
-
-
-def _in_words(what: str, endings: Sequence[ledger.Record], kind: str) -> str:
-    last = next(record for record in reversed(endings) if record["kind"] == kind)
-    return f"{what} without a new checkpoint, the last one because {last['reason']}"
+        matching = [record for record in endings if record["kind"] in counted]
+        if len(matching) > limit:
+            return policy.GiveUp(
+                f"{metrics.count(len(matching), 'attempt')} {verb} without a new checkpoint; "
+                f"reason of the last one: {matching[-1]['reason']}"
+            )
+    failed = len(endings) - kinds.count(PREEMPTED)
+    return Launch(min(_MAX_PAUSE, 2.0 ** (failed - 2)) if failed > 1 else 0.0)
 
 
 def endings_without_progress(records: Sequence[ledger.Record]) -> list[ledger.Record]:
-    """How attempts ended since a checkpoint went further than any before.
+    """Return how attempts ended since the last progress.
 
-    A rollback begins anew, and so does a person who starts a run again that was given up.
+    A rollback starts the count again, and so does a user who starts a run that was given up.
     """
     endings: list[ledger.Record] = []
     furthest = 0
@@ -90,32 +96,54 @@ def endings_without_progress(records: Sequence[ledger.Record]) -> list[ledger.Re
 
 
 def records_of(records: Sequence[ledger.Record], token: str) -> list[ledger.Record]:
-    """What was told since the attempt with a token began; nothing where it never did."""
-    for place, record in enumerate(records):
+    """Return the records since the attempt with this token began; none if it never began."""
+    for index, record in enumerate(records):
         if record["kind"] == "attempt" and record.get("token") == token:
-            return list(records[place:])
+            return list(records[index:])
     return []
 
 
 def open_attempt(records: Sequence[ledger.Record]) -> ledger.Record | None:
-    """The newest attempt, if nothing in the ledger says how it ended."""
-    newest = None
-    for record in records:
+    """Return the newest attempt if no record says how it ended."""
+    for record in reversed(records):
         if record["kind"] == "attempt":
-            newest = record
-        elif record["kind"] in {*ENDINGS, "spike", "done"}:
-            newest = None
-    return newest
+            return record
+        if record["kind"] in {*ENDINGS, "spike", "done"}:
+            break
+    return None
 
 
-def ending(told: Collection[str], seen: str, preempting: bool) -> str:
-    """The kind of record that says how an attempt ended; "" where it has been said.
+def why_ended(
+    problem: Problem | None, launcher: str, errors: Sequence[failures.RankError], world_size: int
+) -> Problem:
+    """Return why an attempt ended.
+
+    A rank's own error comes first, then the problem that the supervisor saw, then the launcher's
+    exit code.
 
     Args:
-        told: kinds of records that the attempt itself told.
-        seen: what it looked like from outside, crash or hang.
-        preempting: whether it had been asked to save and leave.
+        problem: why the supervisor ended the attempt; `None` if the launcher ended by itself.
+        launcher: how the launcher ended: "ended with code 1".
+        errors: of the attempt's ranks, the earliest first.
+        world_size: number of ranks; 0 if unknown.
     """
-    if {*told} & {"done", "spike", PREEMPTED}:
+    explanation = failures.explain(errors, world_size)
+    if failures.cause(errors):
+        return Problem(CRASH, explanation)
+    seen = problem or Problem(CRASH, f"the launcher {launcher} and the run is not done")
+    if explanation and seen.kind == CRASH:
+        return Problem(CRASH, f"{explanation}; {seen.reason}")
+    return seen
+
+
+def ending(recorded: Collection[str], seen: str, preempting: bool) -> str:
+    """Return the kind of record that is missing to say how an attempt ended; "" if none is.
+
+    Args:
+        recorded: kinds of the records that the attempt itself wrote.
+        seen: how its end looked from outside, CRASH or HANG.
+        preempting: whether it had been asked to stop.
+    """
+    if {*recorded} & {"done", "spike", PREEMPTED}:
         return ""
     return PREEMPTED if preempting else seen

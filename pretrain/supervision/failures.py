@@ -1,8 +1,8 @@
-"""Why the ranks of an attempt ended, in a small control file each, and which error came first.
+"""The errors that ended the ranks of an attempt, and which of them is the cause.
 
-A launcher reports an exit code of its own, and its log ends with whatever came last: often another
-rank's lost connection. So a rank that ends with an error writes the error down, and the supervisor
-reads all of them when the attempt has ended. Imports no torch.
+The launcher reports an exit code of its own, and its log often ends with another rank's lost
+connection. So a rank that fails writes its error to a control file, and the supervisor reads all of
+them after the attempt has ended. Imports no torch.
 """
 
 from __future__ import annotations
@@ -17,133 +17,122 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
-from pretrain.supervision import control as orders
+from pretrain.supervision import control
 
-_OUR_CODE = Path(__file__).parents[2]
+_SOURCE_ROOT = Path(__file__).parents[2]
 _PACKAGES = ("data_prep", "pretrain")
 _LOST_CONNECTION = re.compile(
     r"gloo|nccl|connection (was )?(closed|reset|refused|aborted)|broken pipe|socket timeout|"
     r"timed out waiting",
     re.IGNORECASE,
 )
-_CLOSE_SECONDS = 30.0
-"""An error of a rank's own comes at most so long after the first lost connection that it causes."""
-_LONGEST = 2000
-"""Characters of a message."""
-_LINES = 20
-"""Last lines of a traceback that are kept."""
+_MAX_DELAY_SECONDS = 30.0
+"""From the first lost connection to the error of the rank that caused it."""
+_MAX_MESSAGE = 2000
+"""Characters."""
+_MAX_TRACEBACK = 20
+"""Lines."""
 
 
 @dataclasses.dataclass(frozen=True)
 class RankError:
-    """The error with which one rank ended."""
+    """The error that ended a rank."""
 
     rank: int
     host: str
     time: float
-    """Of the rank's wall clock."""
+    """Wall-clock time of the rank's host."""
     code: int
     """The rank's exit code."""
     message: str
     follows: bool = False
     """Whether it only says that the connection to another rank was lost."""
     traceback: str = ""
-    """Its last lines; "" where a rank refused to start or to go on."""
+    """Its last lines; "" if the rank refused to start or to continue."""
 
 
 def report(run: Path, code: int, error: Exception, unexpected: bool = False) -> None:
-    """Write down why this rank ends; nothing where nobody supervises it.
-
-    A rank that was told to stop has no error of its own any more.
+    """Write down why this rank ends, if it has a supervisor that has not stopped it.
 
     Args:
-        run: the run's folder.
+        run: folder of the run.
         code: exit code of this rank.
-        error: what ends it.
-        unexpected: whether it is worth a traceback; else its message says all.
+        error: the error that ends it.
+        unexpected: whether to add the error's type, its place in our code and its traceback.
     """
-    token, rank = orders.token_of(os.environ), _rank()
-    message = _message(error, unexpected)
-    lines = traceback.format_exception(error) if unexpected else []
-    last = "".join(lines).splitlines()[-_LINES:]
-    own = RankError(
-        rank, socket.gethostname(), time.time(), code, message, _follows(error), "\n".join(last)
+    token = control.token_of(os.environ)
+    rank = int(os.environ.get("RANK") or os.environ.get("SLURM_PROCID") or 0)
+    message, last_lines = " ".join(str(error).split())[:_MAX_MESSAGE], ""
+    if unexpected:
+        message = f"{type(error).__name__}: {message}{_location(error)}"
+        lines = "".join(traceback.format_exception(error)).splitlines()
+        last_lines = "\n".join(lines[-_MAX_TRACEBACK:])
+    rank_error = RankError(
+        rank, socket.gethostname(), time.time(), code, message, _follows(error), last_lines
     )
-    with contextlib.suppress(OSError, ValueError):  # the error itself must not be lost
-        if token and not orders.superseded(run, token):
-            path = orders.folder_of(run) / f"failure-{token}-{rank}.json"
-            orders.write_quickly(path, dataclasses.asdict(own))
+    with contextlib.suppress(OSError, ValueError):  # the caller still raises the error itself
+        if token and not control.superseded(run, token):
+            path = control.folder_of(run) / f"failure-{token}-{rank}.json"
+            control.replace_json(path, dataclasses.asdict(rank_error))
 
 
-def _rank() -> int:
-    return int(os.environ.get("RANK") or os.environ.get("SLURM_PROCID") or 0)
-
-
-def _message(error: Exception, unexpected: bool) -> str:
-    words = " ".join(str(error).split())[:_LONGEST]
-    if not unexpected:
-        return words
-    return f"{type(error).__name__}: {words}{_place(error)}"
-
-
-def _place(error: Exception) -> str:
-    """The last line of our own code that an error passed through."""
+def _location(error: Exception) -> str:
+    """Return the last line of our own code in an error's traceback."""
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         with contextlib.suppress(ValueError):
-            path = Path(frame.filename).relative_to(_OUR_CODE)
+            path = Path(frame.filename).relative_to(_SOURCE_ROOT)
             if path.parts[0] in _PACKAGES:
                 return f" ({path}, line {frame.lineno})"
     return ""
 
 
 def _follows(error: Exception) -> bool:
-    if "EADDRINUSE" in str(error):  # another program has our port
+    if "EADDRINUSE" in str(error):  # another program uses our port
         return False
-    kinds = {kind.__name__ for kind in type(error).__mro__}
+    type_names = {kind.__name__ for kind in type(error).__mro__}  # torch is not imported here
     lost = isinstance(error, RuntimeError | OSError) and _LOST_CONNECTION.search(str(error))
-    return "DistError" in kinds or bool(lost)
+    return "DistError" in type_names or bool(lost)
 
 
 def read(run: Path, token: str) -> list[RankError]:
-    """What the ranks of an attempt wrote, the earliest first."""
-    found = []
-    for path in orders.folder_of(run).glob(f"failure-{token}-*.json"):
-        values = orders.read_json(path)
+    """Return the errors of an attempt's ranks, the earliest first."""
+    errors = []
+    for path in control.folder_of(run).glob(f"failure-{token}-*.json"):
         with contextlib.suppress(TypeError):
-            found.append(RankError(**(values or {})))
-    return sorted(found, key=lambda error: error.time)
+            errors.append(RankError(**(control.read_json(path) or {})))
+    return sorted(errors, key=lambda error: error.time)
 
 
 def cause(errors: Sequence[RankError]) -> RankError | None:
-    """The first error that no other rank's end explains; `None` where every one follows.
+    """Return the first error that is not a lost connection; `None` if there is none.
 
     Args:
-        errors: of one attempt, the earliest first. The clocks of several machines may differ a
-            little.
+        errors: of one attempt, the earliest first. An error that comes more than 30 seconds after
+            the first one cannot be its cause. The clocks of several nodes may differ a little.
     """
     own = [error for error in errors if not error.follows]
-    if own and own[0].time - errors[0].time <= _CLOSE_SECONDS:
+    if own and own[0].time - errors[0].time <= _MAX_DELAY_SECONDS:
         return own[0]
     return None
 
 
-def in_words(error: RankError, errors: Sequence[RankError]) -> str:
-    """An error with the ranks and hosts that ended with the same message."""
-    same = [other for other in errors if other.message == error.message]
-    ranks = ", ".join(map(str, sorted({other.rank for other in same})))
-    hosts = ", ".join(sorted({other.host for other in same}))
-    return f"rank {ranks} on {hosts}: {error.message}"
-
-
 def explain(errors: Sequence[RankError], world_size: int) -> str:
-    """What the ranks' errors say about the end of an attempt; "" where there are none.
+    """Describe the cause of an attempt's end, as far as the ranks' errors show it; "" if none do.
 
     Args:
         errors: of one attempt, the earliest first.
-        world_size: how many the attempt had; 0 where that is not known.
+        world_size: number of ranks; 0 if unknown.
     """
-    first = cause(errors)
+    if not errors:
+        return ""
     silent = sorted({*range(world_size)} - {error.rank for error in errors})
-    if errors and silent and not first:
-        return f"rank {', '.join(map(str, silent))} ended without a message"
-    return in_words(first or errors[0], errors) if errors else ""
+    if silent and not cause(errors):
+        return f"rank {_joined(silent)} ended without a message"
+    first = cause(errors) or errors[0]
+    same = [error for error in errors if error.message == first.message]
+    ranks, hosts = {error.rank for error in same}, {error.host for error in same}
+    return f"rank {_joined(sorted(ranks))} on {_joined(sorted(hosts))}: {first.message}"
+
+
+def _joined(values: Sequence[object]) -> str:
+    return ", ".join(map(str, values))

@@ -1,4 +1,4 @@
-"""Which GPUs of this machine a launch may use. Imports no torch."""
+"""The GPUs of this machine that a launch may use. Imports no torch."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ VARIABLE = "CUDA_VISIBLE_DEVICES"
 
 
 def visible_gpus(environ: Mapping[str, str] = os.environ) -> list[str]:
-    """The GPUs of this machine that CUDA_VISIBLE_DEVICES leaves, as the variable names them.
+    """Return the GPUs of this machine that CUDA_VISIBLE_DEVICES shows, named as it names them.
 
-    Follows CUDA's rules, as torch 2.13 implements them (`torch.cuda._parse_visible_devices`): the
+    Follows CUDA's rules as torch 2.13 implements them (`torch.cuda._parse_visible_devices`): the
     first entry that is not a valid device ends the list, and a repeated entry leaves no device.
     Names (GPU-..., MIG-...) cannot be checked here.
 
@@ -22,12 +22,12 @@ def visible_gpus(environ: Mapping[str, str] = os.environ) -> list[str]:
         Numbers from "0" on, or names; empty on a machine without GPUs.
     """
     present = len(list(Path("/dev").glob("nvidia[0-9]*")))
-    allowed = environ.get(VARIABLE)
-    if allowed is None or not present:
+    variable = environ.get(VARIABLE)
+    if variable is None or not present:
         return [str(number) for number in range(present)]
-    entries = allowed.split(",")
-    if allowed.startswith(("GPU-", "MIG-")):
-        kind = allowed[:4]
+    entries = variable.split(",")
+    if variable.startswith(("GPU-", "MIG-")):
+        kind = variable[:4]
         return _unless_repeated(takewhile(lambda entry: entry.startswith(kind), entries))
     numbers = _unless_repeated(
         str(int(entry)) for entry in takewhile(bool, map(_leading_number, entries))
@@ -36,7 +36,7 @@ def visible_gpus(environ: Mapping[str, str] = os.environ) -> list[str]:
 
 
 def _leading_number(entry: str) -> str:
-    """The number that an entry begins with, as C's strtoul reads it; "" where there is none."""
+    """Return the number that an entry begins with, as C's strtoul reads it; "" if there is none."""
     found = re.match(r"\+?([0-9]+)", entry.strip())
     return found.group(1) if found else ""
 
@@ -46,61 +46,62 @@ def _unless_repeated(entries: Iterable[str]) -> list[str]:
     return listed if len({*listed}) == len(listed) else []
 
 
-def gpus_of(processes: int, environ: Mapping[str, str] = os.environ) -> list[str]:
-    """The GPUs of so many processes on this machine: the first visible ones.
+def gpus_of(processes: int) -> list[str]:
+    """Return the GPUs for this many processes on this machine: the first visible ones.
 
     Returns:
-        One for each rank; empty on a machine without GPUs, where ranks run on the CPU.
+        One GPU for each process; empty on a machine without GPUs, where ranks use the CPU.
 
     Raises:
-        ValueError: there are fewer GPUs than ranks.
+        ValueError: There are fewer GPUs than processes.
     """
-    gpus = visible_gpus(environ)
+    gpus = visible_gpus()
     if gpus and processes > len(gpus):
         raise ValueError(
             f"supervision.processes_per_node: {processes} ranks on a machine with "
-            f"{len(gpus)} usable GPUs ({_in_words(environ)}); write at most {len(gpus)}"
+            f"{len(gpus)} usable GPUs ({_setting()}); write at most {len(gpus)}"
         )
     return gpus[:processes]
 
 
-def numbers_of(processes: int, environ: Mapping[str, str] = os.environ) -> list[str]:
-    """What `gpus_of` returns, for the deepspeed launcher, which takes numbers only.
+def numbers_of(processes: int) -> list[str]:
+    """Return `gpus_of` for the deepspeed launcher, which accepts GPU numbers only.
 
     Raises:
-        ValueError: there are fewer GPUs than ranks, or they are visible by name.
+        ValueError: There are fewer GPUs than processes, or the GPUs are given by name.
     """
-    gpus = gpus_of(processes, environ)
+    gpus = gpus_of(processes)
     if not all(gpu.isdecimal() for gpu in gpus):
         raise ValueError(
-            f"{_in_words(environ)}: the deepspeed launcher takes GPUs by number only; write the "
+            f"{_setting()}: the deepspeed launcher takes GPUs by number only; write the "
             "numbers that `nvidia-smi -L` lists, or set supervision.launcher=torchrun, which "
             "takes names"
         )
     return gpus
 
 
-def refuse_with_hostfile(slots: Sequence[int], environ: Mapping[str, str] = os.environ) -> None:
-    """Refuse a CUDA_VISIBLE_DEVICES that the ranks of a hostfile would not have.
+def refuse_with_hostfile(slots: Sequence[int]) -> None:
+    """Refuse a CUDA_VISIBLE_DEVICES that the ranks of a hostfile would not follow.
 
-    DeepSpeed 0.19.8 ignores the variable where it has a hostfile (launcher/runner.py, `main`) and
+    DeepSpeed 0.19.8 ignores the variable if it has a hostfile (launcher/runner.py, `main`) and
     gives the ranks of every machine its GPUs 0 to slots - 1 (launcher/launch.py, `main`).
 
     Raises:
-        ValueError: names both values, and what to do.
+        ValueError: The ranks would use other GPUs than the visible ones.
     """
-    if VARIABLE not in environ or not visible_gpus({}):
+    if VARIABLE not in os.environ or not visible_gpus({}):
         return
-    taken = [str(number) for number in range(max(slots))]
-    if visible_gpus(environ)[: len(taken)] != taken:
+    used = [str(number) for number in range(max(slots))]
+    if visible_gpus()[: len(used)] != used:
         raise ValueError(
-            f"{_in_words(environ)} with supervision.hostfile: the deepspeed launcher ignores it "
-            f"there, and its ranks take GPUs 0 to {len(taken) - 1}. Unset it, or start "
+            f"{_setting()} with supervision.hostfile: the deepspeed launcher ignores it "
+            f"there, and its ranks take GPUs 0 to {len(used) - 1}. Unset it, or start "
             "`supervise --nodes N` on each machine without a hostfile: it uses the GPUs that are "
             "visible there"
         )
 
 
-def _in_words(environ: Mapping[str, str]) -> str:
-    allowed = environ.get(VARIABLE)
-    return f"{VARIABLE} is not set" if allowed is None else f"{VARIABLE}={allowed}"
+def _setting() -> str:
+    """Return the value of CUDA_VISIBLE_DEVICES for a message."""
+    variable = os.environ.get(VARIABLE)
+    return f"{VARIABLE} is not set" if variable is None else f"{VARIABLE}={variable}"

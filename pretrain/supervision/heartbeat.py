@@ -1,8 +1,9 @@
-"""What rank 0 of a running attempt is doing, in a small file, and how long it may be silent.
+"""The heartbeat of a running attempt, and how long it may be silent.
 
-Rank 0 speaks for all: it cannot get past a step, a save or an evaluation that another rank does not
-take part in. A reader judges by changes of the file and by its own clock, never by the time of
-writing, so that neither a clock that jumps nor another machine's clock matters. Imports no torch.
+Rank 0 writes a small file that says what it is doing. It speaks for all ranks: it cannot pass a
+step, a save or an evaluation in which another rank does not take part. A reader judges by changes
+of the file and by its own monotonic clock, so other nodes' clocks and clock jumps do not matter.
+Imports no torch.
 """
 
 from __future__ import annotations
@@ -16,17 +17,17 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from pretrain.config.run import SupervisionConfig
-from pretrain.supervision import control as orders
+from pretrain.supervision import control
 
 FILE_NAME = "heartbeat.json"
 INIT, STEP, SAVE, EVALUATE = "init", "step", "save", "evaluate"
 _STEP_FACTOR = 10
-_ENOUGH_STEPS = 100
-"""Fewer have no 99th percentile apart from their largest value, which the first step sets."""
+_MIN_STEPS = 100
+"""For a 99th percentile; that of fewer steps is their maximum, which is the slow first step."""
 
 
 class Heartbeat:
-    """Rank 0's side."""
+    """Writes the heartbeat on rank 0."""
 
     def __init__(
         self,
@@ -35,36 +36,36 @@ class Heartbeat:
         seconds: float = 1.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Say nothing yet.
+        """Prepare the heartbeat without writing it.
 
         Args:
-            run: the run's folder.
+            run: folder of the run.
             token: of the attempt.
             seconds: between two beats of one phase.
             clock: in seconds.
         """
-        self._path, self._token = orders.folder_of(run) / FILE_NAME, token
+        self._path, self._token = control.folder_of(run) / FILE_NAME, token
         self._seconds, self._clock = seconds, clock
         self._phase, self._next, self._count = "", 0.0, 0
 
     def beat(self, phase: str, step: int) -> bool:
-        """Say that `phase` goes on after `step` updates; returns whether it was time to.
+        """Write that `phase` is going on after `step` updates; return whether a beat was due.
 
-        At most once in `seconds` within a phase: then a file is replaced, else nothing is done.
+        A beat is due at each change of phase, and every `seconds` within a phase.
         """
         now = self._clock()
         if phase == self._phase and now < self._next:
             return False
         self._phase, self._next, self._count = phase, now + self._seconds, self._count + 1
         beat = {"token": self._token, "phase": phase, "step": step, "count": self._count}
-        with contextlib.suppress(OSError):  # a full disk is no reason to end; the next one follows
-            orders.write_quickly(self._path, beat)
+        with contextlib.suppress(OSError):  # on a full disk training continues
+            control.replace_json(self._path, beat)
         return True
 
 
 @dataclasses.dataclass(frozen=True)
 class Beat:
-    """What rank 0 said last."""
+    """The last beat of rank 0."""
 
     phase: str
     step: int
@@ -72,38 +73,34 @@ class Beat:
 
 
 NO_BEAT = Beat(INIT, 0, 0)
-"""Before it has said anything, or where that cannot be read now; no beat has count 0."""
+"""No beat has been written yet, or it cannot be read now. A written beat's count is at least 1."""
 
 
 def read(run: Path, token: str) -> Beat:
-    """The last beat of the attempt with this token; another attempt's says nothing."""
-    values = orders.read_json(orders.folder_of(run) / FILE_NAME)
+    """Return the last beat of the attempt with this token, or `NO_BEAT`."""
+    values = control.read_json(control.folder_of(run) / FILE_NAME)
     if values is None or values.get("token") != token:
         return NO_BEAT
     return Beat(values["phase"], values["step"], values["count"])
 
 
 def silence_limit(phase: str, step_seconds: Sequence[float], config: SupervisionConfig) -> float:
-    """Seconds without a beat after which an attempt hangs.
+    """Return the seconds without a beat after which an attempt counts as hung.
 
     Args:
-        phase: that it was in.
-        step_seconds: what its last steps took.
-        config: limits of the phases. A step's is the larger of `hang_seconds` and ten times what
-            a step usually takes.
+        phase: of the last beat.
+        step_seconds: durations of the last steps. They matter for phase `step`, whose limit is
+            `hang_seconds`, or ten times a typical duration if that is longer.
+        config: limits of the phases.
     """
-    if phase != STEP:
-        limits = {SAVE: config.save_seconds, EVALUATE: config.evaluate_seconds}
-        return limits.get(phase, config.init_seconds)
-    return max(config.hang_seconds, _STEP_FACTOR * usual_seconds(step_seconds))
+    if phase == STEP:
+        return max(config.hang_seconds, _STEP_FACTOR * _typical(step_seconds))
+    limits = {SAVE: config.save_seconds, EVALUATE: config.evaluate_seconds}
+    return limits.get(phase, config.init_seconds)
 
 
-def usual_seconds(values: Sequence[float]) -> float:
-    """The 99th percentile of the steps' durations; of fewer than 100 steps the lower median.
-
-    The first step is slow (kernels are chosen, code is compiled) and is the largest of a few. No
-    step has no duration: 0.
-    """
-    if len(values) >= _ENOUGH_STEPS:
-        return sorted(values)[math.ceil(0.99 * len(values)) - 1]
-    return statistics.median_low(values) if values else 0.0
+def _typical(step_seconds: Sequence[float]) -> float:
+    """Return the 99th percentile; of fewer than 100 steps the lower median, of none 0."""
+    if len(step_seconds) >= _MIN_STEPS:
+        return sorted(step_seconds)[math.ceil(0.99 * len(step_seconds)) - 1]
+    return statistics.median_low(step_seconds) if step_seconds else 0.0

@@ -1,82 +1,90 @@
-"""An attempt's launcher on this machine: started, or found again by a supervisor that was killed.
+"""The launcher process of an attempt on this node, started by us or found again.
 
-A running attempt that is found is adopted, not ended: nothing of it is lost, and what watches it
-(watch.py) does not care who started it. Imports no torch.
+A new supervisor adopts an attempt that outlived its supervisor, so no step is lost. Imports no
+torch.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import signal
 import subprocess
+import sys
+import time
+from collections.abc import Sequence
 from pathlib import Path
 
+import psutil
+
 from pretrain.config.run import RunConfig
-from pretrain.supervision import control as orders
-from pretrain.supervision import launch, processes
+from pretrain.supervision import control, launch, processes
+from pretrain.supervision.control import ControlFile
+
+_SCAN_SECONDS = 1.0
+"""Between two searches through all processes of the machine."""
 
 
+@dataclasses.dataclass
 class Job:
-    """One launcher with everything below it."""
+    """A launcher and all processes below it."""
 
-    def __init__(
-        self, run: Path, node: int, pid: int, child: subprocess.Popen[bytes] | None = None
-    ) -> None:
-        """Take charge of the launcher with process id `pid`; `child` where it is ours."""
-        import psutil
+    run: Path
+    control_file: ControlFile
+    """Of the attempt."""
+    node: int
+    """Number of this node."""
+    process: psutil.Process
+    """The launcher."""
+    child: subprocess.Popen[bytes] | None = None
+    """The same, if this process started it."""
+    _members: Sequence[processes.Member] = ()
+    _next_scan: float = 0.0
 
-        self._run, self._node, self._child = run, node, child
-        self.pid, self._process = pid, psutil.Process(pid)
+    @property
+    def log(self) -> Path:
+        """File with the output of the launcher and its ranks."""
+        return log_of(self.run, self.control_file, self.node)
 
     def ended(self) -> bool:
-        """Whether the launcher has ended; its ranks may not have."""
-        import psutil
-
-        if self._child:
-            return self._child.poll() is not None
-        try:
-            return self._process.status() == psutil.STATUS_ZOMBIE
-        except psutil.NoSuchProcess:
-            return True
+        """Return whether the launcher has ended; its ranks may still run."""
+        if self.child:
+            return self.child.poll() is not None
+        return not processes.is_alive(self.process)
 
     def code(self) -> int | None:
-        """The launcher's exit code; `None` while it runs, and where it was not ours."""
-        return self._child.poll() if self._child else None
+        """Return the launcher's exit code; `None` while it runs and for an adopted launcher."""
+        return self.child.poll() if self.child else None
 
-    def how_ended(self) -> str:
-        """How the launcher ended, as far as its exit code tells."""
-        return in_words(self.code())
-
-    def members(self) -> list[processes.Member]:
-        """The attempt's processes on this machine that are alive."""
-        return processes.members(self._run, self._node)
+    def members(self) -> Sequence[processes.Member]:
+        """Return the attempt's living processes on this node, searched once a second at most."""
+        if time.monotonic() >= self._next_scan:
+            self._members = processes.members(self.run, self.node)
+            self._next_scan = time.monotonic() + _SCAN_SECONDS
+        return self._members
 
     def end(self, grace_seconds: float) -> None:
-        """End all of it, and make sure."""
-        processes.end_all(self._run, grace_seconds, self._node, self.pid)
-        if self._child:
-            self._child.wait()
+        """End all its processes; see `processes.end_all`."""
+        processes.end_all(self.run, grace_seconds, self.node, self.process.pid)
+        if self.child:
+            self.child.wait()
 
 
-def start(config: RunConfig, run: Path, order: orders.Order, node: int, log: Path) -> Job:
-    """Launch an attempt in a session of its own.
+def start(config: RunConfig, run: Path, control_file: ControlFile, node: int) -> Job:
+    """Launch an attempt on this node, in a session of its own.
 
     Args:
         config: the recipe.
-        run: its folder.
-        order: what is to be launched.
-        node: number of this machine.
-        log: takes what it prints.
+        run: folder of the run.
+        control_file: describes the attempt.
+        node: number of this node.
 
     Raises:
-        ValueError: there is no such launcher here, or there are too few GPUs.
+        ValueError: The launcher is not installed, or there are too few GPUs.
     """
-    command = launch.command(config, run, order, node)
-    environment = launch.environment(os.environ, run, order, node)
-    environment |= launch.accelerator(config.supervision, os.environ)
-    if config.supervision.hostfile:
-        environment |= launch.pass_on_over_ssh(run, order, environment)
+    command = launch.command(config, run, control_file, node)
+    log = log_of(run, control_file, node)
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as file:
         child = subprocess.Popen(
@@ -84,61 +92,65 @@ def start(config: RunConfig, run: Path, order: orders.Order, node: int, log: Pat
             stdout=file,
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
-            env=environment,
+            env=launch.environment(config.supervision, run, control_file, node),
             start_new_session=True,
         )
-    return Job(run, node, child.pid, child)
+    return Job(run, control_file, node, psutil.Process(child.pid), child)
 
 
-def find(run: Path, order: orders.Order | None, node: int = 0) -> Job | None:
-    """The launcher of an order that is still to be obeyed, if it runs here.
+def find(run: Path, control_file: ControlFile | None, node: int = 0) -> Job | None:
+    """Return the launcher of the attempt that should be running, if it runs on this node.
 
-    It leads a session; so may what it started, but later.
+    The launcher leads a session. A process that it started may lead one as well, but is younger.
     """
-    import psutil
-
-    if order is None or order.state != orders.RUN:
+    if control_file is None or control_file.state != control.RUN:
         return None
-    leaders: list[tuple[float, int]] = []
+    leaders: list[psutil.Process] = []
     for member in processes.members(run, node):
-        if member.rank is not None or orders.token_of(member.environment) != order.token:
-            continue
-        with contextlib.suppress(ProcessLookupError, psutil.NoSuchProcess):
-            if os.getsid(member.pid) == member.pid:
-                leaders.append((psutil.Process(member.pid).create_time(), member.pid))
-    return Job(run, node, min(leaders)[1]) if leaders else None
+        if member.rank is None and control.token_of(member.environment) == control_file.token:
+            with contextlib.suppress(ProcessLookupError, psutil.NoSuchProcess):
+                if os.getsid(member.pid) == member.pid:
+                    leaders.append(member.process)
+    leader = min(leaders, key=psutil.Process.create_time, default=None)
+    return Job(run, control_file, node, leader) if leader else None
 
 
-def in_words(code: int | None) -> str:
-    """How a launcher with this exit code ended; `None` where the code is not known.
+def describe_exit(code: int | None) -> str:
+    """Describe how a launcher with this exit code ended; `None` if the code is unknown.
 
-    deepspeed ends with 256 - N where a rank was killed by signal N, srun and shells with 128 + N.
+    deepspeed exits with 256 - N if signal N killed a rank, srun and shells with 128 + N.
     """
     if code is None:
         return "ended"
     if code < 0:
         return f"was killed by {_signal_name(-code)}"
     number = 256 - code if code > 192 else code - 128
-    name = _signal_name(number) if number > 0 else ""
-    return f"ended with code {code}" + (f" (a process was killed by {name})" if name else "")
+    killed = f" (a process was killed by {_signal_name(number)})" if number > 0 else ""
+    return f"ended with code {code}{killed}"
 
 
 def _signal_name(number: int) -> str:
-    """`signal 9 (SIGKILL)`."""
     names = [f" ({item.name})" for item in signal.Signals if item == number]
     return f"signal {number}{''.join(names)}"
 
 
-def log_of(run: Path, attempt: int, node: int = 0) -> Path:
-    """What an attempt's launcher and ranks print on a machine."""
+def log_of(run: Path, control_file: ControlFile, node: int = 0) -> Path:
+    """Return the file with the output of an attempt's launcher and ranks on a node."""
     suffix = f"-node-{node:03d}" if node else ""
-    return run / "logs" / f"attempt-{attempt:03d}{suffix}.log"
+    return run / "logs" / f"attempt-{control_file.attempt:03d}{suffix}.log"
 
 
 def tail(log: Path, lines: int = 20) -> str:
-    """The last lines of a log; "" where it cannot be read."""
+    """Return the last lines of a log; "" if it cannot be read."""
     try:
         text = log.read_text(errors="replace")
     except OSError:
         return ""
     return "\n".join(text.splitlines()[-lines:]) + "\n"
+
+
+def write_stdout(text: str) -> None:
+    """Write to standard output; do nothing if its terminal is closed or its disk is full."""
+    with contextlib.suppress(OSError):
+        sys.stdout.write(text)
+        sys.stdout.flush()

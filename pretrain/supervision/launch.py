@@ -1,10 +1,11 @@
-"""How an attempt is started on a machine: the launcher's command line and its environment.
+"""How an attempt is launched on a node: its control file, command line and environment.
 
 Imports no torch.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import secrets
 import shutil
@@ -15,36 +16,34 @@ from pathlib import Path
 
 from pretrain.config.run import RunConfig, SupervisionConfig
 from pretrain.run import ledger
-from pretrain.supervision import control as orders
-from pretrain.supervision import gpus, processes
-from pretrain.supervision.nodes import Place
+from pretrain.supervision import control, gpus, processes
+from pretrain.supervision.control import ControlFile
+from pretrain.supervision.nodes import Node
 
 MODULE = "pretrain.train"
-"""What the launcher starts. Tests of faults start a module of theirs that goes on to this one."""
+"""What the launcher starts. Tests of faults replace it with a module that calls this one."""
 RECIPE = "supervised.yaml"
-"""The recipe as merged, which the ranks read."""
-_MOST_GPUS = 1024
-"""More than any machine has: DeepSpeed refuses to include a GPU whose number is not below this."""
+"""The merged recipe, which the ranks read."""
+_MAX_GPUS = 1024
+"""Slots of every node in our hostfile: DeepSpeed refuses to include a GPU number beyond them."""
 
 
-def default_ranks() -> int:
-    """One for each visible GPU of this machine, or two where there is none."""
-    return len(gpus.visible_gpus()) or 2
+def processes_per_node(config: SupervisionConfig) -> int:
+    """Return the configured number; by default one for each visible GPU, or two on the CPU."""
+    return config.processes_per_node or len(gpus.visible_gpus()) or 2
 
 
-def world_size(config: RunConfig, nodes: int) -> int:
-    """Process that a launch will have: each machine's, or as many as a hostfile has slots.
+def world_size(config: SupervisionConfig, nodes: int) -> int:
+    """Return the number of ranks of a launch: those of each node, or the hostfile's slots.
 
     Raises:
-        ValueError: the hostfile cannot be read, or has none.
+        ValueError: The hostfile cannot be read, or names no slots.
     """
-    if not config.supervision.hostfile:
-        return nodes * (config.supervision.processes_per_node or default_ranks())
-    return sum(_slots(config.supervision))
+    return sum(_slots(config)) if config.hostfile else nodes * processes_per_node(config)
 
 
 def _slots(config: SupervisionConfig) -> list[int]:
-    """Process of each machine in the hostfile."""
+    """Return the number of slots of each machine in the hostfile."""
     path = Path(config.hostfile)
     text = path.read_text(encoding="utf-8") if path.is_file() else ""
     found = re.findall(r"^[^#\n]+\sslots=(\d+)", text, flags=re.MULTILINE)
@@ -57,182 +56,173 @@ def _slots(config: SupervisionConfig) -> list[int]:
 
 
 def free_port() -> int:
-    """A TCP port that nobody listens on now."""
+    """Return a TCP port that no process listens on now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
-def find_launcher(config: SupervisionConfig) -> str:
-    """The launcher's program: beside this Python, else on PATH.
+def check(config: SupervisionConfig, nodes: int) -> None:
+    """Check that the launcher can be started from this node.
 
     Raises:
-        ValueError: there is none; how to get one is named.
+        ValueError: The launcher is not installed, it would start all nodes itself although each
+            has an agent, or its ranks could not have the GPUs that are visible here.
+    """
+    refuse_agents(config, nodes)
+    find_launcher(config)
+    if config.hostfile:
+        gpus.refuse_with_hostfile(_slots(config))
+    elif config.launcher == "deepspeed":
+        gpus.numbers_of(processes_per_node(config))
+    elif config.launcher == "torchrun":
+        gpus.gpus_of(processes_per_node(config))
+
+
+def refuse_agents(config: SupervisionConfig, nodes: int) -> None:
+    """Refuse agents on several nodes together with a launcher that starts all nodes itself.
+
+    Raises:
+        ValueError: The message names both ways out.
+    """
+    if nodes > 1 and (config.hostfile or config.launcher == "srun"):
+        setting = "supervision.hostfile" if config.hostfile else "supervision.launcher srun"
+        raise ValueError(
+            f"--nodes {nodes} with {setting}, which starts the ranks of all nodes from one; start "
+            "one supervisor without --nodes, or an agent on each node without that setting"
+        )
+
+
+def find_launcher(config: SupervisionConfig) -> str:
+    """Return the launcher's program, beside this Python or on PATH.
+
+    Raises:
+        ValueError: There is none; the message says how to get it.
     """
     name = config.launcher
     beside = Path(sys.executable).with_name(name)
     program = str(beside) if beside.is_file() else shutil.which(name)
     if program is None:
-        ways = {"deepspeed": "install the package deepspeed into this environment"}
-        ways |= {"torchrun": "install the package torch into this environment"}
+        way = f"install the package {'torch' if name == 'torchrun' else name} in this environment"
+        if name == "srun":
+            way = "start this inside a Slurm allocation"
         raise ValueError(
-            f"supervision.launcher: no `{name}` beside {sys.executable} nor on PATH; "
-            f"{ways.get(name, 'start this inside a Slurm allocation')}, or choose another launcher"
+            f"supervision.launcher: no `{name}` beside {sys.executable} or on PATH; {way}, or "
+            "choose another launcher"
         )
     return program
 
 
-def refuse_agents(config: SupervisionConfig, nodes: int) -> None:
-    """Refuse agents on several machines with a launcher that reaches them all by itself.
-
-    Raises:
-        ValueError: names both ways out.
-    """
-    if nodes > 1 and (config.hostfile or config.launcher == "srun"):
-        by = "supervision.hostfile" if config.hostfile else "supervision.launcher srun"
-        raise ValueError(
-            f"--nodes {nodes} with {by}, which starts the ranks of all machines from one; start "
-            "one supervisor without --nodes, or an agent on each machine without that setting"
-        )
-
-
-def refuse_gpus(config: RunConfig) -> None:
-    """Refuse a launch from this machine whose ranks could not have the GPUs visible here.
-
-    Raises:
-        ValueError: more ranks than GPUs, or a CUDA_VISIBLE_DEVICES that the launcher cannot follow.
-    """
-    launcher = config.supervision
-    processes = launcher.processes_per_node or default_ranks()
-    if launcher.hostfile:
-        gpus.refuse_with_hostfile(_slots(launcher))
-    elif launcher.launcher == "deepspeed":
-        gpus.numbers_of(processes)
-    elif launcher.launcher == "torchrun":
-        gpus.gpus_of(processes)
-
-
-def command(config: RunConfig, run: Path, order: orders.Order, node: int = 0) -> list[str]:
-    """The launcher's command line for one attempt, on one machine.
+def command(config: RunConfig, run: Path, control_file: ControlFile, node: int = 0) -> list[str]:
+    """Return the launcher's command line for an attempt on one node.
 
     Args:
         config: the recipe.
-        run: its folder.
-        order: says where rank 0 is, and how many machines and ranks there are.
-        node: number of this machine.
+        run: folder of the run.
+        control_file: gives the address of rank 0 and the numbers of nodes and processes.
+        node: number of this node.
 
     Raises:
-        ValueError: there is no such launcher here, or there are too few GPUs.
+        ValueError: The launcher is not installed, or there are too few GPUs.
     """
-    program, name = find_launcher(config.supervision), config.supervision.launcher
-    trained = [MODULE, str(run / RECIPE)]
-    if name == "srun":
-        tasks = ["--kill-on-bad-exit=1", "--ntasks-per-node", str(order.processes_per_node)]
-        return [program, *tasks, sys.executable, "-u", "-m", *trained]
-    place, port = str(node), str(order.port)
-    if name == "torchrun":
-        gpus.gpus_of(order.processes_per_node)
-        words = ["--nnodes", str(order.nodes), "--node-rank", place]
-        words += ["--nproc-per-node", str(order.processes_per_node)]
-        return [
-            program,
-            *words,
-            "--master-addr",
-            order.address,
-            "--master-port",
-            port,
-            "--module",
-        ] + (trained)
-    if config.supervision.hostfile:
-        words = ["--hostfile", config.supervision.hostfile]
-    elif order.nodes > 1:
-        words = ["--hostfile", str(hostfile(run)), "--no_ssh", "--node_rank", place]
-        words += ["--master_addr", order.address, "--include", _included(order, node)]
-    elif numbers := gpus.numbers_of(order.processes_per_node):
-        words = ["--include", f"localhost:{','.join(numbers)}"]
+    settings = config.supervision
+    program, module = find_launcher(settings), [MODULE, str(run / RECIPE)]
+    count, port = control_file.processes_per_node, str(control_file.port)
+    if settings.launcher == "srun":
+        options = ["--kill-on-bad-exit=1", "--ntasks-per-node", str(count)]
+        return [program, *options, sys.executable, "-u", "-m", *module]
+    if settings.launcher == "torchrun":
+        gpus.gpus_of(count)
+        options = ["--nnodes", str(control_file.nodes), "--node-rank", str(node)]
+        options += ["--nproc-per-node", str(count), "--master-addr", control_file.address]
+        return [program, *options, "--master-port", port, "--module", *module]
+    if settings.hostfile:
+        options = ["--hostfile", settings.hostfile]
+    elif control_file.nodes > 1:
+        options = ["--hostfile", str(hostfile(run)), "--no_ssh", "--node_rank", str(node)]
+        included = _included(control_file, node)
+        options += ["--master_addr", control_file.address, "--include", included]
+    elif numbers := gpus.numbers_of(count):
+        options = ["--include", f"localhost:{','.join(numbers)}"]
     else:
-        words = ["--num_gpus", str(order.processes_per_node)]
-    return [program, *words, "--master_port", port, "--module", *trained]
+        options = ["--num_gpus", str(count)]
+    return [program, *options, "--master_port", port, "--module", *module]
 
 
-def next_order(config: RunConfig, place: Place, records: Sequence[ledger.Record]) -> orders.Order:
-    """The order for a run's next attempt, with a token, a number and a port that no other has.
+def _included(control_file: ControlFile, node: int) -> str:
+    """Return DeepSpeed's --include for an agent: the GPUs of every node.
 
-    A launch whose supervisor was killed at once stands in no record, but its order has its number.
+    A launcher uses its own node's GPU numbers; of the other nodes only their count matters.
+    """
+    default = [str(number) for number in range(control_file.processes_per_node)]
+    own = gpus.numbers_of(control_file.processes_per_node) or default
+    return "@".join(
+        f"node-{number}:{','.join(own if number == node else default)}"
+        for number in range(control_file.nodes)
+    )
+
+
+def next_control_file(
+    config: RunConfig, node: Node, records: Sequence[ledger.Record]
+) -> ControlFile:
+    """Return the control file for a run's next attempt, with a new token, number and port.
+
+    If a supervisor was killed right after a launch, the number of that launch is in no record but
+    in its control file.
     """
     recorded = ledger.run_state(records, config.training.seed).next_attempt
-    before = orders.read(Path(config.folder))
-    return orders.Order(
+    before = control.read(Path(config.folder))
+    return ControlFile(
         token=secrets.token_hex(8),
         attempt=max(recorded, before.attempt + 1 if before else 0),
-        state=orders.RUN,
-        nodes=place.count,
-        processes_per_node=config.supervision.processes_per_node or default_ranks(),
-        address=place.address,
+        state=control.RUN,
+        nodes=node.count,
+        processes_per_node=processes_per_node(config.supervision),
+        address=node.address,
         port=free_port(),
     )
 
 
 def hostfile(run: Path) -> Path:
-    """The hostfile that agents hand to the deepspeed launcher, which wants one of several nodes."""
-    return orders.folder_of(run) / "hostfile"
+    """Return the hostfile that agents pass to the deepspeed launcher, which needs one."""
+    return control.folder_of(run) / "hostfile"
 
 
 def write_hostfile(run: Path, nodes: int) -> None:
-    """Write it. Nobody looks the names up: each node has its agent, whose command says the GPUs."""
+    """Write that hostfile. Its host names are never resolved: each node has its own agent."""
     path = hostfile(run)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(f"node-{node} slots={_MOST_GPUS}\n" for node in range(nodes)))
-
-
-def _included(order: orders.Order, node: int) -> str:
-    """DeepSpeed's --include for one machine's agent: which GPUs, of every machine.
-
-    A machine's launcher uses its own GPUs' numbers; of the other machines only their count matters.
-    """
-    usual = [str(number) for number in range(order.processes_per_node)]
-    own = gpus.numbers_of(order.processes_per_node) or usual
-    return "@".join(
-        f"node-{number}:{','.join(own if number == node else usual)}"
-        for number in range(order.nodes)
-    )
+    path.write_text("".join(f"node-{node} slots={_MAX_GPUS}\n" for node in range(nodes)))
 
 
 def environment(
-    environ: Mapping[str, str], run: Path, order: orders.Order, node: int = 0
+    config: SupervisionConfig, run: Path, control_file: ControlFile, node: int = 0
 ) -> dict[str, str]:
-    """The launcher's environment: `environ`, the run's mark and the order's token."""
-    return {**environ, **marks(run, order, node)}
+    """Return the launcher's environment: this process's, and marks of the attempt's processes.
+
+    With a hostfile, the deepspeed launcher passes on only the variables in the file that
+    DS_ENV_FILE names, by default `.deepspeed_env` in the home folder. A copy of that file with the
+    marks added is written to the control folder.
+    """
+    mark = {processes.RUN_VARIABLE: processes.mark(run, node)}
+    marks = mark | {control.TOKEN_VARIABLE: control_file.token}
+    result = {**os.environ, **marks, **accelerator(config, os.environ)}
+    if config.hostfile:
+        users = Path.home() / os.environ.get("DS_ENV_FILE", ".deepspeed_env")
+        lines = users.read_text().splitlines() if users.is_file() else []
+        lines += [f"{name}={value}" for name, value in marks.items()]
+        path = (control.folder_of(run) / "deepspeed_env").resolve()
+        path.write_text("".join(f"{line}\n" for line in lines))
+        result["DS_ENV_FILE"] = str(path)
+    return result
 
 
 def accelerator(config: SupervisionConfig, environ: Mapping[str, str]) -> dict[str, str]:
-    """The variable that tells DeepSpeed to use the CPU, where the ranks run on this machine only.
+    """Return the variable that makes DeepSpeed use the CPU, if this machine shows no GPU.
 
-    srun and a hostfile start ranks on other machines, which may have GPUs where this one has none.
+    It is not set for srun and a hostfile: their ranks run on other machines, which may have GPUs.
     """
     elsewhere = config.launcher == "srun" or bool(config.hostfile)
     if elsewhere or "DS_ACCELERATOR" in environ or gpus.visible_gpus(environ):
         return {}
     return {"DS_ACCELERATOR": "cpu"}
-
-
-def marks(run: Path, order: orders.Order, node: int = 0) -> dict[str, str]:
-    """The variables by which a process is known as one of an attempt."""
-    return {processes.RUN_VARIABLE: processes.mark(run, node), orders.TOKEN_VARIABLE: order.token}
-
-
-def pass_on_over_ssh(run: Path, order: orders.Order, environ: Mapping[str, str]) -> dict[str, str]:
-    """Have the deepspeed launcher carry the marks to the machines of a hostfile.
-
-    It passes on only what a file names, `.deepspeed_env` at home or that of DS_ENV_FILE; ours holds
-    the user's lines as well.
-
-    Returns:
-        The variable that names our file.
-    """
-    theirs = Path.home() / environ.get("DS_ENV_FILE", ".deepspeed_env")
-    lines = theirs.read_text().splitlines() if theirs.is_file() else []
-    lines += [f"{name}={value}" for name, value in marks(run, order).items()]
-    path = (orders.folder_of(run) / "deepspeed_env").resolve()
-    path.write_text("".join(f"{line}\n" for line in lines))
-    return {"DS_ENV_FILE": str(path)}

@@ -1,8 +1,8 @@
-"""The machines of a run: where each agent is, and what the first one knows of the others.
+"""The nodes of a run: which one this is, and what node 0 knows of the others.
 
-Each machine has an agent, the first leads. The leader's orders and the others' reports are small
-files in the run's folder, which all machines share; a report is believed as long as it changes, by
-the reader's clock. Imports no torch.
+Each node has an agent, and node 0 has the supervisor. The agents write reports to small files in
+the run's folder, which all nodes share. A report counts as long as it keeps changing, by the
+reader's clock. Imports no torch.
 """
 
 from __future__ import annotations
@@ -15,83 +15,76 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from pretrain.supervision import control as orders
+from pretrain.supervision import control
+from pretrain.supervision.decide import CRASH, HANG, Problem
 
 READY, RUNNING, ENDED = "ready", "running", "ended"
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
-    """Which of how many machines this is."""
+class Node:
+    """One node of a run."""
 
-    node: int = 0
+    rank: int = 0
     count: int = 1
+    """Number of nodes."""
     address: str = "127.0.0.1"
-    """Of the first."""
+    """Of node 0."""
 
     def __post_init__(self) -> None:
-        """Refuse a number that is not below their count."""
-        if not 0 <= self.node < self.count:
+        """Refuse a rank that is not below the number of nodes."""
+        if not 0 <= self.rank < self.count:
             raise ValueError(
-                f"--node-rank {self.node} with --nodes {self.count}: it must be 0 or above, and "
+                f"--node-rank {self.rank} with --nodes {self.count}: it must be 0 or above, and "
                 "below the number of nodes"
             )
 
 
-def place(
-    node: int | None, count: int | None, address: str | None, environ: Mapping[str, str]
-) -> Place:
-    """This machine's place: as the user says, else as Slurm does, else the only one.
+def this_node(
+    rank: int | None, count: int | None, address: str | None, environ: Mapping[str, str]
+) -> Node:
+    """Return this node, from the user's options or from Slurm; by default the only node.
 
-    Slurm's word is taken below an srun that has one task on each machine.
+    Slurm's variables count only in a job step with one task on each node.
 
     Raises:
-        ValueError: the number is not below the count.
+        ValueError: The rank is not below the number of nodes.
     """
     nodes = environ.get("SLURM_STEP_NUM_NODES", "1")
     if nodes == environ.get("SLURM_STEP_NUM_TASKS") and "SLURM_NODEID" in environ:
-        node = int(environ["SLURM_NODEID"]) if node is None else node
+        rank = int(environ["SLURM_NODEID"]) if rank is None else rank
         count = int(nodes) if count is None else count
-    node, count = node or 0, count or 1
-    here = environ.get("SLURMD_NODENAME") or socket.gethostname()
-    return Place(node, count, address or (here if count > 1 else "127.0.0.1"))
+    rank, count = rank or 0, count or 1
+    host = environ.get("SLURMD_NODENAME") or socket.gethostname()
+    return Node(rank, count, address or (host if count > 1 else "127.0.0.1"))
 
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """What an agent says of its machine."""
+    """The state of an agent's node."""
 
     token: str
-    """Of the order that it speaks of; "" before the first."""
+    """Of the attempt; "" before the first."""
     state: str
-    """ready, running or ended."""
-    reason: str = ""
-    """Why its launcher ended."""
-    stopped: str = ""
-    """Which of its processes has been stopped for too long."""
+    """`ready`, `running` or `ended`."""
+    problem: str = ""
+    """Why its launcher ended, or which of its processes has been stopped for too long."""
 
 
-class Reporter:
-    """An agent's side."""
-
-    def __init__(self, run: Path, node: int) -> None:
-        """Say nothing yet."""
-        self._path, self._count = _path(run, node), 0
-
-    def tell(self, report: Report) -> None:
-        """Say it, and that we live."""
-        self._count += 1
-        signs = {"count": self._count, "pid": os.getpid(), "host": socket.gethostname()}
-        with contextlib.suppress(OSError):  # the leader counts the silence
-            orders.write_quickly(self._path, {**dataclasses.asdict(report), **signs})
+def write_report(run: Path, node: int, report: Report) -> None:
+    """Write an agent's report, and show that the agent is alive."""
+    # The time makes each report different from the one before.
+    sender = {"time_ns": time.monotonic_ns(), "pid": os.getpid(), "host": socket.gethostname()}
+    with contextlib.suppress(OSError):  # the supervisor notices the silence
+        control.replace_json(_path(run, node), {**dataclasses.asdict(report), **sender})
 
 
 def _path(run: Path, node: int) -> Path:
-    return orders.folder_of(run) / f"node-{node:03d}.json"
+    return control.folder_of(run) / f"node-{node:03d}.json"
 
 
-class Others:
-    """The leader's side: all machines but its own."""
+class OtherNodes:
+    """What the supervisor on node 0 knows of the other nodes."""
 
     def __init__(
         self,
@@ -100,54 +93,46 @@ class Others:
         silence_seconds: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Have heard nothing yet: a report that lies there already may be anyone's."""
-        self._run, self._silence, self._clock = run, silence_seconds, clock
-        self._newest = {node: orders.read_json(_path(run, node)) for node in range(1, count)}
-        self._heard: dict[int, float] = {}
-        self._began = clock()
+        """Start without signs of life: a report that already exists may be an old one."""
+        self._run, self._silence_seconds, self._clock = run, silence_seconds, clock
+        self._reports = {node: control.read_json(_path(run, node)) for node in range(1, count)}
+        self._last_change: dict[int, float] = {}
+        self._started = clock()
 
-    def look(self) -> None:
-        """Read all reports."""
-        for node, before in self._newest.items():
-            now = orders.read_json(_path(self._run, node))
-            if now is not None and now != before:
-                self._newest[node], self._heard[node] = now, self._clock()
+    def _read(self) -> None:
+        for node, before in self._reports.items():
+            report = control.read_json(_path(self._run, node))
+            if report is not None and report != before:
+                self._reports[node], self._last_change[node] = report, self._clock()
 
     def _silent(self) -> list[int]:
-        now = self._clock()
-        return [
-            node
-            for node in self._newest
-            if now - self._heard.get(node, self._began) > self._silence
-        ]
+        oldest = self._clock() - self._silence_seconds
+        return [n for n in self._reports if self._last_change.get(n, self._started) < oldest]
 
-    def missing(self) -> list[int]:
-        """Machines that cannot be given an attempt: not heard, or not yet rid of the last one."""
-        unheard = {node for node in self._newest if node not in self._heard}
-        return sorted(unheard | {*self._silent()} | {*self.busy()})
+    def unavailable(self) -> list[int]:
+        """Return the nodes that cannot start an attempt: silent, or still busy with another."""
+        busy = self.busy()
+        unknown = self._reports.keys() - self._last_change.keys()
+        return sorted({*unknown, *self._silent(), *busy})
 
     def busy(self) -> list[int]:
-        """Machines that live and run an attempt."""
+        """Return the nodes that are alive and have processes of an attempt."""
+        self._read()
         silent = self._silent()
         return [
             node
-            for node, report in self._newest.items()
+            for node, report in self._reports.items()
             if report and node not in silent and report["state"] == RUNNING
         ]
 
-    def stopped(self, token: str) -> str:
-        """Which process of the attempt with this token is stopped on another machine."""
-        for node, report in self._newest.items():
-            if report and report["token"] == token and report.get("stopped"):
-                return f"on node {node} {report['stopped']}"
-        return ""
-
-    def complaint(self, token: str) -> str:
-        """Why the attempt with this token cannot go on, where another machine is to blame."""
-        silent = self._silent()
-        if silent:
-            return f"node {', '.join(map(str, silent))} was not heard for {self._silence:.0f} s"
-        for node, report in self._newest.items():
-            if report and report["token"] == token and report["state"] == ENDED:
-                return f"node {node} ended: {report['reason']}"
-        return ""
+    def problem(self, token: str) -> Problem | None:
+        """Return why the attempt with this token has to be ended because of another node."""
+        self._read()
+        if silent := self._silent():
+            nodes = ", ".join(map(str, silent))
+            return Problem(CRASH, f"node {nodes} was silent for {self._silence_seconds:.0f} s")
+        for node, report in self._reports.items():
+            if report and report["token"] == token and report["problem"]:
+                kind = CRASH if report["state"] == ENDED else HANG
+                return Problem(kind, f"node {node}: {report['problem']}")
+        return None

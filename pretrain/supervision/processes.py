@@ -1,7 +1,7 @@
-"""The processes of a run on this machine: found, ended, and what they may leave behind.
+"""The processes of a run on this machine: find them, end them, and clean up after them.
 
-Every process that a supervisor starts inherits a mark in its environment, whatever starts it in
-between and whoever its parent becomes. Imports no torch.
+Every process that a supervisor starts inherits an environment variable that names the run, whatever
+starts it in between and whoever becomes its parent. Imports no torch.
 """
 
 from __future__ import annotations
@@ -15,20 +15,21 @@ import sys
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    import psutil
+import psutil
 
 RUN_VARIABLE = "ZEROCLAP_RUN"
-"""Environment variable that marks every process of a run, so that none is left behind."""
+"""Environment variable that marks every process of a run."""
 _PR_SET_CHILD_SUBREAPER = 36
-_LAST_WAIT = 30.0
-"""Seconds for the system to end what was killed."""
+_KILL_SECONDS = 30.0
+"""For the system to end processes that received SIGKILL."""
 
 
 def mark(run: Path, node: int = 0) -> str:
-    """What RUN_VARIABLE holds in a run's processes; agents of one machine have their own each."""
+    """Return the value of RUN_VARIABLE for a run's processes on one of its nodes.
+
+    It contains the node, so that agents that share a machine find their own processes only.
+    """
     return f"{run.resolve()}#{node}" if node else str(run.resolve())
 
 
@@ -36,82 +37,76 @@ def mark(run: Path, node: int = 0) -> str:
 class Member:
     """A process of a run."""
 
-    pid: int
+    process: psutil.Process
     environment: Mapping[str, str]
     stopped: bool = False
-    """By SIGSTOP or its like; a debugger's stop is not meant."""
+    """By SIGSTOP or a similar signal; not by a debugger."""
+
+    @property
+    def pid(self) -> int:
+        """Process id."""
+        return self.process.pid
 
     @property
     def rank(self) -> str | None:
-        """Of a rank and of what it started; `None` of a launcher, and below srun of every process.
+        """Rank of a rank and its child processes; `None` for a launcher, and under srun for all.
 
-        Slurm's own variable says nothing here: what runs in a job inherits the job's.
+        SLURM_PROCID is not used: every process in a Slurm job inherits one.
         """
         return self.environment.get("RANK")
 
 
 def members(run: Path, node: int = 0) -> list[Member]:
-    """Processes of this machine that carry a run's mark, ours and dead ones left out."""
-    import psutil
-
+    """Return the living processes of a run on this machine, without this process."""
     wanted, found = mark(run, node), []
     for process in psutil.process_iter():
-        try:
-            if process.pid == os.getpid():
-                continue
+        with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
             environment = process.environ()
-            if environment.get(RUN_VARIABLE) == wanted:
+            if environment.get(RUN_VARIABLE) == wanted and process.pid != os.getpid():
                 stopped = process.status() == psutil.STATUS_STOPPED
-                found.append(Member(process.pid, environment, stopped))
-        except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
-            continue
+                found.append(Member(process, environment, stopped))
     return found
 
 
 def end_all(run: Path, grace_seconds: float = 10.0, node: int = 0, launcher: int = 0) -> None:
-    """End every process of a run, politely and then not, and make sure that none is left.
+    """End every process of a run: SIGTERM first, SIGKILL after `grace_seconds`.
 
-    The launcher leaves its ranks alive when it is terminated, so each is told by itself; one that
-    was stopped is woken, for it cannot hear otherwise.
+    Each process gets its own signal, because a terminated launcher leaves its ranks alive. Stopped
+    processes are continued, because they cannot handle a signal otherwise.
 
     Args:
-        run: the run's folder.
-        grace_seconds: between the polite way and the other.
-        node: whose processes, where several agents share a machine.
-        launcher: process id of one that the caller waits for by itself.
+        run: folder of the run.
+        grace_seconds: between SIGTERM and SIGKILL.
+        node: whose processes to end.
+        launcher: process id of a child that the caller reaps itself.
 
     Raises:
-        TimeoutError: some could not be ended; they are named.
+        TimeoutError: Some processes could not be ended; the message names them.
     """
-    import psutil
-
-    started, message = time.monotonic(), signal.SIGTERM
+    started, number = time.monotonic(), signal.SIGTERM
     known: dict[int, psutil.Process] = {}
     while True:
-        for member in members(run, node):
-            with contextlib.suppress(psutil.NoSuchProcess):
-                known.setdefault(member.pid, psutil.Process(member.pid))
-        # One on its way out loses its environment first, and its locks later.
-        left = [pid for pid, process in known.items() if _is_alive(process)]
-        bury({*known} - {launcher})
-        if not left:
+        known |= {member.pid: member.process for member in members(run, node)}
+        # An exiting process loses its environment first and its file locks later.
+        alive = [pid for pid, process in known.items() if is_alive(process)]
+        reap({*known} - {launcher})
+        if not alive:
             return
         waited = time.monotonic() - started
         if waited > grace_seconds:
-            message = signal.SIGKILL
-        if waited > grace_seconds + _LAST_WAIT:
-            pids = ", ".join(map(str, left))
-            raise TimeoutError(f"{run}: processes {pids} of this run cannot be ended, even killed")
-        for pid in left:
+            number = signal.SIGKILL
+        if waited > grace_seconds + _KILL_SECONDS:
+            pids = ", ".join(map(str, alive))
+            raise TimeoutError(f"{run}: processes {pids} of this run did not end after SIGKILL")
+        for pid in alive:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, message)
+                os.kill(pid, number)
                 os.kill(pid, signal.SIGCONT)
         time.sleep(0.1)
 
 
-def _is_alive(process: psutil.Process) -> bool:
-    import psutil
-
+def is_alive(process: psutil.Process) -> bool:
+    """Return whether a process runs; a zombie does not."""
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -119,34 +114,30 @@ def _is_alive(process: psutil.Process) -> bool:
 
 
 def adopt_orphans() -> None:
-    """Become the parent of whatever our launchers leave behind, where the system can (Linux).
+    """Become the parent of the processes that our launchers leave behind (on Linux only).
 
-    In a container there may be nobody else to `bury` them.
+    A container may have no init process to reap them.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def bury(pids: Iterable[int]) -> None:
-    """Let the dead among these processes go that are children of ours by now."""
+def reap(pids: Iterable[int]) -> None:
+    """Reap those of these processes that are exited children of this process."""
     for pid in pids:
         with contextlib.suppress(ChildProcessError):
             os.waitpid(pid, os.WNOHANG)
 
 
 def clear_build_locks(folder: Path) -> list[Path]:
-    """Delete the locks of torch's extension builds whose builder is gone.
+    """Delete the locks that killed builds of torch extensions left; return what was deleted.
 
-    A build that is killed leaves its lock, on which every later one waits for ever. A builder keeps
-    its lock open, so that one which no process of this machine has open has no builder; only the
-    lock's owner's processes are looked at, for no other user could have made it. Another machine's
-    builder is not seen: each machine needs an extensions folder of its own.
+    Every later build would wait for such a lock forever. A running build keeps its lock file open,
+    so a lock that no process has open is stale. Only processes of the lock's owner are examined,
+    and only on this machine: each machine needs an extensions folder of its own.
 
     Args:
-        folder: of extensions, as `extensions_folder` finds it.
-
-    Returns:
-        What was deleted.
+        folder: of the extensions, see `extensions_folder`.
     """
     locks = [*folder.glob("*/lock"), *folder.glob("*/*/lock")]
     stale = [lock for lock in locks if lock.is_file() and not _is_open(lock)]
@@ -156,23 +147,21 @@ def clear_build_locks(folder: Path) -> list[Path]:
 
 
 def _is_open(path: Path) -> bool:
-    """Whether a process of the file's owner has it open; True where that cannot be known."""
-    import psutil
-
+    """Return whether a process of the file's owner has it open; True if that is unknown."""
     owner, name = path.stat().st_uid, str(path.resolve())
     for process in psutil.process_iter():
         try:
             if process.uids().real == owner and any(f.path == name for f in process.open_files()):
                 return True
-        except psutil.NoSuchProcess:
+        except psutil.NoSuchProcess:  # a zombie, too
             continue
         except psutil.AccessDenied:
-            if process.pid != 1:  # what nobody may look into, and builds nothing
+            if process.pid != 1:  # init may not be examined, and builds nothing
                 return True
     return False
 
 
 def extensions_folder(environ: Mapping[str, str]) -> Path:
-    """Where torch builds extensions: TORCH_EXTENSIONS_DIR, or its folder in the user's cache."""
+    """Return where torch builds extensions: TORCH_EXTENSIONS_DIR, or a folder in the cache."""
     cache = environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     return Path(environ.get("TORCH_EXTENSIONS_DIR") or Path(cache) / "torch_extensions")

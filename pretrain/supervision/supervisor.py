@@ -1,9 +1,9 @@
-"""Launch a run, watch it, and bring it to its end: `python -m pretrain supervise`.
+"""Launch a run, watch it and relaunch it until it is finished: `python -m pretrain supervise`.
 
-The supervisor starts attempts through a launcher, never trains itself, and needs no torch. What to
-do next follows from the ledger alone (ladders.py): the launcher's exit code can lie, deepspeed's
-reports success when its own middle process is killed. Who watches: watch.py. Who acts: here, and
-agent.py on the other machines. Read `Supervisor._next`, then `_see_through`.
+The supervisor starts attempts through a launcher; it never trains and needs no torch. The ledger
+alone determines what to do next (decide.py), because exit codes can be wrong: deepspeed reports
+success if its own middle process is killed. watch.py notices problems, and agent.py acts on the
+other nodes. Read `Supervisor._next` first, then `_run_to_end`.
 """
 
 from __future__ import annotations
@@ -13,383 +13,320 @@ import dataclasses
 import math
 import os
 import secrets
-import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
 from data_prep import files
 from pretrain.config.run import RunConfig
-from pretrain.exit_codes import EXIT_PREEMPTED
+from pretrain.exit_codes import EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED, EXIT_USAGE
 from pretrain.run import folder as run_folder
 from pretrain.run import ledger, metrics, status
 from pretrain.spikes.policy import GiveUp, Rollback
-from pretrain.supervision import control as orders
-from pretrain.supervision import decide as ladders
-from pretrain.supervision import failures, jobs, launch, processes
-from pretrain.supervision.control import Order
-from pretrain.supervision.failures import RankError
+from pretrain.supervision import control, decide, failures, jobs, launch, processes
+from pretrain.supervision.control import ControlFile
+from pretrain.supervision.decide import CRASH, Problem
 from pretrain.supervision.jobs import Job
-from pretrain.supervision.nodes import Others, Place
-from pretrain.supervision.watch import COUNT_SECONDS, Complaint, StoppedProcesses, Watch, complain
+from pretrain.supervision.nodes import Node, OtherNodes
+from pretrain.supervision.watch import Follower, Watch
 
 LOCK = "supervisor.lock"
-EXIT_FINISHED, EXIT_GAVE_UP, EXIT_USAGE = 0, 1, 2
-_DISK_SECONDS, _LEAVING_SECONDS = 600.0, 10.0
-"""How long a full disk is waited for, and how long where it was asked to leave."""
-_ALONE = Place()
+_DISK_SECONDS, _DISK_SECONDS_STOPPING = 600.0, 10.0
+"""How long to wait for a full disk, and how long after a request to stop."""
+_ONLY_NODE = Node()
 T = TypeVar("T")
 
 
 class Supervisor:
-    """Brings one run to its end."""
+    """Supervises one run."""
 
     def __init__(
         self,
         config: RunConfig,
-        place: Place = _ALONE,
-        write: Callable[[str], object] = lambda text: sys.stdout.write(text),
+        node: Node = _ONLY_NODE,
+        write: Callable[[str], object] = jobs.write_stdout,
         poll_seconds: float = 0.5,
         progress_seconds: float = 10.0,
     ) -> None:
-        """Take the run's folder for ourselves.
+        """Lock the run's folder.
 
         Args:
             config: the recipe.
-            place: this machine among the run's, whose first it is.
-            write: takes what is said.
+            node: this node, node 0 of the run.
+            write: receives messages.
             poll_seconds: between two looks at a running attempt.
-            progress_seconds: between two lines about it.
+            progress_seconds: between two messages about its progress.
 
         Raises:
-            ValueError: another supervisor has the folder, there is no launcher, it would start
-                all machines by itself and `place` has several, or there are too few GPUs.
+            ValueError: Another supervisor uses the folder, its ledger does not verify, or this node
+                cannot launch the run (see `launch.check`).
         """
         from pretrain.config.load import dump
 
-        launch.refuse_agents(config.supervision, place.count)
-        launch.find_launcher(config.supervision)
-        launch.refuse_gpus(config)
-        self.config, self.run_folder, self._place = config, Path(config.folder), place
-        self.ledger = self.run_folder / ledger.FILE_NAME
-        self._write, self._poll, self._progress = write, poll_seconds, progress_seconds
-        self._requests = orders.Requests()
+        launch.check(config.supervision, node.count)
+        self.config, self.run_folder, self._node = config, Path(config.folder), node
+        self._settings, self.ledger = config.supervision, self.run_folder / ledger.FILE_NAME
+        self._write, self._poll_seconds = write, poll_seconds
+        self._progress_seconds = progress_seconds
+        self._stop_requests = control.StopRequests()
         self.run_folder.mkdir(parents=True, exist_ok=True)
         self._lock = files.lock(self.run_folder / LOCK, "is in use by another supervisor")
         dump(config, self.run_folder / launch.RECIPE)
-        silence = config.supervision.node_silence_seconds
-        self._others = Others(self.run_folder, place.count, silence)
-        self._told, self._size = len(ledger.read(self.ledger)), -1
+        ledger.read(self.ledger)  # refuses a damaged ledger before anything is launched
+        silence_seconds = self._settings.node_silence_seconds
+        self._other_nodes = OtherNodes(self.run_folder, node.count, silence_seconds)
+        self._new_records = Follower(self.ledger)
 
     def run(self) -> int:
-        """Launch until the run is finished, given up or to be left, and let go of it.
+        """Launch attempts until the run is finished or given up, or a stop is requested.
 
         Returns:
-            The exit code: 0 finished, 1 given up, 2 wrongly written, 76 asked to leave.
+            The exit code: 0 finished, 1 given up, 2 refused by the ranks, 76 stopped on request.
 
         Raises:
-            ValueError: the ledger does not verify, or somebody trains the run by hand.
-            KeyboardInterrupt: on Ctrl-C; nothing of the run is left behind.
+            ValueError: The ledger does not verify, or the run is being trained without supervisor.
+            KeyboardInterrupt: On Ctrl-C, after the run's processes were ended.
         """
-        with self._lock, self._requests.counted():
+        with self._lock, self._stop_requests.counted():
             processes.adopt_orphans()
             try:
                 code = self._take_over()
                 while code is None:
                     code = self._next()
             except KeyboardInterrupt:
-                self._requests.count += 1  # a full disk is not waited for long
-                processes.end_all(self.run_folder)  # it may have come just after a launch
+                self._stop_requests.count += 1  # shortens the wait for a full disk
+                processes.end_all(self.run_folder)  # of a launch that was not recorded yet
                 with contextlib.suppress(OSError):
                     self._record_open("interrupted", "the supervisor received SIGINT (Ctrl-C)")
-                    self._dismiss(EXIT_GAVE_UP)
+                    self._release_nodes(EXIT_FAILED)
                 raise
-            except OSError as error:  # after `_wait_for_disk` has waited
-                self._say(f"stopped: {error}; start it again when that is mended")
+            except OSError as error:  # `_wait_for_disk` has waited
+                self._print(f"stopped: {error}; start it again when this is fixed")
                 with contextlib.suppress(OSError):
-                    self._dismiss(EXIT_GAVE_UP)
-                return EXIT_PREEMPTED if self._requests.count else EXIT_GAVE_UP
-            self._dismiss(code)
+                    self._release_nodes(EXIT_FAILED)
+                return EXIT_PREEMPTED if self._stop_requests.count else EXIT_FAILED
+            self._release_nodes(code)
             return code
 
     def _take_over(self) -> int | None:
-        """Go on with an attempt whose supervisor is gone, or clear away what it left."""
-        order = self._wait_for_disk(lambda: orders.read(self.run_folder))
-        job = jobs.find(self.run_folder, order)
-        if job and order:
-            self._say(f"attempt {order.attempt} still runs; watching it")
-            return self._see_through(job, order)
-        if order and order.state == orders.RUN:
-            self._give(dataclasses.replace(order, state=orders.STOP))
-        processes.end_all(self.run_folder, self.config.supervision.grace_seconds)
-        run_folder.lock(self.run_folder).close()  # held: somebody trains it by hand
-        errors = failures.read(self.run_folder, order.token) if order else []
-        reason = failures.explain(errors, 0) or "it ended while nobody watched"
-        self._record_open(ladders.CRASH, reason)
+        """Continue an attempt that has lost its supervisor, or clean up after it."""
+        control_file = self._wait_for_disk(lambda: control.read(self.run_folder))
+        if job := jobs.find(self.run_folder, control_file):
+            self._print(f"attempt {job.control_file.attempt} still runs; watching it")
+            return self._run_to_end(job)
+        if control_file and control_file.state == control.RUN:
+            self._write_control_file(dataclasses.replace(control_file, state=control.STOP))
+        processes.end_all(self.run_folder, self._settings.grace_seconds)
+        run_folder.lock(self.run_folder).close()  # raises if it is trained without supervisor
+        errors = failures.read(self.run_folder, control_file.token) if control_file else []
+        reason = failures.explain(errors, 0) or "it ended while no supervisor was running"
+        self._record_open(CRASH, reason)
         state = ledger.run_state(self._records(), self.config.training.seed)
         self._wait_for_disk(lambda: run_folder.reject_damaged_result(self.run_folder, state))
-        self._tell_news()
+        self._print_news()
         return None
 
     def _next(self) -> int | None:
-        """Do what the ledger asks for; an exit code where that is to end."""
-        decision = ladders.decide(self._records(), self.config)
-        if isinstance(decision, ladders.Finished):
-            self._say("finished")
-            return EXIT_FINISHED
+        """Do what the ledger requires next; return an exit code if that is to stop."""
+        decision = decide.decide(self._records(), self.config)
+        if isinstance(decision, decide.Finished):
+            self._print("finished")
+            return EXIT_DONE
         if isinstance(decision, GiveUp):
             return self._give_up(decision.reason)
         if isinstance(decision, Rollback):
             self._roll_back(decision)
             return None
-        if not self._wait_until(lambda: False, decision.pause) and self._requests.count:
-            return EXIT_PREEMPTED
-        return self._attempt()
+        self._wait_until(lambda: False, decision.pause)
+        if missing := self._wait_for_nodes():
+            return self._give_up(missing)
+        return EXIT_PREEMPTED if self._stop_requests.count else self._launch()
 
     def _give_up(self, reason: str) -> int:
         self._record("gave-up", reason=reason)
-        self._tell_news()
-        return EXIT_GAVE_UP
+        return EXIT_FAILED
 
     def _roll_back(self, decision: Rollback) -> None:
         spike = ledger.run_state(self._records(), self.config.training.seed).unanswered_spike
         assert spike is not None
-        fields = dataclasses.asdict(decision)
-        self._record("rollback", onset=spike["onset"], **fields)
-        self._tell_news()
+        self._record("rollback", onset=spike["onset"], **dataclasses.asdict(decision))
 
-    def _attempt(self) -> int | None:
-        """Launch the next attempt and see it through."""
-        missing = self._wait_for_others()
-        if self._requests.count:
-            return EXIT_PREEMPTED
-        if missing:
-            return self._give_up(missing)
-        for lock in processes.clear_build_locks(processes.extensions_folder(os.environ)):
-            self._say(f"{lock}: deleted, its build was killed")
-        order = launch.next_order(self.config, self._place, self._records())
-        if order.nodes > 1:
-            launch.write_hostfile(self.run_folder, order.nodes)
-        self._give(order)
-        log = jobs.log_of(self.run_folder, order.attempt)
-        job = self._wait_for_disk(lambda: jobs.start(self.config, self.run_folder, order, 0, log))
-        words = launch.command(self.config, self.run_folder, order)
-        self._say(f"attempt {order.attempt}: {' '.join(words)}  (log: {log})")
-        return self._see_through(job, order)
-
-    def _wait_for_others(self) -> str:
-        """Wait until every machine can take an attempt; says which could not for too long."""
-        if self._place.count == 1:
+    def _wait_for_nodes(self) -> str:
+        """Wait until every node can start an attempt; else describe those that cannot."""
+        if self._node.count == 1 or self._stop_requests.count:
             return ""
-        self._say(f"waiting for {metrics.count(self._place.count - 1, 'other node')}")
-        seconds = self.config.supervision.node_wait_seconds
-        if self._wait_until(lambda: not self._missing(), seconds):
+        self._print(f"waiting for {metrics.count(self._node.count - 1, 'other node')}")
+        seconds = self._settings.node_wait_seconds
+        came = self._wait_until(lambda: not self._other_nodes.unavailable(), seconds)
+        if came or self._stop_requests.count:
             return ""
-        nodes = ", ".join(map(str, self._missing()))
-        return f"node {nodes} did not come, or did not get rid of its processes, in {seconds:.0f} s"
-
-    def _missing(self) -> list[int]:
-        self._others.look()
-        return self._others.missing()
+        missing = ", ".join(map(str, self._other_nodes.unavailable()))
+        return f"node {missing} did not come, or did not end its processes, in {seconds:.0f} s"
 
     def _wait_until(self, condition: Callable[[], bool], seconds: float) -> bool:
-        """Wait so long for a condition, or until we are asked to leave; whether it came true."""
+        """Wait for a condition until the time is over or a stop is requested; return if it held."""
         deadline = time.monotonic() + seconds
         while not condition():
-            if time.monotonic() >= deadline or self._requests.count:
+            if self._stop_requests.count or time.monotonic() >= deadline:
                 return False
-            time.sleep(min(self._poll, 0.1))
+            time.sleep(min(self._poll_seconds, 0.1))
         return True
 
-    def _see_through(self, job: Job, order: Order) -> int | None:
-        """Watch an attempt, end all of it, and record how it ended."""
+    def _launch(self) -> int | None:
+        """Launch the next attempt and run it to its end."""
+        for lock in processes.clear_build_locks(processes.extensions_folder(os.environ)):
+            self._print(f"{lock}: deleted, because its build was killed")
+        run = self.run_folder
+        control_file = launch.next_control_file(self.config, self._node, self._records())
+        if control_file.nodes > 1:
+            launch.write_hostfile(run, control_file.nodes)
+        self._write_control_file(control_file)
+        job = self._wait_for_disk(lambda: jobs.start(self.config, run, control_file, 0))
+        command = " ".join(launch.command(self.config, run, control_file))
+        self._print(f"attempt {control_file.attempt}: {command}  (log: {job.log})")
+        return self._run_to_end(job)
+
+    def _run_to_end(self, job: Job) -> int | None:
+        """Watch an attempt, end its processes on all nodes, and record how it ended."""
         try:
-            complaint = self._wait(job, order)
+            problem = self._watch(job)
         finally:
-            stop = dataclasses.replace(order, state=orders.STOP)
-            with contextlib.suppress(OSError):  # whatever the disk says, no process may be left
-                orders.give(self.run_folder, stop)
-            job.end(self.config.supervision.grace_seconds)
-            self._give(stop)
-            self._wait_until_idle()
-        return self._conclude(job, order, complaint)
+            stop = dataclasses.replace(job.control_file, state=control.STOP)
+            with contextlib.suppress(OSError):  # the processes are ended even on a full disk
+                control.write(self.run_folder, stop)
+            job.end(self._settings.grace_seconds)
+            self._write_control_file(stop)
+            while self._other_nodes.busy():
+                time.sleep(self._poll_seconds)
+        return self._conclude(job, problem)
 
-    def _wait_until_idle(self) -> None:
-        """Until no other machine that lives has processes of the attempt."""
-        while self._place.count > 1:
-            self._others.look()
-            if not self._others.busy():
-                break
-            time.sleep(self._poll)
-
-    def _wait(self, job: Job, order: Order) -> Complaint | None:
-        """Wait for the attempt's end; says why it has to be ended if it does not end by itself."""
-        watch = Watch(self.run_folder, order.token, self.config.supervision)
-        stopped = StoppedProcesses(self.config.supervision.hang_seconds)
-        next_line = next_count = 0.0
-        said: object = None
+    def _watch(self, job: Job) -> Problem | None:
+        """Wait for the launcher's end; return early if there is a problem."""
+        watch = Watch(self.run_folder, job.control_file.token, self._settings)
+        next_progress, printed = 0.0, None
         deadline = math.inf
         while not job.ended():
-            time.sleep(self._poll)
-            self._tell_news()
-            now = time.monotonic()
-            if self._requests.count:
-                deadline = self._ask_to_leave(order, deadline)
-            complaint = self._complain(watch, order, deadline)
-            if complaint is None and now >= next_count:
-                next_count = now + COUNT_SECONDS
-                complaint = self._count(watch, stopped, job)
-            if complaint:
-                return complaint
-            if watch.lines and watch.lines[-1] is not said and now >= next_line:
-                next_line, said = now + self._progress, watch.lines[-1]
-                self._say(metrics.progress_line(watch.lines, self.config.training.steps))
+            time.sleep(self._poll_seconds)
+            self._print_news()
+            if self._stop_requests.count:
+                deadline = self._request_stop(job, deadline)
+            if problem := self._problem(job, watch, deadline):
+                return problem
+            newest, now = watch.lines[-1] if watch.lines else None, time.monotonic()
+            if newest is not printed and now >= next_progress:
+                next_progress, printed = now + self._progress_seconds, newest
+                self._print(metrics.progress_line(watch.lines, self.config.training.steps))
         return None
 
-    def _count(self, watch: Watch, stopped: StoppedProcesses, job: Job) -> Complaint | None:
-        """What is wrong with the attempt's processes on this machine, if anything is."""
-        members = job.members()
-        gone = watch.count({member.rank for member in members if member.rank})
-        return complain(ladders.CRASH, gone) or complain(ladders.HANG, stopped.look(members))
+    def _problem(self, job: Job, watch: Watch, deadline: float) -> Problem | None:
+        """Return why the attempt has to be ended, if it has to."""
+        if self._stop_requests.count > 1 or time.monotonic() > deadline:
+            return Problem(CRASH, "it was asked to stop and had no time left to save")
+        other = self._other_nodes.problem(job.control_file.token)
+        return other or watch.problem(job.members())
 
-    def _complain(self, watch: Watch, order: Order, deadline: float) -> Complaint | None:
-        """What is wrong with an attempt, if anything is."""
-        if self._requests.count > 1 or time.monotonic() > deadline:
-            return Complaint(ladders.CRASH, "it was asked to leave, and had no more time to save")
-        self._others.look()
-        missed = complain(ladders.CRASH, self._others.complaint(order.token))
-        hung = self._others.stopped(order.token) or watch.look()
-        return missed or complain(ladders.HANG, hung)
-
-    def _ask_to_leave(self, order: Order, deadline: float) -> float:
-        """Ask the ranks to save and leave; returns until when they may take."""
+    def _request_stop(self, job: Job, deadline: float) -> float:
+        """Ask the ranks to save and exit; return the time at which they must have done so."""
         with contextlib.suppress(OSError):  # asked again at the next look
-            orders.request_stop(self.run_folder, order.token)
+            control.request_stop(self.run_folder, job.control_file.token)
         if deadline < math.inf:
             return deadline
-        seconds = self.config.supervision.preemption_seconds
-        self._say(
-            f"asked to leave: attempt {order.attempt} is to save at its step's end, within "
-            f"{seconds:.0f} s (ask again to leave at once)"
+        seconds = self._settings.preemption_seconds
+        self._print(
+            f"asked to stop: attempt {job.control_file.attempt} is to save after its current step, "
+            f"within {seconds:.0f} s (ask again to stop at once)"
         )
         return time.monotonic() + seconds
 
-    def _conclude(self, job: Job, order: Order, complaint: Complaint | None) -> int | None:
-        records, log = self._records(), jobs.log_of(self.run_folder, order.attempt)
-        told = {record["kind"] for record in ladders.records_of(records, order.token)}
-        errors = failures.read(self.run_folder, order.token)
-        cause = failures.cause(errors)
-        # What was right once is not wrong now: a disk may be full, or away for a while.
+    def _conclude(self, job: Job, problem: Problem | None) -> int | None:
+        """Record how an attempt ended; return an exit code if the supervisor has to stop."""
+        attempt, token = job.control_file.attempt, job.control_file.token
+        records = self._records()
+        own = decide.records_of(records, token)
+        kinds = {record["kind"] for record in own}
+        errors = failures.read(self.run_folder, token)
+        cause, log = failures.cause(errors), jobs.tail(job.log)
+        # Later attempts are tried again: what was accepted once fails for another reason.
         code = cause.code if cause else job.code()
-        if code == EXIT_USAGE and order.attempt == 1 and not told:
-            words = f"error: {failures.in_words(cause, errors)}" if cause else jobs.tail(log)
-            self._say(words)
+        if code == EXIT_USAGE and attempt == 1 and not own:
+            self._print(f"error: {failures.explain(errors, 0)}" if cause else log)
             return EXIT_USAGE
-        seen = self._why(job, order, complaint, errors)
-        kind = ladders.ending(told, seen.kind, bool(self._requests.count))
+        launcher = jobs.describe_exit(job.code())
+        seen = decide.why_ended(problem, launcher, errors, own[0]["ranks"] if own else 0)
+        kind = decide.ending(kinds, seen.kind, bool(self._stop_requests.count))
         if kind:
             step = ledger.run_state(records, self.config.training.seed).resume_step()
-            fields = {"attempt": order.attempt, "step": step, "reason": seen.reason}
-            self._record(kind, **fields)
-        self._tell_news()
-        if kind in (ladders.CRASH, ladders.HANG):
-            words = f"the end of its log:\n{jobs.tail(log)}"
-            self._say(f"{cause.traceback or cause.message}\n(log: {log})" if cause else words)
-        leave = self._requests.count or ladders.PREEMPTED in told
-        return EXIT_PREEMPTED if leave and "done" not in told else None
-
-    def _why(
-        self,
-        job: Job,
-        order: Order,
-        complaint: Complaint | None,
-        errors: Sequence[RankError],
-    ) -> Complaint:
-        """Why an attempt ended: a rank's error, else what was seen of it, else the exit code."""
-        begun = ladders.records_of(self._records(), order.token)
-        words = failures.explain(errors, begun[0]["ranks"] if begun else 0)
-        if failures.cause(errors):
-            return Complaint(ladders.CRASH, words)
-        ended = f"the launcher {job.how_ended()} and the run is not done"
-        seen = complaint or Complaint(ladders.CRASH, ended)
-        if words and seen.kind == ladders.CRASH:
-            return Complaint(seen.kind, f"{words}; {seen.reason}")
-        return seen
+            self._record(kind, attempt=attempt, step=step, reason=seen.reason)
+        self._print_news()
+        if kind in (CRASH, decide.HANG):
+            details = f"{cause.traceback or cause.message}\n(log: {job.log})" if cause else None
+            self._print(details or f"the end of its log:\n{log}")
+        stopped = self._stop_requests.count or decide.PREEMPTED in kinds
+        return EXIT_PREEMPTED if stopped and "done" not in kinds else None
 
     def _record_open(self, kind: str, reason: str) -> None:
-        """Say how the newest attempt ended, if nothing in the ledger does."""
-        attempt = ladders.open_attempt(self._records())
-        if attempt:
+        """Record how the newest attempt ended, if no record says so."""
+        if attempt := decide.open_attempt(self._records()):
             number, step = attempt["attempt"], attempt["step"]
             self._record(kind, attempt=number, step=step, reason=reason)
-            self._tell_news()
 
-    def _dismiss(self, code: int) -> None:
-        """Let the other machines' agents leave."""
-        if self._place.count > 1:
+    def _release_nodes(self, code: int) -> None:
+        """Make the agents of the other nodes exit."""
+        if self._node.count > 1:
             token = secrets.token_hex(8)
-            self._give(Order(token, 0, orders.OVER, code=code))
+            self._write_control_file(ControlFile(token, 0, control.EXIT, code=code))
 
     def _records(self) -> list[ledger.Record]:
         return self._wait_for_disk(lambda: ledger.read(self.ledger))
 
     def _record(self, kind: str, **fields: object) -> None:
         self._wait_for_disk(lambda: ledger.append(self.ledger, kind, **fields))
+        self._print_news()
 
-    def _give(self, order: Order) -> None:
-        self._wait_for_disk(lambda: orders.give(self.run_folder, order))
+    def _write_control_file(self, control_file: ControlFile) -> None:
+        self._wait_for_disk(lambda: control.write(self.run_folder, control_file))
 
     def _wait_for_disk(self, action: Callable[[], T]) -> T:
-        """Return `action()`; where the disk is full, or away, wait for it for some minutes."""
-        began, said = time.monotonic(), ""
+        """Return `action()`; while it raises OSError, try again for up to ten minutes."""
+        started, printed = time.monotonic(), ""
         while True:
             try:
                 return action()
             except OSError as error:
-                limit = _LEAVING_SECONDS if self._requests.count else _DISK_SECONDS
-                if time.monotonic() - began >= limit:
+                limit = _DISK_SECONDS_STOPPING if self._stop_requests.count else _DISK_SECONDS
+                if time.monotonic() - started >= limit:
                     raise
-                if str(error) != said:
-                    said = str(error)
-                    self._say(f"{said}; trying again for up to {limit:.0f} s")
-                time.sleep(self._poll)
+                if str(error) != printed:
+                    printed = str(error)
+                    self._print(f"{error}; trying again for up to {limit:.0f} s")
+                time.sleep(self._poll_seconds)
 
-    def _tell_news(self) -> None:
-        """Say what is new in the ledger, which is read only when it has changed."""
-        try:
-            size = self.ledger.stat().st_size
-            records = ledger.read(self.ledger) if size != self._size else []
-        except OSError:  # there is none yet, or it cannot be read now
-            return
-        if size == self._size:
-            return
-        for _, words in status.history(records[self._told :]):
-            self._say(words)
-        self._told, self._size = len(records), size
+    def _print_news(self) -> None:
+        """Print what was added to the ledger since the last call."""
+        for _, sentence in status.history(self._new_records.new()):
+            self._print(sentence)
 
-    def _say(self, text: str) -> None:
-        with contextlib.suppress(OSError):  # nobody may be listening any more
-            self._write(f"[supervisor] {text}\n")
-            sys.stdout.flush()
+    def _print(self, text: str) -> None:
+        self._write(f"[supervisor] {text}\n")
 
 
-def forecast(config: RunConfig, place: Place = _ALONE) -> str:
-    """What a supervisor would do next, and with which command; nothing is changed.
+def forecast(config: RunConfig, node: Node = _ONLY_NODE) -> str:
+    """Describe what a supervisor would do next, and with which command; change nothing.
 
     Raises:
-        ValueError: the ledger does not verify, there is no launcher, or there are too few GPUs.
+        ValueError: The ledger does not verify, or this node cannot launch the run (see
+            `launch.check`).
     """
-    launch.refuse_gpus(config)
+    launch.check(config.supervision, node.count)
     run = Path(config.folder)
     records = ledger.read(run / ledger.FILE_NAME)
-    order = orders.read(run)
-    if order and jobs.find(run, order):
-        return f"attempt {order.attempt} runs: it would be watched\n"
-    decision = ladders.decide(records, config)
-    words = f"next: {decision}\n"
-    if isinstance(decision, ladders.Launch):
-        state = ledger.run_state(records, config.training.seed)
-        command = launch.command(config, run, launch.next_order(config, place, records))
-        words += f"from step {state.resume_step()}: {' '.join(command)}\n"
-    return words
+    if job := jobs.find(run, control.read(run)):
+        return f"attempt {job.control_file.attempt} runs: it would be watched\n"
+    decision = decide.decide(records, config)
+    text = f"next: {decision}\n"
+    if isinstance(decision, decide.Launch):
+        step = ledger.run_state(records, config.training.seed).resume_step()
+        command = launch.command(config, run, launch.next_control_file(config, node, records))
+        text += f"from step {step}: {' '.join(command)}\n"
+    return text

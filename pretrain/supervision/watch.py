@@ -1,4 +1,4 @@
-"""What a supervisor sees of a running attempt, and what it complains of.
+"""Watch a running attempt: silence, ranks that ended early, processes that were stopped.
 
 Imports no torch.
 """
@@ -6,7 +6,7 @@ Imports no torch.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
+import functools
 import math
 import time
 from collections import deque
@@ -16,33 +16,20 @@ from typing import Any
 
 from pretrain.config.run import SupervisionConfig
 from pretrain.run import metrics
-from pretrain.supervision import heartbeat
+from pretrain.supervision import control, heartbeat
+from pretrain.supervision.decide import CRASH, HANG, Problem
 from pretrain.supervision.processes import Member
 
-COUNT_SECONDS = 1.0
-"""Between two looks at all processes of the machine."""
-_LONGEST_PAUSE = 10.0
-"""Seconds between two such looks after which the watcher itself must have been stopped."""
+_MAX_PAUSE = 10.0
+"""Seconds between two looks at the processes. If more have passed, the watcher was stopped too."""
 _STEPS = 1000
-"""Last steps whose duration says how long one may take."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Complaint:
-    """Why an attempt has to be ended."""
-
-    kind: str
-    """ladders.CRASH or ladders.HANG."""
-    reason: str
-
-
-def complain(kind: str, reason: str) -> Complaint | None:
-    """A complaint where there is a reason for one."""
-    return Complaint(kind, reason) if reason else None
+"""Last steps whose durations determine how long a step may take."""
+_MAX_LINE = 1 << 16
+"""Bytes."""
 
 
 class Watch:
-    """One attempt's signs of life."""
+    """What node 0 sees of one attempt: heartbeat, metrics and processes."""
 
     def __init__(
         self,
@@ -51,72 +38,83 @@ class Watch:
         config: SupervisionConfig,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Begin to watch, without having seen anything yet."""
+        """Start to watch the attempt with this token."""
         self._run, self._token, self._config, self._clock = run, token, config, clock
-        self._metrics = Follower(run / metrics.METRICS, metrics.METRICS)
-        self._beat, self._heard = heartbeat.NO_BEAT, clock()
-        self._known: set[str] = set()
-        self._incomplete_since: float | None = None
+        parse = functools.partial(metrics.parse_line, name=metrics.METRICS)
+        self._metrics = Follower(run / metrics.METRICS, parse)
+        self._stopped = StoppedProcesses(config.hang_seconds, clock)
+        self._beat, self._last_sign = heartbeat.NO_BEAT, clock()
+        self._known_ranks: set[str] = set()
+        self._incomplete_since = math.inf
         self.lines: deque[dict[str, Any]] = deque(maxlen=_STEPS)
-        """The newest lines of metrics.jsonl that were written since."""
+        """The newest lines that were added to metrics.jsonl since the watch started."""
 
-    def look(self) -> str:
-        """Read heartbeat and metrics; says why the attempt hangs, "" where it does not."""
-        now, beat, lines = (
-            self._clock(),
-            heartbeat.read(self._run, self._token),
-            self._metrics.new(),
-        )
+    def problem(self, members: Sequence[Member]) -> Problem | None:
+        """Return why the attempt has to be ended, if it has to.
+
+        Args:
+            members: living processes of the attempt on this node.
+        """
+        if silent := self.silence():
+            return Problem(HANG, silent)
+        if lost := self.lost_ranks({member.rank for member in members if member.rank}):
+            return Problem(CRASH, lost)
+        if stopped := self._stopped.describe(members):
+            return Problem(HANG, stopped)
+        return None
+
+    def silence(self) -> str:
+        """Read heartbeat and metrics; describe a silence that is too long, else return ""."""
+        now = self._clock()
+        beat, lines = heartbeat.read(self._run, self._token), self._metrics.new()
         self.lines.extend(lines)
-        if beat == heartbeat.NO_BEAT:  # nothing is there, or it cannot be read now
+        if beat == heartbeat.NO_BEAT:  # not written yet, or it cannot be read now
             beat = self._beat
         if lines or beat != self._beat:
-            self._beat, self._heard = beat, now
-        limit = heartbeat.silence_limit(
-            beat.phase, [line["seconds"] for line in self.lines], self._config
-        )
-        if now - self._heard <= limit:
+            self._beat, self._last_sign = beat, now
+        step_seconds = [line["seconds"] for line in self.lines]
+        limit = heartbeat.silence_limit(beat.phase, step_seconds, self._config)
+        if now - self._last_sign <= limit:
             return ""
-        return f"nothing was heard of it for {limit:.0f} s in phase {beat.phase}, step {beat.step}"
+        return f"no sign of life for {limit:.0f} s in phase {beat.phase}, step {beat.step}"
 
-    def count(self, ranks: set[str]) -> str:
-        """Take in which ranks of this machine live; says if some have gone and others stay.
+    def lost_ranks(self, ranks: set[str]) -> str:
+        """Describe ranks that ended while others, or the launcher, still run; else return "".
 
-        The launcher does not see a rank that ends well before its time, and it is given some
-        seconds to see to the others. Below srun nobody's environment tells a rank from what it
-        started; there only silence tells.
+        The launcher does not notice a rank that exits early with code 0. It has `grace_seconds` to
+        end the other ranks. Under srun the environment does not tell ranks from other processes,
+        so only silence is noticed.
+
+        Args:
+            ranks: that are alive on this node.
         """
         if self._config.launcher == "srun":
             return ""
         now = self._clock()
-        self._known |= ranks
-        gone = self._known - ranks
-        if not gone:
-            self._incomplete_since = None
-            return ""
-        if self._incomplete_since is None:
-            self._incomplete_since = now
+        self._known_ranks |= ranks
+        lost = self._known_ranks - ranks
+        self._incomplete_since = min(now, self._incomplete_since) if lost else math.inf
         if now - self._incomplete_since <= self._config.grace_seconds:
             return ""
-        names = ", ".join(sorted(gone, key=int))
+        names = ", ".join(sorted(lost, key=int))
         return f"rank {names} ended, and the launcher or other ranks still run"
 
 
 class StoppedProcesses:
-    """Which processes of an attempt are stopped, and for how long."""
+    """Notices processes of an attempt that are stopped, for example by SIGSTOP."""
 
     def __init__(self, limit: float, clock: Callable[[], float] = time.monotonic) -> None:
-        """Begin without having seen any; `limit` is how many seconds a process may be stopped."""
+        """Start without any; a process may be stopped for `limit` seconds."""
         self._limit, self._clock = limit, clock
         self._since: dict[int, float] = {}
-        self._looked = -math.inf
+        self._last_look = -math.inf
 
-    def look(self, members: Sequence[Member]) -> str:
-        """Note which processes are stopped; name one that is for too long, "" where none is."""
+    def describe(self, members: Sequence[Member]) -> str:
+        """Describe a process that has been stopped for too long; "" if there is none."""
         now = self._clock()
         # After a pause this process was stopped as well, perhaps with all others: count from now.
-        known = self._since if now - self._looked <= _LONGEST_PAUSE else {}
-        self._looked = now
+        known = self._since if now - self._last_look <= _MAX_PAUSE else {}
+        self._last_look = now
         stopped = [member for member in members if member.stopped]
         self._since = {member.pid: known.get(member.pid, now) for member in stopped}
         for member in stopped:
@@ -126,27 +124,25 @@ class StoppedProcesses:
         return ""
 
 
-_LONGEST_LINE = 1 << 16
-"""Bytes."""
-
-
 class Follower:
-    """The new whole lines of a growing JSON Lines file, without reading it twice."""
+    """Returns the new lines of a growing JSON Lines file."""
 
-    def __init__(self, path: Path, name: str = "") -> None:
-        """Begin at the end of the last whole line: an attempt that begins cuts off a torn one.
+    def __init__(
+        self, path: Path, parse: Callable[[bytes], dict[str, Any] | None] = control.parse_object
+    ) -> None:
+        """Start at the end of the last whole line; the next writer cuts off a torn line.
 
         Args:
             path: of the file.
-            name: of the kind of file, which says what a valid line has (`metrics.parse_line`).
+            parse: of one line; `None` if the line is not valid.
         """
-        self._path, self._name, self._offset = path, name, 0
+        self._path, self._parse, self._offset = path, parse, 0
         with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
-            start = file.seek(max(0, path.stat().st_size - _LONGEST_LINE))
+            start = file.seek(max(0, path.stat().st_size - _MAX_LINE))
             self._offset = start + file.read().rfind(b"\n") + 1
 
     def new(self) -> list[dict[str, Any]]:
-        """The valid lines since the last call; none where the file cannot be read now."""
+        """Return the valid lines since the last call; none if the file cannot be read now."""
         try:
             with self._path.open("rb") as file:
                 file.seek(self._offset)
@@ -155,5 +151,5 @@ class Follower:
             return []
         whole = data.rfind(b"\n") + 1
         self._offset += whole
-        lines = (metrics.parse_line(line, self._name) for line in data[:whole].splitlines())
-        return [line for line in lines if line is not None]
+        parsed = map(self._parse, data[:whole].splitlines())
+        return [line for line in parsed if line is not None]

@@ -1,4 +1,4 @@
-"""A tiny run under a true supervisor with true DeepSpeed processes, and what to compare it with."""
+"""A tiny run with a real supervisor and real DeepSpeed processes, and an undisturbed run."""
 
 import contextlib
 import io
@@ -33,12 +33,12 @@ SHORT = (
     "supervision.grace_seconds=3",
 )
 PATIENCE = 300.0
-"""Seconds for what takes ten on a machine that does nothing else."""
+"""Seconds to wait for what takes ten seconds on an idle machine."""
 
 
 @pytest.fixture(scope="session")
 def undisturbed(run_ranks, recipe, tmp_path_factory):  # noqa: F811
-    """The final weights of the run to which nothing happens."""
+    """The final weights of a run without faults."""
     from pretrain import train
 
     folder = tmp_path_factory.mktemp("undisturbed") / "run"
@@ -52,7 +52,7 @@ def undisturbed(run_ranks, recipe, tmp_path_factory):  # noqa: F811
 
 
 def weights(run):
-    """The fp32 weights of a run's last checkpoint, which is whole."""
+    """Return the fp32 weights of a run's last checkpoint, which must be complete."""
     from pretrain.engine.engine import consolidated_weights
 
     folder = checkpoints.folder_of(run, STEPS)
@@ -61,16 +61,16 @@ def weights(run):
 
 
 class Chaos:
-    """A run in a folder, and the processes that a test starts for it."""
+    """A run in a folder, and the supervisors that a test starts for it."""
 
     def __init__(self, folder, recipe_path):
         self.run, self.recipe = folder / "run", recipe_path
-        self.plan, self.log = folder / "plan.json", folder / "said.log"
+        self.plan, self.log = folder / "plan.json", folder / "supervisor.log"
         self.started = []
         self.schedule({})
 
     def schedule(self, faults):
-        """Faults by attempt number; each a (what, rank, step) with more fields, or none."""
+        """Plan the faults of each attempt, as tuples (what, rank, step[, checkpoint])."""
         named = {
             attempt: [
                 dict(zip(("what", "rank", "step", "checkpoint"), f, strict=False)) for f in fs
@@ -79,16 +79,16 @@ class Chaos:
         }
         self.plan.write_text(json.dumps(named))
 
-    def command(self, *words):
+    def command(self, *overrides):
         module = "tests.chaos.supervise"
-        settings = [f"folder={self.run}", *SHORT, *words]
+        settings = [f"folder={self.run}", *SHORT, *overrides]
         return [sys.executable, "-m", module, str(self.recipe), *settings]
 
-    def start(self, *words, before=(), **variables):
+    def start(self, *overrides, before=(), **variables):
         environment = {**os.environ, PLAN: str(self.plan), "PYTHONPATH": str(ROOT), **variables}
         with self.log.open("ab") as file:
             child = subprocess.Popen(
-                [*before, *self.command(*words)],
+                [*before, *self.command(*overrides)],
                 cwd=ROOT,
                 env=environment,
                 stdout=file,
@@ -97,41 +97,41 @@ class Chaos:
         self.started.append(child)
         return child
 
-    def supervise(self, *words, **keywords):
-        """Start a supervisor and wait for its end; returns its exit code."""
-        return self.start(*words, **keywords).wait(PATIENCE)
+    def supervise(self, *overrides, **keywords):
+        """Start a supervisor and wait for its end; return its exit code."""
+        return self.start(*overrides, **keywords).wait(PATIENCE)
 
     def records(self, *kinds):
-        told = ledger.read(self.run / ledger.FILE_NAME)
-        return [record for record in told if not kinds or record["kind"] in kinds]
+        records = ledger.read(self.run / ledger.FILE_NAME)
+        return [record for record in records if not kinds or record["kind"] in kinds]
 
     def kinds(self, *kinds):
         return [record["kind"] for record in self.records(*kinds)]
 
-    def begun_at(self):
+    def start_steps(self):
         return [record["step"] for record in self.records("attempt")]
 
     def wait_for(self, condition):
         deadline = time.monotonic() + PATIENCE
         while not condition():
-            assert time.monotonic() < deadline, self.said()
+            assert time.monotonic() < deadline, self.output()
             time.sleep(0.05)
 
     def wait_for_pause(self):
-        """Until the attempt stands still, as planned."""
+        """Wait until the attempt pauses, as planned."""
         self.wait_for((self.run / "paused").exists)
 
     def go_on(self):
         (self.run / "paused").unlink()
 
     def launchers(self):
-        """Process ids of the deepspeed runner and of its launch.py."""
+        """Return the process ids of the deepspeed runner and of its launch.py."""
         found = {}
         for member in processes.members(self.run):
             with contextlib.suppress(psutil.NoSuchProcess):
-                words = " ".join(psutil.Process(member.pid).cmdline())
+                command = " ".join(psutil.Process(member.pid).cmdline())
                 if member.rank is None:
-                    found["launch" if "deepspeed.launcher.launch" in words else "runner"] = (
+                    found["launch" if "deepspeed.launcher.launch" in command else "runner"] = (
                         member.pid
                     )
         return found
@@ -139,22 +139,22 @@ class Chaos:
     def signal(self, name, number):
         os.kill(self.launchers()[name], number)
 
-    def said(self):
+    def output(self):
         logs = sorted((self.run / "logs").glob("*.log"))
         return "\n".join(path.read_text(errors="replace") for path in [self.log, *logs])
 
     def assert_same_as(self, undisturbed):
-        """Finished, with the very weights and losses; no process and no torn checkpoint is left."""
-        assert self.kinds()[-1] == "done", self.said()
-        mine = weights(self.run)
-        assert mine.keys() == undisturbed.keys()
-        different = [name for name in mine if not mine[name].equal(undisturbed[name])]
+        """Assert that the run ended with the same weights, and that nothing was left behind."""
+        assert self.kinds()[-1] == "done", self.output()
+        final = weights(self.run)
+        assert final.keys() == undisturbed.keys()
+        different = [name for name in final if not final[name].equal(undisturbed[name])]
         assert not different, different
         kept = metrics.surviving(metrics.read(self.run / metrics.METRICS))
         assert [line["step"] for line in kept] == list(range(STEPS))
         assert not self.kinds("discontinuity")
         proof = audit.audit(self.run)
-        assert (proof.problems, proof.unproved) == ([], []), self.said()
+        assert (proof.problems, proof.unproved) == ([], []), self.output()
         assert processes.members(self.run) == []
         assert not list((self.run / "checkpoints").glob("*.partial"))
 

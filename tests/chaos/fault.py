@@ -1,8 +1,7 @@
-"""A rank to which something happens: started by the launcher in place of pretrain.train.
+"""A rank with faults, which the launcher starts in place of pretrain.train.
 
-The plan is a JSON file: attempt number -> faults, each with `what`, `rank` and `step`. Each patches
-one place of the product at import and goes on to the true trainer. Nothing here is known to the
-product.
+The plan is a JSON file: attempt number -> faults, each with `what`, `rank` and `step`. Each fault
+patches one place of the product before the real training starts. The product knows nothing of it.
 """
 
 import contextlib
@@ -31,13 +30,13 @@ def freeze():
 
 
 def let_the_clock_jump():
-    """Wall-clock time that goes forwards and back by up to a month."""
-    true, jumps = time.time, random.Random(os.getpid())
-    time.time = lambda: true() + jumps.uniform(-3e6, 3e6)
+    """Make the wall clock jump forwards and back by up to a month."""
+    real, jumps = time.time, random.Random(os.getpid())
+    time.time = lambda: real() + jumps.uniform(-3e6, 3e6)
 
 
 def at_step(step, action):
-    """Before an update."""
+    """Act before an update."""
     from pretrain.engine.engine import Engine
 
     original = Engine.step
@@ -51,7 +50,7 @@ def at_step(step, action):
 
 
 def slow_steps(seconds):
-    """Time to be killed in."""
+    """Slow down every update, so that there is time to kill a process."""
     from pretrain.engine.engine import Engine
 
     original = Engine.step
@@ -64,7 +63,7 @@ def slow_steps(seconds):
 
 
 def before_engine(action):
-    """In the start-up, when the run is opened and the ledger knows of the attempt."""
+    """Act during the start-up, after the attempt was recorded in the ledger."""
     from pretrain.engine.engine import Engine
 
     original = Engine.__init__
@@ -90,7 +89,7 @@ def before_save(step, action):
 
 
 def in_writing(step, action):
-    """In place of torch's writing of a file of a checkpoint: gets its path and its bytes."""
+    """Act before torch writes a file of a checkpoint; the action gets its path and its bytes."""
     import torch
 
     original = torch.save
@@ -107,7 +106,7 @@ def in_writing(step, action):
 
 
 def before_manifest(step, action):
-    """All is written and hashed, nothing committed."""
+    """Act when all files are written and hashed, and nothing is committed."""
     from pretrain.run import checkpoints
 
     original = checkpoints.write_json
@@ -120,8 +119,8 @@ def before_manifest(step, action):
     checkpoints.write_json = call
 
 
-def before_telling(step, action):
-    """Committed, and the ledger does not know."""
+def before_record(step, action):
+    """Act when the checkpoint is committed and the ledger does not have it yet."""
     from pretrain.run.saver import Saver
 
     original = Saver._commit
@@ -134,19 +133,19 @@ def before_telling(step, action):
     Saver._commit = call
 
 
-def before_fence(step, action):
-    """All is written, and before it is committed the attempt asks whether it still counts."""
+def before_check(step, action):
+    """Act when all files are written, before the attempt checks whether it was superseded."""
     from pretrain.run import checkpoints
 
     original = checkpoints.save
 
     def call(run, number, facts, *, before_commit, **keywords):
-        def ask():
+        def check():
             if number == step:
                 action()
             before_commit()
 
-        original(run, number, facts, before_commit=ask, **keywords)
+        original(run, number, facts, before_commit=check, **keywords)
 
     checkpoints.save = call
 
@@ -157,7 +156,7 @@ def half_written(path, data):
 
 
 def fill_disk(folder):
-    """Take all that is left of the disk until the next step."""
+    """Fill the disk until the next step."""
     with contextlib.suppress(OSError), (folder / "filler").open("wb") as file:
         while True:
             file.write(b"\0" * 65536)
@@ -165,7 +164,7 @@ def fill_disk(folder):
 
 
 def fill_run(run):
-    """Take all that is left of the disk that holds the run, to the last byte."""
+    """Fill the disk that holds the run to the last byte."""
     with (run / "filler").open("ab", buffering=0) as file:
         for size in (65536, 1):
             with contextlib.suppress(OSError):
@@ -174,7 +173,7 @@ def fill_run(run):
 
 
 def damage(run, step, how):
-    """Do something to a checkpoint's second file, as a disk might."""
+    """Damage the second file of a checkpoint, as a disk might."""
     folder = run / "checkpoints" / f"step-{step:08d}"
     path = sorted(folder.glob("*_optim_states.pt"))[-1]
     data = path.read_bytes()
@@ -193,31 +192,31 @@ def tear_ledger(run):
         file.write(b'{"number": 99, "time": 1.0, "ki')
 
 
-def spoil_losses(engine):
-    """A loss that is NaN from now on."""
+def make_losses_nan(engine):
+    """Make the loss NaN from now on."""
     from pretrain.objectives.masked import MaskedLM
 
     original = MaskedLM.loss
     MaskedLM.loss = lambda *arguments: original(*arguments) * float("nan")
 
 
-def spoil_gradients(engine):
-    """NaN where a gradient should be, from now on; the loss is none."""
+def make_gradients_nan(engine):
+    """Make a gradient NaN from now on, but not the loss."""
     parameter = next(p for p in engine.module.parameters() if p.requires_grad)
     handle = parameter.register_hook(lambda gradient: gradient * float("nan"))
-    engine._chaos = handle  # kept: goes with the process
+    engine._chaos = handle  # kept until the process ends
 
 
 def plan(fault, run):
-    """Arrange for one fault."""
+    """Patch the product for one fault."""
     what, step = fault["what"], fault["step"]
     checkpoint = fault.get("checkpoint", 0)
 
-    def hurt_and_die(how):
+    def damage_and_die(how):
         return lambda engine: (damage(run, checkpoint, how), die())
 
     def pause(engine):
-        """Until the test goes on."""
+        """Wait until the test continues."""
         (run / "paused").touch()
         while (run / "paused").exists():
             time.sleep(0.05)
@@ -233,14 +232,14 @@ def plan(fault, run):
         "die-before-save": lambda: before_save(step, die),
         "die-while-writing": lambda: in_writing(step, half_written),
         "die-when-hashed": lambda: before_manifest(step, die),
-        "die-when-committed": lambda: before_telling(step, die),
-        "freeze-before-commit": lambda: before_fence(step, freeze),
-        "flip": lambda: at_step(step, hurt_and_die("flip")),
-        "cut": lambda: at_step(step, hurt_and_die("cut")),
-        "remove": lambda: at_step(step, hurt_and_die("remove")),
+        "die-when-committed": lambda: before_record(step, die),
+        "freeze-before-commit": lambda: before_check(step, freeze),
+        "flip": lambda: at_step(step, damage_and_die("flip")),
+        "cut": lambda: at_step(step, damage_and_die("cut")),
+        "remove": lambda: at_step(step, damage_and_die("remove")),
         "tear-ledger": lambda: at_step(step, lambda engine: (tear_ledger(run), die())),
-        "nan-losses": lambda: at_step(step, spoil_losses),
-        "nan-gradients": lambda: at_step(step, spoil_gradients),
+        "nan-losses": lambda: at_step(step, make_losses_nan),
+        "nan-gradients": lambda: at_step(step, make_gradients_nan),
         "fill-disk": lambda: in_writing(step, lambda path, data: fill_disk(path.parents[1])),
         "free-disk": lambda: at_step(
             step, lambda engine: (run / "checkpoints" / "filler").unlink(missing_ok=True)
@@ -253,14 +252,14 @@ def plan(fault, run):
 
 
 def main():
-    from pretrain.supervision import control as orders
+    from pretrain.supervision import control
     from pretrain.train import main as train
 
     run = Path(sys.argv[-1]).parent
-    order = orders.read(run)
+    control_file = control.read(run)
     faults = json.loads(Path(os.environ[PLAN]).read_text()) if os.environ.get(PLAN) else {}
     rank = int(os.environ.get("RANK") or os.environ["SLURM_PROCID"])
-    for fault in faults.get(str(order.attempt), []):
+    for fault in faults.get(str(control_file.attempt), []):
         if fault.get("rank", 0) in (rank, "all"):
             plan(fault, run)
     return train(sys.argv[1:])

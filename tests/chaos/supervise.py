@@ -1,6 +1,6 @@
-"""`python -m tests.chaos.supervise RECIPE ...`: the supervisor, whose ranks have faults planned.
+"""`python -m tests.chaos.supervise RECIPE ...`: the supervisor, with faults planned for its ranks.
 
-CHAOS_PLAN names the plan (fault.py). CHAOS_CLOCK=1 gives the supervisor a clock that jumps.
+CHAOS_PLAN names the plan (fault.py). CHAOS_CLOCK=1 makes the clock of the supervisor jump.
 """
 
 import os

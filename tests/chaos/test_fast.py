@@ -7,27 +7,26 @@ import os
 import pytest
 
 from pretrain.exit_codes import EXIT_PREEMPTED
-from pretrain.supervision import control as orders
-from pretrain.supervision import heartbeat
-from pretrain.supervision.control import Order
+from pretrain.supervision import control, heartbeat
+from pretrain.supervision.control import ControlFile
 from tests.chaos.conftest import SHORT
 
 
-def test_ranks_killed_in_the_midst_of_a_save_and_just_after_it_cost_nothing(chaos, undisturbed):
+def test_ranks_killed_during_a_save_and_right_after_it_change_nothing(chaos, undisturbed):
     chaos.schedule({1: [("die-while-writing", 1, 8)], 2: [("die-when-committed", 0, 12)]})
-    assert chaos.supervise() == 0, chaos.said()
-    assert chaos.begun_at() == [0, 4, 8], chaos.said()
+    assert chaos.supervise() == 0, chaos.output()
+    assert chaos.start_steps() == [0, 4, 8], chaos.output()
     chaos.assert_same_as(undisturbed)
 
 
 @pytest.fixture
 def attempt(run_ranks, recipe, tmp_path):
-    """`attempt(token)`: one attempt at the run below `tmp_path` with an order's token."""
+    """`attempt(token)`: one attempt with this token at the run below `tmp_path`."""
     from pretrain import train
 
     def run(token):
         def work():
-            os.environ[orders.TOKEN_VARIABLE] = token
+            os.environ[control.TOKEN_VARIABLE] = token
             with contextlib.redirect_stdout(io.StringIO()):
                 return train.main([str(recipe.path), f"folder={tmp_path / 'run'}", *SHORT])
 
@@ -36,21 +35,21 @@ def attempt(run_ranks, recipe, tmp_path):
     return run
 
 
-def test_an_attempt_that_is_asked_to_leave_saves_where_it_is_and_the_next_goes_on(
+def test_an_attempt_that_is_asked_to_stop_saves_and_the_next_one_continues(
     attempt, chaos, undisturbed
 ):
-    orders.request_stop(chaos.run, "first")
+    control.request_stop(chaos.run, "first")
     assert attempt("first") == [EXIT_PREEMPTED] * 2
     assert chaos.kinds() == ["created", "attempt", "commit", "preempted"]
     assert chaos.records()[-1]["step"] == 1
     assert heartbeat.read(chaos.run, "first").phase == "step"
     assert attempt("second") == [0, 0]
-    assert chaos.begun_at() == [0, 1]
+    assert chaos.start_steps() == [0, 1]
     chaos.assert_same_as(undisturbed)
 
 
-def test_an_attempt_that_was_ordered_before_another_does_not_start(attempt, chaos, capfd):
-    orders.give(chaos.run, Order("newer", 7, orders.RUN))
+def test_an_attempt_that_was_superseded_does_not_start(attempt, chaos, capfd):
+    control.write(chaos.run, ControlFile("newer", 7, control.RUN))
     assert attempt("older") == [2, 2]
     assert chaos.records() == []
-    assert "that of attempt 7); this one stops" in capfd.readouterr().err
+    assert "(the newest is attempt 7); this one stops" in capfd.readouterr().err

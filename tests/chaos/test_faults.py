@@ -1,7 +1,7 @@
-"""Everything that is to be survived, one after the other, with true processes.
+"""All faults that a run has to survive, with real processes.
 
-Several faults strike the same run, each in an attempt of its own, and at its end the weights are
-those of the run to which nothing happened. Each attempt takes some ten seconds.
+Several faults strike the same run, each in an attempt of its own. At the end its weights must be
+those of the undisturbed run. Each attempt takes about ten seconds.
 """
 
 import contextlib
@@ -22,9 +22,8 @@ from pretrain.config.load import dump
 from pretrain.engine.settings import DS_CONFIGS
 from pretrain.exit_codes import EXIT_PREEMPTED
 from pretrain.run import metrics
-from pretrain.supervision import control as orders
-from pretrain.supervision import gpus, launch, processes
-from pretrain.supervision.nodes import Place
+from pretrain.supervision import control, gpus, launch, processes
+from pretrain.supervision.nodes import Node
 from tests.chaos.conftest import PATIENCE, ROOT, SHORT, weights
 from tests.chaos.fault import PLAN
 
@@ -32,24 +31,24 @@ KILL, TERMINATE, USER = signal.SIGKILL, signal.SIGTERM, signal.SIGUSR1
 pytestmark = pytest.mark.slow
 
 
-def test_ranks_killed_before_within_and_at_the_end_of_a_save(chaos, undisturbed):
+def test_ranks_killed_before_during_and_after_a_save(chaos, undisturbed):
     chaos.schedule(
         {
             1: [("die", 0, 3)],
             2: [("die-before-save", 1, 8)],
             3: [("die-while-writing", 0, 8)],
-            4: [("die-at-start", 1, 0)],  # recorded before any attempt of its number began
+            4: [("die-at-start", 1, 0)],  # its crash is recorded although it never began
             5: [("die-when-hashed", 0, 8)],
             6: [("die-when-committed", 0, 16)],
         }
     )
-    assert chaos.supervise() == 0, chaos.said()
-    assert chaos.begun_at() == [0, 0, 4, 4, 4, 12], chaos.said()
+    assert chaos.supervise() == 0, chaos.output()
+    assert chaos.start_steps() == [0, 0, 4, 4, 4, 12], chaos.output()
     chaos.assert_same_as(undisturbed)
 
 
-def test_checkpoints_and_ledger_damaged_by_the_disk(chaos, undisturbed):
-    """A damaged checkpoint is told and passed over; `latest` and torn lines are nobody's word."""
+def test_checkpoints_and_a_ledger_that_the_disk_damaged(chaos, undisturbed):
+    """Damaged checkpoints are recorded and skipped; `latest` and torn lines are ignored."""
     chaos.schedule(
         {
             1: [("flip", 0, 9, 8)],
@@ -58,8 +57,8 @@ def test_checkpoints_and_ledger_damaged_by_the_disk(chaos, undisturbed):
             4: [("tear-ledger", 0, 13)],
         }
     )
-    assert chaos.supervise() == 0, chaos.said()
-    assert chaos.begun_at() == [0, 4, 4, 4, 12], chaos.said()
+    assert chaos.supervise() == 0, chaos.output()
+    assert chaos.start_steps() == [0, 4, 4, 4, 12], chaos.output()
     reasons = [record["reason"] for record in chaos.records("reject")]
     assert len(reasons) == 3
     assert "its hash differs" in reasons[0]
@@ -68,8 +67,10 @@ def test_checkpoints_and_ledger_damaged_by_the_disk(chaos, undisturbed):
     chaos.assert_same_as(undisturbed)
 
 
-def test_launchers_killed_and_terminated_ranks_frozen_and_gone_early(chaos, undisturbed):
-    """The launcher would say success, leave orphans, or wait for ever."""
+def test_launchers_that_are_killed_or_terminated_and_ranks_that_freeze_or_exit_early(
+    chaos, undisturbed
+):
+    """The launcher alone would report success, leave orphans, or wait forever."""
     paused = [("pause", 0, 6)]
     chaos.schedule(
         {
@@ -83,29 +84,31 @@ def test_launchers_killed_and_terminated_ranks_frozen_and_gone_early(chaos, undi
     supervisor = chaos.start("supervision.hang_seconds=30")
     for name, number in (("launch", KILL), ("runner", KILL), ("runner", TERMINATE)):
         chaos.wait_for_pause()
-        next_log = chaos.run / "logs" / f"attempt-{len(chaos.begun_at()) + 1:03d}.log"
+        next_log = chaos.run / "logs" / f"attempt-{len(chaos.start_steps()) + 1:03d}.log"
         struck = time.monotonic()
         chaos.signal(name, number)
         chaos.wait_for(next_log.exists)
         print(f"{name}, signal {number}: launched again {time.monotonic() - struck:.1f} s after")
         chaos.go_on()
-    assert supervisor.wait(600) == 0, chaos.said()
-    assert chaos.begun_at() == [0, 4, 4, 4, 4, 8], chaos.said()
+    assert supervisor.wait(600) == 0, chaos.output()
+    assert chaos.start_steps() == [0, 4, 4, 4, 4, 8], chaos.output()
     endings = chaos.records("crash", "hang")
     assert [record["kind"] for record in endings][:4] == ["crash"] * 3 + ["hang"]
     assert "code 0 and the run is not done" in endings[0]["reason"]
-    assert re.search("nothing was heard of it for|rank 1 .* has been stopped", endings[3]["reason"])
+    assert re.search("no sign of life for|rank 1 .* has been stopped", endings[3]["reason"])
     chaos.assert_same_as(undisturbed)
 
 
-def test_a_rank_that_is_stopped_in_the_start_up_is_found_by_the_limit_of_a_step(chaos, undisturbed):
-    """Long before the start-up's own limit of ten minutes."""
+def test_a_rank_that_is_stopped_during_the_start_up_is_noticed_after_hang_seconds(
+    chaos, undisturbed
+):
+    """Long before the limit of the start-up, which is ten minutes."""
     chaos.schedule({1: [("freeze-at-start", 1, 0)]})
-    assert chaos.supervise("supervision.hang_seconds=8") == 0, chaos.said()
-    (begun, _), (hang,) = chaos.records("attempt"), chaos.records("hang")
-    print(f"found {hang['time'] - begun['time']:.1f} s after the attempt began")
+    assert chaos.supervise("supervision.hang_seconds=8") == 0, chaos.output()
+    (began, _), (hang,) = chaos.records("attempt"), chaos.records("hang")
+    print(f"noticed {hang['time'] - began['time']:.1f} s after the attempt began")
     assert re.fullmatch(r"rank 1 \(pid \d+\) has been stopped for 8 s", hang["reason"])
-    assert hang["time"] - begun["time"] < 60
+    assert hang["time"] - began["time"] < 60
     chaos.assert_same_as(undisturbed)
 
 
@@ -114,9 +117,9 @@ LAUNCHERS = pytest.mark.parametrize("launcher", ["deepspeed", "torchrun"])
 
 @LAUNCHERS
 def test_the_ledger_says_which_rank_failed_and_why(launcher, chaos, undisturbed):
-    """The other rank only loses its connection, and the launcher has a code of its own."""
+    """The other rank loses its connection, and the launcher has its own exit code."""
     chaos.schedule({1: [("raise", 1, 6)], 2: [("die", 1, 6)]})
-    assert chaos.supervise(f"supervision.launcher={launcher}") == 0, chaos.said()
+    assert chaos.supervise(f"supervision.launcher={launcher}") == 0, chaos.output()
     failed, killed = [record["reason"] for record in chaos.records("crash")]
     assert re.fullmatch(
         r"rank 1 on \S+: KeyError: 'a fault of this rank alone' \(pretrain/.*, line \d+\)", failed
@@ -131,17 +134,17 @@ def test_the_ledger_says_which_rank_failed_and_why(launcher, chaos, undisturbed)
 
 @pytest.mark.skipif(gpus.visible_gpus(), reason="GPUs have this attention backend")
 @LAUNCHERS
-def test_what_only_ranks_can_refuse_is_refused_once(launcher, chaos):
-    words = [f"supervision.launcher={launcher}", "training.attention_backend=flex"]
-    words += ["model.overrides.attention_dropout=0.0"]
-    assert chaos.supervise(*words) == 2, chaos.said()
+def test_a_recipe_that_only_ranks_can_refuse_is_refused_once(launcher, chaos):
+    overrides = [f"supervision.launcher={launcher}", "training.attention_backend=flex"]
+    overrides += ["model.overrides.attention_dropout=0.0"]
+    assert chaos.supervise(*overrides) == 2, chaos.output()
     assert "error: rank 0, 1 on" in chaos.log.read_text()
     assert "'flex' needs a GPU" in chaos.log.read_text()
     assert len(list((chaos.run / "logs").iterdir())) == 1
     assert not chaos.kinds("crash")
 
 
-def test_a_killed_supervisor_is_replaced_by_one_that_adopts_or_ends_what_runs(chaos, undisturbed):
+def test_a_new_supervisor_adopts_or_ends_what_a_killed_one_left(chaos, undisturbed):
     chaos.schedule({1: [("pause", 0, 6)], 2: [("die-before-save", 1, 8)]})
     first = chaos.start()
     chaos.wait_for_pause()
@@ -149,28 +152,28 @@ def test_a_killed_supervisor_is_replaced_by_one_that_adopts_or_ends_what_runs(ch
     first.wait()
     chaos.signal("launch", KILL)
     chaos.wait_for(lambda: not chaos.launchers())
-    assert processes.members(chaos.run), "the ranks are to outlive their launcher"
+    assert processes.members(chaos.run), "the ranks must outlive their launcher"
     second = chaos.start()  # ends the orphans
-    chaos.wait_for(lambda: len(chaos.begun_at()) == 2)
+    chaos.wait_for(lambda: len(chaos.start_steps()) == 2)
     chaos.go_on()
     second.kill()
     second.wait()
     assert chaos.launchers().keys() == {"runner", "launch"}
-    assert chaos.supervise() == 0, chaos.said()  # adopts, sees it crash, launches again
-    assert "attempt 2 still runs; watching it" in chaos.said()
-    assert len(chaos.begun_at()) == 3
+    assert chaos.supervise() == 0, chaos.output()  # adopts it, notices its crash, launches again
+    assert "attempt 2 still runs; watching it" in chaos.output()
+    assert len(chaos.start_steps()) == 3
     chaos.assert_same_as(undisturbed)
 
 
-def test_torchrun_in_place_of_deepspeed_s_launcher(chaos, undisturbed):
+def test_torchrun_in_place_of_the_deepspeed_launcher(chaos, undisturbed):
     chaos.schedule({1: [("die", 1, 6)]})
-    assert chaos.supervise("supervision.launcher=torchrun") == 0, chaos.said()
-    assert "torchrun --nnodes 1" in chaos.said()
-    assert chaos.begun_at() == [0, 4], chaos.said()
+    assert chaos.supervise("supervision.launcher=torchrun") == 0, chaos.output()
+    assert "torchrun --nnodes 1" in chaos.output()
+    assert chaos.start_steps() == [0, 4], chaos.output()
     chaos.assert_same_as(undisturbed)
 
 
-def test_asked_to_leave_with_a_clock_that_jumps(chaos, undisturbed):
+def test_a_request_to_stop_with_a_clock_that_jumps(chaos, undisturbed):
     chaos.schedule(
         {
             1: [("clock", "all", 0), ("pause", 0, 6)],
@@ -182,14 +185,14 @@ def test_asked_to_leave_with_a_clock_that_jumps(chaos, undisturbed):
         supervisor = chaos.start(CHAOS_CLOCK="1")
         chaos.wait_for_pause()
         supervisor.send_signal(number)
-        token = orders.read(chaos.run).token
-        chaos.wait_for(lambda: orders.stop_requested(chaos.run, token))  # noqa: B023
+        token = control.read(chaos.run).token
+        chaos.wait_for(lambda: control.stop_requested(chaos.run, token))  # noqa: B023
         chaos.go_on()
-        assert supervisor.wait(300) == EXIT_PREEMPTED, chaos.said()
+        assert supervisor.wait(300) == EXIT_PREEMPTED, chaos.output()
         assert processes.members(chaos.run) == []
     assert [(r["step"], r["saved"]) for r in chaos.records("preempted")] == [(7, True), (11, True)]
-    assert chaos.supervise(CHAOS_CLOCK="1") == 0, chaos.said()
-    assert chaos.begun_at() == [0, 7, 11]
+    assert chaos.supervise(CHAOS_CLOCK="1") == 0, chaos.output()
+    assert chaos.start_steps() == [0, 7, 11]
     chaos.assert_same_as(undisturbed)
 
 
@@ -202,7 +205,7 @@ def can_mount():
 
 @pytest.mark.skipif(not shutil.which("unshare") or not can_mount(), reason="may not mount a tmpfs")
 def test_a_disk_that_is_full_for_a_while(chaos, undisturbed):
-    """Truly full, in the midst of a save: no checkpoint then, and the next one stands."""
+    """Full during a save: that checkpoint is not committed, and the next one is."""
     chaos.schedule({1: [("fill-disk", 1, 8), ("free-disk", 0, 8)]})
     checkpoints = chaos.run / "checkpoints"
     checkpoints.mkdir(parents=True)
@@ -210,8 +213,8 @@ def test_a_disk_that_is_full_for_a_while(chaos, undisturbed):
         'mount -t tmpfs -o size=64m none "$0" && "$@"; code=$?; cp -r "$0" "$0.kept"; exit $code'
     )
     before = ["unshare", "-rm", "sh", "-c", script, str(checkpoints)]
-    (chaos.run / "train.lock").touch()  # what marks the folder as a run's
-    assert chaos.supervise(before=before) == 0, chaos.said()
+    (chaos.run / "train.lock").touch()  # marks the folder as that of a run
+    assert chaos.supervise(before=before) == 0, chaos.output()
     checkpoints.rmdir()
     checkpoints.with_name("checkpoints.kept").rename(checkpoints)
     failed = chaos.records("save-failed")
@@ -221,10 +224,10 @@ def test_a_disk_that_is_full_for_a_while(chaos, undisturbed):
     chaos.assert_same_as(undisturbed)
 
 
-def test_a_disk_that_is_full_under_everything(chaos, undisturbed):
-    """Ledger, metrics, control files and logs: no process is left, and nothing is lost."""
+def test_a_disk_that_is_full_for_all_files_of_a_run(chaos, undisturbed):
+    """Ledger, metrics, control files and logs: no process is left running, nothing is lost."""
     chaos.run.mkdir(parents=True)
-    (chaos.run / "train.lock").touch()  # what marks the folder as a run's
+    (chaos.run / "train.lock").touch()  # marks the folder as that of a run
     mount = ["mount", "-t", "tmpfs", "-o", "size=64m", "none", str(chaos.run)]
     if subprocess.run(mount, capture_output=True).returncode:
         pytest.skip("may not mount a tmpfs")
@@ -232,23 +235,23 @@ def test_a_disk_that_is_full_under_everything(chaos, undisturbed):
         (chaos.run / "train.lock").touch()
         chaos.schedule({1: [("fill-run", 0, 5)]})
         supervisor = chaos.start()
-        chaos.wait_for(lambda: "trying again" in chaos.said() or supervisor.poll() is not None)
-        assert "No space left on device" in chaos.said()
+        chaos.wait_for(lambda: "trying again" in chaos.output() or supervisor.poll() is not None)
+        assert "No space left on device" in chaos.output()
         assert processes.members(chaos.run) == []
         (chaos.run / "filler").unlink()
-        assert supervisor.wait(PATIENCE) == 0, chaos.said()
-        assert chaos.begun_at() == [0, 4], chaos.said()
+        assert supervisor.wait(PATIENCE) == 0, chaos.output()
+        assert chaos.start_steps() == [0, 4], chaos.output()
         chaos.assert_same_as(undisturbed)
     finally:
         subprocess.run(["umount", "--lazy", str(chaos.run)], check=True)
 
 
 def assert_rolled_back(chaos, channel, onset, confirmed, target):
-    """One spike, one rollback, no crash, and finite weights at the end."""
+    """Assert one spike, one rollback, no crash, and finite weights at the end."""
     (spike,), (rollback,) = chaos.records("spike"), chaos.records("rollback")
     assert (spike["channel"], spike["onset"], spike["step"]) == (channel, onset, confirmed)
     assert (rollback["step"], rollback["rung"]) == (target, 1)
-    assert chaos.begun_at() == [0, target], chaos.said()
+    assert chaos.start_steps() == [0, target], chaos.output()
     assert chaos.kinds("crash", "hang", "discontinuity") == []
     assert all(tensor.isfinite().all() for tensor in weights(chaos.run).values())
     lines = metrics.read(chaos.run / metrics.METRICS)
@@ -256,32 +259,32 @@ def assert_rolled_back(chaos, channel, onset, confirmed, target):
 
 
 @pytest.mark.parametrize("what", ["nan-losses", "nan-gradients"])
-def test_updates_that_are_no_numbers_are_rolled_back_to_right_before_them(what, chaos):
-    """ZeRO leaves them out, so that the checkpoint of step 8 is as good as any before it."""
+def test_non_finite_updates_are_rolled_back_to_the_checkpoint_before_them(what, chaos):
+    """ZeRO skips them, so the checkpoint of step 8 is as good as any before it."""
     chaos.schedule({1: [(what, "all", 8)]})
-    assert chaos.supervise() == 0, chaos.said()
+    assert chaos.supervise() == 0, chaos.output()
     assert_rolled_back(chaos, "non-finite", onset=8, confirmed=9, target=8)
 
 
 @pytest.mark.skipif(
     not get_accelerator().is_fp16_supported(), reason="this CPU does not compute in fp16"
 )
-def test_a_loss_scale_of_fp16_that_cannot_be_lowered_is_a_spike_and_no_crash(chaos, tmp_path):
+def test_an_fp16_loss_scale_that_cannot_be_lowered_is_a_spike_and_not_a_crash(chaos, tmp_path):
     settings = json.loads((DS_CONFIGS / "zero1_fp16.json").read_text())
     settings["fp16"]["initial_scale_power"] = 1
     (tmp_path / "low.json").write_text(json.dumps(settings))
     chaos.schedule({1: [("nan-gradients", "all", 8)]})
-    words = [f"training.deepspeed={tmp_path / 'low.json'}", "model.variant=baseline"]
-    assert chaos.supervise(*words) == 0, chaos.said()
+    overrides = [f"training.deepspeed={tmp_path / 'low.json'}", "model.variant=baseline"]
+    assert chaos.supervise(*overrides) == 0, chaos.output()
     assert_rolled_back(chaos, "loss-scale", onset=8, confirmed=9, target=8)
-    assert "LOSS SPIKE confirmed at step 9: overflows of fp16" in chaos.said()
+    assert "LOSS SPIKE confirmed at step 9: overflows of fp16" in chaos.output()
 
 
-def test_a_zombie_attempt_neither_commits_nor_tells(chaos, recipe, undisturbed):
-    """Frozen before it commits, thawed when another has done its work.
+def test_a_zombie_attempt_does_not_commit_or_write_records(chaos, recipe, undisturbed):
+    """It is frozen before it commits, and continued after another attempt has finished.
 
-    As if on a machine that the second supervisor cannot see: its processes bear another mark, and
-    its lock is lost, as on some network file systems.
+    It behaves as on a node that the second supervisor cannot see: its processes have another mark,
+    and its lock is lost, as on some network file systems.
     """
     chaos.schedule({1: [("freeze-before-commit", 0, 8)]})
     elsewhere = chaos.run.with_name("elsewhere")
@@ -290,13 +293,13 @@ def test_a_zombie_attempt_neither_commits_nor_tells(chaos, recipe, undisturbed):
         chaos.wait_for(lambda: is_stopped(elsewhere, "0"))
         zombies = [member.pid for member in processes.members(elsewhere)]
         (chaos.run / "train.lock").unlink()
-        assert chaos.supervise() == 0, chaos.said()
-        assert chaos.begun_at() == [0, 4]
-        told = chaos.records()
+        assert chaos.supervise() == 0, chaos.output()
+        assert chaos.start_steps() == [0, 4]
+        before = chaos.records()
         for pid in zombies:
             os.kill(pid, signal.SIGCONT)
         assert launcher.wait(PATIENCE) != 0
-        assert chaos.records() == told
+        assert chaos.records() == before
         assert "this one stops" in (chaos.run / "zombie.log").read_text()
         chaos.assert_same_as(undisturbed)
     finally:
@@ -305,29 +308,29 @@ def test_a_zombie_attempt_neither_commits_nor_tells(chaos, recipe, undisturbed):
 
 
 def start_by_hand(chaos, config, mark):
-    """What a supervisor does for a run's first attempt, but for the mark."""
+    """Do what a supervisor does for the first attempt, with another mark."""
     chaos.run.mkdir(parents=True)
     dump(config, chaos.run / launch.RECIPE)
-    order = launch.next_order(config, Place(), [])
-    orders.give(chaos.run, order)
-    words = launch.command(config, chaos.run, order)
-    words[words.index(launch.MODULE)] = "tests.chaos.fault"
-    environment = launch.environment(os.environ, chaos.run, order)
+    control_file = launch.next_control_file(config, Node(), [])
+    control.write(chaos.run, control_file)
+    command = launch.command(config, chaos.run, control_file)
+    command[command.index(launch.MODULE)] = "tests.chaos.fault"
+    environment = launch.environment(config.supervision, chaos.run, control_file)
     environment |= {PLAN: str(chaos.plan), processes.RUN_VARIABLE: mark}
     with (chaos.run / "zombie.log").open("wb") as log:
         return subprocess.Popen(
-            words, cwd=ROOT, env=environment, stdout=log, stderr=log, start_new_session=True
+            command, cwd=ROOT, env=environment, stdout=log, stderr=log, start_new_session=True
         )
 
 
 def is_stopped(run, rank):
-    """Whether a rank stands still, by signal."""
+    """Return whether a rank is stopped by a signal."""
     pids = [member.pid for member in processes.members(run) if member.rank == rank]
     return any(psutil.Process(pid).status() == psutil.STATUS_STOPPED for pid in pids)
 
 
-def test_a_run_killed_ten_times_at_random_moments_ends_with_the_same_weights(chaos, undisturbed):
-    """Any of its processes, at any moment from its launch on; the supervisor among them."""
+def test_a_run_that_is_killed_ten_times_at_random_ends_with_the_same_weights(chaos, undisturbed):
+    """Any of its processes may be killed at any time, the supervisor included."""
     dice, kills = random.Random(7), 0
     settings = ("supervision.max_crashes=99", "supervision.max_stalled=99")
     chaos.schedule({attempt: [("slow", "all", 0)] for attempt in range(1, 30)})
@@ -344,6 +347,6 @@ def test_a_run_killed_ten_times_at_random_moments_ends_with_the_same_weights(cha
         if victim == supervisor.pid:
             supervisor.wait()
             supervisor = chaos.start(*settings)
-    assert supervisor.wait(PATIENCE) == 0, chaos.said()
-    print(f"{kills} kills; attempts began at steps {chaos.begun_at()}")
+    assert supervisor.wait(PATIENCE) == 0, chaos.output()
+    print(f"{kills} kills; attempts began at steps {chaos.start_steps()}")
     chaos.assert_same_as(undisturbed)

@@ -1,4 +1,4 @@
-"""Several machines: two network namespaces with an agent each, a hostfile's hosts, srun's tasks."""
+"""Several nodes: two network namespaces with an agent each, hosts of a hostfile, srun tasks."""
 
 import os
 import shutil
@@ -8,8 +8,7 @@ import subprocess
 import pytest
 
 from pretrain.exit_codes import EXIT_PREEMPTED
-from pretrain.supervision import control as orders
-from pretrain.supervision import jobs, processes
+from pretrain.supervision import control, jobs, processes
 from tests.chaos.conftest import PATIENCE
 from tests.chaos.fault import PLAN
 
@@ -33,7 +32,7 @@ exec sleep 3600
 
 @pytest.fixture
 def nodes():
-    """How to start a command in each of two network namespaces that reach each other."""
+    """Prefixes of commands that run in two network namespaces that can reach each other."""
     if not all(map(shutil.which, ("unshare", "nsenter", "ip"))):
         pytest.skip("needs unshare, nsenter and ip")
     holder = subprocess.Popen(
@@ -61,14 +60,14 @@ def nodes():
 
 def start(chaos, nodes, number):
     name = ("first", "second")[number]
-    words = ("supervision.processes_per_node=1", "supervision.node_silence_seconds=20")
+    overrides = ("supervision.processes_per_node=1", "supervision.node_silence_seconds=20")
     options = ("--nodes", "2", "--node-rank", str(number), "--master-addr", "10.77.0.1")
-    return chaos.start(*words, *options, before=nodes[number], GLOO_SOCKET_IFNAME=name)
+    return chaos.start(*overrides, *options, before=nodes[number], GLOO_SOCKET_IFNAME=name)
 
 
-def test_a_node_that_dies_is_waited_for_and_nothing_is_lost_but_steps(chaos, nodes, undisturbed):
+def test_the_supervisor_waits_for_a_node_that_died_and_the_run_continues(chaos, nodes, undisturbed):
     chaos.schedule({1: [("pause", 0, 6)]})
-    leader, agent = start(chaos, nodes, 0), start(chaos, nodes, 1)
+    supervisor, agent = start(chaos, nodes, 0), start(chaos, nodes, 1)
     chaos.wait_for_pause()
     agent.kill()
     agent.wait()
@@ -77,10 +76,10 @@ def test_a_node_that_dies_is_waited_for_and_nothing_is_lost_but_steps(chaos, nod
     chaos.wait_for(lambda: chaos.records("crash", "hang"))
     chaos.go_on()
     agent = start(chaos, nodes, 1)
-    assert leader.wait(PATIENCE) == 0, chaos.said()
-    assert agent.wait(PATIENCE) == 0, chaos.said()
-    assert chaos.begun_at() == [0, 4], chaos.said()
-    assert "node 1 was not heard for 20 s" in chaos.records("crash", "hang")[0]["reason"]
+    assert supervisor.wait(PATIENCE) == 0, chaos.output()
+    assert agent.wait(PATIENCE) == 0, chaos.output()
+    assert chaos.start_steps() == [0, 4], chaos.output()
+    assert "node 1 was silent for 20 s" in chaos.records("crash", "hang")[0]["reason"]
     chaos.assert_same_as(undisturbed)
 
 
@@ -97,8 +96,10 @@ exit $code
 """
 
 
-def test_the_hosts_of_a_hostfile_are_marked_ended_and_launched_again(chaos, tmp_path, undisturbed):
-    """Small programs in place of pdsh and ssh reach two hosts that are this machine."""
+def test_ranks_on_the_hosts_of_a_hostfile_are_marked_ended_and_launched_again(
+    chaos, tmp_path, undisturbed
+):
+    """Small programs replace pdsh and ssh; both hosts are this machine."""
     for name, text in (("pdsh", PDSH), ("ssh", "#!/bin/sh\necho 127.0.0.1\n")):
         (tmp_path / name).write_text(text)
         (tmp_path / name).chmod(0o755)
@@ -106,12 +107,12 @@ def test_the_hosts_of_a_hostfile_are_marked_ended_and_launched_again(chaos, tmp_
     chaos.schedule({1: [("die", 1, 6)]})
     path = f"{tmp_path}:{os.environ['PATH']}"
     settings = ("supervision.processes_per_node=0", f"supervision.hostfile={tmp_path / 'hosts'}")
-    # What is not in a run's own file does not reach a host, the plan of faults neither.
+    # Only variables in this file reach a host, and the plan of faults is one of them.
     (tmp_path / "env").write_text(f"{PLAN}={chaos.plan}\nDS_ACCELERATOR=cpu\n")
     assert chaos.supervise(*settings, PATH=path, DS_ENV_FILE=str(tmp_path / "env")) == 0, (
-        chaos.said()
+        chaos.output()
     )
-    assert chaos.begun_at() == [0, 4], chaos.said()
+    assert chaos.start_steps() == [0, 4], chaos.output()
     chaos.assert_same_as(undisturbed)
 
 
@@ -133,21 +134,21 @@ exit $code
 """
 
 
-def test_tasks_below_srun_save_and_leave_when_slurm_terminates_them(chaos, tmp_path, undisturbed):
-    """A small program in place of srun passes the signal on, as srun does."""
+def test_tasks_under_srun_save_and_exit_when_slurm_terminates_them(chaos, tmp_path, undisturbed):
+    """A small program replaces srun and forwards the signal, as srun does."""
     (tmp_path / "srun").write_text(SRUN)
     (tmp_path / "srun").chmod(0o755)
     chaos.schedule({1: [("pause", 0, 6)]})
     variables = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
     supervisor = chaos.start("supervision.launcher=srun", **variables)
     chaos.wait_for_pause()
-    order = orders.read(chaos.run)
-    srun = jobs.find(chaos.run, order)
-    os.kill(srun.pid, signal.SIGTERM)
-    chaos.wait_for(lambda: orders.stop_requested(chaos.run, order.token))
+    control_file = control.read(chaos.run)
+    srun = jobs.find(chaos.run, control_file)
+    os.kill(srun.process.pid, signal.SIGTERM)
+    chaos.wait_for(lambda: control.stop_requested(chaos.run, control_file.token))
     chaos.go_on()
-    assert supervisor.wait(PATIENCE) == EXIT_PREEMPTED, chaos.said()
+    assert supervisor.wait(PATIENCE) == EXIT_PREEMPTED, chaos.output()
     assert [(r["step"], r["saved"]) for r in chaos.records("preempted")] == [(7, True)]
-    assert chaos.supervise("supervision.launcher=srun", **variables) == 0, chaos.said()
-    assert chaos.begun_at() == [0, 7]
+    assert chaos.supervise("supervision.launcher=srun", **variables) == 0, chaos.output()
+    assert chaos.start_steps() == [0, 7]
     chaos.assert_same_as(undisturbed)

@@ -23,7 +23,7 @@ from pretrain.exit_codes import EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED
 from pretrain.inference import model_folder
 from pretrain.run import audit, checkpoints, ledger, metrics, resume
 from pretrain.run import folder as run_folder
-from pretrain.supervision import control as orders
+from pretrain.supervision import control
 
 SHORT = [
     "training.steps=6",
@@ -98,7 +98,7 @@ def test_a_busy_port_is_a_usage_error_unless_a_supervisor_chose_it(
         def refuse(environ):
             raise PortInUse("127.0.0.1 port 9, where the ranks are to meet, cannot be opened")
 
-        os.environ[orders.TOKEN_VARIABLE] = token
+        os.environ[control.TOKEN_VARIABLE] = token
         engine.refuse_busy_port = refuse
 
     ((code, _, output),) = attempt(tmp_path / "run", ranks=1, sabotage=sabotage)
@@ -202,7 +202,7 @@ def leaving_after(step, seen):
 
         def ask(self, steps):
             if steps == step:
-                orders.request_stop(self._run, self._token)
+                control.request_stop(self._run, self._token)
             return verdict(self, steps)
 
         def note(self, record):

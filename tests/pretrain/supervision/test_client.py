@@ -7,10 +7,9 @@ import pytest
 
 from pretrain.exit_codes import EXIT_FAILED, EXIT_PREEMPTED
 from pretrain.loop import GO_ON
-from pretrain.supervision import control as orders
-from pretrain.supervision import heartbeat
+from pretrain.supervision import control, heartbeat
 from pretrain.supervision.client import SupervisorClient
-from pretrain.supervision.control import Order
+from pretrain.supervision.control import ControlFile
 
 
 @pytest.fixture(autouse=True)
@@ -51,9 +50,9 @@ def test_a_request_ends_the_attempt_after_the_step_but_not_after_the_last(tmp_pa
 
 
 def test_an_attempt_that_was_superseded_ends_and_says_so(tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv(orders.TOKEN_VARIABLE, "t")
-    orders.give(tmp_path, Order("t", 1, orders.RUN))
+    monkeypatch.setenv(control.TOKEN_VARIABLE, "t")
+    control.write(tmp_path, ControlFile("t", 1, control.RUN))
     assert SupervisorClient(tmp_path, "t", 0, last_step=10).verdict(1) == GO_ON
-    orders.give(tmp_path, Order("u", 2, orders.RUN))
+    control.write(tmp_path, ControlFile("u", 2, control.RUN))
     assert SupervisorClient(tmp_path, "t", 0, last_step=10).verdict(1) == EXIT_FAILED
     assert "another attempt has been ordered" in capsys.readouterr().err

@@ -1,11 +1,24 @@
-"""What follows from a ledger when no attempt is running."""
+"""The supervisor's decisions, from the records of a ledger."""
 
 import pytest
 
 from pretrain.config.run import RunConfig, SpikeConfig, SupervisionConfig, TrainingConfig
 from pretrain.spikes.policy import GiveUp, Rollback
-from pretrain.supervision import decide as ladders
-from pretrain.supervision.decide import Finished, Launch, decide
+from pretrain.supervision.decide import (
+    CRASH,
+    HANG,
+    Finished,
+    Launch,
+    Problem,
+    answer_to_endings,
+    decide,
+    ending,
+    endings_without_progress,
+    open_attempt,
+    records_of,
+    why_ended,
+)
+from pretrain.supervision.failures import RankError
 
 CONFIG = RunConfig(
     training=TrainingConfig(seed=1, checkpoint_interval=100, checkpoints_kept=5),
@@ -15,7 +28,7 @@ CONFIG = RunConfig(
 
 CREATED, DONE = ("created", {}), ("done", {"step": 900})
 ATTEMPT = ("attempt", {"step": 0, "attempt": 1})
-PREEMPTED = ("preempted", {"step": 5, "reason": "it was asked to leave"})
+PREEMPTED = ("preempted", {"step": 5, "reason": "it was asked to stop"})
 
 
 def commit(step):
@@ -26,11 +39,11 @@ def spike(onset):
     return ("spike", {"onset": onset, "step": onset + 50, "channel": "fast"})
 
 
-def crash(reason="it fell over"):
+def crash(reason="it failed"):
     return ("crash", {"reason": reason})
 
 
-def hang(reason="nothing was heard of it"):
+def hang(reason="no sign of life"):
     return ("hang", {"reason": reason})
 
 
@@ -44,7 +57,7 @@ def records(events):
 
 
 @pytest.mark.parametrize(
-    ("told", "events", "decision"),
+    ("case", "events", "decision"),
     [
         ("nothing yet", [], Launch()),
         ("created", [CREATED], Launch()),
@@ -52,7 +65,7 @@ def records(events):
         ("crashed once", [CREATED, ATTEMPT, crash()], Launch()),
         ("done", [CREATED, ATTEMPT, commit(900), DONE], Finished()),
         ("done after a crash", [CREATED, ATTEMPT, crash(), ATTEMPT, DONE], Finished()),
-        ("asked to leave", [CREATED, ATTEMPT, commit(5), PREEMPTED], Launch()),
+        ("asked to stop", [CREATED, ATTEMPT, commit(5), PREEMPTED], Launch()),
         (
             "rolled back already",
             [ATTEMPT, commit(100), spike(350), rollback(100, 2)],
@@ -60,32 +73,32 @@ def records(events):
         ),
     ],
 )
-def test_what_follows_from_a_ledger(told, events, decision):
+def test_decision_for_a_ledger(case, events, decision):
     assert decide(records(events), CONFIG) == decision
 
 
-def test_a_spike_is_rolled_back_even_if_its_launcher_fell_over_on_the_way_out():
-    told = [ATTEMPT, commit(100), commit(200), commit(300), spike(350)]
-    for events in (told, [*told, crash()]):
+def test_a_spike_is_rolled_back_even_if_its_launcher_crashed_afterwards():
+    spiked = [ATTEMPT, commit(100), commit(200), commit(300), spike(350)]
+    for events in (spiked, [*spiked, crash()]):
         decision = decide(records(events), CONFIG)
         assert isinstance(decision, Rollback)
         assert (decision.step, decision.seed) == (200, 2)
 
 
 def test_each_kind_of_ending_has_a_budget_that_progress_restores():
-    for ending, most in ((crash("x"), 2), (hang("x"), 1), (PREEMPTED, 3)):
-        events = [ATTEMPT, ending] * most
+    for event, limit in ((crash("x"), 2), (hang("x"), 1), (PREEMPTED, 3)):
+        events = [ATTEMPT, event] * limit
         assert isinstance(decide(records(events), CONFIG), Launch)
-        given_up = decide(records([*events, ATTEMPT, ending]), CONFIG)
+        given_up = decide(records([*events, ATTEMPT, event]), CONFIG)
         assert isinstance(given_up, GiveUp)
-        assert f"{most + 1} attempts" in given_up.reason
+        assert f"{limit + 1} attempts" in given_up.reason
         assert "without a new checkpoint" in given_up.reason
-        assert ending[1]["reason"] in given_up.reason
+        assert event[1]["reason"] in given_up.reason
         for progress in (commit(100), rollback(0, 2), ("gave-up", {"reason": "x"})):
-            assert decide(records([*events, progress, ending]), CONFIG) == Launch()
+            assert decide(records([*events, progress, event]), CONFIG) == Launch()
 
 
-def test_the_budgets_are_apart_and_all_endings_together_have_one():
+def test_each_kind_has_its_own_budget_and_all_endings_share_another():
     some = [crash(), hang(), crash(), PREEMPTED]
     assert isinstance(decide(records(some), CONFIG), Launch)
     decision = decide(records([*some, PREEMPTED]), CONFIG)
@@ -93,28 +106,26 @@ def test_the_budgets_are_apart_and_all_endings_together_have_one():
     assert "5 attempts ended without a new checkpoint" in decision.reason
 
 
-def test_a_step_committed_again_and_again_is_no_progress():
+def test_committing_the_same_step_again_is_not_progress():
     again = [commit(100), crash("a"), ("reject", {"step": 100}), commit(100), crash("b")]
-    counted = ladders.endings_without_progress(records([*again, commit(100), crash("c")]))
+    counted = endings_without_progress(records([*again, commit(100), crash("c")]))
     assert [record["reason"] for record in counted] == ["a", "b", "c"]
-    counted = ladders.endings_without_progress(records([*again, commit(200), crash("c")]))
+    counted = endings_without_progress(records([*again, commit(200), crash("c")]))
     assert [record["reason"] for record in counted] == ["c"]
-    # What was reached before a rollback is to be reached again.
+    # After a rollback, an earlier step is progress again.
     after = [commit(300), rollback(100, 2), crash("a"), commit(200), crash("b")]
-    counted = ladders.endings_without_progress(records(after))
+    counted = endings_without_progress(records(after))
     assert [record["reason"] for record in counted] == ["b"]
 
 
-def test_the_pauses_between_failures_grow_to_ten_seconds_and_the_first_has_none():
+def test_pauses_between_failures_grow_from_none_to_ten_seconds():
     config = SupervisionConfig(max_crashes=99, max_stalled=99)
-    pauses = [
-        ladders.answer_to_endings(records([crash()] * count), config) for count in range(1, 8)
-    ]
+    pauses = [answer_to_endings(records([crash()] * count), config) for count in range(1, 8)]
     assert pauses == [Launch(seconds) for seconds in (0.0, 1.0, 2.0, 4.0, 8.0, 10.0, 10.0)]
 
 
 @pytest.mark.parametrize(
-    ("told", "seen", "preempting", "kind"),
+    ("recorded", "seen", "preempting", "kind"),
     [
         ({"attempt", "done"}, "crash", False, ""),
         ({"attempt", "done"}, "hang", True, ""),
@@ -127,21 +138,37 @@ def test_the_pauses_between_failures_grow_to_ten_seconds_and_the_first_has_none(
         ({"attempt"}, "crash", True, "preempted"),
     ],
 )
-def test_how_an_attempt_ended(told, seen, preempting, kind):
-    assert ladders.ending(told, seen, preempting) == kind
+def test_record_of_an_attempt_s_end(recorded, seen, preempting, kind):
+    assert ending(recorded, seen, preempting) == kind
 
 
-def test_an_attempt_is_open_until_something_says_how_it_ended():
-    assert ladders.open_attempt([]) is None
+def test_an_attempt_is_open_until_a_record_says_how_it_ended():
+    assert open_attempt([]) is None
     for last in (crash(), hang(), PREEMPTED, spike(3), DONE, ("interrupted", {})):
         begun = records([ATTEMPT, commit(100)])
-        assert ladders.open_attempt(begun) == begun[0]
-        assert ladders.open_attempt(records([ATTEMPT, commit(100), last])) is None
+        assert open_attempt(begun) == begun[0]
+        assert open_attempt(records([ATTEMPT, commit(100), last])) is None
         again = records([ATTEMPT, last, ATTEMPT])
-        assert ladders.open_attempt(again) == again[2]
+        assert open_attempt(again) == again[2]
 
 
-def test_the_records_of_an_attempt_are_those_since_its_token():
-    told = records([("attempt", {"token": "a"}), crash(), ("attempt", {"token": "b"}), commit(1)])
-    assert ladders.records_of(told, "b") == told[2:]
-    assert ladders.records_of(told, "c") == []
+def test_the_records_of_an_attempt_begin_with_its_token():
+    found = records([("attempt", {"token": "a"}), crash(), ("attempt", {"token": "b"}), commit(1)])
+    assert records_of(found, "b") == found[2:]
+    assert records_of(found, "c") == []
+
+
+def test_an_attempt_ended_because_of_a_rank_s_error_or_what_was_seen_or_the_exit_code():
+    own = RankError(1, "gpu-1", 10.0, 1, "ValueError: no")
+    lost = RankError(0, "gpu-0", 10.0, 1, "Connection closed", follows=True)
+    hang, code = Problem(HANG, "no sign of life"), "ended with code 1"
+    assert why_ended(hang, code, [own], 2) == Problem(CRASH, "rank 1 on gpu-1: ValueError: no")
+    assert why_ended(hang, code, [lost], 2) == hang
+    assert why_ended(None, code, [lost], 2) == Problem(
+        CRASH,
+        "rank 1 ended without a message; the launcher ended with code 1 and the run is not done",
+    )
+    assert (
+        why_ended(None, code, [], 2).reason
+        == "the launcher ended with code 1 and the run is not done"
+    )

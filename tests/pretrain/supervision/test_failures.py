@@ -1,4 +1,4 @@
-"""Why the ranks of an attempt ended, and which error is the cause."""
+"""The errors of an attempt's ranks, and which of them is the cause."""
 
 import dataclasses
 import json
@@ -6,9 +6,8 @@ import json
 import pytest
 
 from pretrain.run import audit
-from pretrain.supervision import control as orders
-from pretrain.supervision import failures
-from pretrain.supervision.control import Order
+from pretrain.supervision import control, failures
+from pretrain.supervision.control import ControlFile
 from pretrain.supervision.failures import RankError
 
 CLOSED = "[../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.1]"
@@ -20,10 +19,10 @@ def error(rank, time, message="ValueError: no", follows=False, **fields):
 
 @pytest.fixture
 def report(tmp_path, monkeypatch):
-    """Reports an error that is raised, as rank 3 of the attempt with token "t" does."""
-    monkeypatch.setenv(orders.TOKEN_VARIABLE, "t")
+    """Report the error that an action raises, as rank 3 of the attempt with token "t"."""
+    monkeypatch.setenv(control.TOKEN_VARIABLE, "t")
     monkeypatch.setenv("RANK", "3")
-    orders.give(tmp_path, Order("t", 1, orders.RUN))
+    control.write(tmp_path, ControlFile("t", 1, control.RUN))
 
     def work(action, **keywords):
         try:
@@ -39,7 +38,7 @@ def fail(error):
     raise error
 
 
-def test_a_rank_s_error_is_read_with_its_place_in_our_code(report, tmp_path):
+def test_a_rank_s_error_is_read_with_its_location_in_our_code(report, tmp_path):
     (found,) = report(lambda: audit.audit(tmp_path / "none"), unexpected=True)
     assert (found.rank, found.code, found.follows) == (3, 1, False)
     assert found.message.startswith("ValueError: ")
@@ -47,7 +46,7 @@ def test_a_rank_s_error_is_read_with_its_place_in_our_code(report, tmp_path):
     assert found.traceback.splitlines()[-1].startswith("ValueError: ")
 
 
-def test_a_refusal_is_its_message(report):
+def test_a_refusal_has_a_message_and_no_traceback(report):
     (found,) = report(lambda: fail(ValueError("model.size: 'huge'\nis unknown")))
     assert (found.message, found.traceback) == ("model.size: 'huge' is unknown", "")
 
@@ -76,30 +75,30 @@ def test_torch_s_own_connection_errors_follow(report):
     assert found.follows
 
 
-def test_nothing_is_written_where_nobody_supervises_or_after_the_order_to_stop(
+def test_nothing_is_written_without_a_supervisor_or_after_the_attempt_was_stopped(
     report, tmp_path, monkeypatch
 ):
-    orders.give(tmp_path, Order("t", 1, orders.STOP))
+    control.write(tmp_path, ControlFile("t", 1, control.STOP))
     assert report(lambda: fail(RuntimeError(CLOSED))) == []
-    orders.give(tmp_path, Order("t", 1, orders.RUN))
-    monkeypatch.delenv(orders.TOKEN_VARIABLE)
+    control.write(tmp_path, ControlFile("t", 1, control.RUN))
+    monkeypatch.delenv(control.TOKEN_VARIABLE)
     assert report(lambda: fail(ValueError("no"))) == []
-    assert [path.name for path in orders.folder_of(tmp_path).iterdir()] == ["order.json"]
+    assert [path.name for path in control.folder_of(tmp_path).iterdir()] == ["order.json"]
 
 
-def test_a_file_that_cannot_be_read_is_passed_over(report, tmp_path):
-    (path,) = [orders.folder_of(tmp_path) / "failure-t-1.json"]
+def test_a_file_that_cannot_be_read_is_skipped(report, tmp_path):
+    (path,) = [control.folder_of(tmp_path) / "failure-t-1.json"]
     path.write_text('{"rank": 1')
     assert len(report(lambda: fail(ValueError("no")))) == 1
     path.write_text(json.dumps({"rank": 1, "of": "another version"}))
     assert len(failures.read(tmp_path, "t")) == 1
 
 
-def test_an_order_deletes_what_earlier_attempts_left(report, tmp_path):
+def test_a_new_attempt_deletes_the_errors_of_earlier_ones(report, tmp_path):
     report(lambda: fail(ValueError("no")))
-    orders.give(tmp_path, Order("t", 1, orders.STOP))
+    control.write(tmp_path, ControlFile("t", 1, control.STOP))
     assert len(failures.read(tmp_path, "t")) == 1
-    orders.give(tmp_path, Order("u", 2, orders.RUN))
+    control.write(tmp_path, ControlFile("u", 2, control.RUN))
     assert failures.read(tmp_path, "t") == []
 
 
@@ -112,13 +111,14 @@ def test_the_cause_is_the_first_error_that_no_other_rank_s_end_explains():
     assert failures.cause([lost, dataclasses.replace(own, time=100.0)]) is None
 
 
-def test_ranks_that_say_the_same_are_named_together():
-    errors = [error(1, 1.0), error(0, 2.0), error(2, 3.0, "other")]
-    assert failures.in_words(errors[0], errors) == "rank 0, 1 on gpu-0, gpu-1: ValueError: no"
-    assert failures.in_words(errors[2], errors) == "rank 2 on gpu-2: other"
+def test_ranks_with_the_same_message_are_named_together():
+    same, other = [error(1, 1.0), error(0, 2.0)], error(2, 0.5, "other")
+    expected = "rank 0, 1 on gpu-0, gpu-1: ValueError: no"
+    assert failures.explain([*same, dataclasses.replace(other, time=3.0)], 3) == expected
+    assert failures.explain([other, *same], 3) == "rank 2 on gpu-2: other"
 
 
-def test_a_rank_without_a_message_is_named_where_others_lost_it():
+def test_a_rank_without_a_message_is_named_if_others_lost_their_connection():
     lost = error(0, 1.0, CLOSED, True)
     assert failures.explain([lost], 3) == "rank 1, 2 ended without a message"
     assert failures.explain([lost, error(1, 1.1)], 3) == "rank 1 on gpu-1: ValueError: no"

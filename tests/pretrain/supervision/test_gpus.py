@@ -1,4 +1,4 @@
-"""Which GPUs a machine offers, by CUDA's rules."""
+"""The visible GPUs of a machine, by CUDA's rules."""
 
 import os
 from pathlib import Path
@@ -24,7 +24,7 @@ def four(monkeypatch):
 @example("2,3,-1,1")
 @example("1,1")
 @example("0,7,1")
-def test_the_variable_is_read_as_torch_reads_it(four, variable):
+def test_the_variable_is_parsed_as_torch_does(four, variable):
     import torch
 
     before = os.environ["CUDA_VISIBLE_DEVICES"]

@@ -1,4 +1,4 @@
-"""What rank 0 says of itself, and how long it may be silent."""
+"""The heartbeat of rank 0, and how long it may be silent."""
 
 import errno
 import json
@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from pretrain.config.run import SupervisionConfig
-from pretrain.supervision import control as orders
-from pretrain.supervision import heartbeat
+from pretrain.supervision import control, heartbeat
 from pretrain.supervision.heartbeat import EVALUATE, INIT, SAVE, STEP, Heartbeat
 
 
@@ -28,14 +27,14 @@ def test_a_beat_is_written_once_a_second_and_at_each_change_of_phase(tmp_path):
     assert heartbeat.read(tmp_path, "t") == heartbeat.Beat(STEP, 3, 4)
 
 
-def test_another_attempt_s_beat_says_nothing(tmp_path):
+def test_the_heartbeat_of_another_attempt_is_ignored(tmp_path):
     Heartbeat(tmp_path, "old").beat(SAVE, 9)
     assert heartbeat.read(tmp_path, "new") == heartbeat.NO_BEAT
 
 
-def test_a_torn_beat_says_nothing_and_harms_nobody(tmp_path):
+def test_a_torn_heartbeat_is_ignored(tmp_path):
     Heartbeat(tmp_path, "t").beat(STEP, 9)
-    path = orders.folder_of(tmp_path) / heartbeat.FILE_NAME
+    path = control.folder_of(tmp_path) / heartbeat.FILE_NAME
     path.write_text(json.dumps({"token": "t"})[:-3])
     assert heartbeat.read(tmp_path, "t") == heartbeat.NO_BEAT
     assert [p.name for p in path.parent.iterdir()] == [path.name]
@@ -58,12 +57,14 @@ def test_a_torn_beat_says_nothing_and_harms_nobody(tmp_path):
         (STEP, [500.0, 9.0, 8.0, 7.0], 80),
     ],
 )
-def test_each_phase_has_its_limit_and_a_step_s_follows_the_last_steps(phase, seconds, limit):
+def test_each_phase_has_a_limit_and_that_of_a_step_follows_the_last_durations(
+    phase, seconds, limit
+):
     config = SupervisionConfig(init_seconds=500, save_seconds=300, evaluate_seconds=400)
     assert heartbeat.silence_limit(phase, seconds, config) == limit
 
 
-def test_a_beat_that_a_full_disk_refuses_ends_nothing_and_the_last_one_stays(tmp_path, monkeypatch):
+def test_a_full_disk_keeps_the_last_beat_and_does_not_end_the_rank(tmp_path, monkeypatch):
     heart = Heartbeat(tmp_path, "t", seconds=0.0)
     heart.beat(STEP, 1)
 

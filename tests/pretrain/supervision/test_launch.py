@@ -1,4 +1,4 @@
-"""The launcher's command line and environment."""
+"""The launcher's control file, command line and environment."""
 
 import os
 import subprocess
@@ -8,67 +8,68 @@ from pathlib import Path
 import pytest
 
 from pretrain.config.run import RunConfig, SupervisionConfig
-from pretrain.supervision import control as orders
-from pretrain.supervision import launch
-from pretrain.supervision.control import Order
-from pretrain.supervision.nodes import Place
+from pretrain.supervision import control, launch
+from pretrain.supervision.control import ControlFile
+from pretrain.supervision.nodes import Node
 
 PYTHON = sys.executable
 RUN = Path("/runs/a")
-ONE = Order("aa", 3, orders.RUN, nodes=1, processes_per_node=2, port=999)
-TWO = Order("aa", 3, orders.RUN, nodes=2, processes_per_node=4, address="10.0.0.1", port=999)
+ONE = ControlFile("aa", 3, control.RUN, nodes=1, processes_per_node=2, port=999)
+TWO = ControlFile("aa", 3, control.RUN, nodes=2, processes_per_node=4, address="10.0.0.1", port=999)
 
 
 @pytest.fixture(autouse=True)
 def _programs(monkeypatch, tmp_path):
-    """Every launcher beside a Python of this test's own."""
+    """Put every launcher beside a Python of this test."""
     for name in ("deepspeed", "torchrun", "srun"):
         (tmp_path / name).touch()
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
 
 
-def command(order, node=0, **settings):
+def command(control_file, node=0, **settings):
     config = RunConfig(supervision=SupervisionConfig(**settings))
-    program, *words = launch.command(config, RUN, order, node)
-    return f"{Path(program).name} {' '.join(words)}"
+    program, *arguments = launch.command(config, RUN, control_file, node)
+    return f"{Path(program).name} {' '.join(arguments)}"
 
 
-def test_a_launch_has_a_number_above_that_of_every_launch_before(tmp_path):
+def test_each_launch_has_a_higher_number_than_all_before(tmp_path):
     config = RunConfig(folder=str(tmp_path))
 
     def next_number(*records):
-        return launch.next_order(config, Place(), records).attempt
+        return launch.next_control_file(config, Node(), records).attempt
 
     began = {"kind": "attempt", "attempt": 1, "step": 0}
     never_began = {"kind": "crash", "attempt": 2, "step": 0}
     assert [next_number(), next_number(began), next_number(began, never_began)] == [1, 2, 3]
-    orders.give(tmp_path, Order("killed at once, so that nothing was recorded", 3, orders.RUN))
+    control.write(
+        tmp_path, ControlFile("killed at once, so that nothing was recorded", 3, control.RUN)
+    )
     assert next_number(began, never_began) == 4
 
 
-TRAINED = "pretrain.train /runs/a/supervised.yaml"
+MODULE = "pretrain.train /runs/a/supervised.yaml"
 
 
-def test_the_deepspeed_launcher_on_one_machine_on_several_and_by_ssh():
-    words = f"--master_port 999 --module {TRAINED}"
-    assert command(ONE) == f"deepspeed --num_gpus 2 {words}"
+def test_command_of_deepspeed_on_one_node_on_several_and_with_a_hostfile():
+    options = f"--master_port 999 --module {MODULE}"
+    assert command(ONE) == f"deepspeed --num_gpus 2 {options}"
     agent = (
         "--hostfile /runs/a/control/hostfile --no_ssh --node_rank 1 "
         "--master_addr 10.0.0.1 --include node-0:0,1,2,3@node-1:0,1,2,3"
     )
-    assert command(TWO, node=1) == f"deepspeed {agent} {words}"
-    assert command(ONE, hostfile="hosts") == f"deepspeed --hostfile hosts {words}"
+    assert command(TWO, node=1) == f"deepspeed {agent} {options}"
+    assert command(ONE, hostfile="hosts") == f"deepspeed --hostfile hosts {options}"
 
 
-def test_torchrun_and_srun():
-    words = "--nnodes 2 --node-rank 1 --nproc-per-node 4 --master-addr 10.0.0.1 --master-port 999"
-    assert command(TWO, 1, launcher="torchrun") == f"torchrun {words} --module {TRAINED}"
+def test_commands_of_torchrun_and_srun():
+    options = "--nnodes 2 --node-rank 1 --nproc-per-node 4 --master-addr 10.0.0.1 --master-port 999"
+    assert command(TWO, 1, launcher="torchrun") == f"torchrun {options} --module {MODULE}"
     started = command(TWO, launcher="srun")
     assert started.startswith("srun --kill-on-bad-exit=1 --ntasks-per-node 4 ")
-    assert started.endswith(f"/python -u -m {TRAINED}")
+    assert started.endswith(f"/python -u -m {MODULE}")
 
 
-def test_a_launcher_that_is_not_there_is_refused_with_the_way_out(monkeypatch, tmp_path):
+def test_a_missing_launcher_is_refused_with_the_way_to_get_it(monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "executable", str(tmp_path / "elsewhere" / "python"))
     monkeypatch.setenv("PATH", str(tmp_path / "empty"))
     for name, way in (
@@ -80,42 +81,46 @@ def test_a_launcher_that_is_not_there_is_refused_with_the_way_out(monkeypatch, t
             launch.find_launcher(SupervisionConfig(launcher=name))
 
 
-def test_settings_that_no_launcher_has_are_refused():
+def test_invalid_combinations_of_settings_are_refused():
     with pytest.raises(ValueError, match="supervision.launcher: 'mpirun' .*deepspeed, torchrun"):
         SupervisionConfig(launcher="mpirun")
     with pytest.raises(ValueError, match="only the deepspeed launcher takes a hostfile"):
         SupervisionConfig(launcher="srun", hostfile="hosts")
 
 
-def test_agents_and_a_launcher_that_reaches_all_machines_exclude_each_other():
+def test_agents_and_a_launcher_that_starts_all_nodes_exclude_each_other():
     for settings in ({"launcher": "srun"}, {"hostfile": "hosts"}):
         launch.refuse_agents(SupervisionConfig(**settings), 1)
         with pytest.raises(ValueError, match=r"--nodes 2 with supervision\..*without --nodes, or"):
             launch.refuse_agents(SupervisionConfig(**settings), 2)
 
 
-def test_the_hostfile_has_a_line_a_machine(tmp_path):
+def test_the_hostfile_has_one_line_for_each_node(tmp_path):
     launch.write_hostfile(tmp_path, 2)
     assert launch.hostfile(tmp_path).read_text() == "node-0 slots=1024\nnode-1 slots=1024\n"
 
 
-def test_processes_are_marked_over_ssh_too_and_the_users_own_lines_stay(tmp_path, monkeypatch):
+def test_the_marks_are_passed_on_over_ssh_with_the_user_s_own_variables(tmp_path, monkeypatch):
     monkeypatch.setattr(Path, "home", lambda: tmp_path)
+    monkeypatch.setenv("A", "1")
     (tmp_path / ".deepspeed_env").write_text("NCCL_DEBUG=INFO\n")
     run = tmp_path / "a run"
-    orders.give(run, ONE)
-    named = launch.pass_on_over_ssh(run, ONE, {})
-    lines = Path(named["DS_ENV_FILE"]).read_text().splitlines()
-    marks = launch.marks(run, ONE)
-    assert lines == ["NCCL_DEBUG=INFO", f"ZEROCLAP_RUN={run}", "ZEROCLAP_ATTEMPT=aa"]
-    assert launch.environment({"A": "1"}, run, ONE).items() >= {"A": "1", **marks}.items()
+    control.write(run, ONE)
+    marks = {"ZEROCLAP_RUN": str(run), "ZEROCLAP_ATTEMPT": "aa"}
+    local = launch.environment(SupervisionConfig(), run, ONE)
+    assert local.items() >= {"A": "1", **marks}.items()
+    assert "DS_ENV_FILE" not in local
+    remote = launch.environment(SupervisionConfig(hostfile="hosts"), run, ONE)
+    assert remote.items() >= {"A": "1", **marks}.items()
+    lines = Path(remote["DS_ENV_FILE"]).read_text().splitlines()
+    assert lines == ["NCCL_DEBUG=INFO", *(f"{name}={value}" for name, value in marks.items())]
 
 
-def test_the_ranks_of_a_launch_are_counted_before_it(tmp_path):
+def test_world_size_of_a_launch(tmp_path):
     four = SupervisionConfig(processes_per_node=4)
-    assert launch.world_size(RunConfig(supervision=four), 3) == 12
+    assert launch.world_size(four, 3) == 12
     hosts = tmp_path / "hosts"
-    config = RunConfig(supervision=SupervisionConfig(processes_per_node=4, hostfile=str(hosts)))
+    config = SupervisionConfig(processes_per_node=4, hostfile=str(hosts))
     for text in (None, "", "# gpu-1 slots=8\n"):
         if text is not None:
             hosts.write_text(text)
@@ -125,20 +130,20 @@ def test_the_ranks_of_a_launch_are_counted_before_it(tmp_path):
     assert launch.world_size(config, 1) == 12
 
 
-def test_ranks_are_the_visible_gpus_or_two(machine):
+def test_processes_per_node_are_the_visible_gpus_or_two_on_the_cpu(machine):
     for visible, ranks in [("0", 1), ("0,2", 2), ("0,1,2", 3), ("", 2), ("-1", 2), (None, 3)]:
         machine(3, visible)
-        assert launch.default_ranks() == ranks, visible
+        assert launch.processes_per_node(SupervisionConfig()) == ranks, visible
     machine(0)
-    assert launch.default_ranks() == 2
+    assert launch.processes_per_node(SupervisionConfig()) == 2
 
 
-# --- which GPUs the ranks get --------------------------------------------------------------------
+# --- the GPUs of the ranks --------------------------------------------------------------------
 
 
 @pytest.fixture
 def machine(monkeypatch):
-    """`machine(present, visible)`: so many GPUs, and what CUDA_VISIBLE_DEVICES says."""
+    """`machine(present, visible)`: the number of GPUs, and CUDA_VISIBLE_DEVICES."""
 
     def make(present, visible=None):
         found = [Path(f"/dev/nvidia{number}") for number in range(present)]
@@ -150,10 +155,10 @@ def machine(monkeypatch):
     return make
 
 
-def devices_of_ranks(monkeypatch, words, run, present, node=0):
-    """CUDA_VISIBLE_DEVICES of the ranks that DeepSpeed's own runner and launcher would start.
+def devices_of_ranks(monkeypatch, arguments, run, present, node=0):
+    """Return rank and CUDA_VISIBLE_DEVICES of each rank that DeepSpeed would start.
 
-    Its `main` functions run as they are, up to the processes that they start.
+    DeepSpeed's own `main` functions of runner and launcher run; only their processes are replaced.
     """
     from deepspeed.accelerator import real_accelerator
     from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator
@@ -166,8 +171,8 @@ def devices_of_ranks(monkeypatch, words, run, present, node=0):
     class Started:
         pid, returncode = 1, 0
 
-        def __init__(self, words, env=None, **_):
-            started.append((words, dict(env)))
+        def __init__(self, command, env=None, **_):
+            started.append((command, dict(env)))
 
         def wait(self):
             return 0
@@ -182,8 +187,8 @@ def devices_of_ranks(monkeypatch, words, run, present, node=0):
     monkeypatch.setattr(runner.subprocess, "Popen", Started)
     monkeypatch.setattr(deepspeed_launch.signal, "signal", lambda *_: None)
     monkeypatch.setattr(deepspeed_launch.time, "sleep", lambda seconds: None)
-    monkeypatch.setattr(orders, "folder_of", lambda folder: run / "control")
-    runner.main(words)
+    monkeypatch.setattr(control, "folder_of", lambda folder: run / "control")
+    runner.main(arguments)
     ((inner, environment),) = started
     started.clear()
     monkeypatch.setattr(deepspeed_launch.os, "environ", environment)
@@ -200,49 +205,46 @@ def devices_of_ranks(monkeypatch, words, run, present, node=0):
         (8, "2,3", 1, "2"),
         (8, "5,4,3", 2, "4,5"),  # DeepSpeed sorts them
         (8, "2,3,-1,4", 2, "2,3"),
-        (0, None, 2, "0,1"),  # of no consequence on a machine without GPUs
+        (0, None, 2, "0,1"),  # has no effect on a machine without GPUs
         (0, "", 2, "0,1"),
         (0, "-1", 2, "0,1"),
     ],
 )
-def test_deepspeed_gives_the_ranks_the_visible_gpus(
+def test_deepspeed_gives_the_visible_gpus_to_the_ranks(
     machine, monkeypatch, tmp_path, present, visible, ranks, expected
 ):
     machine(present, visible)
-    order = Order("aa", 1, orders.RUN, processes_per_node=ranks, port=999)
-    _, *words = launch.command(RunConfig(), tmp_path, order)
-    found = devices_of_ranks(monkeypatch, words, tmp_path, present)
+    control_file = ControlFile("aa", 1, control.RUN, processes_per_node=ranks, port=999)
+    _, *arguments = launch.command(RunConfig(), tmp_path, control_file)
+    found = devices_of_ranks(monkeypatch, arguments, tmp_path, present)
     assert found == [(str(rank), expected) for rank in range(ranks)]
 
 
 @pytest.mark.parametrize("visible", [None, "4,5", "", "7"])
-def test_each_agent_s_ranks_get_the_gpus_visible_on_their_machine(
+def test_the_ranks_of_an_agent_get_the_gpus_visible_on_its_node(
     machine, monkeypatch, tmp_path, visible
 ):
     present = 0 if visible == "" else 8
     machine(present, visible)
     ranks = 1 if visible == "7" else 2
-    order = Order(
-        "aa", 1, orders.RUN, nodes=2, processes_per_node=ranks, address="10.0.0.1", port=999
+    control_file = ControlFile(
+        "aa", 1, control.RUN, nodes=2, processes_per_node=ranks, address="10.0.0.1", port=999
     )
     launch.write_hostfile(tmp_path, 2)
-    _, *words = launch.command(RunConfig(), tmp_path, order, node=1)
-    found = devices_of_ranks(monkeypatch, words, tmp_path, present)
+    _, *arguments = launch.command(RunConfig(), tmp_path, control_file, node=1)
+    found = devices_of_ranks(monkeypatch, arguments, tmp_path, present)
     assert found == [(str(ranks + rank), visible or "0,1") for rank in range(ranks)]
 
 
 def refusal(**settings):
-    config = RunConfig(
-        supervision=SupervisionConfig(**{"processes_per_node": 2, **settings}),
-    )
     try:
-        launch.refuse_gpus(config)
+        launch.check(SupervisionConfig(**{"processes_per_node": 2, **settings}), 1)
     except ValueError as error:
         return str(error)
     return ""
 
 
-def test_more_ranks_than_visible_gpus_are_refused_before_the_launch(machine):
+def test_more_ranks_than_visible_gpus_are_refused_before_a_launch(machine):
     for launcher in ("deepspeed", "torchrun"):
         machine(8, "2,3")
         assert not refusal(launcher=launcher)
@@ -254,12 +256,12 @@ def test_more_ranks_than_visible_gpus_are_refused_before_the_launch(machine):
         machine(8, "-1")
         assert not refusal(launcher=launcher, processes_per_node=16)  # on the CPU
     machine(1)
-    assert not refusal(launcher="srun")  # its ranks run elsewhere
+    assert not refusal(launcher="srun")  # its ranks run on other machines
     with pytest.raises(ValueError, match="2 ranks on a machine with 1"):
         command(ONE)
 
 
-def test_gpus_by_name_are_for_torchrun(machine):
+def test_gpus_by_name_are_accepted_with_torchrun_only(machine):
     for names in ("GPU-8932f937,GPU-7a3b", "MIG-GPU-8932/1/0,MIG-GPU-8932/2/0"):
         machine(8, names)
         assert not refusal(launcher="torchrun")
@@ -267,7 +269,7 @@ def test_gpus_by_name_are_for_torchrun(machine):
         assert "supervision.launcher=torchrun" in refusal()
 
 
-def test_visible_gpus_that_the_ranks_of_a_hostfile_would_not_have_are_refused(machine, tmp_path):
+def test_visible_gpus_that_a_hostfile_would_ignore_are_refused(machine, tmp_path):
     hosts = tmp_path / "hosts"
     hosts.write_text("gpu-1 slots=2\ngpu-2 slots=1\n")
     for present, visible in [(8, None), (2, "0,1"), (8, "0,1,2,3"), (0, "2,3"), (0, "")]:
@@ -280,7 +282,7 @@ def test_visible_gpus_that_the_ranks_of_a_hostfile_would_not_have_are_refused(ma
         )
 
 
-def test_the_cpu_is_chosen_only_for_ranks_of_this_very_machine(machine):
+def test_the_cpu_is_chosen_only_for_ranks_on_this_machine(machine):
     machine(0)
     cpu = {"DS_ACCELERATOR": "cpu"}
     for launcher in ("deepspeed", "torchrun"):
@@ -294,16 +296,16 @@ def test_the_cpu_is_chosen_only_for_ranks_of_this_very_machine(machine):
 
 
 @pytest.mark.slow
-def test_torchrun_leaves_the_visible_gpus_as_they_are(tmp_path):
+def test_torchrun_does_not_change_the_visible_gpus(tmp_path):
     program = tmp_path / "program.py"
     program.write_text(
         "import os, sys\n"
-        "said = [os.environ[name] for name in ('LOCAL_RANK', 'CUDA_VISIBLE_DEVICES')]\n"
-        "sys.stdout.write(' '.join(said) + '\\n')\n"
+        "values = [os.environ[name] for name in ('LOCAL_RANK', 'CUDA_VISIBLE_DEVICES')]\n"
+        "sys.stdout.write(' '.join(values) + '\\n')\n"
     )
-    words = [PYTHON, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    command = [PYTHON, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
     done = subprocess.run(
-        [*words, "--master-port", str(launch.free_port()), str(program)],
+        [*command, "--master-port", str(launch.free_port()), str(program)],
         env=os.environ | {"CUDA_VISIBLE_DEVICES": "GPU-a,GPU-b"},
         stdout=subprocess.PIPE,
         text=True,

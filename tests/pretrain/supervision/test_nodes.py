@@ -1,27 +1,36 @@
-"""What the first machine knows of the others, and which machine this is."""
+"""Which node this is, and what node 0 knows of the others."""
 
 import pytest
 
-from pretrain.supervision import nodes
-from pretrain.supervision.nodes import ENDED, READY, RUNNING, Others, Place, Report, Reporter, place
+from pretrain.supervision.decide import CRASH, HANG, Problem
+from pretrain.supervision.nodes import (
+    ENDED,
+    READY,
+    RUNNING,
+    Node,
+    OtherNodes,
+    Report,
+    this_node,
+    write_report,
+)
 
 SLURM = {"SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_NUM_TASKS": "2", "SLURM_NODEID": "1"}
 
 
-def test_a_machine_is_the_only_one_unless_the_user_or_slurm_says_otherwise():
-    assert place(None, None, None, {}) == Place()
-    assert place(1, 3, "10.0.0.1", {}) == Place(1, 3, "10.0.0.1")
-    below_srun = place(None, None, None, {**SLURM, "SLURMD_NODENAME": "gpu7"})
-    assert below_srun == Place(1, 2, "gpu7")
-    assert place(0, None, "a", SLURM) == Place(0, 2, "a")
-    # A batch script, or a step of many tasks on a machine: not our agents.
-    assert place(None, None, None, {"SLURM_NODEID": "1"}) == Place()
-    assert place(None, None, None, {**SLURM, "SLURM_STEP_NUM_TASKS": "16"}) == Place()
+def test_a_node_is_the_only_one_unless_the_user_or_slurm_says_otherwise():
+    assert this_node(None, None, None, {}) == Node()
+    assert this_node(1, 3, "10.0.0.1", {}) == Node(1, 3, "10.0.0.1")
+    under_srun = this_node(None, None, None, {**SLURM, "SLURMD_NODENAME": "gpu7"})
+    assert under_srun == Node(1, 2, "gpu7")
+    assert this_node(0, None, "a", SLURM) == Node(0, 2, "a")
+    # A batch script, or a step with many tasks on a node: these are not agents.
+    assert this_node(None, None, None, {"SLURM_NODEID": "1"}) == Node()
+    assert this_node(None, None, None, {**SLURM, "SLURM_STEP_NUM_TASKS": "16"}) == Node()
 
 
-def test_a_number_that_is_not_below_their_count_is_refused():
+def test_a_node_rank_that_is_not_below_the_number_of_nodes_is_refused():
     with pytest.raises(ValueError, match="--node-rank 2 with --nodes 2"):
-        Place(2, 2)
+        Node(2, 2)
 
 
 @pytest.fixture
@@ -31,66 +40,51 @@ def now():
 
 @pytest.fixture
 def others(tmp_path, now):
-    Reporter(tmp_path, 1).tell(Report("long ago", RUNNING))
-    return Others(tmp_path, 3, silence_seconds=60, clock=lambda: now[0])
+    write_report(tmp_path, 1, Report("long ago", RUNNING))
+    return OtherNodes(tmp_path, 3, silence_seconds=60, clock=lambda: now[0])
 
 
-def test_what_lay_there_before_is_no_sign_of_life(tmp_path, others):
-    others.look()
-    assert others.missing() == [1, 2]
+def test_a_report_that_already_existed_is_not_a_sign_of_life(tmp_path, others):
+    assert others.unavailable() == [1, 2]
     for node in (1, 2):
-        reporter = Reporter(tmp_path, node)
-        for _ in range(2):
-            reporter.tell(Report("", READY))
-    others.look()
-    assert others.missing() == []
+        write_report(tmp_path, node, Report("", READY))
+    assert others.unavailable() == []
 
 
-def test_a_machine_with_processes_of_the_last_attempt_cannot_take_another(tmp_path, others):
-    one, two = Reporter(tmp_path, 1), Reporter(tmp_path, 2)
-    for state in (READY, RUNNING):
-        one.tell(Report("t", state))
-        two.tell(Report("t", READY))
-    others.look()
-    assert others.busy() == others.missing() == [1]
+def test_a_node_with_processes_of_the_last_attempt_is_not_available(tmp_path, others):
+    write_report(tmp_path, 1, Report("t", RUNNING))
+    write_report(tmp_path, 2, Report("t", READY))
+    assert others.busy() == others.unavailable() == [1]
 
 
-def test_silence_and_a_launcher_s_end_are_complained_of(tmp_path, now, others):
-    one, two = Reporter(tmp_path, 1), Reporter(tmp_path, 2)
-    for reporter in (one, two, one, two):
-        reporter.tell(Report("t", RUNNING))
-    others.look()
-    assert others.complaint("t") == ""
+def test_a_silent_node_and_one_whose_launcher_ended_are_problems(tmp_path, now, others):
+    for node in (1, 2):
+        write_report(tmp_path, node, Report("t", RUNNING))
+    assert others.problem("t") is None
     now[0] += 50
-    one.tell(Report("t", RUNNING))
-    others.look()
+    write_report(tmp_path, 1, Report("t", RUNNING))
+    assert others.problem("t") is None
     now[0] += 11
-    assert others.complaint("t") == "node 2 was not heard for 60 s"
+    assert others.problem("t") == Problem(CRASH, "node 2 was silent for 60 s")
     assert others.busy() == [1]
-    one.tell(Report("t", ENDED, "its launcher ended with code 9"))
-    two.tell(Report("t", RUNNING))
-    others.look()
-    assert others.complaint("t") == "node 1 ended: its launcher ended with code 9"
-    assert others.complaint("another") == ""
+    write_report(tmp_path, 1, Report("t", ENDED, "its launcher ended with code 9"))
+    write_report(tmp_path, 2, Report("t", RUNNING))
+    assert others.problem("t") == Problem(CRASH, "node 1: its launcher ended with code 9")
+    assert others.problem("another") is None
 
 
-def test_a_process_that_is_stopped_on_another_machine_is_told_of_that_attempt_alone(
-    tmp_path, others
-):
-    one = Reporter(tmp_path, 1)
-    one.tell(Report("t", RUNNING))
-    others.look()
-    assert others.stopped("t") == ""
-    one.tell(Report("t", RUNNING, stopped="rank 3 (pid 9) has been stopped for 60 s"))
-    others.look()
-    assert others.stopped("t") == "on node 1 rank 3 (pid 9) has been stopped for 60 s"
-    assert others.stopped("another") == ""
-    assert others.complaint("t") == ""
+def test_a_stopped_process_on_another_node_is_a_hang_of_that_attempt_only(tmp_path, others):
+    write_report(tmp_path, 1, Report("t", RUNNING))
+    assert others.problem("t") is None
+    stopped = "rank 3 (pid 9) has been stopped for 60 s"
+    write_report(tmp_path, 1, Report("t", RUNNING, stopped))
+    assert others.problem("t") == Problem(HANG, f"node 1: {stopped}")
+    assert others.problem("another") is None
     assert others.busy() == [1]
 
 
-def test_a_leader_that_takes_over_gives_the_others_time_to_be_heard(tmp_path, now, others):
-    assert others.complaint("t") == ""
+def test_a_new_supervisor_gives_the_other_nodes_time_to_report(tmp_path, now, others):
+    assert others.problem("t") is None
     now[0] += 61
-    assert others.complaint("t") == "node 1, 2 was not heard for 60 s"
-    assert nodes.Others(tmp_path, 1, 60).complaint("t") == ""
+    assert others.problem("t") == Problem(CRASH, "node 1, 2 was silent for 60 s")
+    assert OtherNodes(tmp_path, 1, 60).problem("t") is None

@@ -1,4 +1,4 @@
-"""The processes of a run on a machine: found, ended, buried; and the locks they leave."""
+"""The processes of a run on a machine, and the build locks they leave."""
 
 import os
 import signal
@@ -35,23 +35,23 @@ def end(child):
     child.wait(10)
 
 
-def test_every_process_of_a_run_is_ended_even_one_that_ignores_the_signal(tmp_path):
-    run, other = tmp_path / "run", tmp_path / "run-2"
-    polite = process(run, "pass")
-    stubborn = process(run, "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)")
-    strangers = [process(other, "pass"), process(run, "pass", node=1)]
+def test_every_process_of_a_run_is_ended_even_one_that_ignores_sigterm(tmp_path):
+    run, another_run = tmp_path / "run", tmp_path / "run-2"
+    normal = process(run, "pass")
+    ignoring = process(run, "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)")
+    others = [process(another_run, "pass"), process(run, "pass", node=1)]
     try:
-        assert pids(run) == {polite.pid, stubborn.pid}
-        processes.end_all(run, 0.6, launcher=stubborn.pid)
-        assert stubborn.wait(5) == -signal.SIGKILL
+        assert pids(run) == {normal.pid, ignoring.pid}
+        processes.end_all(run, 0.6, launcher=ignoring.pid)
+        assert ignoring.wait(5) == -signal.SIGKILL
         assert pids(run) == set()
-        assert [stranger.poll() for stranger in strangers] == [None, None]
+        assert [other.poll() for other in others] == [None, None]
     finally:
-        for child in (polite, stubborn, *strangers):
+        for child in (normal, ignoring, *others):
             end(child)
 
 
-def test_one_that_was_stopped_is_woken_to_hear_that_it_is_to_end(tmp_path):
+def test_a_stopped_process_is_continued_so_that_it_handles_sigterm(tmp_path):
     child = process(tmp_path, "pass")
     os.kill(child.pid, signal.SIGSTOP)
     started = time.monotonic()
@@ -74,7 +74,7 @@ def test_a_grandchild_in_another_session_is_found(tmp_path):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="orphans can be adopted on Linux alone")
-def test_orphans_are_adopted_and_buried(tmp_path):
+def test_orphans_are_adopted_and_reaped(tmp_path):
     code = f"""
 import os, pathlib, subprocess, sys, time
 from pretrain.supervision import processes
@@ -88,12 +88,12 @@ subprocess.run([sys.executable, "-c", start], check=True)
 (orphan,) = processes.members(run)
 assert psutil.Process(orphan.pid).ppid() == os.getpid()
 processes.end_all(run, 5)
-assert not psutil.pid_exists(orphan.pid), "not buried"
+assert not psutil.pid_exists(orphan.pid), "not reaped"
 """
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
-def test_a_lock_is_cleared_when_nobody_has_it_open_and_only_then(tmp_path):
+def test_a_build_lock_is_deleted_only_if_no_process_has_it_open(tmp_path):
     stale, held = tmp_path / "cpu_adam" / "lock", tmp_path / "py311_cpu" / "fused_adam" / "lock"
     for path in (stale, held):
         path.parent.mkdir(parents=True)
@@ -115,12 +115,12 @@ def test_the_extensions_folder_is_where_torch_would_build(monkeypatch):
     assert str(processes.extensions_folder({"TORCH_EXTENSIONS_DIR": "/x"})) == "/x"
 
 
-def test_what_cannot_be_ended_is_named(tmp_path, monkeypatch):
+def test_processes_that_cannot_be_ended_are_named(tmp_path, monkeypatch):
     child = process(tmp_path, "pass")
     monkeypatch.setattr(os, "kill", lambda pid, number: None)
-    monkeypatch.setattr(processes, "_LAST_WAIT", 0.1)
+    monkeypatch.setattr(processes, "_KILL_SECONDS", 0.1)
     try:
-        with pytest.raises(TimeoutError, match=rf"processes {child.pid} .* cannot be ended"):
+        with pytest.raises(TimeoutError, match=rf"processes {child.pid} .* did not end"):
             processes.end_all(tmp_path, 0.1)
     finally:
         monkeypatch.undo()

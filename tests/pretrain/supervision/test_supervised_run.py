@@ -1,4 +1,4 @@
-"""One run through the true `deepspeed` launcher: spike, rollback, reseed, end; then its model."""
+"""A run with the real `deepspeed` launcher: spike, rollback, new seed, end; then its model."""
 
 import dataclasses
 import json
@@ -43,13 +43,13 @@ def kinds(records):
     return [record["kind"] for record in records]
 
 
-def test_it_spiked_in_the_fault_rolled_back_to_before_it_and_finished(records, state):
-    told = kinds(records)
-    assert told[:2] == ["created", "attempt"]
-    assert told.count("spike") == told.count("rollback") == 1
-    assert told.count("attempt") == 2
-    assert "crash" not in told
-    assert told[-1] == "done"
+def test_it_spiked_during_the_fault_rolled_back_to_before_it_and_finished(records, state):
+    recorded = kinds(records)
+    assert recorded[:2] == ["created", "attempt"]
+    assert recorded.count("spike") == recorded.count("rollback") == 1
+    assert recorded.count("attempt") == 2
+    assert "crash" not in recorded
+    assert recorded[-1] == "done"
     (spike,), (rollback,) = state.spikes, state.rollbacks
     assert 22 <= spike["onset"] <= 25
     assert spike["step"] < 34
@@ -58,7 +58,7 @@ def test_it_spiked_in_the_fault_rolled_back_to_before_it_and_finished(records, s
     assert state.segments == ((0, 1), (rollback["step"], 2))
 
 
-def test_without_the_reseed_it_would_run_into_the_fault_again(run, state):
+def test_without_a_new_seed_it_would_hit_the_fault_again(run, state):
     config = recipes.load(str(run / "run.yaml"))
     fault = config.fault
     assert fault == FaultConfig("random-labels", 22, 34)
@@ -67,11 +67,11 @@ def test_without_the_reseed_it_would_run_into_the_fault_again(run, state):
     assert not any(fault.strikes(step, 2, config.training.seed) for step in resumed)
 
 
-def test_every_block_is_covered_once_an_epoch_and_the_consumed_prefix_stays(run, state, corpus):
+def test_every_block_is_used_once_an_epoch_and_the_consumed_prefix_stays(run, state, corpus):
     total = len(CompleteBlocks(Corpus(corpus, "train"), 64))
     lineage = state.lineage(total, lambda step: 8 * step)
     blocks, epochs = lineage.blocks(0, 6 * total)
-    assert epochs[40 * 8 - 1] >= 1, "the run is to cross an epoch's end"
+    assert epochs[40 * 8 - 1] >= 1, "the run must cross the end of an epoch"
     for epoch in range(6):
         assert np.array_equal(np.sort(blocks[epochs == epoch]), np.arange(total))
     first = Lineage.begin(total, 1).blocks(0, 6 * total)[0]
@@ -80,7 +80,7 @@ def test_every_block_is_covered_once_an_epoch_and_the_consumed_prefix_stays(run,
     assert not np.array_equal(first, blocks)
 
 
-def test_its_metrics_tell_each_surviving_step_once_with_the_seed_in_force(run, state):
+def test_its_metrics_have_each_surviving_step_once_with_the_seed_in_use(run, state):
     lines = metrics.read(run / metrics.METRICS)
     kept = metrics.surviving(lines)
     assert [line["step"] for line in kept] == list(range(40))
@@ -92,11 +92,11 @@ def test_its_metrics_tell_each_surviving_step_once_with_the_seed_in_force(run, s
     assert max(line["loss"] for line in abandoned) > kept[21]["loss"]
 
 
-def test_a_resume_after_the_reseed_continues_the_run(records):
+def test_a_resume_with_a_new_seed_is_continuous(records):
     assert not {"discontinuity", "save-failed", "reject"} & {*kinds(records)}
 
 
-def test_its_checkpoints_tell_the_lineage_that_led_to_them(run, state):
+def test_its_checkpoints_record_their_lineage(run, state):
     assert state.checkpoints
     for step in state.checkpoints:
         manifest = checkpoints.read_manifest(checkpoints.folder_of(run, step))
@@ -105,7 +105,7 @@ def test_its_checkpoints_tell_the_lineage_that_led_to_them(run, state):
         assert manifest["position"]["blocks"] == step * 8
 
 
-def test_its_checkpoints_are_those_of_the_ledger_and_whole(run, state):
+def test_its_checkpoints_are_those_of_the_ledger_and_complete(run, state):
     assert state.checkpoints[-1] == 40
     assert {25, 30, 35, 40} <= {*state.checkpoints}
     found = sorted((run / "checkpoints").glob("step-*"))
@@ -115,7 +115,7 @@ def test_its_checkpoints_are_those_of_the_ledger_and_whole(run, state):
     assert not (run / "checkpoints" / "latest").exists()
 
 
-def test_the_run_folder_tells_what_was_run(run):
+def test_the_run_folder_describes_the_run(run):
     assert recipes.load(str(run / "run.yaml")).folder == str(run)
     settings = json.loads((run / "deepspeed.json").read_text())
     assert settings["train_batch_size"] == 8
@@ -129,41 +129,43 @@ def test_the_run_folder_tells_what_was_run(run):
     assert validation[1]["perplexity"] < validation[0]["perplexity"]
 
 
-def test_its_curve_replayed_gives_the_events_of_its_ledger(run, records):
+def test_a_replay_of_its_curve_gives_the_events_of_its_ledger(run, records):
     config = recipes.load(str(run / "run.yaml"))
     first = curves.read(run, every_attempt=True)[0]
     detector = SpikeDetector(config.spike)
     events = [event for o in first.observations for event in detector.update(o)]
-    told = [r for r in records if r["kind"] in ("suspect", "healed", "spike")]
+    recorded = [r for r in records if r["kind"] in ("suspect", "healed", "spike")]
     fields = ("kind", "channel", "step", "onset", "loss", "baseline")
-    live = [{name: record[name] for name in fields} for record in told if record["attempt"] == 1]
+    live = [
+        {name: record[name] for name in fields} for record in recorded if record["attempt"] == 1
+    ]
     assert live == [dataclasses.asdict(event) for event in events]
     assert live[-1]["kind"] == "spike"
 
 
-def test_its_stitched_tensorboard_run_tells_each_step_once_and_its_rollback(run):
+def test_its_stitched_tensorboard_run_has_each_step_once_and_the_rollback(run):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     stitched = EventAccumulator(str(run / "tensorboard" / "stitched"))
     stitched.Reload()
     assert [event.step for event in stitched.Scalars("train/loss")] == list(range(40))
-    told = [event.tensor_proto.string_val[0].decode() for event in stitched.Tensors(EVENTS)]
-    assert any("rolled back" in words for words in told)
+    texts = [event.tensor_proto.string_val[0].decode() for event in stitched.Tensors(EVENTS)]
+    assert any("rolled back" in text for text in texts)
 
 
 def test_its_ledger_proves_that_every_block_was_used_once(run, capsys):
     assert command_line.main(["audit", str(run)]) == 0
-    told = capsys.readouterr().out
-    assert "2 attempts: each began at step 0 or at a checkpoint that was committed" in told
-    assert "40 steps survive, each once: 320 blocks" in told
-    assert told.endswith("sound\n")
+    output = capsys.readouterr().out
+    assert "2 attempts: each began at step 0 or at a checkpoint that was committed" in output
+    assert "40 steps survive, each once: 320 blocks" in output
+    assert output.endswith("sound\n")
 
 
-def test_its_status_and_its_report_tell_the_story(run, capsys):
+def test_its_status_and_its_report_describe_what_happened(run, capsys):
     assert command_line.main(["status", str(run)]) == 0
-    told = capsys.readouterr().out
-    assert "finished: 40 of 40 steps in 2 attempts" in told
-    assert "LOSS SPIKE confirmed" in told
+    output = capsys.readouterr().out
+    assert "finished: 40 of 40 steps in 2 attempts" in output
+    assert "LOSS SPIKE confirmed" in output
     report = (run / "report.md").read_text()
     assert "rolled back to" in report
     assert "![training and validation loss](loss.png)" in report
@@ -176,26 +178,26 @@ def test_supervising_a_finished_run_again_changes_nothing(run, recipe, records, 
 
 
 def test_another_recipe_in_its_folder_is_refused(run, recipe, capsys):
-    words = [f"folder={run}", *FAULT, "training.seed=5"]
-    assert command_line.main(["supervise", str(recipe.path), *words]) == 2
+    overrides = [f"folder={run}", *FAULT, "training.seed=5"]
+    assert command_line.main(["supervise", str(recipe.path), *overrides]) == 2
     assert "training.seed: 1, now 5" in capsys.readouterr().err
 
 
-def test_a_corpus_of_other_content_in_its_folder_is_refused(run, recipe, corpus, capsys):
+def test_another_corpus_for_its_folder_is_refused(run, recipe, corpus, capsys):
     from data_prep.__main__ import main as data_prep
 
     other = run.parent / "other-corpus"
-    words = ["--tokenizer", str(corpus), "--max-tokens", "50", "--valid-fraction", "0.2"]
+    options = ["--tokenizer", str(corpus), "--max-tokens", "50", "--valid-fraction", "0.2"]
     raw = ["--input", str(corpus.parent / "topics.jsonl"), "--output", str(other)]
-    assert data_prep(["prepare", *raw, *words]) == 0
+    assert data_prep(["prepare", *raw, *options]) == 0
     capsys.readouterr()
-    words = [f"folder={run}", *FAULT, f"data.corpus={other}"]
-    assert command_line.main(["supervise", str(recipe.path), *words]) == 2
+    overrides = [f"folder={run}", *FAULT, f"data.corpus={other}"]
+    assert command_line.main(["supervise", str(recipe.path), *overrides]) == 2
     assert "data.corpus digest" in capsys.readouterr().err
 
 
 def without_end(run, folder):
-    """A copy of the run as if it had been killed before it was done."""
+    """Return a copy of the run without the record that it is done."""
     import shutil
 
     shutil.copytree(run, folder)
@@ -214,12 +216,12 @@ def exported(run, tmp_path_factory):
     return output
 
 
-def test_the_exported_model_has_the_perplexity_that_training_saw(
+def test_the_exported_model_has_the_perplexity_that_training_measured(
     exported, run, corpus, tmp_path, capsys
 ):
     out = tmp_path / "figures.json"
-    words = ["--data", str(corpus), "--blocks", "6", "--json", str(out)]
-    assert command_line.main(["evaluate", str(exported), *words]) == 0
+    options = ["--data", str(corpus), "--blocks", "6", "--json", str(out)]
+    assert command_line.main(["evaluate", str(exported), *options]) == 0
     masks = "validation masks: 15 % of the tokens, the same for every model\n"
     assert capsys.readouterr().out.startswith(masks)
     assert masks in (run / "logs" / "attempt-001.log").read_text()
@@ -233,8 +235,8 @@ def test_the_exported_model_has_the_perplexity_that_training_saw(
 
 
 def test_an_older_checkpoint_can_be_exported_by_its_step(run, exported, tmp_path, capsys):
-    words = ["--output", str(tmp_path / "older"), "--step", "35"]
-    assert command_line.main(["export", str(run), *words]) == 0
+    options = ["--output", str(tmp_path / "older"), "--step", "35"]
+    assert command_line.main(["export", str(run), *options]) == 0
     assert "after 35 steps" in capsys.readouterr().out
     loaded = model_folder.load(tmp_path / "older")
     assert loaded.provenance["step"] == 35
@@ -243,9 +245,11 @@ def test_an_older_checkpoint_can_be_exported_by_its_step(run, exported, tmp_path
     assert any(not newest[n].equal(t) for n, t in loaded.model.state_dict().items())
 
 
-def test_what_cannot_be_exported_is_refused_with_what_can(run, exported, tmp_path, capsys):
-    def refused(*words):
-        assert command_line.main(["export", *map(str, words)]) == 2
+def test_an_export_that_is_impossible_is_refused_with_what_is_possible(
+    run, exported, tmp_path, capsys
+):
+    def refused(*arguments):
+        assert command_line.main(["export", *map(str, arguments)]) == 2
         return capsys.readouterr().err
 
     missing = refused(run, "--output", tmp_path / "a", "--step", 7)
@@ -266,8 +270,8 @@ def test_a_damaged_checkpoint_is_not_exported(run, tmp_path, capsys):
 
 
 def test_fill_mask_on_the_command_line_prints_the_fillers(exported, capsys):
-    words = ["fill-mask", str(exported), "the value of the <mask>", "--top-k", "3"]
-    assert command_line.main(words) == 0
+    arguments = ["fill-mask", str(exported), "the value of the <mask>", "--top-k", "3"]
+    assert command_line.main(arguments) == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 3
     assert all("the value of the" in line for line in lines)

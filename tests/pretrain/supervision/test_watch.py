@@ -1,14 +1,16 @@
-"""What is seen of a running attempt, and what is complained of."""
+"""Problems that are noticed in a running attempt."""
 
 import errno
 import json
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from pretrain.config.run import SupervisionConfig
 from pretrain.run import metrics
+from pretrain.supervision.decide import CRASH, HANG, Problem
 from pretrain.supervision.heartbeat import SAVE, STEP, Heartbeat
 from pretrain.supervision.processes import Member
 from pretrain.supervision.watch import Follower, StoppedProcesses, Watch
@@ -26,108 +28,111 @@ def watch(tmp_path, now):
     return Watch(tmp_path, "t", CONFIG, clock=lambda: now[0])
 
 
-def test_silence_is_borne_for_as_long_as_the_phase_may_take(tmp_path, now, watch):
+def test_silence_is_accepted_for_as_long_as_the_phase_may_take(tmp_path, now, watch):
     heart = Heartbeat(tmp_path, "t", seconds=0.0)
     now[0] += 100
-    assert watch.look() == ""
+    assert watch.silence() == ""
     heart.beat(STEP, 7)
-    assert watch.look() == ""
+    assert watch.silence() == ""
     now[0] += 10
-    assert watch.look() == ""
+    assert watch.silence() == ""
     heart.beat(SAVE, 7)
-    assert watch.look() == ""
+    assert watch.silence() == ""
     now[0] += 50
-    assert watch.look() == ""
+    assert watch.silence() == ""
     now[0] += 1
-    assert watch.look() == "nothing was heard of it for 50 s in phase save, step 7"
+    assert watch.silence() == "no sign of life for 50 s in phase save, step 7"
     heart.beat(STEP, 7)
-    assert watch.look() == ""
+    assert watch.silence() == ""
 
 
-def test_an_attempt_that_never_speaks_has_the_time_of_its_setting_up(tmp_path, now, watch):
-    Heartbeat(tmp_path, "of another attempt").beat(STEP, 3)
+def test_an_attempt_without_a_heartbeat_has_the_time_of_the_start_up(tmp_path, now, watch):
+    Heartbeat(tmp_path, "another attempt").beat(STEP, 3)
     now[0] += 101
-    assert "for 100 s in phase init" in watch.look()
+    assert "for 100 s in phase init" in watch.silence()
 
 
-def test_metrics_are_signs_of_life_and_slow_steps_are_given_time(tmp_path, now, watch):
+def test_metrics_are_signs_of_life_and_slow_steps_extend_the_limit(tmp_path, now, watch):
     Heartbeat(tmp_path, "t", seconds=0.0).beat(STEP, 7)
-    watch.look()
+    watch.silence()
     now[0] += 9
     line = {**dict.fromkeys(metrics.NEEDED[metrics.METRICS], 1), "step": 7, "seconds": 4.0}
     (tmp_path / metrics.METRICS).write_text(json.dumps(line) + "\n")
-    assert watch.look() == ""
+    assert watch.silence() == ""
     assert list(watch.lines) == [line]
     now[0] += 40
-    assert watch.look() == ""
+    assert watch.silence() == ""
     now[0] += 1
-    assert "for 40 s in phase step" in watch.look()
+    assert "for 40 s in phase step" in watch.silence()
 
 
-def test_a_supervisor_that_was_stopped_itself_does_not_take_that_for_silence(tmp_path, now, watch):
+def test_a_supervisor_that_was_stopped_does_not_take_its_pause_for_silence(tmp_path, now, watch):
     heart = Heartbeat(tmp_path, "t", seconds=0.0)
     heart.beat(STEP, 1)
-    watch.look()
+    watch.silence()
     now[0] += 10_000
     heart.beat(STEP, 2)
-    assert watch.look() == ""
+    assert watch.silence() == ""
 
 
-def test_a_rank_that_goes_before_the_others_is_noticed_after_some_seconds(now, watch):
-    assert watch.count(set()) == ""
-    assert watch.count({"0", "1", "10"}) == ""
+def test_a_rank_that_ends_before_the_others_is_noticed_after_the_grace_time(now, watch):
+    assert watch.lost_ranks(set()) == ""
+    assert watch.lost_ranks({"0", "1", "10"}) == ""
     now[0] += 100
-    assert watch.count({"0"}) == ""
+    assert watch.lost_ranks({"0"}) == ""
     now[0] += 5
-    assert watch.count({"0"}) == ""
+    assert watch.lost_ranks({"0"}) == ""
     now[0] += 1
-    assert "rank 1, 10 ended" in watch.count({"0"})
-    assert watch.count({"0", "1", "10"}) == ""
-    assert watch.count(set()) == ""
+    assert "rank 1, 10 ended" in watch.lost_ranks({"0"})
+    assert watch.lost_ranks({"0", "1", "10"}) == ""
+    assert watch.lost_ranks(set()) == ""
     now[0] += 6
-    assert "rank 0, 1, 10 ended" in watch.count(set())
+    assert "rank 0, 1, 10 ended" in watch.lost_ranks(set())
 
 
-def test_below_srun_ranks_are_not_counted(tmp_path, now):
+def test_under_srun_lost_ranks_are_not_noticed(tmp_path, now):
     watch = Watch(tmp_path, "t", SupervisionConfig(launcher="srun"), clock=lambda: now[0])
-    assert watch.count({"1"}) == ""
+    assert watch.lost_ranks({"1"}) == ""
     now[0] += 1000
-    assert watch.count(set()) == ""
+    assert watch.lost_ranks(set()) == ""
     now[0] += 1000
-    assert watch.count(set()) == ""
+    assert watch.lost_ranks(set()) == ""
 
 
 def member(pid, rank="1", stopped=True):
-    return Member(pid, {} if rank is None else {"RANK": rank}, stopped)
+    return Member(SimpleNamespace(pid=pid), {} if rank is None else {"RANK": rank}, stopped)
 
 
 def test_a_process_that_is_stopped_for_too_long_is_named(now):
     stopped = StoppedProcesses(10, clock=lambda: now[0])
-    assert stopped.look([member(7), member(8, "0", stopped=False)]) == ""
+    assert stopped.describe([member(7), member(8, "0", stopped=False)]) == ""
     now[0] += 10
-    assert stopped.look([member(7)]) == ""
-    now[0] += 1
-    assert stopped.look([member(6, None), member(7)]) == "rank 1 (pid 7) has been stopped for 10 s"
-    now[0] += 10
-    assert stopped.look([member(6, None), member(7, stopped=False)]) == ""
+    assert stopped.describe([member(7)]) == ""
     now[0] += 1
     assert (
-        stopped.look([member(6, None), member(7)]) == "a process (pid 6) has been stopped for 10 s"
+        stopped.describe([member(6, None), member(7)]) == "rank 1 (pid 7) has been stopped for 10 s"
+    )
+    now[0] += 10
+    assert stopped.describe([member(6, None), member(7, stopped=False)]) == ""
+    now[0] += 1
+    assert (
+        stopped.describe([member(6, None), member(7)])
+        == "a process (pid 6) has been stopped for 10 s"
     )
 
 
-def test_a_watcher_that_was_stopped_with_its_ranks_counts_from_when_it_goes_on(now):
+def test_a_supervisor_that_was_stopped_with_its_ranks_counts_from_when_it_continues(now):
     stopped = StoppedProcesses(5, clock=lambda: now[0])
-    assert stopped.look([member(7)]) == ""
+    assert stopped.describe([member(7)]) == ""
     now[0] += 10_000
-    assert stopped.look([member(7)]) == ""
+    assert stopped.describe([member(7)]) == ""
     now[0] += 4
-    assert stopped.look([member(7)]) == ""
+    assert stopped.describe([member(7)]) == ""
     now[0] += 1
-    assert stopped.look([member(7, stopped=False)]) == ""
+    assert stopped.describe([member(7, stopped=False)]) == ""
 
 
-def test_the_new_lines_of_a_growing_file_are_followed(tmp_path):
+def test_the_new_lines_of_a_growing_file_are_returned_once(tmp_path):
     path = tmp_path / "metrics.jsonl"
     follower = Follower(path)
     assert follower.new() == []
@@ -140,7 +145,7 @@ def test_the_new_lines_of_a_growing_file_are_followed(tmp_path):
     assert Follower(path).new() == []
 
 
-def test_a_torn_line_that_the_next_attempt_cuts_off_misleads_nobody(tmp_path):
+def test_a_torn_line_that_the_next_writer_cuts_off_is_skipped(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 1}\n{"st')
     follower = Follower(path)
@@ -152,11 +157,11 @@ def test_a_torn_line_that_the_next_attempt_cuts_off_misleads_nobody(tmp_path):
 
 
 @pytest.mark.parametrize("number", [errno.ESTALE, errno.EIO, errno.ENOENT, errno.EAGAIN])
-def test_a_heartbeat_that_cannot_be_read_is_neither_a_sign_of_life_nor_another_phase(
+def test_an_unreadable_heartbeat_is_neither_a_sign_of_life_nor_another_phase(
     tmp_path, now, watch, monkeypatch, number
 ):
     Heartbeat(tmp_path, "t", seconds=0.0).beat(STEP, 7)
-    assert watch.look() == ""
+    assert watch.silence() == ""
 
     def fails(self, *_, **__):
         raise OSError(number, os.strerror(number), str(self))
@@ -165,13 +170,24 @@ def test_a_heartbeat_that_cannot_be_read_is_neither_a_sign_of_life_nor_another_p
         for name in ("read_bytes", "open", "exists"):
             patch.setattr(Path, name, fails)
         now[0] += 10
-        assert watch.look() == ""
+        assert watch.silence() == ""
         now[0] += 1
-        assert watch.look() == "nothing was heard of it for 10 s in phase step, step 7"
-    assert "in phase step, step 7" in watch.look()  # nor is being read again
+        assert watch.silence() == "no sign of life for 10 s in phase step, step 7"
+    assert "in phase step, step 7" in watch.silence()  # reading it again is not a sign of life
 
 
-def test_a_spoiled_line_of_metrics_is_no_newest_line(tmp_path, watch):
+def test_an_invalid_line_of_metrics_is_skipped(tmp_path, watch):
     (tmp_path / metrics.METRICS).write_text('{"step": 1}\n{"step": 1, "seconds": 2.0}\n')
-    assert watch.look() == ""
+    assert watch.silence() == ""
     assert not watch.lines
+
+
+def test_each_problem_is_a_crash_or_a_hang(tmp_path, now, watch):
+    assert watch.problem([member(7, "0", stopped=False), member(8)]) is None
+    for _ in range(6):
+        now[0] += 2
+        problem = watch.problem([member(8)])
+    assert problem == Problem(CRASH, "rank 0 ended, and the launcher or other ranks still run")
+    assert watch.problem([member(7, "0", stopped=False), member(8)]).kind == HANG
+    now[0] += 100
+    assert watch.problem([member(8)]).reason.startswith("no sign of life for 100 s")
