@@ -1,29 +1,53 @@
-"""The command lines' parser: a repeated option adds or is refused, and never silently replaces."""
+"""Command-line parsing shared by all commands: lazy sub-commands, checks, and exit codes."""
 
 import argparse
+import sys
 from collections.abc import Sequence
-from typing import Any
+from importlib import import_module
+from typing import Any, NoReturn
+
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+EXIT_INTERRUPTED = 130
 
 
 class Parser(argparse.ArgumentParser):
-    """An ArgumentParser whose options with one value may be given once.
+    """An ArgumentParser that refuses a second value for the same option.
 
-    An option that takes a list adds with action="extend"; flags may be repeated. Sub-parsers are of
-    the same class.
+    Options with action="extend" collect the values of all occurrences, and flags may be repeated.
+    Sub-parsers are of the same class.
+
+    A sub-parser with a `module` imports it when its command is parsed, so that the program's
+    `--help` imports no command. The module defines `add_arguments(parser)` and `run(options)`,
+    which returns the exit code.
     """
 
-    def __init__(self, *arguments: Any, **keywords: Any) -> None:  # noqa: ANN401 - as its base
-        """Take what ArgumentParser takes."""
+    def __init__(self, *arguments: Any, module: str = "", **keywords: Any) -> None:  # noqa: ANN401
+        """Create a parser; arguments other than `module` are those of ArgumentParser."""
         super().__init__(*arguments, **keywords)
+        self._module = module
         self.given: set[str] = set()
-        """Destinations of the options given so far in the command line that is parsed."""
+        """Destinations of the options seen so far in the current command line."""
         for name in (None, "store"):
             self.register("action", name, _StoreOnce)
 
+    def load(self) -> None:
+        """Import the module of this sub-command, if not done yet, and add its arguments."""
+        if self._module:
+            module = import_module(self._module)
+            module.add_arguments(self)
+            self.set_defaults(run=module.run)
+            self._module = ""
+
     def parse_known_args(self, args=None, namespace=None):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201
-        """Parse a command line; every way to parse one comes here."""
+        """Parse a command line; every other parsing method calls this one."""
+        self.load()
         self.given.clear()
         return super().parse_known_args(args, namespace)
+
+    def error(self, message: str) -> NoReturn:
+        """Print the error in one line and exit."""
+        self.exit(EXIT_USAGE, f"{self.prog}: error: {message} (see {self.prog} -h)\n")
 
 
 class _StoreOnce(argparse.Action):
@@ -43,3 +67,27 @@ class _StoreOnce(argparse.Action):
                 )
             parser.given.add(self.dest)
         setattr(namespace, self.dest, values)
+
+
+def run_command(program: str, options: argparse.Namespace) -> int:
+    """Run `options.run` and return its exit code; report an error of the user in one line."""
+    name = f"{program} {options.command}"
+    try:
+        code: int = options.run(options)
+        sys.stdout.flush()
+    except (ValueError, OSError) as error:
+        message = str(error)
+        if isinstance(error, OSError) and error.filename is not None:
+            message = f"{error.filename}: {error.strerror}"
+        print(f"{name}: error: {' '.join(message.split())}", file=sys.stderr)
+        return EXIT_USAGE
+    except KeyboardInterrupt:
+        print(f"{name}: stopped", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    return code
+
+
+def check_workers(workers: int) -> None:
+    """Raise ValueError if `workers` is not a positive number."""
+    if workers < 1:
+        raise ValueError(f"--workers {workers}: accepted: 1 or more")

@@ -1,28 +1,28 @@
-"""Documents -> blocks of at most L tokens, from their lengths alone.
+"""Pack documents into blocks of at most L tokens, given their lengths.
 
-`complete` is the original's way: documents as they come. `best_fit` fills blocks to the brim, with
-documents from anywhere, each of which is to be read by itself.
+`complete` takes documents in file order, as fairseq does. `best_fit` fills blocks almost
+completely, with documents from anywhere; attention must then be limited to each document.
 """
 
 import numpy as np
 import numpy.typing as npt
 
-_WINDOW = 1 << 20  # documents handled at a time
+_WINDOW = 1 << 20  # documents processed at a time
 
 
 def complete(lengths: npt.NDArray[np.integer], block_tokens: int) -> npt.NDArray[np.int64]:
-    """Pack whole documents in file order, `<s>` first: fairseq's break mode "complete".
+    """Pack whole documents in file order after one `<s>`: fairseq's break mode "complete".
 
-    A block takes documents while 1 (`<s>`) + their tokens <= block_tokens. A document that fits no
-    block is dropped and ends the block before it. Fairseq comes to the same in two steps: a block
-    of its own, too long by the prepended `<s>`, which its size filter drops.
+    A block takes documents while 1 (`<s>`) + their tokens <= block_tokens. A document that is
+    longer than a block is dropped and ends the block before it. In fairseq it gets a block of its
+    own, which the size filter drops because of the prepended `<s>`.
 
-    Time O(documents * log(documents a block)), most of it vectorised; memory bounded but for the
-    result.
+    Takes O(documents * log(documents per block)) time, mostly vectorised, and bounded memory in
+    addition to the result.
 
     Args:
-        lengths: Tokens of each document, the final `</s>` included; at least 1.
-        block_tokens: Most tokens of a block, its `<s>` included.
+        lengths: Tokens of each document, including the final `</s>`; at least 1.
+        block_tokens: Maximum tokens of a block, including its `<s>`.
 
     Returns:
         int64 [blocks, 2]: the first document of each block and the one after its last.
@@ -35,7 +35,7 @@ def complete(lengths: npt.NDArray[np.integer], block_tokens: int) -> npt.NDArray
     pieces = []
     first = 0
     while first < len(lengths):
-        # A block holds at most `budget` documents: those that start in the window end in this
+        # A block has at most `budget` documents, so blocks that start in the window end in this
         # slice.
         sizes = lengths[first : first + _WINDOW + budget].astype(np.int64)
         blocks = _walk(_ends(sizes, budget), min(_WINDOW, len(lengths) - first))
@@ -47,33 +47,35 @@ def complete(lengths: npt.NDArray[np.integer], block_tokens: int) -> npt.NDArray
 def best_fit(
     lengths: npt.NDArray[np.integer], block_tokens: int
 ) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.int64]]:
-    """Pack whole documents, each with an `<s>` of its own, into as few blocks as can be had fast.
+    """Pack whole documents, each after its own `<s>`, into nearly as few blocks as possible.
 
-    Best fit, the longest documents first (Krell et al. 2021, "longest-pack-first histogram
-    packing"). Blocks of the same make-up are made together, so that the time to decide depends on
-    block_tokens and not on the number of documents: 0.1 s for 2048. A document that fits no block
-    is left out.
+    Best fit with the longest documents first (Krell et al. 2021, "longest-pack-first histogram
+    packing"). Blocks with the same document sizes are made together, so that the time to decide
+    depends on block_tokens and not on the number of documents: 0.1 s for 2048. Documents longer
+    than a block are left out.
 
-    Time and memory for 100 million documents and blocks of 2048: 10 s, 18 bytes a document, 4 of
-    them the result.
+    100 million documents and blocks of 2048 take 10 s and 18 bytes per document, of which 4 are
+    the result.
 
     Args:
-        lengths: Tokens of each document, the final `</s>` included; at least 1.
-        block_tokens: Most tokens of a block, every `<s>` included.
+        lengths: Tokens of each document, including the final `</s>`; at least 1.
+        block_tokens: Maximum tokens of a block, including every `<s>`.
 
     Returns:
-        uint32 [documents that fit]: the documents, block by block; int64 [blocks]: where each block
-        ends among them.
+        uint32 [documents that fit]: document indices, block by block; int64 [blocks]: the end of
+        each block in that array.
 
     Raises:
         ValueError: block_tokens leaves no room for a document, or a length is below 1.
     """
     _check(lengths, block_tokens)
-    # One kind for all that do not fit, so that 16 bits suffice to sort by.
+    # All documents that do not fit have the same kind, so that the sort keys need only 16 bits.
     kind = np.minimum(lengths, block_tokens).astype(np.uint16 if block_tokens < 65536 else np.int64)
     by_size = np.argsort(kind, kind="stable").astype(np.uint32)
     counts = np.bincount(kind, minlength=block_tokens + 1)
-    waiting = np.concatenate([[0], np.cumsum(counts)])  # where each size's next document stands
+    waiting = np.concatenate(
+        [[0], np.cumsum(counts)]
+    )  # position of the next document of each size in by_size
     sizes_with_start = np.concatenate([[0], counts[:block_tokens]])
     patterns = _patterns(sizes_with_start, block_tokens)
     documents = np.empty(int(counts[:block_tokens].sum()), np.uint32)
@@ -91,11 +93,11 @@ def best_fit(
 
 
 def _patterns(counts: npt.NDArray[np.int64], room: int) -> list[tuple[tuple[int, ...], int]]:
-    """Sizes that share a block, and in how many blocks they do.
+    """Return tuples of sizes that share a block, with the number of such blocks.
 
     Args:
         counts: counts[s] documents have size s.
-        room: of a block.
+        room: Size of a block.
     """
     open_blocks: list[list[tuple[tuple[int, ...], int]]] = [[] for _ in range(room + 1)]
     for size in range(room, 0, -1):
@@ -122,14 +124,14 @@ def _check(lengths: npt.NDArray[np.integer], block_tokens: int) -> None:
 
 
 def _ends(sizes: npt.NDArray[np.int64], budget: int) -> npt.NDArray[np.int64]:
-    """For each document, the end of a block that starts there; at least one document on."""
+    """Return the end of a block that starts at each document; it has at least one document."""
     ends = np.cumsum(sizes)
     fits = np.searchsorted(ends, ends - sizes + budget, side="right")
     return np.maximum(fits, np.arange(1, len(sizes) + 1))
 
 
 def _walk(ends: npt.NDArray[np.int64], stop: int) -> npt.NDArray[np.int64]:
-    """Follow the ends from document 0 to the first block that starts at `stop` or later."""
+    """Return the bounds of the blocks from document 0 to the first that ends at or after `stop`."""
     end_of = ends.tolist()
     bounds = [0]
     while bounds[-1] < stop:

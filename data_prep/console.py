@@ -1,8 +1,8 @@
-"""Standard output and error that survive the end of a terminal and of a pipe's reader.
+"""Standard output and error that keep working after the terminal or the pipe's reader is gone.
 
-A command that runs for days is often started in a terminal that is closed, or piped into a program
-that ends. Then every write fails, the interpreter's last flush included (exit code 120), and the
-command's own exit code is lost. Every command of ours runs in `lasting`.
+A command that runs for days is often started in a terminal that is closed later, or piped into a
+program that ends first. From then on every write fails, including the interpreter's final flush
+(exit code 120), and the command's own exit code is lost. All commands therefore run in `lasting`.
 """
 
 from __future__ import annotations
@@ -15,35 +15,34 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TextIO, cast
 
 _GONE = {errno.EPIPE, errno.EIO, errno.ENXIO}
-"""A write fails with one of these where nobody reads: a pipe, a terminal, a device."""
+"""Errors of a write to a pipe, terminal or device that nobody reads."""
 
 
 class _LastingStream:
-    """A text stream that goes on as /dev/null once nobody can read it."""
+    """A text stream that is redirected to /dev/null when its reader is gone."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        """Write a text, or drop it."""
+        """Write or drop a text."""
         self._survive(lambda: self._stream.write(text))
         return len(text)
 
     def writelines(self, lines: Iterable[str]) -> None:
-        """Write several texts."""
-        for line in lines:
-            self.write(line)
+        """Write or drop several texts."""
+        self._survive(lambda: self._stream.writelines(lines))
 
     def flush(self) -> None:
-        """Write what is buffered, or drop it."""
+        """Write or drop what is buffered."""
         self._survive(self._stream.flush)
 
     def finish(self) -> None:
-        """Flush at a command's end, whatever is wrong with the file below."""
+        """Flush at the end of a command and ignore all errors of the underlying file."""
         try:
             self.flush()
         except OSError:
-            self._discard()  # the command has reported it, or has its own exit code
+            self._discard()  # the command has reported the error, or has its own exit code
 
     def _survive(self, action: Callable[[], object]) -> None:
         try:
@@ -59,12 +58,12 @@ class _LastingStream:
         os.close(null)
         self._stream.flush()  # what was buffered
 
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - of the stream below
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - of the wrapped stream
         return getattr(self._stream, name)
 
 
 def install() -> None:
-    """Let nothing in this process fail any more because nobody reads what it prints."""
+    """Replace stdout and stderr of this process by lasting streams."""
     sys.stdout, sys.stderr = (
         cast(TextIO, _LastingStream(stream)) for stream in (sys.stdout, sys.stderr)
     )
@@ -72,11 +71,10 @@ def install() -> None:
 
 @contextlib.contextmanager
 def lasting() -> Iterator[None]:
-    """Let no command in the block fail because nobody reads what it prints.
+    """Make stdout and stderr lasting streams within the block.
 
-    What cannot be read is dropped, and the command does its work to the end with its own exit code:
-    it may have files to write yet. An error of another kind, such as a full disk below a file that
-    output goes to, is raised as ever.
+    Output that nobody can read is dropped, so that the command finishes its work, such as writing
+    files, and returns its own exit code. Other errors, such as a full disk, are raised.
     """
     before = sys.stdout, sys.stderr
     install()

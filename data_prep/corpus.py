@@ -1,7 +1,8 @@
-"""A prepared folder as one sequence of documents: what training and evaluation read."""
+"""Read a prepared folder as a sequence of documents, for training and evaluation."""
 
 import bisect
 from functools import cached_property
+from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,22 +17,22 @@ if TYPE_CHECKING:
 
 
 class Corpus:
-    """One split, its shards one after another in the order of the inputs.
+    """The documents of one split, in the order of the shards, that is of the inputs.
 
-    Shards are opened when first read, so that a corpus pickles small, forks, and costs nothing
-    until used.
+    Shards are opened when they are first read, so that a corpus is cheap to create, pickle and
+    fork.
     """
 
     def __init__(self, folder: Path, split: str) -> None:
         """Read the manifest.
 
         Args:
-            folder: Written by `data_prep prepare`.
+            folder: A folder written by `data_prep prepare`.
             split: "train" or "valid".
 
         Raises:
-            ValueError: No such folder or split, an unfinished prepare, or a split without
-                documents.
+            ValueError: The folder or split does not exist, the prepare is unfinished, or the split
+                has no documents.
         """
         if split not in SPLITS:
             raise ValueError(f"split {split!r}: accepted: {', '.join(SPLITS)}")
@@ -40,14 +41,14 @@ class Corpus:
         self.manifest: CorpusManifest = load_manifest(self.folder)
         self._shards = self.manifest.shards[split]
         if not self._shards:
+            (other,) = {*SPLITS} - {split}
             raise ValueError(
-                f"{folder}: the {split} split is empty ({self._other_splits_in_words()}; "
+                f"{folder}: the {split} split is empty ({other} has "
+                f"{self.manifest.totals[other].documents} documents; "
                 f"valid-fraction was {self.manifest.settings.valid_fraction})"
             )
         # Index of the first document of each shard, and the number of documents.
-        self._firsts = [0]
-        for files in self._shards:
-            self._firsts.append(self._firsts[-1] + files.documents)
+        self._firsts = [0, *accumulate(files.documents for files in self._shards)]
         self._open: dict[int, IndexedDataset] = {}
 
     def __len__(self) -> int:
@@ -56,26 +57,26 @@ class Corpus:
 
     @cached_property
     def lengths(self) -> npt.NDArray[np.int32]:
-        """Tokens of each document, the final `</s>` included; int32 [documents]."""
+        """Tokens of each document, including the final `</s>`; int32 [documents]."""
         return np.concatenate([self._shard_lengths(files) for files in self._shards])
 
     @cached_property
     def subsets(self) -> npt.NDArray[np.uint8]:
-        """Index into `manifest.subsets` for each document; uint8 [documents]."""
+        """Index of each document's subset in `manifest.subsets`; uint8 [documents]."""
         return np.concatenate([self._shard_subsets(files) for files in self._shards])
 
     def document(self, index: int) -> npt.NDArray[np.integer[Any]]:
-        """The ids of a document, the final `</s>` included.
+        """Return a copy of the ids of a document, including the final `</s>`.
 
-        A copy: megatron-core unmaps its file when its dataset goes, and a view that outlived it
-        would end the process.
+        A view would not be safe: megatron-core unmaps the file when its dataset is collected, and
+        reading the view then ends the process.
         """
         return np.concatenate(self._sequences(index))
 
     def sentences(self, index: int) -> list[npt.NDArray[np.integer[Any]]]:
-        """The ids of each sentence of a document, without the final `</s>`; copies.
+        """Return copies of the ids of each sentence of a document, without the final `</s>`.
 
-        Joined and with `</s>` behind them they are `document(index)`.
+        Their concatenation followed by `</s>` is `document(index)`.
 
         Raises:
             ValueError: The corpus was prepared without --sentences.
@@ -89,13 +90,13 @@ class Corpus:
         return [np.array(ids) for ids in (*others, last[:-1]) if ids.size]
 
     def __getstate__(self) -> dict[str, Any]:
-        """Everything but what is read from the disk again."""
+        """Return the state without what can be read from the disk again."""
         left_out = ("lengths", "subsets")
         state = {name: value for name, value in vars(self).items() if name not in left_out}
         return state | {"_open": {}}
 
     def _sequences(self, index: int) -> list[npt.NDArray[np.integer[Any]]]:
-        """Views of the sequences of a document, the final `</s>` with the last."""
+        """Return views of the sequences of a document; the last includes `</s>`."""
         if not 0 <= index < len(self):
             raise IndexError(
                 f"document {index} of {self.folder} {self.split}, which has {len(self)}"
@@ -117,7 +118,7 @@ class Corpus:
         prefix = self.folder / files.stem
         lengths = read_lengths(prefix)
         if self.manifest.settings.unit == "sentence":
-            # Each document has a sequence: its `</s>` stands in one.
+            # reduceat needs a sequence per document; each has one, because of its `</s>`.
             lengths = np.add.reduceat(lengths, read_document_bounds(prefix)[:-1], dtype=np.int32)
         self._check_count(files, ".idx", len(lengths))
         return lengths
@@ -135,13 +136,5 @@ class Corpus:
         if count != files.documents:
             raise ValueError(
                 f"{self.folder / files.stem}{suffix}: {count} documents, "
-                f"but the manifest speaks of {files.documents}"
+                f"but the manifest has {files.documents}"
             )
-
-    def _other_splits_in_words(self) -> str:
-        totals = self.manifest.totals
-        return ", ".join(
-            f"{name} has {totals[name].documents} documents"
-            for name in SPLITS
-            if name != self.split
-        )

@@ -1,18 +1,18 @@
-"""Documents and the readers that find them in inputs.
+"""Documents, and the readers that extract them from inputs.
 
-1. `inputs.find_inputs` makes inputs of what a user names.
-2. `read` picks a reader by the prefix or the name of an input.
-3. The reader hands out records one at a time; `json_lines.parse` makes them of lines.
-4. `_judge` makes a `Document` of a record, or a `Reject` with a reason and a place.
+1. `inputs.find_inputs` lists the inputs that a user names.
+2. `read` chooses a reader by the prefix or the name of an input.
+3. The reader yields records one at a time; `json_lines.parse` parses lines of JSON.
+4. `_judge` converts a record to a `Document`, or to a `Reject` with a reason and a place.
 
     {"text": "The quick brown fox", "meta": {"pile_set_name": "Pile-CC"}}
     -> Document(text="The quick brown fox", subset="Pile-CC", source_file="00.jsonl.zst", line=1)
 
 A bad line never costs its neighbours. A file that is cut short or damaged raises `DamagedInput`
-after its last whole record instead, as nobody can know what it lost.
+after its last complete record, because nobody can know what was lost.
 
-NUL is a character like others: U+0000 in a text stays (JSON writes it as an escape). Memory depends
-on the longest record alone, and a record of more than 512 MiB is skipped.
+NUL is an ordinary character: U+0000 in a text is kept (JSON escapes it). Memory use depends on the
+longest record only; a record over 512 MiB is skipped.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from data_prep.compressed import DamagedInput, open_stream
-from data_prep.inputs import ACCEPTED, Input, blaming, split_dataset, split_prefix, suffix
+from data_prep.inputs import ACCEPTED, Input, naming_input, split_dataset, split_prefix, suffix
 from data_prep.json_lines import BadLine, parse
 
 if TYPE_CHECKING:
@@ -32,16 +32,16 @@ if TYPE_CHECKING:
 
 UNKNOWN_SUBSET = "unknown"
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-# A text of 100 MB takes up to 300 MB as JSON where every letter is written as an escape.
+# 100 MB of text may take 300 MB as JSON in which many characters are escaped.
 _LARGEST_RECORD_BYTES = 512 << 20
 _BUFFER_BYTES = 1 << 20
-_ROWS = 32  # of Parquet or Arrow at a time: so many of the longest have to fit into memory
+_ROWS = 32  # read from Parquet or Arrow at a time; they must fit into memory
 _HEADING = re.compile(rb" ?= (?!= ).*[^= ] = ?\r?\n")
 
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A text, the Pile subset that it says it is from, and where it stood (lines count from 1)."""
+    """A text, the Pile subset it belongs to, and its file and line, counted from 1."""
 
     text: str
     subset: str
@@ -51,7 +51,7 @@ class Document:
 
 @dataclass(frozen=True, slots=True)
 class Reject:
-    """A record that is no document, why, and where it stood."""
+    """A record that was rejected, the reason, and its file and line."""
 
     reason: str
     subset: str
@@ -67,19 +67,19 @@ def read(source: Input, damages: list[str] | None = None) -> Records:
 
     Args:
         source: See `inputs.find_inputs`.
-        damages: Where given, an input that is cut short or damaged ends at its last whole record,
-            and what is wrong with it is appended here.
+        damages: If given, reading a damaged input stops at its last complete record, and the error
+            message is appended here.
 
     Raises:
-        ValueError: The input is missing or of an unknown kind; while reading: it is not what its
-            name says, or, without `damages`, cut short or damaged.
+        ValueError: The input is missing or of an unknown kind; while reading: its content does not
+            match its name, or it is damaged and `damages` is not given.
     """
     records = reader_of(source)()
     return records if damages is None else _until_damage(records, damages)
 
 
 def reader_of(source: Input) -> Callable[[], Records]:
-    """The reader for an input, judged by its prefix or name alone.
+    """Return the reader for an input, chosen by its prefix or name.
 
     Raises:
         ValueError: The input is missing or of an unknown kind.
@@ -98,11 +98,11 @@ def reader_of(source: Input) -> Callable[[], Records]:
 
 
 def content_share(text: bytes, purpose: str) -> float:
-    """A number in [0, 1) that depends on the text alone: the same wherever the document stands.
+    """Return a pseudo-random number in [0, 1) that is a function of the text and the purpose.
 
     Args:
         text: The document in UTF-8.
-        purpose: Up to 16 characters; draws for different purposes are independent of one another.
+        purpose: Up to 16 characters; numbers for different purposes are independent.
     """
     digest = hashlib.blake2b(text, digest_size=8, person=purpose.encode()).digest()
     return (int.from_bytes(digest, "big") >> 11) / (1 << 53)  # 53 bits are exact in a double
@@ -117,7 +117,7 @@ def _reader_by_name(path: Path) -> Callable[[Path], Records] | None:
 
 
 def _lines(stream: BinaryIO) -> Iterator[tuple[int, bytes | None]]:
-    """Numbered lines with their ends; None for one that is too large."""
+    """Yield line numbers and lines with their line ends; None for a line that is too large."""
     number = 0
     while line := stream.readline(_LARGEST_RECORD_BYTES + 1):
         number += 1
@@ -133,7 +133,7 @@ def _read_jsonl(path: Path) -> Records:
     with open_stream(path) as stream:
         for number, line in _lines(stream):
             if line == b"" or (line and line.isspace()):
-                continue  # no record, as after the last line
+                continue  # such as after the last line
             try:
                 record = parse(line)
             except BadLine as bad:
@@ -146,7 +146,7 @@ def _read_text(path: Path) -> Records:
     with open_stream(path) as stream:
         content = stream.read(_LARGEST_RECORD_BYTES + 1)
         while stream.read(_BUFFER_BYTES):
-            pass  # only at its end does a packed file show that it is whole
+            pass  # damage of a compressed file may only show at its end
     is_too_large = len(content) > _LARGEST_RECORD_BYTES
     text = None if is_too_large else content.removeprefix(_BYTE_ORDER_MARK)
     yield _judge_bytes(text, str(path), 1)
@@ -169,7 +169,7 @@ def _read_articles(path: Path) -> Records:
 
 
 def _articles(lines: Iterator[tuple[int, bytes | None]]) -> Iterator[tuple[int, bytes | None]]:
-    """The number of its first line and each article, heading first; None where too large."""
+    """Yield first line number and content of each article; None for one that is too large."""
 
     def article() -> bytes | None:
         return b"".join(held) if size <= _LARGEST_RECORD_BYTES else None
@@ -195,22 +195,22 @@ def _read_parquet(path: Path) -> Records:
     import pyarrow.parquet
 
     with path.open("rb") as file:
-        with blaming(str(path), DamagedInput):
-            # With a buffer it reads a column bit by bit, without one a row group at once.
+        with naming_input(str(path), DamagedInput):
+            # Without a buffer size it would read a whole row group at once.
             table = pyarrow.parquet.ParquetFile(file, buffer_size=_BUFFER_BYTES)
             names = table.schema_arrow.names
         batches = table.iter_batches(_ROWS, columns=_columns(names, path))
-        with blaming(str(path), DamagedInput):
+        with naming_input(str(path), DamagedInput):
             yield from _judge_rows(batches, str(path))
 
 
 def _read_saved_dataset(path: Path) -> Records:
     import datasets
 
-    with blaming(str(path), DamagedInput):
+    with naming_input(str(path), DamagedInput):
         rows = datasets.load_from_disk(str(path))
     tables = rows.select_columns(_columns(rows.column_names, path)).with_format("arrow")
-    with blaming(str(path), DamagedInput):
+    with naming_input(str(path), DamagedInput):
         yield from _judge_rows(tables.iter(_ROWS), str(path))
 
 
@@ -220,8 +220,8 @@ def _read_dataset(place: str) -> Records:
     source = f"datasets:{place}"
     name, config, split = split_dataset(place)
     name, _, revision = name.partition("@")
-    # Not `DamagedInput`: a network that fails has damaged nothing.
-    with blaming(source, ValueError):
+    # Not `DamagedInput`, because the cause may be the network.
+    with naming_input(source, ValueError):
         rows = datasets.load_dataset(
             name, config or None, split=split, revision=revision or None, streaming=True
         )
@@ -237,16 +237,13 @@ def _until_damage(records: Records, damages: list[str]) -> Records:
 
 
 def _judge_rows(tables: Iterable["pyarrow.RecordBatch | pyarrow.Table"], source: str) -> Records:
-    number = 0
-    for table in tables:
-        for record in _rows(table):
-            number += 1
-            is_text = record is not None
-            yield _judge(record, source, number) if is_text else _bad_utf8(source, number)
+    records = (record for table in tables for record in _rows(table))
+    for number, record in enumerate(records, start=1):
+        yield _judge(record, source, number) if record is not None else _bad_utf8(source, number)
 
 
 def _rows(table: "pyarrow.RecordBatch | pyarrow.Table") -> list[object]:
-    """The rows as dictionaries; None for one that is not UTF-8."""
+    """Return the rows as dictionaries; None for a row that is not UTF-8."""
     try:
         rows: list[object] = table.to_pylist()
     except UnicodeDecodeError:

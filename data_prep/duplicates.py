@@ -1,22 +1,22 @@
-"""Exact duplicates over all inputs of a corpus: the first of equal texts stays.
+"""Remove exact duplicates across all inputs of a corpus; the first of equal texts stays.
 
-1. `hash_input`, for each input, anywhere and in any order: 16 bytes of BLAKE2b of each document's
-   text go to shards/shard-NNNNN.hashes. It reads and hashes, and encodes nothing.
-2. `mark_duplicates`, once all are there: shards/shard-NNNNN.duplicates has a bit for each document,
-   set where an equal text came before, in the same shard or in one that comes before.
-3. `drop_duplicates`, as a shard is made: the marked documents become rejects.
+1. `hash_input`, once per input, in any order and on any machine, writes 16 bytes of BLAKE2b of each
+   document's text to shards/shard-NNNNN.hashes. It encodes nothing.
+2. `mark_duplicates`, when all hashes are there, writes one bit per document to
+   shards/shard-NNNNN.duplicates, set if an equal text came before in this or an earlier shard.
+3. `drop_duplicates`, while a shard is made, converts the marked documents to rejects.
 
-What stays depends on the order of the inputs alone, not on workers. Both kinds of file begin with
-16 bytes that say which input, in which state, they speak of, so that stale ones are noticed: a
-rerun hashes again what has changed and nothing else.
+The result depends on the order of the inputs, not on the number of workers. Both kinds of file
+begin with 16 bytes that identify the input and its state, so that a rerun recognises outdated files
+and hashes only what has changed.
 
-Memory of step 2: a byte for each document, and about 70 for each of the `_PART_DOCUMENTS` whose
-hashes are looked at together; for the Pile's 210 million documents 0.6 GB, and about three minutes.
-Step 3 takes a byte for each document of its shard.
+Memory of step 2: one byte per document, and about 70 bytes for each of the `_PART_DOCUMENTS` whose
+hashes are compared at once. The 210 million documents of the Pile take 0.6 GB and about three
+minutes. Step 3 takes one byte per document of its shard.
 """
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +26,7 @@ import numpy.typing as npt
 from data_prep.documents import Document, Records, Reject, read
 from data_prep.files import AtomicFile, write_atomically
 from data_prep.inputs import input_state
+from data_prep.progress import Done, Progress
 
 if TYPE_CHECKING:
     from data_prep.shard import ShardTask
@@ -38,18 +39,18 @@ _PART_DOCUMENTS = 4_000_000
 _CHUNK_DOCUMENTS = 1 << 20
 
 
-def hash_input(task: "ShardTask", progress: Callable[[int, int], None] = lambda *_: None) -> int:
-    """Write the hashes of one input's documents, or leave them where they stand.
+def hash_input(task: "ShardTask", progress: Progress = lambda _: None) -> int:
+    """Write the hashes of one input's documents, if they are missing or outdated.
 
     Returns:
         The number of documents.
 
     Raises:
         ValueError: The input is damaged (and `task.settings.damaged` is "fail"), or changed while
-            it was read; nothing is left then.
+            it was read. No file is written then.
     """
-    file, stamp = _file(task, HASHES_SUFFIX), _stamp(task)
-    if _speaks_of(file, stamp):
+    file, stamp = task.file(HASHES_SUFFIX), _stamp(task)
+    if _has_stamp(file, stamp):
         return _count(file)
     output = AtomicFile(file)
     try:
@@ -59,8 +60,8 @@ def hash_input(task: "ShardTask", progress: Callable[[int, int], None] = lambda 
             output.write(hashlib.blake2b(text, digest_size=_HASH.itemsize).digest())
             documents, text_bytes = documents + 1, text_bytes + len(text)
             if not documents % 256:
-                progress(documents, text_bytes)
-        progress(documents, text_bytes)
+                progress(Done(documents, text_bytes))
+        progress(Done(documents, text_bytes))
         if _stamp(task) != stamp:
             raise ValueError(f"{task.input}: changed while it was read")
         output.commit()
@@ -70,10 +71,10 @@ def hash_input(task: "ShardTask", progress: Callable[[int, int], None] = lambda 
 
 
 def mark_duplicates(tasks: Sequence["ShardTask"]) -> int:
-    """Write which documents have come before, for each input of a corpus.
+    """Write which documents of each input are duplicates.
 
     Args:
-        tasks: All of the corpus; of equal texts the one in the first of these tasks stays.
+        tasks: All tasks of the corpus; of equal texts, the one in the first task stays.
 
     Returns:
         The number of duplicates.
@@ -81,9 +82,7 @@ def mark_duplicates(tasks: Sequence["ShardTask"]) -> int:
     Raises:
         ValueError: An input was not hashed, or has changed since.
     """
-    for task in tasks:
-        _check(task, HASHES_SUFFIX)
-    files = [_file(task, HASHES_SUFFIX) for task in tasks]
+    files = [_checked_file(task, HASHES_SUFFIX) for task in tasks]
     firsts = np.cumsum([0, *map(_count, files)])
     is_duplicate = np.zeros(firsts[-1], dtype=bool)
     num_parts = -(-len(is_duplicate) // _PART_DOCUMENTS)
@@ -92,25 +91,21 @@ def mark_duplicates(tasks: Sequence["ShardTask"]) -> int:
         is_duplicate[numbers[_later_of_equal(hashes)]] = True
     for task, first, end in zip(tasks, firsts[:-1], firsts[1:], strict=True):
         bits = np.packbits(is_duplicate[first:end]).tobytes()
-        write_atomically(_file(task, MARKS_SUFFIX), _stamp(task) + bits)
+        write_atomically(task.file(MARKS_SUFFIX), _stamp(task) + bits)
     return int(is_duplicate.sum())
 
 
 def drop_duplicates(records: Records, task: "ShardTask") -> Records:
-    """The records of a task's input with the marked documents made into rejects.
+    """Yield the records of a task's input, with the marked documents converted to rejects.
 
     Raises:
-        ValueError: The duplicates were not sought, or the input has changed since.
+        ValueError: The duplicates were not marked, or the input has changed since.
     """
-    _check(task, MARKS_SUFFIX)
-    bits = np.fromfile(_file(task, MARKS_SUFFIX), dtype=np.uint8, offset=_STAMP_BYTES)
-    return _rejected(records, np.unpackbits(bits).tobytes())
-
-
-def _rejected(records: Records, marks: bytes) -> Records:
-    unread = iter(marks)
+    file = _checked_file(task, MARKS_SUFFIX)
+    bits = np.fromfile(file, dtype=np.uint8, offset=_STAMP_BYTES)
+    marks = iter(np.unpackbits(bits).tobytes())
     for record in records:
-        if isinstance(record, Document) and next(unread, 0):
+        if isinstance(record, Document) and next(marks, 0):
             yield Reject("duplicate", record.subset, record.source_file, record.line)
         else:
             yield record
@@ -124,7 +119,7 @@ def _texts(task: "ShardTask") -> Iterator[bytes]:
 def _part(
     files: Sequence[Path], part: int, num_parts: int
 ) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
-    """The hashes whose leading bits fall into a part, and their documents' numbers, ascending."""
+    """Return the hashes whose leading bits belong to a part, and their document numbers."""
     hashes, numbers = [np.empty(0, _HASH)], [np.empty(0, np.int64)]
     first = 0
     for file in files:
@@ -138,16 +133,12 @@ def _part(
 
 
 def _later_of_equal(hashes: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
-    """Indices of those that equal one before them."""
-    # A stable order: the first of equal ones stays the first.
+    """Return the indices of hashes that equal an earlier one."""
+    # lexsort is stable: of equal hashes the first stays the first.
     order: npt.NDArray[np.int64] = np.lexsort((hashes["low"], hashes["high"]))
     ordered = hashes[order]
     repeats: npt.NDArray[np.bool_] = ordered[1:] == ordered[:-1]
     return order[1:][repeats]
-
-
-def _file(task: "ShardTask", suffix: str) -> Path:
-    return task.manifest_file.with_suffix(suffix)
 
 
 def _count(hash_file: Path) -> int:
@@ -159,15 +150,18 @@ def _stamp(task: "ShardTask") -> bytes:
     return hashlib.blake2b(state.encode(), digest_size=_STAMP_BYTES).digest()
 
 
-def _speaks_of(file: Path, stamp: bytes) -> bool:
+def _has_stamp(file: Path, stamp: bytes) -> bool:
     if not file.is_file():
         return False
     with file.open("rb") as content:
         return content.read(_STAMP_BYTES) == stamp
 
 
-def _check(task: "ShardTask", suffix: str) -> None:
-    if not _speaks_of(file := _file(task, suffix), _stamp(task)):
+def _checked_file(task: "ShardTask", suffix: str) -> Path:
+    """Return a file of the task, or raise if it is missing or outdated."""
+    file = task.file(suffix)
+    if not _has_stamp(file, _stamp(task)):
         raise ValueError(
             f"{file}: missing, or made before {task.input} changed; run prepare from its beginning"
         )
+    return file

@@ -1,9 +1,9 @@
-"""The fastest encoder whose ids are those of `Tokenizer.encode_batch`, the reference.
+"""Encode texts with gigatoken where it gives the same ids as the reference, the tokenizers library.
 
-gigatoken is some thirty times as fast as the reference, and young. So its version is pinned, its
-own file readers are not used, and whenever it is built it must give the reference's ids for
-`NASTY_TEXTS` and for some of the documents to come. Where it does not, or is not installed, the
-reference encodes.
+gigatoken is about thirty times as fast as the reference, and young. Its version is therefore
+pinned, its own file readers are not used, and each new encoder must give the ids of the reference
+for `DIFFICULT_TEXTS` and for samples of the first documents. If it does not, or is not installed,
+the reference is used.
 """
 
 import sys
@@ -18,7 +18,7 @@ from data_prep.tokenizer import Tokenizer
 
 Encode = Callable[[Sequence[str]], list[npt.NDArray[np.int32]]]
 
-NASTY_TEXTS = (
+DIFFICULT_TEXTS = (
     "",
     " ",
     "a",
@@ -41,23 +41,23 @@ NASTY_TEXTS = (
 )
 _PLAIN_BPE = ("type", "vocab", "merges")
 _SAMPLE_DOCUMENTS = 256
-_SAMPLE_CHARACTERS = 400  # of each; the reference takes some 40 ms for them all
-# gigatoken 0.10 remembers every word that it meets and sets itself no limit. Its table doubles;
-# beyond this growth there would be no room for another doubling in a worker of 400 MB.
+_SAMPLE_CHARACTERS = 400  # of each document; the reference takes about 40 ms for all
+# gigatoken 0.10 caches every word without a limit, in a table that doubles. After this growth
+# another doubling would not fit into a worker of 400 MB.
 _GROWTH_BYTES = 128 << 20
 
 
 class Encoder:
-    """Texts to ids, in bulk, with the fastest library at hand that gives the reference's ids.
+    """Encodes batches of texts with gigatoken if possible, else with the reference.
 
-    Where gigatoken should have been it and is not, stderr says why, once in a process.
+    If gigatoken was expected to work and does not, the reason is printed to stderr once.
 
     Attributes:
-        name: Library and version, as "gigatoken 0.10.0"; final after the first batch.
+        name: Library and version, such as "gigatoken 0.10.0"; final after the first batch.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        """Build the encoder of a vocabulary; takes about 0.2 s for 50,000 ids."""
+        """Build an encoder, which takes about 0.2 s for 50,000 ids."""
         from importlib.metadata import version
 
         self._reference = tokenizer.encode_batch
@@ -67,18 +67,17 @@ class Encoder:
             return
         try:
             self._encode: Encode = _Gigatoken(content).encode
-        except Exception as error:  # ImportError, or whatever it finds wrong with a vocabulary
+        except Exception as error:  # ImportError, or any error about the vocabulary
             self._fall_back(f"gigatoken cannot be used ({type(error).__name__}: {error})")
             return
         self.name = f"gigatoken {version('gigatoken')}"
-        self._is_checked = False  # on documents, the first of which are yet to come
-        self._check(NASTY_TEXTS)
+        self._is_checked = False  # on the first documents
+        self._check(DIFFICULT_TEXTS)
 
     def encode(self, texts: Sequence[str]) -> list[npt.NDArray[np.int32]]:
-        """Ids of each text; no special token is added and none can come from the text.
+        """Return the ids of each text, without special tokens, as `Tokenizer.encode_batch` does.
 
-        They are always those of `Tokenizer.encode_batch`, as far as a look at some of the first
-        texts can tell.
+        The first call compares gigatoken with the reference on samples of its texts.
         """
         if texts and not self._is_checked:
             self._check([text[:_SAMPLE_CHARACTERS] for text in texts[:_SAMPLE_DOCUMENTS]])
@@ -86,7 +85,7 @@ class Encoder:
         return self._encode(texts)
 
     def _check(self, texts: Sequence[str]) -> None:
-        """Fall back where the ids are not those of the reference."""
+        """Fall back to the reference if the ids differ from its own."""
         pairs = zip(texts, self._encode(texts), self._reference(texts), strict=True)
         for text, found, expected in pairs:
             if not np.array_equal(found, expected):
@@ -104,13 +103,13 @@ class Encoder:
 
 
 def _is_byte_level_bpe(content: dict[str, Any]) -> bool:
-    """Whether a `tokenizer.json` is GPT-2's pretokeniser and plain merges, and loses no byte."""
+    """Return whether a `tokenizer.json` is a plain, complete byte-level BPE like GPT-2's."""
     from tokenizers import pre_tokenizers
 
     model, splitter = content["model"], content["pre_tokenizer"] or {}
     return (
         model["type"] == "BPE"
-        # Dropout, prefixes, an unknown token, and whatever else a later version brings.
+        # No dropout, prefixes, unknown token, or options of later versions.
         and not any(value for name, value in model.items() if name not in _PLAIN_BPE)
         and content["normalizer"] is None
         and splitter.get("type") == "ByteLevel"
@@ -122,7 +121,7 @@ def _is_byte_level_bpe(content: dict[str, Any]) -> bool:
 
 
 class _Gigatoken:
-    """gigatoken's encoder, built anew when what it remembers has grown too large."""
+    """gigatoken's encoder, rebuilt when its cache has grown too large."""
 
     def __init__(self, content: dict[str, Any]) -> None:
         import psutil
@@ -133,9 +132,9 @@ class _Gigatoken:
 
     def encode(self, texts: Sequence[str]) -> list[npt.NDArray[np.int32]]:
         if self._memory_bytes() > self._limit_bytes:
-            del self._encode  # before the next one takes its place
+            del self._encode  # free its memory first
             self._build()
-        # One by one is as fast as its batches, which would import awkward (0.5 s, 65 MB).
+        # As fast as its batch method, which would import awkward (0.5 s, 65 MB).
         encode = self._encode
         return [encode(text).view(np.int32) for text in texts]
 
@@ -150,13 +149,13 @@ class _Gigatoken:
 
 
 def _for_gigatoken(content: dict[str, Any]) -> bytes:
-    """The `tokenizer.json` that has gigatoken do as the reference does with `content`."""
+    """Return a `tokenizer.json` with which gigatoken gives the ids of the reference."""
     import orjson
     from tokenizers import pre_tokenizers
 
     model = content["model"]
-    # Special and filler tokens would be matched in a text, or take the place of a token whose bytes
-    # they spell: what no merge makes is left out.
+    # gigatoken would match special and filler tokens in a text, or use them for a token with the
+    # same bytes. So only bytes and products of merges are left in the vocabulary.
     reachable = {
         *pre_tokenizers.ByteLevel.alphabet(),
         *(left + right for left, right in model["merges"]),

@@ -1,9 +1,9 @@
-"""Where tasks are worked on: an engine runs them and yields what became of each, in any order.
+"""Engines: run tasks in local processes or on a Ray cluster, and yield their outcomes in any order.
 
-The work is a function of this package that takes a `ShardTask` and a `Progress`, and returns
-something small, as `shard.prepare_shard` does. What it makes lies in the corpus folder.
+The work is a function of this package that takes a `ShardTask` and a `Progress` and returns a small
+value, such as `shard.prepare_shard`. Its files are written to the corpus folder.
 
-Order: the interface, processes of this machine, Ray.
+Order: the interface, local processes, Ray.
 """
 
 import ctypes
@@ -13,6 +13,7 @@ import signal
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -29,71 +30,67 @@ from data_prep.progress import Done, Progress
 from data_prep.shard import ShardTask
 
 T = TypeVar("T")
-Work = Callable[[ShardTask, Progress], T]
-# What the work returned, or why it could not be done.
+WorkFunction = Callable[[ShardTask, Progress], T]
+# A task with the result of its work, or the reason why it failed.
 Outcome = tuple[ShardTask, T | ValueError | OSError]
-Tick = Callable[[Done], None]
-
 Counters = ctypes.Array[ctypes.c_longlong]
 
 _TICK_SECONDS = 0.5
-_SECONDS_BETWEEN_LOOKS = 1.0  # at how far an input has been read
+_SECONDS_BETWEEN_POSITIONS = 1.0  # between two queries of the position in an input
 _WIDTH = len(Done._fields)
 _RETRIES = 2  # by Ray, of a task whose process or machine was lost
-_counters: Counters  # of a worker; set as it starts
+_counters: Counters  # of a worker process; set when it starts
 
 
 class WorkerDied(RuntimeError):
-    """A worker process ended without an answer."""
+    """A worker process ended without a result."""
 
 
 class Engine(Protocol):
-    """What all engines are."""
+    """Interface of all engines."""
 
     def __call__(
-        self, work: Work[T], tasks: Sequence[ShardTask], workers: int, tick: Tick
+        self, work: WorkFunction[T], tasks: Sequence[ShardTask], workers: int, progress: Progress
     ) -> Generator[Outcome[T], None, None]:
-        """Do `work` for each task, at most `workers` at once; `tick` hears what is done so far.
+        """Run `work` for each task, at most `workers` at once; report the total progress.
 
         Raises:
-            ValueError: The engine cannot be had here.
-            WorkerDied: A process ended without an answer.
+            ValueError: The engine is not available.
+            WorkerDied: A process ended without a result.
         """
 
 
 def run_locally(
-    work: Work[T], tasks: Sequence[ShardTask], workers: int, tick: Tick
+    work: WorkFunction[T], tasks: Sequence[ShardTask], workers: int, progress: Progress
 ) -> Generator[Outcome[T], None, None]:
-    """Work in processes of this machine; see `Engine`."""
-    # A row for each task, written by its worker alone, so that no lock can be left held by one that
-    # is killed.
+    """Run tasks in processes of this machine (see `Engine`)."""
+    # One row per task, written only by its worker. It needs no lock, which a killed worker would
+    # leave locked.
     counters = RawArray("q", _WIDTH * len(tasks))
-    # Not fork: the caller may hold threads and locks that a fork would copy in the middle of
-    # something.
+    # Not fork, because the caller may have threads, and hold locks that a fork would copy.
     context = multiprocessing.get_context("spawn")
-    strangers = set(multiprocessing.active_children())
+    others = set(multiprocessing.active_children())
     pool = ProcessPoolExecutor(
         min(workers, len(tasks)), context, initializer=_start_worker, initargs=(counters,)
     )
     try:
         futures = {pool.submit(_work, work, row, task): task for row, task in enumerate(tasks)}
-        yield from _local_outcomes(futures, counters, tick)
+        yield from _local_outcomes(futures, counters, progress)
         pool.shutdown()
     except BaseException:
         pool.shutdown(wait=False, cancel_futures=True)
-        for process in set(multiprocessing.active_children()) - strangers:
-            process.kill()  # what it was making is made again
+        for process in set(multiprocessing.active_children()) - others:
+            process.kill()  # its shard is made again by a rerun
         raise
 
 
 def run_on_ray(
-    work: Work[T], tasks: Sequence[ShardTask], workers: int, tick: Tick
+    work: WorkFunction[T], tasks: Sequence[ShardTask], workers: int, progress: Progress
 ) -> Generator[Outcome[T], None, None]:
-    """Work on the machines of a Ray cluster, or of a Ray started here where there is none.
+    """Run tasks on a Ray cluster, or on a local Ray if no cluster is running (see `Engine`).
 
-    Every machine must see the inputs and the corpus folder under the same paths. Through Ray go the
-    tasks, the code of this package and what the work returns; progress is heard as tasks end. See
-    `Engine`.
+    All machines must see the inputs and the corpus folder under the same paths. Ray transfers the
+    tasks, the code of this package, and the results. Progress is reported when a task ends.
     """
     with _ray(workers) as ray:
         remote = ray.remote(num_cpus=1, max_retries=_RETRIES)(_work_and_count)
@@ -108,7 +105,7 @@ def run_on_ray(
                 task = running.pop(reference)
                 result, count = _ray_result(ray, reference, task)
                 done.append(count)
-                tick(Done.total(done))
+                progress(Done.total(done))
                 yield task, result
 
 
@@ -116,12 +113,12 @@ ENGINES: dict[str, Engine] = {"local": run_locally, "ray": run_on_ray}
 
 
 def _local_outcomes(
-    futures: dict[Future[T], ShardTask], counters: Counters, tick: Tick
+    futures: dict[Future[T], ShardTask], counters: Counters, progress: Progress
 ) -> Iterator[Outcome[T]]:
     waiting = set(futures)
     while waiting:
         ended, waiting = wait(waiting, timeout=_TICK_SECONDS, return_when=FIRST_COMPLETED)
-        tick(Done(*(sum(counters[column::_WIDTH]) for column in range(_WIDTH))))
+        progress(Done(*(sum(counters[column::_WIDTH]) for column in range(_WIDTH))))
         for future in ended:
             result = _local_result(future, futures[future])
             yield futures[future], result
@@ -138,7 +135,7 @@ def _local_result(future: Future[T], task: ShardTask) -> T | ValueError | OSErro
 
 def _died(task: ShardTask) -> WorkerDied:
     return WorkerDied(
-        f"a worker process died while {task.name} ({task.input}) was waiting or in work; "
+        f"a worker process died while {task.name} ({task.input}) was waiting or running; "
         "killed, or out of memory? Run the same command again, perhaps with fewer --workers: "
         "finished shards are kept"
     )
@@ -148,30 +145,30 @@ def _start_worker(counters: Counters) -> None:
     global _counters
     _counters = counters
     console.install()
-    # One process is one core: the tokenizer's own threads would take those of the other workers.
+    # Each worker uses one core; the threads of tokenizers would take those of the other workers.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    # Ctrl-C reaches the whole process group; the parent decides what it means.
+    # Ctrl-C reaches the whole process group, and the parent handles it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_die_with_parent, daemon=True).start()
 
 
 def _die_with_parent() -> None:
-    """End this worker when its parent is gone, even by kill -9: nobody would read its answer."""
+    """End this worker when its parent is gone, even by SIGKILL."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()
     os._exit(1)
 
 
-def _work(work: Work[T], row: int, task: ShardTask) -> T:
-    looked = 0.0
+def _work(work: WorkFunction[T], row: int, task: ShardTask) -> T:
+    queried = 0.0
     position_bytes = 0
 
-    def progress(documents: int, text_bytes: int, tokens: int = 0) -> None:
-        nonlocal looked, position_bytes
-        if time.monotonic() - looked >= _SECONDS_BETWEEN_LOOKS:
-            looked, position_bytes = time.monotonic(), _position_bytes()
-        _counters[first:last] = [documents, text_bytes, tokens, position_bytes]
+    def progress(done: Done) -> None:
+        nonlocal queried, position_bytes
+        if time.monotonic() - queried >= _SECONDS_BETWEEN_POSITIONS:
+            queried, position_bytes = time.monotonic(), _position_bytes()
+        _counters[first:last] = [*done._replace(input_bytes=position_bytes)]
 
     first, last = row * _WIDTH, (row + 1) * _WIDTH
     result = work(task, progress)
@@ -180,39 +177,35 @@ def _work(work: Work[T], row: int, task: ShardTask) -> T:
 
 
 def _position_bytes() -> int:
-    """How far this process has read in the file that it has open; 0 where the system is silent."""
+    """Return the position in the input file that this process has open, or 0 if unknown."""
     import psutil
 
     files = psutil.Process().open_files()
     return sum(getattr(file, "position", 0) for file in files if file.fd > 2 and file.mode == "r")
 
 
-def _work_and_count(work: Work[T], task: ShardTask, folder: Path) -> tuple[T, Done]:
-    os.chdir(folder)  # paths may be relative, and are recorded as they are
-    done = Done()
-
-    def progress(documents: int, text_bytes: int, tokens: int = 0) -> None:
-        nonlocal done
-        done = Done(documents, text_bytes, tokens)
-
-    return work(task, progress), done._replace(input_bytes=input_state(task.input)[0])
+def _work_and_count(work: WorkFunction[T], task: ShardTask, folder: Path) -> tuple[T, Done]:
+    os.chdir(folder)  # paths may be relative, and the manifest records them as given
+    reports = deque([Done()], maxlen=1)
+    result = work(task, reports.append)
+    return result, reports[-1]._replace(input_bytes=input_state(task.input)[0])
 
 
 @contextmanager
 def _ray(workers: int) -> Iterator[ModuleType]:
-    """Ray, connected: to the cluster that is running, else to `workers` processes here."""
-    # Ray would tell its makers of every run.
+    """Connect to a running Ray cluster, or start a local Ray with `workers` processes."""
+    # Turn off Ray's usage reports.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
         ray = import_module("ray")
     except ImportError as error:
         raise ValueError(
-            "--engine ray: Ray is not installed; accepted: --engine local, or after "
-            "`pip install 'zeroclap[ray]'`"
+            "--engine ray: Ray is not installed; accepted: --engine local, or `pip install "
+            "'zeroclap[ray]'` first"
         ) from error
     options: dict[str, Any] = {
         "logging_level": "error",
-        # The machines need not have the package, and cannot have another version of it.
+        # Machines need not have this package, and cannot use another version of it.
         "runtime_env": {
             "py_modules": [str(Path(__file__).parent)],
             "env_vars": {"TOKENIZERS_PARALLELISM": "false"},
@@ -223,7 +216,7 @@ def _ray(workers: int) -> Iterator[ModuleType]:
     except ConnectionError as error:
         if address := os.environ.get("RAY_ADDRESS"):
             raise ValueError(f"RAY_ADDRESS {address}: no Ray cluster answers there") from error
-        print(f"ray: no cluster is running; {workers} processes of this machine", file=sys.stderr)
+        print(f"ray: no cluster found; using {workers} processes of this machine", file=sys.stderr)
         ray.init(address="local", num_cpus=workers, include_dashboard=False, **options)
     try:
         yield ray

@@ -1,8 +1,7 @@
-"""Files that appear complete or not at all, JSON that every parser reads, and retried reads.
+"""Atomic file writes, strict JSON, retried reads, lock files.
 
-Everything that a reader may trust is written under a temporary name in its own folder, hashed on
-the way, flushed to the disk and renamed. A killed process leaves `*.partial` files, which nothing
-reads.
+Files are written under a temporary name in the same folder, hashed on the way, flushed to the disk
+and renamed. A killed process leaves `*.partial` files, which nothing reads.
 """
 
 import fcntl
@@ -22,7 +21,7 @@ from typing import TextIO, TypeVar
 
 PARTIAL_SUFFIX = ".partial"
 _PAUSES = (0.1, 0.4, 1.0)
-"""Seconds between the tries of `retried`."""
+"""Seconds between the attempts of `retried`."""
 T = TypeVar("T")
 
 
@@ -35,14 +34,14 @@ class FileRecord:
 
 
 class AtomicFile:
-    """A file being written; `commit` gives it its name, `discard` removes it."""
+    """A file that appears under its name on `commit`, and is removed on `discard`."""
 
     def __init__(self, path: Path) -> None:
-        """Open a temporary file beside `path`, whose folder is made where missing."""
+        """Open a temporary file next to `path`, and create the folder if it is missing."""
         path.parent.mkdir(parents=True, exist_ok=True)
         self._path = path
-        # A name of its own: the same file may be in work on another machine, where process ids are
-        # the same, and left over from a killed run.
+        # A random name, because another machine may write the same file under the same process id,
+        # and a killed run may have left one.
         self._partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}{PARTIAL_SUFFIX}")
         with naming(path):
             self._file = self._partial.open("wb", buffering=1 << 20)
@@ -67,14 +66,14 @@ class AtomicFile:
         return FileRecord(self._size_bytes, self._hash.hexdigest())
 
     def discard(self) -> None:
-        """Close and remove the temporary file; harmless after `commit`."""
+        """Close and remove the temporary file; has no effect after `commit`."""
         with suppress(OSError):  # closing writes what is buffered, which a full disk refuses
             self._file.close()
         self._partial.unlink(missing_ok=True)
 
 
 def write_atomically(path: Path, data: bytes) -> FileRecord:
-    """Write a whole file that is there complete or not at all."""
+    """Write a file that appears complete or not at all."""
     file = AtomicFile(path)
     try:
         file.write(data)
@@ -86,10 +85,10 @@ def write_atomically(path: Path, data: bytes) -> FileRecord:
 def strict_json(
     value: object, indent: int | None = None, ensure_ascii: bool = True, sort_keys: bool = False
 ) -> str:
-    """Return `value` as JSON in which a number that is not finite is null, at any depth.
+    """Return `value` as JSON with null in place of numbers that are not finite, at any depth.
 
-    `json.dumps` writes NaN and Infinity, which are not JSON; many parsers refuse them. All JSON of
-    this project is written by this function, so a reader must accept null for such a number. The
+    `json.dumps` writes NaN and Infinity, which are not JSON and which many parsers refuse. This
+    function writes all JSON of the project, so readers must accept null for a number. The other
     arguments are those of `json.dumps`.
     """
     return json.dumps(
@@ -112,9 +111,9 @@ def _finite(value: object) -> object:
 
 
 def retried(action: Callable[[], T], sleep: Callable[[float], object] = time.sleep) -> T:
-    """Return `action()`; an OSError may pass, so it is tried four times within 1.5 s.
+    """Return `action()`, with up to four attempts within 1.5 s if it raises OSError.
 
-    A file that does not exist is reported at once.
+    FileNotFoundError is raised at once.
     """
     for pause in _PAUSES:
         try:
@@ -128,10 +127,10 @@ def retried(action: Callable[[], T], sleep: Callable[[float], object] = time.sle
 
 @contextmanager
 def new_folder(folder: Path) -> Iterator[Path]:
-    """A folder to fill under a temporary name; it gets its own when the block ends without error.
+    """Yield a temporary folder that is renamed to `folder` when the block ends without an error.
 
     Raises:
-        ValueError: `folder` is a file, or holds something already.
+        ValueError: `folder` is a file, or is not empty.
     """
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise ValueError(f"{folder}: is not empty; accepted: a new folder, or an empty one")
@@ -154,10 +153,14 @@ def new_folder(folder: Path) -> Iterator[Path]:
 
 
 def lock(path: Path, busy: str) -> TextIO:
-    """Hold a lock file for as long as the file returned is open; the system lets go of it.
+    """Lock a file for as long as the returned file object is open.
+
+    Args:
+        path: The lock file; it names the process that holds it.
+        busy: What to say of the folder if another process holds the lock.
 
     Raises:
-        ValueError: Another process holds it: the folder, what `busy` says of it, the process.
+        ValueError: Another process holds the lock; the message names the folder and the process.
     """
     file = path.open("a+", encoding="utf-8")
     try:
@@ -181,14 +184,14 @@ def lock(path: Path, busy: str) -> TextIO:
 
 
 def sha256_of(path: Path) -> str:
-    """Hex sha256 of a file's content."""
+    """Return the hex sha256 of a file's content."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Add the file's name to an OSError; the system leaves it out where a disk is full."""
+    """Add the file's name to an OSError; it is missing when a disk is full."""
     try:
         yield
     except OSError as error:
@@ -197,7 +200,7 @@ def naming(path: Path) -> Iterator[None]:
 
 
 def fsync_folder(folder: Path) -> None:
-    """Make renames inside a folder survive a power cut."""
+    """Flush a folder, so that renames in it survive a power failure."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

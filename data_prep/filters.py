@@ -1,4 +1,4 @@
-"""Which documents are kept, and the count of those that are not."""
+"""Length filters, and the counts of kept and rejected documents."""
 
 from dataclasses import dataclass, field
 
@@ -7,14 +7,14 @@ import numpy.typing as npt
 
 from data_prep.manifest import Count, Rejects, Settings
 
-PLACES_KEPT = 5  # per reason, enough to go and look
+PLACES_KEPT = 5  # examples per reject reason
 
 
 def judge(length: int, limits: Settings) -> str | None:
-    """Why a document is not kept, or None.
+    """Return the reason why a document is rejected, or None.
 
     Args:
-        length: Tokens of the document with `<s>` and `</s>`.
+        length: Tokens of the document including `<s>` and `</s>`.
         limits: `min_tokens` and `max_tokens`, both inclusive.
     """
     if length > limits.max_tokens:
@@ -25,11 +25,12 @@ def judge(length: int, limits: Settings) -> str | None:
 
 
 def windows(ids: npt.NDArray[np.int32], limits: Settings) -> list[npt.NDArray[np.int32]]:
-    """What is written of a document's ids: itself, its beginning, or consecutive windows of it.
+    """Return the ids to write for a document: all, their beginning, or consecutive windows.
 
     Args:
         ids: Without `<s>` and `</s>`.
-        limits: `long` says what becomes of more than `max_tokens`; "drop" leaves that to `judge`.
+        limits: `long` applies to documents over `max_tokens`; "drop" returns them unchanged, so
+            that `judge` rejects them.
     """
     room = limits.max_tokens - 2
     if len(ids) <= room or limits.long == "drop":
@@ -40,7 +41,7 @@ def windows(ids: npt.NDArray[np.int32], limits: Settings) -> list[npt.NDArray[np
 
 @dataclass
 class Tally:
-    """What became of the documents: kept by split and subset, rejected by reason and subset."""
+    """Counts of documents: kept by split and subset, rejected by reason and subset."""
 
     kept: dict[str, dict[str, Count]] = field(default_factory=dict)
     rejects: dict[str, Rejects] = field(default_factory=dict)
@@ -51,13 +52,13 @@ class Tally:
         self.kept.setdefault(split, {}).setdefault(subset, Count()).add(count)
 
     def reject(self, reason: str, subset: str, count: int, places: list[str]) -> None:
-        """Count rejected documents; the first places of each reason are remembered."""
+        """Count rejected documents, and remember the first places of each reason."""
         rejects = self.rejects.setdefault(reason, Rejects({}, []))
         rejects.by_subset[subset] = rejects.by_subset.get(subset, 0) + count
         rejects.places.extend(places[: PLACES_KEPT - len(rejects.places)])
 
     def add(self, other: "Tally") -> None:
-        """Add the counts of another shard, which comes after this one."""
+        """Add the counts of a later shard."""
         for split, subsets in other.kept.items():
             for subset, count in subsets.items():
                 self.keep(split, subset, count)
@@ -68,7 +69,7 @@ class Tally:
                 places = []
         self.cut += other.cut
 
-    def rejects_in_words(self) -> str:
-        """As "3 too-long (first at a.jsonl:7), 1 not-json (first at a.jsonl:2)"."""
+    def rejects_summary(self) -> str:
+        """Return the rejects as "3 too-long (first at a.jsonl:7), 1 not-json (first at ...)"."""
         parts = sorted(self.rejects.items(), key=lambda item: -item[1].count)
         return ", ".join(f"{r.count} {reason} (first at {r.places[0]})" for reason, r in parts)

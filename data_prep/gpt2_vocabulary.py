@@ -1,8 +1,8 @@
-"""GPT-2's byte-level BPE in the files that others publish it in, read to ids and merges.
+"""Read GPT-2's byte-level BPE from the files in which it is published.
 
-`tokenizer.from_vocabulary` makes a vocabulary of them. Two layouts are known:
+`tokenizer.from_vocabulary` makes a `Tokenizer` of the ids and merges. Two layouts are supported:
 
-    encoder.json  vocab.bpe  dict.txt     GPT-2's own files, and fairseq's order of its ids
+    encoder.json  vocab.bpe  dict.txt     GPT-2's files, and fairseq's order of the ids
     vocab.json    merges.txt              Hugging Face's slow RoBERTa tokenizer, in its final order
 """
 
@@ -12,10 +12,10 @@ from pathlib import Path
 
 FAIRSEQ_FILES = ("encoder.json", "vocab.bpe", "dict.txt")
 HUGGING_FACE_FILES = ("vocab.json", "merges.txt")
-# The ids before and after a dictionary's own, in fairseq's order.
+# The tokens before and after those of a fairseq dictionary.
 FIRST_TOKENS = ("<s>", "<pad>", "</s>", "<unk>")
 MASK_TOKEN = "<mask>"
-# What fairseq fills a dictionary up with; no text encodes to them.
+# Prefix of the tokens with which fairseq pads a dictionary; no text encodes to them.
 _FILLER = "madeupword"
 
 Ids = dict[str, int]
@@ -23,17 +23,17 @@ Merges = list[tuple[str, str]]
 
 
 def is_layout(folder: Path) -> bool:
-    """Whether a folder holds a file of one of the two layouts."""
+    """Return whether a folder has a file of one of the two layouts."""
     return any((folder / name).exists() for name in (*FAIRSEQ_FILES, *HUGGING_FACE_FILES))
 
 
 def read(folder: Path) -> tuple[Ids, Merges]:
-    """Id of each token, and the merges from first to last, of a folder in either layout.
+    """Return the id of each token, and the merges in order, from a folder in either layout.
 
-    Tokens are written in GPT-2's alphabet, where each byte is a visible character.
+    Tokens are written in GPT-2's alphabet, which has a visible character for each byte.
 
     Raises:
-        ValueError: A file is missing or damaged; it is named, with the line.
+        ValueError: A file is missing or damaged; the message names the file and the line.
     """
     is_fairseq = any((folder / name).exists() for name in FAIRSEQ_FILES)
     names = FAIRSEQ_FILES if is_fairseq else HUGGING_FACE_FILES
@@ -48,10 +48,10 @@ def _read_ids(path: Path) -> Ids:
     try:
         ids = json.loads(_text(path))
     except ValueError as error:
-        raise ValueError(f"{path}: is no JSON: {error}") from error
-    # bool is an int to isinstance
+        raise ValueError(f"{path}: is not valid JSON: {error}") from error
+    # isinstance would accept bool.
     if not isinstance(ids, dict) or not all(type(id) is int for id in ids.values()):
-        raise ValueError(f"{path}: accepted: one JSON object of tokens and their whole-number ids")
+        raise ValueError(f"{path}: accepted: one JSON object of tokens and their integer ids")
     tokens: dict[int, str] = {}
     for token, id in ids.items():
         if tokens.setdefault(id, token) != token:
@@ -66,7 +66,7 @@ def _read_merges(path: Path, ids: Mapping[str, int]) -> Merges:
             continue
         parts = line.split(" ")
         if len(parts) != 2:
-            raise ValueError(f"{path}: line {number}: {line!r} is no pair of tokens")
+            raise ValueError(f"{path}: line {number}: {line!r} is not a pair of tokens")
         for token in (*parts, "".join(parts)):
             if token not in ids:
                 raise ValueError(f"{path}: line {number}: the vocabulary lacks {token!r}")
@@ -77,13 +77,13 @@ def _read_merges(path: Path, ids: Mapping[str, int]) -> Merges:
 
 
 def _in_order_of(path: Path, bpe_ids: Mapping[str, int]) -> Ids:
-    """The ids that a fairseq dictionary gives; its lines are "BPE-ID COUNT", or fillers."""
+    """Return the ids of a fairseq dictionary; its lines are "BPE-ID COUNT", or fillers."""
     tokens = {str(id): token for token, id in bpe_ids.items()}
     lines: dict[str, int] = {}
     for number, line in enumerate(_text(path).removesuffix("\n").split("\n"), start=1):
         symbol, _, count = line.rpartition(" ")
         if not symbol or not count.isdecimal():
-            raise ValueError(f'{path}: line {number}: {line!r} is no "BPE-ID COUNT"')
+            raise ValueError(f'{path}: line {number}: {line!r} is not "BPE-ID COUNT"')
         if symbol not in tokens and not symbol.startswith(_FILLER):
             raise ValueError(f"{path}: line {number}: encoder.json has no id {symbol!r}")
         if symbol in lines:

@@ -1,15 +1,15 @@
-r"""Megatron's indexed format, and the only file that knows it.
+r"""Megatron's indexed format; no other file knows its layout.
 
-    prefix.bin   the ids of all sequences, one after another
+    prefix.bin   the ids of all sequences, concatenated
     prefix.idx   b"MMIDIDX\0\0", u64 version 1, u8 code of the id type
                  u64 sequences, u64 documents + 1
                  i32 length of each sequence, in ids
                  i64 offset of each sequence in prefix.bin, in bytes
                  i64 first sequence of each document, and the number of sequences
 
-Little-endian, no padding. A sequence is a document, or one of its sentences. The writer needs numpy
-alone, so that a worker starts at once, and gives the same bytes as megatron-core's
-`IndexedDatasetBuilder`; ids are read through megatron-core.
+Little-endian, without padding. A sequence is a document or one of its sentences. The writer gives
+the same bytes as megatron-core's `IndexedDatasetBuilder`, but needs numpy only, so that a worker
+starts quickly. Documents are read through megatron-core.
 
 Order: layout, writer, readers, check.
 """
@@ -21,7 +21,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from types import ModuleType, TracebackType
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 _MAGIC = b"MMIDIDX\x00\x00"
 _VERSION = 1
 _HEADER = struct.Struct("<9sQBQQ")
-# Codes of megatron.core.datasets.indexed_dataset.DType; the others hold no token ids.
+# Integer types of megatron.core.datasets.indexed_dataset.DType by code.
 _TYPE_OF_CODE: dict[int, np.dtype[Any]] = {
     1: np.dtype("uint8"),
     2: np.dtype("int8"),
@@ -45,19 +45,19 @@ _TYPE_OF_CODE: dict[int, np.dtype[Any]] = {
     8: np.dtype("uint16"),
 }
 _CODE_OF_TYPE = {dtype: code for code, dtype in _TYPE_OF_CODE.items()}
-_WINDOW = 1 << 20  # entries handled at a time where a whole column need not be in memory
+_WINDOW = 1 << 20  # entries of a column in memory at a time
 
 
 def dtype_for(vocab_size: int) -> np.dtype[Any]:
-    """The id type for a vocabulary, by Megatron's rule: uint16 below 65500 ids, else int32."""
+    """Return the id type by Megatron's rule: uint16 for fewer than 65500 ids, else int32."""
     return np.dtype(np.uint16 if vocab_size < 65500 else np.int32)
 
 
 class IndexedWriter:
-    """Writes one dataset, document by document; nothing stands under its final name before `close`.
+    """Writes one dataset, whose files appear under their names on `close`.
 
-    As a context manager it closes on success and leaves nothing on an exception. Memory: 4 bytes a
-    sequence and 4 a document.
+    As a context manager it closes on success and removes the files on an exception. Memory: 4 bytes
+    per sequence and 4 per document.
     """
 
     def __init__(self, prefix: Path, dtype: npt.DTypeLike, vocab_size: int | None = None) -> None:
@@ -66,33 +66,34 @@ class IndexedWriter:
         Args:
             prefix: Path without `.bin` and `.idx`.
             dtype: Id type, as from `dtype_for`.
-            vocab_size: Ids from here on are refused; by default what `dtype` can hold.
+            vocab_size: Ids must be below it; the default is the capacity of `dtype`.
         """
         self._dtype = np.dtype(dtype)
         if self._dtype not in _CODE_OF_TYPE:
-            raise ValueError(f"{prefix}: ids of type {self._dtype}; accepted: {_type_names()}")
+            accepted = ", ".join(map(str, _CODE_OF_TYPE))
+            raise ValueError(f"{prefix}: ids of type {self._dtype}; accepted: {accepted}")
         capacity = int(np.iinfo(self._dtype).max) + 1
         self._limit = capacity if vocab_size is None else min(vocab_size, capacity)
         self._prefix = prefix
-        self._lengths = array("i")  # of sequences
-        self._sequences = array("i")  # of documents
-        self._data = AtomicFile(_file(prefix, ".bin"))
+        self._lengths = array("i")  # ids per sequence
+        self._sequences = array("i")  # sequences per document
+        self._data = AtomicFile(Path(f"{prefix}.bin"))
 
     @property
     def documents(self) -> int:
-        """Documents appended so far."""
+        """Number of documents appended so far."""
         return len(self._sequences)
 
     @property
     def sequences(self) -> int:
-        """Sequences appended so far."""
+        """Number of sequences appended so far."""
         return len(self._lengths)
 
     def append(self, ids: npt.NDArray[np.integer[Any]]) -> None:
         """Append one document as one sequence.
 
         Raises:
-            ValueError: An id is negative or not below the limit (a cast would wrap it silently).
+            ValueError: An id is negative or not below the limit.
         """
         self.extend(ids, [ids.size])
 
@@ -102,15 +103,15 @@ class IndexedWriter:
         lengths: Sequence[int],
         sequences: Sequence[int] | None = None,
     ) -> None:
-        """Append documents; much faster than one after another.
+        """Append several documents, which is much faster than one at a time.
 
         Args:
-            ids: Those of all documents, one after another.
-            lengths: How many of them each sequence has.
-            sequences: How many sequences each document has; by default one.
+            ids: The concatenated ids of all documents.
+            lengths: Number of ids in each sequence.
+            sequences: Number of sequences in each document; the default is one.
 
         Raises:
-            ValueError: As for `append`; no document is written then.
+            ValueError: As in `append`; no document is written then.
         """
         sequences = [1] * len(lengths) if sequences is None else sequences
         if ids.size and (int(ids.min()) < 0 or int(ids.max()) >= self._limit):
@@ -126,8 +127,8 @@ class IndexedWriter:
         self._sequences.extend(sequences)
 
     def close(self) -> tuple[FileRecord, FileRecord]:
-        """Write the index and give both files their names; returns their records, .bin first."""
-        index = AtomicFile(_file(self._prefix, ".idx"))
+        """Write the index and commit both files; return the records of .bin and .idx."""
+        index = AtomicFile(Path(f"{self._prefix}.idx"))
         try:
             for piece in self._index_pieces():
                 index.write(piece)
@@ -136,87 +137,82 @@ class IndexedWriter:
             index.discard()
 
     def discard(self) -> None:
-        """Drop what was written; harmless after `close`."""
+        """Remove what was written; has no effect after `close`."""
         self._data.discard()
 
     def __enter__(self) -> Self:
         """Return the writer itself."""
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Close, or discard when the block raised."""
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Close, or discard if the block raised."""
         if kind is None:
             self.close()
         else:
             self.discard()
 
     def _index_pieces(self) -> Iterator[bytes]:
-        count = self.sequences
-        lengths = np.frombuffer(self._lengths, dtype=np.int32) if count else np.empty(0, np.int32)
-        yield _HEADER.pack(_MAGIC, _VERSION, _CODE_OF_TYPE[self._dtype], count, self.documents + 1)
+        lengths = np.asarray(self._lengths)
+        counts = (self.sequences, self.documents + 1)
+        yield _HEADER.pack(_MAGIC, _VERSION, _CODE_OF_TYPE[self._dtype], *counts)
         yield lengths.astype("<i4").tobytes()
-        offset = 0
-        for start in range(0, count, _WINDOW):
-            sizes = lengths[start : start + _WINDOW].astype(np.int64) * self._dtype.itemsize
-            ends = offset + np.cumsum(sizes)
-            yield (ends - sizes).astype("<i8").tobytes()
-            offset = int(ends[-1])
-        first = 0
-        yield bytes(8)
-        for start in range(0, self.documents, _WINDOW):
-            ends = first + np.cumsum(self._sequences[start : start + _WINDOW], dtype=np.int64)
-            yield ends.astype("<i8").tobytes()
-            first = int(ends[-1])
+        yield from _starts(lengths, self._dtype.itemsize)
+        yield from _starts(np.append(self._sequences, np.int32(0)), 1)
+
+
+def _starts(sizes: npt.NDArray[np.int32], unit: int) -> Iterator[bytes]:
+    """Yield where each entry starts, in bytes or sequences: the exclusive cumulative sum."""
+    start = 0
+    for first in range(0, len(sizes), _WINDOW):
+        window = sizes[first : first + _WINDOW].astype(np.int64) * unit
+        ends = start + np.cumsum(window)
+        yield (ends - window).astype("<i8").tobytes()
+        start = int(ends[-1])
 
 
 def open_indexed(prefix: Path) -> "IndexedDataset":
     """Open a dataset through megatron-core, memory-mapped.
 
-    Arrays that it hands out are views of the map: they must not outlive the dataset (megatron-core
-    unmaps the file in `__del__`, after which reading them ends the process). Imports torch and
-    megatron-core, about 3 s.
+    The arrays it returns are views of the map and must not outlive the dataset: megatron-core
+    unmaps the file in `__del__`, and reading a view then ends the process. Importing torch and
+    megatron-core takes about 3 s.
 
     Raises:
-        ValueError: A file is missing, damaged, or of another size than its index says.
+        ValueError: A file is missing or damaged.
     """
     _read_header(prefix)
-    data = _file(prefix, ".bin")
+    data = Path(f"{prefix}.bin")
     if not data.is_file():
-        raise ValueError(f"{data}: no such file, though {prefix.name}.idx is there")
-    # An empty file cannot be mapped.
+        raise ValueError(f"{data}: no such file, but {prefix.name}.idx exists")
+    # An empty file cannot be memory-mapped.
     return import_megatron().IndexedDataset(str(prefix), mmap=data.stat().st_size > 0)
 
 
 def import_megatron() -> ModuleType:
-    """megatron-core's module of the format, imported without its warnings."""
+    """Import megatron-core's module for this format without its warnings."""
     with warnings.catch_warnings():
-        # Neither Transformer Engine nor Apex matters for reading files, nor what is to be removed.
+        # Transformer Engine, Apex and deprecations do not matter for reading files.
         warnings.filterwarnings("ignore", message="Transformer Engine and Apex are not installed")
         warnings.filterwarnings("ignore", category=DeprecationWarning, module=r"(torch|megatron)\.")
         return import_module("megatron.core.datasets.indexed_dataset")
 
 
 def read_lengths(prefix: Path) -> npt.NDArray[np.int32]:
-    """The number of ids of each sequence, straight from the index.
+    """Return the number of ids in each sequence; int32 [sequences].
 
     Raises:
         ValueError: The index is missing, of another format or version, or its size contradicts its
-        header.
+            header.
     """
     header = _read_header(prefix)
     return _column(prefix, "<i4", header.sequences, _HEADER.size)
 
 
 def read_document_bounds(prefix: Path) -> npt.NDArray[np.int64]:
-    """The first sequence of each document, and the number of sequences; int64 [documents + 1].
+    """Return each document's first sequence, and the number of sequences; int64 [documents + 1].
 
     Raises:
-        ValueError: As for `read_lengths`.
+        ValueError: As in `read_lengths`.
     """
     header = _read_header(prefix)
     start = _HEADER.size + 12 * header.sequences
@@ -224,9 +220,9 @@ def read_document_bounds(prefix: Path) -> npt.NDArray[np.int64]:
 
 
 def read_ids(prefix: Path) -> npt.NDArray[np.integer[Any]]:
-    """All ids of a dataset as one flat, memory-mapped array."""
+    """Return all ids of a dataset as a flat, memory-mapped array."""
     header = _read_header(prefix)
-    data = _file(prefix, ".bin")
+    data = Path(f"{prefix}.bin")
     if not data.stat().st_size:
         return np.empty(0, header.dtype)
     return np.memmap(data, dtype=header.dtype, mode="r")
@@ -236,18 +232,16 @@ def check_indexed(prefix: Path) -> None:
     """Check an index against itself and against the size of its data.
 
     Raises:
-        ValueError: Naming the file and what does not fit.
+        ValueError: Something does not match; the message names the file.
     """
     header = _read_header(prefix)
-    index, data = _file(prefix, ".idx"), _file(prefix, ".bin")
+    index, data = f"{prefix}.idx", Path(f"{prefix}.bin")
     lengths = read_lengths(prefix).astype(np.int64)
     sizes = lengths * header.dtype.itemsize
     if lengths.size and lengths.min() < 0:
         raise ValueError(f"{index}: sequence {int(lengths.argmin())} has a negative length")
     if data.stat().st_size != sizes.sum():
-        raise ValueError(
-            f"{data}: {data.stat().st_size} bytes, but its index speaks of {sizes.sum()}"
-        )
+        raise ValueError(f"{data}: {data.stat().st_size} bytes, but its index says {sizes.sum()}")
     start = _HEADER.size + 4 * header.sequences
     offsets = _column(prefix, "<i8", header.sequences, start)
     if not np.array_equal(offsets, np.cumsum(sizes) - sizes):
@@ -265,7 +259,7 @@ class _Header:
 
 
 def _read_header(prefix: Path) -> _Header:
-    index = _file(prefix, ".idx")
+    index = Path(f"{prefix}.idx")
     if not index.is_file():
         raise ValueError(f"{index}: no such file")
     with index.open("rb") as file:
@@ -282,18 +276,10 @@ def _read_header(prefix: Path) -> _Header:
     if bounds < 1 or index.stat().st_size != expected:
         raise ValueError(
             f"{index}: {index.stat().st_size} bytes, but its header ({sequences} sequences, "
-            f"{bounds} document bounds) speaks of {expected}"
+            f"{bounds} document bounds) requires {expected}"
         )
     return _Header(_TYPE_OF_CODE[code], sequences, bounds - 1)
 
 
 def _column(prefix: Path, dtype: str, count: int, offset: int) -> npt.NDArray[Any]:
-    return np.fromfile(_file(prefix, ".idx"), dtype=dtype, count=count, offset=offset)
-
-
-def _file(prefix: Path, suffix: str) -> Path:
-    return prefix.with_name(prefix.name + suffix)
-
-
-def _type_names() -> str:
-    return ", ".join(str(dtype) for dtype in _CODE_OF_TYPE)
+    return np.fromfile(f"{prefix}.idx", dtype=dtype, count=count, offset=offset)

@@ -1,4 +1,4 @@
-"""What a user names as inputs, and how to tell whether an input is still the same.
+"""Find the inputs that a user names, and detect whether an input has changed.
 
     text/*.zst                     -> Path("text/00.jsonl.zst"), Path("text/01.jsonl.zst")
     lines:notes.txt                -> "lines:notes.txt"
@@ -7,6 +7,7 @@
 `documents.read` reads them.
 """
 
+import argparse
 import glob
 import hashlib
 from collections.abc import Iterator, Sequence
@@ -21,40 +22,54 @@ ACCEPTED = (
 )
 _PREFIXES = ("lines", "wikitext", "datasets")
 
-# A path, or a string with a prefix: see `find_inputs`. A `Path` never has a prefix.
+# A path, or a string with a prefix (see `find_inputs`). A `Path` never has a prefix.
 Input = Path | str
 
 
-def find_inputs(words: Sequence[str]) -> list[Input]:
-    """The inputs that a user names, in the order of their names, each once.
+def add_input_argument(parser: argparse.ArgumentParser) -> None:
+    """Add `--input`, a list of patterns for `find_inputs`."""
+    parser.add_argument(
+        "--input",
+        nargs="+",
+        action="extend",
+        required=True,
+        metavar="GLOB",
+        help=".jsonl or .txt (plain, .zst, .gz), .parquet, folders of Dataset.save_to_disk; "
+        "lines:GLOB, one document per line; wikitext:GLOB, one document per article; "
+        "datasets:NAME[:CONFIG[:SPLIT]], from the Hugging Face hub or a local folder",
+    )
+
+
+def find_inputs(patterns: Sequence[str]) -> list[Input]:
+    """Return the inputs that match, sorted by name and without duplicates.
 
     Args:
-        words: Files, folders or glob patterns, read as their names say; or one of these after a
-            prefix: "lines:" makes a document of each line, blank ones too, as fairseq has it;
-            "wikitext:" makes one of each article, which begins at " = Title = " between blank
-            lines. Or "datasets:NAME:CONFIG:SPLIT", a dataset of the Hugging Face hub or a local
-            folder of data files; without them its default configuration and its "train" split.
-            NAME may end in "@REVISION"; where it does not, today's commit is added, so that what
-            is read cannot change on the way.
+        patterns: Files, folders or glob patterns, whose format follows from the name, or one of
+            these after a prefix: "lines:" makes a document of each line, including blank lines as
+            in fairseq; "wikitext:" makes one of each article, which begins at " = Title = " between
+            blank lines. "datasets:NAME:CONFIG:SPLIT" is a dataset on the Hugging Face hub or a
+            local folder of data files, by default its default configuration and "train" split. NAME
+            may end in "@REVISION"; otherwise the current commit is added, so that later reads
+            return the same data.
 
     Raises:
-        ValueError: A pattern matches nothing, or the hub does not know the dataset.
+        ValueError: A pattern matches nothing, or the hub does not have the dataset.
     """
     found: set[Input] = set()
-    for word in words:
-        prefix, place = split_prefix(word)
+    for pattern in patterns:
+        prefix, place = split_prefix(pattern)
         if prefix == "datasets":
-            found.add(_with_commit(word, place))
+            found.add(_with_commit(pattern, place))
             continue
         matches = [place] if Path(place).exists() else glob.glob(place, recursive=True)
         if not matches:
-            raise ValueError(f"--input {word}: no such file; accepted: files or glob patterns")
+            raise ValueError(f"--input {pattern}: no such file; accepted: files or glob patterns")
         found.update(f"{prefix}:{match}" if prefix else Path(match) for match in matches)
     return sorted(found, key=str)
 
 
 def layout_of(source: Input) -> str:
-    """How an input is read: the same bytes read otherwise are another input."""
+    """Return the format that an input is read as."""
     prefix, place = split_prefix(source)
     if prefix != "datasets":
         return prefix or suffix(Path(place))
@@ -63,16 +78,16 @@ def layout_of(source: Input) -> str:
 
 
 def input_state(source: Input) -> tuple[int, int]:
-    """Size in bytes and time of the last change in ns, over all files; zeros for a dataset by name.
+    """Return total size in bytes and latest modification time in ns of an input's files.
 
-    A cheap sign that an input may have changed.
+    Both are zero for a dataset on the hub. A different state means that the input may have changed.
     """
     states = [file.stat() for file in _files(source)]
     return sum(s.st_size for s in states), max((s.st_mtime_ns for s in states), default=0)
 
 
 def input_sha256(source: Input) -> str:
-    """Hex sha256 of an input's bytes; of a dataset by name, of that name, which says its commit."""
+    """Return the hex sha256 of an input's bytes, or of the name of a dataset on the hub."""
     path = _local_path(source)
     if path is None:
         return hashlib.sha256(str(source).encode()).hexdigest()
@@ -85,14 +100,14 @@ def input_sha256(source: Input) -> str:
 
 
 def split_prefix(source: Input) -> tuple[str, str]:
-    """The prefix of an input, or "", and the rest."""
+    """Split an input into its prefix, or "", and the rest."""
     prefix, colon, place = str(source).partition(":")
     is_prefixed = isinstance(source, str) and colon and prefix in _PREFIXES
     return (prefix, place) if is_prefixed else ("", str(source))
 
 
 def split_dataset(place: str) -> tuple[str, str, str]:
-    """Name, configuration and split of what stands after "datasets:".
+    """Split the text after "datasets:" into name, configuration and split.
 
     Raises:
         ValueError: It has no name, or too many parts.
@@ -105,13 +120,16 @@ def split_dataset(place: str) -> tuple[str, str, str]:
 
 
 def suffix(path: Path) -> str:
-    """The suffix of a file's name, before that of its packing."""
+    """Return the suffix of a file name, without that of its compression."""
     return path.with_suffix("").suffix if path.suffix in (".zst", ".gz") else path.suffix
 
 
 @contextmanager
-def blaming(source: str, kind: type[ValueError]) -> Iterator[None]:
-    """Name the input in what libraries raise, which have errors of all kinds for damaged data."""
+def naming_input(source: str, kind: type[ValueError]) -> Iterator[None]:
+    """Convert any exception of a library into `kind` with the name of the input.
+
+    Libraries raise exceptions of many types for damaged data.
+    """
     try:
         yield
     except Exception as error:
@@ -119,7 +137,7 @@ def blaming(source: str, kind: type[ValueError]) -> Iterator[None]:
 
 
 def _local_path(source: Input) -> Path | None:
-    """The file or folder that is read; None for a dataset of the hub."""
+    """Return the file or folder of an input; None for a dataset on the hub."""
     prefix, place = split_prefix(source)
     if prefix != "datasets":
         return Path(place)
@@ -134,13 +152,13 @@ def _files(source: Input) -> list[Path]:
     return sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
 
 
-def _with_commit(word: str, place: str) -> str:
-    """The name of a dataset with the commit that the hub has now; a local folder as it is."""
+def _with_commit(pattern: str, place: str) -> str:
+    """Add the current commit to the name of a dataset on the hub."""
     name = split_dataset(place)[0]
     if "@" in name or Path(name).is_dir():
-        return word
+        return pattern
     from huggingface_hub import dataset_info
 
-    with blaming(f"--input {word}: no folder {name}, and on the Hugging Face hub", ValueError):
+    with naming_input(f"--input {pattern}: no folder {name}, and on the hub", ValueError):
         commit = dataset_info(name).sha
-    return word.replace(name, f"{name}@{commit}", 1)
+    return pattern.replace(name, f"{name}@{commit}", 1)

@@ -1,21 +1,42 @@
-"""A corpus in words, for the terminal."""
+"""The command `inspect`: describe a corpus in the terminal."""
 
+import argparse
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+from data_prep.corpus import Corpus
 from data_prep.manifest import ROLES, SPLITS, CorpusManifest, LengthHistogram, load_manifest
 from data_prep.report import FILE_NAME as REPORT_FILE
+from data_prep.report import by_frequency
+from data_prep.tokenizer import load
 
 _BAR_WIDTH = 40
 _SAMPLE_CHARACTERS = 400
-_ROLES_IN_WORDS = dict(zip(ROLES, ("", " for training", " for validation"), strict=True))
+_ROLE_SUFFIXES = dict(zip(ROLES, ("", " for training", " for validation"), strict=True))
+_LONG = {"drop": "dropped", "truncate": "truncated", "split": "split into windows"}
+_DUPLICATES = {"keep": "kept", "drop": "all but the first of equal texts dropped"}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command."""
+    parser.add_argument("folder", type=Path, metavar="DIR")
+    samples = "decoded documents of each split (default: %(default)s)"
+    parser.add_argument("--samples", type=int, default=2, help=samples)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run the command."""
+    for line in describe(options.folder, options.samples):
+        print(line)
+    return 0
 
 
 def describe(folder: Path, samples: int) -> Iterator[str]:
-    """Lines on counts, subsets, rejects and lengths, and `samples` decoded documents of each split.
+    """Yield lines about counts, rejects and lengths, and `samples` decoded documents of each split.
 
     Raises:
-        ValueError: No finished corpus at `folder`.
+        ValueError: `folder` is not a finished corpus.
     """
     manifest = load_manifest(folder)
     yield from _facts(folder, manifest)
@@ -28,33 +49,25 @@ def describe(folder: Path, samples: int) -> Iterator[str]:
 
 def _facts(folder: Path, manifest: CorpusManifest) -> Iterator[str]:
     settings = manifest.settings
-    by_role = {
-        role: [file for file in manifest.inputs if file.role == role] for role in _ROLES_IN_WORDS
-    }
-    inputs = ", ".join(
-        f"{len(files)}{_ROLES_IN_WORDS[role]} ({sum(f.size_bytes for f in files) / 1e6:,.1f} MB)"
-        for role, files in by_role.items()
-        if files
-    )
-    longer = {"drop": "dropped", "truncate": "truncated", "split": "split into windows"}
-    lengths = f"{settings.min_tokens} to {settings.max_tokens} tokens, <s> and </s> included"
-    splits = (
-        f"{settings.valid_fraction:g} of the documents, by a hash of their text"
-        if by_role["both"]
-        else "inputs of its own"
-    )
-    yield f"{folder} ({REPORT_FILE} shows it)"
+    inputs = []
+    for role, role_suffix in _ROLE_SUFFIXES.items():
+        sizes = [file.size_bytes for file in manifest.inputs if file.role == role]
+        if sizes:
+            inputs.append(f"{len(sizes)}{role_suffix} ({sum(sizes) / 1e6:,.1f} MB)")
+    has_fraction = any(file.role == "both" for file in manifest.inputs)
+    yield f"{folder} (see {REPORT_FILE})"
     yield ""
     facts = {
-        "inputs": inputs,
+        "inputs": ", ".join(inputs),
         "vocabulary": f"{manifest.vocab_size:,} ids ({manifest.tokenizer_digest[:12]}), stored as "
         f"{manifest.dtype}; encoded by {', '.join(manifest.encoders)}",
-        "kept": f"{lengths}; longer ones {longer[settings.long]} ({manifest.cut:,} cut)",
-        "duplicates": {"keep": "kept", "drop": "all but the first of equal texts dropped"}[
-            settings.duplicates
-        ],
+        "kept": f"{settings.min_tokens} to {settings.max_tokens} tokens including <s> and </s>; "
+        f"longer documents {_LONG[settings.long]} ({manifest.cut:,} cut)",
+        "duplicates": _DUPLICATES[settings.duplicates],
         "a sequence is": f"a {settings.unit}",
-        "validation": splits,
+        "validation": f"{settings.valid_fraction:g} of the documents, by a hash of their text"
+        if has_fraction
+        else "separate inputs",
     }
     if manifest.unigram_perplexity is not None:
         facts["baseline"] = (
@@ -89,7 +102,8 @@ def _rejects(manifest: CorpusManifest) -> Iterator[str]:
     yield ""
     if not manifest.rejects:
         yield "rejected: nothing"
-    for reason, rejects in sorted(manifest.rejects.items(), key=lambda item: -item[1].count):
+    for reason in by_frequency(manifest.rejects):
+        rejects = manifest.rejects[reason]
         subsets = ", ".join(f"{subset} {n:,}" for subset, n in sorted(rejects.by_subset.items()))
         yield f"rejected: {reason} {rejects.count:,} ({subsets})"
         yield from (f"    {place}" for place in rejects.places)
@@ -98,13 +112,12 @@ def _rejects(manifest: CorpusManifest) -> Iterator[str]:
 def _histogram(histogram: LengthHistogram) -> Iterator[str]:
     yield ""
     yield (
-        f"tokens a document before filtering ({histogram.share_over_1024:.1%} over 1024, "
+        f"tokens per document before filtering ({histogram.share_over_1024:.1%} over 1024, "
         f"{histogram.share_over_2048:.1%} over 2048)"
     )
-    octaves: dict[int, int] = {}
+    octaves: Counter[int] = Counter()
     for edge, count in zip(histogram.upper_edges, histogram.counts, strict=True):
-        top = 1 << (edge - 1).bit_length()  # an edge itself: an octave is whole buckets
-        octaves[top] = octaves.get(top, 0) + count
+        octaves[1 << (edge - 1).bit_length()] += count  # powers of two are bucket edges
     used = [top for top, count in octaves.items() if count]
     most = max(octaves.values(), default=1)
     for top, count in octaves.items():
@@ -114,9 +127,6 @@ def _histogram(histogram: LengthHistogram) -> Iterator[str]:
 
 
 def _samples(folder: Path, manifest: CorpusManifest, samples: int) -> Iterator[str]:
-    from data_prep.corpus import Corpus
-    from data_prep.tokenizer import load
-
     tokenizer = load(folder)
     for split in SPLITS:
         if not manifest.shards[split]:
@@ -128,6 +138,4 @@ def _samples(folder: Path, manifest: CorpusManifest, samples: int) -> Iterator[s
             subset = manifest.subsets[int(corpus.subsets[index])]
             text = tokenizer.decode(ids.tolist())
             cut = f"{text[:_SAMPLE_CHARACTERS]} [...]" if len(text) > _SAMPLE_CHARACTERS else text
-            yield ""
-            yield f"--- {split} document {index}, {subset}, {len(ids)} tokens"
-            yield cut
+            yield from ("", f"--- {split} document {index}, {subset}, {len(ids)} tokens", cut)

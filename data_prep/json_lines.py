@@ -1,4 +1,4 @@
-"""A line of a `.jsonl` file -> what it says, or the reason why it says nothing."""
+"""Parse a line of a `.jsonl` file, or name the reason why it cannot be parsed."""
 
 import json
 from typing import NoReturn
@@ -7,18 +7,18 @@ _TEXT_KEY = b'"text"'
 
 
 class BadLine(ValueError):
-    """A line that cannot be parsed; its message is the reason."""
+    """A line cannot be parsed; the message is the reason."""
 
 
 def parse(line: bytes | None) -> object:
-    """The value that a line holds; None stands for one that is too large to be held.
+    """Return the JSON value of a line; None stands for a line that was too large to read.
 
-    Numbers may be of any size, and come out as floats where orjson has no room for them. Of several
-    equal keys the last counts, but for "text": readers disagree on which one does.
+    Numbers may have any size; those that orjson cannot represent become floats. Of several equal
+    keys the last one counts, except for "text", about which JSON readers disagree.
 
     Raises:
-        BadLine: It is not JSON, not UTF-8, has a lone surrogate, NaN, "text" twice in an object, or
-            is nested too deeply.
+        BadLine: The line is not JSON or not UTF-8, has a lone surrogate, NaN, or "text" twice in an
+            object, or is nested too deeply.
     """
     import orjson
 
@@ -28,20 +28,16 @@ def parse(line: bytes | None) -> object:
         record: object = orjson.loads(line)
     except orjson.JSONDecodeError:
         return _parse_slowly(line)
-    # orjson takes the last of several keys "text" without a word; rfind is quicker than a count.
-    is_doubtful = line.find(_TEXT_KEY) != line.rfind(_TEXT_KEY)
-    return _parse_slowly(line) if is_doubtful else record
+    # orjson silently takes the last of several "text" keys; rfind is faster than count.
+    has_several = line.find(_TEXT_KEY) != line.rfind(_TEXT_KEY)
+    return _parse_slowly(line) if has_several else record
 
 
 def _parse_slowly(line: bytes) -> object:
-    """Name the reason why orjson refused, or save what is JSON after all (huge numbers)."""
-    try:
-        text = line.decode()
-    except UnicodeDecodeError as error:
-        raise BadLine("bad-utf8") from error
+    """Parse with the standard library, which accepts huge numbers and names what is wrong."""
     try:
         record: object = json.loads(
-            text,
+            line.decode(),
             parse_constant=_refuse_constant,
             parse_int=float,  # of any length
             object_pairs_hook=_refuse_second_text,
@@ -49,6 +45,8 @@ def _parse_slowly(line: bytes) -> object:
         json.dumps(record, ensure_ascii=False).encode()
     except BadLine:
         raise
+    except UnicodeDecodeError as error:
+        raise BadLine("bad-utf8") from error
     except RecursionError as error:
         raise BadLine("nested-too-deeply") from error
     except UnicodeEncodeError as error:

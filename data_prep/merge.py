@@ -1,4 +1,4 @@
-"""The manifests of all shards -> the manifest of the corpus."""
+"""Merge the manifests of all shards into the manifest of the corpus."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,31 +14,33 @@ from data_prep.tokenizer import Tokenizer
 
 
 def merge(shards: Sequence[ShardManifest], tokenizer: Tokenizer, output: Path) -> CorpusManifest:
-    """Add up the shards of a corpus.
+    """Return the manifest of a corpus.
 
     Args:
-        shards: In the order of the inputs; at least one.
-        tokenizer: What they were made with.
-        output: The corpus folder, which holds their counts of ids.
+        shards: At least one, in the order of the inputs.
+        tokenizer: The vocabulary of the corpus.
+        output: The corpus folder with the `.counts` files of the shards.
 
     Raises:
-        ValueError: No document was kept, or there are too many subsets to number.
+        ValueError: No document was kept, or there are more subsets than a uint8 can number.
     """
     tally = Tally()
     for shard in shards:
         tally.add(Tally(shard.kept, shard.rejects, shard.cut))
     if not tally.kept:
-        reasons = tally.rejects_in_words() or "the inputs hold no line"
+        reasons = tally.rejects_summary() or "the inputs have no lines"
         raise ValueError(f"{output}: no document kept: {reasons}")
+    subsets = sorted({subset for counts in tally.kept.values() for subset in counts})
+    if len(subsets) > MAX_SUBSETS:
+        raise ValueError(
+            f"{len(subsets)} different values of meta.pile_set_name; accepted: {MAX_SUBSETS}"
+        )
     totals = {split: Count() for split in SPLITS}
-    for split, subsets in tally.kept.items():
-        for count in subsets.values():
+    for split, counts in tally.kept.items():
+        for count in counts.values():
             totals[split].add(count)
     files = {split: [s.files[split] for s in shards if split in s.files] for split in SPLITS}
-    counts = {
-        split: count_ids([output / f.stem for f in files[split]], tokenizer.vocab_size)
-        for split in SPLITS
-    }
+    ids = [count_ids([output / f.stem for f in files[s]], tokenizer.vocab_size) for s in SPLITS]
     return CorpusManifest(
         format_version=FORMAT_VERSION,
         tokenizer_digest=shards[0].tokenizer_digest,
@@ -52,20 +54,11 @@ def merge(shards: Sequence[ShardManifest], tokenizer: Tokenizer, output: Path) -
         damages=[shard.damage for shard in shards if shard.damage],
         inputs=[shard.input for shard in shards],
         shards=files,
-        subsets=_subset_table(tally),
+        subsets=subsets,
         totals=totals,
         kept=tally.kept,
         cut=tally.cut,
         rejects=tally.rejects,
         length_histogram=length_histogram(np.sum([s.length_counts for s in shards], axis=0)),
-        unigram_perplexity=unigram_perplexity(counts["train"], counts["valid"]),
+        unigram_perplexity=unigram_perplexity(*ids),
     )
-
-
-def _subset_table(tally: Tally) -> list[str]:
-    names = sorted({subset for subsets in tally.kept.values() for subset in subsets})
-    if len(names) > MAX_SUBSETS:
-        raise ValueError(
-            f"{len(names)} different values of meta.pile_set_name; accepted: {MAX_SUBSETS}"
-        )
-    return names

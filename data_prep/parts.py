@@ -1,11 +1,12 @@
-"""A share of a corpus's shards, and the locks that keep two runs from making the same one.
+"""Parts of a corpus's shards, and the locks that keep two runs from making the same one.
 
-The locks lie in the corpus folder: `.lock` is held alone by a run of all shards and in common by
-runs of parts, and each part holds one of its own.
+The locks are files in the corpus folder. A run of all shards holds `.lock` exclusively; runs of
+parts share it, and each holds a lock of its own part exclusively.
 """
 
 import errno
 import fcntl
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,20 +18,13 @@ LOCK = ".lock"
 
 @dataclass(frozen=True)
 class Part:
-    """Every `count`-th shard, from number `index` on; both count from 0."""
+    """Every `count`-th shard, starting with number `index`; both count from 0."""
 
     index: int
     count: int
 
-    def __post_init__(self) -> None:
-        """Refuse what is no part."""
-        if not 0 <= self.index < self.count:
-            raise ValueError(
-                f"--shard {self}: accepted: I/N, I from 0 to N - 1, such as 0/{max(self.count, 1)}"
-            )
-
     def __str__(self) -> str:
-        """As the user writes it."""
+        """Return the form that a user writes, such as "0/4"."""
         return f"{self.index}/{self.count}"
 
     @classmethod
@@ -38,22 +32,22 @@ class Part:
         """Read "I/N".
 
         Raises:
-            ValueError: It is something else.
+            ValueError: The text has another form, or I is not below N.
         """
-        index, slash, count = text.partition("/")
-        if not (slash and index.isdecimal() and count.isdecimal()):
+        found = re.fullmatch("([0-9]+)/([0-9]+)", text)
+        if not found or int(found[1]) >= int(found[2]):
             raise ValueError(f"--shard {text}: accepted: I/N, I from 0 to N - 1, such as 0/4")
-        return cls(int(index), int(count))
+        return cls(int(found[1]), int(found[2]))
 
 
 @contextmanager
 def hold(output: Path, part: Part | None = None) -> Iterator[None]:
-    """Keep other runs out: all of them, or those of the same part and those of the whole.
+    """Lock a corpus folder: all of it, or one part of its shards.
 
-    Where the file system has no locks, stderr says so.
+    Where the file system does not support locks, a warning is printed to stderr.
 
     Raises:
-        ValueError: Another run is at work.
+        ValueError: Another run holds the lock.
     """
     if part is None:
         with _locked(output / LOCK, fcntl.LOCK_EX, f"{output}: another prepare is at work"):
@@ -69,7 +63,7 @@ def hold(output: Path, part: Part | None = None) -> Iterator[None]:
 
 @contextmanager
 def _locked(file: Path, kind: int, refusal: str) -> Iterator[None]:
-    """Hold a lock; the system lets go when this process ends, however it ends."""
+    """Hold a lock; the operating system releases it when the process ends."""
     with file.open("w") as descriptor:
         try:
             fcntl.flock(descriptor, kind | fcntl.LOCK_NB)

@@ -1,9 +1,10 @@
-"""A corpus in one picture: lengths, sizes, rejects, and what was kept of each subset."""
+"""Draw a corpus as one figure: lengths, sizes, rejects, and the share kept of each subset."""
 
 import io
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from data_prep.files import write_atomically
 from data_prep.manifest import SPLITS, CorpusManifest, Count, LengthHistogram, Rejects
@@ -11,8 +12,10 @@ from data_prep.manifest import SPLITS, CorpusManifest, Count, LengthHistogram, R
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+Row = TypeVar("Row", bound=Mapping[str, int])
+
 FILE_NAME = "corpus.png"
-_MOST_BARS = 24  # subsets or reasons shown one by one
+_MOST_BARS = 24  # subsets or reasons with their own bar
 _REASONS_SHOWN = 3  # in the shares by subset
 _BLUE, _LIGHT_BLUE, _RED = "#33658a", "#86bbd8", "#b5452f"
 _REASON_COLOURS = ("#d1495b", "#edae49", "#7a6c9d", "#9a9a9a")
@@ -20,12 +23,12 @@ _REST = "the rest"
 
 
 def import_matplotlib() -> None:
-    """Import what `draw` needs beforehand; it takes about as long as drawing."""
+    """Import matplotlib in advance, which takes about as long as drawing."""
     import matplotlib.backends.backend_agg  # noqa: F401
 
 
 def draw(manifest: CorpusManifest, path: Path) -> None:
-    """Draw a corpus as a PNG, there complete or not at all."""
+    """Draw a corpus and write the figure as a PNG."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -48,12 +51,12 @@ def draw(manifest: CorpusManifest, path: Path) -> None:
 
 
 def by_subset(kept: Mapping[str, Mapping[str, Count]]) -> dict[str, dict[str, int]]:
-    """Tokens of each subset by split, largest subset first; the smallest of many are one."""
+    """Return tokens by subset and split, largest subset first; the smallest of many are merged."""
     tokens: dict[str, dict[str, int]] = {}
     for split in SPLITS:
         for subset, count in kept.get(split, {}).items():
             tokens.setdefault(subset, dict.fromkeys(SPLITS, 0))[split] += count.tokens
-    ordered = sorted(tokens.items(), key=lambda item: (-sum(item[1].values()), item[0]))
+    ordered = _largest_first(tokens)
     shown = dict(ordered[:_MOST_BARS])
     if rest := ordered[_MOST_BARS:]:
         shown[_REST] = {split: sum(counts[split] for _, counts in rest) for split in SPLITS}
@@ -61,35 +64,36 @@ def by_subset(kept: Mapping[str, Mapping[str, Count]]) -> dict[str, dict[str, in
 
 
 def by_frequency(rejects: Mapping[str, Rejects]) -> list[str]:
-    """The reasons, most frequent first."""
+    """Return the reasons, most frequent first."""
     return sorted(rejects, key=lambda reason: (-rejects[reason].count, reason))
 
 
 def shares(manifest: CorpusManifest) -> dict[str, dict[str, float]]:
-    """For each subset, the share of its documents that was kept, and that each reason rejected.
+    """Return for each subset the share of its documents that was kept or rejected for each reason.
 
-    Reasons beyond the most frequent are one. Subsets and reasons are ordered, most first: the
-    order of a manifest's dictionaries means nothing.
+    The less frequent reasons are merged. Subsets and reasons are sorted, most frequent first,
+    because the order of a manifest's dictionaries has no meaning.
     """
-    counts: dict[str, dict[str, int]] = {}
+    counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for subsets in manifest.kept.values():
         for subset, count in subsets.items():
-            row = counts.setdefault(subset, {})
-            row["kept"] = row.get("kept", 0) + count.documents
+            counts[subset]["kept"] += count.documents
     for rank, reason in enumerate(by_frequency(manifest.rejects)):
         name = reason if rank < _REASONS_SHOWN else _REST
         for subset, number in manifest.rejects[reason].by_subset.items():
-            row = counts.setdefault(subset, {})
-            row[name] = row.get(name, 0) + number
-    ordered = sorted(counts.items(), key=lambda item: (-sum(item[1].values()), item[0]))
+            counts[subset][name] += number
     return {
-        subset: {name: number / sum(row.values()) for name, number in row.items()}
-        for subset, row in ordered[:_MOST_BARS]
+        subset: {name: number / row.total() for name, number in row.items()}
+        for subset, row in _largest_first(counts)[:_MOST_BARS]
     }
 
 
+def _largest_first(rows: Mapping[str, Row]) -> list[tuple[str, Row]]:
+    return sorted(rows.items(), key=lambda item: (-sum(item[1].values()), item[0]))
+
+
 def in_short(number: float) -> str:
-    """A number in three digits or so, as "1.25 M"."""
+    """Return a number with three digits and a unit prefix, such as "1.25 M"."""
     for unit, size in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if number >= size:
             return f"{number / size:.3g} {unit}"
@@ -142,16 +146,12 @@ def _lengths(axes: "Axes", histogram: LengthHistogram, max_tokens: int) -> None:
 
 
 def _tokens(axes: "Axes", subsets: Mapping[str, Mapping[str, int]]) -> None:
-    lefts = [0] * len(subsets)
-    for split, colour in zip(SPLITS, (_BLUE, _LIGHT_BLUE), strict=True):
-        counts = [row[split] for row in subsets.values()]
-        axes.barh(list(subsets), counts, left=lefts, color=colour, label=split)
-        lefts = [left + count for left, count in zip(lefts, counts, strict=True)]
+    totals = _stack(axes, subsets, SPLITS, (_BLUE, _LIGHT_BLUE))
     labels = [
-        f" {in_short(sum(row.values()))}, {row['valid'] / max(sum(row.values()), 1):.2%} valid"
-        for row in subsets.values()
+        f" {in_short(total)}, {row['valid'] / max(total, 1):.2%} valid"
+        for total, row in zip(totals, subsets.values(), strict=True)
     ]
-    _label(axes, lefts, labels)
+    _label(axes, totals, labels)
     axes.set_title("Tokens by subset", loc="left")
     axes.legend(loc="lower right", frameon=False)
 
@@ -174,21 +174,31 @@ def _rejects(axes: "Axes", manifest: CorpusManifest) -> None:
 
 def _shares(axes: "Axes", rows: Mapping[str, Mapping[str, float]], reasons: Sequence[str]) -> None:
     found = {name for row in rows.values() for name in row}
-    names = [name for name in ("kept", *reasons[:_REASONS_SHOWN], _REST) if name in found]
-    colours = dict(zip(names, (_BLUE, *_REASON_COLOURS), strict=False))
-    lefts = [0.0] * len(rows)
-    for name in names:
-        widths = [row.get(name, 0.0) for row in rows.values()]
-        axes.barh(list(rows), widths, left=lefts, color=colours[name], label=name)
-        lefts = [left + width for left, width in zip(lefts, widths, strict=True)]
+    names = ("kept", *reasons[:_REASONS_SHOWN], _REST)
+    _stack(axes, rows, [name for name in names if name in found], (_BLUE, *_REASON_COLOURS))
     _label(axes, [1.0] * len(rows), [f" {row.get('kept', 0.0):.1%}" for row in rows.values()])
     axes.set_title("Share of documents kept", loc="left")
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.02), ncols=5, frameon=False)
     axes.set_xticks([])
 
 
+def _stack(
+    axes: "Axes",
+    rows: Mapping[str, Mapping[str, float]],
+    names: Sequence[str],
+    colours: Sequence[str],
+) -> list[float]:
+    """Draw a bar for each row, divided by name; return the lengths of the bars."""
+    lefts = [0.0] * len(rows)
+    for name, colour in zip(names, colours, strict=False):
+        widths = [row.get(name, 0) for row in rows.values()]
+        axes.barh(list(rows), widths, left=lefts, color=colour, label=name)
+        lefts = [left + width for left, width in zip(lefts, widths, strict=True)]
+    return lefts
+
+
 def _label(axes: "Axes", ends: Sequence[float], labels: Sequence[str]) -> None:
-    """Finish horizontal bars: the first on top, a label behind each, no scale."""
+    """Finish horizontal bars: the first on top, a label next to each, no scale."""
     for number, (end, label) in enumerate(zip(ends, labels, strict=True)):
         axes.text(end, number, label, verticalalignment="center", fontsize=9)
     axes.margins(x=0.3)

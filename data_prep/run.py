@@ -1,7 +1,7 @@
-"""Inputs -> a corpus: plan the shards, have an engine make them, write the manifest.
+"""Make a corpus: plan the shards, have an engine make them, write the manifest.
 
-`prepare` does all of it, or what is missing. `prepare_part` makes some of the shards, so that many
-machines can share the work without knowing of one another; `prepare` then finds them made.
+`prepare` makes all shards, or those that are missing. `prepare_part` makes some of them, so that
+several machines can share the work without communicating; `prepare` then finds them finished.
 """
 
 import sys
@@ -12,18 +12,19 @@ from pathlib import Path
 from typing import TypeVar
 
 from data_prep import manifest as records
+from data_prep.arguments import check_workers
 from data_prep.documents import reader_of
 from data_prep.duplicates import HASHES_SUFFIX, MARKS_SUFFIX, hash_input, mark_duplicates
-from data_prep.engines import ENGINES, Work
+from data_prep.engines import ENGINES, WorkFunction
 from data_prep.files import PARTIAL_SUFFIX
 from data_prep.inputs import Input, input_state
 from data_prep.manifest import SPLITS, CorpusManifest, Settings, ShardManifest
 from data_prep.merge import merge
 from data_prep.parts import LOCK, Part, hold
-from data_prep.progress import Done, ProgressReport, duration
+from data_prep.progress import ProgressReport, duration
 from data_prep.report import FILE_NAME as REPORT_FILE
 from data_prep.report import draw, import_matplotlib
-from data_prep.shard import ShardTask, prepare_shard, standing_manifest
+from data_prep.shard import ShardTask, existing_manifest, prepare_shard
 from data_prep.tokenizer import FILE_NAME as TOKENIZER_FILE
 from data_prep.tokenizer import Tokenizer, load
 
@@ -31,8 +32,8 @@ T = TypeVar("T")
 
 _FOLDERS = ("", "shards/", *(f"{split}/" for split in SPLITS))
 _HASHES = tuple(f"shards/shard-*{suffix}" for suffix in (HASHES_SUFFIX, MARKS_SUFFIX))
-# The manifest goes first: a folder without it is no corpus, whatever else is left.
-_MADE_BY_US = (
+# The manifest is removed first: a folder without it is not a corpus, whatever else is left.
+_OUTPUTS = (
     records.FILE_NAME,
     REPORT_FILE,
     "shards/shard-*.json",
@@ -40,10 +41,9 @@ _MADE_BY_US = (
     *(f"{split}/shard-*" for split in SPLITS),
     TOKENIZER_FILE,
 )
-# Bytes on the disk that a worker reads in a second, measured on text like the Pile's; for the
-# reader's orientation only.
-_BYTES_A_SECOND = {".zst": 15e6, ".gz": 15e6, ".parquet": 25e6}
-_PLAIN_BYTES_A_SECOND = 50e6
+# Stored bytes that a worker reads per second, measured on Pile-like text. Only used in a message.
+_BYTES_PER_SECOND = {".zst": 15e6, ".gz": 15e6, ".parquet": 25e6}
+_PLAIN_BYTES_PER_SECOND = 50e6
 
 
 def prepare(
@@ -57,33 +57,30 @@ def prepare(
     engine: str = "local",
     overwrite: bool = False,
 ) -> CorpusManifest:
-    """Make a corpus folder, or what is missing of it.
+    """Make a corpus folder, or the missing parts of it.
 
     Args:
-        inputs: One shard each, in this order.
+        inputs: Inputs in this order; each becomes one shard.
         output: The corpus folder.
-        tokenizer_path: What `tokenizer.load` takes.
-        settings: What to keep and how to split.
-        valid_inputs: Further inputs; where there are any, the validation split is these and the
-            training split is the others.
-        workers: Shards made at once.
+        tokenizer_path: A path or name for `tokenizer.load`.
+        settings: Which documents to keep and how to split them.
+        valid_inputs: Inputs of the validation split; if given, all of `inputs` are the training
+            split.
+        workers: Number of shards made at once.
         engine: One of `ENGINES`.
-        overwrite: Remove what an earlier prepare left in `output` first.
+        overwrite: First remove what an earlier prepare left in `output`.
 
     Raises:
-        ValueError: Bad inputs, a standing corpus of other settings, another prepare at work, or no
-            document kept.
+        ValueError: The inputs are invalid, the corpus was made with other settings, another prepare
+            is running, or no document was kept.
         WorkerDied: A worker process was killed.
     """
-    _check_workers(workers)
-    tokenizer = load(tokenizer_path)
-    tasks = plan(inputs, valid_inputs, output, settings, tokenizer.digest())
-    output.mkdir(parents=True, exist_ok=True)
+    tokenizer, tasks = _start(inputs, valid_inputs, output, tokenizer_path, settings, workers)
     with hold(output):
-        _remove(output, f"{LOCK}-*", *_partials())
+        _remove(output, f"{LOCK}-*", *_partials(""))
         if overwrite:
-            _remove(output, *_MADE_BY_US)
-        shards = _standing_shards(tasks, tasks)
+            _remove(output, *_OUTPUTS)
+        shards = _existing_shards(tasks, tasks)
         if len(shards) == len(tasks) and (output / records.FILE_NAME).is_file():
             return records.load_manifest(output)
         _remove(output, records.FILE_NAME)
@@ -113,39 +110,35 @@ def prepare_part(
     workers: int = 1,
     engine: str = "local",
 ) -> int:
-    """Make a part of a corpus's shards; `prepare` makes a corpus of them when all are there.
+    """Make a part of a corpus's shards; `prepare` makes the corpus when all of them exist.
 
-    Several parts may be at work in one folder, on one machine or many. Locks keep two from the same
-    part where the file system has locks; where it has none, work that is done twice gives the same
-    files, each of which appears whole.
+    Several parts may be made in one folder at the same time, on one or several machines. Locks keep
+    two runs from making the same part. On a file system without locks, work may be done twice, with
+    the same result, because each file appears complete or not at all.
 
-    Where duplicates are dropped every input has to be read once before the first shard can be made:
-    a part reads its own, and goes on to its shards only if all others have been read too.
+    To drop duplicates, every input has to be read once before the first shard can be made. A part
+    reads its own inputs, and makes its shards only if all other inputs have been read too.
 
     Returns:
-        The number of inputs that other parts have yet to read for duplicates; 0 where all shards
-        of this part are made.
+        The number of inputs that other parts have yet to read for duplicates, or 0 if all shards of
+        this part are finished.
 
     Raises:
-        ValueError: As `prepare`.
-        WorkerDied: As `prepare`.
+        ValueError: As in `prepare`.
+        WorkerDied: As in `prepare`.
     """
-    _check_workers(workers)
-    tokenizer = load(tokenizer_path)
-    tasks = plan(inputs, valid_inputs, output, settings, tokenizer.digest())
-    mine = tasks[part.index :: part.count]
-    output.mkdir(parents=True, exist_ok=True)
+    tokenizer, tasks = _start(inputs, valid_inputs, output, tokenizer_path, settings, workers)
+    own = tasks[part.index :: part.count]
     with hold(output, part):
-        standing = _standing_shards(mine, tasks)
-        missing = [task for task in mine if task.index not in standing]
+        existing = _existing_shards(own, tasks)
+        missing = [task for task in own if task.index not in existing]
         if not missing:
             return 0
-        _remove(output, records.FILE_NAME, *_partials(missing))
-        _place_tokenizer(tokenizer, output)
+        _remove(output, records.FILE_NAME, *_partials(*(f"{task.name}." for task in missing)))
+        _save_tokenizer_once(tokenizer, output)
         if settings.duplicates == "drop":
-            _work_on(hash_input, mine, engine, workers, "find duplicates")
-            files = (task.manifest_file.with_suffix(HASHES_SUFFIX) for task in tasks)
-            if unread := sum(not file.is_file() for file in files):
+            _work_on(hash_input, own, engine, workers, "find duplicates")
+            if unread := sum(not task.file(HASHES_SUFFIX).is_file() for task in tasks):
                 return unread
             mark_duplicates(tasks)
         _say(idle_workers(tasks, workers * part.count))
@@ -160,11 +153,11 @@ def plan(
     settings: Settings,
     tokenizer_digest: str,
 ) -> list[ShardTask]:
-    """A task for each input, `valid_inputs` last.
+    """Return one task per input, with `valid_inputs` last.
 
     Raises:
-        ValueError: An input is missing, of an unknown kind, or named for both splits; or the
-            validation split would come from two places.
+        ValueError: An input is missing, of an unknown kind, or named for both splits; or both
+            `valid_inputs` and a validation fraction are given.
     """
     if valid_inputs and settings.valid_fraction:
         raise ValueError(
@@ -184,79 +177,82 @@ def plan(
     ]
 
 
-def idle_workers(tasks: Sequence[ShardTask], workers: int) -> str | None:
-    """What to tell a user whose workers outnumber the inputs; None where they do not."""
-    if workers <= len(tasks) or not tasks:
-        return None
-    size_bytes, largest = max((input_state(task.input)[0], str(task.input)) for task in tasks)
-    rate = _BYTES_A_SECOND.get(Path(largest).suffix, _PLAIN_BYTES_A_SECOND)
-    return (
-        f"{workers} workers for {len(tasks)} inputs: an input becomes one shard, as a compressed "
-        f"stream cannot be split, and at most {len(tasks)} work at once. The largest, "
-        f"{largest} ({size_bytes / 1e6:,.0f} MB), takes one worker about "
-        f"{duration(size_bytes / rate)}; more and smaller inputs would be done sooner"
-    )
-
-
-def _check_workers(workers: int) -> None:
-    if workers < 1:
-        raise ValueError(f"--workers {workers}: accepted: 1 or more")
-
-
-def _place(source: Input) -> Input:
-    return source.resolve() if isinstance(source, Path) else source
-
-
-def _standing_shards(
+def _existing_shards(
     tasks: Sequence[ShardTask], all_tasks: Sequence[ShardTask]
 ) -> dict[int, ShardManifest]:
-    """Those of `tasks` that an earlier run made; refuses what a run of `all_tasks` never makes."""
+    """Return the manifests of those of `tasks` that an earlier run finished.
+
+    Raises:
+        ValueError: The folder has shards that a run of `all_tasks` would not make.
+    """
     expected = {task.manifest_file.name for task in all_tasks}
     folder = all_tasks[0].corpus / "shards"
-    if extra := sorted(
-        file.name for file in folder.glob("shard-*.json") if file.name not in expected
-    ):
+    if extra := {file.name for file in folder.glob("shard-*.json")} - expected:
         raise ValueError(
-            f"{folder / extra[0]}: left by a prepare of more inputs than the {len(expected)} named "
-            "now. Name another --output, or --overwrite to make the corpus anew"
+            f"{folder / min(extra)}: left by a prepare of more inputs than the {len(expected)} "
+            "named now. Name another --output, or use --overwrite to make the corpus again"
         )
-    found = {task.index: standing_manifest(task) for task in tasks}
+    found = {task.index: existing_manifest(task) for task in tasks}
     return {index: shard for index, shard in found.items() if shard is not None}
 
 
+def idle_workers(tasks: Sequence[ShardTask], workers: int) -> str | None:
+    """Return a message if there are more workers than inputs, else None."""
+    if workers <= len(tasks) or not tasks:
+        return None
+    size_bytes, largest = max((input_state(task.input)[0], str(task.input)) for task in tasks)
+    rate = _BYTES_PER_SECOND.get(Path(largest).suffix, _PLAIN_BYTES_PER_SECOND)
+    return (
+        f"{workers} workers for {len(tasks)} inputs: an input becomes one shard, because a "
+        f"compressed stream cannot be split, so at most {len(tasks)} work at once. The largest, "
+        f"{largest} ({size_bytes / 1e6:,.0f} MB), takes one worker about "
+        f"{duration(size_bytes / rate)} (h:mm:ss); more and smaller inputs would be faster"
+    )
+
+
+def _start(
+    inputs: Sequence[Input],
+    valid_inputs: Sequence[Input],
+    output: Path,
+    tokenizer_path: str | Path,
+    settings: Settings,
+    workers: int,
+) -> tuple[Tokenizer, list[ShardTask]]:
+    check_workers(workers)
+    tokenizer = load(tokenizer_path)
+    tasks = plan(inputs, valid_inputs, output, settings, tokenizer.digest())
+    output.mkdir(parents=True, exist_ok=True)
+    return tokenizer, tasks
+
+
 def _work_on(
-    work: Work[T], tasks: Sequence[ShardTask], engine: str, workers: int, label: str
+    work: WorkFunction[T], tasks: Sequence[ShardTask], engine: str, workers: int, label: str
 ) -> dict[int, T]:
-    """What the work gave for each task; all that can be done is, before what cannot is raised."""
-    made: dict[int, T] = {}
+    """Return the result of each task. Failures are raised after all other tasks are done."""
+    results: dict[int, T] = {}
     failures: dict[int, str] = {}
     if not tasks:
-        return made
+        return results
     input_bytes = sum(input_state(task.input)[0] for task in tasks)
-    with ProgressReport(len(tasks), label, input_bytes) as report:
-        done = Done()
-
-        def tick(now: Done) -> None:
-            nonlocal done
-            done = now
-            report.update(len(made), done)
-
-        with closing(ENGINES[engine](work, tasks, workers, tick)) as outcomes:
-            for task, outcome in outcomes:
-                if isinstance(outcome, ValueError | OSError):
-                    failures[task.index] = str(outcome)
-                    report.say(f"{task.name} failed: {outcome}")
-                else:
-                    made[task.index] = outcome
-                    report.update(len(made), done)
+    with (
+        closing(ProgressReport(len(tasks), label, input_bytes)) as report,
+        closing(ENGINES[engine](work, tasks, workers, report.update)) as outcomes,
+    ):
+        for task, outcome in outcomes:
+            if isinstance(outcome, ValueError | OSError):
+                failures[task.index] = str(outcome)
+                report.say(f"{task.name} failed: {outcome}")
+            else:
+                results[task.index] = outcome
+                report.finish_shard()
     if failures:
-        kept = f" ({len(made)} other shards are done and kept)" if made else ""
+        kept = f" ({len(results)} other shards are done and kept)" if results else ""
         raise ValueError("; ".join(failures[index] for index in sorted(failures)) + kept)
-    return made
+    return results
 
 
-def _place_tokenizer(tokenizer: Tokenizer, output: Path) -> None:
-    """Write the vocabulary where there is none; other parts may be reading it."""
+def _save_tokenizer_once(tokenizer: Tokenizer, output: Path) -> None:
+    """Write the vocabulary if it is missing; other parts may be reading it."""
     file = output / TOKENIZER_FILE
     if not file.is_file():
         tokenizer.save(file)
@@ -272,13 +268,16 @@ def _say(message: str | None) -> None:
         print(f"prepare: {message}", file=sys.stderr, flush=True)
 
 
-def _partials(tasks: Sequence[ShardTask] | None = None) -> list[str]:
-    """Patterns of what killed runs were writing; of these tasks, or at all."""
-    names = [""] if tasks is None else [f"{task.name}." for task in tasks]
-    return [f"{folder}.{name}*{PARTIAL_SUFFIX}" for folder in _FOLDERS for name in names]
+def _partials(*prefixes: str) -> list[str]:
+    """Return patterns of the temporary files of killed runs whose names have these prefixes."""
+    return [f"{folder}.{prefix}*{PARTIAL_SUFFIX}" for folder in _FOLDERS for prefix in prefixes]
 
 
 def _remove(output: Path, *patterns: str) -> None:
     for pattern in patterns:
         for file in output.glob(pattern):
             file.unlink(missing_ok=True)
+
+
+def _place(source: Input) -> Input:
+    return source.resolve() if isinstance(source, Path) else source

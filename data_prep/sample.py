@@ -1,63 +1,77 @@
-"""The embedded corpus: real text made from the Python installation, nothing downloaded or executed.
+"""The command `sample`: write real text from the Python installation, without any download.
 
-    PythonDocs     the help topics of `pydoc_data`, and the library's .txt files (licence, news)
-    Docstrings     those of the standard library, a document for each module and each class
-    PythonSource   some of its source files, at most 30 % of the text
+    PythonDocs     help topics of `pydoc_data`, and the .txt files of the library (licence, news)
+    Docstrings     docstrings of the standard library, one document per module and class
+    PythonSource   some source files, at most 30 % of the text
 
-Long English texts are cut between paragraphs, so that most survive a length filter; source files
-stay whole.
-
-The same Python gives the same files. A share of the English documents is held out in a folder of
-its own, so that a fine-tuning task can be made from text that pretraining never saw.
+Long English texts are cut between paragraphs, so that most pass a length filter; source files are
+not cut. No code is executed, and the same Python version gives the same files. A share of the
+English documents is written to a separate folder, so that fine-tuning tasks can use text that was
+not seen in pretraining.
 """
 
+import argparse
 import ast
 import inspect
 import sysconfig
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from data_prep.documents import content_share
 from data_prep.files import strict_json, write_atomically
+from data_prep.manifest import Count
 
-HELD_OUT_FOLDER = "held-out"
+HELD_OUT = "held-out"
 _SKIPPED_FOLDERS = {"test", "tests", "idle_test", "lib2to3", "site-packages", "dist-packages"}
 _SOURCE_TO_ENGLISH_BYTES = 3 / 7
 _LONGEST_ENGLISH_CHARACTERS = 6_000  # about 1,500 tokens
 _LONGEST_SOURCE_CHARACTERS = 20_000
-_SHORTEST_CHARACTERS = 80  # shorter docstrings say little but "Return the name."
+_SHORTEST_CHARACTERS = 80  # shorter docstrings say little more than "Return the name."
 _COMPRESSION_LEVEL = 10
 
 
-@dataclass(frozen=True)
-class SampleSummary:
-    """Documents and UTF-8 bytes of text by group ("corpus" or "held-out") and subset."""
-
-    documents: dict[tuple[str, str], int]
-    text_bytes: dict[tuple[str, str], int]
-
-
-@dataclass(frozen=True)
-class _Text:
+class _Text(NamedTuple):
     text: str
     subset: str
 
 
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command."""
+    add = parser.add_argument
+    add("--output", type=Path, required=True, help="folder")
+    add("--files", type=int, default=4, help="number of files (default: %(default)s)")
+    held_out = "share of the English documents to hold out (default: %(default)s)"
+    add("--held-out-fraction", type=float, default=0.12, help=held_out)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run the command."""
+    summary = write_sample(options.output, options.files, options.held_out_fraction)
+    print(f"{options.output}: {options.files} files and {HELD_OUT}/")
+    for (group, subset), count in sorted(summary.items()):
+        megabytes = count.text_bytes / 1e6
+        print(f"  {group:10}{subset:16}{count.documents:8,} documents{megabytes:8.2f} MB")
+    return 0
+
+
 def write_sample(
     output: Path, num_files: int = 4, held_out_fraction: float = 0.12
-) -> SampleSummary:
-    """Write `sample-NNNNN.jsonl.zst` files and `held-out/held-out.jsonl.zst`, in the Pile's format.
+) -> dict[tuple[str, str], Count]:
+    """Write `sample-NNNNN.jsonl.zst` files and `held-out/held-out.jsonl.zst` in the Pile's format.
 
     Args:
-        output: A folder, made where missing.
-        num_files: Files of the corpus; documents are dealt out to them in an order drawn from their
-        content.
-        held_out_fraction: Share of the English documents that goes to held-out/ alone.
+        output: A folder, which is created if missing.
+        num_files: Number of files of the corpus; documents are distributed over them by a hash of
+            their content.
+        held_out_fraction: Share of the English documents that is written only to held-out/.
+
+    Returns:
+        Documents and UTF-8 bytes of text by group ("corpus" or "held-out") and subset.
 
     Raises:
-        ValueError: A number makes no sense, or the Python installation has no source to read.
+        ValueError: An argument is out of range, or the Python installation has no source files.
     """
     if num_files < 1:
         raise ValueError(f"--files {num_files}: accepted: 1 or more")
@@ -72,18 +86,24 @@ def write_sample(
     kept: list[_Text] = []
     held_out: list[_Text] = []
     for text in english:
-        is_held_out = content_share(text.text.encode(), "held-out") < held_out_fraction
+        is_held_out = content_share(text.text.encode(), HELD_OUT) < held_out_fraction
         (held_out if is_held_out else kept).extend(_parts(text))
     allowance = int(_SOURCE_TO_ENGLISH_BYTES * sum(len(text.text.encode()) for text in kept))
     corpus = _mixed([*kept, *_unique(_sources(library, allowance))])
+    held_out = _mixed(held_out)
     for number in range(num_files):
         _write(output / f"sample-{number:05d}.jsonl.zst", corpus[number::num_files])
-    _write(output / HELD_OUT_FOLDER / f"{HELD_OUT_FOLDER}.jsonl.zst", _mixed(held_out))
-    return _summary({"corpus": corpus, HELD_OUT_FOLDER: held_out})
+    _write(output / HELD_OUT / f"{HELD_OUT}.jsonl.zst", held_out)
+    summary: dict[tuple[str, str], Count] = {}
+    for group, texts in (("corpus", corpus), (HELD_OUT, held_out)):
+        for text in texts:
+            count = summary.setdefault((group, text.subset), Count())
+            count.add(Count(1, text_bytes=len(text.text.encode())))
+    return summary
 
 
 def _topics(library: Path) -> Iterator[_Text]:
-    """Help topics, whose file is one dictionary literal, and the text files of the library."""
+    """Yield the help topics, a dictionary literal in one file, and the library's text files."""
     file = library / "pydoc_data" / "topics.py"
     if file.is_file():
         for node in ast.parse(file.read_bytes()).body:
@@ -98,7 +118,7 @@ def _topics(library: Path) -> Iterator[_Text]:
 def _docstrings(library: Path) -> Iterator[_Text]:
     for file in _files(library, "*.py"):
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of escapes in old code, none of our business
+            warnings.simplefilter("ignore")  # about escape sequences in old code
             module = ast.parse(file.read_bytes())
         classes = [node for node in ast.walk(module) if isinstance(node, ast.ClassDef)]
         for owner in (module, *classes):
@@ -108,18 +128,17 @@ def _docstrings(library: Path) -> Iterator[_Text]:
 
 
 def _docstrings_within(node: ast.AST) -> Iterator[str]:
-    """The docstrings of a node and of the functions in it; classes within have their own."""
-    if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-        docstring = ast.get_docstring(node)
-        if docstring:
-            yield docstring.strip()
+    """Yield the docstrings of a node and of the functions in it, without those of inner classes."""
+    documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+    if isinstance(node, documented) and (docstring := ast.get_docstring(node)):
+        yield docstring.strip()
     for child in ast.iter_child_nodes(node):
         if not isinstance(child, ast.ClassDef):
             yield from _docstrings_within(child)
 
 
 def _sources(library: Path, allowance_bytes: int) -> Iterator[_Text]:
-    """Source files up to an allowance, in an order drawn from their names to have all kinds."""
+    """Yield source files up to a total size, in an order given by a hash of their names."""
     files = _files(library, "*.py")
     files.sort(key=lambda file: content_share(bytes(file.relative_to(library)), "source"))
     for file in files:
@@ -139,7 +158,7 @@ def _files(library: Path, pattern: str) -> list[Path]:
 
 
 def _parts(text: _Text) -> Iterator[_Text]:
-    """Cut a long text between paragraphs; a paragraph stays whole, however long."""
+    """Cut a long text between paragraphs; paragraphs are never cut."""
     part = ""
     for paragraph in text.text.split("\n\n"):
         if part and len(part) + len(paragraph) > _LONGEST_ENGLISH_CHARACTERS:
@@ -156,7 +175,7 @@ def _unique(texts: Iterable[_Text]) -> list[_Text]:
 
 
 def _mixed(texts: Sequence[_Text]) -> list[_Text]:
-    """In an order drawn from the content, so that every file holds some of everything."""
+    """Sort by a hash of the content, so that every file has a mixture of everything."""
     return sorted(texts, key=lambda text: content_share(text.text.encode(), "order"))
 
 
@@ -169,13 +188,3 @@ def _write(file: Path, texts: Iterable[_Text]) -> None:
     )
     content = "".join(f"{line}\n" for line in lines).encode()
     write_atomically(file, zstandard.ZstdCompressor(_COMPRESSION_LEVEL).compress(content))
-
-
-def _summary(groups: dict[str, list[_Text]]) -> SampleSummary:
-    summary = SampleSummary({}, {})
-    for group, texts in groups.items():
-        for text in texts:
-            key = (group, text.subset)
-            summary.documents[key] = summary.documents.get(key, 0) + 1
-            summary.text_bytes[key] = summary.text_bytes.get(key, 0) + len(text.text.encode())
-    return summary

@@ -1,17 +1,17 @@
-r"""Where sentences begin, by rules of our own.
+r"""Rule-based sentence splitting.
 
-Nothing is learnt or downloaded, so that the same text gives the same sentences everywhere. In doubt
-two sentences stay one. A sentence ends
+The rules are fixed, so that the same text gives the same sentences everywhere. In doubt the text is
+not split. A sentence ends
 
-- before a blank line, whatever comes before it;
-- after . ! ? … and their kin in other scripts, with the quotation marks and brackets that close
-  behind them, where white space follows, and then no small letter or mark that goes on; not after
-  an initial ("J. Smith", "U.S. Army"), a title ("Dr. Who"), "e.g.", "No." before a number, or the
-  number of an item ("1. First");
-- after a full stop of Chinese or Japanese, where no mark that closes follows.
+- before a blank line;
+- after . ! ? … and their equivalents in other scripts, including closing quotation marks and
+  brackets, if white space follows and the next character is neither a lower-case letter nor a
+  punctuation mark that continues the sentence; but not after an initial ("J. Smith", "U.S. Army"),
+  a title ("Dr. Who"), "e.g.", "No." before a number, or the number of an item ("1. First");
+- after a Chinese or Japanese full stop, unless a closing mark follows.
 
-White space between two sentences opens the second one. GPT-2's pretokeniser puts it there, too:
-where white space parts the sentences, their ids are those of the whole text.
+White space between two sentences belongs to the second one. The pretokeniser of GPT-2 attaches it
+there too, so the ids of the sentences are those of the whole text where white space separates them.
 """
 
 import re
@@ -22,15 +22,15 @@ import numpy.typing as npt
 
 _WIDE_STOPS = "。！？｡"
 _STOPS = ".!?…؟۔।॥" + _WIDE_STOPS
-# Each starts with a set or a letter that is quick to find, matches wherever it does, and takes in
-# whole runs: no text can make it slow.
+# Each pattern starts with a character that is quick to find, and its quantifiers are possessive:
+# no text can make it slow.
 _STOP = re.compile(
     rf"[{_STOPS}][{_STOPS}]*+[\"'”’»›)\]}}」』）】》〉]*+(?=(?P<space>\s*+)(?P<next>\S?))"
 )
 _BLANK_LINE = re.compile(r"\n[^\S\n]*+\n\s*+(?P<next>\S?)")
 _GOES_ON = frozenset(",;:.!?…)]}%")
 _NO_IDS = np.empty(0, dtype=np.int32)
-_LONGEST_WORD = 12  # that is looked at before a full stop
+_LONGEST_WORD = 12  # characters examined before a full stop
 _WORD = re.compile(r"(?:\w\.)*[^\W\d_]+\Z")
 _ITEM_NUMBER = re.compile(r"^\s*\d{1,3}\Z", re.MULTILINE)
 _TITLE = re.compile(
@@ -43,10 +43,9 @@ _BEFORE_NUMBER = re.compile(
 
 
 def sentences(text: str) -> list[str]:
-    """The sentences of a text; joined they are the text.
+    """Split a text into sentences that concatenate to the text.
 
-    Returns:
-        None for an empty text; none of white space alone unless the text is.
+    An empty text has no sentences. No sentence is white space only, unless the text is.
     """
     if not text:
         return []
@@ -61,11 +60,11 @@ def sentences(text: str) -> list[str]:
 def encode_sentences(
     texts: Sequence[str], encode: Callable[[list[str]], list[npt.NDArray[np.int32]]]
 ) -> tuple[list[npt.NDArray[np.int32]], list[list[int]]]:
-    """The ids of each text, sentence by sentence, and how many each sentence has.
+    """Encode each text sentence by sentence; return its ids and the lengths of its sentences.
 
     Args:
         texts: Documents.
-        encode: Ids of each of many texts.
+        encode: Returns the ids of each of several texts.
     """
     parts = [sentences(text) for text in texts]
     encoded = iter(encode([sentence for part in parts for sentence in part]))
@@ -75,14 +74,15 @@ def encode_sentences(
 
 
 def cut_lengths(lengths: Sequence[int], pieces: Sequence[int]) -> list[list[int]]:
-    """How many ids each sentence has in each piece of its document; those without any are left out.
+    """Return the lengths of the sentences within each piece of a document, without empty ones.
 
     Args:
-        lengths: Of the document's sentences.
-        pieces: Lengths of consecutive pieces, from the document's first id on; not longer than it.
+        lengths: Lengths of the document's sentences.
+        pieces: Lengths of consecutive pieces that start at the document's first id. Their sum is
+            at most the length of the document.
     """
     unread = iter(lengths)
-    left = 0  # of the sentence that the last piece ended in
+    left = 0  # ids of the current sentence that are in no piece yet
     within = []
     for room in pieces:
         parts = []
@@ -113,7 +113,7 @@ def _is_end(text: str, stop: re.Match[str]) -> bool:
 
 
 def _goes_on_after_stop(text: str, stop: int, following: str) -> bool:
-    """Whether the full stop at `stop` ends an abbreviation or the number of an item."""
+    """Return whether the full stop at `stop` ends an abbreviation or the number of an item."""
     start = max(0, stop - _LONGEST_WORD)
     if _ITEM_NUMBER.search(text, start, stop):
         return True

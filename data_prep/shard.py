@@ -1,10 +1,9 @@
-"""One input -> one shard: read, encode, filter, split, write.
+"""Make one shard from one input: read, encode, filter, split, write.
 
-The task is idempotent: the same input, settings and vocabulary give the same bytes, and a shard
-whose manifest stands is not made again. An engine (see run.py) may therefore run it anywhere and
-any number of times.
+The task is idempotent: the same input, settings and vocabulary give the same bytes, and a finished
+shard is not made again. An engine may therefore run it on any machine and any number of times.
 
-`prepare_shard` reads top to bottom; the classes under it hold its state.
+`prepare_shard` reads top to bottom; the classes below it hold its state.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,7 +17,7 @@ import numpy.typing as npt
 from data_prep.documents import Document, Reject, content_share, read
 from data_prep.duplicates import drop_duplicates
 from data_prep.encoders import Encoder
-from data_prep.files import AtomicFile
+from data_prep.files import write_atomically
 from data_prep.filters import Tally, judge, windows
 from data_prep.indexed import IndexedWriter, dtype_for
 from data_prep.inputs import Input, input_sha256, input_state, layout_of
@@ -33,20 +32,23 @@ from data_prep.manifest import (
     read_record,
     write_record,
 )
-from data_prep.progress import Progress
+from data_prep.progress import Done, Progress
 from data_prep.sentences import cut_lengths, encode_sentences
 from data_prep.statistics import UPPER_EDGES, count_lengths, write_counts
 from data_prep.tokenizer import FILE_NAME as TOKENIZER_FILE
 from data_prep.tokenizer import Tokenizer, load
 
 _BATCH_DOCUMENTS = 256
-_BATCH_CHARACTERS = 4_000_000  # bounds memory where documents are long
-MAX_SUBSETS = 256  # what a uint8 can number
+_BATCH_CHARACTERS = 4_000_000  # bounds memory if documents are long
+MAX_SUBSETS = 256  # a uint8 numbers them
 
 
 @dataclass(frozen=True)
 class ShardTask:
-    """What to make; small enough to send anywhere. The vocabulary lies in the corpus folder."""
+    """Description of a shard, small enough to send to any process.
+
+    The vocabulary is read from the corpus folder.
+    """
 
     index: int
     input: Input
@@ -62,33 +64,37 @@ class ShardTask:
 
     @property
     def manifest_file(self) -> Path:
-        """Written last: a shard without it is not there."""
-        return self.corpus / "shards" / f"{self.name}.json"
+        """The shard's manifest, which is written last and marks the shard as finished."""
+        return self.file(".json")
+
+    def file(self, suffix: str) -> Path:
+        """Return the path of one of the shard's files in `shards/`."""
+        return self.corpus / "shards" / f"{self.name}{suffix}"
 
 
-def standing_manifest(task: ShardTask) -> ShardManifest | None:
-    """The manifest of a shard that is whole, or None where it has to be made.
+def existing_manifest(task: ShardTask) -> ShardManifest | None:
+    """Return the manifest of a finished shard, or None if the shard has to be made.
 
     Raises:
         ValueError: The shard was made from another input, with other settings or another
-        vocabulary.
+            vocabulary.
     """
     if not task.manifest_file.is_file():
         return None
     manifest = read_record(ShardManifest, task.manifest_file)
     _refuse_changes(task, manifest)
-    whole = all(_is_whole(task.corpus, files) for files in manifest.files.values())
-    return manifest if whole else None
+    is_complete = all(_is_complete(task.corpus, files) for files in manifest.files.values())
+    return manifest if is_complete else None
 
 
-def prepare_shard(task: ShardTask, progress: Progress = lambda *_: None) -> ShardManifest:
-    """Make one shard, or return the manifest of the one that stands.
+def prepare_shard(task: ShardTask, progress: Progress = lambda _: None) -> ShardManifest:
+    """Make one shard, or return the manifest of the existing one.
 
     Raises:
-        ValueError: The input is damaged, or changed meanwhile; nothing of the shard is left then.
+        ValueError: The input is damaged, or changed while it was read. No files are left then.
     """
-    if standing := standing_manifest(task):
-        return standing
+    if existing := existing_manifest(task):
+        return existing
     before = input_state(task.input)
     input_file = InputFile(str(task.input), before[0], input_sha256(task.input), task.role)
     tokenizer, encoder = _vocabulary(task.corpus, task.tokenizer_digest)
@@ -105,7 +111,7 @@ def prepare_shard(task: ShardTask, progress: Progress = lambda *_: None) -> Shar
             else:
                 encoded = encoder.encode(texts)
                 shard.add(batch, encoded, [[len(ids)] for ids in encoded])
-            progress(shard.documents, shard.text_bytes, shard.tokens)
+            progress(Done(shard.documents, shard.text_bytes, shard.tokens))
         if input_state(task.input) != before:
             raise ValueError(f"{task.input}: changed while it was read")
         manifest = ShardManifest(
@@ -120,7 +126,7 @@ def prepare_shard(task: ShardTask, progress: Progress = lambda *_: None) -> Shar
             kept=shard.tally.kept,
             cut=shard.tally.cut,
             rejects=shard.tally.rejects,
-            length_counts=[int(count) for count in shard.length_counts],
+            length_counts=shard.length_counts.tolist(),
         )
         write_record(task.manifest_file, manifest)
     finally:
@@ -128,14 +134,14 @@ def prepare_shard(task: ShardTask, progress: Progress = lambda *_: None) -> Shar
     return manifest
 
 
-@lru_cache(maxsize=1)  # a worker makes many shards, and building takes as long as 20 MB of text
+@lru_cache(maxsize=1)  # building an encoder takes as long as encoding 20 MB of text
 def _vocabulary(corpus: Path, digest: str) -> tuple[Tokenizer, Encoder]:
     tokenizer = load(corpus / TOKENIZER_FILE)
     return tokenizer, Encoder(tokenizer)
 
 
 class _Shard:
-    """The shard being made: a writer per split, and the counts."""
+    """A shard in the making: one writer per split, and the counts."""
 
     def __init__(self, task: ShardTask, tokenizer: Tokenizer) -> None:
         self._settings = task.settings
@@ -148,7 +154,7 @@ class _Shard:
         self.tokens = 0
 
     def take_documents(self, records: Iterable[Document | Reject]) -> Iterator[Document]:
-        """The documents among the records; the others are counted."""
+        """Yield the documents and count the rejects."""
         for record in records:
             self.documents += 1
             if isinstance(record, Document):
@@ -162,7 +168,7 @@ class _Shard:
         encoded: list[npt.NDArray[np.int32]],
         lengths: list[list[int]],
     ) -> None:
-        """Filter encoded documents, of sequences of these lengths, and write those to be kept."""
+        """Filter encoded documents with these sequence lengths, and write those that are kept."""
         self.length_counts += count_lengths([len(ids) + 2 for ids in encoded])
         self.tokens += sum(map(len, encoded))
         for document, ids, of_sequences in zip(batch, encoded, lengths, strict=True):
@@ -184,19 +190,19 @@ class _Shard:
                 continue
             self._splits[split].append(piece, of_sequences, document)
             self.tally.keep(split, document.subset, Count(1, len(piece) + 1, text_bytes))
-            text_bytes = 0  # counted with the first of its windows
+            text_bytes = 0  # counted with the first window
 
     def close(self) -> dict[str, ShardFiles]:
-        """Give the files their names; splits without documents have none."""
+        """Finish the files; splits without documents have none."""
         return {split: files for split in SPLITS if (files := self._splits[split].close())}
 
     def discard(self) -> None:
-        """Drop what was not closed."""
+        """Remove what was not closed."""
         for writer in self._splits.values():
-            writer.discard()
+            writer.indexed.discard()
 
     def _split_of(self, text: bytes) -> str:
-        """The split of a document and all its windows, drawn from the whole text."""
+        """Return the split of a document and all its windows, a function of the whole text."""
         if self._role != "both":
             return self._role
         share = content_share(text, "valid")
@@ -207,21 +213,20 @@ class _Shard:
 
 
 class _SplitWriter:
-    """The files of one split: ids, index, subsets, counts. What is appended waits for `flush`."""
+    """Writes the files of one split: ids, index, subsets, counts. `flush` writes appended ids."""
 
     def __init__(self, task: ShardTask, split: str, tokenizer: Tokenizer) -> None:
         self._stem = f"{split}/{task.name}"
         self._prefix = task.corpus / self._stem
         dtype = dtype_for(tokenizer.vocab_size)
-        self._indexed = IndexedWriter(self._prefix, dtype, tokenizer.vocab_size)
-        self._side_file = AtomicFile(self._prefix.with_name(f"{task.name}.subsets"))
+        self.indexed = IndexedWriter(self._prefix, dtype, tokenizer.vocab_size)
         self._subsets: dict[str, int] = {}
+        self._subset_numbers = bytearray()
         self._end = np.array([tokenizer.eos_id], dtype=np.int32)
         self._counts = np.zeros(tokenizer.vocab_size, dtype=np.int64)
         self._waiting: list[npt.NDArray[np.int32]] = []  # ids of a document, `</s>`, and so on
-        self._waiting_lengths: list[int] = []  # of sequences
-        self._waiting_sequences: list[int] = []  # of documents
-        self._waiting_subsets = bytearray()
+        self._waiting_lengths: list[int] = []  # ids per sequence
+        self._waiting_sequences: list[int] = []  # sequences per document
 
     def append(
         self, ids: npt.NDArray[np.int32], lengths: Sequence[int], document: Document
@@ -234,40 +239,36 @@ class _SplitWriter:
             )
         self._waiting += (ids, self._end)
         *others, last = lengths or [0]
-        self._waiting_lengths += (*others, last + 1)  # `</s>` stands in the last
+        self._waiting_lengths += (*others, last + 1)  # the last sequence includes `</s>`
         self._waiting_sequences.append(len(others) + 1)
-        self._waiting_subsets.append(number)
+        self._subset_numbers.append(number)
 
     def flush(self) -> None:
         if not self._waiting:
             return
         ids = np.concatenate(self._waiting)
-        self._indexed.extend(ids, self._waiting_lengths, self._waiting_sequences)
-        self._side_file.write(bytes(self._waiting_subsets))
+        self.indexed.extend(ids, self._waiting_lengths, self._waiting_sequences)
         self._counts += np.bincount(ids, minlength=len(self._counts))
-        self._waiting, self._waiting_lengths, self._waiting_sequences = [], [], []
-        self._waiting_subsets = bytearray()
+        for waiting in (self._waiting, self._waiting_lengths, self._waiting_sequences):
+            waiting.clear()
 
     def close(self) -> ShardFiles | None:
-        if not self._indexed.documents:
+        if not self.indexed.documents:
             return None
-        data, index = self._indexed.close()
+        data, index = self.indexed.close()
+        subsets = write_atomically(Path(f"{self._prefix}.subsets"), bytes(self._subset_numbers))
         return ShardFiles(
             stem=self._stem,
-            documents=self._indexed.documents,
-            sequences=self._indexed.sequences,
+            documents=self.indexed.documents,
+            sequences=self.indexed.sequences,
             tokens=int(self._counts.sum()),
             size_bytes=data.size_bytes,
             bin_sha256=data.sha256,
             idx_sha256=index.sha256,
-            subsets_sha256=self._side_file.commit().sha256,
+            subsets_sha256=subsets.sha256,
             counts_sha256=write_counts(self._prefix, self._counts).sha256,
             subsets=list(self._subsets),
         )
-
-    def discard(self) -> None:
-        self._indexed.discard()
-        self._side_file.discard()
 
 
 def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
@@ -284,22 +285,23 @@ def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
 
 
 def _refuse_changes(task: ShardTask, manifest: ShardManifest) -> None:
-    """Raise where a standing shard is not what the task asks for."""
+    """Raise if an existing shard is not the one that the task describes."""
+    then = vars(manifest.settings) | {
+        "tokenizer": manifest.tokenizer_digest[:12],
+        "role": manifest.input.role,
+    }
+    now = vars(task.settings) | {"tokenizer": task.tokenizer_digest[:12], "role": task.role}
     changes = [
-        f"{name.replace('_', '-')} was {old} and is {new}"
-        for name, old, new in (
-            *((n, old, getattr(task.settings, n)) for n, old in vars(manifest.settings).items()),
-            ("tokenizer", manifest.tokenizer_digest[:12], task.tokenizer_digest[:12]),
-            ("role", manifest.input.role, task.role),
-        )
-        if old != new
+        f"{name.replace('_', '-')} was {then[name]} and is {now[name]}"
+        for name in then
+        if then[name] != now[name]
     ]
     if not _is_same_input(task.input, manifest):
-        changes.append(f"input {task.input} is not what was read then ({manifest.input.path})")
+        changes.append(f"input {task.input} differs from what was read ({manifest.input.path})")
     if changes:
         raise ValueError(
             f"{task.corpus}: {task.name} was prepared differently: {'; '.join(changes)}. "
-            "Name another --output, or --overwrite to make the corpus anew"
+            "Name another --output, or use --overwrite to make the corpus again"
         )
 
 
@@ -309,15 +311,13 @@ def _is_same_input(source: Input, manifest: ShardManifest) -> bool:
         return False
     if str(source) == manifest.input.path and modified_ns == manifest.input_modified_ns:
         return True
-    is_read_alike = layout_of(source) == layout_of(manifest.input.path)
-    return is_read_alike and input_sha256(source) == manifest.input.sha256
+    is_same_layout = layout_of(source) == layout_of(manifest.input.path)
+    return is_same_layout and input_sha256(source) == manifest.input.sha256
 
 
-def _is_whole(corpus: Path, files: ShardFiles) -> bool:
-    data = corpus / f"{files.stem}.bin"
-    others = (corpus / f"{files.stem}{suffix}" for suffix in (".idx", ".subsets", ".counts"))
-    return (
-        data.is_file()
-        and data.stat().st_size == files.size_bytes
-        and all(other.is_file() for other in others)
+def _is_complete(corpus: Path, files: ShardFiles) -> bool:
+    data, *others = (
+        corpus / f"{files.stem}{suffix}" for suffix in (".bin", ".idx", ".subsets", ".counts")
     )
+    has_data = data.is_file() and data.stat().st_size == files.size_bytes
+    return has_data and all(other.is_file() for other in others)

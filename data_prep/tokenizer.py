@@ -1,13 +1,14 @@
 """Vocabularies: load, train, encode, identify.
 
-The ids follow the original's order: `<s>` 0, `<pad>` 1, `</s>` 2, `<unk>` 3, then the vocabulary,
+The ids follow RoBERTa's order: `<s>` 0, `<pad>` 1, `</s>` 2, `<unk>` 3, then the vocabulary, and
 `<mask>` last.
 """
 
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,16 +24,16 @@ if TYPE_CHECKING:
 
 FILE_NAME = "tokenizer.json"
 _ACCEPTED = (
-    f"a {FILE_NAME}; a folder holding one (a prepared corpus, an exported model, what "
-    f"train-tokenizer wrote); a folder holding {', '.join(gpt2_vocabulary.FAIRSEQ_FILES)}, or "
+    f"a {FILE_NAME}; a folder with one (a prepared corpus, an exported model, the output of "
+    f"train-tokenizer); a folder with {', '.join(gpt2_vocabulary.FAIRSEQ_FILES)}, or "
     f"{', '.join(gpt2_vocabulary.HUGGING_FACE_FILES)}"
 )
-# What the hub may know; a path to a file or into a folder is none.
+# Possible names on the Hugging Face hub.
 _HUB_NAME = re.compile(r"(\w[\w.-]*/)?\w[\w.-]*", re.ASCII)
 
 
 class Tokenizer:
-    """A vocabulary with its special ids. Pickles and forks."""
+    """A vocabulary with its special ids. It can be pickled and forked."""
 
     bos_id = 0
     pad_id = 1
@@ -43,12 +44,12 @@ class Tokenizer:
         """Wrap a `tokenizers.Tokenizer`.
 
         Raises:
-            ValueError: The special tokens are not where this project has them, or a document could
-                write them.
+            ValueError: The special tokens do not have the expected ids, or text could encode to
+                them.
         """
         backend.no_truncation()
         backend.no_padding()
-        # What a document contains is text: "</s>" in it must not end the document.
+        # "</s>" within a document is text and must not end the document.
         backend.encode_special_tokens = True
         self._backend = backend
         self.vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
@@ -56,14 +57,14 @@ class Tokenizer:
         _check_special_tokens(backend, self.vocab_size)
 
     def encode_batch(self, texts: Sequence[str]) -> list[npt.NDArray[np.int32]]:
-        """Ids of each text; no special token is added and none can come from the text."""
+        """Return the ids of each text, without special tokens; text never encodes to them."""
         encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
         return [np.array(encoding.ids, dtype=np.int32) for encoding in encodings]
 
     def lay_out(self, texts: Sequence[Sequence[int]]) -> list[int]:
-        """One input of the ids of one text, `<s> a </s>`, or of several, `<s> a </s> </s> b </s>`.
+        """Return the input ids of one text, `<s> a </s>`, or more, `<s> a </s> </s> b </s>`.
 
-        As RoBERTa has it (Liu et al. 2019).
+        This is the layout of RoBERTa (Liu et al. 2019).
         """
         first, *others = texts
         ids = [self.bos_id, *first, self.eos_id]
@@ -72,24 +73,24 @@ class Tokenizer:
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Text of the ids, special tokens shown."""
+        """Return the text of the ids, including special tokens."""
         return str(self._backend.decode([int(id) for id in ids], skip_special_tokens=False))
 
     def token_text(self, id: int) -> str:
-        """Text of one id, decoded alone; part of a character shows as U+FFFD."""
+        """Return the text of one id; part of a character becomes U+FFFD."""
         return self.decode([id])
 
     def digest(self) -> str:
-        """Hex sha256 of what decides the ids of a text, whatever the layout of the file.
+        """Return the hex sha256 of everything that determines the ids of a text.
 
-        Equal for vocabularies that came by different ways, such as roberta-base from the hub and
-        from fairseq's files.
+        It does not depend on the file layout: roberta-base from the hub and from fairseq's files
+        have the same digest.
         """
         content = self.content()
-        # Fields that are off are left out, so that a later version of `tokenizers` may add some.
+        # Fields without a value are left out, so that later versions of `tokenizers` may add some.
         model = {name: value for name, value in content["model"].items() if value}
-        # Files differ in whether the model's own table lists the special tokens. No text can write
-        # those, so their ids count, and how a library would look for them in a text does not.
+        # Files differ in whether the model's table lists the special tokens. Text never encodes to
+        # these, so only their ids matter, and they are in the table of all ids.
         if isinstance(model.get("vocab"), dict):
             del model["vocab"]
         identity = {
@@ -103,7 +104,7 @@ class Tokenizer:
         return hashlib.sha256(canonical.encode()).hexdigest()
 
     def content(self) -> dict[str, Any]:
-        """What stands in its `tokenizer.json`."""
+        """Return the content of `tokenizer.json`."""
         import orjson
 
         content: dict[str, Any] = orjson.loads(self._backend.to_str())
@@ -114,27 +115,27 @@ class Tokenizer:
         write_atomically(path, self._backend.to_str(pretty=True).encode())
 
     def __getstate__(self) -> dict[str, Any]:
-        """The vocabulary as JSON."""
+        """Return the vocabulary as JSON."""
         return {"json": self._backend.to_str()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Rebuild from JSON (the backend's own pickling forgets `encode_special_tokens`)."""
+        """Rebuild from JSON, because the backend's pickling loses `encode_special_tokens`."""
         import tokenizers
 
         self.__init__(tokenizers.Tokenizer.from_str(state["json"]))  # type: ignore[misc]
 
 
 def load(name_or_path: str | Path) -> Tokenizer:
-    """Load a vocabulary from files of any layout, or from the Hugging Face hub.
+    """Load a vocabulary from files in any layout, or from the Hugging Face hub.
 
     Args:
-        name_or_path: A `tokenizer.json`, or a folder holding one (a corpus, a model); a folder with
-            GPT-2's `encoder.json` and `vocab.bpe` and fairseq's `dict.txt`; one with Hugging Face's
-            `vocab.json` and `merges.txt`. A string that names no path but may be a model of the
-            hub, such as "roberta-base", is looked for there; a `Path` never is.
+        name_or_path: A `tokenizer.json`, or a folder with one (a corpus, a model); a folder with
+            GPT-2's `encoder.json` and `vocab.bpe` and fairseq's `dict.txt`; or a folder with
+            Hugging Face's `vocab.json` and `merges.txt`. A string that is not a path but a possible
+            model name, such as "roberta-base", is looked up on the hub; a `Path` never is.
 
     Raises:
-        ValueError: There is none, it cannot be read, or its special ids are not ours.
+        ValueError: It does not exist, cannot be read, or has unexpected special ids.
     """
     place = _find(name_or_path)
     contents = gpt2_vocabulary.read(place) if place.is_dir() else None
@@ -145,26 +146,26 @@ def load(name_or_path: str | Path) -> Tokenizer:
 
 
 def from_vocabulary(vocab: Mapping[str, int], merges: Sequence[tuple[str, str]]) -> Tokenizer:
-    """The byte-level BPE of a table of ids and its merges, with GPT-2's pretokeniser.
+    """Build a byte-level BPE with GPT-2's pretokeniser from ids and merges.
 
     Args:
-        vocab: Id of each token in GPT-2's alphabet, where each byte is a visible character; special
-            tokens included.
-        merges: Pairs of tokens, the first to be merged first.
+        vocab: Id of each token, including special tokens, in GPT-2's alphabet, which has a visible
+            character for each byte.
+        merges: Pairs of tokens in the order in which they are merged.
 
     Raises:
         ValueError: The ids have gaps, a byte or the product of a merge has no id, or the special
-            ids are not ours.
+            ids are unexpected.
     """
     from tokenizers import models, pre_tokenizers
 
     if sorted(vocab.values()) != list(range(len(vocab))):
         raise ValueError(f"{len(vocab)} tokens, but their ids are not 0 to {len(vocab) - 1}")
-    # The library would drop such bytes from a text without a word.
+    # The library would silently drop such bytes from a text.
     if missing := sorted(set(pre_tokenizers.ByteLevel.alphabet()) - set(vocab)):
         raise ValueError(f"{len(missing)} of the 256 bytes have no id, such as {missing[0]!r}")
     try:
-        # The library raises bare Exception for a merge of what has no id.
+        # The library raises bare Exception if a merge has a token without an id.
         model = models.BPE(vocab=dict(vocab), merges=list(merges))
     except Exception as error:
         raise ValueError(f"ids and merges do not fit together: {error}") from error
@@ -178,10 +179,10 @@ def train(texts: Iterator[str], vocab_size: int) -> Tokenizer:
 
     Args:
         texts: Documents; consumed once.
-        vocab_size: Ids to have, all special ones included. Little text may give fewer.
+        vocab_size: Number of ids, including special tokens. Little text may give fewer.
 
     Raises:
-        ValueError: No room for the 256 bytes and the special tokens.
+        ValueError: `vocab_size` is too small for the 256 bytes and the special tokens.
     """
     from tokenizers import models, pre_tokenizers, trainers
 
@@ -201,8 +202,34 @@ def train(texts: Iterator[str], vocab_size: int) -> Tokenizer:
     return Tokenizer(backend)
 
 
+def train_characters(texts: Iterable[str]) -> Tokenizer:
+    """Make a vocabulary of the characters (code points) of the texts.
+
+    Ids: `<s>` 0, `<pad>` 1, `</s>` 2, `<unk>` 3, then the characters by code point, `<mask>` last.
+    Other characters encode to `<unk>`.
+
+    Args:
+        texts: Documents; consumed once.
+
+    Raises:
+        ValueError: The texts have no characters.
+    """
+    from tokenizers import Tokenizer as Backend
+    from tokenizers import decoders, models
+
+    characters = set(chain.from_iterable(texts))
+    if not characters:
+        raise ValueError("the texts have no characters; accepted: at least one")
+    vocab = {token: id for id, token in enumerate([*FIRST_TOKENS, *sorted(characters)])}
+    # A byte-pair encoding without merges splits a text into characters.
+    backend = Backend(models.BPE(vocab=vocab, merges=[], unk_token=FIRST_TOKENS[3]))
+    backend.decoder = decoders.Fuse()
+    backend.add_special_tokens([*FIRST_TOKENS, MASK_TOKEN])
+    return Tokenizer(backend)
+
+
 def _byte_level(model: "tokenizers.models.Model") -> "tokenizers.Tokenizer":
-    """A model between GPT-2's pretokeniser and its inverse."""
+    """Add GPT-2's pretokeniser and decoder to a model."""
     from tokenizers import Tokenizer as Backend
     from tokenizers import decoders, pre_tokenizers
 
@@ -217,7 +244,7 @@ def _from_json(file: Path) -> Tokenizer:
 
     content = retried(file.read_bytes)
     try:
-        # The library raises bare Exception for whatever is wrong with the file.
+        # The library raises bare Exception for any error in the file.
         backend = tokenizers.Tokenizer.from_buffer(content)
     except Exception as error:
         raise ValueError(f"not a {FILE_NAME} of the tokenizers library: {error}") from error
@@ -225,7 +252,7 @@ def _from_json(file: Path) -> Tokenizer:
 
 
 def _find(name_or_path: str | Path) -> Path:
-    """The `tokenizer.json`, or the folder in another layout, that is meant."""
+    """Return the path of the `tokenizer.json`, or of the folder in another layout."""
     path = Path(name_or_path)
     if path.is_dir() and not (path / FILE_NAME).exists() and gpt2_vocabulary.is_layout(path):
         return path
@@ -238,7 +265,7 @@ def _find(name_or_path: str | Path) -> Path:
 
 
 def _download(name: str) -> Path:
-    """The `tokenizer.json` of a model of the hub, in the hub's own cache."""
+    """Download the `tokenizer.json` of a model on the hub; return its path in the hub's cache."""
     from huggingface_hub import hf_hub_download
 
     try:
@@ -256,11 +283,11 @@ def _check_special_tokens(backend: "tokenizers.Tokenizer", vocab_size: int) -> N
     found = {token: backend.token_to_id(token) for token in expected}
     if found != expected:
         raise ValueError(
-            f"special ids {found}; accepted: {expected} (the order of the original, <mask> last)"
+            f"special ids {found}; accepted: {expected} (RoBERTa's order, with <mask> last)"
         )
     written = backend.encode("<s> <pad> </s> <mask>", add_special_tokens=False).ids
     if control := sorted(set(written) & {0, 1, 2, vocab_size - 1}):
         raise ValueError(
             f"the text '<s> <pad> </s> <mask>' encodes to the special ids {control}; accepted: a "
-            "vocabulary that marks its special tokens as special, so that text cannot write them"
+            "vocabulary that marks its special tokens as special, so that text cannot encode to it"
         )

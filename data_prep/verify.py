@@ -1,6 +1,8 @@
-"""Is a corpus folder what its manifest says?"""
+"""The command `verify`: check a corpus folder against its manifest."""
 
+import argparse
 import hashlib
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -8,39 +10,56 @@ from pathlib import Path
 
 import numpy as np
 
+from data_prep.arguments import EXIT_FAILED, check_workers
 from data_prep.files import sha256_of
 from data_prep.indexed import check_indexed, read_document_bounds, read_ids, read_lengths
 from data_prep.manifest import CorpusManifest, Count, ShardFiles, load_manifest
 from data_prep.tokenizer import FILE_NAME as TOKENIZER_FILE
 from data_prep.tokenizer import load
 
-_CHUNK_BYTES = 1 << 20  # a multiple of any id's size
+_CHUNK_BYTES = 1 << 20  # a multiple of the size of an id
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command."""
+    parser.add_argument("folder", type=Path, metavar="DIR")
+    workers = "shards checked at once (default: %(default)s)"
+    parser.add_argument("--workers", type=int, default=1, help=workers)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run the command."""
+    problems = list(verify(options.folder, options.workers))
+    for problem in problems:
+        print(f"data_prep verify: {problem}", file=sys.stderr)
+    if problems:
+        return EXIT_FAILED
+    print(f"{options.folder}: no problems found")
+    return 0
 
 
 def verify(folder: Path, workers: int = 1) -> Iterator[str]:
-    """What is wrong, a line each, naming the file; nothing when all is well.
+    """Yield a line for each problem found, which names the file.
 
-    Checks the vocabulary against its digest, every checksum, every index against its data and the
+    Checks the digest of the vocabulary, every checksum, every index against its data and the
     manifest, every id against the vocabulary size, that every document ends with `</s>`, and the
-    totals. A file is read once, in threads: hashing and numpy let others run.
+    totals. Each file is read once. Shards are checked in threads, because hashing and numpy release
+    the interpreter lock.
 
     Args:
         folder: The corpus.
-        workers: Shards looked at at once.
+        workers: Number of shards checked at once.
 
     Raises:
-        ValueError: There is no manifest to check against, or no worker.
+        ValueError: There is no manifest, or `workers` is not positive.
     """
-    if workers < 1:
-        raise ValueError(f"--workers {workers}: accepted: 1 or more")
+    check_workers(workers)
     manifest = load_manifest(folder)
     yield from _check_tokenizer(folder, manifest)
     yield from _check_totals(folder, manifest)
     shards = [files for split in manifest.shards.values() for files in split]
     with ThreadPoolExecutor(workers) as pool:
-        for problem in pool.map(partial(_problem, folder, manifest), shards):
-            if problem:
-                yield problem
+        yield from filter(None, pool.map(partial(_problem, folder, manifest), shards))
 
 
 def _check_tokenizer(folder: Path, manifest: CorpusManifest) -> Iterator[str]:
@@ -61,34 +80,29 @@ def _check_totals(folder: Path, manifest: CorpusManifest) -> Iterator[str]:
         shards = manifest.shards[split]
         by_shard = (sum(s.documents for s in shards), sum(s.tokens for s in shards))
         if by_subset != total or by_shard != (total.documents, total.tokens):
-            yield f"{folder}: the totals of the {split} split are not the sums over it"
+            yield f"{folder}: the totals of the {split} split are not the sums of its shards"
 
 
 def _problem(folder: Path, manifest: CorpusManifest, files: ShardFiles) -> str | None:
     prefix = folder / files.stem
     top_id = -1
-    for suffix, expected in (
-        (".bin", files.bin_sha256),
-        (".idx", files.idx_sha256),
-        (".subsets", files.subsets_sha256),
-        (".counts", files.counts_sha256),
-    ):
-        file = folder / f"{files.stem}{suffix}"
+    for suffix in ("bin", "idx", "subsets", "counts"):
+        file = Path(f"{prefix}.{suffix}")
         if not file.is_file():
             return f"{file}: no such file"
-        if suffix == ".bin":
+        if suffix == "bin":
             found, top_id = _sha256_and_top_id(file, np.dtype(manifest.dtype))
         else:
             found = sha256_of(file)
-        if found != expected:
-            return f"{file}: sha256 is {found}, but the manifest speaks of {expected}"
+        if found != (expected := getattr(files, f"{suffix}_sha256")):
+            return f"{file}: sha256 is {found}, but the manifest has {expected}"
     if top_id >= manifest.vocab_size:
         return f"{prefix}.bin: id {top_id} in a vocabulary of {manifest.vocab_size}"
     return _index_problem(prefix, files, manifest)
 
 
 def _sha256_and_top_id(file: Path, dtype: np.dtype[np.generic]) -> tuple[str, int]:
-    """Hash and largest id of a .bin; an id cut short is left to the checksum."""
+    """Return the hash and the largest id of a .bin file; an incomplete last id is ignored."""
     digest = hashlib.sha256()
     top_id = -1
     with file.open("rb") as stream:
@@ -106,12 +120,12 @@ def _index_problem(prefix: Path, files: ShardFiles, manifest: CorpusManifest) ->
         return str(error)
     lengths, bounds, ids = read_lengths(prefix), read_document_bounds(prefix), read_ids(prefix)
     if ids.dtype != manifest.dtype:
-        return f"{prefix}.idx: ids as {ids.dtype}, but the manifest speaks of {manifest.dtype}"
+        return f"{prefix}.idx: ids as {ids.dtype}, but the manifest has {manifest.dtype}"
     found = (len(bounds) - 1, len(lengths), len(ids))
     if found != (files.documents, files.sequences, files.tokens):
         return (
             f"{prefix}.idx: {found[0]} documents, {found[1]} sequences and {found[2]} tokens, but "
-            f"the manifest speaks of {files.documents}, {files.sequences} and {files.tokens}"
+            f"the manifest has {files.documents}, {files.sequences} and {files.tokens}"
         )
     ends = np.concatenate([[0], lengths.cumsum(dtype=np.int64)])[bounds]
     if (np.diff(ends) < 1).any() or (ids[ends[1:] - 1] != manifest.special_ids["eos"]).any():
@@ -120,6 +134,6 @@ def _index_problem(prefix: Path, files: ShardFiles, manifest: CorpusManifest) ->
     if len(subsets) != files.documents or int(subsets.max(initial=0)) >= len(files.subsets):
         return (
             f"{prefix}.subsets: {len(subsets)} documents, the highest subset {subsets.max()}, but "
-            f"the manifest speaks of {files.documents} and names {len(files.subsets)}"
+            f"the manifest has {files.documents} documents and {len(files.subsets)} subsets"
         )
     return None

@@ -1,4 +1,4 @@
-"""No option of any command silently replaces what it was given before."""
+"""No option of any command silently replaces an earlier value."""
 
 import argparse
 import json
@@ -14,20 +14,21 @@ from pretrain.config.settings import parse_arguments
 
 
 def commands():
-    """Every sub-command's parser, by its words."""
+    """Yield title, program parser, name and parser of every command."""
     for module in (data_prep, pretrain, finetune):
         parser = module._parser()
         (choices,) = [a.choices for a in parser._actions if isinstance(a.choices, dict)]
         for name, command in choices.items():
+            command.load()
             yield f"{module.__name__.split('.')[0]} {name}", parser, name, command
 
 
 def options():
-    for words, parser, name, command in commands():
+    for title, parser, name, command in commands():
         for option in command._actions:
             if option.option_strings and not isinstance(option, argparse._HelpAction):
                 yield pytest.param(
-                    parser, name, command, option, id=f"{words} {option.option_strings[-1]}"
+                    parser, name, command, option, id=f"{title} {option.option_strings[-1]}"
                 )
 
 
@@ -35,21 +36,21 @@ def value_of(action):
     return str(next(iter(action.choices))) if action.choices else "2"
 
 
-def other_words(command, option):
-    """What the command needs besides the option."""
-    words = [value_of(a) for a in command._actions if not a.option_strings and a.nargs != "*"]
+def required_arguments(command, option):
+    """Return the arguments that the command requires in addition to the option."""
+    arguments = [value_of(a) for a in command._actions if not a.option_strings and a.nargs != "*"]
     for action in command._actions:
         if action.required and action.option_strings and action is not option:
-            words += [action.option_strings[-1], value_of(action)]
+            arguments += [action.option_strings[-1], value_of(action)]
     for group in command._mutually_exclusive_groups:
         if group.required and option not in group._group_actions:
-            words += [group._group_actions[0].option_strings[-1], "1"]
-    return words
+            arguments += [group._group_actions[0].option_strings[-1], "1"]
+    return arguments
 
 
 @pytest.mark.parametrize(("parser", "name", "command", "option"), [*options()])
 def test_a_repeated_option_adds_or_is_refused(parser, name, command, option, capsys):
-    spelling, others = option.option_strings[-1], other_words(command, option)
+    spelling, others = option.option_strings[-1], required_arguments(command, option)
     flag = isinstance(option, argparse._StoreTrueAction)
     once = [spelling] if flag else [spelling, value_of(option)]
     parse_arguments(parser, [name, *others, *once])
@@ -63,15 +64,15 @@ def test_a_repeated_option_adds_or_is_refused(parser, name, command, option, cap
             parse_arguments(parser, [name, *others, *once, *once])
         assert ended.value.code == 2
         assert f"argument {spelling}: given twice, as " in capsys.readouterr().err
-        parse_arguments(parser, [name, *others, *once])  # another command line
+        parse_arguments(parser, [name, *others, *once])  # a new command line
 
 
-def test_key_value_words_still_replace():
+def test_key_value_overrides_may_repeat():
     found = parse_arguments(pretrain._parser(), ["plan", "demo", "a=1", "--gpus", "2", "a=2"])
     assert found.overrides == ["a=1", "a=2"]
 
 
-def test_values_are_named_and_groups_and_abbreviations_are_options_too(capsys):
+def test_groups_and_abbreviations_count_as_the_same_option(capsys):
     parser = Parser(prog="x")
     group = parser.add_mutually_exclusive_group()
     group.add_argument("--number", type=int, nargs="?", const=7)
@@ -85,11 +86,11 @@ def test_values_are_named_and_groups_and_abbreviations_are_options_too(capsys):
 
 
 def test_every_input_is_read(tmp_path):
-    """The fault that this was found by: of several --input, the last one alone was read."""
+    """Regression test: only the last of several --input was read."""
     for name in "ab":
         line = json.dumps({"text": f"the only document of input {name}"})
         (tmp_path / f"{name}.jsonl").write_text(line + "\n")
-    inputs = [word for name in "ab" for word in ("--input", str(tmp_path / f"{name}.jsonl"))]
+    inputs = [part for name in "ab" for part in ("--input", str(tmp_path / f"{name}.jsonl"))]
     vocabulary = ["--vocab-size", "300", "--output", str(tmp_path / "v")]
     assert data_prep.main(["train-tokenizer", *inputs, *vocabulary]) == 0
     made = ["--tokenizer", str(tmp_path / "v"), "--output", str(tmp_path / "made")]

@@ -1,4 +1,4 @@
-"""Ratios that data preparation must reach, measured side by side in one run; see README.md."""
+"""Measure the speed ratios that data preparation must reach; see README.md."""
 
 import argparse
 import json
@@ -18,13 +18,13 @@ from pathlib import Path
 from data_prep.files import strict_json
 
 ROOT = Path(__file__).parents[2]
-COPIES = 12  # of each input where workers are compared, so that starting is not most of it
+COPIES = 12  # of each input for the comparison of workers, so that start-up is a small part
 _BATCH = 256
 
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table; `target` is None where a figure is for the record."""
+    """One line of the table; `target` is None if the figure has no target."""
 
     name: str
     value: float
@@ -47,12 +47,12 @@ class Row:
 
 
 def main() -> int:
-    """Measure, print the table, and say by the exit status whether every target is met."""
+    """Measure, print the table, and return 0 if every target is met."""
     parser = argparse.ArgumentParser(description=__doc__)
     shared = Path(os.environ.get("ZEROCLAP_SHARED", "../shared")) / "data"
     parser.add_argument("--inputs", type=Path, default=shared / "pile-like")
     parser.add_argument("--tokenizer", type=Path, default=shared / "gpt2")
-    parser.add_argument("--repeats", type=int, default=3, help="medians are of so many")
+    parser.add_argument("--repeats", type=int, default=3, help="number of runs for the medians")
     parser.add_argument("--record", type=Path, help="write the table as JSON")
     parser.add_argument("--part", choices=PARTS, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -71,7 +71,7 @@ def main() -> int:
 
 
 def measure(inputs: list[Path], tokenizer: Path, repeats: int, folder: Path) -> list[Row]:
-    """Every part in turn, `repeats` times over, each in a process of its own."""
+    """Run every part in turn, `repeats` times, each in a separate process."""
     from data_prep.tokenizer import load
 
     load(tokenizer).save(folder / "vocabulary" / "tokenizer.json")
@@ -88,10 +88,10 @@ def measure(inputs: list[Path], tokenizer: Path, repeats: int, folder: Path) -> 
             ("shards", first),
             ("start", tiny),
         ):
-            taken, said = _run_part(part, where, vocabulary)
+            taken, figures = _run_part(part, where, vocabulary)
             seconds.setdefault(part, []).append(taken)
             if part == "shards":
-                peaks.append(said["peak_bytes"] / 1e6)
+                peaks.append(figures["peak_bytes"] / 1e6)
         seconds.setdefault("two at once", []).append(_run_two("encode", first, vocabulary))
         for name, where, workers in (
             ("prepare", first, 1),
@@ -118,52 +118,52 @@ def _table(median: dict[str, float], megabytes: float, peak: float) -> list[Row]
         Row("peak memory of a worker", peak, "MB", 400, at_most=True),
         Row("a worker's start to its first shard", median["start"], "s", 1, at_most=True),
         Row(
-            "for the record: the pipeline / reading and encoding alone",
+            "no target: the pipeline / reading and encoding alone",
             100 * median["read and encode"] / median["shards"],
             "%",
         ),
         Row(
-            "for the record: the encoder alone / a loop of tokenizers",
+            "no target: the encoder alone / a loop of tokenizers",
             median["loop"] / median["encode"],
             "x",
         ),
         Row(
-            "for the record: two encoders at once / one",
+            "no target: two encoders at once / one",
             2 * median["encode"] / median["two at once"],
             "x",
         ),
         Row(
-            f"for the record: one worker, the inputs {COPIES} times",
+            f"no target: one worker, the inputs {COPIES} times",
             COPIES * megabytes / median["one worker"],
             "MB/s",
         ),
         *(
-            Row(f"for the record: {name}", megabytes / median[name], "MB/s")
+            Row(f"no target: {name}", megabytes / median[name], "MB/s")
             for name in ("loop", "prepare", "shards", "read and encode", "encode")
         ),
     ]
 
 
 def _run_part(part: str, inputs: Path, tokenizer: Path) -> tuple[float, dict[str, float]]:
-    """Seconds from the start of a process to its end that count, and what it said."""
+    """Return the seconds that count from start to end of a process, and the figures it printed."""
     command = [sys.executable, "-m", "tests.benchmarks.data_prep", "--part", part]
     command += ["--inputs", str(inputs), "--tokenizer", str(tokenizer)]
     start = time.perf_counter()
     done = _run(command)
     taken = time.perf_counter() - start
-    said = json.loads(done.stdout)
-    return taken - said.get("seconds_beside", 0.0), said
+    figures = json.loads(done.stdout)
+    return taken - figures.get("seconds_excluded", 0.0), figures
 
 
 def _run_two(part: str, inputs: Path, tokenizer: Path) -> float:
-    """Seconds of the slower of two such processes that run at the same time."""
+    """Return the seconds of the slower of two such processes that run at the same time."""
     with ThreadPoolExecutor(2) as pool:
         runs = [pool.submit(_run_part, part, inputs, tokenizer) for _ in range(2)]
         return max(run.result()[0] for run in runs)
 
 
 def _run_prepare(inputs: Path, tokenizer: Path, workers: int, corpus: Path) -> float:
-    """Seconds of the command that a user types."""
+    """Return the seconds of the command `prepare`."""
     shutil.rmtree(corpus, ignore_errors=True)
     command = [sys.executable, "-m", "data_prep", "prepare", "--input", f"{inputs}/*.jsonl.zst"]
     command += ["--tokenizer", str(tokenizer), "--output", str(corpus), "--workers", str(workers)]
@@ -180,7 +180,7 @@ def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
 
 
 def _tiny_input(source: Path, folder: Path) -> Path:
-    """A folder with one input of ten documents."""
+    """Write a folder with one input of ten documents."""
     import zstandard
 
     from data_prep.compressed import open_stream
@@ -217,7 +217,7 @@ def _batches(texts: Iterator[str]) -> Iterator[list[str]]:
 
 
 def loop(tokenizer: Path, inputs: list[Path]) -> dict[str, float]:
-    """What one writes without thinking about speed."""
+    """Encode with a plain loop over the tokenizers library."""
     import numpy as np
     from tokenizers import Tokenizer
 
@@ -230,22 +230,22 @@ def loop(tokenizer: Path, inputs: list[Path]) -> dict[str, float]:
 
 
 def encode(tokenizer: Path, inputs: list[Path]) -> dict[str, float]:
-    """Our encoder on texts that are in memory, from its imports and its vocabulary to its last id.
+    """Encode texts in memory, including imports and loading the vocabulary.
 
-    The time that reading the texts takes does not count.
+    The time to read the texts is excluded.
     """
     start = time.perf_counter()
     batches = list(_batches(_texts(inputs)))
-    seconds_beside = time.perf_counter() - start
+    seconds_excluded = time.perf_counter() - start
     _encode(tokenizer, iter(batches))
     start = time.perf_counter()
     text_bytes = sum(len(text.encode()) for batch in batches for text in batch)
-    seconds_beside += time.perf_counter() - start
-    return {"seconds_beside": seconds_beside, "text_bytes": text_bytes}
+    seconds_excluded += time.perf_counter() - start
+    return {"seconds_excluded": seconds_excluded, "text_bytes": text_bytes}
 
 
 def read_and_encode(tokenizer: Path, inputs: list[Path]) -> dict[str, float]:
-    """Our reader and our encoder, and nothing else."""
+    """Read and encode only."""
     _encode(tokenizer, _batches(_texts(inputs)))
     return {}
 
@@ -262,7 +262,7 @@ def _encode(tokenizer: Path, batches: Iterator[list[str]]) -> None:
 
 
 def shards(tokenizer: Path, inputs: list[Path]) -> dict[str, float]:
-    """What a worker does, from reading to the shard's manifest on the disk."""
+    """Do the complete work of a worker, from reading to writing the shard's manifest."""
     from data_prep.manifest import Settings
     from data_prep.shard import ShardTask, prepare_shard
 
@@ -272,7 +272,7 @@ def shards(tokenizer: Path, inputs: list[Path]) -> dict[str, float]:
             prepare_shard(ShardTask(index, path, Path(folder), Settings(), "measured"))
         start = time.perf_counter()
     return {
-        "seconds_beside": time.perf_counter() - start,  # to remove what was made
+        "seconds_excluded": time.perf_counter() - start,  # to remove the files
         "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
     }
 

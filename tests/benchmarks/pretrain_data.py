@@ -1,8 +1,8 @@
-"""Order and blocks at the Pile's scale, and how long a GPU waits for its data.
+"""Measure order and blocks at the Pile's scale, and how long a GPU waits for its data.
 
     python -m tests.benchmarks.pretrain_data
 
-Prints a table; ends with status 1 when a target is missed. Takes 5 minutes, 4 GB of memory and
+Prints a table and exits with status 1 if a target is missed. Takes 5 minutes, 4 GB of memory and
 200 MB of disk space. Each row is measured in a fresh process.
 """
 
@@ -45,7 +45,7 @@ from pretrain.objectives.masked import MaskedLM, MaskedLMConfig
 
 BLOCK_TOKENS = 2048
 BATCH = 512  # blocks
-RANKS = 8
+WORLD_SIZE = 8
 MICRO_BATCH = 4
 VOCABULARY = 50258
 TOKENS_PER_SECOND = 600_000  # of one H200
@@ -57,7 +57,7 @@ T = TypeVar("T")
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One line of the table; a row without target is for the record."""
+    """One line of the table, with or without a target."""
 
     name: str
     value: float
@@ -80,7 +80,9 @@ class Row:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--documents", type=int, default=200_000_000, help="to cut into blocks")
+    parser.add_argument(
+        "--documents", type=int, default=200_000_000, help="documents to cut into blocks"
+    )
     parser.add_argument("--json", type=Path, help="write the table to this file as well")
     options = parser.parse_args()
     rows: list[Row] = []
@@ -106,7 +108,7 @@ def in_fresh_process(part: Callable[..., list[Row]], *arguments: object) -> list
 
 
 def order(count: int, skipped: int) -> list[Row]:
-    """A million lookups, as the steps of a run ask for them, after three rollbacks with skips."""
+    """Look up a million blocks in steps of a batch, after three rollbacks with skips."""
     lineage = Lineage.begin(count, 1)
     for seed, share in enumerate((0.2, 0.35, 0.6), start=2):
         place = int(share * count)
@@ -125,7 +127,7 @@ def order(count: int, skipped: int) -> list[Row]:
 
 
 def blocks(packing: str, documents: int) -> list[Row]:
-    """Cut documents into blocks, from their lengths."""
+    """Cut documents into blocks, given their lengths."""
     lengths = np.concatenate(
         [
             pile_like(min(10_000_000, documents - first), first)
@@ -148,7 +150,7 @@ def blocks(packing: str, documents: int) -> list[Row]:
 
 
 def data_wait(folder: Path) -> list[Row]:
-    """What a rank waits for its data when its step takes as long as on an H200."""
+    """Measure how long a rank waits for data if a step takes as long as on an H200."""
     write_corpus(folder, 200_000)
     blocks = BestFitBlocks(Corpus(folder, "train"), BLOCK_TOKENS)
     batches = PretrainingBatches(
@@ -159,7 +161,7 @@ def data_wait(folder: Path) -> list[Row]:
         FaultConfig(),
         1,
     )
-    step_tokens = BATCH * BLOCK_TOKENS // RANKS
+    step_tokens = BATCH * BLOCK_TOKENS // WORLD_SIZE
     step_seconds = step_tokens / TOKENS_PER_SECOND
     rows = []
     for workers in (0, 1, 2):
@@ -167,28 +169,28 @@ def data_wait(folder: Path) -> list[Row]:
         with prefetched(batches, workers) as source:
             for step in range(STEPS):
                 started = time.perf_counter()
-                source.micro_batches(step, 0, RANKS)
+                source.micro_batches(step, 0, WORLD_SIZE)
                 waits.append(time.perf_counter() - started)
                 time.sleep(step_seconds)
-        # Over all steps: a stall now and then counts as much as one at each step.
+        # The mean, so that rare stalls count as well.
         wait = statistics.mean(waits[WARM_UP:])
         share = 100 * wait / (wait + step_seconds)
         if not workers:
             speed = step_tokens / statistics.median(waits[WARM_UP:])
             rows.append(Row("batches made by one process", speed / 1e6, "M tokens/s"))
-        name = f"waiting for data at {TOKENS_PER_SECOND:,} tokens/s a rank, {workers} workers"
+        name = f"waiting for data at {TOKENS_PER_SECOND:,} tokens/s per rank, {workers} workers"
         rows.append(Row(name, share, "% of a step", at_most=2 if workers else math.inf))
     return rows
 
 
 def pile_like(count: int, seed: int) -> npt.NDArray[np.int32]:
-    """Document lengths in tokens: many short ones, and a long tail."""
+    """Draw document lengths in tokens with a long tail."""
     drawn = np.random.default_rng(seed).lognormal(math.log(353), 1.25, count)
     return np.clip(drawn, 2, 30_000).astype(np.int32)
 
 
 def write_corpus(folder: Path, documents: int) -> None:
-    """A prepared folder of random ids."""
+    """Write a corpus folder with random ids."""
     lengths = pile_like(documents, 0)
     lengths = lengths[lengths < BLOCK_TOKENS]
     draw = np.random.default_rng(1)
@@ -234,8 +236,8 @@ def write_corpus(folder: Path, documents: int) -> None:
 
 
 def measured(work: Callable[[], T]) -> tuple[T, float, float]:
-    """What `work` gives, its seconds, and the most memory in MB that it needed on top."""
-    Path("/proc/self/clear_refs").write_text("5")  # forget the peak so far
+    """Return the result of `work`, its seconds, and its additional peak memory in MB."""
+    Path("/proc/self/clear_refs").write_text("5")  # reset the peak
     before = peak_megabytes()
     started = time.perf_counter()
     result = work()

@@ -9,7 +9,7 @@ from data_prep.blocks import best_fit, complete
 
 
 def slow_complete(lengths: list[int], block_tokens: int) -> list[tuple[int, int]]:
-    """The definition, a document at a time."""
+    """Follow the definition, one document at a time."""
     blocks = []
     first, size = 0, 1
     for index, length in enumerate(lengths):
@@ -27,7 +27,7 @@ def slow_complete(lengths: list[int], block_tokens: int) -> list[tuple[int, int]
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_is_what_the_definition_says(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_complete_follows_its_definition(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("data_prep.blocks._WINDOW", 1 + seed)
     generator = np.random.default_rng(seed)
     longest = int(generator.integers(1, 40))
@@ -42,7 +42,7 @@ def test_reproduces_fairseq() -> None:
     if not root:
         pytest.skip("ZEROCLAP_SHARED is unset: no recorded blocks of fairseq")
     golden = json.loads((Path(root) / "golden" / "data_and_lr.json").read_text())["token_blocks"]
-    # Fairseq truncates to 64, so that what is longer makes a block of 64 alone, 65 with its <s>,
+    # Fairseq truncates to 64, so a longer document is a block of 64, 65 with its <s>,
     # which the size filter drops.
     expected = [
         [first, last + 1]
@@ -53,13 +53,13 @@ def test_reproduces_fairseq() -> None:
     assert found.tolist() == expected
 
 
-def test_nothing_and_nothing_that_fits_give_no_blocks() -> None:
+def test_no_documents_or_only_too_long_ones_give_no_blocks() -> None:
     assert complete(np.array([], dtype=np.int32), 8).shape == (0, 2)
     assert complete(np.array([8, 9, 100]), 8).shape == (0, 2)
     assert complete(np.array([7]), 8).tolist() == [[0, 1]]
 
 
-def test_nonsense_is_refused() -> None:
+def test_invalid_arguments_are_refused() -> None:
     with pytest.raises(ValueError, match="block of 1 tokens"):
         complete(np.array([1]), 1)
     with pytest.raises(ValueError, match="document 1 has 0 tokens"):
@@ -71,7 +71,7 @@ def blocks_of(documents: np.ndarray, ends: np.ndarray) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_best_fit_packs_every_document_that_fits_once_and_no_block_overflows(seed: int) -> None:
+def test_best_fit_packs_every_fitting_document_once_without_overflow(seed: int) -> None:
     generator = np.random.default_rng(seed)
     lengths = generator.integers(1, int(generator.integers(3, 40)), size=300).astype(np.int32)
     documents, ends = best_fit(lengths, 20)
@@ -92,18 +92,18 @@ def test_best_fit_fills_blocks_of_many_documents_to_99_percent() -> None:
 
 
 def test_best_fit_puts_the_longest_first_and_fills_the_smallest_gap() -> None:
-    # With their starts: 10, 7, 6, 4, 3; the 3 fits both after the 7 and after the 6.
+    # With their <s>: 10, 7, 6, 4, 3; the 3 fits after the 7 and after the 6.
     documents, ends = best_fit(np.array([6, 5, 3, 2, 9]), 10)
     assert sorted(map(sorted, blocks_of(documents, ends))) == [[0, 3], [1, 2], [4]]
 
 
-def test_best_fit_depends_on_the_lengths_alone() -> None:
+def test_best_fit_depends_only_on_the_lengths() -> None:
     lengths = np.random.default_rng(1).integers(1, 30, size=1000).astype(np.int32)
     first, again = best_fit(lengths, 40), best_fit(lengths.astype(np.int64), 40)
     assert all(np.array_equal(a, b) for a, b in zip(first, again, strict=True))
 
 
-def test_best_fit_of_nothing_is_nothing_and_nonsense_is_refused() -> None:
+def test_best_fit_of_no_documents_is_empty_and_invalid_arguments_are_refused() -> None:
     for lengths in (np.array([], dtype=np.int32), np.array([8, 9, 100])):
         documents, ends = best_fit(lengths, 8)
         assert len(documents) == len(ends) == 0

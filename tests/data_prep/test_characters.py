@@ -4,19 +4,18 @@ from pathlib import Path
 
 import pytest
 
-from data_prep.characters import character_vocabulary
-from data_prep.tokenizer import Tokenizer, load
+from data_prep.tokenizer import load, train_characters
 
 
-def test_ids_are_in_our_order_and_by_code_point() -> None:
-    backend = character_vocabulary(["born in Ōsaka", "\n<s>", "𝔄🙂é"])
+def test_special_tokens_come_first_and_characters_are_sorted_by_code_point() -> None:
+    vocabulary = train_characters(["born in Ōsaka", "\n<s>", "𝔄🙂é"])
     characters = sorted(set("born in Ōsaka\n<s>𝔄🙂é"))
     expected = ["<s>", "<pad>", "</s>", "<unk>", *characters, "<mask>"]
-    assert [backend.id_to_token(id) for id in range(backend.get_vocab_size())] == expected
+    assert [vocabulary.token_text(id) for id in range(vocabulary.vocab_size)] == expected
 
 
-def test_each_character_is_an_id_and_unknown_ones_are_unk(tmp_path: Path) -> None:
-    vocabulary = Tokenizer(character_vocabulary(iter(["abc <s>/\n🙂"])))
+def test_each_character_has_an_id_and_unknown_ones_become_unk(tmp_path: Path) -> None:
+    vocabulary = train_characters(iter(["abc <s>/\n🙂"]))
     texts = ["cab\n🙂", "abcdéf a", "<s></s><mask>", "", "a" * 10_000, "  "]
     for text, ids in zip(texts, vocabulary.encode_batch(texts), strict=True):
         assert len(ids) == len(text)
@@ -31,16 +30,16 @@ def test_each_character_is_an_id_and_unknown_ones_are_unk(tmp_path: Path) -> Non
 
 
 def test_texts_without_characters_are_refused() -> None:
-    with pytest.raises(ValueError, match="the texts hold no character"):
-        character_vocabulary(["", ""])
+    with pytest.raises(ValueError, match="the texts have no characters"):
+        train_characters(["", ""])
 
 
-def test_birthplaces_become_characters_and_come_back() -> None:
+def test_characters_of_the_birthplaces_text_decode_to_the_same_text() -> None:
     shared = os.environ.get("ZEROCLAP_SHARED")
     if not shared:
         pytest.skip("ZEROCLAP_SHARED does not name the folder with the birthplaces")
     text = (Path(shared) / "data" / "birthplaces" / "wiki.txt").read_text(encoding="utf-8")
-    vocabulary = Tokenizer(character_vocabulary([text]))
+    vocabulary = train_characters([text])
     (ids,) = vocabulary.encode_batch([text[:50_000]])
     assert vocabulary.decode(ids.tolist()) == text[:50_000]
     assert vocabulary.vocab_size == len(set(text)) + 5

@@ -1,4 +1,4 @@
-"""What a command prints where nobody reads it any more."""
+"""Commands whose output nobody reads any more."""
 
 import errno
 import os
@@ -32,7 +32,7 @@ sys.exit(main())
 
 @pytest.fixture
 def start(tmp_path):
-    """Starts a command that prints, waits for a line, prints more, makes a file, ends with 76."""
+    """Return a function that starts a command: it prints, waits, prints more, and exits with 76."""
     children = []
 
     def begin(lines, **streams):
@@ -80,7 +80,7 @@ def test_a_command_whose_pipe_has_no_reader_ends_its_work_with_its_own_code(star
     assert (tmp_path / "done").exists()
 
 
-def test_what_is_read_is_written_whole(start):
+def test_a_reader_gets_all_output(start):
     child = start(3, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     with child.stdout as file:
         assert go_on(child) == 76
@@ -90,7 +90,6 @@ def test_what_is_read_is_written_whole(start):
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
 @pytest.mark.parametrize("package", ["data_prep", "pretrain", "finetune"])
 def test_output_that_a_full_disk_refuses_is_an_error(package, tmp_path):
-    """Nobody would know that it is missing."""
     with open("/dev/full", "w") as full:
         done = subprocess.run(
             [sys.executable, "-c", SHORT.format(package=package)],

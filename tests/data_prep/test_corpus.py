@@ -84,7 +84,7 @@ def test_sentences_of_a_corpus_of_documents_are_refused(folder: Path) -> None:
         Corpus(folder, "train").sentences(0)
 
 
-def test_index_outside_is_refused(folder: Path) -> None:
+def test_index_out_of_range_is_refused(folder: Path) -> None:
     corpus = Corpus(folder, "train")
     for index in (-1, 360):
         with pytest.raises(IndexError, match=f"document {index} of .* which has 360"):
@@ -131,7 +131,9 @@ def test_files_that_contradict_the_manifest_are_refused(
     prepare([file], tmp_path / "corpus", tokenizer_folder, Settings(valid_fraction=0.0))
     side_file = tmp_path / "corpus" / "train" / "shard-00000.subsets"
     side_file.write_bytes(side_file.read_bytes()[:-1])
-    with pytest.raises(ValueError, match=r"shard-00000\.subsets: 19 documents.*speaks of 20"):
+    with pytest.raises(
+        ValueError, match=r"shard-00000\.subsets: 19 documents.*the manifest has 20"
+    ):
         _ = Corpus(tmp_path / "corpus", "train").subsets
     side_file.unlink()
     with pytest.raises(ValueError, match=r"shard-00000\.subsets: no such file"):

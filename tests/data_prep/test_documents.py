@@ -31,7 +31,9 @@ BAD_LINES = {
 @pytest.mark.parametrize(
     ("reason", "line"), [(reason, line) for reason, lines in BAD_LINES.items() for line in lines]
 )
-def test_bad_line_is_named_and_costs_no_neighbour(tmp_path: Path, reason: str, line: bytes) -> None:
+def test_bad_line_is_rejected_alone_with_its_reason(
+    tmp_path: Path, reason: str, line: bytes
+) -> None:
     file = tmp_path / "a.jsonl"
     file.write_bytes(b"\n".join([GOOD, line, GOOD]))
     first, bad, last = read(file)
@@ -41,7 +43,7 @@ def test_bad_line_is_named_and_costs_no_neighbour(tmp_path: Path, reason: str, l
     assert last == Document("good", "Books3", str(file), 3)
 
 
-def test_odd_lines_that_are_documents_are_kept(tmp_path: Path) -> None:
+def test_unusual_but_valid_lines_are_kept(tmp_path: Path) -> None:
     file = tmp_path / "a.jsonl"
     file.write_bytes(
         b"\xef\xbb\xbf" + b'{"text": "byte order mark"}\r\n'
@@ -79,7 +81,7 @@ def texts_of(path: Path | str) -> list[str]:
     return [record.text for record in read(path) if isinstance(record, Document)]
 
 
-def test_every_packing_gives_the_same_documents(tmp_path: Path) -> None:
+def test_every_compression_gives_the_same_documents(tmp_path: Path) -> None:
     texts = [*make_texts(500, 50), "long " * 100_000]
     content = jsonl(texts)
     half = len(content) // 2 + 3  # in the middle of a line
@@ -120,20 +122,20 @@ def test_second_frame_cut_short_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "looks"),
     [
-        ("a.jsonl.zst", GOOD, "not zstd, as its name says; it looks like plain text"),
+        ("a.jsonl.zst", GOOD, "not zstd as its name says; it looks like plain text"),
         (
             "a.jsonl.zst",
             gzip.compress(GOOD, mtime=0),
-            "not zstd, as its name says; it looks like gzip",
+            "not zstd as its name says; it looks like gzip",
         ),
-        ("a.jsonl.gz", zstandard.compress(GOOD), "not gzip, as its name says; .* like zstd"),
-        ("a.txt.gz", b"\xff\xfe\xfd", "it looks like neither a packed file nor plain text"),
-        ("a.jsonl", zstandard.compress(GOOD), "not plain, as its name says; it looks like zstd"),
+        ("a.jsonl.gz", zstandard.compress(GOOD), "not gzip as its name says; .* like zstd"),
+        ("a.txt.gz", b"\xff\xfe\xfd", "it looks like neither a compressed file nor plain text"),
+        ("a.jsonl", zstandard.compress(GOOD), "not plain as its name says; it looks like zstd"),
         ("a.txt", gzip.compress(GOOD, mtime=0), "it looks like gzip; accepted: a plain file, or"),
         ("a.parquet", GOOD, "cannot be read: ArrowInvalid: Parquet magic bytes not found"),
     ],
 )
-def test_file_that_is_not_what_its_name_says_is_refused(
+def test_file_whose_content_contradicts_its_name_is_refused(
     tmp_path: Path, name: str, content: bytes, looks: str
 ) -> None:
     file = tmp_path / name
@@ -143,7 +145,7 @@ def test_file_that_is_not_what_its_name_says_is_refused(
 
 
 @pytest.mark.parametrize("suffix", ["zst", "gz"])
-def test_rubbish_after_the_last_frame_is_damage(tmp_path: Path, suffix: str) -> None:
+def test_extra_bytes_after_the_last_frame_are_damage(tmp_path: Path, suffix: str) -> None:
     packed = zstandard.compress(GOOD) if suffix == "zst" else gzip.compress(GOOD)
     file = tmp_path / f"a.jsonl.{suffix}"
     file.write_bytes(packed + b"rubbish")
@@ -152,7 +154,9 @@ def test_rubbish_after_the_last_frame_is_damage(tmp_path: Path, suffix: str) -> 
 
 
 @pytest.mark.parametrize("suffix", ["zst", "gz"])
-def test_what_was_whole_of_a_damaged_file_is_read_when_asked(tmp_path: Path, suffix: str) -> None:
+def test_complete_records_of_a_damaged_file_are_read_on_request(
+    tmp_path: Path, suffix: str
+) -> None:
     generator = np.random.default_rng(0)
     texts = [" ".join(map(str, generator.integers(0, 10**9, 300))) for _ in range(400)]
     content = jsonl(texts)
@@ -174,7 +178,7 @@ def test_what_was_whole_of_a_damaged_file_is_read_when_asked(tmp_path: Path, suf
         list(read(file, damages))
 
 
-def test_record_that_is_too_large_costs_no_neighbour(
+def test_record_that_is_too_large_is_rejected_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(documents, "_LARGEST_RECORD_BYTES", 1000)
@@ -205,7 +209,7 @@ def test_record_that_is_too_large_costs_no_neighbour(
     assert (two.text, two.line) == ("= Two = \n \nshort", 304)
 
 
-def test_memory_does_not_depend_on_a_line_with_no_end(tmp_path: Path) -> None:
+def test_memory_is_bounded_for_a_line_without_end(tmp_path: Path) -> None:
     file = tmp_path / "a.jsonl"
     with file.open("wb") as output:
         output.truncate(1 << 30)  # takes no room on the disk
@@ -246,7 +250,7 @@ def test_text_file_is_one_document(tmp_path: Path) -> None:
     assert list(read(bad)) == [Reject("bad-utf8", "unknown", str(bad), 1)]
 
 
-def test_parquet_and_datasets_folders_give_their_rows(tmp_path: Path) -> None:
+def test_rows_of_parquet_files_and_dataset_folders_are_documents(tmp_path: Path) -> None:
     import pyarrow
     import pyarrow.parquet
 
@@ -264,7 +268,7 @@ def test_parquet_and_datasets_folders_give_their_rows(tmp_path: Path) -> None:
     assert [type(record) for record in read(tmp_path / "saved")] == [Document, Reject]
 
 
-def test_parquet_row_that_is_not_utf8_costs_no_neighbour(tmp_path: Path) -> None:
+def test_parquet_row_that_is_not_utf8_is_rejected_alone(tmp_path: Path) -> None:
     import pyarrow
     import pyarrow.parquet
 
@@ -307,7 +311,7 @@ def test_table_cut_short_is_refused(tmp_path: Path, name: str, kept: float) -> N
         list(read(tmp_path / name))
 
 
-def test_lines_are_documents_blank_ones_too(tmp_path: Path) -> None:
+def test_lines_are_documents_including_blank_ones(tmp_path: Path) -> None:
     file = tmp_path / "wiki.tokens"
     file.write_bytes(b"\xef\xbb\xbf = Title = \n \n text \r\n\xff\n\nlast")
     found = list(read(f"lines:{file}"))
@@ -335,7 +339,7 @@ def test_articles_begin_at_titles_between_blank_lines(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("split", "articles"), [("train", 600), ("valid", 60), ("test", 60)])
-def test_wikitext_has_the_articles_that_its_authors_count(split: str, articles: int) -> None:
+def test_wikitext_has_the_published_number_of_articles(split: str, articles: int) -> None:
     shared = os.environ.get("ZEROCLAP_SHARED")
     if not shared:
         pytest.skip("ZEROCLAP_SHARED does not name the folder with WikiText-2")
@@ -364,7 +368,7 @@ def test_dataset_of_a_local_folder_is_read_by_name(tmp_path: Path) -> None:
     assert input_state(f"datasets:{tmp_path}") != before[1]
 
 
-def test_network_that_fails_is_no_damage(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_network_failure_is_not_damage(monkeypatch: pytest.MonkeyPatch) -> None:
     import datasets
     import huggingface_hub
 
@@ -406,7 +410,7 @@ def test_content_shares_are_uniform_stable_and_independent() -> None:
     assert content_share(b"a text", "valid") == 0.6197381313153875  # a change moves every split
 
 
-def test_line_count_goes_on_over_frames(tmp_path: Path) -> None:
+def test_line_numbers_continue_across_frames(tmp_path: Path) -> None:
     file = write_pile(tmp_path / "a.jsonl.zst", ["one", "two"])
     file.write_bytes(file.read_bytes() * 2)
     assert [record.line for record in read(file)] == [1, 2, 3, 4]

@@ -16,16 +16,15 @@ from tests.data_prep.conftest import make_texts, write_pile
 
 @dataclass(frozen=True)
 class Task:
-    """What the functions look at of a `ShardTask`."""
+    """The fields of a `ShardTask` that the functions use."""
 
     index: int
     input: Path
     corpus: Path
     settings: Settings = Settings(duplicates="drop")
 
-    @property
-    def manifest_file(self) -> Path:
-        return self.corpus / "shards" / f"shard-{self.index:05d}.json"
+    def file(self, suffix: str) -> Path:
+        return self.corpus / "shards" / f"shard-{self.index:05d}{suffix}"
 
 
 def tasks_for(tmp_path: Path, texts: list[list[str]]) -> list[Task]:
@@ -49,14 +48,14 @@ def random_parts() -> list[list[str]]:
 
 
 @pytest.mark.parametrize("part_documents", [10, 50, 1000])
-def test_first_of_equal_texts_stays_over_all_inputs(
+def test_first_of_equal_texts_stays_across_inputs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part_documents: int
 ) -> None:
     monkeypatch.setattr(duplicates, "_PART_DOCUMENTS", part_documents)
     monkeypatch.setattr(duplicates, "_CHUNK_DOCUMENTS", 7)
     parts = random_parts()
     tasks = tasks_for(tmp_path, parts)
-    for task in reversed(tasks):  # in whatever order
+    for task in reversed(tasks):  # in any order
         assert hash_input(task) == len(parts[task.index])
     seen: set[str] = set()
     expected = [[t for t in part if not (t in seen or seen.add(t))] for part in parts]
@@ -64,7 +63,7 @@ def test_first_of_equal_texts_stays_over_all_inputs(
     assert kept(tasks) == expected
 
 
-def test_marked_documents_are_rejects_with_their_place_and_others_stay(tmp_path: Path) -> None:
+def test_marked_documents_become_rejects_with_their_place(tmp_path: Path) -> None:
     file = tmp_path / "a.jsonl"
     meta = {"pile_set_name": "X"}
     lines = [json.dumps({"text": text, "meta": meta}) for text in ("a", "b", "a")]
@@ -77,7 +76,7 @@ def test_marked_documents_are_rejects_with_their_place_and_others_stay(tmp_path:
     assert found[4] == Reject("duplicate", "X", str(file), 5)
 
 
-def test_order_of_the_tasks_says_which_stays(tmp_path: Path) -> None:
+def test_order_of_the_tasks_decides_which_text_stays(tmp_path: Path) -> None:
     tasks = tasks_for(tmp_path, [["a", "b"], ["b", "c"]])
     for task in tasks:
         hash_input(task)
@@ -87,7 +86,7 @@ def test_order_of_the_tasks_says_which_stays(tmp_path: Path) -> None:
 
 def test_only_changed_inputs_are_hashed_again(tmp_path: Path) -> None:
     tasks = tasks_for(tmp_path, [["a", "b"], ["b", "c"]])
-    files = [task.manifest_file.with_suffix(".hashes") for task in tasks]
+    files = [task.file(".hashes") for task in tasks]
     for task in tasks:
         hash_input(task)
     before = [file.stat().st_mtime_ns for file in files]
@@ -102,18 +101,18 @@ def test_only_changed_inputs_are_hashed_again(tmp_path: Path) -> None:
     assert mark_duplicates(tasks) == 2
     os.utime(tasks[0].input, (1, 1))
     with pytest.raises(ValueError, match=r"shard-00000\.duplicates: missing, or made before"):
-        drop_duplicates(read(tasks[0].input), tasks[0])
+        next(drop_duplicates(read(tasks[0].input), tasks[0]))
 
 
-def test_marks_that_were_never_made_are_missed(tmp_path: Path) -> None:
+def test_missing_marks_are_an_error(tmp_path: Path) -> None:
     (task,) = tasks_for(tmp_path, [["a"]])
     with pytest.raises(ValueError, match=r"shard-00000\.hashes: missing.*run prepare from its"):
         mark_duplicates([task])
     with pytest.raises(ValueError, match=r"shard-00000\.duplicates: missing"):
-        drop_duplicates(read(task.input), task)
+        next(drop_duplicates(read(task.input), task))
 
 
-def test_damaged_input_fails_or_gives_what_was_whole(tmp_path: Path) -> None:
+def test_damaged_input_fails_or_gives_its_complete_records(tmp_path: Path) -> None:
     generator = np.random.default_rng(0)
     texts = [" ".join(map(str, generator.integers(0, 10**9, 300))) for _ in range(200)]
     (task,) = tasks_for(tmp_path, [texts])
@@ -129,8 +128,8 @@ def test_damaged_input_fails_or_gives_what_was_whole(tmp_path: Path) -> None:
 def test_hashes_are_those_of_the_texts_in_reading_order(tmp_path: Path) -> None:
     (task,) = tasks_for(tmp_path, [["ä", "b"]])
     hash_input(task)
-    content = task.manifest_file.with_suffix(".hashes").read_bytes()
-    # As of b2sum --length=128.
+    content = task.file(".hashes").read_bytes()
+    # As printed by b2sum --length=128.
     assert content[16:].hex(" ", 16) == (
         "cb4d3892d2cb5e6b1bd63f7e4247a02e 96172b4c53372cd10faddc821bfe0318"
     )

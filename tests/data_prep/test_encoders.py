@@ -1,4 +1,4 @@
-"""The ids of the fast encoder are those of the reference, or the reference makes them."""
+"""The encoder gives the ids of the reference, or uses the reference."""
 
 import os
 import sys
@@ -13,7 +13,7 @@ from tokenizers import pre_tokenizers
 from tokenizers.models import WordLevel
 
 from data_prep import encoders
-from data_prep.encoders import NASTY_TEXTS, Encoder
+from data_prep.encoders import DIFFICULT_TEXTS, Encoder
 from data_prep.tokenizer import Tokenizer, from_vocabulary, load, train
 from tests.data_prep.conftest import make_texts
 
@@ -22,13 +22,13 @@ FAST = "gigatoken 0.10.0"
 
 
 @pytest.fixture(autouse=True)
-def _everything_is_said_again() -> Iterator[None]:
+def _warnings_are_repeated() -> Iterator[None]:
     yield
     encoders._say.cache_clear()
 
 
 def random_texts(count: int, seed: int = 0) -> list[str]:
-    """Texts of all planes of Unicode, of spaces, digits, apostrophes and runs."""
+    """Return texts from all planes of Unicode, with spaces, digits, apostrophes and runs."""
     generator = np.random.default_rng(seed)
     texts = []
     for _ in range(count):
@@ -43,7 +43,7 @@ def random_texts(count: int, seed: int = 0) -> list[str]:
 
 
 def random_merges(seed: int, count: int = 60) -> Tokenizer:
-    """Ids in no order, tokens that several merges make, merges that come before their parts."""
+    """Return unordered ids, tokens made by several merges, and merges that precede their parts."""
     generator = np.random.default_rng(seed)
     tokens, merges = list("abc\u0120"), dict[tuple[str, str], None]()
     for left, right in (generator.choice(tokens, 2).tolist() for _ in range(count)):
@@ -73,11 +73,11 @@ def assert_same_ids(encoder: Encoder, tokenizer: Tokenizer, texts: list[str]) ->
 
 @pytest.mark.parametrize("size", [300, 700, 5000])
 def test_ids_are_those_of_the_reference_for_trained_vocabularies(size: int) -> None:
-    # Of much text, so that there are enough pairs for a large vocabulary.
+    # Enough text for the merges of a large vocabulary.
     texts = random_texts(size // 20, seed=size) + make_texts(50, 40)
     tokenizer = train(iter(texts), size)
     encoder = Encoder(tokenizer)
-    assert_same_ids(encoder, tokenizer, [*NASTY_TEXTS, *random_texts(200), *make_texts(20, 60)])
+    assert_same_ids(encoder, tokenizer, [*DIFFICULT_TEXTS, *random_texts(200), *make_texts(20, 60)])
     assert encoder.name == FAST
 
 
@@ -94,13 +94,13 @@ def test_merges_apply_in_their_own_order_whatever_the_ids(seed: int) -> None:
     assert encoder.name == FAST
 
 
-def test_ids_are_those_of_the_reference_for_gpt2_in_the_original_s_order() -> None:
+def test_ids_are_those_of_the_reference_for_gpt2_in_fairseq_order() -> None:
     shared = os.environ.get("ZEROCLAP_SHARED")
     if not shared:
         pytest.skip("ZEROCLAP_SHARED is not set: GPT-2's vocabulary is there")
     tokenizer = load(Path(shared) / "data" / "gpt2")
     encoder = Encoder(tokenizer)
-    assert_same_ids(encoder, tokenizer, [*NASTY_TEXTS, *random_texts(200)])
+    assert_same_ids(encoder, tokenizer, [*DIFFICULT_TEXTS, *random_texts(200)])
     assert encoder.name == FAST
 
 
@@ -137,7 +137,7 @@ def test_special_tokens_in_a_text_are_text(tokenizer: Tokenizer) -> None:
     assert encoder.name == FAST
 
 
-def test_memory_that_has_grown_is_given_back_and_the_ids_stay(
+def test_cache_that_has_grown_is_released_and_the_ids_stay(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     built = []
@@ -150,7 +150,7 @@ def test_memory_that_has_grown_is_given_back_and_the_ids_stay(
     assert len(built) > 3
 
 
-def test_without_gigatoken_the_reference_encodes_and_it_is_said_once(
+def test_without_gigatoken_the_reference_encodes_with_one_warning(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "gigatoken.gigatoken_rs", None)
@@ -158,14 +158,14 @@ def test_without_gigatoken_the_reference_encodes_and_it_is_said_once(
         encoder = Encoder(tokenizer)
         assert encoder.name == f"tokenizers {tokenizers.__version__}"
         assert_same_ids(encoder, tokenizer, make_texts(3, 20))
-    said = capfd.readouterr().err
-    assert said.count("\n") == 1
-    assert "gigatoken cannot be used (ModuleNotFoundError" in said
-    assert f"encoding with tokenizers {tokenizers.__version__}" in said
+    warning = capfd.readouterr().err
+    assert warning.count("\n") == 1
+    assert "gigatoken cannot be used (ModuleNotFoundError" in warning
+    assert f"encoding with tokenizers {tokenizers.__version__}" in warning
 
 
-@pytest.mark.parametrize("bad_text", [NASTY_TEXTS[4], "0-3: a document that only comes later"])
-def test_a_wrong_id_is_found_and_the_reference_encodes(
+@pytest.mark.parametrize("bad_text", [DIFFICULT_TEXTS[4], "0-3: a document that only comes later"])
+def test_wrong_ids_are_detected_and_the_reference_encodes(
     tokenizer: Tokenizer,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
@@ -184,7 +184,7 @@ def test_a_wrong_id_is_found_and_the_reference_encodes(
     assert f"{FAST} gives other ids for {bad_text!r}" in capfd.readouterr().err
 
 
-def test_a_vocabulary_of_another_kind_is_the_reference_s_own_and_nothing_is_said(
+def test_other_kinds_of_vocabulary_use_the_reference_without_a_warning(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     characters = ["<s>", "<pad>", "</s>", "<unk>", *"abc ", "<mask>"]
@@ -210,7 +210,7 @@ def test_a_vocabulary_of_another_kind_is_the_reference_s_own_and_nothing_is_said
         ("added_tokens", [{"special": False}]),
     ],
 )
-def test_other_splitting_is_left_to_the_reference(
+def test_other_pretokenisers_use_the_reference(
     tokenizer: Tokenizer, part: str, value: object
 ) -> None:
     assert encoders._is_byte_level_bpe(tokenizer.content())
@@ -229,9 +229,7 @@ def test_other_splitting_is_left_to_the_reference(
         ("a field of a later version", 1),
     ],
 )
-def test_another_model_is_left_to_the_reference(
-    tokenizer: Tokenizer, field: str, value: object
-) -> None:
+def test_other_models_use_the_reference(tokenizer: Tokenizer, field: str, value: object) -> None:
     content = tokenizer.content()
     content["model"][field] = value
     assert not encoders._is_byte_level_bpe(content)

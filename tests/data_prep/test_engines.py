@@ -1,3 +1,4 @@
+import argparse
 import os
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import pytest
 
 from data_prep.engines import ENGINES, run_locally, run_on_ray
 from data_prep.manifest import Settings
+from data_prep.prepare import add_arguments
 from data_prep.progress import Done, Progress
 from data_prep.run import plan, prepare
 from data_prep.shard import ShardTask
@@ -18,8 +20,8 @@ needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not inst
 
 
 def work(task: ShardTask, progress: Progress) -> str:
-    """Succeeds for the first input, and fails for the others in the ways that count."""
-    progress(3, 200, 50)
+    """Succeed for the first input, and fail with ValueError and OSError for the others."""
+    progress(Done(3, 200, 50))
     if task.index == 1:
         raise ValueError("bad\ninput")
     if task.index == 2:
@@ -32,7 +34,7 @@ def tasks(inputs: list[Path], tmp_path: Path) -> list[ShardTask]:
     return plan(inputs, [], tmp_path, Settings(), "")
 
 
-def test_each_task_has_one_outcome_and_its_work_is_counted(tasks: list[ShardTask]) -> None:
+def test_each_task_has_one_outcome_and_its_progress_is_summed(tasks: list[ShardTask]) -> None:
     ticks: list[Done] = []
     with closing(run_locally(work, tasks, 2, ticks.append)) as outcomes:
         found = {task.index: outcome for task, outcome in outcomes}
@@ -40,11 +42,11 @@ def test_each_task_has_one_outcome_and_its_work_is_counted(tasks: list[ShardTask
     assert str(found[1]) == "bad\ninput"
     assert isinstance(found[2], OSError)
     assert found[2].filename == str(tasks[2].input)
-    # What failed has not been read to its end.
+    # Failed inputs do not count as read.
     assert ticks[-1] == Done(9, 600, 150, tasks[0].input.stat().st_size)
 
 
-def test_engine_that_is_closed_leaves_no_process(tasks: list[ShardTask]) -> None:
+def test_closing_an_engine_ends_its_processes(tasks: list[ShardTask]) -> None:
     import multiprocessing
 
     import psutil
@@ -58,12 +60,12 @@ def test_engine_that_is_closed_leaves_no_process(tasks: list[ShardTask]) -> None
         psutil.Process(process.pid) for process in started if psutil.pid_exists(process.pid)
     ]
     outcomes.close()
-    # Asked of the system: multiprocessing loses track where two threads wait for one process.
+    # multiprocessing may lose track of a process that two threads wait for.
     _, alive = psutil.wait_procs(processes, timeout=30)
     assert [process for process in alive if process.status() != psutil.STATUS_ZOMBIE] == []
 
 
-def test_ray_that_is_missing_is_said_in_one_line(
+def test_missing_ray_is_reported_in_one_line(
     tasks: list[ShardTask], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
@@ -71,12 +73,12 @@ def test_ray_that_is_missing_is_said_in_one_line(
         next(run_on_ray(work, tasks, 1, lambda _: None))
 
 
-def test_command_line_names_all_engines() -> None:
-    from data_prep.__main__ import _parser
-
+def test_command_line_accepts_all_engines() -> None:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
     for engine in ENGINES:
-        words = f"prepare --input x --output y --tokenizer z --engine {engine}"
-        assert _parser().parse_args(words.split()).engine == engine
+        arguments = f"--input x --output y --tokenizer z --engine {engine}"
+        assert parser.parse_args(arguments.split()).engine == engine
 
 
 @pytest.mark.slow
@@ -84,7 +86,7 @@ def test_command_line_names_all_engines() -> None:
 def test_ray_makes_the_same_bytes(
     inputs: list[Path], tokenizer_folder: Path, tmp_path: Path
 ) -> None:
-    """In a process of its own: Ray starts threads and leaves warnings behind."""
+    """Use a separate process, because Ray starts threads and leaves warnings."""
     options = ["--max-tokens", "128", "--valid-fraction", "0.2", "--workers", "2"]
     result = subprocess.run(
         [
@@ -108,6 +110,7 @@ from pathlib import Path
 sys.path.insert(0, {root!r})
 from data_prep.engines import WorkerDied, run_on_ray
 from data_prep.manifest import Settings
+from data_prep.progress import Done
 from data_prep.run import plan
 
 inputs = [Path(name) for name in sys.argv[1:]]
@@ -116,7 +119,7 @@ for index, path in enumerate(inputs):
 tasks = plan(inputs, [], inputs[0].parent, Settings(), "")
 
 def work(task, progress):
-    progress(3, 200, 50)
+    progress(Done(3, 200, 50))
     if task.index == 1:
         raise ValueError("bad input")
     if task.index == 2:
@@ -135,7 +138,7 @@ print(ticks[0])
 
 @pytest.mark.slow
 @needs_ray
-def test_what_goes_wrong_in_ray_is_told_as_elsewhere(tmp_path: Path) -> None:
+def test_failures_in_ray_are_reported_as_in_local_processes(tmp_path: Path) -> None:
     result = subprocess.run(
         [
             *(sys.executable, "-c", RAY_PROGRAM.format(root=str(ROOT))),

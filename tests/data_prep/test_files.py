@@ -24,7 +24,7 @@ def test_json_has_null_for_every_number_that_is_not_finite() -> None:
     assert math.isnan(value["a"])  # type: ignore[arg-type]
 
 
-def test_a_read_that_fails_is_tried_again_but_not_where_there_is_no_file() -> None:
+def test_failed_reads_are_retried_unless_the_file_is_missing() -> None:
     waited: list[float] = []
     errors: list[OSError] = [OSError(errno.ESTALE, "stale"), OSError(errno.EIO, "input")]
 
@@ -56,7 +56,7 @@ def test_a_lock_on_a_full_disk_names_its_file_and_is_not_held(
     files.lock(tmp_path / "a.lock", "is busy").close()
 
 
-def test_file_appears_at_commit_alone(tmp_path: Path) -> None:
+def test_file_appears_on_commit_only(tmp_path: Path) -> None:
     path = tmp_path / "new" / "a"
     file = AtomicFile(path)
     file.write(b"one")
@@ -80,8 +80,8 @@ def test_discarded_file_leaves_the_old_one(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_full_disk_is_named_and_leaves_nothing(tmp_path: Path) -> None:
-    # A limit on the size of files fails in the way that a full disk does.
+def test_full_disk_error_names_the_file_and_leaves_nothing(tmp_path: Path) -> None:
+    # A limit on file sizes fails in the same way as a full disk.
     program = (
         "import pathlib, sys; from data_prep.files import write_atomically\n"
         f"try: write_atomically(pathlib.Path({str(tmp_path / 'a')!r}), bytes(10_000))\n"
@@ -98,7 +98,7 @@ def test_full_disk_is_named_and_leaves_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_folder_appears_when_it_is_whole(tmp_path: Path) -> None:
+def test_folder_appears_when_it_is_complete(tmp_path: Path) -> None:
     target = tmp_path / "deep" / "target"
     with new_folder(target) as folder:
         (folder / "inner").mkdir()
@@ -108,7 +108,7 @@ def test_folder_appears_when_it_is_whole(tmp_path: Path) -> None:
     assert list(target.parent.iterdir()) == [target]
 
 
-def test_folder_that_could_not_be_filled_leaves_nothing(tmp_path: Path) -> None:
+def test_failure_to_fill_a_folder_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError), new_folder(tmp_path / "target") as folder:
         (folder / "nowhere" / "file").write_text("content")
     assert list(tmp_path.iterdir()) == []

@@ -13,7 +13,7 @@ def test_both_limits_are_inclusive(length: int, reason: str | None) -> None:
     assert judge(length, Settings(max_tokens=2048, min_tokens=10)) == reason
 
 
-def test_tallies_add_up_in_order() -> None:
+def test_tallies_are_added_in_order() -> None:
     first, second = Tally(), Tally()
     first.keep("train", "Books3", Count(1, 10, 30))
     first.reject("too-long", "Books3", 1, ["a:1"])
@@ -31,11 +31,11 @@ def test_tallies_add_up_in_order() -> None:
     assert first.rejects["too-long"].count == 11
     assert first.rejects["too-long"].places == ["a:1", "b:0", "b:1", "b:2", "b:3"]
     assert first.cut == 3
-    assert first.rejects_in_words() == "11 too-long (first at a:1)"
+    assert first.rejects_summary() == "11 too-long (first at a:1)"
 
 
 @pytest.mark.parametrize("count", [0, 1, 29, 30, 31, 60, 61, 100])
-def test_windows_keep_the_law_and_lose_nothing(count: int) -> None:
+def test_windows_respect_the_limit_and_lose_nothing(count: int) -> None:
     ids = np.arange(count, dtype=np.int32)
     drop, truncate, split = (Settings(32, long) for long in ("drop", "truncate", "split"))
     assert [piece.tolist() for piece in windows(ids, drop)] == [ids.tolist()]

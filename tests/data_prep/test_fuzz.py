@@ -1,4 +1,4 @@
-"""Whatever stands in an input: its reader ends, loses nothing, and names it in what it raises."""
+"""Readers end, lose nothing, and name the input in their errors, for arbitrary content."""
 
 import gzip
 import io
@@ -16,7 +16,7 @@ hypothesis = pytest.importorskip("hypothesis")
 from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as some  # noqa: E402
 
-# The same examples at each run, and none that a slow machine could fail.
+# The same examples in each run, without time limits.
 bounded = settings(max_examples=200, derandomize=True, deadline=None, database=None)
 
 GOOD = [json.dumps({"text": text, "meta": {"pile_set_name": "X"}}) for text in make_texts(30, 40)]
@@ -44,7 +44,7 @@ VALID = {
 
 @pytest.fixture(scope="module")
 def write(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, bytes], Path]:
-    """Writes an input; always the same folder, as hypothesis calls a test many times."""
+    """Return a function that writes an input, always to the same folder."""
     folder = tmp_path_factory.mktemp("fuzz")
 
     def write(name: str, content: bytes) -> Path:
@@ -55,7 +55,7 @@ def write(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, bytes], Pa
 
 
 def fragments() -> some.SearchStrategy[bytes]:
-    """Bytes that are nothing, and pieces of what a reader knows."""
+    """Arbitrary bytes, and pieces of valid input."""
     known = [line.encode() for line in GOOD[:3]]
     known += [
         b'{"text": ',
@@ -83,7 +83,7 @@ def fragments() -> some.SearchStrategy[bytes]:
 
 
 def mutated(valid: bytes) -> some.SearchStrategy[bytes]:
-    """Some bytes of a valid file changed, some part of it left out, twice or at another place."""
+    """A valid file with some bytes changed, and some parts left out, repeated or moved."""
     place = some.integers(0, len(valid))
 
     def mutate(first: int, second: int, third: int, new: bytes, cut: int) -> bytes:
@@ -105,7 +105,7 @@ def flipped(valid: bytes) -> some.SearchStrategy[bytes]:
 
 
 def read_or_refuse(source: Path | str) -> int | None:
-    """Number of records, or None where it was refused in words that name the input."""
+    """Return the number of records, or None if a ValueError names the input."""
     try:
         return len(list(read(source)))
     except ValueError as error:
@@ -117,7 +117,7 @@ def read_or_refuse(source: Path | str) -> int | None:
 @given(content=fragments())
 @bounded
 def test_every_line_is_accounted_for(write: Callable[[str, bytes], Path], content: bytes) -> None:
-    file = write("a.jsonl", b"x" + content)  # no packed file begins with x
+    file = write("a.jsonl", b"x" + content)  # no compressed file begins with x
     lines = (b"x" + content).split(b"\n")
     found = list(read(file))
     expected = [n for n, line in enumerate(lines, start=1) if line and not line.isspace()]
@@ -139,7 +139,7 @@ def test_bad_line_never_changes_its_neighbours(
 
 
 @pytest.mark.parametrize("name", VALID)
-def test_changed_file_is_read_or_refused(write: Callable[[str, bytes], Path], name: str) -> None:
+def test_modified_file_is_read_or_refused(write: Callable[[str, bytes], Path], name: str) -> None:
     @given(content=some.one_of(mutated(VALID[name]), flipped(VALID[name]), some.binary()))
     @bounded
     def check(content: bytes) -> None:
@@ -149,7 +149,7 @@ def test_changed_file_is_read_or_refused(write: Callable[[str, bytes], Path], na
 
 
 @pytest.mark.parametrize("name", ["a.jsonl.zst", "a.jsonl.gz"])
-def test_cut_file_gives_a_beginning_of_its_documents_or_all(
+def test_truncated_file_gives_its_first_documents(
     write: Callable[[str, bytes], Path], name: str
 ) -> None:
     whole = [json.loads(line)["text"] for line in GOOD]

@@ -44,9 +44,7 @@ def test_bytes_are_those_of_megatrons_builder(
         assert ours.read_bytes() == theirs.read_bytes()
 
 
-def test_many_documents_at_once_give_the_bytes_of_one_after_another(
-    tmp_path: Path, documents: list[np.ndarray]
-) -> None:
+def test_extend_gives_the_same_bytes_as_append(tmp_path: Path, documents: list[np.ndarray]) -> None:
     write(tmp_path / "one", documents)
     with IndexedWriter(tmp_path / "many", np.uint16) as writer:
         for some in (documents[:3], [], documents[3:]):
@@ -58,7 +56,7 @@ def test_many_documents_at_once_give_the_bytes_of_one_after_another(
         assert one.read_bytes() == many.read_bytes()
 
 
-def test_a_bad_id_among_many_documents_is_found_and_none_is_written(tmp_path: Path) -> None:
+def test_extend_names_the_document_of_an_invalid_id_and_writes_nothing(tmp_path: Path) -> None:
     with IndexedWriter(tmp_path / "data", np.uint16, 100) as writer:
         writer.append(np.arange(5)[::2])
         with pytest.raises(ValueError, match="data: document 3 has id 100; accepted: 0 to 99"):
@@ -67,7 +65,7 @@ def test_a_bad_id_among_many_documents_is_found_and_none_is_written(tmp_path: Pa
     assert read_ids(tmp_path / "data").tolist() == [0, 2, 4, 7]
 
 
-def test_index_of_many_windows_is_that_of_one(
+def test_index_does_not_depend_on_the_window_size(
     tmp_path: Path, documents: list[np.ndarray], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(tmp_path / "one", documents)
@@ -76,12 +74,12 @@ def test_index_of_many_windows_is_that_of_one(
     assert (tmp_path / "one.idx").read_bytes() == (tmp_path / "many.idx").read_bytes()
 
 
-def test_dtype_rule_is_megatrons() -> None:
+def test_dtype_follows_megatrons_rule() -> None:
     for vocab_size in (1, 50_265, 65_499, 65_500, 65_536, 65_537, 200_000):
         assert dtype_for(vocab_size) == np.dtype(import_megatron().DType.optimal_dtype(vocab_size))
 
 
-def test_what_is_written_is_read(tmp_path: Path, documents: list[np.ndarray]) -> None:
+def test_written_content_is_read_back(tmp_path: Path, documents: list[np.ndarray]) -> None:
     prefix = write(tmp_path / "data", documents)
     dataset = open_indexed(prefix)
     assert len(dataset) == len(documents)
@@ -109,7 +107,7 @@ def test_ids_that_would_wrap_are_refused(
     writer.discard()
 
 
-def test_nothing_stands_before_close_or_after_an_error(tmp_path: Path) -> None:
+def test_no_file_appears_before_close_or_after_an_error(tmp_path: Path) -> None:
     writer = IndexedWriter(tmp_path / "data", np.uint16)
     writer.append(np.arange(5))
     assert not (tmp_path / "data.bin").exists()
@@ -158,7 +156,9 @@ def test_missing_and_short_files_are_refused(tmp_path: Path, documents: list[np.
         open_indexed(prefix)
 
 
-def test_check_finds_index_and_data_apart(tmp_path: Path, documents: list[np.ndarray]) -> None:
+def test_check_finds_inconsistent_index_and_data(
+    tmp_path: Path, documents: list[np.ndarray]
+) -> None:
     prefix = write(tmp_path / "data", documents)
     data, index = tmp_path / "data.bin", tmp_path / "data.idx"
     whole_data, whole_index = data.read_bytes(), bytearray(index.read_bytes())

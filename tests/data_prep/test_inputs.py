@@ -7,7 +7,7 @@ from data_prep.documents import Document, Reject, read
 from data_prep.inputs import find_inputs, input_sha256, input_state, layout_of
 
 
-def test_dataset_of_the_hub_is_tied_to_its_commit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dataset_on_the_hub_gets_its_current_commit(monkeypatch: pytest.MonkeyPatch) -> None:
     import datasets
     import huggingface_hub
 
@@ -32,7 +32,7 @@ def test_dataset_of_the_hub_is_tied_to_its_commit(monkeypatch: pytest.MonkeyPatc
     assert input_sha256(source) != input_sha256(source.replace("1234", "1235"))
 
 
-def test_same_bytes_read_otherwise_are_another_input(tmp_path: Path) -> None:
+def test_layout_distinguishes_ways_to_read_the_same_bytes(tmp_path: Path) -> None:
     one, same = tmp_path / "a.jsonl", tmp_path / "b.jsonl.zst"
     others = [f"lines:{one}", f"wikitext:{one}", tmp_path / "a.txt", f"datasets:{tmp_path}"]
     others += [f"datasets:{tmp_path}:raw", f"datasets:{tmp_path}:raw:valid"]
@@ -40,7 +40,7 @@ def test_same_bytes_read_otherwise_are_another_input(tmp_path: Path) -> None:
     assert len({layout_of(source) for source in (one, *others)}) == 7
 
 
-def test_inputs_are_found_once_and_in_order(tmp_path: Path) -> None:
+def test_inputs_are_unique_and_sorted(tmp_path: Path) -> None:
     for name in ("b.txt", "a.txt", "c.jsonl", "[d].txt"):
         (tmp_path / name).write_text("text")
     words = [f"{tmp_path}/?.txt", f"{tmp_path}/?.*", f"{tmp_path}/a.txt", f"{tmp_path}/[d].txt"]

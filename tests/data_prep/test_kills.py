@@ -20,7 +20,7 @@ INPUTS = 4
 
 
 def start(home: Path, tokenizer_folder: Path, output: Path) -> subprocess.Popen[bytes]:
-    """A prepare of its own process group."""
+    """Start a prepare in its own process group."""
     options = ["--max-tokens", "4096", "--valid-fraction", "0.2", "--workers", "2"]
     options += ["--duplicates", "drop"]
     return subprocess.Popen(
@@ -36,7 +36,7 @@ def start(home: Path, tokenizer_folder: Path, output: Path) -> subprocess.Popen[
 
 
 def kill(run: subprocess.Popen[bytes], victim: str) -> None:
-    """Kill the run, its youngest child, or the whole group; then wait until all are gone."""
+    """Kill the run, its youngest child, or the whole group; then wait until all have ended."""
     try:
         family = psutil.Process(run.pid).children(recursive=True)
     except psutil.NoSuchProcess:
@@ -56,7 +56,7 @@ def kill(run: subprocess.Popen[bytes], victim: str) -> None:
 
 
 def assert_nothing_is_torn(output: Path) -> None:
-    """What has a manifest is whole."""
+    """Check that every shard with a manifest is complete."""
     if (output / "manifest.json").exists():
         assert list(verify(output)) == []
     for file in output.glob("shards/shard-*.json"):
@@ -65,7 +65,7 @@ def assert_nothing_is_torn(output: Path) -> None:
 
 
 @pytest.mark.slow
-def test_run_killed_at_any_moment_goes_on_and_ends_as_if_it_had_not_been(
+def test_run_killed_at_any_moment_continues_and_gives_the_same_bytes(
     tokenizer_folder: Path, tmp_path: Path
 ) -> None:
     generator = np.random.default_rng(0)
@@ -89,7 +89,7 @@ def test_run_killed_at_any_moment_goes_on_and_ends_as_if_it_had_not_been(
         assert_nothing_is_torn(killed)
         if (killed / "manifest.json").exists():
             assert content(killed) == expected
-            # Of a finished corpus, lose something that costs work.
+            # Remove a file of a finished corpus.
             (killed / "manifest.json").unlink()
             (killed / "train" / f"shard-0000{moments.randrange(INPUTS)}.idx").unlink()
     assert caught  # some at least were in the middle

@@ -95,7 +95,7 @@ def test_damage_is_named(
     assert str(file) in str(error.value)
 
 
-def test_what_is_not_json_is_refused(tmp_path: Path) -> None:
+def test_invalid_json_is_refused(tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_text('{"format_version": 2')
     with pytest.raises(ValueError, match=r"manifest\.json: damaged, not JSON"):
         load_manifest(tmp_path)
@@ -116,7 +116,7 @@ def test_settings_out_of_range_are_refused(values: dict[str, object], message: s
         Settings(**values)  # type: ignore[arg-type]
 
 
-def test_digest_follows_the_data(manifest: CorpusManifest) -> None:
+def test_digest_depends_on_the_data(manifest: CorpusManifest) -> None:
     from dataclasses import replace
 
     other_files = replace(manifest.shards["train"][0], bin_sha256="c")

@@ -1,4 +1,4 @@
-"""What is written opens in megatron-core as a user of it would open it, and merges as its own."""
+"""megatron-core opens and merges our files in the way that its users do."""
 
 import warnings
 from collections.abc import Iterator
@@ -42,7 +42,7 @@ def prefixes(folder: Path, split: str) -> list[str]:
 
 
 def config_of(kind: type[Any], folder: Path, **options: object) -> Any:
-    """A configuration of three blends, one for each of Megatron's splits; no test split."""
+    """Return a configuration with a blend for each of Megatron's splits and an empty test split."""
     tokenizer = SimpleNamespace(
         vocab_size=VOCAB_SIZE, eod=2, pad=1, cls=0, sep=2, mask=VOCAB_SIZE - 1,
         inv_vocab={id: str(id) for id in range(VOCAB_SIZE)},
@@ -60,7 +60,7 @@ def config_of(kind: type[Any], folder: Path, **options: object) -> Any:
 
 
 def build(kind: type[Any], config: Any, samples: int | None = None) -> tuple[Any, Any]:
-    """So many samples of training and of validation data, by default one epoch."""
+    """Build datasets with this number of samples per split, by default one epoch."""
     import torch.distributed
     from megatron.core.datasets.blended_megatron_dataset_builder import (
         BlendedMegatronDatasetBuilder,
@@ -84,10 +84,8 @@ def test_all_documents_are_read_in_order(folder: Path) -> None:
     assert number == len(corpus)
 
 
-def test_merging_by_megatron_s_builder_gives_our_shards_one_after_another(
-    folder: Path, tmp_path: Path
-) -> None:
-    """The two calls that Megatron-LM's merge_datasets.py makes."""
+def test_megatrons_builder_merges_our_shards(folder: Path, tmp_path: Path) -> None:
+    """Make the two calls of Megatron-LM's merge_datasets.py."""
     megatron = import_megatron()
     builder = megatron.IndexedDatasetBuilder(str(tmp_path / "merged.bin"), dtype=np.uint16)
     for prefix in prefixes(folder, "train"):
@@ -100,7 +98,7 @@ def test_merging_by_megatron_s_builder_gives_our_shards_one_after_another(
     assert all(np.array_equal(merged[i], corpus.document(i)) for i in range(len(corpus)))
 
 
-def test_gpt_dataset_is_our_documents_end_to_end(folder: Path, run_ranks: RunRanks) -> None:
+def test_gpt_dataset_has_the_concatenated_documents(folder: Path, run_ranks: RunRanks) -> None:
     [lengths] = run_ranks(1, gpt_streams, folder)
     for split, length in lengths.items():
         tokens = int(Corpus(folder, split).lengths.sum())
@@ -109,7 +107,7 @@ def test_gpt_dataset_is_our_documents_end_to_end(folder: Path, run_ranks: RunRan
 
 
 def gpt_streams(folder: Path) -> dict[str, int]:
-    """How many tokens a dataset of one epoch gives by split; all compared with the documents'."""
+    """Return tokens of one epoch by split, after comparing them with the documents."""
     from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
 
     options = {"reset_position_ids": False, "reset_attention_mask": False, "eod_mask_loss": False}
@@ -119,7 +117,7 @@ def gpt_streams(folder: Path) -> dict[str, int]:
         corpus = Corpus(folder, split)
         first = lengths[split] = 0
         for part in blended.datasets:
-            # Megatron shuffles documents, cuts what they make end to end, and shuffles the pieces.
+            # Megatron shuffles documents, concatenates and cuts them, and shuffles the pieces.
             stream = np.concatenate([corpus.document(first + int(i)) for i in part.document_index])
             first += len(part.document_index)
             for index, position in enumerate(part.shuffle_index):
@@ -152,7 +150,7 @@ def test_bert_dataset_pairs_sentences_of_one_document(
             run = tuple(np.concatenate(sentences[first:last]).tolist())
             homes.setdefault(run, set()).add(document)
     [pairs] = run_ranks(1, bert_pairs, folder)
-    # Megatron cuts longer ones to what fits beside its three special ids; `</s>` is not counted.
+    # Megatron cuts longer ones to fit with its three special ids; `</s>` is not counted.
     whole = [pair for pair in pairs if sum(map(len, pair)) < LENGTH - 4]
     assert len(pairs) >= 100
     assert whole
@@ -160,7 +158,7 @@ def test_bert_dataset_pairs_sentences_of_one_document(
 
 
 def bert_pairs(folder: Path) -> list[list[list[int]]]:
-    """The two runs of ids of each training sample, as they were before masking."""
+    """Return the two segments of ids of each training sample before masking."""
     from megatron.core.datasets.bert_dataset import (
         BERTMaskedWordPieceDataset,
         BERTMaskedWordPieceDatasetConfig,

@@ -17,7 +17,7 @@ Made = tuple[Path, CorpusManifest, list[ShardManifest]]
 def made(
     inputs: list[Path], tokenizer_folder: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Made:
-    """A corpus folder, its manifest, and those of its shards."""
+    """Return a corpus folder, its manifest, and those of its shards."""
     folder = tmp_path_factory.mktemp("merge") / "corpus"
     settings = Settings(max_tokens=64, valid_fraction=0.2)
     manifest = prepare(inputs, folder, tokenizer_folder, settings)
@@ -25,7 +25,7 @@ def made(
     return folder, manifest, [read_record(ShardManifest, file) for file in files]
 
 
-def test_totals_are_what_lies_on_the_disk(made: Made) -> None:
+def test_totals_match_the_files(made: Made) -> None:
     folder, manifest, _ = made
     for split, files in manifest.shards.items():
         ids = np.concatenate([read_ids(folder / file.stem) for file in files])
@@ -46,10 +46,12 @@ def test_totals_do_not_depend_on_the_order_of_the_shards(made: Made, tokenizer: 
     assert turned.unigram_perplexity == manifest.unigram_perplexity
 
 
-def test_what_gives_no_corpus_is_refused(made: Made, tokenizer: Tokenizer) -> None:
+def test_shards_without_documents_or_with_too_many_subsets_are_refused(
+    made: Made, tokenizer: Tokenizer
+) -> None:
     folder, _, shards = made
     empty = replace(shards[0], kept={}, rejects={}, files={})
-    with pytest.raises(ValueError, match="no document kept: the inputs hold no line"):
+    with pytest.raises(ValueError, match="no document kept: the inputs have no lines"):
         merge([empty], tokenizer, folder)
     many = {"train": {str(number): Count(1, 2, 3) for number in range(257)}}
     with pytest.raises(ValueError, match="257 different values of meta.pile_set_name"):

@@ -8,12 +8,12 @@ from data_prep.parts import Part, hold
 
 
 @pytest.mark.parametrize("text", ["3/3", "-1/3", "1", "a/b", "1/0", "/", "0/2/3"])
-def test_what_is_no_part_is_refused(text: str) -> None:
+def test_invalid_parts_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match=rf"--shard {re.escape(text)}: accepted: I/N"):
         Part.parse(text)
 
 
-def test_parts_are_all_shards_and_share_none() -> None:
+def test_every_shard_is_in_exactly_one_part() -> None:
     for count in (1, 3, 7):
         parts = [Part.parse(f"{index}/{count}") for index in range(count)]
         numbers = [number for part in parts for number in range(5)[part.index :: part.count]]
@@ -25,7 +25,7 @@ def assert_refused(folder: Path, part: Part | None, message: str) -> None:
         pass
 
 
-def test_parts_hold_the_folder_together_and_the_whole_holds_it_alone(tmp_path: Path) -> None:
+def test_parts_share_the_lock_that_a_whole_run_holds_exclusively(tmp_path: Path) -> None:
     with hold(tmp_path, Part(0, 2)), hold(tmp_path, Part(1, 2)):
         assert_refused(tmp_path, Part(0, 2), "another prepare of --shard 0/2 is at work")
         assert_refused(tmp_path, None, "another prepare is at work in this folder")
@@ -33,9 +33,7 @@ def test_parts_hold_the_folder_together_and_the_whole_holds_it_alone(tmp_path: P
         assert_refused(tmp_path, Part(1, 2), "a prepare of all shards is at work")
 
 
-def test_error_of_a_lock_that_is_no_lack_of_locks_is_raised(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_errors_of_a_lock_are_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise OSError(errno.EIO, "Input/output error")
 

@@ -16,7 +16,7 @@ def manifest(
     return prepare(inputs, folder, tokenizer_folder, Settings(max_tokens=64, valid_fraction=0.2))
 
 
-def test_picture_is_a_png_and_depends_on_the_content_alone(
+def test_figure_is_a_png_and_depends_only_on_the_content(
     manifest: CorpusManifest, tmp_path: Path
 ) -> None:
     rejects = {
@@ -33,7 +33,7 @@ def test_picture_is_a_png_and_depends_on_the_content_alone(
     assert {file.name for file in tmp_path.iterdir()} == {"a", "b", "c"}
 
 
-def test_small_subsets_of_many_are_one() -> None:
+def test_smallest_of_many_subsets_are_merged() -> None:
     kept = {"train": {f"{n:03d}": Count(1, 1000 - n, 0) for n in range(100)}, "valid": {}}
     rows = by_subset(kept)
     assert list(rows)[:2] == ["000", "001"]
@@ -41,7 +41,7 @@ def test_small_subsets_of_many_are_one() -> None:
     assert sum(row["train"] for row in rows.values()) == sum(1000 - n for n in range(100))
 
 
-def test_shares_of_a_subset_are_its_whole(manifest: CorpusManifest) -> None:
+def test_shares_of_a_subset_sum_to_one(manifest: CorpusManifest) -> None:
     rows = shares(manifest)
     assert set(rows) == {"Books3", "Pile-CC"}
     for row in rows.values():

@@ -32,7 +32,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def content(folder: Path) -> dict[str, bytes]:
-    """Every file of a corpus but the locks."""
+    """Return the content of every file of a corpus except the locks."""
     return {
         file.relative_to(folder).as_posix(): file.read_bytes()
         for file in sorted(folder.rglob("*"))
@@ -47,7 +47,7 @@ def documents(folder: Path, split: str) -> list[list[int]]:
 
 @pytest.fixture
 def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shards are made by the test's own process, at once."""
+    """Make shards in the process of the test, without workers."""
 
     def run(
         work: Callable[..., Any], tasks: list[ShardTask], *_: object
@@ -70,7 +70,7 @@ def corpus_folder(
     return folder
 
 
-def test_documents_are_those_of_the_inputs(corpus_folder: Path, tokenizer: Tokenizer) -> None:
+def test_corpus_has_the_documents_of_the_inputs(corpus_folder: Path, tokenizer: Tokenizer) -> None:
     texts = [text for seed in range(3) for text in make_texts(120, 60, seed=seed)]
     expected = [[*ids.tolist(), 2] for ids in tokenizer.encode_batch(texts) if len(ids) + 2 <= 128]
     found = documents(corpus_folder, "train") + documents(corpus_folder, "valid")
@@ -92,7 +92,7 @@ def test_bytes_do_not_depend_on_the_number_of_workers(
 
 
 @pytest.mark.usefixtures("in_process")
-def test_split_depends_on_the_text_alone(
+def test_split_depends_only_on_the_text(
     corpus_folder: Path, inputs: list[Path], tokenizer_folder: Path, tmp_path: Path
 ) -> None:
     texts = [text for seed in (2, 0, 1) for text in reversed(make_texts(120, 60, seed=seed))]
@@ -104,7 +104,7 @@ def test_split_depends_on_the_text_alone(
         )
 
 
-def test_rerun_makes_nothing_and_changes_nothing(
+def test_rerun_of_a_finished_corpus_changes_nothing(
     corpus_folder: Path, inputs: list[Path], tokenizer_folder: Path
 ) -> None:
     before = content(corpus_folder)
@@ -117,7 +117,7 @@ def test_rerun_makes_nothing_and_changes_nothing(
 
 
 @pytest.mark.usefixtures("in_process")
-def test_lost_file_is_made_again_and_no_other(
+def test_only_a_missing_file_is_made_again(
     inputs: list[Path], tokenizer_folder: Path, tmp_path: Path
 ) -> None:
     prepare(inputs, tmp_path, tokenizer_folder, SETTINGS)
@@ -143,10 +143,10 @@ def test_changed_settings_and_inputs_are_refused_until_overwrite(
         prepare(files, corpus, tokenizer_folder, Settings(64, valid_fraction=0.2))
     with pytest.raises(ValueError, match="left by a prepare of more inputs.*--overwrite"):
         prepare(files[:1], corpus, tokenizer_folder, SETTINGS)
-    with pytest.raises(ValueError, match=r"1\.jsonl\.zst is not what was read then.*--overwrite"):
+    with pytest.raises(ValueError, match=r"1\.jsonl\.zst differs from what was read.*--overwrite"):
         prepare(files[::-1], corpus, tokenizer_folder, SETTINGS)
     write_pile(files[0], make_texts(21, 20))
-    with pytest.raises(ValueError, match=r"0\.jsonl\.zst is not what was read then.*--overwrite"):
+    with pytest.raises(ValueError, match=r"0\.jsonl\.zst differs from what was read.*--overwrite"):
         prepare(files, corpus, tokenizer_folder, SETTINGS)
     assert content(corpus) == before
     prepare(files[:1], corpus, tokenizer_folder, SETTINGS, overwrite=True)
@@ -156,7 +156,7 @@ def test_changed_settings_and_inputs_are_refused_until_overwrite(
 
 
 @pytest.mark.usefixtures("in_process")
-def test_touched_or_moved_input_with_the_same_content_is_the_same(
+def test_touched_or_moved_input_with_the_same_content_is_accepted(
     tokenizer_folder: Path, tmp_path: Path
 ) -> None:
     file = write_pile(tmp_path / "a.jsonl.zst", make_texts(20, 20))
@@ -198,7 +198,7 @@ def test_every_reject_is_counted_with_its_place(tokenizer_folder: Path, tmp_path
 
 
 @pytest.mark.usefixtures("in_process")
-def test_long_documents_are_truncated_when_asked(
+def test_long_documents_are_truncated_on_request(
     inputs: list[Path], tokenizer: Tokenizer, tokenizer_folder: Path, tmp_path: Path
 ) -> None:
     settings = Settings(max_tokens=32, long="truncate", valid_fraction=0.0)
@@ -211,7 +211,7 @@ def test_long_documents_are_truncated_when_asked(
 
 
 @pytest.mark.usefixtures("in_process")
-def test_long_documents_become_windows_that_lose_nothing(
+def test_long_documents_are_split_into_windows_without_loss(
     inputs: list[Path], tokenizer: Tokenizer, tokenizer_folder: Path, tmp_path: Path
 ) -> None:
     settings = Settings(max_tokens=32, long="split", valid_fraction=0.3)
@@ -224,7 +224,7 @@ def test_long_documents_become_windows_that_lose_nothing(
     assert manifest.cut == sum(len(ids) > 30 for ids in encoded) > 0
     whole = {tuple(ids[:30]) for ids in encoded}
     assert whole <= {tuple(ids[:-1]) for ids in written}
-    # Windows of one document stay in one split; short last ones may be alike by chance.
+    # Windows of one document are in one split; short last windows may be equal by chance.
     train = {tuple(ids[:-1]) for ids in documents(tmp_path, "train")}
     for ids in encoded:
         windows = {tuple(ids[start : start + 30]) for start in range(0, len(ids) - 29, 30)}
@@ -232,7 +232,7 @@ def test_long_documents_become_windows_that_lose_nothing(
 
 
 @pytest.mark.usefixtures("in_process")
-def test_bad_shard_fails_and_the_others_are_kept(
+def test_failed_shard_is_reported_and_the_others_are_kept(
     inputs: list[Path], tokenizer_folder: Path, tmp_path: Path
 ) -> None:
     cut = tmp_path / "cut.jsonl.zst"
@@ -253,7 +253,7 @@ def test_corpus_without_documents_is_refused_with_the_reasons(
 ) -> None:
     empty = tmp_path / "empty.jsonl"
     empty.write_text("")
-    with pytest.raises(ValueError, match="no document kept: the inputs hold no line"):
+    with pytest.raises(ValueError, match="no document kept: the inputs have no lines"):
         prepare([empty], tmp_path / "a", tokenizer_folder, SETTINGS)
     bad = tmp_path / "bad.jsonl"
     bad.write_text('{"text": ""}\n{')
@@ -289,7 +289,7 @@ def test_second_run_into_one_folder_is_refused(
 
 
 @pytest.mark.usefixtures("in_process")
-def test_parts_in_any_order_make_what_one_run_makes(
+def test_parts_in_any_order_give_the_same_corpus_as_one_run(
     corpus_folder: Path, inputs: list[Path], tokenizer_folder: Path, tmp_path: Path
 ) -> None:
     for index in (3, 1, 0):
@@ -305,7 +305,7 @@ def test_parts_in_any_order_make_what_one_run_makes(
     assert not list(tmp_path.glob(".lock-*"))
 
 
-def test_part_of_a_finished_corpus_leaves_it(
+def test_part_of_a_finished_corpus_changes_nothing(
     corpus_folder: Path, inputs: list[Path], tokenizer_folder: Path
 ) -> None:
     before = content(corpus_folder)
@@ -314,7 +314,7 @@ def test_part_of_a_finished_corpus_leaves_it(
 
 
 @pytest.mark.usefixtures("in_process")
-def test_parts_keep_out_their_like_and_the_whole_and_nobody_else(
+def test_part_excludes_the_same_part_and_a_whole_run_only(
     inputs: list[Path], tokenizer_folder: Path, tmp_path: Path
 ) -> None:
     with (tmp_path / ".lock").open("w") as whole, (tmp_path / ".lock-0-of-2").open("w") as part:
@@ -340,7 +340,7 @@ def test_part_refuses_another_vocabulary(
 
 
 @pytest.mark.usefixtures("in_process")
-def test_file_system_without_locks_is_used_with_a_word(
+def test_file_system_without_locks_gives_a_warning(
     inputs: list[Path],
     tokenizer_folder: Path,
     tmp_path: Path,
@@ -370,7 +370,7 @@ def test_validation_inputs_are_the_validation_split(
         prepare(inputs, tmp_path, tokenizer_folder, settings)
 
 
-def test_validation_that_comes_from_two_places_is_refused(
+def test_validation_fraction_and_validation_inputs_exclude_each_other(
     inputs: list[Path], tmp_path: Path
 ) -> None:
     with pytest.raises(ValueError, match=r"--valid-fraction 0\.2 with --valid-input: accepted"):
@@ -382,7 +382,7 @@ def test_validation_that_comes_from_two_places_is_refused(
 
 
 @pytest.mark.usefixtures("in_process")
-def test_duplicates_are_dropped_whatever_the_parts_and_workers(
+def test_dropped_duplicates_do_not_depend_on_parts_and_workers(
     tokenizer_folder: Path, tmp_path: Path
 ) -> None:
     texts = make_texts(60, 20)
@@ -396,7 +396,7 @@ def test_duplicates_are_dropped_whatever_the_parts_and_workers(
     assert manifest.rejects["duplicate"].count == 30
     assert sum(total.documents for total in manifest.totals.values()) == 60
     assert {file.suffix for file in (corpus / "shards").iterdir()} == {".json"}
-    # The first part cannot know what the second has; when both have been read, any part can go on.
+    # The first part has to wait until the inputs of the second have been read.
     for index, unread in ((0, 1), (1, 0), (0, 0)):
         part = Part(index, 2)
         assert prepare_part(part, files, parts, tokenizer_folder, settings) == unread
@@ -404,7 +404,7 @@ def test_duplicates_are_dropped_whatever_the_parts_and_workers(
     assert content(parts) == content(corpus)
 
 
-def test_idle_workers_are_told_of(inputs: list[Path], tmp_path: Path) -> None:
+def test_idle_workers_are_reported(inputs: list[Path], tmp_path: Path) -> None:
     tasks = plan(inputs, [], tmp_path, SETTINGS, "")
     assert idle_workers(tasks, 3) is None
     assert idle_workers([], 3) is None
@@ -415,10 +415,10 @@ def test_idle_workers_are_told_of(inputs: list[Path], tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("limit_bytes", [1000, 30_000])
-def test_full_disk_is_named_and_leaves_nothing_half_written(
+def test_full_disk_error_names_the_file_and_leaves_nothing_incomplete(
     tokenizer_folder: Path, tmp_path: Path, limit_bytes: int
 ) -> None:
-    """The smaller limit stops the vocabulary, the other one the shard."""
+    """The smaller limit affects the vocabulary, the other one the shard."""
     file = write_pile(tmp_path / "a.jsonl.zst", make_texts(1500, 60))
     corpus = tmp_path / "corpus"
 
@@ -445,7 +445,7 @@ def test_full_disk_is_named_and_leaves_nothing_half_written(
     assert set(content(corpus)) == ({"tokenizer.json"} if limit_bytes > 1000 else set())
 
 
-# Workers import a script that is the main program, too.
+# Workers import the main script too.
 RUN_THAT_RESTS_AFTER_A_SHARD = """
 import sys, time
 from data_prep import shard
@@ -462,7 +462,7 @@ if __name__ == "__main__":
 
 
 class Run:
-    """A prepare in a process of its own, which stays in the middle once it has made a shard."""
+    """Start a prepare in a separate process, which waits after it has made one shard."""
 
     def __init__(self, tmp_path: Path, tokenizer_folder: Path) -> None:
         generator = np.random.default_rng(0)
@@ -485,7 +485,7 @@ class Run:
             env={**os.environ, "PYTHONPATH": str(ROOT)},
             stderr=subprocess.PIPE,
             text=True,
-            # A shell has what it runs in the background ignore interrupts, tests included.
+            # Processes that a shell runs in the background ignore interrupts.
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
 
@@ -507,7 +507,7 @@ class Run:
 
 
 @pytest.mark.parametrize("victim", ["run", "worker", "interrupt"])
-def test_killed_run_ends_and_goes_on_where_it_stopped(
+def test_killed_run_ends_its_workers_and_can_be_continued(
     tmp_path: Path, tokenizer_folder: Path, victim: str
 ) -> None:
     run = Run(tmp_path, tokenizer_folder)

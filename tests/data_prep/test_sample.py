@@ -7,7 +7,10 @@ from pathlib import Path
 import pytest
 
 from data_prep.documents import Document, read
-from data_prep.sample import SampleSummary, write_sample
+from data_prep.manifest import Count
+from data_prep.sample import write_sample
+
+Summary = dict[tuple[str, str], Count]
 
 ROOT = Path(__file__).parents[2]
 
@@ -24,38 +27,38 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def summary(folder: Path) -> SampleSummary:
+def summary(folder: Path) -> Summary:
     return write_sample(folder)
 
 
 @pytest.fixture(scope="module")
-def corpus(folder: Path, summary: SampleSummary) -> list[Document]:
+def corpus(folder: Path, summary: Summary) -> list[Document]:
     return documents(sorted(folder.glob("*.jsonl.zst")))
 
 
 @pytest.fixture(scope="module")
-def held_out(folder: Path, summary: SampleSummary) -> list[Document]:
+def held_out(folder: Path, summary: Summary) -> list[Document]:
     return documents([folder / "held-out" / "held-out.jsonl.zst"])
 
 
-def test_summary_is_what_was_written(
-    summary: SampleSummary, corpus: list[Document], held_out: list[Document]
+def test_summary_matches_the_files(
+    summary: Summary, corpus: list[Document], held_out: list[Document]
 ) -> None:
     found = Counter(("corpus", document.subset) for document in corpus)
     found.update(("held-out", document.subset) for document in held_out)
-    assert summary.documents == dict(found)
+    assert {key: count.documents for key, count in summary.items()} == dict(found)
     size = sum(len(document.text.encode()) for document in corpus)
-    assert sum(n for (group, _), n in summary.text_bytes.items() if group == "corpus") == size
+    assert sum(n.text_bytes for (group, _), n in summary.items() if group == "corpus") == size
 
 
-def test_is_mostly_english_and_enough_of_it(summary: SampleSummary) -> None:
-    source = summary.text_bytes["corpus", "PythonSource"]
-    english = sum(summary.text_bytes["corpus", name] for name in ("Docstrings", "PythonDocs"))
+def test_corpus_is_mostly_english_and_large_enough(summary: Summary) -> None:
+    source = summary["corpus", "PythonSource"].text_bytes
+    english = sum(summary["corpus", name].text_bytes for name in ("Docstrings", "PythonDocs"))
     assert english > 1_000_000
     assert english / (english + source) >= 0.7
 
 
-def test_held_out_documents_are_english_and_nowhere_else(
+def test_held_out_documents_are_english_and_not_in_the_corpus(
     corpus: list[Document], held_out: list[Document]
 ) -> None:
     assert {document.subset for document in held_out} == {"Docstrings", "PythonDocs"}
@@ -65,7 +68,7 @@ def test_held_out_documents_are_english_and_nowhere_else(
     assert 0.08 < len(held_out) / (len(held_out) + len(english)) < 0.18
 
 
-def test_files_are_alike_and_texts_are_clean(folder: Path, summary: SampleSummary) -> None:
+def test_files_have_the_same_mixture_and_texts_are_clean(folder: Path, summary: Summary) -> None:
     files = sorted(folder.glob("*.jsonl.zst"))
     assert [file.name for file in files] == [f"sample-{n:05d}.jsonl.zst" for n in range(4)]
     for file in files:
@@ -100,7 +103,7 @@ def test_same_library_gives_the_same_files_in_every_process(tmp_path: Path) -> N
     assert len(written[0]) == 5
 
 
-def test_senseless_numbers_are_refused(tmp_path: Path) -> None:
+def test_invalid_numbers_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="--files 0"):
         write_sample(tmp_path, num_files=0)
     with pytest.raises(ValueError, match=r"--held-out-fraction 1\.0"):

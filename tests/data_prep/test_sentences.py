@@ -11,7 +11,7 @@ from data_prep.tokenizer import Tokenizer
 @pytest.mark.parametrize(
     "marked",
     [
-        # | stands where a sentence has to begin.
+        # | marks where a sentence has to begin.
         "One sentence.| Another one!| A third?| And a last…| End.",
         "no full stop at all",
         "Dr. Smith met Mr. and Mrs. Jones of St. Louis.| They left.",
@@ -38,7 +38,7 @@ from data_prep.tokenizer import Tokenizer
         "tabs.\tand|\n\t\nmore.|\tAnd",
     ],
 )
-def test_sentences_begin_where_they_should(marked: str) -> None:
+def test_sentences_begin_at_the_marked_places(marked: str) -> None:
     assert sentences(marked.replace("|", "")) == marked.split("|")
 
 
@@ -77,14 +77,14 @@ def test_joined_sentences_are_the_text_and_none_is_blank() -> None:
     ],
 )
 @pytest.mark.parametrize("end", ["", "A", " A", "\n\nA"])
-def test_no_text_takes_long(unit: str, end: str) -> None:
+def test_time_is_linear_in_the_text(unit: str, end: str) -> None:
     text = unit * (200_000 // len(unit)) + end
     started = time.process_time()
     assert "".join(sentences(text)) == text
     assert time.process_time() - started < 2  # 0.05 s; quadratic time would be an hour
 
 
-def test_ids_of_sentences_are_those_of_the_text_where_white_space_parts_them(
+def test_ids_of_sentences_separated_by_white_space_are_those_of_the_text(
     tokenizer: Tokenizer,
 ) -> None:
     texts = [text.replace("。", "!").replace("।", "?") for text in random_texts()]
@@ -96,7 +96,7 @@ def test_ids_of_sentences_are_those_of_the_text_where_white_space_parts_them(
     assert all(document.dtype == np.int32 for document in ids)
 
 
-def test_sentences_are_cut_where_their_document_is() -> None:
+def test_sentences_are_cut_at_the_ends_of_pieces() -> None:
     assert cut_lengths([3, 4, 5], [12]) == [[3, 4, 5]]
     assert cut_lengths([3, 0, 4, 5], [7]) == [[3, 4]]  # the rest of the document is left out
     assert cut_lengths([3, 4, 0, 5], [2, 7, 3]) == [[2], [1, 4, 2], [3]]
@@ -104,7 +104,7 @@ def test_sentences_are_cut_where_their_document_is() -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_pieces_of_sentences_make_up_both_the_pieces_and_the_sentences(seed: int) -> None:
+def test_cut_lengths_sum_to_the_pieces_and_the_sentences(seed: int) -> None:
     generator = np.random.default_rng(seed)
     lengths = generator.integers(0, 9, 30).tolist()
     inner = np.unique(generator.integers(0, sum(lengths) + 1, 12))
@@ -115,7 +115,7 @@ def test_pieces_of_sentences_make_up_both_the_pieces_and_the_sentences(seed: int
     assert set(ends) == ({*np.cumsum(lengths).tolist(), *np.cumsum(pieces).tolist()} - {0})
 
 
-def test_a_document_of_very_many_sentences_and_windows_takes_no_longer_for_it() -> None:
+def test_cutting_many_sentences_into_many_windows_takes_linear_time() -> None:
     count = 200_000
     started = time.process_time()
     assert len(cut_lengths([3] * count, [2] * (count * 3 // 2))) == count * 3 // 2

@@ -9,7 +9,7 @@ import pytest
 
 from data_prep.indexed import read_ids, read_lengths
 from data_prep.manifest import Settings
-from data_prep.shard import ShardTask, prepare_shard, standing_manifest
+from data_prep.shard import ShardTask, existing_manifest, prepare_shard
 from data_prep.statistics import count_ids
 from data_prep.tokenizer import Tokenizer
 from tests.data_prep.conftest import make_texts, write_pile
@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def task(tmp_path: Path, tokenizer_folder: Path, tokenizer: Tokenizer) -> ShardTask:
-    """A shard of 300 documents of two subsets; windows of 32 tokens, a third for validation."""
+    """Return a task with 300 documents of two subsets, windows of 32 tokens, 1/3 for validation."""
     corpus = tmp_path / "corpus"
     shutil.copytree(tokenizer_folder, corpus)
     file = write_pile(tmp_path / "a.jsonl.zst", make_texts(300, 60))
@@ -66,14 +66,14 @@ def test_the_manifest_names_the_encoder(task: ShardTask) -> None:
 
 
 @pytest.mark.parametrize("role", ["train", "valid"])
-def test_a_role_sends_every_document_to_its_split(task: ShardTask, role: str) -> None:
+def test_role_assigns_every_document_to_one_split(task: ShardTask, role: str) -> None:
     task = ShardTask(**{**vars(task), "role": role})
     manifest = prepare_shard(task)
     assert set(manifest.files) == {role}
     assert manifest.input.role == role
 
 
-def test_a_worker_imports_neither_torch_nor_what_brings_it(task: ShardTask) -> None:
+def test_worker_imports_neither_torch_nor_megatron(task: ShardTask) -> None:
     program = (
         "import sys, pathlib\n"
         "from data_prep import engines\n"
@@ -92,7 +92,7 @@ def test_a_worker_imports_neither_torch_nor_what_brings_it(task: ShardTask) -> N
     assert not heavy & loaded
 
 
-def test_damaged_input_is_kept_as_far_as_it_was_whole_when_asked(task: ShardTask) -> None:
+def test_complete_records_of_a_damaged_input_are_kept_on_request(task: ShardTask) -> None:
     generator = np.random.default_rng(0)
     texts = [" ".join(map(str, generator.integers(0, 10**9, 300))) for _ in range(300)]
     assert isinstance(task.input, Path)
@@ -104,14 +104,14 @@ def test_damaged_input_is_kept_as_far_as_it_was_whole_when_asked(task: ShardTask
     keeping = replace(task, settings=Settings(10_000, damaged="keep", valid_fraction=0.0))
     manifest = prepare_shard(keeping)
     assert (
-        manifest.damage == f"{task.input}: cut short or damaged: the last zstd frame does not end"
+        manifest.damage == f"{task.input}: cut short or damaged: the last zstd frame is incomplete"
     )
     assert 0 < manifest.files["train"].documents < 300
-    assert standing_manifest(keeping) == manifest
+    assert existing_manifest(keeping) == manifest
 
 
-def test_same_file_read_otherwise_is_another_input(task: ShardTask, tmp_path: Path) -> None:
+def test_file_read_in_another_layout_is_a_different_input(task: ShardTask, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("a\nb")
     prepare_shard(replace(task, input=tmp_path / "a.txt"))
-    with pytest.raises(ValueError, match=r"input lines:.*a\.txt is not what was read then"):
-        standing_manifest(replace(task, input=f"lines:{tmp_path}/a.txt"))
+    with pytest.raises(ValueError, match=r"input lines:.*a\.txt differs from what was read"):
+        existing_manifest(replace(task, input=f"lines:{tmp_path}/a.txt"))

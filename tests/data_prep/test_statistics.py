@@ -14,7 +14,7 @@ from data_prep.statistics import (
 )
 
 
-def test_every_length_is_in_the_bucket_that_its_edges_say() -> None:
+def test_every_length_is_between_the_edges_of_its_bucket() -> None:
     lengths = np.arange(2, 5000)
     counts = count_lengths(lengths)
     lower = np.concatenate([[0], UPPER_EDGES[:-1]])
@@ -35,7 +35,7 @@ def test_no_documents_give_an_empty_histogram() -> None:
     assert (histogram.counts, histogram.share_over_1024) == ([], 0.0)
 
 
-def test_ids_are_counted_over_files(tmp_path: Path) -> None:
+def test_counts_of_several_files_are_added(tmp_path: Path) -> None:
     write_counts(tmp_path / "a", np.array([1, 2, 0, 0, 2, 0]))
     write_counts(tmp_path / "b", np.array([0, 1 << 40, 0, 0, 0, 0]))
     write_counts(tmp_path / "c", np.zeros(6, dtype=np.int64))

@@ -21,7 +21,7 @@ from tests.data_prep.conftest import make_texts
 CONTROL_TEXT = "<s> </s><pad><mask> <unk>"
 
 
-def test_special_ids_stand_where_the_original_has_them(tokenizer: Tokenizer) -> None:
+def test_special_ids_follow_robertas_order(tokenizer: Tokenizer) -> None:
     assert tokenizer.vocab_size == 320
     names = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
     ids = [0, 1, 2, 3, 319]
@@ -38,7 +38,7 @@ def test_special_ids_stand_where_the_original_has_them(tokenizer: Tokenizer) -> 
 @pytest.mark.parametrize(
     "text", ["plain", CONTROL_TEXT, "  two\n\nlines ", "naïve 東京 \U0001f600", ""]
 )
-def test_any_text_survives_and_writes_no_special_id(tokenizer: Tokenizer, text: str) -> None:
+def test_any_text_round_trips_without_special_ids(tokenizer: Tokenizer, text: str) -> None:
     [ids] = tokenizer.encode_batch([text])
     assert tokenizer.decode(ids.tolist()) == text
     assert not set(ids.tolist()) & {0, 1, 2, 3, tokenizer.mask_id}
@@ -79,7 +79,9 @@ def test_file_and_pickle_give_the_same_vocabulary(tokenizer: Tokenizer, tmp_path
         )
 
 
-def test_digest_ignores_layout_and_sees_content(tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_digest_depends_on_the_content_and_not_the_layout(
+    tokenizer: Tokenizer, tmp_path: Path
+) -> None:
     file = tmp_path / "tokenizer.json"
     tokenizer.save(file)
     content = json.loads(file.read_text())
@@ -90,7 +92,7 @@ def test_digest_ignores_layout_and_sees_content(tokenizer: Tokenizer, tmp_path: 
     assert load(file).digest() != tokenizer.digest()
 
 
-def test_what_is_no_tokenizer_is_refused(tmp_path: Path) -> None:
+def test_invalid_tokenizer_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"nowhere: no such file; accepted: a tokenizer\.json"):
         load(tmp_path / "nowhere")
     with pytest.raises(ValueError, match="no such file"):
@@ -110,7 +112,7 @@ def test_other_special_ids_are_refused(tokenizer: Tokenizer, tmp_path: Path) -> 
         load(file)
 
 
-def test_vocabulary_that_lets_text_write_control_ids_is_refused(
+def test_vocabulary_in_which_text_encodes_to_special_ids_is_refused(
     tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
     file = tmp_path / "tokenizer.json"
@@ -123,11 +125,11 @@ def test_vocabulary_that_lets_text_write_control_ids_is_refused(
         load(file)
 
 
-# Other layouts: the same vocabulary in GPT-2's and fairseq's files, in Hugging Face's, on the hub.
+# Other layouts of the same vocabulary: GPT-2 and fairseq, Hugging Face, the hub.
 
 
 def contents_of(tokenizer: Tokenizer, folder: Path) -> tuple[dict[str, int], list[list[str]]]:
-    """Ids of all tokens, and the merges."""
+    """Return the ids of all tokens, and the merges."""
     tokenizer.save(folder / "contents.json")
     content = json.loads((folder / "contents.json").read_text())
     (folder / "contents.json").unlink()
@@ -136,7 +138,7 @@ def contents_of(tokenizer: Tokenizer, folder: Path) -> tuple[dict[str, int], lis
 
 
 def write_gpt2(tokenizer: Tokenizer, folder: Path) -> Path:
-    """Write the three files that give this vocabulary; the ids in `encoder.json` are others."""
+    """Write the three files of a vocabulary; `encoder.json` has other ids than the result."""
     folder.mkdir(parents=True)
     vocab, merges = contents_of(tokenizer, folder)
     ordered = sorted(vocab, key=lambda token: vocab[token])[4:-1]
@@ -158,7 +160,7 @@ def write_hugging_face(tokenizer: Tokenizer, folder: Path) -> Path:
 
 
 def write_hub(tokenizer: Tokenizer, file: Path) -> Path:
-    """Write a `tokenizer.json` in the layout of roberta-base's on the hub."""
+    """Write a `tokenizer.json` in the layout of roberta-base on the hub."""
     vocab, merges = contents_of(tokenizer, file.parent)
     specials = {token: vocab[token] for token in ("<s>", "<pad>", "</s>", "<unk>", "<mask>")}
     flags = {"special": True, "single_word": False, "rstrip": False, "normalized": False}
@@ -197,7 +199,7 @@ def write_hub(tokenizer: Tokenizer, file: Path) -> Path:
 
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path | Exception], list[tuple[str, str]]]:
-    """`hub(answer)` has the hub answer with a file or an error; gives what it is asked for."""
+    """Return `hub(answer)`, which sets the hub's answer and returns the list of requests."""
     asked: list[tuple[str, str]] = []
 
     def install(answer: Path | Exception) -> list[tuple[str, str]]:
@@ -233,7 +235,7 @@ def test_all_layouts_of_a_vocabulary_give_the_same_ids_and_digest(
             assert copy.decode(one.tolist()) == tokenizer.decode(one.tolist())
 
 
-def test_the_digest_sees_what_changes_the_ids(tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_digest_changes_with_the_ids(tokenizer: Tokenizer, tmp_path: Path) -> None:
     file = write_hub(tokenizer, tmp_path / "tokenizer.json")
     content = json.loads(file.read_text())
     digests = {load(file).digest()}
@@ -254,7 +256,7 @@ def test_the_digest_sees_what_changes_the_ids(tokenizer: Tokenizer, tmp_path: Pa
     assert load(file).digest() in digests  # no text is matched against a special token
 
 
-def test_words_that_fill_up_a_dictionary_have_ids_that_no_text_gives(
+def test_filler_words_of_a_dictionary_have_ids_that_no_text_encodes_to(
     tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
     folder = write_gpt2(tokenizer, tmp_path / "gpt2")
@@ -286,15 +288,15 @@ def test_a_folder_s_tokenizer_json_comes_before_other_layouts(
             r"gpt2: lacks dict\.txt; accepted: encoder\.json, vocab\.bpe, dict\.txt",
         ),
         ("encoder.json", None, r"gpt2: lacks encoder\.json"),
-        ("encoder.json", "[1", r"encoder\.json: is no JSON"),
+        ("encoder.json", "[1", r"encoder\.json: is not valid JSON"),
         ("encoder.json", "[1, 2]", r"encoder\.json: accepted: one JSON object"),
         ("encoder.json", '{"a": true}', r"encoder\.json: accepted: one JSON object"),
         ("encoder.json", '{"a": 4, "b": 4}', r"encoder\.json: 'a' and 'b' both have id 4"),
-        ("vocab.bpe", "#version: 0.2\na b c\n", r"vocab\.bpe: line 2: 'a b c' is no pair"),
+        ("vocab.bpe", "#version: 0.2\na b c\n", r"vocab\.bpe: line 2: 'a b c' is not a pair"),
         ("vocab.bpe", "t h\nt z\n", r"vocab\.bpe: line 2: the vocabulary lacks 'tz'"),
         ("vocab.bpe", "t h\ni n\nt h\n", r"vocab\.bpe: line 3: 't h' is on line 1 already"),
         ("vocab.bpe", b"\xff", r"vocab\.bpe: is not UTF-8 at byte 0"),
-        ("dict.txt", "5 1\n6\n", r"dict\.txt: line 2: '6' is no \"BPE-ID COUNT\""),
+        ("dict.txt", "5 1\n6\n", r"dict\.txt: line 2: '6' is not \"BPE-ID COUNT\""),
         ("dict.txt", "5 1\n6 x\n", r"dict\.txt: line 2: '6 x' is no"),
         ("dict.txt", "5 1\n\n6 1\n", r"dict\.txt: line 2: '' is no"),
         ("dict.txt", "5 1\n9999 1\n", r"dict\.txt: line 2: encoder\.json has no id '9999'"),
@@ -326,9 +328,7 @@ def test_hugging_face_files_are_checked_too(tokenizer: Tokenizer, tmp_path: Path
         load(folder)
 
 
-def test_a_table_that_is_no_vocabulary_of_ours_is_refused(
-    tokenizer: Tokenizer, tmp_path: Path
-) -> None:
+def test_invalid_vocabulary_tables_are_refused(tokenizer: Tokenizer, tmp_path: Path) -> None:
     vocab, merges = contents_of(tokenizer, tmp_path)
     pairs = [(a, b) for a, b in merges]
     assert from_vocabulary(vocab, pairs).digest() == tokenizer.digest()
@@ -344,7 +344,7 @@ def test_a_table_that_is_no_vocabulary_of_ours_is_refused(
         from_vocabulary(vocab, [("t", "nowhere")])
 
 
-def test_a_name_is_looked_for_on_the_hub_and_a_path_never_is(
+def test_names_are_looked_up_on_the_hub_and_paths_are_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hub
 ) -> None:
     asked = hub(OSError("nobody answers\nat length"))
@@ -375,7 +375,7 @@ def test_another_kind_of_vocabulary_from_the_hub_is_refused(tmp_path: Path, hub)
         load("gpt2")
 
 
-# GPT-2's own files, beside a reading of the paper in twenty lines.
+# GPT-2's files, compared with a direct implementation in twenty lines.
 
 
 @pytest.fixture(scope="session")
@@ -392,7 +392,7 @@ def roberta(gpt2_files: Path) -> Tokenizer:
 
 
 class PlainBpe:
-    """GPT-2's encoder and fairseq's dictionary, as slow as they are plain."""
+    """A slow, direct implementation of GPT-2's encoder with fairseq's dictionary."""
 
     def __init__(self, folder: Path) -> None:
         regex = pytest.importorskip("regex", reason="reads GPT-2's pattern; transformers has it")
@@ -429,7 +429,7 @@ class PlainBpe:
         return (self.ids[str(self.bpe_ids[part])] for part in parts)
 
 
-def test_gpt2_s_files_give_the_original_s_ids(roberta: Tokenizer) -> None:
+def test_gpt2_files_give_the_ids_of_fairseqs_roberta(roberta: Tokenizer) -> None:
     assert (roberta.vocab_size, roberta.mask_id) == (50265, 50264)
     expected = {"Hello world": [31414, 232], " world": [232], "world": [8331], ".": [4], "": []}
     for text, ids in expected.items():
@@ -438,7 +438,7 @@ def test_gpt2_s_files_give_the_original_s_ids(roberta: Tokenizer) -> None:
     assert {id: roberta.token_text(id) for id in names} == names
 
 
-def test_special_words_of_gpt2_are_text(roberta: Tokenizer) -> None:
+def test_special_tokens_of_gpt2_are_text(roberta: Tokenizer) -> None:
     text = "a<|endoftext|>b madeupword0000 madeupword0001madeupword0002 <mask> </s>"
     [ids] = roberta.encode_batch([text])
     assert ids.min() > 3
@@ -447,7 +447,7 @@ def test_special_words_of_gpt2_are_text(roberta: Tokenizer) -> None:
 
 
 def varied_texts() -> list[str]:
-    """Prose of several scripts, odd white space, and characters drawn from all of Unicode 3.2.
+    """Return prose in several scripts, unusual white space, and characters from all of Unicode 3.2.
 
     Later characters are letters to one library and unknown to another.
     """
@@ -477,7 +477,7 @@ def varied_texts() -> list[str]:
     ]
 
 
-def test_ids_of_any_text_are_those_of_gpt2_s_encoder(roberta: Tokenizer, gpt2_files: Path) -> None:
+def test_ids_of_any_text_are_those_of_gpt2s_encoder(roberta: Tokenizer, gpt2_files: Path) -> None:
     plain = PlainBpe(gpt2_files)
     texts = varied_texts()
     for text, ids in zip(texts, roberta.encode_batch(texts), strict=True):
@@ -488,7 +488,7 @@ def test_ids_of_any_text_are_those_of_gpt2_s_encoder(roberta: Tokenizer, gpt2_fi
 def test_a_dictionary_without_its_last_words_gives_the_same_ids_below_the_mask(
     roberta: Tokenizer, gpt2_files: Path, tmp_path: Path
 ) -> None:
-    """The published zero-mask models want two `madeupword`s less."""
+    """The published zero-mask models have two `madeupword`s less."""
     for name in ("encoder.json", "vocab.bpe"):
         shutil.copy(gpt2_files / name, tmp_path / name)
     lines = (gpt2_files / "dict.txt").read_text()
@@ -500,7 +500,7 @@ def test_a_dictionary_without_its_last_words_gives_the_same_ids_below_the_mask(
         assert np.array_equal(one, other)
 
 
-def test_roberta_base_of_the_hub_is_gpt2_s_vocabulary_in_fairseq_s_order(
+def test_roberta_base_on_the_hub_is_gpt2s_vocabulary_in_fairseqs_order(
     roberta: Tokenizer, gpt2_files: Path, tmp_path: Path, hub
 ) -> None:
     hub(write_hub(roberta, tmp_path / "tokenizer.json"))

@@ -20,13 +20,13 @@ def folder(inputs: list[Path], tokenizer_folder: Path, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_whole_corpus_has_no_problem(folder: Path) -> None:
+def test_intact_corpus_has_no_problem(folder: Path) -> None:
     assert list(verify(folder)) == []
 
 
 @pytest.mark.parametrize("suffix", ["bin", "idx", "subsets"])
 @pytest.mark.parametrize("damage", ["flip", "cut", "remove"])
-def test_damaged_file_is_named_alone(folder: Path, suffix: str, damage: str) -> None:
+def test_only_the_damaged_file_is_named(folder: Path, suffix: str, damage: str) -> None:
     file = folder / "valid" / f"shard-00001.{suffix}"
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
@@ -39,7 +39,7 @@ def test_damaged_file_is_named_alone(folder: Path, suffix: str, damage: str) -> 
 
 
 def rewrite_shard(folder: Path, documents: list[list[int]], subsets: bytes | None = None) -> None:
-    """Replace the first validation shard by these documents, checksums and all."""
+    """Replace the first validation shard by these documents, including its checksums."""
     manifest = load_manifest(folder)
     files = manifest.shards["valid"][0]
     prefix = folder / files.stem
@@ -99,22 +99,22 @@ def test_counts_are_checked(folder: Path, field: str) -> None:
     file.write_text(json.dumps(content))
     *totals, problem = verify(folder)
     assert "train/shard-00000.idx" in problem
-    assert "but the manifest speaks of" in problem
+    assert "but the manifest has" in problem
     assert all("the totals of the train split" in total for total in totals)
     assert len(totals) == (field != "sequences")
 
 
-def test_sum_that_is_wrong_is_noticed(folder: Path) -> None:
+def test_wrong_totals_are_detected(folder: Path) -> None:
     file = folder / "manifest.json"
     content = json.loads(file.read_text())
     content["totals"]["valid"]["text_bytes"] += 1
     file.write_text(json.dumps(content))
     assert list(verify(folder)) == [
-        f"{folder}: the totals of the valid split are not the sums over it"
+        f"{folder}: the totals of the valid split are not the sums of its shards"
     ]
 
 
-def test_many_workers_find_the_same_in_the_same_order(folder: Path) -> None:
+def test_workers_do_not_change_the_findings_or_their_order(folder: Path) -> None:
     for name in ("train/shard-00001.bin", "valid/shard-00000.idx"):
         (folder / name).unlink()
     assert list(verify(folder, 4)) == list(verify(folder))
@@ -123,7 +123,7 @@ def test_many_workers_find_the_same_in_the_same_order(folder: Path) -> None:
         list(verify(folder, 0))
 
 
-def test_corpus_of_sentences_is_whole(tokenizer_folder: Path, tmp_path: Path) -> None:
+def test_corpus_of_sentences_has_no_problem(tokenizer_folder: Path, tmp_path: Path) -> None:
     write_pile(tmp_path / "a.jsonl.zst", [f"One is {n}. Two is more. Three?" for n in range(20)])
     settings = Settings(valid_fraction=0.2, unit="sentence")
     manifest = prepare([tmp_path / "a.jsonl.zst"], tmp_path / "c", tokenizer_folder, settings)
@@ -131,7 +131,7 @@ def test_corpus_of_sentences_is_whole(tokenizer_folder: Path, tmp_path: Path) ->
     assert list(verify(tmp_path / "c")) == []
 
 
-def test_other_vocabulary_is_noticed(folder: Path) -> None:
+def test_different_vocabulary_is_detected(folder: Path) -> None:
     train(iter(["other text"]), 300).save(folder / "tokenizer.json")
     assert list(verify(folder)) == [
         f"{folder / 'tokenizer.json'}: not the vocabulary that the corpus was made with"

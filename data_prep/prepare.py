@@ -1,0 +1,106 @@
+"""The command `prepare`: convert raw text to a corpus of indexed binaries."""
+
+import argparse
+import sys
+import time
+from dataclasses import fields
+from pathlib import Path
+
+from data_prep.arguments import EXIT_FAILED
+from data_prep.engines import ENGINES, WorkerDied
+from data_prep.inputs import add_input_argument, find_inputs
+from data_prep.manifest import CHOICES, Settings
+from data_prep.parts import Part
+from data_prep.run import prepare, prepare_part
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command."""
+    add_input_argument(parser)
+    add = parser.add_argument
+    add("--output", type=Path, required=True, help="corpus folder")
+    add(
+        "--tokenizer",
+        required=True,
+        help="tokenizer.json, a folder with one or with the files of GPT-2, or a name on the "
+        "Hugging Face hub, such as roberta-base",
+    )
+    limit = "document in tokens, including <s> and </s> (default: %(default)s)"
+    add("--max-tokens", type=int, default=Settings.max_tokens, help=f"longest {limit}")
+    add("--min-tokens", type=int, default=Settings.min_tokens, help=f"shortest {limit}")
+    for name, meaning in (
+        ("long", "drop longer documents, truncate them, or split them into windows"),
+        ("duplicates", "keep or drop documents whose text came before, in any input"),
+        ("damaged", "inputs that are cut short: fail, or keep what is complete"),
+    ):
+        default = getattr(Settings, name)
+        help = f"{meaning} (default: {default})"
+        add(f"--{name}", choices=CHOICES[name], default=default, help=help)
+    add("--sentences", action="store_true", help="write a sequence per sentence, not per document")
+    add(
+        "--valid-fraction",
+        type=float,
+        help="share of documents for validation, chosen by a hash of their text (default: "
+        f"{Settings.valid_fraction})",
+    )
+    add(
+        "--valid-input",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="GLOB",
+        help="inputs of the validation split, in place of a fraction of --input",
+    )
+    add("--workers", type=int, default=1, help="shards made at once (default: %(default)s)")
+    engines = "processes of this machine, or a Ray cluster (default: local)"
+    add("--engine", choices=tuple(ENGINES), default="local", help=engines)
+    add(
+        "--shard",
+        metavar="I/N",
+        help="make only every N-th shard, starting with number I (from 0), and no corpus yet: "
+        "for job arrays; a final run without it makes the corpus",
+    )
+    add("--overwrite", action="store_true", help="remove an existing corpus first")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run the command."""
+    part = None if options.shard is None else Part.parse(options.shard)
+    if part and options.overwrite:
+        raise ValueError(
+            "--overwrite with --shard: it would remove what the other parts make; accepted: "
+            "another --output, or --overwrite in a run of all shards"
+        )
+    if options.valid_fraction is None:
+        options.valid_fraction = 0.0 if options.valid_input else Settings.valid_fraction
+    options.unit = "sentence" if options.sentences else "document"
+    settings = Settings(**{field.name: getattr(options, field.name) for field in fields(Settings)})
+    inputs = (find_inputs(options.input), options.output, options.tokenizer, settings)
+    valid_inputs = find_inputs(options.valid_input)
+    common = {"valid_inputs": valid_inputs, "workers": options.workers, "engine": options.engine}
+    started = time.monotonic()
+    try:
+        if part:
+            unread = prepare_part(part, *inputs, **common)
+            print(f"{options.output}: part {part} {_state(unread)}")
+            return 0
+        manifest = prepare(*inputs, **common, overwrite=options.overwrite)
+    except WorkerDied as error:
+        print(f"data_prep prepare: error: {error}", file=sys.stderr)
+        return EXIT_FAILED
+    totals = ", ".join(
+        f"{split} {total.documents:,} documents {total.tokens:,} tokens"
+        for split, total in manifest.totals.items()
+    )
+    rejected = sum(rejects.count for rejects in manifest.rejects.values())
+    print(f"{options.output}: {totals}, {rejected:,} rejected, {time.monotonic() - started:.1f} s")
+    return 0
+
+
+def _state(unread: int) -> str:
+    if unread:
+        return (
+            f"has read its inputs for duplicates; {unread} of other parts have yet to be read: "
+            "then run the same command again"
+        )
+    return "is made; when all are, run prepare without --shard"

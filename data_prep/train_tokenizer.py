@@ -1,0 +1,45 @@
+"""The command `train-tokenizer`: train a vocabulary on the documents of some inputs."""
+
+import argparse
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+from data_prep.documents import Document, Reject, read
+from data_prep.inputs import add_input_argument, find_inputs
+from data_prep.tokenizer import FILE_NAME, train, train_characters
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command."""
+    add_input_argument(parser)
+    kind = parser.add_mutually_exclusive_group(required=True)
+    kind.add_argument("--vocab-size", type=int, help="number of ids, including special tokens")
+    kind.add_argument("--characters", action="store_true", help="use one id per character instead")
+    parser.add_argument("--output", type=Path, required=True, help="folder or .json file")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run the command."""
+    file = options.output if options.output.suffix == ".json" else options.output / FILE_NAME
+    inputs = find_inputs(options.input)
+    counts: Counter[type] = Counter()
+
+    def texts() -> Iterator[str]:
+        for path in inputs:
+            for record in read(path):
+                counts[type(record)] += 1
+                if isinstance(record, Document):
+                    yield record.text
+
+    tokenizer = (
+        train_characters(texts()) if options.characters else train(texts(), options.vocab_size)
+    )
+    used, rejected = counts[Document], counts[Reject]
+    if not used:
+        raise ValueError(f"--input {' '.join(options.input)}: no document ({rejected} rejected)")
+    tokenizer.save(file)
+    if options.vocab_size and tokenizer.vocab_size < options.vocab_size:
+        print(f"too little text for {options.vocab_size} ids: the vocabulary has fewer")
+    print(f"{file}: {tokenizer.vocab_size} ids from {used:,} documents ({rejected:,} rejected)")
+    return 0
