@@ -1,10 +1,15 @@
-"""The command line of fine-tuning: `python -m finetune COMMAND`. Heavy imports happen inside."""
+"""The command line of fine-tuning: `python -m finetune COMMAND`.
+
+Each command's arguments stand above its action; `COMMANDS` lists them all. Heavy imports are inside
+the actions.
+"""
 
 from __future__ import annotations
 
 import argparse
+import functools
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from data_prep import console
@@ -21,177 +26,116 @@ EXIT_INTERRUPTED = 130
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     options = parse_arguments(_parser(), arguments)
+    action: Callable[[argparse.Namespace], int] = options.action
     try:
-        code: int = options.action(options)
+        code = action(options)
         sys.stdout.flush()
     except (ValueError, OSError) as error:
         message = " ".join(str(error).split())
-        sys.stderr.write(f"finetune {options.command}: error: {message}\n")
+        print(f"finetune {options.command}: error: {message}", file=sys.stderr)
         return EXIT_USAGE
     except KeyboardInterrupt:
-        sys.stderr.write(f"finetune {options.command}: stopped\n")
+        print(f"finetune {options.command}: stopped", file=sys.stderr)
         return EXIT_INTERRUPTED
     return code
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = Parser(prog="python -m finetune", description=__doc__)
+    parser = Parser(
+        prog="python -m finetune",
+        description="Fine-tune a model folder on GLUE, and use the fine-tuned model.",
+    )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, (summary, add_arguments, action) in COMMANDS.items():
+        command = commands.add_parser(name, help=summary, description=summary)
+        add_arguments(command)
+        command.set_defaults(action=action)
+    return parser
 
-    command = commands.add_parser(
-        "glue", help="fine-tune a model on tasks, several seeds side by side, and report"
+
+def _glue_arguments(command: argparse.ArgumentParser) -> None:
+    command.epilog = (
+        "example: python -m finetune glue models/zero-clap --data GLUE --tasks CoLA,RTE "
+        "--seeds 1,2,3 --output scores learning_rate=2e-5"
     )
     command.add_argument("model", type=Path, help="a model folder")
     command.add_argument(
         "--data",
         required=True,
-        help="a folder with the tasks' folders of TSV files or saved datasets in it, or hub",
+        help="a folder that has a folder of TSV files or a saved dataset for each task, or: hub",
     )
     command.add_argument(
-        "--tasks", type=_words, default=["all"], help="names, such as CoLA,RTE (default: all)"
+        "--tasks", type=_names, default=["all"], help="such as CoLA,RTE (default: all)"
     )
     command.add_argument("--seeds", type=_seeds, default=[1], help="such as 1,2,3 (default: 1)")
     command.add_argument(
         "--output",
         type=Path,
         required=True,
-        help="a folder for each run in it; runs that are done there are not done again",
+        help="the folder for the runs' folders; finished runs in it are not repeated",
     )
     command.add_argument(
         "--weights",
         choices=("pretrained", "random", "both"),
         default="pretrained",
-        help="begin with the model's, with fresh ones of "
-        "the same architecture, or once with each (default: pretrained)",
+        help="start from the model's weights, from random weights of the same architecture, or run "
+        "once from each (default: pretrained)",
     )
     command.add_argument(
         "--jobs",
         type=int,
         default=0,
         metavar="N",
-        help="runs at once (default: one a GPU, or one a core where there is none)",
+        help="runs at once (default: one per GPU, or one per core without GPUs)",
     )
     command.add_argument(
         "--world-size",
         type=int,
         default=1,
         metavar="N",
-        help="processes, and GPUs, that share each run's batches (default: 1)",
+        help="processes, and GPUs, per run (default: 1)",
     )
     command.add_argument(
         "--retries",
         type=int,
         default=2,
         metavar="N",
-        help="do a pretrained run that collapsed again, with another seed and a longer warm-up, so "
-        "many times (default: 2)",
+        help="repeat a pretrained run that collapsed up to N times, with another seed and a longer "
+        "warm-up (default: 2)",
     )
     command.add_argument(
         "--recipe",
-        choices=("default", "seed"),
+        choices=("default", "published"),
         default="default",
-        help="settings to begin with: seed is the original's exactly (default: default, which "
-        "also clips gradients and batches by length)",
+        help="settings to start from: the published ones exactly, or with gradient clipping and "
+        "batches of similar lengths (default: default)",
     )
     command.add_argument(
-        "--no-models",
-        action="store_true",
-        help="do not keep each run's best model as a model folder in the run's folder",
+        "--no-models", action="store_true", help="do not keep the best model of each run"
     )
     command.add_argument(
         "overrides",
         nargs="*",
         metavar="key=value",
-        help="settings that differ from the task's own, such as learning_rate=2e-5 or pooling=mean",
+        help="settings to change, such as learning_rate=2e-5 or pooling=mean",
     )
-    command.set_defaults(action=_glue)
-
-    command = commands.add_parser("report", help="the original's table beside a folder's runs")
-    command.add_argument("folder", type=Path, help="the --output of glue")
-    command.set_defaults(action=_report)
-
-    command = commands.add_parser("predict", help="label new text with a fine-tuned model")
-    command.add_argument("model", type=Path, help="a model folder with a head, as glue keeps them")
-    command.add_argument(
-        "file", type=Path, help="a line an example: a text, or two with a tab between them"
-    )
-    command.add_argument("--head", default="", help="its name, where the model has several")
-    command.add_argument(
-        "--output", type=Path, help="write label and probability here (default: print them)"
-    )
-    add_device(command)
-    command.set_defaults(action=_predict)
-
-    command = commands.add_parser("submit", help="predict test sets in the form of GLUE's server")
-    command.add_argument("folder", type=Path, help="the --output of glue")
-    command.add_argument("--output", type=Path, required=True, help="a folder for the files")
-    add_device(command)
-    command.set_defaults(action=_submit)
-
-    command = commands.add_parser(
-        "acceptability", help="make a task in CoLA's layout of the sentences of a text"
-    )
-    command.add_argument(
-        "--input",
-        nargs="+",
-        action="extend",
-        required=True,
-        metavar="GLOB",
-        help="files that data_prep reads, such as held-out.jsonl.zst",
-    )
-    command.add_argument(
-        "--output",
-        type=Path,
-        required=True,
-        help="the folder to make CoLA/train.tsv and CoLA/dev.tsv in",
-    )
-    command.add_argument(
-        "--exclude",
-        nargs="+",
-        action="extend",
-        default=[],
-        metavar="GLOB",
-        help="leave out sentences that stand in these: what the model was pretrained on",
-    )
-    command.add_argument(
-        "--train",
-        type=int,
-        default=1000,
-        metavar="N",
-        help="sentences, each of them intact and scrambled (default: 1000)",
-    )
-    command.add_argument(
-        "--dev", type=int, default=300, metavar="N", help="sentences, likewise (default: 300)"
-    )
-    command.add_argument("--seed", type=int, default=1, help="of split and scrambling (default: 1)")
-    command.set_defaults(action=_acceptability)
-
-    command = commands.add_parser("demo", help="the main job end to end, on text of Python's own")
-    command.add_argument(
-        "--output",
-        type=Path,
-        default=Path("demo-output"),
-        help="a folder of the demo's own, made anew (default: demo-output)",
-    )
-    command.set_defaults(action=_demo)
-    return parser
 
 
-def _words(text: str) -> list[str]:
-    words = [word.strip() for word in text.split(",")]
-    if not all(words) or len(set(words)) < len(words):
+def _names(text: str) -> list[str]:
+    names = [name.strip() for name in text.split(",")]
+    if not all(names) or len(set(names)) < len(names):
         raise argparse.ArgumentTypeError(f"{text!r}: write different names, as in CoLA,RTE")
-    return words
+    return names
 
 
 def _seeds(text: str) -> list[int]:
     try:
-        seeds = [int(word) for word in text.split(",")]
+        seeds = [int(seed) for seed in text.split(",")]
     except ValueError:
         seeds = []
     if not seeds or min(seeds) < 0 or len(set(seeds)) < len(seeds):
         raise argparse.ArgumentTypeError(
-            f"{text!r}: write different whole numbers from 0 on, as in 1,2,3"
+            f"{text!r}: write different whole numbers of 0 or more, as in 1,2,3"
         )
     return seeds
 
@@ -202,44 +146,63 @@ def _glue(options: argparse.Namespace) -> int:
     from finetune.planning import plan_runs, prepare
     from finetune.report import write_report
 
-    for name, least in (("jobs", 0), ("world-size", 1), ("retries", 0)):
-        value = getattr(options, name.replace("-", "_"))
-        if value < least:
-            raise ValueError(f"--{name} {value}: accepted: {least} or more")
-    weights = WEIGHTS if options.weights == "both" else (options.weights,)
+    for name, least in (("jobs", 0), ("world_size", 1), ("retries", 0)):
+        if (value := getattr(options, name)) < least:
+            raise ValueError(f"--{name.replace('_', '-')} {value}: accepted: {least} or more")
     plans = plan_runs(
         options.model,
         options.data,
         options.tasks,
-        weights,
+        WEIGHTS if options.weights == "both" else (options.weights,),
         options.seeds,
         options.overrides,
         recipe=options.recipe,
         save_models=not options.no_models,
     )
     waiting = prepare(options.output, plans, options.retries)
-    _say(f"{options.output}: {len(waiting)} runs to do, {len(plans) - len(waiting)} done before")
+    print(
+        f"{options.output}: {len(waiting)} runs to do, {len(plans) - len(waiting)} finished before",
+        flush=True,
+    )
     failed = run_all(
         options.output,
         waiting,
-        _say,
+        functools.partial(print, flush=True),
         jobs=options.jobs,
         world_size=options.world_size,
         retries=options.retries,
     )
     if len(failed) < len(plans):
-        _say("\n" + write_report(options.output))
+        print(f"\n{write_report(options.output)}")
     if failed:
-        sys.stderr.write(f"finetune glue: error: failed: {', '.join(failed)}\n")
+        print(f"finetune glue: error: failed: {', '.join(failed)}", file=sys.stderr)
         return EXIT_RUN_FAILED
     return EXIT_DONE
+
+
+def _report_arguments(command: argparse.ArgumentParser) -> None:
+    command.add_argument("folder", type=Path, help="the --output of glue")
 
 
 def _report(options: argparse.Namespace) -> int:
     from finetune.report import write_report
 
-    _say(write_report(options.folder))
+    print(write_report(options.folder))
     return EXIT_DONE
+
+
+def _predict_arguments(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "model", type=Path, help="a model folder with a classification head, as glue writes it"
+    )
+    command.add_argument(
+        "file", type=Path, help="one example per line: a text, or two separated by a tab"
+    )
+    command.add_argument("--head", default="", help="the head, if the model has several")
+    command.add_argument(
+        "--output", type=Path, help="write labels and probabilities here (default: print them)"
+    )
+    add_device(command)
 
 
 def _predict(options: argparse.Namespace) -> int:
@@ -250,15 +213,56 @@ def _predict(options: argparse.Namespace) -> int:
     if options.output:
         write_atomically(options.output, lines.encode())
     else:
-        sys.stdout.write(lines)
+        print(lines, end="")
     return EXIT_DONE
+
+
+def _submit_arguments(command: argparse.ArgumentParser) -> None:
+    command.add_argument("folder", type=Path, help="the --output of glue")
+    command.add_argument("--output", type=Path, required=True, help="the folder for the files")
+    add_device(command)
 
 
 def _submit(options: argparse.Namespace) -> int:
     from finetune.predict import submit
 
-    submit(options.folder, options.output, _say, options.device)
+    submit(options.folder, options.output, options.device)
     return EXIT_DONE
+
+
+def _acceptability_arguments(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--input",
+        nargs="+",
+        action="extend",
+        required=True,
+        metavar="GLOB",
+        help="files that data_prep reads, such as held-out.jsonl.zst",
+    )
+    command.add_argument(
+        "--output", type=Path, required=True, help="the folder for CoLA/train.tsv and CoLA/dev.tsv"
+    )
+    command.add_argument(
+        "--exclude",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="GLOB",
+        help="leave out sentences that occur in these files: what the model was pretrained on",
+    )
+    command.add_argument(
+        "--train",
+        type=int,
+        default=1000,
+        metavar="N",
+        help="training sentences; each is written twice, intact and scrambled (default: 1000)",
+    )
+    command.add_argument(
+        "--dev", type=int, default=300, metavar="N", help="dev sentences, likewise (default: 300)"
+    )
+    command.add_argument(
+        "--seed", type=int, default=1, help="seed of split and scrambling (default: 1)"
+    )
 
 
 def _acceptability(options: argparse.Namespace) -> int:
@@ -270,11 +274,20 @@ def _acceptability(options: argparse.Namespace) -> int:
     files = acceptability.make(documents, **numbers)
     acceptability.write(options.output, files, numbers)
     found = sum(len(document.sentences) for document in documents)
-    _say(
+    print(
         f"{options.output / acceptability.TASK.name}: {options.train:,} train and "
         f"{options.dev:,} dev of {found:,} sentences in {len(documents):,} documents"
     )
     return EXIT_DONE
+
+
+def _demo_arguments(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--output",
+        type=Path,
+        default=Path("demo-output"),
+        help="a folder for the demo alone; its previous content is deleted (default: demo-output)",
+    )
 
 
 def _demo(options: argparse.Namespace) -> int:
@@ -283,9 +296,19 @@ def _demo(options: argparse.Namespace) -> int:
     return run_demo(options.output)
 
 
-def _say(text: str) -> None:
-    sys.stdout.write(text + "\n")
-    sys.stdout.flush()
+COMMANDS = {
+    "glue": ("fine-tune a model on tasks with several seeds, and report", _glue_arguments, _glue),
+    "report": ("compare a folder's runs with the published table", _report_arguments, _report),
+    "predict": ("label new text with a fine-tuned model", _predict_arguments, _predict),
+    "submit": ("predict test sets for GLUE's server", _submit_arguments, _submit),
+    "acceptability": (
+        "make a task in CoLA's layout from the sentences of a text",
+        _acceptability_arguments,
+        _acceptability,
+    ),
+    "demo": ("run everything end to end on text from Python itself", _demo_arguments, _demo),
+}
+"""Summary, arguments and action by name."""
 
 
 if __name__ == "__main__":

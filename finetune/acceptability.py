@@ -1,13 +1,13 @@
-"""An acceptability task in CoLA's layout, made from text: sentences against their scrambled selves.
+"""An acceptability task in CoLA's layout, made from any text.
 
-1. `find` finds the plain English sentences of documents.
-2. `make` deals the documents out to train and dev, and writes each sentence twice: as it is, and
-   with the plain words inside it in another order (`_scrambled`).
+1. `find` finds plain English sentences in documents.
+2. `make` splits the documents into train and dev, and writes each sentence twice: intact, and with
+   the plain words inside it in another order (`_scrambled`).
 
-Nothing but the order of the words tells the two classes apart: the words that move are lower-case
-and carry no punctuation. Each sentence stands in both classes because a small model otherwise
-learns which words were in which class, by heart, and nothing of their order. Swapping a single pair
-of neighbours is too subtle for a model of minutes: after the demo's pretraining it stays at chance.
+Only the order of the words tells the classes apart: the words that move are lower-case and have no
+punctuation. Each sentence is in both classes, because a small model otherwise memorizes which words
+belong to which class and learns nothing about their order. Swapping one pair of neighbours is too
+subtle for a model of minutes: after the demo's pretraining it stays at chance.
 """
 
 from __future__ import annotations
@@ -26,51 +26,48 @@ from finetune.glue import TASKS
 from pretrain.run.checkpoints import write_json
 
 PROVENANCE = "provenance.json"
-"""Beside the splits: says that they are none of the benchmark's, and how they were made."""
+"""A file beside the splits that says how they were made; the benchmark's own data has none."""
 TASK = TASKS["CoLA"]
 
 _PARAGRAPH_END = re.compile(r"\n\s*\n")
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+(?=[A-Z])")
-# Also quoted, marked or joined, as in "built-in", user's, *key*, os.path or close(), and with the
-# punctuation of prose after it.
+# Also quoted, emphasized or joined, as in "built-in", user's, *key*, os.path or close(), and with
+# punctuation after it.
 _WORD = re.compile(r"[('\"`*]*\w+(?:['./=-]\w+)*(?:\(\))?['\"`*)]*[,;:]?")
 _FEWEST_WORDS, _MOST_WORDS = 6, 25
 _FEWEST_MOVABLE = 3
-"""Different words that may move: two alone would make no other order than one."""
+"""Different words that may move: with two there would be only one other order."""
 _PLAIN_SHARE = 0.6
-"""Least share of lower-case words without any punctuation: prose, not signatures or tables."""
+"""Least share of plain words, so that signatures and tables are left out."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Sentences:
-    """The sentences of one document that a task may use."""
+    """The usable sentences of one document."""
 
     name: str
-    """Where the document stands: file name and line."""
+    """File name and line of the document."""
     sentences: tuple[str, ...]
 
 
 def make(documents: Sequence[Sentences], *, train: int, dev: int, seed: int) -> dict[str, str]:
-    """The content of the task's files.
+    """Return the content of the task's files by split.
 
     No document has sentences in both splits. The same arguments give the same files.
 
     Args:
-        documents: what `find` found.
-        train: sentences of the training split, which has twice as many lines.
-        dev: sentences of the dev split, likewise.
-        seed: of the split and of the scrambling.
-
-    Returns:
-        By split, lines in the task's layout.
+        documents: the result of `find`.
+        train: number of training sentences; the file has twice as many lines.
+        dev: number of dev sentences, likewise.
+        seed: seed of the split and of the scrambling.
 
     Raises:
-        ValueError: too few sentences.
+        ValueError: there are too few sentences.
     """
     for name, count in (("--train", train), ("--dev", dev)):
         if count < 1:
             raise ValueError(f"{name} {count}: accepted: 1 or more")
-    waiting = sorted(documents, key=lambda document: _draw(seed, "split", *document.sentences))
+    waiting = sorted(documents, key=lambda document: _hash(seed, "split", *document.sentences))
     files = {}
     for split, wanted in (("dev", dev), ("train", train)):
         rows: list[tuple[str, str]] = []
@@ -80,8 +77,8 @@ def make(documents: Sequence[Sentences], *, train: int, dev: int, seed: int) -> 
         if len(rows) < wanted:
             found = sum(len(document.sentences) for document in documents)
             raise ValueError(
-                f"{found:,} sentences are too few for --train {train} and --dev {dev}, as no "
-                "document may be in both; accepted: fewer, or more text"
+                f"{found:,} sentences are too few for --train {train} and --dev {dev}, because no "
+                "document may be in both splits; accepted: smaller numbers, or more text"
             )
         files[split] = "".join(
             f"{name}\t1\t\t{sentence}\n{name}\t0\t*\t{_scrambled(sentence, seed)}\n"
@@ -91,19 +88,21 @@ def make(documents: Sequence[Sentences], *, train: int, dev: int, seed: int) -> 
 
 
 def find(sources: Sequence[Input], exclude: Sequence[Input] = ()) -> list[Sentences]:
-    """The sentences of some inputs, each at its first place alone.
+    """Return the sentences of the inputs by document; a repeated sentence counts once.
 
     Args:
         sources: inputs that data_prep reads, such as .jsonl.zst files in the Pile's format.
-        exclude: inputs whose sentences are left out: what a model was pretrained on.
+        exclude: inputs whose sentences are left out, such as the pretraining data.
 
     Raises:
-        ValueError: an input that cannot be read.
+        ValueError: an input cannot be read.
     """
-    seen = {_key(sentence) for text in _documents(exclude) for sentence in _sentences(text.text)}
+    seen = {
+        sentence.casefold() for text in _documents(exclude) for sentence in _sentences(text.text)
+    }
     result = []
     for document in _documents(sources):
-        new = {_key(sentence): sentence for sentence in _sentences(document.text)}
+        new = {sentence.casefold(): sentence for sentence in _sentences(document.text)}
         kept = tuple(sentence for key, sentence in new.items() if key not in seen)
         seen.update(new)
         if kept:
@@ -113,11 +112,11 @@ def find(sources: Sequence[Input], exclude: Sequence[Input] = ()) -> list[Senten
 
 
 def write(output: Path, files: Mapping[str, str], numbers: Mapping[str, int]) -> None:
-    """Write the task's folder below `output`, with the `numbers` that `make` was given."""
+    """Write the task's folder below `output`, with the `numbers` that were passed to `make`."""
     folder = output / TASK.name
     for split, content in files.items():
         write_atomically(folder / f"{split}.tsv", content.encode())
-    made = "sentences against their scrambled selves, in CoLA's layout"
+    made = "intact against scrambled sentences, in CoLA's layout"
     write_json(folder / PROVENANCE, {"made": made, **numbers})
 
 
@@ -134,7 +133,7 @@ def _sentences(text: str) -> Iterator[str]:
 
 def _is_prose(sentence: str) -> bool:
     words = sentence.removesuffix(".").split(" ")
-    movable = {words[place] for place in _movable(words)}
+    movable = {words[index] for index in _movable(words)}
     return (
         sentence.endswith(".")
         and sentence[0].isupper()
@@ -150,28 +149,23 @@ def _is_plain(word: str) -> bool:
 
 
 def _movable(words: Sequence[str]) -> list[int]:
-    """Places of the words that may change theirs: plain, and neither the first nor the last."""
-    return [place for place in range(1, len(words) - 1) if _is_plain(words[place])]
+    """Return the indices of the words that may move: plain, and neither first nor last."""
+    return [index for index in range(1, len(words) - 1) if _is_plain(words[index])]
 
 
 def _scrambled(sentence: str, seed: int) -> str:
-    """The sentence with its movable words in another order."""
+    """Return the sentence with its movable words in another order."""
     words = sentence.split(" ")
-    places = _movable(words)
-    moved = [words[place] for place in places]
-    draw = random.Random(_draw(seed, "scramble", sentence))
-    while [words[place] for place in places] == moved:
-        draw.shuffle(moved)
-    for place, word in zip(places, moved, strict=True):
-        words[place] = word
+    indices = _movable(words)
+    moved = [words[index] for index in indices]
+    generator = random.Random(_hash(seed, "scramble", sentence))
+    while [words[index] for index in indices] == moved:
+        generator.shuffle(moved)
+    for index, word in zip(indices, moved, strict=True):
+        words[index] = word
     return " ".join(words)
 
 
-def _key(sentence: str) -> str:
-    return sentence.casefold()
-
-
-def _draw(seed: int, *parts: str) -> int:
-    """A number that depends on the seed and on content alone."""
+def _hash(seed: int, *parts: str) -> int:
     text = "\n".join((str(seed), *parts))
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")

@@ -1,4 +1,4 @@
-"""The model of a run: what it begins with, and the folder that its best epoch's is kept in."""
+"""The classifier of a run: how it is built, and how the best epoch's is saved."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def head_config(config: FinetuneConfig, task: Task) -> ClassificationConfig:
-    """The head that a task needs."""
+    """Return the config of a task's head."""
     return ClassificationConfig(task.classes, task.labels, config.pooling, config.head_dropout)
 
 
@@ -27,7 +27,7 @@ def longest_input(max_tokens: int, architecture: ModelConfig) -> int:
 
 
 def build(loaded: model_folder.LoadedModel, plan: RunPlan, task: Task) -> Classifier:
-    """The classifier that a run begins with: a function of the model folder and the plan alone."""
+    """Build the classifier that a run starts from, which depends on model folder and plan only."""
     import torch
 
     from pretrain.model.classifier import Classifier
@@ -50,16 +50,16 @@ def build(loaded: model_folder.LoadedModel, plan: RunPlan, task: Task) -> Classi
 def save(
     folder: Path, parts: Path, loaded: model_folder.LoadedModel, plan: RunPlan, task: Task
 ) -> None:
-    """Write the fine-tuned model, its head under the task's name, into the run's `folder`.
+    """Write the fine-tuned model into the run's folder, with its head under the task's name.
 
-    The language model's head is the pretrained one, which fine-tuning leaves alone.
+    The language model's head is the pretrained one, which fine-tuning does not change.
 
     Args:
-        folder: the run's.
-        parts: what `Engine.save` wrote; removed.
-        loaded: what the run began with.
-        plan: the run.
-        task: its task.
+        folder: the run's folder.
+        parts: the weights as `Engine.save` wrote them; deleted afterwards.
+        loaded: the model that the run started from.
+        plan: the run's plan.
+        task: the run's task.
     """
     from pretrain.engine.engine import consolidated_weights
 
@@ -67,7 +67,7 @@ def save(
     for name, tensor in consolidated_weights(parts).items():
         part, _, rest = name.partition(".")
         weights[f"{model_folder.HEADS}{task.name}.{rest}" if part == "head" else name] = tensor
-    shutil.rmtree(folder / MODEL, ignore_errors=True)  # of a run that did not end
+    shutil.rmtree(folder / MODEL, ignore_errors=True)  # left by an interrupted run
     contents = model_folder.ModelContents(
         loaded.model.config,
         weights,

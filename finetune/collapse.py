@@ -1,8 +1,8 @@
-"""Whether a fine-tune has collapsed: answers like the majority class, or like any constant.
+"""Detection of collapsed fine-tuning runs: models that answer like a constant.
 
-A collapsed run says little about the model that it began with: the usual cause are gradients that
-vanish early in training (Mosbach et al. 2021, On the Stability of Fine-tuning BERT). So it must
-neither be averaged in silence nor dropped in silence. Pure functions of plain numbers.
+A collapsed run says little about the pretrained model: the usual cause is vanishing gradients early
+in training (Mosbach et al. 2021, On the Stability of Fine-tuning BERT). Collapsed runs are marked
+and counted, and neither averaged nor dropped silently.
 """
 
 from __future__ import annotations
@@ -10,21 +10,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 LEAST_EXPLAINED = 0.1
-"""Share of the labels' variance below which a regression counts as constant.
+"""A regression that explains a smaller share of the labels' variance counts as constant.
 
-The original's ALiBi, large, explains less on STS-B (published.py)."""
+The published large ALiBi model explains less on STS-B (published.py)."""
 
 
 def reason(
     metric: str, best: Mapping[str, float], constant: Mapping[str, float], answers: int
 ) -> str:
-    """Why a run counts as collapsed, in words; empty where it does not.
+    """Return why a run counts as collapsed, or an empty string if it does not.
 
     Args:
-        metric: the task's first, "accuracy" or "seed_loss".
-        best: the scores of the best epoch.
-        constant: those of the best constant answer on the same examples.
-        answers: how many different ones the best epoch's model gave.
+        metric: the task's first metric, "accuracy" or "seed_loss".
+        best: scores of the best epoch.
+        constant: scores of the best constant answer on the same examples.
+        answers: number of different answers that the best epoch's model gave.
     """
     if answers <= 1:
         return "always the same answer"

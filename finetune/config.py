@@ -1,7 +1,7 @@
-"""How a model is fine-tuned, and the record of one run. Imports no torch.
+"""The settings of a fine-tuning run (`FinetuneConfig`) and its plan (`RunPlan`).
 
-Read `FinetuneConfig`, then `RunPlan`: everything that decides the outcome of a run, written to its
-folder before it starts.
+The plan holds everything that decides the outcome of a run, and is written to the run's folder
+before the run starts. Imports no torch.
 """
 
 from __future__ import annotations
@@ -21,46 +21,50 @@ from pretrain.run.checkpoints import write_json
 PLAN = "run.json"
 RESULT = "result.json"
 MODEL = "model"
-"""A run's folder for the fine-tuned model, where it is kept."""
+"""The subfolder for the fine-tuned model, if it is kept."""
 LOG = "log.txt"
 
 WEIGHTS = ("pretrained", "random")
-"""The model folder's weights, or fresh ones of the same architecture: what pretraining is worth."""
+"""Weights to start from; random ones show what pretraining is worth."""
 
 
 @dataclasses.dataclass(frozen=True)
 class FinetuneConfig:
-    """Settings of a run, as `glue.Task.config` begins with and key=value words change them."""
+    """Settings of a run: those of `glue.Task.config`, changed by key=value arguments."""
 
     epochs: int = 10
     batch_size: int = 16
     learning_rate: float = 1e-5
     warmup_fraction: float = 0.06
-    """Share of the steps in which the learning rate rises to its peak; it then falls to 0."""
+    """Share of the steps in which the learning rate rises to its peak; afterwards it falls to 0."""
     warmup_steps: int = 0
-    """As a number of steps, as the original has it; 0: `warmup_fraction` says."""
+    """Warm-up as a number of steps; 0: use `warmup_fraction`."""
     schedule_steps: int = 0
-    """Steps at which the learning rate has fallen to 0; 0: those of the run."""
+    """Step at which the learning rate reaches 0; 0: at the end of the run."""
     weight_decay: float = 0.1
     gradient_clipping: float = 1.0
-    """Largest global gradient norm; 0 does not clip."""
+    """Largest global gradient norm; 0: no clipping."""
     dropout: float = 0.1
-    """Of the encoder, in place of what it was pretrained with."""
+    """Dropout of the encoder, instead of that of pretraining."""
     attention_dropout: float = 0.1
     head_dropout: float = 0.0
     pooling: str = "first"
-    """What the head reads: the feature of `<s>`, or the mean over all tokens."""
+    """Input of the head: "first", the feature of `<s>`, or "mean", the mean over all tokens."""
     max_tokens: int = 512
-    """Longer inputs are left out of training and cut in scoring, and counted in the result."""
+    """Longer inputs are left out of training and truncated in scoring; result.json counts them."""
     max_train_examples: int = 0
-    """Train on the first so many, to try things out; 0: on all."""
+    """Train on the first N examples only; 0: on all."""
     length_window: int = 50
-    """Batches among which examples of like length are put together; 1: as they come."""
+    """Number of batches within which examples are grouped by length; 1: no grouping."""
     deepspeed: str = ""
-    """A file of ds_configs/ (without .json); empty: zero1_bf16 on a GPU, zero1_fp32 elsewhere."""
+    """A file of ds_configs/ without .json; empty: zero1_bf16 on a GPU, zero1_fp32 on a CPU."""
 
     def __post_init__(self) -> None:
-        """Refuse values that no run can have."""
+        """Check the values.
+
+        Raises:
+            ValueError: a value out of range.
+        """
         for name in ("epochs", "batch_size", "learning_rate", "length_window"):
             check(getattr(self, name) > 0, name, getattr(self, name), "above 0")
         for name in ("warmup_fraction", "dropout", "attention_dropout", "head_dropout"):
@@ -78,14 +82,14 @@ class FinetuneConfig:
         check(enough, "max_tokens", self.max_tokens, "at least 6: <s> a </s> </s> b </s>")
 
     def steps(self, examples: int) -> int:
-        """Updates of a run over so many training examples."""
+        """Return the number of updates for a number of training examples."""
         return -(-self.epochs * examples // self.batch_size)
 
     def rate(self, step: int, steps: int) -> float:
-        """Learning rate of update `step` of `steps`: a linear rise, then a linear fall to 0.
+        """Return the learning rate of update `step` of `steps`: linear warm-up and linear decay.
 
-        Update `step` of the warm-up has the rate that the original gives the next one; its first
-        has none, and changes nothing.
+        Each update of the warm-up has the rate that fairseq gives to the next one; fairseq's first
+        update has rate 0 and changes nothing.
         """
         end = self.schedule_steps or steps
         warmup = self.warmup_steps or round(self.warmup_fraction * end)
@@ -94,9 +98,9 @@ class FinetuneConfig:
         return self.learning_rate * max(0, end - step) / max(1, end - warmup)
 
     def steadier(self, retry: int) -> FinetuneConfig:
-        """The settings of a retry, the first of which is 1: warm-up doubles with each, up to half.
+        """Return the settings of a retry, counted from 1: each doubles the warm-up, up to half.
 
-        Low rates early on are the known cure for most collapses (Mosbach et al. 2021).
+        A low rate early in training prevents most collapses (Mosbach et al. 2021).
         """
         if retry == 0:
             return self
@@ -106,23 +110,23 @@ class FinetuneConfig:
         )
 
 
-def override(config: FinetuneConfig, words: Sequence[str]) -> FinetuneConfig:
-    """A config with some `key=value` settings changed.
+def override(config: FinetuneConfig, overrides: Sequence[str]) -> FinetuneConfig:
+    """Return the config with `key=value` settings applied.
 
     Raises:
-        ValueError: a word that is no setting (the nearest is named), or a value of another kind.
+        ValueError: an unknown setting (the nearest is named), or a value of the wrong type.
     """
     values = dataclasses.asdict(config)
-    for word in words:
-        apply_override(values, word)
+    for each in overrides:
+        apply_override(values, each)
     return decode(FinetuneConfig, values)
 
 
 @dataclasses.dataclass(frozen=True)
 class RunPlan:
-    """All that decides what a run computes.
+    """Everything that decides what a run computes.
 
-    The same plan gives the same scores, on the same device with as many threads and ranks.
+    The same plan gives the same scores on the same device, world size and number of threads.
     """
 
     task: str
@@ -131,41 +135,41 @@ class RunPlan:
     model: str
     """A model folder."""
     data: str
-    """Where the tasks are; see examples.py."""
+    """Where the tasks are, as examples.py describes."""
     model_sha256: str
     data_sha256: str
     config: FinetuneConfig
-    """As asked for; a retry is steadier."""
+    """As requested; `training_config` is that of a retry."""
     retry: int = 0
-    """How many runs of this seed collapsed before it."""
+    """Number of runs of this seed that collapsed before this one."""
     save_model: bool = True
-    """Whether the model of the best epoch is kept."""
+    """Whether to keep the model of the best epoch."""
     work: int = 0
-    """Characters to read, by which the time left is told."""
+    """Characters to read, for estimating the remaining time."""
 
     @property
     def name(self) -> str:
-        """The run's folder."""
+        """The name of the run's folder."""
         ending = f"-retry{self.retry}" if self.retry else ""
         return f"{self.task}-{self.weights}-seed{self.seed}{ending}"
 
     @property
     def training_config(self) -> FinetuneConfig:
-        """The settings that the run is trained with."""
+        """The settings to train with."""
         return self.config.steadier(self.retry)
 
     @property
     def training_seed(self) -> int:
-        """The seed of head, order and dropout: a retry's is drawn, so that no other run has it."""
+        """The seed of head, order and dropout; for a retry a hash, so that no other run has it."""
         if self.retry == 0:
             return self.seed
         text = f"{self.seed} retry {self.retry}"
         return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=4).digest(), "big")
 
     def differences(self, other: RunPlan) -> list[str]:
-        """In what two runs are not comparable, as "key: ours, now theirs".
+        """Return what makes two runs incomparable, as "key: ours, now theirs".
 
-        Seed, retry and weights are what runs are compared over, and folders may have moved.
+        Seed, retry and weights may differ between compared runs, and folders may have moved.
         """
         old, new = self._comparable(), other._comparable()
         return [f"{key}: {old[key]}, now {new[key]}" for key in old if old[key] != new[key]]
@@ -178,25 +182,25 @@ class RunPlan:
         }
 
     def write(self, folder: Path) -> None:
-        """Write the plan into a run's folder, made where missing."""
+        """Write the plan into a run's folder, which is created if it is missing."""
         folder.mkdir(parents=True, exist_ok=True)
         write_json(folder / PLAN, dataclasses.asdict(self))
 
 
 def retry_after(plan: RunPlan, result: Mapping[str, Any], limit: int) -> RunPlan | None:
-    """The run to do after one that collapsed; None where none is due.
+    """Return the plan of the retry that a result calls for, or None.
 
-    Runs from random weights are what others are compared with: that they collapse is a finding.
+    Runs from random weights are never retried: they are the baseline, and may well collapse.
     """
     due = result["collapsed"] and plan.weights == "pretrained" and plan.retry < limit
     return dataclasses.replace(plan, retry=plan.retry + 1) if due else None
 
 
 def read_plan(folder: Path) -> RunPlan:
-    """The plan of a run's folder.
+    """Read the plan of a run's folder.
 
     Raises:
-        ValueError: there is none, or it is not of this version.
+        ValueError: there is none, or this version cannot read it.
     """
     path = folder / PLAN
     try:
@@ -204,7 +208,8 @@ def read_plan(folder: Path) -> RunPlan:
         return decode(RunPlan, values)
     except FileNotFoundError:
         raise ValueError(
-            f"{folder}: is no run's folder, it has no {PLAN} (`python -m finetune glue` makes it)"
+            f"{folder}: not the folder of a run: it has no {PLAN}, which `python -m finetune glue` "
+            "writes"
         ) from None
     except ValueError as error:
-        raise ValueError(f"{path}: is not a plan that this version reads: {error}") from error
+        raise ValueError(f"{path}: not a plan that this version can read: {error}") from error

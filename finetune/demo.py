@@ -1,7 +1,7 @@
-"""`make demo`: the main job end to end, in minutes, on text that comes with Python.
+"""`make demo`: everything end to end, in minutes, on text that comes with Python.
 
-Runs the project's own command lines one after the other, each as a user would type it, and ends
-with a table of what they measured. Nothing is done here that a command line does not do.
+Runs the project's own commands one after the other, as a user would type them, and prints a table
+of what they measured.
 """
 
 from __future__ import annotations
@@ -15,23 +15,22 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 MARK = ".made-by-zeroclap-demo"
-"""A folder that holds this file may be deleted by the next demo."""
+"""Marks a folder that the next demo may delete."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Stage:
-    """One command line, and what it is for."""
+    """One command and its purpose."""
 
     title: str
     command: str
-    """Words after `python -m`, quoted as for a shell."""
+    """The arguments of `python -m`, quoted as for a shell."""
 
 
-def stages(output: Path, ranks: int) -> list[Stage]:
-    """The demo's command lines, in order."""
+def stages(output: Path, world_size: int) -> list[Stage]:
+    """Return the demo's commands, in order."""
     out = shlex.quote(str(output))
     texts = f"'{output}/text/*.jsonl.zst'"
     return [
@@ -45,15 +44,15 @@ def stages(output: Path, ranks: int) -> list[Stage]:
             f"--output {out}/vocabulary",
         ),
         Stage(
-            "text to indexed binaries, by several processes",
+            "text to indexed binaries, with several processes",
             f"data_prep prepare --input {texts} --output {out}/corpus --tokenizer {out}/vocabulary "
             "--max-tokens 128 --long split --valid-fraction 0.05 --workers 2",
         ),
-        Stage("every checksum and every index", f"data_prep verify {out}/corpus"),
+        Stage("check every checksum and index", f"data_prep verify {out}/corpus"),
         Stage(
-            "pretraining through the deepspeed launcher, supervised; a loss spike will come",
+            "pretraining through the deepspeed launcher, supervised, with a loss spike on the way",
             f"pretrain supervise demo folder={out}/run data.corpus={out}/corpus "
-            f"supervision.processes_per_node={ranks}",
+            f"supervision.processes_per_node={world_size} training.steps=900",
         ),
         Stage("a model folder", f"pretrain export {out}/run --output {out}/model"),
         Stage(
@@ -62,20 +61,19 @@ def stages(output: Path, ranks: int) -> list[Stage]:
             f"--json {out}/evaluation.json",
         ),
         Stage(
-            "what the model expects",
+            "what the model predicts for a masked word",
             f"pretrain fill-mask {out}/model 'Return the <mask> of the given object.' --top-k 3",
         ),
         Stage(
-            "a task in CoLA's layout, of text that was held out",
+            "a task in CoLA's layout, from held-out text",
             f"finetune acceptability --input '{output}/text/held-out/*.jsonl.zst' "
             f"--exclude {texts} --output {out}/glue --train 700 --dev 300 --seed 2",
         ),
         Stage(
-            "fine-tuning, three seeds, from the pretrained and from random weights",
-            f"finetune glue {out}/model --data {out}/glue --tasks CoLA --seeds 1,2,3 "
-            f"--weights both --output {out}/scores "
-            "epochs=3 learning_rate=3e-4 warmup_fraction=0.2 pooling=mean dropout=0 "
-            "attention_dropout=0 length_window=1",
+            "fine-tuning with two seeds, from the pretrained and from random weights",
+            f"finetune glue {out}/model --data {out}/glue --tasks CoLA --seeds 1,2 "
+            f"--weights both --output {out}/scores epochs=3 learning_rate=3e-4 "
+            "warmup_fraction=0.2 pooling=mean dropout=0 attention_dropout=0",
         ),
     ]
 
@@ -84,81 +82,61 @@ def run_demo(output: Path) -> int:
     """Run every stage and print the table; returns the exit code.
 
     Raises:
-        ValueError: the folder holds something that no demo made.
+        ValueError: the folder has files that no demo made.
     """
     from pretrain.supervision.gpus import visible_gpus
 
     if output.exists() and any(output.iterdir()) and not (output / MARK).exists():
-        raise ValueError(f"{output}: holds files that no demo made; name a new folder")
+        raise ValueError(f"{output}: has files that no demo made; accepted: a new folder")
     shutil.rmtree(output, ignore_errors=True)
     output.mkdir(parents=True)
     (output / MARK).touch()
     began = time.monotonic()
-    plan = stages(output, ranks=min(2, len(visible_gpus()) or 2))
+    plan = stages(output, min(2, len(visible_gpus()) or 2))
     for number, stage in enumerate(plan, start=1):
-        _say(f"\n[{number}/{len(plan)}] {stage.title}\n$ python -m {stage.command}")
+        print(f"\n[{number}/{len(plan)}] {stage.title}\n$ python -m {stage.command}", flush=True)
         started = time.monotonic()
-        code = subprocess.run(
-            [sys.executable, "-m", *shlex.split(stage.command)], check=False
-        ).returncode
-        if code:
-            _say(f"stage {number} failed with exit code {code}")
+        command = [sys.executable, "-m", *shlex.split(stage.command)]
+        if code := subprocess.run(command, check=False).returncode:
+            print(f"stage {number} failed with exit code {code}")
             return code
-        _say(f"({time.monotonic() - started:.0f} s)")
-    _say("\n" + table(output, time.monotonic() - began))
+        print(f"({time.monotonic() - started:.0f} s)", flush=True)
+    print(f"\n{table(output, time.monotonic() - began)}")
     return 0
 
 
 def table(output: Path, seconds: float) -> str:
-    """What the demo measured, and where to look further."""
+    """Format what the demo measured, and where to find more."""
     from data_prep.manifest import load_manifest
+    from finetune.report import MAJORITY, collect, summary
     from pretrain.run import ledger, metrics
 
     corpus = load_manifest(output / "corpus")
-    evaluations: list[dict[str, Any]] = json.loads((output / "evaluation.json").read_text())
     records = ledger.read(output / "run" / ledger.FILE_NAME)
-    rollbacks = [record for record in records if record["kind"] == "rollback"]
     steps = metrics.surviving(metrics.read(output / "run" / metrics.METRICS))
     speed = statistics.median(step["tokens"] / step["seconds"] for step in steps)
-    rows = [
-        (f"validation perplexity, {e['length']} tokens", f"{e['total']['perplexity']:.1f}")
-        for e in evaluations
-    ]
-    rows.append(("  of the unigram distribution", f"{corpus.unigram_perplexity:.1f}"))
-    rows += _score_rows(output / "scores")
-    rows += [
-        ("loss spikes survived", f"{len(rollbacks)}"),
-        ("pretraining speed", f"{speed:,.0f} tokens/s"),
-        ("whole demo", f"{seconds:.0f} s"),
-    ]
-    width = max(len(name) for name, _ in rows)
-    lines = [f"{name:<{width}}  {value:>14}" for name, value in rows]
-    places = [
+    rows = {
+        f"validation perplexity, {e['length']} tokens": f"{e['total']['perplexity']:.1f}"
+        for e in json.loads((output / "evaluation.json").read_text())
+    }
+    rows["  of the unigram distribution"] = f"{corpus.unigram_perplexity:.1f}"
+    scores = summary(collect(output / "scores"))["CoLA"]
+    for name, title in (
+        ("pretrained", "pretrained weights"),
+        ("random", "random weights"),
+        (MAJORITY, "the majority class"),
+    ):
+        accuracy, matthews = (scores[name].last[m].median for m in ("accuracy", "matthews"))
+        rows[f"acceptability accuracy / Matthews, {title}"] = f"{accuracy:.3f} / {matthews:.3f}"
+    rows["loss spikes survived"] = str(sum(record["kind"] == "rollback" for record in records))
+    rows["pretraining speed"] = f"{speed:,.0f} tokens/s"
+    rows["whole demo"] = f"{seconds:.0f} s"
+    width = max(map(len, rows))
+    lines = [f"{name:<{width}}  {value:>14}" for name, value in rows.items()]
+    files = [
         f"loss plot            {output / 'run' / 'loss.png'}",
         f"TensorBoard          tensorboard --logdir {output / 'run' / 'tensorboard'}",
         f"corpus               {output / 'corpus' / 'corpus.png'}",
         f"fine-tuning scores   {output / 'scores' / 'report.md'}",
     ]
-    return "\n".join([*lines, "", *places])
-
-
-def _score_rows(scores: Path) -> list[tuple[str, str]]:
-    from finetune.report import MAJORITY, collect, summary
-
-    names = {
-        "pretrained": "pretrained weights",
-        "random": "random weights",
-        MAJORITY: "the majority class",
-    }
-    rows = []
-    for weights, row in summary(collect(scores))["CoLA"].items():
-        if weights not in names:
-            continue
-        values = [f"{row.last[metric].median:.3f}" for metric in ("accuracy", "matthews")]
-        rows.append((f"acceptability accuracy / Matthews, {names[weights]}", " / ".join(values)))
-    return rows
-
-
-def _say(text: str) -> None:
-    sys.stdout.write(text + "\n")
-    sys.stdout.flush()
+    return "\n".join([*lines, "", *files])

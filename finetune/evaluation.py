@@ -1,8 +1,7 @@
-"""Scoring a model on whole splits: by one process, or by all ranks together."""
+"""Scoring a model on whole splits, in one process or on all ranks together."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +11,7 @@ import numpy.typing as npt
 
 from finetune import scores
 from finetune.batches import EncodedExamples, ShuffledBatches
-from finetune.glue import Task, ending_of
+from finetune.glue import Task, suffix_of
 
 if TYPE_CHECKING:
     import torch
@@ -33,21 +32,21 @@ def logits_of(
     world_size: int = 1,
     gather: Callable[[list[Part]], Sequence[list[Part]]] = lambda parts: [parts],
 ) -> Logits:
-    """What a model says of every example, [N, C] in fp32, in the split's order, on every rank.
+    """Compute the logits of every example, [N, C] in fp32, in the split's order, on every rank.
 
     Args:
-        model: in evaluation mode; ids and mask to logits.
+        model: a classifier in evaluation mode.
         examples: the split.
-        device: of the model.
-        rank: this process.
-        world_size: how many share the split; each reads every `world_size`-th batch.
-        gather: every rank's value, on every rank.
+        device: the model's device.
+        rank: rank of this process.
+        world_size: number of processes; each reads every `world_size`-th batch.
+        gather: returns every rank's value on every rank.
     """
     import torch
 
     batches = examples.by_length(_BATCH_SIZE)
     mine = batches[rank::world_size]
-    # Under ZeRO 3 the ranks must call the model equally often: who has less does a batch again.
+    # Under ZeRO 3 all ranks must call the model equally often: some repeat a batch.
     mine += batches[:1] * (-(-len(batches) // world_size) - len(mine))
     parts: list[Part] = []
     with torch.no_grad():
@@ -61,13 +60,13 @@ def logits_of(
     return result
 
 
-def answers_of(task: Task, logits: Logits) -> scores.Values:
-    """The likeliest class of each example; of a regression its number, as it was learned."""
+def _predictions(task: Task, logits: Logits) -> scores.Values:
+    """Return the likeliest class of each example, or the number of a regression."""
     return logits[:, 0] if task.is_regression else logits.argmax(axis=1)
 
 
-def mean_loss(task: Task, logits: Logits, labels: scores.Values) -> float:
-    """Nats an example; of a regression the squared error."""
+def _mean_loss(task: Task, logits: Logits, labels: scores.Values) -> float:
+    """Return the mean cross-entropy in nats, or the mean squared error of a regression."""
     if task.is_regression:
         return float(np.mean((logits[:, 0] - labels) ** 2))
     from scipy.special import log_softmax
@@ -76,7 +75,7 @@ def mean_loss(task: Task, logits: Logits, labels: scores.Values) -> float:
 
 
 class Evaluation:
-    """Hook that scores the dev splits whenever an epoch has ended, and keeps the best model."""
+    """Hook that scores the dev splits at the end of each epoch, and keeps the best model."""
 
     def __init__(
         self,
@@ -84,19 +83,19 @@ class Evaluation:
         batches: ShuffledBatches,
         task: Task,
         dev_sets: Mapping[str, EncodedExamples],
-        keep: Path | None,
+        best_folder: Path | None,
     ) -> None:
-        """Score each split of `dev_sets`, by name; `keep` is a folder for the best weights."""
+        """Score each split of `dev_sets`; save the best weights to `best_folder`, if given."""
         self.epochs: list[dict[str, float]] = []
-        """A record an epoch: its number, from 1, the loss on the first split and every score."""
+        """One record per epoch: its number from 1, the loss on the first split and every score."""
         self.answers = 0
-        """How many different answers the best epoch's model gave on the first split."""
+        """Number of different answers that the best epoch's model gave on the first split."""
         self._engine, self._batches, self._task = engine, batches, task
-        self._dev_sets, self._keep = dev_sets, keep
+        self._dev_sets, self._best_folder = dev_sets, best_folder
 
     @property
     def best(self) -> dict[str, float]:
-        """The epoch with the best first metric, the first of equals."""
+        """The first epoch with the best first metric."""
         return dict(scores.best(self.epochs, self._task.metrics[0]))
 
     def __call__(self, step: int) -> None:
@@ -104,22 +103,21 @@ class Evaluation:
         if not self._batches.ends_epoch(step):
             return
         record: dict[str, float] = {"epoch": int(self._batches.epoch(step))}
-        answers = []
+        predictions = []
         for split, dev_set in self._dev_sets.items():
             logits = self._logits(dev_set)
-            answers.append(answers_of(self._task, logits))
-            record.setdefault("loss", mean_loss(self._task, logits, dev_set.labels))
-            values = scores.score(self._task.metrics, dev_set.labels, answers[-1])
-            record |= {f"{name}{ending_of(split)}": value for name, value in values.items()}
+            predictions.append(_predictions(self._task, logits))
+            record.setdefault("loss", _mean_loss(self._task, logits, dev_set.labels))
+            values = scores.score(self._task.metrics, dev_set.labels, predictions[-1])
+            record |= {f"{name}{suffix_of(split)}": value for name, value in values.items()}
         self.epochs.append(record)
         if self.best == record:
-            self.answers = len(np.unique(answers[0]))
-            if self._keep:
-                self._engine.save(self._keep)
+            self.answers = len(np.unique(predictions[0]))
+            if self._best_folder:
+                self._engine.save(self._best_folder)
         if self._engine.rank == 0:
-            words = "  ".join(f"{name} {record[name]:.4f}" for name in self._task.score_names)
-            sys.stdout.write(f"epoch {record['epoch']}: dev loss {record['loss']:.4f}  {words}\n")
-            sys.stdout.flush()
+            line = "  ".join(f"{name} {record[name]:.4f}" for name in self._task.score_names)
+            print(f"epoch {record['epoch']}: dev loss {record['loss']:.4f}  {line}", flush=True)
 
     def _logits(self, dev_set: EncodedExamples) -> Logits:
         from pretrain.engine.distributed import gather

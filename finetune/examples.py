@@ -1,13 +1,13 @@
-"""What a task's files say: from the original TSV layout, the hub, or a local copy of it.
+"""Reading a task's examples: from the benchmark's TSV files, from the hub or from a saved copy.
 
-`read` finds out which, reads a split and refuses what is not in the task's layout. A TSV file is
-split on tabs and line feeds and on nothing else: a quotation mark is part of the sentence (CoLA,
-MRPC and QQP have single ones), as is U+2028.
+`read` finds out which, reads a split and refuses what does not follow the task's layout. TSV files
+are split on tabs and line feeds only: a quotation mark is part of the sentence (CoLA, MRPC and QQP
+have unpaired ones), and so is U+2028.
 
-DATA is one of
+`data` is one of
     a folder of TASK/train.tsv, TASK/dev.tsv, TASK/test.tsv   the benchmark's own archive
-    a folder of cola/, sst2/, ...                             `datasets`' save_to_disk of each
-    "hub"                                                     downloaded by `datasets`
+    a folder of cola/, sst2/, ...                             written by `save_to_disk` of datasets
+    "hub"                                                     downloaded by datasets
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ HUB = "hub"
 
 @dataclasses.dataclass(frozen=True)
 class Example:
-    """One or two texts and what is to be learned of them."""
+    """One or two texts and their label."""
 
     texts: tuple[str, ...]
     label: float = 0
-    """The index of a class, or a regression's number as it is learned; 0 where there is none."""
+    """A class id, or the number that a regression learns; 0 if there is no label."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,20 +40,20 @@ class Split:
 
     examples: list[Example]
     skipped: int = 0
-    """Ragged rows left out of training, where the benchmark's own file has such."""
+    """Number of ragged training rows that were left out (see `Task.skips_ragged`)."""
 
 
 def read(task: Task, data: str, split: str) -> Split:
-    """Every example of a split.
+    """Read every example of a split.
 
     Args:
-        task: says where and how.
+        task: describes the layout.
         data: see the top of this file.
-        split: "train", one of `task.dev`, or one of `task.test`, whose labels nobody knows.
+        split: "train", one of `task.dev`, or one of `task.test`, which have no labels.
 
     Raises:
-        ValueError: the split is missing or empty, or a row is not in the task's layout; file and
-            line are named.
+        ValueError: the split is missing or empty, or a row does not follow the task's layout; the
+            message names file and line.
     """
     if data == HUB or (Path(data) / _hub_name(task, split)).is_dir():
         result = _from_datasets(task, data, split)
@@ -65,7 +65,7 @@ def read(task: Task, data: str, split: str) -> Split:
 
 
 def digest(splits: Sequence[Split]) -> str:
-    """Hex sha256 of the examples: the same wherever they were read from."""
+    """Return the hex sha256 of the examples, which does not depend on where they were read from."""
     whole = hashlib.sha256()
     for split in splits:
         for example in split.examples:
@@ -74,52 +74,62 @@ def digest(splits: Sequence[Split]) -> str:
     return whole.hexdigest()
 
 
+def read_rows(path: Path) -> list[list[str]]:
+    """Read the tab-separated columns of every line of a UTF-8 file.
+
+    Raises:
+        ValueError: the file is not UTF-8, or is empty.
+    """
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: is not UTF-8: {error}") from error
+    if not text:
+        raise ValueError(f"{path}: is empty; accepted: at least one example")
+    lines = text.removesuffix("\n").split("\n")
+    return [line.removesuffix("\r").split("\t") for line in lines]
+
+
 def _path(task: Task, data: str, split: str) -> Path:
     path = Path(data) / (DIAGNOSTIC if split == DIAGNOSTIC else task.name) / f"{split}.tsv"
     if not path.is_file():
         needed = " and ".join(f"{task.name}/{name}.tsv" for name in ("train", *task.dev))
         raise ValueError(
-            f"{path}: no such file; accepted: a folder with {needed} in it, one with a saved "
+            f"{path}: no such file; accepted: a folder that has {needed}, one that has a saved "
             f"dataset {task.hub}/, or {HUB}"
         )
     return path
 
 
 def _from_tsv(task: Task, path: Path, split: str) -> Split:
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path}: is not UTF-8: {error}") from error
-    lines = [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")]
-    if not text:
-        raise ValueError(f"{path}: is empty; accepted: at least one example")
+    rows = read_rows(path)
     labelled = split not in task.test
     header, first = list(task.header), 1
     if not header or not labelled:
-        header, first = lines.pop(0).split("\t"), 2
-    places = _places(task, header, labelled, path)
+        header, first = rows.pop(0), 2
+    columns = _columns(task, header, labelled, path)
     examples, skipped = [], 0
-    for number, line in enumerate(lines, start=first):
-        columns, place = line.split("\t"), f"{path}: line {number}"
-        if len(columns) != len(header):
+    for number, row in enumerate(rows, start=first):
+        where = f"{path}: line {number}"
+        if len(row) != len(header):
             if task.skips_ragged and split == "train":
                 skipped += 1
                 continue
             raise ValueError(
-                f"{place}: has {len(columns)} tab-separated columns; accepted: {len(header)}"
+                f"{where}: has {len(row)} tab-separated columns; accepted: {len(header)}"
             )
-        values = [columns[index] for index in places]
-        label = _label(task, values.pop(), place) if labelled else 0
-        examples.append(_example(values, label, place))
+        values = [row[column] for column in columns]
+        label = _label(task, values.pop(), where) if labelled else 0
+        examples.append(_example(values, label, where))
     return Split(examples, skipped)
 
 
-def _places(task: Task, header: Sequence[str], labelled: bool, path: Path) -> list[int]:
-    """Where the texts stand, and last the label where there is one."""
+def _columns(task: Task, header: Sequence[str], labelled: bool, path: Path) -> list[int]:
+    """Return the indices of the texts' columns, followed by the label's if there are labels."""
     if not labelled and task.label in header:
         raise ValueError(
             f"{path}: line 1: has labels, in column {task.label!r}; accepted: a test set without "
-            "(what has labels is scored as dev)"
+            "labels (a set with labels is scored as dev)"
         )
     names = [*task.texts, *([task.label] if labelled else [])]
     missing = [name for name in names if name not in header]
@@ -128,28 +138,27 @@ def _places(task: Task, header: Sequence[str], labelled: bool, path: Path) -> li
             f"{path}: line 1: has no column {', '.join(map(repr, missing))}; accepted: a header "
             f"line that names {', '.join(names)}"
         )
-    return [list(header).index(name) for name in names]
+    return [header.index(name) for name in names]
 
 
-def _example(texts: Sequence[str], label: float, place: str) -> Example:
-    """An empty text beside another is data: QQP has some."""
+def _example(texts: Sequence[str], label: float, where: str) -> Example:
     stripped = tuple(text.strip() for text in texts)
-    if not any(stripped):
-        raise ValueError(f"{place}: the text is empty; accepted: some text")
+    if not any(stripped):  # one empty text of two is data: QQP has some
+        raise ValueError(f"{where}: the text is empty; accepted: some text")
     return Example(stripped, label)
 
 
-def _label(task: Task, text: str, place: str) -> float:
+def _label(task: Task, text: str, where: str) -> float:
     if not task.is_regression:
         if text not in task.labels:
-            raise ValueError(f"{place}: label {text!r}; accepted: {', '.join(task.labels)}")
+            raise ValueError(f"{where}: label {text!r}; accepted: {', '.join(task.labels)}")
         return task.labels.index(text)
     try:
         value = float(text)
     except ValueError:
         value = math.nan
     if not 0 <= value <= task.scale:
-        raise ValueError(f"{place}: label {text!r}; accepted: a number from 0 to {task.scale:g}")
+        raise ValueError(f"{where}: label {text!r}; accepted: a number from 0 to {task.scale:g}")
     return value / task.scale
 
 
@@ -158,29 +167,29 @@ def _hub_name(task: Task, split: str) -> str:
 
 
 def _from_datasets(task: Task, data: str, split: str) -> Split:
-    """A split of a dataset with the hub's columns; a class is an index there, as in `labels`."""
+    """Read a split of a dataset with the hub's columns, whose class labels are ids."""
     name = _hub_name(task, split)
     hub_split = "test" if split == DIAGNOSTIC else split.replace("dev", "validation")
-    place = f"{data}: {name}: {hub_split}"
-    rows = _load(data, name, hub_split, place)
+    source = f"{data}: {name}: {hub_split}"
+    rows = _load(data, name, hub_split, source)
     texts = task.hub_texts or task.texts
     labelled = split not in task.test
     columns = [*texts, *(["label"] if labelled else [])]
     missing = [column for column in columns if column not in rows.column_names]
     if missing:
         raise ValueError(
-            f"{place}: has no column {', '.join(map(repr, missing))}; accepted: "
-            f"{', '.join(columns)}, as {HUB_REPOSITORY} has"
+            f"{source}: has no column {', '.join(map(repr, missing))}; accepted: "
+            f"{', '.join(columns)}, as in {HUB_REPOSITORY}"
         )
     examples = []
     for number, row in enumerate(rows.select_columns(columns)):
-        where = f"{place}: row {number}"
+        where = f"{source}: row {number}"
         label = _hub_label(task, row["label"], where) if labelled else 0
         examples.append(_example([row[column] for column in texts], label, where))
     return Split(examples)
 
 
-def _load(data: str, name: str, split: str, place: str) -> Any:  # noqa: ANN401 - datasets is untyped
+def _load(data: str, name: str, split: str, source: str) -> Any:  # noqa: ANN401 - datasets is untyped
     import datasets
 
     try:
@@ -188,19 +197,19 @@ def _load(data: str, name: str, split: str, place: str) -> Any:  # noqa: ANN401 
             return datasets.load_dataset(HUB_REPOSITORY, name, split=split)
         saved = datasets.load_from_disk(str(Path(data) / name))
     except (OSError, ValueError) as error:
-        raise ValueError(f"{place}: cannot be loaded: {error}") from error
+        raise ValueError(f"{source}: cannot be loaded: {error}") from error
     if not isinstance(saved, Mapping) or split not in saved:
-        have = ", ".join(saved) if isinstance(saved, Mapping) else "one split without a name"
-        raise ValueError(f"{place}: no such split; it has {have}")
+        found = ", ".join(saved) if isinstance(saved, Mapping) else "one split without a name"
+        raise ValueError(f"{source}: no such split; it has {found}")
     return saved[split]
 
 
-def _hub_label(task: Task, value: float, place: str) -> float:
+def _hub_label(task: Task, value: float, where: str) -> float:
     if task.is_regression:
-        return _label(task, str(value), place)
+        return _label(task, str(value), where)
     if not 0 <= value < task.classes:
         raise ValueError(
-            f"{place}: label {value!r}; accepted: 0 to {task.classes - 1} "
+            f"{where}: label {value!r}; accepted: 0 to {task.classes - 1} "
             f"({', '.join(task.labels)})"
         )
     return int(value)

@@ -1,6 +1,7 @@
-"""The benchmark's nine tasks as one table: layout, labels, scores, and the original's settings.
+"""The nine tasks of GLUE: file layout, labels, scores and the published settings.
 
-A task is one entry of `TASKS`; nothing else names it. examples.py reads what is described here.
+A task is one entry of `TASKS`; no other module names one. examples.py reads the files that are
+described here.
 """
 
 from __future__ import annotations
@@ -11,22 +12,20 @@ from types import MappingProxyType
 
 from finetune.config import FinetuneConfig
 
-RECIPES = ("default", "seed")
-"""Settings to begin with: the original's as far as they help (see `Task.config`), or exactly."""
 HUB_REPOSITORY = "nyu-mll/glue"
 DIAGNOSTIC = "diagnostic"
-"""The split of MNLI that the benchmark calls AX: sentences of linguists, without labels."""
+"""The test set of MNLI that the benchmark calls AX: sentences by linguists, without labels."""
 
 
 @dataclasses.dataclass(frozen=True)
-class SeedSettings:
-    """What the original fine-tunes with (its config/finetuning/*.yaml), ten epochs each."""
+class PublishedSettings:
+    """Settings of the study (EIFY/fairseq, config/finetuning/*.yaml); ten epochs each."""
 
     learning_rate: float
     batch_size: int
     warmup_steps: int
     steps: int
-    """Over which the learning rate falls to 0."""
+    """Steps over which the learning rate falls to 0."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,59 +37,57 @@ class Task:
     hub: str
     """Its name in `HUB_REPOSITORY`."""
     texts: tuple[str, ...]
-    """The columns to read, one or two, by the names in the files' header lines."""
-    label: str
-    """The label's column, in train and dev."""
-    labels: tuple[str, ...]
-    """As the files write them; a label's id is its place here and on the hub. None: a number."""
-    metrics: tuple[str, ...]
-    """Names of `scores.METRICS`; the first is the original's and chooses the best epoch."""
-    official: tuple[str, ...]
-    """The scores whose mean is the benchmark's."""
-    seed: SeedSettings
+    """The columns of its one or two texts, as the files' header lines name them."""
+    published: PublishedSettings
+    label: str = "label"
+    """The label's column in train and dev."""
+    labels: tuple[str, ...] = ("0", "1")
+    """Class labels as the files write them; a class's id is its index. Empty: a regression."""
+    metrics: tuple[str, ...] = ("accuracy",)
+    """Names in `scores.METRICS`; the first is the published one and selects the best epoch."""
+    official: tuple[str, ...] = ("accuracy",)
+    """The scores whose mean is the benchmark's score."""
     hub_texts: tuple[str, ...] = ()
-    """The hub's names of `texts`, where they are others."""
+    """The hub's names of `texts`, if they differ."""
     header: tuple[str, ...] = ()
-    """The columns of train and dev, where these have no header line."""
+    """The columns of train and dev, if the files have no header line."""
     dev: tuple[str, ...] = ("dev",)
-    """The splits that are scored; the scores of the second carry its ending."""
-    test: Mapping[str, str] = dataclasses.field(
-        default_factory=lambda: MappingProxyType({"test": ""})
-    )
-    """Splits without labels, and the server's names of their predictions; empty: the task's."""
+    """The splits that are scored."""
+    test: Mapping[str, str] = dataclasses.field(default_factory=lambda: {"test": ""})
+    """The server's file names by split without labels; empty: the task's name."""
     scale: float = 1.0
-    """A number is divided by it to be learned."""
+    """A regression learns the label divided by this."""
     skips_ragged: bool = False
-    """Whether the benchmark's own training file has rows with too few or too many columns."""
+    """Whether to skip training rows with a wrong number of columns; the benchmark has some."""
 
     @property
     def is_regression(self) -> bool:
-        """Whether a number is to be learned rather than a class."""
+        """Whether the label is a number."""
         return not self.labels
 
     @property
     def classes(self) -> int:
-        """Logits that a model needs."""
+        """Number of logits."""
         return len(self.labels) or 1
 
     @property
     def score_names(self) -> tuple[str, ...]:
         """Every score of a model: the metrics of each dev split."""
-        return tuple(f"{metric}{ending_of(split)}" for split in self.dev for metric in self.metrics)
+        return tuple(f"{metric}{suffix_of(split)}" for split in self.dev for metric in self.metrics)
 
     def config(self, recipe: str) -> FinetuneConfig:
-        """The settings of a recipe, one of `RECIPES`.
+        """Return the settings of a recipe.
 
-        The default takes the original's epochs, batch size, learning rate and share of warm-up,
-        clips gradients and reads batches of nearly equal lengths. "seed" does neither, and counts
-        warm-up and decay in the original's own numbers of steps.
+        Both recipes use the published epochs, batch size and learning rate. "published" also counts
+        warm-up and decay in the published numbers of steps. "default" uses the published share of
+        warm-up steps, clips gradients and batches examples of similar lengths.
         """
-        seed = self.seed
+        published = self.published
         config = FinetuneConfig(
             epochs=10,
-            batch_size=seed.batch_size,
-            learning_rate=seed.learning_rate,
-            warmup_fraction=round(seed.warmup_steps / seed.steps, 2),
+            batch_size=published.batch_size,
+            learning_rate=published.learning_rate,
+            warmup_fraction=round(published.warmup_steps / published.steps, 2),
         )
         if recipe == "default":
             return config
@@ -98,141 +95,114 @@ class Task:
             config,
             gradient_clipping=0.0,
             length_window=1,
-            warmup_steps=seed.warmup_steps,
-            schedule_steps=seed.steps,
+            warmup_steps=published.warmup_steps,
+            schedule_steps=published.steps,
         )
 
 
-def ending_of(split: str) -> str:
-    """What the scores of a dev split end in: nothing, but for MNLI's mismatched."""
+def suffix_of(split: str) -> str:
+    """Return the suffix of a dev split's scores: empty, except for MNLI's mismatched split."""
     return "_mismatched" if split.endswith("_mismatched") else ""
 
 
 _ENTAILMENT = ("entailment", "not_entailment")
-_BINARY = ("0", "1")
-
-TASKS: Mapping[str, Task] = MappingProxyType(
-    {
-        task.name: task
-        for task in (
-            # Warstadt et al. 2019: acceptable or not; the third column is the author's mark.
-            Task(
-                name="CoLA",
-                hub="cola",
-                texts=("sentence",),
-                label="label",
-                labels=_BINARY,
-                metrics=("accuracy", "matthews"),
-                official=("matthews",),
-                seed=SeedSettings(1e-5, 16, 320, 5336),
-                header=("source", "label", "mark", "sentence"),
-            ),
-            # Socher et al. 2013: the sentiment of film reviews.
-            Task(
-                name="SST-2",
-                hub="sst2",
-                texts=("sentence",),
-                label="label",
-                labels=_BINARY,
-                metrics=("accuracy",),
-                official=("accuracy",),
-                seed=SeedSettings(1e-5, 32, 1256, 20935),
-            ),
-            # Dolan and Brockett 2005: paraphrases in the news.
-            Task(
-                name="MRPC",
-                hub="mrpc",
-                texts=("#1 String", "#2 String"),
-                hub_texts=("sentence1", "sentence2"),
-                label="Quality",
-                labels=_BINARY,
-                metrics=("accuracy", "f1"),
-                official=("accuracy", "f1"),
-                seed=SeedSettings(1e-5, 16, 137, 2296),
-            ),
-            # Cer et al. 2017: how alike in meaning, from 0 to 5. The original learns a fifth of it.
-            Task(
-                name="STS-B",
-                hub="stsb",
-                texts=("sentence1", "sentence2"),
-                label="score",
-                labels=(),
-                metrics=("seed_loss", "pearson", "spearman"),
-                official=("pearson", "spearman"),
-                seed=SeedSettings(2e-5, 16, 214, 3598),
-                scale=5.0,
-            ),
-            # Quora's question pairs.
-            Task(
-                name="QQP",
-                hub="qqp",
-                texts=("question1", "question2"),
-                label="is_duplicate",
-                labels=_BINARY,
-                metrics=("accuracy", "f1"),
-                official=("accuracy", "f1"),
-                seed=SeedSettings(1e-5, 32, 28318, 113272),
-                skips_ragged=True,
-            ),
-            # Williams et al. 2018. The original scores the matched half alone.
-            Task(
-                name="MNLI",
-                hub="mnli",
-                texts=("sentence1", "sentence2"),
-                hub_texts=("premise", "hypothesis"),
-                label="gold_label",
-                labels=("entailment", "neutral", "contradiction"),
-                metrics=("accuracy",),
-                official=("accuracy", "accuracy_mismatched"),
-                seed=SeedSettings(1e-5, 32, 7432, 123873),
-                dev=("dev_matched", "dev_mismatched"),
-                test=MappingProxyType(
-                    {"test_matched": "MNLI-m", "test_mismatched": "MNLI-mm", DIAGNOSTIC: "AX"}
-                ),
-            ),
-            # Rajpurkar et al. 2016, as the benchmark recast it.
-            Task(
-                name="QNLI",
-                hub="qnli",
-                texts=("question", "sentence"),
-                label="label",
-                labels=_ENTAILMENT,
-                metrics=("accuracy",),
-                official=("accuracy",),
-                seed=SeedSettings(1e-5, 32, 1986, 33112),
-            ),
-            # Dagan et al. 2006 and its successors.
-            Task(
-                name="RTE",
-                hub="rte",
-                texts=("sentence1", "sentence2"),
-                label="label",
-                labels=_ENTAILMENT,
-                metrics=("accuracy",),
-                official=("accuracy",),
-                seed=SeedSettings(2e-5, 16, 122, 2036),
-            ),
-            # Levesque et al. 2012. The original leaves it out; the settings are ours, after CoLA's.
-            Task(
-                name="WNLI",
-                hub="wnli",
-                texts=("sentence1", "sentence2"),
-                label="label",
-                labels=_BINARY,
-                metrics=("accuracy",),
-                official=("accuracy",),
-                seed=SeedSettings(1e-5, 16, 24, 397),
-            ),
-        )
-    }
+_TASKS = (
+    # Warstadt et al. 2019: acceptable or not; the third column is the author's mark.
+    Task(
+        name="CoLA",
+        hub="cola",
+        texts=("sentence",),
+        published=PublishedSettings(1e-5, 16, 320, 5336),
+        metrics=("accuracy", "matthews"),
+        official=("matthews",),
+        header=("source", "label", "mark", "sentence"),
+    ),
+    # Socher et al. 2013: sentiment of film reviews.
+    Task(
+        name="SST-2",
+        hub="sst2",
+        texts=("sentence",),
+        published=PublishedSettings(1e-5, 32, 1256, 20935),
+    ),
+    # Dolan and Brockett 2005: paraphrases in the news.
+    Task(
+        name="MRPC",
+        hub="mrpc",
+        texts=("#1 String", "#2 String"),
+        hub_texts=("sentence1", "sentence2"),
+        published=PublishedSettings(1e-5, 16, 137, 2296),
+        label="Quality",
+        metrics=("accuracy", "f1"),
+        official=("accuracy", "f1"),
+    ),
+    # Cer et al. 2017: similarity in meaning, from 0 to 5. EIFY/fairseq learns a fifth of it.
+    Task(
+        name="STS-B",
+        hub="stsb",
+        texts=("sentence1", "sentence2"),
+        published=PublishedSettings(2e-5, 16, 214, 3598),
+        label="score",
+        labels=(),
+        metrics=("seed_loss", "pearson", "spearman"),
+        official=("pearson", "spearman"),
+        scale=5.0,
+    ),
+    # Quora's question pairs.
+    Task(
+        name="QQP",
+        hub="qqp",
+        texts=("question1", "question2"),
+        published=PublishedSettings(1e-5, 32, 28318, 113272),
+        label="is_duplicate",
+        metrics=("accuracy", "f1"),
+        official=("accuracy", "f1"),
+        skips_ragged=True,
+    ),
+    # Williams et al. 2018. The published score is that of the matched split.
+    Task(
+        name="MNLI",
+        hub="mnli",
+        texts=("sentence1", "sentence2"),
+        hub_texts=("premise", "hypothesis"),
+        published=PublishedSettings(1e-5, 32, 7432, 123873),
+        label="gold_label",
+        labels=("entailment", "neutral", "contradiction"),
+        official=("accuracy", "accuracy_mismatched"),
+        dev=("dev_matched", "dev_mismatched"),
+        test={"test_matched": "MNLI-m", "test_mismatched": "MNLI-mm", DIAGNOSTIC: "AX"},
+    ),
+    # Rajpurkar et al. 2016, as the benchmark recast it.
+    Task(
+        name="QNLI",
+        hub="qnli",
+        texts=("question", "sentence"),
+        published=PublishedSettings(1e-5, 32, 1986, 33112),
+        labels=_ENTAILMENT,
+    ),
+    # Dagan et al. 2006 and its successors.
+    Task(
+        name="RTE",
+        hub="rte",
+        texts=("sentence1", "sentence2"),
+        published=PublishedSettings(2e-5, 16, 122, 2036),
+        labels=_ENTAILMENT,
+    ),
+    # Levesque et al. 2012. Not in the study: the settings are ours, after CoLA's.
+    Task(
+        name="WNLI",
+        hub="wnli",
+        texts=("sentence1", "sentence2"),
+        published=PublishedSettings(1e-5, 16, 24, 397),
+    ),
 )
+TASKS: Mapping[str, Task] = MappingProxyType({task.name: task for task in _TASKS})
 
 
 def find(name: str) -> Task:
-    """The task of a name.
+    """Return the task of a name.
 
     Raises:
-        ValueError: there is none; the known ones are listed.
+        ValueError: there is none; the message lists the known ones.
     """
     if name not in TASKS:
         raise ValueError(f"task {name!r}; accepted: {', '.join(TASKS)}, or all")
@@ -240,7 +210,7 @@ def find(name: str) -> Task:
 
 
 def find_all(names: Sequence[str]) -> list[Task]:
-    """The tasks of some names; "all" is every one.
+    """Return the tasks of the names; ["all"] is every task.
 
     Raises:
         ValueError: an unknown name, or "all" beside others.

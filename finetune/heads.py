@@ -1,4 +1,4 @@
-"""What a classifier learns."""
+"""The training objectives of classification and regression."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from pretrain.loop import Model
 
 
 class Classification:
-    """The objective: the right class of each example."""
+    """Objective of a classification task."""
 
     terms: Mapping[str, float] = MappingProxyType({"classes": 1.0})
 
     def loss(self, model: Model, batch: Mapping[str, Tensor]) -> Tensor:
-        """Cross-entropy summed over the examples, in nats, computed in fp32: [1]."""
+        """Return the cross-entropy summed over the examples, in nats, computed in fp32: [1]."""
         logits = model(batch["input_ids"], batch["document_ids"])
         return F.cross_entropy(logits.float(), batch["labels"], reduction="sum").unsqueeze(0)
 
 
 class Regression:
-    """The objective: the right number of each example."""
+    """Objective of a regression task."""
 
     terms: Mapping[str, float] = MappingProxyType({"numbers": 1.0})
 
     def loss(self, model: Model, batch: Mapping[str, Tensor]) -> Tensor:
-        """Squared error summed over the examples, computed in fp32: [1]."""
+        """Return the squared error summed over the examples, computed in fp32: [1]."""
         logits = model(batch["input_ids"], batch["document_ids"])
         return F.mse_loss(logits.float().squeeze(-1), batch["labels"], reduction="sum").unsqueeze(0)

@@ -1,6 +1,7 @@
-"""Many runs side by side on the devices there are: starts processes, waits, tells how it goes.
+"""Parallel fine-tuning runs on the devices of this machine: start, watch and report.
 
-A run that collapsed is followed by a retry, one that fails by the next. Imports no torch.
+A run that collapsed is followed by its retry; a run that fails does not stop the others. Imports no
+torch.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -24,31 +25,32 @@ from pretrain.supervision.gpus import visible_gpus
 from pretrain.supervision.launch import free_port
 
 _POLL_SECONDS = 0.1
-_TELL_SECONDS = 60.0
+_PROGRESS_SECONDS = 60.0
 _TAIL_LINES = 15
+_LAUNCHER_VARIABLES = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "LOCAL_SIZE"}
 
 
 def slots(gpus: Sequence[str], cores: int, jobs: int, world_size: int) -> list[list[str]]:
-    """The GPUs of each run that may go on at once; none where runs are on the CPU.
+    """Return the GPUs of each run that may be in progress at once; empty lists for the CPU.
 
     Args:
-        gpus: what `visible_gpus` says.
-        cores: that we may use.
-        jobs: runs at once; 0: as many as there are GPUs, or cores, for their ranks.
-        world_size: processes of a run.
+        gpus: result of `visible_gpus`.
+        cores: cores that may be used.
+        jobs: runs at once; 0: as many as the GPUs, or else the cores, suffice for.
+        world_size: processes per run.
 
     Raises:
-        ValueError: a run has more ranks than there are GPUs.
+        ValueError: a run has more processes than there are GPUs.
     """
     if not gpus:
         return [[] for _ in range(jobs or max(1, cores // world_size))]
     if world_size > len(gpus):
-        raise ValueError(
-            f"--world-size {world_size}: there are {len(gpus)} GPUs; accepted: at most as many"
-        )
-    shares = [list(gpus[first : first + world_size]) for first in range(0, len(gpus), world_size)]
-    whole = [share for share in shares if len(share) == world_size]
-    return [whole[number % len(whole)] for number in range(jobs or len(whole))]
+        raise ValueError(f"--world-size {world_size}: accepted: at most {len(gpus)}, one per GPU")
+    shares = [
+        list(gpus[first : first + world_size])
+        for first in range(0, len(gpus) - world_size + 1, world_size)
+    ]
+    return [shares[number % len(shares)] for number in range(jobs or len(shares))]
 
 
 @dataclasses.dataclass
@@ -60,79 +62,74 @@ class _Running:
 def run_all(
     output: Path,
     plans: Sequence[RunPlan],
-    say: Callable[[str], object],
+    log: Callable[[str], object] = print,
     *,
     jobs: int = 0,
     world_size: int = 1,
     retries: int = 0,
 ) -> list[str]:
-    """Do the runs; one that fails does not keep others from being done.
+    """Do the runs; a run that fails does not stop the others.
 
     Args:
         output: the folder of the runs' folders.
-        plans: of the runs, all prepared, in the order in which they start.
-        say: takes a line for the user: of each run that ends, and now and then of those going on.
+        plans: prepared plans, in the order in which they start.
+        log: receives a line for each run that ends, and each minute one for each in progress.
         jobs: runs at once; 0: as the devices allow.
-        world_size: processes of each run.
-        retries: how often a run that collapsed is done again.
+        world_size: processes per run.
+        retries: how often a run that collapsed is repeated.
 
     Returns:
         The names of the runs that failed.
 
     Raises:
-        ValueError: a run has more ranks than there are GPUs.
+        ValueError: a run has more processes than there are GPUs.
     """
     cores = len(os.sched_getaffinity(0))
-    places = slots(visible_gpus(), cores, jobs, world_size)[: max(1, len(plans))]
-    threads = max(1, cores // (len(places) * world_size))
-    waiting, failed, told = deque(plans), list[str](), time.monotonic()
-    clock = _Clock()
-    with _all_ended() as running:
+    devices = slots(visible_gpus(), cores, jobs, world_size)[: max(1, len(plans))]
+    threads = max(1, cores // (len(devices) * world_size))
+    waiting, failed, logged = deque(plans), list[str](), time.monotonic()
+    progress = _Progress()
+    with _terminating() as running:
         while waiting or running:
-            for slot, gpus in enumerate(places):
+            for slot, gpus in enumerate(devices):
                 if waiting and slot not in running:
                     running[slot] = _start(output, waiting.popleft(), gpus, threads, world_size)
             time.sleep(_POLL_SECONDS)
-            for run in _ended(running):
-                following = None
-                if (output / run.plan.name / RESULT).is_file():
-                    following = next_run(output, run.plan, retries)
-                else:
+            for run in _take_ended(running):
+                if not (output / run.plan.name / RESULT).is_file():
                     failed.append(run.plan.name)
-                if following:
+                elif following := next_run(output, run.plan, retries):
                     following.write(output / following.name)
                     waiting.append(following)
                 left = [*waiting, *(other.plan for other in running.values())]
-                say(f"[{clock.tick(run.plan, left)}] {_outcome(output, run)}")
-            told = _tell(output, running, say, told)
+                log(f"[{progress.count(run.plan, left)}] {_outcome(output, run)}")
+            if time.monotonic() - logged >= _PROGRESS_SECONDS:
+                logged = time.monotonic()
+                _log_progress(output, running, log)
     return failed
 
 
-def _ended(running: dict[int, _Running]) -> Iterator[_Running]:
-    """The runs that have ended, each taken out when its turn comes: till then it counts as left."""
+def _log_progress(
+    output: Path, running: Mapping[int, _Running], log: Callable[[str], object]
+) -> None:
+    for run in running.values():
+        log(f"    {run.plan.name}: {_log_tail(output / run.plan.name, 1)}")
+
+
+def _take_ended(running: dict[int, _Running]) -> Iterator[_Running]:
+    """Yield the runs that have ended; each is removed from `running` only when it is yielded."""
     for slot in [slot for slot, run in running.items() if run.process.poll() is not None]:
         yield running.pop(slot)
 
 
-def _tell(
-    output: Path, running: dict[int, _Running], say: Callable[[str], object], told: float
-) -> float:
-    """Say how far runs are, if that was long ago; returns when it was said last."""
-    if time.monotonic() - told < _TELL_SECONDS:
-        return told
-    for run in running.values():
-        say(f"    {run.plan.name}: {_tail(output, run, 1)}")
-    return time.monotonic()
-
-
-class _Clock:
-    """How many runs are done, and the time that others take, told by the characters they read."""
+class _Progress:
+    """Number of finished runs, and an estimate of the time that the others take."""
 
     def __init__(self) -> None:
         self._started, self._ended, self._work = time.monotonic(), 0, 0
 
-    def tick(self, ended: RunPlan, left: Sequence[RunPlan]) -> str:
-        """In words, after a run has ended; the time where some are left."""
+    def count(self, ended: RunPlan, left: Sequence[RunPlan]) -> str:
+        """Count a run that has ended; returns text such as "2/9, about 5 min left"."""
         self._ended += 1
         self._work += ended.work
         count = f"{self._ended}/{self._ended + len(left)}"
@@ -144,8 +141,8 @@ class _Clock:
 
 
 @contextmanager
-def _all_ended() -> Iterator[dict[int, _Running]]:
-    """Runs by slot; whatever happens to us, even SIGTERM, those still there are ended."""
+def _terminating() -> Iterator[dict[int, _Running]]:
+    """Yield a dict of runs by slot; terminate those left in it at the end, on SIGTERM as well."""
     running: dict[int, _Running] = {}
     previous = signal.signal(signal.SIGTERM, _interrupt)
     try:
@@ -165,29 +162,21 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 def _start(
     output: Path, plan: RunPlan, gpus: Sequence[str], threads: int, world_size: int
 ) -> _Running:
-    # Whatever launcher started us, each run is a group of its own.
-    foreign = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "LOCAL_SIZE")
-    environment = {key: value for key, value in os.environ.items() if key not in foreign}
+    # Each run is a process group of its own, even if a launcher started this process.
+    environment = {key: v for key, v in os.environ.items() if key not in _LAUNCHER_VARIABLES}
     port = str(free_port())
-    environment |= {
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": port,
-        "OMP_NUM_THREADS": str(threads),
-    }
+    environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    environment["OMP_NUM_THREADS"] = str(threads)
     if gpus:
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
+    command = [sys.executable, "-m"]
+    if world_size > 1:  # torchrun ends all processes when one fails
+        command += ["torch.distributed.run", f"--nproc-per-node={world_size}"]
+        command += [f"--master-port={port}", "-m"]
     folder = output / plan.name
-    # torchrun ends all ranks when one fails.
-    torchrun = [
-        "-m",
-        "torch.distributed.run",
-        f"--nproc-per-node={world_size}",
-        f"--master-port={port}",
-    ]
-    launcher = torchrun if world_size > 1 else []
     with (folder / LOG).open("wb") as log:
         process = subprocess.Popen(
-            [sys.executable, *launcher, "-m", "finetune.train", str(folder)],
+            [*command, "finetune.train", str(folder)],
             env=environment,
             stdout=log,
             stderr=subprocess.STDOUT,
@@ -195,23 +184,24 @@ def _start(
     return _Running(plan, process)
 
 
-def _tail(output: Path, run: _Running, count: int) -> str:
-    """The last lines of a run's log."""
-    log = (output / run.plan.name / LOG).read_text(encoding="utf-8", errors="replace")
+def _log_tail(folder: Path, count: int) -> str:
+    log = (folder / LOG).read_text(encoding="utf-8", errors="replace")
     return "\n    ".join(log.splitlines()[-count:])
 
 
 def _outcome(output: Path, run: _Running) -> str:
-    folder = output / run.plan.name
+    name, folder = run.plan.name, output / run.plan.name
     if not (folder / RESULT).is_file():
-        code, tail = run.process.returncode, _tail(output, run, _TAIL_LINES)
-        return f"{run.plan.name}: failed with exit code {code}; {folder / LOG} ends:\n    {tail}"
+        code, tail = run.process.returncode, _log_tail(folder, _TAIL_LINES)
+        return f"{name}: failed with exit code {code}; {folder / LOG} ends:\n    {tail}"
     result = result_of(folder)
-    names = glue.find(result["task"]).score_names
-    best = ", ".join(f"{name} {result['best'][name]:.4f}" for name in names)
-    last = ", ".join(f"{name} {result['last'][name]:.4f}" for name in names)
+    scores = glue.find(result["task"]).score_names
+    best, last = (
+        ", ".join(f"{score} {result[epoch][score]:.4f}" for score in scores)
+        for epoch in ("best", "last")
+    )
     collapsed = f"; collapsed: {result['collapsed']}" if result["collapsed"] else ""
     return (
-        f"{run.plan.name}: {best} in epoch {result['best']['epoch']}; {last} in the last; "
+        f"{name}: {best} in epoch {result['best']['epoch']}; {last} in the last; "
         f"{result['seconds']:.0f} s, {result['tokens_per_second']:,.0f} tokens/s{collapsed}"
     )

@@ -1,4 +1,4 @@
-"""The report as a picture: every run a dot, beside the original's numbers and the best constant."""
+"""A picture of the report: every run beside the published scores and the best constant answer."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ if TYPE_CHECKING:
 
 PICTURE = "report.png"
 _COLUMNS = 5
-_VARIANTS = {
+_PUBLISHED_COLORS = {
     "baseline": "tab:gray",
     "learned-clap": "tab:olive",
     "alibi": "tab:purple",
     "zero-clap": "tab:cyan",
 }
-_OURS = {"pretrained": "tab:blue", "random": "tab:orange"}
-_PLACES = ("original,\nbase", "original,\nlarge", "ours", "ours,\nrandom")
+_COLORS = {"pretrained": "tab:blue", "random": "tab:orange"}
+_GROUPS = ("published,\nbase", "published,\nlarge", "ours", "ours,\nrandom")
 
 
-def draw(folder: Path, results: Sequence[Mapping[str, Any]]) -> Path:
-    """Draw the first metric of each task's runs into `folder`; returns the picture's path.
+def draw(folder: Path, results: Sequence[Mapping[str, Any]]) -> None:
+    """Plot the first metric of each task's runs into `folder`.
 
-    What collapsed is hollow; of the original's, what scores no better than a constant.
+    Markers are hollow for collapsed runs and for published scores no better than a constant.
     """
     import matplotlib
 
@@ -44,25 +44,23 @@ def draw(folder: Path, results: Sequence[Mapping[str, Any]]) -> Path:
         layout="constrained",
         squeeze=False,
     )
-    handles: dict[str, Any] = {}
+    labels: dict[str, Any] = {}
     for axes in grid.flat[len(tasks) :]:
         axes.set_axis_off()
     for axes, task in zip(grid.flat, tasks, strict=False):
         _draw_task(axes, task, [r for r in results if r["task"] == task])
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
-            handles.setdefault(label, handle)
+            labels.setdefault(label, handle)
     figure.legend(
-        handles.values(),
-        handles.keys(),
+        labels.values(),
+        labels.keys(),
         loc="outside lower center",
         ncols=min(4, 2 * columns),
         frameon=False,
         fontsize=8,
     )
-    path = folder / PICTURE
-    figure.savefig(path, dpi=130)
+    figure.savefig(folder / PICTURE, dpi=130)
     pyplot.close(figure)
-    return path
 
 
 def _draw_task(axes: Axes, task: str, runs: Sequence[Mapping[str, Any]]) -> None:
@@ -71,41 +69,33 @@ def _draw_task(axes: Axes, task: str, runs: Sequence[Mapping[str, Any]]) -> None
     for model, scores in published.table().items():
         size, variant = model.split()
         if task in scores:
-            column = ("base", "large").index(size) + _beside(list(_VARIANTS), variant)
-            gone = published.looks_collapsed(task, scores[task])
-            _dot(axes, column, scores[task], "o", _VARIANTS[variant], gone, variant)
+            x = ("base", "large").index(size) + _offset(list(_PUBLISHED_COLORS), variant)
+            collapsed = published.looks_collapsed(task, scores[task])
+            _mark(axes, x, scores[task], "o", _PUBLISHED_COLORS[variant], collapsed, variant)
     for weights in WEIGHTS:
-        mine = [run for run in runs if run["weights"] == weights]
-        for number, run in enumerate(mine):
-            column = 2 + WEIGHTS.index(weights) + _beside(range(len(mine)), number)
-            value, gone = scale * run["best"][metric], bool(run["collapsed"])
-            _dot(axes, column, value, "D", _OURS[weights], gone, f"ours, {weights}")
+        group = [run for run in runs if run["weights"] == weights]
+        for number, run in enumerate(group):
+            x = 2 + WEIGHTS.index(weights) + _offset(range(len(group)), number)
+            value, collapsed = scale * run["best"][metric], bool(run["collapsed"])
+            _mark(axes, x, value, "D", _COLORS[weights], collapsed, f"ours, {weights}")
     constant = scale * runs[0]["majority"][metric]
     axes.axhline(constant, color="black", ls=":", lw=1, label="best constant answer")
     axes.plot([], [], "o", color="black", mfc="white", ls="none", label="hollow: collapsed")
     axes.set_title(task, fontsize=10)
-    axes.set_ylabel("loss (less is better)" if is_regression else "accuracy, %", fontsize=8)
-    axes.set_xticks(range(len(_PLACES)), _PLACES, fontsize=7)
+    axes.set_ylabel("loss (lower is better)" if is_regression else "accuracy, %", fontsize=8)
+    axes.set_xticks(range(len(_GROUPS)), _GROUPS, fontsize=7)
     axes.tick_params(axis="y", labelsize=8)
-    axes.set_xlim(-0.6, len(_PLACES) - 0.4)
+    axes.set_xlim(-0.6, len(_GROUPS) - 0.4)
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def _beside(row: Sequence[object], item: object) -> float:
-    """Side by side around a column's middle, so that equal scores are seen as several."""
-    return 0.16 * (row.index(item) - (len(row) - 1) / 2)
+def _offset(items: Sequence[object], item: object) -> float:
+    """Return an offset around a group's middle, so that equal scores do not hide each other."""
+    return 0.16 * (items.index(item) - (len(items) - 1) / 2)
 
 
-def _dot(
-    axes: Axes, column: float, value: float, marker: str, colour: str, hollow: bool, label: str
+def _mark(
+    axes: Axes, x: float, y: float, marker: str, color: str, hollow: bool, label: str
 ) -> None:
-    axes.plot(
-        column,
-        value,
-        marker,
-        ms=5,
-        color=colour,
-        mfc="white" if hollow else colour,
-        ls="none",
-        label=None if hollow else label,
-    )
+    fill, name = ("white", None) if hollow else (color, label)
+    axes.plot(x, y, marker, ms=5, color=color, mfc=fill, ls="none", label=name)

@@ -1,8 +1,8 @@
-"""The original's GLUE table, as printed, and which of its numbers look like collapsed runs.
+"""The published GLUE table, as printed, and which of its scores look like collapsed runs.
 
 Source: "Masked Language Model with ALiBi and CLAP head" (2024-05-07), tables roberta.base and
-roberta.large; the same in EIFY/fairseq's README. One run each, the best of ten epochs on the dev
-set: accuracy in per cent, of STS-B the loss (`scores.seed_loss`); MNLI matched; no WNLI.
+roberta.large, and EIFY/fairseq's README. One run each, the best of ten epochs on the dev set:
+accuracy in per cent, for STS-B the loss (`scores.seed_loss`); MNLI matched; no WNLI.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from finetune import collapse
 
 SOURCE = "EIFY/fairseq and its write-up of 2024-05-07"
 TASKS = ("CoLA", "MNLI", "MRPC", "QNLI", "QQP", "RTE", "SST-2", "STS-B")
-"""In the order of the table."""
+"""The table's columns."""
 
 _ROWS = """
 base baseline      83.6 84.2 90   91.6 91.3 73.6 92.1 0.028
@@ -30,12 +30,12 @@ large zero-clap    69.1 86.7 81.9 92.2 91.6 52.7 93.1 0.031
 CONSTANT: Mapping[str, float] = MappingProxyType(
     {"CoLA": 69.1, "MRPC": 68.4, "RTE": 52.7, "SST-2": 50.9, "QNLI": 50.5, "STS-B": 0.130}
 )
-"""What the best constant answer scores on the dev sets, in the table's units (computed from the
-benchmark's files by `scores.constant`; a test does so again where they are at hand)."""
+"""Scores of the best constant answer on the dev sets, in the table's units. Computed from the
+benchmark's files with `scores.constant`; a test repeats that where the files are available."""
 
 
 def table() -> dict[str, dict[str, float]]:
-    """Scores by model ("base alibi") and task, in the table's units."""
+    """Return the scores by model ("base alibi") and task, in the table's units."""
     rows = (line.split() for line in _ROWS.strip().splitlines())
     return {
         f"{size} {variant}": dict(zip(TASKS, map(float, values), strict=True))
@@ -44,7 +44,7 @@ def table() -> dict[str, dict[str, float]]:
 
 
 def looks_collapsed(task: str, value: float) -> bool:
-    """Whether a printed score is no better than a constant answer's, to the digits printed."""
+    """Return whether a printed score is no better than that of a constant answer."""
     if task not in CONSTANT:
         return False
     if task == "STS-B":

@@ -1,8 +1,8 @@
-"""What the runs of a folder come to: medians and spreads beside the original's table.
+"""The report of a folder's runs: medians and spreads beside the published table.
 
-`collect` reads the results, `summary` sorts them into rows, `write_report` writes report.md,
-report.csv and report.png. Collapsed runs stand in every median of "all"; beside it are the medians
-without them, in which the first retry that held stands for its seed.
+`collect` reads the results, `summary` groups them into rows, and `write_report` writes report.md,
+report.csv and report.png. Medians include collapsed runs; a further row leaves them out, with the
+first retry that did not collapse in place of each.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import dataclasses
 import io
 import json
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,15 +28,15 @@ REPORT = "report.md"
 TABLE = "report.csv"
 MAJORITY = "majority"
 CONSTANT = "best constant answer"
-"""What the majority's row is called: of STS-B it is no class."""
+"""Title of the majority row, which for STS-B is the mean and not a class."""
 WITHOUT = "pretrained, without collapsed"
 Result = Mapping[str, Any]
-"""What result.json holds."""
+"""The content of result.json."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Spread:
-    """One score over several seeds."""
+    """One score of several seeds."""
 
     median: float
     lowest: float
@@ -44,25 +44,29 @@ class Spread:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Spread:
-        """The spread of at least one value."""
+        """Return the spread of at least one value."""
         return cls(statistics.median(values), min(values), max(values))
 
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """The runs of one task that began with the same kind of weights; scores by name."""
+    """The runs of one task that started from the same kind of weights; scores by name."""
 
     runs: int
     best: Mapping[str, Spread]
-    """In each run's best epoch, chosen on the same dev split by the task's first metric."""
+    """In each run's best epoch, selected on the same dev split by the task's first metric."""
     last: Mapping[str, Spread]
-    """After each run's last epoch: nothing chosen."""
+    """After each run's last epoch, without selection."""
     collapsed: int = 0
-    """How many of the runs collapsed; they are among the scores."""
+    """Number of collapsed runs, which are among the scores."""
+
+
+Tables = Mapping[str, Mapping[str, Row]]
+"""Rows by task and kind of weights (see `summary`)."""
 
 
 def collect(folder: Path) -> list[dict[str, Any]]:
-    """Every finished run's result, and all of them in results.jsonl, a line each.
+    """Read every finished run's result, and write them all to results.jsonl.
 
     Raises:
         ValueError: there is no finished run.
@@ -79,10 +83,10 @@ def collect(folder: Path) -> list[dict[str, Any]]:
 
 
 def summary(results: Sequence[Result]) -> dict[str, dict[str, Row]]:
-    """Scores by task, and by what the runs began with.
+    """Group scores by task and by the weights that the runs started from.
 
-    The rows of a task: "pretrained", `WITHOUT` where a pretrained run collapsed and one held,
-    "random" (those there are), and `MAJORITY`, the best constant answer.
+    The rows of a task are "pretrained", `WITHOUT` if some pretrained runs collapsed but not all,
+    "random", each if it has runs, and `MAJORITY`, the best constant answer.
     """
     tables: dict[str, dict[str, Row]] = {}
     for task in (name for name in glue.TASKS if any(r["task"] == name for r in results)):
@@ -92,20 +96,20 @@ def summary(results: Sequence[Result]) -> dict[str, dict[str, Row]]:
             first = [r for r in runs if r["weights"] == weights and r["retry"] == 0]
             if first:
                 rows[weights] = _row(first, task)
-            held = _held(runs) if weights == "pretrained" else []
-            if held and any(run["collapsed"] for run in first):
-                rows[WITHOUT] = _row(held, task)
+            succeeded = _succeeded(runs) if weights == "pretrained" else []
+            if succeeded and any(run["collapsed"] for run in first):
+                rows[WITHOUT] = _row(succeeded, task)
         constant = {name: Spread.of([value]) for name, value in runs[0]["majority"].items()}
         tables[task] = {**rows, MAJORITY: Row(0, constant, constant)}
     return tables
 
 
-def _held(runs: Sequence[Result]) -> list[Result]:
-    """Of each seed the first pretrained run that did not collapse, where there is one."""
-    held = [run for run in runs if run["weights"] == "pretrained" and not run["collapsed"]]
+def _succeeded(runs: Sequence[Result]) -> list[Result]:
+    """Return the first pretrained run of each seed that did not collapse, if there is one."""
     by_seed: dict[int, Result] = {}
-    for run in sorted(held, key=lambda run: int(run["retry"])):
-        by_seed.setdefault(run["seed"], run)
+    for run in sorted(runs, key=lambda run: int(run["retry"])):
+        if run["weights"] == "pretrained" and not run["collapsed"]:
+            by_seed.setdefault(run["seed"], run)
     return list(by_seed.values())
 
 
@@ -118,7 +122,7 @@ def _row(runs: Sequence[Result], task: str) -> Row:
 
 
 def write_report(folder: Path) -> str:
-    """The report as Markdown, also written to report.md, report.csv and report.png.
+    """Return the report as Markdown, and write report.md, report.csv and report.png.
 
     Raises:
         ValueError: there is no finished run.
@@ -128,97 +132,84 @@ def write_report(folder: Path) -> str:
     results = collect(folder)
     tables = summary(results)
     sections = [_section(task, rows, results) for task, rows in tables.items()]
-    text = "\n".join([_seed_table(tables), _official_table(tables), *sections])
+    text = "\n".join([_published_table(tables), _official_table(tables), *sections])
     write_atomically(folder / REPORT, text.encode())
     write_atomically(folder / TABLE, _csv(tables).encode())
     draw(folder, results)
     return text
 
 
-def official(task: str, scores: Mapping[str, Spread]) -> float:
-    """The benchmark's score of a task, per cent: the mean of its official ones (Wang et al. 2019).
-
-    Of medians over seeds.
-    """
-    return 100 * statistics.fmean(scores[name].median for name in glue.find(task).official)
-
-
-def in_seed_units(task: str, value: float) -> float:
-    """A first metric as the original's table prints it: per cent, but for STS-B's loss."""
-    return value if glue.find(task).is_regression else 100 * value
-
-
-def _seed_table(tables: Mapping[str, Mapping[str, Row]]) -> str:
-    """The original's table with our rows below."""
-    rows: dict[str, dict[str, str]] = {
-        name: {task: _printed(task, value) for task, value in scores.items()}
+def _published_table(tables: Tables) -> str:
+    rows = {
+        name: {
+            task: _in_published_format(task, value)
+            + ("*" if published.looks_collapsed(task, value) else "")
+            for task, value in scores.items()
+        }
         for name, scores in published.table().items()
     }
-    for weights in ("pretrained", WITHOUT, "random", MAJORITY):
-        scored = _with(weights, tables)
-        cells = {
-            task: _in_seed_format(task, row.best[glue.find(task).metrics[0]].median)
+    for weights, scored in _by_weights(tables):
+        rows[CONSTANT if weights == MAJORITY else f"**ours**, {weights}"] = {
+            task: _in_published_format(task, _first_metric(task, row))
             + (f" ({row.collapsed} of {row.runs})" if row.collapsed else "")
             for task, row in scored.items()
         }
-        if cells:
-            rows[CONSTANT if weights == MAJORITY else f"**ours**, {weights}"] = cells
-    return "\n".join(
-        [
-            "## Beside the original",
-            "",
-            *_table(["model", *published.TASKS], rows),
-            "",
-            f"{published.SOURCE}: one run each. Ours: medians over seeds, in brackets how many "
-            "collapsed. Accuracy of the best epoch on dev in per cent, of STS-B its loss, less "
-            "being better; the epoch is chosen on the sentences that it is scored on, which "
-            "flatters. * no better than a constant answer, as a collapsed run is.",
-            "",
-        ]
+    return _section_of(
+        "Beside the published scores",
+        ["model", *published.TASKS],
+        rows,
+        f"{published.SOURCE}: one run each. Ours: medians over seeds, with the number of collapsed "
+        "runs in brackets. Accuracy of the best epoch on dev in per cent; for STS-B the loss, less "
+        "being better. The best epoch is selected on the sentences that it is scored on, which "
+        "flatters. * no better than a constant answer, as a collapsed run is.",
     )
 
 
-def _with(weights: str, tables: Mapping[str, Mapping[str, Row]]) -> dict[str, Row]:
-    """The tasks' rows of one name; `WITHOUT` has the tasks too of which no run collapsed."""
-    if weights != WITHOUT:
-        return {task: rows[weights] for task, rows in tables.items() if weights in rows}
-    pretrained = _with("pretrained", tables)
-    if not any(row.collapsed for row in pretrained.values()):
-        return {}
-    found = {task: tables[task].get(WITHOUT, row) for task, row in pretrained.items()}
-    return {task: row for task, row in found.items() if not row.collapsed}
-
-
-def _printed(task: str, value: float) -> str:
-    mark = "*" if published.looks_collapsed(task, value) else ""
-    return f"{value:.3f}{mark}" if task == "STS-B" else f"{value:.1f}{mark}"
-
-
-def _in_seed_format(task: str, value: float) -> str:
-    digits = 3 if glue.find(task).is_regression else 1
-    return f"{in_seed_units(task, value):.{digits}f}"
-
-
-def _official_table(tables: Mapping[str, Mapping[str, Row]]) -> str:
+def _official_table(tables: Tables) -> str:
+    """Return the benchmark's scores: the mean of each task's official ones (Wang et al. 2019)."""
     rows: dict[str, dict[str, str]] = {}
-    for weights in ("pretrained", WITHOUT, "random", MAJORITY):
-        scored = {task: official(task, row.best) for task, row in _with(weights, tables).items()}
-        if scored:
-            cells = {task: f"{value:.1f}" for task, value in scored.items()}
-            mean = f"{statistics.fmean(scored.values()):.1f} of {len(scored)}"
-            rows[CONSTANT if weights == MAJORITY else weights] = {**cells, "mean": mean}
-    return "\n".join(
-        [
-            "## The benchmark's own scores",
-            "",
-            *_table(["weights", *glue.TASKS, "mean"], rows),
-            "",
-            "On dev, in the same epochs, per cent: Matthews correlation of CoLA, mean of accuracy "
-            "and F1 of MRPC and QQP, mean of Pearson and Spearman of STS-B, mean of matched and "
-            "mismatched accuracy of MNLI, else accuracy; the mean is over the tasks that ran.",
-            "",
-        ]
+    for weights, scored in _by_weights(tables):
+        scores = {
+            task: 100 * statistics.fmean(row.best[n].median for n in glue.find(task).official)
+            for task, row in scored.items()
+        }
+        rows[CONSTANT if weights == MAJORITY else weights] = {
+            **{task: f"{value:.1f}" for task, value in scores.items()},
+            "mean": f"{statistics.fmean(scores.values()):.1f} of {len(scores)}",
+        }
+    return _section_of(
+        "The benchmark's own scores",
+        ["weights", *glue.TASKS, "mean"],
+        rows,
+        "On dev, in the same epochs, in per cent: Matthews correlation for CoLA, mean of accuracy "
+        "and F1 for MRPC and QQP, mean of Pearson and Spearman for STS-B, mean of matched and "
+        "mismatched accuracy for MNLI, else accuracy; the mean is over the tasks that were run.",
     )
+
+
+def _by_weights(tables: Tables) -> Iterator[tuple[str, dict[str, Row]]]:
+    """Yield each kind of weights with its rows by task, if it has any.
+
+    `WITHOUT` needs a collapsed run in some task, and includes the tasks in which none collapsed.
+    """
+    pretrained = {task: rows["pretrained"] for task, rows in tables.items() if "pretrained" in rows}
+    some_collapsed = any(row.collapsed for row in pretrained.values())
+    for weights in ("pretrained", WITHOUT, "random", MAJORITY):
+        found = {task: rows[weights] for task, rows in tables.items() if weights in rows}
+        if weights == WITHOUT and some_collapsed:
+            found |= {task: row for task, row in pretrained.items() if not row.collapsed}
+        if found:
+            yield weights, {task: found[task] for task in tables if task in found}
+
+
+def _first_metric(task: str, row: Row) -> float:
+    """Return the median of the first metric as the published table prints it."""
+    value = row.best[glue.find(task).metrics[0]].median
+    return value if glue.find(task).is_regression else 100 * value
+
+
+def _in_published_format(task: str, value: float) -> str:
+    return f"{value:.3f}" if glue.find(task).is_regression else f"{value:.1f}"
 
 
 def _section(task: str, rows: Mapping[str, Row], results: Sequence[Result]) -> str:
@@ -234,29 +225,25 @@ def _section(task: str, rows: Mapping[str, Row], results: Sequence[Result]) -> s
         cells[name] = dict(zip(head[1:], counts + spreads, strict=True))
     example, retries = runs[0], sum(run["retry"] > 0 for run in runs)
     speed = statistics.median(run["tokens_per_second"] for run in runs)
-    lines = [
-        f"## {task}",
-        "",
-        *_table(head, cells),
-        "",
+    notes = [
         f"Median over seeds (lowest to highest) on {example['dev_examples']:,} dev examples after "
         f"training on {example['train_examples']:,}. *best*: the epoch with the best "
-        f"{names[0]} on the same dev examples, as the original reports it; it flatters. *last*: "
-        f"the last epoch, nothing chosen. {sum(run['seconds'] for run in runs):,.0f} s in all, "
-        f"{speed:,.0f} tokens/s (median) on {example['device']}.",
+        f"{names[0]} on the same dev examples, as in the published table; it flatters. *last*: "
+        f"the last epoch, without selection. {sum(run['seconds'] for run in runs):,.0f} s in all, "
+        f"{speed:,.0f} tokens/s (median) on {example['device']}."
     ]
     if retries:
-        held = sum(run["retry"] > 0 and not run["collapsed"] for run in runs)
-        lines.append(f"\nRetries of collapsed runs: {retries}, of which {held} held.")
+        succeeded = sum(run["retry"] > 0 and not run["collapsed"] for run in runs)
+        notes.append(f"Retries of collapsed runs: {retries}, of which {succeeded} succeeded.")
     provenance = Path(example["plan"]["data"]) / task / PROVENANCE
     if provenance.is_file():
         made = json.loads(provenance.read_text(encoding="utf-8"))["made"]
-        lines.append(f"\nThe data is not the benchmark's: {made}.")
-    return "\n".join([*lines, ""])
+        notes.append(f"The data is not the benchmark's: {made}.")
+    return _section_of(task, head, cells, "\n\n".join(notes))
 
 
-def _csv(tables: Mapping[str, Mapping[str, Row]]) -> str:
-    """A line a number: ours by task, weights, score and epoch, then the original's."""
+def _csv(tables: Tables) -> str:
+    """Return one line per number: ours by task, weights, score and epoch, then the published."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(
@@ -277,18 +264,13 @@ def _csv(tables: Mapping[str, Mapping[str, Row]]) -> str:
     return text.getvalue()
 
 
-def _table(head: Sequence[str], rows: Mapping[str, Mapping[str, str]]) -> list[str]:
-    """Lines of a Markdown table; a row's cells by the names in `head`, after its own name."""
-    lines = [_line(head), _line(["---"] * len(head))]
-    lines += [
-        _line([name, *(cells.get(column, "") for column in head[1:])])
-        for name, cells in rows.items()
-    ]
-    return lines
-
-
-def _line(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"
+def _section_of(
+    title: str, head: Sequence[str], rows: Mapping[str, Mapping[str, str]], notes: str
+) -> str:
+    """Return a Markdown section; `rows` has cells by column, by the name in the first column."""
+    cells = [[name, *(row.get(column, "") for column in head[1:])] for name, row in rows.items()]
+    table = [f"| {' | '.join(line)} |" for line in (head, ["---"] * len(head), *cells)]
+    return "\n".join([f"## {title}", "", *table, "", notes, ""])
 
 
 def _cell(spread: Spread) -> str:

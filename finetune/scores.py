@@ -1,7 +1,7 @@
-"""Scores of predictions against labels, each with its name, and what a constant answer scores.
+"""The scores of GLUE by name, and the scores of the best constant answer.
 
-Where a library says NaN (a correlation with a constant), ours is 0: nothing was found out. No
-warning of theirs gets through, as each is about such a case.
+A correlation that is not defined (NaN in scipy) is 0. Warnings of sklearn and scipy are suppressed;
+they all concern such cases.
 """
 
 from __future__ import annotations
@@ -16,48 +16,49 @@ import numpy as np
 import numpy.typing as npt
 
 Values = npt.NDArray[Any]
-"""[N] class indices, or numbers of a regression as they are learned."""
+"""[N] class indices, or the numbers that a regression learns."""
 
 
 def accuracy(labels: Values, predictions: Values) -> float:
-    """Share of the predictions that are right."""
+    """Return the share of correct predictions."""
     from sklearn.metrics import accuracy_score
 
     return float(accuracy_score(labels, predictions))
 
 
 def matthews(labels: Values, predictions: Values) -> float:
-    """Matthews correlation, the official score of CoLA: 0 for any constant prediction."""
+    """Return the Matthews correlation (official for CoLA); 0 for a constant prediction."""
     from sklearn.metrics import matthews_corrcoef
 
     return float(matthews_corrcoef(labels, predictions))
 
 
 def f1(labels: Values, predictions: Values) -> float:
-    """F1 of class 1, official for MRPC and QQP: 0 where that class is neither there nor found."""
+    """Return the F1 of class 1 (official for MRPC and QQP); 0 if the class never occurs."""
     from sklearn.metrics import f1_score
 
     return float(f1_score(labels, predictions, zero_division=0.0))
 
 
 def pearson(labels: Values, predictions: Values) -> float:
-    """Pearson correlation, official for STS-B."""
+    """Return the Pearson correlation (official for STS-B)."""
     from scipy.stats import pearsonr
 
     return _correlation(pearsonr, labels, predictions)
 
 
 def spearman(labels: Values, predictions: Values) -> float:
-    """Spearman correlation, official for STS-B; ties share their mean rank."""
+    """Return the Spearman correlation (official for STS-B); ties share their mean rank."""
     from scipy.stats import spearmanr
 
     return _correlation(spearmanr, labels, predictions)
 
 
 def seed_loss(labels: Values, predictions: Values) -> float:
-    """The original's score of STS-B: the mean squared error of a fifth of the label, over ln 2.
+    """Return the published score of STS-B: the mean squared error of label / 5, over ln 2.
 
-    It divides every loss by ln 2, as if it were an entropy in nats.
+    fairseq divides every loss by ln 2, as if it were an entropy in nats. Infinite if it is not
+    finite.
     """
     error = float(np.mean((labels - predictions) ** 2)) / math.log(2)
     return error if math.isfinite(error) else math.inf
@@ -80,17 +81,16 @@ LOWER_IS_BETTER = frozenset({"seed_loss"})
 
 
 def score(names: Sequence[str], labels: Values, predictions: Values) -> dict[str, float]:
-    """The named scores of some predictions."""
+    """Return scores by name."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return {name: METRICS[name](labels, predictions) for name in names}
 
 
 def constant(names: Sequence[str], labels: Values) -> dict[str, float]:
-    """The named scores of the best answer that is always the same.
+    """Return the scores of the best constant answer: the majority class, or the mean.
 
-    The most frequent class, or the mean of the numbers: no constant is more accurate, or of less
-    squared error. A model that scores no better has learned nothing.
+    No constant is more accurate, or has a lower squared error.
     """
     is_regression = np.issubdtype(labels.dtype, np.floating)
     answer = labels.mean() if is_regression else np.bincount(labels).argmax()
@@ -98,12 +98,12 @@ def constant(names: Sequence[str], labels: Values) -> dict[str, float]:
 
 
 def better(name: str, value: float, than: float) -> bool:
-    """Whether a score beats another of the same name."""
+    """Return whether a score is better than another of the same name."""
     return value < than if name in LOWER_IS_BETTER else value > than
 
 
 def best(epochs: Sequence[Mapping[str, float]], name: str) -> Mapping[str, float]:
-    """The epoch with the best score of a name; of equals, the first."""
+    """Return the first epoch with the best score of a name."""
     found = epochs[0]
     for epoch in epochs[1:]:
         if better(name, epoch[name], found[name]):

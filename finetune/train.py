@@ -1,8 +1,8 @@
-"""One fine-tuning run: what `python -m finetune.train RUN_FOLDER` does, on one rank or on several.
+"""One fine-tuning run: `python -m finetune.train RUN_FOLDER`, on one or several ranks.
 
-The folder holds run.json, the plan that `python -m finetune glue` wrote; the run adds metrics.jsonl
-(a line a step) and, when it is done, result.json, with model/ beside it where the plan asks for it.
-Read `main`, then `train`.
+The folder has run.json, the plan that `python -m finetune glue` wrote. The run adds metrics.jsonl
+(one line per step) and at the end result.json, and model/ if the plan asks for it. Read `main`,
+then `train`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import dataclasses
 import shutil
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,17 +37,17 @@ EXIT_DONE = 0
 EXIT_USAGE = 2
 _LOCK = "lock"
 _BEST = ".best"
-"""Process' parts of the best epoch's weights, for as long as the run lasts."""
+"""The best epoch's weights during the run, one part per rank."""
 
 
 @console.lasting()
 def main(arguments: Sequence[str]) -> int:
-    """Do the run that a folder plans; returns the exit code."""
+    """Do the run of a folder; returns the exit code."""
     if len(arguments) != 1 or arguments[0] in ("-h", "--help"):
-        sys.stdout.write(
+        print(
             "usage: python -m finetune.train RUN_FOLDER\n\n"
-            "Does, from the start, the one run that `python -m finetune glue` planned there.\n"
-            "torchrun starts it on several ranks.\n"
+            "Do the run that `python -m finetune glue` planned in the folder, from the start.\n"
+            "Start it with torchrun for several ranks."
         )
         return EXIT_DONE if arguments in (["-h"], ["--help"]) else EXIT_USAGE
     from pretrain.engine.distributed import Process
@@ -58,29 +58,30 @@ def main(arguments: Sequence[str]) -> int:
         if Process.from_environment().rank > 0:
             train(plan, folder)
             return EXIT_DONE
-        # A run may have outlived the command that started it.
-        with lock(folder / _LOCK, "another process is at work on this run"):
-            (folder / METRICS).unlink(missing_ok=True)  # of a run that did not end
+        # A run may outlive the command that started it.
+        with lock(folder / _LOCK, "another process is working on this run"):
+            (folder / METRICS).unlink(missing_ok=True)  # left by an interrupted run
             shutil.rmtree(folder / _BEST, ignore_errors=True)
             write_json(folder / RESULT, train(plan, folder))
     except ValueError as error:
-        sys.stderr.write(f"finetune.train: error: {error}\n")
+        print(f"finetune.train: error: {error}", file=sys.stderr)
         return EXIT_USAGE
     return EXIT_DONE
 
 
 def train(plan: RunPlan, folder: Path) -> dict[str, Any]:
-    """Train to the end, evaluating after each epoch; all ranks call it.
+    """Train to the end and evaluate after each epoch; all ranks call it.
 
     Args:
-        plan: the run.
-        folder: its folder, for the metrics and the best model.
+        plan: the run's plan.
+        folder: the run's folder, for the metrics and the best model.
 
     Returns:
-        What result.json holds.
+        The content of result.json; empty on all ranks but the first.
 
     Raises:
-        ValueError: the model or the data cannot be read, or the ranks do not divide the batch.
+        ValueError: the model or the data cannot be read, or the batch does not divide over the
+            ranks.
     """
     from finetune.heads import Classification, Regression
     from pretrain.engine.distributed import gather
@@ -89,17 +90,17 @@ def train(plan: RunPlan, folder: Path) -> dict[str, Any]:
     started = time.perf_counter()
     task, config = glue.find(plan.task), plan.training_config
     loaded = model_folder.load(Path(plan.model))
-    data = _Data.read(plan, task, loaded)
+    splits, skipped = _read_data(plan, task, loaded)
+    dev_sets = {name: splits[name] for name in task.dev}
     process = start()
     engine = _engine(config, classifiers.build(loaded, plan, task), process)
     batches = ShuffledBatches(
-        data.train, config.batch_size, plan.training_seed, config.length_window
+        splits["train"], config.batch_size, plan.training_seed, config.length_window
     )
     parts = folder / _BEST if plan.save_model else None
-    evaluation = Evaluation(engine, batches, task, data.dev, parts)
-    steps = config.steps(len(data.train))
-    written = MetricsWriter(folder, attempt=1)
-    spent = _Sum()
+    evaluation = Evaluation(engine, batches, task, dev_sets, parts)
+    steps = config.steps(len(splits["train"]))
+    metrics, records = MetricsWriter(folder, attempt=1), list[StepRecord]()
     training_started = time.perf_counter()
     run_loop(
         engine,
@@ -109,13 +110,13 @@ def train(plan: RunPlan, folder: Path) -> dict[str, Any]:
         first_step=0,
         last_step=steps,
         hooks=[Hook(1, evaluation)],
-        observers=[written, ProgressPrinter(steps), spent],
+        observers=[metrics, ProgressPrinter(steps), records.append],
     )
     ended = time.perf_counter()
-    gather(None)  # until every rank has written its part
+    gather(None)  # wait until every rank has written its part
     if engine.rank > 0:
         return {}
-    written.sync()
+    metrics.sync()
     if parts:
         classifiers.save(folder, parts, loaded, plan, task)
     return {
@@ -124,23 +125,25 @@ def train(plan: RunPlan, folder: Path) -> dict[str, Any]:
         "weights": plan.weights,
         "seed": plan.seed,
         "retry": plan.retry,
-        **_scores(task, evaluation, data),
-        "train_examples": len(data.train),
-        "skipped_rows": data.skipped,
-        "too_long": {name: each.too_long for name, each in data.splits.items()},
+        **_scores(task, evaluation, dev_sets),
+        "train_examples": len(splits["train"]),
+        "skipped_rows": skipped,
+        "too_long": {name: each.too_long for name, each in splits.items()},
         "steps": steps,
         "ranks": process.world_size,
         "seconds": ended - started,
         "training_seconds": ended - training_started,
-        "tokens_per_second": spent.tokens / spent.seconds,
+        "tokens_per_second": sum(r.tokens for r in records) / sum(r.seconds for r in records),
         "device": str(process.device),
     }
 
 
-def _scores(task: glue.Task, evaluation: Evaluation, data: _Data) -> dict[str, Any]:
+def _scores(
+    task: glue.Task, evaluation: Evaluation, dev_sets: Mapping[str, EncodedExamples]
+) -> dict[str, Any]:
     constant = {
-        f"{name}{glue.ending_of(split)}": value
-        for split, dev_set in data.dev.items()
+        f"{name}{glue.suffix_of(split)}": value
+        for split, dev_set in dev_sets.items()
         for name, value in scores.constant(task.metrics, dev_set.labels).items()
     }
     best = evaluation.best
@@ -150,41 +153,29 @@ def _scores(task: glue.Task, evaluation: Evaluation, data: _Data) -> dict[str, A
         "collapsed": collapse.reason(task.metrics[0], best, constant, evaluation.answers),
         "majority": constant,
         "epochs": evaluation.epochs,
-        "dev_examples": sum(map(len, data.dev.values())),
+        "dev_examples": sum(map(len, dev_sets.values())),
     }
 
 
-@dataclasses.dataclass(frozen=True)
-class _Data:
-    train: EncodedExamples
-    dev: dict[str, EncodedExamples]
-    skipped: int
-    """Ragged rows of the training file."""
-
-    @classmethod
-    def read(cls, plan: RunPlan, task: glue.Task, loaded: model_folder.LoadedModel) -> _Data:
-        limit = classifiers.longest_input(plan.config.max_tokens, loaded.model.config)
-        train = examples.read(task, plan.data, "train")
-        first = train.examples[: plan.config.max_train_examples or None]
-        return cls(
-            EncodedExamples(
-                first, loaded.tokenizer, limit, drop_long=True, is_regression=task.is_regression
-            ),
-            {
-                split: EncodedExamples(
-                    examples.read(task, plan.data, split).examples,
-                    loaded.tokenizer,
-                    limit,
-                    is_regression=task.is_regression,
-                )
-                for split in task.dev
-            },
-            train.skipped,
+def _read_data(
+    plan: RunPlan, task: glue.Task, loaded: model_folder.LoadedModel
+) -> tuple[dict[str, EncodedExamples], int]:
+    """Return the encoded splits by name, and the number of skipped training rows."""
+    limit = classifiers.longest_input(plan.config.max_tokens, loaded.model.config)
+    splits, skipped = {}, 0
+    for name in ("train", *task.dev):
+        split = examples.read(task, plan.data, name)
+        skipped += split.skipped
+        is_train = name == "train"
+        count = plan.config.max_train_examples if is_train else 0
+        splits[name] = EncodedExamples(
+            split.examples[: count or None],
+            loaded.tokenizer,
+            limit,
+            drop_long=is_train,
+            is_regression=task.is_regression,
         )
-
-    @property
-    def splits(self) -> dict[str, EncodedExamples]:
-        return {"train": self.train, **self.dev}
+    return splits, skipped
 
 
 def _engine(config: FinetuneConfig, classifier: Classifier, process: Process) -> Engine:
@@ -193,7 +184,7 @@ def _engine(config: FinetuneConfig, classifier: Classifier, process: Process) ->
     name = config.deepspeed or ("zero1_bf16" if process.device.type == "cuda" else "zero1_fp32")
     if config.batch_size % process.world_size:
         raise ValueError(
-            f"batch_size {config.batch_size}: not a multiple of {process.world_size} ranks; "
+            f"batch_size {config.batch_size}: not a multiple of --world-size {process.world_size}; "
             "accepted: a multiple, or another --world-size"
         )
     batch = BatchConfig(config.batch_size, config.batch_size // process.world_size)
@@ -204,17 +195,6 @@ def _engine(config: FinetuneConfig, classifier: Classifier, process: Process) ->
     )
     settings = deepspeed_json(name, batch, config.gradient_clipping, world_size=process.world_size)
     return Engine(classifier, optimizer, settings, process)
-
-
-class _Sum:
-    """Observer that adds up tokens read and seconds spent in steps."""
-
-    def __init__(self) -> None:
-        self.tokens, self.seconds = 0, 0.0
-
-    def __call__(self, record: StepRecord) -> None:
-        self.tokens += record.tokens
-        self.seconds += record.seconds
 
 
 if __name__ == "__main__":

@@ -5,6 +5,10 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pretrain.bench.suite import Suite
 
 
 def add_plan_arguments(command: argparse.ArgumentParser) -> None:
@@ -17,8 +21,8 @@ def add_plan_arguments(command: argparse.ArgumentParser) -> None:
     add("--kind", default="a100", choices=kinds, help="(default: %(default)s)")
     mfu = "expected share of the GPUs' peak that is reached (default: %(default)s)"
     add("--mfu", type=float, default=0.5, help=mfu)
-    suite = "take that share from this file, which bench --suite --json wrote on such a GPU"
-    add("--suite", type=Path, help=suite)
+    measured = "take that share from this file, which bench --json wrote on such a GPU"
+    add("--bench", type=Path, metavar="FILE", help=measured)
     add("--json", type=Path, help="also write the figures to this file")
 
 
@@ -36,8 +40,8 @@ def plan(options: argparse.Namespace) -> None:
 
     config = load(options.recipe, options.overrides)
     share, source = options.mfu, planning.STATED
-    if options.suite:
-        share, source = measured_speed.utilization(options.suite, options.kind, config)
+    if options.bench:
+        share, source = measured_speed.utilization(options.bench, options.kind, config)
     planned = planning.plan(config, options.gpus, options.kind, share, source)
     sys.stdout.write(planning.table(planned))
     if options.json:
@@ -46,80 +50,44 @@ def plan(options: argparse.Namespace) -> None:
 
 def add_bench_arguments(command: argparse.ArgumentParser) -> None:
     """Add the arguments of `bench`."""
-    command.add_argument(
-        "--suite",
-        action="store_true",
-        help="everything at once: sizes, lengths, packing, beside DeepSpeed, a plain loop, "
-        "transformers and the original's way; small on a CPU. Of the options below it takes "
-        "--minutes, --json and --plot",
-    )
-    command.add_argument(
-        "--minutes",
-        type=float,
-        default=8.0,
-        help="with --suite: what does not fit is left out and named (default: %(default)s)",
-    )
-    command.add_argument("--plot", type=Path, help="with --suite: draw cost against length (.png)")
-    command.add_argument("--against", default="transformers", choices=("transformers",))
-    command.add_argument("--size", default="base", help="of the model (default: %(default)s)")
-    command.add_argument("--variant", default="baseline", help="(default: %(default)s)")
-    command.add_argument("--sequence-length", type=int, default=512, help="(default: %(default)s)")
-    command.add_argument(
-        "--micro-batch-size", type=int, default=4, help="rows of an update (default: %(default)s)"
-    )
-    command.add_argument(
-        "--vocab-size", type=int, default=50265, help="ids, <mask> included (default: %(default)s)"
-    )
-    command.add_argument(
-        "--steps", type=int, default=10, help="updates that are measured (default: %(default)s)"
-    )
-    command.add_argument("--json", type=Path, help="write the figures to this file as well")
-
-
-def _bench_suite(options: argparse.Namespace) -> None:
-    from pretrain.bench import suite as bench_suite
-    from pretrain.run.checkpoints import write_json
-
-    if options.plot and options.plot.suffix != ".png":
-        raise ValueError(f"--plot {options.plot}: accepted: a name that ends in .png")
-
-    def tell(suite: bench_suite.Suite) -> None:
-        sys.stderr.write(f"{suite.outcomes[-1].line()}\n")
-        if options.json:  # at once: what follows may be killed
-            write_json(options.json, suite.figures())
-
-    suite = bench_suite.run(None, options.minutes, tell)
-    sys.stdout.write(bench_suite.table(suite))
-    if options.plot:
-        bench_suite.plot(suite, options.plot)
+    add = command.add_argument
+    add("--suite", action="store_true", help=argparse.SUPPRESS)
+    minutes = "time limit; cases that do not fit are left out and named (default: %(default)s)"
+    add("--minutes", type=float, default=8.0, help=minutes)
+    add("--size", help="measure this model size only, such as base")
+    add("--length", type=int, help="measure rows of this many tokens only")
+    add("--json", type=Path, help="also write the figures to this file")
+    add("--plot", type=Path, help="plot time per token to this file (.png)")
 
 
 def bench(options: argparse.Namespace) -> None:
-    """Training speed and memory beside another library's, in the same run.
+    """Measure training speed and memory beside other implementations.
 
-    example: python -m pretrain bench --suite --json speed.json
+    Model sizes, lengths and packing, through DeepSpeed and beside a plain PyTorch loop, transformers
+    and the attention of EIFY/fairseq, in the same run. On a CPU the models are small.
+
+    example: python -m pretrain bench --minutes 7.5 --json bench.json --plot cost.png
     """
-    import dataclasses
-
-    from pretrain.bench import compare as bench
-    from pretrain.bench.contenders import PLAIN, Case
+    from pretrain.bench import suite as benchmark
+    from pretrain.bench.worker import log
     from pretrain.run.checkpoints import write_json
 
     if options.suite:
-        _bench_suite(options)
-        return
-    case = Case(
-        contender=PLAIN,
-        size=options.size,
-        variant=options.variant,
-        length=options.sequence_length,
-        rows=options.micro_batch_size,
-        layout="padded",
-        vocab_size=options.vocab_size,
-        attention_dropout=True,
-    )
-    results = bench.compare(case, options.against, options.steps)
-    sys.stdout.write(bench.table(case, results))
-    if options.json:
-        figures = [dataclasses.asdict(result) for result in results]
-        write_json(options.json, {"setting": dataclasses.asdict(case), "results": figures})
+        raise ValueError("--suite: leave it out; bench always measures the whole suite")
+    if options.plot and options.plot.suffix != ".png":
+        raise ValueError(f"--plot {options.plot}: accepted: a name that ends in .png")
+    import torch
+
+    todo = benchmark.cases(torch.cuda.is_available(), options.size, options.length)
+
+    def report(suite: Suite) -> None:
+        outcome = suite.outcomes[-1]
+        speed = f"{outcome.tokens_per_second():,.0f} tokens/s"
+        log(f"{outcome.case.name()}: {outcome.problem or speed}")
+        if options.json:  # after every case: a later one may be killed
+            write_json(options.json, suite.figures())
+
+    suite = benchmark.run(todo, options.minutes, report)
+    sys.stdout.write(benchmark.table(suite))
+    if options.plot:
+        benchmark.plot(suite, options.plot)

@@ -1,33 +1,28 @@
-"""What one contender's process does in `pretrain bench`: one case after the other."""
+"""Measurement of benchmark cases; each contender runs in its own process."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
+import functools
+import gc
 import itertools
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from pretrain.bench.contenders import (
-    CONTENDERS,
-    Case,
-    Update,
-    autocast,
-    collate,
-    model_of,
-)
+import torch
+from torch import Tensor
+
+from pretrain.bench.contenders import CONTENDERS, Case, autocast, collate, model_of
 from pretrain.config.run import OptimizerConfig
 from pretrain.data.prefetch import follow_parent
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
-
-    from pretrain.loop import MicroBatch
+from pretrain.engine import optimizers
+from pretrain.engine.distributed import Process, choose_device
+from pretrain.loop import MicroBatch
+from pretrain.model import attention
+from pretrain.model.layers import EncoderLayer
 
 _WARM_UP = 2
 _LEAST_UPDATES = 3
@@ -35,129 +30,97 @@ _LEAST_UPDATES = 3
 
 @dataclasses.dataclass(frozen=True)
 class Measured:
-    """How a case went."""
+    """Figures of one case."""
 
     seconds: float
-    """Of the median update."""
+    """Median time of an update."""
     tokens: int
-    """Real ones of an update."""
+    """Tokens per update, without padding."""
     peak_bytes: int
-    """Most memory: of the GPU, or of the process on a CPU."""
+    """Peak memory: of the GPU, or of the process on a CPU."""
     start_seconds: float
-    """Building the model, and compiling it."""
+    """Time to build and compile the model."""
     parts: dict[str, float]
-    """Seconds of each part of an update, each measured by itself, forwards and backwards."""
+    """Seconds by part of an update; each is measured alone, forward and backward."""
 
 
-def say(text: str) -> None:
-    """Tell the user what is going on: a line on stderr, at once."""
-    sys.stderr.write(f"bench: {text}\n")
-    sys.stderr.flush()
+def log(text: str) -> None:
+    """Write a progress line to stderr."""
+    print(f"bench: {text}", file=sys.stderr, flush=True)
 
 
-def begin() -> None:
-    """Prepare this process, as the engine does: no contender is favoured by it."""
-    from pretrain.engine.distributed import Process
-
+def prepare_process() -> None:
+    """Set this process up as the engine does, so that every contender has the same settings."""
     follow_parent()
     Process.from_environment({}).prepare_cpu()
 
 
-_one: tuple[Case, Update]
-"""What this process works on between calls of `timed_update`."""
-
-
-def begin_one(case: Case) -> None:
-    """Prepare this process for updates of one case alone."""
-    global _one
-    import torch
-
-    begin()
-    say(f"{case.name()}: building the model")
-    torch.manual_seed(0)
-    _one = case, CONTENDERS[case.contender](case, _device())
-
-
-def timed_update(step: int) -> float:
-    """Seconds of one update of `begin_one`'s case."""
-    case, update = _one
-    batch = collate(case, step)
-    return _seconds(lambda: update(batch), _device())
-
-
 def matmul_peak() -> float:
-    """Multiplications and additions a second of a large matrix product: bf16 on a GPU, or fp32."""
-    import torch
-
-    device = _device()
+    """Return the FLOP/s of a large matrix product, in bf16 on a GPU and fp32 on a CPU."""
+    device = choose_device()
     on_gpu = device.type == "cuda"
-    side = 8192 if on_gpu else 1024
-    a, b = (
-        torch.randn(side, side, device=device, dtype=torch.bfloat16 if on_gpu else torch.float32)
-        for _ in range(2)
-    )
+    side, dtype = (8192, torch.bfloat16) if on_gpu else (1024, torch.float32)
+    a, b = torch.randn(2, side, side, device=device, dtype=dtype)
     return 2 * side**3 / min(_seconds(lambda: a @ b, device) for _ in range(20))
 
 
 def measure(case: Case, seconds: float) -> Measured | str:
-    """Train for about so many seconds, after a warm-up.
+    """Train for about `seconds` after a warm-up.
 
     Returns:
-        Figures, or why there are none: memory that does not suffice is a result, too.
+        The figures, or the reason why there are none, such as "out of memory".
     """
-    import torch
-
-    device = _device()
+    device = choose_device()
+    torch.compiler.reset()
+    _free_memory(device)
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    else:
+        Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM
     try:
-        with _clean(device):
-            return _measure(case, seconds, device)
+        return _measure(case, seconds, device)
     except torch.OutOfMemoryError:
         return "out of memory"
     except (RuntimeError, ValueError, ImportError) as error:
         return f"failed: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
+    finally:
+        _free_memory(device)  # the next case may run in another process
 
 
 def _measure(case: Case, seconds: float, device: torch.device) -> Measured:
-    import torch
-
     started = time.perf_counter()
-    say("    building the model")
+    log("    building the model")
     torch.manual_seed(0)
     update = CONTENDERS[case.contender](case, device)
     batches = [collate(case, step) for step in range(_WARM_UP)]
-    say(f"    warming up{' and compiling' if device.type == 'cuda' else ''}")
+    log(f"    warming up{' and compiling' if device.type == 'cuda' else ''}")
     for batch in batches:
         update(batch)
     _wait(device)
     ready = time.perf_counter()
-    say("    measuring")
+    log("    measuring")
     # On a CPU the first seconds of a process are slower than the rest.
-    counted = ready + (seconds if device.type == "cpu" else 0)
+    first_counted = ready + (seconds if device.type == "cpu" else 0)
     times: list[float] = []
-    turn = itertools.cycle(batches)
-    while len(times) < _LEAST_UPDATES or time.perf_counter() < counted + seconds:
-        began, batch = time.perf_counter(), next(turn)
-        taken = _seconds(lambda batch=batch: update(batch), device)  # type: ignore[misc]
-        if began >= counted:
-            times.append(taken)
+    for batch in itertools.cycle(batches):
+        began = time.perf_counter()
+        if len(times) >= _LEAST_UPDATES and began >= first_counted + seconds:
+            break
+        duration = _seconds(functools.partial(update, batch), device)
+        if began >= first_counted:
+            times.append(duration)
     return Measured(
         seconds=statistics.median(times),
         tokens=sum(batch.tokens for batch in batches) // len(batches),
-        peak_bytes=peak_bytes(),
+        peak_bytes=_peak_bytes(device),
         start_seconds=ready - started,
         parts=_parts(case, batches[0], device) if case.parts else {},
     )
 
 
 def _parts(case: Case, batch: MicroBatch, device: torch.device) -> dict[str, float]:
-    """Seconds of the parts of an update of the plain loop, each by itself, compiled by nobody."""
-    import torch
-
-    from pretrain.engine import optimizers
-    from pretrain.model import attention
-    from pretrain.model.layers import EncoderLayer
-
-    say("    measuring the parts of an update")
+    """Return the seconds of each part of a plain-loop update, measured alone and not compiled."""
+    log("    measuring the parts of an update")
     model = model_of(case, device)
     tensors = batch.to(device)
     config, layer = model.config, model.encoder.layers[0]
@@ -168,12 +131,13 @@ def _parts(case: Case, batch: MicroBatch, device: torch.device) -> dict[str, flo
     heads, hidden = config.num_heads, config.hidden_size
     shape = (case.rows, case.length)
 
-    def drawn(*sizes: int) -> Tensor:
+    def random(*sizes: int) -> Tensor:
         return torch.randn(*sizes, device=device, dtype=dtype, requires_grad=True)
 
-    x, qkv = drawn(*shape, hidden), drawn(*shape, 3, heads, hidden // heads)
-    inner, places = drawn(*shape, config.intermediate_size), tensors["target_positions"]
-    features, table = drawn(len(places), hidden), model.encoder.embeddings.tokens.weight
+    x, qkv = random(*shape, hidden), random(*shape, 3, heads, hidden // heads)
+    inner = random(*shape, config.intermediate_size)
+    features = random(len(tensors["target_positions"]), hidden)
+    table = model.encoder.embeddings.tokens.weight
 
     def head() -> Tensor:
         return case.objective().loss(lambda *_: model.head(features, table), tensors)
@@ -187,34 +151,30 @@ def _parts(case: Case, batch: MicroBatch, device: torch.device) -> dict[str, flo
         )
         return torch.cat([output.flatten() for output in outputs])
 
-    def backwards(part: Callable[[], Tensor]) -> float:
+    def forward_and_backward(part: Callable[[], Tensor]) -> float:
         def once() -> None:
             with autocast(device):
                 result = part()
             result.backward(torch.ones_like(result))  # type: ignore[no-untyped-call]
 
         once()
-        return statistics.median(_seconds(once, device) for _ in range(3))
+        return median_seconds(once)
 
-    numbers = OptimizerConfig()
-    optimizer = optimizers.build(model, numbers)
+    def median_seconds(action: Callable[[], object]) -> float:
+        return statistics.median(_seconds(action, device) for _ in range(3))
+
+    optimizer = optimizers.build(model, OptimizerConfig())
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
     optimizer.step()
     layers = config.num_layers
     return {
-        "attention": layers * backwards(lambda: attention.attend(qkv, context, 0.0)),
-        "matrices": layers * backwards(matrices),
-        "head": backwards(head),
-        "optimizer": statistics.median(_seconds(optimizer.step, device) for _ in range(3)),
-        "data": statistics.median(_seconds(lambda: collate(case, 0), device) for _ in range(3)),
+        "attention": layers * forward_and_backward(lambda: attention.attend(qkv, context, 0.0)),
+        "matrices": layers * forward_and_backward(matrices),
+        "head": forward_and_backward(head),
+        "optimizer": median_seconds(optimizer.step),
+        "data": median_seconds(lambda: collate(case, 0)),
     }
-
-
-def _device() -> torch.device:
-    from pretrain.engine.distributed import choose_device
-
-    return choose_device()
 
 
 def _seconds(action: Callable[[], object], device: torch.device) -> float:
@@ -226,46 +186,20 @@ def _seconds(action: Callable[[], object], device: torch.device) -> float:
 
 
 def _wait(device: torch.device) -> None:
-    import torch
-
     if device.type == "cuda":
         torch.cuda.synchronize()
 
 
-@contextlib.contextmanager
-def _clean(device: torch.device) -> Iterator[None]:
-    """Nothing of the case before: no compiled code, no peak; and no memory left to the next one."""
-    import torch
-
-    torch.compiler.reset()
-    _release(device)
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats()
-    else:
-        Path("/proc/self/clear_refs").write_text("5")  # forget the peak
-    try:
-        yield
-    finally:
-        _release(device)  # the next case may be another process's
-
-
-def _release(device: torch.device) -> None:
-    import gc
-
-    import torch
-
+def _free_memory(device: torch.device) -> None:
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
 
 
-def peak_bytes() -> int:
-    """Most memory so far: of the GPU, or of this process on a CPU."""
-    import torch
-
-    if torch.cuda.is_available():
+def _peak_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
         return torch.cuda.max_memory_allocated()
-    # Not getrusage: it begins with the memory of the process that started this one.
+    # Not getrusage: its peak starts at the memory of the parent process.
     status = Path("/proc/self/status").read_text()
     (line,) = (line for line in status.splitlines() if line.startswith("VmHWM"))
     return 1024 * int(line.split()[1])

@@ -1,4 +1,4 @@
-"""The most likely fillers of `<mask>` in a text."""
+"""The most likely tokens for each `<mask>` in a text."""
 
 from __future__ import annotations
 
@@ -14,66 +14,59 @@ MASK = "<mask>"
 
 @dataclasses.dataclass(frozen=True)
 class Filler:
-    """One candidate for one mask."""
+    """One candidate token for one mask."""
 
     text: str
-    """The whole text with this mask filled and the others left, as the model reads it."""
+    """The whole text as the model reads it, with this mask filled and the others left."""
     probability: float
     token: str
-    """The filler itself, its leading space included where it has one."""
+    """The token itself, including its leading space if it has one."""
 
 
 def fill_mask(
     model: LanguageModel, tokenizer: Tokenizer, text: str, top_k: int = 5
 ) -> list[list[Filler]]:
-    """Fillers of each mask, the most likely first.
+    """Return the fillers of each mask, most likely first.
 
-    The space before `<mask>` is the filler's to bring, as in the vocabulary's own words
-    (" Beijing"): the model reads "China is<mask>.", and a filler without a space joins the word
-    before it. The ids are the original's for a sentence with a mask in it. They differ where the
-    original drops other white space, before a mask and at the text's end: here one space is the
-    filler's, and what else there is stands in the text as it would in a document.
+    One space before `<mask>` belongs to the filler, as in the vocabulary's own tokens (" Beijing"):
+    the model reads "China is<mask>.", and a filler without a space joins the word before it. The
+    ids of a sentence with a mask are those of EIFY/fairseq, except that fairseq also drops other
+    white space before a mask and at the end of the text, which is kept here.
 
     Args:
-        model: in evaluation mode, on any device.
-        tokenizer: the model's.
-        text: holds `<mask>` at least once; all else is plain text.
-        top_k: how many a mask.
+        model: the model, in evaluation mode, on any device.
+        tokenizer: the model's tokenizer.
+        text: contains `<mask>` at least once; everything else is plain text.
+        top_k: number of fillers per mask.
 
     Raises:
-        ValueError: there is no mask in the text, or top_k is not between 1 and the vocabulary.
+        ValueError: there is no mask in the text, or top_k is not between 1 and the vocabulary size.
     """
     pieces = text.split(MASK)
     if len(pieces) < 2:
-        raise ValueError(f"{text!r} holds no {MASK}; put one where a word is to be found")
+        raise ValueError(f"{text!r} has no {MASK}; write one in place of a word")
     if not 1 <= top_k <= model.config.vocab_size:
         raise ValueError(f"top_k: {top_k} is not between 1 and {model.config.vocab_size}")
     read = [piece.removesuffix(" ") for piece in pieces[:-1]] + pieces[-1:]
-    ids = [tokenizer.bos_id]
-    places = []
-    for number, encoded in enumerate(tokenizer.encode_batch(read)):
-        if number:
-            places.append(len(ids))
-            ids.append(tokenizer.mask_id)
-        ids.extend(encoded.tolist())
+    first, *others = (ids.tolist() for ids in tokenizer.encode_batch(read))
+    ids, positions = [tokenizer.bos_id, *first], []
+    for other in others:
+        positions.append(len(ids))
+        ids += [tokenizer.mask_id, *other]
     ids.append(tokenizer.eos_id)
     device = next(model.parameters()).device
     with torch.no_grad():
         logits = model(
-            torch.tensor([ids], device=device), None, torch.tensor(places, device=device)
+            torch.tensor([ids], device=device), None, torch.tensor(positions, device=device)
         )
     top = logits.float().softmax(dim=-1).topk(top_k)
     result = []
-    for mask, (probabilities, tokens) in enumerate(
-        zip(top.values.tolist(), top.indices.tolist(), strict=True)
-    ):
+    for mask, candidates in enumerate(zip(top.indices.tolist(), top.values.tolist(), strict=True)):
         before = MASK.join([*pieces[:mask], read[mask]])
         after = MASK.join(pieces[mask + 1 :])
-        words = [tokenizer.token_text(token) for token in tokens]
-        result.append(
-            [
-                Filler(before + word + after, probability, word)
-                for word, probability in zip(words, probabilities, strict=True)
-            ]
-        )
+        fillers = []
+        for id, probability in zip(*candidates, strict=True):
+            token = tokenizer.token_text(id)
+            fillers.append(Filler(before + token + after, probability, token))
+        result.append(fillers)
     return result

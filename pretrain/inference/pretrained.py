@@ -1,7 +1,6 @@
-"""The small Python interface on a model folder: texts to ids, features, fillers, predictions.
+"""The Python interface to a model folder: texts to ids, features, predictions and masked words.
 
-In five lines:
-
+Example:
     model = Pretrained.load("models/zero-clap")
     ids = model.encode("A premise.", "A hypothesis.")
     model.features(ids)
@@ -27,15 +26,14 @@ from pretrain.model.embeddings import PAD_ID
 
 
 class Pretrained:
-    """A model in evaluation mode, on one device, with its vocabulary and classification heads.
+    """A model in evaluation mode on one device, with its tokenizer and classification heads.
 
-    Ids are whole-number tensors, [T] for one text or [B, T] with `<pad>` where a text is short, on
-    any device; what is padded is seen from the ids. Results lie on the model's device and carry no
-    gradient.
+    Token ids are integer tensors on any device: [T] for one text, or [B, T] padded with `<pad>`,
+    which is recognized by its id. Results are on the model's device and have no gradient.
     """
 
     def __init__(self, loaded: model_folder.LoadedModel, device: str | torch.device) -> None:
-        """Take a loaded folder's modules over, and move them to the device."""
+        """Move the modules of a loaded folder to the device."""
         self.loaded = loaded
         self.device = torch.device(device)
         for module in (loaded.model, *loaded.classification_heads.values()):
@@ -43,42 +41,42 @@ class Pretrained:
 
     @classmethod
     def load(cls, folder: str | Path, device: str | torch.device = "cpu") -> Pretrained:
-        """The model of a folder.
+        """Load the model of a folder.
 
         Args:
-            folder: made by `python -m pretrain export` or `convert`.
-            device: such as "cuda". The CPU unless asked, so that a script gives the same figures
-                wherever it runs.
+            folder: a folder that `python -m pretrain export` or `convert` wrote.
+            device: such as "cuda". The default is the CPU, so that a script gives the same results
+                on every machine.
 
         Raises:
-            ValueError: no model folder, or its parts do not fit together.
+            ValueError: not a model folder, or its parts do not fit together.
         """
         return cls(model_folder.load(Path(folder)), device)
 
     def encode(self, text: str, *more: str) -> Tensor:
-        """Ids [T] of a text, `<s> a </s>`, or of several, `<s> a </s> </s> b </s>`.
+        """Return the ids [T] of one text, `<s> a </s>`, or of several, `<s> a </s> </s> b </s>`.
 
-        All is plain text, "<mask>" and "</s>" too; `fill_mask` reads masks.
+        Everything is plain text, also "<mask>" and "</s>"; `fill_mask` reads masks.
 
         Raises:
-            ValueError: the folder has no vocabulary.
+            ValueError: the folder has no tokenizer.
         """
         tokenizer = self.loaded.tokenizer
         texts = tokenizer.encode_batch([text, *more])
         return torch.tensor(tokenizer.lay_out([ids.tolist() for ids in texts]))
 
     def decode(self, ids: Tensor) -> str | tuple[str, ...]:
-        """The text of ids [T]; a tuple of the texts where `</s> </s>` parts several.
+        """Return the text of ids [T], or a tuple of texts that `</s> </s>` separates.
 
-        The outer `<s>` and `</s>` and all padding are left out, other special tokens are shown.
+        The outer `<s>` and `</s>` and all padding are removed; other special tokens are shown.
 
         Raises:
-            ValueError: not ids of one text, or the folder has no vocabulary.
+            ValueError: not the ids of one row, or the folder has no tokenizer.
         """
         tokenizer = self.loaded.tokenizer
         batch = self._checked(ids)
         if len(batch) > 1:
-            raise ValueError(f"ids of shape {list(ids.shape)}; decode takes one text")
+            raise ValueError(f"ids of shape {list(ids.shape)}; decode takes one row")
         rest = [id for id in batch[0].tolist() if id != PAD_ID]
         start = 1 if rest[0] == tokenizer.bos_id else 0
         end = len(rest) - (rest[-1] == tokenizer.eos_id)
@@ -87,13 +85,13 @@ class Pretrained:
 
     @staticmethod
     def collate(texts: Sequence[Tensor]) -> Tensor:
-        """Ids [T] of several texts as one batch [B, T], padded on the right with `<pad>`.
+        """Return a batch [B, T] of the ids [T] of several texts, padded on the right with `<pad>`.
 
         Raises:
-            ValueError: no text, or what is no ids of one.
+            ValueError: no text, or not tensors of ids.
         """
         if not len(texts):
-            raise ValueError("a batch of no text; collate takes one or more")
+            raise ValueError("an empty batch; collate takes one text or more")
         for ids in texts:
             if not isinstance(ids, Tensor) or ids.dim() != 1:
                 raise ValueError(f"{ids!r}: collate takes tensors of ids [T]; encode() makes them")
@@ -106,40 +104,41 @@ class Pretrained:
     def features(self, ids: Tensor, all_layers: Literal[True]) -> list[Tensor]: ...
 
     def features(self, ids: Tensor, all_layers: bool = False) -> Tensor | list[Tensor]:
-        """What the encoder makes of ids [T] or [B, T]; [T] is a batch of one.
+        """Return the encoder's features of ids [T] or [B, T].
 
         Args:
-            ids: where they are `<pad>`, the features mean nothing.
-            all_layers: give every layer's.
+            ids: [T] is a batch of one. Features at `<pad>` have no meaning.
+            all_layers: return the features of every layer.
 
         Returns:
-            The last layer's, [B, T, D]; or what enters the first and what leaves each, N + 1 such.
+            The last layer's output [B, T, D]; with `all_layers` a list of the first layer's input
+            and every layer's output.
 
         Raises:
-            ValueError: what is given is no such tensor, empty, or holds ids that the model lacks;
-                or a text is longer than learned positions reach.
+            ValueError: not a tensor of ids, an empty text, an id that the model does not have, or a
+                text longer than the learned positions.
         """
         batch = self._checked(ids)
         encoder = self.loaded.model.encoder
         with torch.no_grad():
             if all_layers:
-                return encoder.hidden_states(batch, _attention_mask(batch))
-            features: Tensor = encoder(batch, _attention_mask(batch))
+                return encoder.hidden_states(batch, _document_ids(batch))
+            features: Tensor = encoder(batch, _document_ids(batch))
         return features
 
     def predict(self, head: str, ids: Tensor, return_logits: bool = False) -> Tensor:
-        """What a classification head says of each text.
+        """Return the predictions of a classification head.
 
         Args:
-            head: its name; `loaded.classification_heads` has them, with their labels.
+            head: name of the head; `loaded.classification_heads` has them, with their labels.
             ids: [T] or [B, T].
-            return_logits: rather than log-probabilities.
+            return_logits: return logits instead of log-probabilities.
 
         Returns:
-            [B, C] log-probabilities of the classes; of a regression head, its value, [B, 1].
+            [B, C] log-probabilities of the classes, or [B, 1] values of a regression head.
 
         Raises:
-            ValueError: the folder has no such head, or the ids are not what `features` takes.
+            ValueError: the folder has no such head, or `features` would refuse the ids.
         """
         heads = self.loaded.classification_heads
         if head not in heads:
@@ -149,56 +148,55 @@ class Pretrained:
         batch = self._checked(ids)
         with torch.no_grad():
             classifier = Classifier(self.loaded.model.encoder, heads[head])
-            logits: Tensor = classifier(batch, _attention_mask(batch))
-        # The logarithm of one class's probability is 0 whatever the value.
+            logits: Tensor = classifier(batch, _document_ids(batch))
+        # Of a single logit, log_softmax would always be 0.
         is_regression = heads[head].config.classes == 1
         return logits if return_logits or is_regression else logits.log_softmax(dim=-1)
 
     def fill_mask(self, text: str, top_k: int = 5) -> list[list[Filler]]:
-        """The likeliest fillers of each `<mask>`, as `fill_mask` gives them."""
+        """Return the most likely fillers of each `<mask>` (see `fill_mask.fill_mask`)."""
         return fill_mask(self.loaded.model, self.loaded.tokenizer, text, top_k)
 
     def _checked(self, ids: Tensor) -> Tensor:
-        """[B, T] on the model's device."""
+        """Return valid ids as [B, T] on the model's device."""
         if not isinstance(ids, Tensor):
-            raise ValueError(f"{ids!r} is no tensor of ids; encode() makes one of a text")
+            raise ValueError(f"{ids!r} is not a tensor of ids; encode() makes one from a text")
         if ids.dtype not in (torch.int32, torch.int64) or ids.dim() not in (1, 2):
             raise ValueError(
-                f"a {ids.dtype} tensor of shape {list(ids.shape)}; ids are whole numbers [T] or "
-                "[B, T]"
+                f"a {ids.dtype} tensor of shape {list(ids.shape)}; ids are integers [T] or [B, T]"
             )
         batch = ids if ids.dim() == 2 else ids[None]
         if not batch.numel() or bool((batch == PAD_ID).all(dim=1).any()):
-            raise ValueError(f"ids of shape {list(ids.shape)}: a text of no id, or padding alone")
+            raise ValueError(f"ids of shape {list(ids.shape)}: an empty text, or padding only")
         smallest, largest, limit = int(batch.min()), int(batch.max()), self._id_limit()
         if smallest < 0 or largest >= limit:
             wrong = smallest if smallest < 0 else largest
-            raise ValueError(f"id {wrong}: the model's are from 0 to below {limit}")
+            raise ValueError(f"id {wrong}: the model has ids from 0 to below {limit}")
         return batch.to(self.device)
 
     def _id_limit(self) -> float:
         config, vocabulary = self.loaded.model.config, self.loaded.vocabulary
         if config.mask_embedding == "row":
             return config.vocab_size
-        # The mask has no row, and where nobody knows its id, any from there on is a mask.
+        # The mask has no row in the table. Without a tokenizer its id is not known.
         return vocabulary.vocab_size if vocabulary else math.inf
 
 
 def _split(ids: list[int], separator: int) -> list[list[int]]:
-    """The texts between doubled separators."""
+    """Split ids at doubled separators."""
     texts: list[list[int]] = [[]]
-    place = 0
-    while place < len(ids):
-        if ids[place : place + 2] == [separator] * 2:
+    index = 0
+    while index < len(ids):
+        if ids[index : index + 2] == [separator] * 2:
             texts.append([])
-            place += 2
+            index += 2
         else:
-            texts[-1].append(ids[place])
-            place += 1
+            texts[-1].append(ids[index])
+            index += 1
     return texts
 
 
-def _attention_mask(batch: Tensor) -> Tensor | None:
-    """[B, T] bool, True for real tokens; None where nothing is padded."""
+def _document_ids(batch: Tensor) -> Tensor | None:
+    """Return [B, T] bool, False at padding, or None if there is no padding."""
     mask = batch != PAD_ID
     return None if bool(mask.all()) else mask

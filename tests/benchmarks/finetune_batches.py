@@ -1,10 +1,10 @@
-"""What batches of like lengths save in fine-tuning: padding, and time of the same training steps.
+"""Benchmark of batches of similar lengths in fine-tuning: the padding and time that they save.
 
     python -m tests.benchmarks.finetune_batches MODEL GLUE [--tasks SST-2,MRPC] [--steps 40]
 
-Forward and backward passes of one model over the same examples, in batches as they come and sorted
-in windows, alternating five times; the median ratio of times counts, so that a busy machine slows
-both. Padding is counted over a whole epoch.
+Runs forward and backward passes of one model over the same examples, in unsorted batches and in
+sorted windows, alternating five times. The result is the median ratio of times, so that other work
+on the machine slows down both. Padding is measured over a whole epoch.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ REPEATS = 5
 
 
 def main() -> None:
-    """Print a line a task."""
+    """Print one line per task."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model", type=Path)
     parser.add_argument("data")
@@ -35,7 +35,7 @@ def main() -> None:
     from pretrain.model.heads import ClassificationHead
 
     loaded = model_folder.load(options.model)
-    print("| task | batch | padding, as they come | padding, in windows | time |")
+    print("| task | batch | padding, unsorted | padding, in windows | time |")
     for task in map(glue.find, options.tasks.split(",")):
         config = task.config("default")
         found = examples.read(task, options.data, "train").examples
@@ -62,19 +62,19 @@ def main() -> None:
 
 
 def _padding(batches: ShuffledBatches) -> float:
-    """Share of the places of an epoch that hold no token."""
-    lengths, places, tokens = batches.examples.lengths, 0, 0
+    """Return the share of padding in an epoch."""
+    lengths, padded, tokens = batches.examples.lengths, 0, 0
     for step in range(len(batches.examples) // batches.batch_size):
         chosen = lengths[batches.chosen(step)]
-        places += len(chosen) * int(chosen.max())
+        padded += len(chosen) * int(chosen.max())
         tokens += int(chosen.sum())
-    return 1 - tokens / places
+    return 1 - tokens / padded
 
 
 def _seconds(
     model: object, task: glue.Task, batches: ShuffledBatches, first: int, steps: int
 ) -> float:
-    """Of forward and backward passes, the making of batches included."""
+    """Return the seconds of the forward and backward passes, collation included."""
     import torch
 
     objective = Regression() if task.is_regression else Classification()

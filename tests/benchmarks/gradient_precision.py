@@ -1,9 +1,9 @@
-"""What adding up in bf16 costs: gradients of ds_configs/ beside those of plain fp32.
+"""Benchmark of gradient accumulation in bf16: gradients of ds_configs/ compared with fp32.
 
     python -m tests.benchmarks.gradient_precision
 
-One update over many micro-batches of random ids; its gradient is read from Adam's first moment.
-Then more updates, for their time and memory. Takes 2 minutes at the defaults.
+Does one update over many micro-batches of random ids, and reads its gradient from Adam's first
+moment. Further updates measure time and memory. Takes 2 minutes with the defaults.
 """
 
 import argparse
@@ -31,32 +31,32 @@ UPDATES = 3
 
 
 class Measured(NamedTuple):
-    """Of one settings file."""
+    """Figures of one settings file."""
 
     gradient: torch.Tensor
     seconds: float
-    """Of rank 0's processor an update, which other work on the machine does not lengthen."""
+    """CPU time of rank 0 per update, which other work on the machine does not lengthen."""
     megabytes: float
-    """Most memory that rank 0 had, weights and all."""
+    """Peak memory of rank 0, weights included."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", default=["zero1_bf16", "zero2_bf16", "zero3_bf16"])
-    parser.add_argument("--size", default="small", help="of the model")
-    parser.add_argument("--tokens", type=int, default=128, help="of a block")
-    parser.add_argument("--blocks", type=int, default=4, help="of a micro-batch")
-    parser.add_argument("--micro-batches", type=int, default=64, help="of all ranks together")
-    parser.add_argument("--ranks", type=int, default=1)
+    parser.add_argument("--size", default="small", help="model size")
+    parser.add_argument("--tokens", type=int, default=128, help="tokens per block")
+    parser.add_argument("--blocks", type=int, default=4, help="blocks per micro-batch")
+    parser.add_argument("--micro-batches", type=int, default=64, help="micro-batches of all ranks")
+    parser.add_argument("--world-size", type=int, default=1)
     options = parser.parse_args()
     exact = measured(REFERENCE, options)
-    print(f"{options.size}, {options.micro_batches} micro-batches on {options.ranks} ranks")
+    print(f"{options.size}, {options.micro_batches} micro-batches on {options.world_size} ranks")
     for name in options.names:
         found = measured(name, options)
         error = float((found.gradient - exact.gradient).norm() / exact.gradient.norm())
         print(
-            f"{name:20} {100 * error:6.2f} % off fp32 {found.seconds / exact.seconds:8.2f} x its "
-            f"processor time {found.megabytes - exact.megabytes:+9.0f} MB"
+            f"{name:20} {100 * error:6.2f} % from fp32 {found.seconds / exact.seconds:8.2f} x its "
+            f"CPU time {found.megabytes - exact.megabytes:+9.0f} MB"
         )
 
 
@@ -64,8 +64,8 @@ def measured(name: str, options: argparse.Namespace) -> Measured:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    with ProcessPoolExecutor(options.ranks, multiprocessing.get_context("spawn")) as pool:
-        jobs = [pool.submit(train, rank, port, name, options) for rank in range(options.ranks)]
+    with ProcessPoolExecutor(options.world_size, multiprocessing.get_context("spawn")) as pool:
+        jobs = [pool.submit(train, rank, port, name, options) for rank in range(options.world_size)]
         return [job.result() for job in jobs][0]
 
 
@@ -73,7 +73,7 @@ def train(rank: int, port: int, name: str, options: argparse.Namespace) -> Measu
     os.environ.update(
         RANK=str(rank),
         LOCAL_RANK=str(rank),
-        WORLD_SIZE=str(options.ranks),
+        WORLD_SIZE=str(options.world_size),
         MASTER_ADDR="127.0.0.1",
         MASTER_PORT=str(port),
         DS_ACCELERATOR="cpu",

@@ -1,4 +1,4 @@
-"""A small model folder and small tasks in the original layout, shared by the tests."""
+"""A small model folder and small tasks in the benchmark's layout, shared by the tests."""
 
 import os
 import random
@@ -11,7 +11,7 @@ WORDS = ["the", "a", "red", "old", "small", "dog", "cat", "bird", "house", "runs
 
 @pytest.fixture(scope="session")
 def real_glue() -> Path:
-    """The folder of real GLUE tasks."""
+    """Return the folder of real GLUE tasks."""
     shared = os.environ.get("ZEROCLAP_SHARED")
     if not shared:
         pytest.skip("ZEROCLAP_SHARED is not set; it names the folder that holds data/glue/")
@@ -19,7 +19,7 @@ def real_glue() -> Path:
 
 
 def write_tsv(folder: Path, task: str, split: str, rows: list[tuple[str, ...]]) -> Path:
-    """Write a split, header line included where the task has one."""
+    """Write a split; the rows include the header line, if the task has one."""
     path = folder / task / f"{split}.tsv"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join("\t".join(row) + "\n" for row in rows), encoding="utf-8")
@@ -35,10 +35,10 @@ def write_cola(folder: Path, split: str, rows: list[tuple[str, str]]) -> Path:
 
 @pytest.fixture(scope="session")
 def easy_glue(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Tasks that any model solves.
+    """Make tasks that any model solves.
 
-    CoLA: wrong sentences hold "wug"; three in ten do. RTE: what holds "wug" first does not entail.
-    STS-B: 5 where "wug" is in the second sentence, else 0.
+    CoLA: three in ten sentences contain "wug" and are not acceptable. RTE: a first sentence with
+    "wug" does not entail the second. STS-B: 5 if the second sentence contains "wug", else 0.
     """
     folder = tmp_path_factory.mktemp("glue")
     draw = random.Random(0)
@@ -72,7 +72,7 @@ def easy_glue(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model folder whose weights nobody trained."""
+    """Make a model folder with random weights."""
     import torch
 
     from data_prep.tokenizer import train

@@ -1,4 +1,4 @@
-"""The acceptability task: only the order of words tells the classes apart."""
+"""The acceptability task: only the order of arguments tells the classes apart."""
 
 import json
 import random
@@ -39,7 +39,7 @@ def rows_of(content):
     return [line.split("\t") for line in content.removesuffix("\n").split("\n")]
 
 
-def test_every_sentence_stands_in_both_classes_and_no_document_in_both_splits(source):
+def test_every_sentence_is_in_both_classes_and_no_document_in_both_splits(source):
     files = acceptability.make(acceptability.find([source]), train=100, dev=40, seed=1)
     train, dev = rows_of(files["train"]), rows_of(files["dev"])
     for rows, count in ((train, 100), (dev, 40)):
@@ -50,19 +50,19 @@ def test_every_sentence_stands_in_both_classes_and_no_document_in_both_splits(so
     assert not {row[0] for row in train} & {row[0] for row in dev}
 
 
-def test_a_scrambled_sentence_differs_from_its_original_in_order_alone(source):
+def test_a_scrambled_sentence_differs_in_word_order_only(source):
     files = acceptability.make(acceptability.find([source]), train=100, dev=40, seed=1)
     rows = rows_of(files["train"] + files["dev"])
     assert len(rows) == 2 * (100 + 40)
     for intact, scrambled in zip(rows[::2], rows[1::2], strict=True):
         old, new = intact[3].split(" "), scrambled[3].split(" ")
         assert sorted(old) == sorted(new)
-        moved = [place for place, word in enumerate(old) if new[place] != word]
+        moved = [index for index, word in enumerate(old) if new[index] != word]
         assert 0 < moved[0] <= moved[-1] < len(old) - 1
-        assert all(old[place].islower() and old[place].isalpha() for place in moved)
+        assert all(old[index].islower() and old[index].isalpha() for index in moved)
 
 
-def test_the_seed_decides_everything(source):
+def test_the_files_depend_on_the_seed_only(source):
     documents = acceptability.find([source])
     first, again = (acceptability.make(documents, train=60, dev=20, seed=1) for _ in range(2))
     assert first == again
@@ -80,11 +80,11 @@ def test_the_seed_decides_everything(source):
         "Every word, every one, has, some, punctuation, beside, it, here.",
     ],
 )
-def test_what_is_no_prose_or_cannot_be_scrambled_is_left_out(tmp_path, text):
+def test_sentences_that_are_not_prose_or_cannot_be_scrambled_are_left_out(tmp_path, text):
     assert acceptability.find([write_source(tmp_path / "a.jsonl.zst", [text])]) == []
 
 
-def test_a_sentence_counts_once_wherever_it_stands(tmp_path):
+def test_a_repeated_sentence_counts_once(tmp_path):
     sentence = make_sentences(1, 0)[0]
     texts = [f"{sentence} {sentence}", f"Heading\n\n{sentence.upper()}\n\n{sentence}"]
     (document,) = acceptability.find([write_source(tmp_path / "a.jsonl.zst", texts)])
@@ -108,8 +108,8 @@ def test_excluded_sentences_are_left_out(tmp_path, source):
 
 
 def test_the_command_writes_what_the_task_reads(tmp_path, source, capsys):
-    words = ["acceptability", "--input", str(source), "--output", str(tmp_path / "glue")]
-    assert main([*words, "--train", "60", "--dev", "20"]) == 0
+    arguments = ["acceptability", "--input", str(source), "--output", str(tmp_path / "glue")]
+    assert main([*arguments, "--train", "60", "--dev", "20"]) == 0
     splits = [examples.read(COLA, str(tmp_path / "glue"), split) for split in ("train", "dev")]
     assert [len(split.examples) for split in splits] == [120, 40]
     provenance = json.loads((tmp_path / "glue" / "CoLA" / "provenance.json").read_text())
@@ -118,18 +118,18 @@ def test_the_command_writes_what_the_task_reads(tmp_path, source, capsys):
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("arguments", "message"),
     [
         (["--train", "190", "--dev", "20"], "200 sentences are too few for --train 190"),
         (["--train", "0"], "--train 0: accepted: 1 or more"),
         (["--exclude", "nothing*"], "nothing*: no such file"),
     ],
 )
-def test_bad_requests_are_refused_in_one_line(tmp_path, source, capsys, words, said):
+def test_bad_requests_are_refused_in_one_line(tmp_path, source, capsys, arguments, message):
     output = tmp_path / "glue"
-    code = main(["acceptability", "--input", str(source), "--output", str(output), *words])
+    code = main(["acceptability", "--input", str(source), "--output", str(output), *arguments])
     error = capsys.readouterr().err
     assert code == 2
-    assert said in error
+    assert message in error
     assert error.count("\n") == 1
     assert not output.exists()

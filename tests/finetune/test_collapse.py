@@ -1,4 +1,4 @@
-"""A collapsed run is told from a bad model, and leads to a retry."""
+"""Collapsed runs are detected and retried."""
 
 import dataclasses
 
@@ -28,7 +28,7 @@ PLAN = RunPlan(
         (0.70, 1, "always the same answer"),
     ],
 )
-def test_a_classifier_no_better_than_the_majority_or_of_one_answer_has_collapsed(
+def test_a_classifier_has_collapsed_if_it_is_no_better_than_the_majority_or_constant(
     best, answers, expected
 ):
     assert collapse.reason("accuracy", {"accuracy": best}, {"accuracy": 0.69}, answers) == expected
@@ -44,12 +44,12 @@ def test_a_classifier_no_better_than_the_majority_or_of_one_answer_has_collapsed
         (0.13, 1, "always the same answer"),
     ],
 )
-def test_a_regression_that_explains_next_to_nothing_has_collapsed(loss, answers, expected):
+def test_a_regression_that_explains_almost_no_variance_has_collapsed(loss, answers, expected):
     found = collapse.reason("seed_loss", {"seed_loss": loss}, {"seed_loss": 0.13}, answers)
     assert found == expected
 
 
-def test_the_printed_scores_that_equal_a_constant_s_are_marked():
+def test_published_scores_no_better_than_a_constant_are_marked():
     marked = {
         (model, task)
         for model, scores in published.table().items()
@@ -74,7 +74,7 @@ def test_a_collapsed_run_is_retried_up_to_the_limit_with_another_seed_and_a_long
     assert PLAN.differences(plan) == []
 
 
-def test_a_retry_doubles_a_warm_up_in_steps_and_gives_one_to_a_run_that_has_none():
+def test_a_retry_doubles_a_warm_up_in_steps_and_adds_one_if_there_is_none():
     assert FinetuneConfig(warmup_steps=100).steadier(2).warmup_steps == 400
     assert FinetuneConfig(warmup_fraction=0.0).steadier(1).warmup_fraction == 0.12
 
@@ -83,6 +83,6 @@ def test_a_retry_doubles_a_warm_up_in_steps_and_gives_one_to_a_run_that_has_none
     ("weights", "collapsed", "limit"),
     [("random", "always the same answer", 2), ("pretrained", "", 2), ("pretrained", "x", 0)],
 )
-def test_no_other_run_is_retried(weights, collapsed, limit):
+def test_other_runs_are_not_retried(weights, collapsed, limit):
     plan = dataclasses.replace(PLAN, weights=weights)
     assert retry_after(plan, {"collapsed": collapsed}, limit) is None

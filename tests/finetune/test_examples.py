@@ -1,4 +1,4 @@
-"""Reading tasks: what a file says is what is read, or its file and line are named."""
+"""Reading tasks: examples are read exactly, and errors name file and line."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ from finetune.examples import Example
 
 COLA = glue.find("CoLA")
 
-# A file of each task in the original layout: header (None: there is none) and one row.
+# A file of each task in the benchmark's layout: header (None: no header line) and one row.
 LAYOUTS = {
     "CoLA": (None, "gj04|1||He left.", ("He left.",), 1),
     "SST-2": ("sentence|label", "a fine film |1", ("a fine film",), 1),
@@ -89,7 +89,7 @@ def test_rows_become_examples_in_order(tmp_path):
     assert read(tmp_path) == [Example(("He left.",), 1), Example(("Him left.",), 0)]
 
 
-def test_quotes_and_odd_separators_are_part_of_a_sentence(tmp_path):
+def test_quotes_and_unusual_separators_are_part_of_a_sentence(tmp_path):
     sentence = '"Quoted" at \u2028 the start, and one " alone \x0b inside'
     write(tmp_path, f'a\t1\t\t{sentence}\nb\t0\t*\t"\n')
     assert [e.texts for e in read(tmp_path)] == [(sentence,), ('"',)]
@@ -98,7 +98,7 @@ def test_quotes_and_odd_separators_are_part_of_a_sentence(tmp_path):
 
 
 @pytest.mark.parametrize("ending", ["\n", "\r\n", ""])
-def test_the_last_line_may_end_in_any_way_and_the_first_begin_with_a_mark(tmp_path, ending):
+def test_any_line_ending_and_a_byte_order_mark_are_accepted(tmp_path, ending):
     end = ending or "\n"
     write(tmp_path, f"\ufeffa\t1\t\tone{end}b\t0\t*\ttwo{ending}")
     assert read(tmp_path) == [Example(("one",), 1), Example(("two",), 0)]
@@ -108,7 +108,7 @@ def test_the_last_line_may_end_in_any_way_and_the_first_begin_with_a_mark(tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "message"),
     [
         ("a\t1\tno mark column", "3 tab-separated columns; accepted: 4"),
         ("a\t1\t\ttoo\tmany", "5 tab-separated columns; accepted: 4"),
@@ -117,12 +117,12 @@ def test_the_last_line_may_end_in_any_way_and_the_first_begin_with_a_mark(tmp_pa
         ("a\t1\t\t ", "the text is empty"),
     ],
 )
-def test_a_bad_line_is_named(tmp_path, line, said):
+def test_a_bad_line_is_named(tmp_path, line, message):
     path = write(tmp_path, f"a\t1\t\tgood\n{line}\na\t1\t\tgood\n")
     with pytest.raises(ValueError, match="line 2") as caught:
         read(tmp_path)
     assert str(path) in str(caught.value)
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
 @pytest.mark.parametrize("score", ["5.1", "-0.1", "nan", "high", ""])
@@ -132,7 +132,7 @@ def test_a_score_out_of_range_is_named_with_its_line_below_the_header(tmp_path, 
         read(tmp_path, task="STS-B")
 
 
-def test_ragged_rows_are_counted_where_the_benchmark_has_them_and_refused_elsewhere(tmp_path):
+def test_ragged_rows_are_counted_in_qqp_s_training_file_and_refused_elsewhere(tmp_path):
     rows = "id\tquestion1\tquestion2\tis_duplicate\n0\ta\tb\t1\n1\ta\t0\n2\ta\t\t0\n"
     for split in ("train", "dev"):
         write(tmp_path, rows, split, "QQP")
@@ -143,7 +143,7 @@ def test_ragged_rows_are_counted_where_the_benchmark_has_them_and_refused_elsewh
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         ("", "is empty"),
         ("index\tsentence1\tsentence2\tlabel\n", "is empty"),
@@ -152,9 +152,9 @@ def test_ragged_rows_are_counted_where_the_benchmark_has_them_and_refused_elsewh
         ("index\tsentence1\tsentence2\n0\ta\tb\n", "line 1: has no column 'label'"),
     ],
 )
-def test_a_bad_file_is_named(tmp_path, content, said):
+def test_a_bad_file_is_named(tmp_path, content, message):
     write(tmp_path, content, "dev", "RTE")
-    with pytest.raises(ValueError, match=said) as caught:
+    with pytest.raises(ValueError, match=message) as caught:
         read(tmp_path, "dev", "RTE")
     assert str(tmp_path) in str(caught.value)
     assert "RTE" in str(caught.value)
@@ -168,13 +168,13 @@ def test_a_missing_split_and_an_unknown_task_are_named(tmp_path):
         glue.find("cola")
 
 
-def test_all_tasks_are_nine_and_all_is_no_name_beside_others():
+def test_all_means_nine_tasks_and_stands_alone():
     assert len(glue.find_all(["all"])) == 9
     with pytest.raises(ValueError, match="task 'all'"):
         glue.find_all(["all", "CoLA"])
 
 
-def test_a_saved_dataset_gives_the_same_examples_and_digest_as_the_original_files(tmp_path):
+def test_a_saved_dataset_gives_the_same_examples_and_digest_as_tsv_files(tmp_path):
     import datasets
 
     rows = [("It rains.", "It pours.", 1), ("He ran.", "He sat.", 2), ("A dog.", "An animal.", 0)]
@@ -207,15 +207,18 @@ def test_a_saved_dataset_gives_the_same_examples_and_digest_as_the_original_file
 def test_a_saved_dataset_without_the_task_s_columns_or_labels_is_refused(tmp_path):
     import datasets
 
-    for label, said in ((2, "row 0: label 2; accepted: 0 to 1"), (None, "has no column 'label'")):
+    for label, message in (
+        (2, "row 0: label 2; accepted: 0 to 1"),
+        (None, "has no column 'label'"),
+    ):
         columns = {"sentence": ["a"], **({} if label is None else {"label": [label]})}
         saved = datasets.DatasetDict({"train": datasets.Dataset.from_dict(columns)})
-        saved.save_to_disk(tmp_path / said[:3] / "sst2")
-        with pytest.raises(ValueError, match=said):
-            read(tmp_path / said[:3], "train", "SST-2")
+        saved.save_to_disk(tmp_path / message[:3] / "sst2")
+        with pytest.raises(ValueError, match=message):
+            read(tmp_path / message[:3], "train", "SST-2")
 
 
-def test_the_digest_follows_the_content_of_every_split(tmp_path):
+def test_the_digest_depends_on_every_split(tmp_path):
     digests = set()
     for train, dev in (("one", "two"), ("one", "three"), ("two", "two")):
         write(tmp_path, f"a\t1\t\t{train}\n", "train")
@@ -237,9 +240,7 @@ def test_the_digest_follows_the_content_of_every_split(tmp_path):
         ("SST-2", 67349, 872),
     ],
 )
-def test_real_tasks_are_read_whole_and_their_constants_are_those_of_the_table(
-    real_glue, name, train, dev
-):
+def test_real_tasks_are_read_completely_and_give_the_listed_constants(real_glue, name, train, dev):
     task = glue.find(name)
     if train:
         assert len(read(real_glue, "train", name)) == train

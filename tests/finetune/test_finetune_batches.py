@@ -1,4 +1,4 @@
-"""Batches: pure functions of seed and step that read every example once an epoch."""
+"""Batches are pure functions of seed and step, and read every example once per epoch."""
 
 import numpy as np
 import pytest
@@ -25,19 +25,19 @@ def rows_of(batch):
 
 
 @pytest.mark.parametrize("window", [1, 3, 50])
-def test_an_epoch_reads_every_example_once_though_batches_cross_its_end(encoded, window):
+def test_an_epoch_reads_every_example_once_even_if_batches_span_two_epochs(encoded, window):
     batches = ShuffledBatches(encoded, 5, order_seed=1, length_window=window)
     read = [row for step in range(14) for row in rows_of(batches.micro_batches(step, 0, 1)[0])]
     everything = sorted(tuple(ids.tolist()) for ids in encoded.ids)
     for epoch in (0, 1, 2):
-        # The batch that crosses an epoch's end begins with the old one's examples.
+        # A batch that spans two epochs begins with the examples of the first.
         part = read[23 * epoch : 23 * (epoch + 1)]
         assert sorted(part) == everything
     assert read[:23] != read[23:46]
 
 
 @pytest.mark.parametrize("window", [1, 3])
-def test_a_batch_depends_on_seed_and_step_alone(encoded, window):
+def test_a_batch_depends_on_seed_and_step_only(encoded, window):
     def batch(seed, step):
         return rows_of(ShuffledBatches(encoded, 5, seed, window).micro_batches(step, 0, 1)[0])
 
@@ -45,7 +45,7 @@ def test_a_batch_depends_on_seed_and_step_alone(encoded, window):
     assert batch(1, 3) != batch(2, 3)
 
 
-def test_windows_put_like_lengths_together_without_a_trend(tiny_model):
+def test_windows_group_similar_lengths_without_a_trend(tiny_model):
     words = ["the", "dog", "sees", "a", "small", "bird", "near"] * 9
     examples = [Example((" ".join(words[: 1 + n * 7 % 60]),), 0) for n in range(640)]
     encoded = EncodedExamples(examples, tokenizers.load(tiny_model), 64)
@@ -65,7 +65,7 @@ def test_windows_put_like_lengths_together_without_a_trend(tiny_model):
 
 
 @pytest.mark.parametrize("window", [1, 3])
-def test_ranks_share_a_batch_without_rest(encoded, window):
+def test_ranks_share_a_batch_equally(encoded, window):
     batches = ShuffledBatches(encoded, 6, 1, window)
     for step in range(8):
         (whole,) = batches.micro_batches(step, 0, 1)
@@ -75,7 +75,7 @@ def test_ranks_share_a_batch_without_rest(encoded, window):
         assert parts[0].index != parts[1].index  # their dropout differs
 
 
-def test_a_batch_is_padded_to_its_longest_example_and_counts_what_is_real(encoded):
+def test_a_batch_is_padded_to_its_longest_example_and_counts_tokens(encoded):
     batch = encoded.collate([0, 9, 4])
     lengths = [len(encoded.ids[index]) for index in (0, 9, 4)]
     assert batch.arrays["input_ids"].shape == (3, max(lengths))
@@ -86,7 +86,7 @@ def test_a_batch_is_padded_to_its_longest_example_and_counts_what_is_real(encode
     assert batch.arrays["labels"].tolist() == [0, 1, 0]
 
 
-def test_inputs_are_laid_out_as_the_small_python_interface_does(tiny_model):
+def test_inputs_are_laid_out_as_in_the_python_interface(tiny_model):
     from pretrain.inference.pretrained import Pretrained
 
     model = Pretrained.load(tiny_model)
@@ -100,7 +100,7 @@ def test_inputs_are_laid_out_as_the_small_python_interface_does(tiny_model):
     ("lengths", "max_tokens", "kept"),
     [((6, 2), 12, (6, 2)), ((6, 2), 10, (4, 2)), ((6, 5), 10, (3, 3)), ((9,), 5, (3,))],
 )
-def test_too_long_texts_lose_their_ends_the_longest_first(tiny_model, lengths, max_tokens, kept):
+def test_texts_that_are_too_long_are_cut_the_longest_first(tiny_model, lengths, max_tokens, kept):
     texts = [np.arange(10, 10 + length, dtype=np.int32) for length in lengths]
     expected = [0]
     for number, (text, length) in enumerate(zip(texts, kept, strict=True)):
@@ -110,7 +110,7 @@ def test_too_long_texts_lose_their_ends_the_longest_first(tiny_model, lengths, m
     assert len(expected) <= max_tokens
 
 
-def test_too_long_an_example_is_left_out_of_training_and_cut_in_scoring(tiny_model):
+def test_a_long_example_is_left_out_of_training_and_cut_in_scoring(tiny_model):
     tokenizer = tokenizers.load(tiny_model)
     examples = [Example(("the dog sees a small bird",), 1), Example(("the",), 0)]
     cut = EncodedExamples(examples, tokenizer, 6)
@@ -121,7 +121,7 @@ def test_too_long_an_example_is_left_out_of_training_and_cut_in_scoring(tiny_mod
         EncodedExamples(examples[:1], tokenizer, 6, drop_long=True)
 
 
-def test_every_epoch_ends_once_and_the_last_with_the_last_step(encoded):
+def test_every_epoch_ends_once_and_the_last_one_with_the_last_step(encoded):
     for batch_size in (1, 5, 16, 23):
         steps = FinetuneConfig(epochs=4, batch_size=batch_size).steps(len(encoded))
         batches = ShuffledBatches(encoded, batch_size, 1)
@@ -130,7 +130,7 @@ def test_every_epoch_ends_once_and_the_last_with_the_last_step(encoded):
         assert ends[-1] == steps
 
 
-def test_batches_by_length_hold_every_example_once(encoded):
+def test_batches_by_length_have_every_example_once(encoded):
     chosen = encoded.by_length(6)
     assert sorted(sum(chosen, [])) == list(range(23))
     lengths = [len(encoded.ids[index]) for batch in chosen for index in batch]

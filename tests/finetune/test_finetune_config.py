@@ -1,4 +1,4 @@
-"""Settings: what is not known or makes no sense is refused with what would be accepted."""
+"""Settings and plans: bad ones are refused, with what would be accepted."""
 
 import dataclasses
 import json
@@ -19,13 +19,13 @@ PLANNED = RunPlan(
 )
 
 
-def test_overrides_take_the_kind_of_the_setting():
+def test_overrides_have_the_type_of_the_setting():
     config = override(FinetuneConfig(), ["epochs=3", "learning_rate=5e-4", "pooling=mean"])
     assert config == FinetuneConfig(epochs=3, learning_rate=5e-4, pooling="mean")
 
 
 @pytest.mark.parametrize(
-    ("word", "said"),
+    ("override_text", "message"),
     [
         ("learning_rat=1e-4", "did you mean 'learning_rate'"),
         ("zzz=1", "known are .*epochs"),
@@ -41,12 +41,12 @@ def test_overrides_take_the_kind_of_the_setting():
         ("length_window=0", "must be above 0"),
     ],
 )
-def test_bad_settings_are_refused(word, said):
-    with pytest.raises(ValueError, match=said):
-        override(FinetuneConfig(), [word])
+def test_bad_settings_are_refused(override_text, message):
+    with pytest.raises(ValueError, match=message):
+        override(FinetuneConfig(), [override_text])
 
 
-def test_the_learning_rate_rises_and_then_falls_to_nothing():
+def test_the_learning_rate_rises_and_then_falls_to_zero():
     config = FinetuneConfig(learning_rate=1.0, warmup_fraction=0.1)
     rates = [config.rate(step, 100) for step in range(101)]
     assert rates[:10] == pytest.approx([0.1 * (step + 1) for step in range(10)])
@@ -90,16 +90,16 @@ def test_a_plan_of_an_earlier_version_is_read_and_one_of_a_later_version_is_refu
             read_plan(tmp_path)
 
 
-def test_plans_differ_by_what_makes_scores_incomparable():
+def test_differences_name_what_makes_scores_incomparable():
     moved = dataclasses.replace(PLANNED, seed=4, weights="pretrained", model="x", data="y")
     assert PLANNED.differences(moved) == []
     other = dataclasses.replace(PLANNED, model_sha256="c" * 64, config=FinetuneConfig(epochs=5))
     assert PLANNED.differences(other) == [f"model: {'a' * 12}, now {'c' * 12}", "epochs: 2, now 5"]
 
 
-def test_a_folder_without_a_plan_or_with_a_strange_one_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="is no run's folder"):
+def test_a_folder_without_a_plan_or_with_an_invalid_one_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="not the folder of a run"):
         read_plan(tmp_path)
     (tmp_path / PLAN).write_text('{"task": "CoLA"}')
-    with pytest.raises(ValueError, match=r"run\.json: is not a plan that .* missing"):
+    with pytest.raises(ValueError, match=r"run\.json: not a plan that .* missing"):
         read_plan(tmp_path)

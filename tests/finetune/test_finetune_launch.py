@@ -1,4 +1,4 @@
-"""From one command to many processes: real runs through DeepSpeed, and what goes wrong."""
+"""Parallel runs: real ones through DeepSpeed, and failures."""
 
 import fcntl
 import json
@@ -22,9 +22,9 @@ def plans(model, data, *overrides, seeds=(1,), weights=("pretrained",), tasks=("
     return planning.plan_runs(model, str(data), tasks, weights, seeds, overrides, **more)
 
 
-def ended(said):
-    """What was said of runs that ended, without how far others were."""
-    return [line for line in said if line.startswith("[")]
+def ended(lines):
+    """Return the lines about runs that ended, without those about progress."""
+    return [line for line in lines if line.startswith("[")]
 
 
 def names_of(planned):
@@ -33,18 +33,18 @@ def names_of(planned):
 
 @pytest.fixture
 def in_root(monkeypatch):
-    """The runs' processes find the packages where pytest was started, or here."""
+    """Let the processes of the runs import the packages from the root."""
     monkeypatch.chdir(ROOT)
 
 
 @pytest.fixture(scope="module")
 def finished(tiny_model, easy_glue, tmp_path_factory):
-    """Two seeds of one command, through the command line."""
+    """Run two seeds with the command."""
     output = tmp_path_factory.mktemp("runs")
-    words = ["glue", str(tiny_model), "--data", str(easy_glue), "--tasks", "CoLA"]
-    words += ["--seeds", "1,2", "--output", str(output), "--jobs", "2", "--retries", "0"]
+    arguments = ["glue", str(tiny_model), "--data", str(easy_glue), "--tasks", "CoLA"]
+    arguments += ["--seeds", "1,2", "--output", str(output), "--jobs", "2", "--retries", "0"]
     done = subprocess.run(
-        [sys.executable, "-m", "finetune", *words, *QUICK],
+        [sys.executable, "-m", "finetune", *arguments, *QUICK],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -52,14 +52,14 @@ def finished(tiny_model, easy_glue, tmp_path_factory):
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    return output, words, done.stdout
+    return output, arguments, done.stdout
 
 
 def result_of(output, name):
     return json.loads((output / name / "result.json").read_text())
 
 
-def test_runs_learn_and_leave_their_results(finished):
+def test_runs_learn_and_write_their_results(finished):
     output, _, printed = finished
     for seed in (1, 2):
         result = result_of(output, f"CoLA-pretrained-seed{seed}")
@@ -78,7 +78,7 @@ def test_runs_learn_and_leave_their_results(finished):
     assert "| pretrained | 2 | 0 |" in printed
 
 
-def test_the_model_kept_is_the_best_epoch_s(finished, tiny_model, easy_glue):
+def test_the_kept_model_is_that_of_the_best_epoch(finished, tiny_model, easy_glue):
     import torch
 
     from pretrain.inference import model_folder
@@ -105,9 +105,7 @@ def test_the_model_kept_is_the_best_epoch_s(finished, tiny_model, easy_glue):
         assert sorted(path.name for path in folder.iterdir() if path.name[0] == ".") == []
 
 
-def test_a_run_whose_model_is_wanted_but_gone_is_done_again(
-    finished, tmp_path, tiny_model, easy_glue
-):
+def test_a_run_whose_model_is_missing_is_repeated(finished, tmp_path, tiny_model, easy_glue):
     output = tmp_path / "runs"
     shutil.copytree(finished[0], output)
     shutil.rmtree(output / "CoLA-pretrained-seed2" / "model")
@@ -130,20 +128,20 @@ def test_a_run_that_collapsed_is_followed_by_retries_up_to_the_limit(
     (retry,) = planning.prepare(output, wanted, retries=1)
     assert retry.name == f"{name}-retry1"
     assert read_plan(output / retry.name) == retry
-    # A rate of almost nothing: the retry answers as the head was drawn, and so do those after it.
+    # With almost no learning rate the model stays at its initial answers, and so does its retry.
     frozen = plans(tiny_model, easy_glue, "learning_rate=1e-9", "epochs=1", save_models=False)
-    said = []
+    log = []
     waiting = planning.prepare(tmp_path / "frozen", frozen, retries=1)
-    assert launch.run_all(tmp_path / "frozen", waiting, said.append, retries=1) == []
-    assert [line.split("] ")[1].split(":")[0] for line in ended(said)] == [
+    assert launch.run_all(tmp_path / "frozen", waiting, log.append, retries=1) == []
+    assert [line.split("] ")[1].split(":")[0] for line in ended(log)] == [
         "CoLA-pretrained-seed1",
         "CoLA-pretrained-seed1-retry1",
     ]
-    assert all("; collapsed: " in line for line in ended(said))
+    assert all("; collapsed: " in line for line in ended(log))
     assert planning.prepare(tmp_path / "frozen", frozen, retries=1) == []
 
 
-def test_seeds_come_one_after_the_other_and_of_each_the_longest_run_first(tiny_model, easy_glue):
+def test_seeds_run_one_after_the_other_and_the_longest_run_first(tiny_model, easy_glue):
     found = plans(tiny_model, easy_glue, seeds=(7, 2), tasks=("CoLA", "STS-B", "RTE"))
     assert [plan.seed for plan in found] == [7] * 3 + [2] * 3
     assert [plan.task for plan in found[:3]] == [plan.task for plan in found[3:]]
@@ -152,7 +150,7 @@ def test_seeds_come_one_after_the_other_and_of_each_the_longest_run_first(tiny_m
     assert found[-1].task == "CoLA"  # one sentence rather than two
 
 
-def test_a_limit_on_training_examples_is_kept(tiny_model, easy_glue):
+def test_a_limit_on_training_examples_lowers_the_estimated_work(tiny_model, easy_glue):
     limited, whole = (
         plans(tiny_model, easy_glue, f"max_train_examples={n}")[0].work for n in (10, 0)
     )
@@ -160,7 +158,7 @@ def test_a_limit_on_training_examples_is_kept(tiny_model, easy_glue):
 
 
 @pytest.mark.parametrize(
-    ("gpus", "jobs", "ranks", "expected"),
+    ("gpus", "jobs", "world_size", "expected"),
     [
         ([], 0, 1, [[]] * 4),
         ([], 0, 2, [[]] * 2),
@@ -170,28 +168,28 @@ def test_a_limit_on_training_examples_is_kept(tiny_model, easy_glue):
         (["0", "1"], 3, 1, [["0"], ["1"], ["0"]]),
     ],
 )
-def test_runs_share_out_the_devices(gpus, jobs, ranks, expected):
-    assert launch.slots(gpus, 4, jobs, ranks) == expected
+def test_runs_share_the_devices(gpus, jobs, world_size, expected):
+    assert launch.slots(gpus, 4, jobs, world_size) == expected
 
 
-def test_more_ranks_than_gpus_are_refused():
-    with pytest.raises(ValueError, match="--world-size 3: there are 2 GPUs"):
+def test_more_processes_than_gpus_are_refused():
+    with pytest.raises(ValueError, match="--world-size 3: accepted: at most 2, one per GPU"):
         launch.slots(["0", "1"], 4, 0, 3)
 
 
-def test_the_same_run_gives_the_same_scores_and_another_seed_others(finished, tmp_path, in_root):
+def test_the_same_plan_gives_the_same_scores_and_another_seed_others(finished, tmp_path, in_root):
     output, *_ = finished
     names = ["CoLA-pretrained-seed1", "CoLA-pretrained-seed2"]
     again = [read_plan(output / name) for name in names]
     for plan in again:
         plan.write(tmp_path / plan.name)
-    assert launch.run_all(tmp_path, again, print, jobs=2) == []  # as many threads as there
+    assert launch.run_all(tmp_path, again, print, jobs=2) == []  # with the same number of threads
     again = [result_of(tmp_path, name)["epochs"] for name in names]
     assert again == [result_of(output, name)["epochs"] for name in names]
     assert again[0] != again[1]
 
 
-def test_what_is_done_is_not_done_again(finished, tmp_path, tiny_model, easy_glue):
+def test_finished_runs_are_not_repeated(finished, tmp_path, tiny_model, easy_glue):
     output = tmp_path / "runs"
     shutil.copytree(finished[0], output)
     (output / "CoLA-pretrained-seed2" / "result.json").unlink()
@@ -199,7 +197,7 @@ def test_what_is_done_is_not_done_again(finished, tmp_path, tiny_model, easy_glu
     assert names_of(waiting) == ["CoLA-pretrained-seed2", "CoLA-pretrained-seed3"]
 
 
-def test_runs_that_could_not_be_compared_do_not_share_a_folder(finished, tiny_model, easy_glue):
+def test_runs_that_are_not_comparable_do_not_share_a_folder(finished, tiny_model, easy_glue):
     output, *_ = finished
     other = plans(tiny_model, easy_glue, *QUICK[1:], "epochs=7", seeds=(9,), weights=("random",))
     with pytest.raises(ValueError, match="epochs: 6, now 7"):
@@ -207,14 +205,14 @@ def test_runs_that_could_not_be_compared_do_not_share_a_folder(finished, tiny_mo
     assert not (output / "CoLA-random-seed9").exists()
 
 
-def test_a_plan_that_was_never_done_may_change(tmp_path, tiny_model, easy_glue):
+def test_the_plan_of_an_unfinished_run_may_change(tmp_path, tiny_model, easy_glue):
     for epochs in (6, 7):
         new = plans(tiny_model, easy_glue, f"epochs={epochs}")
         assert planning.prepare(tmp_path, new) == new
         assert read_plan(tmp_path / new[0].name) == new[0]
 
 
-def test_a_run_that_fails_is_named_with_its_log_and_keeps_no_other_from_its_end(
+def test_a_run_that_fails_is_named_with_its_log_and_does_not_stop_the_others(
     tiny_model, easy_glue, tmp_path, in_root
 ):
     wanted = plans(tiny_model, easy_glue, *QUICK[1:], "epochs=1", seeds=(1, 2))
@@ -222,14 +220,14 @@ def test_a_run_that_fails_is_named_with_its_log_and_keeps_no_other_from_its_end(
     names = names_of(waiting)
     broken = tmp_path / names[0] / "run.json"
     broken.write_text(broken.read_text().replace(str(easy_glue), str(tmp_path / "nowhere")))
-    said = []
-    assert launch.run_all(tmp_path, waiting, said.append, jobs=1) == [names[0]]
-    assert f"{names[0]}: failed with exit code 2" in ended(said)[0]
-    assert "nowhere/CoLA/train.tsv: no such file" in ended(said)[0]
+    log = []
+    assert launch.run_all(tmp_path, waiting, log.append, jobs=1) == [names[0]]
+    assert f"{names[0]}: failed with exit code 2" in ended(log)[0]
+    assert "nowhere/CoLA/train.tsv: no such file" in ended(log)[0]
     assert (tmp_path / names[1] / "result.json").is_file()
 
 
-def test_pretrained_and_random_weights_differ_in_the_encoder_alone(tiny_model, easy_glue):
+def test_pretrained_and_random_weights_differ_in_the_encoder_only(tiny_model, easy_glue):
     from finetune import classifiers
     from pretrain.inference import model_folder
 
@@ -248,7 +246,7 @@ def test_pretrained_and_random_weights_differ_in_the_encoder_alone(tiny_model, e
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "said"),
+    ("arguments", "code", "message"),
     [
         (["epocs=3"], 2, "did you mean 'epochs'"),
         (["--tasks", "COLA"], 2, "task 'COLA'; accepted: CoLA"),
@@ -259,16 +257,16 @@ def test_pretrained_and_random_weights_differ_in_the_encoder_alone(tiny_model, e
     ],
 )
 def test_bad_requests_are_refused_before_anything_starts(
-    tiny_model, easy_glue, tmp_path, capsys, words, code, said
+    tiny_model, easy_glue, tmp_path, capsys, arguments, code, message
 ):
     output = tmp_path / "runs"
     usual = {"--data": str(easy_glue), "--tasks": "CoLA", "--output": str(output)}
-    base = [word for pair in usual.items() if pair[0] not in words for word in pair]
-    assert main(["glue", str(tiny_model), *base, *words]) == code
+    base = [word for pair in usual.items() if pair[0] not in arguments for word in pair]
+    assert main(["glue", str(tiny_model), *base, *arguments]) == code
     error = capsys.readouterr().err
     assert error.startswith("finetune glue: error: ")
     assert error.count("\n") == 1
-    assert said in error
+    assert message in error
     assert not output.exists()
 
 
@@ -279,8 +277,8 @@ def test_seeds_are_different_whole_numbers(seeds, capsys):
     assert "different whole numbers" in capsys.readouterr().err
 
 
-def test_a_folder_that_is_no_model_is_refused(tmp_path, easy_glue):
-    with pytest.raises(ValueError, match=r"is no model folder, it has no model\.json"):
+def test_a_folder_without_a_model_is_refused(tmp_path, easy_glue):
+    with pytest.raises(ValueError, match=r"not a model folder: it has no model\.json"):
         plans(tmp_path, easy_glue)
 
 
@@ -291,10 +289,10 @@ def test_two_processes_do_not_work_on_one_run(tmp_path, tiny_model, easy_glue, c
     with (tmp_path / name / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         assert train.main([str(tmp_path / name)]) == 2
-    assert "another process is at work" in capsys.readouterr().err
+    assert "another process is working" in capsys.readouterr().err
 
 
-def test_help_needs_nothing_heavy():
+def test_help_imports_nothing_heavy():
     code = (
         "import sys\n"
         "from finetune.__main__ import main\n"
@@ -306,26 +304,22 @@ def test_help_needs_nothing_heavy():
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True)
 
 
-@pytest.mark.parametrize(
-    ("present", "allowed", "expected"),
-    [(0, None, []), (2, None, ["0", "1"]), (2, "1", ["1"]), (2, "", []), (0, "0", [])],
-)
-def test_visible_gpus(monkeypatch, present, allowed, expected):
-    devices = [Path(f"/dev/nvidia{n}") for n in range(present)]
-    monkeypatch.setattr(Path, "glob", lambda self, pattern: iter(devices))
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    if allowed is not None:
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", allowed)
-    assert launch.visible_gpus() == expected
-
-
 @pytest.mark.slow
-def test_a_command_that_is_ended_ends_its_runs_and_goes_on_when_called_again(
+def test_a_terminated_command_ends_its_runs_and_resumes_when_called_again(
     tiny_model, easy_glue, tmp_path
 ):
-    words = ["glue", str(tiny_model), "--data", str(easy_glue), "--tasks", "CoLA", "--jobs", "1"]
-    words += ["--seeds", "1,2", "--output", str(tmp_path), "--retries", "0", *QUICK[1:]]
-    call = [sys.executable, "-m", "finetune", *words, "epochs=12"]
+    arguments = [
+        "glue",
+        str(tiny_model),
+        "--data",
+        str(easy_glue),
+        "--tasks",
+        "CoLA",
+        "--jobs",
+        "1",
+    ]
+    arguments += ["--seeds", "1,2", "--output", str(tmp_path), "--retries", "0", *QUICK[1:]]
+    call = [sys.executable, "-m", "finetune", *arguments, "epochs=12"]
     first = subprocess.Popen(call, cwd=ROOT, stderr=subprocess.PIPE, text=True)
     steps = tmp_path / "CoLA-pretrained-seed2" / "metrics.jsonl"
     while not (steps.is_file() and steps.read_text().count("\n") > 20):
@@ -336,15 +330,15 @@ def test_a_command_that_is_ended_ends_its_runs_and_goes_on_when_called_again(
     assert first.returncode == 130
     assert not (tmp_path / "CoLA-pretrained-seed2" / "result.json").exists()
     with (tmp_path / "CoLA-pretrained-seed2" / "lock").open("a") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # nobody is left
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # no process is left
     again = subprocess.run(call, cwd=ROOT, capture_output=True, text=True, check=True)
-    assert "1 runs to do, 1 done before" in again.stdout
+    assert "1 runs to do, 1 finished before" in again.stdout
     assert result_of(tmp_path, "CoLA-pretrained-seed2")["steps"] == 120
 
 
-def test_of_two_runs_that_end_at_once_the_second_is_left_while_the_first_is_told():
+def test_of_two_runs_that_end_at_once_the_second_counts_as_left_while_the_first_is_logged():
     done = subprocess.Popen([sys.executable, "-c", ""])
     done.wait()
     running = {slot: launch._Running(None, done) for slot in range(2)}
-    left = [len(running) for _ in launch._ended(running)]
+    left = [len(running) for _ in launch._take_ended(running)]
     assert left == [1, 0]

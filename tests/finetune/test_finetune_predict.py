@@ -1,4 +1,4 @@
-"""A fine-tuned model labels new text, and test sets for the benchmark's server."""
+"""Prediction: labels of new text, and files for the benchmark's server."""
 
 import json
 
@@ -11,7 +11,7 @@ from finetune.__main__ import main
 
 @pytest.fixture(scope="module")
 def trained(run_ranks, tiny_model, easy_glue, tmp_path_factory):
-    """Runs of CoLA and STS-B, two seeds of the first."""
+    """Train on CoLA and STS-B, one seed each."""
     from finetune import train
 
     output = tmp_path_factory.mktemp("runs")
@@ -41,18 +41,18 @@ def test_each_line_gets_a_label_and_its_probability(trained, tmp_path, capsys):
     assert all(0.5 <= float(probability) <= 1 for _, probability in lines)
 
 
-def test_a_device_that_is_not_there_is_refused_by_name(trained, tmp_path, capsys):
+def test_a_device_that_does_not_exist_is_refused(trained, tmp_path, capsys):
     file = write(tmp_path / "new.tsv", "one\n")
     model = str(trained / "CoLA-pretrained-seed1" / "model")
     output = ["--output", str(tmp_path / "submission")]
     assert main(["predict", model, str(file), "--device", "cpu"]) == 0
-    for words in (["predict", model, str(file)], ["submit", str(trained), *output]):
-        assert main([*words, "--device", "cuda"]) == 2
+    for arguments in (["predict", model, str(file)], ["submit", str(trained), *output]):
+        assert main([*arguments, "--device", "cuda"]) == 2
         assert "error: --device cuda: this machine has cpu" in capsys.readouterr().err
     assert not (tmp_path / "submission").exists()
 
 
-def test_a_regression_gives_the_benchmark_s_numbers_in_the_order_of_the_lines(trained, tmp_path):
+def test_a_regression_gives_numbers_in_the_benchmark_s_units(trained, tmp_path):
     file = write(
         tmp_path / "new.tsv",
         "the dog runs\ta wug sees the wug\nthe dog runs\tthe old cat sees a bird\n",
@@ -65,18 +65,18 @@ def test_a_regression_gives_the_benchmark_s_numbers_in_the_order_of_the_lines(tr
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("", "is empty"),
         ("one\n\nthree\n", "line 2: has 1 tab-separated texts, of 0 characters; accepted: 1"),
         ("one\ntwo\tthree\n", "line 2: has 2 tab-separated texts, of 8 characters; accepted: 1"),
     ],
 )
-def test_a_bad_file_is_refused_with_its_line(trained, tmp_path, capsys, text, said):
+def test_a_bad_file_is_refused_with_its_line(trained, tmp_path, capsys, text, message):
     file = write(tmp_path / "new.tsv", text)
     assert main(["predict", str(trained / "CoLA-pretrained-seed1" / "model"), str(file)]) == 2
     error = capsys.readouterr().err
-    assert f"{file}: {said}" in error
+    assert f"{file}: {message}" in error
     assert error.count("\n") == 1
 
 
@@ -88,16 +88,16 @@ def test_a_model_without_a_head_and_an_unknown_head_are_refused(trained, tiny_mo
         predict.predict(trained / "CoLA-pretrained-seed1" / "model", file, "RTE")
 
 
-def test_test_sets_become_files_as_the_server_takes_them(trained, tmp_path, capsys):
+def test_predictions_of_test_sets_have_the_server_s_format(trained, tmp_path, capsys):
     output = tmp_path / "submission"
     assert main(["submit", str(trained), "--output", str(output)]) == 0
-    said = capsys.readouterr().out
+    printed = capsys.readouterr().out
     assert sorted(path.name for path in output.iterdir()) == ["CoLA.tsv", "STS-B.tsv"]
     assert (output / "CoLA.tsv").read_text() == "index\tprediction\n0\t0\n1\t1\n"
     head, first, second = (output / "STS-B.tsv").read_text().splitlines()
     assert first.split("\t")[0] == "0"
     assert 5 >= float(first.split("\t")[1]) > float(second.split("\t")[1]) >= 0
-    assert "MNLI: has no run" in said
+    assert "MNLI: has no run" in printed
 
 
 def test_a_test_set_that_is_missing_is_named_and_left_out(trained, tmp_path, capsys):
@@ -109,12 +109,12 @@ def test_a_test_set_that_is_missing_is_named_and_left_out(trained, tmp_path, cap
     result = json.loads(path.read_text())
     result["plan"]["data"] = str(tmp_path)
     path.write_text(json.dumps(result))
-    written = predict.submit(runs, tmp_path / "submission", print)
+    written = predict.submit(runs, tmp_path / "submission")
     assert [file.name for file in written] == ["STS-B.tsv"]
     assert "CoLA: left out: " in capsys.readouterr().out
 
 
-def test_submissions_write_labels_as_the_benchmark_does():
+def test_submissions_use_the_benchmark_s_labels():
     logits = np.array([[0, 1, 0], [2, 1, 0]], dtype=np.float32)
     content = predict.submission(glue.find("MNLI"), logits)
     assert content == "index\tprediction\n0\tneutral\n1\tentailment\n"
@@ -124,5 +124,5 @@ def test_submissions_write_labels_as_the_benchmark_does():
 
 
 def test_a_folder_without_kept_models_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="has no run that kept its model"):
-        predict.submit(tmp_path, tmp_path / "submission", print)
+    with pytest.raises(ValueError, match="has no run with a kept model"):
+        predict.submit(tmp_path, tmp_path / "submission")

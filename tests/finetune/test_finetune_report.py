@@ -1,4 +1,4 @@
-"""The report: medians and spreads of what the runs wrote, beside the original's table."""
+"""The report: medians and spreads of the runs beside the published table."""
 
 import csv
 import json
@@ -64,25 +64,25 @@ def test_collapsed_runs_are_counted_and_reported_with_and_without(runs):
     write_run(runs, "pretrained", 5, 0.6, 0.6, collapsed="x")
     rows = summary(runs)
     assert list(rows) == ["pretrained", report.WITHOUT, "random", "majority"]
-    everyone, held = rows["pretrained"], rows[report.WITHOUT]
+    everyone, succeeded = rows["pretrained"], rows[report.WITHOUT]
     assert (everyone.runs, everyone.collapsed) == (5, 2)
     assert everyone.best["accuracy"] == report.Spread(0.625, 0.6, 0.875)
-    assert (held.runs, held.collapsed) == (4, 0)
-    assert held.best["accuracy"] == report.Spread(0.775, 0.625, 0.875)
+    assert (succeeded.runs, succeeded.collapsed) == (4, 0)
+    assert succeeded.best["accuracy"] == report.Spread(0.775, 0.625, 0.875)
     text = report.write_report(runs)
-    assert "Retries of collapsed runs: 2, of which 1 held." in text
+    assert "Retries of collapsed runs: 2, of which 1 succeeded." in text
     assert "62.5 (2 of 5)" in text
     assert "| **ours**, pretrained, without collapsed | 77.5 |" in text
 
 
-def test_the_row_without_collapsed_runs_has_every_task_of_which_a_run_held(runs):
+def test_the_row_without_collapsed_runs_has_every_task_with_a_run_that_did_not(runs):
     write_run(runs, "pretrained", 1, 0.13, 0.13, task="STS-B", collapsed="x")
     table = report.write_report(runs).splitlines()
     assert "| **ours**, pretrained | 75.0 |  |  |  |  |  |  | 0.130 (1 of 1) |" in table
     assert "| **ours**, pretrained, without collapsed | 75.0 |  |  |  |  |  |  |  |" in table
 
 
-def test_a_diverged_regression_is_the_worst_score_in_json_that_every_parser_reads(runs):
+def test_a_diverged_regression_has_the_worst_score_and_standard_json(runs):
     for seed, best in ((1, 0.13), (2, math.inf), (3, math.inf)):
         write_run(runs, "pretrained", seed, best, math.inf, task="STS-B")
     row = summary(runs, "STS-B")["pretrained"]
@@ -94,7 +94,7 @@ def test_a_diverged_regression_is_the_worst_score_in_json_that_every_parser_read
             json.loads(line, parse_constant=pytest.fail)
 
 
-def test_the_report_is_a_table_and_a_file(runs, capsys):
+def test_the_report_is_printed_and_written(runs, capsys):
     assert main(["report", str(runs)]) == 0
     text = capsys.readouterr().out
     assert (runs / "report.md").read_text() == text.removesuffix("\n")
@@ -108,7 +108,7 @@ def test_the_report_is_a_table_and_a_file(runs, capsys):
     assert (runs / "report.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_the_original_s_table_stands_beside_ours_in_its_units(runs):
+def test_the_published_table_is_beside_ours_in_its_units(runs):
     write_run(runs, "pretrained", 1, 0.031, 0.04, task="STS-B")
     text = report.write_report(runs)
     table = [line for line in text.splitlines() if line.startswith("|")]
@@ -120,23 +120,23 @@ def test_the_original_s_table_stands_beside_ours_in_its_units(runs):
     assert "| pretrained | 25.0 |  |  | 37.5 |  |  |  |  |  | 31.2 of 2 |" in table
 
 
-def test_the_csv_has_a_line_a_number_ours_and_the_original_s(runs):
+def test_the_csv_has_one_line_per_number(runs):
     report.write_report(runs)
     with (runs / "report.csv").open() as file:
         lines = list(csv.DictReader(file))
     ours = next(line for line in lines if line["model"] == "pretrained")
     assert (ours["task"], ours["score"], ours["epoch"]) == ("CoLA", "accuracy", "best")
     assert (ours["median"], ours["lowest"], ours["highest"]) == ("0.75", "0.625", "0.875")
-    theirs = [line for line in lines if line["model"].startswith("published")]
-    assert len(theirs) == 8 * len(published.TASKS)
-    assert sum(int(line["collapsed"]) for line in theirs) == 6
+    printed = [line for line in lines if line["model"].startswith("published")]
+    assert len(printed) == 8 * len(published.TASKS)
+    assert sum(int(line["collapsed"]) for line in printed) == 6
 
 
-def test_data_that_is_not_the_benchmark_s_is_said_to_be_so(runs):
+def test_data_that_is_not_the_benchmark_s_is_reported(runs):
     assert "not the benchmark's" not in report.write_report(runs)
     (runs / "glue" / "CoLA").mkdir(parents=True)
-    (runs / "glue" / "CoLA" / "provenance.json").write_text('{"made": "of thin air"}')
-    assert "The data is not the benchmark's: of thin air." in report.write_report(runs)
+    (runs / "glue" / "CoLA" / "provenance.json").write_text('{"made": "by hand"}')
+    assert "The data is not the benchmark's: by hand." in report.write_report(runs)
 
 
 def test_a_folder_without_runs_is_refused(tmp_path, capsys):

@@ -1,4 +1,4 @@
-"""Scores agree with the libraries and their definitions, at the edges too, without a warning."""
+"""Scores agree with sklearn, scipy and their definitions, also in edge cases, without warnings."""
 
 import math
 import warnings
@@ -14,7 +14,7 @@ CLASSES = ("accuracy", "matthews", "f1")
 NUMBERS = ("seed_loss", "pearson", "spearman")
 
 
-def test_scores_of_a_hand_made_confusion():
+def test_scores_of_a_known_confusion_matrix():
     # 4 true positives, 1 false negative, 2 false positives, 3 true negatives.
     labels = np.array([1] * 5 + [0] * 5)
     predictions = np.array([1, 1, 1, 1, 0, 1, 1, 0, 0, 0])
@@ -38,7 +38,7 @@ def test_scores_of_a_hand_made_confusion():
         ([0, 1, 2, 2], [2, 1, 2, 0]),
     ],
 )
-def test_class_scores_are_sklearn_s_at_the_edges(labels, predictions):
+def test_class_scores_agree_with_sklearn_in_edge_cases(labels, predictions):
     labels, predictions = np.array(labels), np.array(predictions)
     names = CLASSES if labels.max() < 2 else CLASSES[:2]
     values = scores.score(names, labels, predictions)  # warnings are errors here
@@ -50,7 +50,7 @@ def test_class_scores_are_sklearn_s_at_the_edges(labels, predictions):
             assert values["f1"] == sklearn.metrics.f1_score(labels, predictions, zero_division=0)
 
 
-def test_correlations_are_scipy_s_with_ties():
+def test_correlations_agree_with_scipy_with_ties():
     labels = np.array([0.0, 0.2, 0.2, 1.0, 0.4], dtype=np.float32)
     predictions = np.array([0.1, 0.1, 0.3, 0.3, 0.3], dtype=np.float32)
     values = scores.score(NUMBERS, labels, predictions)
@@ -68,14 +68,14 @@ def test_correlations_are_scipy_s_with_ties():
         ([0.1, 0.5], [math.nan, 0.5]),
     ],
 )
-def test_a_correlation_that_is_not_defined_is_nought(labels, predictions):
+def test_an_undefined_correlation_is_zero(labels, predictions):
     values = scores.score(
         ("pearson", "spearman"), np.array(labels, np.float32), np.array(predictions, np.float32)
     )
     assert values == {"pearson": 0.0, "spearman": 0.0}
 
 
-def test_the_seed_s_loss_is_the_squared_error_over_ln_2():
+def test_the_published_loss_is_the_squared_error_over_ln_2():
     labels, predictions = np.array([0.2, 0.8]), np.array([0.3, 0.6])
     expected = (0.01 + 0.04) / 2 / math.log(2)
     assert scores.seed_loss(labels, predictions) == pytest.approx(expected)
@@ -91,7 +91,7 @@ def test_no_constant_beats_the_majority(constant):
     assert value["matthews"] == best["matthews"] == 0.0
 
 
-def test_no_constant_has_less_error_than_the_mean():
+def test_no_constant_has_a_lower_error_than_the_mean():
     labels = np.array([0.0, 0.2, 1.0, 0.6], dtype=np.float32)
     best = scores.constant(NUMBERS, labels)
     assert best == {"seed_loss": best["seed_loss"], "pearson": 0.0, "spearman": 0.0}
@@ -99,7 +99,7 @@ def test_no_constant_has_less_error_than_the_mean():
         assert scores.seed_loss(labels, np.full_like(labels, guess)) >= best["seed_loss"] - 1e-6
 
 
-def test_the_best_epoch_is_the_first_of_equals_and_the_lowest_where_less_is_better():
+def test_the_best_epoch_is_the_first_of_equals_and_the_lowest_for_a_loss():
     epochs = [
         {"epoch": n, "accuracy": a, "seed_loss": a} for n, a in enumerate((0.5, 0.7, 0.7, 0.4))
     ]

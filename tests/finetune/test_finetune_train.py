@@ -1,4 +1,4 @@
-"""One run in this process: on ranks, as a regression, from data of other kinds."""
+"""One run in this process: on two ranks, as a regression, from other data."""
 
 import json
 from pathlib import Path
@@ -25,7 +25,7 @@ def train_on(run_ranks, count, plan, folder):
     return run_ranks(count, lambda: train.train(plan, folder))
 
 
-def test_two_ranks_learn_what_one_does(run_ranks, tiny_model, easy_glue, tmp_path):
+def test_two_ranks_learn_the_same_as_one(run_ranks, tiny_model, easy_glue, tmp_path):
     plan = planned(tiny_model, easy_glue, "RTE", "epochs=2")
     one = train_on(run_ranks, 1, plan, tmp_path / "one")[0]
     two, nothing = train_on(run_ranks, 2, plan, tmp_path / "two")
@@ -43,7 +43,7 @@ def test_two_ranks_learn_what_one_does(run_ranks, tiny_model, easy_glue, tmp_pat
         assert not list((tmp_path / name).glob(".best*"))
 
 
-def test_a_regression_learns_and_is_scored_in_the_original_s_units(
+def test_a_regression_learns_and_is_scored_in_published_units(
     run_ranks, tiny_model, easy_glue, tmp_path
 ):
     plan = planned(tiny_model, easy_glue, "STS-B", "epochs=10")
@@ -56,9 +56,7 @@ def test_a_regression_learns_and_is_scored_in_the_original_s_units(
         assert epoch["seed_loss"] == pytest.approx(epoch["loss"] / 0.693147, rel=1e-4)
 
 
-def test_a_saved_dataset_trains_as_well_and_a_limit_is_kept(
-    run_ranks, tiny_model, easy_glue, tmp_path
-):
+def test_a_saved_dataset_can_be_used_and_limits_apply(run_ranks, tiny_model, easy_glue, tmp_path):
     import datasets
 
     from finetune import examples, glue
@@ -88,14 +86,16 @@ def test_a_saved_dataset_trains_as_well_and_a_limit_is_kept(
     assert result["too_long"]["dev"] > 0
 
 
-def test_ranks_that_do_not_divide_a_batch_are_refused(run_ranks, tiny_model, easy_glue, tmp_path):
+def test_a_batch_that_does_not_divide_over_the_ranks_is_refused(
+    run_ranks, tiny_model, easy_glue, tmp_path
+):
     from finetune import train
 
     plan = planned(tiny_model, easy_glue, "CoLA", "batch_size=5")
     plan.write(tmp_path / "run")
 
     def attempt():
-        with pytest.raises(ValueError, match="batch_size 5: not a multiple of 2 ranks"):
+        with pytest.raises(ValueError, match="batch_size 5: not a multiple of --world-size 2"):
             train.train(plan, tmp_path / "run")
 
     run_ranks(2, attempt)
@@ -106,7 +106,7 @@ def test_the_command_runs_on_two_ranks(tiny_model, easy_glue, tmp_path, monkeypa
     from finetune.__main__ import main
 
     monkeypatch.chdir(ROOT)
-    words = [
+    arguments = [
         "glue",
         str(tiny_model),
         "--data",
@@ -116,7 +116,7 @@ def test_the_command_runs_on_two_ranks(tiny_model, easy_glue, tmp_path, monkeypa
         "--world-size",
         "2",
     ]
-    assert main([*words, "--output", str(tmp_path), *QUICK, "epochs=3", "--retries", "0"]) == 0
+    assert main([*arguments, "--output", str(tmp_path), *QUICK, "epochs=3", "--retries", "0"]) == 0
     result = json.loads((tmp_path / "results.jsonl").read_text())
     assert result["ranks"] == 2
     assert "| pretrained | 1 |" in capsys.readouterr().out

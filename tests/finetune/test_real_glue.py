@@ -1,4 +1,4 @@
-"""On real sentences a model pretrained for a minute or two beats the majority class."""
+"""On real sentences, a model pretrained for a minute or two beats the majority class."""
 
 import json
 import os
@@ -12,22 +12,22 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
-def command(*words: object) -> None:
-    """Run one of the project's command lines."""
+def command(*arguments: object) -> None:
+    """Run one of the project's commands."""
     done = subprocess.run(
-        [sys.executable, "-m", *map(str, words)],
+        [sys.executable, "-m", *map(str, arguments)],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
         check=False,
     )
-    assert done.returncode == 0, f"{words}\n{done.stdout[-3000:]}{done.stderr[-3000:]}"
+    assert done.returncode == 0, f"{arguments}\n{done.stdout[-3000:]}{done.stderr[-3000:]}"
 
 
 @pytest.fixture(scope="module")
 def pretrained(real_glue, tmp_path_factory):
-    """A small zero-clap after 1,000 steps on Wikipedia."""
+    """Pretrain a small zero-clap for 1,000 steps on Wikipedia."""
     folder = tmp_path_factory.mktemp("pretrained")
     text = real_glue.parent / "corpora" / "wikipedia-en.jsonl.zst"
     command(
@@ -72,7 +72,7 @@ def pretrained(real_glue, tmp_path_factory):
 
 @pytest.fixture
 def tasks(real_glue, tmp_path):
-    """SST-2, and a part of QQP under the names that splits have."""
+    """Make a folder of SST-2 and a part of QQP."""
     folder = tmp_path / "glue"
     shutil.copytree(real_glue / "SST-2", folder / "SST-2")
     (folder / "QQP").mkdir()
@@ -82,7 +82,7 @@ def tasks(real_glue, tmp_path):
 
 
 @pytest.mark.slow
-def test_single_sentences_and_pairs_are_told_apart_better_than_by_the_majority(
+def test_sentences_and_pairs_are_classified_better_than_by_the_majority_class(
     pretrained, tasks, tmp_path
 ):
     output = tmp_path / "scores"

@@ -1,4 +1,4 @@
-"""The demo, as `make demo` runs it, shows what it says that it shows."""
+"""The demo that `make demo` runs."""
 
 import os
 import re
@@ -12,8 +12,8 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.slow
-def test_the_demo_survives_a_spike_and_pretraining_is_worth_something(tmp_path: Path) -> None:
-    output = tmp_path / "demo output"  # a space in it, as users have
+def test_the_demo_survives_a_spike_and_pretraining_helps(tmp_path: Path) -> None:
+    output = tmp_path / "demo output"  # with a space, as some users have
     run = subprocess.run(
         [sys.executable, "-m", "finetune", "demo", "--output", str(output)],
         cwd=tmp_path,

@@ -1,4 +1,4 @@
-"""A plan may rest on a speed that was measured, and says on which."""
+"""A plan can use a measured speed, and names the measurement."""
 
 import json
 
@@ -9,13 +9,13 @@ from pretrain.bench import measured_speed, plan
 from pretrain.bench.contenders import FLASH, OURS, PLAIN, TRANSFORMERS, Case
 from pretrain.bench.suite import Outcome, Suite
 from pretrain.bench.worker import Measured
-from pretrain.config import load as recipe
+from pretrain.config import load as recipes
 
 PILE = ["data.vocab_size=50265"]
 
 
-def suite_file(path, *cases, device="NVIDIA H200"):
-    """As `bench --suite --json` writes it; cases of (contender, size, variant, length, speed)."""
+def bench_file(path, *cases, device="NVIDIA H200"):
+    """Write what `bench --json` writes for (contender, size, variant, length, layout, speed)."""
     outcomes = [
         Outcome(
             Case(contender, size, variant, length, 8, layout),
@@ -41,12 +41,14 @@ FULL = [
 
 
 def test_a_measured_speed_gives_the_hours(tmp_path, capsys):
-    path = suite_file(tmp_path / "suite.json", *FULL)
+    path = bench_file(tmp_path / "bench.json", *FULL)
     arguments = ["pile-base", *PILE, "model.variant=zero-clap", "--gpus", "1", "--kind", "h200"]
-    assert main(["plan", *arguments, "--suite", str(path)]) == 0
+    assert main(["plan", *arguments, "--bench", str(path)]) == 0
     hours = 133_082 * 512 * 2048 / 490_000 / 3600
     share = (
-        490_000 * plan.plan(recipe.load("pile-base", PILE), 1, "h200", 0.5).flops_per_token / 989e12
+        490_000
+        * plan.plan(recipes.load("pile-base", PILE), 1, "h200", 0.5).flops_per_token
+        / 989e12
     )
     printed = capsys.readouterr().out
     assert f"{hours:,.1f} hours" in printed
@@ -56,11 +58,11 @@ def test_a_measured_speed_gives_the_hours(tmp_path, capsys):
     )
 
 
-def test_the_nearest_case_counts(tmp_path):
-    path = suite_file(tmp_path / "suite.json", *FULL)
+def test_the_nearest_case_is_used(tmp_path):
+    path = bench_file(tmp_path / "bench.json", *FULL)
 
     def source(*overrides):
-        config = recipe.load("pile-base", [*PILE, *overrides])
+        config = recipes.load("pile-base", [*PILE, *overrides])
         return measured_speed.utilization(path, "h200", config)[1]
 
     assert "zeroclap, zero-clap, 8 x 512" in source(
@@ -73,24 +75,24 @@ def test_the_nearest_case_counts(tmp_path):
 @pytest.mark.parametrize(
     ("recipe_name", "kind", "content", "message"),
     [
-        ("pile-large", "h200", None, r"no figure for model.size large \(there are: base\)"),
+        ("pile-large", "h200", None, r"no figure for model.size large \(it has: base\)"),
         ("pile-base", "a100", None, "measured on 'NVIDIA H200', not on a100"),
-        ("pile-base", "h200", "{}", "'device'; accepted: what `bench --suite --json` wrote"),
-        ("pile-base", "h200", "[1]", "accepted: what `bench --suite --json` wrote"),
-        ("pile-base", "h200", "nothing", "accepted: what `bench --suite --json` wrote"),
+        ("pile-base", "h200", "{}", "'device'; accepted: what `bench --json` wrote"),
+        ("pile-base", "h200", "[1]", "accepted: what `bench --json` wrote"),
+        ("pile-base", "h200", "nothing", "accepted: what `bench --json` wrote"),
     ],
 )
-def test_a_suite_that_says_nothing_of_the_recipe_is_refused(
+def test_a_benchmark_without_a_figure_for_the_recipe_is_refused(
     recipe_name, kind, content, message, tmp_path
 ):
-    path = suite_file(tmp_path / "suite.json", *FULL)
+    path = bench_file(tmp_path / "bench.json", *FULL)
     if content:
         path.write_text(content)
     with pytest.raises(ValueError, match=message):
-        measured_speed.utilization(path, kind, recipe.load(recipe_name, PILE))
+        measured_speed.utilization(path, kind, recipes.load(recipe_name, PILE))
 
 
-def test_a_suite_that_is_not_there_is_named(tmp_path, capsys):
+def test_a_missing_file_is_named(tmp_path, capsys):
     missing = str(tmp_path / "none.json")
-    assert main(["plan", "pile-base", *PILE, "--suite", missing]) == 2
+    assert main(["plan", "pile-base", *PILE, "--bench", missing]) == 2
     assert missing in capsys.readouterr().err

@@ -1,15 +1,18 @@
-"""The suite measures what it says, within its time, and hides nothing that it could not."""
+"""The benchmark: its cases and their batches, its time limit, and its reports."""
 
 import dataclasses
 import json
+import os
 import time
 
 import numpy as np
 import pytest
+import torch
 
 from pretrain.__main__ import main
 from pretrain.bench import contenders, suite, worker
-from pretrain.bench.contenders import Case
+from pretrain.bench.contenders import Case, collate
+from pretrain.objectives.masked import IGNORED
 
 TINY = Case(contenders.PLAIN, "tiny", "zero-clap", 64, 2, "full", 97)
 
@@ -23,11 +26,11 @@ def result(*outcomes):
 
 
 @pytest.mark.parametrize("on_gpu", [False, True])
-def test_every_contender_layout_size_and_variant_has_its_cases(on_gpu):
+def test_cases_cover_every_contender_layout_and_size(on_gpu):
     cases = suite.cases(on_gpu)
     assert len(cases) == len(set(cases))
-    elsewhere = {contenders.EAGER} | (set() if on_gpu else {contenders.FLASH})
-    assert {case.contender for case in cases} == set(contenders.CONTENDERS) - elsewhere
+    other = contenders.EAGER if on_gpu else contenders.FLASH
+    assert {case.contender for case in cases} == set(contenders.CONTENDERS) - {other}
     assert {case.layout for case in cases} == set(contenders.LAYOUTS)
     assert {case.size for case in cases} == ({"base", "large"} if on_gpu else {"tiny", "small"})
     assert len({case.length for case in cases}) == 3
@@ -36,8 +39,34 @@ def test_every_contender_layout_size_and_variant_has_its_cases(on_gpu):
         assert {case.length for case in cases} == {512, 2048, 4096}
 
 
+@pytest.mark.parametrize("on_gpu", [False, True])
+def test_size_and_length_select_cases(on_gpu):
+    cases = suite.cases(on_gpu, size="base", length=1024)
+    assert len(cases) == len(set(cases)) > 8
+    assert {(case.size, case.length) for case in cases} == {("base", 1024)}
+
+
+def test_a_batch_depends_on_the_step_only():
+    case = dataclasses.replace(TINY, layout="padded", rows=3)
+    first, again, other = (collate(case, step).arrays for step in (4, 4, 5))
+    assert all(np.array_equal(first[name], again[name]) for name in first)
+    assert not np.array_equal(first["input_ids"], other["input_ids"])
+    lengths = first["document_ids"].sum(axis=1)
+    assert first["input_ids"].shape == (3, 64)
+    assert ((lengths >= 32) & (lengths <= 64)).all()
+
+
+def test_transformers_predicts_the_same_tokens_at_the_same_positions():
+    batch = collate(dataclasses.replace(TINY, layout="padded"), 0)
+    arrays = {name: torch.from_numpy(array) for name, array in batch.arrays.items()}
+    labels = labels_by_position(arrays)
+    used = arrays["labels"] != IGNORED
+    assert used.sum() == (labels != IGNORED).sum() == sum(batch.targets) > 0
+    assert torch.equal(labels.flatten()[arrays["target_positions"][used]], arrays["labels"][used])
+
+
 @pytest.mark.parametrize("layout", contenders.LAYOUTS)
-def test_rows_are_as_the_layout_says(layout):
+def test_batches_follow_the_layout(layout):
     case = Case(contenders.PLAIN, "tiny", "baseline", 64, 3, layout, 97)
     batch = contenders.collate(case, 0)
     assert ("document_ids" not in batch.arrays) == (layout == "unmasked")
@@ -47,7 +76,7 @@ def test_rows_are_as_the_layout_says(layout):
     assert (mask.max() > 1) == (layout == "packed")
 
 
-def test_utilization_is_counted_for_full_rows_alone():
+def test_utilization_is_computed_for_full_rows_only():
     outcome = suite.Outcome(TINY, measured(), "")
     flops = suite.plan.flops_per_token(TINY.architecture(), 64, 0.15)
     assert outcome.utilization(1e12) == pytest.approx(flops * 128 / 0.5 / 1e12)
@@ -55,7 +84,7 @@ def test_utilization_is_counted_for_full_rows_alone():
     assert suite.Outcome(packed, measured(), "").utilization(1e12) is None
 
 
-def test_the_table_names_what_has_no_figures_and_why():
+def test_the_table_gives_the_reason_for_missing_figures():
     parts = dict.fromkeys(suite.PARTS, 0.001)
     lines = suite.table(
         result(
@@ -71,7 +100,7 @@ def test_the_table_names_what_has_no_figures_and_why():
     assert lines[-1].split()[-5:] == ["1.0"] * 5
 
 
-def test_what_is_asked_is_answered_from_cases_of_one_length_and_the_usual_rows():
+def test_ratios_compare_cases_of_one_length_and_the_default_rows():
     def outcome(seconds, **changes):
         return suite.Outcome(dataclasses.replace(TINY, **changes), measured(seconds), "")
 
@@ -94,14 +123,14 @@ def test_what_is_asked_is_answered_from_cases_of_one_length_and_the_usual_rows()
 
 
 @pytest.mark.parametrize("on_gpu", [False, True])
-def test_every_question_has_its_cases_for_every_size(on_gpu):
+def test_the_cases_give_every_ratio_for_every_size(on_gpu):
     done = result(*(suite.Outcome(case, measured(), "") for case in suite.cases(on_gpu)))
-    questions = [name for name, *_ in suite._RATIOS if on_gpu or "FLASH" not in name]
-    assert [*done.ratios()] == questions
+    other = "eager" if on_gpu else "FLASH"
+    assert [*done.ratios()] == [name for name in suite._RATIOS if other not in name]
     assert all(len(by_size) == 2 for by_size in done.ratios().values())
 
 
-def test_figures_are_plain_and_hold_every_case():
+def test_figures_can_be_written_as_json_and_include_every_case():
     both = result(suite.Outcome(TINY, measured(), ""), suite.Outcome(TINY, None, "failed: x"))
     figures = json.loads(json.dumps(both.figures()))
     assert [case["problem"] for case in figures["cases"]] == ["", "failed: x"]
@@ -109,20 +138,20 @@ def test_figures_are_plain_and_hold_every_case():
     assert figures["cases"][1]["tokens_per_second"] is None
 
 
-def test_the_picture_is_drawn_of_whatever_was_measured(tmp_path):
-    for outcomes in ([], [suite.Outcome(TINY, measured(), "")], [suite.Outcome(TINY, None, "x")]):
+def test_the_plot_needs_no_figures(tmp_path):
+    longer = suite.Outcome(dataclasses.replace(TINY, variant="alibi", length=128), measured(), "")
+    done, failed = suite.Outcome(TINY, measured(), ""), suite.Outcome(TINY, None, "x")
+    for outcomes in ([], [failed], [done], [done, longer]):
         suite.plot(result(*outcomes), tmp_path / "cost.png")
         assert (tmp_path / "cost.png").stat().st_size > 5000
 
 
-def test_a_case_that_cannot_be_measured_is_a_result():
+def test_an_error_is_reported_as_a_result():
     case = Case(contenders.PLAIN, "tiny", "no-such", 64, 2, "full", 97)
     assert worker.measure(case, 0.0).startswith("failed: model.variant: 'no-such'")
 
 
-def test_no_memory_is_a_result(monkeypatch):
-    import torch
-
+def test_out_of_memory_is_reported_as_a_result(monkeypatch):
     def exhausted(case, device):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
@@ -130,14 +159,19 @@ def test_no_memory_is_a_result(monkeypatch):
     assert worker.measure(TINY, 0.0) == "out of memory"
 
 
-def test_without_time_there_is_nothing_to_measure(capsys):
-    assert main(["bench", "--suite", "--minutes", "0"]) == 2
-    assert "--minutes 0.0: accepted: above 0" in capsys.readouterr().err
-
-
-def test_a_picture_that_cannot_be_drawn_is_refused_before_anything_is_measured(capsys):
-    assert main(["bench", "--suite", "--plot", "cost.txt"]) == 2
-    assert "--plot cost.txt: accepted: a name that ends in .png" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--minutes", "0"], "--minutes 0.0: accepted: above 0"),
+        (["--plot", "cost.txt"], "--plot cost.txt: accepted: a name that ends in .png"),
+        (["--size", "huge"], "'huge' is not one of base, large"),
+        (["--length", "4"], "length 4: accepted: 8 or more"),
+        (["--suite"], "--suite: leave it out"),
+    ],
+)
+def test_bad_options_are_refused_before_anything_is_measured(arguments, message, capsys):
+    assert main(["bench", *arguments]) == 2
+    assert message in capsys.readouterr().err
 
 
 def sleep(seconds):
@@ -146,13 +180,11 @@ def sleep(seconds):
 
 
 def die():
-    import os
-
     os._exit(1)
 
 
 @pytest.mark.slow  # starts processes
-def test_what_takes_too_long_or_dies_is_ended_and_the_next_goes_on():
+def test_a_call_that_takes_too_long_or_dies_does_not_stop_the_next():
     processes = suite._Processes()
     assert processes.call("a", time.monotonic() + 3, sleep, 60) == suite.LEFT_OUT
     assert processes.call("a", time.monotonic() - 1, sleep, 0) == suite.LEFT_OUT
@@ -162,14 +194,14 @@ def test_what_takes_too_long_or_dies_is_ended_and_the_next_goes_on():
 
 
 @pytest.mark.slow  # starts processes
-def test_every_contender_is_measured_on_this_machine_and_says_what_it_does(capfd):
+def test_every_contender_is_measured_on_this_machine_and_logs_progress(capfd):
     cases = [
         Case(name, "tiny", "baseline" if "sdpa" in name else "zero-clap", 64, 2, "padded", 97)
         for name in contenders.CONTENDERS
     ]
-    told = []
-    done = suite.run(cases, 4, lambda so_far: told.append(len(so_far.outcomes)))
-    assert told == [*range(1, len(cases) + 1)]
+    reported = []
+    done = suite.run(cases, 4, lambda so_far: reported.append(len(so_far.outcomes)))
+    assert reported == [*range(1, len(cases) + 1)]
     lines = [line for line in capfd.readouterr().err.splitlines() if line.startswith("bench: ")]
     assert lines[0] == f"bench: {len(cases)} cases in at most 4 minutes; first a matrix product"
     for number, case in enumerate(cases, start=1):
@@ -187,7 +219,17 @@ def test_every_contender_is_measured_on_this_machine_and_says_what_it_does(capfd
     assert all(outcome.measured.peak_bytes > 50_000_000 for outcome in done.outcomes)
 
 
-def test_the_parts_of_an_update_are_measured_each_by_itself():
+@pytest.mark.slow  # starts processes
+def test_the_command_writes_what_it_prints(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(suite, "cases", lambda *_: [TINY])
+    figures, plot = tmp_path / "figures.json", tmp_path / "cost.png"
+    assert main(["bench", "--minutes", "2", "--json", str(figures), "--plot", str(plot)]) == 0
+    (case,) = json.loads(figures.read_text())["cases"]
+    assert f"{case['tokens_per_second']:,.0f}" in capsys.readouterr().out
+    assert plot.is_file()
+
+
+def test_the_parts_of_an_update_are_measured():
     case = Case(contenders.PLAIN, "tiny", "zero-clap", 64, 2, "packed", 97, parts=True)
     found = worker.measure(case, 0.0)
     assert tuple(found.parts) == suite.PARTS

@@ -1,4 +1,4 @@
-"""The most likely fillers of a mask."""
+"""Filling masks in a text."""
 
 import pytest
 import torch
@@ -15,20 +15,20 @@ def tokenizer(corpus):
 
 
 class Reader(torch.nn.Module):
-    """Stands where a model does: remembers what it reads, and likes given words."""
+    """A fake model that records what it reads and prefers given tokens."""
 
-    def __init__(self, tokenizer, *likes):
+    def __init__(self, tokenizer, *preferred):
         super().__init__()
         self.config = presets.build("tiny", "zero-clap", tokenizer.vocab_size, {})
         self.weight = torch.nn.Parameter(torch.zeros(1))
-        self.likes = [tokenizer.encode_batch([word])[0].tolist()[0] for word in likes]
+        self.preferred = [tokenizer.encode_batch([word])[0].tolist()[0] for word in preferred]
         self.read = None
 
-    def forward(self, ids, document_ids, places):
+    def forward(self, ids, document_ids, positions):
         self.read = ids[0].tolist()
-        logits = torch.zeros(len(places), self.config.vocab_size)
-        for mask in range(len(places)):
-            logits[mask, self.likes[mask]] = 9.0
+        logits = torch.zeros(len(positions), self.config.vocab_size)
+        for mask in range(len(positions)):
+            logits[mask, self.preferred[mask]] = 9.0
         return logits
 
 
@@ -49,7 +49,7 @@ def test_a_space_before_the_mask_belongs_to_the_filler(tokenizer):
         ("<mask> value", "s", "s value"),
         (" <mask> value", " the", " the value"),
         ("of <mask>.", " the", "of the."),
-        ("of <mask>.", "s", "ofs."),  # what the model was asked about: "of<mask>."
+        ("of <mask>.", "s", "ofs."),  # the model reads "of<mask>."
         ("value<mask>.", "s", "values."),
         ("of  <mask>.", " the", "of  the."),
         ("of\n<mask>.", "s", "of\ns."),
@@ -66,7 +66,7 @@ def test_the_filled_text_is_what_the_model_read(tokenizer, text, filler, filled)
 
 
 @pytest.mark.parametrize("text", ["<mask> <mask>", "of <mask> <mask>.", "of<mask><mask>."])
-def test_masks_in_a_row_have_nothing_between_them(tokenizer, text):
+def test_consecutive_masks_have_nothing_between_them(tokenizer, text):
     reader = Reader(tokenizer, " the", "s")
     first, second = fill_mask(reader, tokenizer, text, top_k=1)
     inside = tokenizer.encode_batch(["of"])[0].tolist() if text.startswith("of") else []
@@ -79,15 +79,15 @@ def test_masks_in_a_row_have_nothing_between_them(tokenizer, text):
 @pytest.mark.parametrize(
     "text", ["The value of <mask>.", "<mask> is the value.", "The<mask> value", "the <mask>"]
 )
-def test_the_ids_are_the_original_s(tokenizer, text):
-    """It strips each piece's end, and joins their ids around the mask's."""
+def test_the_ids_are_those_of_fairseq(tokenizer, text):
+    """fairseq strips the end of each piece, and joins their ids around the mask's."""
     reader = Reader(tokenizer, "s")
     fill_mask(reader, tokenizer, text, top_k=1)
     before, after = tokenizer.encode_batch([piece.rstrip() for piece in text.split("<mask>")])
     assert reader.read == [0, *before, tokenizer.mask_id, *after, 2]
 
 
-def test_a_mask_without_a_row_may_have_any_id_behind_the_rows(tokenizer):
+def test_a_mask_without_a_row_may_have_any_id_beyond_the_rows(tokenizer):
     """Published zero-mask models have fewer rows than their vocabulary has ids."""
     torch.manual_seed(0)
     config = presets.build("tiny", "zero-clap", tokenizer.vocab_size - 2, {})
@@ -105,18 +105,18 @@ def test_a_mask_without_a_row_may_have_any_id_behind_the_rows(tokenizer):
 def test_each_of_several_masks_is_filled_with_the_others_left(tokenizer):
     reader = Reader(tokenizer, "s", " the", ".")
     fillers = fill_mask(reader, tokenizer, "<mask> of <mask> value<mask>", top_k=2)
-    assert [len(of_mask) for of_mask in fillers] == [2, 2, 2]
-    assert [of_mask[0].text for of_mask in fillers] == [
+    assert [len(candidates) for candidates in fillers] == [2, 2, 2]
+    assert [candidates[0].text for candidates in fillers] == [
         "s of <mask> value<mask>",
         "<mask> of the value<mask>",
         "<mask> of <mask> value.",
     ]
     assert reader.read.count(tokenizer.mask_id) == 3
-    for likeliest, other in fillers:
-        assert likeliest.probability > other.probability
+    for first, second in fillers:
+        assert first.probability > second.probability
 
 
-def test_the_text_cannot_write_special_tokens(tokenizer):
+def test_special_tokens_in_the_text_are_plain_text(tokenizer):
     reader = Reader(tokenizer, "s")
     fill_mask(reader, tokenizer, "a </s> b <mask> <pad>", top_k=1)
     assert reader.read.count(2) == reader.read.count(0) == 1
@@ -134,5 +134,5 @@ def test_probabilities_over_the_whole_vocabulary_sum_to_one(tokenizer):
 
 
 def test_a_text_without_a_mask_is_refused(tokenizer):
-    with pytest.raises(ValueError, match="'the capital' holds no <mask>"):
+    with pytest.raises(ValueError, match="'the capital' has no <mask>"):
         fill_mask(Reader(tokenizer, "s"), tokenizer, "the capital")

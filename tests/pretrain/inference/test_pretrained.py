@@ -1,4 +1,4 @@
-"""The Python interface on a model folder."""
+"""The Python interface to a model folder."""
 
 import pytest
 import torch
@@ -53,7 +53,7 @@ def one(make):
     return Pretrained.load(make("zero-clap"))
 
 
-def test_texts_become_ids_as_the_original_writes_them(one, tokenizer):
+def test_texts_become_ids_as_in_fairseq(one, tokenizer):
     a, b = (ids.tolist() for ids in tokenizer.encode_batch(["a premise.", "a hypothesis."]))
     assert one.encode("a premise.").tolist() == [0, *a, 2]
     pair = one.encode("a premise.", "a hypothesis.")
@@ -62,7 +62,7 @@ def test_texts_become_ids_as_the_original_writes_them(one, tokenizer):
     assert one.encode("").tolist() == [0, 2]
 
 
-def test_no_text_writes_a_special_id(one, tokenizer):
+def test_special_tokens_in_a_text_are_plain_text(one, tokenizer):
     ids = one.encode("a <mask> </s> b <pad>").tolist()
     assert not {0, 1, 2, tokenizer.mask_id} & set(ids[1:-1])
 
@@ -87,7 +87,7 @@ def test_decoding_shows_the_special_tokens_inside(one, tokenizer):
     assert one.decode(torch.tensor([0, 2, 5, 2])) == "</s>" + tokenizer.token_text(5)
 
 
-def test_features_are_the_encoder_s(model):
+def test_features_are_those_of_the_encoder(model):
     ids = model.encode(TEXTS[0])
     encoder = model.loaded.model.encoder
     assert torch.equal(model.features(ids), encoder(ids[None]))
@@ -99,7 +99,7 @@ def test_features_are_the_encoder_s(model):
     assert not layers[-1].requires_grad
 
 
-def test_padding_changes_no_feature(model):
+def test_padding_does_not_change_features(model):
     encoded = [model.encode(text) for text in TEXTS]
     batch = model.collate(encoded)
     assert batch.shape == (4, max(len(ids) for ids in encoded))
@@ -116,7 +116,7 @@ def test_padding_changes_no_feature(model):
 
 
 @pytest.mark.parametrize("head", list(HEADS))
-def test_predictions_are_the_head_s_and_know_no_padding(model, head):
+def test_predictions_are_those_of_the_head_and_ignore_padding(model, head):
     encoded = [model.encode(text) for text in TEXTS]
     together = model.predict(head, model.collate(encoded), return_logits=True)
     assert together.shape == (4, HEADS[head].classes)
@@ -125,7 +125,7 @@ def test_predictions_are_the_head_s_and_know_no_padding(model, head):
         torch.testing.assert_close(row[None], module(model.features(ids), None))
 
 
-def test_predictions_are_log_probabilities_but_for_a_regression(one):
+def test_predictions_are_log_probabilities_except_for_a_regression(one):
     ids = one.encode("a premise.", "a hypothesis.")
     for head in ("sentiment", "topic"):
         logits = one.predict(head, ids, return_logits=True)
@@ -142,7 +142,7 @@ def test_masks_are_filled_from_text(model):
     assert all(filler.text == f"the value of{filler.token}." for filler in fillers)
 
 
-def test_a_folder_s_model_comes_in_evaluation_mode_on_the_device_asked_for(make):
+def test_a_model_is_loaded_in_evaluation_mode_on_the_given_device(make):
     folder = make("baseline")
     model = Pretrained.load(str(folder), device="cpu")
     assert model.device == torch.device("cpu")
@@ -156,47 +156,47 @@ def test_an_unknown_head_is_refused_with_the_known_ones(one):
 
 
 @pytest.mark.parametrize(
-    ("ids", "words"),
+    ("ids", "message"),
     [
-        ("a text", r"'a text' is no tensor of ids; encode\(\) makes one"),
-        ([0, 5, 2], r"\[0, 5, 2\] is no tensor of ids"),
-        (torch.zeros(4), r"torch.float32 tensor of shape \[4\]; ids are whole numbers"),
+        ("a text", r"'a text' is not a tensor of ids; encode\(\) makes one"),
+        ([0, 5, 2], r"\[0, 5, 2\] is not a tensor of ids"),
+        (torch.zeros(4), r"torch.float32 tensor of shape \[4\]; ids are integers"),
         (torch.zeros(1, 2, 3, dtype=torch.long), r"shape \[1, 2, 3\]"),
         (torch.tensor(4), r"shape \[\]"),
-        (torch.zeros(0, dtype=torch.long), r"\[0\]: a text of no id"),
-        (torch.zeros(0, 5, dtype=torch.long), r"\[0, 5\]: a text of no id"),
-        (torch.zeros(3, 0, dtype=torch.long), r"\[3, 0\]: a text of no id"),
-        (torch.tensor([[0, 5, 2], [1, 1, 1]]), r"\[2, 3\]: .* padding alone"),
-        (torch.tensor([0, -1, 2]), r"id -1: the model's are from 0 to below \d+"),
-        (torch.tensor([0, 70000, 2]), r"id 70000: the model's are from 0 to below \d+"),
+        (torch.zeros(0, dtype=torch.long), r"\[0\]: an empty text"),
+        (torch.zeros(0, 5, dtype=torch.long), r"\[0, 5\]: an empty text"),
+        (torch.zeros(3, 0, dtype=torch.long), r"\[3, 0\]: an empty text"),
+        (torch.tensor([[0, 5, 2], [1, 1, 1]]), r"\[2, 3\]: .* padding only"),
+        (torch.tensor([0, -1, 2]), r"id -1: the model has ids from 0 to below \d+"),
+        (torch.tensor([0, 70000, 2]), r"id 70000: the model has ids from 0 to below \d+"),
     ],
 )
 @pytest.mark.parametrize("variant", ["baseline", "zero-clap"])
-def test_what_is_no_ids_is_refused_before_the_model_sees_it(make, variant, ids, words):
+def test_invalid_ids_are_refused_before_the_model_reads_them(make, variant, ids, message):
     model = Pretrained.load(make(variant))
     for reader in (model.features, model.decode, lambda ids: model.predict("topic", ids)):
-        with pytest.raises(ValueError, match=words):
+        with pytest.raises(ValueError, match=message):
             reader(ids)
 
 
-def test_a_batch_to_decode_or_of_nothing_is_refused(one):
+def test_decoding_a_batch_and_an_empty_batch_are_refused(one):
     ids = one.encode("a b")
-    with pytest.raises(ValueError, match=r"shape \[2, \d\]; decode takes one text"):
+    with pytest.raises(ValueError, match=r"shape \[2, \d\]; decode takes one row"):
         one.decode(one.collate([ids, ids]))
-    with pytest.raises(ValueError, match="a batch of no text"):
+    with pytest.raises(ValueError, match="an empty batch"):
         one.collate([])
     with pytest.raises(ValueError, match=r"'a b': collate takes tensors of ids \[T\]"):
         one.collate(["a b"])
 
 
-def test_a_text_beyond_learned_positions_is_refused_and_alibi_reads_it(make):
+def test_a_text_longer_than_learned_positions_is_refused_and_alibi_reads_it(make):
     ids = torch.full((70,), 5)
     with pytest.raises(ValueError, match="input of 70 tokens: learned positions end at 64"):
         Pretrained.load(make("baseline")).features(ids)
     assert Pretrained.load(make("alibi")).features(ids).shape == (1, 70, 32)
 
 
-def test_without_a_vocabulary_ids_are_read_and_texts_refused(make):
+def test_without_a_tokenizer_ids_are_accepted_and_texts_refused(make):
     model = Pretrained.load(make("zero-clap", vocabulary=None))
     assert model.features(torch.tensor([0, 7, 2])).shape == (1, 3, 32)
     for reader in (model.encode, model.fill_mask):
@@ -206,7 +206,7 @@ def test_without_a_vocabulary_ids_are_read_and_texts_refused(make):
         model.decode(torch.tensor([0, 7, 2]))
 
 
-def test_any_id_behind_the_rows_is_the_mask_that_has_none(make, tokenizer):
+def test_any_id_beyond_the_rows_is_the_mask(make, tokenizer):
     """Published zero-mask models have fewer rows than their vocabulary has ids."""
     model = Pretrained.load(make("zero-clap", rows=tokenizer.vocab_size - 2))
     rows = model.loaded.model.config.vocab_size
