@@ -63,8 +63,8 @@ def add_bench_arguments(command: argparse.ArgumentParser) -> None:
 def bench(options: argparse.Namespace) -> None:
     """Measure training speed and memory beside other implementations.
 
-    Model sizes, lengths and packing, through DeepSpeed and beside a plain PyTorch loop, transformers
-    and the attention of EIFY/fairseq, in the same run. On a CPU the models are small.
+    Model sizes, lengths and packing, through DeepSpeed and beside a plain PyTorch loop,
+    transformers and the attention of EIFY/fairseq, in the same run. On a CPU the models are small.
 
     example: python -m pretrain bench --minutes 7.5 --json bench.json --plot cost.png
     """

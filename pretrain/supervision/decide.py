@@ -17,7 +17,6 @@ from pretrain.spikes import policy
 from pretrain.supervision import failures
 
 CRASH, HANG, PREEMPTED, INTERRUPTED = "crash", "hang", "preempted", "interrupted"
-ENDINGS = frozenset({CRASH, HANG, PREEMPTED, INTERRUPTED})
 """Kinds of records that say how a launch ended, even one whose attempt never began."""
 _MAX_PAUSE = 10.0
 """Seconds."""
@@ -108,7 +107,7 @@ def open_attempt(records: Sequence[ledger.Record]) -> ledger.Record | None:
     for record in reversed(records):
         if record["kind"] == "attempt":
             return record
-        if record["kind"] in {*ENDINGS, "spike", "done"}:
+        if record["kind"] in {*ledger.ENDINGS, "spike", "done"}:
             break
     return None
 
