@@ -8,11 +8,11 @@ from data_prep.arguments import Parser, run_command
 
 # Each command is a module of this package, which is imported when the command is used.
 COMMANDS = {
-    "sample": "write the embedded corpus, made from the files of this Python installation",
-    "train-tokenizer": "train a byte-level BPE vocabulary",
-    "prepare": "convert raw text to indexed binaries; continues an interrupted run",
-    "inspect": "show counts, rejects, lengths and sample documents of a corpus",
-    "verify": "check all checksums, indices and ids of a corpus",
+    "sample": "Write the embedded corpus, made from the files of this Python installation",
+    "train-tokenizer": "Train a byte-level BPE vocabulary",
+    "prepare": "Convert raw text to indexed binaries; continues an interrupted run",
+    "inspect": "Show counts, rejects, lengths and sample documents of a corpus",
+    "verify": "Check all checksums, indices and ids of a corpus",
 }
 
 

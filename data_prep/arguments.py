@@ -1,14 +1,24 @@
 """Command-line parsing shared by all commands: lazy sub-commands, checks, and exit codes."""
 
 import argparse
+import inspect
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import Any, NoReturn
 
+EXIT_DONE = 0
 EXIT_FAILED = 1
+"""The work was tried and did not succeed, or a check found a problem."""
 EXIT_USAGE = 2
+"""The command line, or a file that it names, cannot be used."""
 EXIT_INTERRUPTED = 130
+"""Stopped by Ctrl-C."""
+
+AddArguments = Callable[[argparse.ArgumentParser], None]
+Run = Callable[[argparse.Namespace], int | None]
+"""Runs a command and returns its exit code, None for success. Its docstring is the command's help.
+It raises ValueError or OSError for errors that the user can correct."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -69,12 +79,30 @@ class _StoreOnce(argparse.Action):
         setattr(namespace, self.dest, values)
 
 
+def add_commands(
+    parser: argparse.ArgumentParser, commands: Mapping[str, tuple[AddArguments, Run]]
+) -> None:
+    """Add sub-commands by name; what a command's function documents is its help."""
+    added = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, (add_arguments, run) in commands.items():
+        text = inspect.getdoc(run) or name
+        command = added.add_parser(
+            name,
+            help=text.splitlines()[0].rstrip("."),
+            description=text,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        add_arguments(command)
+        command.set_defaults(run=run)
+
+
 def run_command(program: str, options: argparse.Namespace) -> int:
     """Run `options.run` and return its exit code; report an error of the user in one line."""
     name = f"{program} {options.command}"
     try:
-        code: int = options.run(options)
-        sys.stdout.flush()
+        code: int = options.run(options) or EXIT_DONE
+        if code == EXIT_DONE:
+            sys.stdout.flush()
     except (ValueError, OSError) as error:
         message = str(error)
         if isinstance(error, OSError) and error.filename is not None:

@@ -9,55 +9,31 @@ from __future__ import annotations
 import argparse
 import functools
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from data_prep import console
-from data_prep.arguments import Parser
+from data_prep.arguments import AddArguments, Parser, Run, add_commands, run_command
 from pretrain.config.settings import add_device, parse_arguments
-
-EXIT_DONE = 0
-EXIT_RUN_FAILED = 1
-EXIT_USAGE = 2
-EXIT_INTERRUPTED = 130
+from pretrain.exit_codes import EXIT_DONE, EXIT_FAILED
 
 
 @console.lasting()
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit code."""
-    options = parse_arguments(_parser(), arguments)
-    action: Callable[[argparse.Namespace], int] = options.action
-    try:
-        code = action(options)
-        sys.stdout.flush()
-    except (ValueError, OSError) as error:
-        message = " ".join(str(error).split())
-        print(f"finetune {options.command}: error: {message}", file=sys.stderr)
-        return EXIT_USAGE
-    except KeyboardInterrupt:
-        print(f"finetune {options.command}: stopped", file=sys.stderr)
-        return EXIT_INTERRUPTED
-    return code
+    """Run one command and return its exit code."""
+    return run_command("finetune", parse_arguments(_parser(), arguments))
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser() -> Parser:
     parser = Parser(
         prog="python -m finetune",
         description="Fine-tune a model folder on GLUE, and use the fine-tuned model.",
     )
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for name, (summary, add_arguments, action) in COMMANDS.items():
-        command = commands.add_parser(name, help=summary, description=summary)
-        add_arguments(command)
-        command.set_defaults(action=action)
+    add_commands(parser, COMMANDS)
     return parser
 
 
 def _glue_arguments(command: argparse.ArgumentParser) -> None:
-    command.epilog = (
-        "example: python -m finetune glue models/zero-clap --data GLUE --tasks CoLA,RTE "
-        "--seeds 1,2,3 --output scores learning_rate=2e-5"
-    )
     command.add_argument("model", type=Path, help="a model folder")
     command.add_argument(
         "--data",
@@ -141,6 +117,10 @@ def _seeds(text: str) -> list[int]:
 
 
 def _glue(options: argparse.Namespace) -> int:
+    """Fine-tune a model on tasks with several seeds, and report.
+
+    example: python -m finetune glue models/zero-clap --data GLUE --seeds 1,2,3 --output scores
+    """
     from finetune.config import WEIGHTS
     from finetune.launch import run_all
     from finetune.planning import plan_runs, prepare
@@ -176,7 +156,7 @@ def _glue(options: argparse.Namespace) -> int:
         print(f"\n{write_report(options.output)}")
     if failed:
         print(f"finetune glue: error: failed: {', '.join(failed)}", file=sys.stderr)
-        return EXIT_RUN_FAILED
+        return EXIT_FAILED
     return EXIT_DONE
 
 
@@ -184,11 +164,14 @@ def _report_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("folder", type=Path, help="the --output of glue")
 
 
-def _report(options: argparse.Namespace) -> int:
+def _report(options: argparse.Namespace) -> None:
+    """Compare a folder's runs with the published table.
+
+    example: python -m finetune report scores
+    """
     from finetune.report import write_report
 
     print(write_report(options.folder))
-    return EXIT_DONE
 
 
 def _predict_arguments(command: argparse.ArgumentParser) -> None:
@@ -205,7 +188,11 @@ def _predict_arguments(command: argparse.ArgumentParser) -> None:
     add_device(command)
 
 
-def _predict(options: argparse.Namespace) -> int:
+def _predict(options: argparse.Namespace) -> None:
+    """Label new text with a fine-tuned model.
+
+    example: python -m finetune predict scores/RTE-pretrained-seed1/model pairs.tsv
+    """
     from data_prep.files import write_atomically
     from finetune.predict import predict
 
@@ -214,7 +201,6 @@ def _predict(options: argparse.Namespace) -> int:
         write_atomically(options.output, lines.encode())
     else:
         print(lines, end="")
-    return EXIT_DONE
 
 
 def _submit_arguments(command: argparse.ArgumentParser) -> None:
@@ -223,11 +209,14 @@ def _submit_arguments(command: argparse.ArgumentParser) -> None:
     add_device(command)
 
 
-def _submit(options: argparse.Namespace) -> int:
+def _submit(options: argparse.Namespace) -> None:
+    """Predict test sets for GLUE's server.
+
+    example: python -m finetune submit scores --output submission
+    """
     from finetune.predict import submit
 
     submit(options.folder, options.output, options.device)
-    return EXIT_DONE
 
 
 def _acceptability_arguments(command: argparse.ArgumentParser) -> None:
@@ -265,7 +254,11 @@ def _acceptability_arguments(command: argparse.ArgumentParser) -> None:
     )
 
 
-def _acceptability(options: argparse.Namespace) -> int:
+def _acceptability(options: argparse.Namespace) -> None:
+    """Make a task in CoLA's layout from the sentences of a text.
+
+    example: python -m finetune acceptability --input held-out.jsonl.zst --output tasks
+    """
     from data_prep.inputs import find_inputs
     from finetune import acceptability
 
@@ -278,7 +271,6 @@ def _acceptability(options: argparse.Namespace) -> int:
         f"{options.output / acceptability.TASK.name}: {options.train:,} train and "
         f"{options.dev:,} dev of {found:,} sentences in {len(documents):,} documents"
     )
-    return EXIT_DONE
 
 
 def _demo_arguments(command: argparse.ArgumentParser) -> None:
@@ -291,24 +283,24 @@ def _demo_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def _demo(options: argparse.Namespace) -> int:
+    """Run everything end to end on text from Python itself.
+
+    example: python -m finetune demo --output demo-output
+    """
     from finetune.demo import run_demo
 
     return run_demo(options.output)
 
 
-COMMANDS = {
-    "glue": ("fine-tune a model on tasks with several seeds, and report", _glue_arguments, _glue),
-    "report": ("compare a folder's runs with the published table", _report_arguments, _report),
-    "predict": ("label new text with a fine-tuned model", _predict_arguments, _predict),
-    "submit": ("predict test sets for GLUE's server", _submit_arguments, _submit),
-    "acceptability": (
-        "make a task in CoLA's layout from the sentences of a text",
-        _acceptability_arguments,
-        _acceptability,
-    ),
-    "demo": ("run everything end to end on text from Python itself", _demo_arguments, _demo),
+COMMANDS: dict[str, tuple[AddArguments, Run]] = {
+    "glue": (_glue_arguments, _glue),
+    "report": (_report_arguments, _report),
+    "predict": (_predict_arguments, _predict),
+    "submit": (_submit_arguments, _submit),
+    "acceptability": (_acceptability_arguments, _acceptability),
+    "demo": (_demo_arguments, _demo),
 }
-"""Summary, arguments and action by name."""
+"""Every command, in the order of `--help`."""
 
 
 if __name__ == "__main__":

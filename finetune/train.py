@@ -22,6 +22,7 @@ from finetune.batches import EncodedExamples, ShuffledBatches
 from finetune.config import RESULT, FinetuneConfig, RunPlan, read_plan
 from finetune.evaluation import Evaluation
 from pretrain.config.run import BatchConfig, OptimizerConfig
+from pretrain.exit_codes import EXIT_DONE, EXIT_USAGE
 from pretrain.inference import model_folder
 from pretrain.loop import Hook, StepRecord
 from pretrain.loop import run as run_loop
@@ -33,8 +34,6 @@ if TYPE_CHECKING:
     from pretrain.engine.engine import Engine
     from pretrain.model.classifier import Classifier
 
-EXIT_DONE = 0
-EXIT_USAGE = 2
 _LOCK = "lock"
 _BEST = ".best"
 """The best epoch's weights during the run, one part per rank."""

@@ -6,27 +6,19 @@ when it runs.
 
 from __future__ import annotations
 
-import argparse
-import inspect
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from data_prep import console
-from data_prep.arguments import Parser
+from data_prep.arguments import AddArguments, Parser, Run, add_commands, run_command
 from pretrain.bench import command as bench
 from pretrain.config import command as config
 from pretrain.config.settings import parse_arguments
 from pretrain.convert import command as convert
-from pretrain.exit_codes import EXIT_DONE, EXIT_INTERRUPTED, EXIT_USAGE
 from pretrain.inference import command as inference
 from pretrain.run import command as run
 from pretrain.spikes.replay import command as replay
 from pretrain.supervision import command as supervision
-
-AddArguments = Callable[[argparse.ArgumentParser], None]
-Run = Callable[[argparse.Namespace], int | None]
-"""Runs a command and returns its exit code, None for success. Its docstring is the command's help.
-It raises ValueError or OSError for what the user can put right."""
 
 COMMANDS: dict[str, tuple[AddArguments, Run]] = {
     "recipes": (config.add_recipes_arguments, config.recipes),
@@ -48,37 +40,16 @@ COMMANDS: dict[str, tuple[AddArguments, Run]] = {
 @console.lasting()
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
-    options = parse_arguments(_parser(), arguments)
-    try:
-        code: int = options.run_command(options) or EXIT_DONE
-        if code == EXIT_DONE:
-            sys.stdout.flush()
-    except (ValueError, OSError) as error:
-        sys.stderr.write(f"pretrain {options.command}: error: {error}\n")
-        return EXIT_USAGE
-    except KeyboardInterrupt:
-        sys.stderr.write(f"pretrain {options.command}: interrupted\n")
-        return EXIT_INTERRUPTED
-    return code
+    return run_command("pretrain", parse_arguments(_parser(), arguments))
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser() -> Parser:
     parser = Parser(
         prog="python -m pretrain",
         description="Pretrain language models.",
         epilog="example: python -m pretrain supervise demo",
     )
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for name, (add_arguments, run_command) in COMMANDS.items():
-        text = inspect.getdoc(run_command) or name
-        command = commands.add_parser(
-            name,
-            help=text.splitlines()[0].rstrip("."),
-            description=text,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )
-        add_arguments(command)
-        command.set_defaults(run_command=run_command)
+    add_commands(parser, COMMANDS)
     return parser
 
 
