@@ -46,7 +46,7 @@ class Parser(argparse.ArgumentParser):
         if self._module:
             module = import_module(self._module)
             module.add_arguments(self)
-            self.set_defaults(run=module.run)
+            self.set_defaults(run_command=module.run)
             self._module = ""
 
     def parse_known_args(self, args=None, namespace=None):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201
@@ -93,14 +93,14 @@ def add_commands(
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         add_arguments(command)
-        command.set_defaults(run=run)
+        command.set_defaults(run_command=run)
 
 
 def run_command(program: str, options: argparse.Namespace) -> int:
-    """Run `options.run` and return its exit code; report an error of the user in one line."""
+    """Run `options.run_command` and return its exit code; report an error of the user in one line."""
     name = f"{program} {options.command}"
     try:
-        code: int = options.run(options) or EXIT_DONE
+        code: int = options.run_command(options) or EXIT_DONE
         if code == EXIT_DONE:
             sys.stdout.flush()
     except (ValueError, OSError) as error:

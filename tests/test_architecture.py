@@ -46,10 +46,13 @@ PRETRAIN = {
     "loop": ("", "the loop and its protocols serve every objective, and fine-tuning"),
     "model": ("", "tensors only: exports carry these files with them"),
     "objectives": ("config loop", "what is hidden and the loss; a recipe's settings build them"),
-    "config": ("model objectives", "a recipe names presets and objectives; nothing of it runs"),
-    "data": ("config loop objectives", "batches depend on corpus, order and objective alone"),
+    "config": (
+        "data model objectives",
+        "a recipe names sources, presets, objectives; nothing runs",
+    ),
+    "data": ("config loop objectives", "batches depend only on corpus, order and objective"),
     "engine": ("config loop model", "DeepSpeed trains any model on any batches"),
-    "run": ("config data exit_codes loop", "records of a run, whoever trains or supervises it"),
+    "run": ("config data exit_codes loop", "records of a run, with or without a supervisor"),
     "spikes": ("config exit_codes loop run", "judges and decides from a run's records"),
     "supervision": ("config exit_codes loop run spikes", "decides from the ledger; no model"),
     "preflight": (
@@ -72,7 +75,8 @@ PRETRAIN = {
     ),
     "train": ("attempt config engine exit_codes run supervision", "the launcher's entry"),
     "commands": (
-        "bench config convert data engine exit_codes inference preflight run spikes supervision",
+        "bench config convert data engine exit_codes inference model preflight run spikes "
+        "supervision",
         "__main__.py and each room's command.py: arguments, and a call",
     ),
 }

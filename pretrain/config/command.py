@@ -43,11 +43,11 @@ def recipe_schema() -> dict[str, Any]:
     """The JSON schema of a recipe's file: `RunConfig`, `extends`, and the fields of ModelConfig."""
     from data_prep.records import json_schema
     from pretrain.config.run import RunConfig
-    from pretrain.model.config import CHOICES, ModelConfig
+    from pretrain.model.config import CHOICES, POSITION_METHODS, ModelConfig
 
     model = json_schema(ModelConfig)
     del model["required"], model["properties"]["vocab_size"]
-    for name, accepted in CHOICES.items():
+    for name, accepted in {"position": POSITION_METHODS, **CHOICES}.items():
         model["properties"][name]["enum"] = list(accepted)
     schema = json_schema(RunConfig)
     schema["$defs"]["ModelRecipe"]["properties"]["overrides"] = model

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from data_prep.corpus import Corpus
+from data_prep.records import decode
 from pretrain.config.run import BatchConfig, FaultConfig
 from pretrain.data.batches import PretrainingBatches, validation_batches
 from pretrain.data.order import Lineage
@@ -292,8 +293,8 @@ def test_after_a_rollback_the_seed_changes_at_the_first_block_of_the_step(blocks
 @pytest.mark.parametrize(
     ("sizes", "message"),
     [
-        ({"ramp_from": 4}, "batch.ramp_from 4 with batch.ramp_steps 0: a ramp has both"),
-        ({"ramp_steps": 4}, "batch.ramp_from 0 with batch.ramp_steps 4: a ramp has both"),
+        ({"ramp_from": 4}, "batch.ramp_from 4 with batch.ramp_steps 0: set both"),
+        ({"ramp_steps": 4}, "batch.ramp_from 0 with batch.ramp_steps 4: set both"),
         ({"ramp_from": -4, "ramp_steps": 1}, "batch.ramp_from: -4"),
         (
             {"ramp_from": 5, "ramp_steps": 1},
@@ -305,7 +306,7 @@ def test_after_a_rollback_the_seed_changes_at_the_first_block_of_the_step(blocks
 )
 def test_a_ramp_whose_sizes_do_not_divide_is_refused(sizes, message):
     with pytest.raises(ValueError, match=message):
-        BatchConfig(12, 2, **sizes)
+        decode(BatchConfig, {"global_batch_size": 12, "micro_batch_size": 2, **sizes}, "batch.")
 
 
 def test_ranks_that_do_not_divide_the_first_size_are_refused():

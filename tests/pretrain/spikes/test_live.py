@@ -48,7 +48,7 @@ class Run:
     """The spike watch of an attempt, and the files that it writes."""
 
     def __init__(self, folder):
-        self.metrics = metrics.JsonLines(folder / metrics.METRICS)
+        self.metrics = metrics.MetricsWriter(folder, 1)
         self.validation = metrics.JsonLines(folder / metrics.VALIDATION)
         self.folder, self.events = folder, []
 
@@ -60,7 +60,7 @@ class Run:
         )
 
     def step(self, record):
-        self.metrics.write({"attempt": 1, **dataclasses.asdict(record)})
+        self.metrics(record)
         verdict = self.watch(record)
         done = record.step + 1
         if done % EVERY == 0:
@@ -70,7 +70,7 @@ class Run:
         return verdict
 
     def close(self):
-        self.metrics.close()
+        self.metrics._lines.close()
         self.validation.close()
 
 

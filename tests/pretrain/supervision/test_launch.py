@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from data_prep.records import decode
 from pretrain.config.run import RunConfig, SupervisionConfig
 from pretrain.supervision import control, launch
 from pretrain.supervision.control import ControlFile
@@ -83,7 +84,7 @@ def test_a_missing_launcher_is_refused_with_the_way_to_get_it(monkeypatch, tmp_p
 
 def test_invalid_combinations_of_settings_are_refused():
     with pytest.raises(ValueError, match="supervision.launcher: 'mpirun' .*deepspeed, torchrun"):
-        SupervisionConfig(launcher="mpirun")
+        decode(SupervisionConfig, {"launcher": "mpirun"}, "supervision.")
     with pytest.raises(ValueError, match="only the deepspeed launcher takes a hostfile"):
         SupervisionConfig(launcher="srun", hostfile="hosts")
 

@@ -60,7 +60,7 @@ def test_the_global_batch_is_divided_among_the_ranks_of_all_nodes(supervise):
     ("arguments", "message"),
     [
         (("--nodes", "2", "--node-rank", "2"), "--node-rank 2 with --nodes 2"),
-        (("supervision.launcher=mpirun",), "one of deepspeed, torchrun, srun"),
+        (("supervision.launcher=mpirun",), "one of deepspeed, torchrun or srun"),
         (("supervision.hostfile=nowhere",), "nowhere names no machine"),
         (("supervision.launcher=srun", "--nodes", "2"), "without --nodes"),
     ],

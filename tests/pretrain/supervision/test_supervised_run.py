@@ -222,7 +222,7 @@ def test_the_exported_model_has_the_perplexity_that_training_measured(
     out = tmp_path / "figures.json"
     options = ["--data", str(corpus), "--blocks", "6", "--json", str(out)]
     assert command_line.main(["evaluate", str(exported), *options]) == 0
-    masks = "validation masks: 15 % of the tokens, the same for every model\n"
+    masks = "validation: 15 % of the tokens masked, the same for every model\n"
     assert capsys.readouterr().out.startswith(masks)
     assert masks in (run / "logs" / "attempt-001.log").read_text()
     (figures,) = json.loads(out.read_text())
@@ -254,7 +254,7 @@ def test_an_export_that_is_impossible_is_refused_with_what_is_possible(
 
     missing = refused(run, "--output", tmp_path / "a", "--step", 7)
     assert "has no checkpoint of step 7; it has 5, 10, 15, 20, 25, 30, 35, 40" in missing
-    assert "is no run folder" in refused(tmp_path, "--output", tmp_path / "a")
+    assert "is not a run folder" in refused(tmp_path, "--output", tmp_path / "a")
     assert "is not empty" in refused(run, "--output", exported)
     (tmp_path / "file").write_text("")
     assert "file" in refused(run, "--output", tmp_path / "file")
@@ -276,4 +276,4 @@ def test_fill_mask_on_the_command_line_prints_the_fillers(exported, capsys):
     assert len(lines) == 3
     assert all("the value of the" in line for line in lines)
     assert command_line.main(["fill-mask", str(exported), "nothing to find"]) == 2
-    assert "holds no <mask>" in capsys.readouterr().err
+    assert "has no <mask>" in capsys.readouterr().err
