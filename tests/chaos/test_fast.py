@@ -12,6 +12,7 @@ from pretrain.supervision.control import ControlFile
 from tests.chaos.conftest import SHORT
 
 
+@pytest.mark.slow  # four launches
 def test_ranks_killed_during_a_save_and_right_after_it_change_nothing(chaos, undisturbed):
     chaos.schedule({1: [("die-while-writing", 1, 8)], 2: [("die-when-committed", 0, 12)]})
     assert chaos.supervise() == 0, chaos.output()
