@@ -97,7 +97,7 @@ def add_commands(
 
 
 def run_command(program: str, options: argparse.Namespace) -> int:
-    """Run `options.run_command` and return its exit code; report an error of the user in one line."""
+    """Run `options.run_command` and return its exit code; report a user error in one line."""
     name = f"{program} {options.command}"
     try:
         code: int = options.run_command(options) or EXIT_DONE

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from data_prep.corpus import Corpus
-from pretrain.config import preflight
+from pretrain import preflight
 from pretrain.config.load import to_dict
 from pretrain.config.run import RunConfig
 from pretrain.data.batches import (

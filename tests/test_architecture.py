@@ -45,7 +45,7 @@ PRETRAIN = {
     "exit_codes": ("", "numbers that every process knows"),
     "loop": ("", "the loop and its protocols serve every objective, and fine-tuning"),
     "model": ("", "tensors only: exports carry these files with them"),
-    "objectives": ("config loop", "what is hidden and the loss; a recipe's settings build them"),
+    "objectives": ("loop", "what is hidden and the loss; a recipe's settings build them"),
     "config": (
         "data model objectives",
         "a recipe names sources, presets, objectives; nothing runs",
@@ -80,15 +80,12 @@ PRETRAIN = {
         "__main__.py and each room's command.py: arguments, and a call",
     ),
 }
-"""Room: the other rooms that it may import, and why no more. `config/preflight.py` and the modules
-at the top of `pretrain/` are rooms of their own."""
+"""Rooms, with the other rooms that each may import, and why. Modules at the top are rooms too."""
 
 
 def room_of(module: str) -> str:
     """The room of a module of pretrain, in PRETRAIN."""
     parts = module.split(".")
-    if module == "pretrain.config.preflight":
-        return "preflight"
     return "commands" if parts[-1] in ("__main__", "command") else parts[1]
 
 

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from annotated_types import Ge, Gt, Le
 
 from data_prep import tokenizer as tokenizers
-from pretrain.config.settings import check
+from data_prep.records import not_accepted
 from pretrain.loop import Arrays, Model
 from pretrain.objectives.base import Block, Ids, Key, Vocabulary, padded, padded_document_ids
 
@@ -46,7 +46,9 @@ class MaskedLMConfig:
     def __post_init__(self) -> None:
         """Refuse shares that exceed the whole."""
         share = self.keep_probability + self.random_probability
-        check(share <= 1.0, "objective.keep_probability + random_probability", share, "at most 1")
+        if share > 1.0:
+            name = "objective.keep_probability + random_probability"
+            raise ValueError(not_accepted(name, share, "at most 1"))
 
     @property
     def description(self) -> str:

@@ -29,7 +29,7 @@ def supervise(options: argparse.Namespace) -> int:
     example: python -m pretrain supervise pile-base data.corpus=corpora/pile folder=runs/base
     """
     from pretrain.config.load import load
-    from pretrain.config.preflight import check, refuse_other_recipe
+    from pretrain.preflight import check, refuse_other_recipe
     from pretrain.run.metrics import METRICS
     from pretrain.run.report import write_report
     from pretrain.supervision.agent import Agent

@@ -522,7 +522,7 @@ def test_it_uses_little_memory_and_no_torch(tmp_path):
 import sys, psutil
 sys.path.insert(0, {str(ROOT)!r})
 HEAD = {HEAD!r}
-from pretrain.config import preflight
+from pretrain import preflight
 from pretrain.run import report
 from pretrain.supervision import agent, launch, supervisor
 from pretrain.config.run import RunConfig

@@ -5,8 +5,8 @@ import dataclasses
 import pytest
 
 from pretrain import __main__ as command_line
-from pretrain.config import preflight as checks
-from pretrain.config.preflight import check
+from pretrain import preflight
+from pretrain.preflight import check
 
 
 def test_a_valid_recipe_gives_the_model_and_the_corpus(recipe, corpus, tmp_path):
@@ -77,7 +77,7 @@ def manifest_of(model, step=30, lineage=((0, 1), (20, 2)), **changed):
 def test_a_checkpoint_is_compared_with_the_run_that_resumes_from_it(recipe, corpus, tmp_path):
     model, _ = check(recipe.load(tmp_path), 2)
     before = [[0, 1], [20, 2]]
-    checks.refuse_other_checkpoint(manifest_of(model), 30, model, before)
+    preflight.refuse_other_checkpoint(manifest_of(model), 30, model, before)
     for manifest, message in [
         (manifest_of(model, step=31), "step: 31, now 30"),
         (
@@ -88,7 +88,7 @@ def test_a_checkpoint_is_compared_with_the_run_that_resumes_from_it(recipe, corp
         (manifest_of(model, gates="open"), r": missing \[\], unknown \['gates'\]"),
     ]:
         with pytest.raises(ValueError, match=f"checkpoint of step 30.*{message}"):
-            checks.refuse_other_checkpoint(manifest, 30, model, before)
+            preflight.refuse_other_checkpoint(manifest, 30, model, before)
 
 
 def test_a_checkpoint_of_an_earlier_version_is_compared_by_what_its_record_means(
@@ -98,10 +98,10 @@ def test_a_checkpoint_of_an_earlier_version_is_compared_by_what_its_record_means
     before = [[0, 1], [20, 2]]
     older = manifest_of(model)
     del older["architecture"]["layer_norm_epsilon"]
-    checks.refuse_other_checkpoint(older, 30, model, before)
+    preflight.refuse_other_checkpoint(older, 30, model, before)
     other = dataclasses.replace(model, layer_norm_epsilon=1e-6)
     with pytest.raises(ValueError, match="layer_norm_epsilon: 1e-05, now 1e-06"):
-        checks.refuse_other_checkpoint(older, 30, other, before)
+        preflight.refuse_other_checkpoint(older, 30, other, before)
 
 
 def test_a_validation_split_with_nothing_to_predict_is_refused_before_anything_starts(
