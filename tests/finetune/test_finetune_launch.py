@@ -115,6 +115,7 @@ def test_a_run_whose_model_is_missing_is_repeated(finished, tmp_path, tiny_model
     assert planning.prepare(output, without) == []
 
 
+@pytest.mark.slow
 def test_a_run_that_collapsed_is_followed_by_retries_up_to_the_limit(
     finished, tmp_path, tiny_model, easy_glue, in_root
 ):
@@ -177,6 +178,7 @@ def test_more_processes_than_gpus_are_refused():
         launch.slots(["0", "1"], 4, 0, 3)
 
 
+@pytest.mark.slow
 def test_the_same_plan_gives_the_same_scores_and_another_seed_others(finished, tmp_path, in_root):
     output, *_ = finished
     names = ["CoLA-pretrained-seed1", "CoLA-pretrained-seed2"]

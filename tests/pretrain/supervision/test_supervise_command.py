@@ -105,7 +105,8 @@ def test_a_folder_in_use_is_refused_and_the_process_is_named(supervise, tmp_path
 
 
 IN_A_TERMINAL = """
-import os, sys
+import os, signal, sys
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run under nohup, which is inherited
 os.login_tty(int(sys.argv[1]))
 from pretrain import __main__ as command_line
 from pretrain.supervision import launch
