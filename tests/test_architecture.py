@@ -75,8 +75,8 @@ PRETRAIN = {
     ),
     "train": ("attempt config engine exit_codes run supervision", "the launcher's entry"),
     "commands": (
-        "bench config convert data engine exit_codes inference model preflight run spikes "
-        "supervision",
+        "bench config convert data engine exit_codes inference model objectives preflight run "
+        "spikes supervision",
         "__main__.py and each room's command.py: arguments, and a call",
     ),
 }

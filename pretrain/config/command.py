@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import inspect
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -59,6 +60,7 @@ def recipe_schema() -> dict[str, Any]:
 def _listing() -> Iterator[str]:
     from pretrain.config.load import RECIPES
     from pretrain.model.presets import SIZES, VARIANTS
+    from pretrain.objectives.registry import SETTINGS_BY_NAME
 
     yield "recipes (python -m pretrain supervise RECIPE key=value ...):"
     for path in sorted(RECIPES.glob("*.yaml")):
@@ -70,6 +72,9 @@ def _listing() -> Iterator[str]:
         for name, delta in table.items():
             changes = ", ".join(f"{field} {value}" for field, value in delta.items())
             yield f"  {name:<34} {changes or 'the defaults of ModelConfig'}"
+    yield "\nobjective.name:"
+    for name, settings in SETTINGS_BY_NAME.items():
+        yield f"  {name:<34} {(inspect.getdoc(settings) or '').partition(chr(10))[0]}"
     yield "\nother settings with names:"
     for key, names in _named_settings(recipe_schema()):
         if key not in tables and not key.startswith("model.overrides"):
@@ -87,8 +92,6 @@ def _named_settings(schema: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]
 
     for section, entry in schema["properties"].items():
         variants = [record(variant) for variant in entry.get("anyOf", ())]
-        if variants:
-            yield f"{section}.name", [fields["name"]["const"] for fields in variants]
         for fields in (record(entry), *variants):
             for name, field in fields.items():
                 if "enum" in field:

@@ -12,6 +12,7 @@ from pretrain.config.load import RECIPES
 from pretrain.config.run import RunConfig
 from pretrain.model.config import ModelConfig
 from pretrain.model.presets import SIZES, VARIANTS
+from pretrain.objectives.registry import SETTINGS_BY_NAME
 
 
 @pytest.fixture(scope="module")
@@ -24,13 +25,13 @@ def resolved(schema, entry):
     return schema["$defs"][name] if name else entry
 
 
-def test_the_list_has_every_recipe_size_variant_and_named_setting(capsys):
+def test_the_list_has_every_recipe_size_variant_objective_and_named_setting(capsys):
     assert main(["recipes"]) == 0
     rows = dict(
         line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines() if line[:2] == "  "
     )
     assert {path.stem for path in RECIPES.glob("*.yaml")} <= rows.keys()
-    assert set(SIZES) | set(VARIANTS) <= rows.keys()
+    assert {*SIZES, *VARIANTS, *SETTINGS_BY_NAME} <= rows.keys()
     assert rows["large"].startswith("hidden_size 1024, num_layers 24")
     assert rows["demo"].startswith("A small zero-clap")
     assert rows["schedule.name"] == "cosine, linear"
