@@ -52,7 +52,7 @@ def stages(output: Path, world_size: int) -> list[Stage]:
         Stage(
             "pretraining through the deepspeed launcher, supervised, with a loss spike on the way",
             f"pretrain supervise demo folder={out}/run data.corpus={out}/corpus "
-            f"supervision.processes_per_node={world_size} training.steps=900",
+            f"supervision.processes_per_node={world_size}",
         ),
         Stage("a model folder", f"pretrain export {out}/run --output {out}/model"),
         Stage(

@@ -209,7 +209,7 @@ def test_what_changes_no_result_may_change_on_resume(override):
     ("override", "difference"),
     [
         ("training.seed=2", "training.seed: 1, now 2"),
-        ("training.steps=700", "training.steps: 1000, now 700"),
+        ("training.steps=700", "training.steps: 850, now 700"),
         ("optimizer.learning_rate=1e-3", "optimizer.learning_rate: 0.002, now 0.001"),
         ("batch.global_batch_size=64", "batch.global_batch_size: 16, now 64"),
         ("model.overrides.dropout=0.1", "model.overrides.dropout: 0.0, now 0.1"),
