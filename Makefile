@@ -15,7 +15,7 @@ help:
 	@echo "make setup     make .venv with everything that is needed"
 	@echo "make demo      the main job end to end on an embedded corpus, at most 4 minutes on 2 cores"
 	@echo "make test      the fast tests, at most 8 minutes"
-	@echo "make test-all  the slow ones as well, at most 40 minutes"
+	@echo "make test-all  the slow ones as well, about an hour"
 	@echo "make lint      ruff and mypy"
 	@echo "make clean     remove .venv and what the demo made"
 
