@@ -9,6 +9,9 @@ import argparse
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+_RENAMED_OPTIONS = {"--ranks": "--world-size", "--suite": "--bench"}
+"""Options of earlier versions of `finetune glue` and `pretrain plan`."""
+
 
 def parse_arguments(
     parser: argparse.ArgumentParser, arguments: Sequence[str] | None
@@ -19,6 +22,9 @@ def parse_arguments(
     """
     options, rest = parser.parse_known_args(arguments)
     unknown = [word for word in rest if word.startswith("-") or not hasattr(options, "overrides")]
+    for word in unknown:
+        if new := _RENAMED_OPTIONS.get(word.partition("=")[0]):
+            parser.error(f"{word}: this option is now {new}")
     if unknown:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     if rest:

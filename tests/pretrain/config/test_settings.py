@@ -1,6 +1,7 @@
 """Settings as a user writes them."""
 
 import argparse
+import importlib
 
 import pytest
 
@@ -68,3 +69,22 @@ def test_overrides_may_stand_anywhere_and_unknown_arguments_nowhere(capsys):
         with pytest.raises(SystemExit):
             settings.parse_arguments(parser, words)
         assert "unrecognized arguments" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("package", "arguments", "message"),
+    [
+        ("pretrain", ["plan", "pile-base", "--suite", "a.json"], "--suite: this option is now --b"),
+        (
+            "finetune",
+            ["glue", "m", "--data", "d", "--output", "o", "--ranks=2"],
+            "--ranks=2: this option is now --world-size",
+        ),
+    ],
+)
+def test_renamed_options_are_refused_with_their_new_names(package, arguments, message, capsys):
+    main = importlib.import_module(f"{package}.__main__").main
+    with pytest.raises(SystemExit) as end:
+        main(arguments)
+    assert end.value.code == 2
+    assert message in capsys.readouterr().err
