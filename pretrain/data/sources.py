@@ -7,6 +7,7 @@ line in SOURCES.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from types import MappingProxyType
@@ -52,7 +53,7 @@ class Source(Protocol):
         """Share of the blocks' capacity that holds tokens."""
 
 
-class _WholeDocuments:
+class _WholeDocuments(ABC):
     """Blocks of whole documents. A document that is longer than a block is left out."""
 
     name: ClassVar[str]
@@ -91,13 +92,13 @@ class _WholeDocuments:
                 np.save(partial / f"{table}.npy", array)
         return tables
 
+    @abstractmethod
     def _cut(self) -> Tables:
         """Tables to keep; `ranges` has a row per block, its first document and the end."""
-        raise NotImplementedError
 
+    @abstractmethod
     def documents(self, index: int) -> npt.NDArray[np.integer[Any]]:
         """The documents of a block, in its order."""
-        raise NotImplementedError
 
     def _sizes(self, index: int) -> Ids:
         """Ids of each document of a block, with the `<s>` in front of it."""
