@@ -52,7 +52,7 @@ def plot_loss(run: Path) -> Path:
             va="top",
             fontsize=9,
         )
-    axes.set(xlabel="step", ylabel="nats per masked token", title=run.name)
+    axes.set(xlabel="step", ylabel="nats per target", title=run.name)
     axes.legend(loc="lower left", frameon=False)
     axes.spines[["top", "right"]].set_visible(False)
     path = run / LOSS_PLOT
