@@ -1,0 +1,64 @@
+#!/usr/bin/env bash
+# From raw text to a GLUE score, with an interruption on the way: about five minutes on two cores.
+#
+#   tests/walks/journey.sh 'text/*.jsonl.zst' GLUE journey
+#
+# The text is any that `zeroclap prepare` reads, GLUE is the benchmark's folder (CoLA is used), and
+# the last argument is a new folder for everything that the journey makes.
+set -euo pipefail
+text=$1 glue=$(realpath "$2") folder=$3
+mkdir "$folder"
+
+echo "== 1. our own vocabulary, and the text as indexed binaries: nothing is dropped"
+zeroclap train-tokenizer --input "$text" --vocab-size 4000 --output "$folder/vocabulary"
+zeroclap prepare --input "$text" --tokenizer "$folder/vocabulary" --output "$folder/corpus" \
+    --workers 2 --valid-fraction 0.02
+cd "$folder"
+zeroclap inspect corpus
+
+echo "== 2. our own recipe"
+cat > mine.yaml <<'RECIPE'
+extends: small
+data: {corpus: corpus}
+model: {variant: learned-clap}
+training: {steps: 400, evaluation_interval: 100}
+RECIPE
+zeroclap show mine.yaml
+zeroclap plan mine.yaml --gpus 1
+
+echo "== 3. train; a rank is killed on the way, and the run continues by itself"
+zeroclap supervise mine.yaml &
+supervisor=$!
+until [ -d runs/mine/checkpoints/step-00000100 ]; do sleep 1; done
+pkill -KILL -f 'pretrain.train.*--local_rank=1' || pkill -KILL -f 'pretrain.train'
+wait $supervisor
+zeroclap status runs/mine
+
+echo "== 4. more steps than the recipe said, interrupted and resumed"
+longer=(training.steps=500 schedule.decay_steps=400)
+zeroclap supervise mine.yaml "${longer[@]}" &
+supervisor=$!
+sleep 12
+kill -TERM $supervisor
+wait $supervisor || [ $? -eq 76 ] # 76: stopped on request
+zeroclap supervise mine.yaml "${longer[@]}"
+zeroclap audit runs/mine
+
+echo "== 5. the model: perplexity by length, for transformers, and a word for a mask"
+zeroclap export runs/mine --output model
+zeroclap evaluate model --data corpus --lengths 32,64,128
+zeroclap fill-mask model "He was born in <mask>."
+zeroclap convert model --to huggingface --output exported
+python - <<'PYTHON'
+from transformers import AutoModelForMaskedLM, AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained("exported")
+model = AutoModelForMaskedLM.from_pretrained("exported", trust_remote_code=True)
+print(model(**tokenizer("He was born in <mask>.", return_tensors="pt")).logits.shape)
+PYTHON
+
+echo "== 6. a GLUE task, and the report"
+zeroclap glue model --data "$glue" --tasks cola --seeds 1-2 --output scores \
+    learning_rate=3e-4 max_train_examples=1000 epochs=2
+zeroclap glue-report scores
+zeroclap report runs/mine

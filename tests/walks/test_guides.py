@@ -1,0 +1,90 @@
+"""Every command of the guides and of the README, run as it stands there.
+
+Blocks marked `sh` are run page by page in one folder, as a reader would; a block of YAML whose
+first line names a file is written to that file first. The recipe's guide comes first: it makes the
+corpus, the recipe and the run that the others use.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+GUIDES = ROOT / "pretrain" / "guides"
+PAGES = [
+    GUIDES / "writing-a-recipe.md",
+    GUIDES / "using-a-model.md",
+    GUIDES / "run-folder.md",
+    GUIDES / "when-something-goes-wrong.md",
+    GUIDES / "continuing-a-run.md",
+    GUIDES / "several-gpus.md",
+    GUIDES / "several-machines.md",
+    ROOT / "README.md",
+]
+SMALLER = {
+    "--vocab-size 50265": "--vocab-size 2000",
+    "--workers 16": "--workers 2",
+    "supervise pile-base model": "supervise small training.steps=120 model",
+    "--tasks all --seeds 1,2,3": "--tasks RTE --seeds 1",
+}
+"""What the README says for the Pile, and what takes its place on a small machine."""
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with what a reader is told to bring: GLUE's files, sentences, text as the Pile's."""
+    folder = tmp_path_factory.mktemp("reader")
+    rows = [(f"The result number {n} is returned.", n % 2) for n in range(24)]
+    for task in ("CoLA", "RTE"):
+        (folder / "GLUE" / task).mkdir(parents=True)
+    for split, part in {"train": rows, "dev": rows[:8], "test": rows[:8]}.items():
+        cola = [f"x\t{label}\t\t{text}" for text, label in part]
+        rte = [f"{n}\t{a}\tIt is.\t{('not_', '')[b]}entailment" for n, (a, b) in enumerate(part)]
+        if split == "test":
+            cola = ["index\tsentence", *(f"{n}\t{text}" for n, (text, _) in enumerate(part))]
+            rte = [line.rpartition("\t")[0] for line in rte]
+        header = "index\tsentence1\tsentence2" + ("" if split == "test" else "\tlabel")
+        (folder / "GLUE" / "CoLA" / f"{split}.tsv").write_text("\n".join(cola) + "\n")
+        (folder / "GLUE" / "RTE" / f"{split}.tsv").write_text("\n".join([header, *rte]) + "\n")
+    (folder / "sentences.txt").write_text("The file is returned.\nFile the is returned.\n")
+    return folder
+
+
+def run(script: str, folder: Path) -> None:
+    """Run a script with the programs of this environment; show its output if it fails."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", script],
+        cwd=folder,
+        env={**os.environ, "PATH": path},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=1800,
+        check=False,
+    )
+    assert done.returncode == 0, f"{script}\n{done.stdout[-6000:]}"
+
+
+@pytest.mark.parametrize("page", [pytest.param(page, id=page.stem) for page in PAGES])
+def test_the_commands_of_a_page_work(page: Path, workspace: Path) -> None:
+    if page.name == "README.md":
+        shutil.copytree(workspace / "text", workspace / "pile")
+        shutil.rmtree(workspace / "vocabulary")
+        shutil.rmtree(workspace / "corpus")
+    for language, block in re.findall(r"^```(\w+)\n(.*?)^```$", page.read_text(), re.M | re.S):
+        if language == "yaml" and (named := re.match(r"# (\S+\.yaml)", block)):
+            (workspace / named[1]).write_text(block)
+        elif language == "python":
+            run(f"python - <<'EOF'\n{block}\nEOF\n", workspace)
+        elif language == "sh":
+            for published, small in SMALLER.items():
+                block = block.replace(published, small)
+            run(block, workspace)
