@@ -14,6 +14,7 @@ zeroclap train-tokenizer --input "$text" --vocab-size 4000 --output "$folder/voc
 zeroclap prepare --input "$text" --tokenizer "$folder/vocabulary" --output "$folder/corpus" \
     --workers 2 --valid-fraction 0.02
 cd "$folder"
+run=$PWD/runs/mine
 zeroclap inspect corpus
 
 echo "== 2. our own recipe"
@@ -27,25 +28,28 @@ zeroclap show mine.yaml
 zeroclap plan mine.yaml --gpus 1
 
 echo "== 3. train; a rank is killed on the way, and the run continues by itself"
-zeroclap supervise mine.yaml &
+zeroclap supervise mine.yaml folder="$run" &
 supervisor=$!
-until [ -d runs/mine/checkpoints/step-00000100 ]; do sleep 1; done
-pkill -KILL -f 'pretrain.train.*--local_rank=1' || pkill -KILL -f 'pretrain.train'
+until [ -d "$run/checkpoints/step-00000100" ]; do
+    sleep 1
+    kill -0 $supervisor
+done
+pkill -KILL -f "pretrain.train --local_rank=1 $run"
 wait $supervisor
-zeroclap status runs/mine
+zeroclap status "$run"
 
 echo "== 4. more steps than the recipe said, interrupted and resumed"
-longer=(training.steps=500 schedule.decay_steps=400)
+longer=(folder="$run" training.steps=500 schedule.decay_steps=400)
 zeroclap supervise mine.yaml "${longer[@]}" &
 supervisor=$!
 sleep 12
 kill -TERM $supervisor
 wait $supervisor || [ $? -eq 76 ] # 76: stopped on request
 zeroclap supervise mine.yaml "${longer[@]}"
-zeroclap audit runs/mine
+zeroclap audit "$run"
 
 echo "== 5. the model: perplexity by length, for transformers, and a word for a mask"
-zeroclap export runs/mine --output model
+zeroclap export "$run" --output model
 zeroclap evaluate model --data corpus --lengths 32,64,128
 zeroclap fill-mask model "He was born in <mask>."
 zeroclap convert model --to huggingface --output exported
@@ -61,4 +65,4 @@ echo "== 6. a GLUE task, and the report"
 zeroclap glue model --data "$glue" --tasks cola --seeds 1-2 --output scores \
     learning_rate=3e-4 max_train_examples=1000 epochs=2
 zeroclap glue-report scores
-zeroclap report runs/mine
+zeroclap report "$run"
