@@ -40,8 +40,6 @@ def check(config: RunConfig, world_size: int) -> tuple[ModelConfig, CorpusManife
     Raises:
         ValueError: something is missing or does not fit; both values are named.
     """
-    if not config.folder:
-        raise ValueError("folder: is not set; name the run's folder, such as folder=runs/first")
     if not config.data.corpus:
         raise ValueError("data.corpus: is not set; name a folder that `data_prep prepare` made")
     manifest = load_manifest(Path(config.data.corpus))

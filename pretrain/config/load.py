@@ -38,6 +38,8 @@ compared.
 def load(recipe: str, overrides: Sequence[str] = ()) -> RunConfig:
     """Load the run that a recipe and `section.key=value` overrides describe.
 
+    A recipe that names no folder gets one with its own name, in runs/.
+
     Args:
         recipe: a YAML file, or the name of one in pretrain/recipes.
         overrides: such as "optimizer.learning_rate=1e-4".
@@ -53,9 +55,31 @@ def load(recipe: str, overrides: Sequence[str] = ()) -> RunConfig:
     for override in overrides:
         apply_override(values, override)
     try:
-        return _decode(values)
+        config = _decode(values)
     except ValueError as error:
         raise ValueError(f"{_source_of(str(error), recipe, overrides)}: {error}") from error
+    folder = config.folder or f"runs/{find(recipe).stem}"
+    return dataclasses.replace(config, folder=folder)
+
+
+def sources(recipe: str, overrides: Sequence[str] = ()) -> dict[str, str]:
+    """Return what set each key of a run: a recipe's file or an override.
+
+    Keys that are not in the result have their default.
+    """
+    values: dict[str, Any] = {}
+    found: dict[str, str] = {}
+    for path, delta in _read(find(recipe)):
+        values = merge(values, delta)
+        source = path.name if path.parent == RECIPES else str(path)
+        found |= dict.fromkeys(flatten(delta), source)
+    for override in overrides:
+        apply_override(values, override)
+        delta = {}
+        apply_override(delta, override)
+        found |= dict.fromkeys(flatten(delta), "command line")
+    # An override of a whole section removes what recipes set in it.
+    return {key: source for key, source in found.items() if key in flatten(values)}
 
 
 def find(recipe: str) -> Path:

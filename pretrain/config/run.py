@@ -351,7 +351,7 @@ class RunConfig:
     """One pretraining run."""
 
     folder: str = ""
-    """The run's folder: checkpoints, metrics, ledger, plots."""
+    """The run's folder: checkpoints, metrics, ledger, plots. Empty: runs/ and the recipe's name."""
     data: DataConfig = dataclasses.field(default_factory=DataConfig)
     model: ModelRecipe = dataclasses.field(default_factory=ModelRecipe)
     objective: ObjectiveSettings = dataclasses.field(

@@ -67,9 +67,36 @@ def test_overrides_win_over_the_recipe_and_the_recipe_over_its_base(tmp_path):
 
 def test_a_recipe_may_extend_a_shipped_one(tmp_path):
     config = recipes.load(write(tmp_path, "mine", "{extends: demo, training: {seed: 9}}"))
+    demo = recipes.load("demo")
     assert config == dataclasses.replace(
-        recipes.load("demo"), training=dataclasses.replace(recipes.load("demo").training, seed=9)
+        demo, folder="runs/mine", training=dataclasses.replace(demo.training, seed=9)
     )
+
+
+def test_a_run_has_the_recipes_name_unless_the_recipe_or_the_command_line_names_it(tmp_path):
+    mine = write(tmp_path, "mine", "{}")
+    assert recipes.load(mine).folder == "runs/mine"
+    assert recipes.load("demo").folder == "runs/demo"
+    assert recipes.load(mine, ["folder=''"]).folder == "runs/mine"
+    assert recipes.load(mine, ["folder=there"]).folder == "there"
+    assert recipes.load(write(tmp_path, "own", "{folder: here}")).folder == "here"
+    recipes.dump(recipes.load(mine), tmp_path / recipes.RUN_FILE)
+    assert recipes.load(str(tmp_path / recipes.RUN_FILE)).folder == "runs/mine"
+
+
+def test_the_source_of_a_value_is_the_last_that_set_it(tmp_path):
+    base = write(tmp_path, "base", "{training: {steps: 20000, seed: 3}, fault: {first_step: 7}}")
+    last = write(tmp_path, "last", "{extends: base, training: {seed: 4}, batch: {ramp_steps: 1}}")
+    overrides = ["batch.ramp_steps=0", "fault={kind: none}", "model.overrides.dropout=0"]
+    assert recipes.sources(last, overrides) == {
+        "training.steps": base,
+        "training.seed": last,
+        "batch.ramp_steps": "command line",
+        "fault.kind": "command line",  # a whole section replaces the recipes' section
+        "model.overrides.dropout": "command line",
+    }
+    assert recipes.sources("pile-large")["model.size"] == "pile-large.yaml"
+    assert recipes.sources("pile-large")["batch.global_batch_size"] == "pile-base.yaml"
 
 
 def test_recipes_that_extend_each_other_are_refused(tmp_path):
