@@ -1,34 +1,58 @@
 """Command line of data preparation: `python -m data_prep COMMAND`."""
 
+import argparse
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 
 from data_prep import console
-from data_prep.arguments import Parser, run_command
+from data_prep.arguments import Command, Parser, program, run_command
 
-# Each command is a module of this package, which is imported when the command is used.
-COMMANDS = {
-    "sample": "Write the embedded corpus, made from the files of this Python installation",
-    "train-tokenizer": "Train a byte-level BPE vocabulary",
-    "prepare": "Convert raw text to indexed binaries; continues an interrupted run",
-    "inspect": "Show counts, rejects, lengths and sample documents of a corpus",
-    "verify": "Check all checksums, indices and ids of a corpus",
+
+def _command(name: str, summary: str, example: str) -> Command:
+    """Return a command whose module of this package is imported when the command is used."""
+    module = f"data_prep.{name.replace('-', '_')}"
+
+    def add_arguments(parser: argparse.ArgumentParser) -> None:
+        import_module(module).add_arguments(parser)
+
+    def run(options: argparse.Namespace) -> int | None:
+        code: int | None = import_module(module).run(options)
+        return code
+
+    run.__doc__ = f"{summary}.\n\nexample: python -m data_prep {name} {example}"
+    return add_arguments, run
+
+
+_COMMANDS = {
+    "sample": (
+        "Write the embedded corpus, made from the files of this Python installation",
+        "--output text",
+    ),
+    "train-tokenizer": (
+        "Train a byte-level BPE vocabulary",
+        "--input 'text/*.jsonl.zst' --vocab-size 50265 --output vocabulary",
+    ),
+    "prepare": (
+        "Convert raw text to indexed binaries; continues an interrupted run",
+        "--input 'text/*.jsonl.zst' --tokenizer vocabulary --output corpus",
+    ),
+    "inspect": ("Show counts, rejects, lengths and sample documents of a corpus", "corpus"),
+    "verify": ("Check all checksums, indices and ids of a corpus", "corpus --workers 4"),
 }
+GROUPS = {"prepare data": {name: _command(name, *texts) for name, texts in _COMMANDS.items()}}
+"""Every command, in the order of `--help`."""
 
 
 @console.lasting()
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code."""
-    return run_command("data_prep", _parser().parse_args(arguments))
+    return run_command(_parser(), arguments)
 
 
 def _parser() -> Parser:
-    parser = Parser(prog="data_prep", description="Convert raw text to indexed binaries.")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for name, summary in COMMANDS.items():
-        module = f"data_prep.{name.replace('-', '_')}"
-        commands.add_parser(name, module=module, help=summary, description=summary)
-    return parser
+    description = "Convert raw text to indexed binaries."
+    return program("python -m data_prep", description, "sample --output text", GROUPS)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,15 @@
-"""Command-line parsing shared by all commands: lazy sub-commands, checks, and exit codes."""
+"""Command lines: the parser and the way to run a command that all programs of the project share.
+
+A program is a table of commands, in groups that `--help` shows in this order. A command is a
+function that adds its arguments, which is called when the command is parsed, and one that runs it.
+"""
 
 import argparse
 import inspect
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from importlib import import_module
+from pathlib import Path
 from typing import Any, NoReturn
 
 EXIT_DONE = 0
@@ -17,8 +22,13 @@ EXIT_INTERRUPTED = 130
 
 AddArguments = Callable[[argparse.ArgumentParser], None]
 Run = Callable[[argparse.Namespace], int | None]
-"""Runs a command and returns its exit code, None for success. Its docstring is the command's help.
-It raises ValueError or OSError for errors that the user can correct."""
+"""Runs a command and returns its exit code, None for success. Its docstring is the command's help:
+a line that says what it does, and at the end an example. `options.parser.prog` is the command as
+the user called it. It raises ValueError or OSError for errors that the user can correct."""
+Command = tuple[AddArguments, Run]
+
+_RENAMED_OPTIONS = {"--ranks": "--world-size", "--suite": "--bench"}
+"""Options of earlier versions of `glue` and `plan`."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -26,28 +36,34 @@ class Parser(argparse.ArgumentParser):
 
     Options with action="extend" collect the values of all occurrences, and flags may be repeated.
     Sub-parsers are of the same class.
-
-    A sub-parser with a `module` imports it when its command is parsed, so that the program's
-    `--help` imports no command. The module defines `add_arguments(parser)` and `run(options)`,
-    which returns the exit code.
     """
 
-    def __init__(self, *arguments: Any, module: str = "", **keywords: Any) -> None:  # noqa: ANN401
-        """Create a parser; arguments other than `module` are those of ArgumentParser."""
+    def __init__(
+        self,
+        *arguments: Any,  # noqa: ANN401
+        add_arguments: AddArguments | None = None,
+        **keywords: Any,  # noqa: ANN401
+    ) -> None:
+        """Create a parser.
+
+        Args:
+            arguments: Those of ArgumentParser.
+            add_arguments: Called with the parser before it parses its first command line, so that
+                a program's `--help` imports nothing that a command needs.
+            keywords: Those of ArgumentParser.
+        """
         super().__init__(*arguments, **keywords)
-        self._module = module
+        self._add_arguments = add_arguments
         self.given: set[str] = set()
         """Destinations of the options seen so far in the current command line."""
         for name in (None, "store"):
             self.register("action", name, _StoreOnce)
 
     def load(self) -> None:
-        """Import the module of this sub-command, if not done yet, and add its arguments."""
-        if self._module:
-            module = import_module(self._module)
-            module.add_arguments(self)
-            self.set_defaults(run_command=module.run)
-            self._module = ""
+        """Call `add_arguments`, if not done yet."""
+        if self._add_arguments:
+            self._add_arguments(self)
+            self._add_arguments = None
 
     def parse_known_args(self, args=None, namespace=None):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201
         """Parse a command line; every other parsing method calls this one."""
@@ -79,26 +95,94 @@ class _StoreOnce(argparse.Action):
         setattr(namespace, self.dest, values)
 
 
-def add_commands(
-    parser: argparse.ArgumentParser, commands: Mapping[str, tuple[AddArguments, Run]]
-) -> None:
-    """Add sub-commands by name; what a command's function documents is its help."""
-    added = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for name, (add_arguments, run) in commands.items():
-        text = inspect.getdoc(run) or name
-        command = added.add_parser(
-            name,
-            help=text.splitlines()[0].rstrip("."),
-            description=text,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )
-        add_arguments(command)
-        command.set_defaults(run_command=run)
+class _PrintVersion(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, *_: object, **__: object) -> None:
+        sys.stdout.write(f"zeroclap {version()}\n")
+        parser.exit()
 
 
-def run_command(program: str, options: argparse.Namespace) -> int:
-    """Run `options.run_command` and return its exit code; report a user error in one line."""
-    name = f"{program} {options.command}"
+def version() -> str:
+    """Return the version of the installed package, or say where the code is that is not installed.
+
+    pyproject.toml states the version.
+    """
+    import importlib.metadata
+
+    try:
+        return importlib.metadata.version("zeroclap")
+    except importlib.metadata.PackageNotFoundError:
+        return f"of unknown version: not installed, run from {Path(__file__).parents[1]}"
+
+
+def program(
+    name: str, description: str, example: str, groups: Mapping[str, Mapping[str, Command]]
+) -> Parser:
+    """Return the parser of a program.
+
+    Args:
+        name: As a user calls it, such as "python -m pretrain". In the commands' help it replaces
+            the name by which their examples call a program.
+        description: One sentence.
+        example: Arguments of a useful call.
+        groups: Commands by name, by title of the group.
+    """
+    lines = [description]
+    parser = Parser(
+        prog=name,
+        usage=f"{name} [-h] [--version] COMMAND ...",
+        epilog=f"example: {name} {example}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    version = "print the version and exit"
+    parser.add_argument("--version", action=_PrintVersion, nargs=0, help=version)
+    # argparse itself would list the commands without groups.
+    added = parser.add_subparsers(
+        dest="command", required=True, metavar="COMMAND", prog=name, help=argparse.SUPPRESS
+    )
+    for title, commands in groups.items():
+        lines += ["", f"{title}:"]
+        for command_name, (add_arguments, run) in commands.items():
+            text = re.sub(r"python -m \w+(?= )", name, inspect.getdoc(run) or "")
+            summary = text.partition("\n")[0].rstrip(".")
+            lines.append(f"  {command_name:<16} {summary}")
+            command = added.add_parser(
+                command_name,
+                help=summary,
+                description=text,
+                formatter_class=argparse.RawDescriptionHelpFormatter,
+                add_arguments=add_arguments,
+            )
+            command.set_defaults(run_command=run, parser=command)
+    parser.description = "\n".join(lines)
+    return parser
+
+
+def parse_arguments(
+    parser: argparse.ArgumentParser, arguments: Sequence[str] | None
+) -> argparse.Namespace:
+    """Parse a command line whose key=value arguments (`overrides`) may stand anywhere.
+
+    argparse itself accepts positional arguments only where they follow each other.
+    """
+    options, rest = parser.parse_known_args(arguments)
+    unknown = [word for word in rest if word.startswith("-") or not hasattr(options, "overrides")]
+    for word in unknown:
+        if new := _RENAMED_OPTIONS.get(word.partition("=")[0]):
+            options.parser.error(f"{word}: this option is now {new}")
+    if unknown:
+        options.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+    if rest:
+        options.overrides = [*options.overrides, *rest]
+    return options
+
+
+def run_command(parser: argparse.ArgumentParser, arguments: Sequence[str] | None) -> int:
+    """Parse a command line, run its command and return the exit code.
+
+    An error that the user can correct is reported in one line.
+    """
+    options = parse_arguments(parser, arguments)
+    name = options.parser.prog
     try:
         code: int = options.run_command(options) or EXIT_DONE
         if code == EXIT_DONE:

@@ -86,7 +86,7 @@ def run(options: argparse.Namespace) -> int:
             return 0
         manifest = prepare(*inputs, **common, overwrite=options.overwrite)
     except WorkerDied as error:
-        print(f"data_prep prepare: error: {error}", file=sys.stderr)
+        print(f"{options.parser.prog}: error: {error}", file=sys.stderr)
         return EXIT_FAILED
     totals = ", ".join(
         f"{split} {total.documents:,} documents {total.tokens:,} tokens"

@@ -31,7 +31,7 @@ def run(options: argparse.Namespace) -> int:
     """Run the command."""
     problems = list(verify(options.folder, options.workers))
     for problem in problems:
-        print(f"data_prep verify: {problem}", file=sys.stderr)
+        print(f"{options.parser.prog}: {problem}", file=sys.stderr)
     if problems:
         return EXIT_FAILED
     print(f"{options.folder}: no problems found")

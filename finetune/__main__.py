@@ -13,24 +13,20 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from data_prep import console
-from data_prep.arguments import AddArguments, Parser, Run, add_commands, run_command
-from pretrain.config.settings import add_device, parse_arguments
+from data_prep.arguments import Command, Parser, program, run_command
+from pretrain.config.settings import add_device
 from pretrain.exit_codes import EXIT_DONE, EXIT_FAILED
 
 
 @console.lasting()
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
-    return run_command("finetune", parse_arguments(_parser(), arguments))
+    return run_command(_parser(), arguments)
 
 
 def _parser() -> Parser:
-    parser = Parser(
-        prog="python -m finetune",
-        description="Fine-tune a model folder on GLUE, and use the fine-tuned model.",
-    )
-    add_commands(parser, COMMANDS)
-    return parser
+    description = "Fine-tune a model folder on GLUE, and use the fine-tuned model."
+    return program("python -m finetune", description, "demo", {"fine-tune": COMMANDS})
 
 
 def _glue_arguments(command: argparse.ArgumentParser) -> None:
@@ -92,6 +88,7 @@ def _glue_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "overrides",
         nargs="*",
+        default=[],
         metavar="key=value",
         help="settings to change, such as learning_rate=2e-5 or pooling=mean",
     )
@@ -155,7 +152,7 @@ def _glue(options: argparse.Namespace) -> int:
     if len(failed) < len(plans):
         print(f"\n{write_report(options.output)}")
     if failed:
-        print(f"finetune glue: error: failed: {', '.join(failed)}", file=sys.stderr)
+        print(f"{options.parser.prog}: error: failed: {', '.join(failed)}", file=sys.stderr)
         return EXIT_FAILED
     return EXIT_DONE
 
@@ -167,7 +164,7 @@ def _report_arguments(command: argparse.ArgumentParser) -> None:
 def _report(options: argparse.Namespace) -> None:
     """Compare a folder's runs with the published table.
 
-    example: python -m finetune report scores
+    example: python -m finetune glue-report scores
     """
     from finetune.report import write_report
 
@@ -292,9 +289,9 @@ def _demo(options: argparse.Namespace) -> int:
     return run_demo(options.output)
 
 
-COMMANDS: dict[str, tuple[AddArguments, Run]] = {
+COMMANDS: dict[str, Command] = {
     "glue": (_glue_arguments, _glue),
-    "report": (_report_arguments, _report),
+    "glue-report": (_report_arguments, _report),
     "predict": (_predict_arguments, _predict),
     "submit": (_submit_arguments, _submit),
     "acceptability": (_acceptability_arguments, _acceptability),

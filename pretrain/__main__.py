@@ -10,29 +10,34 @@ import sys
 from collections.abc import Sequence
 
 from data_prep import console
-from data_prep.arguments import AddArguments, Parser, Run, add_commands, run_command
+from data_prep.arguments import Command, Parser, program, run_command
 from pretrain.bench import command as bench
 from pretrain.config import command as config
-from pretrain.config.settings import parse_arguments
+from pretrain.config.settings import add_recipe
 from pretrain.convert import command as convert
 from pretrain.inference import command as inference
 from pretrain.run import command as run
 from pretrain.spikes.replay import command as replay
 from pretrain.supervision import command as supervision
 
-COMMANDS: dict[str, tuple[AddArguments, Run]] = {
-    "recipes": (config.add_recipes_arguments, config.recipes),
-    "plan": (bench.add_plan_arguments, bench.plan),
-    "supervise": (supervision.add_arguments, supervision.supervise),
-    "status": (run.add_run, run.status),
-    "audit": (run.add_run, run.audit),
-    "report": (run.add_run, run.report),
-    "replay": (replay.add_arguments, replay.replay),
-    "export": (inference.add_export_arguments, inference.export),
-    "convert": (convert.add_arguments, convert.convert),
-    "evaluate": (inference.add_evaluate_arguments, inference.evaluate),
-    "fill-mask": (inference.add_fill_mask_arguments, inference.fill_mask),
-    "bench": (bench.add_bench_arguments, bench.bench),
+GROUPS: dict[str, dict[str, Command]] = {
+    "pretrain": {
+        "recipes": (config.add_recipes_arguments, config.recipes),
+        "show": (add_recipe, config.show),
+        "plan": (bench.add_plan_arguments, bench.plan),
+        "supervise": (supervision.add_arguments, supervision.supervise),
+        "status": (run.add_run, run.status),
+        "audit": (run.add_run, run.audit),
+        "report": (run.add_run, run.report),
+        "replay": (replay.add_arguments, replay.replay),
+        "bench": (bench.add_bench_arguments, bench.bench),
+    },
+    "use a model": {
+        "export": (inference.add_export_arguments, inference.export),
+        "evaluate": (inference.add_evaluate_arguments, inference.evaluate),
+        "fill-mask": (inference.add_fill_mask_arguments, inference.fill_mask),
+        "convert": (convert.add_arguments, convert.convert),
+    },
 }
 """Every command, in the order of `--help`."""
 
@@ -40,17 +45,12 @@ COMMANDS: dict[str, tuple[AddArguments, Run]] = {
 @console.lasting()
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
-    return run_command("pretrain", parse_arguments(_parser(), arguments))
+    return run_command(_parser(), arguments)
 
 
 def _parser() -> Parser:
-    parser = Parser(
-        prog="python -m pretrain",
-        description="Pretrain language models.",
-        epilog="example: python -m pretrain supervise demo",
-    )
-    add_commands(parser, COMMANDS)
-    return parser
+    description = "Pretrain language models."
+    return program("python -m pretrain", description, "supervise demo data.corpus=corpus", GROUPS)
 
 
 if __name__ == "__main__":

@@ -7,15 +7,16 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pretrain.config.settings import add_recipe
+
 if TYPE_CHECKING:
     from pretrain.bench.suite import Suite
 
 
 def add_plan_arguments(command: argparse.ArgumentParser) -> None:
     """Add the arguments of `plan`."""
+    add_recipe(command)
     add = command.add_argument
-    add("recipe", help="a YAML file, or the name of one in pretrain/recipes")
-    add("overrides", nargs="*", metavar="key=value", help="settings to change")
     add("--gpus", type=int, default=8, help="number of GPUs in all (default: %(default)s)")
     kinds = ("a100", "h100", "h200")
     add("--kind", default="a100", choices=kinds, help="(default: %(default)s)")

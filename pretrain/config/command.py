@@ -1,10 +1,12 @@
-"""The command `recipes`: list recipes and names for their settings, or write their JSON schema."""
+"""The commands about recipes: `recipes` lists them, `show` prints one with all its settings."""
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import inspect
 import sys
+import textwrap
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -40,6 +42,62 @@ def recipes(options: argparse.Namespace) -> int:
     return 0
 
 
+def show(options: argparse.Namespace) -> None:
+    """Print every setting of a run, with its documentation and where its value comes from.
+
+    What is printed is a recipe of the same run.
+
+    example: python -m pretrain show pile-large model.variant=zero-clap
+    """
+    from pretrain.config.load import load, sources
+
+    config = load(options.recipe, options.overrides)
+    found = sources(options.recipe, options.overrides)
+    sys.stdout.write("".join(f"{line}\n" for line in _described(config, found)))
+
+
+def _described(record: Any, sources: Mapping[str, str], path: str = "") -> Iterator[str]:  # noqa: ANN401
+    """Yield the fields of a dataclass as YAML, with comments."""
+    from data_prep.records import docstrings
+
+    texts = docstrings(type(record))
+    for field in dataclasses.fields(record):
+        value = getattr(record, field.name)
+        text = texts.get(field.name, "")
+        if dataclasses.is_dataclass(value):
+            text = (inspect.getdoc(type(value)) or "").partition("\n")[0]
+            yield ""
+        yield from _setting(field.name, value, text, sources, path)
+
+
+def _setting(
+    name: str,
+    value: Any,  # noqa: ANN401 - any setting's
+    text: str,
+    sources: Mapping[str, str],
+    path: str,
+) -> Iterator[str]:
+    import yaml
+
+    key, indent = f"{path}{name}", "  " * path.count(".")
+    begin = f"{indent}# "
+    yield from textwrap.wrap(text, 100, initial_indent=begin, subsequent_indent=begin)
+    if dataclasses.is_dataclass(value):
+        yield f"{name}:"
+        yield from _described(value, sources, f"{key}.")
+    elif isinstance(value, dict) and value:  # model.overrides
+        from data_prep.records import docstrings
+        from pretrain.model.config import ModelConfig
+
+        texts = docstrings(ModelConfig)
+        yield f"{indent}{name}:"
+        for below in value:
+            yield from _setting(below, value[below], texts.get(below, ""), sources, f"{key}.")
+    else:
+        line = yaml.safe_dump({name: value}, default_flow_style=False, width=sys.maxsize).rstrip()
+        yield f"{indent}{line}  # {sources.get(key, 'default')}"
+
+
 def recipe_schema() -> dict[str, Any]:
     """The JSON schema of a recipe's file: `RunConfig`, `extends`, and the fields of ModelConfig."""
     from data_prep.records import json_schema
@@ -62,7 +120,7 @@ def _listing() -> Iterator[str]:
     from pretrain.model.presets import SIZES, VARIANTS
     from pretrain.objectives.registry import SETTINGS_BY_NAME
 
-    yield "recipes (python -m pretrain supervise RECIPE key=value ...):"
+    yield "recipes, for show, plan and supervise:"
     for path in sorted(RECIPES.glob("*.yaml")):
         first = path.read_text(encoding="utf-8").partition("\n")[0]
         yield f"  {path.stem:<34} {first.removeprefix('#').strip()}"

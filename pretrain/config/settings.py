@@ -6,30 +6,15 @@ Pretraining and fine-tuning share it. Imports no torch.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-_RENAMED_OPTIONS = {"--ranks": "--world-size", "--suite": "--bench"}
-"""Options of earlier versions of `finetune glue` and `pretrain plan`."""
 
-
-def parse_arguments(
-    parser: argparse.ArgumentParser, arguments: Sequence[str] | None
-) -> argparse.Namespace:
-    """Parse a command line whose key=value arguments (`overrides`) may stand anywhere.
-
-    argparse itself accepts positional arguments only where they follow each other.
-    """
-    options, rest = parser.parse_known_args(arguments)
-    unknown = [word for word in rest if word.startswith("-") or not hasattr(options, "overrides")]
-    for word in unknown:
-        if new := _RENAMED_OPTIONS.get(word.partition("=")[0]):
-            parser.error(f"{word}: this option is now {new}")
-    if unknown:
-        parser.error(f"unrecognized arguments: {' '.join(rest)}")
-    if rest:
-        options.overrides += rest
-    return options
+def add_recipe(command: argparse.ArgumentParser) -> None:
+    """Add the arguments of a command that loads a recipe: its name, and overrides."""
+    command.add_argument("recipe", help="a YAML file, or the name of one in pretrain/recipes")
+    overrides = "settings to change, such as optimizer.learning_rate=1e-4"
+    command.add_argument("overrides", nargs="*", default=[], metavar="key=value", help=overrides)
 
 
 def add_device(command: argparse.ArgumentParser) -> None:

@@ -7,15 +7,14 @@ import os
 import sys
 from pathlib import Path
 
+from pretrain.config.settings import add_recipe
 from pretrain.exit_codes import EXIT_DONE
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
     """Add the arguments of `supervise`."""
+    add_recipe(command)
     add = command.add_argument
-    add("recipe", help="a YAML file, or the name of one in pretrain/recipes")
-    overrides = "settings to change, such as optimizer.learning_rate=1e-4"
-    add("overrides", nargs="*", metavar="key=value", help=overrides)
     add("--dry-run", action="store_true", help="print what would be done next, and do nothing")
     nodes = "number of machines, each of which runs this command (default: Slurm's, or 1)"
     add("--nodes", type=int, help=nodes)
@@ -51,5 +50,5 @@ def supervise(options: argparse.Namespace) -> int:
         if (Path(config.folder) / METRICS).exists():
             sys.stdout.write(f"report: {write_report(Path(config.folder))}\n")
     except (OSError, ValueError) as error:  # the run's own exit code counts
-        sys.stderr.write(f"pretrain supervise: no report: {error}\n")
+        sys.stderr.write(f"{options.parser.prog}: no report: {error}\n")
     return code

@@ -152,7 +152,7 @@ def test_user_errors_give_one_line_and_exit_code_2(
     error = capsys.readouterr().err
     lines = [line for line in error.splitlines() if not line.startswith("prepare: ")]
     assert len(lines) == 1
-    assert lines[0].startswith(f"data_prep {words[0]}: error: ")
+    assert lines[0].startswith(f"python -m data_prep {words[0]}: error: ")
     assert message.format(h=home) in lines[0]
 
 
@@ -175,7 +175,7 @@ def test_usage_errors_give_one_line_and_exit_code_2(
         main(arguments.split())
     assert stopped.value.code == 2
     [line] = capsys.readouterr().err.splitlines()
-    assert line.startswith("data_prep")
+    assert line.startswith("python -m data_prep")
     assert "error: " in line
     assert message.replace("'", "") in line.replace("'", "")
 

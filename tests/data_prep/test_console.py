@@ -113,7 +113,7 @@ def action(options):
 
 def parser():
     made = argparse.ArgumentParser()
-    made.set_defaults(run_command=action, command="figures")
+    made.set_defaults(run_command=action, parser=made)
     return made
 
 command_line._parser = parser

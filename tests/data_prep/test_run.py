@@ -438,7 +438,7 @@ def test_full_disk_error_names_the_file_and_leaves_nothing_incomplete(
     assert result.returncode == 2
     assert "Traceback" not in result.stderr
     last = result.stderr.splitlines()[-1]
-    assert last.startswith("data_prep prepare: error: ")
+    assert last.startswith("python -m data_prep prepare: error: ")
     full = "tokenizer.json" if limit_bytes == 1000 else "train/shard-00000.bin"
     assert f"{corpus / full}" in last
     assert "File too large" in last

@@ -266,7 +266,7 @@ def test_bad_requests_are_refused_before_anything_starts(
     base = [word for pair in usual.items() if pair[0] not in arguments for word in pair]
     assert main(["glue", str(tiny_model), *base, *arguments]) == code
     error = capsys.readouterr().err
-    assert error.startswith("finetune glue: error: ")
+    assert error.startswith("python -m finetune glue: error: ")
     assert error.count("\n") == 1
     assert message in error
     assert not output.exists()

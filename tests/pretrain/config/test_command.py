@@ -1,4 +1,4 @@
-"""`python -m pretrain recipes`: the list, and the JSON schema."""
+"""`python -m pretrain recipes` and `show`: the list, the JSON schema, and all settings of one."""
 
 import dataclasses
 import json
@@ -8,7 +8,7 @@ import yaml
 
 from pretrain.__main__ import main
 from pretrain.config import command
-from pretrain.config.load import RECIPES
+from pretrain.config.load import RECIPES, load
 from pretrain.config.run import RunConfig
 from pretrain.model.config import ModelConfig
 from pretrain.model.presets import SIZES, VARIANTS
@@ -77,3 +77,48 @@ def test_the_schema_is_written_as_json(tmp_path, schema, capsys):
     assert main(["recipes", "--schema", str(path)]) == 0
     assert json.loads(path.read_text()) == schema
     assert str(path) in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("recipe", "overrides"),
+    [
+        *((path.stem, []) for path in sorted(RECIPES.glob("*.yaml"))),
+        (
+            "demo",
+            ["folder=a # b: c", "optimizer.learning_rate=3e-3", "model.overrides.dropout=0.1"],
+        ),
+        ("demo", ["model.overrides={}", "data.corpus='yes'", "objective.whole_words=true"]),
+    ],
+)
+def test_what_show_prints_is_a_recipe_of_the_same_run(recipe, overrides, tmp_path, capsys):
+    assert main(["show", recipe, *overrides]) == 0
+    shown = tmp_path / "shown.yaml"
+    shown.write_text(capsys.readouterr().out)
+    assert load(str(shown)) == load(recipe, overrides)
+    assert max(map(len, shown.read_text().splitlines())) <= 100
+
+
+def test_show_documents_every_setting_and_names_its_source(capsys):
+    assert main(["show", "pile-large", "model.variant=alibi", "model.overrides.alibi=offset"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    sections = [line for line in lines if line.endswith(":") and line[0] not in " #"]
+    assert sections == [f"{field.name}:" for field in dataclasses.fields(RunConfig)][1:]
+    for before, line in (
+        ("  # Peak of the schedule.", "  learning_rate: 0.0004  # pile-large.yaml"),
+        ("  # Decay rate of the first moment.", "  beta1: 0.9  # pile-base.yaml"),
+        ("  # Positions, embeddings and head, by name.", "  variant: alibi  # command line"),
+        (
+            '    # Shape of the bias where `position` is "alibi"',
+            "    alibi: offset  # command line",
+        ),
+        ("  # What goes wrong.", "  kind: none  # default"),
+    ):
+        assert lines[lines.index(line) - 1].startswith(before)
+    settings = [n for n, line in enumerate(lines) if "  # " in line and line.lstrip()[0] != "#"]
+    undocumented = [lines[n] for n in settings if not lines[n - 1].lstrip().startswith("# ")]
+    assert undocumented == ["  name: masked-lm  # default"]
+
+
+def test_show_refuses_what_supervise_would(capsys):
+    assert main(["show", "demo", "training.sed=1"]) == 2
+    assert "'training.sed=1' on the command line: unknown key" in capsys.readouterr().err

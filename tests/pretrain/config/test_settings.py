@@ -1,8 +1,5 @@
 """Settings as a user writes them."""
 
-import argparse
-import importlib
-
 import pytest
 
 from pretrain.config import settings
@@ -48,43 +45,3 @@ def test_merging_goes_section_by_section_and_changes_neither_side():
     assert settings.merge(base, delta) == {"a": {"x": 1, "y": 3}, "b": 1, "c": 4}
     assert base == {"a": {"x": 1, "y": 2}, "b": 1}
     assert settings.merge({"a": 1}, {"a": {"x": 2}}) == {"a": {"x": 2}}
-
-
-def test_overrides_may_stand_anywhere_and_unknown_arguments_nowhere(capsys):
-    parser = argparse.ArgumentParser()
-    commands = parser.add_subparsers(dest="command")
-    command = commands.add_parser("go")
-    command.add_argument("recipe")
-    command.add_argument("overrides", nargs="*")
-    command.add_argument("--count", type=int)
-    commands.add_parser("stay").add_argument("run")
-    for words in (
-        ["go", "a", "b=1", "c=2", "--count", "3"],
-        ["go", "--count", "3", "a", "b=1", "c=2"],
-        ["go", "a", "b=1", "--count", "3", "c=2"],
-    ):
-        options = settings.parse_arguments(parser, words)
-        assert (options.recipe, options.overrides, options.count) == ("a", ["b=1", "c=2"], 3)
-    for words in (["go", "a", "--no"], ["stay", "run", "b=1"]):
-        with pytest.raises(SystemExit):
-            settings.parse_arguments(parser, words)
-        assert "unrecognized arguments" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("package", "arguments", "message"),
-    [
-        ("pretrain", ["plan", "pile-base", "--suite", "a.json"], "--suite: this option is now --b"),
-        (
-            "finetune",
-            ["glue", "m", "--data", "d", "--output", "o", "--ranks=2"],
-            "--ranks=2: this option is now --world-size",
-        ),
-    ],
-)
-def test_renamed_options_are_refused_with_their_new_names(package, arguments, message, capsys):
-    main = importlib.import_module(f"{package}.__main__").main
-    with pytest.raises(SystemExit) as end:
-        main(arguments)
-    assert end.value.code == 2
-    assert message in capsys.readouterr().err

@@ -115,7 +115,7 @@ def test_a_command_takes_the_device_that_is_asked_for(corpus, tmp_path, capsys, 
         ["fill-mask", str(tmp_path / "m"), "a <mask>"],
     ):
         assert command_line.main([*words, "--device", "cuda:1"]) == 2
-        refused = f"pretrain {words[0]}: error: --device cuda:1: this machine has cpu\n"
+        refused = f"python -m pretrain {words[0]}: error: --device cuda:1: this machine has cpu\n"
         assert capsys.readouterr().err == refused
         for device in ([], ["--device", "cpu"]):
             flushed.clear()

@@ -1,0 +1,191 @@
+"""The program `zeroclap`, and what the command lines of all packages share."""
+
+import importlib
+import importlib.metadata
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from data_prep import arguments
+from finetune import zeroclap
+from pretrain.config.settings import add_recipe
+
+ROOT = Path(__file__).parents[2]
+NAMES = [name for commands in zeroclap.GROUPS.values() for name in commands]
+PROGRAMS = {
+    "zeroclap": zeroclap,
+    **{
+        f"python -m {name}": importlib.import_module(f"{name}.__main__")
+        for name in ("data_prep", "pretrain", "finetune")
+    },
+}
+
+
+def help_of(main, words, capsys):
+    with pytest.raises(SystemExit) as end:
+        main([*words, "--help"])
+    assert not end.value.code
+    return capsys.readouterr().out
+
+
+def found(pattern, text):
+    return re.findall(pattern, text, flags=re.MULTILINE)
+
+
+def test_no_name_stands_in_two_packages():
+    assert len(NAMES) == len(set(NAMES)) == sum(map(len, zeroclap.GROUPS.values()))
+    assert {"report", "glue-report", "prepare", "supervise", "show"} <= set(NAMES)
+
+
+def test_help_groups_all_commands_in_the_order_of_the_work(capsys):
+    shown = help_of(zeroclap.main, [], capsys)
+    titles = ["prepare data:", "pretrain:", "use a model:", "fine-tune:"]
+    assert found(r"^[a-z -]+:$", shown)[:4] == titles
+    assert found(r"^  ([a-z-]+)  ", shown)[: len(NAMES)] == NAMES
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_help_of_each_command_has_an_example_that_parses(program, capsys):
+    module = PROGRAMS[program]
+    names = set(found(r"^  ([a-z-]+)  ", help_of(module.main, [], capsys))) & set(NAMES)
+    assert len(names) > 4
+    for words in ([], *([name] for name in names)):
+        (example,) = found("^example: (.*)$", help_of(module.main, words, capsys))
+        assert example.startswith(" ".join([program, *words]))
+        options = arguments.parse_arguments(
+            module._parser(), shlex.split(example.removeprefix(program))
+        )
+        assert example.startswith(options.parser.prog)
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_version_is_that_of_the_installed_package(program, capsys):
+    with pytest.raises(SystemExit) as end:
+        PROGRAMS[program].main(["--version"])
+    assert not end.value.code
+    assert capsys.readouterr().out == f"zeroclap {importlib.metadata.version('zeroclap')}\n"
+
+
+def test_version_of_a_checkout_that_is_not_installed_names_its_folder(monkeypatch):
+    def missing(name):
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", missing)
+    assert arguments.version() == f"of unknown version: not installed, run from {ROOT}"
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        (["status", "/nowhere"], "zeroclap status: error: /nowhere: "),
+        (["verify", "/nowhere"], "zeroclap verify: error: /nowhere: "),
+        (["glue-report", "/nowhere"], "zeroclap glue-report: error: /nowhere: "),
+    ],
+)
+def test_errors_name_the_command_as_it_was_called(words, error, capsys):
+    assert zeroclap.main(words) == 2
+    assert capsys.readouterr().err.startswith(error)
+
+
+def test_a_program_is_told_which_arguments_it_needs(capsys):
+    with pytest.raises(SystemExit):
+        zeroclap.main(["supervise"])
+    needed = "zeroclap supervise: error: the following arguments are required: recipe (see "
+    assert capsys.readouterr().err.startswith(needed)
+
+
+@pytest.fixture(scope="module")
+def script(tmp_path_factory):
+    """The file that completes in bash."""
+    path = tmp_path_factory.mktemp("completion") / "zeroclap.bash"
+    code = "import sys; from finetune.zeroclap import main; sys.exit(main())"
+    with path.open("w") as file:
+        command = [sys.executable, "-c", code, "completion", "bash"]
+        subprocess.run(command, cwd=ROOT, stdout=file, check=True)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("words", "completed"),
+    [
+        (["pre"], {"prepare", "predict"}),
+        (["supervise", "pile"], {"pile-base", "pile-large"}),
+        (["show", "mi"], {"mine.yaml"}),
+        (["plan", "demo", "--kind", ""], {"a100", "h100", "h200"}),
+        (["glue", "model", "--tasks", "S"], {"SST-2", "STS-B"}),
+        (["glue", "model", "--recipe", ""], {"default", "published"}),
+        (["supervise", "demo", "--dry"], {"--dry-run"}),
+        (["prepare", "--input", "mi"], {"mine.yaml"}),
+        (["completion", ""], {"bash", "zsh"}),
+    ],
+)
+def test_bash_completes_commands_options_recipes_tasks_and_files(
+    script, words, completed, tmp_path
+):
+    (tmp_path / "mine.yaml").touch()
+    lines = f"""
+        source {script}
+        COMP_WORDS=({shlex.join(["zeroclap", *words])}) COMP_CWORD={len(words)}
+        _shtab_zeroclap zeroclap {shlex.join([words[-1], ["zeroclap", *words][-2]])} 2>/dev/null
+        echo "${{COMPREPLY[@]}}"
+    """
+    done = subprocess.run(
+        ["bash", "-c", lines], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert set(done.stdout.split()) == completed
+
+
+def test_zsh_gets_a_completion_function(capsys):
+    assert zeroclap.main(["completion", "zsh"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("#compdef zeroclap\n")
+    assert "recipes:recipe:(demo " in shown
+    assert "(CoLA " in shown
+
+
+def test_overrides_may_stand_anywhere_and_unknown_arguments_nowhere(capsys):
+    def add_go(command):
+        add_recipe(command)
+        command.add_argument("--count", type=int)
+
+    def add_stay(command):
+        command.add_argument("run")
+
+    commands = {"go": (add_go, add_go), "stay": (add_stay, add_stay)}
+    parser = arguments.program("x", "", "", {"commands": commands})
+    assert parser.parse_args(["go", "a"]).overrides == []
+    for words in (
+        ["go", "a", "b=1", "c=2", "--count", "3"],
+        ["go", "--count", "3", "a", "b=1", "c=2"],
+        ["go", "a", "b=1", "--count", "3", "c=2"],
+    ):
+        options = arguments.parse_arguments(parser, words)
+        assert (options.recipe, options.overrides, options.count) == ("a", ["b=1", "c=2"], 3)
+    for words in (["go", "a", "--no"], ["stay", "run", "b=1"]):
+        with pytest.raises(SystemExit):
+            arguments.parse_arguments(parser, words)
+        error = f"x {words[0]}: error: unrecognized arguments: {words[-1]} (see x {words[0]} -h)\n"
+        assert capsys.readouterr().err == error
+
+
+@pytest.mark.parametrize(
+    ("package", "words", "message"),
+    [
+        ("pretrain", ["plan", "pile-base", "--suite", "a.json"], "--suite: this option is now --b"),
+        (
+            "finetune",
+            ["glue", "m", "--data", "d", "--output", "o", "--ranks=2"],
+            "--ranks=2: this option is now --world-size",
+        ),
+    ],
+)
+def test_renamed_options_are_refused_with_their_new_names(package, words, message, capsys):
+    main = importlib.import_module(f"{package}.__main__").main
+    with pytest.raises(SystemExit) as end:
+        main(words)
+    assert end.value.code == 2
+    assert message in capsys.readouterr().err
