@@ -12,7 +12,7 @@ import data_prep.__main__ as data_prep
 import finetune.__main__ as finetune
 import pretrain.__main__ as pretrain
 from data_prep import console
-from data_prep.arguments import Parser, program, run_command
+from data_prep.arguments import Command, Parser, program, run_command
 
 
 @console.lasting()
@@ -44,6 +44,7 @@ def _completion(options: argparse.Namespace) -> None:
 
     parser = _parser()
     (commands,) = parser._get_positional_actions()
+    assert isinstance(commands.choices, dict)
     commands.help = "command"  # shtab leaves out what `--help` leaves out
     recipes = _names_or_files(sorted(path.stem for path in RECIPES.glob("*.yaml")))
     for command in commands.choices.values():
@@ -67,7 +68,7 @@ def _names_or_files(names: Sequence[str]) -> dict[str, Any]:
     return {"bash": function, "zsh": function, "preamble": preamble}
 
 
-GROUPS = {
+GROUPS: dict[str, dict[str, Command]] = {
     **data_prep.GROUPS,
     **pretrain.GROUPS,
     "fine-tune": finetune.COMMANDS,
