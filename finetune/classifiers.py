@@ -56,7 +56,7 @@ def save(
 
     Args:
         folder: the run's folder.
-        parts: the weights as `Engine.save` wrote them; deleted afterwards.
+        parts: the weights as `Engine.save` wrote them.
         loaded: the model that the run started from.
         plan: the run's plan.
         task: the run's task.
@@ -84,4 +84,3 @@ def save(
         {task.name: head_config(plan.config, task)},
     )
     model_folder.save(folder / MODEL, contents)
-    shutil.rmtree(parts)

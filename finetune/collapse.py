@@ -22,9 +22,9 @@ def reason(
 
     Args:
         metric: the task's first metric, "accuracy" or "seed_loss".
-        best: scores of the best epoch.
+        best: scores of the epoch with the best such metric.
         constant: scores of the best constant answer on the same examples.
-        answers: number of different answers that the best epoch's model gave.
+        answers: number of different answers that the kept model gave.
     """
     if answers <= 1:
         return "always the same answer"

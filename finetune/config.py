@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from data_prep.records import decode
+from pretrain.config.run import BatchConfig
 from pretrain.config.settings import apply_override, check
 from pretrain.model.config import POOLINGS
 from pretrain.run.checkpoints import write_json
@@ -26,6 +27,8 @@ LOG = "log.txt"
 
 WEIGHTS = ("pretrained", "random")
 """Weights to start from; random ones show what pretraining is worth."""
+
+BEST_EPOCH_BY = ("benchmark", "published")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,6 +57,9 @@ class FinetuneConfig:
     """Longer inputs are left out of training and truncated in scoring; result.json counts them."""
     max_train_examples: int = 0
     """Train on the first N examples only; 0: on all."""
+    best_epoch_by: str = "published"
+    """Score that chooses the best epoch, whose model is kept: "benchmark", GLUE's own (the mean of
+    `glue.Task.official`), or "published", the study's (accuracy, for STS-B the loss)."""
     length_window: int = 50
     """Number of batches within which examples are grouped by length; 1: no grouping."""
     deepspeed: str = ""
@@ -78,12 +84,28 @@ class FinetuneConfig:
         ):
             check(getattr(self, name) >= 0, name, getattr(self, name), "0 or above")
         check(self.pooling in POOLINGS, "pooling", self.pooling, f"one of {', '.join(POOLINGS)}")
+        known = self.best_epoch_by in BEST_EPOCH_BY
+        accepted = f"one of {', '.join(BEST_EPOCH_BY)}"
+        check(known, "best_epoch_by", self.best_epoch_by, accepted)
         enough = self.max_tokens >= 6
         check(enough, "max_tokens", self.max_tokens, "at least 6: <s> a </s> </s> b </s>")
 
     def steps(self, examples: int) -> int:
         """Return the number of updates for a number of training examples."""
         return -(-self.epochs * examples // self.batch_size)
+
+    def batch(self, world_size: int) -> BatchConfig:
+        """Return the batch sizes of a run on this many ranks.
+
+        Raises:
+            ValueError: the batch does not divide over the ranks.
+        """
+        if self.batch_size % world_size:
+            raise ValueError(
+                f"batch_size {self.batch_size}: not a multiple of --world-size {world_size}; "
+                "accepted: a multiple, or another --world-size"
+            )
+        return BatchConfig(self.batch_size, self.batch_size // world_size)
 
     def rate(self, step: int, steps: int) -> float:
         """Return the learning rate of update `step` of `steps`: linear warm-up and linear decay.

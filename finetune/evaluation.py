@@ -83,6 +83,7 @@ class Evaluation:
         batches: ShuffledBatches,
         task: Task,
         dev_sets: Mapping[str, EncodedExamples],
+        best_epoch_by: str,
         best_folder: Path | None,
     ) -> None:
         """Score each split of `dev_sets`; save the best weights to `best_folder`, if given."""
@@ -92,11 +93,12 @@ class Evaluation:
         """Number of different answers that the best epoch's model gave on the first split."""
         self._engine, self._batches, self._task = engine, batches, task
         self._dev_sets, self._best_folder = dev_sets, best_folder
+        self._scores_of_best = task.scores_of_best(best_epoch_by)
 
     @property
     def best(self) -> dict[str, float]:
-        """The first epoch with the best first metric."""
-        return dict(scores.best(self.epochs, self._task.metrics[0]))
+        """The best epoch, as `FinetuneConfig.best_epoch_by` chooses it; the first of equals."""
+        return dict(scores.best(self.epochs, self._scores_of_best))
 
     def __call__(self, step: int) -> None:
         """Score the model after `step` updates if the last one ended an epoch."""

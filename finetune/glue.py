@@ -7,6 +7,8 @@ described here.
 from __future__ import annotations
 
 import dataclasses
+import difflib
+import re
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
@@ -44,7 +46,7 @@ class Task:
     labels: tuple[str, ...] = ("0", "1")
     """Class labels as the files write them; a class's id is its index. Empty: a regression."""
     metrics: tuple[str, ...] = ("accuracy",)
-    """Names in `scores.METRICS`; the first is the published one and selects the best epoch."""
+    """Names in `scores.METRICS`; the first is the published one."""
     official: tuple[str, ...] = ("accuracy",)
     """The scores whose mean is the benchmark's score."""
     hub_texts: tuple[str, ...] = ()
@@ -75,12 +77,17 @@ class Task:
         """Every score of a model: the metrics of each dev split."""
         return tuple(f"{metric}{suffix_of(split)}" for split in self.dev for metric in self.metrics)
 
+    def scores_of_best(self, best_epoch_by: str) -> tuple[str, ...]:
+        """Return the scores whose mean chooses the best epoch (`FinetuneConfig.best_epoch_by`)."""
+        return self.official if best_epoch_by == "benchmark" else self.metrics[:1]
+
     def config(self, recipe: str) -> FinetuneConfig:
         """Return the settings of a recipe.
 
         Both recipes use the published epochs, batch size and learning rate. "published" also counts
-        warm-up and decay in the published numbers of steps. "default" uses the published share of
-        warm-up steps, clips gradients and batches examples of similar lengths.
+        warm-up and decay in the published numbers of steps, and chooses the best epoch by the
+        published score. "default" uses the published share of warm-up steps, clips gradients,
+        batches examples of similar lengths, and chooses the best epoch by the benchmark's score.
         """
         published = self.published
         config = FinetuneConfig(
@@ -88,12 +95,14 @@ class Task:
             batch_size=published.batch_size,
             learning_rate=published.learning_rate,
             warmup_fraction=round(published.warmup_steps / published.steps, 2),
+            best_epoch_by="benchmark",
         )
         if recipe == "default":
             return config
         return dataclasses.replace(
             config,
             gradient_clipping=0.0,
+            best_epoch_by="published",
             length_window=1,
             warmup_steps=published.warmup_steps,
             schedule_steps=published.steps,
@@ -198,21 +207,48 @@ _TASKS = (
 TASKS: Mapping[str, Task] = MappingProxyType({task.name: task for task in _TASKS})
 
 
+def _simplified(name: str) -> str:
+    return re.sub("[^a-z0-9]", "", name.lower())
+
+
+_NAMES = {_simplified(name): name for name in TASKS}
+
+
 def find(name: str) -> Task:
-    """Return the task of a name.
+    """Return the task of a name, in any case and with or without its hyphen.
 
     Raises:
-        ValueError: there is none; the message lists the known ones.
+        ValueError: there is none; as `find_all`.
     """
-    if name not in TASKS:
-        raise ValueError(f"task {name!r}; accepted: {', '.join(TASKS)}, or all")
-    return TASKS[name]
+    return _known([name])[0]
 
 
 def find_all(names: Sequence[str]) -> list[Task]:
-    """Return the tasks of the names; ["all"] is every task.
+    """Return the tasks of the names, in any case; ["all"] is every task.
 
     Raises:
-        ValueError: an unknown name, or "all" beside others.
+        ValueError: an unknown name (all are listed, each with the nearest task), or "all" or a task
+            beside others a second time.
     """
-    return list(TASKS.values()) if list(names) == ["all"] else [find(name) for name in names]
+    if [name.lower() for name in names] == ["all"]:
+        return list(TASKS.values())
+    tasks = _known(names)
+    if len({task.name for task in tasks}) < len(tasks):
+        raise ValueError(f"tasks {', '.join(names)}: accepted: each task once, as in CoLA,RTE")
+    return tasks
+
+
+def _known(names: Sequence[str]) -> list[Task]:
+    unknown = [name for name in names if _simplified(name) not in _NAMES]
+    if unknown:
+        what = "task" if len(unknown) == 1 else "tasks"
+        raise ValueError(
+            f"unknown {what} {', '.join(map(_with_nearest, unknown))}; accepted: "
+            f"{', '.join(TASKS)}, or all alone"
+        )
+    return [TASKS[_NAMES[_simplified(name)]] for name in names]
+
+
+def _with_nearest(name: str) -> str:
+    near = difflib.get_close_matches(_simplified(name), _NAMES, n=1)
+    return f"{name!r}" + (f" (did you mean {_NAMES[near[0]]}?)" if near else "")

@@ -1,7 +1,7 @@
 """The report of a folder's runs: medians and spreads beside the published table.
 
 `collect` reads the results, `summary` groups them into rows, and `write_report` writes report.md,
-report.csv and report.png. Medians include collapsed runs; a further row leaves them out, with the
+report.csv and two pictures. Medians include collapsed runs; a further row leaves them out, with the
 first retry that did not collapse in place of each.
 """
 
@@ -21,7 +21,7 @@ from finetune import glue, published
 from finetune.acceptability import PROVENANCE
 from finetune.config import RESULT, WEIGHTS
 from finetune.planning import result_of
-from finetune.scores import LOWER_IS_BETTER
+from finetune.scores import LOWER_IS_BETTER, best, title
 
 RESULTS = "results.jsonl"
 REPORT = "report.md"
@@ -30,6 +30,8 @@ MAJORITY = "majority"
 CONSTANT = "best constant answer"
 """Title of the majority row, which for STS-B is the mean and not a class."""
 WITHOUT = "pretrained, without collapsed"
+AS_PUBLISHED = "best by this score"
+"""The epoch of the scores in report.csv that compare with published ones."""
 Result = Mapping[str, Any]
 """The content of result.json."""
 
@@ -54,9 +56,11 @@ class Row:
 
     runs: int
     best: Mapping[str, Spread]
-    """In each run's best epoch, selected on the same dev split by the task's first metric."""
+    """In each run's best epoch, selected on the same dev split as `best_epoch_by` says."""
     last: Mapping[str, Spread]
     """After each run's last epoch, without selection."""
+    published: Spread
+    """The first metric, each run in the epoch where it is best: as the published table has it."""
     collapsed: int = 0
     """Number of collapsed runs, which are among the scores."""
 
@@ -100,7 +104,8 @@ def summary(results: Sequence[Result]) -> dict[str, dict[str, Row]]:
             if succeeded and any(run["collapsed"] for run in first):
                 rows[WITHOUT] = _row(succeeded, task)
         constant = {name: Spread.of([value]) for name, value in runs[0]["majority"].items()}
-        tables[task] = {**rows, MAJORITY: Row(0, constant, constant)}
+        first_metric = constant[glue.find(task).metrics[0]]
+        tables[task] = {**rows, MAJORITY: Row(0, constant, constant, first_metric)}
     return tables
 
 
@@ -118,16 +123,29 @@ def _row(runs: Sequence[Result], task: str) -> Row:
         {name: Spread.of([run[when][name] for run in runs]) for name in glue.find(task).score_names}
         for when in ("best", "last")
     )
-    return Row(len(runs), best, last, sum(bool(run["collapsed"]) for run in runs))
+    comparable = Spread.of([published_score(run) for run in runs])
+    return Row(len(runs), best, last, comparable, sum(bool(run["collapsed"]) for run in runs))
+
+
+def published_score(run: Result) -> float:
+    """Return the published score of a run: its first metric in the epoch where that is best."""
+    metric = glue.find(run["task"]).metrics[0]
+    return float(best(run["epochs"], [metric])[metric])
+
+
+def _scores_of_best(run: Result) -> tuple[str, ...]:
+    """Return the scores that chose a run's best epoch; "published" in runs of earlier versions."""
+    best_epoch_by = run["plan"]["config"].get("best_epoch_by", "published")
+    return glue.find(run["task"]).scores_of_best(best_epoch_by)
 
 
 def write_report(folder: Path) -> str:
-    """Return the report as Markdown, and write report.md, report.csv and report.png.
+    """Return the report as Markdown, and write report.md, report.csv and the pictures.
 
     Raises:
         ValueError: there is no finished run.
     """
-    from finetune.picture import draw
+    from finetune.picture import draw_beside_published, draw_epochs
 
     results = collect(folder)
     tables = summary(results)
@@ -135,7 +153,8 @@ def write_report(folder: Path) -> str:
     text = "\n".join([_published_table(tables), _official_table(tables), *sections])
     write_atomically(folder / REPORT, text.encode())
     write_atomically(folder / TABLE, _csv(tables).encode())
-    draw(folder, results)
+    draw_beside_published(folder, results)
+    draw_epochs(folder, results)
     return text
 
 
@@ -159,9 +178,10 @@ def _published_table(tables: Tables) -> str:
         ["model", *published.TASKS],
         rows,
         f"{published.SOURCE}: one run each. Ours: medians over seeds, with the number of collapsed "
-        "runs in brackets. Accuracy of the best epoch on dev in per cent; for STS-B the loss, less "
-        "being better. The best epoch is selected on the sentences that it is scored on, which "
-        "flatters. * no better than a constant answer, as a collapsed run is.",
+        "runs in brackets. Accuracy on dev in per cent, for STS-B the loss (less is better), each "
+        "run in the epoch where it is best, as published: the epoch is selected on the sentences "
+        "that it is scored on, which flatters. * no better than a constant answer, as a collapsed "
+        "run is.",
     )
 
 
@@ -181,7 +201,8 @@ def _official_table(tables: Tables) -> str:
         "The benchmark's own scores",
         ["weights", *glue.TASKS, "mean"],
         rows,
-        "On dev, in the same epochs, in per cent: Matthews correlation for CoLA, mean of accuracy "
+        "On dev, in per cent, in the epoch whose model is kept (epochs.png has every epoch): "
+        "Matthews correlation for CoLA, mean of accuracy "
         "and F1 for MRPC and QQP, mean of Pearson and Spearman for STS-B, mean of matched and "
         "mismatched accuracy for MNLI, else accuracy; the mean is over the tasks that were run.",
     )
@@ -204,7 +225,7 @@ def _by_weights(tables: Tables) -> Iterator[tuple[str, dict[str, Row]]]:
 
 def _first_metric(task: str, row: Row) -> float:
     """Return the median of the first metric as the published table prints it."""
-    value = row.best[glue.find(task).metrics[0]].median
+    value = row.published.median
     return value if glue.find(task).is_regression else 100 * value
 
 
@@ -228,7 +249,7 @@ def _section(task: str, rows: Mapping[str, Row], results: Sequence[Result]) -> s
     notes = [
         f"Median over seeds (lowest to highest) on {example['dev_examples']:,} dev examples after "
         f"training on {example['train_examples']:,}. *best*: the epoch with the best "
-        f"{names[0]} on the same dev examples, as in the published table; it flatters. *last*: "
+        f"{title(_scores_of_best(example))} on the same dev examples, which flatters. *last*: "
         f"the last epoch, without selection. {sum(run['seconds'] for run in runs):,.0f} s in all, "
         f"{speed:,.0f} tokens/s (median) on {example['device']}."
     ]
@@ -255,12 +276,17 @@ def _csv(tables: Tables) -> str:
                 for name, spread in scores.items():
                     values = dataclasses.astuple(spread)
                     writer.writerow([weights, task, name, when, row.runs, row.collapsed, *values])
+            values = dataclasses.astuple(row.published)
+            name = glue.find(task).metrics[0]
+            writer.writerow([weights, task, name, AS_PUBLISHED, row.runs, row.collapsed, *values])
     for model, printed in published.table().items():
         for task, value in printed.items():
             name = glue.find(task).metrics[0]
             value = value if name in LOWER_IS_BETTER else round(value / 100, 4)
             collapsed = int(published.looks_collapsed(task, printed[task]))
-            writer.writerow([f"published {model}", task, name, "best", 1, collapsed, *[value] * 3])
+            writer.writerow(
+                [f"published {model}", task, name, AS_PUBLISHED, 1, collapsed, *[value] * 3]
+            )
     return text.getvalue()
 
 

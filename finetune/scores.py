@@ -7,6 +7,7 @@ they all concern such cases.
 from __future__ import annotations
 
 import math
+import statistics
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
@@ -77,6 +78,14 @@ METRICS: Mapping[str, Callable[[Values, Values], float]] = MappingProxyType(
         for function in (accuracy, matthews, f1, pearson, spearman, seed_loss)
     }
 )
+_TITLES = {
+    "matthews": "Matthews correlation",
+    "f1": "F1",
+    "pearson": "Pearson",
+    "spearman": "Spearman correlation",
+    "seed_loss": "published loss",
+    "accuracy_mismatched": "mismatched accuracy",
+}
 LOWER_IS_BETTER = frozenset({"seed_loss"})
 
 
@@ -97,15 +106,18 @@ def constant(names: Sequence[str], labels: Values) -> dict[str, float]:
     return score(names, labels, np.full_like(labels, answer))
 
 
-def better(name: str, value: float, than: float) -> bool:
-    """Return whether a score is better than another of the same name."""
-    return value < than if name in LOWER_IS_BETTER else value > than
+def mean(values: Mapping[str, float], names: Sequence[str]) -> float:
+    """Return the mean of the scores of these names."""
+    return statistics.fmean(values[name] for name in names)
 
 
-def best(epochs: Sequence[Mapping[str, float]], name: str) -> Mapping[str, float]:
-    """Return the first epoch with the best score of a name."""
-    found = epochs[0]
-    for epoch in epochs[1:]:
-        if better(name, epoch[name], found[name]):
-            found = epoch
-    return found
+def best(epochs: Sequence[Mapping[str, float]], names: Sequence[str]) -> Mapping[str, float]:
+    """Return the first epoch with the best mean of the scores of these names."""
+    sign = -1 if LOWER_IS_BETTER.issuperset(names) else 1
+    return max(epochs, key=lambda epoch: sign * mean(epoch, names))
+
+
+def title(names: Sequence[str]) -> str:
+    """Return the words for the mean of these scores, such as "mean of accuracy and F1"."""
+    words = " and ".join(_TITLES.get(name, name) for name in names)
+    return f"mean of {words}" if len(names) > 1 else words

@@ -21,7 +21,7 @@ from finetune import classifiers, collapse, examples, glue, scores
 from finetune.batches import EncodedExamples, ShuffledBatches
 from finetune.config import RESULT, FinetuneConfig, RunPlan, read_plan
 from finetune.evaluation import Evaluation
-from pretrain.config.run import BatchConfig, OptimizerConfig
+from pretrain.config.run import OptimizerConfig
 from pretrain.exit_codes import EXIT_DONE, EXIT_USAGE
 from pretrain.inference import model_folder
 from pretrain.loop import Hook, StepRecord
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 _LOCK = "lock"
 _BEST = ".best"
-"""The best epoch's weights during the run, one part per rank."""
+"""Folder of the best epoch's weights during the run, one part per rank."""
 
 
 @console.lasting()
@@ -96,8 +96,9 @@ def train(plan: RunPlan, folder: Path) -> dict[str, Any]:
     batches = ShuffledBatches(
         splits["train"], config.batch_size, plan.training_seed, config.length_window
     )
-    parts = folder / _BEST if plan.save_model else None
-    evaluation = Evaluation(engine, batches, task, dev_sets, parts)
+    # DeepSpeed writes a script beside the folder of the parts.
+    parts = folder / _BEST / "weights" if plan.save_model else None
+    evaluation = Evaluation(engine, batches, task, dev_sets, config.best_epoch_by, parts)
     steps = config.steps(len(splits["train"]))
     metrics, records = MetricsWriter(folder, attempt=1), list[StepRecord]()
     training_started = time.perf_counter()
@@ -118,6 +119,7 @@ def train(plan: RunPlan, folder: Path) -> dict[str, Any]:
     metrics.sync()
     if parts:
         classifiers.save(folder, parts, loaded, plan, task)
+        shutil.rmtree(folder / _BEST)
     return {
         "plan": dataclasses.asdict(plan),
         "task": plan.task,
@@ -145,11 +147,12 @@ def _scores(
         for split, dev_set in dev_sets.items()
         for name, value in scores.constant(task.metrics, dev_set.labels).items()
     }
-    best = evaluation.best
+    published, *_ = task.metrics
+    best = scores.best(evaluation.epochs, [published])
     return {
-        "best": best,
+        "best": evaluation.best,
         "last": evaluation.epochs[-1],
-        "collapsed": collapse.reason(task.metrics[0], best, constant, evaluation.answers),
+        "collapsed": collapse.reason(published, best, constant, evaluation.answers),
         "majority": constant,
         "epochs": evaluation.epochs,
         "dev_examples": sum(map(len, dev_sets.values())),
@@ -181,12 +184,7 @@ def _engine(config: FinetuneConfig, classifier: Classifier, process: Process) ->
     from pretrain.engine.engine import Engine, deepspeed_json
 
     name = config.deepspeed or ("zero1_bf16" if process.device.type == "cuda" else "zero1_fp32")
-    if config.batch_size % process.world_size:
-        raise ValueError(
-            f"batch_size {config.batch_size}: not a multiple of --world-size {process.world_size}; "
-            "accepted: a multiple, or another --world-size"
-        )
-    batch = BatchConfig(config.batch_size, config.batch_size // process.world_size)
+    batch = config.batch(process.world_size)
     optimizer = OptimizerConfig(
         learning_rate=config.learning_rate,
         weight_decay=config.weight_decay,

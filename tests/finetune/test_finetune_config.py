@@ -39,6 +39,7 @@ def test_overrides_have_the_type_of_the_setting():
         ("max_tokens=5", "must be at least 6"),
         ("max_train_examples=-1", "must be 0 or above"),
         ("length_window=0", "must be above 0"),
+        ("best_epoch_by=f1", "must be one of benchmark, published"),
     ],
 )
 def test_bad_settings_are_refused(override_text, message):
@@ -77,10 +78,11 @@ def test_a_plan_of_an_earlier_version_is_read_and_one_of_a_later_version_is_refu
     default = dataclasses.replace(
         default, config=dataclasses.replace(default.config, length_window=50)
     )
-    del values["work"], values["config"]["length_window"]
+    del values["work"], values["config"]["length_window"], values["config"]["best_epoch_by"]
     (tmp_path / PLAN).write_text(json.dumps(values))
     assert read_plan(tmp_path) == default
     assert default.differences(read_plan(tmp_path)) == []
+    assert read_plan(tmp_path).config.best_epoch_by == "published"
     for changed, name in [
         ({**values, "judge": "strict"}, "'judge'"),
         ({**values, "config": {**values["config"], "freeze": 3}}, "'config.freeze'"),

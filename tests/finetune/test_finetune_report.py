@@ -15,7 +15,7 @@ def write_run(folder, weights, seed, best, last, *, retry=0, collapsed="", task=
     run = folder / f"{task}-{weights}-seed{seed}-{retry}"
     run.mkdir(parents=True)
     result = {
-        "plan": {"data": str(folder / "glue")},
+        "plan": {"data": str(folder / "glue"), "config": {}},
         "task": task,
         "weights": weights,
         "seed": seed,
@@ -31,8 +31,9 @@ def write_run(folder, weights, seed, best, last, *, retry=0, collapsed="", task=
         "device": "cpu",
     }
     if task == "STS-B":
-        scores = {"seed_loss": best, "pearson": 0.5, "spearman": 0.25}
+        scores = {"epoch": 1, "seed_loss": best, "pearson": 0.5, "spearman": 0.25}
         result |= {"best": scores, "last": scores, "majority": {**scores, "seed_loss": 0.13}}
+    result["epochs"] = [result["best"], {**result["last"], "epoch": 2}]
     write_json(run / "result.json", result)
 
 
@@ -95,7 +96,7 @@ def test_a_diverged_regression_has_the_worst_score_and_standard_json(runs):
 
 
 def test_the_report_is_printed_and_written(runs, capsys):
-    assert main(["report", str(runs)]) == 0
+    assert main(["glue-report", str(runs)]) == 0
     text = capsys.readouterr().out
     assert (runs / "report.md").read_text() == text.removesuffix("\n")
     section = text.split("## CoLA")[1]
@@ -105,7 +106,8 @@ def test_the_report_is_printed_and_written(runs, capsys):
     assert table[-1].startswith("| best constant answer |  |  | 0.6000 |")
     lines = (runs / "results.jsonl").read_text().splitlines()
     assert [json.loads(line)["seed"] for line in lines] == [1, 2, 3, 1]
-    assert (runs / "report.png").read_bytes().startswith(b"\x89PNG")
+    for name in ("report.png", "epochs.png"):
+        assert (runs / name).read_bytes().startswith(b"\x89PNG")
 
 
 def test_the_published_table_is_beside_ours_in_its_units(runs):
@@ -140,5 +142,44 @@ def test_data_that_is_not_the_benchmark_s_is_reported(runs):
 
 
 def test_a_folder_without_runs_is_refused(tmp_path, capsys):
-    assert main(["report", str(tmp_path)]) == 2
+    assert main(["glue-report", str(tmp_path)]) == 2
     assert "has no finished run" in capsys.readouterr().err
+
+
+def test_the_former_name_of_the_report_is_refused_with_the_new_one(runs, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["report", str(runs)])
+    assert ended.value.code == 2
+    assert "report: this command is now glue-report" in capsys.readouterr().err
+
+
+def test_scores_beside_the_published_are_of_the_epoch_that_the_study_would_have_chosen(tmp_path):
+    write_run(tmp_path, "pretrained", 1, 0.7, 0.8)
+    path = next(tmp_path.glob("*/result.json"))
+    result = json.loads(path.read_text())
+    result["plan"]["config"] = {"best_epoch_by": "benchmark"}
+    result["best"]["matthews"] = result["epochs"][0]["matthews"] = 0.5
+    write_json(path, result)
+    text = report.write_report(tmp_path)
+    assert "| **ours**, pretrained | 80.0 |" in text
+    assert "| pretrained | 50.0 |" in text
+    assert "the epoch with the best Matthews correlation" in text
+    with (tmp_path / "report.csv").open() as file:
+        lines = [line for line in csv.DictReader(file) if line["epoch"] == report.AS_PUBLISHED]
+    assert (lines[0]["model"], lines[0]["median"]) == ("pretrained", "0.8")
+    assert len(lines) == 2 + 8 * len(published.TASKS)
+
+
+def test_the_picture_by_epoch_shows_the_benchmark_s_score_and_the_kept_epoch(runs):
+    from matplotlib.figure import Figure
+
+    from finetune import picture
+
+    axes = Figure().add_subplot()
+    picture._draw_epochs(axes, "CoLA", report.collect(runs)[:1])
+    curve, kept, constant, *_ = axes.lines
+    assert list(curve.get_xdata()) == [1, 2]
+    assert list(curve.get_ydata()) == [25.0, 12.5]  # Matthews, in per cent
+    assert (list(kept.get_xdata()), list(kept.get_ydata())) == ([1], [25.0])
+    assert constant.get_ydata()[0] == 0
+    assert axes.get_ylabel() == "Matthews correlation, %"

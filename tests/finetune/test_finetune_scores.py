@@ -103,5 +103,12 @@ def test_the_best_epoch_is_the_first_of_equals_and_the_lowest_for_a_loss():
     epochs = [
         {"epoch": n, "accuracy": a, "seed_loss": a} for n, a in enumerate((0.5, 0.7, 0.7, 0.4))
     ]
-    assert scores.best(epochs, "accuracy")["epoch"] == 1
-    assert scores.best(epochs, "seed_loss")["epoch"] == 3
+    assert scores.best(epochs, ["accuracy"])["epoch"] == 1
+    assert scores.best(epochs, ["seed_loss"])["epoch"] == 3
+
+
+def test_the_best_epoch_has_the_best_mean_of_several_scores():
+    epochs = [{"accuracy": 0.7, "f1": 0.5}, {"accuracy": 0.65, "f1": 0.6}]
+    assert scores.best(epochs, ["accuracy"]) == epochs[0]
+    assert scores.best(epochs, ["accuracy", "f1"]) == epochs[1]
+    assert scores.title(["accuracy", "f1"]) == "mean of accuracy and F1"

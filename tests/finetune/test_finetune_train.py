@@ -40,7 +40,8 @@ def test_two_ranks_learn_the_same_as_one(run_ranks, tiny_model, easy_glue, tmp_p
         assert ours == pytest.approx(theirs, rel=1e-4)
     for name in ("one", "two"):
         assert (tmp_path / name / "model" / "model.json").is_file()
-        assert not list((tmp_path / name).glob(".best*"))
+        found = {path.name for path in (tmp_path / name).iterdir()}
+        assert found == {"run.json", "metrics.jsonl", "model"}  # nothing of DeepSpeed's
 
 
 def test_a_regression_learns_and_is_scored_in_published_units(
@@ -50,7 +51,8 @@ def test_a_regression_learns_and_is_scored_in_published_units(
     (result,) = train_on(run_ranks, 1, plan, tmp_path / "run")
     assert result["collapsed"] == ""
     assert result["best"]["pearson"] > 0.8
-    assert result["best"]["seed_loss"] == min(e["seed_loss"] for e in result["epochs"])
+    correlations = [e["pearson"] + e["spearman"] for e in result["epochs"]]
+    assert result["best"] == result["epochs"][correlations.index(max(correlations))]
     assert result["best"]["seed_loss"] < 0.5 * result["majority"]["seed_loss"]
     for epoch in result["epochs"]:
         assert epoch["seed_loss"] == pytest.approx(epoch["loss"] / 0.693147, rel=1e-4)

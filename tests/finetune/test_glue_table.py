@@ -25,6 +25,7 @@ def test_the_published_recipe_has_the_published_settings(name):
     assert (config.epochs, config.weight_decay, config.gradient_clipping) == (10, 0.1, 0.0)
     assert (config.dropout, config.attention_dropout, config.head_dropout) == (0.1, 0.1, 0.0)
     assert (config.pooling, config.max_tokens, config.length_window) == ("first", 512, 1)
+    assert config.best_epoch_by == "published"
     peak = max(config.rate(step, 1) for step in range(config.schedule_steps))
     assert peak == config.rate(config.warmup_steps, 1) == config.learning_rate
     assert config.rate(config.schedule_steps, 1) == 0
@@ -37,6 +38,7 @@ def test_the_default_recipe_clips_groups_by_length_and_warms_up_by_share(name):
     assert config.warmup_fraction == (0.25 if name == "QQP" else 0.06)
     assert (config.gradient_clipping, config.warmup_steps, config.schedule_steps) == (1.0, 0, 0)
     assert config.length_window > 1
+    assert config.best_epoch_by == "benchmark"
 
 
 def test_tasks_have_the_benchmark_s_and_the_published_scores():
@@ -45,6 +47,39 @@ def test_tasks_have_the_benchmark_s_and_the_published_scores():
     for task in glue.TASKS.values():
         assert set(task.official) <= set(task.score_names)
         assert task.metrics[0] == ("seed_loss" if task.is_regression else "accuracy")
+
+
+@pytest.mark.parametrize(
+    ("name", "benchmark"),
+    [
+        ("CoLA", ("matthews",)),
+        ("MRPC", ("accuracy", "f1")),
+        ("QQP", ("accuracy", "f1")),
+        ("STS-B", ("pearson", "spearman")),
+        ("MNLI", ("accuracy", "accuracy_mismatched")),
+        ("RTE", ("accuracy",)),
+    ],
+)
+def test_the_best_epoch_is_that_of_the_benchmark_s_or_of_the_published_score(name, benchmark):
+    task = glue.find(name)
+    assert task.scores_of_best("benchmark") == benchmark
+    published = "seed_loss" if name == "STS-B" else "accuracy"
+    assert task.scores_of_best("published") == (published,)
+
+
+@pytest.mark.parametrize(
+    ("text", "name"), [("cola", "CoLA"), ("SST2", "SST-2"), ("sst-2", "SST-2"), ("stsb", "STS-B")]
+)
+def test_a_task_is_found_in_any_case_with_or_without_its_hyphen(text, name):
+    assert glue.find(text).name == name
+
+
+def test_all_unknown_tasks_are_named_at_once_each_with_the_nearest():
+    message = r"unknown tasks 'colla' \(did you mean CoLA\?\), 'x'; accepted: CoLA, .*, or all"
+    with pytest.raises(ValueError, match=message):
+        glue.find_all(["colla", "rte", "x"])
+    with pytest.raises(ValueError, match="cola, CoLA: accepted: each task once"):
+        glue.find_all(["cola", "CoLA"])
 
 
 def test_the_server_takes_eleven_files():
