@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,7 +22,10 @@ from pretrain.exit_codes import EXIT_DONE, EXIT_FAILED
 @console.lasting()
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
-    return run_command(_parser(), arguments)
+    parser = _parser()
+    if (sys.argv[1:] if arguments is None else arguments)[:1] == ["report"]:
+        parser.error("report: this command is now glue-report")
+    return run_command(parser, arguments)
 
 
 def _parser() -> Parser:
@@ -37,9 +41,11 @@ def _glue_arguments(command: argparse.ArgumentParser) -> None:
         help="a folder that has a folder of TSV files or a saved dataset for each task, or: hub",
     )
     command.add_argument(
-        "--tasks", type=_names, default=["all"], help="such as CoLA,RTE (default: all)"
+        "--tasks", type=_names, default=["all"], help="such as CoLA,RTE, in any case (default: all)"
     )
-    command.add_argument("--seeds", type=_seeds, default=[1], help="such as 1,2,3 (default: 1)")
+    command.add_argument(
+        "--seeds", type=_seeds, default=[1], help="such as 1-3 or 1,2,7 (default: 1)"
+    )
     command.add_argument(
         "--output",
         type=Path,
@@ -79,8 +85,9 @@ def _glue_arguments(command: argparse.ArgumentParser) -> None:
         "--recipe",
         choices=("default", "published"),
         default="default",
-        help="settings to start from: the published ones exactly, or with gradient clipping and "
-        "batches of similar lengths (default: default)",
+        help="settings to start from: the published ones exactly, or with gradient clipping, "
+        "batches of similar lengths, and the best epoch chosen by the benchmark's score (default: "
+        "default)",
     )
     command.add_argument(
         "--no-models", action="store_true", help="do not keep the best model of each run"
@@ -95,20 +102,18 @@ def _glue_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def _names(text: str) -> list[str]:
-    names = [name.strip() for name in text.split(",")]
-    if not all(names) or len(set(names)) < len(names):
-        raise argparse.ArgumentTypeError(f"{text!r}: write different names, as in CoLA,RTE")
-    return names
+    return [name.strip() for name in text.split(",")]
 
 
 def _seeds(text: str) -> list[int]:
-    try:
-        seeds = [int(seed) for seed in text.split(",")]
-    except ValueError:
-        seeds = []
-    if not seeds or min(seeds) < 0 or len(set(seeds)) < len(seeds):
+    seeds = list[int]()
+    for part in text.split(","):
+        found = re.fullmatch(r"\s*(\d+)(?:\s*-\s*(\d+))?\s*", part)
+        first, last = (int(found[1]), int(found[2] or found[1])) if found else (1, 0)
+        seeds += range(first, last + 1) or [-1]
+    if min(seeds) < 0 or len(set(seeds)) < len(seeds):
         raise argparse.ArgumentTypeError(
-            f"{text!r}: write different whole numbers of 0 or more, as in 1,2,3"
+            f"{text!r}: write different whole numbers of 0 or more, as in 1-3 or 1,2,7"
         )
     return seeds
 
@@ -135,6 +140,7 @@ def _glue(options: argparse.Namespace) -> int:
         options.overrides,
         recipe=options.recipe,
         save_models=not options.no_models,
+        world_size=options.world_size,
     )
     waiting = prepare(options.output, plans, options.retries)
     print(
@@ -152,7 +158,10 @@ def _glue(options: argparse.Namespace) -> int:
     if len(failed) < len(plans):
         print(f"\n{write_report(options.output)}")
     if failed:
-        print(f"{options.parser.prog}: error: failed: {', '.join(failed)}", file=sys.stderr)
+        print(f"{options.parser.prog}: error: {len(failed)} runs failed:", file=sys.stderr)
+        for cause in dict.fromkeys(failed.values()):
+            names = ", ".join(name for name, why in failed.items() if why == cause)
+            print(f"  {names}: {cause}", file=sys.stderr)
         return EXIT_FAILED
     return EXIT_DONE
 
@@ -180,7 +189,9 @@ def _predict_arguments(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument("--head", default="", help="the head, if the model has several")
     command.add_argument(
-        "--output", type=Path, help="write labels and probabilities here (default: print them)"
+        "--output",
+        type=Path,
+        help="write label, probability and text of each line here (default: print them)",
     )
     add_device(command)
 
@@ -202,18 +213,23 @@ def _predict(options: argparse.Namespace) -> None:
 
 def _submit_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("folder", type=Path, help="the --output of glue")
-    command.add_argument("--output", type=Path, required=True, help="the folder for the files")
+    command.add_argument(
+        "--output",
+        type=Path,
+        required=True,
+        help="the folder for submission.zip and the files in it",
+    )
     add_device(command)
 
 
 def _submit(options: argparse.Namespace) -> None:
-    """Predict test sets for GLUE's server.
+    """Predict the test sets and pack them for GLUE's server, gluebenchmark.com.
 
     example: python -m finetune submit scores --output submission
     """
     from finetune.predict import submit
 
-    submit(options.folder, options.output, options.device)
+    print(submit(options.folder, options.output, options.device))
 
 
 def _acceptability_arguments(command: argparse.ArgumentParser) -> None:

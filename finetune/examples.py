@@ -91,14 +91,16 @@ def read_rows(path: Path) -> list[list[str]]:
 
 
 def _path(task: Task, data: str, split: str) -> Path:
-    path = Path(data) / (DIAGNOSTIC if split == DIAGNOSTIC else task.name) / f"{split}.tsv"
-    if not path.is_file():
-        needed = " and ".join(f"{task.name}/{name}.tsv" for name in ("train", *task.dev))
+    names = ("train", *task.dev)
+    folder = Path(data) / (DIAGNOSTIC if split == DIAGNOSTIC else task.name)
+    if not (folder / f"{split}.tsv").is_file():
+        needed = [f"{name}.tsv" for name in (names if split in names else (split,))]
+        missing = [name for name in needed if not (folder / name).is_file()]
         raise ValueError(
-            f"{path}: no such file; accepted: a folder that has {needed}, one that has a saved "
-            f"dataset {task.hub}/, or {HUB}"
+            f"{folder}: has no {', '.join(missing)} (a saved dataset "
+            f"{Path(data) / _hub_name(task, split)} or --data {HUB} would do as well)"
         )
-    return path
+    return folder / f"{split}.tsv"
 
 
 def _from_tsv(task: Task, path: Path, split: str) -> Split:

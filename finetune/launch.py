@@ -1,16 +1,18 @@
 """Parallel fine-tuning runs on the devices of this machine: start, watch and report.
 
-A run that collapsed is followed by its retry; a run that fails does not stop the others. Imports no
-torch.
+A run that collapsed is followed by its retry; a run that fails does not stop the others.
 """
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import os
+import re
 import signal
 import subprocess
 import sys
+import textwrap
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,12 +23,17 @@ from types import FrameType
 from finetune import glue
 from finetune.config import LOG, RESULT, RunPlan
 from finetune.planning import next_run, result_of
-from pretrain.supervision.gpus import visible_gpus
+from pretrain.supervision.gpus import gpus_of, visible_gpus
+from pretrain.supervision.jobs import describe_exit, tail
 from pretrain.supervision.launch import free_port
 
 _POLL_SECONDS = 0.1
 _PROGRESS_SECONDS = 60.0
 _TAIL_LINES = 15
+_CAUSE_LINES = 200
+_ERROR = re.compile(r"(?:\[rank\d+\]: )?((?:finetune\.train: error|[\w.]+Error): \S.*)")
+"""A line of a log that says why a run failed; torchrun's own error has no message."""
+_PR_SET_PDEATHSIG = 1
 _LAUNCHER_VARIABLES = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "LOCAL_SIZE"}
 
 
@@ -34,18 +41,14 @@ def slots(gpus: Sequence[str], cores: int, jobs: int, world_size: int) -> list[l
     """Return the GPUs of each run that may be in progress at once; empty lists for the CPU.
 
     Args:
-        gpus: result of `visible_gpus`.
+        gpus: result of `visible_gpus`; none, or at least `world_size`.
         cores: cores that may be used.
         jobs: runs at once; 0: as many as the GPUs, or else the cores, suffice for.
         world_size: processes per run.
 
-    Raises:
-        ValueError: a run has more processes than there are GPUs.
     """
     if not gpus:
         return [[] for _ in range(jobs or max(1, cores // world_size))]
-    if world_size > len(gpus):
-        raise ValueError(f"--world-size {world_size}: accepted: at most {len(gpus)}, one per GPU")
     shares = [
         list(gpus[first : first + world_size])
         for first in range(0, len(gpus) - world_size + 1, world_size)
@@ -67,7 +70,7 @@ def run_all(
     jobs: int = 0,
     world_size: int = 1,
     retries: int = 0,
-) -> list[str]:
+) -> dict[str, str]:
     """Do the runs; a run that fails does not stop the others.
 
     Args:
@@ -79,15 +82,16 @@ def run_all(
         retries: how often a run that collapsed is repeated.
 
     Returns:
-        The names of the runs that failed.
+        Why each run that failed did so, by the run's name.
 
     Raises:
         ValueError: a run has more processes than there are GPUs.
     """
+    gpus_of(world_size, "--world-size")
     cores = len(os.sched_getaffinity(0))
     devices = slots(visible_gpus(), cores, jobs, world_size)[: max(1, len(plans))]
     threads = max(1, cores // (len(devices) * world_size))
-    waiting, failed, logged = deque(plans), list[str](), time.monotonic()
+    waiting, failed, logged = deque(plans), dict[str, str](), time.monotonic()
     progress = _Progress()
     with _terminating() as running:
         while waiting or running:
@@ -97,7 +101,7 @@ def run_all(
             time.sleep(_POLL_SECONDS)
             for run in _take_ended(running):
                 if not (output / run.plan.name / RESULT).is_file():
-                    failed.append(run.plan.name)
+                    failed[run.plan.name] = _cause(output, run)
                 elif following := next_run(output, run.plan, retries):
                     following.write(output / following.name)
                     waiting.append(following)
@@ -113,7 +117,7 @@ def _log_progress(
     output: Path, running: Mapping[int, _Running], log: Callable[[str], object]
 ) -> None:
     for run in running.values():
-        log(f"    {run.plan.name}: {_log_tail(output / run.plan.name, 1)}")
+        log(f"    {run.plan.name}: {tail(output / run.plan.name / LOG, 1).strip()}")
 
 
 def _take_ended(running: dict[int, _Running]) -> Iterator[_Running]:
@@ -159,6 +163,12 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
+def _end_with_parent() -> None:
+    """Have this process terminated when the one that started it is killed (on Linux only)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+
+
 def _start(
     output: Path, plan: RunPlan, gpus: Sequence[str], threads: int, world_size: int
 ) -> _Running:
@@ -180,20 +190,24 @@ def _start(
             env=environment,
             stdout=log,
             stderr=subprocess.STDOUT,
+            preexec_fn=_end_with_parent,
         )
     return _Running(plan, process)
 
 
-def _log_tail(folder: Path, count: int) -> str:
-    log = (folder / LOG).read_text(encoding="utf-8", errors="replace")
-    return "\n    ".join(log.splitlines()[-count:])
+def _cause(output: Path, run: _Running) -> str:
+    """Return the last error in the log of a run that failed, or else how its process ended."""
+    lines = tail(output / run.plan.name / LOG, _CAUSE_LINES).splitlines()
+    errors = [found[1] for line in lines if (found := _ERROR.match(line))]
+    return errors[-1] if errors else describe_exit(run.process.returncode)
 
 
 def _outcome(output: Path, run: _Running) -> str:
     name, folder = run.plan.name, output / run.plan.name
     if not (folder / RESULT).is_file():
-        code, tail = run.process.returncode, _log_tail(folder, _TAIL_LINES)
-        return f"{name}: failed with exit code {code}; {folder / LOG} ends:\n    {tail}"
+        end = textwrap.indent(tail(folder / LOG, _TAIL_LINES), "    ").rstrip()
+        exit_code = describe_exit(run.process.returncode)
+        return f"{name}: failed, {exit_code}; {folder / LOG} ends:\n{end}"
     result = result_of(folder)
     scores = glue.find(result["task"]).score_names
     best, last = (

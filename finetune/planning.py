@@ -1,7 +1,7 @@
 """The runs of a call of `glue`: which there are, in which order, and which are still to do.
 
 `plan_runs` lists them; `prepare` refuses incompatible ones, skips finished ones and replaces a run
-that collapsed by its retry. Imports no torch.
+that collapsed by its retry.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,9 @@ from data_prep.files import sha256_of
 from finetune import config as settings
 from finetune import examples, glue
 from finetune.config import MODEL, RESULT, RunPlan, read_plan, retry_after
+from finetune.examples import Split
+from pretrain.engine import settings as deepspeed
+from pretrain.inference import model_folder
 
 
 def plan_runs(
@@ -29,28 +32,38 @@ def plan_runs(
     *,
     recipe: str = "default",
     save_models: bool = True,
+    world_size: int = 1,
 ) -> list[RunPlan]:
     """Return the plans of every run, in the order in which they start.
 
     Seed by seed, so that one whole comparison is finished first; within a seed the longest runs
-    first, so that no device is left with a long one at the end. The data is read here, so that a
-    bad line is found before anything starts.
+    first, so that no device is left with a long one at the end. Everything is read here, so that an
+    error is found before anything starts.
 
     Raises:
-        ValueError: no such model folder, task or data, a bad line, or a bad setting.
+        ValueError: no such task, a bad setting, no such model folder or one that does not fit
+            together, or missing data and bad lines, of all tasks at once.
     """
+    configs = {
+        task.name: settings.override(task.config(recipe), overrides)
+        for task in glue.find_all(tasks)
+    }
+    for config in configs.values():
+        batch = config.batch(world_size)
+        if config.deepspeed:
+            deepspeed.read(config.deepspeed, batch, config.gradient_clipping, world_size)
     model_sha256 = _model_digest(model)
+    splits_by_task = _read_all(data, configs)
     plans = []
-    for task in glue.find_all(tasks):
-        config = settings.override(task.config(recipe), overrides)
-        train, *dev = (examples.read(task, data, split) for split in ("train", *task.dev))
-        data_sha256 = examples.digest([train, *dev])
+    for name, config in configs.items():
+        train, *dev = splits_by_task[name]
+        data_sha256 = examples.digest(splits_by_task[name])
         used = [train.examples[: config.max_train_examples or None], *(s.examples for s in dev)]
         characters = sum(len(text) for split in used for example in split for text in example.texts)
         for seed, kind in itertools.product(seeds, weights):
             plans.append(
                 RunPlan(
-                    task=task.name,
+                    task=name,
                     weights=kind,
                     seed=seed,
                     model=str(model.resolve()),
@@ -66,14 +79,23 @@ def plan_runs(
 
 
 def _model_digest(model: Path) -> str:
+    _ = model_folder.load(model).tokenizer  # raises where it cannot be fine-tuned
     names = ("model.json", "model.safetensors")
-    for name in names:
-        if not (model / name).is_file():
-            raise ValueError(
-                f"{model}: not a model folder: it has no {name} "
-                "(`python -m pretrain export RUN --output FOLDER` makes one)"
-            )
     return "".join(sha256_of(model / name)[:32] for name in names)
+
+
+def _read_all(data: str, tasks: Iterable[str]) -> dict[str, list[Split]]:
+    """Return train and dev splits by task; raise the errors of all tasks in one ValueError."""
+    found, errors = {}, []
+    for task in map(glue.find, tasks):
+        try:
+            splits = ("train", *task.dev)
+            found[task.name] = [examples.read(task, data, split) for split in splits]
+        except ValueError as error:
+            errors.append(str(error))
+    if errors:
+        raise ValueError("; ".join(errors))
+    return found
 
 
 def prepare(output: Path, plans: Sequence[RunPlan], retries: int = 0) -> list[RunPlan]:
@@ -117,7 +139,6 @@ def result_of(folder: Path) -> dict[str, Any]:
     can be null; it becomes infinity, so that it compares as the worst.
     """
     result: dict[str, Any] = json.loads((folder / RESULT).read_text(encoding="utf-8"))
-    for name in ("best", "last"):
-        values = result[name].items()
-        result[name] = {key: math.inf if value is None else value for key, value in values}
+    for scores in (result["best"], result["last"], *result["epochs"]):
+        scores |= {key: math.inf for key, value in scores.items() if value is None}
     return result

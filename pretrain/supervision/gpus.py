@@ -46,8 +46,12 @@ def _unless_repeated(entries: Iterable[str]) -> list[str]:
     return listed if len({*listed}) == len(listed) else []
 
 
-def gpus_of(processes: int) -> list[str]:
+def gpus_of(processes: int, setting: str = "supervision.processes_per_node") -> list[str]:
     """Return the GPUs for this many processes on this machine: the first visible ones.
+
+    Args:
+        processes: number of ranks.
+        setting: what the user sets this number with, for the message.
 
     Returns:
         One GPU for each process; empty on a machine without GPUs, where ranks use the CPU.
@@ -58,7 +62,7 @@ def gpus_of(processes: int) -> list[str]:
     gpus = visible_gpus()
     if gpus and processes > len(gpus):
         raise ValueError(
-            f"supervision.processes_per_node: {processes} ranks on a machine with "
+            f"{setting}: {processes} ranks on a machine with "
             f"{len(gpus)} usable GPUs ({_setting()}); write at most {len(gpus)}"
         )
     return gpus[:processes]

@@ -162,10 +162,10 @@ def test_a_bad_file_is_named(tmp_path, content, message):
 
 def test_a_missing_split_and_an_unknown_task_are_named(tmp_path):
     write(tmp_path, "a\t1\t\tgood\n", "train")
-    with pytest.raises(ValueError, match=r"dev\.tsv: no such file.*CoLA/train\.tsv and CoLA/dev"):
+    with pytest.raises(ValueError, match=r"CoLA: has no dev\.tsv \(a saved dataset .*cola or"):
         read(tmp_path, "dev")
-    with pytest.raises(ValueError, match="'cola'; accepted: CoLA"):
-        glue.find("cola")
+    with pytest.raises(ValueError, match="'Colla' .did you mean CoLA"):
+        glue.find("Colla")
 
 
 def test_all_means_nine_tasks_and_stands_alone():

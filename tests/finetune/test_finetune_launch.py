@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 
+import finetune.__main__ as arguments
 from finetune import examples, glue, launch, planning
 from finetune.__main__ import main
 from finetune.config import read_plan
+from pretrain.supervision import gpus
 
 ROOT = Path(__file__).parents[2]
 QUICK = ["epochs=6", "learning_rate=1e-2", "pooling=mean", "dropout=0", "attention_dropout=0.1"]
@@ -66,7 +68,7 @@ def test_runs_learn_and_write_their_results(finished):
         assert result["majority"]["accuracy"] == pytest.approx(0.7)
         assert result["best"]["accuracy"] > 0.9
         assert [epoch["epoch"] for epoch in result["epochs"]] == [1, 2, 3, 4, 5, 6]
-        assert result["best"]["accuracy"] == max(e["accuracy"] for e in result["epochs"])
+        assert result["best"]["matthews"] == max(e["matthews"] for e in result["epochs"])
         assert result["last"] == result["epochs"][-1]
         steps = (output / f"CoLA-pretrained-seed{seed}" / "metrics.jsonl").read_text().splitlines()
         assert len(steps) == result["steps"] == 60
@@ -133,7 +135,7 @@ def test_a_run_that_collapsed_is_followed_by_retries_up_to_the_limit(
     frozen = plans(tiny_model, easy_glue, "learning_rate=1e-9", "epochs=1", save_models=False)
     log = []
     waiting = planning.prepare(tmp_path / "frozen", frozen, retries=1)
-    assert launch.run_all(tmp_path / "frozen", waiting, log.append, retries=1) == []
+    assert launch.run_all(tmp_path / "frozen", waiting, log.append, retries=1) == {}
     assert [line.split("] ")[1].split(":")[0] for line in ended(log)] == [
         "CoLA-pretrained-seed1",
         "CoLA-pretrained-seed1-retry1",
@@ -173,9 +175,10 @@ def test_runs_share_the_devices(gpus, jobs, world_size, expected):
     assert launch.slots(gpus, 4, jobs, world_size) == expected
 
 
-def test_more_processes_than_gpus_are_refused():
-    with pytest.raises(ValueError, match="--world-size 3: accepted: at most 2, one per GPU"):
-        launch.slots(["0", "1"], 4, 0, 3)
+def test_more_processes_than_gpus_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(gpus, "visible_gpus", lambda: ["0", "1"])
+    with pytest.raises(ValueError, match="--world-size: 3 ranks on a machine with 2 usable GPUs"):
+        launch.run_all(tmp_path, [], world_size=3)
 
 
 @pytest.mark.slow
@@ -185,7 +188,7 @@ def test_the_same_plan_gives_the_same_scores_and_another_seed_others(finished, t
     again = [read_plan(output / name) for name in names]
     for plan in again:
         plan.write(tmp_path / plan.name)
-    assert launch.run_all(tmp_path, again, print, jobs=2) == []  # with the same number of threads
+    assert launch.run_all(tmp_path, again, print, jobs=2) == {}  # with the same number of threads
     again = [result_of(tmp_path, name)["epochs"] for name in names]
     assert again == [result_of(output, name)["epochs"] for name in names]
     assert again[0] != again[1]
@@ -223,9 +226,10 @@ def test_a_run_that_fails_is_named_with_its_log_and_does_not_stop_the_others(
     broken = tmp_path / names[0] / "run.json"
     broken.write_text(broken.read_text().replace(str(easy_glue), str(tmp_path / "nowhere")))
     log = []
-    assert launch.run_all(tmp_path, waiting, log.append, jobs=1) == [names[0]]
-    assert f"{names[0]}: failed with exit code 2" in ended(log)[0]
-    assert "nowhere/CoLA/train.tsv: no such file" in ended(log)[0]
+    failed = launch.run_all(tmp_path, waiting, log.append, jobs=1)
+    assert f"{names[0]}: failed, ended with code 2" in ended(log)[0]
+    assert list(failed) == [names[0]]
+    assert "nowhere/CoLA: has no train.tsv, dev.tsv" in failed[names[0]]
     assert (tmp_path / names[1] / "result.json").is_file()
 
 
@@ -251,11 +255,13 @@ def test_pretrained_and_random_weights_differ_in_the_encoder_only(tiny_model, ea
     ("arguments", "code", "message"),
     [
         (["epocs=3"], 2, "did you mean 'epochs'"),
-        (["--tasks", "COLA"], 2, "task 'COLA'; accepted: CoLA"),
+        (["--tasks", "coal"], 2, "unknown task 'coal' (did you mean CoLA?); accepted: CoLA"),
+        (["--world-size", "3"], 2, "batch_size 16: not a multiple of --world-size 3"),
+        (["deepspeed=zero9"], 2, "zero9"),
         (["--jobs", "-1"], 2, "--jobs -1: accepted: 0 or more"),
         (["--world-size", "0"], 2, "--world-size 0: accepted: 1 or more"),
         (["--retries", "-1"], 2, "--retries -1: accepted: 0 or more"),
-        (["--data", "nowhere"], 2, "nowhere/CoLA/train.tsv: no such file"),
+        (["--data", "nowhere"], 2, "nowhere/CoLA: has no train.tsv, dev.tsv"),
     ],
 )
 def test_bad_requests_are_refused_before_anything_starts(
@@ -272,15 +278,42 @@ def test_bad_requests_are_refused_before_anything_starts(
     assert not output.exists()
 
 
-@pytest.mark.parametrize("seeds", ["1,1", "a", "", "-1"])
+@pytest.mark.parametrize("seeds", ["1,1", "a", "", "-1", "3-1", "1-3,2", "1-"])
 def test_seeds_are_different_whole_numbers(seeds, capsys):
     with pytest.raises(SystemExit):
         main(["glue", "m", "--data", "d", "--tasks", "CoLA", "--output", "o", f"--seeds={seeds}"])
     assert "different whole numbers" in capsys.readouterr().err
 
 
+def test_a_range_of_seeds_stands_for_each_of_them():
+    assert arguments._seeds("1-3,7") == [1, 2, 3, 7]
+
+
+def test_the_errors_of_all_tasks_are_reported_at_once(tiny_model, easy_glue, tmp_path):
+    with pytest.raises(ValueError, match=r"SST-2: has no train\.tsv.*; .*MRPC: has no train\.tsv"):
+        plans(tiny_model, easy_glue, tasks=("SST-2", "CoLA", "MRPC"))
+
+
+def test_a_model_that_cannot_be_fine_tuned_is_refused_before_any_run(
+    tiny_model, easy_glue, tmp_path
+):
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_model, folder)
+    other = json.loads((folder / "tokenizer.json").read_text())
+    vocabulary = other["model"]["vocab"]
+    first, second, *_ = sorted(vocabulary, key=vocabulary.get, reverse=True)
+    vocabulary[first], vocabulary[second] = vocabulary[second], vocabulary[first]
+    (folder / "tokenizer.json").write_text(json.dumps(other))
+    with pytest.raises(ValueError, match=r"tokenizer\.json is not the vocabulary of the model"):
+        plans(folder, easy_glue)
+    description = json.loads((folder / "model.json").read_text())
+    (folder / "model.json").write_text(json.dumps({**description, "tokenizer": None}))
+    with pytest.raises(ValueError, match="has no vocabulary"):
+        plans(folder, easy_glue)
+
+
 def test_a_folder_without_a_model_is_refused(tmp_path, easy_glue):
-    with pytest.raises(ValueError, match=r"not a model folder: it has no model\.json"):
+    with pytest.raises(ValueError, match=r"not a model folder, it has no model\.json"):
         plans(tmp_path, easy_glue)
 
 
@@ -336,6 +369,48 @@ def test_a_terminated_command_ends_its_runs_and_resumes_when_called_again(
     again = subprocess.run(call, cwd=ROOT, capture_output=True, text=True, check=True)
     assert "1 runs to do, 1 finished before" in again.stdout
     assert result_of(tmp_path, "CoLA-pretrained-seed2")["steps"] == 120
+
+
+@pytest.mark.slow
+def test_the_runs_of_a_killed_command_end_with_it(tiny_model, easy_glue, tmp_path):
+    call = [sys.executable, "-m", "finetune", "glue", str(tiny_model), "--data", str(easy_glue)]
+    call += ["--tasks", "CoLA", "--output", str(tmp_path), *QUICK[1:], "epochs=300"]
+    command = subprocess.Popen(call, cwd=ROOT)
+    steps = tmp_path / "CoLA-pretrained-seed1" / "metrics.jsonl"
+    while not (steps.is_file() and steps.read_text()):
+        assert command.poll() is None
+        time.sleep(0.05)
+    command.kill()
+    command.wait()
+    with (tmp_path / "CoLA-pretrained-seed1" / "lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # waits for the process of the run
+
+
+@pytest.mark.parametrize(
+    ("log", "cause"),
+    [
+        (
+            "step 1\nfinetune.train: error: a.tsv: is empty\n",
+            "finetune.train: error: a.tsv: is empty",
+        ),
+        (
+            "Traceback:\n  x\ntorch.OutOfMemoryError: CUDA out of memory\n",
+            "torch.OutOfMemoryError: ",
+        ),
+        ("[rank1]: RuntimeError: bad\nerrors.ChildFailedError: \n====\n", "RuntimeError: bad"),
+        ("step 1\n", "was killed by signal 9 (SIGKILL)"),
+    ],
+)
+def test_the_cause_of_a_failure_is_the_last_error_of_the_log_or_how_the_process_ended(
+    tmp_path, tiny_model, easy_glue, log, cause
+):
+    (plan,) = plans(tiny_model, easy_glue)
+    (tmp_path / plan.name).mkdir()
+    (tmp_path / plan.name / "log.txt").write_text(log)
+    killed = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    killed.kill()
+    killed.wait()
+    assert launch._cause(tmp_path, launch._Running(plan, killed)).startswith(cause)
 
 
 def test_of_two_runs_that_end_at_once_the_second_counts_as_left_while_the_first_is_logged():
