@@ -144,7 +144,8 @@ def _glue(options: argparse.Namespace) -> int:
     )
     waiting = prepare(options.output, plans, options.retries)
     print(
-        f"{options.output}: {len(waiting)} runs to do, {len(plans) - len(waiting)} finished before",
+        f"{options.output}: runs to do: {len(waiting)}, "
+        f"finished before: {len(plans) - len(waiting)}",
         flush=True,
     )
     failed = run_all(
@@ -158,7 +159,7 @@ def _glue(options: argparse.Namespace) -> int:
     if len(failed) < len(plans):
         print(f"\n{write_report(options.output)}")
     if failed:
-        print(f"{options.parser.prog}: error: {len(failed)} runs failed:", file=sys.stderr)
+        print(f"{options.parser.prog}: error: runs that failed: {len(failed)}", file=sys.stderr)
         for cause in dict.fromkeys(failed.values()):
             names = ", ".join(name for name, why in failed.items() if why == cause)
             print(f"  {names}: {cause}", file=sys.stderr)

@@ -9,15 +9,14 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from data_prep.files import sha256_of
 from finetune import config as settings
 from finetune import examples, glue
-from finetune.config import MODEL, RESULT, RunPlan, read_plan, retry_after
-from finetune.examples import Split
+from finetune.config import MODEL, RESULT, FinetuneConfig, RunPlan, read_plan, retry_after
 from pretrain.engine import settings as deepspeed
 from pretrain.inference import model_folder
 
@@ -53,13 +52,10 @@ def plan_runs(
         if config.deepspeed:
             deepspeed.read(config.deepspeed, batch, config.gradient_clipping, world_size)
     model_sha256 = _model_digest(model)
-    splits_by_task = _read_all(data, configs)
+    digests_and_sizes = _read_all(data, configs)
     plans = []
     for name, config in configs.items():
-        train, *dev = splits_by_task[name]
-        data_sha256 = examples.digest(splits_by_task[name])
-        used = [train.examples[: config.max_train_examples or None], *(s.examples for s in dev)]
-        characters = sum(len(text) for split in used for example in split for text in example.texts)
+        data_sha256, characters = digests_and_sizes[name]
         for seed, kind in itertools.product(seeds, weights):
             plans.append(
                 RunPlan(
@@ -84,15 +80,23 @@ def _model_digest(model: Path) -> str:
     return "".join(sha256_of(model / name)[:32] for name in names)
 
 
-def _read_all(data: str, tasks: Iterable[str]) -> dict[str, list[Split]]:
-    """Return train and dev splits by task; raise the errors of all tasks in one ValueError."""
-    found, errors = {}, []
-    for task in map(glue.find, tasks):
+def _read_all(data: str, configs: Mapping[str, FinetuneConfig]) -> dict[str, tuple[str, int]]:
+    """Read every task and return, by task, the data's digest and the characters of an epoch.
+
+    Raises:
+        ValueError: the errors of all tasks.
+    """
+    found, errors = dict[str, tuple[str, int]](), list[str]()
+    for name, config in configs.items():
+        task = glue.find(name)
         try:
-            splits = ("train", *task.dev)
-            found[task.name] = [examples.read(task, data, split) for split in splits]
+            train, *dev = (examples.read(task, data, split) for split in ("train", *task.dev))
         except ValueError as error:
             errors.append(str(error))
+            continue
+        used = [train.examples[: config.max_train_examples or None], *(s.examples for s in dev)]
+        characters = sum(len(text) for split in used for example in split for text in example.texts)
+        found[name] = examples.digest([train, *dev]), characters
     if errors:
         raise ValueError("; ".join(errors))
     return found

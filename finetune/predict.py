@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import zipfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from data_prep.files import write_atomically
 from finetune import examples, glue, scores
@@ -19,6 +20,8 @@ from pretrain.inference import model_folder
 if TYPE_CHECKING:
     import torch
 
+SUBMISSION = "submission.zip"
+
 
 def predict(model: Path, file: Path, head: str = "", device: str | None = None) -> str:
     """Label every line of a file.
@@ -30,8 +33,8 @@ def predict(model: Path, file: Path, head: str = "", device: str | None = None) 
         device: see `pretrain.engine.distributed.choose_device`.
 
     Returns:
-        One line per example: label, tab, probability; for a regression the number, in the units of
-        the task's files.
+        One line per example, with tabs between: label, probability, and the texts as they were
+        read; for a regression the number, in the units of the task's files, and the texts.
 
     Raises:
         ValueError: no such device, folder, head or file, or a line with a wrong number of texts.
@@ -48,12 +51,14 @@ def predict(model: Path, file: Path, head: str = "", device: str | None = None) 
     config = loaded.classification_heads[name].config
     logits = _logits(loaded, name, rows, chosen)
     if config.classes == 1:
-        lines = [f"{value:.4f}" for value in logits[:, 0] * (task.scale if task else 1.0)]
+        answers = [f"{value:.4f}" for value in logits[:, 0] * (task.scale if task else 1.0)]
     else:
         labels = config.labels or tuple(map(str, range(config.classes)))
         probabilities = softmax(logits.astype(float), axis=1)
-        lines = [f"{labels[row.argmax()]}\t{row.max():.4f}" for row in probabilities]
-    return "".join(f"{line}\n" for line in lines)
+        answers = [f"{labels[row.argmax()]}\t{row.max():.4f}" for row in probabilities]
+    return "".join(
+        "\t".join((answer, *row.texts)) + "\n" for answer, row in zip(answers, rows, strict=True)
+    )
 
 
 def _head_name(loaded: model_folder.LoadedModel, name: str) -> str:
@@ -95,56 +100,77 @@ def _logits(
     return logits_of(classifier.eval(), EncodedExamples(rows, loaded.tokenizer, limit), device)
 
 
-def submit(runs: Path, output: Path, device: str | None = None) -> list[Path]:
-    """Predict the test sets and write files in the format of GLUE's server.
+def submit(runs: Path, output: Path, device: str | None = None) -> Path:
+    """Predict the test sets and write what GLUE's server accepts: a zip file of eleven TSV files.
 
-    For each task, the kept model with the best score on dev predicts. Test sets that are missing
-    are named on stdout.
+    For each task, the kept model with the best of the benchmark's score on dev predicts.
 
     Args:
         runs: the --output of `glue`.
-        output: a folder for CoLA.tsv, MNLI-m.tsv and so on.
+        output: a folder for CoLA.tsv, MNLI-m.tsv and so on, and submission.zip, which has them all.
         device: see `pretrain.engine.distributed.choose_device`.
 
     Returns:
-        The files; the server requires one for every test set.
+        The zip file.
 
     Raises:
-        ValueError: no such device, or no kept model in the folder.
+        ValueError: no such device, or what the server requires is missing; all of it is named, and
+            nothing is predicted.
     """
     from pretrain.engine.distributed import choose_device
 
     chosen = choose_device(device)
-    kept = [path.parent for path in sorted(runs.glob(f"*/{RESULT}"))]
-    results = {folder: result_of(folder) for folder in kept if (folder / MODEL).is_dir()}
-    results = {f: result for f, result in results.items() if result["weights"] == "pretrained"}
-    if not results:
-        raise ValueError(f"{runs}: has no run with a kept model; accepted: the --output of `glue`")
-    written = []
+    work = _submission_work(runs)
+    output.mkdir(parents=True, exist_ok=True)
+    partial = output / f"{SUBMISSION}.partial"
+    with zipfile.ZipFile(partial, "w", zipfile.ZIP_DEFLATED) as archive:
+        for task, folder, test_sets in work:
+            loaded = model_folder.load(folder / MODEL)
+            for name, rows in test_sets.items():
+                content = submission(task, _logits(loaded, task.name, rows, chosen))
+                write_atomically(output / f"{name}.tsv", content.encode())
+                archive.writestr(f"{name}.tsv", content)
+                print(
+                    f"{output / name}.tsv: {len(rows):,} predictions of {folder.name}", flush=True
+                )
+    return partial.replace(output / SUBMISSION)
+
+
+Work = tuple[glue.Task, Path, dict[str, list[Example]]]
+"""A task, the run whose model predicts it, and the examples by the name of the server's file."""
+
+
+def _submission_work(runs: Path) -> list[Work]:
+    """Return the work of every task; raise one ValueError that names all that is missing."""
+    finished = {path.parent: result_of(path.parent) for path in sorted(runs.glob(f"*/{RESULT}"))}
+    work, without_run, missing = list[Work](), list[str](), list[str]()
     for task in glue.TASKS.values():
-        runs_of_task = {f: result for f, result in results.items() if result["task"] == task.name}
-        if not runs_of_task:
-            print(f"{task.name}: has no run")
+        kept = {
+            folder: result
+            for folder, result in finished.items()
+            if (result["task"], result["weights"]) == (task.name, "pretrained")
+            and (folder / MODEL).is_dir()
+        }
+        if not kept:
+            without_run.append(task.name)
             continue
-        folder, result = _best(runs_of_task, task.metrics[0])
-        loaded = model_folder.load(folder / MODEL)
+        best = scores.best([result["best"] for result in kept.values()], task.official)
+        folder = next(folder for folder, result in kept.items() if result["best"] is best)
+        data, test_sets = kept[folder]["plan"]["data"], dict[str, list[Example]]()
         for split, name in task.test.items():
             try:
-                rows = examples.read(task, result["plan"]["data"], split).examples
+                test_sets[name or task.name] = examples.read(task, data, split).examples
             except ValueError as error:
-                print(f"{name or task.name}: left out: {error}")
-                continue
-            path = output / f"{name or task.name}.tsv"
-            content = submission(task, _logits(loaded, task.name, rows, chosen))
-            write_atomically(path, content.encode())
-            print(f"{path}: {len(rows):,} predictions of {folder.name}")
-            written.append(path)
-    return written
-
-
-def _best(runs: dict[Path, dict[str, Any]], metric: str) -> tuple[Path, dict[str, Any]]:
-    best = scores.best([result["best"] for result in runs.values()], metric)
-    return next((folder, result) for folder, result in runs.items() if result["best"] is best)
+                missing.append(str(error))
+        work.append((task, folder, test_sets))
+    if without_run:
+        missing.insert(0, f"no run with a kept model of {', '.join(without_run)}")
+    if missing:
+        raise ValueError(
+            f"{runs}: nothing was predicted, because GLUE's server requires every test set: "
+            f"{'; '.join(missing)}"
+        )
+    return work
 
 
 def submission(task: glue.Task, logits: Logits) -> str:

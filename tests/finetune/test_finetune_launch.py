@@ -367,7 +367,7 @@ def test_a_terminated_command_ends_its_runs_and_resumes_when_called_again(
     with (tmp_path / "CoLA-pretrained-seed2" / "lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # no process is left
     again = subprocess.run(call, cwd=ROOT, capture_output=True, text=True, check=True)
-    assert "1 runs to do, 1 finished before" in again.stdout
+    assert "runs to do: 1, finished before: 1" in again.stdout
     assert result_of(tmp_path, "CoLA-pretrained-seed2")["steps"] == 120
 
 

@@ -1,6 +1,9 @@
 """Prediction: labels of new text, and files for the benchmark's server."""
 
+import dataclasses
 import json
+import shutil
+import zipfile
 
 import numpy as np
 import pytest
@@ -37,8 +40,9 @@ def test_each_line_gets_a_label_and_its_probability(trained, tmp_path, capsys):
     )
     assert main(["predict", str(trained / "CoLA-pretrained-seed1" / "model"), str(file)]) == 0
     lines = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
-    assert [label for label, _ in lines] == ["0", "1"]
-    assert all(0.5 <= float(probability) <= 1 for _, probability in lines)
+    assert [label for label, _, _ in lines] == ["0", "1"]
+    assert all(0.5 <= float(probability) <= 1 for _, probability, _ in lines)
+    assert [text for *_, text in lines] == ["the old dog sees a wug", "the small bird runs near"]
 
 
 def test_a_device_that_does_not_exist_is_refused(trained, tmp_path, capsys):
@@ -60,7 +64,9 @@ def test_a_regression_gives_numbers_in_the_benchmark_s_units(trained, tmp_path):
     output = tmp_path / "answers.txt"
     model = str(trained / "STS-B-pretrained-seed1" / "model")
     assert main(["predict", model, str(file), "--output", str(output)]) == 0
-    values = [float(line) for line in output.read_text().splitlines()]
+    lines = [line.split("\t") for line in output.read_text().splitlines()]
+    assert lines[1][1:] == ["the dog runs", "the old cat sees a bird"]
+    values = [float(line[0]) for line in lines]
     assert values[1] < 2 < 3 < values[0]
 
 
@@ -88,30 +94,71 @@ def test_a_model_without_a_head_and_an_unknown_head_are_refused(trained, tiny_mo
         predict.predict(trained / "CoLA-pretrained-seed1" / "model", file, "RTE")
 
 
-def test_predictions_of_test_sets_have_the_server_s_format(trained, tmp_path, capsys):
+@pytest.fixture(scope="module")
+def runs_of_every_task(trained, tiny_model, tmp_path_factory):
+    """Make runs of all tasks: the trained ones, and for the others models with random heads."""
+    from finetune import classifiers
+    from pretrain.inference import model_folder
+    from pretrain.model.heads import ClassificationHead
+
+    output, data = tmp_path_factory.mktemp("runs"), tmp_path_factory.mktemp("data")
+    shutil.copytree(trained, output, dirs_exist_ok=True)
+    model = model_folder.load(tiny_model)
+    for task in glue.TASKS.values():
+        run = output / f"{task.name}-pretrained-seed1"
+        if run.is_dir():
+            continue
+        config = classifiers.head_config(task.config("default"), task)
+        head = ClassificationHead(model.model.config.hidden_size, config)
+        heads = {task.name: head}
+        model_folder.save(
+            run / "model", dataclasses.replace(model, classification_heads=heads).contents()
+        )
+        best = dict.fromkeys(task.score_names, 0.5)
+        result = {"task": task.name, "weights": "pretrained", "plan": {"data": str(data)}}
+        result |= {"best": best, "last": best, "epochs": [best]}
+        (run / "result.json").write_text(json.dumps(result))
+        for split in task.test:
+            path = data / ("diagnostic" if split == "diagnostic" else task.name) / f"{split}.tsv"
+            path.parent.mkdir(exist_ok=True)
+            rows = ["\t".join(task.texts), "\t".join(["the old dog"] * len(task.texts))]
+            path.write_text("".join(f"{row}\n" for row in rows))
+    return output
+
+
+def test_a_submission_is_a_zip_file_of_every_test_set_in_the_server_s_format(
+    runs_of_every_task, tmp_path, capsys
+):
     output = tmp_path / "submission"
-    assert main(["submit", str(trained), "--output", str(output)]) == 0
-    printed = capsys.readouterr().out
-    assert sorted(path.name for path in output.iterdir()) == ["CoLA.tsv", "STS-B.tsv"]
+    assert main(["submit", str(runs_of_every_task), "--output", str(output)]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == str(output / "submission.zip")
+    names = {name or task.name for task in glue.TASKS.values() for name in task.test.values()}
+    with zipfile.ZipFile(output / "submission.zip") as archive:
+        assert sorted(archive.namelist()) == sorted(f"{name}.tsv" for name in names)
+        for name in archive.namelist():
+            assert archive.read(name) == (output / name).read_bytes()
     assert (output / "CoLA.tsv").read_text() == "index\tprediction\n0\t0\n1\t1\n"
     head, first, second = (output / "STS-B.tsv").read_text().splitlines()
     assert first.split("\t")[0] == "0"
     assert 5 >= float(first.split("\t")[1]) > float(second.split("\t")[1]) >= 0
-    assert "MNLI: has no run" in printed
+    assert {path.name for path in output.iterdir()} == {*archive.namelist(), "submission.zip"}
 
 
-def test_a_test_set_that_is_missing_is_named_and_left_out(trained, tmp_path, capsys):
-    import shutil
-
+def test_all_that_a_submission_lacks_is_named_before_anything_is_predicted(
+    runs_of_every_task, tmp_path, monkeypatch
+):
     runs = tmp_path / "runs"
-    shutil.copytree(trained, runs)
+    shutil.copytree(runs_of_every_task, runs)
+    shutil.rmtree(runs / "RTE-pretrained-seed1" / "model")
+    shutil.rmtree(runs / "WNLI-pretrained-seed1")
     path = runs / "CoLA-pretrained-seed1" / "result.json"
     result = json.loads(path.read_text())
     result["plan"]["data"] = str(tmp_path)
     path.write_text(json.dumps(result))
-    written = predict.submit(runs, tmp_path / "submission")
-    assert [file.name for file in written] == ["STS-B.tsv"]
-    assert "CoLA: left out: " in capsys.readouterr().out
+    monkeypatch.setattr(predict, "_logits", pytest.fail)
+    with pytest.raises(ValueError, match=r"kept model of RTE, WNLI; .*CoLA: has no test\.tsv"):
+        predict.submit(runs, tmp_path / "submission")
+    assert not (tmp_path / "submission").exists()
 
 
 def test_submissions_use_the_benchmark_s_labels():
@@ -124,5 +171,5 @@ def test_submissions_use_the_benchmark_s_labels():
 
 
 def test_a_folder_without_kept_models_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="has no run with a kept model"):
+    with pytest.raises(ValueError, match="no run with a kept model of CoLA, SST-2"):
         predict.submit(tmp_path, tmp_path / "submission")
