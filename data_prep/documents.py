@@ -3,7 +3,8 @@
 1. `inputs.find_inputs` lists the inputs that a user names.
 2. `read` chooses a reader by the prefix or the name of an input.
 3. The reader yields records one at a time; `json_lines.parse` parses lines of JSON.
-4. `_judge` converts a record to a `Document`, or to a `Reject` with a reason and a place.
+4. `_judge` converts a record to a `Document`, or to a `Reject` with a reason and a place;
+   `fields.Fields` finds its text and its subset.
 
     {"text": "The quick brown fox", "meta": {"pile_set_name": "Pile-CC"}}
     -> Document(text="The quick brown fox", subset="Pile-CC", source_file="00.jsonl.zst", line=1)
@@ -17,20 +18,20 @@ longest record only; a record over 512 MiB is skipped.
 
 import hashlib
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from data_prep.compressed import DamagedInput, open_stream
+from data_prep.fields import MISSING, SUBSET_KEY, TEXT_KEY, UNKNOWN_SUBSET, Fields
 from data_prep.inputs import ACCEPTED, Input, naming_input, split_dataset, split_prefix, suffix
 from data_prep.json_lines import BadLine, parse
 
 if TYPE_CHECKING:
     import pyarrow
 
-UNKNOWN_SUBSET = "unknown"
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 # 100 MB of text may take 300 MB as JSON in which many characters are escaped.
 _LARGEST_RECORD_BYTES = 512 << 20
@@ -51,34 +52,51 @@ class Document:
 
 @dataclass(frozen=True, slots=True)
 class Reject:
-    """A record that was rejected, the reason, and its file and line."""
+    """A record that was rejected, the reason, its file and line, and its size in bytes.
+
+    The size is that of the text, or of the whole record where it has no readable text; 0 for a
+    row of a table without a text.
+    """
 
     reason: str
     subset: str
     source_file: str
     line: int
+    text_bytes: int
 
 
 Records = Iterator[Document | Reject]
+Line = bytes | int
+"""A line, or the size in bytes of one that is too large to read."""
 
 
-def read(source: Input, damages: list[str] | None = None) -> Records:
+def read(
+    source: Input,
+    damages: list[str] | None = None,
+    text_key: str = TEXT_KEY,
+    subset_key: str = SUBSET_KEY,
+) -> Records:
     """Read one input.
 
     Args:
         source: See `inputs.find_inputs`.
         damages: If given, reading a damaged input stops at its last complete record, and the error
             message is appended here.
+        text_key: Key of the text in objects of JSON, and rows of tables. Dots separate the keys of
+            nested objects.
+        subset_key: Key of the subset; a record without it is of the subset "unknown".
 
     Raises:
         ValueError: The input is missing or of an unknown kind; while reading: its content does not
-            match its name, or it is damaged and `damages` is not given.
+            match its name, it is damaged and `damages` is not given, or no record has the text key,
+            or a subset key other than the default.
     """
-    records = reader_of(source)()
-    return records if damages is None else _until_damage(records, damages)
+    fields = Fields(_name(source), text_key, subset_key)
+    records = reader_of(source)(fields)
+    return _checked(records if damages is None else _until_damage(records, damages), fields)
 
 
-def reader_of(source: Input) -> Callable[[], Records]:
+def reader_of(source: Input) -> Callable[[Fields], Records]:
     """Return the reader for an input, chosen by its prefix or name.
 
     Raises:
@@ -108,7 +126,18 @@ def content_share(text: bytes, purpose: str) -> float:
     return (int.from_bytes(digest, "big") >> 11) / (1 << 53)  # 53 bits are exact in a double
 
 
-def _reader_by_name(path: Path) -> Callable[[Path], Records] | None:
+def _name(source: Input) -> str:
+    """Return the name of an input in the places of its records."""
+    prefix, place = split_prefix(source)
+    return str(source) if prefix == "datasets" else str(Path(place))
+
+
+def _checked(records: Records, fields: Fields) -> Records:
+    yield from records
+    fields.check()
+
+
+def _reader_by_name(path: Path) -> Callable[[Path, Fields], Records] | None:
     if (path / "dataset_info.json").is_file():
         return _read_saved_dataset
     if not path.is_file() or path.name.endswith((".parquet.zst", ".parquet.gz")):
@@ -116,72 +145,80 @@ def _reader_by_name(path: Path) -> Callable[[Path], Records] | None:
     return _READER_OF_SUFFIX.get(suffix(path))
 
 
-def _lines(stream: BinaryIO) -> Iterator[tuple[int, bytes | None]]:
-    """Yield line numbers and lines with their line ends; None for a line that is too large."""
+def _lines(stream: BinaryIO) -> Iterator[tuple[int, Line]]:
+    """Yield line numbers and lines with their line ends."""
     number = 0
     while line := stream.readline(_LARGEST_RECORD_BYTES + 1):
         number += 1
         if len(line) <= _LARGEST_RECORD_BYTES:
             yield number, line.removeprefix(_BYTE_ORDER_MARK) if number == 1 else line
             continue
+        size_bytes = len(line)
         while line and not line.endswith(b"\n"):
             line = stream.readline(_BUFFER_BYTES)
-        yield number, None
+            size_bytes += len(line)
+        yield number, size_bytes
 
 
-def _read_jsonl(path: Path) -> Records:
+def _read_jsonl(path: Path, fields: Fields) -> Records:
     with open_stream(path) as stream:
         for number, line in _lines(stream):
-            if line == b"" or (line and line.isspace()):
+            if isinstance(line, int):
+                yield Reject("too-large", UNKNOWN_SUBSET, fields.source, number, line)
+                continue
+            if not line or line.isspace():
                 continue  # such as after the last line
             try:
-                record = parse(line)
+                record = parse(line, fields.text_key)
             except BadLine as bad:
-                yield Reject(str(bad), UNKNOWN_SUBSET, str(path), number)
+                yield Reject(str(bad), UNKNOWN_SUBSET, fields.source, number, len(line))
             else:
-                yield _judge(record, str(path), number)
+                yield _judge(record, fields, number, len(line))
 
 
-def _read_text(path: Path) -> Records:
+def _read_text(path: Path, fields: Fields) -> Records:
     with open_stream(path) as stream:
         content = stream.read(_LARGEST_RECORD_BYTES + 1)
-        while stream.read(_BUFFER_BYTES):
-            pass  # damage of a compressed file may only show at its end
-    is_too_large = len(content) > _LARGEST_RECORD_BYTES
-    text = None if is_too_large else content.removeprefix(_BYTE_ORDER_MARK)
-    yield _judge_bytes(text, str(path), 1)
+        size_bytes = len(content)
+        while rest := stream.read(_BUFFER_BYTES):  # damage of a compressed file may show at its end
+            size_bytes += len(rest)
+    is_too_large = size_bytes > _LARGEST_RECORD_BYTES
+    text = size_bytes if is_too_large else content.removeprefix(_BYTE_ORDER_MARK)
+    yield _judge_bytes(text, fields.source, 1)
 
 
-def _read_lines(path: Path) -> Records:
+def _read_lines(path: Path, fields: Fields) -> Records:
     with open_stream(path) as stream:
         for number, line in _lines(stream):
-            if line is None or (line := line.strip()):
-                yield _judge_bytes(line, str(path), number)
+            if isinstance(line, int) or (line := line.strip()):
+                yield _judge_bytes(line, fields.source, number)
             else:
-                yield Document("", UNKNOWN_SUBSET, str(path), number)
+                yield Document("", UNKNOWN_SUBSET, fields.source, number)
 
 
-def _read_articles(path: Path) -> Records:
+def _read_articles(path: Path, fields: Fields) -> Records:
     with open_stream(path) as stream:
         for number, article in _articles(_lines(stream)):
-            if article is None or (article := article.strip()):
-                yield _judge_bytes(article, str(path), number)
+            if isinstance(article, int) or (article := article.strip()):
+                yield _judge_bytes(article, fields.source, number)
 
 
-def _articles(lines: Iterator[tuple[int, bytes | None]]) -> Iterator[tuple[int, bytes | None]]:
-    """Yield first line number and content of each article; None for one that is too large."""
+def _articles(lines: Iterator[tuple[int, Line]]) -> Iterator[tuple[int, Line]]:
+    """Yield first line number and content of each article."""
 
-    def article() -> bytes | None:
-        return b"".join(held) if size <= _LARGEST_RECORD_BYTES else None
+    def article() -> Line:
+        return b"".join(held) if size <= _LARGEST_RECORD_BYTES else size
 
     first, held, size = 1, [b"\n"], 0
     for number, line in lines:
-        if line and line.isspace() and len(held) > 1 and _is_heading(*held[-2:]):
+        content = b"" if isinstance(line, int) else line
+        if content.isspace() and len(held) > 1 and _is_heading(*held[-2:]):
             heading = held.pop()
+            size -= len(heading)
             yield first, article()
             first, held, size = number - 1, [b"\n", heading], len(heading)
-        size += _LARGEST_RECORD_BYTES + 1 if line is None else len(line)
-        held.append(line or b"")
+        size += line if isinstance(line, int) else len(line)
+        held.append(content)
         if size > _LARGEST_RECORD_BYTES:
             del held[:-2]
     yield first, article()
@@ -191,7 +228,7 @@ def _is_heading(before: bytes, line: bytes) -> bool:
     return before.isspace() and _HEADING.fullmatch(line) is not None
 
 
-def _read_parquet(path: Path) -> Records:
+def _read_parquet(path: Path, fields: Fields) -> Records:
     import pyarrow.parquet
 
     with path.open("rb") as file:
@@ -199,34 +236,33 @@ def _read_parquet(path: Path) -> Records:
             # Without a buffer size it would read a whole row group at once.
             table = pyarrow.parquet.ParquetFile(file, buffer_size=_BUFFER_BYTES)
             names = table.schema_arrow.names
-        batches = table.iter_batches(_ROWS, columns=_columns(names, path))
+        batches = table.iter_batches(_ROWS, columns=fields.columns(names))
         with naming_input(str(path), DamagedInput):
-            yield from _judge_rows(batches, str(path))
+            yield from _judge_rows(batches, fields)
 
 
-def _read_saved_dataset(path: Path) -> Records:
+def _read_saved_dataset(path: Path, fields: Fields) -> Records:
     import datasets
 
     with naming_input(str(path), DamagedInput):
         rows = datasets.load_from_disk(str(path))
-    tables = rows.select_columns(_columns(rows.column_names, path)).with_format("arrow")
+    tables = rows.select_columns(fields.columns(rows.column_names)).with_format("arrow")
     with naming_input(str(path), DamagedInput):
-        yield from _judge_rows(tables.iter(_ROWS), str(path))
+        yield from _judge_rows(tables.iter(_ROWS), fields)
 
 
-def _read_dataset(place: str) -> Records:
+def _read_dataset(place: str, fields: Fields) -> Records:
     import datasets
 
-    source = f"datasets:{place}"
     name, config, split = split_dataset(place)
     name, _, revision = name.partition("@")
     # Not `DamagedInput`, because the cause may be the network.
-    with naming_input(source, ValueError):
+    with naming_input(fields.source, ValueError):
         rows = datasets.load_dataset(
             name, config or None, split=split, revision=revision or None, streaming=True
         )
         for number, record in enumerate(rows, start=1):
-            yield _judge(record, source, number)
+            yield _judge(record, fields, number)
 
 
 def _until_damage(records: Records, damages: list[str]) -> Records:
@@ -236,19 +272,22 @@ def _until_damage(records: Records, damages: list[str]) -> Records:
         damages.append(str(error))
 
 
-def _judge_rows(tables: Iterable["pyarrow.RecordBatch | pyarrow.Table"], source: str) -> Records:
+def _judge_rows(tables: Iterable["pyarrow.RecordBatch | pyarrow.Table"], fields: Fields) -> Records:
     records = (record for table in tables for record in _rows(table))
     for number, record in enumerate(records, start=1):
-        yield _judge(record, source, number) if record is not None else _bad_utf8(source, number)
+        if isinstance(record, int):
+            yield Reject("bad-utf8", UNKNOWN_SUBSET, fields.source, number, record)
+        else:
+            yield _judge(record, fields, number)
 
 
-def _rows(table: "pyarrow.RecordBatch | pyarrow.Table") -> list[object]:
-    """Return the rows as dictionaries; None for a row that is not UTF-8."""
+def _rows(table: "pyarrow.RecordBatch | pyarrow.Table") -> list[dict[str, object] | int]:
+    """Return the rows as dictionaries; for a row that is not UTF-8, its size in bytes."""
     try:
-        rows: list[object] = table.to_pylist()
+        rows: list[dict[str, object] | int] = table.to_pylist()
     except UnicodeDecodeError:
         if len(table) == 1:
-            return [None]
+            return [table.nbytes]
         return [row for number in range(len(table)) for row in _rows(table.slice(number, 1))]
     return rows
 
@@ -257,40 +296,28 @@ _READER_OF_SUFFIX = {".jsonl": _read_jsonl, ".txt": _read_text, ".parquet": _rea
 _READER_OF_PREFIX = {"lines": _read_lines, "wikitext": _read_articles}
 
 
-def _columns(names: Sequence[str], path: Path) -> list[str]:
-    if "text" not in names:
-        raise ValueError(f"{path}: no column text; it has {', '.join(names)}")
-    return [name for name in ("text", "meta") if name in names]
-
-
-def _judge_bytes(content: bytes | None, source_file: str, line: int) -> Document | Reject:
-    if content is None:
-        return Reject("too-large", UNKNOWN_SUBSET, source_file, line)
+def _judge_bytes(content: Line, source_file: str, line: int) -> Document | Reject:
+    if isinstance(content, int):
+        return Reject("too-large", UNKNOWN_SUBSET, source_file, line, content)
     try:
-        return _judge({"text": content.decode()}, source_file, line)
+        text = content.decode()
     except UnicodeDecodeError:
-        return _bad_utf8(source_file, line)
+        return Reject("bad-utf8", UNKNOWN_SUBSET, source_file, line, len(content))
+    return _judge_text(text, UNKNOWN_SUBSET, source_file, line)
 
 
-def _bad_utf8(source_file: str, line: int) -> Reject:
-    return Reject("bad-utf8", UNKNOWN_SUBSET, source_file, line)
-
-
-def _judge(record: object, source_file: str, line: int) -> Document | Reject:
+def _judge(record: object, fields: Fields, line: int, size_bytes: int = 0) -> Document | Reject:
+    """Convert a record whose broken form counts as `size_bytes`."""
     if not isinstance(record, dict):
-        return Reject("not-an-object", UNKNOWN_SUBSET, source_file, line)
-    subset = _subset(record)
-    if "text" not in record:
-        return Reject("no-text", subset, source_file, line)
-    text = record["text"]
-    if not isinstance(text, str):
-        return Reject("text-not-a-string", subset, source_file, line)
+        return Reject("not-an-object", UNKNOWN_SUBSET, fields.source, line, size_bytes)
+    text, subset = fields.take(record)
+    if isinstance(text, str):
+        return _judge_text(text, subset, fields.source, line)
+    reason = "no-text" if text is MISSING else "text-not-a-string"
+    return Reject(reason, subset, fields.source, line, size_bytes)
+
+
+def _judge_text(text: str, subset: str, source_file: str, line: int) -> Document | Reject:
     if not text or text.isspace():
-        return Reject("empty", subset, source_file, line)
+        return Reject("empty", subset, source_file, line, len(text.encode()))
     return Document(text, subset, source_file, line)
-
-
-def _subset(record: dict[str, object]) -> str:
-    meta = record.get("meta")
-    name = meta.get("pile_set_name") if isinstance(meta, dict) else None
-    return name if isinstance(name, str) and name else UNKNOWN_SUBSET

@@ -106,13 +106,16 @@ def drop_duplicates(records: Records, task: "ShardTask") -> Records:
     marks = iter(np.unpackbits(bits).tobytes())
     for record in records:
         if isinstance(record, Document) and next(marks, 0):
-            yield Reject("duplicate", record.subset, record.source_file, record.line)
+            text_bytes = len(record.text.encode())
+            yield Reject("duplicate", record.subset, record.source_file, record.line, text_bytes)
         else:
             yield record
 
 
 def _texts(task: "ShardTask") -> Iterator[bytes]:
-    records = read(task.input, [] if task.settings.damaged == "keep" else None)
+    settings = task.settings
+    damages: list[str] | None = [] if settings.damaged == "keep" else None
+    records = read(task.input, damages, settings.text_key, settings.subset_key)
     return (record.text.encode() for record in records if isinstance(record, Document))
 
 
@@ -146,7 +149,8 @@ def _count(hash_file: Path) -> int:
 
 
 def _stamp(task: "ShardTask") -> bytes:
-    state = f"{task.input} {input_state(task.input)} {task.settings.damaged}"
+    settings = task.settings
+    state = f"{task.input} {input_state(task.input)} {settings.damaged} {settings.text_key}"
     return hashlib.blake2b(state.encode(), digest_size=_STAMP_BYTES).digest()
 
 

@@ -7,8 +7,6 @@ import numpy.typing as npt
 
 from data_prep.manifest import Count, Rejects, Settings
 
-PLACES_KEPT = 5  # examples per reject reason
-
 
 def judge(length: int, limits: Settings) -> str | None:
     """Return the reason why a document is rejected, or None.
@@ -17,7 +15,7 @@ def judge(length: int, limits: Settings) -> str | None:
         length: Tokens of the document including `<s>` and `</s>`.
         limits: `min_tokens` and `max_tokens`, both inclusive.
     """
-    if length > limits.max_tokens:
+    if limits.max_tokens is not None and length > limits.max_tokens:
         return "too-long"
     if length < limits.min_tokens:
         return "too-short"
@@ -32,8 +30,10 @@ def windows(ids: npt.NDArray[np.int32], limits: Settings) -> list[npt.NDArray[np
         limits: `long` applies to documents over `max_tokens`; "drop" returns them unchanged, so
             that `judge` rejects them.
     """
+    if limits.long == "drop" or limits.max_tokens is None:
+        return [ids]
     room = limits.max_tokens - 2
-    if len(ids) <= room or limits.long == "drop":
+    if len(ids) <= room:
         return [ids]
     end = room if limits.long == "truncate" else len(ids)
     return [ids[start : start + room] for start in range(0, end, room)]
@@ -46,16 +46,15 @@ class Tally:
     kept: dict[str, dict[str, Count]] = field(default_factory=dict)
     rejects: dict[str, Rejects] = field(default_factory=dict)
     cut: int = 0
+    cut_tokens: int | None = 0
 
     def keep(self, split: str, subset: str, count: Count) -> None:
         """Count documents written to a split."""
         self.kept.setdefault(split, {}).setdefault(subset, Count()).add(count)
 
-    def reject(self, reason: str, subset: str, count: int, places: list[str]) -> None:
-        """Count rejected documents, and remember the first places of each reason."""
-        rejects = self.rejects.setdefault(reason, Rejects({}, []))
-        rejects.by_subset[subset] = rejects.by_subset.get(subset, 0) + count
-        rejects.places.extend(places[: PLACES_KEPT - len(rejects.places)])
+    def reject(self, reason: str, rejects: Rejects) -> None:
+        """Count rejected documents."""
+        self.rejects.setdefault(reason, Rejects({}, [], {}, {})).add(rejects)
 
     def add(self, other: "Tally") -> None:
         """Add the counts of a later shard."""
@@ -63,11 +62,12 @@ class Tally:
             for subset, count in subsets.items():
                 self.keep(split, subset, count)
         for reason, rejects in other.rejects.items():
-            places = rejects.places
-            for subset, number in rejects.by_subset.items():
-                self.reject(reason, subset, number, places)
-                places = []
+            self.reject(reason, rejects)
         self.cut += other.cut
+        if self.cut_tokens is not None and other.cut_tokens is not None:
+            self.cut_tokens += other.cut_tokens
+        else:
+            self.cut_tokens = None
 
     def rejects_summary(self) -> str:
         """Return the rejects as "3 too-long (first at a.jsonl:7), 1 not-json (first at ...)"."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from data_prep.corpus import Corpus
 from data_prep.manifest import ROLES, SPLITS, CorpusManifest, LengthHistogram, load_manifest
 from data_prep.report import FILE_NAME as REPORT_FILE
-from data_prep.report import by_frequency
+from data_prep.summary import by_frequency, table
 from data_prep.tokenizer import load
 
 _BAR_WIDTH = 40
@@ -61,8 +61,7 @@ def _facts(folder: Path, manifest: CorpusManifest) -> Iterator[str]:
         "inputs": ", ".join(inputs),
         "vocabulary": f"{manifest.vocab_size:,} ids ({manifest.tokenizer_digest[:12]}), stored as "
         f"{manifest.dtype}; encoded by {', '.join(manifest.encoders)}",
-        "kept": f"{settings.min_tokens} to {settings.max_tokens} tokens including <s> and </s>; "
-        f"longer documents {_LONG[settings.long]} ({manifest.cut:,} cut)",
+        "kept": _limits(manifest),
         "duplicates": _DUPLICATES[settings.duplicates],
         "a sequence is": f"a {settings.unit}",
         "validation": f"{settings.valid_fraction:g} of the documents, by a hash of their text"
@@ -75,6 +74,16 @@ def _facts(folder: Path, manifest: CorpusManifest) -> Iterator[str]:
         )
     yield from (f"{name:14}{fact}" for name, fact in facts.items())
     yield from (f"{'damaged':14}{damage}" for damage in manifest.damages)
+
+
+def _limits(manifest: CorpusManifest) -> str:
+    settings = manifest.settings
+    if settings.max_tokens is None:
+        return f"{settings.min_tokens} or more tokens including <s> and </s>"
+    return (
+        f"{settings.min_tokens} to {settings.max_tokens} tokens including <s> and </s>; "
+        f"longer documents {_LONG[settings.long]} ({manifest.cut:,} cut)"
+    )
 
 
 def _counts(manifest: CorpusManifest) -> Iterator[str]:
@@ -100,12 +109,11 @@ def _counts(manifest: CorpusManifest) -> Iterator[str]:
 
 def _rejects(manifest: CorpusManifest) -> Iterator[str]:
     yield ""
-    if not manifest.rejects:
-        yield "rejected: nothing"
+    yield from table(manifest)
     for reason in by_frequency(manifest.rejects):
         rejects = manifest.rejects[reason]
         subsets = ", ".join(f"{subset} {n:,}" for subset, n in sorted(rejects.by_subset.items()))
-        yield f"rejected: {reason} {rejects.count:,} ({subsets})"
+        yield f"rejected: {reason} {rejects.count:,} ({subsets}), first at"
         yield from (f"    {place}" for place in rejects.places)
 
 

@@ -1,46 +1,63 @@
 """Parse a line of a `.jsonl` file, or name the reason why it cannot be parsed."""
 
 import json
+from collections.abc import Collection
+from functools import lru_cache, partial
 from typing import NoReturn
 
-_TEXT_KEY = b'"text"'
+from data_prep.fields import TEXT_KEY
 
 
 class BadLine(ValueError):
     """A line cannot be parsed; the message is the reason."""
 
 
-def parse(line: bytes | None) -> object:
-    """Return the JSON value of a line; None stands for a line that was too large to read.
+def parse(line: bytes, text_key: str = TEXT_KEY) -> object:
+    """Return the JSON value of a line.
 
     Numbers may have any size; those that orjson cannot represent become floats. Of several equal
-    keys the last one counts, except for "text", about which JSON readers disagree.
+    keys the last one counts, except for those of the text, about which JSON readers disagree.
+
+    Args:
+        line: UTF-8, with or without a line end.
+        text_key: Key of the text; dots separate the keys of nested objects.
 
     Raises:
-        BadLine: The line is not JSON or not UTF-8, has a lone surrogate, NaN, or "text" twice in an
-            object, or is nested too deeply.
+        BadLine: The line is not JSON or not UTF-8, has a lone surrogate, NaN, or a key of the text
+            twice in an object, or is nested too deeply.
     """
     import orjson
 
-    if line is None:
-        raise BadLine("too-large")
     try:
         record: object = orjson.loads(line)
     except orjson.JSONDecodeError:
-        return _parse_slowly(line)
-    # orjson silently takes the last of several "text" keys; rfind is faster than count.
-    has_several = line.find(_TEXT_KEY) != line.rfind(_TEXT_KEY)
-    return _parse_slowly(line) if has_several else record
+        return _parse_slowly(line, text_key)
+    # orjson silently takes the last of several equal keys; rfind is faster than count.
+    for name in _quoted(text_key):
+        if line.find(name) != line.rfind(name):
+            return _parse_slowly(line, text_key)
+    return record
 
 
-def _parse_slowly(line: bytes) -> object:
+def _names(text_key: str) -> set[str]:
+    return {text_key, *text_key.split(".")}
+
+
+@lru_cache
+def _quoted(text_key: str) -> list[bytes]:
+    import orjson
+
+    return [orjson.dumps(name) for name in _names(text_key)]
+
+
+def _parse_slowly(line: bytes, text_key: str) -> object:
     """Parse with the standard library, which accepts huge numbers and names what is wrong."""
     try:
         record: object = json.loads(
             line.decode(),
             parse_constant=_refuse_constant,
             parse_int=float,  # of any length
-            object_pairs_hook=_refuse_second_text,
+            object_pairs_hook=partial(_refuse_second, _names(text_key)),
         )
         json.dumps(record, ensure_ascii=False).encode()
     except BadLine:
@@ -60,7 +77,8 @@ def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON")
 
 
-def _refuse_second_text(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    if sum(key == "text" for key, _ in pairs) > 1:
+def _refuse_second(names: Collection[str], pairs: list[tuple[str, object]]) -> dict[str, object]:
+    record = dict(pairs)
+    if len(record) < len(pairs) and any(sum(key == name for key, _ in pairs) > 1 for name in names):
         raise BadLine("duplicate-key")
-    return dict(pairs)
+    return record

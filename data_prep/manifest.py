@@ -5,10 +5,13 @@ A `ShardManifest` is written when a shard is complete, the `CorpusManifest` when
 
 import hashlib
 import json
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from data_prep.fields import SUBSET_KEY, TEXT_KEY
 from data_prep.files import strict_json, write_atomically
 from data_prep.records import check_format, decode
 
@@ -22,6 +25,7 @@ CHOICES = {
     "unit": ("document", "sentence"),
 }
 ROLES = ("both", "train", "valid")
+PLACES_KEPT = 5  # examples per reject reason
 
 T = TypeVar("T")
 
@@ -30,25 +34,20 @@ T = TypeVar("T")
 class Settings:
     """Settings of a corpus; lengths count `<s>`, the ids and `</s>`."""
 
-    max_tokens: int = 2048
+    max_tokens: int | None = None  # None: no limit
     long: str = "drop"  # what happens to longer documents
     min_tokens: int = 0
     valid_fraction: float = 0.001
     duplicates: str = "keep"  # what happens to a text that occurred before, in any input
     damaged: str = "fail"  # what happens to a truncated input: no shard, or what is whole
     unit: str = "document"  # what one sequence of the binaries is
+    text_key: str = TEXT_KEY  # of JSON objects and tables; dots separate the keys of nested objects
+    subset_key: str = SUBSET_KEY
 
     def __post_init__(self) -> None:
         """Refuse values out of range, and unknown choices."""
         object.__setattr__(self, "valid_fraction", float(self.valid_fraction))  # 0 is a fraction
-        if self.max_tokens < 3:
-            raise ValueError(
-                f"max-tokens {self.max_tokens}: accepted: 3 (<s>, one id, </s>) or more"
-            )
-        if not 0 <= self.min_tokens <= self.max_tokens:
-            raise ValueError(
-                f"min-tokens {self.min_tokens}: accepted: 0 to max-tokens ({self.max_tokens})"
-            )
+        self._check_lengths()
         for name, accepted in CHOICES.items():
             if (value := getattr(self, name)) not in accepted:
                 raise ValueError(f"{name} {value!r}: accepted: {', '.join(accepted)}")
@@ -56,6 +55,21 @@ class Settings:
             raise ValueError(
                 f"valid-fraction {self.valid_fraction}: accepted: 0 or more, and less than 1"
             )
+
+    def _check_lengths(self) -> None:
+        if self.max_tokens is None:
+            if self.long in ("truncate", "split"):
+                raise ValueError(
+                    f"long {self.long!r} without max-tokens: accepted: together with max-tokens, "
+                    "the length of the longest piece"
+                )
+        elif self.max_tokens < 3:
+            raise ValueError(
+                f"max-tokens {self.max_tokens}: accepted: 3 (<s>, one id, </s>) or more"
+            )
+        if self.min_tokens < 0 or self.min_tokens > (self.max_tokens or self.min_tokens):
+            most = "or more" if self.max_tokens is None else f"to max-tokens ({self.max_tokens})"
+            raise ValueError(f"min-tokens {self.min_tokens}: accepted: 0 {most}")
 
 
 @dataclass(frozen=True)
@@ -85,15 +99,39 @@ class Count:
 
 @dataclass
 class Rejects:
-    """Documents rejected for one reason: how many by subset, and where the first ones stand."""
+    """Documents rejected for one reason, by subset, and where the first ones stand.
+
+    A broken record counts with all its bytes, as `text_bytes`.
+    """
 
     by_subset: dict[str, int]
     places: list[str]
+    text_bytes: dict[str, int] | None = None  # None: an earlier version did not record it
+    tokens: dict[str, int] | None = None  # None: not encoded, or not recorded
 
     @property
     def count(self) -> int:
         """Documents rejected for this reason."""
         return sum(self.by_subset.values())
+
+    def add(self, other: "Rejects") -> None:
+        """Add the documents of `other`, which come later."""
+        self.by_subset = _sum(self.by_subset, other.by_subset)
+        self.text_bytes = _sum_if_known(self.text_bytes, other.text_bytes)
+        self.tokens = _sum_if_known(self.tokens, other.tokens)
+        self.places = (self.places + other.places)[:PLACES_KEPT]
+
+
+def _sum(first: Mapping[str, int], second: Mapping[str, int]) -> dict[str, int]:
+    counts = Counter(first)
+    counts.update(second)
+    return dict(counts)
+
+
+def _sum_if_known(
+    first: dict[str, int] | None, second: dict[str, int] | None
+) -> dict[str, int] | None:
+    return None if first is None or second is None else _sum(first, second)
 
 
 @dataclass(frozen=True)
@@ -145,6 +183,7 @@ class ShardManifest:
     cut: int  # documents truncated or split, as settings.long says
     rejects: dict[str, Rejects]  # by reason
     length_counts: list[int]
+    cut_tokens: int | None = None  # removed from truncated documents; None: not recorded
 
 
 @dataclass(frozen=True)
@@ -168,6 +207,7 @@ class CorpusManifest:
     rejects: dict[str, Rejects]  # by reason
     length_histogram: LengthHistogram
     unigram_perplexity: float | None  # None where a split is empty
+    cut_tokens: int | None = None  # removed from truncated documents; None: not recorded
 
     def digest(self) -> str:
         """Hex sha256 that identifies the documents, their order and their ids."""

@@ -26,14 +26,15 @@ def merge(shards: Sequence[ShardManifest], tokenizer: Tokenizer, output: Path) -
     """
     tally = Tally()
     for shard in shards:
-        tally.add(Tally(shard.kept, shard.rejects, shard.cut))
+        tally.add(Tally(shard.kept, shard.rejects, shard.cut, shard.cut_tokens))
     if not tally.kept:
         reasons = tally.rejects_summary() or "the inputs have no lines"
         raise ValueError(f"{output}: no document kept: {reasons}")
     subsets = sorted({subset for counts in tally.kept.values() for subset in counts})
     if len(subsets) > MAX_SUBSETS:
         raise ValueError(
-            f"{len(subsets)} different values of meta.pile_set_name; accepted: {MAX_SUBSETS}"
+            f"{len(subsets)} different values of {shards[0].settings.subset_key}; accepted: "
+            f"{MAX_SUBSETS}"
         )
     totals = {split: Count() for split in SPLITS}
     for split, counts in tally.kept.items():
@@ -58,6 +59,7 @@ def merge(shards: Sequence[ShardManifest], tokenizer: Tokenizer, output: Path) -
         totals=totals,
         kept=tally.kept,
         cut=tally.cut,
+        cut_tokens=tally.cut_tokens,
         rejects=tally.rejects,
         length_histogram=length_histogram(np.sum([s.length_counts for s in shards], axis=0)),
         unigram_perplexity=unigram_perplexity(*ids),

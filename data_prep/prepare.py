@@ -3,21 +3,32 @@
 import argparse
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 
-from data_prep.arguments import EXIT_FAILED
+from data_prep.arguments import EXIT_DONE, EXIT_FAILED
 from data_prep.engines import ENGINES, WorkerDied
+from data_prep.fields import SUBSET_KEY, add_text_key
 from data_prep.inputs import add_input_argument, find_inputs
-from data_prep.manifest import CHOICES, Settings
+from data_prep.manifest import CHOICES, CorpusManifest, Settings
 from data_prep.parts import Part
 from data_prep.run import prepare, prepare_part
+from data_prep.summary import ALLOWED_BROKEN, broken_warning, table
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
     add_input_argument(parser)
+    add_text_key(parser)
     add = parser.add_argument
+    add(
+        "--subset-key",
+        default=SUBSET_KEY,
+        metavar="KEY",
+        help="key of the name of a document's subset, like --text-key (default: %(default)s, where "
+        "there is one)",
+    )
     add("--output", type=Path, required=True, help="corpus folder")
     add(
         "--tokenizer",
@@ -25,11 +36,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="tokenizer.json, a folder with one or with the files of GPT-2, or a name on the "
         "Hugging Face hub, such as roberta-base",
     )
-    limit = "document in tokens, including <s> and </s> (default: %(default)s)"
-    add("--max-tokens", type=int, default=Settings.max_tokens, help=f"longest {limit}")
-    add("--min-tokens", type=int, default=Settings.min_tokens, help=f"shortest {limit}")
+    limit = "document in tokens, including <s> and </s> (default: no limit"
+    add("--max-tokens", type=int, help=f"longest {limit}; the published study took 2048)")
+    add("--min-tokens", type=int, default=Settings.min_tokens, help=f"shortest {limit})")
     for name, meaning in (
-        ("long", "drop longer documents, truncate them, or split them into windows"),
+        ("long", "drop documents over --max-tokens, truncate them, or split them into windows"),
         ("duplicates", "keep or drop documents whose text came before, in any input"),
         ("damaged", "inputs that are cut short: fail, or keep what is complete"),
     ):
@@ -60,6 +71,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="make only every N-th shard, starting with number I (from 0), and no corpus yet: "
         "for job arrays; a final run without it makes the corpus",
     )
+    add(
+        "--allow-broken",
+        action="store_true",
+        help=f"exit with 0 even if more than {ALLOWED_BROKEN:.0%}% of the records, or of their "
+        "bytes, are broken: not JSON, not UTF-8, too large, or without a text; the default is a "
+        "warning and exit code 1. The corpus is made in both cases",
+    )
     add("--overwrite", action="store_true", help="remove an existing corpus first")
 
 
@@ -88,13 +106,24 @@ def run(options: argparse.Namespace) -> int:
     except WorkerDied as error:
         print(f"{options.parser.prog}: error: {error}", file=sys.stderr)
         return EXIT_FAILED
+    for line in _summary(options.output, manifest, time.monotonic() - started):
+        print(line)
+    if warning := broken_warning(manifest):
+        print(f"data_prep prepare: warning: {warning}", file=sys.stderr)
+        return EXIT_DONE if options.allow_broken else EXIT_FAILED
+    return EXIT_DONE
+
+
+def _summary(output: Path, manifest: CorpusManifest, seconds: float) -> Iterator[str]:
     totals = ", ".join(
         f"{split} {total.documents:,} documents {total.tokens:,} tokens"
         for split, total in manifest.totals.items()
     )
-    rejected = sum(rejects.count for rejects in manifest.rejects.values())
-    print(f"{options.output}: {totals}, {rejected:,} rejected, {time.monotonic() - started:.1f} s")
-    return 0
+    yield f"{output}: {totals}, {seconds:.1f} s"
+    yield from table(manifest)
+    yield from (f"damaged: {damage}" for damage in manifest.damages)
+    if not manifest.totals["valid"].documents:
+        yield "the validation split is empty, which pretraining refuses; see --valid-fraction"
 
 
 def _state(unread: int) -> str:

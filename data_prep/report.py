@@ -6,8 +6,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from data_prep import summary
 from data_prep.files import write_atomically
-from data_prep.manifest import SPLITS, CorpusManifest, Count, LengthHistogram, Rejects
+from data_prep.manifest import SPLITS, CorpusManifest, Count, LengthHistogram
+from data_prep.summary import by_frequency, has_sizes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -17,7 +19,7 @@ Row = TypeVar("Row", bound=Mapping[str, int])
 FILE_NAME = "corpus.png"
 _MOST_BARS = 24  # subsets or reasons with their own bar
 _REASONS_SHOWN = 3  # in the shares by subset
-_BLUE, _LIGHT_BLUE, _RED = "#33658a", "#86bbd8", "#b5452f"
+_BLUE, _LIGHT_BLUE, _RED, _LIGHT_RED = "#33658a", "#86bbd8", "#b5452f", "#e0a899"
 _REASON_COLOURS = ("#d1495b", "#edae49", "#7a6c9d", "#9a9a9a")
 _REST = "the rest"
 
@@ -33,7 +35,7 @@ def draw(manifest: CorpusManifest, path: Path) -> None:
     from matplotlib.figure import Figure
 
     subsets = by_subset(manifest.kept)
-    rows = max(len(subsets), len(manifest.rejects), 6)
+    rows = max(len(subsets), 2 * len(manifest.rejects), 6)
     figure = Figure(figsize=(13, 5.4 + 0.24 * min(rows, _MOST_BARS)))
     figure.set_layout_engine("constrained", w_pad=0.15, h_pad=0.15)
     FigureCanvasAgg(figure)
@@ -44,7 +46,7 @@ def draw(manifest: CorpusManifest, path: Path) -> None:
     _lengths(axes[0, 0], manifest.length_histogram, manifest.settings.max_tokens)
     _rejects(axes[0, 1], manifest)
     _tokens(axes[1, 0], subsets)
-    _shares(axes[1, 1], shares(manifest), by_frequency(manifest.rejects))
+    _shares(axes[1, 1], manifest)
     content = io.BytesIO()
     figure.savefig(content, dpi=110, format="png")
     write_atomically(path, content.getvalue())
@@ -63,27 +65,26 @@ def by_subset(kept: Mapping[str, Mapping[str, Count]]) -> dict[str, dict[str, in
     return shown
 
 
-def by_frequency(rejects: Mapping[str, Rejects]) -> list[str]:
-    """Return the reasons, most frequent first."""
-    return sorted(rejects, key=lambda reason: (-rejects[reason].count, reason))
-
-
 def shares(manifest: CorpusManifest) -> dict[str, dict[str, float]]:
-    """Return for each subset the share of its documents that was kept or rejected for each reason.
+    """Return for each subset the share of its text that was kept or rejected for each reason.
 
-    The less frequent reasons are merged. Subsets and reasons are sorted, most frequent first,
-    because the order of a manifest's dictionaries has no meaning.
+    They are shares of the bytes of text or, where these were not recorded, of the documents. The
+    less frequent reasons are merged. Subsets and reasons are sorted, most frequent first, because
+    the order of a manifest's dictionaries has no meaning.
     """
     counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for subsets in manifest.kept.values():
         for subset, count in subsets.items():
-            counts[subset]["kept"] += count.documents
+            size = count.text_bytes if has_sizes(manifest) else count.documents
+            counts[subset]["kept"] += size
     for rank, reason in enumerate(by_frequency(manifest.rejects)):
         name = reason if rank < _REASONS_SHOWN else _REST
-        for subset, number in manifest.rejects[reason].by_subset.items():
-            counts[subset][name] += number
+        rejects = manifest.rejects[reason]
+        sizes = rejects.text_bytes if has_sizes(manifest) else None
+        for subset, size in (rejects.by_subset if sizes is None else sizes).items():
+            counts[subset][name] += size
     return {
-        subset: {name: number / row.total() for name, number in row.items()}
+        subset: {name: number / max(row.total(), 1) for name, number in row.items()}
         for subset, row in _largest_first(counts)[:_MOST_BARS]
     }
 
@@ -106,10 +107,14 @@ def _summary(manifest: CorpusManifest) -> str:
         for split, total in manifest.totals.items()
     ]
     rejected = sum(rejects.count for rejects in manifest.rejects.values())
-    return "   ·   ".join([*parts, f"{in_short(rejected)} rejected"])
+    text = ""
+    if has_sizes(manifest):
+        kept = summary.shares(summary.rows(manifest))[0].text_bytes or 0.0
+        text = f" ({1 - kept:.1%} of the text)"
+    return "   ·   ".join([*parts, f"{in_short(rejected)} documents rejected{text}"])
 
 
-def _lengths(axes: "Axes", histogram: LengthHistogram, max_tokens: int) -> None:
+def _lengths(axes: "Axes", histogram: LengthHistogram, max_tokens: int | None) -> None:
     from matplotlib.ticker import LogLocator
 
     edges = [1, *histogram.upper_edges]
@@ -122,7 +127,8 @@ def _lengths(axes: "Axes", histogram: LengthHistogram, max_tokens: int) -> None:
         1024: f"{histogram.share_over_1024:.1%} over 1024",
         2048: f"{histogram.share_over_2048:.1%} over 2048",
     }
-    limits[max_tokens] = limits.get(max_tokens, f"over {max_tokens}") + "\n(the limit here)"
+    if max_tokens is not None:
+        limits[max_tokens] = limits.get(max_tokens, f"over {max_tokens}") + "\n(the limit here)"
     for number, (limit, label) in enumerate(sorted(limits.items())):
         side = "right" if number == 0 else "left"
         axes.axvline(limit, color=_RED, linestyle="--", linewidth=1)
@@ -153,31 +159,53 @@ def _tokens(axes: "Axes", subsets: Mapping[str, Mapping[str, int]]) -> None:
     ]
     _label(axes, totals, labels)
     axes.set_title("Tokens by subset", loc="left")
-    axes.legend(loc="lower right", frameon=False)
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.02), ncols=2, frameon=False)
 
 
 def _rejects(axes: "Axes", manifest: CorpusManifest) -> None:
-    axes.set_title("Rejected documents by reason", loc="left")
-    counts = {reason: manifest.rejects[reason].count for reason in by_frequency(manifest.rejects)}
-    ordered = dict(list(counts.items())[:_MOST_BARS])
-    if not ordered:
+    found = summary.rows(manifest)
+    rejected = list(zip(found, summary.shares(found), strict=True))[1 : _MOST_BARS + 1]
+    axes.set_title("Rejected: share of the documents, and of the text", loc="left")
+    if not has_sizes(manifest):
+        axes.set_title("Rejected: share of the documents (sizes were not recorded)", loc="left")
+    if not rejected:
         axes.set_axis_off()
         axes.text(0.5, 0.5, "none", horizontalalignment="center", transform=axes.transAxes)
         return
-    axes.barh(list(ordered), list(ordered.values()), color=_RED)
-    axes.set_ylim(-0.6, max(len(ordered), 6) - 0.4)
-    kept = sum(total.documents for total in manifest.totals.values())
-    share_of = kept + sum(counts.values())
-    labels = [f" {number:,} ({number / share_of:.2%})" for number in ordered.values()]
-    _label(axes, list(ordered.values()), labels)
+    for number, (row, share) in enumerate(rejected):
+        bars = [
+            (share.documents, f"{row.documents:,} documents, {share.documents:.1%}", _LIGHT_RED)
+        ]
+        if has_sizes(manifest):
+            bars.append((*_text_bar(row, share), _RED))
+        for place, (length, label, colour) in enumerate(bars):
+            y = number + 0.4 * place - 0.2 * (len(bars) - 1)
+            axes.barh(y, length, 0.36, color=colour)
+            axes.text(length, y, f" {label}", verticalalignment="center", fontsize=9)
+    axes.set_yticks(range(len(rejected)), [row.name for row, _ in rejected])
+    axes.set_ylim(max(len(rejected), 3) - 0.4, -0.6)
+    axes.set_xlim(0, 1.7)
+    axes.set_xticks([])
+    axes.spines["bottom"].set_visible(False)
 
 
-def _shares(axes: "Axes", rows: Mapping[str, Mapping[str, float]], reasons: Sequence[str]) -> None:
+def _text_bar(row: summary.Row, share: summary.Shares) -> tuple[float, str]:
+    """Return length and label of the bar for the text of a row."""
+    tokens = "" if row.tokens is None else f"{in_short(row.tokens)} tokens, {share.tokens:.1%}"
+    if row.text_bytes is None or share.text_bytes is None:
+        return share.tokens or 0.0, tokens
+    label = f"{in_short(row.text_bytes)}B, {share.text_bytes:.1%}"
+    return share.text_bytes, f"{label}; {tokens}" if tokens else label
+
+
+def _shares(axes: "Axes", manifest: CorpusManifest) -> None:
+    rows, reasons = shares(manifest), by_frequency(manifest.rejects)
     found = {name for row in rows.values() for name in row}
     names = ("kept", *reasons[:_REASONS_SHOWN], _REST)
     _stack(axes, rows, [name for name in names if name in found], (_BLUE, *_REASON_COLOURS))
     _label(axes, [1.0] * len(rows), [f" {row.get('kept', 0.0):.1%}" for row in rows.values()])
-    axes.set_title("Share of documents kept", loc="left")
+    unit = "bytes of text" if has_sizes(manifest) else "documents"
+    axes.set_title(f"Share of {unit} kept", loc="left")
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.02), ncols=5, frameon=False)
     axes.set_xticks([])
 
@@ -203,6 +231,6 @@ def _label(axes: "Axes", ends: Sequence[float], labels: Sequence[str]) -> None:
         axes.text(end, number, label, verticalalignment="center", fontsize=9)
     axes.margins(x=0.3)
     axes.set_xlim(left=0)
-    axes.invert_yaxis()
+    axes.set_ylim(max(len(labels), 3) - 0.4, -0.6)
     axes.set_xticks([])
     axes.spines["bottom"].set_visible(False)

@@ -26,6 +26,7 @@ from data_prep.manifest import (
     SPLITS,
     Count,
     InputFile,
+    Rejects,
     Settings,
     ShardFiles,
     ShardManifest,
@@ -100,7 +101,12 @@ def prepare_shard(task: ShardTask, progress: Progress = lambda _: None) -> Shard
     tokenizer, encoder = _vocabulary(task.corpus, task.tokenizer_digest)
     shard = _Shard(task, tokenizer)
     damages: list[str] = []
-    records = read(task.input, damages if task.settings.damaged == "keep" else None)
+    records = read(
+        task.input,
+        damages if task.settings.damaged == "keep" else None,
+        task.settings.text_key,
+        task.settings.subset_key,
+    )
     if task.settings.duplicates == "drop":
         records = drop_duplicates(records, task)
     try:
@@ -125,6 +131,7 @@ def prepare_shard(task: ShardTask, progress: Progress = lambda _: None) -> Shard
             files=shard.close(),
             kept=shard.tally.kept,
             cut=shard.tally.cut,
+            cut_tokens=shard.cut_tokens,
             rejects=shard.tally.rejects,
             length_counts=shard.length_counts.tolist(),
         )
@@ -148,6 +155,7 @@ class _Shard:
         self._role = task.role
         self._splits = {split: _SplitWriter(task, split, tokenizer) for split in SPLITS}
         self.tally = Tally()
+        self.cut_tokens = 0
         self.length_counts = np.zeros(len(UPPER_EDGES), dtype=np.int64)
         self.documents = 0
         self.text_bytes = 0
@@ -160,7 +168,7 @@ class _Shard:
             if isinstance(record, Document):
                 yield record
             else:
-                self._reject(record.reason, record)
+                self._reject(record.reason, record, record.text_bytes)
 
     def add(
         self,
@@ -183,13 +191,14 @@ class _Shard:
         split = self._split_of(text)
         pieces = windows(ids, self._settings)
         self.tally.cut += pieces[0].size < ids.size
+        self.cut_tokens += ids.size - sum(piece.size for piece in pieces)
         lengths_of_pieces = cut_lengths(lengths, [len(piece) for piece in pieces])
         for piece, of_sequences in zip(pieces, lengths_of_pieces, strict=True):
             if reason := judge(len(piece) + 2, self._settings):
-                self._reject(reason, document)
-                continue
-            self._splits[split].append(piece, of_sequences, document)
-            self.tally.keep(split, document.subset, Count(1, len(piece) + 1, text_bytes))
+                self._reject(reason, document, text_bytes, len(piece) + 1)
+            else:
+                self._splits[split].append(piece, of_sequences, document)
+                self.tally.keep(split, document.subset, Count(1, len(piece) + 1, text_bytes))
             text_bytes = 0  # counted with the first window
 
     def close(self) -> dict[str, ShardFiles]:
@@ -208,8 +217,17 @@ class _Shard:
         share = content_share(text, "valid")
         return "valid" if share < self._settings.valid_fraction else "train"
 
-    def _reject(self, reason: str, record: Document | Reject) -> None:
-        self.tally.reject(reason, record.subset, 1, [f"{record.source_file}:{record.line}"])
+    def _reject(
+        self, reason: str, record: Document | Reject, text_bytes: int, tokens: int | None = None
+    ) -> None:
+        subset = record.subset
+        rejects = Rejects(
+            by_subset={subset: 1},
+            places=[f"{record.source_file}:{record.line}"],
+            text_bytes={subset: text_bytes},
+            tokens=None if tokens is None else {subset: tokens},
+        )
+        self.tally.reject(reason, rejects)
 
 
 class _SplitWriter:
@@ -218,6 +236,7 @@ class _SplitWriter:
     def __init__(self, task: ShardTask, split: str, tokenizer: Tokenizer) -> None:
         self._stem = f"{split}/{task.name}"
         self._prefix = task.corpus / self._stem
+        self._subset_key = task.settings.subset_key
         dtype = dtype_for(tokenizer.vocab_size)
         self.indexed = IndexedWriter(self._prefix, dtype, tokenizer.vocab_size)
         self._subsets: dict[str, int] = {}
@@ -235,7 +254,7 @@ class _SplitWriter:
         if number >= MAX_SUBSETS:
             raise ValueError(
                 f"{document.source_file}:{document.line}: subset {document.subset!r} is one too "
-                f"many; accepted: {MAX_SUBSETS} different values of meta.pile_set_name"
+                f"many; accepted: {MAX_SUBSETS} different values of {self._subset_key}"
             )
         self._waiting += (ids, self._end)
         *others, last = lengths or [0]

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from data_prep.documents import Document, Reject, read
+from data_prep.fields import add_text_key
 from data_prep.inputs import add_input_argument, find_inputs
 from data_prep.tokenizer import FILE_NAME, train, train_characters
 
@@ -13,6 +14,7 @@ from data_prep.tokenizer import FILE_NAME, train, train_characters
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
     add_input_argument(parser)
+    add_text_key(parser)
     kind = parser.add_mutually_exclusive_group(required=True)
     kind.add_argument("--vocab-size", type=int, help="number of ids, including special tokens")
     kind.add_argument("--characters", action="store_true", help="use one id per character instead")
@@ -27,7 +29,7 @@ def run(options: argparse.Namespace) -> int:
 
     def texts() -> Iterator[str]:
         for path in inputs:
-            for record in read(path):
+            for record in read(path, text_key=options.text_key):
                 counts[type(record)] += 1
                 if isinstance(record, Document):
                     yield record.text

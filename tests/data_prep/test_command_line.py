@@ -134,6 +134,22 @@ def test_sample_prints_its_sizes(
             "prepare --input {h}/in/* --output {h}/in/0.jsonl.zst/x --tokenizer {h}/t",
             "{h}/in/0.jsonl.zst/x: Not a directory",
         ),
+        (
+            "prepare --input {h}/in/* --output {h}/y --tokenizer {h}/t --text-key body",
+            "0.jsonl.zst: no record has the key body (--text-key); keys found: text, meta.pile_set",
+        ),
+        (
+            "prepare --input {h}/in/* --output {h}/y --tokenizer {h}/t --subset-key lang",
+            "0.jsonl.zst: no record has a string under the key lang (--subset-key); keys found: ",
+        ),
+        (
+            "train-tokenizer --input {h}/in/* --vocab-size 300 --output {h}/x --text-key body",
+            "0.jsonl.zst: no record has the key body (--text-key); keys found: text, ",
+        ),
+        (
+            "prepare --input {h}/in/* --output {h}/y --tokenizer {h}/t --long split",
+            "long 'split' without max-tokens: accepted: together with max-tokens, ",
+        ),
         ("verify {h}/c --workers 0", "--workers 0: accepted: 1 or more"),
         ("train-tokenizer --input {h}/in/* --vocab-size 9 --output {h}/x", "vocabulary size 9"),
         (
@@ -196,6 +212,40 @@ def test_command_line_accepts_validation_inputs_and_parts(
     assert "1 for training (" in shown
     assert "1 for validation (" in shown
     assert "validation    separate inputs" in shown
+
+
+def test_more_than_a_tenth_of_broken_lines_is_a_failure_unless_allowed(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "a.jsonl"
+    good = "".join(f'{{"body": "{text}", "lang": "en"}}\n' for text in make_texts(20, 30))
+    file.write_text(good + "{\n[]\n{}\n")
+    command = f"prepare --input {file} --output {tmp_path}/c --tokenizer {home}/t".split()
+    command += ["--text-key", "body", "--subset-key", "lang", "--valid-fraction", "0.5"]
+    for options, code in ((["--allow-broken"], 0), ([], 1)):  # a rerun is judged again
+        assert main([*command, *options]) == code
+        shown = capsys.readouterr()
+        assert shown.err.splitlines()[-1].startswith(
+            "data_prep prepare: warning: 3 of 23 records (13.0%) and "
+        )
+        assert f"1 not-json (first at {file}:21)" in shown.err
+        rows = [line.split()[:4] for line in shown.out.splitlines()]
+        assert ["no-text", "1", "4.3%", "-"] in rows
+    assert main(["verify", f"{tmp_path}/c"]) == 0
+    assert main(["inspect", f"{tmp_path}/c"]) == 0
+    assert "train   en " in capsys.readouterr().out
+    file.write_text(good + "{\n")
+    assert main([*command, "--overwrite"]) == 0
+    assert "warning" not in capsys.readouterr().err
+
+
+def test_a_vocabulary_is_trained_on_the_text_of_another_key(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "a.jsonl").write_text('{"data": {"body": "abc"}, "text": "xyz"}\n')
+    command = f"train-tokenizer --input {tmp_path}/a.jsonl --characters --output {tmp_path}/t"
+    assert main([*command.split(), "--text-key", "data.body"]) == 0
+    assert "8 ids from 1 documents" in capsys.readouterr().out
 
 
 def test_help_shows_no_empty_defaults(capsys: pytest.CaptureFixture[str]) -> None:

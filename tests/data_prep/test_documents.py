@@ -247,7 +247,7 @@ def test_text_file_is_one_document(tmp_path: Path) -> None:
     good.write_text("first line\n\nsecond\n")
     bad.write_bytes(b"\xff")
     assert list(read(good)) == [Document("first line\n\nsecond\n", "unknown", str(good), 1)]
-    assert list(read(bad)) == [Reject("bad-utf8", "unknown", str(bad), 1)]
+    assert list(read(bad)) == [Reject("bad-utf8", "unknown", str(bad), 1, 1)]
 
 
 def test_rows_of_parquet_files_and_dataset_folders_are_documents(tmp_path: Path) -> None:
@@ -289,8 +289,96 @@ def test_table_without_text_is_refused_with_its_columns(tmp_path: Path) -> None:
     pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
     datasets.Dataset(table).save_to_disk(str(tmp_path / "saved"))
     for name in ("a.parquet", "saved"):
-        with pytest.raises(ValueError, match=f"{name}: no column text; it has body, id"):
+        with pytest.raises(ValueError, match=rf"{name}: no column text \(--text-key\); it has bod"):
             list(read(tmp_path / name))
+
+
+@pytest.mark.parametrize("name", ["a.parquet", "saved"])
+def test_columns_are_found_by_their_keys(tmp_path: Path, name: str) -> None:
+    import datasets
+    import pyarrow.parquet
+
+    rows = [{"data": {"body": f"text {n}", "id": n}, "meta.lang": "en"} for n in range(40)]
+    table = pyarrow.Table.from_pylist(rows)
+    if name == "saved":
+        datasets.Dataset(table).save_to_disk(str(tmp_path / name))
+    else:
+        pyarrow.parquet.write_table(table, tmp_path / name)
+    found = read(tmp_path / name, text_key="data.body", subset_key="meta.lang")
+    places = str(tmp_path / name)
+    assert list(found) == [Document(f"text {n}", "en", places, n + 1) for n in range(40)]
+    with pytest.raises(ValueError, match=r"no column kind \(--subset-key\); it has data, me"):
+        list(read(tmp_path / name, text_key="data.body", subset_key="kind"))
+    with pytest.raises(ValueError, match=r"no record has the key data\.txt .* found: data\.body, "):
+        list(read(tmp_path / name, text_key="data.txt"))
+
+
+@pytest.mark.parametrize(
+    ("text_key", "subset_key", "line"),
+    [
+        ("content", "lang", '{"content": "a", "lang": "en"}'),
+        ("data.body", "data.about.lang", '{"data": {"body": "a", "about": {"lang": "en"}}}'),
+        ("data.body", "about.lang", '{"data.body": "a", "about.lang": "en"}'),
+    ],
+)
+def test_text_and_subset_of_other_layouts_are_found(
+    tmp_path: Path, text_key: str, subset_key: str, line: str
+) -> None:
+    file = tmp_path / "a.jsonl"
+    file.write_text(f'{line}\n{{"text": "b"}}\n')
+    found = list(read(file, text_key=text_key, subset_key=subset_key))
+    assert found == [
+        Document("a", "en", str(file), 1),
+        Reject("no-text", "unknown", str(file), 2, 14),
+    ]
+
+
+def test_key_that_no_record_has_is_refused_with_the_keys_found(tmp_path: Path) -> None:
+    file = tmp_path / "a.jsonl"
+    file.write_text('{"body": "a", "meta": {"lang": "en", "n": 1}}\n{\n{"title": "b"}\n')
+    with pytest.raises(
+        ValueError,
+        match=r"a\.jsonl: no record has the key text \(--text-key\); keys found: "
+        r"body, meta\.lang, meta\.n, title",
+    ):
+        list(read(file))
+    for key in ("lang", "meta.n"):  # a number names no subset
+        with pytest.raises(
+            ValueError, match=rf"no record has a string under the key {key} \(--subset-key\)"
+        ):
+            list(read(file, text_key="body", subset_key=key))
+    assert [type(record) for record in read(file, text_key="body")] == [Document, Reject, Reject]
+    file.write_text("{\n[]\n")
+    assert [type(record) for record in read(file)] == [Reject, Reject]
+    with pytest.raises(ValueError, match=r"--text-key 'a\.': accepted: a key, such as text"):
+        read(file, text_key="a.")
+
+
+def test_text_key_twice_is_refused_for_any_key(tmp_path: Path) -> None:
+    file = tmp_path / "a.jsonl"
+    file.write_text(
+        '{"a": {"b": "1"}, "a": {"b": "2"}}\n{"a": {"b": "1", "b": "2"}}\n'
+        '{"a": {"b": "1"}, "text": "2", "text": "3"}\n'
+    )
+    found = [getattr(record, "reason", "kept") for record in read(file, text_key="a.b")]
+    assert found == ["duplicate-key", "duplicate-key", "kept"]
+
+
+def test_rejects_have_the_bytes_that_they_take(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(documents, "_LARGEST_RECORD_BYTES", 50)
+    monkeypatch.setattr(documents, "_BUFFER_BYTES", 7)
+    lines = [b'{"text": "\xff"}\n', b"x" * 90 + b"\n", b'{"text": " \\u00a0"}\n', b'{"txt": "a"}\n']
+    file, text = tmp_path / "a.jsonl", tmp_path / "a.txt"
+    file.write_bytes(b"".join(lines) + GOOD[:20])
+    text.write_bytes(b"a" * 60)
+    sizes = {r.reason: r.text_bytes for r in read(file) if isinstance(r, Reject)}
+    assert sizes == {"bad-utf8": 14, "too-large": 91, "empty": 3, "no-text": 13, "not-json": 20}
+    assert [getattr(record, "text_bytes", None) for record in read(text)] == [60]
+    articles = [b" = One = \n \n", b"long\n" * 30, b" \n = Two = \n \nshort\n"]
+    text.write_bytes(b"".join(articles))
+    assert next(read(f"wikitext:{text}")).text_bytes == 1 + sum(map(len, articles[:2])) - 1 + 2
 
 
 @pytest.mark.parametrize("name", ["a.parquet", "saved"])
@@ -323,7 +411,7 @@ def test_lines_are_documents_including_blank_ones(tmp_path: Path) -> None:
         "",
         "last",
     ]
-    assert found[3] == Reject("bad-utf8", "unknown", str(file), 4)
+    assert found[3] == Reject("bad-utf8", "unknown", str(file), 4, 1)
 
 
 def test_articles_begin_at_titles_between_blank_lines(tmp_path: Path) -> None:

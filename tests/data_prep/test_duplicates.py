@@ -73,7 +73,7 @@ def test_marked_documents_become_rejects_with_their_place(tmp_path: Path) -> Non
     assert mark_duplicates([task]) == 1
     found = list(drop_duplicates(read(file), task))
     assert found[:4] == list(read(file))[:4]
-    assert found[4] == Reject("duplicate", "X", str(file), 5)
+    assert found[4] == Reject("duplicate", "X", str(file), 5, 1)
 
 
 def test_order_of_the_tasks_decides_which_text_stays(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from data_prep.filters import Tally, judge, windows
-from data_prep.manifest import Count, Settings
+from data_prep.manifest import Count, Rejects, Settings
 
 
 @pytest.mark.parametrize(
@@ -13,25 +13,46 @@ def test_both_limits_are_inclusive(length: int, reason: str | None) -> None:
     assert judge(length, Settings(max_tokens=2048, min_tokens=10)) == reason
 
 
+def test_no_length_is_rejected_by_default() -> None:
+    ids = np.arange(1_000_000, dtype=np.int32)
+    for length in (1, 1_000_000):
+        assert judge(length, Settings()) is None
+    assert [len(piece) for piece in windows(ids, Settings())] == [len(ids)]
+
+
 def test_tallies_are_added_in_order() -> None:
-    first, second = Tally(), Tally()
+    first, second = Tally(cut_tokens=7), Tally(cut_tokens=2)
     first.keep("train", "Books3", Count(1, 10, 30))
-    first.reject("too-long", "Books3", 1, ["a:1"])
+    first.reject("too-long", Rejects({"Books3": 1}, ["a:1"], {"Books3": 20}, {"Books3": 4}))
     second.keep("train", "Books3", Count(2, 5, 15))
     second.keep("valid", "Pile-CC", Count(1, 1, 1))
     for line in range(10):
-        second.reject("too-long", "Pile-CC" if line % 2 else "Books3", 1, [f"b:{line}"])
+        subset = "Pile-CC" if line % 2 else "Books3"
+        second.reject("too-long", Rejects({subset: 1}, [f"b:{line}"], {subset: 3}, {subset: 2}))
     second.cut = 3
     first.add(second)
     assert first.kept == {
         "train": {"Books3": Count(3, 15, 45)},
         "valid": {"Pile-CC": Count(1, 1, 1)},
     }
-    assert first.rejects["too-long"].by_subset == {"Books3": 6, "Pile-CC": 5}
-    assert first.rejects["too-long"].count == 11
-    assert first.rejects["too-long"].places == ["a:1", "b:0", "b:1", "b:2", "b:3"]
-    assert first.cut == 3
+    rejects = first.rejects["too-long"]
+    assert rejects.by_subset == {"Books3": 6, "Pile-CC": 5}
+    assert rejects.text_bytes == {"Books3": 35, "Pile-CC": 15}
+    assert rejects.tokens == {"Books3": 14, "Pile-CC": 10}
+    assert rejects.count == 11
+    assert rejects.places == ["a:1", "b:0", "b:1", "b:2", "b:3"]
+    assert (first.cut, first.cut_tokens) == (3, 9)
     assert first.rejects_summary() == "11 too-long (first at a:1)"
+    assert second.rejects["too-long"].count == 10
+
+
+def test_sum_with_what_an_earlier_version_did_not_record_is_not_known() -> None:
+    recorded, earlier = Tally(cut_tokens=1), Tally(cut_tokens=None)
+    recorded.reject("empty", Rejects({"X": 1}, ["a:1"], {"X": 5}))
+    earlier.reject("empty", Rejects({"X": 2}, ["b:1"]))
+    recorded.add(earlier)
+    assert recorded.rejects == {"empty": Rejects({"X": 3}, ["a:1", "b:1"])}
+    assert recorded.cut_tokens is None
 
 
 @pytest.mark.parametrize("count", [0, 1, 29, 30, 31, 60, 61, 100])

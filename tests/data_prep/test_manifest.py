@@ -65,6 +65,8 @@ def test_a_manifest_of_an_earlier_version_has_the_defaults_of_later_fields(
     write_record(file, manifest)
     values = json.loads(file.read_text())
     del values["settings"]["unit"], values["inputs"][0]["role"]
+    del values["settings"]["text_key"], values["settings"]["subset_key"], values["cut_tokens"]
+    del values["rejects"]["empty"]["text_bytes"], values["rejects"]["empty"]["tokens"]
     file.write_text(json.dumps(values))
     assert load_manifest(tmp_path) == manifest
     del values["cut"]
@@ -79,7 +81,7 @@ def test_a_manifest_of_an_earlier_version_has_the_defaults_of_later_fields(
         ({"format_version": 99}, "format version 99 was written by a later version of zeroclap"),
         ({"format_version": 1}, "format version 1 is not accepted; known: 2"),
         ({"vocab_size": "320"}, "vocab_size: '320' is not accepted; it must be a whole number"),
-        ({"later": 1}, "unknown key 'later'; known are cut, damages, "),
+        ({"later": 1}, "unknown key 'later'; known are cut, cut_tokens, damages, "),
         ({"subsets": {}}, "subsets: {} is not accepted; it must be a list"),
         ({"inputs": [3]}, "inputs[0]: 3 is not accepted; it must be a mapping"),
     ],
@@ -105,7 +107,9 @@ def test_invalid_json_is_refused(tmp_path: Path) -> None:
     ("values", "message"),
     [
         ({"max_tokens": 2}, "max-tokens 2"),
-        ({"min_tokens": 2049}, "min-tokens 2049"),
+        ({"min_tokens": 2049, "max_tokens": 2048}, "min-tokens 2049: accepted: 0 to max-tokens"),
+        ({"min_tokens": -1}, "min-tokens -1: accepted: 0 or more"),
+        ({"long": "split"}, "long 'split' without max-tokens: accepted: together with max-tokens"),
         ({"long": "fold"}, "long 'fold': accepted: drop, truncate, split"),
         ({"valid_fraction": 1.0}, "valid-fraction 1.0"),
         ({"valid_fraction": -0.1}, "valid-fraction -0.1"),

@@ -18,6 +18,7 @@ import psutil
 import pytest
 
 from data_prep.corpus import Corpus
+from data_prep.duplicates import hash_input
 from data_prep.engines import ENGINES
 from data_prep.manifest import Settings, load_manifest
 from data_prep.parts import Part
@@ -84,6 +85,20 @@ def test_corpus_has_the_documents_of_the_inputs(corpus_folder: Path, tokenizer: 
     assert sum(total.tokens for total in manifest.totals.values()) == sum(map(len, expected))
 
 
+@pytest.mark.usefixtures("in_process")
+def test_nothing_is_dropped_by_default(
+    inputs: list[Path], tokenizer: Tokenizer, tokenizer_folder: Path, tmp_path: Path
+) -> None:
+    long = write_pile(tmp_path / "long.jsonl.zst", ["word " * 5000, "a"])
+    settings = Settings(valid_fraction=0.0)
+    manifest = prepare([*inputs, long], tmp_path / "corpus", tokenizer_folder, settings)
+    texts = [text for seed in range(3) for text in make_texts(120, 60, seed=seed)]
+    expected = [*tokenizer.encode_batch(texts), *tokenizer.encode_batch(["word " * 5000, "a"])]
+    found = documents(tmp_path / "corpus", "train")
+    assert found == [[*ids.tolist(), 2] for ids in expected]
+    assert manifest.rejects == {}
+
+
 def test_bytes_do_not_depend_on_the_number_of_workers(
     corpus_folder: Path, inputs: list[Path], tokenizer_folder: Path, tmp_path: Path
 ) -> None:
@@ -141,6 +156,10 @@ def test_changed_settings_and_inputs_are_refused_until_overwrite(
     before = content(corpus)
     with pytest.raises(ValueError, match="max-tokens was 128 and is 64.*--overwrite"):
         prepare(files, corpus, tokenizer_folder, Settings(64, valid_fraction=0.2))
+    with pytest.raises(ValueError, match="text-key was text and is body.*--overwrite"):
+        prepare(files, corpus, tokenizer_folder, replace(SETTINGS, text_key="body"))
+    with pytest.raises(ValueError, match="subset-key was meta.pile_set_name and is lang"):
+        prepare(files, corpus, tokenizer_folder, replace(SETTINGS, subset_key="lang"))
     with pytest.raises(ValueError, match="left by a prepare of more inputs.*--overwrite"):
         prepare(files[:1], corpus, tokenizer_folder, SETTINGS)
     with pytest.raises(ValueError, match=r"1\.jsonl\.zst differs from what was read.*--overwrite"):
@@ -189,6 +208,12 @@ def test_every_reject_is_counted_with_its_place(tokenizer_folder: Path, tmp_path
     settings = Settings(max_tokens=200, min_tokens=4, valid_fraction=0.0)
     manifest = prepare([file], tmp_path / "corpus", tokenizer_folder, settings)
     assert manifest.totals["train"].documents == 9
+    broken = {r: x.text_bytes for r, x in manifest.rejects.items() if x.tokens is None}
+    assert broken["not-json"] == {"unknown": 2}  # with the line end
+    assert broken["empty"] == {"unknown": 0}
+    assert manifest.rejects["too-short"].text_bytes == {"unknown": 1}
+    assert manifest.rejects["too-short"].tokens == {"unknown": 2}
+    assert {*manifest.rejects} - {*broken} == {"too-short", "too-long"}
     assert manifest.rejects.pop("bad-utf8").places == [f"{file}:19"]
     assert manifest.rejects["no-text"].by_subset == {"Y": 1, "unknown": 1}
     assert manifest.rejects["no-text"].places == [f"{file}:6", f"{file}:18"]
@@ -207,6 +232,8 @@ def test_long_documents_are_truncated_on_request(
     expected = [[*ids[:30].tolist(), 2] for ids in tokenizer.encode_batch(texts)]
     assert documents(tmp_path, "train") == expected
     assert manifest.cut == sum(len(ids) == 31 for ids in expected) > 0
+    lost = sum(len(ids) for ids in tokenizer.encode_batch(texts)) - sum(map(len, expected))
+    assert manifest.cut_tokens == lost + len(expected)
     assert manifest.rejects == {}
 
 
@@ -275,6 +302,18 @@ def test_too_many_subsets_are_refused(tokenizer_folder: Path, tmp_path: Path) ->
     corpus = Corpus(tmp_path / "a", "train")
     names = [manifest.subsets[number] for number in corpus.subsets]
     assert names == [f"set {n}" for n in range(256)]
+
+
+@pytest.mark.usefixtures("in_process")
+def test_hashes_of_another_key_are_not_used(tokenizer_folder: Path, tmp_path: Path) -> None:
+    file = tmp_path / "a.jsonl"
+    file.write_text('{"a": "one", "b": "x"}\n{"a": "one", "b": "y"}\n')
+    corpus = tmp_path / "corpus"
+    settings = Settings(duplicates="drop", text_key="a")
+    other = replace(settings, text_key="b")
+    for task in plan([file], [], corpus, settings, ""):
+        assert hash_input(task) == 2
+    assert prepare([file], corpus, tokenizer_folder, other).totals["train"].documents == 2
 
 
 @pytest.mark.usefixtures("in_process")

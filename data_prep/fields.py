@@ -1,0 +1,114 @@
+"""The text and the subset of a record of JSON or of a table, found by their keys.
+
+The key "meta.pile_set_name" names the field `pile_set_name` of the object `meta`, or a field whose
+name is all of it.
+"""
+
+import argparse
+from collections.abc import Mapping, Sequence
+
+TEXT_KEY = "text"
+SUBSET_KEY = "meta.pile_set_name"
+UNKNOWN_SUBSET = "unknown"
+MISSING = object()
+"""What `find` returns if a record does not have the key."""
+_MOST_NAMES = 20  # in a message
+
+
+def add_text_key(parser: argparse.ArgumentParser) -> None:
+    """Add `--text-key`."""
+    parser.add_argument(
+        "--text-key",
+        default=TEXT_KEY,
+        metavar="KEY",
+        help="key of the text in JSON objects, or column of tables; dots separate the keys of "
+        "nested objects, as in data.text (default: %(default)s)",
+    )
+
+
+def find(record: object, key: str) -> object:
+    """Return the value of a key, or MISSING."""
+    while isinstance(record, dict):
+        if key in record:
+            return record[key]
+        first, dot, key = key.partition(".")
+        record = record.get(first) if dot else None
+    return MISSING
+
+
+class Fields:
+    """Takes the text and the subset of each record of one input, and finds keys that none has."""
+
+    def __init__(self, source: str, text_key: str = TEXT_KEY, subset_key: str = SUBSET_KEY) -> None:
+        """Start an input, which messages name as `source`.
+
+        Raises:
+            ValueError: A key, or a part of it, is empty.
+        """
+        for option, key in (("--text-key", text_key), ("--subset-key", subset_key)):
+            if not all(key.split(".")):
+                raise ValueError(f"{option} {key!r}: accepted: a key, such as text or data.text")
+        self.source = source
+        self.text_key = text_key
+        self.subset_key = subset_key
+        self._names: dict[str, None] = {}
+        self._records = 0
+        self._texts = 0
+        self._subsets = 0
+
+    def take(self, record: Mapping[str, object]) -> tuple[object, str]:
+        """Return the text of a record, of any type or MISSING, and the subset."""
+        text, subset = find(record, self.text_key), find(record, self.subset_key)
+        has_subset = isinstance(subset, str) and bool(subset)
+        self._records += 1
+        self._texts += text is not MISSING
+        self._subsets += has_subset
+        if not (self._texts and self._subsets) and len(self._names) < _MOST_NAMES:
+            self._names.update(dict.fromkeys(_names(record)))
+        return text, subset if isinstance(subset, str) and subset else UNKNOWN_SUBSET
+
+    def columns(self, names: Sequence[str]) -> list[str]:
+        """Return the columns of a table that hold the text and the subset.
+
+        Raises:
+            ValueError: One of them is missing.
+        """
+        found = []
+        for option, key in self._needed():
+            if (name := _column(names, key)) is None:
+                raise ValueError(
+                    f"{self.source}: no column {key} ({option}); it has {', '.join(names)}"
+                )
+            found.append(name)
+        subset = _column(names, self.subset_key)
+        return list(dict.fromkeys([*found, *([subset] if subset else [])]))
+
+    def check(self) -> None:
+        """Raise ValueError if the whole input has no value for a key."""
+        counts = (self._texts, self._subsets)
+        for (option, key), count in zip(self._needed(), counts, strict=False):
+            if self._records and not count:
+                kind = "a string under " if option == "--subset-key" else ""
+                raise ValueError(
+                    f"{self.source}: no record has {kind}the key {key} ({option}); keys found: "
+                    f"{', '.join(list(self._names)[:_MOST_NAMES]) or 'none'}"
+                )
+
+    def _needed(self) -> list[tuple[str, str]]:
+        """Return the keys that an input must have: any but the default key of the subset."""
+        text, subset = ("--text-key", self.text_key), ("--subset-key", self.subset_key)
+        return [text] if self.subset_key == SUBSET_KEY else [text, subset]
+
+
+def _column(names: Sequence[str], key: str) -> str | None:
+    """Return the column that is named by a key, or that holds its first part."""
+    return next((name for name in (key, key.partition(".")[0]) if name in names), None)
+
+
+def _names(record: Mapping[str, object]) -> list[str]:
+    """Return the keys of a record; those of nested objects are dotted, to a depth of two."""
+    names = []
+    for name, value in record.items():
+        inner = list(value) if isinstance(value, Mapping) else []
+        names += [f"{name}.{key}" for key in inner] or [name]
+    return names

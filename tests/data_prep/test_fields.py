@@ -1,0 +1,35 @@
+import pytest
+
+from data_prep.fields import MISSING, Fields, find
+
+
+@pytest.mark.parametrize(
+    ("record", "key", "value"),
+    [
+        ({"a": 1}, "a", 1),
+        ({"a": {"b": {"c": 1}}}, "a.b.c", 1),
+        ({"a.b": 1, "a": {"b": 2}}, "a.b", 1),  # the whole name goes first
+        ({"a": {"b.c": 1}}, "a.b.c", 1),
+        ({"a": None}, "a", None),
+        ({"a": None}, "a.b", MISSING),
+        ({"a": {"c": 1}}, "a.b", MISSING),
+        ({"b": 1}, "a.b", MISSING),
+        ([1], "a", MISSING),
+    ],
+)
+def test_dots_separate_the_keys_of_nested_objects(record: object, key: str, value: object) -> None:
+    assert find(record, key) is value
+
+
+def test_message_names_a_limited_number_of_keys() -> None:
+    fields = Fields("a.jsonl")
+    for number in range(1000):
+        fields.take({f"key-{number}": 1})
+    with pytest.raises(ValueError, match="keys found: key-0, key-1, ") as error:
+        fields.check()
+    assert "key-19" in str(error.value)
+    assert "key-20" not in str(error.value)
+
+
+def test_an_input_without_records_has_no_missing_key() -> None:
+    Fields("a.txt", "body", "kind").check()

@@ -1,0 +1,98 @@
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from data_prep.manifest import CorpusManifest, Rejects, Settings
+from data_prep.run import prepare
+from data_prep.summary import broken_warning, has_sizes, rows, shares, table
+from tests.data_prep.conftest import make_texts
+
+
+@pytest.fixture(scope="module")
+def manifest(
+    inputs: list[Path], tokenizer_folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> CorpusManifest:
+    folder = tmp_path_factory.mktemp("summary") / "corpus"
+    return prepare(inputs, folder, tokenizer_folder, Settings(max_tokens=64, valid_fraction=0.2))
+
+
+def without_sizes(manifest: CorpusManifest) -> CorpusManifest:
+    """The manifest as an earlier version wrote it."""
+    rejects = {name: Rejects(r.by_subset, r.places) for name, r in manifest.rejects.items()}
+    return replace(manifest, rejects=rejects, cut_tokens=None)
+
+
+def test_rows_have_all_documents_and_all_text(manifest: CorpusManifest) -> None:
+    kept, too_long = rows(manifest)
+    texts = [text for seed in range(3) for text in make_texts(120, 60, seed=seed)]
+    assert kept.documents + too_long.documents == len(texts)
+    assert kept.text_bytes + too_long.text_bytes == sum(len(text.encode()) for text in texts)
+    assert too_long.tokens >= 63 * too_long.documents
+    for column in zip(*shares([kept, too_long]), strict=True):
+        assert sum(column) == pytest.approx(1)
+
+
+def test_table_shows_documents_tokens_and_bytes(manifest: CorpusManifest) -> None:
+    header, kept, too_long = table(manifest)
+    assert header.split() == ["documents", "share", "tokens", "share", "MB", "of", "text", "share"]
+    documents, share_of_documents, tokens, _, _, share_of_text = too_long.split()[1:]
+    row = rows(manifest)[1]
+    assert (documents, tokens) == (f"{row.documents:,}", f"{row.tokens:,}")
+    assert float(share_of_text[:-1]) > float(share_of_documents[:-1])
+    assert kept.startswith("kept ")
+    assert list(table(replace(manifest, rejects={}))) == ["rejected: nothing"]
+
+
+def test_documents_that_were_not_encoded_have_no_tokens(manifest: CorpusManifest) -> None:
+    rejects = {**manifest.rejects, "not-json": Rejects({"unknown": 1}, ["a:1"], {"unknown": 9})}
+    *_, line, note = table(replace(manifest, rejects=rejects))
+    assert line.split()[:4] == ["not-json", "1", "0.3%", "-"]
+    assert "not encoded" in note
+
+
+def test_corpus_of_an_earlier_version_shows_documents_and_says_why(
+    manifest: CorpusManifest,
+) -> None:
+    earlier = without_sizes(manifest)
+    assert not has_sizes(earlier)
+    header, _, _, note = table(earlier)
+    assert header.split() == ["documents", "share"]
+    assert "an earlier version made this corpus" in note
+
+
+def test_truncation_has_a_row_of_the_tokens_cut_off(
+    inputs: list[Path], tokenizer_folder: Path, tmp_path: Path
+) -> None:
+    settings = Settings(max_tokens=64, long="truncate", valid_fraction=0.2)
+    manifest = prepare(inputs, tmp_path / "cut", tokenizer_folder, settings)
+    whole = prepare(inputs, tmp_path / "whole", tokenizer_folder, Settings(valid_fraction=0.2))
+    (kept, cut), (everything,) = rows(manifest), rows(whole)
+    assert cut.name == "cut off"
+    assert kept.tokens + cut.tokens == everything.tokens
+    assert "cut off" in list(table(manifest))[-1] or "cut off" in list(table(manifest))[-2]
+    assert rows(replace(manifest, cut_tokens=None)) == [kept]
+
+
+@pytest.mark.parametrize(
+    ("records", "text_bytes", "is_warned"),
+    [(40, 10, False), (41, 10, True), (1, 10**6, True), (1, 10, False)],
+)
+def test_more_than_a_tenth_of_broken_records_or_bytes_is_a_warning(
+    manifest: CorpusManifest, records: int, text_bytes: int, is_warned: bool
+) -> None:
+    """There are 360 other records, of some 60 kB."""
+    broken = Rejects({"unknown": records}, ["a.jsonl:7"], {"unknown": text_bytes})
+    warning = broken_warning(replace(manifest, rejects={**manifest.rejects, "not-json": broken}))
+    assert (warning is not None) == is_warned
+    if warning is not None:
+        assert f"{records} of {records + 360:,} records" in warning
+        assert f"{records} not-json (first at a.jsonl:7)" in warning
+        assert "too-long" not in warning
+
+
+def test_filtered_documents_are_not_broken(manifest: CorpusManifest) -> None:
+    many = Rejects({"unknown": 10**6}, ["a.jsonl:7"], {"unknown": 10**9})
+    for reason in ("empty", "duplicate", "too-short"):
+        assert broken_warning(replace(manifest, rejects={reason: many})) is None
+    assert broken_warning(without_sizes(replace(manifest, rejects={"no-text": many}))) is not None
