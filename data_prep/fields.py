@@ -15,10 +15,18 @@ MISSING = object()
 _MOST_NAMES = 20  # in a message
 
 
+def parse_key(text: str) -> str:
+    """Return the key that a user names; an empty part of it is refused."""
+    if not all(text.split(".")):
+        raise argparse.ArgumentTypeError(f"{text!r}: accepted: a key, such as text or data.text")
+    return text
+
+
 def add_text_key(parser: argparse.ArgumentParser) -> None:
     """Add `--text-key`."""
     parser.add_argument(
         "--text-key",
+        type=parse_key,
         default=TEXT_KEY,
         metavar="KEY",
         help="key of the text in JSON objects, or column of tables; dots separate the keys of "
@@ -40,14 +48,7 @@ class Fields:
     """Takes the text and the subset of each record of one input, and finds keys that none has."""
 
     def __init__(self, source: str, text_key: str = TEXT_KEY, subset_key: str = SUBSET_KEY) -> None:
-        """Start an input, which messages name as `source`.
-
-        Raises:
-            ValueError: A key, or a part of it, is empty.
-        """
-        for option, key in (("--text-key", text_key), ("--subset-key", subset_key)):
-            if not all(key.split(".")):
-                raise ValueError(f"{option} {key!r}: accepted: a key, such as text or data.text")
+        """Start an input, which messages name as `source`."""
         self.source = source
         self.text_key = text_key
         self.subset_key = subset_key

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from data_prep.arguments import EXIT_DONE, EXIT_FAILED
 from data_prep.engines import ENGINES, WorkerDied
-from data_prep.fields import SUBSET_KEY, add_text_key
+from data_prep.fields import SUBSET_KEY, add_text_key, parse_key
 from data_prep.inputs import add_input_argument, find_inputs
 from data_prep.manifest import CHOICES, CorpusManifest, Settings
 from data_prep.parts import Part
@@ -24,6 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add(
         "--subset-key",
+        type=parse_key,
         default=SUBSET_KEY,
         metavar="KEY",
         help="key of the name of a document's subset, like --text-key (default: %(default)s, where "

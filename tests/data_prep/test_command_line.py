@@ -178,6 +178,8 @@ def test_user_errors_give_one_line_and_exit_code_2(
         ("prepare --input a --output b --tokenizer c --engine slurm", "choose from local, ray"),
         ("prepare --input a --output b --tokenizer c --long cut", "choose from drop, truncate, sp"),
         ("prepare --input a --output b --tokenizer c --workers two", "invalid int value: 'two'"),
+        ("train-tokenizer --input a --text-key a..b", "'a..b': accepted: a key, such as text or "),
+        ("prepare --input a --subset-key=", "'': accepted: a key, such as text or data.text"),
         ("prepare --long split", "required: --input, --output, --tokenizer"),
         ("train-tokenizer --input a --output b", "one of the arguments --vocab-size --characters"),
         ("prepare --input a --output b --tokenizer c --worker-count 2", "--worker-count"),
