@@ -311,7 +311,7 @@ def _refuse_changes(task: ShardTask, manifest: ShardManifest) -> None:
     }
     now = vars(task.settings) | {"tokenizer": task.tokenizer_digest[:12], "role": task.role}
     changes = [
-        f"{name.replace('_', '-')} was {then[name]} and is {now[name]}"
+        f"{name.replace('_', '-')} was {_shown(then[name])} and is {_shown(now[name])}"
         for name in then
         if then[name] != now[name]
     ]
@@ -322,6 +322,10 @@ def _refuse_changes(task: ShardTask, manifest: ShardManifest) -> None:
             f"{task.corpus}: {task.name} was prepared differently: {'; '.join(changes)}. "
             "Name another --output, or use --overwrite to make the corpus again"
         )
+
+
+def _shown(setting: object) -> object:
+    return "not given" if setting is None else setting
 
 
 def _is_same_input(source: Input, manifest: ShardManifest) -> bool:

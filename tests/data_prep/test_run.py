@@ -156,8 +156,13 @@ def test_changed_settings_and_inputs_are_refused_until_overwrite(
     before = content(corpus)
     with pytest.raises(ValueError, match="max-tokens was 128 and is 64.*--overwrite"):
         prepare(files, corpus, tokenizer_folder, Settings(64, valid_fraction=0.2))
-    with pytest.raises(ValueError, match="text-key was text and is body.*--overwrite"):
-        prepare(files, corpus, tokenizer_folder, replace(SETTINGS, text_key="body"))
+    with pytest.raises(
+        ValueError,
+        match="max-tokens was 128 and is not given; text-key was text and is body.*--overwrite",
+    ):
+        prepare(
+            files, corpus, tokenizer_folder, replace(SETTINGS, text_key="body", max_tokens=None)
+        )
     with pytest.raises(ValueError, match="subset-key was meta.pile_set_name and is lang"):
         prepare(files, corpus, tokenizer_folder, replace(SETTINGS, subset_key="lang"))
     with pytest.raises(ValueError, match="left by a prepare of more inputs.*--overwrite"):
