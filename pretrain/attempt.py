@@ -90,7 +90,7 @@ class Attempt:
         self.model = LanguageModel(self.architecture, config.training.vocabulary_multiple, backend)
         self.parameters = sum(parameter.numel() for parameter in self.model.parameters())
         self.supervisor.report_setup()
-        self.done = state.done
+        self.done = state.is_done(config.training.steps)
         if not self.done:
             self.blocks = self._blocks("train")
             self.start = self._resume(state)

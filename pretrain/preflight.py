@@ -11,11 +11,12 @@ from typing import Any
 
 from data_prep.corpus import Corpus
 from data_prep.manifest import CorpusManifest, load_manifest
-from pretrain.config.load import RUN_FILE, differences, load
+from pretrain.config.load import MAY_CHANGE, RUN_FILE, SCHEDULE, differences, load
 from pretrain.config.run import RunConfig
 from pretrain.data.batches import refuse_without_targets
 from pretrain.data.sources import SOURCES
 from pretrain.engine import settings as deepspeed_settings
+from pretrain.engine.schedules import learning_rate
 from pretrain.model import presets
 from pretrain.model.config import ModelConfig, check_backend
 from pretrain.objectives.base import Vocabulary
@@ -88,21 +89,47 @@ def refuse_backend(backend: str, device: str) -> None:
 def refuse_other_recipe(config: RunConfig, manifest: CorpusManifest) -> None:
     """Refuse to resume a run with another recipe or corpus than it began with.
 
+    The number of steps and the schedule may change if the learning rate of every step done, as far
+    as the newest checkpoint holds it, stays the same.
+
     Raises:
         ValueError: lists each difference with both values; or the folder is not a run's.
     """
     run = Path(config.folder)
     _refuse_other_folder(run)
     records = ledger.read(run / ledger.FILE_NAME)
-    changed = []
+    changed = _other_corpus(records, manifest)
     if (run / RUN_FILE).is_file():
-        changed += differences(load(str(run / RUN_FILE)), config)
-    changed += _other_corpus(records, manifest)
+        done = ledger.run_state(records, config.training.seed).resume_step()
+        changed = [*_other_recipe(load(str(run / RUN_FILE)), config, done), *changed]
     if changed:
         raise ValueError(
             f"{run} is a run with another recipe; name a new folder, or resume it unchanged: "
             + "; ".join(changed)
         )
+
+
+def _other_recipe(old: RunConfig, new: RunConfig, done: int) -> list[str]:
+    """List how the recipe differs from the one that a run of `done` steps had so far."""
+    changed = differences(old, new)
+    others = differences(old, new, (*MAY_CHANGE, *SCHEDULE))
+    if changed == others:
+        return changed
+    steps = new.training.steps
+    if steps < done:
+        return [*changed, f"training.steps {steps} is below the {done} steps that are done"]
+    rates = ((step, learning_rate(old, step), learning_rate(new, step)) for step in range(done))
+    differing = next((rate for rate in rates if rate[1] != rate[2]), None)
+    if differing is None:
+        return others
+    reason = "step {}, which is done, had the learning rate {}, now {}".format(*differing)
+    if steps != old.training.steps:
+        decay_steps = old.schedule.decay_steps or old.training.steps
+        reason += (
+            f"; to change the number of steps, add schedule.decay_steps={decay_steps}, which keeps "
+            "the schedule of the steps done"
+        )
+    return [*changed, reason]
 
 
 def _refuse_other_folder(run: Path) -> None:

@@ -33,6 +33,8 @@ MAY_CHANGE = (
 Another micro-batch size draws other dropout masks. The corpus may have moved; its digest is
 compared.
 """
+SCHEDULE = ("training.steps", "schedule")
+"""What may differ as well if the learning rate of every step done stays the same."""
 
 
 def load(recipe: str, overrides: Sequence[str] = ()) -> RunConfig:
@@ -95,14 +97,16 @@ def find(recipe: str) -> Path:
     raise ValueError(f"recipe {recipe!r} is neither a file nor one of {', '.join(names)}")
 
 
-def differences(old: RunConfig, new: RunConfig) -> list[str]:
+def differences(
+    old: RunConfig, new: RunConfig, may_change: Sequence[str] = MAY_CHANGE
+) -> list[str]:
     """List what must not change when a run is resumed but does, as "key: old, now new"."""
     before, after = flatten(dataclasses.asdict(old)), flatten(dataclasses.asdict(new))
     return [
         f"{key}: {before.get(key)!r}, now {after.get(key)!r}"
         for key in sorted({*before, *after})
         if before.get(key) != after.get(key)
-        and not any(is_within(key, name) for name in ("folder", *MAY_CHANGE))
+        and not any(is_within(key, name) for name in ("folder", *may_change))
     ]
 
 

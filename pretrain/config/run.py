@@ -161,8 +161,8 @@ class OptimizerConfig:
 class ScheduleConfig:
     """Learning rate by step; engine/schedules.py has the formulas."""
 
-    name: Literal["cosine", "linear"] = "cosine"
-    """Shape of the decay after the warm-up."""
+    name: Literal["cosine", "linear", "constant"] = "cosine"
+    """Shape of the decay after the warm-up; constant: the peak to the end."""
     warmup_steps: NonNegativeInt = 10000
     """Updates until the learning rate reaches its peak."""
     minimum_learning_rate: NonNegativeFloat = 6e-5
@@ -170,6 +170,10 @@ class ScheduleConfig:
     overestimate: Annotated[float, Ge(1)] = 1.1
     """Half period of the cosine, as a multiple of the run's steps: above 1, the run ends before the
     minimum (Hoffmann et al. 2022, appendix B; 1.1 as published)."""
+    decay_steps: NonNegativeInt = 0
+    """Steps of the run for which the cosine or linear decay is computed; 0: training.steps. After
+    the decay the learning rate stays at the minimum. A finished run is extended by a larger
+    training.steps and the earlier one as decay_steps."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -371,6 +375,12 @@ class RunConfig:
             raise ValueError(
                 f"schedule.warmup_steps {self.schedule.warmup_steps} is not below "
                 f"training.steps {self.training.steps}: the run would end during its warm-up"
+            )
+        if 0 < self.schedule.decay_steps <= self.schedule.warmup_steps:
+            raise ValueError(
+                f"schedule.decay_steps {self.schedule.decay_steps} is not above "
+                f"schedule.warmup_steps {self.schedule.warmup_steps}: the decay would end during "
+                "the warm-up"
             )
         if self.schedule.minimum_learning_rate > self.optimizer.learning_rate:
             raise ValueError(

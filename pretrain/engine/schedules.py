@@ -14,19 +14,24 @@ def learning_rate(config: RunConfig, step: int) -> float:
 
         cosine: minimum + (peak - minimum) / 2 * (1 + cos(pi * (step - warmup) / period))
         linear: minimum + (peak - minimum) * (steps - step) / (steps - warmup)
+        constant: peak
 
-    with period = floor(overestimate * steps), counted from the end of the warm-up as in
-    EIFY/fairseq, so that the published run ends at 84 % of the period, above the minimum. No run
-    reaches the end of the period, where the cosine schedule would start again at the peak. The
-    linear schedule stays at the minimum from update `steps` on.
+    where `steps` is `schedule.decay_steps`, or `training.steps` if that is 0, and period =
+    floor(overestimate * steps), counted from the end of the warm-up as in EIFY/fairseq, so that the
+    published run ends at 84 % of the period, above the minimum. The learning rate stays at the
+    minimum from the end of the period (update `warmup` + period), or from update `steps` of the
+    linear schedule on. That is only reached if `decay_steps` is below `training.steps`.
     """
     peak, minimum = config.optimizer.learning_rate, config.schedule.minimum_learning_rate
-    warmup, steps = config.schedule.warmup_steps, config.training.steps
+    warmup = config.schedule.warmup_steps
+    steps = config.schedule.decay_steps or config.training.steps
     if step < warmup:
         return minimum + (peak - minimum) * step / warmup
+    if config.schedule.name == "constant":
+        return peak
     if config.schedule.name == "linear":
         return minimum + (peak - minimum) * max(0, steps - step) / (steps - warmup)
     # Rounded first, because 1.15 * 100 is 114.99999999999999.
     period = math.floor(round(config.schedule.overestimate * steps, 6))
-    phase = (step - warmup) % period / period
+    phase = min(step - warmup, period) / period
     return minimum + 0.5 * (peak - minimum) * (1.0 + math.cos(math.pi * phase))

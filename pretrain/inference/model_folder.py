@@ -250,7 +250,7 @@ def export(run: Path, output: Path, step: int | None = None) -> int:
     try:
         manifest = checkpoints.read_manifest(folder)
     except ValueError as error:
-        if not state.done or step != state.checkpoints[-1]:
+        if not state.is_done(config.training.steps) or step != state.checkpoints[-1]:
             raise
         raise ValueError(
             f"{error}; `python -m pretrain supervise` with the same recipe trains the last steps "

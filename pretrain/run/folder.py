@@ -85,7 +85,7 @@ def reject_damaged_result(run: Path, state: ledger.RunState) -> str:
     Raises:
         OSError: it cannot be read, which proves nothing.
     """
-    if not state.done or not state.checkpoints:
+    if not state.finished_steps or not state.checkpoints:
         return ""
     step = state.checkpoints[-1]
     try:

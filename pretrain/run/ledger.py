@@ -143,7 +143,8 @@ class RunState:
     they were recorded."""
     last: Record | None
     """The newest record."""
-    done: bool
+    finished_steps: int
+    """Steps of the recipe that the run has finished; 0 before. It may be extended since."""
 
     @property
     def seeds(self) -> frozenset[int]:
@@ -167,6 +168,10 @@ class RunState:
         """Steps of the checkpoints that were saved after a suspected onset."""
         onset = self.suspected_since
         return () if onset is None else tuple(step for step in self.checkpoints if step > onset)
+
+    def is_done(self, steps: int) -> bool:
+        """Whether a run of so many steps is finished."""
+        return self.finished_steps >= steps
 
     def resume_step(self) -> int:
         """Number of updates in the newest surviving checkpoint; 0 without one."""
@@ -221,7 +226,7 @@ def run_state(records: Sequence[Record], seed: int) -> RunState:
         rollbacks=tuple(r for r in records if r["kind"] == "rollback"),
         suspected=tuple(state.suspected.values()),
         last=records[-1] if records else None,
-        done=state.done,
+        finished_steps=state.finished_steps,
     )
 
 
@@ -229,7 +234,7 @@ class _StateBuilder:
     """Mutable state while the ledger is replayed."""
 
     def __init__(self, seed: int) -> None:
-        self.attempts, self.done = 0, False
+        self.attempts, self.finished_steps = 0, 0
         self.segments: list[tuple[int, int]] = [(0, seed)]
         self.lowered: list[tuple[int, int, float]] = []
         self.checkpoints: list[int] = []
@@ -262,7 +267,7 @@ class _StateBuilder:
 
     def _remove(self, record: Record) -> None:
         if self.checkpoints[-1:] == [record["step"]]:  # the last steps have to be done again
-            self.done = False
+            self.finished_steps = 0
         self.checkpoints = [c for c in self.checkpoints if c != record["step"]]
 
     def _suspect(self, record: Record) -> None:
@@ -278,6 +283,8 @@ class _StateBuilder:
         A suspicion that healed at one of these steps is open again, as in the detector, which a new
         attempt feeds with the steps before its first.
         """
+        if step < self.finished_steps:
+            self.finished_steps = 0
         kept = [record for record in self._suspicions if record["step"] < step]
         self._suspicions, self.suspected = [], {}
         for record in kept:
@@ -293,4 +300,4 @@ class _StateBuilder:
             self.lowered.append((step, step + steps, record["learning_rate_factor"]))
 
     def _finish(self, record: Record) -> None:
-        self.done = True
+        self.finished_steps = record["step"]

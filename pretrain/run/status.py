@@ -67,7 +67,7 @@ def current_activity(
         training: whether an attempt trains it now.
     """
     steps = config.training.steps
-    if state.done:
+    if state.is_done(steps):
         attempts = metrics.count(state.attempts, "attempt")
         return f"finished: {steps:,} of {steps:,} steps in {attempts}"
     if training:

@@ -49,7 +49,7 @@ class Problem:
 
 def decide(records: Sequence[ledger.Record], config: RunConfig) -> Decision:
     """Decide what to do next while no attempt is running."""
-    if ledger.run_state(records, config.training.seed).done:
+    if ledger.run_state(records, config.training.seed).is_done(config.training.steps):
         return Finished()
     return policy.answer_to_spike(records, config) or answer_to_endings(records, config.supervision)
 

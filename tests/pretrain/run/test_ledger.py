@@ -172,7 +172,7 @@ def test_an_empty_ledger_is_a_run_that_has_not_begun():
     assert (empty.attempts, empty.checkpoints, empty.resume_step()) == (0, (), 0)
     assert empty.seeds == {7}
     assert empty.last is None
-    assert not empty.done
+    assert not empty.is_done(1)
 
 
 def test_checkpoints_are_what_is_committed_and_neither_deleted_nor_rejected():
@@ -218,17 +218,25 @@ def test_attempts_are_counted_spikes_kept_and_done_is_done():
     end = state(*events, ("done", {"step": 9}))
     assert end.attempts == 2
     assert [spike["onset"] for spike in end.spikes] == [5]
-    assert end.done
+    assert end.is_done(9)
+    assert not end.is_done(10), "it was extended"
     assert end.last == {"number": 4, "kind": "done", "step": 9}
 
 
 def test_a_reject_of_the_last_checkpoint_undoes_done_until_it_is_done_again():
     end = [*commits(10, 20), ("done", {"step": 20})]
-    assert state(*end, ("reject", {"step": 10})).done
+    assert state(*end, ("reject", {"step": 10})).is_done(20)
     undone = [*end, ("reject", {"step": 20})]
-    assert not state(*undone).done
+    assert not state(*undone).is_done(20)
     assert state(*undone).resume_step() == 10
-    assert state(*undone, attempt(10), *commits(20), ("done", {"step": 20})).done
+    assert state(*undone, attempt(10), *commits(20), ("done", {"step": 20})).is_done(20)
+
+
+def test_a_rollback_of_an_extended_run_to_before_its_first_end_undoes_that_end():
+    extended = [*commits(10, 20), ("done", {"step": 20}), attempt(20)]
+    assert state(*extended).is_done(20)
+    assert state(*extended, rollback(20, 2)).is_done(20)
+    assert not state(*extended, rollback(10, 2)).is_done(20)
 
 
 def test_a_spike_is_unanswered_until_a_rollback_follows_it():

@@ -26,7 +26,7 @@ CONFIG = RunConfig(
     supervision=SupervisionConfig(max_crashes=2, max_hangs=1, max_preemptions=3, max_stalled=4),
 )
 
-CREATED, DONE = ("created", {}), ("done", {"step": 900})
+CREATED, DONE = ("created", {}), ("done", {"step": CONFIG.training.steps})
 ATTEMPT = ("attempt", {"step": 0, "attempt": 1})
 PREEMPTED = ("preempted", {"step": 5, "reason": "it was asked to stop"})
 
@@ -65,6 +65,7 @@ def records(events):
         ("crashed once", [CREATED, ATTEMPT, crash()], Launch()),
         ("done", [CREATED, ATTEMPT, commit(900), DONE], Finished()),
         ("done after a crash", [CREATED, ATTEMPT, crash(), ATTEMPT, DONE], Finished()),
+        ("extended", [CREATED, ATTEMPT, commit(900), ("done", {"step": 900})], Launch()),
         ("asked to stop", [CREATED, ATTEMPT, commit(5), PREEMPTED], Launch()),
         (
             "rolled back already",

@@ -46,6 +46,7 @@ def test_a_second_supervisor_of_a_run_is_refused(opened, tmp_path):
     opened(config)
 
 
+STEPS = RunConfig().training.steps
 HEAD = """
 import os, signal, sys, time
 from pathlib import Path
@@ -55,8 +56,10 @@ from pretrain.supervision import failures, heartbeat
 run, token = Path({run!r}), os.environ["ZEROCLAP_ATTEMPT"]
 def record(kind, **fields):
     defaults = {{"token": token, "step": 0, "attempt": 1, "ranks": 2, "seed": 1, "host": "here"}}
+    if kind == "done":
+        defaults["step"] = STEPS
     ledger.append(run / "ledger.jsonl", kind, **{{**defaults, **fields}})
-"""
+""".replace("STEPS", str(STEPS))
 
 
 class Launcher:
@@ -88,7 +91,7 @@ def test_exit_code_0_without_a_finished_run_is_a_crash(opened, tmp_path, monkeyp
     launcher = Launcher(
         monkeypatch,
         "record('attempt'); print('last lines of the log')",
-        "record('attempt'); record('commit', step=5); record('done', step=5); raise SystemExit(9)",
+        "record('attempt'); record('commit', step=5); record('done'); raise SystemExit(9)",
     )
     assert supervise(opened, tmp_path, output) == 0
     assert launcher.started == 2
@@ -241,7 +244,7 @@ def test_a_spike_is_printed_and_rolled_back(opened, tmp_path, monkeypatch):
         "record('attempt'); record('commit', step=100)\n"
         "record('spike', onset=250, step=260, loss=9.0, baseline=3.0, channel='fast')\n"
         "raise SystemExit(75)",
-        "record('attempt', step=100); record('done', step=300)",
+        "record('attempt', step=100); record('done')",
     )
     assert supervise(opened, tmp_path, output) == 0
     text = "".join(output)
@@ -464,11 +467,11 @@ def test_a_finished_run_with_a_damaged_last_checkpoint_continues_from_the_one_be
     for step in (5, 10):
         write(step)
         ledger.append(path, "commit", attempt=1, step=step)
-    ledger.append(path, "done", attempt=1, step=10)
+    ledger.append(path, "done", attempt=1, step=STEPS)
     launcher = Launcher(
         monkeypatch,
         "",
-        "record('attempt', step=5); record('commit', step=10); record('done', step=10)",
+        "record('attempt', step=5); record('commit', step=10); record('done')",
     )
     assert supervise(opened, tmp_path, output) == 0
     assert launcher.started == 0
@@ -509,7 +512,7 @@ def test_a_dry_run_prints_the_decision_and_the_command_and_changes_nothing(tmp_p
     assert not (tmp_path / "run").exists()
     ledger_path = tmp_path / "run" / "ledger.jsonl"
     ledger_path.parent.mkdir()
-    ledger.append(ledger_path, "done", step=3)
+    ledger.append(ledger_path, "done", step=STEPS)
     before = ledger_path.read_bytes()
     assert supervisor.forecast(config) == "next: Finished()\n"
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["ledger.jsonl"]
