@@ -21,7 +21,7 @@ from data_prep import files
 from pretrain import train
 from pretrain.exit_codes import EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED
 from pretrain.inference import model_folder
-from pretrain.run import audit, checkpoints, ledger, metrics, resume
+from pretrain.run import audit, checkpoints, ledger, metrics, resume, status
 from pretrain.run import folder as run_folder
 from pretrain.supervision import control
 
@@ -300,6 +300,50 @@ def test_a_run_s_validation_is_that_of_its_exported_model(
     assert line["targets"] == found.total.targets
     assert line["loss"] == pytest.approx(found.total.loss, rel=1e-6)
     assert f"{line['perplexity']:.3f}" == f"{found.total.perplexity:.3f}"
+
+
+# --- a finished run is extended ------------------------------------------------------------------
+
+
+def test_an_extended_run_equals_one_that_had_its_steps_from_the_start(straight, attempt, tmp_path):
+    """Also if it is killed meanwhile; what would change the steps done is refused."""
+    longer = ["training.steps=10", "schedule.decay_steps=6"]
+    run, whole = tmp_path / "run", tmp_path / "whole"
+    assert attempt(whole, *longer)[0][0] == 0
+    shutil.copytree(straight, run)
+    before = records(run)
+    for words, message in (
+        (longer[:1], "training.steps: 6, now 10; step 2, which is done, had the learning rate "),
+        (longer[:1], "; to change the number of steps, add schedule.decay_steps=6, which keeps"),
+        ([*longer, "training.seed=2"], "resume it unchanged: training.seed: 1, now 2\n"),
+    ):
+        code, _, errors = attempt(run, *words, ranks=1)[0]
+        assert (code, message in errors) == (2, True), errors
+    assert records(run) == before
+    with pytest.raises(pytest.fail.Exception, match="rank"):
+        attempt(run, *longer, sabotage=failing_save(10, killed))
+    assert model_folder.export(run, tmp_path / "model") == 8
+    answers = attempt(run, *longer)
+    assert [code for code, _, _ in answers] == [0, 0], answers
+    assert [record["step"] for record in records(run, "attempt")] == [0, 6, 8]
+    assert [record["step"] for record in records(run, "done")] == [6, 10]
+    assert records(run, "discontinuity") == []
+    assert_same_run(run, whole, 10)
+    found = audit.audit(run)
+    assert (found.problems, found.unproved) == ([], [])
+    assert "finished: 10 of 10 steps in 3 attempts" in status.describe_run(run)
+    assert model_folder.export(run, tmp_path / "extended") == 10
+    assert "done already" in attempt(run, *longer, ranks=1)[0][1]
+    code, _, errors = attempt(run, "training.steps=8", longer[1], ranks=1)[0]
+    assert (code, "training.steps 8 is below the 10 steps that are done" in errors) == (2, True)
+
+
+def test_a_run_with_a_constant_schedule_is_extended_by_its_steps_alone(attempt, tmp_path):
+    constant, run, whole = "schedule.name=constant", tmp_path / "run", tmp_path / "whole"
+    assert attempt(run, constant, "training.steps=4", ranks=1)[0][0] == 0
+    assert attempt(run, constant, ranks=1)[0][0] == 0
+    assert attempt(whole, constant, ranks=1)[0][0] == 0
+    assert_same_run(run, whole)
 
 
 # --- saves that fail -----------------------------------------------------------------------------
