@@ -14,13 +14,15 @@ from typing import Any
 
 import torch
 
+from data_prep.corpus import Corpus
 from data_prep.manifest import load_manifest
 from pretrain.config.run import RunConfig
+from pretrain.data.sources import SOURCES
 from pretrain.engine import settings as deepspeed_settings
 from pretrain.model import presets
 from pretrain.model.config import ModelConfig
 from pretrain.model.language_model import LanguageModel
-from pretrain.spikes.policy import max_checkpoints_kept
+from pretrain.spikes.policy import max_checkpoints_kept, usual_checkpoints_kept
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,6 +46,10 @@ STATED = "stated, not measured"
 """Source of a utilization that the user gave."""
 DEEPSPEED_BUCKET = 500_000_000
 """DeepSpeed 0.19's default of reduce_bucket_size, in elements."""
+MOST_EPOCHS = 40
+"""More are warned of. Repeated text is worth almost nothing beyond about 40 epochs (Muennighoff et
+al. 2023, figure 1, for causal language models); BERT was trained for 40 (Devlin et al. 2019, A.2).
+"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,6 +71,22 @@ class Memory:
 
 
 @dataclasses.dataclass(frozen=True)
+class Reading:
+    """What a run reads of its corpus's train split."""
+
+    blocks: int
+    """Blocks of the split."""
+    tokens: int
+    """Tokens of the split."""
+    share_of_tokens: float
+    """Share of these tokens that the blocks hold."""
+    fill: float
+    """Share of the blocks' capacity that holds tokens."""
+    epochs: float
+    """Blocks that the run reads over blocks of the split."""
+
+
+@dataclasses.dataclass(frozen=True)
 class Plan:
     """The cost of a run; sizes in bytes."""
 
@@ -74,6 +96,8 @@ class Plan:
     """As trained, with the padding rows."""
     tokens: int
     """Tokens in all blocks; padding counts, because it is computed."""
+    reading: Reading | None
+    """None: the corpus is not on this machine."""
     flops_per_token: float
     flops: float
     world_size: int
@@ -82,8 +106,13 @@ class Plan:
     memory: dict[int, Memory]
     """By ZeRO stage."""
     checkpoint: int
-    checkpoints: int
-    """Most bytes on disk at once: retained checkpoints, rollback targets, one being written."""
+    checkpoints_newest: int
+    """Newest checkpoints that are kept whatever happens."""
+    checkpoints_usual: int
+    """Number kept while no spike is suspected."""
+    checkpoints_most: int
+    """Most on disk at once: the newest, rollback targets, one that is being written. While the
+    newest was saved at a stop, between two regular ones, it is one more."""
     exported: int
     kind: str
     device_memory: float
@@ -124,7 +153,8 @@ def plan(
     count, trained = parameters(model), parameters(model, training.vocabulary_multiple)
     length = config.data.sequence_length
     share = config.objective.target_share
-    tokens = config.batch.first_block(training.steps) * length
+    blocks = config.batch.first_block(training.steps)
+    tokens = blocks * length
     per_token = flops_per_token(model, length, share)
     rows, packed = config.batch.micro_batch_size, config.data.packing != "complete"
     bias = (0, 0)
@@ -133,18 +163,20 @@ def plan(
     saved = activations(model, rows, length, share, width, training.activation_checkpointing, bias)
     device = DEVICES[kind]
     stages = range(4) if width == 4 else range(1, 4)
-    checkpoint = checkpoint_bytes(trained, width, stage)
     return Plan(
         parameters=count,
         trained_parameters=trained,
         tokens=tokens,
+        reading=_reading(config, blocks),
         flops_per_token=per_token,
         flops=per_token * tokens,
         world_size=world_size,
         stage=stage,
         memory={n: Memory(*states(trained, n, world_size, settings), saved) for n in stages},
-        checkpoint=checkpoint,
-        checkpoints=checkpoint * (max_checkpoints_kept(config) + 1),
+        checkpoint=checkpoint_bytes(trained, width, stage),
+        checkpoints_newest=training.checkpoints_kept,
+        checkpoints_usual=usual_checkpoints_kept(config),
+        checkpoints_most=max_checkpoints_kept(config) + 1,
         exported=4 * count,
         kind=kind,
         device_memory=device.memory,
@@ -166,6 +198,22 @@ def _model(config: RunConfig) -> ModelConfig:
         )
     recipe = config.model
     return presets.build(recipe.size, recipe.variant, size, recipe.overrides)
+
+
+def _reading(config: RunConfig, blocks: int) -> Reading | None:
+    """Return what a run of so many blocks reads; None if the corpus is not on this machine."""
+    data = config.data
+    if not data.corpus or not Path(data.corpus).exists():
+        return None
+    corpus = Corpus(Path(data.corpus), "train")
+    source = SOURCES[data.packing](corpus, data.sequence_length)
+    return Reading(
+        len(source),
+        int(corpus.lengths.sum()),
+        source.share_of_tokens,
+        source.fill,
+        blocks / len(source),
+    )
 
 
 def weight_bytes(settings: Mapping[str, Any]) -> int:
@@ -294,30 +342,65 @@ def checkpoint_bytes(count: int, width: int, stage: int) -> int:
 
 def table(planned: Plan) -> str:
     """Format a plan as text."""
-    days, hours = planned.seconds / 86400, planned.seconds / 3600
+    each, most = planned.checkpoint, planned.checkpoints_most
     rows = [
         ("parameters", f"{planned.parameters:,} ({planned.trained_parameters:,} as trained)"),
         ("tokens", f"{planned.tokens:,} (padding included)"),
+        ("epochs", _epochs(planned.reading)),
         ("FLOPs", f"{planned.flops:.3g} ({planned.flops_per_token / 1e6:,.0f} M per token)"),
         (
             "time",
-            f"{hours:,.1f} hours ({days:.1f} days) on {planned.world_size} {planned.kind}, "
+            f"{_time(planned.seconds)} on {planned.world_size} {planned.kind}, "
             f"at {planned.utilization:.0%} of their peak ({planned.source})",
         ),
         (
             "checkpoints",
-            f"{planned.checkpoint / 1e9:,.2f} GB each, {planned.checkpoints / 1e9:,.1f} GB at most "
-            f"({planned.checkpoints // planned.checkpoint} at once, rollback targets included)",
+            f"{_size(each)} each; {planned.checkpoints_usual} kept without a spike "
+            f"({_size(each * planned.checkpoints_usual)}): the newest "
+            f"{planned.checkpoints_newest}, and those that a rollback may go back to",
         ),
-        ("exported", f"{planned.exported / 1e9:,.2f} GB"),
+        (
+            "",
+            f"at most {most} at once ({_size(each * most)}): after rollbacks, while another is "
+            "saved; one more after a stop between two of them",
+        ),
+        ("exported", _size(planned.exported)),
     ]
     lines = [f"{name:12} {text}" for name, text in rows]
     heads = ("weights", "gradients", "optimizer", "bucket", "activations", "total")
-    lines += ["", "GB per rank".ljust(12) + "".join(f"{head:>12}" for head in heads)]
+    lines += ["", "per rank".ljust(12) + "".join(f"{head:>12}" for head in heads)]
     for stage, memory in planned.memory.items():
         mark = " <- the recipe's" if stage == planned.stage else ""
         if memory.total > planned.device_memory:
-            mark += f" (a {planned.kind} has {planned.device_memory / 1e9:.0f})"
-        figures = "".join(f"{getattr(memory, head) / 1e9:12.2f}" for head in heads)
+            mark += f" (a {planned.kind} has {_size(planned.device_memory)})"
+        figures = "".join(f"{_size(getattr(memory, head)):>12}" for head in heads)
         lines.append(f"ZeRO {stage}".ljust(12) + figures + mark)
     return "\n".join(lines) + "\n"
+
+
+def _epochs(reading: Reading | None) -> str:
+    if reading is None:
+        return "unknown: data.corpus is not a folder on this machine"
+    text = (
+        f"{reading.epochs:,.2f} of {reading.blocks:,} blocks, {reading.fill:.1%} full, with "
+        f"{reading.share_of_tokens:.1%} of the train split's {reading.tokens:,} tokens"
+    )
+    if reading.epochs > MOST_EPOCHS:
+        text += (
+            f"\n{'':12} WARNING: beyond {MOST_EPOCHS} epochs repeated text teaches almost nothing; "
+            "take a larger corpus or fewer training.steps"
+        )
+    return text
+
+
+def _time(seconds: float) -> str:
+    """A duration in the largest unit of which it has at least two."""
+    for unit, length in (("days", 86400), ("hours", 3600), ("minutes", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:,.1f} {unit}"
+    return f"{seconds:.3g} seconds"
+
+
+def _size(count: float) -> str:
+    """A number of bytes, in GB from 1 GB on, in MB below."""
+    return f"{count / 1e9:,.2f} GB" if count >= 1e9 else f"{count / 1e6:,.1f} MB"

@@ -176,6 +176,9 @@ def _target(onset: int, depth: int, checkpoints: Collection[int]) -> int:
 def checkpoints_to_keep(records: Records, step: int, config: RunConfig) -> set[int]:
     """Steps of the checkpoints to keep: the newest, and every possible target of the ladder.
 
+    A checkpoint that was saved between two regular ones, because the run was asked to stop or had
+    its last step there, is kept only while it is the newest. Otherwise every stop would add one.
+
     Args:
         records: the ledger, with the commit of `step`.
         step: the newest step.
@@ -183,8 +186,11 @@ def checkpoints_to_keep(records: Records, step: int, config: RunConfig) -> set[i
     """
     state = ledger.run_state(records, config.training.seed)
     onsets = possible_onsets(step, state.suspected, counted_rollbacks(records), config.spike)
-    newest = state.checkpoints[-config.training.checkpoints_kept :]
-    return {*newest, *protected(onsets, state.checkpoints, config.spike)}
+    interval = config.training.checkpoint_interval
+    stops = {r["step"] for r in records if r["kind"] in ("preempted", "done") and r["step"] < step}
+    saved = [each for each in state.checkpoints if each not in stops or each % interval == 0]
+    newest = saved[-config.training.checkpoints_kept :]
+    return {*newest, *protected(onsets, saved, config.spike)}
 
 
 def possible_onsets(
@@ -234,8 +240,26 @@ def protected(
     return kept
 
 
+def usual_checkpoints_kept(config: RunConfig) -> int:
+    """Number of checkpoints that a run keeps at its end if no spike was ever suspected."""
+    interval, steps = config.training.checkpoint_interval, config.training.steps
+    first = interval * max(1, (steps - _longest_reach(config)) // interval)
+    saved = [*range(first, steps, interval), steps]
+    commits = [{"number": n, "kind": "commit", "step": s} for n, s in enumerate(saved)]
+    return len(checkpoints_to_keep(commits, steps, config))
+
+
+def _longest_reach(config: RunConfig) -> int:
+    """Steps before the newest one that hold every checkpoint which a rollback may go back to."""
+    policy = config.spike
+    reach = policy.region_steps + policy.longest_delay + 8 * policy.margin_steps
+    return reach + 20 * config.training.checkpoint_interval
+
+
 def max_checkpoints_kept(config: RunConfig) -> int:
     """Upper bound on the number of checkpoints that a run keeps at once.
+
+    While the newest one was saved at a stop between two regular ones it is one more.
 
     `protected` keeps most where rollbacks lie as far back as the ladder still looks: everything
     from their deepest target to the newest step. An old suspicion (validation) keeps its own
@@ -243,8 +267,7 @@ def max_checkpoints_kept(config: RunConfig) -> int:
     checkpoints, so every such place is tried.
     """
     interval, policy = config.training.checkpoint_interval, config.spike
-    reach = policy.region_steps + policy.longest_delay + 8 * policy.margin_steps
-    last = interval * (20 + reach // interval)
+    last = interval * (_longest_reach(config) // interval)
     saved = range(interval, last + 1, interval)
     onsets = range(last - policy.longest_delay - interval, last - policy.longest_delay)
     after_rollbacks = max(

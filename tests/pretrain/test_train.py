@@ -19,6 +19,8 @@ import yaml
 
 from data_prep import files
 from pretrain import train
+from pretrain.bench import plan
+from pretrain.config.load import load
 from pretrain.exit_codes import EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED
 from pretrain.inference import model_folder
 from pretrain.run import audit, checkpoints, ledger, metrics, resume, status
@@ -229,6 +231,7 @@ def test_an_evaluation_that_a_stop_left_out_is_done_on_resume(settings, attempt,
     assert metrics.read(stopped / metrics.VALIDATION) == []
     assert attempt(stopped, *words, sabotage=leaving_after(None, noted[1]))[0][0] == 0
     assert [record["step"] for record in records(stopped, "attempt")] == [0, 3]
+    assert committed(stopped) == [2, 4, 6], "one of a stop is kept only while it is the newest"
     measured = [metrics.read(run / metrics.VALIDATION) for run in (straight, stopped)]
     assert [line["step"] for line in measured[1]] == [3, 6]
     for line in sum(measured, []):
@@ -264,6 +267,15 @@ def test_a_checkpoint_describes_itself_without_its_run(straight):
     assert manifest["position"]["blocks"] == 4 * 8
     assert manifest["position"]["epoch"] == line["epoch"]
     assert manifest["position"]["learning_rate"] == line["learning_rate"]
+
+
+def test_its_checkpoints_are_as_many_and_as_large_as_planned(straight):
+    planned = plan.plan(load(str(straight / "run.yaml")), 2, "a100", 0.5)
+    folders = [*(straight / "checkpoints").glob("step-*")]
+    assert len(folders) == planned.checkpoints_usual
+    for folder in folders:
+        size = sum(path.stat().st_size for path in folder.iterdir())
+        assert size == pytest.approx(planned.checkpoint, rel=0.1)
 
 
 def test_a_finished_run_is_left_as_it_is(straight, attempt):

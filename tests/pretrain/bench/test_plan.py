@@ -9,10 +9,12 @@ import pytest
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 
+from data_prep.corpus import Corpus
 from pretrain.__main__ import main
 from pretrain.bench import plan
 from pretrain.config import load as recipes
 from pretrain.config.run import BatchConfig, OptimizerConfig
+from pretrain.data.sources import BestFitBlocks
 from pretrain.engine import engine
 from pretrain.loop import MicroBatch
 from pretrain.model import presets
@@ -232,7 +234,46 @@ def test_bad_arguments_are_refused(arguments, message, capsys):
     assert message in capsys.readouterr().err
 
 
-def test_an_existing_corpus_gives_the_vocabulary(corpus, tmp_path):
-    config = recipes.load("demo", [f"data.corpus={corpus}", f"folder={tmp_path}"])
+def test_an_existing_corpus_gives_the_vocabulary_and_the_epochs(corpus):
+    words = [f"data.corpus={corpus}", "data.packing=best-fit"]
+    config = recipes.load("demo", words)
     planned = plan.plan(config, 2, "a100", 0.5)
     assert planned.parameters == plan.parameters(presets.build("small", "zero-clap", 400, {}))
+    source = BestFitBlocks(Corpus(corpus, "train"), 128)
+    assert planned.reading.epochs == 850 * 16 / len(source)
+    lines = plan.table(planned).splitlines()
+    assert f" of {len(source)} blocks, {source.fill:.1%} full, with 100.0% of the" in lines[2]
+    for epochs, warned in ((40.0, False), (40.5, True)):
+        reading = dataclasses.replace(planned.reading, epochs=epochs)
+        text = plan.table(dataclasses.replace(planned, reading=reading))
+        assert ("WARNING: beyond 40 epochs" in text) == warned
+
+
+def test_without_a_corpus_the_epochs_are_unknown():
+    assert of("pile-base").reading is None
+    assert "epochs       unknown: data.corpus is not a folder" in plan.table(of("pile-base"))
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.25, "0.25 seconds"),
+        (119, "119 seconds"),
+        (120, "2.0 minutes"),
+        (7199, "120.0 minutes"),
+        (86_000, "23.9 hours"),
+        (86_400 * 9.5, "9.5 days"),
+    ],
+)
+def test_times_have_a_unit_that_fits(seconds, text):
+    planned = dataclasses.replace(of("pile-base"), seconds=seconds)
+    assert f"time         {text} on 8 a100" in plan.table(planned)
+
+
+def test_the_checkpoints_of_the_pile_recipe():
+    """10 newest, which are also all that a rollback may go back to."""
+    planned = of("pile-base")
+    assert (planned.checkpoints_usual, planned.checkpoints_most) == (10, 17)
+    text = plan.table(planned)
+    assert "1.76 GB each; 10 kept without a spike (17.63 GB): the newest 10, and" in text
+    assert "at most 17 at once (29.97 GB): after rollbacks" in text

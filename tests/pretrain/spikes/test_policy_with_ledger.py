@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from pretrain.config.run import RunConfig, SpikeConfig, TrainingConfig
+from pretrain.config.run import RunConfig, ScheduleConfig, SpikeConfig, TrainingConfig
 from pretrain.run import ledger
 from pretrain.spikes.detector import Observation, SpikeDetector
 from pretrain.spikes.policy import (
@@ -14,6 +14,8 @@ from pretrain.spikes.policy import (
     answer_to_spike,
     checkpoints_to_keep,
     counted_rollbacks,
+    max_checkpoints_kept,
+    usual_checkpoints_kept,
 )
 
 CONFIG = RunConfig(
@@ -86,6 +88,35 @@ def test_budgets_count_rollbacks_since_the_run_was_last_given_up():
     kept = records(rollbacks[0], gave_up, rollbacks[1], gave_up, commit(4), rollbacks[2])
     assert [record["step"] for record in counted_rollbacks(kept)] == [3]
     assert counted_rollbacks(kept[:1]) == kept[:1]
+
+
+@pytest.mark.parametrize("kind", ["preempted", "done"])
+def test_a_checkpoint_of_a_stop_is_kept_while_it_is_the_newest(kind):
+    stopped = [commit(50), commit(100), commit(115), (kind, {"step": 115})]
+    assert checkpoints_to_keep(records(*stopped), 115, CONFIG) == {50, 100, 115}
+    assert checkpoints_to_keep(records(*stopped, commit(150)), 150, CONFIG) == {50, 100, 150}
+    regular = [commit(50), commit(100), (kind, {"step": 100}), commit(150)]
+    assert checkpoints_to_keep(records(*regular), 150, CONFIG) == {50, 100, 150}
+
+
+@pytest.mark.parametrize("interval", [7, 50, 400])
+@pytest.mark.parametrize("steps", [30, 345, 5000])
+def test_the_usual_number_of_checkpoints_is_what_a_run_without_a_spike_keeps(interval, steps):
+    training = dataclasses.replace(
+        CONFIG.training, steps=steps, checkpoint_interval=interval, checkpoints_kept=20
+    )
+    schedule = ScheduleConfig(warmup_steps=10)
+    config = dataclasses.replace(CONFIG, training=training, schedule=schedule)
+    events, most = [], 0
+    for step in [*range(interval, steps, interval), steps]:
+        events.append(commit(step))
+        keep = checkpoints_to_keep(records(*events), step, config)
+        saved = ledger.run_state(records(*events), 1).checkpoints
+        events += [("delete", {"step": old}) for old in saved if old not in keep]
+        most = max(most, len(keep))
+    assert usual_checkpoints_kept(config) == len(keep)
+    assert most - len(keep) <= 1
+    assert most <= max_checkpoints_kept(config)
 
 
 @pytest.mark.parametrize("seed", range(40))
