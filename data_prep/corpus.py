@@ -65,13 +65,17 @@ class Corpus:
         """Index of each document's subset in `manifest.subsets`; uint8 [documents]."""
         return np.concatenate([self._shard_subsets(files) for files in self._shards])
 
-    def document(self, index: int) -> npt.NDArray[np.integer[Any]]:
-        """Return a copy of the ids of a document, including the final `</s>`.
+    def document(
+        self, index: int, first: int = 0, end: int | None = None
+    ) -> npt.NDArray[np.integer[Any]]:
+        """Return a copy of the ids [first, end) of a document, including the final `</s>`.
 
         A view would not be safe: megatron-core unmaps the file when its dataset is collected, and
         reading the view then ends the process.
         """
-        return np.concatenate(self._sequences(index))
+        sequences = self._sequences(index)
+        ids = sequences[0] if len(sequences) == 1 else np.concatenate(sequences)
+        return ids[first:end].copy()
 
     def sentences(self, index: int) -> list[npt.NDArray[np.integer[Any]]]:
         """Return copies of the ids of each sentence of a document, without the final `</s>`.

@@ -15,7 +15,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from data_prep.corpus import Corpus
 from pretrain import preflight
 from pretrain.config.load import to_dict
 from pretrain.config.run import RunConfig
@@ -25,7 +24,6 @@ from pretrain.data.batches import (
     validation_note,
 )
 from pretrain.data.prefetch import prefetched
-from pretrain.data.sources import SOURCES, Source
 from pretrain.engine.schedules import learning_rate
 from pretrain.exit_codes import EXIT_DONE, EXIT_PREEMPTED
 from pretrain.loop import GO_ON, Hook, Model, StepRecord
@@ -92,7 +90,7 @@ class Attempt:
         self.supervisor.report_setup()
         self.done = state.is_done(config.training.steps)
         if not self.done:
-            self.blocks = self._blocks("train")
+            self.blocks = preflight.open_source(config.data, "train")
             self.start = self._resume(state)
             self.supervisor.report_setup()
 
@@ -122,7 +120,8 @@ class Attempt:
             number = state.next_attempt
             if order and order.token == self.token:
                 number = order.attempt
-            start = Start(number, self.token, point.step, state, lineage, size)
+            share = self.blocks.share_of_tokens
+            start = Start(number, self.token, point.step, state, lineage, share, size)
             world_size, most_kept = self.group.world_size, max_checkpoints_kept(config)
             resume.begin(
                 config, self.settings, start, point, world_size, most_kept, self.environment
@@ -205,7 +204,7 @@ class Attempt:
         self.objective = config.objective.build(vocabulary, compiled=training.compile)
         self.measure = config.objective.for_validation().build(vocabulary)
         self.validation = validation_batches(
-            self._blocks("valid"),
+            preflight.open_source(config.data, "valid"),
             self.measure,
             training.evaluation_blocks,
             config.batch.micro_batch_size,
@@ -220,10 +219,6 @@ class Attempt:
             config.fault,
             training.seed,
         )
-
-    def _blocks(self, split: str) -> Source:
-        data = self.config.data
-        return SOURCES[data.packing](Corpus(Path(data.corpus), split), data.sequence_length)
 
     def _open_log(self) -> list[Callable[[StepRecord], None]]:
         """Open the run's records on rank 0, and bring the detector to the attempt's first step."""

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from data_prep.corpus import Corpus
-from data_prep.manifest import CorpusManifest, load_manifest
+from data_prep.manifest import SPLITS, CorpusManifest, load_manifest
 from pretrain.config.load import MAY_CHANGE, RUN_FILE, SCHEDULE, differences, load
-from pretrain.config.run import RunConfig
+from pretrain.config.run import DataConfig, RunConfig
 from pretrain.data.batches import refuse_without_targets
-from pretrain.data.sources import SOURCES
+from pretrain.data.sources import SOURCES, Source
 from pretrain.engine import settings as deepspeed_settings
 from pretrain.engine.schedules import learning_rate
 from pretrain.model import presets
@@ -50,9 +50,10 @@ def check(config: RunConfig, world_size: int) -> tuple[ModelConfig, CorpusManife
             f"data.vocab_size is {wanted}, but {config.data.corpus} was made with a vocabulary of "
             f"{manifest.vocab_size} ids"
         )
-    for split in ("train", "valid"):
+    for split in SPLITS:
         if not manifest.totals[split].documents:
             raise ValueError(f"{config.data.corpus}: its {split} split has no documents")
+        _refuse_small_share(open_source(config.data, split), config.data)
     recipe = config.model
     model = presets.build(recipe.size, recipe.variant, manifest.vocab_size, recipe.overrides)
     if model.longest_input and config.data.sequence_length > model.longest_input:
@@ -66,12 +67,59 @@ def check(config: RunConfig, world_size: int) -> tuple[ModelConfig, CorpusManife
     check_backend(model, config.training.attention_backend)
     if config.training.compile:
         deepspeed_settings.refuse_compiling(settings)
-    folder = Path(config.data.corpus)
-    source = SOURCES[config.data.packing](Corpus(folder, "valid"), config.data.sequence_length)
-    vocabulary = Vocabulary(manifest.vocab_size, model.vocab_size, folder)
+    vocabulary = Vocabulary(manifest.vocab_size, model.vocab_size, Path(config.data.corpus))
     objective = config.objective.for_validation().build(vocabulary)
-    refuse_without_targets(source, objective, config.training.evaluation_blocks)
+    valid = open_source(config.data, "valid")
+    refuse_without_targets(valid, objective, config.training.evaluation_blocks)
     return model, manifest
+
+
+def open_source(data: DataConfig, split: str) -> Source:
+    """Return the blocks of one split of a recipe's corpus.
+
+    Raises:
+        ValueError: no document is short enough for a block.
+    """
+    return SOURCES[data.packing](Corpus(Path(data.corpus), split), data.sequence_length)
+
+
+def data_summary(config: RunConfig) -> list[str]:
+    """Say of each split how many of its tokens the run's blocks hold, in a sentence.
+
+    Cuts the splits into blocks where that was not done before.
+    """
+    sentences = []
+    for split in SPLITS:
+        source = open_source(config.data, split)
+        tokens, dropped = _tokens(source)
+        sentences.append(
+            f"{split}: {len(source):,} blocks of {source.sequence_length} hold "
+            f"{source.share_of_tokens:.1%} of {tokens:,} tokens ({config.data.packing}, "
+            f"{source.fill:.1%} full)"
+            + (f"; {dropped:,} tokens of longer documents are dropped" if dropped else "")
+        )
+    return sentences
+
+
+def _tokens(source: Source) -> tuple[int, int]:
+    """Return the tokens of a source's split, and how many of them its blocks do not hold."""
+    tokens = int(source.corpus.lengths.sum())
+    return tokens, tokens - round(source.share_of_tokens * tokens)
+
+
+def _refuse_small_share(source: Source, data: DataConfig) -> None:
+    """Refuse blocks that hold a smaller share of their split's tokens than the recipe asks for."""
+    if source.share_of_tokens >= data.minimum_share_of_tokens:
+        return
+    tokens, dropped = _tokens(source)
+    raise ValueError(
+        f"data.packing {data.packing} would drop {dropped:,} of the {tokens:,} tokens of split "
+        f"{source.corpus.split!r} of {data.corpus}: documents longer than data.sequence_length "
+        f"{data.sequence_length}. That leaves {source.share_of_tokens:.1%}, below "
+        f"data.minimum_share_of_tokens {data.minimum_share_of_tokens:g}; accepted: "
+        "data.packing=chunked (drops nothing), longer blocks, or a lower share by name, such as "
+        "data.minimum_share_of_tokens=0"
+    )
 
 
 def refuse_backend(backend: str, device: str) -> None:

@@ -25,6 +25,7 @@ MAY_CHANGE = (
     "training.checkpoints_kept",
     "batch.micro_batch_size",
     "data.corpus",
+    "data.minimum_share_of_tokens",
     "spike",
     "supervision",
 )

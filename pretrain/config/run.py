@@ -38,10 +38,14 @@ class DataConfig:
     """Folder that `data_prep prepare` made."""
     sequence_length: Annotated[int, Ge(2)] = 2048
     """Tokens of a block, `<s>` included."""
-    packing: str = dataclasses.field(default="best-fit", metadata={"choices": SOURCES})
-    """How documents fill blocks. best-fit: several documents a block, which do not see each other.
-    complete: documents in their order, cut at the block's end and read as one text (EIFY/fairseq).
-    """
+    packing: str = dataclasses.field(default="chunked", metadata={"choices": SOURCES})
+    """How documents fill blocks. chunked: documents that are longer than a block are cut into
+    chunks; several documents or chunks a block, which do not see each other. best-fit: the same,
+    but longer documents are dropped. complete: longer documents are dropped as well; the others
+    stand in their order and are read as one text (EIFY/fairseq)."""
+    minimum_share_of_tokens: Annotated[float, Ge(0), Le(1)] = 0.9
+    """A run is refused if its blocks hold a smaller share of the tokens of the train or valid split
+    of the corpus; 0 accepts any."""
     vocab_size: NonNegativeInt = 0
     """Ids that the corpus must have been encoded with, `<mask>` included; 0 accepts any number."""
 

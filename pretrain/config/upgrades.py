@@ -12,14 +12,17 @@ from typing import Any
 
 from data_prep.records import check_format
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 RENAMED: dict[str, str] = {
     "masking": "objective",
     "training.ranks": "supervision.processes_per_node",
 }
 """Keys and sections of format 1 by the name that they have now."""
-_ADDED: dict[str, dict[str, object]] = {"objective": {"name": "masked-lm"}}
-"""What a renamed section of format 1 did not have to say."""
+_ADDED: dict[str, dict[str, object]] = {
+    "objective": {"name": "masked-lm"},
+    "data": {"packing": "best-fit", "minimum_share_of_tokens": 0.0},
+}
+"""Values of earlier formats' sections where they do not state them."""
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any, ClassVar, Protocol
 
@@ -53,7 +54,7 @@ class Source(Protocol):
         """Share of the blocks' capacity that holds tokens."""
 
 
-class _WholeDocuments(ABC):
+class _Packed(ABC):
     """Blocks of whole documents. A document that is longer than a block is left out."""
 
     name: ClassVar[str]
@@ -61,25 +62,28 @@ class _WholeDocuments(ABC):
     """Each document has an `<s>` of its own, and does not see the others of its block."""
 
     def __init__(self, corpus: Corpus, sequence_length: int) -> None:
-        """Cut the split, from lengths alone, or read how it was cut before.
-
-        The tables are kept in the corpus's folder, so that the ranks of a machine share their
-        memory and a restart takes no time.
+        """Choose a split and the length of its blocks. It is cut when a block is first asked for.
 
         Raises:
             ValueError: no document is short enough for a block.
         """
         self.corpus = corpus
         self.sequence_length = sequence_length
-        self._tables = self._read_tables()
-        if not len(self):
+        if not self._tokens:
             raise ValueError(
                 f"{corpus.folder}: no document of split {corpus.split!r} fits into "
                 f"data.sequence_length {sequence_length}; the shortest has "
-                f"{int(corpus.lengths.min())} tokens and needs one more for <s>"
+                f"{int(corpus.lengths.min())} tokens and needs one more for <s>; accepted: longer "
+                "blocks, or data.packing=chunked"
             )
 
-    def _read_tables(self) -> Tables:
+    @cached_property
+    def _tables(self) -> Tables:
+        """Where documents stand in blocks: found from lengths alone, or as it was found before.
+
+        The tables are kept in the corpus's folder, so that the ranks of a machine share their
+        memory and a restart takes no time.
+        """
         corpus, digest = self.corpus, self.corpus.manifest.digest()[:16]
         name = f"{corpus.split}-{self.name}-{self.sequence_length}-{digest}"
         folder = corpus.folder / "blocks" / name
@@ -100,13 +104,18 @@ class _WholeDocuments(ABC):
     def documents(self, index: int) -> npt.NDArray[np.integer[Any]]:
         """The documents of a block, in its order."""
 
+    def offsets(self, index: int) -> Ids:
+        """The first token that a block has of each of its documents."""
+        return np.zeros(len(self.documents(index)), dtype=np.int64)
+
     def _sizes(self, index: int) -> Ids:
         """Ids of each document of a block, with the `<s>` in front of it."""
-        sizes: Ids = self.corpus.lengths[self.documents(index)].astype(np.int64)
+        left = self.corpus.lengths[self.documents(index)] - self.offsets(index)
+        sizes: Ids = np.minimum(left, self.sequence_length - 1)
         sizes[: None if self.documents_apart else 1] += 1
         return sizes
 
-    def __reduce__(self) -> tuple[type[_WholeDocuments], tuple[Corpus, int]]:
+    def __reduce__(self) -> tuple[type[_Packed], tuple[Corpus, int]]:
         """Pickle without the tables."""
         return type(self), (self.corpus, self.sequence_length)
 
@@ -117,10 +126,11 @@ class _WholeDocuments(ABC):
     def __getitem__(self, index: int) -> Block:
         """One block, without subsets."""
         parts: list[npt.ArrayLike] = []
-        for number, document in enumerate(self.documents(index).tolist()):
+        documents, offsets = self.documents(index).tolist(), self.offsets(index).tolist()
+        for number, (document, first) in enumerate(zip(documents, offsets, strict=True)):
             if number == 0 or self.documents_apart:
                 parts.append([Tokenizer.bos_id])
-            parts.append(self.corpus.document(document))
+            parts.append(self.corpus.document(document, first, first + self.sequence_length - 1))
         sizes = self._sizes(index)
         numbers = np.repeat(np.arange(1, len(sizes) + 1), sizes) if self.documents_apart else None
         return Block(np.concatenate(parts).astype(np.int64), numbers)
@@ -134,10 +144,17 @@ class _WholeDocuments(ABC):
         subsets: Ids = self.corpus.subsets[self.documents(index)].astype(np.int64)
         return np.repeat(subsets, self._sizes(index))
 
-    @property
+    @cached_property
     def _tokens(self) -> int:
+        """Tokens of the split that the blocks hold."""
         lengths = self.corpus.lengths
         return int(lengths[lengths < self.sequence_length].sum())
+
+    @property
+    def _starts(self) -> int:
+        """Number of `<s>` in all blocks."""
+        ranges = self._tables["ranges"]
+        return int((ranges[:, 1] - ranges[:, 0]).sum()) if self.documents_apart else len(self)
 
     @property
     def share_of_tokens(self) -> float:
@@ -147,12 +164,10 @@ class _WholeDocuments(ABC):
     @property
     def fill(self) -> float:
         """Share of the blocks' capacity that holds tokens."""
-        ranges = self._tables["ranges"]
-        starts = int((ranges[:, 1] - ranges[:, 0]).sum()) if self.documents_apart else len(self)
-        return (self._tokens + starts) / (len(self) * self.sequence_length)
+        return (self._tokens + self._starts) / (len(self) * self.sequence_length)
 
 
-class CompleteBlocks(_WholeDocuments):
+class CompleteBlocks(_Packed):
     """As many documents as fit, in the corpus's order: fairseq's break mode "complete"."""
 
     name, documents_apart = "complete", False
@@ -165,13 +180,16 @@ class CompleteBlocks(_WholeDocuments):
         return np.arange(*self._tables["ranges"][index])
 
 
-class BestFitBlocks(_WholeDocuments):
+class BestFitBlocks(_Packed):
     """Documents from anywhere, so that blocks are as full as possible (`data_prep.blocks`)."""
 
     name, documents_apart = "best-fit", True
 
     def _cut(self) -> Tables:
-        documents, ends = best_fit(self.corpus.lengths, self.sequence_length)
+        return self._pack(self.corpus.lengths)
+
+    def _pack(self, lengths: npt.NDArray[np.integer[Any]]) -> Tables:
+        documents, ends = best_fit(lengths, self.sequence_length)
         starts = np.concatenate([[0], ends])[:-1]
         return {"ranges": np.column_stack([starts, ends]), "documents": documents}
 
@@ -181,7 +199,64 @@ class BestFitBlocks(_WholeDocuments):
         return self._tables["documents"][first:end]
 
 
+class ChunkedBlocks(BestFitBlocks):
+    """All tokens: documents that are longer than a block are cut into chunks.
+
+    A chunk has an `<s>` of its own and is attended to alone. All chunks of a document but the last
+    fill a block each. The last chunks, which are whole documents where these are short enough, are
+    packed best-fit (Ding et al. 2024, "Fewer Truncations Improve Language Modeling", section 2).
+    These blocks come first, the full chunks follow in the corpus's order.
+    """
+
+    name = "chunked"
+
+    def _cut(self) -> Tables:
+        lengths, room = self.corpus.lengths, self.sequence_length - 1
+        long = np.flatnonzero(lengths > room)
+        full_chunks = (lengths[long].astype(np.int64) - 1) // room
+        return {
+            **self._pack((lengths - 1) % room + 1),
+            "long": long.astype(np.uint32),
+            "first_chunks": np.concatenate([[0], np.cumsum(full_chunks)]),
+        }
+
+    def __len__(self) -> int:
+        """Number of blocks."""
+        return super().__len__() + int(self._tables["first_chunks"][-1])
+
+    def _full_chunk(self, index: int) -> tuple[int, int] | None:
+        """The document of a block that is one full chunk, and the chunk's number in it."""
+        first_chunks, chunk = self._tables["first_chunks"], index - super().__len__()
+        if chunk < 0:
+            return None
+        if chunk >= first_chunks[-1]:
+            raise IndexError(f"block {index} of {len(self)}")
+        place = int(np.searchsorted(first_chunks, chunk, side="right")) - 1
+        return int(self._tables["long"][place]), chunk - int(first_chunks[place])
+
+    def documents(self, index: int) -> npt.NDArray[np.integer[Any]]:
+        """The documents of a block, in its order."""
+        chunk = self._full_chunk(index)
+        return np.array(chunk[:1]) if chunk else super().documents(index)
+
+    def offsets(self, index: int) -> Ids:
+        """The first token that a block has of each of its documents."""
+        room, chunk = self.sequence_length - 1, self._full_chunk(index)
+        if chunk:
+            return np.array([chunk[1] * room])
+        lengths = self.corpus.lengths[self.documents(index)].astype(np.int64)
+        return (lengths - 1) // room * room
+
+    @cached_property
+    def _tokens(self) -> int:
+        return int(self.corpus.lengths.sum())
+
+    @property
+    def _starts(self) -> int:
+        return len(self.corpus) + int(self._tables["first_chunks"][-1])
+
+
 SOURCES: Mapping[str, Callable[[Corpus, int], Source]] = MappingProxyType(
-    {"complete": CompleteBlocks, "best-fit": BestFitBlocks}
+    {"chunked": ChunkedBlocks, "best-fit": BestFitBlocks, "complete": CompleteBlocks}
 )
 """The values of `data.packing` in a recipe."""

@@ -37,7 +37,7 @@ def add_evaluate_arguments(command: argparse.ArgumentParser) -> None:
     add("--lengths", type=_lengths, help=lengths)
     add("--blocks", type=int, default=0, help="at most so many blocks (default: all)")
     packing = "how documents fill blocks (default: as the model was trained)"
-    add("--packing", choices=("best-fit", "complete"), help=packing)
+    add("--packing", choices=("chunked", "best-fit", "complete"), help=packing)
     add("--json", type=Path, help="also write the results to this file")
     add_device(command)
 

@@ -34,6 +34,8 @@ class Start:
     """The run's, before the attempt."""
     lineage: Lineage
     """The order of blocks that `state` leads to."""
+    share_of_tokens: float
+    """Share of the training split's tokens that the blocks hold."""
     checkpoint_size: int
     """Bytes of a checkpoint; before the first one, an upper bound."""
 
@@ -110,6 +112,7 @@ def begin(
         micro_batch_size=config.batch.micro_batch_size,
         seed=start.seed,
         blocks=start.lineage.total,
+        share_of_tokens=start.share_of_tokens,
         lineage=ledger.lineage_record(start.lineage),
         manifest=checkpoints.manifest_hash(run, start.step) if start.step else "",
         host=socket.gethostname(),

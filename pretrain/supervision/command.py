@@ -28,7 +28,7 @@ def supervise(options: argparse.Namespace) -> int:
     example: python -m pretrain supervise pile-base data.corpus=corpora/pile folder=runs/base
     """
     from pretrain.config.load import load
-    from pretrain.preflight import check, refuse_other_recipe
+    from pretrain.preflight import check, data_summary, refuse_other_recipe
     from pretrain.run.metrics import METRICS
     from pretrain.run.report import write_report
     from pretrain.supervision.agent import Agent
@@ -40,6 +40,7 @@ def supervise(options: argparse.Namespace) -> int:
     node = this_node(options.node_rank, options.nodes, options.master_addr, os.environ)
     _, manifest = check(config, world_size(config.supervision, node.count))
     refuse_other_recipe(config, manifest)
+    sys.stdout.writelines(f"{sentence}\n" for sentence in data_summary(config))
     if options.dry_run:
         sys.stdout.write(forecast(config, node))
         return EXIT_DONE

@@ -33,7 +33,7 @@ STEPS = 20
 # Relative, of a loss. bf16 rounds to 8 bits, and processors differ in how they add up.
 TOLERANCE = {"fp32": 1e-4, "bf16": 2e-2}
 RECIPE = """
-data: {{corpus: "{corpus}", sequence_length: 64}}
+data: {{corpus: "{corpus}", sequence_length: 64, packing: best-fit}}
 model: {{size: tiny}}
 batch: {{global_batch_size: 8, micro_batch_size: 2}}
 optimizer: {{learning_rate: 3e-3, gradient_clipping: 1.0}}

@@ -35,7 +35,7 @@ def test_the_list_has_every_recipe_size_variant_objective_and_named_setting(caps
     assert rows["large"].startswith("hidden_size 1024, num_layers 24")
     assert rows["demo"].startswith("A small zero-clap")
     assert rows["schedule.name"] == "cosine, linear, constant"
-    assert rows["data.packing"] == "complete, best-fit"
+    assert rows["data.packing"] == "chunked, best-fit, complete"
 
 
 @pytest.mark.parametrize("path", sorted(RECIPES.glob("*.yaml")), ids=lambda path: path.stem)

@@ -188,7 +188,7 @@ def test_a_recipe_that_does_not_exist_is_refused_with_the_shipped_names():
         (["schedule.name=step"], "schedule.name: 'step' .* cosine, linear or constant"),
         (["spike.learning_rate_factor=1.1"], "spike.learning_rate_factor: 1.1 .* at most 1"),
         (["training.attention_backend=fast"], "'fast' .* one of dense, flex or flex-flash"),
-        (["data.packing=loose"], "data.packing: 'loose' .* complete or best-fit"),
+        (["data.packing=loose"], "data.packing: 'loose' .* best-fit or complete"),
         (["schedule.overestimate=0.9"], "schedule.overestimate: 0.9 .* 1 or above"),
         (["schedule.warmup_steps=-1"], "schedule.warmup_steps: -1"),
         (["schedule.minimum_learning_rate=-1"], "schedule.minimum_learning_rate: -1"),
@@ -199,6 +199,7 @@ def test_a_recipe_that_does_not_exist_is_refused_with_the_shipped_names():
         (["training.checkpoint_interval=0"], "training.checkpoint_interval: 0"),
         (["training.checkpoints_kept=1"], "training.checkpoints_kept: 1 .* 2 or above"),
         (["data.sequence_length=1"], "data.sequence_length: 1"),
+        (["data.minimum_share_of_tokens=1.1"], "data.minimum_share_of_tokens: 1.1"),
         (["fault.kind=bitflip"], "fault.kind: 'bitflip' .* none or random-labels"),
         (["spike.minimum_history=65"], "spike.minimum_history 65 is above spike.window 64"),
         (["spike.patience=0"], "spike.patience: 0"),
@@ -226,6 +227,7 @@ def test_values_out_of_range_are_refused_by_name(overrides, message):
         "training.checkpoints_kept=9",
         "spike.max_rollbacks=7",
         "data.corpus=moved",
+        "data.minimum_share_of_tokens=0",
     ],
 )
 def test_what_changes_no_result_may_change_on_resume(override):
@@ -244,6 +246,7 @@ def test_what_changes_no_result_may_change_on_resume(override):
         ("model.overrides.dropout=0.1", "model.overrides.dropout: 0.0, now 0.1"),
         ("model.overrides.initial_beta=2", "model.overrides.initial_beta: None, now 2"),
         ("data.sequence_length=64", "data.sequence_length: 128, now 64"),
+        ("data.packing=best-fit", "data.packing: 'chunked', now 'best-fit'"),
         ("objective.probability=0.3", "objective.probability: 0.15, now 0.3"),
         ("training.deepspeed=zero1_bf16", "training.deepspeed: 'zero1_fp32', now 'zero1_bf16'"),
         ("fault.last_step=300", "fault.last_step: 540, now 300"),

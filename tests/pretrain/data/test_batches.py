@@ -104,7 +104,7 @@ def test_documents_of_a_packed_block_do_not_see_each_other(packed, objective):
     assert not torch.equal(before, after)
 
 
-@pytest.mark.parametrize("packing", ["complete", "best-fit"])
+@pytest.mark.parametrize("packing", SOURCES)
 def test_each_target_has_the_subset_of_its_document(packing, corpus, objective):
     blocks = SOURCES[packing](Corpus(corpus, "valid"), LENGTH)
     blocks.corpus.__dict__["subsets"] = np.arange(len(blocks.corpus), dtype=np.uint8) % 3

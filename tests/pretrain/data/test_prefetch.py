@@ -192,7 +192,7 @@ def test_workers_end_when_their_rank_is_killed(tmp_path):
     until(lambda: not any(alive(child) for child in children))
 
 
-@pytest.mark.parametrize("packing", ["complete", "best-fit"])
+@pytest.mark.parametrize("packing", SOURCES)
 def test_a_run_s_batches_survive_the_way_to_a_worker(packing, corpus):
     blocks = SOURCES[packing](Corpus(corpus, "train"), 64)
     size = blocks.corpus.manifest.vocab_size

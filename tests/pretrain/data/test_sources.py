@@ -1,15 +1,25 @@
-"""A split as blocks: every document that fits, once, and special tokens where they belong."""
+"""A split as blocks: each token at most once, and special tokens where they belong."""
 
 import pickle
 import shutil
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from data_prep.corpus import Corpus
-from pretrain.data.sources import SOURCES, BestFitBlocks, CompleteBlocks
+from pretrain.data.sources import SOURCES, BestFitBlocks, ChunkedBlocks, CompleteBlocks
 
+hypothesis = pytest.importorskip("hypothesis")
+from hypothesis import given, settings  # noqa: E402
+from hypothesis import strategies as some  # noqa: E402
+
+# The same examples in each run, without time limits.
+bounded = settings(max_examples=200, derandomize=True, deadline=None, database=None)
 LENGTH = 64
+SHORT = 24
+"""Shorter than many documents of the corpus."""
 
 
 @pytest.fixture(scope="module")
@@ -56,9 +66,81 @@ def test_packed_blocks_are_fewer_and_fuller(packed, complete):
     assert packed.fill > 0.9 > complete.fill
 
 
+class Texts:
+    """A split whose token n, counted over all documents, has the id n + 10."""
+
+    folder, split = Path("/dev/null"), "train"  # no table can be kept there
+    manifest = SimpleNamespace(digest=lambda: "0" * 64)
+
+    def __init__(self, lengths):
+        self.lengths = np.array(lengths, dtype=np.int32)
+        self._ends = 10 + np.cumsum(self.lengths)
+
+    def __len__(self):
+        return len(self.lengths)
+
+    def document(self, index, first=0, end=None):
+        stop = self._ends[index]
+        return np.arange(stop - self.lengths[index], stop)[first:end]
+
+
+@bounded
+@given(some.lists(some.integers(1, 40), min_size=1, max_size=40), some.integers(2, 16))
+def test_chunked_blocks_hold_each_token_once_in_the_order_of_its_document(lengths, block_tokens):
+    texts = Texts(lengths)
+    source = ChunkedBlocks(texts, block_tokens)
+    place = {}
+    for index, block in enumerate(source):
+        assert len(block.ids) == source.size(index) <= block_tokens
+        documents, offsets = source.documents(index).tolist(), source.offsets(index).tolist()
+        for number, (document, first) in enumerate(zip(documents, offsets, strict=True), start=1):
+            start, *ids = block.ids[block.document_ids == number].tolist()
+            assert start == 0
+            assert ids == texts.document(document)[first : first + block_tokens - 1].tolist()
+            assert not place.keys() & {*ids}
+            place |= dict.fromkeys(ids, index)
+        assert block.document_ids.tolist() == sorted(block.document_ids.tolist())
+    assert len(place) == sum(lengths)
+    assert source.share_of_tokens == 1.0
+    sizes = sum(source.size(index) for index in range(len(source)))
+    assert source.fill == pytest.approx(sizes / (len(source) * block_tokens))
+    with pytest.raises(IndexError):
+        source[len(source)]
+
+
+@bounded
+@given(some.lists(some.integers(1, 40), min_size=1, max_size=40), some.integers(2, 16))
+def test_chunked_blocks_are_best_fit_blocks_of_the_last_chunks_and_full_chunks(
+    lengths, block_tokens
+):
+    room = block_tokens - 1
+    source = ChunkedBlocks(Texts(lengths), block_tokens)
+    last_chunks = BestFitBlocks(Texts([(n - 1) % room + 1 for n in lengths]), block_tokens)
+    full = sum((n - 1) // room for n in lengths)
+    assert len(source) == len(last_chunks) + full
+    sizes = [source.size(index) for index in range(len(source))]
+    assert sizes[: len(last_chunks)] == [last_chunks.size(n) for n in range(len(last_chunks))]
+    assert sizes[len(last_chunks) :] == [block_tokens] * full
+
+
+def test_where_all_documents_fit_chunked_and_best_fit_are_the_same(packed):
+    chunked = ChunkedBlocks(packed.corpus, LENGTH)
+    assert len(chunked) == len(packed)
+    assert all(np.array_equal(chunked[n].ids, packed[n].ids) for n in range(len(packed)))
+
+
 @pytest.mark.parametrize("name", SOURCES)
-def test_sizes_and_subsets_are_those_of_the_ids(name, corpus):
-    source = SOURCES[name](Corpus(corpus, "valid"), LENGTH)
+def test_the_share_is_that_of_the_documents_that_are_not_dropped(name, corpus):
+    source = SOURCES[name](Corpus(corpus, "train"), SHORT)
+    tokens = sum(int((block.ids != 0).sum()) for block in source)
+    assert source.share_of_tokens == tokens / source.corpus.lengths.sum()
+    assert (source.share_of_tokens == 1.0) == (name == "chunked")
+
+
+@pytest.mark.parametrize("length", [SHORT, LENGTH])
+@pytest.mark.parametrize("name", SOURCES)
+def test_sizes_and_subsets_are_those_of_the_ids(name, length, corpus):
+    source = SOURCES[name](Corpus(corpus, "valid"), length)
     source.corpus.__dict__["subsets"] = np.arange(len(source.corpus), dtype=np.uint8) % 3
     for index, block in enumerate(source):
         assert source.size(index) == len(source.subsets(index)) == len(block.ids)
@@ -67,24 +149,29 @@ def test_sizes_and_subsets_are_those_of_the_ids(name, corpus):
         assert np.array_equal(source.subsets(index), source.documents(index)[number] % 3)
 
 
+@pytest.mark.parametrize("length", [SHORT, LENGTH])
 @pytest.mark.parametrize("name", SOURCES)
-def test_how_a_split_is_cut_is_kept_and_read_again(name, corpus, tmp_path, monkeypatch):
+def test_how_a_split_is_cut_is_kept_and_read_again(name, length, corpus, tmp_path, monkeypatch):
     folder = tmp_path / "corpus"
     shutil.copytree(corpus, folder, ignore=shutil.ignore_patterns("blocks"))
-    first = SOURCES[name](Corpus(folder, "train"), LENGTH)
+    first = SOURCES[name](Corpus(folder, "train"), length)
+    assert len(first) > 0
     assert len(list((folder / "blocks").iterdir())) == 1
     for function in ("complete", "best_fit"):
         monkeypatch.delattr(f"pretrain.data.sources.{function}")  # nothing is computed again
-    again = SOURCES[name](Corpus(folder, "train"), LENGTH)
+    again = SOURCES[name](Corpus(folder, "train"), length)
     assert len(again) == len(first)
-    assert all(np.array_equal(again.documents(n), first.documents(n)) for n in range(len(first)))
+    assert (again.share_of_tokens, again.fill) == (first.share_of_tokens, first.fill)
+    assert all(np.array_equal(again[n].ids, first[n].ids) for n in range(len(first)))
 
 
-def test_blocks_pickle_small_and_come_back(packed):
-    again = pickle.loads(pickle.dumps(packed))
-    assert len(pickle.dumps(packed)) < 20_000
-    assert len(again) == len(packed)
-    assert np.array_equal(again[3].ids, packed[3].ids)
+@pytest.mark.parametrize("name", SOURCES)
+def test_blocks_pickle_small_and_come_back(name, corpus):
+    source = SOURCES[name](Corpus(corpus, "train"), SHORT)
+    again = pickle.loads(pickle.dumps(source))
+    assert len(pickle.dumps(source)) < 20_000
+    assert len(again) == len(source)
+    assert np.array_equal(again[len(source) - 1].ids, source[len(source) - 1].ids)
 
 
 def test_a_corpus_that_cannot_be_written_to_is_cut_by_each_process(corpus, tmp_path):
@@ -95,5 +182,6 @@ def test_a_corpus_that_cannot_be_written_to_is_cut_by_each_process(corpus, tmp_p
 
 
 def test_a_corpus_without_a_document_that_fits_is_refused(corpus):
-    with pytest.raises(ValueError, match="fits into data.sequence_length 3; the shortest has"):
+    with pytest.raises(ValueError, match="sequence_length 3; the shortest has .*=chunked"):
         CompleteBlocks(Corpus(corpus, "train"), 3)
+    assert ChunkedBlocks(Corpus(corpus, "train"), 3).share_of_tokens == 1.0

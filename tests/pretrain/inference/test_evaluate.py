@@ -1,5 +1,6 @@
 """Validation of a model folder."""
 
+import argparse
 import math
 
 import pytest
@@ -9,6 +10,7 @@ from data_prep import tokenizer as tokenizers
 from data_prep.corpus import Corpus
 from pretrain.data.batches import validation_batches
 from pretrain.data.sources import SOURCES
+from pretrain.inference.command import add_evaluate_arguments
 from pretrain.inference.evaluate import Score, Scores, evaluate_lengths
 from pretrain.model import presets
 from pretrain.model.language_model import LanguageModel
@@ -37,7 +39,7 @@ def test_a_model_that_knows_nothing_has_the_vocabulary_s_perplexity(corpus, dige
     assert result.total.loss == pytest.approx(math.log(model.config.vocab_size), rel=1e-6)
 
 
-@pytest.mark.parametrize("packing", ["complete", "best-fit"])
+@pytest.mark.parametrize("packing", SOURCES)
 def test_the_loss_is_that_of_the_validation_batches(packing, corpus, digest):
     model = model_of(corpus, "alibi")
     (result,) = evaluate_lengths(
@@ -54,6 +56,14 @@ def test_the_loss_is_that_of_the_validation_batches(packing, corpus, digest):
     assert result.blocks == 5
     assert result.total.targets == targets
     assert result.total.loss == pytest.approx(loss / targets, rel=1e-5)
+
+
+def test_the_command_accepts_every_packing():
+    """The command names them itself: its help must not import numpy."""
+    parser = argparse.ArgumentParser()
+    add_evaluate_arguments(parser)
+    (option,) = (action for action in parser._actions if action.dest == "packing")
+    assert set(option.choices) == set(SOURCES)
 
 
 def test_subsets_are_scored_by_name_and_make_up_the_total(corpus, digest):

@@ -86,7 +86,7 @@ def test_losses_that_were_not_finite_are_no_discontinuity():
 def test_a_discontinuity_is_reported_once():
     records = [{"kind": "attempt", "attempt": 1, "micro_batch_size": 1}]
     state = ledger.run_state([], 1)
-    start = Start(2, "t", 10, state, Lineage.begin(10, 1), checkpoint_size=0)
+    start = Start(2, "t", 10, state, Lineage.begin(10, 1), share_of_tokens=1.0, checkpoint_size=0)
     reports = []
     observe = continuity_check(
         RunConfig(batch=BatchConfig(global_batch_size=1, micro_batch_size=1)),

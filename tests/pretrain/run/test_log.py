@@ -18,7 +18,7 @@ def log(tmp_path):
     path = tmp_path / ledger.FILE_NAME
     ledger.append(path, "attempt", attempt=1, token="t", step=0, pid=1, host="here")
     state = ledger.run_state(ledger.read(path), 1)
-    start = Start(1, "t", 0, state, Lineage.begin(10, 1), checkpoint_size=100)
+    start = Start(1, "t", 0, state, Lineage.begin(10, 1), share_of_tokens=1.0, checkpoint_size=100)
     return RunLog(RunConfig(folder=str(tmp_path)), start, refuse_superseded=lambda: None)
 
 
