@@ -188,8 +188,8 @@ class BestFitBlocks(_Packed):
     def _cut(self) -> Tables:
         return self._pack(self.corpus.lengths)
 
-    def _pack(self, lengths: npt.NDArray[np.integer[Any]]) -> Tables:
-        documents, ends = best_fit(lengths, self.sequence_length)
+    def _pack(self, lengths: npt.NDArray[np.integer[Any]], *, exact: bool = False) -> Tables:
+        documents, ends = best_fit(lengths, self.sequence_length, exact=exact)
         starts = np.concatenate([[0], ends])[:-1]
         return {"ranges": np.column_stack([starts, ends]), "documents": documents}
 
@@ -215,7 +215,7 @@ class ChunkedBlocks(BestFitBlocks):
         long = np.flatnonzero(lengths > room)
         full_chunks = (lengths[long].astype(np.int64) - 1) // room
         return {
-            **self._pack((lengths - 1) % room + 1),
+            **self._pack((lengths - 1) % room + 1, exact=True),
             "long": long.astype(np.uint32),
             "first_chunks": np.concatenate([[0], np.cumsum(full_chunks)]),
         }
@@ -253,7 +253,7 @@ class ChunkedBlocks(BestFitBlocks):
 
     @property
     def _starts(self) -> int:
-        return len(self.corpus) + int(self._tables["first_chunks"][-1])
+        return len(self.corpus.lengths) + int(self._tables["first_chunks"][-1])
 
 
 SOURCES: Mapping[str, Callable[[Corpus, int], Source]] = MappingProxyType(

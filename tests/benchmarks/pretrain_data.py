@@ -10,6 +10,7 @@ import argparse
 import dataclasses
 import math
 import multiprocessing
+import os
 import statistics
 import sys
 import tempfile
@@ -17,12 +18,12 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from typing import TypeVar
+from types import SimpleNamespace
+from typing import TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
 
-from data_prep.blocks import best_fit, complete
 from data_prep.corpus import Corpus
 from data_prep.files import strict_json
 from data_prep.indexed import IndexedWriter, dtype_for
@@ -40,7 +41,7 @@ from pretrain.config.run import BatchConfig, FaultConfig
 from pretrain.data.batches import PretrainingBatches
 from pretrain.data.order import Lineage
 from pretrain.data.prefetch import prefetched
-from pretrain.data.sources import BestFitBlocks
+from pretrain.data.sources import SOURCES, BestFitBlocks
 from pretrain.objectives.masked import MaskedLM, MaskedLMConfig
 
 BLOCK_TOKENS = 2048
@@ -91,6 +92,7 @@ def main() -> int:
         lambda folder: in_fresh_process(order, options.documents, 100_000),
         lambda folder: in_fresh_process(blocks, "complete", options.documents),
         lambda folder: in_fresh_process(blocks, "best-fit", options.documents),
+        lambda folder: in_fresh_process(blocks, "chunked", options.documents),
         lambda folder: in_fresh_process(data_wait, folder),
     ):
         with tempfile.TemporaryDirectory() as folder:
@@ -134,18 +136,20 @@ def blocks(packing: str, documents: int) -> list[Row]:
             for first in range(0, documents, 10_000_000)
         ]
     )
-    if packing == "complete":
-        count, seconds, megabytes = measured(lambda: len(complete(lengths, BLOCK_TOKENS)))
-    else:
-        count, seconds, megabytes = measured(lambda: len(best_fit(lengths, BLOCK_TOKENS)[1]))
-    fits = lengths < BLOCK_TOKENS
-    starts = count if packing == "complete" else int(fits.sum())
-    fill = (int(lengths[fits].sum()) + starts) / (count * BLOCK_TOKENS)
+    corpus = SimpleNamespace(
+        lengths=lengths,
+        split="train",
+        folder=Path(os.devnull),  # the tables cannot be kept there
+        manifest=SimpleNamespace(digest=str),
+    )
+    source = SOURCES[packing](cast(Corpus, corpus), BLOCK_TOKENS)
+    _, seconds, megabytes = measured(lambda: len(source))
     name = f"{packing} blocks of {documents:,} documents"
     return [
         Row(name, seconds, "s", at_most=120),
         Row(f"{name}: memory", megabytes / 1000, "GB"),
-        Row(f"{name}: fill", 100 * fill, "%", at_least=99 if packing == "best-fit" else 0),
+        Row(f"{name}: fill", 100 * source.fill, "%", at_least=0 if packing == "complete" else 99),
+        Row(f"{name}: share of tokens", 100 * source.share_of_tokens, "%"),
     ]
 
 

@@ -70,11 +70,14 @@ def blocks_of(documents: np.ndarray, ends: np.ndarray) -> list[list[int]]:
     return [part.tolist() for part in np.split(documents, ends[:-1])]
 
 
+@pytest.mark.parametrize("exact", [False, True])
 @pytest.mark.parametrize("seed", range(20))
-def test_best_fit_packs_every_fitting_document_once_without_overflow(seed: int) -> None:
+def test_best_fit_packs_every_fitting_document_once_without_overflow(
+    seed: int, exact: bool
+) -> None:
     generator = np.random.default_rng(seed)
     lengths = generator.integers(1, int(generator.integers(3, 40)), size=300).astype(np.int32)
-    documents, ends = best_fit(lengths, 20)
+    documents, ends = best_fit(lengths, 20, exact=exact)
     assert sorted(documents.tolist()) == np.flatnonzero(lengths + 1 <= 20).tolist()
     assert ends[-1] == len(documents)
     assert (np.diff(ends, prepend=0) > 0).all()
@@ -89,6 +92,33 @@ def test_best_fit_fills_blocks_of_many_documents_to_99_percent() -> None:
         _, ends = best_fit(lengths, block_tokens)
         tokens = (lengths[lengths < block_tokens] + 1).sum()
         assert tokens / (len(ends) * block_tokens) > 0.99
+
+
+def slow_best_fit(lengths: list[int], block_tokens: int) -> list[int]:
+    """Follow the definition, one document at a time; returns the size of each block."""
+    sizes: list[int] = []
+    for length in sorted((n for n in lengths if n < block_tokens), reverse=True):
+        fitting = [n for n, size in enumerate(sizes) if size + length + 1 <= block_tokens]
+        if not fitting:
+            sizes.append(0)
+            fitting = [len(sizes) - 1]
+        sizes[max(fitting, key=lambda n: sizes[n])] += length + 1
+    return sizes
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_exact_best_fit_follows_its_definition(seed: int) -> None:
+    generator = np.random.default_rng(seed)
+    lengths = generator.integers(1, int(generator.integers(2, 40)), size=300).astype(np.int32)
+    documents, ends = best_fit(lengths, 40, exact=True)
+    sizes = [sum(int(lengths[d]) + 1 for d in block) for block in blocks_of(documents, ends)]
+    assert sorted(sizes) == sorted(slow_best_fit(lengths.tolist(), 40))
+
+
+def test_exact_best_fit_fills_blocks_with_short_documents_of_one_size() -> None:
+    lengths = np.full(1000, 9)
+    assert len(best_fit(lengths, 100, exact=True)[1]) == 100
+    assert len(best_fit(lengths, 100)[1]) == 1000
 
 
 def test_best_fit_puts_the_longest_first_and_fills_the_smallest_gap() -> None:

@@ -65,6 +65,7 @@ def test_the_recipe_of_a_run_is_upgraded(artifacts):
     assert config.supervision.processes_per_node == 1
     assert config.training.seed == 3
     assert config.model.overrides["hidden_size"] == 8
+    assert config.data.minimum_share_of_tokens == 0.0
 
 
 def test_a_run_resumes_with_the_losses_that_its_own_version_had(artifacts, resumed):

@@ -1,6 +1,7 @@
 """Checks of a recipe before a run starts, and their messages on the command line."""
 
 import dataclasses
+import re
 
 import pytest
 
@@ -37,8 +38,6 @@ def test_a_valid_recipe_gives_the_model_and_the_corpus(recipe, corpus, tmp_path)
     ],
 )
 def test_a_wrong_recipe_is_refused_before_anything_starts(words, message, recipe, tmp_path, capsys):
-    import re
-
     arguments = ["supervise", str(recipe.path), f"folder={tmp_path / 'run'}", *words]
     assert command_line.main(arguments) == 2
     error = capsys.readouterr().err
@@ -59,6 +58,52 @@ def test_a_corpus_without_validation_documents_is_refused(corpus, recipe, tmp_pa
     assert data_prep(["prepare", "--input", raw, "--output", str(tmp_path / "c"), *words]) == 0
     with pytest.raises(ValueError, match="its valid split has no documents"):
         check(recipe.load(tmp_path / "run", f"data.corpus={tmp_path / 'c'}"), 2)
+
+
+@pytest.mark.parametrize("packing", ["best-fit", "complete"])
+def test_blocks_that_drop_much_of_the_corpus_are_refused_unless_the_recipe_says_so(
+    packing, recipe, tmp_path, capsys
+):
+    words = [f"folder={tmp_path / 'run'}", f"data.packing={packing}", "data.sequence_length=24"]
+    assert command_line.main(["supervise", str(recipe.path), *words]) == 2
+    error = capsys.readouterr().err
+    config = recipe.load(tmp_path / "run", *words[1:])
+    source = preflight.open_source(config.data, "train")
+    tokens = int(source.corpus.lengths.sum())
+    dropped = int(source.corpus.lengths[source.corpus.lengths >= 24].sum())
+    for words in (
+        f"data.packing {packing} would drop {dropped:,} of the {tokens:,} tokens of split 'train'",
+        "longer than data.sequence_length 24",
+        f"leaves {1 - dropped / tokens:.1%}, below data.minimum_share_of_tokens 0.9; accepted: "
+        "data.packing=chunked",
+    ):
+        assert words in error
+    assert not (tmp_path / "run").exists()
+    share = source.share_of_tokens
+    overrides = [f"data.packing={packing}", "data.sequence_length=24"]
+    lowest = min(share, preflight.open_source(config.data, "valid").share_of_tokens)
+    for accepted in ("data.minimum_share_of_tokens=0", f"data.minimum_share_of_tokens={lowest}"):
+        assert check(recipe.load(tmp_path, *overrides, accepted), 2)
+    assert check(recipe.load(tmp_path, "data.packing=chunked", "data.sequence_length=24"), 2)
+
+
+def test_the_share_of_the_validation_split_counts_as_well(recipe, tmp_path):
+    # At 60, more than a tenth of the tokens is dropped from the validation split alone.
+    config = recipe.load(tmp_path, "data.packing=best-fit", "data.sequence_length=60")
+    assert preflight.open_source(config.data, "train").share_of_tokens > 0.9
+    with pytest.raises(ValueError, match="tokens of split 'valid'"):
+        check(config, 2)
+
+
+def test_a_summary_says_what_is_read_and_what_is_dropped(recipe, tmp_path):
+    train, valid = preflight.data_summary(recipe.load(tmp_path))
+    assert re.fullmatch(
+        r"train: \d+ blocks of 64 hold 100.0% of [\d,]+ tokens \(chunked, 9\d.\d% full\)", train
+    )
+    assert valid.startswith("valid: ")
+    words = ["data.packing=best-fit", "data.sequence_length=24"]
+    train, _ = preflight.data_summary(recipe.load(tmp_path, *words))
+    assert re.search(r"full\); [\d,]+ tokens of longer documents are dropped$", train)
 
 
 # --- comparing a resumed run with its past -------------------------------------------------------

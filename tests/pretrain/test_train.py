@@ -18,9 +18,11 @@ import pytest
 import yaml
 
 from data_prep import files
+from data_prep.corpus import Corpus
 from pretrain import train
 from pretrain.bench import plan
 from pretrain.config.load import load
+from pretrain.data.sources import ChunkedBlocks, CompleteBlocks
 from pretrain.exit_codes import EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED
 from pretrain.inference import model_folder
 from pretrain.run import audit, checkpoints, ledger, metrics, resume, status
@@ -240,6 +242,22 @@ def test_an_evaluation_that_a_stop_left_out_is_done_on_resume(settings, attempt,
     assert noted[1].read_text() == noted[0].read_text()
     assert json.loads(noted[1].read_text().splitlines()[3]) == [3, measured[0][0]["loss"]]
     assert_same_run(stopped, straight)
+
+
+def test_chunked_blocks_are_trained_on_and_resumed_bitwise(attempt, corpus, tmp_path):
+    """Blocks shorter than many documents: 20 steps, and 20 with a stop in the middle."""
+    words = ["data.sequence_length=24", "training.steps=20", "training.checkpoint_interval=5"]
+    straight, stopped = tmp_path / "straight", tmp_path / "stopped"
+    assert attempt(straight, *words)[0][0] == 0
+    stop = leaving_after(9, tmp_path / "seen")
+    assert attempt(stopped, *words, sabotage=stop)[0][0] == EXIT_PREEMPTED
+    assert attempt(stopped, *words)[0][0] == 0
+    assert_same_run(stopped, straight, step=20)
+    for record in records(stopped, "attempt"):
+        assert record["share_of_tokens"] == 1.0
+        assert record["blocks"] == len(ChunkedBlocks(Corpus(corpus, "train"), 24))
+    found = audit.audit(stopped)
+    assert (found.problems, found.unproved) == ([], [])
 
 
 def test_an_evaluation_is_not_repeated_on_resume(attempt, tmp_path):
@@ -940,9 +958,7 @@ def test_the_validation_loss_is_the_same_on_any_number_of_ranks(
     settings, run_ranks, recipe, attempt, tmp_path
 ):
     """Seven micro-batches, which neither two nor three ranks divide: some get an empty one."""
-    from data_prep.corpus import Corpus
     from pretrain.data.batches import validation_batches
-    from pretrain.data.sources import CompleteBlocks
     from pretrain.engine.engine import Engine, deepspeed_json, start
     from pretrain.model import presets
     from pretrain.model.language_model import LanguageModel

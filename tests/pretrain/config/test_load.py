@@ -292,6 +292,18 @@ def test_a_run_s_recipe_of_an_earlier_version_is_upgraded(tmp_path):
         recipes.load(write(tmp_path, "mine", json.dumps(values)))
 
 
+@pytest.mark.parametrize("version", [{}, {"format_version": 1}, {"format_version": 2}])
+def test_a_recipe_from_before_the_smallest_share_accepts_any_share(version, tmp_path):
+    values = recipes.to_dict(recipes.load("demo", ["data.packing=complete"]))
+    del values["format_version"], values["data"]["minimum_share_of_tokens"]
+    config = recipes.load(write(tmp_path, "run", json.dumps({**version, **values})))
+    assert config.data.minimum_share_of_tokens == 0.0
+    assert config.data.packing == "complete"
+    del values["data"]["packing"]
+    config = recipes.load(write(tmp_path, "run", json.dumps({**version, **values})))
+    assert config.data.packing == "best-fit"
+
+
 def test_a_recipe_of_a_later_version_is_refused_by_name(tmp_path):
     path = write(tmp_path, "run", "{format_version: 99}")
     with pytest.raises(ValueError, match="run.yaml: format version 99 was written by a later"):

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from data_prep.blocks import best_fit
 from data_prep.corpus import Corpus
 from pretrain.data.sources import SOURCES, BestFitBlocks, ChunkedBlocks, CompleteBlocks
 
@@ -115,18 +116,14 @@ def test_chunked_blocks_are_best_fit_blocks_of_the_last_chunks_and_full_chunks(
 ):
     room = block_tokens - 1
     source = ChunkedBlocks(Texts(lengths), block_tokens)
-    last_chunks = BestFitBlocks(Texts([(n - 1) % room + 1 for n in lengths]), block_tokens)
+    last_chunks, ends = best_fit(
+        np.array([(n - 1) % room + 1 for n in lengths]), block_tokens, exact=True
+    )
     full = sum((n - 1) // room for n in lengths)
-    assert len(source) == len(last_chunks) + full
-    sizes = [source.size(index) for index in range(len(source))]
-    assert sizes[: len(last_chunks)] == [last_chunks.size(n) for n in range(len(last_chunks))]
-    assert sizes[len(last_chunks) :] == [block_tokens] * full
-
-
-def test_where_all_documents_fit_chunked_and_best_fit_are_the_same(packed):
-    chunked = ChunkedBlocks(packed.corpus, LENGTH)
-    assert len(chunked) == len(packed)
-    assert all(np.array_equal(chunked[n].ids, packed[n].ids) for n in range(len(packed)))
+    assert len(source) == len(ends) + full
+    packed = [source.documents(index).tolist() for index in range(len(ends))]
+    assert packed == [part.tolist() for part in np.split(last_chunks, ends[:-1])]
+    assert all(source.size(index) == block_tokens for index in range(len(ends), len(source)))
 
 
 @pytest.mark.parametrize("name", SOURCES)

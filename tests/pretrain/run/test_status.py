@@ -126,6 +126,15 @@ def test_numbers_that_are_not_finite_or_not_known_are_described(kind):
     assert "fp16 (loss-scale), 6 where 5" in text(channel="loss-scale")
 
 
+def test_an_attempt_s_sentence_has_the_share_of_the_tokens_if_its_record_does():
+    history = History()
+    history.begin()
+    (record,) = (r for r in history.records if r["kind"] == "attempt")
+    assert "tokens" not in status.describe(record)
+    text = status.describe({**record, "share_of_tokens": 0.9817})
+    assert text.endswith(", 98.2% of the corpus's tokens")
+
+
 def test_an_attempt_begins_with_sentences_about_what_led_to_it():
     history = History()
     history.begin()

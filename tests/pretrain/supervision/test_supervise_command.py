@@ -30,6 +30,8 @@ def supervise(recipe, tmp_path, capsys):
 def test_a_dry_run_prints_the_decision_and_the_command_and_changes_nothing(supervise, tmp_path):
     code, output, _ = supervise("--dry-run")
     assert code == 0
+    assert output.startswith("train: ")
+    assert "\nvalid: " in output.partition("next: Launch")[0]
     assert "next: Launch" in output
     assert "from step 0: " in output
     assert "--num_gpus 2" in output
