@@ -323,7 +323,7 @@ def test_a_run_s_validation_is_that_of_its_exported_model(
     loaded = load(tmp_path / "model")
     digest = loaded.tokenizer.digest()
     (found,) = evaluate_lengths(
-        loaded.model, digest, corpus, [64], loaded.objective, 2, 6, "best-fit"
+        loaded.model, digest, corpus, [64], loaded.objective, 2, 6, loaded.packing
     )
     line = metrics.read(tmp_path / "run" / metrics.VALIDATION)[-1]
     assert line["masks"] == "standard"

@@ -172,6 +172,6 @@ def test_a_run_of_an_objective_that_is_one_line_in_the_registry(
     loaded = load(tmp_path / "model")
     digest, settings = loaded.tokenizer.digest(), ToyConfig(parity_weight=0.25)
     assert type(loaded.objective) is ToyConfig
-    (found,) = evaluate_lengths(loaded.model, digest, corpus, [64], settings, 2, 6, "best-fit")
+    (found,) = evaluate_lengths(loaded.model, digest, corpus, [64], settings, 2, 6, loaded.packing)
     assert validation["loss"] == pytest.approx(found.total.loss, rel=1e-6)
     assert validation["terms"]["parity"]["targets"] == found.terms["parity"].targets
