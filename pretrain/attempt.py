@@ -203,13 +203,15 @@ class Attempt:
         vocabulary = Vocabulary(self.manifest.vocab_size, self.architecture.vocab_size, corpus)
         self.objective = config.objective.build(vocabulary, compiled=training.compile)
         self.measure = config.objective.for_validation().build(vocabulary)
-        self.validation = validation_batches(
-            preflight.open_source(config.data, "valid"),
-            self.measure,
-            training.evaluation_blocks,
-            config.batch.micro_batch_size,
-            self.group.rank,
-            self.group.world_size,
+        self.validation = list(
+            validation_batches(
+                preflight.open_source(config.data, "valid"),
+                self.measure,
+                training.evaluation_blocks,
+                config.batch.micro_batch_size,
+                self.group.rank,
+                self.group.world_size,
+            )
         )
         self.batches = PretrainingBatches(
             self.blocks,

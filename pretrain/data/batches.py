@@ -9,7 +9,7 @@ batches are the same.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -80,25 +80,23 @@ def validation_batches(
     size: int,
     rank: int,
     world_size: int,
-) -> list[MicroBatch]:
+) -> Iterator[MicroBatch]:
     """This rank's share of `limit` blocks spread over the split (0: all), the same in every run.
 
     Every rank gets the same number of micro-batches, as ZeRO 3 needs: where there are too few, a
     last one without targets, whose sums do not count.
     """
-    spread = _spread(source, limit)
-    total = -(-len(spread) // size)
-    result = []
+    chosen_blocks = spread(len(source), limit)
+    total = -(-len(chosen_blocks) // size)
     for turn in range(-(-total // world_size)):
         index = turn * world_size + rank
-        chosen = spread[index * size : (index + 1) * size]
+        chosen = chosen_blocks[index * size : (index + 1) * size]
         read = chosen or [0]
         blocks = [dataclasses.replace(source[n], subsets=source.subsets(n)) for n in read]
-        batch = _collate(source, objective, blocks, [_validation_key(n) for n in read], index)
+        batch = _collate(source, objective, blocks, [validation_key(n) for n in read], index)
         if not chosen:
             batch = dataclasses.replace(batch, tokens=0, targets=(0,) * len(batch.targets))
-        result.append(batch)
-    return result
+        yield batch
 
 
 def refuse_without_targets(source: Source, objective: PretrainingObjective, limit: int) -> None:
@@ -112,11 +110,11 @@ def refuse_without_targets(source: Source, objective: PretrainingObjective, limi
     Raises:
         ValueError: names the corpus, the length and the cause.
     """
-    chosen, tokens = _spread(source, limit), 0
+    chosen, tokens = spread(len(source), limit), 0
     for index in chosen:
         # In validation the number of targets depends on the number of ids alone: none is read.
         block = Block(np.zeros(source.size(index), dtype=np.int64))
-        arrays = objective.collate([block], [_validation_key(index)], source.sequence_length)
+        arrays = objective.collate([block], [validation_key(index)], source.sequence_length)
         if any(objective.targets(arrays)):
             return
         tokens += len(block.ids)
@@ -133,11 +131,15 @@ def validation_note(settings: ObjectiveSettings) -> str:
     return f"validation: {settings.for_validation().description}, the same for every model"
 
 
-def _spread(source: Source, limit: int) -> list[int]:
-    """Neighbours come from one input file and are alike, so the chosen blocks are spread."""
-    count = min(limit, len(source)) if limit else len(source)
-    return [number * len(source) // count for number in range(count)]
+def spread(total: int, limit: int) -> list[int]:
+    """Indices of at most `limit` of `total` blocks or documents; 0: of all.
+
+    Neighbours come from one input file and are alike, so the chosen ones are spread.
+    """
+    count = min(limit, total) if limit else total
+    return [number * total // count for number in range(count)]
 
 
-def _validation_key(index: int) -> Key:
+def validation_key(index: int) -> Key:
+    """The key of the draws of one block or document, the same in every validation."""
     return _VALIDATION_SEED, 0, index

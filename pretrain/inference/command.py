@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pretrain.config.settings import add_device
+
+if TYPE_CHECKING:
+    from pretrain.inference.evaluate import Evaluation, Refusal
 
 
 def add_export_arguments(command: argparse.ArgumentParser) -> None:
@@ -33,9 +38,11 @@ def add_evaluate_arguments(command: argparse.ArgumentParser) -> None:
     add = command.add_argument
     add("model", type=Path, help="a model folder")
     add("--data", type=Path, required=True, help="a corpus folder")
-    lengths = "tokens of a block, such as 512,1024 (default: what the model was trained on)"
+    lengths = "cut every document into windows of so many tokens, such as 512,1024, and score the "
+    lengths += "same targets at each (default: blocks as in the validation of a run)"
     add("--lengths", type=_lengths, help=lengths)
-    add("--blocks", type=int, default=0, help="at most so many blocks (default: all)")
+    blocks = "at most so many blocks, or with --lengths documents, spread over the split "
+    add("--blocks", type=int, default=0, help=f"{blocks}(default: all)")
     packing = "how documents fill blocks (default: as the model was trained)"
     add("--packing", choices=("chunked", "best-fit", "complete"), help=packing)
     add("--json", type=Path, help="also write the results to this file")
@@ -55,42 +62,87 @@ def _lengths(text: str) -> list[int]:
 def evaluate(options: argparse.Namespace) -> None:
     """Measure the validation perplexity of a model folder.
 
+    Without --lengths the result is that of the run's own validation, to the digit if the run
+    validated in fp32 on the same corpus and number of blocks.
+
     example: python -m pretrain evaluate models/base --data corpora/pile --lengths 512,1024
     """
-    import dataclasses
-
-    from pretrain.data.batches import validation_note
+    from data_prep.corpus import Corpus
+    from pretrain.data.batches import spread, validation_note
+    from pretrain.data.sources import SOURCES
     from pretrain.engine.distributed import choose_device
-    from pretrain.inference.evaluate import evaluate_lengths
+    from pretrain.inference.evaluate import (
+        evaluate_blocks,
+        evaluate_lengths,
+        validation_objective,
+    )
     from pretrain.inference.model_folder import load
-    from pretrain.run.checkpoints import write_json
 
+    if options.blocks < 0:
+        raise ValueError(f"--blocks {options.blocks}: accepted: 0 (all) or more")
+    if options.lengths and options.packing:
+        raise ValueError("--packing: with --lengths every document is cut by itself; give only one")
     device = choose_device(options.device)
     loaded = load(options.model)
-    lengths = options.lengths or [loaded.model.config.max_positions]
-    results = evaluate_lengths(
-        loaded.model.to(device),
-        loaded.tokenizer.digest(),
-        options.data,
-        lengths,
-        loaded.objective,
-        limit=options.blocks,
-        packing=options.packing or loaded.packing,
-    )
+    model, size = loaded.model.to(device), loaded.micro_batch_size
+    corpus = Corpus(options.data, "valid")
+    digest = loaded.tokenizer.digest()
+    objective = validation_objective(model, digest, corpus, loaded.objective)
+    sys.stdout.write(f"{validation_note(loaded.objective)}\n")
+    if options.lengths:
+        tokens = size * loaded.sequence_length
+        lengths = options.lengths
+        results = evaluate_lengths(model, objective, corpus, lengths, options.blocks, tokens)
+        documents = len(spread(len(corpus), options.blocks))
+        longest = int(corpus.lengths.max()) + 1
+        sys.stdout.write(
+            f"the same targets at every length, of {documents:,} of {len(corpus):,} documents; the "
+            f"longest document has {longest:,} tokens with <s>\n"
+        )
+    else:
+        source = SOURCES[options.packing or loaded.packing](corpus, loaded.sequence_length)
+        results = iter([evaluate_blocks(model, objective, source, options.blocks, size)])
+    _show(results, "windows" if options.lengths else "blocks", options.json)
+
+
+def _show(results: Iterable[Evaluation | Refusal], counted: str, output: Path | None) -> None:
+    """Print a row of a table for each result as soon as it is there, and keep all in a file."""
+    import dataclasses
+
+    from pretrain.inference.evaluate import Refusal
+    from pretrain.run.checkpoints import write_json
+
     sys.stdout.write(
-        f"{validation_note(loaded.objective)}\n"
-        f"{'length':>8} {'subset':<20} {'targets':>12} {'loss':>8} {'perplexity':>11}\n"
+        f"{'length':>8} {counted:>10} {'targets':>12} {'coverage':>9} {'loss':>8} "
+        f"{'perplexity':>11} {'accuracy':>9}\n"
     )
-    for r in results:
-        # A single subset would repeat the total.
-        rows = {"all": r.total, **(r.subsets if len(r.subsets) > 1 else {})}
-        for name, score in rows.items():
-            sys.stdout.write(
-                f"{r.length:>8} {name:<20} {score.targets:>12,} {score.loss:>8.4f} "
-                f"{score.perplexity:>11.2f}\n"
-            )
-    if options.json:
-        write_json(options.json, [dataclasses.asdict(r) for r in results])
+    done, refused = [], []
+    for result in results:
+        done.append(dataclasses.asdict(result))
+        if isinstance(result, Refusal):
+            refused.append(f"length {result.length}: {result.refused}")
+            sys.stdout.write(f"{result.length:>8} refused: {result.refused}\n")
+        else:
+            sys.stdout.write(_rows(result))
+        sys.stdout.flush()
+        if output:
+            write_json(output, done)
+    if refused:
+        number = f"{len(refused)} of {len(done)} lengths were not measured"
+        raise ValueError(f"{number}: {'; '.join(refused)}")
+
+
+def _rows(result: Evaluation) -> str:
+    """Lines of the table: the total, and each subset where there are several."""
+    head = f"{result.length:>8} {result.blocks:>10,}"
+    rows = [(head, f"{result.coverage:.1%}", result.total, "")]
+    if len(result.subsets) > 1:
+        rows += [(" " * len(head), "", score, f"  {s}") for s, score in result.subsets.items()]
+    return "".join(
+        f"{head} {score.targets:>12,} {coverage:>9} {score.loss:>8.4f} {score.perplexity:>11.2f} "
+        f"{score.accuracy:>9.1%}{name}\n"
+        for head, coverage, score, name in rows
+    )
 
 
 def add_fill_mask_arguments(command: argparse.ArgumentParser) -> None:

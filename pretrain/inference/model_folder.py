@@ -94,6 +94,18 @@ class LoadedModel:
         """How documents filled the blocks of its training; as in fairseq where it is not known."""
         return str(self.recipe_section("data").get("packing", "complete"))
 
+    @property
+    def sequence_length(self) -> int:
+        """Tokens of the blocks of its training; its positions where that is not known."""
+        return int(
+            self.recipe_section("data").get("sequence_length", self.model.config.max_positions)
+        )
+
+    @property
+    def micro_batch_size(self) -> int:
+        """Blocks of a micro-batch of its training; 8 where that is not known."""
+        return int(self.recipe_section("batch").get("micro_batch_size", 8))
+
     def recipe_section(self, name: str) -> dict[str, Any]:
         """Return a section of the recipe of its training, upgraded; empty where it is not known."""
         recipe = self.provenance.get("recipe")

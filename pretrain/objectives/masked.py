@@ -90,12 +90,12 @@ class MaskedLM:
         """One term."""
         return {"masked": 1.0}
 
-    def mask(self, ids: Ids, key: Sequence[int]) -> tuple[Ids, Ids]:
-        """Hide some tokens of one block.
+    def mask(self, ids: Ids, key: Key) -> tuple[Ids, Ids]:
+        """Hide some tokens of one block or document.
 
         Args:
             ids: [n], left unchanged.
-            key: (seed, epoch, block), each at least 0.
+            key: of the draw.
 
         Returns:
             The ids with some hidden, [n], and the sorted positions to predict, [m].
@@ -169,13 +169,29 @@ class MaskedLM:
             length: T, to which blocks are padded.
 
         Returns:
-            input_ids [B, T]; document_ids [B, T], 0 for padding, bool where rows are one document;
-            target_positions [M] in the flattened batch and labels [M], M = B * capacity, with label
-            IGNORED at position 0 where unused; and subsets [M] where the blocks have them.
+            As `arrange`, M = B * capacity.
         """
         masked = [self.mask(block.ids, key) for block, key in zip(blocks, keys, strict=True)]
-        capacity = self.capacity(length)
+        return self.arrange(blocks, masked, length)
+
+    def arrange(
+        self, blocks: Sequence[Block], masked: Sequence[tuple[Ids, Ids]], length: int
+    ) -> Arrays:
+        """One micro-batch of tokens that were hidden before.
+
+        Args:
+            blocks: B blocks of at most `length` ids.
+            masked: what `mask` returns, of each block.
+            length: T, to which blocks are padded.
+
+        Returns:
+            input_ids [B, T]; document_ids [B, T], 0 for padding, bool where rows are one document;
+            target_positions [M] in the flattened batch and labels [M], with label IGNORED at
+            position 0 where unused; and subsets [M] where the blocks have them. M is B * capacity,
+            or more where a part of a document has more targets than a block can have.
+        """
         found = [positions for _, positions in masked]
+        capacity = max(self.capacity(length), *map(len, found))
         labels = [block.ids[at] for block, at in zip(blocks, found, strict=True)]
         in_batch = [row * length + at for row, at in enumerate(found)]
         arrays: Arrays = {

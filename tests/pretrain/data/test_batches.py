@@ -109,7 +109,7 @@ def test_each_target_has_the_subset_of_its_document(packing, corpus, objective):
     blocks = SOURCES[packing](Corpus(corpus, "valid"), LENGTH)
     blocks.corpus.__dict__["subsets"] = np.arange(len(blocks.corpus), dtype=np.uint8) % 3
     spread = [number * len(blocks) // 6 for number in range(6)]
-    first = validation_batches(blocks, objective, 6, 2, 0, 1)[0].arrays
+    first = next(validation_batches(blocks, objective, 6, 2, 0, 1)).arrays
     assert (first["labels"] != IGNORED).sum() > 5
     for position, subset, label in zip(
         first["target_positions"], first["subsets"], first["labels"], strict=True
@@ -123,7 +123,7 @@ def test_losses_by_subset_add_up_to_the_loss(validation, objective):
     size = validation.corpus.manifest.vocab_size
     torch.manual_seed(0)
     model = LanguageModel(presets.build("tiny", "zero-clap", size, {})).eval()
-    batch = validation_batches(validation, objective, 4, 4, 0, 1)[0]
+    batch = next(validation_batches(validation, objective, 4, 4, 0, 1))
     tensors = {name: torch.from_numpy(array) for name, array in batch.arrays.items()}
     tensors["subsets"] = torch.arange(len(tensors["labels"])) % 2
     with torch.no_grad():
@@ -323,7 +323,8 @@ def test_validation_reads_the_same_blocks_on_any_number_of_ranks(
 ):
     def labels(ranks):
         parts = [
-            validation_batches(validation, objective, limit, size, r, ranks) for r in range(ranks)
+            list(validation_batches(validation, objective, limit, size, r, ranks))
+            for r in range(ranks)
         ]
         assert len({len(part) for part in parts}) == 1  # ZeRO 3 needs equal numbers of passes
         return sorted(

@@ -8,13 +8,15 @@ import numpy as np
 import pytest
 import torch
 
+from data_prep.corpus import Corpus
 from pretrain import train
 from pretrain.config.run import BatchConfig, FaultConfig, OptimizerConfig
 from pretrain.data.batches import PretrainingBatches
 from pretrain.data.order import Lineage
+from pretrain.data.sources import SOURCES
 from pretrain.engine import engine, optimizers
 from pretrain.engine.distributed import gather
-from pretrain.inference.evaluate import evaluate_lengths
+from pretrain.inference.evaluate import evaluate_blocks, evaluate_lengths, validation_objective
 from pretrain.inference.model_folder import export, load
 from pretrain.loop import TermLoss
 from pretrain.model import presets
@@ -170,8 +172,12 @@ def test_a_run_of_an_objective_that_is_one_line_in_the_registry(
     assert validation["targets"] == sum(t["targets"] for t in validation["terms"].values())
     export(runs[0], tmp_path / "model")
     loaded = load(tmp_path / "model")
-    digest, settings = loaded.tokenizer.digest(), ToyConfig(parity_weight=0.25)
     assert type(loaded.objective) is ToyConfig
-    (found,) = evaluate_lengths(loaded.model, digest, corpus, [64], settings, 2, 6, loaded.packing)
+    valid, settings = Corpus(corpus, "valid"), ToyConfig(parity_weight=0.25)
+    objective = validation_objective(loaded.model, loaded.tokenizer.digest(), valid, settings)
+    found = evaluate_blocks(loaded.model, objective, SOURCES[loaded.packing](valid, 64), 6, 2)
     assert validation["loss"] == pytest.approx(found.total.loss, rel=1e-6)
     assert validation["terms"]["parity"]["targets"] == found.terms["parity"].targets
+    # Some targets are of a block, so they cannot be the same at every length.
+    with pytest.raises(ValueError, match="objective 'toy' cannot draw targets for whole documents"):
+        next(evaluate_lengths(loaded.model, objective, valid, [32, 64]))
