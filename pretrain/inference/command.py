@@ -89,19 +89,22 @@ def evaluate(options: argparse.Namespace) -> None:
     digest = loaded.tokenizer.digest()
     objective = validation_objective(model, digest, corpus, loaded.objective)
     sys.stdout.write(f"{validation_note(loaded.objective)}\n")
+    results: Iterable[Evaluation | Refusal]
     if options.lengths:
         tokens = size * loaded.sequence_length
         lengths = options.lengths
         results = evaluate_lengths(model, objective, corpus, lengths, options.blocks, tokens)
-        documents = len(spread(len(corpus), options.blocks))
-        longest = int(corpus.lengths.max()) + 1
+        documents = spread(len(corpus), options.blocks)
+        longest = int(corpus.lengths[documents].max()) + 1
         sys.stdout.write(
-            f"the same targets at every length, of {documents:,} of {len(corpus):,} documents; the "
-            f"longest document has {longest:,} tokens with <s>\n"
+            f"the same targets at every length, of {len(documents):,} of {len(corpus):,} "
+            f"documents, the longest of {longest:,} tokens with <s>\n"
         )
     else:
         source = SOURCES[options.packing or loaded.packing](corpus, loaded.sequence_length)
-        results = iter([evaluate_blocks(model, objective, source, options.blocks, size)])
+        results = (
+            evaluate_blocks(model, objective, each, options.blocks, size) for each in [source]
+        )
     _show(results, "windows" if options.lengths else "blocks", options.json)
 
 
@@ -116,7 +119,10 @@ def _show(results: Iterable[Evaluation | Refusal], counted: str, output: Path | 
         f"{'length':>8} {counted:>10} {'targets':>12} {'coverage':>9} {'loss':>8} "
         f"{'perplexity':>11} {'accuracy':>9}\n"
     )
-    done, refused = [], []
+    done: list[dict[str, object]] = []
+    refused = []
+    if output:
+        write_json(output, done)  # an error now costs no measurement
     for result in results:
         done.append(dataclasses.asdict(result))
         if isinstance(result, Refusal):

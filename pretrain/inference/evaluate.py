@@ -203,13 +203,14 @@ def evaluate_lengths(
         )
     documents = spread(len(corpus), limit)
     read = int(corpus.lengths[documents].sum())
-    longest_input = model.config.longest_input
+    longest, longest_input = int(corpus.lengths[documents].max()) + 1, model.config.longest_input
     for length in lengths:
         if longest_input and length > longest_input:
             yield Refusal(length, f"the model's learned positions end at {longest_input}")
             continue
         blocks = number_of_windows(corpus, documents, length)
-        batches = window_batches(corpus, objective, documents, length, max(1, tokens // length))
+        row = min(length, longest)
+        batches = window_batches(corpus, objective, documents, row, max(1, tokens // row))
         try:
             scores = _scores(model, objective, batches, corpus, read + blocks, length)
         except torch.OutOfMemoryError as error:
