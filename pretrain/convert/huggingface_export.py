@@ -17,7 +17,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import save_file
+import torch
+from safetensors.torch import save
 
 from data_prep import tokenizer as tokenizers
 from data_prep.files import new_folder, strict_json
@@ -35,6 +36,8 @@ _AUTO_MAP = {
     "AutoModel": f"{_ADAPTER}.ZeroclapModel",
     "AutoModelForMaskedLM": f"{_ADAPTER}.ZeroclapForMaskedLM",
     "AutoModelForSequenceClassification": f"{_ADAPTER}.ZeroclapForSequenceClassification",
+    "AutoModelForTokenClassification": f"{_ADAPTER}.ZeroclapForTokenClassification",
+    "AutoModelForQuestionAnswering": f"{_ADAPTER}.ZeroclapForQuestionAnswering",
 }
 _SPECIAL_TOKENS = {
     "bos_token": "<s>",
@@ -76,7 +79,8 @@ def write(folder: Path, contents: ModelContents, head: str | None = None) -> lis
         settings = _roberta_settings(contents.config, classifier)
     else:
         names = layout.own_names(weights)
-        settings = _own_settings(contents.config, classifier)
+        masks = _mask_ids(contents)
+        settings = _own_settings(contents.config, classifier, masks)
     if classifier is not None:
         settings |= _label_settings(classifier) | {"classifier_name": head}
     settings |= {**_SPECIAL_IDS, "dtype": "float32", "provenance": dict(contents.provenance)}
@@ -84,8 +88,13 @@ def write(folder: Path, contents: ModelContents, head: str | None = None) -> lis
     if plain:
         row = contents.weights[layout.POSITIONS].new_zeros(1, contents.config.hidden_size)
         tensors[layout.TOKEN_TYPES] = row
+    else:
+        for name in layout.BY_TOKEN & tensors.keys():
+            empty = tensors[name].new_zeros(len(masks), *tensors[name].shape[1:])
+            tensors[name] = torch.cat([tensors[name], empty])
     with new_folder(folder) as partial:
-        save_file(tensors, str(partial / "model.safetensors"), metadata={"format": "pt"})
+        # Not save_file, which lets nobody but the owner read what it writes.
+        (partial / "model.safetensors").write_bytes(save(tensors, metadata={"format": "pt"}))
         write_json(partial / "config.json", settings)
         if contents.vocabulary is not None:
             _write_tokenizer(partial, contents.vocabulary, contents.config)
@@ -132,7 +141,18 @@ def _roberta_settings(config: ModelConfig, head: ClassificationConfig | None) ->
     }
 
 
-def _own_settings(config: ModelConfig, head: ClassificationConfig | None) -> dict[str, Any]:
+def _mask_ids(contents: ModelContents) -> list[int]:
+    """Return the ids that mean the mask and have no row: `<mask>`, and tokens without a row."""
+    config, vocabulary = contents.config, contents.vocabulary
+    if config.mask_embedding == "row":
+        return []
+    last = config.vocab_size if vocabulary is None else vocabulary.mask_id
+    return list(range(config.vocab_size, last + 1))
+
+
+def _own_settings(
+    config: ModelConfig, head: ClassificationConfig | None, masks: list[int]
+) -> dict[str, Any]:
     task = "AutoModelForMaskedLM" if head is None else "AutoModelForSequenceClassification"
     pooling = {}
     if head is not None:
@@ -142,6 +162,9 @@ def _own_settings(config: ModelConfig, head: ClassificationConfig | None) -> dic
         "architectures": [_AUTO_MAP[task].removeprefix(f"{_ADAPTER}.")],
         "auto_map": _AUTO_MAP,
         **config.to_dict(),
+        # transformers counts on a row for every id of the tokenizer.
+        "vocab_size": config.vocab_size + len(masks),
+        "mask_token_ids": masks,
         "architecture_fields": sorted(config.to_dict()),
         **pooling,
     }

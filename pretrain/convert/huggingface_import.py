@@ -72,9 +72,12 @@ def read(folder: Path) -> ModelContents:
         heads = _classification_heads(settings) if dense in theirs else {}
     except ValueError as error:
         raise ValueError(f"{config_file}: {error}") from None
-    take = _roberta_weights if kind == "roberta" else _own_weights
+    empty = empty_weights(config, heads)
     try:
-        weights = take(theirs, empty_weights(config, heads), notes)
+        if kind == "roberta":
+            weights = _roberta_weights(theirs, empty, notes)
+        else:
+            weights = _own_weights(theirs, empty, settings, notes)
     except ValueError as error:
         raise ValueError(f"{file}: {error}") from None
     vocabulary = _read_vocabulary(folder, config, notes)
@@ -167,7 +170,22 @@ def _own_config(settings: Mapping[str, Any]) -> ModelConfig:
     if not isinstance(listed, list):
         raise ValueError(f"architecture_fields is {listed!r}; accepted: a list of names")
     names |= {str(name) for name in listed}
-    return ModelConfig.from_dict({name: settings[name] for name in names if name in settings})
+    values = {name: settings[name] for name in names if name in settings}
+    # Exports of earlier versions have no such rows.
+    rows, masks = values.get("vocab_size"), settings.get("mask_token_ids")
+    if rows is not None and masks:
+        first = masks[0] if isinstance(masks, list) else None
+        if (
+            not isinstance(rows, int)
+            or not isinstance(first, int)
+            or masks != [*range(first, rows)]
+        ):
+            raise ValueError(
+                f"mask_token_ids is {masks!r} with {rows!r} rows; accepted: the last ids, since "
+                "`<mask>` has the last id of a vocabulary here"
+            )
+        values["vocab_size"] = first
+    return ModelConfig.from_dict(values)
 
 
 def _classification_heads(settings: Mapping[str, Any]) -> dict[str, ClassificationConfig]:
@@ -201,8 +219,15 @@ def _labels(listed: object) -> tuple[str, ...]:
     return tuple(str(listed[index]) for index in expected)
 
 
-def _own_weights(theirs: Weights, empty: Weights, notes: list[str]) -> dict[str, Tensor]:
-    return _with_head(theirs, layout.own_names(empty), empty, notes)
+def _own_weights(
+    theirs: Weights, empty: Weights, settings: Mapping[str, Any], notes: list[str]
+) -> dict[str, Tensor]:
+    masks = len(settings.get("mask_token_ids", []))
+    trained = {
+        name: weight[: len(weight) - masks] if name in layout.BY_TOKEN else weight
+        for name, weight in theirs.items()
+    }
+    return _with_head(trained, layout.own_names(empty), empty, notes)
 
 
 def _roberta_weights(theirs: Weights, empty: Weights, notes: list[str]) -> dict[str, Tensor]:

@@ -13,6 +13,8 @@ CLASSIFIER = "classifier"
 """transformers' attribute, and our name of a head if its folder has none."""
 POSITIONS = "encoder.embeddings.positions.table.weight"
 TOKEN_TYPES = "roberta.embeddings.token_type_embeddings.weight"
+BY_TOKEN = {"encoder.embeddings.tokens.weight", "head.bias"}
+"""Weights of our own export that have one row for each id."""
 UNUSED_POSITIONS = 2
 """Rows of the position table that no token reads, in both forms; transformers counts them."""
 

@@ -2,34 +2,41 @@
 
 transformers copies this file and those that it imports into one folder, so the export makes the
 imports of `pretrain.model` relative, and changes nothing else. The weights have the same names as
-in a model folder; those of a classification head begin with `classifier.`.
+in a model folder; those of a classification head begin with `classifier.`. Where the mask is the
+zero vector, the table has a row of zeros for it, so that every id of the tokenizer has a row.
+
+Order: the config, what all models share, the encoder, then one class for each task.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import (
     BaseModelOutput,
     MaskedLMOutput,
+    QuestionAnsweringModelOutput,
     SequenceClassifierOutput,
+    TokenClassifierOutput,
 )
 from transformers.utils.generic import ModelOutput
 
 # The unused imports are for transformers 4, which copies only the files that this file imports
 # itself.
-from pretrain.model.attention import SelfAttention  # noqa: F401
+from pretrain.model.attention import AttentionContext, dense_bias, uses_tiles
 from pretrain.model.config import ClassificationConfig, ModelConfig
-from pretrain.model.embeddings import Embeddings  # noqa: F401
+from pretrain.model.embeddings import TokenEmbedding
 from pretrain.model.flex import FlexBias  # noqa: F401
 from pretrain.model.heads import ClapHead, ClassificationHead, RobertaHead, build_head
 from pretrain.model.init import STANDARD_DEVIATION
 from pretrain.model.layers import EncoderLayer
 from pretrain.model.masks import same_document  # noqa: F401
-from pretrain.model.positions import LearnedPositions  # noqa: F401
+from pretrain.model.positions import token_positions
 from pretrain.model.stacks import Encoder
 from pretrain.model.tiled_attention import tiled_attention  # noqa: F401
 
@@ -49,11 +56,20 @@ class ZeroclapConfig(PretrainedConfig):
     def __init__(
         self,
         vocab_size: int = 50265,
+        mask_token_ids: Sequence[int] = (),
         classifier_pooling: str = "first",
         classifier_dropout: float = 0.0,
         **values: Any,  # noqa: ANN401 - whatever a config.json holds
     ) -> None:
         """Take the architecture from `values`; missing fields have the defaults of ModelConfig.
+
+        Args:
+            vocab_size: rows of the token table, those of `mask_token_ids` included.
+            mask_token_ids: with `mask_embedding` "zero", the ids that mean the mask. Their rows are
+                zero and get no gradient, and their logits are the lowest number.
+            classifier_pooling: what a sequence classifier reads, one of POOLINGS.
+            classifier_dropout: of all classifiers.
+            **values: fields of ModelConfig and of PretrainedConfig.
 
         Raises:
             ValueError: a field has a value that is not accepted.
@@ -64,6 +80,14 @@ class ZeroclapConfig(PretrainedConfig):
         architecture = ModelConfig(**{**fields, "vocab_size": vocab_size})
         for name, value in architecture.to_dict().items():
             setattr(self, name, value)
+        self.mask_token_ids = list(mask_token_ids)
+        is_zero = architecture.mask_embedding == "zero"
+        if is_zero != bool(mask_token_ids) or any(id >= vocab_size for id in mask_token_ids):
+            raise ValueError(
+                f"mask_token_ids: {self.mask_token_ids} is not accepted; with mask_embedding "
+                f"{architecture.mask_embedding!r} it must be "
+                + (f"the ids of the mask, below {vocab_size}" if is_zero else "empty")
+            )
         self.classifier_pooling = classifier_pooling
         self.classifier_dropout = classifier_dropout
         self.initializer_range = given.pop("initializer_range", STANDARD_DEVIATION)
@@ -77,21 +101,40 @@ class ZeroclapConfig(PretrainedConfig):
 
 
 class ZeroclapPreTrainedModel(PreTrainedModel):
-    """An encoder, with what transformers asks of a model."""
+    """What transformers asks of every model."""
 
     config_class = ZeroclapConfig
-    base_model_prefix = "zeroclap"
+    base_model_prefix = "encoder"
+    supports_gradient_checkpointing = True
     _no_split_modules = [EncoderLayer.__name__]
     _supports_sdpa = True
 
-    def __init__(self, config: ZeroclapConfig) -> None:
-        """Make an encoder; `post_init` of a subclass draws the weights, after making the heads."""
-        super().__init__(config)
-        self.encoder = Encoder(config.architecture())
-
     def get_input_embeddings(self) -> nn.Module:
-        """Return the token embedding; the head over the vocabulary reads the same weight."""
-        return self.encoder.embeddings.tokens
+        """Return the token table; the head over the vocabulary reads the same weight."""
+        return self.base_model.embeddings.tokens
+
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        """Replace the token table."""
+        self.base_model.embeddings.tokens = value
+
+    def resize_token_embeddings(
+        self,
+        new_num_tokens: int | None = None,
+        pad_to_multiple_of: int | None = None,
+        mean_resizing: bool = True,
+    ) -> nn.Module:
+        """Add or remove rows at the end of the token table; see transformers' documentation.
+
+        Raises:
+            ValueError: a row of the mask would be removed.
+        """
+        last_mask = max(self.config.mask_token_ids, default=-1)
+        if new_num_tokens is not None and new_num_tokens <= last_mask:
+            raise ValueError(
+                f"{new_num_tokens} rows: id {last_mask} is the mask; accepted: more than "
+                f"{last_mask} rows"
+            )
+        return super().resize_token_embeddings(new_num_tokens, pad_to_multiple_of, mean_resizing)
 
     def _init_weights(self, module: nn.Module) -> None:
         # Only through torch.nn.init, which transformers guards so that loaded weights stay.
@@ -100,18 +143,9 @@ class ZeroclapPreTrainedModel(PreTrainedModel):
             nn.init.zeros_(module.bias)
         elif isinstance(module, ClapHead):
             nn.init.constant_(module.beta, self.config.initial_beta)
-
-    def _encode(
-        self, input_ids: Tensor, attention_mask: Tensor | None, output_hidden_states: bool | None
-    ) -> tuple[Tensor, tuple[Tensor, ...] | None]:
-        """Return features [B, T, D], and all N + 1 hidden states if they are requested."""
-        mask = None if attention_mask is None else attention_mask.bool()
-        if output_hidden_states is None:
-            output_hidden_states = self.config.output_hidden_states
-        if not output_hidden_states:
-            return self.encoder(input_ids, mask), None
-        states = self.encoder.hidden_states(input_ids, mask)
-        return states[-1], tuple(states)
+        elif isinstance(module, TokenEmbedding):
+            for id in self.config.mask_token_ids:
+                nn.init.zeros_(module.weight[id])
 
     def _answer(self, output: ModelOutput, return_dict: bool | None) -> Answer:
         if return_dict is None:
@@ -120,69 +154,199 @@ class ZeroclapPreTrainedModel(PreTrainedModel):
 
 
 class ZeroclapModel(ZeroclapPreTrainedModel):
-    """Token ids to features."""
+    """Token ids to features. Its parts are those of `Encoder`, under the same names."""
 
-    _keys_to_ignore_on_load_unexpected = [r"^head\.", r"^classifier\."]
+    _keys_to_ignore_on_load_unexpected = [r"^head\.", r"^classifier\.", r"^qa_outputs\."]
 
     def __init__(self, config: ZeroclapConfig) -> None:
         """Make the encoder."""
         super().__init__(config)
+        encoder = Encoder(config.architecture())
+        self.embeddings, self.layers = encoder.embeddings, encoder.layers
+        self.rotation, self.score_bias = encoder.rotation, encoder.score_bias
+        self.gradient_checkpointing = False
         self.post_init()
 
     def forward(
         self,
-        input_ids: Tensor,
+        input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
     ) -> Answer:
-        """[B, T] ids and a [B, T] mask (nonzero for real tokens; None: all) to [B, T, D]."""
-        features, states = self._encode(input_ids, attention_mask, output_hidden_states)
-        output = BaseModelOutput(last_hidden_state=features, hidden_states=states)
-        return self._answer(output, return_dict)
-
-
-class ZeroclapForMaskedLM(ZeroclapPreTrainedModel):
-    """Token ids to logits over the vocabulary.
-
-    Where the mask is the zero vector, its id has neither a row nor a logit.
-    """
-
-    _keys_to_ignore_on_load_unexpected = [r"^classifier\."]
-
-    def __init__(self, config: ZeroclapConfig) -> None:
-        """Make the encoder and the head that `config` names."""
-        super().__init__(config)
-        self.head = build_head(config.architecture())
-        self.post_init()
-
-    def forward(
-        self,
-        input_ids: Tensor,
-        attention_mask: Tensor | None = None,
-        labels: Tensor | None = None,
-        output_hidden_states: bool | None = None,
-        return_dict: bool | None = None,
-    ) -> Answer:
-        """Compute the logits of every token, and their loss.
+        """Compute the features of every token. The other classes take the same arguments.
 
         Args:
             input_ids: [B, T].
             attention_mask: [B, T], nonzero for real tokens; None where all are.
-            labels: [B, T] ids to predict, -100 where there is none; the loss is the mean.
-            output_hidden_states: whether to return the hidden states of all layers.
+            token_type_ids: [B, T], all zero, since the model knows one type of token; or None.
+            inputs_embeds: [B, T, D] in place of `input_ids`, rows of the token table.
+            output_attentions: whether to return the attention weights, N x [B, H, T, T].
+            output_hidden_states: whether to return the N + 1 hidden states, [B, T, D].
             return_dict: False for a plain tuple.
+
+        Returns:
+            Features [B, T, D].
+
+        Raises:
+            ValueError: both or neither of `input_ids` and `inputs_embeds` are given, the mask has
+                another shape than the ids, or a token type is not zero.
+        """
+        _refuse_token_types(token_type_ids)
+        vectors, is_mask = self._vectors(input_ids, inputs_embeds)
+        mask = None if attention_mask is None else attention_mask.bool()
+        if mask is not None and mask.shape != vectors.shape[:2]:
+            raise ValueError(
+                f"attention_mask: {list(mask.shape)} is not accepted; it must be "
+                f"{list(vectors.shape[:2])}, nonzero for real tokens"
+            )
+        positions = token_positions(mask, vectors.shape[1], vectors.device)
+        if mask is not None:
+            positions = (positions - _first(mask)).clamp(min=0)
+        if output_attentions is None:
+            output_attentions = self.config.output_attentions
+        if output_hidden_states is None:
+            output_hidden_states = self.config.output_hidden_states
+        eager = output_attentions or self.config._attn_implementation == "eager"
+        x = self.embeddings.from_vectors(vectors, is_mask, positions, mask)
+        context = self._context(x, positions, mask, [] if eager else None)
+        states = [x]
+        for layer in self.layers:
+            x = self._run(layer, x, context)
+            if output_hidden_states:
+                states.append(x)
+        output = BaseModelOutput(
+            last_hidden_state=x,
+            hidden_states=tuple(states) if output_hidden_states else None,
+            attentions=tuple(context.weights or ()) if output_attentions else None,
+        )
+        return self._answer(output, return_dict)
+
+    def _vectors(
+        self, input_ids: Tensor | None, inputs_embeds: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return rows of the token table, [B, T, D], and which of them are the mask, [B, T]."""
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError("accepted: either input_ids or inputs_embeds")
+        has_zero = bool(self.config.mask_token_ids)
+        if input_ids is None:
+            return inputs_embeds, ~inputs_embeds.any(-1) if has_zero else None
+        vectors = self.embeddings.tokens(input_ids)
+        if not has_zero:
+            return vectors, None
+        ids = torch.tensor(self.config.mask_token_ids, device=input_ids.device)
+        return vectors, (input_ids[..., None] == ids).any(-1)
+
+    def _context(
+        self, x: Tensor, positions: Tensor, mask: Tensor | None, weights: list[Tensor] | None
+    ) -> AttentionContext:
+        rotation = None if self.rotation is None else self.rotation(positions)
+        scores = None if self.score_bias is None else self.score_bias(x.device)
+        dropout = self.config.attention_dropout if self.training else 0.0
+        tiled = weights is None and uses_tiles(x, dropout)
+        bias = dense_bias(scores, mask, self.config.num_heads, x, tiled)
+        return AttentionContext(bias, rotation, weights)
+
+    def _run(self, layer: nn.Module, x: Tensor, context: AttentionContext) -> Tensor:
+        if self.gradient_checkpointing and self.training:
+            return self._gradient_checkpointing_func(layer.__call__, x, context)
+        return layer(x, context)
+
+
+def _refuse_token_types(token_type_ids: Tensor | None) -> None:
+    if token_type_ids is None or torch.compiler.is_compiling():
+        return
+    if token_type_ids.any():
+        raise ValueError(
+            "token_type_ids: the model knows one type of token; accepted: zeros, or None"
+        )
+
+
+def _first(mask: Tensor) -> Tensor:
+    """Return the place of the first real token of each row, [B, 1]: padding may be on the left."""
+    return mask.int().argmax(dim=1, keepdim=True)
+
+
+class ZeroclapForMaskedLM(ZeroclapPreTrainedModel):
+    """Token ids to logits over the vocabulary."""
+
+    _keys_to_ignore_on_load_unexpected = [r"^classifier\.", r"^qa_outputs\."]
+    # Trainer then passes the number of targets of all micro-batches of a step.
+    accepts_loss_kwargs = True
+
+    def __init__(self, config: ZeroclapConfig) -> None:
+        """Make the encoder and the head that `config` names."""
+        super().__init__(config)
+        self.encoder = ZeroclapModel(config)
+        self.head = build_head(config.architecture())
+        self.post_init()
+
+    def resize_token_embeddings(
+        self,
+        new_num_tokens: int | None = None,
+        pad_to_multiple_of: int | None = None,
+        mean_resizing: bool = True,
+    ) -> nn.Module:
+        """Add or remove rows of the token table and logits; a new logit has the bias 0.
+
+        Raises:
+            ValueError: a row of the mask would be removed.
+        """
+        tokens = super().resize_token_embeddings(new_num_tokens, pad_to_multiple_of, mean_resizing)
+        rows = self.config.vocab_size
+        if isinstance(self.head, ClapHead):
+            self.head.vocab_size = rows
+        else:
+            bias = self.head.bias
+            grown = nn.functional.pad(bias.data, (0, rows - len(bias)))
+            self.head.bias = nn.Parameter(grown, requires_grad=bias.requires_grad)
+        return tokens
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
+        num_items_in_batch: Tensor | int | None = None,
+    ) -> Answer:
+        """Compute the logits of every token, and their loss.
+
+        Args:
+            labels: [B, T] ids to predict, -100 where there is none. The loss is their mean.
+            num_items_in_batch: divide the sum of the losses by this number instead.
 
         Returns:
             Logits [B, T, V].
         """
-        features, states = self._encode(input_ids, attention_mask, output_hidden_states)
-        logits = self.head(features, self.encoder.embeddings.tokens.weight)
+        outputs = self.encoder(
+            input_ids,
+            attention_mask,
+            token_type_ids,
+            inputs_embeds,
+            output_attentions,
+            output_hidden_states,
+            return_dict=True,
+        )
+        logits = self.head(outputs.last_hidden_state, self.get_input_embeddings().weight)
+        if ids := self.config.mask_token_ids:
+            hidden = torch.tensor(ids, device=logits.device)
+            logits = logits.index_fill(-1, hidden, torch.finfo(logits.dtype).min)
         loss = None
         if labels is not None:
-            loss = self.loss_function(logits, labels, self.config.vocab_size)
-        output = MaskedLMOutput(loss=loss, logits=logits, hidden_states=states)
-        return self._answer(output, return_dict)
+            loss = self.loss_function(
+                logits, labels, self.config.vocab_size, num_items_in_batch=num_items_in_batch
+            )
+        return self._answer(
+            MaskedLMOutput(loss, logits, outputs.hidden_states, outputs.attentions), return_dict
+        )
 
 
 class ZeroclapForSequenceClassification(ZeroclapPreTrainedModel):
@@ -194,6 +358,7 @@ class ZeroclapForSequenceClassification(ZeroclapPreTrainedModel):
         """Make the encoder and a head of `config.num_labels` classes."""
         super().__init__(config)
         self.num_labels = config.num_labels
+        self.encoder = ZeroclapModel(config)
         head = ClassificationConfig(
             config.num_labels or 0,  # 0 is refused
             pooling=config.classifier_pooling,
@@ -204,30 +369,144 @@ class ZeroclapForSequenceClassification(ZeroclapPreTrainedModel):
 
     def forward(
         self,
-        input_ids: Tensor,
+        input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
+        output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
     ) -> Answer:
         """Compute the logits of every row, and their loss.
 
         Args:
-            input_ids: [B, T].
-            attention_mask: [B, T], nonzero for real tokens; None where all are.
             labels: [B] classes, or numbers for a regression; `config.problem_type` says which
                 loss.
-            output_hidden_states: whether to return the hidden states of all layers.
-            return_dict: False for a plain tuple.
 
         Returns:
             Logits [B, C].
         """
-        features, states = self._encode(input_ids, attention_mask, output_hidden_states)
+        outputs = self.encoder(
+            input_ids,
+            attention_mask,
+            token_type_ids,
+            inputs_embeds,
+            output_attentions,
+            output_hidden_states,
+            return_dict=True,
+        )
+        features = outputs.last_hidden_state
         mask = None if attention_mask is None else attention_mask.bool()
+        if mask is not None and self.config.classifier_pooling == "first":
+            features = features.take_along_dim(_first(mask)[..., None], dim=1)
         logits = self.classifier(features, mask)
+        loss = None if labels is None else self.loss_function(labels, logits, self.config)
+        return self._answer(
+            SequenceClassifierOutput(loss, logits, outputs.hidden_states, outputs.attentions),
+            return_dict,
+        )
+
+
+class ZeroclapForTokenClassification(ZeroclapPreTrainedModel):
+    """Token ids to the logits of classes of every token."""
+
+    _keys_to_ignore_on_load_unexpected = [r"^head\."]
+
+    def __init__(self, config: ZeroclapConfig) -> None:
+        """Make the encoder and a projection to `config.num_labels` classes."""
+        super().__init__(config)
+        self.num_labels = config.num_labels
+        self.encoder = ZeroclapModel(config)
+        self.dropout = nn.Dropout(config.classifier_dropout)
+        self.classifier = nn.Linear(config.hidden_size, config.num_labels)
+        self.post_init()
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
+    ) -> Answer:
+        """Compute the logits of every token, and their loss.
+
+        Args:
+            labels: [B, T] classes, -100 where there is none.
+
+        Returns:
+            Logits [B, T, C].
+        """
+        outputs = self.encoder(
+            input_ids,
+            attention_mask,
+            token_type_ids,
+            inputs_embeds,
+            output_attentions,
+            output_hidden_states,
+            return_dict=True,
+        )
+        logits = self.classifier(self.dropout(outputs.last_hidden_state))
+        loss = None if labels is None else self.loss_function(logits, labels, self.config)
+        return self._answer(
+            TokenClassifierOutput(loss, logits, outputs.hidden_states, outputs.attentions),
+            return_dict,
+        )
+
+
+class ZeroclapForQuestionAnswering(ZeroclapPreTrainedModel):
+    """Token ids to the logits of the first and the last token of an answer."""
+
+    _keys_to_ignore_on_load_unexpected = [r"^head\.", r"^classifier\."]
+
+    def __init__(self, config: ZeroclapConfig) -> None:
+        """Make the encoder and a projection to two numbers."""
+        super().__init__(config)
+        self.encoder = ZeroclapModel(config)
+        self.qa_outputs = nn.Linear(config.hidden_size, 2)
+        self.post_init()
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        start_positions: Tensor | None = None,
+        end_positions: Tensor | None = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
+    ) -> Answer:
+        """Compute two logits for every token, and their loss.
+
+        Args:
+            start_positions: [B], the place of the first token of the answer.
+            end_positions: [B], the place of its last token.
+
+        Returns:
+            Two tensors of logits, [B, T] each.
+        """
+        outputs = self.encoder(
+            input_ids,
+            attention_mask,
+            token_type_ids,
+            inputs_embeds,
+            output_attentions,
+            output_hidden_states,
+            return_dict=True,
+        )
+        start, end = self.qa_outputs(outputs.last_hidden_state).unbind(-1)
         loss = None
-        if labels is not None:
-            loss = self.loss_function(labels, logits, self.config)
-        output = SequenceClassifierOutput(loss=loss, logits=logits, hidden_states=states)
-        return self._answer(output, return_dict)
+        if start_positions is not None and end_positions is not None:
+            loss = self.loss_function(start, end, start_positions, end_positions)
+        return self._answer(
+            QuestionAnsweringModelOutput(
+                loss, start, end, outputs.hidden_states, outputs.attentions
+            ),
+            return_dict,
+        )

@@ -147,7 +147,7 @@ def save(folder: Path, contents: ModelContents) -> None:
     Raises:
         ValueError: the folder is not empty.
     """
-    from safetensors.torch import save_file
+    from safetensors import torch as safetensors
 
     vocabulary = contents.vocabulary
     weights = {name: tensor.contiguous() for name, tensor in contents.weights.items()}
@@ -161,7 +161,8 @@ def save(folder: Path, contents: ModelContents) -> None:
         provenance=dict(contents.provenance),
     )
     with new_folder(folder) as partial:
-        save_file(weights, str(partial / "model.safetensors"))
+        # Not save_file, which lets nobody but the owner read what it writes.
+        (partial / "model.safetensors").write_bytes(safetensors.save(weights))
         if vocabulary:
             vocabulary.save(partial / "tokenizer.json")
         write_json(partial / "model.json", dataclasses.asdict(description))

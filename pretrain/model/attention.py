@@ -29,6 +29,9 @@ class AttentionContext:
     bias: AttentionBias = None
     rotation: Rotation | None = None
     """Applied to queries and keys; None where positions do not act on them."""
+    weights: list[Tensor] | None = None
+    """Where each layer appends its attention weights, [B, H, T, T], before dropout. None where they
+    are not wanted: no fused kernel returns them. The bias must be one tensor, or None."""
 
 
 class SelfAttention(nn.Module):
@@ -74,6 +77,12 @@ def attend(qkv: Tensor, context: AttentionContext, dropout: float) -> Tensor:
     query, key, value = qkv.permute(2, 0, 3, 1, 4)  # each [B, H, T, K]
     if isinstance(bias, FlexBias):
         return flex_attend(query, key, value, bias).transpose(1, 2)
+    if context.weights is not None:
+        scores = query @ key.transpose(2, 3) * query.shape[-1] ** -0.5
+        scores = scores if bias is None else scores + bias
+        weights = scores.softmax(-1, dtype=torch.float32).to(query.dtype)
+        context.weights.append(weights)
+        return (F.dropout(weights, dropout) @ value).transpose(1, 2)
     mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=bias, dropout_p=dropout)
     return mixed.transpose(1, 2)
 

@@ -64,7 +64,27 @@ class Embeddings(nn.Module):
             input_ids = input_ids.clamp(max=self.config.vocab_size - 1)
         else:
             is_mask = None
-        x: Tensor = self.tokens(input_ids)
+        positions = token_positions(document_ids, input_ids.shape[1], input_ids.device)
+        return self.from_vectors(self.tokens(input_ids), is_mask, positions, document_ids)
+
+    def from_vectors(
+        self,
+        x: Tensor,
+        is_mask: Tensor | None,
+        positions: Tensor,
+        document_ids: Tensor | None,
+    ) -> Tensor:
+        """Everything but the look-up.
+
+        Args:
+            x: [B, T, D], rows of the token table.
+            is_mask: bool [B, T], True where the vector is to be zero; None: nowhere.
+            positions: [T] or [B, T], counted from 0.
+            document_ids: [B, T] or None, see the package's docstring.
+
+        Returns:
+            [B, T, D]
+        """
         if self.config.normalize_embeddings:
             x = F.normalize(x, dim=-1, eps=smallest_length(x.dtype))
         if is_mask is not None:
@@ -72,8 +92,7 @@ class Embeddings(nn.Module):
             x = x.masked_fill(is_mask[..., None], 0.0)
         x = x * self.config.scale
         if self.positions is not None:
-            places = token_positions(document_ids, input_ids.shape[1], x.device)
-            x = x + self.positions(places).to(x.dtype)
+            x = x + self.positions(positions).to(x.dtype)
         if self.norm is not None:
             x = self.norm(x)
         x = self.dropout(x)

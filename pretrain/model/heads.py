@@ -52,7 +52,8 @@ class ClapHead(nn.Module):
             lengths = torch.linalg.vector_norm(embedding, dim=-1)
             lengths = lengths.clamp(min=smallest_length(embedding.dtype))
             # Divide the smaller of [V, D] and [M, V], because the backward pass reads it again.
-            if len(features) > features.shape[-1]:
+            # An exported program has one of the two for batches of all sizes.
+            if not torch.compiler.is_exporting() and len(features) > features.shape[-1]:
                 embedding, lengths = embedding / lengths[:, None], None
         logits = F.linear(features, embedding)
         if lengths is not None:
