@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import (
     BaseModelOutput,
     MaskedLMOutput,
@@ -30,14 +31,13 @@ from transformers.utils.generic import ModelOutput
 # itself.
 from pretrain.model.attention import AttentionContext, dense_bias, uses_tiles
 from pretrain.model.config import ClassificationConfig, ModelConfig
-from pretrain.model.embeddings import TokenEmbedding
+from pretrain.model.embeddings import Embeddings, TokenEmbedding
 from pretrain.model.flex import FlexBias  # noqa: F401
 from pretrain.model.heads import ClapHead, ClassificationHead, RobertaHead, build_head
 from pretrain.model.init import STANDARD_DEVIATION
 from pretrain.model.layers import EncoderLayer
 from pretrain.model.masks import same_document  # noqa: F401
-from pretrain.model.positions import token_positions
-from pretrain.model.stacks import Encoder
+from pretrain.model.positions import position_module, token_positions
 from pretrain.model.tiled_attention import tiled_attention  # noqa: F401
 
 Answer = ModelOutput | tuple[Any, ...]
@@ -77,27 +77,36 @@ class ZeroclapConfig(PretrainedConfig):
         given = {self.attribute_map.get(name, name): value for name, value in values.items()}
         names = {field.name for field in dataclasses.fields(ModelConfig)}
         fields = {name: given.pop(name) for name in names & given.keys()}
-        architecture = ModelConfig(**{**fields, "vocab_size": vocab_size})
-        for name, value in architecture.to_dict().items():
+        for name, value in ModelConfig(**{**fields, "vocab_size": vocab_size}).to_dict().items():
             setattr(self, name, value)
         self.mask_token_ids = list(mask_token_ids)
-        is_zero = architecture.mask_embedding == "zero"
-        if is_zero != bool(mask_token_ids) or any(id >= vocab_size for id in mask_token_ids):
-            raise ValueError(
-                f"mask_token_ids: {self.mask_token_ids} is not accepted; with mask_embedding "
-                f"{architecture.mask_embedding!r} it must be "
-                + (f"the ids of the mask, below {vocab_size}" if is_zero else "empty")
-            )
         self.classifier_pooling = classifier_pooling
         self.classifier_dropout = classifier_dropout
         self.initializer_range = given.pop("initializer_range", STANDARD_DEVIATION)
         super().__init__(**given)
+        self.architecture()
 
     def architecture(self) -> ModelConfig:
-        """Return the fields that decide what the model computes."""
+        """Return the fields that decide what the model computes.
+
+        Raises:
+            ValueError: a field has a value that is not accepted.
+        """
+        ids, rows = self.mask_token_ids, self.vocab_size
+        is_zero = self.mask_embedding == "zero"
+        if is_zero != bool(ids) or any(id >= rows for id in ids):
+            accepted = f"the ids of the mask, below {rows}" if is_zero else "empty"
+            raise ValueError(
+                f"mask_token_ids: {ids} is not accepted; with mask_embedding "
+                f"{self.mask_embedding!r} it must be {accepted}"
+            )
         return ModelConfig.from_dict(
             {field.name: getattr(self, field.name) for field in dataclasses.fields(ModelConfig)}
         )
+
+
+class ZeroclapLayer(GradientCheckpointingLayer, EncoderLayer):  # type: ignore[misc]
+    """A layer that transformers can tell to recompute its activations."""
 
 
 class ZeroclapPreTrainedModel(PreTrainedModel):
@@ -106,7 +115,7 @@ class ZeroclapPreTrainedModel(PreTrainedModel):
     config_class = ZeroclapConfig
     base_model_prefix = "encoder"
     supports_gradient_checkpointing = True
-    _no_split_modules = [EncoderLayer.__name__]
+    _no_split_modules = [ZeroclapLayer.__name__]
     _supports_sdpa = True
 
     def get_input_embeddings(self) -> nn.Module:
@@ -154,17 +163,18 @@ class ZeroclapPreTrainedModel(PreTrainedModel):
 
 
 class ZeroclapModel(ZeroclapPreTrainedModel):
-    """Token ids to features. Its parts are those of `Encoder`, under the same names."""
+    """Token ids to features. Its parts are those of `stacks.Encoder`, under the same names."""
 
     _keys_to_ignore_on_load_unexpected = [r"^head\.", r"^classifier\.", r"^qa_outputs\."]
 
     def __init__(self, config: ZeroclapConfig) -> None:
         """Make the encoder."""
         super().__init__(config)
-        encoder = Encoder(config.architecture())
-        self.embeddings, self.layers = encoder.embeddings, encoder.layers
-        self.rotation, self.score_bias = encoder.rotation, encoder.score_bias
-        self.gradient_checkpointing = False
+        ours = config.architecture()
+        self.embeddings = Embeddings(ours)
+        self.rotation = position_module(ours.method.rotation, ours)
+        self.score_bias = position_module(ours.method.score_bias, ours)
+        self.layers = nn.ModuleList(ZeroclapLayer(ours) for _ in range(ours.num_layers))
         self.post_init()
 
     def forward(
@@ -215,7 +225,7 @@ class ZeroclapModel(ZeroclapPreTrainedModel):
         context = self._context(x, positions, mask, [] if eager else None)
         states = [x]
         for layer in self.layers:
-            x = self._run(layer, x, context)
+            x = layer(x, context)
             if output_hidden_states:
                 states.append(x)
         output = BaseModelOutput(
@@ -249,11 +259,6 @@ class ZeroclapModel(ZeroclapPreTrainedModel):
         tiled = weights is None and uses_tiles(x, dropout)
         bias = dense_bias(scores, mask, self.config.num_heads, x, tiled)
         return AttentionContext(bias, rotation, weights)
-
-    def _run(self, layer: nn.Module, x: Tensor, context: AttentionContext) -> Tensor:
-        if self.gradient_checkpointing and self.training:
-            return self._gradient_checkpointing_func(layer.__call__, x, context)
-        return layer(x, context)
 
 
 def _refuse_token_types(token_type_ids: Tensor | None) -> None:
@@ -317,14 +322,10 @@ class ZeroclapForMaskedLM(ZeroclapPreTrainedModel):
         return_dict: bool | None = None,
         num_items_in_batch: Tensor | int | None = None,
     ) -> Answer:
-        """Compute the logits of every token, and their loss.
+        """Compute the logits of every token, [B, T, V], and their loss.
 
-        Args:
-            labels: [B, T] ids to predict, -100 where there is none. The loss is their mean.
-            num_items_in_batch: divide the sum of the losses by this number instead.
-
-        Returns:
-            Logits [B, T, V].
+        `labels` are [B, T] ids to predict, -100 where there is none. The loss is the mean over
+        them; with `num_items_in_batch`, their sum divided by this number.
         """
         outputs = self.encoder(
             input_ids,
@@ -378,14 +379,10 @@ class ZeroclapForSequenceClassification(ZeroclapPreTrainedModel):
         output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
     ) -> Answer:
-        """Compute the logits of every row, and their loss.
+        """Compute the logits of every row, [B, C], and their loss.
 
-        Args:
-            labels: [B] classes, or numbers for a regression; `config.problem_type` says which
-                loss.
-
-        Returns:
-            Logits [B, C].
+        `labels` are [B] classes, or numbers for a regression; `config.problem_type` says which
+        loss.
         """
         outputs = self.encoder(
             input_ids,
@@ -433,13 +430,9 @@ class ZeroclapForTokenClassification(ZeroclapPreTrainedModel):
         output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
     ) -> Answer:
-        """Compute the logits of every token, and their loss.
+        """Compute the logits of every token, [B, T, C], and their loss.
 
-        Args:
-            labels: [B, T] classes, -100 where there is none.
-
-        Returns:
-            Logits [B, T, C].
+        `labels` are [B, T] classes, -100 where there is none.
         """
         outputs = self.encoder(
             input_ids,
@@ -482,14 +475,10 @@ class ZeroclapForQuestionAnswering(ZeroclapPreTrainedModel):
         output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
     ) -> Answer:
-        """Compute two logits for every token, and their loss.
+        """Compute two logits of every token, each [B, T], and their loss.
 
-        Args:
-            start_positions: [B], the place of the first token of the answer.
-            end_positions: [B], the place of its last token.
-
-        Returns:
-            Two tensors of logits, [B, T] each.
+        `start_positions` and `end_positions`, [B] each, are the places of the first and the last
+        token of the answer.
         """
         outputs = self.encoder(
             input_ids,

@@ -132,7 +132,10 @@ def dense_bias(
     key = indices(length)
     query = key[:, None]
     bias = None if scores is None else scores(head, query, key).to(x.dtype)[None]
-    visible = None if document_ids is None else same_document(document_ids)(row, head, query, key)
+    visible = None
+    if document_ids is not None:
+        # ONNX looks up by 64-bit indices only.
+        visible = same_document(document_ids)(row.long(), head, query.long(), key.long())
     zero = torch.zeros((), dtype=x.dtype, device=x.device)
     if in_parts and not (bias is not None and bias.requires_grad):
         mask = None if visible is None else _masked(zero, visible)

@@ -1,0 +1,99 @@
+"""Exports of tiny models, and the library that reads them."""
+
+import functools
+import sys
+import warnings
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from data_prep import tokenizer as tokenizers
+from pretrain.convert import huggingface_export
+from pretrain.inference import model_folder
+from pretrain.inference.model_folder import ModelContents
+from pretrain.model import presets
+from pretrain.model.config import ClassificationConfig
+from pretrain.model.heads import ClassificationHead
+from pretrain.model.language_model import LanguageModel
+
+HEADS = {
+    "topic": ClassificationConfig(3, ("art", "law", "sport"), "first", 0.1),
+    "likeness": ClassificationConfig(1),
+    "average": ClassificationConfig(2, (), "mean"),
+}
+
+
+@pytest.fixture(scope="module")
+def transformers(tmp_path_factory):
+    """The library, offline, with a cache of its own; its warnings at import are not ours."""
+    home = tmp_path_factory.mktemp("hugging-face")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HF_HOME", str(home))
+        patch.setenv("HF_HUB_OFFLINE", "1")
+        patch.setattr(sys, "path", [*sys.path])  # remote code is found by an entry in it
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            library = pytest.importorskip("transformers")
+            from transformers import dynamic_module_utils
+        # Another test may have imported the library before the variables were set.
+        patch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(home / "modules"))
+        library.logging.set_verbosity_error()
+        library.logging.disable_progress_bar()
+        yield library
+
+
+@pytest.fixture(scope="module")
+def tokenizer(corpus):
+    return tokenizers.load(corpus)
+
+
+@pytest.fixture(scope="module")
+def exported(tokenizer, tmp_path_factory):
+    """`exported(variant, head)`: an export, with what it was made of; made once."""
+
+    @functools.cache
+    def make(variant, head=None):
+        contents, model, heads = random_model(variant, tokenizer)
+        folder = tmp_path_factory.mktemp("exports") / f"{variant}-{head}"
+        notes = huggingface_export.write(folder, contents, head)
+        return SimpleNamespace(
+            folder=folder, contents=contents, model=model, heads=heads, notes=notes
+        )
+
+    return make
+
+
+def random_model(variant, tokenizer):
+    """A model whose weights all differ from their initial values."""
+    torch.manual_seed(7)
+    config = presets.build("tiny", variant, tokenizer.vocab_size, {"initial_beta": 3.0})
+    model = LanguageModel(config).eval()
+    heads = {name: ClassificationHead(32, head).eval() for name, head in HEADS.items()}
+    weights = dict(model.state_dict())
+    for name, head in heads.items():
+        weights |= {f"{model_folder.HEADS}{name}.{k}": w for k, w in head.state_dict().items()}
+    for weight in weights.values():
+        weight += 0.05 * torch.randn_like(weight)
+    return ModelContents(config, weights, tokenizer, {"step": 7}, HEADS), model, heads
+
+
+def batch(vocab_size):
+    """Ids, an integer mask, and flat positions of real tokens: one row is half padding."""
+    generator = torch.Generator().manual_seed(1)
+    ids = torch.randint(4, vocab_size, (2, 24), generator=generator)
+    ids[:, 0] = 0
+    ids[0, 5] = vocab_size - 1
+    mask = torch.ones(2, 24, dtype=torch.long)
+    ids[1, 12:], mask[1, 12:] = 1, 0
+    return ids, mask, mask.flatten().nonzero().flatten()
+
+
+def loaded(transformers, folder, task="ForMaskedLM", **settings):
+    """The model of a folder; transformers found exactly its weights."""
+    auto = getattr(transformers, f"AutoModel{task}")
+    model, report = auto.from_pretrained(
+        folder, trust_remote_code=True, output_loading_info=True, **settings
+    )
+    assert not {name: what for name, what in report.items() if what}
+    return model
