@@ -26,7 +26,7 @@ GROUPS: dict[str, dict[str, Command]] = {
         "show": (add_recipe, config.show),
         "plan": (bench.add_plan_arguments, bench.plan),
         "supervise": (supervision.add_arguments, supervision.supervise),
-        "status": (run.add_run, run.status),
+        "status": (run.add_status_arguments, run.status),
         "audit": (run.add_run, run.audit),
         "report": (run.add_run, run.report),
         "replay": (replay.add_arguments, replay.replay),

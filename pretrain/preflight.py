@@ -22,9 +22,9 @@ from pretrain.model.config import ModelConfig, check_backend
 from pretrain.objectives.base import Vocabulary
 from pretrain.run import folder as run_folder
 from pretrain.run import ledger
-from pretrain.supervision import control, supervisor
+from pretrain.supervision import control
 
-_MARKS = frozenset({run_folder.LOCK, supervisor.LOCK, ledger.FILE_NAME, control.FOLDER})
+_MARKS = frozenset({run_folder.LOCK, run_folder.SUPERVISOR_LOCK, ledger.FILE_NAME, control.FOLDER})
 """First files of a run's folder; a folder without any of them is not a run's."""
 
 
@@ -71,6 +71,7 @@ def check(config: RunConfig, world_size: int) -> tuple[ModelConfig, CorpusManife
     objective = config.objective.for_validation().build(vocabulary)
     valid = open_source(config.data, "valid")
     refuse_without_targets(valid, objective, config.training.evaluation_blocks)
+    _refuse_few_blocks(config)
     return model, manifest
 
 
@@ -120,6 +121,18 @@ def _refuse_small_share(source: Source, data: DataConfig) -> None:
         "data.packing=chunked (drops nothing), longer blocks, or a lower share by name, such as "
         "data.minimum_share_of_tokens=0"
     )
+
+
+def _refuse_few_blocks(config: RunConfig) -> None:
+    """Refuse a training split that has fewer blocks than an update reads."""
+    data, needed = config.data, config.batch.global_batch_size
+    blocks = len(open_source(data, "train"))
+    if blocks < needed:
+        raise ValueError(
+            f"{data.corpus}: its train split has {blocks:,} blocks of data.sequence_length "
+            f"{data.sequence_length}, fewer than the batch.global_batch_size {needed:,} that each "
+            "update reads; accepted: more text, shorter blocks, or a smaller batch"
+        )
 
 
 def refuse_backend(backend: str, device: str) -> None:

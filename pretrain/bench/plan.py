@@ -12,8 +12,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from data_prep.corpus import Corpus
 from data_prep.manifest import load_manifest
 from pretrain.config.run import RunConfig
@@ -21,7 +19,6 @@ from pretrain.data.sources import SOURCES
 from pretrain.engine import settings as deepspeed_settings
 from pretrain.model import presets
 from pretrain.model.config import ModelConfig
-from pretrain.model.language_model import LanguageModel
 from pretrain.spikes.policy import max_checkpoints_kept, usual_checkpoints_kept
 
 
@@ -224,6 +221,10 @@ def weight_bytes(settings: Mapping[str, Any]) -> int:
 
 def parameters(model: ModelConfig, vocabulary_multiple: int = 1) -> int:
     """Count the parameters of a model whose token table is padded to a multiple of rows."""
+    import torch
+
+    from pretrain.model.language_model import LanguageModel
+
     with torch.device("meta"):
         built = LanguageModel(model, vocabulary_multiple)
     return sum(parameter.numel() for parameter in built.parameters())
@@ -263,6 +264,31 @@ def states(
     zero = settings.get("zero_optimization", {})
     bucket = width * int(zero.get("reduce_bucket_size", DEEPSPEED_BUCKET)) if stage == 3 else 0
     return weights, gradients, 8 * count if stage == 0 else 12 * part, bucket
+
+
+def least_states(config: RunConfig, model: ModelConfig, world_size: int) -> tuple[int, int, int]:
+    """Return lower bounds of what a run needs, without importing torch.
+
+    Counts matrices and the token table only, and no activations.
+
+    Returns:
+        The number of parameters, and the bytes of a rank's weights, gradients and optimizer state
+        on its device and, where they are offloaded, in host memory.
+    """
+    hidden, inner = model.hidden_size, model.intermediate_size
+    matrices = model.num_layers * (4 * hidden * hidden + 2 * hidden * inner)
+    count = matrices + hidden * model.vocab_size
+    clipping = config.optimizer.gradient_clipping
+    settings = deepspeed_settings.read(
+        config.training.deepspeed, config.batch, clipping, world_size
+    )
+    zero = settings.get("zero_optimization", {})
+    weights, gradients, optimizer, _ = states(
+        count, int(zero.get("stage", 0)), world_size, settings
+    )
+    host = optimizer if "offload_optimizer" in zero else 0
+    host += weights if "offload_param" in zero else 0
+    return count, weights + gradients + optimizer - host, host
 
 
 def bias_bytes(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
 from pathlib import Path
 
@@ -12,14 +13,37 @@ def add_run(command: argparse.ArgumentParser) -> None:
     command.add_argument("run", type=Path, help="the run's folder")
 
 
+def add_status_arguments(command: argparse.ArgumentParser) -> None:
+    """Add the arguments of `status`."""
+    add_run(command)
+    either = command.add_mutually_exclusive_group()
+    watch = (
+        "show it again every few seconds until the run is finished or given up, or Ctrl-C; where "
+        "the output is not a terminal, print a line for each change"
+    )
+    either.add_argument("--watch", action="store_true", help=watch)
+    json = (
+        "print one JSON object: run, state (starting, training, stopped, spiked, given-up or "
+        "finished), step, steps, loss, tokens_per_second, eta_seconds, validation and "
+        "best_validation (step, loss, perplexity), attempts, spikes, rollbacks, checkpoints "
+        "(steps), suspected_since (step), share_of_tokens, reason, log, next (a command); null "
+        "where there is none"
+    )
+    either.add_argument("--json", action="store_true", help=json)
+
+
 def status(options: argparse.Namespace) -> None:
     """Show what happened to a run and what it is doing now.
 
-    example: python -m pretrain status runs/base
+    example: python -m pretrain status runs/base --watch
     """
-    from pretrain.run.status import describe_run
+    from pretrain.run.status import as_json, describe_run, view, watch
 
-    sys.stdout.write(describe_run(options.run))
+    if options.watch:
+        with contextlib.suppress(KeyboardInterrupt):
+            watch(options.run, sys.stdout.write, redraw=sys.stdout.isatty())
+    else:
+        sys.stdout.write((as_json if options.json else describe_run)(view(options.run)))
 
 
 def audit(options: argparse.Namespace) -> int:

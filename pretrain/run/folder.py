@@ -21,6 +21,10 @@ from pretrain.run import checkpoints, ledger
 
 LOCK = "train.lock"
 """Held by the attempt that trains a run."""
+SUPERVISOR_LOCK = "supervisor.lock"
+"""Held by the supervisor of a run."""
+SUPERVISED = "supervised.yaml"
+"""The merged recipe that the supervisor launches."""
 
 
 def lock(run: Path) -> TextIO:

@@ -145,7 +145,7 @@ class RunLog:
         for name, score in parts["subsets"].items():
             values[f"validation perplexity/{name}"] = score["perplexity"]
         self._tensorboard.scalars(step, values)
-        self.say(f"after {step} steps: validation perplexity {total['perplexity']:.2f}")
+        self.say(metrics.validation_line([line]))
 
     def suspicion(self, kind: str, **fields: Any) -> None:  # noqa: ANN401 - a record's values
         """Record what the spike detector found: `suspect`, `healed` or `spike`."""

@@ -241,15 +241,44 @@ def progress_line(records: Sequence[Line], last_step: int) -> str:
     """
     record, done = records[-1], records[-1]["step"] + 1
     speed = record["tokens"] / record["seconds"]
-    recent = [records[index]["seconds"] for index in range(-min(len(records), RECENT), 0)]
-    left = (last_step - done) * statistics.median(recent)
     return (
         f"step {done:>{len(str(last_step))}}/{last_step}  "
         f"loss {format_number(record['loss'], '.4f')}  "
         f"gradient norm {format_number(record['gradient_norm'], '.2f')}  "
         f"lr {record['learning_rate']:.2e}  "
-        f"{speed:,.0f} tokens/s  {duration(left)} left"
+        f"{speed:,.0f} tokens/s  {duration(seconds_left(records, last_step))} left"
     )
+
+
+def seconds_left(records: Sequence[Line], last_step: int) -> float:
+    """Estimate the time until the last step; see `progress_line`."""
+    recent = [records[index]["seconds"] for index in range(-min(len(records), RECENT), 0)]
+    left: float = (last_step - records[-1]["step"] - 1) * statistics.median(recent)
+    return left
+
+
+def best_validation(validation: Sequence[Line]) -> Line | None:
+    """Return the measurement with the lowest loss among those that are finite."""
+    finite = [line for line in validation if not math.isnan(loss_of(line))]
+    return min(finite, key=loss_of, default=None)
+
+
+def validation_line(validation: Sequence[Line]) -> str:
+    """Describe the newest validation and the best one.
+
+    Args:
+        validation: lines of validation.jsonl on the surviving lineage, at least one.
+    """
+    newest, best = validation[-1], best_validation(validation)
+    text = (
+        f"validation after {newest['step']:,} steps: loss {format_number(newest['loss'], '.4f')}, "
+        f"perplexity {format_number(newest['perplexity'], '.2f')}"
+    )
+    if best is None or len(validation) == 1:
+        return text
+    if best is newest:
+        return f"{text} (the best so far)"
+    return f"{text} (best {best['perplexity']:.2f} after {best['step']:,} steps)"
 
 
 def loss_of(line: Line) -> float:

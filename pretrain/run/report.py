@@ -10,12 +10,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from data_prep.files import write_atomically
-from pretrain.config.load import load
 from pretrain.run import ledger, metrics
-from pretrain.run.folder import LOCK
 from pretrain.run.metrics import Line, duration, format_number
 from pretrain.run.plots import LOSS_PLOT, plot_loss
-from pretrain.run.status import current_activity, history, is_locked
+from pretrain.run.status import current_activity, history, view
 
 REPORT = "report.md"
 
@@ -27,14 +25,12 @@ def write_report(run: Path) -> Path:
         ValueError: the run has no metrics yet, or its ledger does not verify.
     """
     plot_loss(run)
-    config = load(str(run / "run.yaml"))
-    records = ledger.read(run / ledger.FILE_NAME)
+    seen = view(run)
+    state, share, happened = seen.state, seen.share_of_tokens, history(seen.records)
     lines = metrics.read(run / metrics.METRICS)
-    surviving = metrics.surviving(lines)
-    validation = metrics.read(run / metrics.VALIDATION)
-    state = ledger.run_state(records, config.training.seed)
-    rows = {"model": f"{config.model.variant} {config.model.size}"}
-    rows |= costs(records, lines, surviving)
+    rows = {"model": f"{seen.config.model.variant} {seen.config.model.size}"}
+    rows |= {"share of the corpus's tokens read": f"{share:.1%}"} if share is not None else {}
+    rows |= costs(seen.records, lines, seen.lines)
     rows |= {
         "attempts; loss spikes; rollbacks": (
             f"{state.attempts}; {len(state.spikes)}; {len(state.rollbacks)}"
@@ -47,7 +43,7 @@ def write_report(run: Path) -> Path:
         [
             f"# {run.name}",
             "",
-            current_activity(state, surviving, config, is_locked(run / LOCK)) + ".",
+            current_activity(seen) + ".",
             "",
             f"![training and validation loss]({LOSS_PLOT})",
             "",
@@ -55,10 +51,12 @@ def write_report(run: Path) -> Path:
             "|---|---|",
             *(f"| {name} | {value} |" for name, value in rows.items()),
             "",
-            *_validation(metrics.surviving_validation(validation, surviving)),
+            *_validation(seen.validation),
             "## What happened",
             "",
-            *(f"{number}. {text}" for number, (_, text) in enumerate(history(records), start=1)),
+            *(f"{number}. {text}" for number, (_, text) in enumerate(happened, start=1)),
+            "",
+            *(f"- {text}" for text in seen.pointers()),
             "",
         ]
     )
@@ -107,5 +105,7 @@ def _validation(measured: Sequence[Line]) -> list[str]:
             f"{format_number(row['perplexity'], '.2f')} |"
             for name, row in rows.items()
         ),
+        "",
+        f"{metrics.validation_line(measured)}.",
         "",
     ]

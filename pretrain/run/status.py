@@ -6,83 +6,214 @@ sentences.
 
 from __future__ import annotations
 
+import dataclasses
 import fcntl
 import math
+import re
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
-from pretrain.config.load import load
+from data_prep.files import strict_json
+from pretrain.config.load import RUN_FILE, load
 from pretrain.config.run import RunConfig
 from pretrain.run import ledger, metrics
-from pretrain.run.folder import LOCK
+from pretrain.run.folder import LOCK, SUPERVISED, SUPERVISOR_LOCK
 from pretrain.run.ledger import Record
 
+FINISHED, TRAINING, STARTING = "finished", "training", "starting"
+SPIKED, GIVEN_UP, STOPPED = "spiked", "given-up", "stopped"
+_WATCH_SECONDS = 5.0
+_CLEAR_SCREEN = "\x1b[H\x1b[2J\x1b[3J"
 
-def describe_run(run: Path) -> str:
-    """Describe a run's folder on a page.
+
+@dataclasses.dataclass(frozen=True)
+class RunView:
+    """A run's folder as it was read at one time."""
+
+    folder: Path
+    config: RunConfig
+    records: Sequence[Record]
+    """Of the ledger."""
+    state: ledger.RunState
+    lines: Sequence[metrics.Line]
+    """Lines of metrics.jsonl for the surviving steps."""
+    validation: Sequence[metrics.Line]
+    """Lines of validation.jsonl that belong to the surviving steps."""
+    activity: str
+    """FINISHED, TRAINING, STARTING (a supervisor runs, but no attempt trains), SPIKED (not rolled
+    back yet), GIVEN_UP or STOPPED."""
+
+    @property
+    def log(self) -> Path | None:
+        """The newest attempt's log; without a supervisor there is none."""
+        logs = (self.folder / "logs").glob("attempt-*.log")
+        numbered = {int(n[1]): p for p in logs if (n := re.fullmatch(r"attempt-(\d+)", p.stem))}
+        return numbered[max(numbered)] if numbered else None
+
+    @property
+    def share_of_tokens(self) -> float | None:
+        """Share of the corpus's tokens that the newest attempt's blocks hold, if it is recorded."""
+        begun = [record for record in self.records if record["kind"] == "attempt"]
+        return begun[-1].get("share_of_tokens") if begun else None
+
+    @property
+    def next_command(self) -> str:
+        """What a user would run next; "" while the run is being trained."""
+        if self.activity in (TRAINING, STARTING):
+            return ""
+        if self.activity == FINISHED:
+            return f"python -m pretrain export {self.folder} --output MODEL"
+        return f"python -m pretrain supervise {_recipe_of(self.folder)}"
+
+    def pointers(self) -> list[str]:
+        """Say where the log is, and what to do next."""
+        log, command = self.log, self.next_command
+        return [f"log: {log}"] * bool(log) + [f"next: {command}"] * bool(command)
+
+
+def _recipe_of(run: Path) -> Path:
+    """The recipe of a run; before its first attempt has begun, the one that is being launched."""
+    return run / (RUN_FILE if (run / RUN_FILE).is_file() else SUPERVISED)
+
+
+def view(run: Path) -> RunView:
+    """Read a run's folder.
 
     Raises:
         ValueError: it is not a run's folder, or its ledger does not verify.
     """
-    records = ledger.read(run / ledger.FILE_NAME)
-    if not records or not (run / "run.yaml").is_file():
+    if not _recipe_of(run).is_file():
         raise ValueError(
-            f"{run}: has no {ledger.FILE_NAME}; accepted: the folder of a run that has begun"
+            f"{run}: has neither {RUN_FILE} nor {SUPERVISED}; accepted: the folder of a run that "
+            "has begun"
         )
-    config = load(str(run / "run.yaml"))
+    config = load(str(_recipe_of(run)))
+    records = ledger.read(run / ledger.FILE_NAME)
     state = ledger.run_state(records, config.training.seed)
     lines = metrics.surviving(metrics.read(run / metrics.METRICS))
+    validation = metrics.surviving_validation(metrics.read(run / metrics.VALIDATION), lines)
+    return RunView(
+        run, config, records, state, lines, validation, _activity(run, state, config.training.steps)
+    )
+
+
+def _activity(run: Path, state: ledger.RunState, steps: int) -> str:
+    if state.is_done(steps):
+        return FINISHED
+    if is_locked(run / LOCK):
+        return TRAINING
+    if is_locked(run / SUPERVISOR_LOCK):
+        return STARTING
+    if state.unanswered_spike is not None:
+        return SPIKED
+    return GIVEN_UP if state.last and state.last["kind"] == "gave-up" else STOPPED
+
+
+def describe_run(seen: RunView) -> str:
+    """Describe a run on a page."""
+    run, config, state = seen.folder, seen.config, seen.state
     checkpoints = ", ".join(
         f"{step:,}{' (tainted: after the onset)' if step in state.tainted else ''}"
         for step in state.checkpoints
     )
+    share = seen.share_of_tokens
     parts = [
         f"{run}: {config.model.variant} {config.model.size}, {config.training.steps:,} steps, "
         f"recipe's seed {config.training.seed}",
-        current_activity(state, lines, config, is_locked(run / LOCK)),
+        current_activity(seen),
+        *([metrics.validation_line(seen.validation)] if seen.validation else []),
+        *([f"reads {share:.1%} of the corpus's tokens"] if share is not None else []),
         *filter(None, [metrics.invalid_lines(run)]),
         "",
-        *(f"  {_clock(record['time'])}  {text}" for record, text in history(records)),
+        *(f"  {_clock(record['time'])}  {text}" for record, text in history(seen.records)),
         "",
         f"checkpoints: {checkpoints or 'none'}",
+        *seen.pointers(),
     ]
     return "\n".join(parts) + "\n"
+
+
+def as_json(seen: RunView) -> str:
+    """Describe a run as a JSON object; its keys are in the help of `status`."""
+    state, steps, last = seen.state, seen.config.training.steps, seen.lines[-1:]
+    best = metrics.best_validation(seen.validation)
+    values = {
+        "run": str(seen.folder),
+        "state": seen.activity,
+        "step": last[0]["step"] + 1 if last else 0,
+        "steps": steps,
+        "loss": last[0]["loss"] if last else None,
+        "tokens_per_second": last[0]["tokens"] / last[0]["seconds"] if last else None,
+        "eta_seconds": metrics.seconds_left(seen.lines, steps) if last else None,
+        "validation": _score(seen.validation[-1] if seen.validation else None),
+        "best_validation": _score(best),
+        "attempts": state.attempts,
+        "spikes": len(state.spikes),
+        "rollbacks": len(state.rollbacks),
+        "checkpoints": list(state.checkpoints),
+        "suspected_since": state.suspected_since,
+        "share_of_tokens": seen.share_of_tokens,
+        "reason": state.last.get("reason") if state.last else None,
+        "log": str(seen.log) if seen.log else None,
+        "next": seen.next_command or None,
+    }
+    return strict_json(values) + "\n"
+
+
+def _score(line: metrics.Line | None) -> dict[str, object] | None:
+    return {name: line[name] for name in ("step", "loss", "perplexity")} if line else None
+
+
+def watch(run: Path, write: Callable[[str], object], redraw: bool) -> None:
+    """Show a run until it is finished or given up.
+
+    Args:
+        run: its folder.
+        write: receives the text.
+        redraw: whether to show the whole page again and again, on a terminal; else a line is
+            written for each change.
+
+    Raises:
+        ValueError: it is not a run's folder, or its ledger does not verify.
+    """
+    shown = ""
+    while True:
+        seen = view(run)
+        text = _CLEAR_SCREEN + describe_run(seen) if redraw else current_activity(seen) + "\n"
+        if text != shown:
+            write(text)
+            sys.stdout.flush()
+        shown = text
+        if seen.activity in (FINISHED, GIVEN_UP):
+            return
+        time.sleep(_WATCH_SECONDS)
 
 
 def _clock(seconds: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
 
 
-def current_activity(
-    state: ledger.RunState, lines: Sequence[metrics.Line], config: RunConfig, training: bool
-) -> str:
-    """Say in a sentence or two what a run is doing.
-
-    Args:
-        state: of the run.
-        lines: the lines of metrics.jsonl for the surviving steps.
-        config: the run's recipe.
-        training: whether an attempt trains it now.
-    """
-    steps = config.training.steps
-    if state.is_done(steps):
+def current_activity(seen: RunView) -> str:
+    """Say in a sentence or two what a run is doing."""
+    state, steps = seen.state, seen.config.training.steps
+    if seen.activity == FINISHED:
         attempts = metrics.count(state.attempts, "attempt")
         return f"finished: {steps:,} of {steps:,} steps in {attempts}"
-    if training:
-        progress = metrics.progress_line(lines, steps) if lines else "no step yet"
+    if seen.activity == STARTING:
+        return f"starting: no attempt trains now; from step {state.resume_step():,} of {steps:,}"
+    if seen.activity == TRAINING:
+        progress = metrics.progress_line(seen.lines, steps) if seen.lines else "no step yet"
         suspicion = ""
         if state.suspected_since is not None:
             suspicion = f"\nunder suspicion of a loss spike since step {state.suspected_since}"
         return f"training now, attempt {state.next_attempt - 1}: {progress}{suspicion}"
-    rest = (
-        f"it would continue from step {state.resume_step():,} of {steps:,} "
-        "(`python -m pretrain supervise` with the same recipe)"
-    )
-    if state.unanswered_spike is not None:
+    rest = f"it would continue from step {state.resume_step():,} of {steps:,}"
+    if seen.activity == SPIKED:
         return f"stopped at a loss spike, not yet rolled back; {rest}"
-    if state.last and state.last["kind"] == "gave-up":
+    if seen.activity == GIVEN_UP and state.last:
         return f"given up: {state.last['reason']}; {rest}"
     return f"not being trained; {rest}"
 

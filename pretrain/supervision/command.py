@@ -6,9 +6,15 @@ import argparse
 import os
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pretrain.config.settings import add_recipe
 from pretrain.exit_codes import EXIT_DONE
+
+if TYPE_CHECKING:
+    from pretrain.config.run import RunConfig
+    from pretrain.model.config import ModelConfig
+    from pretrain.supervision.nodes import Node
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
@@ -31,6 +37,7 @@ def supervise(options: argparse.Namespace) -> int:
     from pretrain.preflight import check, data_summary, refuse_other_recipe
     from pretrain.run.metrics import METRICS
     from pretrain.run.report import write_report
+    from pretrain.run.status import view
     from pretrain.supervision.agent import Agent
     from pretrain.supervision.launch import world_size
     from pretrain.supervision.nodes import this_node
@@ -38,18 +45,38 @@ def supervise(options: argparse.Namespace) -> int:
 
     config = load(options.recipe, options.overrides)
     node = this_node(options.node_rank, options.nodes, options.master_addr, os.environ)
-    _, manifest = check(config, world_size(config.supervision, node.count))
+    ranks = world_size(config.supervision, node.count)
+    model, manifest = check(config, ranks)
     refuse_other_recipe(config, manifest)
+    _check_machine(config, model, ranks, node)
     sys.stdout.writelines(f"{sentence}\n" for sentence in data_summary(config))
     if options.dry_run:
         sys.stdout.write(forecast(config, node))
         return EXIT_DONE
     if node.rank:
         return Agent(config, node).run()
-    code = Supervisor(config, node).run()
+    code, run = Supervisor(config, node).run(), Path(config.folder)
     try:
-        if (Path(config.folder) / METRICS).exists():
-            sys.stdout.write(f"report: {write_report(Path(config.folder))}\n")
+        if (run / METRICS).exists():
+            sys.stdout.write(f"report: {write_report(run)}\n")
+        sys.stdout.write("".join(f"{line}\n" for line in view(run).pointers()))
     except (OSError, ValueError) as error:  # the run's own exit code counts
         sys.stderr.write(f"{options.parser.prog}: no report: {error}\n")
     return code
+
+
+def _check_machine(config: RunConfig, model: ModelConfig, ranks: int, node: Node) -> None:
+    """Refuse a run that this machine's devices, memory or disk cannot hold; warn if it is tight."""
+    from pretrain.bench.plan import least_states
+    from pretrain.preflight import refuse_backend
+    from pretrain.supervision import capacity, launch
+
+    parameters, device_bytes, host_bytes = least_states(config, model, ranks)
+    if not launch.starts_elsewhere(config.supervision):
+        chosen = launch.accelerator(config.supervision, os.environ) or os.environ
+        device = "cpu" if chosen.get("DS_ACCELERATOR") == "cpu" else "cuda"
+        refuse_backend(config.training.attention_backend, device)
+        for text in capacity.check_memory(device_bytes, host_bytes, ranks // node.count):
+            sys.stdout.write(f"WARNING: {text}\n")
+    if node.rank == 0:
+        capacity.refuse_small_disk(config, parameters)

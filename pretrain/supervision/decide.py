@@ -2,8 +2,9 @@
 
 What to do about a spike is decided in `pretrain.spikes`. Here: how an attempt ended, how often
 attempts may end without progress, and how long to wait before the next one. Progress is a
-checkpoint of a later step than any before: committing the same step again is not progress.
-Imports no torch.
+checkpoint of a later step than any before: committing the same step again is not progress. Two
+attempts in a row that fail before their first step with the same error are enough, unless it is an
+error of the machine. Imports no torch.
 """
 
 from __future__ import annotations
@@ -45,6 +46,8 @@ class Problem:
     kind: str
     """CRASH or HANG."""
     reason: str
+    error: str = ""
+    """Message of the rank's or the launcher's error that ended it; "" if none is known."""
 
 
 def decide(records: Sequence[ledger.Record], config: RunConfig) -> Decision:
@@ -60,6 +63,12 @@ def answer_to_endings(
     """Decide whether to launch again after attempts that ended without progress."""
     endings = endings_without_progress(records)
     kinds = [record["kind"] for record in endings]
+    at_start = [record.get("error_at_start") for record in endings[-2:]]
+    if len(at_start) == 2 and at_start[0] and at_start[0] == at_start[1]:
+        return policy.GiveUp(
+            "two attempts in a row failed before their first step with the same error: "
+            f"{endings[-1]['reason']}"
+        )
     for verb, counted, limit in (
         ("crashed", {CRASH}, config.max_crashes),
         ("hung", {HANG}, config.max_hangs),
@@ -113,7 +122,11 @@ def open_attempt(records: Sequence[ledger.Record]) -> ledger.Record | None:
 
 
 def why_ended(
-    problem: Problem | None, launcher: str, errors: Sequence[failures.RankError], world_size: int
+    problem: Problem | None,
+    launcher: str,
+    errors: Sequence[failures.RankError],
+    world_size: int,
+    logged: str = "",
 ) -> Problem:
     """Return why an attempt ended.
 
@@ -125,11 +138,14 @@ def why_ended(
         launcher: how the launcher ended: "ended with code 1".
         errors: of the attempt's ranks, the earliest first.
         world_size: number of ranks; 0 if unknown.
+        logged: the first error in the launcher's log, which counts if no rank left one.
     """
     explanation = failures.explain(errors, world_size)
-    if failures.cause(errors):
-        return Problem(CRASH, explanation)
+    if cause := failures.cause(errors):
+        return Problem(CRASH, explanation, cause.message)
     seen = problem or Problem(CRASH, f"the launcher {launcher} and the run is not done")
+    if logged and not problem and not errors:
+        return Problem(CRASH, f"{seen.reason}; first error in its log: {logged}", logged)
     if explanation and seen.kind == CRASH:
         return Problem(CRASH, f"{explanation}; {seen.reason}")
     return seen

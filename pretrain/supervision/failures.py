@@ -26,6 +26,17 @@ _LOST_CONNECTION = re.compile(
     r"timed out waiting",
     re.IGNORECASE,
 )
+_OF_THE_MACHINE = re.compile(
+    # Errors of the system other than ENOENT, EACCES, ENOTDIR and EISDIR, and of a busy or lost GPU.
+    r"\[Errno (?!(2|13|20|21)\])|EADDRINUSE|port \d+, where the ranks meet|CUDA error",
+)
+_IN_A_LOG = re.compile(
+    # The last line of a traceback, `python -m` without its module, and argparse.
+    r"^(?:\[[^]]*\]:? ?)*((?:[\w.]*(?:Error|Exception)|\S*/python[\d.]*|[\w.-]+: error): .+)",
+    re.MULTILINE,
+)
+_MAX_LOG = 1 << 20
+"""Bytes of a log that are searched."""
 _MAX_DELAY_SECONDS = 30.0
 """From the first lost connection to the error of the rank that caused it."""
 _MAX_MESSAGE = 2000
@@ -66,6 +77,7 @@ def report(run: Path, code: int, error: Exception, unexpected: bool = False) -> 
     if unexpected:
         message = f"{type(error).__name__}: {message}{_location(error)}"
         lines = "".join(traceback.format_exception(error)).splitlines()
+        lines = [line for line in lines if "<frozen importlib" not in line]
         last_lines = "\n".join(lines[-_MAX_TRACEBACK:])
     rank_error = RankError(
         rank, socket.gethostname(), time.time(), code, message, _follows(error), last_lines
@@ -132,6 +144,31 @@ def explain(errors: Sequence[RankError], world_size: int) -> str:
     same = [error for error in errors if error.message == first.message]
     ranks, hosts = {error.rank for error in same}, {error.host for error in same}
     return f"rank {_joined(sorted(ranks))} on {_joined(sorted(hosts))}: {first.message}"
+
+
+def in_log(log: Path) -> str:
+    """Return the first error in a log whose ranks left none; "" if there is none.
+
+    Such are the errors of the launcher itself, and of imports before a rank can report any.
+    """
+    try:
+        with log.open("rb") as file:
+            text = file.read(_MAX_LOG).decode(errors="replace")
+    except OSError:
+        return ""
+    found = _IN_A_LOG.search(text)
+    return " ".join(found.group(1).split())[:_MAX_MESSAGE] if found else ""
+
+
+def lasting(message: str) -> str:
+    """Return what is the same in every message of an error, or "" if it may go away by itself.
+
+    Errors of the machine go away: a full disk, a lost connection, a busy port or GPU. Numbers are
+    left out: process ids and the memory in use differ each time.
+    """
+    if _OF_THE_MACHINE.search(message) or _LOST_CONNECTION.search(message):
+        return ""
+    return re.sub(r"\d[\d.,]*", "#", message)
 
 
 def _joined(values: Sequence[object]) -> str:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import takewhile
 from pathlib import Path
+
+from pretrain.run import metrics
 
 VARIABLE = "CUDA_VISIBLE_DEVICES"
 
@@ -46,6 +49,19 @@ def _unless_repeated(entries: Iterable[str]) -> list[str]:
     return listed if len({*listed}) == len(listed) else []
 
 
+def memory() -> list[tuple[int, int]]:
+    """Return total and free bytes of each GPU of this machine; none where nvidia-smi is missing."""
+    query = ["--query-gpu=memory.total,memory.free", "--format=csv,noheader,nounits"]
+    try:
+        done = subprocess.run(
+            ["nvidia-smi", *query], capture_output=True, text=True, timeout=30, check=True
+        )
+        rows = [line.split(",") for line in done.stdout.splitlines()]
+        return [(int(total) << 20, int(free) << 20) for total, free in rows]
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return []
+
+
 def gpus_of(processes: int, setting: str = "supervision.processes_per_node") -> list[str]:
     """Return the GPUs for this many processes on this machine: the first visible ones.
 
@@ -62,8 +78,8 @@ def gpus_of(processes: int, setting: str = "supervision.processes_per_node") -> 
     gpus = visible_gpus()
     if gpus and processes > len(gpus):
         raise ValueError(
-            f"{setting}: {processes} ranks on a machine with "
-            f"{len(gpus)} usable GPUs ({_setting()}); write at most {len(gpus)}"
+            f"{setting}: {metrics.count(processes, 'rank')} on a machine with "
+            f"{metrics.count(len(gpus), 'usable GPU')} ({_setting()}); write at most {len(gpus)}"
         )
     return gpus[:processes]
 

@@ -16,14 +16,13 @@ from pathlib import Path
 
 from pretrain.config.run import RunConfig, SupervisionConfig
 from pretrain.run import ledger
+from pretrain.run.folder import SUPERVISED
 from pretrain.supervision import control, gpus, processes
 from pretrain.supervision.control import ControlFile
 from pretrain.supervision.nodes import Node
 
 MODULE = "pretrain.train"
 """What the launcher starts. Tests of faults replace it with a module that calls this one."""
-RECIPE = "supervised.yaml"
-"""The merged recipe, which the ranks read."""
 _MAX_GPUS = 1024
 """Slots of every node in our hostfile: DeepSpeed refuses to include a GPU number beyond them."""
 
@@ -85,7 +84,7 @@ def refuse_agents(config: SupervisionConfig, nodes: int) -> None:
     Raises:
         ValueError: The message names both ways out.
     """
-    if nodes > 1 and (config.hostfile or config.launcher == "srun"):
+    if nodes > 1 and starts_elsewhere(config):
         setting = "supervision.hostfile" if config.hostfile else "supervision.launcher srun"
         raise ValueError(
             f"--nodes {nodes} with {setting}, which starts the ranks of all nodes from one; start "
@@ -126,7 +125,7 @@ def command(config: RunConfig, run: Path, control_file: ControlFile, node: int =
         ValueError: The launcher is not installed, or there are too few GPUs.
     """
     settings = config.supervision
-    program, module = find_launcher(settings), [MODULE, str(run / RECIPE)]
+    program, module = find_launcher(settings), [MODULE, str(run / SUPERVISED)]
     count, port = control_file.processes_per_node, str(control_file.port)
     if settings.launcher == "srun":
         options = ["--kill-on-bad-exit=1", "--ntasks-per-node", str(count)]
@@ -217,12 +216,16 @@ def environment(
     return result
 
 
+def starts_elsewhere(config: SupervisionConfig) -> bool:
+    """Return whether the launcher starts ranks on other machines than this one."""
+    return config.launcher == "srun" or bool(config.hostfile)
+
+
 def accelerator(config: SupervisionConfig, environ: Mapping[str, str]) -> dict[str, str]:
     """Return the variable that makes DeepSpeed use the CPU, if this machine shows no GPU.
 
     It is not set for srun and a hostfile: their ranks run on other machines, which may have GPUs.
     """
-    elsewhere = config.launcher == "srun" or bool(config.hostfile)
-    if elsewhere or "DS_ACCELERATOR" in environ or gpus.visible_gpus(environ):
+    if starts_elsewhere(config) or "DS_ACCELERATOR" in environ or gpus.visible_gpus(environ):
         return {}
     return {"DS_ACCELERATOR": "cpu"}

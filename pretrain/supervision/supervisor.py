@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import math
 import os
 import secrets
@@ -24,14 +25,13 @@ from pretrain.exit_codes import EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED, EXIT_USA
 from pretrain.run import folder as run_folder
 from pretrain.run import ledger, metrics, status
 from pretrain.spikes.policy import GiveUp, Rollback
-from pretrain.supervision import control, decide, failures, jobs, launch, processes
+from pretrain.supervision import control, decide, failures, heartbeat, jobs, launch, processes
 from pretrain.supervision.control import ControlFile
 from pretrain.supervision.decide import CRASH, Problem
 from pretrain.supervision.jobs import Job
 from pretrain.supervision.nodes import Node, OtherNodes
 from pretrain.supervision.watch import Follower, Watch
 
-LOCK = "supervisor.lock"
 _DISK_SECONDS, _DISK_SECONDS_STOPPING = 600.0, 10.0
 """How long to wait for a full disk, and how long after a request to stop."""
 _ONLY_NODE = Node()
@@ -71,12 +71,16 @@ class Supervisor:
         self._progress_seconds = progress_seconds
         self._stop_requests = control.StopRequests()
         self.run_folder.mkdir(parents=True, exist_ok=True)
-        self._lock = files.lock(self.run_folder / LOCK, "is in use by another supervisor")
-        dump(config, self.run_folder / launch.RECIPE)
+        lock = self.run_folder / run_folder.SUPERVISOR_LOCK
+        self._lock = files.lock(lock, "is in use by another supervisor")
+        dump(config, self.run_folder / run_folder.SUPERVISED)
         ledger.read(self.ledger)  # refuses a damaged ledger before anything is launched
         silence_seconds = self._settings.node_silence_seconds
         self._other_nodes = OtherNodes(self.run_folder, node.count, silence_seconds)
         self._new_records = Follower(self.ledger)
+        parse = functools.partial(metrics.parse_line, name=metrics.VALIDATION)
+        self._new_validations = Follower(self.run_folder / metrics.VALIDATION, parse)
+        self._last_error = ""
 
     def run(self) -> int:
         """Launch attempts until the run is finished or given up, or a stop is requested.
@@ -247,21 +251,27 @@ class Supervisor:
         kinds = {record["kind"] for record in own}
         errors = failures.read(self.run_folder, token)
         cause, log = failures.cause(errors), jobs.tail(job.log)
-        # Later attempts are tried again: what was accepted once fails for another reason.
+        # Once a recipe was accepted, what refuses it may go away, such as a full disk.
         code = cause.code if cause else job.code()
-        if code == EXIT_USAGE and attempt == 1 and not own:
+        if code == EXIT_USAGE and not any(record["kind"] == "attempt" for record in records):
             self._print(f"error: {failures.explain(errors, 0)}" if cause else log)
+            self._print(f"log: {job.log}")
             return EXIT_USAGE
         launcher = jobs.describe_exit(job.code())
-        seen = decide.why_ended(problem, launcher, errors, own[0]["ranks"] if own else 0)
+        logged = failures.in_log(job.log) if 0 < (job.code() or 0) < 128 else ""
+        seen = decide.why_ended(problem, launcher, errors, own[0]["ranks"] if own else 0, logged)
         kind = decide.ending(kinds, seen.kind, bool(self._stop_requests.count))
+        at_start = heartbeat.read(self.run_folder, token).phase == heartbeat.INIT
+        error = failures.lasting(seen.error) if at_start else ""
         if kind:
             step = ledger.run_state(records, self.config.training.seed).resume_step()
-            self._record(kind, attempt=attempt, step=step, reason=seen.reason)
+            fields = {"reason": seen.reason, "error_at_start": error}
+            self._record(kind, attempt=attempt, step=step, **fields)
         self._print_news()
-        if kind in (CRASH, decide.HANG):
-            details = f"{cause.traceback or cause.message}\n(log: {job.log})" if cause else None
-            self._print(details or f"the end of its log:\n{log}")
+        if kind in (CRASH, decide.HANG) and (not error or error != self._last_error):
+            details = cause.traceback or cause.message if cause else f"the end of its log:\n{log}"
+            self._print(f"{details.rstrip()}\n(log: {job.log})")
+        self._last_error = error
         stopped = self._stop_requests.count or decide.PREEMPTED in kinds
         return EXIT_PREEMPTED if stopped and "done" not in kinds else None
 
@@ -303,7 +313,10 @@ class Supervisor:
                 time.sleep(self._poll_seconds)
 
     def _print_news(self) -> None:
-        """Print what was added to the ledger since the last call."""
+        """Print what was added to the ledger and to validation.jsonl since the last call."""
+        if self._new_validations.new():
+            validation = metrics.surviving(metrics.read(self.run_folder / metrics.VALIDATION))
+            self._print(metrics.validation_line(validation))
         for _, sentence in status.history(self._new_records.new()):
             self._print(sentence)
 

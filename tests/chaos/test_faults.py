@@ -22,6 +22,7 @@ from pretrain.config.load import dump
 from pretrain.engine.settings import DS_CONFIGS
 from pretrain.exit_codes import EXIT_PREEMPTED
 from pretrain.run import metrics
+from pretrain.run.folder import SUPERVISED
 from pretrain.supervision import control, gpus, launch, processes
 from pretrain.supervision.nodes import Node
 from tests.chaos.conftest import PATIENCE, ROOT, SHORT, weights
@@ -310,7 +311,7 @@ def test_a_zombie_attempt_does_not_commit_or_write_records(chaos, recipe, undist
 def start_by_hand(chaos, config, mark):
     """Do what a supervisor does for the first attempt, with another mark."""
     chaos.run.mkdir(parents=True)
-    dump(config, chaos.run / launch.RECIPE)
+    dump(config, chaos.run / SUPERVISED)
     control_file = launch.next_control_file(config, Node(), [])
     control.write(chaos.run, control_file)
     command = launch.command(config, chaos.run, control_file)

@@ -74,7 +74,8 @@ def links() -> Iterator[tuple[Path, str]]:
 
 
 @pytest.mark.parametrize(
-    ("page", "target"), [pytest.param(*link, id=f"{link[0].relative_to(ROOT)}:{link[1]}") for link in links()]
+    ("page", "target"),
+    [pytest.param(*link, id=f"{link[0].relative_to(ROOT)}:{link[1]}") for link in links()],
 )
 def test_links_between_pages_lead_somewhere(page: Path, target: str) -> None:
     assert (page.parent / target).exists()

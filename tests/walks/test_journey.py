@@ -14,7 +14,9 @@ SCRIPT = Path(__file__).parent / "journey.sh"
 def test_the_journey_from_raw_text_to_a_glue_score(tmp_path: Path) -> None:
     shared = os.environ.get("ZEROCLAP_SHARED")
     if not shared:
-        pytest.skip("ZEROCLAP_SHARED is not set; it names the folder with Wikipedia's text and GLUE")
+        pytest.skip(
+            "ZEROCLAP_SHARED is not set; it names the folder with Wikipedia's text and GLUE"
+        )
     text = Path(shared) / "data" / "corpora" / "wikipedia-en.jsonl.zst"
     folder = tmp_path / "journey"
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"

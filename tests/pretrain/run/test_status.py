@@ -78,7 +78,7 @@ def test_a_run_that_was_given_up_is_shown_with_the_reason(run, capsys):
 
 def test_a_folder_that_is_not_a_run_is_refused(tmp_path, capsys):
     assert command_line.main(["status", str(tmp_path)]) == 2
-    assert "has no ledger.jsonl" in capsys.readouterr().err
+    assert "has neither run.yaml nor supervised.yaml" in capsys.readouterr().err
 
 
 def test_every_kind_of_record_that_is_written_has_its_sentence():

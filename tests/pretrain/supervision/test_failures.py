@@ -125,3 +125,48 @@ def test_a_rank_without_a_message_is_named_if_others_lost_their_connection():
     assert failures.explain([], 2) == ""
     assert failures.explain([lost], 1) == f"rank 0 on gpu-0: {CLOSED}"
     assert failures.explain([lost], 0) == f"rank 0 on gpu-0: {CLOSED}"
+
+
+@pytest.mark.parametrize(
+    ("log", "found"),
+    [
+        (
+            "[2026-01-01 00:00:00] [INFO] [launch.py:245:main] process 7 spawned\n"
+            "a.py:3: FutureWarning: ValueError: soon\nTraceback (most recent call last):\n"
+            "  File \"a.py\", line 1\nModuleNotFoundError: No module named 'a'\n"
+            "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: late\n",
+            "ModuleNotFoundError: No module named 'a'",
+        ),
+        ("[rank1]: torch.OutOfMemoryError: CUDA out\n", "torch.OutOfMemoryError: CUDA out"),
+        (
+            "/usr/bin/python3.11: No module named pretrain.train\n",
+            "/usr/bin/python3.11: No module named pretrain.train",
+        ),
+        ("usage: x\ndeepspeed: error: unrecognized arguments: --a\n", "deepspeed: error: unrec"),
+        ("/lib/python3.11/site-packages/a.py:3: UserWarning: x\nstep 1/9  loss 2.0\n", ""),
+    ],
+)
+def test_the_first_error_in_a_log(tmp_path, log, found):
+    path = tmp_path / "log"
+    path.write_text(log)
+    error = failures.in_log(path)
+    assert error.startswith(found)
+    assert bool(error) == bool(found)
+    assert failures.in_log(tmp_path / "none") == ""
+
+
+def test_an_error_lasts_unless_it_is_one_of_the_machine_and_its_numbers_do_not_count():
+    first, second = (
+        f"OutOfMemoryError: CUDA out of memory. Process {n} has {n}.5 GiB in use" for n in (7, 12)
+    )
+    assert failures.lasting(first) == failures.lasting(second) != ""
+    assert failures.lasting("FileNotFoundError: [Errno 2] No such file or directory: 'a'")
+    for message in (
+        "OSError: [Errno 28] No space left on device",
+        "OSError: [Errno 5] Input/output error: 'corpus'",
+        "RuntimeError: [gloo] Connection reset by peer",
+        "10.0.0.1 port 4711, where the ranks meet, cannot be opened (Address already in use)",
+        "AcceleratorError: CUDA error: out of memory",
+        "",
+    ):
+        assert failures.lasting(message) == "", message

@@ -253,7 +253,7 @@ def test_more_ranks_than_visible_gpus_are_refused_before_a_launch(machine):
             launcher=launcher, processes_per_node=3
         )
         machine(1)
-        assert "2 ranks on a machine with 1 usable GPUs" in refusal(launcher=launcher)
+        assert "2 ranks on a machine with 1 usable GPU " in refusal(launcher=launcher)
         machine(8, "-1")
         assert not refusal(launcher=launcher, processes_per_node=16)  # on the CPU
     machine(1)

@@ -83,7 +83,7 @@ def test_more_ranks_than_gpus_are_refused_before_the_run_folder_is_made(
     monkeypatch.setattr(gpus, "visible_gpus", lambda *_: ["3"])
     code, _, error = supervise(*arguments)
     assert code == 2
-    assert "supervision.processes_per_node: 2 ranks on a machine with 1 usable GPUs" in error
+    assert "supervision.processes_per_node: 2 ranks on a machine with 1 usable GPU " in error
     assert not (tmp_path / "run").exists()
 
 

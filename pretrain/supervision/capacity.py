@@ -1,0 +1,73 @@
+"""Whether this machine can hold a run, as far as that is known before a launch.
+
+Only what cannot possibly fit is refused: the bounds leave out activations, buffers and what other
+programs use. Imports no torch.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import psutil
+
+from pretrain.config.run import RunConfig
+from pretrain.run import checkpoints, ledger, metrics
+from pretrain.spikes.policy import max_checkpoints_kept
+from pretrain.supervision import gpus
+
+_WAY_OUT = (
+    "use a smaller model, a higher ZeRO stage on more GPUs, or offload (training.deepspeed; "
+    "`python -m pretrain plan` shows the memory of each stage)"
+)
+
+
+def check_memory(device_bytes: int, host_bytes: int, ranks: int) -> list[str]:
+    """Compare what the ranks of this machine need at least with the memory that it has.
+
+    Args:
+        device_bytes: what a rank needs on its GPU, or in host memory where there is none.
+        host_bytes: what a rank needs in host memory.
+        ranks: number of ranks on this machine.
+
+    Returns:
+        Warnings: what would fit, but is not free now.
+
+    Raises:
+        ValueError: the memory is too small even if nothing else used it.
+    """
+    host = psutil.virtual_memory()
+    if not gpus.visible_gpus():
+        device_bytes, host_bytes = 0, device_bytes + host_bytes
+    needs = [("this machine", ranks, host_bytes, host.total, host.available)]
+    if cards := gpus.memory():
+        total, free = max(total for total, _ in cards), max(free for _, free in cards)
+        needs.append(("a GPU of this machine", 1, device_bytes, total, free))
+    warnings = []
+    for where, sharing, each, total, free in needs:
+        needed = sharing * each
+        text = (
+            f"memory: weights, gradients and optimizer state of {metrics.count(sharing, 'rank')} "
+            f"need at least {needed / 1e9:,.1f} GB of {where}, which has {total / 1e9:,.1f} GB"
+        )
+        if needed > total:
+            raise ValueError(f"{text}; {_WAY_OUT}")
+        if needed > free:
+            warnings.append(f"{text}, of which {free / 1e9:,.1f} GB are free now")
+    return warnings
+
+
+def refuse_small_disk(config: RunConfig, parameters: int) -> None:
+    """Check that the run's disk has room for the checkpoints that may be kept.
+
+    A run that has a checkpoint already is checked by its next attempt, which knows its size.
+
+    Raises:
+        ValueError: names both sizes.
+    """
+    run = Path(config.folder)
+    records = ledger.read(run / ledger.FILE_NAME)
+    if ledger.run_state(records, config.training.seed).checkpoints:
+        return
+    existing = next(path for path in (run, *run.absolute().parents) if path.is_dir())
+    size = checkpoints.BYTES_PER_PARAMETER * parameters
+    checkpoints.refuse_small_disk(existing, max_checkpoints_kept(config) + 1, size)
