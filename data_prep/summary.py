@@ -13,6 +13,7 @@ ALLOWED_BROKEN = 0.1
 """Largest share of broken records, and of their bytes, without a warning."""
 _ENCODED = {"too-long", "too-short"}
 _NOT_BROKEN = {*_ENCODED, "duplicate", "empty"}
+_WIDTHS = (("documents", 14), ("tokens", 18), ("MB of text", 14))
 _NOT_RECORDED = (
     "tokens and bytes are left out: an earlier version made this corpus, or a part of it, and did "
     "not record those of rejected documents"
@@ -84,19 +85,19 @@ def table(manifest: CorpusManifest) -> Iterator[str]:
     if len(found) == 1:
         yield "rejected: nothing"
         return
-    width = max(len(row.name) for row in found) + 2
     with_sizes = has_sizes(manifest)
-    yield f"{'':{width}}{'documents':>14}{'share':>8}" + (
-        f"{'tokens':>18}{'share':>8}{'MB of text':>14}{'share':>8}" if with_sizes else ""
-    )
+    widths = _WIDTHS if with_sizes else _WIDTHS[:1]
+    first = max(len(row.name) for row in found) + 2
+    yield " " * first + "".join(f"{title:>{width}}{'share':>8}" for title, width in widths)
     for row, share in zip(found, shares(found), strict=True):
-        line = f"{row.name:{width}}{row.documents:14,}{share.documents:8.1%}"
-        if with_sizes:
-            megabytes = None if row.text_bytes is None else row.text_bytes / 1e6
-            line += _cell(row.tokens, share.tokens, "18,") + _cell(
-                megabytes, share.text_bytes, "14,.2f"
-            )
-        yield line.rstrip()
+        tokens = "-" if row.tokens is None else f"{row.tokens:,}"
+        megabytes = "-" if row.text_bytes is None else f"{row.text_bytes / 1e6:,.2f}"
+        cells = zip(widths, (f"{row.documents:,}", tokens, megabytes), share, strict=False)
+        line = "".join(
+            f"{size:>{width}}{'' if part is None else f'{part:.1%}':>8}"
+            for (_, width), size, part in cells
+        )
+        yield f"{row.name:{first}}{line}".rstrip()
     if not with_sizes:
         yield _NOT_RECORDED
     elif any(row.tokens is None for row in found):
@@ -127,9 +128,3 @@ def broken_warning(manifest: CorpusManifest) -> str | None:
 
 def _sum(by_subset: Mapping[str, int] | None) -> int | None:
     return None if by_subset is None else sum(by_subset.values())
-
-
-def _cell(size: float | None, share: float | None, form: str) -> str:
-    if size is None:
-        return f"{'-':>{form.partition(',')[0]}}{'':8}"
-    return f"{size:{form}}{share:8.1%}"

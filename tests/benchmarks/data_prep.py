@@ -19,6 +19,7 @@ from data_prep.files import strict_json
 
 ROOT = Path(__file__).parents[2]
 COPIES = 12  # of each input for the comparison of workers, so that start-up is a small part
+MAX_TOKENS = 2048  # the published filter
 _BATCH = 256
 
 
@@ -167,6 +168,7 @@ def _run_prepare(inputs: Path, tokenizer: Path, workers: int, corpus: Path) -> f
     shutil.rmtree(corpus, ignore_errors=True)
     command = [sys.executable, "-m", "data_prep", "prepare", "--input", f"{inputs}/*.jsonl.zst"]
     command += ["--tokenizer", str(tokenizer), "--output", str(corpus), "--workers", str(workers)]
+    command += ["--max-tokens", str(MAX_TOKENS)]
     start = time.perf_counter()
     _run(command)
     return time.perf_counter() - start
@@ -269,7 +271,7 @@ def shards(tokenizer: Path, inputs: list[Path]) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         shutil.copy(tokenizer / "tokenizer.json", folder)
         for index, path in enumerate(inputs):
-            prepare_shard(ShardTask(index, path, Path(folder), Settings(), "measured"))
+            prepare_shard(ShardTask(index, path, Path(folder), Settings(MAX_TOKENS), "measured"))
         start = time.perf_counter()
     return {
         "seconds_excluded": time.perf_counter() - start,  # to remove the files
