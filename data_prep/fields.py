@@ -59,14 +59,15 @@ class Fields:
 
     def take(self, record: Mapping[str, object]) -> tuple[object, str]:
         """Return the text of a record, of any type or MISSING, and the subset."""
-        text, subset = find(record, self.text_key), find(record, self.subset_key)
-        has_subset = isinstance(subset, str) and bool(subset)
+        text, name = find(record, self.text_key), find(record, self.subset_key)
+        subset = name if isinstance(name, str) and name else None
         self._records += 1
         self._texts += text is not MISSING
-        self._subsets += has_subset
-        if not (self._texts and self._subsets) and len(self._names) < _MOST_NAMES:
+        self._subsets += subset is not None
+        is_incomplete = text is MISSING or (subset is None and self.subset_key != SUBSET_KEY)
+        if is_incomplete and len(self._names) < _MOST_NAMES:
             self._names.update(dict.fromkeys(_names(record)))
-        return text, subset if isinstance(subset, str) and subset else UNKNOWN_SUBSET
+        return text, subset or UNKNOWN_SUBSET
 
     def columns(self, names: Sequence[str]) -> list[str]:
         """Return the columns of a table that hold the text and the subset.
