@@ -274,11 +274,9 @@ def validation_line(validation: Sequence[Line]) -> str:
         f"validation after {newest['step']:,} steps: loss {format_number(newest['loss'], '.4f')}, "
         f"perplexity {format_number(newest['perplexity'], '.2f')}"
     )
-    if best is None or len(validation) == 1:
+    if best is None or best is newest:
         return text
-    if best is newest:
-        return f"{text} (the best so far)"
-    return f"{text} (best {best['perplexity']:.2f} after {best['step']:,} steps)"
+    return f"{text} (best {best['perplexity']:.2f} after {best['step']:,})"
 
 
 def loss_of(line: Line) -> float:

@@ -94,6 +94,9 @@ def _validation(measured: Sequence[Line]) -> list[str]:
         return []
     newest = measured[-1]
     rows = {"all": newest, **(newest["subsets"] if len(newest["subsets"]) > 1 else {})}
+    best = metrics.best_validation(measured)
+    if best is not None and best is not newest:
+        rows[f"all, best (after {best['step']:,} steps)"] = best
     return [
         f"## Validation after {newest['step']:,} steps",
         "",
@@ -105,7 +108,5 @@ def _validation(measured: Sequence[Line]) -> list[str]:
             f"{format_number(row['perplexity'], '.2f')} |"
             for name, row in rows.items()
         ),
-        "",
-        f"{metrics.validation_line(measured)}.",
         "",
     ]

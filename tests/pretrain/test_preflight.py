@@ -32,6 +32,18 @@ def test_a_valid_recipe_gives_the_model_and_the_corpus(recipe, corpus, tmp_path)
             ["model.variant=baseline", "data.sequence_length=65"],
             "data.sequence_length 65 is above the model's max_positions 64",
         ),
+        (
+            ["batch.global_batch_size=1024"],
+            "train split has [0-9]+ blocks of .* 64, fewer than the batch.global_batch_size 1,024",
+        ),
+        (
+            ["training.attention_backend=flex", "model.overrides.attention_dropout=0"],
+            "training.attention_backend: 'flex' needs a GPU; on cpu write dense",
+        ),
+        (
+            ["model.size=large", "model.overrides.num_layers=100000"],
+            "memory: weights, .* of 2 ranks need at least [0-9,.]+ GB of this machine, which has",
+        ),
         (["model.overrides.num_layers=two"], "model.num_layers: 'two' .* a whole number"),
         (["optimizer.lerning_rate=1"], "unknown key 'optimizer.lerning_rate'; did you mean"),
         (["training.steps"], "is not an override"),

@@ -58,6 +58,23 @@ def test_parameters_follow_the_formula(size, variant):
     assert plan.parameters(config) == expected - (rows - config.vocab_size) * hidden
 
 
+@pytest.mark.parametrize("variant", presets.VARIANTS)
+def test_the_lower_bound_is_close_to_what_is_counted_and_never_above_it(variant):
+    for name in ("zero1_bf16", "zero3_bf16_offload"):
+        config = recipes.load(
+            "pile-base",
+            ["data.vocab_size=50265", f"model.variant={variant}", f"training.deepspeed={name}"],
+        )
+        planned = plan.plan(config, 8, "h100", 0.5)
+        model = presets.build("base", variant, 50265, {})
+        count, device, host = plan.least_states(config, model, 8)
+        assert 0.98 * planned.parameters < count <= planned.parameters
+        memory = planned.memory[planned.stage]
+        states = memory.weights + memory.gradients + memory.optimizer
+        assert 0.98 * states < device + host <= states
+        assert bool(host) == (name == "zero3_bf16_offload")
+
+
 def test_flops_and_hours_of_the_pile_recipes():
     """771 and 2462 MFLOP per token; 23.9 and 76.5 hours on 8 A100 at half their peak."""
     base, large = of("pile-base"), of("pile-large")

@@ -39,7 +39,8 @@ def test_the_report_has_picture_table_validation_and_history(history, tmp_path, 
     recipes.dump(RunConfig(training=TrainingConfig(steps=20000, seed=SEED)), run / "run.yaml")
     scores = {"loss": 5.1, "perplexity": 164.0, key: 1200}
     line = {"attempt": 2, "step": 20, **scores, "subsets": {"A": scores, "B": scores}}
-    (run / metrics.VALIDATION).write_text(json.dumps(line) + "\n")
+    best = {**line, "attempt": 1, "step": 5, "loss": 4.9, "perplexity": 134.0}
+    (run / metrics.VALIDATION).write_text(json.dumps(best) + "\n" + json.dumps(line) + "\n")
     assert command_line.main(["report", str(run)]) == 0
     assert capsys.readouterr().out == f"{run / 'report.md'}\n"
     text = (run / "report.md").read_text()
@@ -51,6 +52,8 @@ def test_the_report_has_picture_table_validation_and_history(history, tmp_path, 
         "| seeds of the surviving lineage, from step | 5 from 0, 6 from 9 |",
         "## Validation after 20 steps",
         "| B | 1,200 | 5.1000 | 164.00 |",
+        "| all, best (after 5 steps) | 1,200 | 4.9000 | 134.00 |",
+        f"- next: python -m pretrain export {run} --output MODEL",
         "2. LOSS SPIKE confirmed at step 13",
     ):
         assert part in text

@@ -1,6 +1,7 @@
 """What `status` says about a run."""
 
 import fcntl
+import json
 import math
 
 import pytest
@@ -9,7 +10,7 @@ from pretrain import __main__ as command_line
 from pretrain.config import load as recipes
 from pretrain.config.run import RunConfig, TrainingConfig
 from pretrain.run import folder as run_folder
-from pretrain.run import ledger, status
+from pretrain.run import ledger, metrics, status
 from tests.pretrain.histories import SEED, History
 
 
@@ -146,3 +147,102 @@ def test_an_attempt_begins_with_sentences_about_what_led_to_it():
     text = status.since_last_attempt(history.records)
     assert [sentence.split()[0] for sentence in text] == ["rolled", "attempt"]
     assert len(status.since_last_attempt(history.records[:2])) == 1
+
+
+def validate(run, *losses):
+    """Write measurements after 3, 6, 9, ... steps, by the first attempt."""
+    lines = [
+        {"attempt": 1, "step": 3 * n, "loss": loss, "perplexity": math.exp(loss), "subsets": {}}
+        for n, loss in enumerate(losses, start=1)
+    ]
+    (run / metrics.VALIDATION).write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def test_it_names_the_newest_and_the_best_validation_the_log_and_the_next_command(run, capsys):
+    (run / "logs").mkdir()
+    for number in (1, 2, 10):
+        (run / "logs" / f"attempt-{number:03d}.log").touch()
+    (run / "logs" / "attempt-011-node-001.log").touch()
+    validate(run, 5.5, 5.0, 5.25)
+    text = shown(run, capsys)
+    expected = "validation after 9 steps: loss 5.2500, perplexity 190.57 (best 148.41 after 6)"
+    assert expected in text.splitlines()
+    assert text.splitlines()[-2:] == [
+        f"log: {run}/logs/attempt-010.log",
+        f"next: python -m pretrain supervise {run}/run.yaml",
+    ]
+    ledger.append(run / ledger.FILE_NAME, "done", step=20000)
+    assert f"next: python -m pretrain export {run} --output" in shown(run, capsys)
+
+
+def test_json_has_the_state_the_scores_and_null_for_what_is_unknown(run, capsys):
+    def read():
+        assert command_line.main(["status", str(run), "--json"]) == 0
+        return json.loads(capsys.readouterr().out)
+
+    found = read()
+    assert (found["state"], found["step"], found["steps"]) == ("stopped", 11, 20000)
+    assert (found["loss"], found["tokens_per_second"]) == (5.0, 200.0)
+    assert found["eta_seconds"] == (20000 - 11) * 0.5
+    assert (found["attempts"], found["rollbacks"], found["checkpoints"]) == (2, 1, [9])
+    assert found["reason"] == "the launcher ended with code 9"
+    for name in ("validation", "best_validation", "share_of_tokens", "log", "suspected_since"):
+        assert found[name] is None
+    validate(run, 5.0, math.inf)
+    found = read()
+    assert found["validation"] == {"step": 6, "loss": None, "perplexity": None}
+    assert found["best_validation"]["step"] == 3
+    ledger.append(run / ledger.FILE_NAME, "attempt", attempt=3, step=9, share_of_tokens=0.97)
+    (run / "metrics.jsonl").unlink()
+    found = read()
+    assert (found["share_of_tokens"], found["step"], found["loss"]) == (0.97, 0, None)
+    ledger.append(run / ledger.FILE_NAME, "gave-up", reason="it looks structural")
+    assert (read()["state"], read()["reason"]) == ("given-up", "it looks structural")
+    with (run / run_folder.SUPERVISOR_LOCK).open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        assert read()["state"] == "starting"
+
+
+def test_a_run_whose_first_attempt_has_not_begun_is_shown(run, capsys):
+    (run / "run.yaml").rename(run / run_folder.SUPERVISED)
+    (run / ledger.FILE_NAME).unlink()
+    (run / metrics.METRICS).unlink()
+    text = shown(run, capsys)
+    assert "not being trained; it would continue from step 0 of 20,000" in text
+    assert text.endswith(f"next: python -m pretrain supervise {run}/supervised.yaml\n")
+
+
+def test_watching_without_a_terminal_prints_a_line_for_each_change_until_the_end(
+    run, capsys, monkeypatch
+):
+    looks = []
+
+    def sleep(seconds):
+        looks.append(seconds)
+        if len(looks) == 2:
+            ledger.append(run / ledger.FILE_NAME, "commit", attempt=2, step=12)
+        if len(looks) == 3:
+            ledger.append(run / ledger.FILE_NAME, "done", step=20000)
+
+    monkeypatch.setattr(status.time, "sleep", sleep)
+    assert command_line.main(["status", str(run), "--watch"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(looks) == 3
+    assert [line.split(";")[-1].split(":")[0] for line in lines] == [
+        " it would continue from step 9 of 20,000",
+        " it would continue from step 12 of 20,000",
+        "finished",
+    ]
+
+
+def test_watching_ends_with_ctrl_c_and_on_a_terminal_the_page_is_drawn_again(run, monkeypatch):
+    def interrupt(seconds):
+        raise KeyboardInterrupt
+
+    written = []
+    monkeypatch.setattr(status.time, "sleep", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        status.watch(run, written.append, redraw=True)
+    assert written[0].startswith("\x1b[H\x1b[2J")
+    assert "LOSS SPIKE confirmed" in written[0]
+    assert command_line.main(["status", str(run), "--watch"]) == 0

@@ -180,6 +180,80 @@ def test_progress_is_printed_once_for_a_step_and_an_adopted_launcher_has_no_exit
     assert "failed: the launcher ended and the run is not done" in "".join(output)
 
 
+@pytest.mark.parametrize(
+    ("script", "reason"),
+    [
+        ("raise ImportError('libfoo.so.1: no such file')", "ImportError: libfoo.so.1"),
+        ("os.execv(sys.executable, [sys.executable, '-m', 'no.such'])", "No module named 'no'"),
+    ],
+)
+def test_a_launcher_that_fails_twice_with_the_same_error_is_not_started_again(
+    opened, tmp_path, monkeypatch, script, reason
+):
+    output = []
+    launcher = Launcher(monkeypatch, script)
+    assert supervise(opened, tmp_path, output) == 1
+    assert launcher.started == 2
+    last = ledger.read(tmp_path / "ledger.jsonl")[-1]
+    assert last["kind"] == "gave-up"
+    assert last["reason"].startswith("two attempts in a row failed before their first step")
+    assert reason in last["reason"]
+    assert "".join(output).count("the end of its log") == 1
+
+
+def test_a_rank_that_fails_twice_with_the_same_error_is_not_started_again_and_others_are(
+    opened, tmp_path, monkeypatch
+):
+    wrong = FAILS + "record('attempt', attempt={0}); fail(0, 1, KeyError('a {0} b'), True)"
+    stepped = "; heartbeat.Heartbeat(run, token).beat('step', 1)"
+    scripts = [wrong.format(1), wrong.format(2) + stepped, wrong.format(3), wrong.format(4)]
+    launcher = Launcher(monkeypatch, *scripts)
+    assert supervise(opened, tmp_path, [], max_crashes=9) == 1
+    assert launcher.started == 4
+    crashes = [r for r in ledger.read(tmp_path / "ledger.jsonl") if r["kind"] == "crash"]
+    assert [r["error_at_start"] for r in crashes] == [
+        "KeyError: 'a # b'",
+        "",
+        *["KeyError: 'a # b'"] * 2,
+    ]
+
+
+def test_a_rank_that_is_killed_at_every_start_is_started_again(opened, tmp_path, monkeypatch):
+    """As the kernel does where memory is short, perhaps because of another program."""
+    launcher = Launcher(
+        monkeypatch, "print('ValueError: of another rank', flush=True); os.kill(os.getpid(), 9)"
+    )
+    assert supervise(opened, tmp_path, []) == 1
+    assert launcher.started == 3
+    assert "3 attempts crashed" in ledger.read(tmp_path / "ledger.jsonl")[-1]["reason"]
+
+
+def test_a_recipe_that_is_refused_again_by_a_second_supervisor_is_refused_once_more(
+    opened, tmp_path, monkeypatch
+):
+    launcher = Launcher(monkeypatch, "print('error: no such thing'); raise SystemExit(2)")
+    for number in (1, 2):
+        assert supervise(opened, tmp_path, []) == 2
+        assert launcher.started == number
+
+
+def test_each_validation_is_printed_with_the_best_one(opened, tmp_path, monkeypatch):
+    line = {"attempt": 1, "perplexity": 20.0, "subsets": {}}
+    script = "record('attempt')\nwith (run / 'validation.jsonl').open('a') as file:\n" + "".join(
+        f"    file.write({json.dumps({**line, 'step': step, 'loss': loss})!r} + chr(10))\n"
+        "    file.flush()\n    time.sleep(0.5)\n"
+        for step, loss in ((100, 3.0), (200, 3.1))
+    )
+    Launcher(monkeypatch, script + "record('done')")
+    output = []
+    assert supervise(opened, tmp_path, output) == 0
+    assert [text for text in output if text.startswith("[supervisor] validation")] == [
+        "[supervisor] validation after 100 steps: loss 3.0000, perplexity 20.00\n",
+        "[supervisor] validation after 200 steps: loss 3.1000, perplexity 20.00 "
+        "(best 20.00 after 100)\n",
+    ]
+
+
 def test_a_recipe_that_was_accepted_once_is_tried_again(opened, tmp_path, monkeypatch):
     """A disk may have been full or unavailable."""
     Launcher(monkeypatch, "record('attempt'); raise SystemExit(1)", FAILS_ONCE)
