@@ -55,7 +55,7 @@ class Source(Protocol):
 
 
 class _Packed(ABC):
-    """Blocks of whole documents. A document that is longer than a block is left out."""
+    """Blocks of documents. Longer documents are dropped, unless a subclass cuts them."""
 
     name: ClassVar[str]
     documents_apart: ClassVar[bool]
@@ -200,12 +200,12 @@ class BestFitBlocks(_Packed):
 
 
 class ChunkedBlocks(BestFitBlocks):
-    """All tokens: documents that are longer than a block are cut into chunks.
+    """Blocks that hold every token: documents that are longer than a block are cut into chunks.
 
-    A chunk has an `<s>` of its own and is attended to alone. All chunks of a document but the last
-    fill a block each. The last chunks, which are whole documents where these are short enough, are
-    packed best-fit (Ding et al. 2024, "Fewer Truncations Improve Language Modeling", section 2).
-    These blocks come first, the full chunks follow in the corpus's order.
+    Each chunk has its own `<s>` and does not see other chunks. All chunks of a document but the
+    last fill a block each. The last chunks, and the documents that are short enough, are packed
+    best-fit (Ding et al. 2024, "Fewer Truncations Improve Language Modeling"). These blocks come
+    first; the full chunks follow in the corpus's order.
     """
 
     name = "chunked"
@@ -244,8 +244,8 @@ class ChunkedBlocks(BestFitBlocks):
         room, chunk = self.sequence_length - 1, self._full_chunk(index)
         if chunk:
             return np.array([chunk[1] * room])
-        lengths = self.corpus.lengths[self.documents(index)].astype(np.int64)
-        return (lengths - 1) // room * room
+        last_tokens: Ids = self.corpus.lengths[self.documents(index)].astype(np.int64) - 1
+        return last_tokens // room * room
 
     @cached_property
     def _tokens(self) -> int:

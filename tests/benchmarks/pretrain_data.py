@@ -2,7 +2,7 @@
 
     python -m tests.benchmarks.pretrain_data
 
-Prints a table and exits with status 1 if a target is missed. Takes 5 minutes, 4 GB of memory and
+Prints a table and exits with status 1 if a target is missed. Takes 6 minutes, 4 GB of memory and
 200 MB of disk space. Each row is measured in a fresh process.
 """
 

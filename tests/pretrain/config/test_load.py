@@ -426,6 +426,16 @@ def test_every_published_configuration_is_a_recipe_and_a_variant(published, name
     assert config.training.seed == 1
 
 
+@pytest.mark.parametrize("path", sorted(recipes.RECIPES.glob("*.yaml")), ids=lambda path: path.stem)
+def test_only_published_recipes_may_drop_text(path):
+    data = recipes.load(str(path)).data
+    if path.stem in {row[1] for row in PUBLISHED}:
+        assert (data.packing, data.minimum_share_of_tokens) == ("complete", 0)
+    else:
+        assert data.minimum_share_of_tokens == 0.9
+        assert data.packing == ("chunked" if path.stem == "demo" else "complete")
+
+
 def test_there_are_nine_published_configurations_on_the_pile_and_twelve_on_wikitext():
     assert len({row[0] for row in PUBLISHED}) == len(PUBLISHED) == 9 + 12
     assert {row[2] for row in PUBLISHED} == set(presets.VARIANTS)
