@@ -241,7 +241,7 @@ def protected(
 
 
 def usual_checkpoints_kept(config: RunConfig) -> int:
-    """Number of checkpoints that a run keeps at its end if no spike was ever suspected."""
+    """Most checkpoints that a run keeps if no spike is ever suspected; at times it is one fewer."""
     interval, steps = config.training.checkpoint_interval, config.training.steps
     first = interval * max(1, (steps - _longest_reach(config)) // interval)
     saved = [*range(first, steps, interval), steps]

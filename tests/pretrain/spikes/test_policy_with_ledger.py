@@ -114,8 +114,7 @@ def test_the_usual_number_of_checkpoints_is_what_a_run_without_a_spike_keeps(int
         saved = ledger.run_state(records(*events), 1).checkpoints
         events += [("delete", {"step": old}) for old in saved if old not in keep]
         most = max(most, len(keep))
-    assert usual_checkpoints_kept(config) == len(keep)
-    assert most - len(keep) <= 1
+    assert most <= usual_checkpoints_kept(config) <= len(keep) + 1
     assert most <= max_checkpoints_kept(config)
 
 
