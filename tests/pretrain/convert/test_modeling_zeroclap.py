@@ -205,6 +205,27 @@ def test_losses_of_tokens_and_of_answers_are_means(transformers, exported, input
     close(output.loss, sum(losses) / 2)
 
 
+def test_accumulated_micro_batches_can_have_the_loss_of_the_whole_batch(
+    transformers, exported, inputs
+):
+    """Trainer passes the number of targets of all of them to models that say so."""
+    model = loaded(transformers, exported("zero-clap").folder)
+    assert model.accepts_loss_kwargs
+    labels = inputs["input_ids"].masked_fill(inputs["input_ids"] > 200, -100).clamp(max=50)
+    whole = model(**inputs, labels=labels).loss
+    targets = (labels != -100).sum()
+    parts = [
+        model(
+            input_ids=inputs["input_ids"][row],
+            attention_mask=inputs["attention_mask"][row],
+            labels=labels[row],
+            num_items_in_batch=targets,
+        ).loss
+        for row in (slice(0, 1), slice(1, 2))
+    ]
+    close(sum(parts), whole)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
