@@ -23,7 +23,7 @@ from pretrain.engine.settings import DS_CONFIGS
 from pretrain.exit_codes import EXIT_PREEMPTED
 from pretrain.run import metrics
 from pretrain.run.folder import SUPERVISED
-from pretrain.supervision import control, gpus, launch, processes
+from pretrain.supervision import control, launch, processes
 from pretrain.supervision.nodes import Node
 from tests.chaos.conftest import PATIENCE, ROOT, SHORT, weights
 from tests.chaos.fault import PLAN
@@ -133,16 +133,31 @@ def test_the_ledger_says_which_rank_failed_and_why(launcher, chaos, undisturbed)
     chaos.assert_same_as(undisturbed)
 
 
-@pytest.mark.skipif(gpus.visible_gpus(), reason="GPUs have this attention backend")
 @LAUNCHERS
-def test_a_recipe_that_only_ranks_can_refuse_is_refused_once(launcher, chaos):
-    overrides = [f"supervision.launcher={launcher}", "training.attention_backend=flex"]
-    overrides += ["model.overrides.attention_dropout=0.0"]
+def test_a_recipe_that_only_ranks_can_refuse_is_refused_once(launcher, chaos, tmp_path):
+    settings = json.loads((DS_CONFIGS / "zero1_fp32.json").read_text())
+    settings["zero_optimization"]["stagee"] = 1
+    (tmp_path / "wrong.json").write_text(json.dumps(settings))
+    overrides = [f"supervision.launcher={launcher}"]
+    overrides += [f"training.deepspeed={tmp_path / 'wrong.json'}"]
     assert chaos.supervise(*overrides) == 2, chaos.output()
     assert "error: rank 0, 1 on" in chaos.log.read_text()
-    assert "'flex' needs a GPU" in chaos.log.read_text()
+    assert "unknown DeepSpeed key stagee" in chaos.log.read_text()
     assert len(list((chaos.run / "logs").iterdir())) == 1
     assert not chaos.kinds("crash")
+
+
+@pytest.mark.parametrize("module", ["deepspeed", "megatron"])  # of the launcher; of the ranks
+def test_a_broken_installation_is_told_after_two_launches(module, chaos, tmp_path):
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    (broken / f"{module}.py").write_text("raise ImportError('libfoo.so.1: cannot open')\n")
+    path = os.pathsep.join([str(broken), str(ROOT)])
+    assert chaos.supervise(PYTHONPATH=path) == 1, chaos.output()
+    assert chaos.kinds("crash", "gave-up") == ["crash", "crash", "gave-up"]
+    reason = chaos.records("gave-up")[0]["reason"]
+    assert "with the same error" in reason
+    assert "ImportError: libfoo.so.1: cannot open" in reason
 
 
 def test_a_new_supervisor_adopts_or_ends_what_a_killed_one_left(chaos, undisturbed):
