@@ -45,7 +45,8 @@ def recipes(options: argparse.Namespace) -> int:
 def show(options: argparse.Namespace) -> None:
     """Print every setting of a run, with its documentation and where its value comes from.
 
-    What is printed is a recipe of the same run.
+    What is printed is a recipe of the same run; without a folder of its own, it runs in the folder
+    of the name that you save it under.
 
     example: python -m pretrain show pile-large model.variant=zero-clap
     """
@@ -53,6 +54,8 @@ def show(options: argparse.Namespace) -> None:
 
     config = load(options.recipe, options.overrides)
     found = sources(options.recipe, options.overrides)
+    if "folder" not in found:  # saved under another name, the recipe has a folder of that name
+        config = dataclasses.replace(config, folder="")
     sys.stdout.write("".join(f"{line}\n" for line in _described(config, found)))
 
 

@@ -30,7 +30,7 @@ SMALLER = {
     "--vocab-size 50265": "--vocab-size 2000",
     "--workers 16": "--workers 2",
     "supervise pile-base model": "supervise small training.steps=120 model",
-    "--tasks all --seeds 1,2,3": "--tasks RTE --seeds 1",
+    "--tasks all --seeds 1-3": "--tasks RTE --seeds 1",
 }
 """What the README says for the Pile, and what takes its place on a small machine."""
 

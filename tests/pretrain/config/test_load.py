@@ -433,7 +433,7 @@ def test_only_published_recipes_may_drop_text(path):
         assert (data.packing, data.minimum_share_of_tokens) == ("complete", 0)
     else:
         assert data.minimum_share_of_tokens == 0.9
-        assert data.packing == ("chunked" if path.stem == "demo" else "complete")
+        assert data.packing == ("chunked" if path.stem in ("demo", "small") else "complete")
 
 
 def test_there_are_nine_published_configurations_on_the_pile_and_twelve_on_wikitext():
