@@ -116,7 +116,9 @@ class BatchConfig:
         Raises:
             ValueError: the ranks do not divide the batch, at the start of its ramp or later.
         """
-        self._refuse_remainder(self.micro_batch_size * world_size, f" x {world_size} ranks")
+        self._refuse_remainder(
+            self.micro_batch_size * world_size, f" x {world_size} rank{'s' * (world_size > 1)}"
+        )
         return self.global_batch_size // (self.micro_batch_size * world_size)
 
     def size(self, step: int) -> int:
