@@ -116,9 +116,8 @@ class BatchConfig:
         Raises:
             ValueError: the ranks do not divide the batch, at the start of its ramp or later.
         """
-        self._refuse_remainder(
-            self.micro_batch_size * world_size, f" x {world_size} rank{'s' * (world_size > 1)}"
-        )
+        ranks = f"{world_size} rank{'' if world_size == 1 else 's'}"
+        self._refuse_remainder(self.micro_batch_size * world_size, f" x {ranks}")
         return self.global_batch_size // (self.micro_batch_size * world_size)
 
     def size(self, step: int) -> int:
