@@ -295,6 +295,7 @@ def test_an_exported_program_takes_batches_of_all_sizes(variant, transformers, e
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # of the exporter itself
 @pytest.mark.parametrize("variant", presets.VARIANTS)
 def test_onnx_gives_the_same_logits(variant, transformers, exported, tmp_path):
     for name in ("onnx", "onnxscript"):

@@ -1,6 +1,7 @@
 """Model folders: weights, architecture and vocabulary, together or not at all."""
 
 import json
+import os
 
 import pytest
 import torch
@@ -48,6 +49,13 @@ def test_a_model_comes_back_with_all_that_it_is(saved, tokenizer):
     assert loaded.provenance == {"step": 7}
     ids, places = torch.arange(4, 24)[None], torch.arange(20)
     assert torch.equal(loaded.model(ids, None, places), model.eval()(ids, None, places))
+
+
+def test_every_file_is_readable_as_the_umask_says(saved):
+    umask = os.umask(0)
+    os.umask(umask)
+    for path in [saved, *saved.iterdir()]:
+        assert path.stat().st_mode & 0o444 == 0o444 & ~umask, path
 
 
 def test_a_folder_with_something_in_it_is_not_written_into(saved, tokenizer):
