@@ -78,11 +78,12 @@ def attend(qkv: Tensor, context: AttentionContext, dropout: float) -> Tensor:
     if isinstance(bias, FlexBias):
         return flex_attend(query, key, value, bias).transpose(1, 2)
     if context.weights is not None:
-        scores = query @ key.transpose(2, 3) * query.shape[-1] ** -0.5
+        scores: Tensor = query @ key.transpose(2, 3) * query.shape[-1] ** -0.5
         scores = scores if bias is None else scores + bias
         weights = scores.softmax(-1, dtype=torch.float32).to(query.dtype)
         context.weights.append(weights)
-        return (F.dropout(weights, dropout) @ value).transpose(1, 2)
+        eager: Tensor = F.dropout(weights, dropout) @ value
+        return eager.transpose(1, 2)
     mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=bias, dropout_p=dropout)
     return mixed.transpose(1, 2)
 
@@ -124,18 +125,18 @@ def dense_bias(
         in parts, at most one of the first and one of the second or third kind.
     """
 
+    # ONNX looks up by 64-bit indices only.
+    kind = torch.int64 if torch.compiler.is_exporting() else torch.int32
+
     def indices(count: int) -> Tensor:
-        return torch.arange(count, dtype=torch.int32, device=x.device)
+        return torch.arange(count, dtype=kind, device=x.device)
 
     batch, length, _ = x.shape
     row, head = indices(batch)[:, None, None, None], indices(num_heads)[:, None, None]
     key = indices(length)
     query = key[:, None]
     bias = None if scores is None else scores(head, query, key).to(x.dtype)[None]
-    visible = None
-    if document_ids is not None:
-        # ONNX looks up by 64-bit indices only.
-        visible = same_document(document_ids)(row.long(), head, query.long(), key.long())
+    visible = None if document_ids is None else same_document(document_ids)(row, head, query, key)
     zero = torch.zeros((), dtype=x.dtype, device=x.device)
     if in_parts and not (bias is not None and bias.requires_grad):
         mask = None if visible is None else _masked(zero, visible)
