@@ -124,7 +124,6 @@ def dense_bias(
         [1, H, T, T], [B, 1, 1, T], [B, 1, T, T] or [B, H, T, T], or None where nothing is added;
         in parts, at most one of the first and one of the second or third kind.
     """
-
     # ONNX looks up by 64-bit indices only.
     kind = torch.int64 if torch.compiler.is_exporting() else torch.int32
 
