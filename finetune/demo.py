@@ -46,7 +46,7 @@ def stages(output: Path, world_size: int) -> list[Stage]:
         Stage(
             "text to indexed binaries, with several processes",
             f"data_prep prepare --input {texts} --output {out}/corpus --tokenizer {out}/vocabulary "
-            "--max-tokens 128 --long split --valid-fraction 0.05 --workers 2",
+            "--valid-fraction 0.05 --workers 2",
         ),
         Stage("check every checksum and index", f"data_prep verify {out}/corpus"),
         Stage(

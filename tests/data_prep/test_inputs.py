@@ -25,7 +25,7 @@ def test_dataset_on_the_hub_gets_its_current_commit(monkeypatch: pytest.MonkeyPa
     assert find_inputs([source]) == [source]
     document, reject = read(source)
     assert document == Document("a", "unknown", source, 1)
-    assert reject == Reject("no-text", "unknown", source, 2)
+    assert reject == Reject("no-text", "unknown", source, 2, 0)
     options = {"split": "test", "revision": "1234abcd", "streaming": True}
     assert asked == [("owner/name", "raw", options)]
     assert input_state(source) == (0, 0)
