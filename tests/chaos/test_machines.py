@@ -96,6 +96,7 @@ exit $code
 """
 
 
+@pytest.mark.alone
 def test_ranks_on_the_hosts_of_a_hostfile_are_marked_ended_and_launched_again(
     chaos, tmp_path, undisturbed
 ):
