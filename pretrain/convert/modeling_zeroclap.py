@@ -105,7 +105,7 @@ class ZeroclapConfig(PretrainedConfig):
         )
 
 
-class ZeroclapLayer(GradientCheckpointingLayer, EncoderLayer):  # type: ignore[misc]
+class ZeroclapLayer(GradientCheckpointingLayer, EncoderLayer):
     """A layer that transformers can tell to recompute its activations."""
 
 
@@ -120,18 +120,23 @@ class ZeroclapPreTrainedModel(PreTrainedModel):
 
     def get_input_embeddings(self) -> nn.Module:
         """Return the token table; the head over the vocabulary reads the same weight."""
-        return self.base_model.embeddings.tokens
+        return self._embeddings().tokens
 
     def set_input_embeddings(self, value: nn.Module) -> None:
         """Replace the token table."""
-        self.base_model.embeddings.tokens = value
+        self._embeddings().register_module("tokens", value)
+
+    def _embeddings(self) -> Embeddings:
+        embeddings = self.base_model.embeddings
+        assert isinstance(embeddings, Embeddings)
+        return embeddings
 
     def resize_token_embeddings(
         self,
         new_num_tokens: int | None = None,
         pad_to_multiple_of: int | None = None,
         mean_resizing: bool = True,
-    ) -> nn.Module:
+    ) -> nn.Embedding:
         """Add or remove rows at the end of the token table; see transformers' documentation.
 
         Raises:
@@ -239,11 +244,11 @@ class ZeroclapModel(ZeroclapPreTrainedModel):
         self, input_ids: Tensor | None, inputs_embeds: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
         """Return rows of the token table, [B, T, D], and which of them are the mask, [B, T]."""
-        if (input_ids is None) == (inputs_embeds is None):
-            raise ValueError("accepted: either input_ids or inputs_embeds")
         has_zero = bool(self.config.mask_token_ids)
-        if input_ids is None:
+        if input_ids is None and inputs_embeds is not None:
             return inputs_embeds, ~inputs_embeds.any(-1) if has_zero else None
+        if input_ids is None or inputs_embeds is not None:
+            raise ValueError("accepted: either input_ids or inputs_embeds")
         vectors = self.embeddings.tokens(input_ids)
         if not has_zero:
             return vectors, None
@@ -294,7 +299,7 @@ class ZeroclapForMaskedLM(ZeroclapPreTrainedModel):
         new_num_tokens: int | None = None,
         pad_to_multiple_of: int | None = None,
         mean_resizing: bool = True,
-    ) -> nn.Module:
+    ) -> nn.Embedding:
         """Add or remove rows of the token table and logits; a new logit has the bias 0.
 
         Raises:
@@ -416,7 +421,7 @@ class ZeroclapForTokenClassification(ZeroclapPreTrainedModel):
         self.num_labels = config.num_labels
         self.encoder = ZeroclapModel(config)
         self.dropout = nn.Dropout(config.classifier_dropout)
-        self.classifier = nn.Linear(config.hidden_size, config.num_labels)
+        self.classifier = nn.Linear(config.hidden_size, config.num_labels or 0)
         self.post_init()
 
     def forward(

@@ -253,8 +253,7 @@ def describe(record: Record) -> str:
 def _attempt(r: Record) -> str:
     origin = f"from the checkpoint of step {r['step']:,}" if r["step"] else "from initial weights"
     ranks = metrics.count(r["ranks"], "rank")
-    share = f", {r['share_of_tokens']:.1%} of the corpus's tokens" if "share_of_tokens" in r else ""
-    return f"attempt {r['attempt']} began {origin}: {ranks}, seed {r['seed']}, {r['host']}{share}"
+    return f"attempt {r['attempt']} began {origin}: {ranks}, seed {r['seed']}, {r['host']}"
 
 
 def _rise(r: Record) -> str:

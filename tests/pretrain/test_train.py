@@ -361,7 +361,7 @@ def test_an_extended_run_equals_one_that_had_its_steps_from_the_start(straight, 
     assert_same_run(run, whole, 10)
     found = audit.audit(run)
     assert (found.problems, found.unproved) == ([], [])
-    assert "finished: 10 of 10 steps in 3 attempts" in status.describe_run(run)
+    assert "finished: 10 of 10 steps in 3 attempts" in status.describe_run(status.view(run))
     assert model_folder.export(run, tmp_path / "extended") == 10
     assert "done already" in attempt(run, *longer, ranks=1)[0][1]
     code, _, errors = attempt(run, "training.steps=8", longer[1], ranks=1)[0]

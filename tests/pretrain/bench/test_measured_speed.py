@@ -40,18 +40,18 @@ FULL = [
 ]
 
 
-def test_a_measured_speed_gives_the_hours(tmp_path, capsys):
+def test_a_measured_speed_gives_the_time(tmp_path, capsys):
     path = bench_file(tmp_path / "bench.json", *FULL)
     arguments = ["pile-base", *PILE, "model.variant=zero-clap", "--gpus", "1", "--kind", "h200"]
     assert main(["plan", *arguments, "--bench", str(path)]) == 0
-    hours = 133_082 * 512 * 2048 / 490_000 / 3600
+    days = 133_082 * 512 * 2048 / 490_000 / 86_400
     share = (
         490_000
         * plan.plan(recipes.load("pile-base", PILE), 1, "h200", 0.5).flops_per_token
         / 989e12
     )
     printed = capsys.readouterr().out
-    assert f"{hours:,.1f} hours" in printed
+    assert f"{days:,.1f} days" in printed
     assert (
         f"at {share:.0%} of their peak "
         "(measured: zeroclap, zero-clap, 8 x 2048, NVIDIA H200)" in printed

@@ -41,6 +41,8 @@ def transformers(tmp_path_factory):
         library.logging.set_verbosity_error()
         library.logging.disable_progress_bar()
         yield library
+    for name in [name for name in sys.modules if name.startswith("transformers_modules")]:
+        del sys.modules[name]  # they are in this cache
 
 
 @pytest.fixture(scope="module")

@@ -87,7 +87,7 @@ def test_the_loss_is_that_of_the_validation_batches(packing, corpus):
         with torch.no_grad():
             loss += float(objective.loss(model, tensors))
         targets += batch.targets[0]
-        documents = batch.arrays["document_ids"].max() if packing == "best-fit" else 1
+        documents = batch.arrays["document_ids"].max() if packing != "complete" else 1
         tokens += batch.tokens - documents
     assert result.blocks == 5
     assert result.total.targets == targets
@@ -256,7 +256,7 @@ def test_the_score_is_that_of_the_run_to_the_last_digit(
     """Blocks, masks, length and micro-batches are the recipe's; a bf16 run rounds its weights."""
     overrides = [f"folder={tmp_path / 'run'}", f"training.deepspeed=zero1_{precision}"]
     overrides += ["training.steps=6", "training.evaluation_blocks=0", "data.sequence_length=48"]
-    overrides += ["batch.micro_batch_size=4", "data.packing=best-fit", "spike.margin_steps=0"]
+    overrides += ["batch.micro_batch_size=4", "data.packing=chunked", "spike.margin_steps=0"]
     assert run_ranks(1, train.main, [str(recipe.path), *overrides]) == [0]
     model, written = str(tmp_path / "model"), tmp_path / "scores.json"
     assert command_line.main(["export", str(tmp_path / "run"), "--output", model]) == 0

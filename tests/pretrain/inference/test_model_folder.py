@@ -52,9 +52,10 @@ def test_a_model_comes_back_with_all_that_it_is(saved, tokenizer):
 
 
 def test_every_file_is_readable_as_the_umask_says(saved):
+    folder, _ = saved
     umask = os.umask(0)
     os.umask(umask)
-    for path in [saved, *saved.iterdir()]:
+    for path in [folder, *folder.iterdir()]:
         assert path.stat().st_mode & 0o444 == 0o444 & ~umask, path
 
 

@@ -13,7 +13,7 @@ PACKAGE = Path(recipes.__file__).parents[1]
 
 @pytest.mark.parametrize("name", SETTINGS_BY_NAME)
 def test_settings_are_read_back_from_a_run_s_recipe_by_their_name(name, tmp_path):
-    config = RunConfig(objective=SETTINGS_BY_NAME[name]())
+    config = RunConfig(folder="run", objective=SETTINGS_BY_NAME[name]())
     recipes.dump(config, tmp_path / "run.yaml")
     assert config.objective.name == name
     assert recipes.load(str(tmp_path / "run.yaml")) == config

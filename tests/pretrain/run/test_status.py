@@ -127,15 +127,6 @@ def test_numbers_that_are_not_finite_or_not_known_are_described(kind):
     assert "fp16 (loss-scale), 6 where 5" in text(channel="loss-scale")
 
 
-def test_an_attempt_s_sentence_has_the_share_of_the_tokens_if_its_record_does():
-    history = History()
-    history.begin()
-    (record,) = (r for r in history.records if r["kind"] == "attempt")
-    assert "tokens" not in status.describe(record)
-    text = status.describe({**record, "share_of_tokens": 0.9817})
-    assert text.endswith(", 98.2% of the corpus's tokens")
-
-
 def test_an_attempt_begins_with_sentences_about_what_led_to_it():
     history = History()
     history.begin()
@@ -192,7 +183,9 @@ def test_json_has_the_state_the_scores_and_null_for_what_is_unknown(run, capsys)
     found = read()
     assert found["validation"] == {"step": 6, "loss": None, "perplexity": None}
     assert found["best_validation"]["step"] == 3
-    ledger.append(run / ledger.FILE_NAME, "attempt", attempt=3, step=9, share_of_tokens=0.97)
+    fields = {"attempt": 3, "step": 9, "ranks": 1, "seed": 1, "host": "here"}
+    ledger.append(run / ledger.FILE_NAME, "attempt", **fields, share_of_tokens=0.97)
+    assert "reads 97.0% of the corpus's tokens\n" in status.describe_run(status.view(run))
     (run / "metrics.jsonl").unlink()
     found = read()
     assert (found["share_of_tokens"], found["step"], found["loss"]) == (0.97, 0, None)
