@@ -90,8 +90,8 @@ def examine(records: Sequence[ledger.Record], lines: Sequence[metrics.Line]) -> 
     if found.problems or not attempts:
         return found
     found.proved += [
-        f"{len(attempts)} attempts: each began at step 0 or at a checkpoint that was committed and "
-        "is the one that was committed",
+        f"{metrics.count(len(attempts), 'attempt')}: each began at step 0 or at a checkpoint that "
+        "was committed and is the one that was committed",
         f"{len(lines):,} recorded steps: each read the blocks that the ledger's lineage gives it",
     ]
     recorded = {(line["attempt"], line["step"]) for line in lines}
@@ -294,7 +294,7 @@ def _compare_with_disk(run: Path, records: Sequence[ledger.Record], found: Audit
             found.problems.append(f"checkpoint of step {step}: {error}")
     if steps and not found.problems:
         found.proved.append(
-            f"{len(steps)} checkpoints on disk, each as it was committed: steps "
+            f"{metrics.count(len(steps), 'checkpoint')} on disk, each as it was committed: steps "
             + ", ".join(map(str, steps))
         )
 
