@@ -208,19 +208,20 @@ class Supervisor:
     def _watch(self, job: Job) -> Problem | None:
         """Wait for the launcher's end; return early if there is a problem."""
         watch = Watch(self.run_folder, job.control_file.token, self._settings)
-        next_progress, printed = 0.0, None
+        next_progress, printed, steps = 0.0, None, self.config.training.steps
         deadline = math.inf
         while not job.ended():
             time.sleep(self._poll_seconds)
-            self._print_news()
             if self._stop_requests.count:
                 deadline = self._request_stop(job, deadline)
             if problem := self._problem(job, watch, deadline):
                 return problem
             newest, now = watch.lines[-1] if watch.lines else None, time.monotonic()
-            if newest is not printed and now >= next_progress:
+            due = now >= next_progress or (newest and newest["step"] + 1 == steps)
+            if newest is not printed and due:
                 next_progress, printed = now + self._progress_seconds, newest
-                self._print(metrics.progress_line(watch.lines, self.config.training.steps))
+                self._print(metrics.progress_line(watch.lines, steps))
+            self._print_news()
         return None
 
     def _problem(self, job: Job, watch: Watch, deadline: float) -> Problem | None:

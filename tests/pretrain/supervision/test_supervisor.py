@@ -180,6 +180,24 @@ def test_progress_is_printed_once_for_a_step_and_an_adopted_launcher_has_no_exit
     assert "failed: the launcher ended and the run is not done" in "".join(output)
 
 
+def test_the_last_step_is_printed_at_once_and_before_the_end_of_the_run(
+    opened, tmp_path, monkeypatch
+):
+    common = dict.fromkeys(metrics.NEEDED[metrics.METRICS], 1)
+    lines = [json.dumps({**common, "step": step}) + "\n" for step in (7, STEPS - 1)]
+    script = (
+        "record('attempt')\nwith (run / 'metrics.jsonl').open('a') as file:\n"
+        f"    for line in {lines!r}:\n"
+        "        file.write(line); file.flush(); time.sleep(0.5)\n"
+        "record('done'); time.sleep(0.5)"
+    )
+    Launcher(monkeypatch, script)
+    output = []
+    assert supervise(opened, tmp_path, output) == 0
+    told = [text.split()[1] for text in output if text.split()[1] in ("step", "done:")]
+    assert told == ["step", "step", "done:"]
+
+
 @pytest.mark.parametrize(
     ("script", "reason"),
     [
