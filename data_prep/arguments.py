@@ -167,7 +167,8 @@ def parse_arguments(
     options, rest = parser.parse_known_args(arguments)
     unknown = [word for word in rest if word.startswith("-") or not hasattr(options, "overrides")]
     for word in unknown:
-        if new := _RENAMED_OPTIONS.get(word.partition("=")[0]):
+        new = _RENAMED_OPTIONS.get(word.partition("=")[0])
+        if new in options.parser._option_string_actions:
             options.parser.error(f"{word}: this option is now {new}")
     if unknown:
         options.parser.error(f"unrecognized arguments: {' '.join(unknown)}")

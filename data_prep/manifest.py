@@ -5,7 +5,6 @@ A `ShardManifest` is written when a shard is complete, the `CorpusManifest` when
 
 import hashlib
 import json
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -116,22 +115,24 @@ class Rejects:
 
     def add(self, other: "Rejects") -> None:
         """Add the documents of `other`, which come later."""
-        self.by_subset = _sum(self.by_subset, other.by_subset)
-        self.text_bytes = _sum_if_known(self.text_bytes, other.text_bytes)
-        self.tokens = _sum_if_known(self.tokens, other.tokens)
-        self.places = (self.places + other.places)[:PLACES_KEPT]
+        _add(self.by_subset, other.by_subset)
+        self.text_bytes = _add_if_known(self.text_bytes, other.text_bytes)
+        self.tokens = _add_if_known(self.tokens, other.tokens)
+        self.places += other.places[: PLACES_KEPT - len(self.places)]
 
 
-def _sum(first: Mapping[str, int], second: Mapping[str, int]) -> dict[str, int]:
-    counts = Counter(first)
-    counts.update(second)
-    return dict(counts)
+def _add(counts: dict[str, int], more: Mapping[str, int]) -> None:
+    for name, number in more.items():
+        counts[name] = counts.get(name, 0) + number
 
 
-def _sum_if_known(
-    first: dict[str, int] | None, second: dict[str, int] | None
+def _add_if_known(
+    counts: dict[str, int] | None, more: Mapping[str, int] | None
 ) -> dict[str, int] | None:
-    return None if first is None or second is None else _sum(first, second)
+    if counts is None or more is None:
+        return None
+    _add(counts, more)
+    return counts
 
 
 @dataclass(frozen=True)

@@ -110,7 +110,7 @@ def run(options: argparse.Namespace) -> int:
     for line in _summary(options.output, manifest, time.monotonic() - started):
         print(line)
     if warning := broken_warning(manifest):
-        print(f"data_prep prepare: warning: {warning}", file=sys.stderr)
+        print(f"{options.parser.prog}: warning: {warning}", file=sys.stderr)
         return EXIT_DONE if options.allow_broken else EXIT_FAILED
     return EXIT_DONE
 

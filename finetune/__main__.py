@@ -123,7 +123,7 @@ def _glue(options: argparse.Namespace) -> int:
 
     example: python -m finetune glue models/zero-clap --data GLUE --seeds 1,2,3 --output scores
     """
-    from finetune.config import WEIGHTS
+    from finetune.config import RESULT, WEIGHTS
     from finetune.launch import run_all
     from finetune.planning import plan_runs, prepare
     from finetune.report import write_report
@@ -156,7 +156,7 @@ def _glue(options: argparse.Namespace) -> int:
         world_size=options.world_size,
         retries=options.retries,
     )
-    if len(failed) < len(plans):
+    if any(options.output.glob(f"*/{RESULT}")):
         print(f"\n{write_report(options.output)}")
     if failed:
         print(f"{options.parser.prog}: error: runs that failed: {len(failed)}", file=sys.stderr)

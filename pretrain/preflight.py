@@ -165,8 +165,8 @@ def refuse_other_recipe(config: RunConfig, manifest: CorpusManifest) -> None:
         changed = [*_other_recipe(load(str(run / RUN_FILE)), config, done), *changed]
     if changed:
         raise ValueError(
-            f"{run} is a run with another recipe; name a new folder, or resume it unchanged: "
-            + "; ".join(changed)
+            f"{run} is a run with another recipe; name a new folder, or resume it unchanged, with "
+            f"the recipe {run / RUN_FILE}: " + "; ".join(changed)
         )
 
 
@@ -182,6 +182,11 @@ def _other_recipe(old: RunConfig, new: RunConfig, done: int) -> list[str]:
     rates = ((step, learning_rate(old, step), learning_rate(new, step)) for step in range(done))
     differing = next((rate for rate in rates if rate[1] != rate[2]), None)
     if differing is None:
+        if steps > done and learning_rate(new, steps - 1) == 0:
+            others.append(
+                f"training.steps {steps}: the learning rate of the last steps would be 0, the "
+                "schedule's minimum; accepted: a new run"
+            )
         return others
     reason = "step {}, which is done, had the learning rate {}, now {}".format(*differing)
     if steps != old.training.steps:

@@ -108,8 +108,8 @@ class Plan:
     checkpoints_usual: int
     """Number kept while no spike is suspected."""
     checkpoints_most: int
-    """Most on disk at once: the newest, rollback targets, one that is being written. While the
-    newest was saved at a stop, between two regular ones, it is one more."""
+    """Most on disk at once: the newest, rollback targets, one that is being written. Of the
+    newest two, those that were saved at a stop, between regular ones, come in addition."""
     exported: int
     kind: str
     device_memory: float
@@ -286,9 +286,15 @@ def least_states(config: RunConfig, model: ModelConfig, world_size: int) -> tupl
     weights, gradients, optimizer, _ = states(
         count, int(zero.get("stage", 0)), world_size, settings
     )
-    host = optimizer if "offload_optimizer" in zero else 0
-    host += weights if "offload_param" in zero else 0
-    return count, weights + gradients + optimizer - host, host
+    optimizer_device, weights_device = (
+        zero.get(name, {}).get("device", "none") for name in ("offload_optimizer", "offload_param")
+    )
+    device = 0 if weights_device != "none" else weights
+    # Offloaded with the optimizer's state, gradients pass through the GPU one by one.
+    device += 0 if optimizer_device != "none" else gradients + optimizer
+    host = weights if weights_device == "cpu" else 0
+    host += optimizer if optimizer_device == "cpu" else 0
+    return count, device, host
 
 
 def bias_bytes(
@@ -388,7 +394,7 @@ def table(planned: Plan) -> str:
         (
             "",
             f"at most {most} at once ({_size(each * most)}): after rollbacks, while another is "
-            "saved; one more after a stop between two of them",
+            "saved; up to two more after stops between them",
         ),
         ("exported", _size(planned.exported)),
     ]

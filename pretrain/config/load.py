@@ -160,7 +160,8 @@ def _read(path: Path, extending: tuple[Path, ...] = ()) -> list[tuple[Path, dict
     values = parse(path.read_text(encoding="utf-8"), str(path))
     if not isinstance(values, dict):
         raise ValueError(f"{path}: does not hold a mapping of keys to values")
-    if path.name == RUN_FILE or "format_version" in values:  # written by the project
+    # Format 1 has no version; what the project writes extends nothing.
+    if "format_version" in values or (path.name == RUN_FILE and "extends" not in values):
         values = upgrade(values, path)
     base = values.pop("extends", None)
     if base is None:

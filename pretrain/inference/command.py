@@ -41,8 +41,11 @@ def add_evaluate_arguments(command: argparse.ArgumentParser) -> None:
     lengths = "cut every document into windows of so many tokens, such as 512,1024, and score the "
     lengths += "same targets at each (default: blocks as in the validation of a run)"
     add("--lengths", type=_lengths, help=lengths)
-    blocks = "at most so many blocks, or with --lengths documents, spread over the split "
-    add("--blocks", type=int, default=0, help=f"{blocks}(default: all)")
+    blocks = (
+        "at most so many blocks, spread over the split; 0: all (default: as in the validation of "
+    )
+    blocks += "the run); with --lengths, documents (default: all)"
+    add("--blocks", type=int, help=blocks)
     packing = "how documents fill blocks (default: as the model was trained)"
     add("--packing", choices=("chunked", "best-fit", "complete"), help=packing)
     add("--json", type=Path, help="also write the results to this file")
@@ -62,8 +65,8 @@ def _lengths(text: str) -> list[int]:
 def evaluate(options: argparse.Namespace) -> None:
     """Measure the validation perplexity of a model folder.
 
-    Without --lengths the result is that of the run's own validation, to the digit if the run
-    validated in fp32 on the same corpus and number of blocks.
+    Without --lengths the result is that of the run's own validation: to the digit for a run in fp32
+    on one rank of the same machine, and up to the order of additions on several ranks.
 
     example: python -m pretrain evaluate models/base --data corpora/pile --lengths 512,1024
     """
@@ -78,7 +81,7 @@ def evaluate(options: argparse.Namespace) -> None:
     )
     from pretrain.inference.model_folder import load
 
-    if options.blocks < 0:
+    if (options.blocks or 0) < 0:
         raise ValueError(f"--blocks {options.blocks}: accepted: 0 (all) or more")
     if options.lengths and options.packing:
         raise ValueError("--packing: with --lengths every document is cut by itself; give only one")
@@ -93,8 +96,9 @@ def evaluate(options: argparse.Namespace) -> None:
     if options.lengths:
         tokens = size * loaded.sequence_length
         lengths = options.lengths
-        results = evaluate_lengths(model, objective, corpus, lengths, options.blocks, tokens)
-        documents = spread(len(corpus), options.blocks)
+        limit = options.blocks or 0
+        results = evaluate_lengths(model, objective, corpus, lengths, limit, tokens)
+        documents = spread(len(corpus), limit)
         longest = int(corpus.lengths[documents].max()) + 1
         sys.stdout.write(
             f"the same targets at every length, of {len(documents):,} of {len(corpus):,} "
@@ -102,9 +106,8 @@ def evaluate(options: argparse.Namespace) -> None:
         )
     else:
         source = SOURCES[options.packing or loaded.packing](corpus, loaded.sequence_length)
-        results = (
-            evaluate_blocks(model, objective, each, options.blocks, size) for each in [source]
-        )
+        limit = loaded.evaluation_blocks if options.blocks is None else options.blocks
+        results = (evaluate_blocks(model, objective, each, limit, size) for each in [source])
     _show(results, "windows" if options.lengths else "blocks", options.json)
 
 
@@ -121,7 +124,7 @@ def _show(results: Iterable[Evaluation | Refusal], counted: str, output: Path | 
     )
     done: list[dict[str, object]] = []
     refused = []
-    if output:
+    if output and not output.exists():
         write_json(output, done)  # an error now costs no measurement
     for result in results:
         done.append(dataclasses.asdict(result))

@@ -106,6 +106,11 @@ class LoadedModel:
         """Blocks of a micro-batch of its training; 8 where that is not known."""
         return int(self.recipe_section("batch").get("micro_batch_size", 8))
 
+    @property
+    def evaluation_blocks(self) -> int:
+        """Blocks of a validation in its training; 0, all, where that is not known."""
+        return int(self.recipe_section("training").get("evaluation_blocks", 0))
+
     def recipe_section(self, name: str) -> dict[str, Any]:
         """Return a section of the recipe of its training, upgraded; empty where it is not known."""
         recipe = self.provenance.get("recipe")

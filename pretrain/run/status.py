@@ -10,6 +10,7 @@ import dataclasses
 import fcntl
 import math
 import re
+import shlex
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -65,8 +66,11 @@ class RunView:
         if self.activity in (TRAINING, STARTING):
             return ""
         if self.activity == FINISHED:
-            return f"python -m pretrain export {self.folder} --output MODEL"
-        return f"python -m pretrain supervise {_recipe_of(self.folder)}"
+            return f"python -m pretrain export {shlex.quote(str(self.folder))} --output MODEL"
+        recipe = shlex.quote(str(_recipe_of(self.folder)))
+        moved = self.folder.resolve() != Path(self.config.folder).resolve()
+        folder = f" {shlex.quote(f'folder={self.folder}')}" if moved else ""
+        return f"python -m pretrain supervise {recipe}{folder}"
 
     def pointers(self) -> list[str]:
         """Say where the log is, and what to do next."""
@@ -75,8 +79,11 @@ class RunView:
 
 
 def _recipe_of(run: Path) -> Path:
-    """The recipe of a run; before its first attempt has begun, the one that is being launched."""
-    return run / (RUN_FILE if (run / RUN_FILE).is_file() else SUPERVISED)
+    """The recipe of a run; while a supervisor runs or no attempt has begun, the one it launches."""
+    recipe, launched = run / RUN_FILE, run / SUPERVISED
+    if launched.is_file() and (is_locked(run / SUPERVISOR_LOCK) or not recipe.is_file()):
+        return launched
+    return recipe
 
 
 def view(run: Path) -> RunView:
@@ -181,6 +188,7 @@ def watch(run: Path, write: Callable[[str], object], redraw: bool) -> None:
     """
     shown = ""
     while True:
+        started = time.monotonic()
         seen = view(run)
         text = _CLEAR_SCREEN + describe_run(seen) if redraw else current_activity(seen) + "\n"
         if text != shown:
@@ -189,7 +197,8 @@ def watch(run: Path, write: Callable[[str], object], redraw: bool) -> None:
         shown = text
         if seen.activity in (FINISHED, GIVEN_UP):
             return
-        time.sleep(_WATCH_SECONDS)
+        # Reading the metrics of a long run takes seconds: at most a tenth of a core.
+        time.sleep(max(_WATCH_SECONDS, 9 * (time.monotonic() - started)))
 
 
 def _clock(seconds: float) -> str:

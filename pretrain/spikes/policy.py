@@ -177,7 +177,8 @@ def checkpoints_to_keep(records: Records, step: int, config: RunConfig) -> set[i
     """Steps of the checkpoints to keep: the newest, and every possible target of the ladder.
 
     A checkpoint that was saved between two regular ones, because the run was asked to stop or had
-    its last step there, is kept only while it is the newest. Otherwise every stop would add one.
+    its last step there, is kept only while it is one of the newest two. Otherwise every stop would
+    add one.
 
     Args:
         records: the ledger, with the commit of `step`.
@@ -189,7 +190,7 @@ def checkpoints_to_keep(records: Records, step: int, config: RunConfig) -> set[i
     interval = config.training.checkpoint_interval
     stops = {r["step"] for r in records if r["kind"] in ("preempted", "done") and r["step"] < step}
     saved = [each for each in state.checkpoints if each not in stops or each % interval == 0]
-    newest = saved[-config.training.checkpoints_kept :]
+    newest = {*state.checkpoints[-2:], *saved[-config.training.checkpoints_kept :]}
     return {*newest, *protected(onsets, saved, config.spike)}
 
 

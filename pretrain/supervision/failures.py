@@ -27,8 +27,10 @@ _LOST_CONNECTION = re.compile(
     re.IGNORECASE,
 )
 _OF_THE_MACHINE = re.compile(
-    # Errors of the system other than ENOENT, EACCES, ENOTDIR and EISDIR, and of a busy or lost GPU.
-    r"\[Errno (?!(2|13|20|21)\])|EADDRINUSE|port \d+, where the ranks meet|CUDA error",
+    # Errors of the system other than ENOENT, EACCES, ENOTDIR and EISDIR, of a busy or lost GPU, and
+    # of a disk that is too small for the checkpoints.
+    r"\[Errno (?!(2|13|20|21)\])|EADDRINUSE|port \d+, where the ranks meet|CUDA error|"
+    r"its disk has",
 )
 _IN_A_LOG = re.compile(
     # The last line of a traceback, `python -m` without its module, and argparse.

@@ -7,6 +7,7 @@ import pytest
 
 from pretrain import __main__ as command_line
 from pretrain import preflight
+from pretrain.config.load import load
 from pretrain.preflight import check
 
 
@@ -105,6 +106,14 @@ def test_the_share_of_the_validation_split_counts_as_well(recipe, tmp_path):
     assert preflight.open_source(config.data, "train").share_of_tokens > 0.9
     with pytest.raises(ValueError, match="tokens of split 'valid'"):
         check(config, 2)
+
+
+def test_steps_with_the_learning_rate_0_are_not_added_to_a_run():
+    linear = ["schedule.name=linear", "schedule.minimum_learning_rate=0"]
+    old = load("small", [*linear, "training.steps=200"])
+    longer = load("small", [*linear, "training.steps=300", "schedule.decay_steps=200"])
+    (refused,) = preflight._other_recipe(old, longer, 200)
+    assert refused.startswith("training.steps 300: the learning rate of the last steps would be 0")
 
 
 def test_a_summary_says_what_is_read_and_what_is_dropped(recipe, tmp_path):

@@ -34,7 +34,7 @@ until [ -d "$run/checkpoints/step-00000100" ]; do
     sleep 1
     kill -0 $supervisor
 done
-pkill -KILL -f "pretrain.train --local_rank=1 $run"
+pkill -KILL -f "pretrain.train --local_rank=0 $run"
 wait $supervisor
 zeroclap status "$run"
 
@@ -43,7 +43,7 @@ longer=(folder="$run" training.steps=350 schedule.decay_steps=250)
 zeroclap supervise mine.yaml "${longer[@]}" &
 supervisor=$!
 sleep 12
-kill -TERM $supervisor
+kill -TERM $supervisor || true # unless it has finished already
 wait $supervisor || [ $? -eq 76 ] # 76: stopped on request
 zeroclap supervise mine.yaml "${longer[@]}"
 zeroclap audit "$run"

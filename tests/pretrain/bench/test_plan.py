@@ -70,9 +70,12 @@ def test_the_lower_bound_is_close_to_what_is_counted_and_never_above_it(variant)
         count, device, host = plan.least_states(config, model, 8)
         assert 0.98 * planned.parameters < count <= planned.parameters
         memory = planned.memory[planned.stage]
-        states = memory.weights + memory.gradients + memory.optimizer
-        assert 0.98 * states < device + host <= states
-        assert bool(host) == (name == "zero3_bf16_offload")
+        if name == "zero1_bf16":
+            states = memory.weights + memory.gradients + memory.optimizer
+            assert (0.98 * states < device <= states, host) == (True, 0)
+        else:  # gradients pass through the GPU one by one
+            assert 0.98 * memory.weights < device <= memory.weights
+            assert 0.98 * memory.optimizer < host <= memory.optimizer
 
 
 def test_flops_and_hours_of_the_pile_recipes():

@@ -304,6 +304,11 @@ def test_a_recipe_from_before_the_smallest_share_accepts_any_share(version, tmp_
     assert config.data.packing == "best-fit"
 
 
+def test_a_user_s_recipe_that_is_called_run_is_of_this_version(tmp_path):
+    data = recipes.load(write(tmp_path, "run", "{extends: small, data: {corpus: corpus}}")).data
+    assert (data.packing, data.minimum_share_of_tokens) == ("chunked", 0.9)
+
+
 def test_a_recipe_of_a_later_version_is_refused_by_name(tmp_path):
     path = write(tmp_path, "run", "{format_version: 99}")
     with pytest.raises(ValueError, match="run.yaml: format version 99 was written by a later"):

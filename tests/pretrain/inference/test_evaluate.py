@@ -255,7 +255,7 @@ def test_the_score_is_that_of_the_run_to_the_last_digit(
 ):
     """Blocks, masks, length and micro-batches are the recipe's; a bf16 run rounds its weights."""
     overrides = [f"folder={tmp_path / 'run'}", f"training.deepspeed=zero1_{precision}"]
-    overrides += ["training.steps=6", "training.evaluation_blocks=0", "data.sequence_length=48"]
+    overrides += ["training.steps=6", "training.evaluation_blocks=3", "data.sequence_length=48"]
     overrides += ["batch.micro_batch_size=4", "data.packing=chunked", "spike.margin_steps=0"]
     assert run_ranks(1, train.main, [str(recipe.path), *overrides]) == [0]
     model, written = str(tmp_path / "model"), tmp_path / "scores.json"
@@ -264,7 +264,7 @@ def test_the_score_is_that_of_the_run_to_the_last_digit(
     assert command_line.main(["evaluate", model, *words]) == 0
     (found,) = json.loads(written.read_text())
     logged = metrics.read(tmp_path / "run" / metrics.VALIDATION)[-1]
-    assert (logged["step"], found["length"]) == (6, 48)
+    assert (logged["step"], found["length"], found["blocks"]) == (6, 48, 3)
     assert logged["targets"] == found["total"]["targets"]
     if precision == "fp32":
         assert {name: logged[name] for name in found["total"]} == found["total"]

@@ -29,7 +29,8 @@ def run(tmp_path):
     history.add("crash", attempt=2, reason="the launcher ended with code 9")
     folder = tmp_path / "run"
     history.write(folder)
-    recipes.dump(RunConfig(training=TrainingConfig(steps=20000, seed=SEED)), folder / "run.yaml")
+    training = TrainingConfig(steps=20000, seed=SEED)
+    recipes.dump(RunConfig(folder=str(folder), training=training), folder / "run.yaml")
     return folder
 
 
@@ -203,6 +204,22 @@ def test_a_run_whose_first_attempt_has_not_begun_is_shown(run, capsys):
     text = shown(run, capsys)
     assert "not being trained; it would continue from step 0 of 20,000" in text
     assert text.endswith(f"next: python -m pretrain supervise {run}/supervised.yaml\n")
+
+
+def test_a_finished_run_that_is_being_extended_is_not_finished(run, capsys):
+    ledger.append(run / ledger.FILE_NAME, "done", step=20000)
+    assert status.view(run).activity == status.FINISHED
+    recipes.dump(RunConfig(training=TrainingConfig(steps=30000)), run / run_folder.SUPERVISED)
+    with (run / run_folder.SUPERVISOR_LOCK).open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        assert status.view(run).activity == status.STARTING
+
+
+def test_the_next_command_of_a_run_that_was_moved_names_its_folder(run, capsys):
+    moved = run.rename(run.parent / "moved here")
+    assert shown(moved, capsys).endswith(
+        f"next: python -m pretrain supervise '{moved}/run.yaml' 'folder={moved}'\n"
+    )
 
 
 def test_watching_without_a_terminal_prints_a_line_for_each_change_until_the_end(

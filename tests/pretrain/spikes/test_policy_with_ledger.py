@@ -91,10 +91,15 @@ def test_budgets_count_rollbacks_since_the_run_was_last_given_up():
 
 
 @pytest.mark.parametrize("kind", ["preempted", "done"])
-def test_a_checkpoint_of_a_stop_is_kept_while_it_is_the_newest(kind):
+def test_a_checkpoint_of_a_stop_is_kept_while_it_is_one_of_the_newest_two(kind):
     stopped = [commit(50), commit(100), commit(115), (kind, {"step": 115})]
     assert checkpoints_to_keep(records(*stopped), 115, CONFIG) == {50, 100, 115}
-    assert checkpoints_to_keep(records(*stopped, commit(150)), 150, CONFIG) == {50, 100, 150}
+    later = [*stopped, commit(150)]
+    assert checkpoints_to_keep(records(*later), 150, CONFIG) == {50, 100, 115, 150}
+    assert 115 not in checkpoints_to_keep(records(*later, commit(200)), 200, CONFIG)
+    # Stops may come faster than regular checkpoints.
+    often = [event for n in (13, 26, 39) for event in (commit(n), ("preempted", {"step": n}))]
+    assert checkpoints_to_keep(records(*often), 39, CONFIG) == {26, 39}
     regular = [commit(50), commit(100), (kind, {"step": 100}), commit(150)]
     assert checkpoints_to_keep(records(*regular), 150, CONFIG) == {50, 100, 150}
 
