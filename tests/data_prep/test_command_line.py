@@ -228,7 +228,7 @@ def test_more_than_a_tenth_of_broken_lines_is_a_failure_unless_allowed(
         assert main([*command, *options]) == code
         shown = capsys.readouterr()
         assert shown.err.splitlines()[-1].startswith(
-            "data_prep prepare: warning: 3 of 23 records (13.0%) and "
+            "python -m data_prep prepare: warning: 3 of 23 records (13.0%) and "
         )
         assert f"1 not-json (first at {file}:21)" in shown.err
         rows = [line.split()[:4] for line in shown.out.splitlines()]
