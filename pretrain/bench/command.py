@@ -36,6 +36,7 @@ def plan(options: argparse.Namespace) -> None:
 
     from pretrain.bench import measured_speed
     from pretrain.bench import plan as planning
+    from pretrain.bench.plan_table import table
     from pretrain.config.load import load
     from pretrain.run.checkpoints import write_json
 
@@ -44,7 +45,7 @@ def plan(options: argparse.Namespace) -> None:
     if options.bench:
         share, source = measured_speed.utilization(options.bench, options.kind, config)
     planned = planning.plan(config, options.gpus, options.kind, share, source)
-    sys.stdout.write(planning.table(planned))
+    sys.stdout.write(table(planned))
     if options.json:
         write_json(options.json, dataclasses.asdict(planned))
 

@@ -43,10 +43,6 @@ STATED = "stated, not measured"
 """Source of a utilization that the user gave."""
 DEEPSPEED_BUCKET = 500_000_000
 """DeepSpeed 0.19's default of reduce_bucket_size, in elements."""
-MOST_EPOCHS = 40
-"""More are warned of. Repeated text is worth almost nothing beyond about 40 epochs (Muennighoff et
-al. 2023, figure 1, for causal language models); BERT was trained for 40 (Devlin et al. 2019, A.2).
-"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -370,69 +366,3 @@ def checkpoint_bytes(count: int, width: int, stage: int) -> int:
     At stages 0 and 3 the weights are stored once, in fp32.
     """
     return 12 * count if stage in (0, 3) else (12 + width) * count
-
-
-def table(planned: Plan) -> str:
-    """Format a plan as text."""
-    each, most = planned.checkpoint, planned.checkpoints_most
-    rows = [
-        ("parameters", f"{planned.parameters:,} ({planned.trained_parameters:,} as trained)"),
-        ("tokens", f"{planned.tokens:,} (padding included)"),
-        ("epochs", _epochs(planned.reading)),
-        ("FLOPs", f"{planned.flops:.3g} ({planned.flops_per_token / 1e6:,.0f} M per token)"),
-        (
-            "time",
-            f"{_time(planned.seconds)} on {planned.world_size} {planned.kind}, "
-            f"at {planned.utilization:.0%} of their peak ({planned.source})",
-        ),
-        (
-            "checkpoints",
-            f"{_size(each)} each; {planned.checkpoints_usual} kept without a spike "
-            f"({_size(each * planned.checkpoints_usual)}): the newest "
-            f"{planned.checkpoints_newest}, and those that a rollback may go back to",
-        ),
-        (
-            "",
-            f"at most {most} at once ({_size(each * most)}): after rollbacks, while another is "
-            "saved; up to two more after stops between them",
-        ),
-        ("exported", _size(planned.exported)),
-    ]
-    lines = [f"{name:12} {text}" for name, text in rows]
-    heads = ("weights", "gradients", "optimizer", "bucket", "activations", "total")
-    lines += ["", "per rank".ljust(12) + "".join(f"{head:>12}" for head in heads)]
-    for stage, memory in planned.memory.items():
-        mark = " <- the recipe's" if stage == planned.stage else ""
-        if memory.total > planned.device_memory:
-            mark += f" (a {planned.kind} has {_size(planned.device_memory)})"
-        figures = "".join(f"{_size(getattr(memory, head)):>12}" for head in heads)
-        lines.append(f"ZeRO {stage}".ljust(12) + figures + mark)
-    return "\n".join(lines) + "\n"
-
-
-def _epochs(reading: Reading | None) -> str:
-    if reading is None:
-        return "unknown: data.corpus is not a folder on this machine"
-    text = (
-        f"{reading.epochs:,.2f} of {reading.blocks:,} blocks, {reading.fill:.1%} full, with "
-        f"{reading.share_of_tokens:.1%} of the train split's {reading.tokens:,} tokens"
-    )
-    if reading.epochs > MOST_EPOCHS:
-        text += (
-            f"\n{'':12} WARNING: beyond {MOST_EPOCHS} epochs repeated text teaches almost nothing; "
-            "take a larger corpus or fewer training.steps"
-        )
-    return text
-
-
-def _time(seconds: float) -> str:
-    """A duration in the largest unit of which it has at least two."""
-    for unit, length in (("days", 86400), ("hours", 3600), ("minutes", 60)):
-        if seconds >= 2 * length:
-            return f"{seconds / length:,.1f} {unit}"
-    return f"{seconds:.3g} seconds"
-
-
-def _size(count: float) -> str:
-    """A number of bytes, in GB from 1 GB on, in MB below."""
-    return f"{count / 1e9:,.2f} GB" if count >= 1e9 else f"{count / 1e6:,.1f} MB"

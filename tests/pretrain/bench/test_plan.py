@@ -11,7 +11,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from data_prep.corpus import Corpus
 from pretrain.__main__ import main
-from pretrain.bench import plan
+from pretrain.bench import plan, plan_table
 from pretrain.config import load as recipes
 from pretrain.config.run import BatchConfig, OptimizerConfig
 from pretrain.data.sources import BestFitBlocks
@@ -261,17 +261,17 @@ def test_an_existing_corpus_gives_the_vocabulary_and_the_epochs(corpus):
     assert planned.parameters == plan.parameters(presets.build("small", "zero-clap", 400, {}))
     source = BestFitBlocks(Corpus(corpus, "train"), 128)
     assert planned.reading.epochs == 850 * 16 / len(source)
-    lines = plan.table(planned).splitlines()
+    lines = plan_table.table(planned).splitlines()
     assert f" of {len(source)} blocks, {source.fill:.1%} full, with 100.0% of the" in lines[2]
     for epochs, warned in ((40.0, False), (40.5, True)):
         reading = dataclasses.replace(planned.reading, epochs=epochs)
-        text = plan.table(dataclasses.replace(planned, reading=reading))
+        text = plan_table.table(dataclasses.replace(planned, reading=reading))
         assert ("WARNING: beyond 40 epochs" in text) == warned
 
 
 def test_without_a_corpus_the_epochs_are_unknown():
     assert of("pile-base").reading is None
-    assert "epochs       unknown: data.corpus is not a folder" in plan.table(of("pile-base"))
+    assert "epochs       unknown: data.corpus is not a folder" in plan_table.table(of("pile-base"))
 
 
 @pytest.mark.parametrize(
@@ -287,13 +287,13 @@ def test_without_a_corpus_the_epochs_are_unknown():
 )
 def test_times_have_a_unit_that_fits(seconds, text):
     planned = dataclasses.replace(of("pile-base"), seconds=seconds)
-    assert f"time         {text} on 8 a100" in plan.table(planned)
+    assert f"time         {text} on 8 a100" in plan_table.table(planned)
 
 
 def test_the_checkpoints_of_the_pile_recipe():
     """10 newest, which are also all that a rollback may go back to."""
     planned = of("pile-base")
     assert (planned.checkpoints_usual, planned.checkpoints_most) == (10, 17)
-    text = plan.table(planned)
+    text = plan_table.table(planned)
     assert "1.76 GB each; 10 kept without a spike (17.63 GB): the newest 10, and" in text
     assert "at most 17 at once (29.97 GB): after rollbacks" in text
