@@ -29,12 +29,16 @@ _LOST_CONNECTION = re.compile(
 _OF_THE_MACHINE = re.compile(
     # Errors of the system other than ENOENT, EACCES, ENOTDIR and EISDIR, of a busy or lost GPU, and
     # of a disk that is too small for the checkpoints.
+    # A rank that was killed did not fail by itself either.
     r"\[Errno (?!(2|13|20|21)\])|EADDRINUSE|port \d+, where the ranks meet|CUDA error|"
-    r"its disk has",
+    r"its disk has|exitcode: -",
 )
 _IN_A_LOG = re.compile(
-    # The last line of a traceback, `python -m` without its module, and argparse.
-    r"^(?:\[[^]]*\]:? ?)*((?:[\w.]*(?:Error|Exception)|\S*/python[\d.]*|[\w.-]+: error): .+)",
+    # The last line of a traceback, `python -m` without its module, argparse, and torchrun's words
+    # for a rank that was killed.
+    r"^(?:\[[^]]*\]:? ?|E\d{4} [^]]*\] )*("
+    r"(?:[\w.]*(?:Error|Exception)|\S*/python[\d.]*|[\w.-]+: error): .+|"
+    r"failed \(exitcode: -?\d+\) local_rank: \d+)",
     re.MULTILINE,
 )
 _MAX_LOG = 1 << 20

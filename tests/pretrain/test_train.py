@@ -345,7 +345,7 @@ def test_an_extended_run_equals_one_that_had_its_steps_from_the_start(straight, 
     for words, message in (
         (longer[:1], "training.steps: 6, now 10; step 2, which is done, had the learning rate "),
         (longer[:1], "; to change the number of steps, add schedule.decay_steps=6, which keeps"),
-        ([*longer, "training.seed=2"], "resume it unchanged: training.seed: 1, now 2\n"),
+        ([*longer, "training.seed=2"], "/run.yaml: training.seed: 1, now 2\n"),
     ):
         code, _, errors = attempt(run, *words, ranks=1)[0]
         assert (code, message in errors) == (2, True), errors

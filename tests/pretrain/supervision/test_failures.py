@@ -142,6 +142,11 @@ def test_a_rank_without_a_message_is_named_if_others_lost_their_connection():
             "/usr/bin/python3.11: No module named pretrain.train\n",
             "/usr/bin/python3.11: No module named pretrain.train",
         ),
+        (
+            "W0101 00:00:00.1 7 torch/api.py:10] Sending process 8 closing signal SIGTERM\n"
+            "E0101 00:00:00.2 7 torch/api.py:20] failed (exitcode: -9) local_rank: 1 (pid: 9) of\n",
+            "failed (exitcode: -9) local_rank: 1",
+        ),
         ("usage: x\ndeepspeed: error: unrecognized arguments: --a\n", "deepspeed: error: unrec"),
         ("/lib/python3.11/site-packages/a.py:3: UserWarning: x\nstep 1/9  loss 2.0\n", ""),
     ],
@@ -167,6 +172,7 @@ def test_an_error_lasts_unless_it_is_one_of_the_machine_and_its_numbers_do_not_c
         "RuntimeError: [gloo] Connection reset by peer",
         "10.0.0.1 port 4711, where the ranks meet, cannot be opened (Address already in use)",
         "AcceleratorError: CUDA error: out of memory",
+        "failed (exitcode: -9) local_rank: 1",
         "",
     ):
         assert failures.lasting(message) == "", message
