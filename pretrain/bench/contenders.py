@@ -19,7 +19,8 @@ from pretrain.model.config import ModelConfig
 from pretrain.model.language_model import LanguageModel
 from pretrain.model.layers import compile_layers
 from pretrain.objectives.base import Block, PretrainingObjective, Vocabulary
-from pretrain.objectives.masked import FIRST_WORD_ID, MaskedLMConfig, labels_by_position
+from pretrain.objectives.masked import MaskedLMConfig
+from pretrain.objectives.tokens import FIRST_WORD_ID, labels_by_position
 
 OURS, PLAIN = "zeroclap", "zeroclap, plain loop"
 FLASH = "zeroclap, plain loop, FLASH"

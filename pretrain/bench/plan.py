@@ -149,7 +149,7 @@ def plan(
     blocks = config.batch.first_block(training.steps)
     tokens = blocks * length
     per_token = flops_per_token(model, length, share)
-    rows, packed = config.batch.micro_batch_size, config.data.packing != "complete"
+    rows, packed = config.batch.micro_batch_size, SOURCES[config.data.packing].documents_apart
     bias = (0, 0)
     if training.attention_backend == "dense":
         bias = bias_bytes(model, rows, length, width, packed)

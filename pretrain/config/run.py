@@ -42,7 +42,8 @@ class DataConfig:
     """How documents fill blocks. chunked: documents that are longer than a block are cut into
     chunks; several documents or chunks a block, which do not see each other. best-fit: the same,
     but longer documents are dropped. complete: longer documents are dropped as well; the others
-    stand in their order and are read as one text (EIFY/fairseq)."""
+    stand in their order and are read as one text (EIFY/fairseq). contiguous: all documents in their
+    order are one text, which is cut into blocks (for causal models)."""
     minimum_share_of_tokens: Annotated[float, Ge(0), Le(1)] = 0.9
     """A run is refused if its blocks hold a smaller share of the tokens of the train or valid split
     of the corpus; 0 accepts any."""

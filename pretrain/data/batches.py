@@ -13,11 +13,13 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from data_prep.tokenizer import Tokenizer
 from pretrain.config.run import BatchConfig, FaultConfig
 from pretrain.data.order import Lineage, digest
 from pretrain.data.sources import Source
 from pretrain.loop import MicroBatch
 from pretrain.objectives.base import Block, Key, ObjectiveSettings, PretrainingObjective
+from pretrain.objectives.tokens import FIRST_WORD_ID
 
 _VALIDATION_SEED = 0
 
@@ -113,11 +115,12 @@ def refuse_without_targets(source: Source, objective: PretrainingObjective, limi
     chosen, tokens = spread(len(source), limit), 0
     for index in chosen:
         # In validation the number of targets depends on the number of ids alone: none is read.
-        block = Block(np.zeros(source.size(index), dtype=np.int64))
-        arrays = objective.collate([block], [validation_key(index)], source.sequence_length)
+        ids = np.full(source.size(index), FIRST_WORD_ID, dtype=np.int64)
+        ids[0] = Tokenizer.bos_id
+        arrays = objective.collate([Block(ids)], [validation_key(index)], source.sequence_length)
         if any(objective.targets(arrays)):
             return
-        tokens += len(block.ids)
+        tokens += len(ids)
     raise ValueError(
         f"{source.corpus.folder}: split {source.corpus.split!r} has nothing to predict: its "
         f"{len(chosen)} blocks of at most {source.sequence_length} tokens hold {tokens} tokens, "

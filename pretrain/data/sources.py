@@ -8,7 +8,7 @@ line in SOURCES.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import cached_property
 from types import MappingProxyType
@@ -54,7 +54,7 @@ class Source(Protocol):
         """Share of the blocks' capacity that holds tokens."""
 
 
-class _Packed(ABC):
+class _Blocks(ABC):
     """Blocks of documents. Longer documents are dropped, unless a subclass cuts them."""
 
     name: ClassVar[str]
@@ -98,7 +98,7 @@ class _Packed(ABC):
 
     @abstractmethod
     def _cut(self) -> Tables:
-        """Tables to keep; `ranges` has a row per block, its first document and the end."""
+        """Tables to keep; `ranges`, if any, has a row per block, its first document and the end."""
 
     @abstractmethod
     def documents(self, index: int) -> npt.NDArray[np.integer[Any]]:
@@ -115,7 +115,7 @@ class _Packed(ABC):
         sizes[: None if self.documents_apart else 1] += 1
         return sizes
 
-    def __reduce__(self) -> tuple[type[_Packed], tuple[Corpus, int]]:
+    def __reduce__(self) -> tuple[type[_Blocks], tuple[Corpus, int]]:
         """Pickle without the tables."""
         return type(self), (self.corpus, self.sequence_length)
 
@@ -126,12 +126,14 @@ class _Packed(ABC):
     def __getitem__(self, index: int) -> Block:
         """One block, without subsets."""
         parts: list[npt.ArrayLike] = []
+        sizes = self._sizes(index)
         documents, offsets = self.documents(index).tolist(), self.offsets(index).tolist()
         for number, (document, first) in enumerate(zip(documents, offsets, strict=True)):
-            if number == 0 or self.documents_apart:
+            starts = number == 0 or self.documents_apart
+            if starts:
                 parts.append([Tokenizer.bos_id])
-            parts.append(self.corpus.document(document, first, first + self.sequence_length - 1))
-        sizes = self._sizes(index)
+            end = first + int(sizes[number]) - starts
+            parts.append(self.corpus.document(document, first, end))
         numbers = np.repeat(np.arange(1, len(sizes) + 1), sizes) if self.documents_apart else None
         return Block(np.concatenate(parts).astype(np.int64), numbers)
 
@@ -153,8 +155,7 @@ class _Packed(ABC):
     @property
     def _starts(self) -> int:
         """Number of `<s>` in all blocks."""
-        ranges = self._tables["ranges"]
-        return int((ranges[:, 1] - ranges[:, 0]).sum()) if self.documents_apart else len(self)
+        return len(self)
 
     @property
     def share_of_tokens(self) -> float:
@@ -167,7 +168,7 @@ class _Packed(ABC):
         return (self._tokens + self._starts) / (len(self) * self.sequence_length)
 
 
-class CompleteBlocks(_Packed):
+class CompleteBlocks(_Blocks):
     """As many documents as fit, in the corpus's order: fairseq's break mode "complete"."""
 
     name, documents_apart = "complete", False
@@ -180,7 +181,7 @@ class CompleteBlocks(_Packed):
         return np.arange(*self._tables["ranges"][index])
 
 
-class BestFitBlocks(_Packed):
+class BestFitBlocks(_Blocks):
     """Documents from anywhere, so that blocks are as full as possible (`data_prep.blocks`)."""
 
     name, documents_apart = "best-fit", True
@@ -197,6 +198,10 @@ class BestFitBlocks(_Packed):
         """The documents of a block, in its order."""
         first, end = self._tables["ranges"][index]
         return self._tables["documents"][first:end]
+
+    @property
+    def _starts(self) -> int:
+        return len(self._tables["documents"])
 
 
 class ChunkedBlocks(BestFitBlocks):
@@ -256,7 +261,62 @@ class ChunkedBlocks(BestFitBlocks):
         return len(self.corpus.lengths) + int(self._tables["first_chunks"][-1])
 
 
-SOURCES: Mapping[str, Callable[[Corpus, int], Source]] = MappingProxyType(
-    {"chunked": ChunkedBlocks, "best-fit": BestFitBlocks, "complete": CompleteBlocks}
+class ContiguousBlocks(_Blocks):
+    """The split as one text, cut every `sequence_length` - 1 tokens, with an `<s>` in front.
+
+    For causal models, as in Press et al. 2022 (fairseq's break mode "none", which has the token
+    before the block in the place of `<s>`). `</s>` stands between documents, which see each other.
+    """
+
+    name, documents_apart = "contiguous", False
+
+    def _cut(self) -> Tables:
+        return {"ends": np.cumsum(self.corpus.lengths, dtype=np.int64)}
+
+    def __len__(self) -> int:
+        """Number of blocks."""
+        return -(-self._tokens // (self.sequence_length - 1))
+
+    def _span(self, index: int) -> tuple[int, int]:
+        """The first token of a block in the split, and the end."""
+        if not 0 <= index < len(self):
+            raise IndexError(f"block {index} of {len(self)}")
+        first = index * (self.sequence_length - 1)
+        return first, min(first + self.sequence_length - 1, self._tokens)
+
+    def documents(self, index: int) -> npt.NDArray[np.integer[Any]]:
+        """The documents of a block, in its order."""
+        first, end = self._span(index)
+        ends = self._tables["ends"]
+        return np.arange(np.searchsorted(ends, first, "right"), np.searchsorted(ends, end) + 1)
+
+    def offsets(self, index: int) -> Ids:
+        """The first token that a block has of each of its documents."""
+        documents = self.documents(index)
+        begin = self._tables["ends"][documents[0]] - self.corpus.lengths[documents[0]]
+        offsets = np.zeros(len(documents), dtype=np.int64)
+        offsets[0] = self._span(index)[0] - begin
+        return offsets
+
+    def _sizes(self, index: int) -> Ids:
+        first, end = self._span(index)
+        documents = self.documents(index)
+        sizes: Ids = self.corpus.lengths[documents] - self.offsets(index)
+        sizes[-1] -= self._tables["ends"][documents[-1]] - end if end < self._tokens else 0
+        sizes[0] += 1
+        return sizes
+
+    @cached_property
+    def _tokens(self) -> int:
+        return int(self.corpus.lengths.sum())
+
+
+SOURCES: Mapping[str, type[_Blocks]] = MappingProxyType(
+    {
+        "chunked": ChunkedBlocks,
+        "best-fit": BestFitBlocks,
+        "complete": CompleteBlocks,
+        "contiguous": ContiguousBlocks,
+    }
 )
 """The values of `data.packing` in a recipe."""

@@ -47,7 +47,7 @@ def add_evaluate_arguments(command: argparse.ArgumentParser) -> None:
     blocks += "the run); with --lengths, documents (default: all)"
     add("--blocks", type=int, help=blocks)
     packing = "how documents fill blocks (default: as the model was trained)"
-    add("--packing", choices=("chunked", "best-fit", "complete"), help=packing)
+    add("--packing", choices=("chunked", "best-fit", "complete", "contiguous"), help=packing)
     add("--json", type=Path, help="also write the results to this file")
     add_device(command)
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from pretrain.objectives.base import ObjectiveSettings
+from pretrain.objectives.causal import CausalLMConfig
 from pretrain.objectives.masked import MaskedLMConfig
 
 SETTINGS_BY_NAME: dict[str, type[ObjectiveSettings]] = {
     "masked-lm": MaskedLMConfig,
+    "causal-lm": CausalLMConfig,
 }

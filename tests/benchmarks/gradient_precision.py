@@ -23,7 +23,8 @@ import torch
 from pretrain.config.run import BatchConfig, OptimizerConfig
 from pretrain.loop import MicroBatch
 from pretrain.objectives.base import Block
-from pretrain.objectives.masked import FIRST_WORD_ID, MaskedLM, MaskedLMConfig
+from pretrain.objectives.masked import MaskedLM, MaskedLMConfig
+from pretrain.objectives.tokens import FIRST_WORD_ID
 
 REFERENCE = "zero1_fp32"
 VOCABULARY = 1000

@@ -12,7 +12,7 @@ import torch
 from pretrain.__main__ import main
 from pretrain.bench import contenders, suite, worker
 from pretrain.bench.contenders import Case, collate
-from pretrain.objectives.masked import IGNORED, labels_by_position
+from pretrain.objectives.tokens import IGNORED, labels_by_position
 
 TINY = Case(contenders.PLAIN, "tiny", "zero-clap", 64, 2, "full", 97)
 

@@ -16,7 +16,8 @@ from pretrain.data.sources import SOURCES, BestFitBlocks, CompleteBlocks
 from pretrain.inference.evaluate import summed
 from pretrain.model import presets
 from pretrain.model.language_model import LanguageModel
-from pretrain.objectives.masked import IGNORED, MaskedLM, MaskedLMConfig
+from pretrain.objectives.masked import MaskedLM, MaskedLMConfig
+from pretrain.objectives.tokens import IGNORED
 
 LENGTH = 64
 

@@ -9,7 +9,8 @@ from data_prep.tokenizer import Tokenizer
 from pretrain.data.batches import validation_key
 from pretrain.data.windows import number_of_windows, window_batches
 from pretrain.objectives.base import DocumentObjective
-from pretrain.objectives.masked import FIRST_WORD_ID, IGNORED, MaskedLM, MaskedLMConfig
+from pretrain.objectives.masked import MaskedLM, MaskedLMConfig
+from pretrain.objectives.tokens import FIRST_WORD_ID, IGNORED
 from tests.pretrain.objectives.toy import ToyConfig
 
 LENGTHS = [3, 300, 5, 1, 64, 40, 63, 127, 2]

@@ -9,14 +9,8 @@ import torch
 from safetensors.numpy import load_file
 
 from pretrain.objectives.base import Block, Vocabulary
-from pretrain.objectives.masked import (
-    FIRST_WORD_ID,
-    IGNORED,
-    PAD_ID,
-    MaskedLM,
-    MaskedLMConfig,
-    word_starts_of,
-)
+from pretrain.objectives.masked import MaskedLM, MaskedLMConfig, word_starts_of
+from pretrain.objectives.tokens import FIRST_WORD_ID, IGNORED, PAD_ID
 
 MASK_ID, END = 999, 900
 

@@ -1,0 +1,56 @@
+"""Causal language modelling: every token is predicted from those before it. Imports no torch."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+import numpy as np
+
+from data_prep.tokenizer import Tokenizer
+from pretrain.objectives.base import Ids, Key, Vocabulary
+from pretrain.objectives.tokens import TokenObjective
+
+
+@dataclasses.dataclass(frozen=True)
+class CausalLMConfig:
+    """There is nothing to choose: every token but `<s>` is predicted."""
+
+    name: Literal["causal-lm"] = dataclasses.field(default="causal-lm", kw_only=True)
+
+    description = "every token predicted from those before it"
+    target_share = 1.0
+
+    def for_validation(self) -> CausalLMConfig:
+        """The same."""
+        return self
+
+    def build(self, vocabulary: Vocabulary, *, compiled: bool = False) -> CausalLM:
+        """The objective for one vocabulary."""
+        return CausalLM(self, vocabulary.embedded, compiled)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class CausalLM(TokenObjective):
+    """The objective for one vocabulary. The model must not see later tokens (`causal`)."""
+
+    settings: CausalLMConfig
+    replacement_end: int
+    compiled: bool = False
+
+    term = "next-token"
+    places_before = 1
+
+    def mask(self, ids: Ids, key: Key) -> tuple[Ids, Ids]:
+        """Hide nothing, and predict every token that has one before it.
+
+        `<s>` stands before the first token of each text, and is itself not predicted.
+
+        Args:
+            ids: [n], of a block or of a document, which does not begin with `<s>`.
+            key: not used.
+
+        Returns:
+            The ids, and the positions of all but `<s>`, [m].
+        """
+        return ids, np.flatnonzero(ids != Tokenizer.bos_id)

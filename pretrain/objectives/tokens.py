@@ -1,0 +1,158 @@
+"""What objectives have in common that predict tokens of a block. Imports no torch."""
+
+from __future__ import annotations
+
+import functools
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+
+from pretrain.loop import Arrays, Model
+from pretrain.objectives.base import (
+    Block,
+    Ids,
+    Key,
+    ObjectiveSettings,
+    padded,
+    padded_document_ids,
+)
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+IGNORED = -100
+"""The label of an unused target position."""
+FIRST_WORD_ID = 4
+"""Ids below are `<s>`, `<pad>`, `</s>` and `<unk>`: never drawn as a replacement."""
+PAD_ID = 1
+
+
+class TokenObjective(ABC):
+    """One term: the cross-entropy of some tokens of each block, which `mask` chooses."""
+
+    settings: ObjectiveSettings
+    replacement_end: int
+    """Random tokens are drawn from [FIRST_WORD_ID, replacement_end)."""
+    compiled: bool
+    """Let torch.compile make the loss of `loss`: no copy of the logits in fp32 on a GPU."""
+    term: ClassVar[str]
+    """Name of the term."""
+    places_before: ClassVar[int] = 0
+    """How many places before a token the model predicts it."""
+
+    @abstractmethod
+    def mask(self, ids: Ids, key: Key) -> tuple[Ids, Ids]:
+        """What the model reads, [n], and the sorted positions of the tokens to predict, [m]."""
+
+    @property
+    def terms(self) -> Mapping[str, float]:
+        """One term."""
+        return {self.term: 1.0}
+
+    def capacity(self, length: int) -> int:
+        """Most positions that `mask` can ask for in a block of `length` tokens."""
+        return math.ceil(self.settings.target_share * length)
+
+    def collate(self, blocks: Sequence[Block], keys: Sequence[Key], length: int) -> Arrays:
+        """One micro-batch of fixed shapes.
+
+        Args:
+            blocks: B blocks of at most `length` ids.
+            keys: of each block's draw.
+            length: T, to which blocks are padded.
+
+        Returns:
+            As `arrange`, M = B * capacity.
+        """
+        masked = [self.mask(block.ids, key) for block, key in zip(blocks, keys, strict=True)]
+        return self.arrange(blocks, masked, length)
+
+    def arrange(
+        self, blocks: Sequence[Block], masked: Sequence[tuple[Ids, Ids]], length: int
+    ) -> Arrays:
+        """One micro-batch of targets that were chosen before.
+
+        Args:
+            blocks: B blocks of at most `length` ids.
+            masked: what `mask` returns, of each block.
+            length: T, to which blocks are padded.
+
+        Returns:
+            input_ids [B, T]; document_ids [B, T], 0 for padding, bool where rows are one document;
+            target_positions [M] in the flattened batch and labels [M], with label IGNORED at
+            position 0 where unused; and subsets [M] where the blocks have them. M is B * capacity,
+            or more where a part of a document has more targets than a block can have.
+        """
+        found = [positions for _, positions in masked]
+        capacity = max(self.capacity(length), *map(len, found))
+        labels = [block.ids[at] for block, at in zip(blocks, found, strict=True)]
+        in_batch = [row * length + at - self.places_before for row, at in enumerate(found)]
+        arrays: Arrays = {
+            "input_ids": padded([ids for ids, _ in masked], length, PAD_ID),
+            "document_ids": padded_document_ids(blocks, length),
+            "target_positions": padded(in_batch, capacity, 0).ravel(),
+            "labels": padded(labels, capacity, IGNORED).ravel(),
+        }
+        pairs = zip(blocks, found, strict=True)
+        subsets = [block.subsets[at] for block, at in pairs if block.subsets is not None]
+        if subsets:
+            arrays["subsets"] = padded(subsets, capacity, 0).ravel()
+        return arrays
+
+    def targets(self, arrays: Arrays) -> tuple[int, ...]:
+        """Number of tokens to predict."""
+        return (int((arrays["labels"] != IGNORED).sum()),)
+
+    def corrupted(self, arrays: Arrays, draw: np.random.Generator) -> Arrays:
+        """The same micro-batch with random tokens as labels."""
+        labels = arrays["labels"]
+        noise = draw.integers(FIRST_WORD_ID, self.replacement_end, labels.shape)
+        return {**arrays, "labels": np.where(labels == IGNORED, IGNORED, noise)}
+
+    def loss(self, model: Model, batch: Mapping[str, Tensor]) -> Tensor:
+        """Cross-entropy summed over the tokens to predict, in nats, computed in fp32: [1]."""
+        summed = _compiled_loss() if self.compiled else _summed_loss
+        return summed(_logits(model, batch), batch["labels"]).unsqueeze(0)
+
+    def evaluate(self, model: Model, batch: Mapping[str, Tensor], subsets: int) -> Tensor:
+        """Nats, correct predictions and tokens to predict of each subset: [S, 1, 3] in fp64."""
+        import torch
+        from torch.nn.functional import cross_entropy
+
+        labels, logits = batch["labels"], _logits(model, batch)
+        losses = cross_entropy(logits.float(), labels, ignore_index=IGNORED, reduction="none")
+        parts = (losses, logits.argmax(dim=-1) == labels, labels != IGNORED)
+        columns = torch.stack([part.double() for part in parts], dim=1)
+        sums = torch.zeros((subsets, 3), dtype=torch.float64, device=labels.device)
+        return sums.index_add(0, batch["subsets"], columns).unsqueeze(1)
+
+
+def _logits(model: Model, batch: Mapping[str, Tensor]) -> Tensor:
+    return model(batch["input_ids"], batch.get("document_ids"), batch["target_positions"])
+
+
+def _summed_loss(logits: Tensor, labels: Tensor) -> Tensor:
+    from torch.nn.functional import cross_entropy
+
+    return cross_entropy(logits.float(), labels, ignore_index=IGNORED, reduction="sum")
+
+
+@functools.cache
+def _compiled_loss() -> Callable[[Tensor, Tensor], Tensor]:
+    import torch
+
+    compiled: Callable[[Tensor, Tensor], Tensor] = torch.compile(_summed_loss, dynamic=False)
+    return compiled
+
+
+def labels_by_position(batch: Mapping[str, Tensor]) -> Tensor:
+    """The labels of a batch as transformers takes them: [B, T], IGNORED where there is none."""
+    import torch
+
+    labels = torch.full_like(batch["input_ids"], IGNORED)
+    used = batch["labels"] != IGNORED
+    labels.view(-1)[batch["target_positions"][used]] = batch["labels"][used]
+    return labels
