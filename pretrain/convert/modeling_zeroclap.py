@@ -29,15 +29,19 @@ from transformers.utils.generic import ModelOutput
 
 # The unused imports are for transformers 4, which copies only the files that this file imports
 # itself.
+from pretrain.model.alibi import Alibi  # noqa: F401
 from pretrain.model.attention import AttentionContext, dense_bias, uses_tiles
+from pretrain.model.cache import KeyValueCache  # noqa: F401
 from pretrain.model.config import ClassificationConfig, ModelConfig
 from pretrain.model.embeddings import Embeddings, TokenEmbedding
 from pretrain.model.flex import FlexBias  # noqa: F401
-from pretrain.model.heads import ClapHead, ClassificationHead, RobertaHead, build_head
+from pretrain.model.heads import ClapHead, ClassificationHead, RobertaHead, TiedHead, build_head
 from pretrain.model.init import STANDARD_DEVIATION
 from pretrain.model.layers import EncoderLayer
 from pretrain.model.masks import same_document  # noqa: F401
 from pretrain.model.positions import position_module, token_positions
+from pretrain.model.scores import scaled  # noqa: F401
+from pretrain.model.t5_bias import T5Bias  # noqa: F401
 from pretrain.model.tiled_attention import tiled_attention  # noqa: F401
 
 Answer = ModelOutput | tuple[Any, ...]
@@ -218,7 +222,7 @@ class ZeroclapModel(ZeroclapPreTrainedModel):
                 f"attention_mask: {list(mask.shape)} is not accepted; it must be "
                 f"{list(vectors.shape[:2])}, nonzero for real tokens"
             )
-        positions = token_positions(mask, vectors.shape[1], vectors.device)
+        positions = token_positions(mask, vectors)
         if mask is not None:
             positions = (positions - _first(mask)).clamp(min=0)
         if output_attentions is None:
@@ -307,9 +311,9 @@ class ZeroclapForMaskedLM(ZeroclapPreTrainedModel):
         """
         tokens = super().resize_token_embeddings(new_num_tokens, pad_to_multiple_of, mean_resizing)
         rows = self.config.vocab_size
-        if isinstance(self.head, ClapHead):
+        if isinstance(self.head, ClapHead | TiedHead):
             self.head.vocab_size = rows
-        else:
+        elif isinstance(self.head, RobertaHead):
             bias = self.head.bias
             grown = nn.functional.pad(bias.data, (0, rows - len(bias)))
             self.head.bias = nn.Parameter(grown, requires_grad=bias.requires_grad)

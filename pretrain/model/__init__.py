@@ -10,9 +10,11 @@ Inputs that several modules share:
                       Or bool [B, T], where every row is one document: True for tokens, False for
                       padding. The mask is then one number per key instead of one per pair.
                       Or None, where every row is one document without padding.
+                      For causal models padding that bool ids mark must follow the tokens; integers
+                      allow it anywhere. Where P tokens are cached, ids are [B, P + T].
     target_positions  [M] flat indices into the [B * T] batch at which outputs are wanted; or None,
                       for outputs everywhere.
 
-Read in this order: config, presets, masks, positions, embeddings, flex, tiled_attention, attention,
-layers, stacks, heads, language_model, classifier, init.
+Read in this order: config, presets, masks, scores, alibi, t5_bias, positions, embeddings, flex,
+tiled_attention, cache, attention, layers, stacks, heads, language_model, classifier, init.
 """

@@ -8,10 +8,12 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
+from .cache import LayerCache
 from .config import ModelConfig
 from .flex import FlexBias, flex_attend
-from .masks import same_document
-from .positions import Rotation, ScoreFunction
+from .masks import earlier, visible_keys
+from .positions import Rotation
+from .scores import ScoreFunction
 from .tiled_attention import tiled_attention
 
 AttentionBias = Tensor | tuple[Tensor, ...] | FlexBias | None
@@ -21,10 +23,7 @@ by tile; or functions that FlexAttention compiles. None where nothing is added."
 
 @dataclasses.dataclass(frozen=True)
 class AttentionContext:
-    """What attention needs besides its input. Made once per batch, read by every layer.
-
-    A new input of attention, such as a key/value cache, is a new field here.
-    """
+    """What attention needs besides its input. Made once per batch, read by every layer."""
 
     bias: AttentionBias = None
     rotation: Rotation | None = None
@@ -32,6 +31,10 @@ class AttentionContext:
     weights: list[Tensor] | None = None
     """Where each layer appends its attention weights, [B, H, T, T], before dropout. None where they
     are not wanted: no fused kernel returns them. The bias must be one tensor, or None."""
+    cache: LayerCache | None = None
+    """The layer's own; None where all keys are in the input."""
+    is_causal: bool = False
+    """Queries see no later keys, and the bias, which is None, does not say so."""
 
 
 class SelfAttention(nn.Module):
@@ -75,6 +78,8 @@ def attend(qkv: Tensor, context: AttentionContext, dropout: float) -> Tensor:
     if isinstance(bias, tuple):
         return tiled_attention(qkv, bias, dropout)
     query, key, value = qkv.permute(2, 0, 3, 1, 4)  # each [B, H, T, K]
+    if context.cache is not None:
+        key, value = context.cache.extend(key, value)
     if isinstance(bias, FlexBias):
         return flex_attend(query, key, value, bias).transpose(1, 2)
     if context.weights is not None:
@@ -84,7 +89,9 @@ def attend(qkv: Tensor, context: AttentionContext, dropout: float) -> Tensor:
         context.weights.append(weights)
         eager: Tensor = F.dropout(weights, dropout) @ value
         return eager.transpose(1, 2)
-    mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=bias, dropout_p=dropout)
+    mixed = F.scaled_dot_product_attention(
+        query, key, value, attn_mask=bias, dropout_p=dropout, is_causal=context.is_causal
+    )
     return mixed.transpose(1, 2)
 
 
@@ -105,6 +112,7 @@ def dense_bias(
     num_heads: int,
     x: Tensor,
     in_parts: bool = False,
+    causal: bool = False,
 ) -> Tensor | tuple[Tensor, ...] | None:
     """Evaluate the position bias and the mask at all indices: the additive bias of all layers.
 
@@ -114,15 +122,17 @@ def dense_bias(
 
     Args:
         scores: the position bias, computed in fp32 and then cast.
-        document_ids: [B, T] or None, see the package's docstring.
+        document_ids: [B, P + T] or None, see the package's docstring.
         num_heads: H.
         x: [B, T, D], whose dtype and device the bias gets.
         in_parts: return the position bias and the mask apart, to be added tile by tile; except for
             a trained position bias, because tiles give it no gradient.
+        causal: whether a query sees no later keys.
 
     Returns:
         [1, H, T, T], [B, 1, 1, T], [B, 1, T, T] or [B, H, T, T], or None where nothing is added;
-        in parts, at most one of the first and one of the second or third kind.
+        in parts, at most one of the first and one of the second or third kind. The last dimension
+        is P + T where P tokens are cached.
     """
     # ONNX looks up by 64-bit indices only.
     kind = torch.int64 if torch.compiler.is_exporting() else torch.int32
@@ -132,10 +142,13 @@ def dense_bias(
 
     batch, length, _ = x.shape
     row, head = indices(batch)[:, None, None, None], indices(num_heads)[:, None, None]
-    key = indices(length)
-    query = key[:, None]
+    key = indices(length if document_ids is None else document_ids.shape[1])
+    query = key[-length:, None]
     bias = None if scores is None else scores(head, query, key).to(x.dtype)[None]
-    visible = None if document_ids is None else same_document(document_ids)(row, head, query, key)
+    rule = visible_keys(document_ids, causal)
+    visible = None if rule is None else rule(row, head, query, key)
+    if visible is not None and rule is earlier:
+        visible = visible[None, None]
     zero = torch.zeros((), dtype=x.dtype, device=x.device)
     if in_parts and not (bias is not None and bias.requires_grad):
         mask = None if visible is None else _masked(zero, visible)

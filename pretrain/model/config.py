@@ -30,19 +30,28 @@ class PositionMethod:
     """Whether inputs longer than `max_positions` are refused."""
     hidden_multiple: int = 1
     """`hidden_size` must be a multiple of this."""
+    head_multiple: int = 1
+    """The size of a head must be a multiple of this."""
+    scalable: bool = True
+    """Whether positions may be fractions, as position interpolation makes them."""
 
 
 POSITION_METHODS: Mapping[str, PositionMethod] = {
-    "learned": PositionMethod(embedding="LearnedPositions", bounded=True),
+    "learned": PositionMethod(embedding="LearnedPositions", bounded=True, scalable=False),
     "sinusoidal": PositionMethod(embedding="SinusoidalPositions", hidden_multiple=2),
+    "rotary": PositionMethod(rotation="Rotary", head_multiple=2),
+    "t5-bias": PositionMethod(score_bias="T5Bias"),
     "alibi": PositionMethod(score_bias="Alibi"),
-    "none": PositionMethod(),
+    "none": PositionMethod(scalable=False),
 }
 """Every position method. No other code asks which method a model has."""
 
 CHOICES: Mapping[str, tuple[str, ...]] = {
-    "alibi": ("offset", "symmetric"),
-    "head": ("roberta", "clap"),
+    "alibi": ("offset", "symmetric", "one-sided", "by-direction"),
+    "alibi_slopes": ("fixed", "trained"),
+    "head": ("roberta", "clap", "tied"),
+    "layer_norm": ("post", "pre"),
+    "activation": ("gelu", "relu"),
     "embedding_scale": ("one", "sqrt-hidden"),
     "mask_embedding": ("row", "zero"),
 }
@@ -96,7 +105,14 @@ class ModelConfig:
     position: str = "learned"
     """A key of POSITION_METHODS."""
     alibi: str = "offset"
-    """Shape of the bias where `position` is "alibi"; see positions.Alibi."""
+    """Shape of the bias where `position` is "alibi"; see alibi.Alibi."""
+    alibi_slopes: str = "fixed"
+    causal: bool = False
+    """Whether a token sees only itself and the tokens before it."""
+    layer_norm: str = "post"
+    """Where a layer normalises: after each residual sum, or before attention and feed-forward. With
+    "pre" there is no norm after the last layer (Baevski and Auli 2019)."""
+    activation: str = "gelu"
     head: str = "roberta"
     normalize_embeddings: bool = False
     """L2-normalise token embeddings, both at the input and in the CLAP head."""
@@ -122,9 +138,12 @@ class ModelConfig:
             check(name, getattr(self, name) >= 1, "a positive number")
         for name in ("dropout", "attention_dropout"):
             check(name, 0.0 <= getattr(self, name) < 1.0, "in [0, 1)")
-        multiple = math.lcm(self.num_heads, self.method.hidden_multiple)
+        heads = self.num_heads * self.method.head_multiple
+        multiple = math.lcm(heads, self.method.hidden_multiple)
         reason = f"a multiple of {multiple} ({self.num_heads} heads, {self.position} positions)"
         check("hidden_size", self.hidden_size % multiple == 0, reason)
+        in_pairs = self.alibi == "one-sided" and self.position == "alibi"
+        check("num_heads", not in_pairs or self.num_heads % 2 == 0, "even for one-sided ALiBi")
 
     @property
     def method(self) -> PositionMethod:

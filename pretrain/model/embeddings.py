@@ -57,14 +57,27 @@ class Embeddings(nn.Module):
         )
         self.dropout = nn.Dropout(config.dropout)
 
-    def forward(self, input_ids: Tensor, document_ids: Tensor | None) -> Tensor:
-        """[B, T] ids and [B, T] document ids (or None) to [B, T, D]; padding becomes zero."""
+    def forward(
+        self, input_ids: Tensor, document_ids: Tensor | None, position_scale: float = 1.0
+    ) -> Tensor:
+        """Look up ids [B, T]; padding becomes zero.
+
+        Args:
+            input_ids: [B, T].
+            document_ids: [B, P + T] or None, see the package's docstring.
+            position_scale: factor on all positions.
+
+        Returns:
+            [B, T, D]
+        """
         if self.config.mask_embedding == "zero":
             is_mask = input_ids >= self.config.vocab_size
             input_ids = input_ids.clamp(max=self.config.vocab_size - 1)
         else:
             is_mask = None
-        positions = token_positions(document_ids, input_ids.shape[1], input_ids.device)
+        positions = token_positions(document_ids, input_ids)
+        if position_scale != 1.0:
+            positions = positions * position_scale
         return self.from_vectors(self.tokens(input_ids), is_mask, positions, document_ids)
 
     def from_vectors(
@@ -79,8 +92,8 @@ class Embeddings(nn.Module):
         Args:
             x: [B, T, D], rows of the token table.
             is_mask: bool [B, T], True where the vector is to be zero; None: nowhere.
-            positions: [T] or [B, T], counted from 0.
-            document_ids: [B, T] or None, see the package's docstring.
+            positions: [P + T] or [B, P + T], counted from 0.
+            document_ids: [B, P + T] or None, see the package's docstring.
 
         Returns:
             [B, T, D]
@@ -92,10 +105,10 @@ class Embeddings(nn.Module):
             x = x.masked_fill(is_mask[..., None], 0.0)
         x = x * self.config.scale
         if self.positions is not None:
-            x = x + self.positions(positions).to(x.dtype)
+            x = x + self.positions(positions)[..., -x.shape[1] :, :].to(x.dtype)
         if self.norm is not None:
             x = self.norm(x)
         x = self.dropout(x)
         if document_ids is not None:
-            x = x * (document_ids > 0)[..., None]
+            x = x * (document_ids[:, -x.shape[1] :] > 0)[..., None]
         return x

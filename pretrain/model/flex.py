@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
-from .masks import same_document
-from .positions import ScoreFunction
+from .masks import MaskFunction, earlier, visible_keys
+from .scores import ScoreFunction
 
 TILE = 128
 """Lengths are padded to a multiple. With shorter tiles, gradients are known to be NaN where there
@@ -39,7 +39,10 @@ class FlexBias:
 # it is made inside, the CPU's compiler finds no kernel for it.
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def flex_bias(
-    scores: ScoreFunction | None, document_ids: Tensor | None, backend: str
+    scores: ScoreFunction | None,
+    document_ids: Tensor | None,
+    backend: str,
+    causal_length: int = 0,
 ) -> FlexBias | None:
     """Prepare the same bias and mask that `dense` has.
 
@@ -47,18 +50,23 @@ def flex_bias(
         scores: the position method's bias, on the device of the scores.
         document_ids: [B, T] or None, see the package's docstring; T is a multiple of TILE.
         backend: a key of KERNELS.
+        causal_length: T where a query sees no later keys, else 0.
 
     Returns:
         None where nothing is added: torch's own kernels are faster then.
     """
-    if document_ids is None and scores is None:
+    rule = visible_keys(document_ids, causal=causal_length > 0)
+    if rule is None and scores is None:
         return None
 
     def score_mod(score: Tensor, row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         assert scores is not None
         return score + scores(head, query, key)
 
-    block_mask = None if document_ids is None else _block_mask(document_ids)
+    block_mask = None
+    if rule is not None:
+        ids = None if rule is earlier else document_ids
+        block_mask = _block_mask(rule, ids, causal_length // TILE)
     return FlexBias(score_mod if scores else None, block_mask, KERNELS[backend])
 
 
@@ -82,8 +90,28 @@ def _kernel() -> Callable[..., Any]:
     return torch.compile(flex_attention, dynamic=False)
 
 
-def _block_mask(document_ids: Tensor) -> BlockMask:
-    """Compute which tiles have visible scores from [B, T] ids; [B, T, T] would take much longer.
+def _block_mask(rule: MaskFunction, document_ids: Tensor | None, causal_tiles: int) -> BlockMask:
+    """Compute which tiles have visible scores; to evaluate the rule everywhere would take longer.
+
+    Args:
+        rule: the mask.
+        document_ids: [B, T]; None where the rule is that of causal models alone.
+        causal_tiles: tiles of a row where a query sees no later keys, else 0.
+    """
+    if document_ids is None:
+        some = whole = torch.ones((1, causal_tiles, causal_tiles), dtype=torch.bool)
+    else:
+        some, whole = _document_tiles(document_ids)
+    if causal_tiles:
+        tile = torch.arange(causal_tiles, device=some.device)
+        some, whole = some & (tile <= tile[:, None]), whole & (tile < tile[:, None])
+    return BlockMask.from_kv_blocks(
+        *_counted(some & ~whole), *_counted(whole), BLOCK_SIZE=TILE, mask_mod=rule
+    )
+
+
+def _document_tiles(document_ids: Tensor) -> tuple[Tensor, Tensor]:
+    """Return where a tile has visible scores, and where it has no others: bool [B, Q, K] each.
 
     Integer ids: tiles whose ranges of ids do not overlap are skipped, and tiles where one id fills
     both ranges need no mask. Both hold in any order of ids. Where documents follow each other in
@@ -99,13 +127,8 @@ def _block_mask(document_ids: Tensor) -> BlockMask:
         least, most = order.view(tiles.shape).aminmax(dim=-1)
         some = (least[:, :, None] <= most[:, None, :]) & (least[:, None, :] <= most[:, :, None])
         whole = (least[:, :, None] == most[:, None, :]) & (least[:, None, :] == most[:, :, None])
-    some, whole = (x.expand(batch, tiles.shape[1], tiles.shape[1]) for x in (some, whole))
-    return BlockMask.from_kv_blocks(
-        *_counted(some & ~whole),
-        *_counted(whole),
-        BLOCK_SIZE=TILE,
-        mask_mod=same_document(document_ids),
-    )
+    shape = batch, tiles.shape[1], tiles.shape[1]
+    return some.expand(shape), whole.expand(shape)
 
 
 def _counted(tiles: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""Features to logits: over the vocabulary (RoBERTa's head, CLAP), or over classes.
+"""Features to logits: over the vocabulary (RoBERTa's head, CLAP, tied), or over classes.
 
 The heads over the vocabulary share the weight of the token embedding.
 """
@@ -61,9 +61,26 @@ class ClapHead(nn.Module):
         return logits[..., : self.vocab_size]
 
 
-def build_head(config: ModelConfig) -> RobertaHead | ClapHead:
+class TiedHead(nn.Module):
+    """E^T x, without a bias."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        """Keep the number of tokens; there are no parameters."""
+        super().__init__()
+        self.vocab_size = config.vocab_size
+
+    def forward(self, features: Tensor, embedding: Tensor) -> Tensor:
+        """[M, D] features and the embedding, of at least V rows, to [M, V] logits."""
+        return F.linear(features, embedding)[..., : self.vocab_size]
+
+
+VocabularyHead = RobertaHead | ClapHead | TiedHead
+
+
+def build_head(config: ModelConfig) -> VocabularyHead:
     """Build the head over the vocabulary that `config.head` names."""
-    return ClapHead(config) if config.head == "clap" else RobertaHead(config)
+    heads: dict[str, type[VocabularyHead]] = {"clap": ClapHead, "tied": TiedHead}
+    return heads.get(config.head, RobertaHead)(config)
 
 
 class ClassificationHead(nn.Module):

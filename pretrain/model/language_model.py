@@ -1,9 +1,10 @@
-"""The masked language model."""
+"""The language model: masked or causal."""
 
 from __future__ import annotations
 
 from torch import Tensor, nn
 
+from .cache import KeyValueCache
 from .config import ModelConfig
 from .heads import build_head
 from .init import initialize
@@ -37,7 +38,11 @@ class LanguageModel(nn.Module):
         initialize(self)
 
     def forward(
-        self, input_ids: Tensor, document_ids: Tensor | None, target_positions: Tensor
+        self,
+        input_ids: Tensor,
+        document_ids: Tensor | None,
+        target_positions: Tensor,
+        cache: KeyValueCache | None = None,
     ) -> Tensor:
         """Compute logits at the target positions only, because the head is a large matrix.
 
@@ -45,10 +50,11 @@ class LanguageModel(nn.Module):
             input_ids: [B, T]; ids from `vocab_size` on mean the mask where it is the zero vector.
             document_ids: [B, T] or None, see the package's docstring.
             target_positions: [M].
+            cache: see `Encoder.forward`.
 
         Returns:
             [M, V]
         """
-        features = self.encoder(input_ids, document_ids, target_positions)
+        features = self.encoder(input_ids, document_ids, target_positions, cache)
         logits: Tensor = self.head(features, self.encoder.embeddings.tokens.weight)
         return logits

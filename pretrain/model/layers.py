@@ -10,11 +10,14 @@ from torch.utils.checkpoint import checkpoint
 
 from .attention import AttentionContext, SelfAttention, at_targets
 from .config import ModelConfig
-from .heads import ClapHead, RobertaHead
+from .heads import VocabularyHead
 
 
 class EncoderLayer(nn.Module):
-    """Attention, then feed-forward; each is added to its input and normalised after (post-norm)."""
+    """Attention, then feed-forward; each is added to its input.
+
+    The sums are normalised ("post"), or what attention and feed-forward read ("pre").
+    """
 
     def __init__(self, config: ModelConfig) -> None:
         """Make one layer of the sizes in `config`."""
@@ -25,6 +28,8 @@ class EncoderLayer(nn.Module):
         self.contract = nn.Linear(config.intermediate_size, config.hidden_size)
         self.output_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_epsilon)
         self.dropout = nn.Dropout(config.dropout)
+        self.norm_first = config.layer_norm == "pre"
+        self.activation = F.relu if config.activation == "relu" else F.gelu
 
     def forward(
         self, x: Tensor, context: AttentionContext, target_positions: Tensor | None = None
@@ -34,10 +39,18 @@ class EncoderLayer(nn.Module):
         Attention reads all tokens. What follows works on one token at a time, so that leaving the
         others out changes nothing.
         """
-        mixed = self.attention(x, context, target_positions)
-        x = self.attention_norm(at_targets(x, target_positions) + self.dropout(mixed))
-        x = self.output_norm(x + self.dropout(self.contract(F.gelu(self.expand(x)))))
-        return x
+        read = self.attention_norm(x) if self.norm_first else x
+        mixed = self.attention(read, context, target_positions)
+        x = at_targets(x, target_positions) + self.dropout(mixed)
+        if self.norm_first:
+            return x + self._feed_forward(self.output_norm(x))
+        x = self.attention_norm(x)
+        output: Tensor = self.output_norm(x + self._feed_forward(x))
+        return output
+
+    def _feed_forward(self, x: Tensor) -> Tensor:
+        output: Tensor = self.dropout(self.contract(self.activation(self.expand(x))))
+        return output
 
 
 def checkpoint_activations(model: nn.Module) -> None:
@@ -58,5 +71,5 @@ def compile_layers(model: nn.Module) -> None:
     worth fusing.
     """
     for part in model.modules():
-        if isinstance(part, EncoderLayer | RobertaHead | ClapHead):
+        if isinstance(part, EncoderLayer | VocabularyHead):
             part.compile(dynamic=False)

@@ -28,3 +28,33 @@ def same_document(document_ids: Tensor) -> MaskFunction:
         return document_ids[row, query] == document_ids[row, key]
 
     return visible
+
+
+def earlier(row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+    """A query sees the keys up to its own place."""
+    return key <= query
+
+
+def visible_keys(document_ids: Tensor | None, causal: bool) -> MaskFunction | None:
+    """Return the rule for a batch; None where every query sees every key.
+
+    Args:
+        document_ids: [B, T] or None, see the package's docstring.
+        causal: whether a query sees no later keys. Padding that bool ids mark follows the tokens,
+            so that no token sees it anyway.
+    """
+    if not causal:
+        return None if document_ids is None else same_document(document_ids)
+    if document_ids is None or document_ids.dtype == torch.bool:
+        return earlier
+    documents = same_document(document_ids)
+    return lambda row, head, query, key: documents(row, head, query, key) & (key <= query)
+
+
+def is_causal_alone(document_ids: Tensor | None, causal: bool, x: Tensor) -> bool:
+    """Return whether a kernel's own causal mask is the rule for queries x, [B, T, D], and no more.
+
+    It is not where tokens are cached: such kernels count queries from the first key.
+    """
+    has_past = document_ids is not None and document_ids.shape[1] > x.shape[1]
+    return not has_past and visible_keys(document_ids, causal) is earlier

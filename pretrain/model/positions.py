@@ -1,7 +1,7 @@
-"""Position methods: what acts on embeddings (learned, sinusoidal), and on scores (ALiBi).
+"""Position methods that act on embeddings (learned, sinusoidal), or on queries and keys (rotary).
 
-`config.POSITION_METHODS` says which class acts where. A later class that acts on queries and keys
-(rotary) is called like a class that acts on embeddings, and returns a Rotation.
+Those that act on scores have files of their own. `config.POSITION_METHODS` says which class acts
+where. All formulas are those of Press et al. 2022 and of the code they used.
 """
 
 from __future__ import annotations
@@ -12,12 +12,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from .alibi import Alibi  # noqa: F401 - named by POSITION_METHODS
 from .config import ModelConfig
-
-ScoreFunction = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""Index tensors of heads, queries and keys to what is added to the scores, in fp32.
-
-Written once for all back ends: `dense` evaluates it on a grid, FlexAttention compiles it."""
+from .t5_bias import T5Bias  # noqa: F401 - the same
 
 Rotation = Callable[[Tensor], Tensor]
 """Queries and keys [B, T, 2, H, K] to the same, each rotated by its position."""
@@ -25,11 +22,6 @@ Rotation = Callable[[Tensor], Tensor]
 # fairseq gives the first token row 2 (`padding_idx + 1`), so rows 0 and 1 are never read. Kept, so
 # that published weights fit unchanged.
 FIRST_POSITION = 2
-
-
-def position_module(name: str | None, config: ModelConfig) -> nn.Module | None:
-    """Build the class of this module that an entry of `config.POSITION_METHODS` names."""
-    return None if name is None else globals()[name](config)
 
 
 class LearnedPositions(nn.Module):
@@ -74,62 +66,52 @@ class SinusoidalPositions(nn.Module):
         return torch.cat([torch.sin(angles), torch.cos(angles)], dim=-1)
 
 
-class Alibi(nn.Module):
-    """Add -slope * distance to attention scores (Press et al. 2022, section 3); no parameters.
+class Rotary(nn.Module):
+    """Turn each pair of numbers (2i, 2i + 1) of a head by position x 10000^(-2i / K).
 
-    The distance of "symmetric" is |i - j|. That of "offset" is half a step less for keys to the
-    right, so that +n and -n differ: row 0 is 0 -.5 -1.5 -2.5, row 1 is -1 0 -.5 -1.5, in units of
-    the slope (EIFY/fairseq, utils.alibi).
+    Su et al. 2021, section 3.2.2: neighbouring numbers are a pair, as in Press et al. 2022.
     """
 
     def __init__(self, config: ModelConfig) -> None:
-        """Compute one slope per head."""
+        """Keep the size of a head; there are no parameters."""
         super().__init__()
-        self.slopes = alibi_slopes(config.num_heads)
-        # For whole numbers d, |d - 1/4| - 1/4 is d - 1/2 right of the query and -d elsewhere.
-        self.shift = 0.25 if config.alibi == "offset" else 0.0
+        self.size = config.hidden_size // config.num_heads
 
-    def forward(self, device: torch.device) -> ScoreFunction:
-        """Return the bias as a function of index tensors on `device`."""
-        # Not a buffer: casting the module to bf16 would round it.
-        slopes = torch.tensor(self.slopes, dtype=torch.float32, device=device)
-        shift = self.shift
+    def forward(self, positions: Tensor) -> Rotation:
+        """Return the rotation by positions [T] or [B, T]."""
+        pairs = torch.arange(0, self.size, 2, device=positions.device)
+        frequency = torch.exp(pairs * -(math.log(10000.0) / self.size))
+        angles = (positions.float()[..., None] * frequency)[..., None, None, :]
+        cosine, sine = angles.cos(), angles.sin()  # [..., T, 1, 1, K/2]
 
-        def bias(head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-            distance = ((key - query).to(torch.float32) - shift).abs() - shift
-            return -slopes[head] * distance
+        def rotate(x: Tensor) -> Tensor:
+            even, odd = x[..., 0::2].float(), x[..., 1::2].float()
+            turned = (even * cosine - odd * sine, odd * cosine + even * sine)
+            return torch.stack(turned, dim=-1).flatten(-2).to(x.dtype)
 
-        return bias
-
-
-def alibi_slopes(num_heads: int) -> list[float]:
-    """Return the slope of each head: a geometric series from 2^(-8/n) (Press et al., section 3).
-
-    Where the number of heads is not a power of two: the series of the next smaller power, then
-    every second slope of the next larger (the paper's code).
-    """
-    power = 2 ** math.floor(math.log2(num_heads))
-    slopes = [2.0 ** (-8.0 * (head + 1) / power) for head in range(power)]
-    if power < num_heads:
-        slopes += alibi_slopes(2 * power)[0::2][: num_heads - power]
-    return slopes
+        return rotate
 
 
-def token_positions(document_ids: Tensor | None, length: int, device: torch.device) -> Tensor:
+def token_positions(document_ids: Tensor | None, x: Tensor) -> Tensor:
     """Return the position of each token in its document, counted from 0.
 
     Args:
-        document_ids: [B, T] or None, see the package's docstring.
-        length: T.
-        device: of the result.
+        document_ids: [B, P + T] or None, see the package's docstring.
+        x: of any shape [B, T, ...], which gives T where there are no ids.
 
     Returns:
-        [T] where every row is one document, else [B, T].
+        [P + T] where every row is one document, else [B, P + T].
     """
-    positions = torch.arange(length, device=device)
+    length = (x if document_ids is None else document_ids).shape[1]
+    positions = torch.arange(length, device=x.device)
     if document_ids is None or document_ids.dtype == torch.bool:
         return positions
     begins = torch.zeros_like(document_ids, dtype=torch.bool)
     begins[:, 1:] = document_ids[:, 1:] != document_ids[:, :-1]
     first = torch.where(begins, positions, 0).cummax(dim=1).values
     return positions - first
+
+
+def position_module(name: str | None, config: ModelConfig) -> nn.Module | None:
+    """Build the class of this module that an entry of `config.POSITION_METHODS` names."""
+    return None if name is None else globals()[name](config)

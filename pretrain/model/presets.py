@@ -1,14 +1,14 @@
 """Named models: a size and a variant, each a small change to the defaults of ModelConfig.
 
-The variants are those of the published masked-LM study with ALiBi and the CLAP head (EIFY/fairseq).
-No other file repeats what a variant is.
+The masked variants are those of the published study with ALiBi and the CLAP head (EIFY/fairseq),
+the causal ones those of the ALiBi paper. No other file repeats what a variant is.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from .config import ModelConfig
+from .config import POSITION_METHODS, ModelConfig
 
 Delta = Mapping[str, object]
 
@@ -46,6 +46,17 @@ _CLAP: Delta = {
 }
 _ALIBI: Delta = {"position": "alibi"}
 _ZERO_CLAP: Delta = {**_CLAP, **_ALIBI, "mask_embedding": "zero"}
+# The transformer of Baevski and Auli 2019 without its adaptive tables: what Press et al. 2022
+# compare position methods on.
+_CAUSAL: Delta = {
+    "causal": True,
+    "layer_norm": "pre",
+    "activation": "relu",
+    "head": "tied",
+    "embedding_norm": False,
+    "embedding_scale": "sqrt-hidden",
+    "alibi": "symmetric",
+}
 
 VARIANTS: Mapping[str, Delta] = {
     # As trained on the Pile.
@@ -61,6 +72,7 @@ VARIANTS: Mapping[str, Delta] = {
     "zero-clap-unscaled": _ZERO_CLAP,
     "zero-clap-unscaled-unnormalized": {**_ZERO_CLAP, "normalize_embeddings": False},
     "zero-clap-unscaled-no-dropout": {**_ZERO_CLAP, "attention_dropout": 0.0},
+    **{f"causal-{method}": {**_CAUSAL, "position": method} for method in POSITION_METHODS},
 }
 
 

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from .attention import AttentionBias, AttentionContext, dense_bias, uses_tiles
+from .cache import KeyValueCache
 from .config import ModelConfig, check_backend
 from .embeddings import Embeddings
 from .flex import TILE, flex_bias
 from .layers import EncoderLayer
+from .masks import is_causal_alone
 from .positions import position_module, token_positions
+from .scores import scaled
 
 
 class Encoder(nn.Module):
@@ -36,20 +41,27 @@ class Encoder(nn.Module):
         self.rotation = position_module(config.method.rotation, config)
         self.score_bias = position_module(config.method.score_bias, config)
         self.layers = nn.ModuleList(EncoderLayer(config) for _ in range(config.num_layers))
+        self.position_scale = 1.0
+        """Factor on all positions: below 1 for inputs longer than in training (position
+        interpolation: Chen et al. 2023). Only for methods that are `scalable`."""
 
     def forward(
         self,
         input_ids: Tensor,
         document_ids: Tensor | None = None,
         target_positions: Tensor | None = None,
+        cache: KeyValueCache | None = None,
     ) -> Tensor:
         """Compute the features of every token, or of the target positions.
 
         Args:
             input_ids: [B, T].
-            document_ids: [B, T] or None, see the package's docstring.
+            document_ids: [B, T] or None, see the package's docstring; with P tokens in the cache,
+                [B, P + T].
             target_positions: [M] or None. Most of the last layer's work is done for these tokens
                 only (as in MosaicBERT: Portes et al. 2023).
+            cache: keys and values of the tokens before these, to which theirs are added; for causal
+                models and the back end `dense`.
 
         Returns:
             [B, T, D], or [M, D] for the target positions.
@@ -58,9 +70,12 @@ class Encoder(nn.Module):
         length = input_ids.shape[1]
         if target_positions is not None and x.shape[1] != length:
             target_positions = target_positions // length * x.shape[1] + target_positions % length
-        for layer in self.layers[:-1]:
-            x = layer(x, context)
-        features: Tensor = self.layers[-1](x, context, target_positions)
+        contexts = [context] * len(self.layers)
+        if cache is not None:
+            contexts = [dataclasses.replace(context, cache=layer) for layer in cache]
+        for layer, of_layer in zip(self.layers[:-1], contexts, strict=False):
+            x = layer(x, of_layer)
+        features: Tensor = self.layers[-1](x, contexts[-1], target_positions)
         return features if target_positions is not None else features[:, :length]
 
     def hidden_states(self, input_ids: Tensor, document_ids: Tensor | None = None) -> list[Tensor]:
@@ -78,20 +93,27 @@ class Encoder(nn.Module):
 
         For FlexAttention, T is rounded up to whole tiles with padding.
         """
-        x: Tensor = self.embeddings(input_ids, document_ids)
+        x: Tensor = self.embeddings(input_ids, document_ids, self.position_scale)
         if self.attention_backend != "dense" and (extra := -x.shape[1] % TILE):
             if document_ids is None:
                 document_ids = torch.ones_like(input_ids, dtype=torch.bool)
             x, document_ids = F.pad(x, (0, 0, 0, extra)), F.pad(document_ids, (0, extra))
         rotation = None
         if self.rotation is not None:
-            rotation = self.rotation(token_positions(document_ids, x.shape[1], x.device))
+            positions = token_positions(document_ids, x) * self.position_scale
+            rotation = self.rotation(positions[..., -x.shape[1] :])
         scores = None if self.score_bias is None else self.score_bias(x.device)
+        if scores is not None and self.position_scale != 1.0:
+            scores = scaled(scores, self.position_scale)
+        dropout = self.config.attention_dropout if self.training else 0.0
+        tiled = uses_tiles(x, dropout) and self.layers[0]._compiled_call_impl is None
+        causal = self.config.causal
+        if not tiled and scores is None and is_causal_alone(document_ids, causal, x):
+            return x, AttentionContext(rotation=rotation, is_causal=True)
         bias: AttentionBias
         if self.attention_backend == "dense":
-            dropout = self.config.attention_dropout if self.training else 0.0
-            tiled = uses_tiles(x, dropout) and self.layers[0]._compiled_call_impl is None
-            bias = dense_bias(scores, document_ids, self.config.num_heads, x, tiled)
+            bias = dense_bias(scores, document_ids, self.config.num_heads, x, tiled, causal)
         else:
-            bias = flex_bias(scores, document_ids, self.attention_backend)
+            causal_length = x.shape[1] if causal else 0
+            bias = flex_bias(scores, document_ids, self.attention_backend, causal_length)
         return x, AttentionContext(bias, rotation)

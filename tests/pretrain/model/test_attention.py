@@ -7,25 +7,31 @@ from torch._higher_order_ops.flex_attention import flex_attention as unfused
 from torch.nn.attention import flex_attention as library
 
 from pretrain.model import flex, presets, stacks
+from pretrain.model.alibi import alibi_slopes
 from pretrain.model.attention import AttentionContext, attend, dense_bias
-from pretrain.model.config import POSITION_METHODS, ModelConfig
+from pretrain.model.config import CHOICES, POSITION_METHODS, ModelConfig
 from pretrain.model.language_model import LanguageModel
 from pretrain.model.layers import checkpoint_activations, compile_layers
-from pretrain.model.positions import alibi_slopes, position_module
+from pretrain.model.positions import position_module
+from pretrain.model.t5_bias import t5_bucket
 from tests.pretrain.memory import LiveBytes
 
+# What FlexAttention without a compiler does with a trained bias.
+pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 CPU = torch.device("cpu")
-POSITIONS = [(name, "offset") for name in POSITION_METHODS] + [("alibi", "symmetric")]
+POSITIONS = [(name, "offset") for name in POSITION_METHODS]
+POSITIONS += [("alibi", kind) for kind in CHOICES["alibi"] if kind != "offset"]
+both_directions = pytest.mark.parametrize("causal", [False, True], ids=["both ways", "causal"])
 
 
-def config_of(position, kind, heads=4):
-    return ModelConfig(
-        vocab_size=50, hidden_size=8 * heads, num_heads=heads, position=position, alibi=kind
-    )
+def config_of(position, kind, heads=4, causal=False):
+    size = {"vocab_size": 50, "hidden_size": 8 * heads, "num_heads": heads}
+    return ModelConfig(**size, position=position, alibi=kind, causal=causal)
 
 
 def scores_of(config):
     """The score bias of the model's position method, as a function; None where it has none."""
+    torch.manual_seed(0)
     module = position_module(config.method.score_bias, config)
     return None if module is None else module(CPU)
 
@@ -33,7 +39,8 @@ def scores_of(config):
 def bias_of(config, length, document_ids, dtype=torch.float32, in_parts=False):
     """The bias of the dense back end for two rows."""
     x = torch.empty(2, length, 1, dtype=dtype)
-    return dense_bias(scores_of(config), document_ids, config.num_heads, x, in_parts)
+    scores = scores_of(config)
+    return dense_bias(scores, document_ids, config.num_heads, x, in_parts, config.causal)
 
 
 def masks(length):
@@ -74,32 +81,40 @@ def both(config, length, mask, dtype):
             bias = bias_of(config, length, mask, dtype)
             out = F.scaled_dot_product_attention(query, key, value, attn_mask=bias)
         else:
-            bias = flex.flex_bias(scores_of(config), mask, "flex")
+            causal_length = length if config.causal else 0
+            bias = flex.flex_bias(scores_of(config), mask, "flex", causal_length)
             assert bias is not None
             out = flex.flex_attend(query, key, value, bias)
-        out.backward(drawn(*out.shape, seed=1, dtype=dtype))
+        gradient = drawn(*out.shape, seed=1, dtype=dtype)
+        if mask is not None and mask.dtype == torch.bool:
+            out, gradient = (x * mask[:, None, :, None] for x in (out, gradient))
+        out.backward(gradient)
         results.append((out.detach().float(), qkv.grad.float()))
     return results
 
 
 @pytest.mark.parametrize("mask", ["none", "padding", "documents"])
 @pytest.mark.parametrize(("position", "kind"), POSITIONS)
+@both_directions
 @pytest.mark.parametrize(
     ("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 3e-2)], ids=str
 )
 def test_flex_is_dense_in_output_and_gradient(
-    position, kind, mask, dtype, tolerance, without_compiler
+    position, kind, causal, mask, dtype, tolerance, without_compiler
 ):
-    if mask == "none" and not POSITION_METHODS[position].score_bias:
+    if mask == "none" and not causal and not POSITION_METHODS[position].score_bias:
         pytest.skip("nothing is added: both use torch's own kernel")
-    results = both(config_of(position, kind), 384, masks(384)[mask], dtype)
+    results = both(config_of(position, kind, causal=causal), 384, masks(384)[mask], dtype)
     for dense, ours in zip(*results, strict=True):
         assert float((ours - dense).norm()) < tolerance * float(dense.norm())
 
 
 @pytest.mark.parametrize("mask", ["none", "padding", "documents"])
 @pytest.mark.parametrize("length", [200, 256, 300])
-@pytest.mark.parametrize("variant", ["zero-clap-unscaled-no-dropout", "alibi-clap", "baseline"])
+@pytest.mark.parametrize(
+    "variant",
+    ["zero-clap-unscaled-no-dropout", "alibi-clap", "baseline", "causal-rotary", "causal-t5-bias"],
+)
 def test_whole_models_agree_on_lengths_that_are_no_whole_number_of_blocks(
     variant, length, mask, without_compiler
 ):
@@ -113,7 +128,9 @@ def test_whole_models_agree_on_lengths_that_are_no_whole_number_of_blocks(
         model = LanguageModel(config, attention_backend=backend)
         logits = model(ids, masks(length)[mask], places)
         logits.square().sum().backward()
-        gradient = torch.cat([p.grad.flatten() for p in model.parameters()])
+        # A trained bias gets its gradient from the compiled kernel only.
+        named = [(n, p) for n, p in model.named_parameters() if "score_bias" not in n]
+        gradient = torch.cat([parameter.grad.flatten() for _, parameter in named])
         results.append((logits.detach(), gradient))
         features = model.encoder(ids, masks(length)[mask])
         assert features.shape == (2, length, config.hidden_size)
@@ -148,11 +165,14 @@ def test_flex_adds_the_same_fp32_numbers_as_dense(position, kind):
     assert torch.equal(added, bias_of(config, 512, None)[0])
 
 
-@pytest.mark.parametrize("mask", ["padding", "documents"])
-def test_the_block_mask_is_torch_s_own_and_no_block_is_kept_without_need(mask):
-    mask = masks(640)[mask]
-    ours = flex.flex_bias(None, mask, "flex").block_mask
-    theirs = library.create_block_mask(ours.mask_mod, 2, None, 640, 640, device="cpu")
+@pytest.mark.parametrize("mask", ["none", "padding", "documents"])
+@both_directions
+def test_the_block_mask_is_torch_s_own_and_no_block_is_kept_without_need(mask, causal):
+    if mask == "none" and not causal:
+        pytest.skip("there is no mask")
+    ours = flex.flex_bias(None, masks(640)[mask], "flex", 640 if causal else 0).block_mask
+    rows = ours.kv_num_blocks.shape[0]  # one where all rows have the same mask
+    theirs = library.create_block_mask(ours.mask_mod, rows, None, 640, 640, device="cpu")
     assert ours.sparsity() == theirs.sparsity()
     assert torch.equal(ours.to_dense(), theirs.to_dense())
     for name in ("kv_num_blocks", "full_kv_num_blocks", "q_num_blocks", "full_q_num_blocks"):
@@ -248,15 +268,39 @@ def test_the_backend_leaves_no_trace_in_the_weights():
 # --- the bias of `dense` ------------------------------------------------------------------------
 
 
+def bias_by_formula(config, length):
+    """The position bias in fp32, [1, H, T, T], or [1, 1, 1, 1] where there is none."""
+    heads = config.num_heads
+    ahead = torch.arange(length)[None, :] - torch.arange(length)[:, None]
+    if config.position == "t5-bias":
+        torch.manual_seed(0)
+        table = position_module("T5Bias", config).table.weight.detach()
+        buckets = [t5_bucket(number, config.causal) for number in range(-length, length)]
+        return table[torch.tensor(buckets)[ahead + length]].permute(2, 0, 1)[None]
+    if config.position != "alibi":
+        return torch.zeros(1, 1, 1, 1)
+    slopes = torch.tensor(alibi_slopes(heads))[:, None, None]
+    if config.alibi == "one-sided":
+        slopes = torch.tensor(alibi_slopes(heads // 2) * 2)[:, None, None]
+        unseen = torch.cat([ahead.expand(heads // 2, -1, -1), -ahead.expand(heads // 2, -1, -1)])
+        return torch.where(unseen > 0, -3e4, -slopes * ahead.abs())[None]
+    if config.alibi == "by-direction":
+        return -torch.where(ahead > 0, slopes.flip(0), slopes)[None] * ahead.abs()
+    distance = ahead.abs() - (0.5 * (ahead > 0) if config.alibi == "offset" else 0.0)
+    return (-slopes * distance)[None]
+
+
 def bias_by_sum(config, length, mask, dtype):
-    """ALiBi and the lowest number of hidden keys, added up in fp32 and then rounded."""
-    bias = torch.zeros(1, 1, 1, 1)
-    if config.position == "alibi":
-        ahead = torch.arange(length)[None, :] - torch.arange(length)[:, None]
-        distance = ahead.abs() - (0.5 * (ahead > 0) if config.alibi == "offset" else 0.0)
-        bias = (-torch.tensor(alibi_slopes(config.num_heads))[:, None, None] * distance)[None]
-    if mask is not None:
-        seen = mask[:, None, :] if mask.dtype == torch.bool else mask[:, None] == mask[:, :, None]
+    """The position bias and the lowest number of hidden keys, added up in fp32 and rounded."""
+    bias = bias_by_formula(config, length)
+    seen = torch.ones(1, 1, length, dtype=torch.bool)
+    if mask is not None and mask.dtype != torch.bool:
+        seen = mask[:, None] == mask[:, :, None]
+    elif mask is not None and not config.causal:
+        seen = mask[:, None, :]
+    if config.causal:
+        seen = seen & torch.ones(length, length, dtype=torch.bool).tril()
+    if not seen.all():
         hidden = torch.zeros(seen.shape).masked_fill(~seen, torch.finfo(dtype).min)
         bias = bias + hidden[:, None]
     return bias.to(dtype)
@@ -265,10 +309,13 @@ def bias_by_sum(config, length, mask, dtype):
 @pytest.mark.parametrize("mask", ["none", "padding", "documents"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(("position", "kind"), POSITIONS)
-def test_the_bias_has_the_bits_of_a_sum_in_fp32_that_is_rounded(position, kind, dtype, mask):
-    config, mask = config_of(position, kind, heads=12), masks(320)[mask]
+@both_directions
+def test_the_bias_has_the_bits_of_a_sum_in_fp32_that_is_rounded(
+    position, kind, causal, dtype, mask
+):
+    config, mask = config_of(position, kind, 12, causal), masks(320)[mask]
     bias = bias_of(config, 320, mask, dtype)
-    if mask is None and not config.method.score_bias:
+    if mask is None and not causal and not config.method.score_bias:
         assert bias is None
         return
     expected = bias_by_sum(config, 320, mask, dtype)
@@ -287,7 +334,9 @@ def test_hidden_keys_have_the_lowest_number_in_fp16_too():
 
 @pytest.mark.parametrize("mask", ["none", "padding", "documents"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("variant", ["zero-clap", "alibi-symmetric", "baseline"])
+@pytest.mark.parametrize(
+    "variant", ["zero-clap", "alibi-symmetric", "baseline", "causal-alibi", "causal-rotary"]
+)
 def test_training_gives_the_bits_that_it_gives_with_a_whole_bias(variant, dtype, mask, monkeypatch):
     """Logits and gradients, with dropout: bias and tiles are a matter of memory alone."""
     config, mask = presets.build("tiny", variant, 50, {"max_positions": 700}), masks(700)[mask]
@@ -303,7 +352,7 @@ def test_training_gives_the_bits_that_it_gives_with_a_whole_bias(variant, dtype,
 
     ours = trained()
 
-    def whole_bias(scores, document_ids, num_heads, x, in_parts):
+    def whole_bias(scores, document_ids, num_heads, x, in_parts, causal):
         bias = bias_by_sum(config, 700, mask, dtype)
         return (bias,) if in_parts else bias
 

@@ -40,7 +40,7 @@ def test_a_record_with_an_unknown_field_is_refused_by_its_name():
 @pytest.mark.parametrize(
     ("field", "value", "accepted"),
     [
-        ("position", "rotary", "learned, sinusoidal, alibi, none"),
+        ("position", "nope", "learned, sinusoidal, rotary, t5-bias, alibi, none"),
         ("alibi", "causal", "offset, symmetric"),
         ("head", "linear", "roberta, clap"),
         ("num_layers", 0, "positive"),

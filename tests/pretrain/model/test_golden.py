@@ -19,8 +19,8 @@ from pretrain.config.run import (
 from pretrain.engine import optimizers
 from pretrain.engine.schedules import learning_rate
 from pretrain.model import presets
+from pretrain.model.alibi import alibi_slopes
 from pretrain.model.language_model import LanguageModel
-from pretrain.model.positions import alibi_slopes
 from pretrain.objectives.masked import MaskedLM, MaskedLMConfig
 from tests.pretrain.golden import make
 from tests.pretrain.model.test_positions import alibi, sinusoidal

@@ -7,14 +7,16 @@ from torch import nn
 
 from pretrain.model import config as config_module
 from pretrain.model import positions, presets
-from pretrain.model.config import POSITION_METHODS, ModelConfig, PositionMethod
+from pretrain.model.alibi import Alibi, alibi_slopes
+from pretrain.model.config import CHOICES, POSITION_METHODS, ModelConfig, PositionMethod
 from pretrain.model.language_model import LanguageModel
-from pretrain.model.positions import Alibi, SinusoidalPositions, alibi_slopes, token_positions
+from pretrain.model.positions import SinusoidalPositions, token_positions
 
 CPU = torch.device("cpu")
 VARIANTS = sorted(presets.VARIANTS)
 VOCABULARY = 50
-METHODS = [(name, "offset") for name in POSITION_METHODS] + [("alibi", "symmetric")]
+METHODS = [(name, "offset") for name in POSITION_METHODS]
+METHODS += [("alibi", kind) for kind in CHOICES["alibi"] if kind != "offset"]
 every_method = pytest.mark.parametrize(("position", "kind"), METHODS)
 
 
@@ -93,6 +95,8 @@ def test_the_order_of_tokens_matters_but_without_positions(position, kind):
     with torch.no_grad():
         for layer in model.encoder.layers:  # fresh weights hardly attend to anything
             layer.attention.query_key_value.weight *= 20
+        if position == "t5-bias":
+            model.encoder.score_bias.table.weight *= 50
         change = float((model(ids, None, last) - model(turned, None, last)).abs().max())
     assert change < 1e-5 if position == "none" else change > 1e-3
 
@@ -202,6 +206,6 @@ def test_casting_the_model_to_bf16_does_not_coarsen_the_alibi_bias(default, monk
 def test_positions_are_counted_from_the_start_of_each_document():
     document_ids = torch.tensor([[1, 1, 1, 2, 2, 0], [5, 3, 3, 3, 3, 3]])
     expected = [[0, 1, 2, 0, 1, 0], [0, 0, 1, 2, 3, 4]]
-    assert token_positions(document_ids, 6, CPU).tolist() == expected
+    assert token_positions(document_ids, document_ids).tolist() == expected
     for one_document in (None, document_ids > 0):
-        assert token_positions(one_document, 6, CPU).tolist() == [0, 1, 2, 3, 4, 5]
+        assert token_positions(one_document, document_ids).tolist() == [0, 1, 2, 3, 4, 5]

@@ -1,0 +1,30 @@
+"""Keys and values of the tokens read so far, so that generating a token reads one token."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+class LayerCache:
+    """Keys and values of one layer, of P tokens so far, each [B, H, P, K]."""
+
+    def __init__(self) -> None:
+        """Begin without tokens."""
+        self.keys_and_values: tuple[Tensor, Tensor] | None = None
+
+    def extend(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Add those of T tokens, [B, H, T, K], and return those of all, [B, H, P + T, K]."""
+        if self.keys_and_values is not None:
+            old_key, old_value = self.keys_and_values
+            key, value = torch.cat([old_key, key], dim=2), torch.cat([old_value, value], dim=2)
+        self.keys_and_values = key, value
+        return key, value
+
+
+class KeyValueCache(list[LayerCache]):
+    """The caches of all layers, in their order."""
+
+    def __init__(self, num_layers: int) -> None:
+        """Begin without tokens."""
+        super().__init__(LayerCache() for _ in range(num_layers))
