@@ -9,11 +9,12 @@ READY := $(VENV)/.ready
 WORKERS := 2
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
-.PHONY: help setup demo test test-slow test-all lint format clean
+.PHONY: help setup demo extrapolation test test-slow test-all lint format clean
 
 help:
 	@echo "make setup     make .venv with everything that is needed"
 	@echo "make demo      the main job end to end on an embedded corpus, about 4 minutes on 2 cores"
+	@echo "make extrapolation TEXT=... VALID=...  four position methods beyond their training length, 20 minutes"
 	@echo "make test      the fast tests, about 8 minutes on 2 cores"
 	@echo "make test-all  the slow ones as well, about an hour"
 	@echo "make lint      ruff and mypy"
@@ -30,6 +31,12 @@ $(READY): pyproject.toml constraints.txt
 
 demo: $(READY)
 	$(BIN)/python -m finetune demo
+
+# TEXT and VALID as for `prepare --input`, such as wikitext:wiki.train.tokens; KIND=masked for encoders.
+KIND := causal
+extrapolation: $(READY)
+	PATH="$(CURDIR)/$(BIN):$$PATH" bash pretrain/recipes/extrapolation.sh \
+		$(KIND) "$(TEXT)" "$(VALID)" runs/extrapolation-$(KIND)
 
 test: $(READY)
 	$(PYTEST) -m "not slow"

@@ -109,7 +109,11 @@ class Case:
     """Name and settings of each."""
 
 
-EVERY_VARIANT = tuple((variant, (f"model.variant={variant}",)) for variant in VARIANTS)
+CAUSAL = ("objective.name=causal-lm", "data.packing=contiguous")
+EVERY_VARIANT = tuple(
+    (variant, (f"model.variant={variant}", *(CAUSAL if variant.startswith("causal") else ())))
+    for variant in VARIANTS
+)
 DROPOUT = ("model.variant=zero-clap", "model.overrides.dropout=0.1")
 CASES = {
     f"{precision}-{ranks}": Case(ranks, precision, EVERY_VARIANT)
