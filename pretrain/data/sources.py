@@ -302,7 +302,7 @@ class ContiguousBlocks(_Blocks):
         first, end = self._span(index)
         documents = self.documents(index)
         sizes: Ids = self.corpus.lengths[documents] - self.offsets(index)
-        sizes[-1] -= self._tables["ends"][documents[-1]] - end if end < self._tokens else 0
+        sizes[-1] -= self._tables["ends"][documents[-1]] - end
         sizes[0] += 1
         return sizes
 

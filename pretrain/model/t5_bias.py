@@ -53,7 +53,5 @@ def t5_bucket(distance: int, causal: bool) -> int:
         return first + distance
     # The first distance of each bucket is found in whole numbers: no rounding of a logarithm.
     ratio, steps = MAX_DISTANCE // exact, buckets - exact
-    begun: list[bool] = [
-        distance**steps >= exact**steps * ratio**step for step in range(1, steps)
-    ]
+    begun: list[bool] = [distance**steps >= exact**steps * ratio**step for step in range(1, steps)]
     return first + exact + sum(begun)

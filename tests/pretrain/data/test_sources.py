@@ -10,7 +10,13 @@ import pytest
 
 from data_prep.blocks import best_fit
 from data_prep.corpus import Corpus
-from pretrain.data.sources import SOURCES, BestFitBlocks, ChunkedBlocks, CompleteBlocks
+from pretrain.data.sources import (
+    SOURCES,
+    BestFitBlocks,
+    ChunkedBlocks,
+    CompleteBlocks,
+    ContiguousBlocks,
+)
 
 hypothesis = pytest.importorskip("hypothesis")
 from hypothesis import given, settings  # noqa: E402
@@ -126,12 +132,38 @@ def test_chunked_blocks_are_best_fit_blocks_of_the_last_chunks_and_full_chunks(
     assert all(source.size(index) == block_tokens for index in range(len(ends), len(source)))
 
 
+@bounded
+@given(some.lists(some.integers(1, 40), min_size=1, max_size=40), some.integers(2, 16))
+def test_contiguous_blocks_are_the_text_of_the_split_cut_every_so_many_tokens(
+    lengths, block_tokens
+):
+    texts = Texts(lengths)
+    source = ContiguousBlocks(texts, block_tokens)
+    text = np.concatenate([texts.document(number) for number in range(len(texts))])
+    cuts = range(block_tokens - 1, len(text), block_tokens - 1)
+    blocks = [source[index] for index in range(len(source))]
+    for block, tokens in zip(blocks, np.split(text, cuts), strict=True):
+        assert block.document_ids is None
+        assert block.ids.tolist() == [0, *tokens]
+    for index, block in enumerate(blocks):
+        assert source.size(index) == len(block.ids)
+        pairs = zip(source.documents(index).tolist(), source.offsets(index).tolist(), strict=True)
+        read = np.concatenate([texts.document(document, first) for document, first in pairs])
+        assert read[: len(block.ids) - 1].tolist() == block.ids[1:].tolist()
+    assert source.share_of_tokens == 1.0
+    ids = sum(len(block.ids) for block in blocks)
+    assert source.fill == pytest.approx(ids / (len(source) * block_tokens))
+    for outside in (-1, len(source)):
+        with pytest.raises(IndexError, match=f"block {outside} of {len(source)}"):
+            source[outside]
+
+
 @pytest.mark.parametrize("name", SOURCES)
 def test_the_share_is_that_of_the_documents_that_are_not_dropped(name, corpus):
     source = SOURCES[name](Corpus(corpus, "train"), SHORT)
     tokens = sum(int((block.ids != 0).sum()) for block in source)
     assert source.share_of_tokens == tokens / source.corpus.lengths.sum()
-    assert (source.share_of_tokens == 1.0) == (name == "chunked")
+    assert (source.share_of_tokens == 1.0) == (name in ("chunked", "contiguous"))
 
 
 @pytest.mark.parametrize("length", [SHORT, LENGTH])
@@ -152,10 +184,9 @@ def test_how_a_split_is_cut_is_kept_and_read_again(name, length, corpus, tmp_pat
     folder = tmp_path / "corpus"
     shutil.copytree(corpus, folder, ignore=shutil.ignore_patterns("blocks"))
     first = SOURCES[name](Corpus(folder, "train"), length)
-    assert len(first) > 0
+    assert len(first[0].ids) > 1
     assert len(list((folder / "blocks").iterdir())) == 1
-    for function in ("complete", "best_fit"):
-        monkeypatch.delattr(f"pretrain.data.sources.{function}")  # nothing is computed again
+    monkeypatch.setattr(SOURCES[name], "_cut", None)  # nothing is computed again
     again = SOURCES[name](Corpus(folder, "train"), length)
     assert len(again) == len(first)
     assert (again.share_of_tokens, again.fill) == (first.share_of_tokens, first.fill)
@@ -171,11 +202,12 @@ def test_blocks_pickle_small_and_come_back(name, corpus):
     assert np.array_equal(again[len(source) - 1].ids, source[len(source) - 1].ids)
 
 
-def test_a_corpus_that_cannot_be_written_to_is_cut_by_each_process(corpus, tmp_path):
+@pytest.mark.parametrize("name", SOURCES)
+def test_a_corpus_that_cannot_be_written_to_is_cut_by_each_process(name, corpus, tmp_path):
     folder = tmp_path / "corpus"
     shutil.copytree(corpus, folder, ignore=shutil.ignore_patterns("blocks"))
     (folder / "blocks").write_text("a file where the folder would be")
-    assert len(BestFitBlocks(Corpus(folder, "train"), LENGTH)) > 0
+    assert len(SOURCES[name](Corpus(folder, "train"), LENGTH)[0].ids) > 1
 
 
 def test_a_corpus_without_a_document_that_fits_is_refused(corpus):
