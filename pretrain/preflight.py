@@ -20,6 +20,7 @@ from pretrain.engine.schedules import learning_rate
 from pretrain.model import presets
 from pretrain.model.config import ModelConfig, check_backend
 from pretrain.objectives.base import Vocabulary
+from pretrain.objectives.registry import SETTINGS_BY_NAME
 from pretrain.run import folder as run_folder
 from pretrain.run import ledger
 from pretrain.supervision import control
@@ -56,6 +57,7 @@ def check(config: RunConfig, world_size: int) -> tuple[ModelConfig, CorpusManife
         _refuse_small_share(open_source(config.data, split), config.data)
     recipe = config.model
     model = presets.build(recipe.size, recipe.variant, manifest.vocab_size, recipe.overrides)
+    _refuse_other_objective(config, model)
     if model.longest_input and config.data.sequence_length > model.longest_input:
         raise ValueError(
             f"data.sequence_length {config.data.sequence_length} is above the model's "
@@ -106,6 +108,28 @@ def _tokens(source: Source) -> tuple[int, int]:
     """Return the tokens of a source's split, and how many of them its blocks do not hold."""
     tokens = int(source.corpus.lengths.sum())
     return tokens, tokens - round(source.share_of_tokens * tokens)
+
+
+def _refuse_other_objective(config: RunConfig, model: ModelConfig) -> None:
+    """Refuse to train a causal model to fill masks, or one that sees the next token to predict it.
+
+    The first would be wasted, and the second has a loss of zero.
+    """
+    objective = config.objective
+    if objective.causal == model.causal:
+        return
+    names = [n for n, settings in SETTINGS_BY_NAME.items() if settings.causal == model.causal]
+    variants = [
+        name
+        for name, delta in presets.VARIANTS.items()
+        if delta.get("causal", False) == objective.causal
+    ]
+    sees = "sees no later tokens" if model.causal else "sees the tokens that it would predict"
+    raise ValueError(
+        f"objective.name {objective.name} does not fit model.variant {config.model.variant}, which "
+        f"{sees}; accepted: objective.name={names[0]}, or for model.variant one of "
+        f"{', '.join(variants)}"
+    )
 
 
 def _refuse_small_share(source: Source, data: DataConfig) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -59,6 +59,9 @@ class Vocabulary:
 
 class ObjectiveSettings(Protocol):
     """An objective's section of a recipe: a frozen dataclass whose field `name` is its key."""
+
+    causal: ClassVar[bool]
+    """Whether the model must see no later tokens; otherwise it must see them."""
 
     @property
     def name(self) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 
@@ -18,6 +18,7 @@ class CausalLMConfig:
 
     name: Literal["causal-lm"] = dataclasses.field(default="causal-lm", kw_only=True)
 
+    causal: ClassVar[bool] = True
     description = "every token predicted from those before it"
     target_share = 1.0
 

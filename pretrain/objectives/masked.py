@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +30,8 @@ class MaskedLMConfig:
     """What is predicted: the chosen tokens, or all (with keep and random 0: self-masking)."""
     whole_words: bool = False
     """Choose words, not tokens: a word begins where a token begins with white space."""
+
+    causal: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         """Refuse shares that exceed the whole."""

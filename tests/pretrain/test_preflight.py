@@ -34,6 +34,20 @@ def test_a_valid_recipe_gives_the_model_and_the_corpus(recipe, corpus, tmp_path)
             "data.sequence_length 65 is above the model's max_positions 64",
         ),
         (
+            ["model.variant=causal-learned", "objective.name=causal-lm", "data.sequence_length=65"],
+            "data.sequence_length 65 is above the model's max_positions 64",
+        ),
+        (
+            ["objective.name=causal-lm"],
+            "objective.name causal-lm does not fit model.variant zero-clap, which sees the tokens "
+            "that it would predict; accepted: objective.name=masked-lm, or .* of causal-learned",
+        ),
+        (
+            ["model.variant=causal-alibi"],
+            "objective.name masked-lm does not fit model.variant causal-alibi, which sees no later "
+            "tokens; accepted: objective.name=causal-lm, or .* one of baseline, .*-no-dropout$",
+        ),
+        (
             ["batch.global_batch_size=1024"],
             "train split has [0-9]+ blocks of .* 64, fewer than the batch.global_batch_size 1,024",
         ),

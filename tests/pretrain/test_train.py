@@ -118,13 +118,13 @@ def test_a_compiled_attempt_compiles_its_loss_as_well_and_has_the_same_losses(at
     def sabotage(rank):
         import torch
 
-        from pretrain.objectives import masked
+        from pretrain.objectives import tokens
 
         def counted():
             (tmp_path / f"loss-{rank}").touch()
-            return torch.compile(masked._summed_loss, dynamic=False)
+            return torch.compile(tokens._summed_loss, dynamic=False)
 
-        masked._compiled_loss = counted
+        tokens._compiled_loss = counted
 
     overrides = ["model.overrides.dropout=0.0", "model.overrides.attention_dropout=0.0"]
     runs = tmp_path / "plain", tmp_path / "compiled"

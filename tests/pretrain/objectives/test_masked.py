@@ -1,6 +1,5 @@
 """Which tokens are hidden, and the loss on them."""
 
-import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -115,68 +114,6 @@ def test_the_mask_of_a_block_does_not_depend_on_its_micro_batch():
         assert np.array_equal(shifted, alone["target_positions"][used])
 
 
-def test_collated_arrays_have_fixed_shapes_and_labels_where_tokens_are_hidden():
-    rows = [block(40, seed=1), block(5, seed=2), block(23, seed=3)]
-    arrays = objective().collate([Block(ids) for ids in rows], [(1, 0, n) for n in range(3)], 40)
-    assert arrays["input_ids"].shape == arrays["document_ids"].shape == (3, 40)
-    assert arrays["target_positions"].shape == arrays["labels"].shape == (3 * 6,)
-    assert arrays["document_ids"].sum(axis=1).tolist() == [40, 5, 23]
-    assert (arrays["input_ids"][~arrays["document_ids"]] == PAD_ID).all()
-    used = arrays["labels"] != IGNORED
-    assert (arrays["target_positions"][~used] == 0).all()
-    row, column = divmod(arrays["target_positions"][used], 40)
-    originals = [rows[r][c] for r, c in zip(row, column, strict=True)]
-    assert arrays["labels"][used].tolist() == originals
-    everything = np.zeros((3, 40), dtype=bool)
-    everything[row, column] = True
-    for row, ids in enumerate(rows):
-        untouched = ~everything[row, : len(ids)]
-        assert np.array_equal(arrays["input_ids"][row, : len(ids)][untouched], ids[untouched])
-
-
-def test_the_loss_is_the_summed_cross_entropy_of_the_labels():
-    values = [[2.0, 0.0, -1.0], [0.5, 0.5, 0.5], [9.0, 9.0, 9.0]]
-    logits = torch.tensor(values, dtype=torch.bfloat16, requires_grad=True)
-    batch = {
-        "input_ids": torch.zeros(1, 4, dtype=torch.int64),
-        "document_ids": torch.ones(1, 4, dtype=torch.bool),
-        "target_positions": torch.tensor([1, 3, 0]),
-        "labels": torch.tensor([1, 2, IGNORED]),
-    }
-    seen = []
-
-    def model(*arguments):
-        seen.append(arguments)
-        return logits
-
-    loss = objective().loss(model, batch)
-    by_hand = np.log(np.exp(2.0) + 1 + np.exp(-1.0)) - 0.0 + np.log(3.0)
-    assert loss.dtype == torch.float32
-    assert loss.shape == (1,)
-    assert loss.item() == pytest.approx(by_hand, abs=1e-6)
-    assert seen == [(batch["input_ids"], batch["document_ids"], batch["target_positions"])]
-
-
-@pytest.mark.slow  # compiles C++
-def test_the_compiled_loss_has_the_same_value_and_gradient(run_ranks):
-    labels = torch.tensor([1, 2, IGNORED, 69])
-    batch = dict.fromkeys(("input_ids", "document_ids", "target_positions")) | {"labels": labels}
-
-    def work():
-        results = []
-        for compiled in (False, True):
-            padded = torch.randn(4, 80, generator=torch.Generator().manual_seed(0))
-            padded = padded.bfloat16().requires_grad_()
-            chosen = dataclasses.replace(objective(), compiled=compiled)
-            loss = chosen.loss(lambda *_, padded=padded: padded[:, :70], batch)
-            loss.backward()
-            results.append((loss.detach(), padded.grad))
-        for ours, theirs in zip(*results, strict=True):
-            torch.testing.assert_close(ours, theirs)
-
-    run_ranks(1, work)
-
-
 @pytest.mark.parametrize(("case", "end"), [("omit0", 1005), ("omit1", 1004)])
 @pytest.mark.parametrize("epoch", [1, 2])
 def test_with_fairseq_s_generator_the_hidden_tokens_are_those_of_fairseq(case, end, epoch, golden):
@@ -250,15 +187,3 @@ def test_validation_hides_the_same_tokens_whatever_training_hides(settings):
         for chosen in (MaskedLMConfig(), settings.for_validation())
     ]
     assert all(np.array_equal(arrays[0][name], arrays[1][name]) for name in arrays[0])
-
-
-def test_corrupted_labels_are_random_words_where_there_were_labels():
-    blocks = [Block(block(400, seed=1)), Block(block(250, seed=2))]
-    arrays = objective().collate(blocks, [(1, 0, 0), (1, 0, 1)], 400)
-    corrupted = objective().corrupted(arrays, np.random.default_rng(0))
-    changed = corrupted["labels"] != arrays["labels"]
-    used = arrays["labels"] != IGNORED
-    assert not changed[~used].any()
-    assert changed[used].mean() > 0.9
-    assert ((corrupted["labels"][used] >= FIRST_WORD_ID) & (corrupted["labels"][used] < END)).all()
-    assert objective().targets(corrupted) == objective().targets(arrays)

@@ -20,6 +20,7 @@ class ToyConfig:
     parity_share: float = 0.5
     """Share of the blocks that have a target of the second term."""
 
+    causal = False
     description = "a few tokens hidden, and the parity of some blocks' lengths"
     target_share = 0.5
 
