@@ -110,13 +110,22 @@ class Case:
 
 
 CAUSAL = ("objective.name=causal-lm", "data.packing=contiguous")
-EVERY_VARIANT = tuple(
-    (variant, (f"model.variant={variant}", *(CAUSAL if variant.startswith("causal") else ())))
-    for variant in VARIANTS
-)
+"""Settings of the variants that are causal."""
+
+
+def runs_of(causal):
+    """A run of each variant that is causal, or of each that is not."""
+    return tuple(
+        (variant, (f"model.variant={variant}", *(CAUSAL if causal else ())))
+        for variant, delta in VARIANTS.items()
+        if delta.get("causal", False) == causal
+    )
+
+
 DROPOUT = ("model.variant=zero-clap", "model.overrides.dropout=0.1")
 CASES = {
-    f"{precision}-{ranks}": Case(ranks, precision, EVERY_VARIANT)
+    f"{kind}{precision}-{ranks}": Case(ranks, precision, runs_of(causal))
+    for kind, causal in (("", False), ("causal-", True))
     for precision in ("fp32", "bf16")
     for ranks in (1, 2)
 }
@@ -125,7 +134,7 @@ CASES["stages"] = Case(
     "fp32",
     tuple((f"zero{n}", (*DROPOUT, f"training.deepspeed=zero{n}_fp32")) for n in (0, 2, 3)),
 )
-FAST = ("fp32-2",)
+FAST = ("fp32-2", "causal-fp32-2")
 
 
 def train_all(case, run_ranks, recipe, folder):

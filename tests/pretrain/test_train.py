@@ -22,7 +22,7 @@ from data_prep.corpus import Corpus
 from pretrain import train
 from pretrain.bench import plan
 from pretrain.config.load import load
-from pretrain.data.sources import SOURCES, ChunkedBlocks, CompleteBlocks
+from pretrain.data.sources import SOURCES, ChunkedBlocks, CompleteBlocks, ContiguousBlocks
 from pretrain.exit_codes import EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED
 from pretrain.inference import model_folder
 from pretrain.run import audit, checkpoints, ledger, metrics, resume, status
@@ -244,9 +244,19 @@ def test_an_evaluation_that_a_stop_left_out_is_done_on_resume(settings, attempt,
     assert_same_run(stopped, straight)
 
 
-def test_chunked_blocks_are_trained_on_and_resumed_bitwise(attempt, corpus, tmp_path):
+CAUSAL = [
+    "model.variant=causal-alibi",
+    "model.overrides.alibi_slopes=trained",
+    "objective.name=causal-lm",
+    "data.packing=contiguous",
+]
+
+
+@pytest.mark.parametrize("settings", [[], CAUSAL], ids=["chunked", "contiguous and causal"])
+def test_cut_documents_are_trained_on_and_resumed_bitwise(settings, attempt, corpus, tmp_path):
     """Blocks shorter than many documents: 20 steps, and 20 with a stop in the middle."""
     words = ["data.sequence_length=24", "training.steps=20", "training.checkpoint_interval=5"]
+    words += settings
     straight, stopped = tmp_path / "straight", tmp_path / "stopped"
     assert attempt(straight, *words)[0][0] == 0
     stop = leaving_after(9, tmp_path / "seen")
@@ -255,7 +265,8 @@ def test_chunked_blocks_are_trained_on_and_resumed_bitwise(attempt, corpus, tmp_
     assert_same_run(stopped, straight, step=20)
     for record in records(stopped, "attempt"):
         assert record["share_of_tokens"] == 1.0
-        assert record["blocks"] == len(ChunkedBlocks(Corpus(corpus, "train"), 24))
+        source = ContiguousBlocks if settings else ChunkedBlocks
+        assert record["blocks"] == len(source(Corpus(corpus, "train"), 24))
     found = audit.audit(stopped)
     assert (found.problems, found.unproved) == ([], [])
 
@@ -304,20 +315,27 @@ def test_a_finished_run_is_left_as_it_is(straight, attempt):
     assert {path: path.read_bytes() for path in before} == before
 
 
-SELF_MASKING = ["targets=all", "keep_probability=0", "random_probability=0"]
+SELF_MASKING = [
+    "objective.targets=all",
+    "objective.keep_probability=0",
+    "objective.random_probability=0",
+]
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-@pytest.mark.parametrize("masking", [["probability=0.4"], SELF_MASKING, ["whole_words=true"]])
+@pytest.mark.parametrize(
+    "overrides",
+    [["objective.probability=0.4"], SELF_MASKING, ["objective.whole_words=true"], CAUSAL],
+    ids=["probability", "self-masking", "whole words", "causal"],
+)
 def test_a_run_s_validation_is_that_of_its_exported_model(
-    attempt, corpus, tmp_path, masking, ranks
+    attempt, corpus, tmp_path, overrides, ranks
 ):
-    """Whatever tokens the recipe hides, and however many ranks share the blocks."""
+    """Whatever tokens the recipe predicts, and however many ranks share the blocks."""
     from data_prep.corpus import Corpus
     from pretrain.inference.evaluate import evaluate_blocks, validation_objective
     from pretrain.inference.model_folder import export, load
 
-    overrides = [f"objective.{word}" for word in masking]
     for code, _, output in attempt(tmp_path / "run", *overrides, ranks=ranks):
         assert code == 0, output
     export(tmp_path / "run", tmp_path / "model")
@@ -773,10 +791,14 @@ def test_a_changed_weight_under_a_consistent_hash_is_noticed_in_the_loss(
     assert (found["step"], found["attempt"]) == (4, 2)
 
 
-def test_a_run_resumes_on_another_number_of_ranks(straight, attempt, tmp_path):
+@pytest.mark.parametrize("settings", [[], CAUSAL], ids=["masked", "causal"])
+def test_a_run_resumes_on_another_number_of_ranks(settings, straight, attempt, tmp_path):
     """The batches are the same, and the losses except for the order of sums."""
+    if settings:
+        straight = tmp_path / "straight"
+        assert attempt(straight, *settings)[0][0] == 0
     run = interrupted(straight, tmp_path / "run")
-    assert attempt(run, ranks=1)[0][0] == 0
+    assert attempt(run, *settings, ranks=1)[0][0] == 0
     assert records(run, "discontinuity") == []
     again, before = (metrics.surviving(metrics.read(r / metrics.METRICS)) for r in (run, straight))
     for line, other in zip(again, before, strict=True):

@@ -41,6 +41,8 @@ def of(name, *overrides, gpus=8, kind="a100", utilization=0.5):
         ("base", "sinusoidal"),
         ("base", "learned-clap"),
         ("base", "zero-clap"),
+        ("large", "causal-learned"),
+        ("base", "causal-alibi"),
     ],
 )
 def test_parameters_follow_the_formula(size, variant):
@@ -52,8 +54,8 @@ def test_parameters_follow_the_formula(size, variant):
     # fairseq's two rows for padding are never read.
     expected += (config.max_positions + 2) * hidden if config.position == "learned" else 0
     # A bias of the logits has no padding.
-    clap = config.head == "clap"
-    expected += 1 if clap else hidden**2 + 3 * hidden + config.vocab_size
+    roberta = hidden**2 + 3 * hidden + config.vocab_size
+    expected += {"clap": 1, "tied": 0, "roberta": roberta}[config.head]
     assert plan.parameters(config, 128) == expected
     assert plan.parameters(config) == expected - (rows - config.vocab_size) * hidden
 
@@ -76,6 +78,15 @@ def test_the_lower_bound_is_close_to_what_is_counted_and_never_above_it(variant)
         else:  # gradients pass through the GPU one by one
             assert 0.98 * memory.weights < device <= memory.weights
             assert 0.98 * memory.optimizer < host <= memory.optimizer
+
+
+@pytest.mark.parametrize("size", presets.SIZES)
+def test_the_lower_bound_holds_for_every_size(size):
+    config = recipes.load("pile-base", ["data.vocab_size=50265"])
+    for variant in presets.VARIANTS:
+        model = presets.build(size, variant, 50265, {})
+        count, _, _ = plan.least_states(config, model, 8)
+        assert 0.98 * plan.parameters(model) < count <= plan.parameters(model), variant
 
 
 def test_flops_and_hours_of_the_pile_recipes():

@@ -68,10 +68,18 @@ def batches(micro, **ramp):
     )
 
 
+TRAINED_BIASES = {
+    "t5 bias": ("baseline", {"position": "t5-bias"}),
+    "trained slopes": ("zero-clap", {"alibi_slopes": "trained"}),
+}
+"""Variants with parameters outside the layers that act within them."""
+
+
 def fresh_model(dropout, variant="zero-clap"):
     """The token embedding is padded with zero rows, as in the recipes."""
     torch.manual_seed(1)
-    overrides = {"dropout": dropout, "attention_dropout": dropout}
+    variant, changes = TRAINED_BIASES.get(variant, (variant, {}))
+    overrides = {"dropout": dropout, "attention_dropout": dropout, **changes}
     config = presets.build("tiny", variant, VOCABULARY, overrides)
     return LanguageModel(config, TrainingConfig().vocabulary_multiple)
 
@@ -172,6 +180,35 @@ def test_any_split_of_a_batch_trains_like_one_plain_pass(
     assert trained.keys() == weights.keys()
     for name, tensor in weights.items():
         torch.testing.assert_close(trained[name], tensor, rtol=0, atol=2e-6, msg=name)
+
+
+@pytest.mark.parametrize("variant", TRAINED_BIASES)
+def test_a_trained_position_bias_is_trained_at_stage_3_as_without_deepspeed(
+    variant, run_ranks, tmp_path
+):
+    """Its parameters are read once, before the layers, and partitioned like all others."""
+
+    def work():
+        process = engine.start()
+        settings = engine.deepspeed_json("zero3_fp32", sizes(2), 0.0, process.world_size)
+        # Otherwise so small a parameter stays whole on every rank.
+        settings["zero_optimization"]["stage3_param_persistence_threshold"] = 0
+        built = engine.Engine(fresh_model(0.0, variant), SMOOTH, settings, process)
+        results = train(built, 2, range(3))
+        save(built, tmp_path, 3)
+        return results
+
+    reported = run_ranks(2, work)
+    weights, losses, _ = plain(variant=variant)
+    assert [result.loss for result in reported[0]] == pytest.approx(losses, abs=2e-6)
+    trained, begun = weights_of(tmp_path, 3), fresh_model(0.0, variant).state_dict()
+    for name, tensor in weights.items():
+        torch.testing.assert_close(trained[name], tensor, rtol=0, atol=2e-6, msg=name)
+        if "score_bias" in name:
+            moved = tensor - begun[name]
+            assert float(moved.norm()) > 2e-5, "more than by weight decay"
+            difference = trained[name] - begun[name] - moved
+            assert float(difference.norm()) < 0.01 * float(moved.norm())
 
 
 EACH_STAGE = ["zero1_bf16", "zero2_fp16", "zero3_fp32"]

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from tests.pretrain.golden import causal
 from tests.pretrain.model.test_parity import (
     ENCODER,
     HEAD,
@@ -122,6 +123,16 @@ def shapes(settings):
     return table
 
 
+def causal_shapes(position):
+    """Every parameter of a causal model."""
+    settings = {"no_token_positional_embeddings": position != "learned"}
+    table = shapes({**BASELINE, **settings, "layernorm_embedding": False})
+    table = {name: shape for name, shape in table.items() if not name.startswith("head.")}
+    if position == "t5-bias":
+        table["encoder.score_bias.table.weight"] = (32, HEADS)
+    return table
+
+
 RENAMED = [
     ("encoder.embeddings.tokens", ENCODER + "embed_tokens"),
     ("encoder.embeddings.positions.table", ENCODER + "embed_positions"),
@@ -160,24 +171,39 @@ def models():
     made = {}
     for variant, delta in VARIANTS.items():
         settings = {**BASELINE, **delta}
-        weights = {
-            name: torch.tensor(weight(name, shape), requires_grad=True)
-            for name, shape in shapes(settings).items()
-        }
-        theirs, loss, logits = in_their_names(weights), 0.0, []
-        for row in range(len(LENGTHS)):
-            answer = logits_by_formula(theirs, settings, inputs(row))
-            for place in hidden(row):
-                loss = loss - answer[place].log_softmax(0)[ids(row)[place]]
-                logits.append(answer[place])
-        loss.backward()
-        made[variant] = {
-            "loss": loss.item(),
-            "first_logits": logits[0][:8].tolist(),
-            "last_logits": logits[-1][-8:].tolist(),
-            "gradient_norms": {name: w.grad.norm().item() for name, w in weights.items()},
-        }
+
+        def logits(weights, input_ids, settings=settings):
+            return logits_by_formula(in_their_names(weights), settings, input_ids)
+
+        made[variant] = figures(shapes(settings), logits)
+    for position in causal.POSITIONS:
+
+        def logits(weights, input_ids, position=position):
+            return causal.logits(weights, position, HEADS, input_ids)
+
+        made[f"causal-{position}"] = figures(causal_shapes(position), logits)
     return made
+
+
+def figures(parameters, logits_of):
+    """Loss, logits and gradients of a model: of the weights and a text to its logits."""
+    weights = {
+        name: torch.tensor(weight(name, shape), requires_grad=True)
+        for name, shape in parameters.items()
+    }
+    loss, logits = 0.0, []
+    for row in range(len(LENGTHS)):
+        answer = logits_of(weights, inputs(row))
+        for place in hidden(row):
+            loss = loss - answer[place].log_softmax(0)[ids(row)[place]]
+            logits.append(answer[place])
+    loss.backward()
+    return {
+        "loss": loss.item(),
+        "first_logits": logits[0][:8].tolist(),
+        "last_logits": logits[-1][-8:].tolist(),
+        "gradient_norms": {name: w.grad.norm().item() for name, w in weights.items()},
+    }
 
 
 # --- tables -------------------------------------------------------------------------------------
@@ -185,11 +211,33 @@ def models():
 HEAD_COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 20)
 SINUSOIDS = ((8, 5), (64, 40), (768, 4))
 """Sizes, and numbers of places."""
+ROTATED = {"size": 8, "places": [0, 1, 2, 63, 3000]}
+T5_DISTANCES = 140
 
 
 def tables():
-    """ALiBi's slopes and 6 x 6 tables in units of the slope; the last row of sinusoidal tables."""
+    """Slopes, 6 x 6 tables in units of a slope, sines, turned numbers, and buckets.
+
+    `alibi_sides` are the tables of the keys up to the query and from it on; null where a one-sided
+    head sees nothing. `rotary` are the numbers 1 to 8 at each place. `t5_buckets` are those of the
+    keys from 140 places before the query to 140 after it.
+    """
+    numbers = torch.arange(1.0, ROTATED["size"] + 1, dtype=torch.float64)
     return {
+        "alibi_sides": {
+            "before": [[j - i if j <= i else None for j in range(6)] for i in range(6)],
+            "after": [[i - j if j >= i else None for j in range(6)] for i in range(6)],
+        },
+        "rotary": causal.rotated(
+            numbers.expand(len(ROTATED["places"]), -1), places=ROTATED["places"]
+        ).tolist(),
+        "t5_buckets": {
+            kind: [
+                causal.t5_bucket(distance, kind == "causal")
+                for distance in range(-T5_DISTANCES, T5_DISTANCES + 1)
+            ]
+            for kind in ("causal", "both ways")
+        },
         "slopes": {str(heads): slopes_by_formula(heads) for heads in HEAD_COUNTS},
         "alibi": {
             kind: [[-abs(i - j) + nearer * (j > i) for j in range(6)] for i in range(6)]

@@ -3,7 +3,6 @@
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
-from torch._higher_order_ops.flex_attention import flex_attention as unfused
 from torch.nn.attention import flex_attention as library
 
 from pretrain.model import flex, presets, stacks
@@ -51,20 +50,6 @@ def masks(length):
         documents[0, first:end] = number + 1
     documents[1, :length] = 1
     return {"none": None, "padding": real, "documents": documents}
-
-
-def unfused_kernel(query, key, value, score_mod, block_mask, kernel_options):
-    """FlexAttention as torch computes it without a compiler: gradients on a CPU as well."""
-    block_mask = block_mask or library._create_empty_block_mask(query, key)
-    score_mod = score_mod or library._identity
-    scale = query.shape[-1] ** -0.5
-    mask = block_mask.as_tuple()
-    return unfused(query, key, value, score_mod, mask, scale, kernel_options)[0]
-
-
-@pytest.fixture
-def without_compiler(monkeypatch):
-    monkeypatch.setattr(flex, "_kernel", lambda: unfused_kernel)
 
 
 def drawn(*shape, seed=0, dtype=torch.float32):

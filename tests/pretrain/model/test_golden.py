@@ -19,11 +19,15 @@ from pretrain.config.run import (
 from pretrain.engine import optimizers
 from pretrain.engine.schedules import learning_rate
 from pretrain.model import presets
-from pretrain.model.alibi import alibi_slopes
+from pretrain.model.alibi import _UNSEEN, alibi_slopes
+from pretrain.model.config import ModelConfig
 from pretrain.model.language_model import LanguageModel
+from pretrain.model.positions import Rotary
+from pretrain.model.t5_bias import t5_bucket
 from pretrain.objectives.masked import MaskedLM, MaskedLMConfig
 from tests.pretrain.golden import make
-from tests.pretrain.model.test_positions import alibi, sinusoidal
+from tests.pretrain.model.test_alibi import alibi
+from tests.pretrain.model.test_positions import sinusoidal
 
 MODELS, TABLES, MASKING, SCHEDULES, ADAM = map(
     make.read, ("models", "tables", "masking", "schedules", "adam")
@@ -48,8 +52,10 @@ def test_the_files_are_what_their_script_makes(name):
         elif isinstance(now, list):
             for one, other in zip(now, then, strict=True):
                 assert_same(one, other)
-        else:
+        elif isinstance(now, float):
             assert now == pytest.approx(then, rel=1e-9, abs=1e-9)
+        else:
+            assert now == then
 
     assert_same(make.MAKERS[name](), make.read(name))
 
@@ -105,6 +111,36 @@ def test_alibi_tables_are_those_of_the_formulas(heads):
     for kind, table in TABLES["alibi"].items():
         expected = torch.tensor(slopes)[:, None, None] * torch.tensor(table)
         torch.testing.assert_close(alibi(heads, 6, kind), expected, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("heads", [2, 4, 6, 12])
+def test_alibi_tables_of_encoders_are_those_of_the_formulas(heads):
+    before, after = (
+        torch.tensor([[np.nan if cell is None else cell for cell in row] for row in table])
+        for table in TABLES["alibi_sides"].values()
+    )
+    half = torch.tensor(TABLES["slopes"][str(heads // 2)])[:, None, None]
+    one_sided = torch.cat([half * before, half * after]).nan_to_num(_UNSEEN)
+    torch.testing.assert_close(alibi(heads, 6, "one-sided"), one_sided, rtol=1e-6, atol=0)
+    slopes = torch.tensor(TABLES["slopes"][str(heads)])[:, None, None]
+    by_direction = (slopes * before).nan_to_num() + (slopes.flip(0) * after).nan_to_num()
+    torch.testing.assert_close(alibi(heads, 6, "by-direction"), by_direction, rtol=1e-6, atol=0)
+
+
+def test_rotations_are_those_of_the_formulas():
+    size, places = make.ROTATED.values()
+    rotate = Rotary(ModelConfig(50, size, num_heads=1))(torch.tensor(places))
+    numbers = torch.arange(1.0, size + 1).expand(1, len(places), 2, 1, size)
+    for part in rotate(numbers)[0, :, :, 0].unbind(1):
+        # An angle of 3000 is known to 3e-4 in fp32.
+        torch.testing.assert_close(part, torch.tensor(TABLES["rotary"]), rtol=0, atol=2e-3)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_t5_buckets_are_those_of_the_formulas(causal):
+    distances = range(-make.T5_DISTANCES, make.T5_DISTANCES + 1)
+    expected = TABLES["t5_buckets"]["causal" if causal else "both ways"]
+    assert [t5_bucket(distance, causal) for distance in distances] == expected
 
 
 @pytest.mark.parametrize(("size", "places"), make.SINUSOIDS)

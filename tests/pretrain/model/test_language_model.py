@@ -9,6 +9,7 @@ from pretrain.model.embeddings import smallest_length
 from pretrain.model.language_model import LanguageModel
 
 VARIANTS = sorted(presets.VARIANTS)
+CAUSAL = [variant for variant in VARIANTS if "causal" in presets.VARIANTS[variant]]
 VOCABULARY = 50
 MASK_ID = VOCABULARY - 1
 
@@ -165,6 +166,45 @@ def test_texts_that_share_a_row_are_read_as_if_alone(variant):
         for x in (together, alone)
     ]
     assert (gradients[0] - gradients[1]).norm() < 1e-5 * gradients[1].norm()
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("backend", ["dense", "dense with dropout", "flex"])
+@pytest.mark.parametrize("variant", CAUSAL)
+def test_no_bit_of_a_causal_model_depends_on_what_a_token_must_not_see(
+    variant, backend, packed, without_compiler
+):
+    """Later tokens, and other texts of the row."""
+    torch.manual_seed(0)
+    rate = 0.1 if "dropout" in backend else 0.0
+    overrides = {"dropout": rate, "attention_dropout": rate}
+    config = presets.build("tiny", variant, VOCABULARY, overrides)
+    model = LanguageModel(config, attention_backend=backend.split()[0]).train()
+    with torch.no_grad():
+        for layer in model.encoder.layers:  # fresh weights hardly attend to anything
+            layer.attention.query_key_value.weight *= 20
+    length = 40
+    ids = ids_of(2, length)
+    texts = torch.ones_like(ids)
+    if packed:
+        texts[0, 9:], texts[0, 23:], texts[1, 30:] = 2, 3, 0
+    places = torch.arange(2 * length)
+
+    def logits(ids):
+        torch.manual_seed(5)
+        with torch.no_grad():
+            found = model(ids, texts if packed else None, places)
+        return found.view(2, length, VOCABULARY)
+
+    plain = logits(ids)
+    for cut in (16,) if backend == "flex" else (1, 9, 16, 22, 39):
+        later = torch.arange(length) >= cut
+        changed = logits(torch.where(later, (ids - 3) % 45 + 4, ids))
+        assert torch.equal(changed[:, :cut], plain[:, :cut])
+        assert not torch.equal(changed[:, cut:], plain[:, cut:])
+    if packed:
+        changed = torch.where(texts == 2, ids, (ids - 3) % 45 + 4)
+        assert torch.equal(logits(changed)[0, 9:23], plain[0, 9:23])
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

@@ -1,0 +1,185 @@
+"""ALiBi: slopes, the shapes for encoders, and trained slopes."""
+
+import dataclasses
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch.nn.functional import cross_entropy
+
+from pretrain.model import presets
+from pretrain.model.alibi import Alibi, alibi_slopes
+from pretrain.model.attention import AttentionContext, attend, dense_bias
+from pretrain.model.config import CHOICES, ModelConfig
+from pretrain.model.language_model import LanguageModel
+from tests.pretrain.model.test_parity import slopes_by_formula
+
+CPU = torch.device("cpu")
+VOCABULARY = 50
+every_shape = pytest.mark.parametrize("shape", CHOICES["alibi"])
+
+
+def alibi(heads, length, kind):
+    """The bias [H, T, T] of ALiBi."""
+    config = ModelConfig(VOCABULARY, hidden_size=8 * heads, num_heads=heads, alibi=kind)
+    index = torch.arange(length)
+    return Alibi(config)(CPU)(torch.arange(heads)[:, None, None], index[:, None], index)
+
+
+def tiny(**overrides):
+    torch.manual_seed(0)
+    return LanguageModel(presets.build("tiny", "alibi", VOCABULARY, overrides)).eval()
+
+
+def ids_of(*shape):
+    return torch.randint(4, VOCABULARY - 1, shape, generator=torch.Generator().manual_seed(0))
+
+
+# --- slopes and tables --------------------------------------------------------------------------
+
+
+def test_alibi_tables_and_slopes_are_those_of_fairseq(golden):
+    tables = load_file(golden / "alibi_tables.safetensors")
+    for heads in (4, 6, 8, 12, 16, 20):
+        torch.testing.assert_close(torch.tensor(alibi_slopes(heads)), tables[f"slopes_{heads}"])
+        for kind, name in (("offset", "asym"), ("symmetric", "sym")):
+            torch.testing.assert_close(alibi(heads, 8, kind), tables[f"{name}_{heads}"])
+
+
+def test_alibi_with_offset_is_the_table_of_eify_fairseq():
+    distance = torch.tensor([[0, 0.5, 1.5, 2.5], [1, 0, 0.5, 1.5], [2, 1, 0, 0.5], [3, 2, 1, 0]])
+    slopes = torch.tensor([0.25, 0.0625, 0.015625, 0.00390625])
+    assert torch.equal(alibi(4, 4, "offset"), -slopes[:, None, None] * distance)
+
+
+def test_symmetric_alibi_depends_on_the_distance_only():
+    distance = torch.tensor([[0.0, 1, 2, 3], [1, 0, 1, 2], [2, 1, 0, 1], [3, 2, 1, 0]])
+    bias = alibi(4, 4, "symmetric")
+    assert torch.equal(bias[0], -0.25 * distance)
+    assert torch.equal(bias[3], -0.00390625 * distance)
+
+
+def test_slopes_of_twelve_heads_are_eight_of_a_series_and_four_between():
+    expected = [2.0**-n for n in range(1, 9)] + [2.0 ** -(n + 0.5) for n in range(4)]
+    assert alibi_slopes(12) == pytest.approx(expected)
+    assert alibi_slopes(16) == pytest.approx([2.0 ** (-n / 2) for n in range(1, 17)])
+    assert alibi_slopes(1) == [2.0**-8]
+
+
+def test_any_number_of_heads_has_distinct_slopes_below_one():
+    for heads in range(1, 65):
+        slopes = alibi_slopes(heads)
+        assert slopes == pytest.approx(slopes_by_formula(heads))
+        assert len(set(slopes)) == heads
+        assert 0 < min(slopes) <= max(slopes) < 1
+
+
+@pytest.mark.parametrize("default", [torch.float32, torch.bfloat16], ids=str)
+def test_casting_the_model_to_bf16_does_not_coarsen_the_alibi_bias(default, monkeypatch):
+    """Law 7: rounded once, from exact fp32 distances; bf16 has 256 of them."""
+    model = tiny().to(torch.bfloat16)
+    exact = alibi(4, 600, "offset")
+    assert exact.dtype == torch.float32
+    torch.set_default_dtype(default)
+    try:
+        _, context = model.encoder.embed(ids_of(1, 600), None)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert torch.equal(context.bias[0], exact.to(torch.bfloat16))
+    index = torch.arange(600, dtype=torch.float32)
+    assert torch.equal(exact[0, 599], -0.25 * (599 - index))
+
+
+# --- shapes for encoders ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_one_sided_heads_read_nothing_of_the_other_side(dtype):
+    """What a query of the first half of the heads gets does not depend on a bit after it."""
+    config = ModelConfig(VOCABULARY, 32, num_heads=4, position="alibi", alibi="one-sided")
+    qkv = torch.randn(2, 20, 3, 4, 8, generator=torch.Generator().manual_seed(0)).to(dtype)
+    bias = dense_bias(Alibi(config)(CPU), None, 4, qkv.flatten(2))
+
+    def mixed(changed):
+        inputs = qkv.clone()
+        inputs[:, changed, 1:] += 3.0
+        return attend(inputs, AttentionContext(bias), 0.0)
+
+    plain, after, before = mixed([]), mixed(slice(12, None)), mixed(slice(0, 12))
+    assert torch.equal(plain[:, :12, :2], after[:, :12, :2])
+    assert torch.equal(plain[:, 12:, 2:], before[:, 12:, 2:])
+    assert not torch.equal(plain[:, :12, 2:], after[:, :12, 2:])
+    assert not torch.equal(plain[:, 12:, :2], before[:, 12:, :2])
+
+
+def test_shapes_for_encoders_are_all_the_same_to_a_causal_model():
+    ids = ids_of(2, 30)
+    features = [
+        tiny(causal=True, alibi=shape).encoder(ids)
+        for shape in ("symmetric", "offset", "by-direction")
+    ]
+    assert torch.equal(features[0], features[1])
+    assert torch.equal(features[0], features[2])
+
+
+@pytest.mark.parametrize("slopes", CHOICES["alibi_slopes"])
+@every_shape
+def test_a_masked_model_learns_with_every_shape(shape, slopes):
+    model = tiny(alibi=shape, alibi_slopes=slopes, dropout=0.0).train()
+    adam = torch.optim.Adam(model.parameters(), 1e-2)
+    ids, places = ids_of(4, 24), torch.arange(0, 96, 5)
+    read = ids.clone()
+    read.view(-1)[places] = VOCABULARY - 1
+    losses = []
+    for _ in range(12):
+        loss = cross_entropy(model(read, None, places), ids.view(-1)[places])
+        adam.zero_grad()
+        loss.backward()
+        adam.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.7 * losses[0]
+
+
+# --- trained slopes -----------------------------------------------------------------------------
+
+
+@every_shape
+def test_trained_slopes_begin_as_the_fixed_ones_and_are_trained(shape):
+    fixed, trained = tiny(alibi=shape), tiny(alibi=shape, alibi_slopes="trained")
+    ids, places = ids_of(2, 30), torch.arange(60)
+    logits = trained(ids, None, places)
+    torch.testing.assert_close(logits, fixed(ids, None, places), rtol=0, atol=1e-6)
+    logits.square().sum().backward()
+    gradient = trained.encoder.score_bias.logits.grad
+    assert gradient.isfinite().all()
+    assert (gradient != 0).all()
+    assert len(gradient) == (8 if shape == "by-direction" else 4)
+
+
+@every_shape
+def test_trained_slopes_are_the_same_after_a_folder_and_nearly_so_in_bf16(shape):
+    model = tiny(alibi=shape, alibi_slopes="trained")
+    with torch.no_grad():
+        model.encoder.score_bias.logits += 0.5
+    record = json.loads(json.dumps(model.config.to_dict()))
+    again = LanguageModel(ModelConfig.from_dict(record))
+    again.load_state_dict(model.state_dict())
+    index, head = torch.arange(20), torch.arange(4)[:, None, None]
+
+    def bias(of):
+        return of.encoder.score_bias(CPU)(head, index[:, None], index)
+
+    expected = bias(model)
+    assert torch.equal(bias(again), expected)
+    rounded = bias(model.bfloat16())
+    assert rounded.dtype == torch.float32
+    torch.testing.assert_close(rounded, expected, rtol=0.03, atol=0)
+
+
+def test_fixed_slopes_are_no_parameters():
+    fixed = tiny()
+    assert not [*fixed.encoder.score_bias.parameters()]
+    trained = dataclasses.replace(fixed.config, alibi_slopes="trained")
+    added = {*LanguageModel(trained).state_dict()} - {*fixed.state_dict()}
+    assert added == {"encoder.score_bias.logits"}
