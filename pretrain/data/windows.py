@@ -1,15 +1,19 @@
-"""Windows of documents: the same targets, whatever the length of a window.
+"""Windows of texts: the same targets, whatever the length of a window.
 
-The targets of a document are drawn once, for all its tokens, keyed by the document. The document
-is then cut into windows of L tokens: an `<s>` and the next L - 1 tokens of the document. `<s>` is
-never a target. `</s>` is the last token of a document, so only the last window has it. Thus every
-token of a document is in one window of each length, and is a target at every length or at none.
+The targets of a document are drawn once, for all its tokens, keyed by the document. A text is a
+document, or the concatenation of all documents. It is cut into windows of L ids: an `<s>`, which is
+never a target, and L - 1 tokens. Each window begins `stride` tokens after the one before. The first
+scores all its targets, each later one only those that no window scored before. Thus every token of
+a text is a target once at each length, or at none; where it is not in the first window, at least
+L - 1 - stride tokens of its window stand before it. With a stride of L - 1 or more windows do not
+overlap. (Press et al. 2022, appendix B, whose windows have no `<s>`.)
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
 
 import numpy as np
 
@@ -18,11 +22,12 @@ from data_prep.tokenizer import Tokenizer
 from pretrain.data.batches import validation_key
 from pretrain.loop import MicroBatch
 from pretrain.objectives.base import Block, DocumentObjective, Ids
+from pretrain.objectives.tokens import IGNORED
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Window:
-    """Part of a document with an `<s>` in front."""
+    """Part of a text with an `<s>` in front."""
 
     ids: Ids
     """[n]"""
@@ -30,83 +35,149 @@ class _Window:
     """[n]: what the model reads."""
     positions: Ids
     """[m]: the tokens to predict."""
-    subset: int
+    groups: Ids
+    """[n]: the group of each id's loss, see `Windows.batches`."""
 
 
-def number_of_windows(corpus: Corpus, documents: Sequence[int], length: int) -> int:
-    """How many windows some documents are cut into."""
-    return int((-(-corpus.lengths[documents] // (length - 1))).sum())
+@dataclasses.dataclass(frozen=True)
+class Windows:
+    """Windows of one length over documents of a split."""
 
+    corpus: Corpus
+    documents: Sequence[int]
+    """To read, at least one."""
+    length: int
+    """L, most ids of a window, at least 2."""
+    stride: int
+    """From 1 to L."""
+    one_text: bool = False
+    """Read the documents as one text, so that windows cross their boundaries."""
 
-def window_batches(
-    corpus: Corpus,
-    objective: DocumentObjective,
-    documents: Sequence[int],
-    length: int,
-    rows: int,
-) -> Iterator[MicroBatch]:
-    """Windows of documents, as micro-batches.
+    @cached_property
+    def row(self) -> int:
+        """Ids of a row of a micro-batch: L, or those of the longest text, if it is shorter."""
+        return min(self.length, int(self._texts.max()) + 1)
 
-    Short windows share a row, where they do not see each other.
+    @cached_property
+    def edges(self) -> list[int]:
+        """Positions are grouped from each of these on: 0, 16, 32, 64 and so on, below L - 1.
 
-    Args:
-        corpus: the split.
-        objective: for validation.
-        documents: to read, at least one.
-        length: L, most tokens of a window and of a row, at least 2.
-        rows: most rows of a micro-batch.
-    """
-    batch: list[list[_Window]] = []
-    room: list[int] = []
-    for window in _windows(corpus, objective, documents, length):
-        size = len(window.ids)
-        row = next((row for row, left in enumerate(room) if size <= left), len(room))
-        if row == rows:
-            yield _micro_batch(objective, batch, length)
-            batch, room, row = [], [], 0
-        if row == len(room):
-            batch.append([])
-            room.append(length)
-        batch[row].append(window)
-        room[row] -= size
-    yield _micro_batch(objective, batch, length)
+        The position of a token is the number of tokens before it in its window, without `<s>`.
+        """
+        return [0, *(2**power for power in range(4, (self.row - 2).bit_length()))]
 
+    def __len__(self) -> int:
+        """Number of windows."""
+        return int((1 + self._later).sum())
 
-def _windows(
-    corpus: Corpus, objective: DocumentObjective, documents: Sequence[int], length: int
-) -> Iterator[_Window]:
-    start = np.array([Tokenizer.bos_id])
-    for document in documents:
-        ids = corpus.document(document).astype(np.int64)
+    @property
+    def ids(self) -> int:
+        """Ids of all windows."""
+        return int(self._texts.sum() + self._later.sum() * (self._room - self._step)) + len(self)
+
+    def batches(self, objective: DocumentObjective, rows: int) -> Iterator[MicroBatch]:
+        """Micro-batches of windows. At most a window and a document are in memory besides.
+
+        Short windows share a row, where they do not see each other. In place of its subset each
+        target has its group: subset * len(edges) + the number of its position's edge.
+
+        Args:
+            objective: for validation.
+            rows: most rows of a micro-batch.
+        """
+        batch: list[list[_Window]] = []
+        room: list[int] = []
+        for window in self._windows(objective):
+            size = len(window.ids)
+            row = next((row for row, left in enumerate(room) if size <= left), len(room))
+            if row == rows:
+                yield self._micro_batch(objective, batch)
+                batch, room, row = [], [], 0
+            if row == len(room):
+                batch.append([])
+                room.append(self.row)
+            batch[row].append(window)
+            room[row] -= size
+        yield self._micro_batch(objective, batch)
+
+    @cached_property
+    def _texts(self) -> Ids:
+        """Tokens of each text."""
+        lengths: Ids = self.corpus.lengths[self.documents].astype(np.int64)
+        return lengths.sum(keepdims=True) if self.one_text else lengths
+
+    @property
+    def _room(self) -> int:
+        """Most tokens of a window."""
+        return self.row - 1
+
+    @property
+    def _step(self) -> int:
+        """Tokens from the begin of one window to that of the next."""
+        return min(self.stride, self._room)
+
+    @property
+    def _later(self) -> Ids:
+        """Windows of each text but its first."""
+        later: Ids = -(-(self._texts - self._room).clip(0) // self._step)
+        return later
+
+    def _windows(self, objective: DocumentObjective) -> Iterator[_Window]:
+        documents = (self._tokens(objective, document) for document in self.documents)
+        for text in [documents] if self.one_text else ([document] for document in documents):
+            yield from self._cut(text)
+
+    def _tokens(self, objective: DocumentObjective, document: int) -> Ids:
+        """Of each token of a document: id, what the model reads, subset, and whether a target."""
+        ids = self.corpus.document(document).astype(np.int64)
         inputs, positions = objective.mask(ids, validation_key(document))
-        subset = int(corpus.subsets[document])
-        for first in range(0, len(ids), length - 1):
-            end = first + length - 1
-            low, high = np.searchsorted(positions, [first, end])
-            yield _Window(
-                np.concatenate([start, ids[first:end]]),
-                np.concatenate([start, inputs[first:end]]),
-                positions[low:high] - first + 1,
-                subset,
-            )
+        is_target = np.zeros_like(ids)
+        is_target[positions] = 1
+        return np.stack([ids, inputs, np.full_like(ids, self.corpus.subsets[document]), is_target])
 
+    def _cut(self, text: Iterable[Ids]) -> Iterator[_Window]:
+        """The windows of one text, which comes in parts."""
+        tokens, scored = np.empty((4, 0), dtype=np.int64), 0
+        for part in text:
+            tokens = np.concatenate([tokens, part], axis=1)
+            while tokens.shape[1] >= self._room:
+                yield self._window(tokens[:, : self._room], scored)
+                tokens, scored = tokens[:, self._step :], self._room - self._step
+        if tokens.shape[1] > scored:
+            yield self._window(tokens, scored)
 
-def _micro_batch(
-    objective: DocumentObjective, rows: Sequence[Sequence[_Window]], length: int
-) -> MicroBatch:
-    blocks, masked = [], []
-    for windows in rows:
-        sizes = [len(window.ids) for window in windows]
-        starts = np.cumsum([0, *sizes])
-        blocks.append(
-            Block(
-                np.concatenate([window.ids for window in windows]),
-                np.repeat(np.arange(1, len(sizes) + 1), sizes) if len(sizes) > 1 else None,
-                np.repeat([window.subset for window in windows], sizes),
-            )
+    def _window(self, tokens: Ids, scored: int) -> _Window:
+        """A window whose first `scored` tokens were scored before."""
+        ids, inputs, subsets, is_target = tokens
+        edge = np.searchsorted(self.edges, np.arange(len(ids)), side="right") - 1
+        return _Window(
+            np.append(Tokenizer.bos_id, ids),
+            np.append(Tokenizer.bos_id, inputs),
+            np.flatnonzero(is_target[scored:]) + scored + 1,
+            np.append(0, subsets * len(self.edges) + edge),
         )
-        places = [window.positions + first for window, first in zip(windows, starts, strict=False)]
-        masked.append((np.concatenate([w.inputs for w in windows]), np.concatenate(places)))
-    arrays = objective.arrange(blocks, masked, length)
-    tokens = sum(len(block.ids) for block in blocks)
-    return MicroBatch(0, arrays, tokens, objective.targets(arrays))
+
+    def _micro_batch(
+        self, objective: DocumentObjective, rows: Sequence[Sequence[_Window]]
+    ) -> MicroBatch:
+        blocks, masked = [], []
+        for windows in rows:
+            sizes = [len(window.ids) for window in windows]
+            starts = np.cumsum([0, *sizes])
+            blocks.append(
+                Block(
+                    np.concatenate([window.ids for window in windows]),
+                    np.repeat(np.arange(1, len(sizes) + 1), sizes) if len(sizes) > 1 else None,
+                    np.concatenate([window.groups for window in windows]),
+                )
+            )
+            places = [each.positions + first for each, first in zip(windows, starts, strict=False)]
+            masked.append((np.concatenate([w.inputs for w in windows]), np.concatenate(places)))
+        arrays = objective.arrange(blocks, masked, self.row)
+        if self._step < self._room:
+            # The head is not computed for the targets that other windows score.
+            used = arrays["labels"] != IGNORED
+            for name in ("target_positions", "labels", "subsets"):
+                arrays[name] = arrays[name][used]
+        tokens = sum(len(block.ids) for block in blocks)
+        return MicroBatch(0, arrays, tokens, objective.targets(arrays))

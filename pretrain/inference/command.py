@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pretrain.config.settings import add_device
 
 if TYPE_CHECKING:
+    from data_prep.corpus import Corpus
     from pretrain.inference.evaluate import Evaluation, Refusal
+    from pretrain.inference.model_folder import LoadedModel
+    from pretrain.objectives.base import PretrainingObjective
 
 
 def add_export_arguments(command: argparse.ArgumentParser) -> None:
@@ -36,19 +39,29 @@ def export(options: argparse.Namespace) -> None:
 def add_evaluate_arguments(command: argparse.ArgumentParser) -> None:
     """Add the arguments of `evaluate`."""
     add = command.add_argument
-    add("model", type=Path, help="a model folder")
+    add("model", type=Path, nargs="+", help="model folders")
     add("--data", type=Path, required=True, help="a corpus folder")
-    lengths = "cut every document into windows of so many tokens, such as 512,1024, and score the "
-    lengths += "same targets at each (default: blocks as in the validation of a run)"
+    lengths = "cut the text into windows of so many tokens, such as 512,1024, and score the same "
+    lengths += "targets at each (default: blocks as in the validation of a run)"
     add("--lengths", type=_lengths, help=lengths)
+    stride = "with --lengths: tokens from one window to the next; each window but a text's first "
+    stride += "scores only its last tokens, as many as these (default: windows do not overlap)"
+    add("--stride", type=int, help=stride)
+    interpolate = "with --lengths: beyond the training length also measure position interpolation, "
+    interpolate += "which multiplies positions by training length / length"
+    add("--interpolate", action="store_true", help=interpolate)
     blocks = (
         "at most so many blocks, spread over the split; 0: all (default: as in the validation of "
     )
     blocks += "the run); with --lengths, documents (default: all)"
     add("--blocks", type=int, help=blocks)
-    packing = "how documents fill blocks (default: as the model was trained)"
+    packing = "how documents fill blocks (default: as the model was trained); with --lengths, "
+    packing += "contiguous reads the split as one text, any other every document by itself"
     add("--packing", choices=("chunked", "best-fit", "complete", "contiguous"), help=packing)
     add("--json", type=Path, help="also write the results to this file")
+    add("--csv", type=Path, help="also write a table to this file, with a line for each score")
+    plot = "with --lengths: draw perplexity by length, and by position, into this .png file"
+    add("--plot", type=Path, help=plot)
     add_device(command)
 
 
@@ -63,94 +76,119 @@ def _lengths(text: str) -> list[int]:
 
 
 def evaluate(options: argparse.Namespace) -> None:
-    """Measure the validation perplexity of a model folder.
+    """Measure the validation perplexity of model folders.
 
     Without --lengths the result is that of the run's own validation: to the digit for a run in fp32
     on one rank of the same machine, and up to the order of additions on several ranks.
 
     example: python -m pretrain evaluate models/base --data corpora/pile --lengths 512,1024
     """
+    _check_options(options)
     from data_prep.corpus import Corpus
-    from pretrain.data.batches import spread, validation_note
-    from pretrain.data.sources import SOURCES
+    from pretrain.data.batches import validation_note
     from pretrain.engine.distributed import choose_device
-    from pretrain.inference.evaluate import (
-        evaluate_blocks,
-        evaluate_lengths,
-        validation_objective,
-    )
+    from pretrain.inference import evaluation_report as report
+    from pretrain.inference.evaluate import Refusal, validation_objective
     from pretrain.inference.model_folder import load
 
-    if (options.blocks or 0) < 0:
-        raise ValueError(f"--blocks {options.blocks}: accepted: 0 (all) or more")
-    if options.lengths and options.packing:
-        raise ValueError("--packing: with --lengths every document is cut by itself; give only one")
     device = choose_device(options.device)
-    loaded = load(options.model)
-    model, size = loaded.model.to(device), loaded.micro_batch_size
-    corpus = Corpus(options.data, "valid")
-    digest = loaded.tokenizer.digest()
-    objective = validation_objective(model, digest, corpus, loaded.objective)
-    sys.stdout.write(f"{validation_note(loaded.objective)}\n")
-    results: Iterable[Evaluation | Refusal]
-    if options.lengths:
-        tokens = size * loaded.sequence_length
-        lengths = options.lengths
-        limit = options.blocks or 0
-        results = evaluate_lengths(model, objective, corpus, lengths, limit, tokens)
-        documents = spread(len(corpus), limit)
-        longest = int(corpus.lengths[documents].max()) + 1
-        sys.stdout.write(
-            f"the same targets at every length, of {len(documents):,} of {len(corpus):,} "
-            f"documents, the longest of {longest:,} tokens with <s>\n"
+    models, corpus = [load(folder) for folder in options.model], Corpus(options.data, "valid")
+    objectives = [
+        validation_objective(each.model, each.tokenizer.digest(), corpus, each.objective)
+        for each in models
+    ]
+    names = [folder.resolve().name for folder in options.model]
+    if len(set(names)) < len(names):
+        names = [str(folder) for folder in options.model]
+    files = options.json, options.csv, options.plot
+    # An error now costs no measurement.
+    report.write([], *(path if path and not path.exists() else None for path in files))
+    measured: list[report.Measured] = []
+    for name, loaded, objective in zip(names, models, objectives, strict=True):
+        found = report.Measured(name, loaded.sequence_length)
+        measured.append(found)
+        if len(models) > 1:
+            length = f"{loaded.sequence_length:,}"
+            sys.stdout.write(f"\n{name}, trained on blocks of {length} tokens\n")
+        sys.stdout.write(f"{validation_note(loaded.objective)}\n")
+        loaded.model.to(device)
+        results = (_window_results if options.lengths else _block_results)(
+            options, loaded, objective, corpus
         )
-    else:
-        source = SOURCES[options.packing or loaded.packing](corpus, loaded.sequence_length)
-        limit = loaded.evaluation_blocks if options.blocks is None else options.blocks
-        results = (evaluate_blocks(model, objective, each, limit, size) for each in [source])
-    _show(results, "windows" if options.lengths else "blocks", options.json)
-
-
-def _show(results: Iterable[Evaluation | Refusal], counted: str, output: Path | None) -> None:
-    """Print a row of a table for each result as soon as it is there, and keep all in a file."""
-    import dataclasses
-
-    from pretrain.inference.evaluate import Refusal
-    from pretrain.run.checkpoints import write_json
-
-    sys.stdout.write(
-        f"{'length':>8} {counted:>10} {'targets':>12} {'coverage':>9} {'loss':>8} "
-        f"{'perplexity':>11} {'accuracy':>9}\n"
-    )
-    done: list[dict[str, object]] = []
-    refused = []
-    if output and not output.exists():
-        write_json(output, done)  # an error now costs no measurement
-    for result in results:
-        done.append(dataclasses.asdict(result))
-        if isinstance(result, Refusal):
-            refused.append(f"length {result.length}: {result.refused}")
-            sys.stdout.write(f"{result.length:>8} refused: {result.refused}\n")
-        else:
-            sys.stdout.write(_rows(result))
-        sys.stdout.flush()
-        if output:
-            write_json(output, done)
+        counted = "windows" if options.lengths else "blocks"
+        sys.stdout.write(report.head(counted, options.interpolate))
+        for result in results:
+            found.results.append(result)
+            sys.stdout.write(report.rows(result, options.interpolate))
+            sys.stdout.flush()
+            report.write(measured, *files)
+        sys.stdout.write(report.position_table(found.evaluations))
+        loaded.model.to("cpu")
+    refused = [
+        f"{each.model + ', ' if len(models) > 1 else ''}length {result.length}: {result.refused}"
+        for each in measured
+        for result in each.results
+        if isinstance(result, Refusal)
+    ]
     if refused:
-        number = f"{len(refused)} of {len(done)} lengths were not measured"
+        total = sum(len(each.results) for each in measured)
+        number = f"{len(refused)} of {total} lengths were not measured"
         raise ValueError(f"{number}: {'; '.join(refused)}")
 
 
-def _rows(result: Evaluation) -> str:
-    """Lines of the table: the total, and each subset where there are several."""
-    head = f"{result.length:>8} {result.blocks:>10,}"
-    rows = [(head, f"{result.coverage:.1%}", result.total, "")]
-    if len(result.subsets) > 1:
-        rows += [(" " * len(head), "", score, f"  {s}") for s, score in result.subsets.items()]
-    return "".join(
-        f"{head} {score.targets:>12,} {coverage:>9} {score.loss:>8.4f} {score.perplexity:>11.2f} "
-        f"{score.accuracy:>9.1%}{name}\n"
-        for head, coverage, score, name in rows
+def _check_options(options: argparse.Namespace) -> None:
+    if (options.blocks or 0) < 0:
+        raise ValueError(f"--blocks {options.blocks}: accepted: 0 (all) or more")
+    for name in ("stride", "interpolate", "plot"):
+        if getattr(options, name) and not options.lengths:
+            raise ValueError(f"--{name}: only with --lengths")
+    if options.plot and options.plot.suffix != ".png":
+        raise ValueError(f"--plot {options.plot}: accepted: a file name that ends in .png")
+
+
+def _block_results(
+    options: argparse.Namespace,
+    loaded: LoadedModel,
+    objective: PretrainingObjective,
+    corpus: Corpus,
+) -> Iterator[Evaluation]:
+    from pretrain.data.sources import SOURCES
+    from pretrain.inference.evaluate import evaluate_blocks
+
+    source = SOURCES[options.packing or loaded.packing](corpus, loaded.sequence_length)
+    limit = loaded.evaluation_blocks if options.blocks is None else options.blocks
+    yield evaluate_blocks(loaded.model, objective, source, limit, loaded.micro_batch_size)
+
+
+def _window_results(
+    options: argparse.Namespace,
+    loaded: LoadedModel,
+    objective: PretrainingObjective,
+    corpus: Corpus,
+) -> Iterator[Evaluation | Refusal]:
+    from pretrain.data.batches import spread
+    from pretrain.inference.evaluate import evaluate_lengths
+
+    limit, one_text = options.blocks or 0, (options.packing or loaded.packing) == "contiguous"
+    lengths = corpus.lengths[spread(len(corpus), limit)]
+    longest = int(lengths.max()) + 1
+    kind = f"the longest of {longest:,} tokens with <s>"
+    if one_text:
+        kind = f"read as one text of {int(lengths.sum()):,} tokens"
+    elif max(options.lengths) > longest:
+        kind += ", so longer windows change nothing"
+    documents = f"{len(lengths):,} of {len(corpus):,} documents"
+    sys.stdout.write(f"the same targets at every length, of {documents}, {kind}\n")
+    return evaluate_lengths(
+        loaded.model,
+        objective,
+        corpus,
+        options.lengths,
+        limit,
+        loaded.micro_batch_size * loaded.sequence_length,
+        stride=options.stride,
+        one_text=one_text,
+        interpolate_from=loaded.sequence_length if options.interpolate else None,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
@@ -20,8 +21,9 @@ from pretrain.data.batches import (
     validation_note,
 )
 from pretrain.data.sources import Source
-from pretrain.data.windows import number_of_windows, window_batches
+from pretrain.data.windows import Windows
 from pretrain.loop import MicroBatch
+from pretrain.model.config import PositionMethod
 from pretrain.model.language_model import LanguageModel
 from pretrain.objectives.base import (
     DocumentObjective,
@@ -93,7 +95,7 @@ class Scores:
 
 @dataclasses.dataclass(frozen=True)
 class Evaluation(Scores):
-    """Scores on blocks, or on windows of documents, of one length."""
+    """Scores on blocks, or on windows of texts, of one length."""
 
     length: int
     """Most tokens of a block or window, with special tokens."""
@@ -101,6 +103,13 @@ class Evaluation(Scores):
     """Number of blocks; of `evaluate_lengths`: of windows."""
     coverage: float
     """Share of the split's tokens that the model read."""
+    stride: int | None = None
+    """Of windows that overlap."""
+    positions: dict[int, Score] = dataclasses.field(default_factory=dict)
+    """Of `evaluate_lengths`: by the number of tokens before the target in its window, from each of
+    these numbers to below the next (`Windows.edges`); those with targets alone."""
+    interpolated: Score | None = None
+    """With position interpolation."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -163,7 +172,9 @@ def evaluate_blocks(
     chosen, corpus = spread(len(source), limit), source.corpus
     batches = validation_batches(source, objective, limit, micro_batch_size, 0, 1)
     ids = sum(source.size(index) for index in chosen)
-    scores = _scores(model, objective, batches, corpus, ids, source.sequence_length)
+    names = corpus.manifest.subsets
+    shown = _with_bar(batches, source.sequence_length, ids)
+    scores = Scores.of(summed(model, objective, shown, len(names)).tolist(), objective.terms, names)
     # Text never encodes to <s>.
     tokens = sum(int((source[index].ids != Tokenizer.bos_id).sum()) for index in chosen)
     coverage = tokens / int(corpus.lengths.sum())
@@ -176,13 +187,17 @@ def evaluate_lengths(
     model: LanguageModel,
     objective: PretrainingObjective,
     corpus: Corpus,
-    lengths: Iterable[int],
+    lengths: Sequence[int],
     limit: int = 0,
     tokens: int = 8192,
+    *,
+    stride: int | None = None,
+    one_text: bool = False,
+    interpolate_from: int | None = None,
 ) -> Iterator[Evaluation | Refusal]:
     """Scores of the same targets at every length, each as soon as it is measured.
 
-    Documents are cut into windows (`pretrain.data.windows`).
+    Documents, or the split as one text, are cut into windows (`pretrain.data.windows`).
 
     Args:
         model: any device, evaluation mode.
@@ -191,10 +206,17 @@ def evaluate_lengths(
         lengths: most tokens of a window, `<s>` included; each at least 2.
         limit: most documents; 0: all.
         tokens: most tokens per forward pass; a pass has at least one window.
+        stride: of the windows; None: they do not overlap.
+        one_text: read the documents as one text, so that windows cross their boundaries.
+        interpolate_from: the length of training. Longer windows are also scored with all positions
+            multiplied by `interpolate_from` / length (Chen et al. 2023, "Extending Context Window
+            of Large Language Models via Positional Interpolation"), where the model has positions
+            without a limit.
 
     Raises:
-        ValueError: the objective cannot draw the targets of a document, or there is nothing to
-            predict.
+        ValueError: the objective cannot draw the targets of a document, a window is longer than
+            the documents together, the stride is below 1 or above a window, or there is nothing
+            to predict.
     """
     if not isinstance(objective, DocumentObjective):
         raise ValueError(
@@ -203,33 +225,71 @@ def evaluate_lengths(
         )
     documents = spread(len(corpus), limit)
     read = int(corpus.lengths[documents].sum())
-    longest, longest_input = int(corpus.lengths[documents].max()) + 1, model.config.longest_input
+    if max(lengths) > read + 1:
+        raise ValueError(
+            f"--lengths {max(lengths)}: the {len(documents):,} documents to read have "
+            f"{read:,} tokens together, fewer than one window; accepted: up to {read + 1}"
+        )
+    if stride is not None and not 1 <= stride <= min(lengths):
+        raise ValueError(
+            f"--stride {stride}: accepted: 1 to {min(lengths)}, the shortest window of --lengths"
+        )
+    method, longest_input = model.config.method, model.config.longest_input
+    scalable = not method.bounded and method != PositionMethod()
     for length in lengths:
         if longest_input and length > longest_input:
             yield Refusal(length, f"the model's learned positions end at {longest_input}")
             continue
-        blocks = number_of_windows(corpus, documents, length)
-        row = min(length, longest)
-        batches = window_batches(corpus, objective, documents, row, max(1, tokens // row))
+        windows = Windows(corpus, documents, length, stride or length, one_text)
+        rows = max(1, tokens // windows.row)
+        interpolated = None
         try:
-            scores = _scores(model, objective, batches, corpus, read + blocks, length)
+            scores, positions = _window_scores(model, objective, windows, rows)
+            if interpolate_from and length > interpolate_from and scalable:
+                model.encoder.position_scale = interpolate_from / length
+                interpolated = _window_scores(model, objective, windows, rows)[0].total
         except torch.OutOfMemoryError as error:
             yield Refusal(length, str(error).partition("\n")[0])
             continue
+        finally:
+            model.encoder.position_scale = 1.0
         coverage = read / int(corpus.lengths.sum())
-        yield Evaluation(**vars(scores), length=length, blocks=blocks, coverage=coverage)
+        yield Evaluation(
+            **vars(scores),
+            length=length,
+            blocks=len(windows),
+            coverage=coverage,
+            stride=stride,
+            positions=positions,
+            interpolated=interpolated,
+        )
 
 
-def _scores(
-    model: LanguageModel,
-    objective: PretrainingObjective,
-    batches: Iterable[MicroBatch],
-    corpus: Corpus,
-    tokens: int,
-    length: int,
-) -> Scores:
-    """The scores over batches of `tokens` tokens in all, with a progress bar on a terminal."""
+def _window_scores(
+    model: LanguageModel, objective: DocumentObjective, windows: Windows, rows: int
+) -> tuple[Scores, dict[int, Score]]:
+    """The scores over windows, and those by position; see `Evaluation`."""
+    corpus, edges, terms = windows.corpus, windows.edges, objective.terms
     names = corpus.manifest.subsets
+    batches = _with_bar(windows.batches(objective, rows), windows.length, windows.ids)
+    # Added one by one: there may be as many passes as tokens.
+    parts = (summed(model, objective, [each], len(names) * len(edges)) for each in batches)
+    sums = functools.reduce(torch.add, parts).cpu().numpy()
+    if not sums[..., 2].any():
+        raise ValueError(
+            f"{corpus.folder}: split {corpus.split!r} has nothing to predict: none of the "
+            f"{windows.ids} tokens read is a target ({validation_note(objective.settings)}); "
+            "accepted: more validation documents"
+        )
+    sums = sums.reshape(len(names), len(edges), len(terms), 3)
+    by_position = zip(edges, sums.sum(axis=0), strict=True)
+    weights = list(terms.values())
+    positions = {edge: Score.of(part, weights) for edge, part in by_position if part[:, 2].any()}
+    return Scores.of(sums.sum(axis=1), terms, names), positions
+
+
+def _with_bar(batches: Iterable[MicroBatch], length: int, tokens: int) -> Iterator[MicroBatch]:
+    """Batches of `tokens` tokens in all, with a progress bar on a terminal."""
     with tqdm(
         desc=f"length {length}",
         total=tokens,
@@ -238,20 +298,9 @@ def _scores(
         leave=False,
         disable=None,  # where stderr is no terminal
     ) as bar:
-
-        def shown() -> Iterator[MicroBatch]:
-            for batch in batches:
-                yield batch
-                bar.update(batch.tokens)
-
-        sums = summed(model, objective, shown(), len(names))
-    if not sums[..., 2].any():
-        raise ValueError(
-            f"{corpus.folder}: split {corpus.split!r} has nothing to predict: none of the {tokens} "
-            f"tokens read is a target ({validation_note(objective.settings)}); accepted: more "
-            "validation documents"
-        )
-    return Scores.of(sums.tolist(), objective.terms, names)
+        for batch in batches:
+            yield batch
+            bar.update(batch.tokens)
 
 
 def summed(
