@@ -121,7 +121,8 @@ def evaluate(options: argparse.Namespace) -> None:
             found.results.append(result)
             sys.stdout.write(report.rows(result, options.interpolate))
             sys.stdout.flush()
-            report.write(measured, *files)
+            report.write(measured, options.json, options.csv)
+        report.write(measured, plot=options.plot)
         sys.stdout.write(report.position_table(found.evaluations))
         loaded.model.to("cpu")
     refused = [
@@ -139,9 +140,14 @@ def evaluate(options: argparse.Namespace) -> None:
 def _check_options(options: argparse.Namespace) -> None:
     if (options.blocks or 0) < 0:
         raise ValueError(f"--blocks {options.blocks}: accepted: 0 (all) or more")
-    for name in ("stride", "interpolate", "plot"):
-        if getattr(options, name) and not options.lengths:
-            raise ValueError(f"--{name}: only with --lengths")
+    only_with_lengths = {
+        "--stride": options.stride is not None,
+        "--interpolate": options.interpolate,
+        "--plot": options.plot,
+    }
+    for name, given in only_with_lengths.items():
+        if given and not options.lengths:
+            raise ValueError(f"{name}: accepted only with --lengths")
     if options.plot and options.plot.suffix != ".png":
         raise ValueError(f"--plot {options.plot}: accepted: a file name that ends in .png")
 

@@ -23,7 +23,6 @@ from pretrain.data.batches import (
 from pretrain.data.sources import Source
 from pretrain.data.windows import Windows
 from pretrain.loop import MicroBatch
-from pretrain.model.config import PositionMethod
 from pretrain.model.language_model import LanguageModel
 from pretrain.objectives.base import (
     DocumentObjective,
@@ -210,8 +209,7 @@ def evaluate_lengths(
         one_text: read the documents as one text, so that windows cross their boundaries.
         interpolate_from: the length of training. Longer windows are also scored with all positions
             multiplied by `interpolate_from` / length (Chen et al. 2023, "Extending Context Window
-            of Large Language Models via Positional Interpolation"), where the model has positions
-            without a limit.
+            of Large Language Models via Positional Interpolation"), where the position method can.
 
     Raises:
         ValueError: the objective cannot draw the targets of a document, a window is longer than
@@ -234,8 +232,7 @@ def evaluate_lengths(
         raise ValueError(
             f"--stride {stride}: accepted: 1 to {min(lengths)}, the shortest window of --lengths"
         )
-    method, longest_input = model.config.method, model.config.longest_input
-    scalable = not method.bounded and method != PositionMethod()
+    longest_input = model.config.longest_input
     for length in lengths:
         if longest_input and length > longest_input:
             yield Refusal(length, f"the model's learned positions end at {longest_input}")
@@ -245,14 +242,12 @@ def evaluate_lengths(
         interpolated = None
         try:
             scores, positions = _window_scores(model, objective, windows, rows)
-            if interpolate_from and length > interpolate_from and scalable:
-                model.encoder.position_scale = interpolate_from / length
-                interpolated = _window_scores(model, objective, windows, rows)[0].total
+            if interpolate_from and length > interpolate_from and model.config.method.scalable:
+                scale = interpolate_from / length
+                interpolated = _interpolated(model, objective, windows, rows, scale)
         except torch.OutOfMemoryError as error:
             yield Refusal(length, str(error).partition("\n")[0])
             continue
-        finally:
-            model.encoder.position_scale = 1.0
         coverage = read / int(corpus.lengths.sum())
         yield Evaluation(
             **vars(scores),
@@ -263,6 +258,17 @@ def evaluate_lengths(
             positions=positions,
             interpolated=interpolated,
         )
+
+
+def _interpolated(
+    model: LanguageModel, objective: DocumentObjective, windows: Windows, rows: int, scale: float
+) -> Score:
+    """The score over windows with all positions multiplied by `scale`."""
+    before, model.encoder.position_scale = model.encoder.position_scale, scale
+    try:
+        return _window_scores(model, objective, windows, rows)[0].total
+    finally:
+        model.encoder.position_scale = before
 
 
 def _window_scores(

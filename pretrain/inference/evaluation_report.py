@@ -106,7 +106,10 @@ def _number(value: float | None) -> str:
 
 
 def write(
-    measured: Sequence[Measured], json: Path | None, table: Path | None, plot: Path | None
+    measured: Sequence[Measured],
+    json: Path | None = None,
+    table: Path | None = None,
+    plot: Path | None = None,
 ) -> None:
     """Write the files that have a name."""
     if json:
@@ -157,12 +160,6 @@ class _Curve:
         """The highest perplexity."""
         return max(self.points.values())
 
-    @property
-    def axis_end(self) -> float:
-        """Where the axis may end: above the values within the training length, or the lowest."""
-        within = [value for point, value in self.points.items() if point <= self.trained]
-        return _ROOM_ABOVE * max(within or [min(self.points.values())])
-
 
 def draw(measured: Sequence[Measured]) -> bytes:
     """A PNG in the form of Figure 1 of Press et al. 2022, and perplexity by position beside it.
@@ -202,7 +199,9 @@ def draw(measured: Sequence[Measured]) -> bytes:
     longest = {each.evaluations[-1].length for each in measured if each.evaluations}
     size = f"windows of {longest.pop():,} tokens" if len(longest) == 1 else "the longest windows"
     left.set(xlabel="inference length (tokens)", title=f"by length, {kind}")
-    right.set(xlabel="tokens before the target in its window, from", title=f"by position, in {size}")
+    right.set(
+        xlabel="tokens before the target in its window, from", title=f"by position, in {size}"
+    )
     for axes in (left, right):
         axes.set_ylabel("perplexity")
         axes.spines[["top", "right"]].set_visible(False)
@@ -218,15 +217,16 @@ def _draw_curves(axes: Axes, curves: Sequence[_Curve], places: dict[int, int]) -
     curves = [curve for curve in curves if curve.points]
     if not curves:
         return
-    highest = max(curve.highest for curve in curves)
-    end = min(max(curve.axis_end for curve in curves), 1.05 * highest)
+    within = [v for curve in curves for at, v in curve.points.items() if at <= curve.trained]
+    lowest = [min(curve.points.values()) for curve in curves]
+    end = min(_ROOM_ABOVE * max(within or lowest), 1.05 * max(curve.highest for curve in curves))
     for curve in curves:
         x = [places.get(point, point) for point in curve.points]
         y = [min(value, 100 * end) for value in curve.points.values()]
         goes_on = f" (leaves the panel, to {_number(curve.highest)})"
         label = curve.label + goes_on * (curve.highest > end)
         axes.plot(x, y, curve.style, color=curve.color, ms=4, lw=1.5, label=label)
-    axes.set_ylim(0.95 * min(min(curve.points.values()) for curve in curves), end)
+    axes.set_ylim(0.95 * min(lowest), end)
 
 
 def _mark_training_length(axes: Axes, curve: _Curve) -> None:

@@ -1,5 +1,6 @@
-"""Windows of documents: the same targets at every length."""
+"""Windows of texts: the same targets at every length."""
 
+import tracemalloc
 from types import SimpleNamespace
 
 import numpy as np
@@ -7,8 +8,9 @@ import pytest
 
 from data_prep.tokenizer import Tokenizer
 from pretrain.data.batches import validation_key
-from pretrain.data.windows import number_of_windows, window_batches
-from pretrain.objectives.base import DocumentObjective
+from pretrain.data.windows import Windows
+from pretrain.objectives.base import DocumentObjective, Vocabulary
+from pretrain.objectives.causal import CausalLMConfig
 from pretrain.objectives.masked import MaskedLM, MaskedLMConfig
 from pretrain.objectives.tokens import FIRST_WORD_ID, IGNORED
 from tests.pretrain.objectives.toy import ToyConfig
@@ -21,11 +23,15 @@ VOCABULARY = FIRST_WORD_ID + TOKENS + 1
 @pytest.fixture
 def split():
     """Documents whose ids occur once in the split, so that an id says where it stands."""
-    ids = FIRST_WORD_ID + np.arange(TOKENS, dtype=np.uint16)
+    return split_of(LENGTHS)
+
+
+def split_of(lengths):
+    ids = FIRST_WORD_ID + np.arange(sum(lengths), dtype=np.uint16)
     return SimpleNamespace(
-        document=np.split(ids, np.cumsum(LENGTHS)[:-1]).__getitem__,
-        lengths=np.array(LENGTHS, dtype=np.int32),
-        subsets=np.arange(len(LENGTHS), dtype=np.uint8) % 3,
+        document=np.split(ids, np.cumsum(lengths)[:-1]).__getitem__,
+        lengths=np.array(lengths, dtype=np.int32),
+        subsets=np.arange(len(lengths), dtype=np.uint8) % 3,
     )
 
 
@@ -33,18 +39,26 @@ def objective(**settings):
     return MaskedLM(MaskedLMConfig(**settings), VOCABULARY - 1, VOCABULARY)
 
 
-def batches_of(split, length, rows, masked_lm=None):
-    batches = window_batches(split, masked_lm or objective(), range(len(LENGTHS)), length, rows)
+def causal_objective():
+    return CausalLMConfig().build(Vocabulary(VOCABULARY, VOCABULARY, None))
+
+
+def windows_of(split, length, stride=None, one_text=False):
+    return Windows(split, range(len(split.lengths)), length, stride or length, one_text)
+
+
+def batches_of(split, length, rows, chosen=None, **reading):
+    batches = windows_of(split, length, **reading).batches(chosen or objective(), rows)
     return [batch.arrays for batch in batches]
 
 
-def targets_of(batches):
+def targets_of(batches, edges):
     """(id, subset, what the model reads in its place) of every target: with an id, its place."""
     found = []
     for arrays in batches:
         used = arrays["labels"] != IGNORED
         read = arrays["input_ids"].ravel()[arrays["target_positions"]]
-        columns = arrays["labels"][used], arrays["subsets"][used], read[used]
+        columns = arrays["labels"][used], arrays["subsets"][used] // edges, read[used]
         found += zip(*(column.tolist() for column in columns), strict=True)
     return sorted(found)
 
@@ -58,9 +72,11 @@ def test_every_length_and_batch_size_has_the_same_targets(split, settings):
         expected += [(ids[at], subset, read[at]) for at in positions.tolist()]
     assert len(expected) == pytest.approx(TOKENS * (1 if settings else 0.15), abs=len(LENGTHS))
     for length in (2, 3, 17, 64, 128, 301, 1000):
-        for rows in (1, 2, 50):
-            found = targets_of(batches_of(split, length, rows, objective(**settings)))
-            assert found == sorted(expected), (length, rows)
+        for rows in (1, 50):
+            for reading in ({}, {"one_text": True}, {"stride": 1 + length // 3}):
+                edges = len(windows_of(split, length, **reading).edges)
+                batches = batches_of(split, length, rows, objective(**settings), **reading)
+                assert targets_of(batches, edges) == sorted(expected), (length, rows, reading)
 
 
 @pytest.mark.parametrize("length", [2, 17, 64, 301])
@@ -88,23 +104,137 @@ def test_every_token_is_read_once_behind_the_s_of_its_window(split, length, rows
                 seen += window
                 windows += 1
     assert sorted(seen) == list(range(FIRST_WORD_ID, FIRST_WORD_ID + TOKENS))
-    assert windows == number_of_windows(split, range(len(LENGTHS)), length)
+    assert windows == len(windows_of(split, length))
 
 
 def test_short_documents_share_rows(split):
     full = batches_of(split, 64, 4)
     rows = sum(len(arrays["input_ids"]) for arrays in full)
-    assert rows < number_of_windows(split, range(len(LENGTHS)), 64)
+    assert rows < len(windows_of(split, 64))
     assert any(arrays["document_ids"].max() > 1 for arrays in full)
 
 
-def test_documents_are_read_as_they_are_needed(split):
+@pytest.mark.parametrize("one_text", [False, True])
+def test_documents_are_read_as_they_are_needed(split, one_text):
     """Memory grows with the window and the document, not with the corpus."""
     read = []
     whole = split.document
     split.document = lambda index: read.append(index) or whole(index)
-    next(window_batches(split, objective(), range(len(LENGTHS)), 64, 2))
+    next(windows_of(split, 64, one_text=one_text).batches(objective(), 2))
     assert read == [0, 1]
+
+
+def test_memory_does_not_grow_with_the_corpus():
+    def peak(documents):
+        split = SimpleNamespace(
+            document=lambda index: np.full(500, FIRST_WORD_ID, dtype=np.uint16),
+            lengths=np.full(documents, 500, dtype=np.int32),
+            subsets=np.zeros(documents, dtype=np.uint8),
+        )
+        tracemalloc.start()
+        for _ in windows_of(split, 300, 200, one_text=True).batches(causal_objective(), 4):
+            pass
+        _, most = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        return most
+
+    assert peak(160) < 1.1 * peak(20) < 500_000
+
+
+def windows_with_targets(batches):
+    """(tokens, targets) of every window, read from the arrays of a causal objective."""
+    for arrays in batches:
+        target = np.zeros(arrays["input_ids"].size, dtype=bool)
+        used = arrays["labels"] != IGNORED
+        target[arrays["target_positions"][used] + 1] = True
+        rows = zip(arrays["input_ids"], arrays["document_ids"].astype(int), strict=True)
+        for (row, numbers), targets in zip(rows, target.reshape(-1, row_of(arrays)), strict=True):
+            for number in range(1, numbers.max() + 1):
+                mine = numbers == number
+                assert row[mine][0] == Tokenizer.bos_id
+                yield row[mine][1:].tolist(), row[mine & targets].tolist()
+
+
+def row_of(arrays):
+    return arrays["input_ids"].shape[1]
+
+
+def test_windows_begin_a_stride_apart_and_score_what_no_window_before_them_did():
+    draw = np.random.default_rng(0)
+    for _ in range(60):
+        split = split_of(draw.integers(1, 60, draw.integers(1, 6)).tolist())
+        length = int(draw.integers(2, 70))
+        stride, one_text = int(draw.integers(1, length + 1)), bool(draw.integers(2))
+        windows = windows_of(split, length, stride, one_text)
+        rows = int(draw.integers(1, 4))
+        found = list(
+            windows_with_targets(
+                batches_of(
+                    split, length, rows, causal_objective(), stride=stride, one_text=one_text
+                )
+            )
+        )
+        expected = []
+        ends = np.cumsum(split.lengths)
+        texts = [(0, ends[-1])] if one_text else list(zip(ends - split.lengths, ends, strict=True))
+        for begin, end in texts:
+            scored, first = begin, begin
+            while scored < end:
+                last = min(first + length - 1, end)
+                ids = FIRST_WORD_ID + np.arange(first, last)
+                expected.append((ids.tolist(), ids[scored - first :].tolist()))
+                assert scored in (begin, last) or scored - first >= length - 1 - stride
+                scored, first = last, first + min(stride, length - 1)
+        assert sorted(found) == sorted(expected)
+        assert len(windows) == len(found)
+        assert windows.ids == sum(len(tokens) + 1 for tokens, _ in found)
+        ids = sorted(target for _, targets in found for target in targets)
+        assert ids == list(range(FIRST_WORD_ID, FIRST_WORD_ID + int(ends[-1])))
+
+
+@pytest.mark.parametrize("one_text", [False, True])
+@pytest.mark.parametrize("chosen", [objective(), causal_objective()], ids=["masked", "causal"])
+def test_a_stride_of_a_whole_window_is_no_overlap(split, chosen, one_text):
+    """Bit by bit; a window of L ids has L - 1 tokens."""
+    for length in (2, 17, 64, 128):
+        whole, *others = (
+            batches_of(split, length, 3, chosen, stride=stride, one_text=one_text)
+            for stride in (length, length - 1)
+        )
+        for arrays, expected in zip(others[0], whole, strict=True):
+            assert arrays.keys() == expected.keys()
+            for name, array in arrays.items():
+                np.testing.assert_array_equal(array, expected[name])
+
+
+def test_one_text_is_the_concatenation_of_the_documents(split):
+    joined = split_of([TOKENS])
+    for length, stride in ((17, 17), (64, 20), (1000, 1000)):
+        found = batches_of(split, length, 2, causal_objective(), stride=stride, one_text=True)
+        expected = batches_of(joined, length, 2, causal_objective(), stride=stride)
+        for arrays, same in zip(found, expected, strict=True):
+            for name in arrays.keys() - {"subsets"}:
+                np.testing.assert_array_equal(arrays[name], same[name])
+
+
+@pytest.mark.parametrize("stride", [64, 10])
+def test_groups_say_subset_and_position(split, stride):
+    windows = windows_of(split, 64, stride)
+    assert windows.edges == [0, 16, 32]
+    assert [windows_of(split, length).edges[-1] for length in (2, 17, 18, 33, 34)] == [
+        0, 0, 16, 16, 32,
+    ]  # fmt: skip
+    for arrays in batches_of(split, 64, 3, causal_objective(), stride=stride):
+        numbers = arrays["document_ids"].astype(int)
+        begins = np.flatnonzero(np.diff(numbers, axis=1, prepend=0))
+        used = arrays["labels"] != IGNORED
+        # The first target is predicted at `<s>`, where the window begins.
+        places = arrays["target_positions"][used]
+        before = places - begins[np.searchsorted(begins, places, side="right") - 1]
+        edge = np.where(before < 16, 0, np.where(before < 32, 1, 2))
+        documents = np.repeat(np.arange(len(LENGTHS)), LENGTHS)
+        subsets = split.subsets[documents[arrays["labels"][used] - FIRST_WORD_ID]].astype(int)
+        np.testing.assert_array_equal(arrays["subsets"][used], subsets * 3 + edge)
 
 
 def test_targets_of_a_block_as_a_whole_are_not_a_document_s(split):

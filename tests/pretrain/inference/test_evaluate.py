@@ -1,11 +1,15 @@
 """Validation of a model folder."""
 
 import argparse
+import csv
 import json
 import math
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
+from torch.nn.functional import cross_entropy, one_hot
 
 from data_prep import tokenizer as tokenizers
 from data_prep.corpus import Corpus
@@ -13,6 +17,7 @@ from pretrain import __main__ as command_line
 from pretrain import train
 from pretrain.data.batches import validation_batches
 from pretrain.data.sources import SOURCES
+from pretrain.data.windows import Windows
 from pretrain.inference import evaluate as evaluation
 from pretrain.inference.command import add_evaluate_arguments
 from pretrain.inference.evaluate import (
@@ -26,8 +31,11 @@ from pretrain.inference.evaluate import (
 from pretrain.inference.model_folder import ModelContents, save
 from pretrain.model import presets
 from pretrain.model.language_model import LanguageModel
+from pretrain.objectives.base import Vocabulary
+from pretrain.objectives.causal import CausalLMConfig
 from pretrain.objectives.masked import MaskedLM, MaskedLMConfig
 from pretrain.run import metrics
+from tests.pretrain.memory import LiveBytes
 
 
 def model_of(corpus, variant):
@@ -45,12 +53,15 @@ def blocks_of(model, folder, limit=0, micro_batch_size=8, packing="complete"):
 
 def objective_of(model, valid):
     digest = tokenizers.load(valid.folder).digest()
-    return validation_objective(model, digest, valid, MaskedLMConfig())
+    settings = CausalLMConfig() if model.config.causal else MaskedLMConfig()
+    return validation_objective(model, digest, valid, settings)
 
 
-def lengths_of(model, folder, lengths, limit=0, tokens=512):
+def lengths_of(model, folder, lengths, limit=0, tokens=512, **reading):
+    """Scores by length of the objective that the model is for."""
     valid = Corpus(folder, "valid")
-    return list(evaluate_lengths(model, objective_of(model, valid), valid, lengths, limit, tokens))
+    objective = objective_of(model, valid)
+    return list(evaluate_lengths(model, objective, valid, lengths, limit, tokens, **reading))
 
 
 @pytest.fixture(scope="module")
@@ -58,9 +69,14 @@ def folder(corpus, tmp_path_factory):
     """A function of a variant: the folder of a model with random weights."""
 
     def made(variant):
-        path, model = tmp_path_factory.mktemp("models") / "model", model_of(corpus, variant)
+        path, model = tmp_path_factory.mktemp("models") / variant, model_of(corpus, variant)
         weights = model.state_dict()
-        save(path, ModelContents(model.config, weights, tokenizers.load(corpus), {}))
+        recipe = {"data": {"sequence_length": 64, "packing": "chunked"}}
+        if model.config.causal:
+            recipe["data"]["packing"] = "contiguous"
+            recipe["objective"] = {"name": "causal-lm"}
+        provenance = {"recipe": recipe}
+        save(path, ModelContents(model.config, weights, tokenizers.load(corpus), provenance))
         return str(path)
 
     return made
@@ -129,8 +145,8 @@ def test_the_loss_of_several_terms_is_their_weighted_sum_each_over_its_own_targe
 def test_every_length_scores_the_same_targets_of_the_whole_split(corpus, variant):
     """Beyond the training length too; and all the same where every document is whole."""
     model = model_of(corpus, variant)
-    results = lengths_of(model, corpus, [20, 64, 150, 301])
-    assert [result.length for result in results] == [20, 64, 150, 301]
+    results = lengths_of(model, corpus, [20, 64, 150, 200])
+    assert [result.length for result in results] == [20, 64, 150, 200]
     assert len({result.total.targets for result in results}) == 1
     assert all(result.coverage == 1 for result in results)
     windows, documents = [result.blocks for result in results], len(Corpus(corpus, "valid"))
@@ -142,12 +158,150 @@ def test_every_length_scores_the_same_targets_of_the_whole_split(corpus, variant
     assert losses[0] != pytest.approx(losses[1], rel=1e-4)
 
 
-def test_the_batch_size_does_not_change_the_scores(corpus):
-    model = model_of(corpus, "alibi")
-    one, *others = (lengths_of(model, corpus, [40], tokens=tokens)[0] for tokens in (1, 120, 8000))
+READINGS = [{}, {"stride": 16}, {"one_text": True}, {"one_text": True, "stride": 1}]
+
+
+@pytest.mark.parametrize("variant", ["alibi", "causal-alibi", "causal-sinusoidal"])
+@pytest.mark.parametrize("reading", READINGS, ids=str)
+def test_the_batch_size_does_not_change_the_scores(corpus, variant, reading):
+    model = model_of(corpus, variant)
+    one, *others = (
+        lengths_of(model, corpus, [40], 9, tokens, **reading)[0] for tokens in (1, 120, 8000)
+    )
     for other in others:
         assert other.total.targets == one.total.targets
         assert other.total.loss == pytest.approx(one.total.loss, rel=1e-6)
+        for edge, score in one.positions.items():
+            assert other.positions[edge].loss == pytest.approx(score.loss, rel=1e-6)
+
+
+@pytest.mark.parametrize("one_text", [False, True])
+def test_a_sliding_score_is_that_of_single_windows_one_after_another(corpus, one_text):
+    """Predictions of the last tokens of each window, without batches, padding or objective."""
+    model, valid = model_of(corpus, "causal-rotary"), Corpus(corpus, "valid")
+    (found,) = lengths_of(model, corpus, [21], 8, one_text=one_text, stride=6)
+    documents = [valid.document(len(valid) * n // 8).astype(np.int64) for n in range(8)]
+    losses = []
+    for text in [np.concatenate(documents)] if one_text else documents:
+        scored = 0
+        for first in range(0, len(text), 6):
+            window = torch.from_numpy(np.append(0, text[first : first + 20]))
+            if first + len(window) - 1 == scored:
+                break
+            with torch.no_grad():
+                logits = model(window[None], None, torch.arange(len(window) - 1))
+            loss = cross_entropy(logits, window[1:], reduction="none")
+            losses += loss[scored - first :].tolist()
+            scored = first + len(window) - 1
+    assert found.total.targets == len(losses) == sum(map(len, documents))
+    assert found.total.loss == pytest.approx(np.mean(losses), rel=1e-5)
+
+
+@pytest.mark.parametrize("variant", ["alibi", "causal-alibi"])
+def test_a_stride_of_the_window_gives_the_scores_without_overlap(corpus, variant):
+    model = model_of(corpus, variant)
+    (whole,) = lengths_of(model, corpus, [40])
+    (same,) = lengths_of(model, corpus, [40], stride=40)
+    assert vars(same) == {**vars(whole), "stride": 40}
+    (sliding,) = lengths_of(model, corpus, [40], stride=10)
+    assert sliding.total.targets == whole.total.targets
+    assert sliding.total != whole.total
+
+
+def test_windows_of_one_text_are_the_contiguous_blocks_of_the_training(corpus):
+    model = model_of(corpus, "causal-t5-bias")
+    (windows,) = lengths_of(model, corpus, [64], one_text=True)
+    blocks = blocks_of(model, corpus, packing="contiguous")
+    assert windows.blocks == blocks.blocks
+    assert windows.total.targets == blocks.total.targets
+    assert windows.total.loss == pytest.approx(blocks.total.loss, rel=1e-6)
+    (documents,) = lengths_of(model, corpus, [64])
+    assert documents.total.targets == windows.total.targets
+    assert documents.total != windows.total
+
+
+@pytest.mark.parametrize("reading", READINGS[:3], ids=str)
+def test_positions_make_up_the_total(corpus, reading):
+    for variant in ("alibi", "causal-alibi"):
+        (result,) = lengths_of(model_of(corpus, variant), corpus, [40], **reading)
+        assert [*result.positions] == [0, 16, 32]
+        scores = [*result.positions.values()]
+        assert sum(score.targets for score in scores) == result.total.targets
+        nats = sum(score.loss * score.targets for score in scores)
+        assert nats == pytest.approx(result.total.loss * result.total.targets)
+
+
+def test_positions_tell_where_in_the_window_predictions_are_good(corpus):
+    """A model that knows every token from the 16th on has its errors at the positions before."""
+    model = model_of(corpus, "causal-none")
+    known = model.forward
+
+    def forward(input_ids, document_ids, target_positions):
+        logits = 0 * known(input_ids, document_ids, target_positions)
+        right = input_ids.flatten().roll(-1)[target_positions]
+        place = target_positions % input_ids.shape[1]
+        return logits + 50.0 * (place >= 16)[:, None] * one_hot(right, logits.shape[1])
+
+    model.forward = forward
+    (result,) = lengths_of(model, corpus, [40], one_text=True)
+    losses = {edge: score.loss for edge, score in result.positions.items()}
+    assert losses == {0: pytest.approx(math.log(model.config.vocab_size)), 16: 0.0, 32: 0.0}
+
+
+@pytest.mark.parametrize("variant", ["sinusoidal", "causal-rotary", "causal-alibi"])
+def test_interpolation_multiplies_positions_beyond_the_training_length(corpus, variant):
+    model = model_of(corpus, variant)
+    reading = {"one_text": True, "interpolate_from": 48}
+    short, trained, long = lengths_of(model, corpus, [24, 48, 192], **reading)
+    assert short.interpolated is trained.interpolated is None
+    assert model.encoder.position_scale == 1.0
+    model.encoder.position_scale = 48 / 192
+    (by_hand,) = lengths_of(model, corpus, [192], one_text=True)
+    assert long.interpolated == by_hand.total != long.total
+    model.encoder.position_scale = 1.0
+    assert lengths_of(model, corpus, [192], one_text=True)[0].total == long.total
+
+
+def test_methods_without_a_scale_have_no_interpolation(corpus):
+    for variant in ("causal-none", "causal-learned"):
+        model = model_of(corpus, variant)
+        assert lengths_of(model, corpus, [64], interpolate_from=32)[0].interpolated is None
+
+
+@pytest.mark.parametrize(
+    ("lengths", "reading", "message"),
+    [
+        ([64, 32], {"stride": 33}, "--stride 33: accepted: 1 to 32, the shortest window"),
+        ([64], {"stride": 0}, "--stride 0: accepted: 1 to 64"),
+        ([64, 10**6], {}, "--lengths 1000000: the 7 documents to read have 230 tokens"),
+        ([64, 10**6], {"one_text": True}, "fewer than one window; accepted: up to 231"),
+    ],
+)
+def test_lengths_and_strides_that_mean_nothing_are_refused_at_once(
+    corpus, lengths, reading, message, monkeypatch
+):
+    monkeypatch.setattr(evaluation, "Windows", None)
+    with pytest.raises(ValueError, match=message):
+        lengths_of(model_of(corpus, "alibi"), corpus, lengths, 7, **reading)
+
+
+def test_memory_does_not_grow_with_the_corpus():
+    model = LanguageModel(presets.build("tiny", "causal-alibi", 10, {})).eval()
+    objective = CausalLMConfig().build(Vocabulary(10, 10, None))
+
+    def peak(documents):
+        split = SimpleNamespace(
+            document=lambda index: np.full(30, 5, dtype=np.uint16),
+            lengths=np.full(documents, 30, dtype=np.int32),
+            subsets=np.zeros(documents, dtype=np.uint8),
+            manifest=SimpleNamespace(subsets=["a"]),
+        )
+        with LiveBytes() as memory:
+            windows = Windows(split, range(documents), 16, 8, one_text=True)
+            evaluation._window_scores(model, objective, windows, 2)
+        return memory.peak
+
+    assert peak(40) == peak(8)
 
 
 def test_a_limit_is_of_documents_and_the_same_at_every_length(corpus):
@@ -166,14 +320,14 @@ def test_learned_positions_beyond_their_table_are_refused_and_other_lengths_are_
 
 
 def test_a_length_without_memory_is_refused_and_other_lengths_are_kept(corpus, monkeypatch):
-    made = evaluation.window_batches
+    made = Windows.batches
 
-    def batches(corpus, objective, documents, length, rows):
-        if length > 40:
+    def batches(windows, objective, rows):
+        if windows.length > 40:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried 80 GiB.\nAdvice.")
-        yield from made(corpus, objective, documents, length, rows)
+        yield from made(windows, objective, rows)
 
-    monkeypatch.setattr(evaluation, "window_batches", batches)
+    monkeypatch.setattr(Windows, "batches", batches)
     results = lengths_of(model_of(corpus, "alibi"), corpus, [32, 150, 40])
     assert results[1] == Refusal(150, "CUDA out of memory. Tried 80 GiB.")
     assert [result.length for result in results] == [32, 150, 40]
@@ -186,7 +340,7 @@ def test_a_split_with_nothing_to_predict_is_refused(unpredictable):
     with pytest.raises(ValueError, match=nothing + blocks):
         blocks_of(model, unpredictable)
     with pytest.raises(ValueError, match=f"{nothing}none of the 3 tokens read is a target"):
-        lengths_of(model, unpredictable, [64])
+        lengths_of(model, unpredictable, [3])
 
 
 # --- the command ---------------------------------------------------------------------------------
@@ -205,7 +359,8 @@ def test_lengths_are_a_table_and_what_was_measured_is_kept(folder, corpus, tmp_p
     assert head.split() == columns
     short, refused, whole = json.loads(written.read_text())
     reason = "the model's learned positions end at 64"
-    assert refused == {"length": 150, "refused": reason}
+    named = {"model": "baseline", "trained_length": 64}
+    assert refused == {"length": 150, "refused": reason, **named}
     assert rows[1].split(maxsplit=1) == ["150", f"refused: {reason}"]
     for row, scores in ((rows[0], short), (rows[2], whole)):
         total = scores["total"]
@@ -222,14 +377,14 @@ def test_lengths_are_a_table_and_what_was_measured_is_kept(folder, corpus, tmp_p
 
 
 def test_a_kill_keeps_the_lengths_that_were_done(folder, corpus, tmp_path, monkeypatch, capsys):
-    made = evaluation.window_batches
+    made = Windows.batches
 
-    def batches(corpus, objective, documents, length, rows):
-        if length == 40:
+    def batches(windows, objective, rows):
+        if windows.length == 40:
             raise KeyboardInterrupt
-        return made(corpus, objective, documents, length, rows)
+        return made(windows, objective, rows)
 
-    monkeypatch.setattr(evaluation, "window_batches", batches)
+    monkeypatch.setattr(Windows, "batches", batches)
     written = tmp_path / "scores.json"
     words = ["evaluate", folder("alibi"), "--data", str(corpus), "--json", str(written)]
     assert command_line.main([*words, "--lengths", "32,40,20"]) == 130
@@ -240,13 +395,89 @@ def test_a_kill_keeps_the_lengths_that_were_done(folder, corpus, tmp_path, monke
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--lengths", "32", "--packing", "complete"], "--packing: with --lengths every document"),
         (["--blocks", "-1"], "--blocks -1: accepted: 0 (all) or more"),
+        (["--stride", "8"], "--stride: accepted only with --lengths"),
+        (["--stride", "0"], "--stride: accepted only with --lengths"),
+        (["--interpolate"], "--interpolate: accepted only with --lengths"),
+        (["--plot", "a.png"], "--plot: accepted only with --lengths"),
+        (["--lengths", "32", "--plot", "a.pdf"], "--plot a.pdf: accepted: a file name that ends"),
+        (["--lengths", "32,64", "--stride", "33"], "--stride 33: accepted: 1 to 32"),
+        (["--lengths", "32,64", "--stride", "0"], "--stride 0: accepted: 1 to 32"),
+        (["--lengths", "32,9000000"], "--lengths 9000000: the "),
     ],
 )
 def test_options_that_mean_nothing_are_refused(folder, corpus, words, message, capsys):
     assert command_line.main(["evaluate", folder("alibi"), "--data", str(corpus), *words]) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("lengths", ["", "32,", "32,x", "1", "32;64", "-5", "3.5"])
+def test_lengths_that_are_no_numbers_are_refused(corpus, lengths, capsys):
+    words = ["evaluate", "model", "--data", str(corpus), f"--lengths={lengths}"]
+    with pytest.raises(SystemExit) as stop:
+        command_line.main(words)
+    assert stop.value.code == 2
+    assert f"{lengths!r}: write whole numbers from 2 on, as in 512,1024" in capsys.readouterr().err
+
+
+def test_several_models_are_a_table_each_and_one_file(folder, corpus, tmp_path, capsys):
+    files = [tmp_path / name for name in ("scores.json", "scores.csv", "scores.png")]
+    words = ["--data", str(corpus), "--lengths", "32,64,150", "--stride", "30", "--interpolate"]
+    for option, file in zip(("--json", "--csv", "--plot"), files, strict=True):
+        words += [option, str(file)]
+    folders = [folder("causal-rotary"), folder("causal-learned")]
+    assert command_line.main(["evaluate", *folders, *words]) == 2
+    out, err = capsys.readouterr()
+    rotary, learned = out.removeprefix("\n").split("\n\n")
+    for name, block in (("causal-rotary", rotary), ("causal-learned", learned)):
+        first, objective, note, head, *rows = block.splitlines()
+        assert first == f"{name}, trained on blocks of 64 tokens"
+        assert objective.startswith("validation: every token predicted from those before it")
+        assert "documents, read as one text of " in note
+        assert head.split()[-1] == "interpolated"
+        assert [row.split()[-1] for row in rows[:2]] == ["-", "-"]
+        title, edges, *by_position = rows[3:]
+        assert title.startswith("perplexity by the number of tokens before the target")
+        assert edges.split()[:4] == ["length", "0", "16", "32"]
+        assert len(by_position) == 3 if name == "causal-rotary" else 2
+    assert float(rotary.splitlines()[6].split()[-1]) > 1
+    refused = "causal-learned, length 150: the model's learned positions end at 64"
+    assert err.endswith(f"error: 1 of 6 lengths were not measured: {refused}\n")
+
+    results = json.loads(files[0].read_text())
+    assert [r["model"] for r in results] == ["causal-rotary"] * 3 + ["causal-learned"] * 3
+    assert {result["stride"] for result in results if "stride" in result} == {30}
+    lines = list(csv.DictReader(files[1].read_text().splitlines()))
+    for result in results[:5]:
+        mine = {
+            line["part"]: float(line["perplexity"])
+            for line in lines
+            if (line["model"], line["length"]) == (result["model"], str(result["length"]))
+        }
+        expected = {f"from {n} tokens": s["perplexity"] for n, s in result["positions"].items()}
+        if result["interpolated"]:
+            expected["interpolated"] = result["interpolated"]["perplexity"]
+        assert mine == {"all": result["total"]["perplexity"], **expected}
+    assert files[2].read_bytes().startswith(b"\x89PNG")
+
+
+def test_packing_chooses_one_text_or_documents(folder, corpus, tmp_path, capsys):
+    model, file = folder("causal-alibi"), tmp_path / "scores.json"
+    words = ["evaluate", model, "--data", str(corpus), "--lengths", "32", "--json", str(file)]
+    valid, scores = Corpus(corpus, "valid"), {}
+    for packing in ([], ["--packing", "contiguous"], ["--packing", "chunked"]):
+        assert command_line.main([*words, *packing]) == 0
+        (scores[" ".join(packing)],) = json.loads(file.read_text())
+    assert scores[""] == scores["--packing contiguous"]
+    assert scores[""]["blocks"] == -(-valid.lengths.sum() // 31)
+    assert scores["--packing chunked"]["blocks"] == (-(-valid.lengths // 31)).sum()
+
+
+def test_models_of_the_same_folder_name_are_named_by_path(folder, corpus, tmp_path, capsys):
+    models = [folder("alibi"), folder("alibi")]
+    assert command_line.main(["evaluate", *models, "--data", str(corpus), "--blocks", "1"]) == 0
+    out = capsys.readouterr().out
+    assert all(f"\n{model}, trained on blocks" in out for model in models)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
