@@ -88,7 +88,7 @@ def evaluate(options: argparse.Namespace) -> None:
     from pretrain.data.batches import validation_note
     from pretrain.engine.distributed import choose_device
     from pretrain.inference import evaluation_report as report
-    from pretrain.inference.evaluate import Refusal, validation_objective
+    from pretrain.inference.evaluate import validation_objective
     from pretrain.inference.model_folder import load
 
     device = choose_device(options.device)
@@ -108,8 +108,7 @@ def evaluate(options: argparse.Namespace) -> None:
         found = report.Measured(name, loaded.sequence_length)
         measured.append(found)
         if len(models) > 1:
-            length = f"{loaded.sequence_length:,}"
-            sys.stdout.write(f"\n{name}, trained on blocks of {length} tokens\n")
+            sys.stdout.write(f"\n{name}, trained on blocks of {found.trained_length:,} tokens\n")
         sys.stdout.write(f"{validation_note(loaded.objective)}\n")
         loaded.model.to(device)
         results = (_window_results if options.lengths else _block_results)(
@@ -125,13 +124,7 @@ def evaluate(options: argparse.Namespace) -> None:
         report.write(measured, plot=options.plot)
         sys.stdout.write(report.position_table(found.evaluations))
         loaded.model.to("cpu")
-    refused = [
-        f"{each.model + ', ' if len(models) > 1 else ''}length {result.length}: {result.refused}"
-        for each in measured
-        for result in each.results
-        if isinstance(result, Refusal)
-    ]
-    if refused:
+    if refused := report.refusals(measured):
         total = sum(len(each.results) for each in measured)
         number = f"{len(refused)} of {total} lengths were not measured"
         raise ValueError(f"{number}: {'; '.join(refused)}")

@@ -20,8 +20,7 @@ _ROOM_ABOVE = 1.5
 """The perplexity axis ends at the highest value within the training length, times this."""
 _FEWEST_TARGETS = 100
 """Groups of positions with fewer are too noisy for the table and the picture."""
-_COLUMNS = ("model", "trained length", "length", "stride", "part")
-_COLUMNS += ("targets", "loss", "perplexity", "accuracy")
+_COLUMNS = "model,trained length,length,stride,part,targets,loss,perplexity,accuracy"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,6 +104,16 @@ def _number(value: float | None) -> str:
     return f"{value:.2f}" if value < 1e6 else f"{value:.1e}"
 
 
+def refusals(measured: Sequence[Measured]) -> list[str]:
+    """Which lengths could not be measured, and why; with the model where there are several."""
+    return [
+        f"{each.model + ', ' if len(measured) > 1 else ''}length {result.length}: {result.refused}"
+        for each in measured
+        for result in each.results
+        if isinstance(result, Refusal)
+    ]
+
+
 def write(
     measured: Sequence[Measured],
     json: Path | None = None,
@@ -131,7 +140,7 @@ def as_csv(measured: Sequence[Measured]) -> str:
     """A line for each score, but for those of subsets. What was refused has none."""
     text = io.StringIO()
     lines = csv.writer(text, lineterminator="\n")
-    lines.writerow(_COLUMNS)
+    lines.writerow(_COLUMNS.split(","))
     for each in measured:
         for result in each.evaluations:
             parts = {"all": result.total}
