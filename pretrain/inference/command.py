@@ -102,7 +102,7 @@ def evaluate(options: argparse.Namespace) -> None:
         names = [str(folder) for folder in options.model]
     files = options.json, options.csv, options.plot
     # An error now costs no measurement.
-    report.write([], *(path if path and not path.exists() else None for path in files))
+    report.write([], *(path if path and not path.is_file() else None for path in files))
     measured: list[report.Measured] = []
     for name, loaded, objective in zip(names, models, objectives, strict=True):
         found = report.Measured(name, loaded.sequence_length)

@@ -461,6 +461,18 @@ def test_several_models_are_a_table_each_and_one_file(folder, corpus, tmp_path, 
     assert files[2].read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.parametrize("option", ["--json", "--csv", "--plot"])
+def test_a_file_that_cannot_be_written_is_refused_at_once(
+    folder, corpus, tmp_path, capsys, monkeypatch, option
+):
+    monkeypatch.setattr(evaluation, "Windows", None)
+    taken = tmp_path / "taken.png"
+    taken.mkdir()
+    words = ["--data", str(corpus), "--lengths", "32", option, str(taken)]
+    assert command_line.main(["evaluate", folder("alibi"), *words]) == 2
+    assert capsys.readouterr().err.endswith(f"error: {taken}: Is a directory\n")
+
+
 def test_packing_chooses_one_text_or_documents(folder, corpus, tmp_path, capsys):
     model, file = folder("causal-alibi"), tmp_path / "scores.json"
     words = ["evaluate", model, "--data", str(corpus), "--lengths", "32", "--json", str(file)]
