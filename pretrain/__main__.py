@@ -36,6 +36,7 @@ GROUPS: dict[str, dict[str, Command]] = {
         "export": (inference.add_export_arguments, inference.export),
         "evaluate": (inference.add_evaluate_arguments, inference.evaluate),
         "fill-mask": (inference.add_fill_mask_arguments, inference.fill_mask),
+        "generate": (inference.add_generate_arguments, inference.generate),
         "convert": (convert.add_arguments, convert.convert),
     },
 }

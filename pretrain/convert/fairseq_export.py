@@ -125,8 +125,9 @@ def export_settings(
 
 
 def _refuse_unsupported(config: ModelConfig, heads: Mapping[str, ClassificationConfig]) -> None:
-    if config.position not in layout.POSITIONS:
-        raise ValueError(f"position: {config.position!r}; accepted: {', '.join(layout.POSITIONS)}")
+    for name, accepted in layout.ACCEPTED.items():
+        if (value := getattr(config, name)) not in accepted:
+            raise ValueError(f"{name}: {value!r}; accepted: {', '.join(map(str, accepted))}")
     if config.normalize_embeddings and config.head == "roberta":
         raise ValueError("normalised embeddings are accepted only with the CLAP head")
     if config.layer_norm_epsilon != layout.LAYER_NORM_EPSILON:

@@ -47,6 +47,16 @@ POSITIONS: Mapping[str, Mapping[str, bool]] = {
     )
 }
 """fairseq's settings for each position method that it has."""
+ACCEPTED: Mapping[str, tuple[object, ...]] = {
+    "causal": (False,),
+    "position": tuple(POSITIONS),
+    "alibi": ("offset", "symmetric"),
+    "alibi_slopes": ("fixed",),
+    "layer_norm": ("post",),
+    "activation": ("gelu",),
+    "head": ("roberta", "clap"),
+}
+"""Values of our fields that fairseq has."""
 SIZES: Mapping[str, str] = {
     "hidden_size": "encoder_embed_dim",
     "num_layers": "encoder_layers",

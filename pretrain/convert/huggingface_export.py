@@ -1,9 +1,10 @@
 """Model folders to Hugging Face folders.
 
 A baseline becomes a plain `RobertaForMaskedLM`, or with a classification head a
-`RobertaForSequenceClassification`, and needs no code of ours. What transformers does not have
-(ALiBi with offset, the CLAP head, the zero mask) is exported with its code: the unchanged files of
-pretrain/model/, and modeling_zeroclap.py, which transformers loads with `trust_remote_code=True`.
+`RobertaForSequenceClassification`, a causal model with learned positions an `OPTForCausalLM`; these
+need no code of ours. What transformers does not have (ALiBi with offset, the CLAP head, the zero
+mask, other causal models) is exported with its code: the unchanged files of pretrain/model/, and
+modeling_zeroclap.py, which transformers loads with `trust_remote_code=True`.
 
 transformers itself is not needed here: the files are JSON and safetensors.
 """
@@ -19,6 +20,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import save
+from torch import Tensor
 
 from data_prep import tokenizer as tokenizers
 from data_prep.files import new_folder, strict_json
@@ -35,6 +37,7 @@ _AUTO_MAP = {
     "AutoConfig": f"{_ADAPTER}.ZeroclapConfig",
     "AutoModel": f"{_ADAPTER}.ZeroclapModel",
     "AutoModelForMaskedLM": f"{_ADAPTER}.ZeroclapForMaskedLM",
+    "AutoModelForCausalLM": f"{_ADAPTER}.ZeroclapForCausalLM",
     "AutoModelForSequenceClassification": f"{_ADAPTER}.ZeroclapForSequenceClassification",
     "AutoModelForTokenClassification": f"{_ADAPTER}.ZeroclapForTokenClassification",
     "AutoModelForQuestionAnswering": f"{_ADAPTER}.ZeroclapForQuestionAnswering",
@@ -72,38 +75,26 @@ def write(folder: Path, contents: ModelContents, head: str | None = None) -> lis
             f"{', '.join(sorted(heads)) or 'none'}"
         )
     classifier = None if head is None else heads[head]
-    plain = layout.is_plain_roberta(contents.config, classifier)
-    weights = _exported(contents.weights, head, plain)
-    if plain:
-        names = layout.roberta_names(weights)
-        settings = _roberta_settings(contents.config, classifier)
-    else:
-        names = layout.own_names(weights)
-        masks = _mask_ids(contents)
-        settings = _own_settings(contents.config, classifier, masks)
+    plain = layout.plain_type(contents.config, classifier)
+    form = {"roberta": _roberta, "opt": _opt, None: _own}[plain]
+    settings, tensors = form(contents, head, classifier)
     if classifier is not None:
         settings |= _label_settings(classifier) | {"classifier_name": head}
     settings |= {**_SPECIAL_IDS, "dtype": "float32", "provenance": dict(contents.provenance)}
-    tensors = separated(contents.weights, names)
-    if plain:
-        row = contents.weights[layout.POSITIONS].new_zeros(1, contents.config.hidden_size)
-        tensors[layout.TOKEN_TYPES] = row
-    else:
-        for name in layout.BY_TOKEN & tensors.keys():
-            empty = tensors[name].new_zeros(len(masks), *tensors[name].shape[1:])
-            tensors[name] = torch.cat([tensors[name], empty])
     with new_folder(folder) as partial:
         # Not save_file, which lets nobody but the owner read what it writes.
         (partial / "model.safetensors").write_bytes(save(tensors, metadata={"format": "pt"}))
         write_json(partial / "config.json", settings)
+        if contents.config.causal:
+            write_json(partial / "generation_config.json", _generation_settings(contents))
         if contents.vocabulary is not None:
             _write_tokenizer(partial, contents.vocabulary, contents.config)
-        if not plain:
+        if plain is None:
             _write_code(partial)
         (partial / "README.md").write_text(
             _model_card(folder.resolve().name, contents, head), "utf-8"
         )
-    return _left_out(contents, head, plain)
+    return _left_out(contents, head, plain is not None)
 
 
 def _exported(weights: Iterable[str], head: str | None, plain: bool) -> list[str]:
@@ -127,9 +118,14 @@ def _left_out(contents: ModelContents, head: str | None, plain: bool) -> list[st
     return notes
 
 
-def _roberta_settings(config: ModelConfig, head: ClassificationConfig | None) -> dict[str, Any]:
+_Form = tuple[dict[str, Any], dict[str, Tensor]]
+"""What a form of export writes: the settings of config.json, and the weights."""
+
+
+def _roberta(contents: ModelContents, name: str | None, head: ClassificationConfig | None) -> _Form:
+    config = contents.config
     kind = "RobertaForMaskedLM" if head is None else "RobertaForSequenceClassification"
-    return {
+    settings = {
         "model_type": "roberta",
         "architectures": [kind],
         **{theirs: getattr(config, ours) for ours, theirs in layout.ROBERTA_SETTINGS.items()},
@@ -139,6 +135,38 @@ def _roberta_settings(config: ModelConfig, head: ClassificationConfig | None) ->
         "classifier_dropout": None if head is None else head.dropout,
         "tie_word_embeddings": True,
     }
+    names = layout.roberta_names(_exported(contents.weights, name, plain=True))
+    tensors = separated(contents.weights, names)
+    row = contents.weights[layout.POSITIONS].new_zeros(1, config.hidden_size)
+    return settings, {**tensors, layout.TOKEN_TYPES: row}
+
+
+def _opt(contents: ModelContents, name: str | None, head: ClassificationConfig | None) -> _Form:
+    config = contents.config
+    settings = {
+        "model_type": "opt",
+        "architectures": ["OPTForCausalLM"],
+        **{theirs: getattr(config, ours) for ours, theirs in layout.OPT_SETTINGS.items()},
+        "word_embed_proj_dim": config.hidden_size,
+        "activation_function": "relu",
+        "do_layer_norm_before": True,
+        "_remove_final_layer_norm": True,
+        "tie_word_embeddings": config.scale == 1.0,
+    }
+    names = layout.opt_names(_exported(contents.weights, name, plain=True))
+    tensors = separated(contents.weights, names)
+    if config.scale != 1.0:
+        table = tensors[layout.OPT_TOKENS]
+        tensors |= {layout.OPT_TOKENS: table * config.scale, layout.OPT_OUTPUT: table}
+    return settings, tensors
+
+
+def _generation_settings(contents: ModelContents) -> dict[str, Any]:
+    """Return what transformers' `generate` never chooses: the same as ours."""
+    never = [Tokenizer.bos_id, Tokenizer.pad_id, Tokenizer.unk_id]
+    if contents.vocabulary is not None:
+        never.append(contents.vocabulary.mask_id)
+    return {**_SPECIAL_IDS, "suppress_tokens": never}
 
 
 def _mask_ids(contents: ModelContents) -> list[int]:
@@ -150,17 +178,19 @@ def _mask_ids(contents: ModelContents) -> list[int]:
     return list(range(config.vocab_size, last + 1))
 
 
-def _own_settings(
-    config: ModelConfig, head: ClassificationConfig | None, masks: list[int]
-) -> dict[str, Any]:
-    task = "AutoModelForMaskedLM" if head is None else "AutoModelForSequenceClassification"
+def _own(contents: ModelContents, name: str | None, head: ClassificationConfig | None) -> _Form:
+    config, masks = contents.config, _mask_ids(contents)
+    objectives = ["AutoModelForMaskedLM", "AutoModelForCausalLM"]
+    task = objectives.pop(config.causal)
+    auto_map = {key: value for key, value in _AUTO_MAP.items() if key not in objectives}
     pooling = {}
     if head is not None:
+        task = "AutoModelForSequenceClassification"
         pooling = {"classifier_pooling": head.pooling, "classifier_dropout": head.dropout}
-    return {
+    settings = {
         "model_type": "zeroclap",
         "architectures": [_AUTO_MAP[task].removeprefix(f"{_ADAPTER}.")],
-        "auto_map": _AUTO_MAP,
+        "auto_map": auto_map,
         **config.to_dict(),
         # transformers counts on a row for every id of the tokenizer.
         "vocab_size": config.vocab_size + len(masks),
@@ -168,6 +198,12 @@ def _own_settings(
         "architecture_fields": sorted(config.to_dict()),
         **pooling,
     }
+    names = layout.own_names(_exported(contents.weights, name, plain=False))
+    tensors = separated(contents.weights, names)
+    for by_token in layout.BY_TOKEN & tensors.keys():
+        empty = tensors[by_token].new_zeros(len(masks), *tensors[by_token].shape[1:])
+        tensors[by_token] = torch.cat([tensors[by_token], empty])
+    return settings, tensors
 
 
 def _label_settings(head: ClassificationConfig) -> dict[str, Any]:
@@ -190,6 +226,8 @@ def _write_tokenizer(folder: Path, vocabulary: Tokenizer, config: ModelConfig) -
         "trim_offsets": True,
         "add_prefix_space": False,
     }
+    if config.causal:
+        content["post_processor"] = _prompt_template(vocabulary)
     for token in content["added_tokens"]:
         # The space before a mask belongs to the predicted token, as in fill_mask.
         token["lstrip"] = token["id"] == vocabulary.mask_id
@@ -202,9 +240,24 @@ def _write_tokenizer(folder: Path, vocabulary: Tokenizer, config: ModelConfig) -
         "clean_up_tokenization_spaces": False,
         **_SPECIAL_TOKENS,
     }
+    if config.causal:
+        settings["padding_side"] = "left"
     if config.longest_input:
         settings["model_max_length"] = config.longest_input
     write_json(folder / "tokenizer_config.json", settings)
+
+
+def _prompt_template(vocabulary: Tokenizer) -> dict[str, Any]:
+    """Return the post-processor of causal models: `<s>` and the text, which may go on."""
+    begin = {"SpecialToken": {"id": "<s>", "type_id": 0}}
+    first, second = ({"Sequence": {"id": name, "type_id": 0}} for name in "AB")
+    ids = {"id": "<s>", "ids": [vocabulary.bos_id], "tokens": ["<s>"]}
+    return {
+        "type": "TemplateProcessing",
+        "single": [begin, first],
+        "pair": [begin, first, second],
+        "special_tokens": {"<s>": ids},
+    }
 
 
 def _write_code(folder: Path) -> None:
@@ -218,16 +271,17 @@ def _write_code(folder: Path) -> None:
 
 def _model_card(name: str, contents: ModelContents, head: str | None) -> str:
     classifier = None if head is None else contents.classification_heads[head]
-    plain = layout.is_plain_roberta(contents.config, classifier)
-    task = "fill-mask" if classifier is None else "text-classification"
-    kind = "MaskedLM" if classifier is None else "SequenceClassification"
+    plain = layout.plain_type(contents.config, classifier)
+    task, kind, what = "fill-mask", "MaskedLM", "A masked language model"
+    if contents.config.causal:
+        task, kind, what = "text-generation", "CausalLM", "A causal language model"
+    if classifier is not None:
+        task, kind, what = "text-classification", "SequenceClassification", "A text classifier"
     trust = "" if plain else ", trust_remote_code=True"
-    what = "A masked language model" if classifier is None else "A text classifier"
-    code = (
-        "transformers' own RoBERTa; no other code is needed."
-        if plain
-        else "not in transformers; the Python files beside this one are its code."
-    )
+    code = "not in transformers; the Python files beside this one are its code."
+    if plain is not None:
+        name_there = {"roberta": "RoBERTa", "opt": "OPT"}[plain]
+        code = f"transformers' own {name_there}; no other code is needed."
     fields = contents.config.to_dict() | ({} if classifier is None else classifier.to_dict())
     rows = "\n".join(f"| {field} | {strict_json(value)} |" for field, value in fields.items())
     provenance = strict_json(dict(contents.provenance), indent=1)

@@ -281,7 +281,8 @@ def _with_head(
         ValueError: weights are missing, left over or misshapen.
     """
     over_vocabulary = [name for name in names if name.startswith("head.")]
-    if any(theirs in weights for name in over_vocabulary for theirs in names[name]):
+    found = any(theirs in weights for name in over_vocabulary for theirs in names[name])
+    if found or not over_vocabulary:
         return joined(weights, names, empty)
     if not any(name.startswith(HEADS) for name in names):
         raise ValueError(

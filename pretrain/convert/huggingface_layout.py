@@ -11,9 +11,10 @@ from pretrain.model.config import ClassificationConfig, ModelConfig
 
 CLASSIFIER = "classifier"
 """transformers' attribute, and our name of a head if its folder has none."""
+TOKENS = "encoder.embeddings.tokens.weight"
 POSITIONS = "encoder.embeddings.positions.table.weight"
 TOKEN_TYPES = "roberta.embeddings.token_type_embeddings.weight"
-BY_TOKEN = {"encoder.embeddings.tokens.weight", "head.bias"}
+BY_TOKEN = {TOKENS, "head.bias"}
 """Weights of our own export that have one row for each id."""
 UNUSED_POSITIONS = 2
 """Rows of the position table that no token reads, in both forms; transformers counts them."""
@@ -29,6 +30,26 @@ ROBERTA_SETTINGS: Mapping[str, str] = {
     "layer_norm_epsilon": "layer_norm_eps",
 }
 """RobertaConfig's name of each field of ours that it has. `max_positions` differs in its count."""
+
+OPT_SETTINGS: Mapping[str, str] = {
+    "vocab_size": "vocab_size",
+    "hidden_size": "hidden_size",
+    "num_layers": "num_hidden_layers",
+    "num_heads": "num_attention_heads",
+    "intermediate_size": "ffn_dim",
+    "max_positions": "max_position_embeddings",
+    "dropout": "dropout",
+    "attention_dropout": "attention_dropout",
+}
+"""OPTConfig's name of each field of ours that it has."""
+_OPT_FIELDS: Mapping[str, object] = {
+    "causal": True,
+    "layer_norm": "pre",
+    "activation": "relu",
+    "head": "tied",
+    "embedding_norm": False,
+}
+OPT_TOKENS, OPT_OUTPUT = "model.decoder.embed_tokens.weight", "lm_head.weight"
 
 _LAYER = "roberta.encoder.layer.{}."
 _ROBERTA: Mapping[str, tuple[str, ...]] = {
@@ -49,18 +70,43 @@ _ROBERTA: Mapping[str, tuple[str, ...]] = {
 }
 
 
+_OPT_LAYER = "model.decoder.layers.{}."
+_OPT: Mapping[str, tuple[str, ...]] = {
+    "encoder.embeddings.tokens": ("model.decoder.embed_tokens",),
+    "encoder.embeddings.positions.table": ("model.decoder.embed_positions",),
+    "encoder.layers.{}.attention.query_key_value": tuple(
+        f"{_OPT_LAYER}self_attn.{part}_proj" for part in "qkv"
+    ),
+    "encoder.layers.{}.attention.output": (_OPT_LAYER + "self_attn.out_proj",),
+    "encoder.layers.{}.attention_norm": (_OPT_LAYER + "self_attn_layer_norm",),
+    "encoder.layers.{}.expand": (_OPT_LAYER + "fc1",),
+    "encoder.layers.{}.contract": (_OPT_LAYER + "fc2",),
+    "encoder.layers.{}.output_norm": (_OPT_LAYER + "final_layer_norm",),
+}
+
+
 _HEAD = re.compile(rf"^{re.escape(HEADS)}.+\.(?=\w+\.\w+$)")
 
 
-def is_plain_roberta(config: ModelConfig, head: ClassificationConfig | None = None) -> bool:
-    """Return whether transformers' own RoBERTa computes exactly this model, with this head.
+def plain_type(config: ModelConfig, head: ClassificationConfig | None = None) -> str | None:
+    """Return the model of transformers that computes exactly this one, with this head; or None.
 
-    It does where every field that RobertaConfig lacks has the default of ModelConfig, save for
-    settings of ALiBi and of the CLAP head, which such a model has not.
+    roberta  Every field that RobertaConfig lacks has the default of ModelConfig, save for settings
+             of ALiBi and of the CLAP head, which such a model has not.
+    opt      A causal model with learned positions. OPT has no factor on the token embeddings, so
+             its table is multiplied by it, and its output has a table of its own.
+
+    No other class fits a causal model: GPT-NeoX (rotary) and BLOOM (ALiBi) end with a layer norm,
+    which the models of the ALiBi paper do not; GPT-NeoX also pairs numbers by halves of a head,
+    not neighbours, and BLOOM normalises the token embeddings.
     """
-    free = (*ROBERTA_SETTINGS, "max_positions", "alibi", "initial_beta")
-    plain = ModelConfig(**{name: getattr(config, name) for name in free})
-    return plain == config and (head is None or head.pooling == "first")
+    free = ("max_positions", "alibi", "alibi_slopes", "initial_beta")
+    given = {name: getattr(config, name) for name in (*ROBERTA_SETTINGS, *free)}
+    if config == ModelConfig(**given) and (head is None or head.pooling == "first"):
+        return "roberta"
+    given = {name: getattr(config, name) for name in (*OPT_SETTINGS, *free, "embedding_scale")}
+    is_opt = head is None and config == ModelConfig(**given, **_OPT_FIELDS)  # type: ignore[arg-type]
+    return "opt" if is_opt else None
 
 
 def roberta_names(weights: Iterable[str]) -> Names:
@@ -68,6 +114,11 @@ def roberta_names(weights: Iterable[str]) -> Names:
     weights = list(weights)
     heads = {head_of(name) for name in weights if name.startswith(HEADS)}
     return renamed(weights, {**_ROBERTA, **head_modules(heads, CLASSIFIER)})
+
+
+def opt_names(weights: Iterable[str]) -> Names:
+    """Return the names in transformers' OPT of our weights."""
+    return renamed(weights, _OPT)
 
 
 def own_names(weights: Iterable[str]) -> Names:

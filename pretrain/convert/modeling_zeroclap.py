@@ -11,15 +11,17 @@ Order: the config, what all models share, the encoder, then one class for each t
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import DynamicCache, GenerationMixin, PretrainedConfig, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import (
-    BaseModelOutput,
+    BaseModelOutputWithPast,
+    CausalLMOutputWithPast,
     MaskedLMOutput,
     QuestionAnsweringModelOutput,
     SequenceClassifierOutput,
@@ -195,17 +197,22 @@ class ZeroclapModel(ZeroclapPreTrainedModel):
         output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
+        past_key_values: Any = None,  # noqa: ANN401 - transformers' Cache
+        use_cache: bool | None = None,
     ) -> Answer:
         """Compute the features of every token. The other classes take the same arguments.
 
         Args:
             input_ids: [B, T].
-            attention_mask: [B, T], nonzero for real tokens; None where all are.
+            attention_mask: [B, T], nonzero for real tokens; None where all are. With P tokens in
+                the cache, [B, P + T].
             token_type_ids: [B, T], all zero, since the model knows one type of token; or None.
             inputs_embeds: [B, T, D] in place of `input_ids`, rows of the token table.
             output_attentions: whether to return the attention weights, N x [B, H, T, T].
             output_hidden_states: whether to return the N + 1 hidden states, [B, T, D].
             return_dict: False for a plain tuple.
+            past_key_values: the cache of a causal model, to which these tokens are added.
+            use_cache: whether to make a cache where there is none.
 
         Returns:
             Features [B, T, D].
@@ -216,12 +223,10 @@ class ZeroclapModel(ZeroclapPreTrainedModel):
         """
         _refuse_token_types(token_type_ids)
         vectors, is_mask = self._vectors(input_ids, inputs_embeds)
-        mask = None if attention_mask is None else attention_mask.bool()
-        if mask is not None and mask.shape != vectors.shape[:2]:
-            raise ValueError(
-                f"attention_mask: {list(mask.shape)} is not accepted; it must be "
-                f"{list(vectors.shape[:2])}, nonzero for real tokens"
-            )
+        if use_cache and past_key_values is None:
+            past_key_values = DynamicCache(config=self.config)
+        past = 0 if past_key_values is None else past_key_values.get_seq_length()
+        mask = _checked_mask(attention_mask, vectors, past)
         positions = token_positions(mask, vectors)
         if mask is not None:
             positions = (positions - _first(mask)).clamp(min=0)
@@ -233,12 +238,16 @@ class ZeroclapModel(ZeroclapPreTrainedModel):
         x = self.embeddings.from_vectors(vectors, is_mask, positions, mask)
         context = self._context(x, positions, mask, [] if eager else None)
         states = [x]
-        for layer in self.layers:
+        for index, layer in enumerate(self.layers):
+            if past_key_values is not None:
+                extend = functools.partial(past_key_values.update, layer_idx=index)
+                context = dataclasses.replace(context, extend=extend)
             x = layer(x, context)
             if output_hidden_states:
                 states.append(x)
-        output = BaseModelOutput(
+        output = BaseModelOutputWithPast(
             last_hidden_state=x,
+            past_key_values=past_key_values,
             hidden_states=tuple(states) if output_hidden_states else None,
             attentions=tuple(context.weights or ()) if output_attentions else None,
         )
@@ -262,11 +271,16 @@ class ZeroclapModel(ZeroclapPreTrainedModel):
     def _context(
         self, x: Tensor, positions: Tensor, mask: Tensor | None, weights: list[Tensor] | None
     ) -> AttentionContext:
-        rotation = None if self.rotation is None else self.rotation(positions)
+        rotation = None
+        if self.rotation is not None:
+            rotation = self.rotation(positions[..., -x.shape[1] :])
         scores = None if self.score_bias is None else self.score_bias(x.device)
         dropout = self.config.attention_dropout if self.training else 0.0
         tiled = weights is None and uses_tiles(x, dropout)
-        bias = dense_bias(scores, mask, self.config.num_heads, x, tiled)
+        causal = self.config.causal
+        if causal and mask is not None:
+            mask = mask.int()  # bool ids are for padding on the right only
+        bias = dense_bias(scores, mask, self.config.num_heads, x, tiled, causal)
         return AttentionContext(bias, rotation, weights)
 
 
@@ -277,6 +291,19 @@ def _refuse_token_types(token_type_ids: Tensor | None) -> None:
         raise ValueError(
             "token_type_ids: the model knows one type of token; accepted: zeros, or None"
         )
+
+
+def _checked_mask(attention_mask: Tensor | None, vectors: Tensor, past: int) -> Tensor | None:
+    """Return the mask as bool [B, P + T]; None where all tokens are real and none is cached."""
+    rows, length, _ = vectors.shape
+    if attention_mask is None:
+        return vectors.new_ones(rows, past + length, dtype=torch.bool) if past else None
+    if attention_mask.shape != (rows, past + length):
+        raise ValueError(
+            f"attention_mask: {list(attention_mask.shape)} is not accepted; it must be "
+            f"{[rows, past + length]}, nonzero for real tokens"
+        )
+    return attention_mask.bool()
 
 
 def _first(mask: Tensor) -> Tensor:
@@ -345,10 +372,7 @@ class ZeroclapForMaskedLM(ZeroclapPreTrainedModel):
             output_hidden_states,
             return_dict=True,
         )
-        logits = self.head(outputs.last_hidden_state, self.get_input_embeddings().weight)
-        if ids := self.config.mask_token_ids:
-            hidden = torch.tensor(ids, device=logits.device)
-            logits = logits.index_fill(-1, hidden, torch.finfo(logits.dtype).min)
+        logits = self._logits(outputs.last_hidden_state)
         loss = None
         if labels is not None:
             loss = self.loss_function(
@@ -356,6 +380,65 @@ class ZeroclapForMaskedLM(ZeroclapPreTrainedModel):
             )
         return self._answer(
             MaskedLMOutput(loss, logits, outputs.hidden_states, outputs.attentions), return_dict
+        )
+
+    def _logits(self, features: Tensor) -> Tensor:
+        logits: Tensor = self.head(features, self.get_input_embeddings().weight)
+        if ids := self.config.mask_token_ids:
+            hidden = torch.tensor(ids, device=logits.device)
+            logits = logits.index_fill(-1, hidden, torch.finfo(logits.dtype).min)
+        return logits
+
+
+class ZeroclapForCausalLM(ZeroclapForMaskedLM, GenerationMixin):
+    """Token ids to logits of the token after each; `generate` continues texts."""
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
+        num_items_in_batch: Tensor | int | None = None,
+        past_key_values: Any = None,  # noqa: ANN401 - transformers' Cache
+        use_cache: bool | None = None,
+        logits_to_keep: int = 0,
+    ) -> Answer:
+        """Compute the logits of every token, [B, T, V], or of the last `logits_to_keep`.
+
+        `labels` are [B, T], the ids themselves, -100 where they are not to be predicted; the logits
+        at a place are compared with the label after it. The loss is as in the class above.
+        """
+        outputs = self.encoder(
+            input_ids,
+            attention_mask,
+            token_type_ids,
+            inputs_embeds,
+            output_attentions,
+            output_hidden_states,
+            return_dict=True,
+            past_key_values=past_key_values,
+            use_cache=use_cache,
+        )
+        logits = self._logits(outputs.last_hidden_state[:, -logits_to_keep:])
+        loss = None
+        if labels is not None:
+            loss = self.loss_function(
+                logits, labels, self.config.vocab_size, num_items_in_batch=num_items_in_batch
+            )
+        return self._answer(
+            CausalLMOutputWithPast(
+                loss,
+                logits,
+                outputs.past_key_values,
+                outputs.hidden_states,
+                outputs.attentions,
+            ),
+            return_dict,
         )
 
 

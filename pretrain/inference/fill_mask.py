@@ -40,8 +40,14 @@ def fill_mask(
         top_k: number of fillers per mask.
 
     Raises:
-        ValueError: there is no mask in the text, or top_k is not between 1 and the vocabulary size.
+        ValueError: the model is causal, there is no mask in the text, or top_k is not between 1 and
+            the vocabulary size.
     """
+    if model.config.causal:
+        raise ValueError(
+            "the model is causal: it does not see the text after a mask; accepted: a masked model "
+            "(`generate` continues a text)"
+        )
     pieces = text.split(MASK)
     if len(pieces) < 2:
         raise ValueError(f"{text!r} has no {MASK}; write one in place of a word")

@@ -1,4 +1,4 @@
-"""The Python interface to a model folder: texts to ids, features, predictions and masked words.
+"""The Python interface to a model folder: texts to ids, features, predictions and words.
 
 Example:
     model = Pretrained.load("models/zero-clap")
@@ -6,6 +6,7 @@ Example:
     model.features(ids)
     model.predict("entailment", model.collate([ids, model.encode("Hello world!")]))
     model.fill_mask("The capital of China is <mask>.", top_k=3)
+    model.generate("The capital of China is", max_tokens=20)  # a causal model
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal, overload
+from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor
@@ -21,6 +22,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from pretrain.inference import model_folder
 from pretrain.inference.fill_mask import Filler, fill_mask
+from pretrain.inference.generate import GenerationSettings, generate
 from pretrain.model.classifier import Classifier
 from pretrain.model.embeddings import PAD_ID
 
@@ -156,6 +158,16 @@ class Pretrained:
     def fill_mask(self, text: str, top_k: int = 5) -> list[list[Filler]]:
         """Return the most likely fillers of each `<mask>` (see `fill_mask.fill_mask`)."""
         return fill_mask(self.loaded.model, self.loaded.tokenizer, text, top_k)
+
+    def generate(self, *prompts: str, **settings: Any) -> list[str]:  # noqa: ANN401 - of several types
+        """Return what follows each prompt, in one batch (see `generate.generate`).
+
+        Args:
+            *prompts: of any lengths.
+            **settings: fields of `GenerationSettings`.
+        """
+        chosen = GenerationSettings(**settings)
+        return generate(self.loaded.model, self.loaded.tokenizer, prompts, chosen)
 
     def _checked(self, ids: Tensor) -> Tensor:
         """Return valid ids as [B, T] on the model's device."""

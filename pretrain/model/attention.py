@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from .cache import LayerCache
+from .cache import Extend
 from .config import ModelConfig
 from .flex import FlexBias, flex_attend
 from .masks import earlier, visible_keys
@@ -31,8 +31,8 @@ class AttentionContext:
     weights: list[Tensor] | None = None
     """Where each layer appends its attention weights, [B, H, T, T], before dropout. None where they
     are not wanted: no fused kernel returns them. The bias must be one tensor, or None."""
-    cache: LayerCache | None = None
-    """The layer's own; None where all keys are in the input."""
+    extend: Extend | None = None
+    """Of the layer's own cache; None where all keys are in the input."""
     is_causal: bool = False
     """Queries see no later keys, and the bias, which is None, does not say so."""
 
@@ -78,8 +78,8 @@ def attend(qkv: Tensor, context: AttentionContext, dropout: float) -> Tensor:
     if isinstance(bias, tuple):
         return tiled_attention(qkv, bias, dropout)
     query, key, value = qkv.permute(2, 0, 3, 1, 4)  # each [B, H, T, K]
-    if context.cache is not None:
-        key, value = context.cache.extend(key, value)
+    if context.extend is not None:
+        key, value = context.extend(key, value)
     if isinstance(bias, FlexBias):
         return flex_attend(query, key, value, bias).transpose(1, 2)
     if context.weights is not None:

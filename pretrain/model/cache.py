@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
+
+Extend = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+"""Keys and values of T tokens, each [B, H, T, K], to those of all so far, [B, H, P + T, K]."""
 
 
 class LayerCache:

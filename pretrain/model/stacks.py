@@ -72,7 +72,7 @@ class Encoder(nn.Module):
             target_positions = target_positions // length * x.shape[1] + target_positions % length
         contexts = [context] * len(self.layers)
         if cache is not None:
-            contexts = [dataclasses.replace(context, cache=layer) for layer in cache]
+            contexts = [dataclasses.replace(context, extend=layer.extend) for layer in cache]
         for layer, of_layer in zip(self.layers[:-1], contexts, strict=False):
             x = layer(x, of_layer)
         features: Tensor = self.layers[-1](x, contexts[-1], target_positions)
