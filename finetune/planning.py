@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from finetune import examples, glue
 from finetune.config import MODEL, RESULT, FinetuneConfig, RunPlan, read_plan, retry_after
 from pretrain.engine import settings as deepspeed
 from pretrain.inference import model_folder
+from pretrain.model.config import check_pooling
 
 
 def plan_runs(
@@ -51,7 +52,7 @@ def plan_runs(
         batch = config.batch(world_size)
         if config.deepspeed:
             deepspeed.read(config.deepspeed, batch, config.gradient_clipping, world_size)
-    model_sha256 = _model_digest(model)
+    model_sha256 = _model_digest(model, configs.values())
     digests_and_sizes = _read_all(data, configs)
     plans = []
     for name, config in configs.items():
@@ -74,8 +75,11 @@ def plan_runs(
     return sorted(plans, key=lambda plan: (seeds.index(plan.seed), -plan.work))
 
 
-def _model_digest(model: Path) -> str:
-    _ = model_folder.load(model).tokenizer  # raises where it cannot be fine-tuned
+def _model_digest(model: Path, configs: Iterable[FinetuneConfig]) -> str:
+    loaded = model_folder.load(model)
+    _ = loaded.tokenizer  # raises where it cannot be fine-tuned
+    for config in configs:
+        check_pooling(loaded.model.config, config.pooling)
     names = ("model.json", "model.safetensors")
     return "".join(sha256_of(model / name)[:32] for name in names)
 

@@ -28,7 +28,7 @@ from data_prep.tokenizer import Tokenizer
 from pretrain.convert import huggingface_layout as layout
 from pretrain.convert.weights import separated
 from pretrain.inference.model_folder import HEADS, ModelContents
-from pretrain.model.config import ClassificationConfig, ModelConfig
+from pretrain.model.config import ClassificationConfig, ModelConfig, check_pooling
 from pretrain.run.checkpoints import write_json
 
 _PACKAGE = Path(__file__).parent.parent
@@ -66,7 +66,8 @@ def write(folder: Path, contents: ModelContents, head: str | None = None) -> lis
         What was left out, one sentence each.
 
     Raises:
-        ValueError: the model has no such head, or the folder is not empty.
+        ValueError: the model has no such head or cannot have it (`check_pooling`), or the folder
+            is not empty.
     """
     heads = contents.classification_heads
     if head is not None and head not in heads:
@@ -75,6 +76,8 @@ def write(folder: Path, contents: ModelContents, head: str | None = None) -> lis
             f"{', '.join(sorted(heads)) or 'none'}"
         )
     classifier = None if head is None else heads[head]
+    if classifier is not None:
+        check_pooling(contents.config, classifier.pooling)
     plain = layout.plain_type(contents.config, classifier)
     form = {"roberta": _roberta, "opt": _opt, None: _own}[plain]
     settings, tensors = form(contents, head, classifier)

@@ -34,7 +34,7 @@ from transformers.utils.generic import ModelOutput
 from pretrain.model.alibi import Alibi  # noqa: F401
 from pretrain.model.attention import AttentionContext, dense_bias, uses_tiles
 from pretrain.model.cache import KeyValueCache  # noqa: F401
-from pretrain.model.config import ClassificationConfig, ModelConfig
+from pretrain.model.config import ClassificationConfig, ModelConfig, check_pooling
 from pretrain.model.embeddings import Embeddings, TokenEmbedding
 from pretrain.model.flex import FlexBias  # noqa: F401
 from pretrain.model.heads import ClapHead, ClassificationHead, RobertaHead, TiedHead, build_head
@@ -448,8 +448,13 @@ class ZeroclapForSequenceClassification(ZeroclapPreTrainedModel):
     _keys_to_ignore_on_load_unexpected = [r"^head\."]
 
     def __init__(self, config: ZeroclapConfig) -> None:
-        """Make the encoder and a head of `config.num_labels` classes."""
+        """Make the encoder and a head of `config.num_labels` classes.
+
+        Raises:
+            ValueError: a causal model, of which `config.classifier_pooling` is not "mean".
+        """
         super().__init__(config)
+        check_pooling(config.architecture(), config.classifier_pooling)
         self.num_labels = config.num_labels
         self.encoder = ZeroclapModel(config)
         head = ClassificationConfig(

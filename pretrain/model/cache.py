@@ -33,3 +33,9 @@ class KeyValueCache(list[LayerCache]):
     def __init__(self, num_layers: int) -> None:
         """Begin without tokens."""
         super().__init__(LayerCache() for _ in range(num_layers))
+
+    @property
+    def length(self) -> int:
+        """Number of tokens so far, P."""
+        keys_and_values = self[0].keys_and_values
+        return 0 if keys_and_values is None else keys_and_values[0].shape[2]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from .config import check_pooling
 from .heads import ClassificationHead
 from .stacks import Encoder
 
@@ -12,8 +13,13 @@ class Classifier(nn.Module):
     """Token ids to the logits of classes."""
 
     def __init__(self, encoder: Encoder, head: ClassificationHead) -> None:
-        """Keep both modules; nothing is copied."""
+        """Keep both modules; nothing is copied.
+
+        Raises:
+            ValueError: the head cannot read what the encoder computes (`check_pooling`).
+        """
         super().__init__()
+        check_pooling(encoder.config, head.config.pooling)
         self.encoder = encoder
         self.head = head
 

@@ -248,3 +248,13 @@ class ClassificationConfig:
         labels = values.get("labels", ())
         fields = {**values, "labels": tuple(labels) if isinstance(labels, list) else labels}
         return cls(**fields)  # type: ignore[arg-type]
+
+
+def check_pooling(config: ModelConfig, pooling: str) -> None:
+    """Refuse to pool the first token of a causal model, which sees no other.
+
+    Raises:
+        ValueError: the model is causal and the pooling is "first".
+    """
+    fits = pooling != "first" or not config.causal
+    _check("pooling", pooling, fits, "'mean' for a causal model: its first token sees no other")

@@ -66,8 +66,12 @@ class Encoder(nn.Module):
         Returns:
             [B, T, D], or [M, D] for the target positions.
         """
-        x, context = self.embed(input_ids, document_ids)
         length = input_ids.shape[1]
+        if document_ids is None and cache is not None:
+            document_ids = input_ids.new_ones(
+                (len(input_ids), cache.length + length), dtype=torch.bool
+            )
+        x, context = self.embed(input_ids, document_ids)
         if target_positions is not None and x.shape[1] != length:
             target_positions = target_positions // length * x.shape[1] + target_positions % length
         contexts = [context] * len(self.layers)
