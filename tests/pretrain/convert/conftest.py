@@ -80,6 +80,11 @@ def random_model(variant, tokenizer):
     return ModelContents(config, weights, tokenizer, {"step": 7}, HEADS), model, heads
 
 
+def task_of(variant):
+    """What the language model of a variant is called in transformers."""
+    return "ForCausalLM" if variant.startswith("causal-") else "ForMaskedLM"
+
+
 def batch(vocab_size):
     """Ids, an integer mask, and flat positions of real tokens: one row is half padding."""
     generator = torch.Generator().manual_seed(1)
