@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from pretrain.config.settings import add_recipe
 
 if TYPE_CHECKING:
+    from pretrain.bench.positions import Comparison
     from pretrain.bench.suite import Suite
 
 
@@ -54,12 +55,14 @@ def add_bench_arguments(command: argparse.ArgumentParser) -> None:
     """Add the arguments of `bench`."""
     add = command.add_argument
     add("--suite", action="store_true", help=argparse.SUPPRESS)
+    positions = "measure causal models with each position method, beside sinusoidal positions"
+    add("--positions", action="store_true", help=positions)
     minutes = "time limit; cases that do not fit are left out and named (default: %(default)s)"
     add("--minutes", type=float, default=8.0, help=minutes)
     add("--size", help="measure this model size only, such as base")
     add("--length", type=int, help="measure rows of this many tokens only")
     add("--json", type=Path, help="also write the figures to this file")
-    add("--plot", type=Path, help="plot time per token to this file (.png)")
+    add("--plot", type=Path, help="plot time per token, or the ratios, to this file (.png)")
 
 
 def bench(options: argparse.Namespace) -> None:
@@ -67,9 +70,11 @@ def bench(options: argparse.Namespace) -> None:
 
     Model sizes, lengths and packing, through DeepSpeed and beside a plain PyTorch loop,
     transformers and the attention of EIFY/fairseq, in the same run. On a CPU the models are small.
+    With --positions: training and evaluation of one causal model with each position method.
 
     example: python -m pretrain bench --minutes 7.5 --json bench.json --plot cost.png
     """
+    from pretrain.bench import positions
     from pretrain.bench import suite as benchmark
     from pretrain.bench.worker import log
     from pretrain.run.checkpoints import write_json
@@ -80,16 +85,17 @@ def bench(options: argparse.Namespace) -> None:
         raise ValueError(f"--plot {options.plot}: accepted: a name that ends in .png")
     import torch
 
-    todo = benchmark.cases(torch.cuda.is_available(), options.size, options.length)
+    kind = positions if options.positions else benchmark
+    todo = kind.cases(torch.cuda.is_available(), options.size, options.length)
 
-    def report(suite: Suite) -> None:
-        outcome = suite.outcomes[-1]
+    def report(so_far: Suite | Comparison) -> None:
+        outcome = so_far.outcomes[-1]
         speed = f"{outcome.tokens_per_second():,.0f} tokens/s"
         log(f"{outcome.case.name()}: {outcome.problem or speed}")
         if options.json:  # after every case: a later one may be killed
-            write_json(options.json, suite.figures())
+            write_json(options.json, so_far.figures())
 
-    suite = benchmark.run(todo, options.minutes, report)
-    sys.stdout.write(benchmark.table(suite))
+    measured = kind.run(todo, options.minutes, report)
+    sys.stdout.write(kind.table(measured))
     if options.plot:
-        benchmark.plot(suite, options.plot)
+        kind.plot(measured, options.plot)

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from data_prep.tokenizer import Tokenizer
 from pretrain.config.run import BatchConfig, OptimizerConfig
 from pretrain.engine import engine, optimizers
 from pretrain.loop import MicroBatch
@@ -19,11 +20,13 @@ from pretrain.model.config import ModelConfig
 from pretrain.model.language_model import LanguageModel
 from pretrain.model.layers import compile_layers
 from pretrain.objectives.base import Block, PretrainingObjective, Vocabulary
+from pretrain.objectives.causal import CausalLMConfig
 from pretrain.objectives.masked import MaskedLMConfig
 from pretrain.objectives.tokens import FIRST_WORD_ID, labels_by_position
 
 OURS, PLAIN = "zeroclap", "zeroclap, plain loop"
 FLASH = "zeroclap, plain loop, FLASH"
+FORWARD = "zeroclap, forward pass"
 TRANSFORMERS, EAGER = "transformers sdpa", "transformers eager"
 FAIRSEQ = "EIFY/fairseq's attention"
 LAYOUTS = ("full", "unmasked", "padded", "packed")
@@ -73,9 +76,13 @@ class Case:
         return presets.build(self.size, self.variant, self.vocab_size, overrides)
 
     def objective(self) -> PretrainingObjective:
-        """Return the training objective: masked language modelling, which every contender has."""
+        """Return the training objective: masked language modelling, which every contender has.
+
+        That of causal models is causal language modelling.
+        """
         vocabulary = Vocabulary(self.vocab_size, self.vocab_size - 1, Path())
-        return MaskedLMConfig().build(vocabulary, compiled=torch.cuda.is_available())
+        settings = CausalLMConfig() if self.architecture().causal else MaskedLMConfig()
+        return settings.build(vocabulary, compiled=torch.cuda.is_available())
 
     def name(self) -> str:
         """Return a one-line description."""
@@ -91,6 +98,9 @@ def collate(case: Case, step: int) -> MicroBatch:
     if case.layout == "padded":
         lengths = draw.integers(longest // 2, longest + 1, case.rows).tolist()
     rows = [draw.integers(FIRST_WORD_ID, case.vocab_size - 1, length) for length in lengths]
+    if case.architecture().causal:
+        for ids in rows:
+            ids[0] = Tokenizer.bos_id
     blocks = [Block(ids) for ids in rows]
     if case.layout == "packed":  # four documents of random lengths per row
         ends = [np.sort(draw.integers(1, longest, 3)) for _ in rows]
@@ -126,11 +136,27 @@ def _through_deepspeed(case: Case, device: torch.device) -> Update:
     return lambda batch: built.step([batch], objective, 1e-4, 0, 0)
 
 
-def _plain_loop(case: Case, device: torch.device) -> Update:
+def _compiled_model(case: Case, device: torch.device) -> LanguageModel:
     model = model_of(case, device)
     if device.type == "cuda":
         compile_layers(model)
-    return _train_ours(case, model, device)
+    return model
+
+
+def _plain_loop(case: Case, device: torch.device) -> Update:
+    return _train_ours(case, _compiled_model(case, device), device)
+
+
+def _forward_pass(case: Case, device: torch.device) -> Update:
+    """Compute the loss as evaluation does: no dropout, no gradients."""
+    model, objective = _compiled_model(case, device).eval(), case.objective()
+
+    @torch.no_grad()
+    def evaluate(batch: MicroBatch) -> None:
+        with autocast(device):
+            objective.loss(model, batch.to(device))
+
+    return evaluate
 
 
 def _train_ours(case: Case, model: LanguageModel, device: torch.device) -> Update:
@@ -213,6 +239,7 @@ CONTENDERS: dict[str, Callable[[Case, torch.device], Update]] = {
     OURS: _through_deepspeed,
     PLAIN: _plain_loop,
     FLASH: _plain_loop,
+    FORWARD: _forward_pass,
     TRANSFORMERS: _transformers,
     EAGER: _transformers,
     FAIRSEQ: _fairseq_attention,

@@ -197,17 +197,13 @@ def run(
     Raises:
         ValueError: the limit leaves no time at all.
     """
-    if minutes <= 0:
-        raise ValueError(f"--minutes {minutes}: accepted: above 0")
-    deadline = time.monotonic() + 60 * minutes
+    deadline = deadline_after(minutes)
     log(f"{len(todo)} cases in at most {minutes:g} minutes; first a matrix product")
-    with contextlib.closing(_Processes()) as processes:
+    with contextlib.closing(Processes()) as processes:
         peak = processes.call(PLAIN, deadline, matmul_peak)
         if not isinstance(peak, float):
             raise ValueError(f"--minutes {minutes}: not enough for a single matrix product")
-        on_gpu = torch.cuda.is_available()
-        device = torch.cuda.get_device_name() if on_gpu else "CPU: small models, in fp32"
-        suite = Suite(device, torch.__version__, peak, [])
+        suite = Suite(device_name(), torch.__version__, peak, [])
         for number, case in enumerate(todo, start=1):
             if (left := deadline - time.monotonic()) > 0:
                 log(f"case {number} of {len(todo)}, {left / 60:.1f} minutes left: {case.name()}")
@@ -218,10 +214,28 @@ def run(
     return suite
 
 
-class _Processes:
+def deadline_after(minutes: float) -> float:
+    """Return the end of a time limit, on the monotonic clock.
+
+    Raises:
+        ValueError: the limit leaves no time at all.
+    """
+    if minutes <= 0:
+        raise ValueError(f"--minutes {minutes}: accepted: above 0")
+    return time.monotonic() + 60 * minutes
+
+
+def device_name() -> str:
+    """Return the name of the GPU that is measured; there may be none."""
+    on_gpu = torch.cuda.is_available()
+    return torch.cuda.get_device_name() if on_gpu else "CPU: small models, in fp32"
+
+
+class Processes:
     """One worker process per contender, started on demand and killed if it takes too long."""
 
     def __init__(self) -> None:
+        """Start none yet."""
         self._pools: dict[str, ProcessPoolExecutor] = {}
 
     def call(self, name: str, deadline: float, *call: Any) -> object:  # noqa: ANN401

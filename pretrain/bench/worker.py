@@ -11,11 +11,12 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-from pretrain.bench.contenders import CONTENDERS, Case, autocast, collate, model_of
+from pretrain.bench.contenders import CONTENDERS, Case, Update, autocast, collate, model_of
 from pretrain.config.run import OptimizerConfig
 from pretrain.data.prefetch import follow_parent
 from pretrain.engine import optimizers
@@ -23,6 +24,8 @@ from pretrain.engine.distributed import Process, choose_device
 from pretrain.loop import MicroBatch
 from pretrain.model import attention
 from pretrain.model.layers import EncoderLayer
+
+T = TypeVar("T")
 
 _WARM_UP = 2
 _LEAST_UPDATES = 3
@@ -42,6 +45,18 @@ class Measured:
     """Time to build and compile the model."""
     parts: dict[str, float]
     """Seconds by part of an update; each is measured alone, forward and backward."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Compared:
+    """Figures of one case beside a baseline."""
+
+    tokens_per_second: float
+    """At the median time of an update."""
+    peak_bytes: int
+    """Peak memory: of the GPU, or of the process on a CPU."""
+    ratios: list[float]
+    """Speed over the baseline's, of each pair of updates."""
 
 
 def log(text: str) -> None:
@@ -70,6 +85,21 @@ def measure(case: Case, seconds: float) -> Measured | str:
     Returns:
         The figures, or the reason why there are none, such as "out of memory".
     """
+    return _guarded(functools.partial(_measure, case, seconds))
+
+
+def compare(case: Case, baseline: Case, seconds: float) -> Compared | str:
+    """Train two models by turns for about `seconds`, one update each, on the same batches.
+
+    What else the machine does slows both alike.
+
+    Returns:
+        The figures of `case` beside `baseline`, or the reason why there are none.
+    """
+    return _guarded(functools.partial(_compare, case, baseline, seconds))
+
+
+def _guarded(measuring: Callable[[torch.device], T]) -> T | str:
     device = choose_device()
     torch.compiler.reset()
     _free_memory(device)
@@ -78,7 +108,7 @@ def measure(case: Case, seconds: float) -> Measured | str:
     else:
         Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM
     try:
-        return _measure(case, seconds, device)
+        return measuring(device)
     except torch.OutOfMemoryError:
         return "out of memory"
     except (RuntimeError, ValueError, ImportError) as error:
@@ -87,8 +117,7 @@ def measure(case: Case, seconds: float) -> Measured | str:
         _free_memory(device)  # the next case may run in another process
 
 
-def _measure(case: Case, seconds: float, device: torch.device) -> Measured:
-    started = time.perf_counter()
+def _warmed_up(case: Case, device: torch.device) -> tuple[Update, list[MicroBatch]]:
     log("    building the model")
     torch.manual_seed(0)
     update = CONTENDERS[case.contender](case, device)
@@ -97,6 +126,29 @@ def _measure(case: Case, seconds: float, device: torch.device) -> Measured:
     for batch in batches:
         update(batch)
     _wait(device)
+    return update, batches
+
+
+def _compare(case: Case, baseline: Case, seconds: float, device: torch.device) -> Compared:
+    update, batches = _warmed_up(case, device)
+    peak_bytes = _peak_bytes(device)  # with one model only
+    baseline_update, _ = _warmed_up(baseline, device)
+    log("    measuring both by turns")
+    times: list[float] = []
+    ratios: list[float] = []
+    end = time.perf_counter() + seconds
+    for batch in itertools.cycle(batches):
+        if len(times) >= _LEAST_UPDATES and time.perf_counter() >= end:
+            break
+        times.append(_seconds(functools.partial(update, batch), device))
+        ratios.append(_seconds(functools.partial(baseline_update, batch), device) / times[-1])
+    tokens = sum(batch.tokens for batch in batches) // len(batches)
+    return Compared(tokens / statistics.median(times), peak_bytes, ratios)
+
+
+def _measure(case: Case, seconds: float, device: torch.device) -> Measured:
+    started = time.perf_counter()
+    update, batches = _warmed_up(case, device)
     ready = time.perf_counter()
     log("    measuring")
     # On a CPU the first seconds of a process are slower than the rest.

@@ -185,7 +185,7 @@ def die():
 
 @pytest.mark.slow  # starts processes
 def test_a_call_that_takes_too_long_or_dies_does_not_stop_the_next():
-    processes = suite._Processes()
+    processes = suite.Processes()
     assert processes.call("a", time.monotonic() + 3, sleep, 60) == suite.LEFT_OUT
     assert processes.call("a", time.monotonic() - 1, sleep, 0) == suite.LEFT_OUT
     assert "died" in processes.call("a", time.monotonic() + 60, die)
