@@ -188,7 +188,7 @@ def draw(measured: Sequence[Measured]) -> bytes:
         points = {result.length: result.total.perplexity for result in found}
         by_length.append(_Curve(name, color, "o-", points, trained))
         points = {r.length: r.interpolated.perplexity for r in found if r.interpolated}
-        by_length.append(_Curve(f"{name}, interpolated", color, "o:", points, trained))
+        by_length.append(_Curve(f"{name}, interpolated", color, ".:", points, trained))
         points = _by_position(found[-1]) if found else {}
         by_position.append(_Curve(name, color, "o-", points, trained // 2))
     edges = sorted({edge for curve in by_position for edge in curve.points})
