@@ -3,8 +3,8 @@
 # its perplexity up to eight times that length, in windows that do not overlap and in sliding ones.
 #   bash pretrain/recipes/extrapolation.sh causal "wikitext:wiki.train.tokens" "wikitext:wiki.valid.tokens" runs/long
 # The first word is causal or masked; then come the text, the text for validation, and a folder, which
-# gets a table (.csv) and a figure (.png) for each way to measure. The same command continues where
-# it was interrupted.
+# gets a table (.csv) and a figure (.png) for each way to measure. Further words change the recipe,
+# as in training.steps=2000. The same command continues where it was interrupted.
 set -euo pipefail
 
 kind=${1:?causal or masked} text=${2:?text to train on} valid=${3:?text for validation}
@@ -23,7 +23,7 @@ lengths=128,136,160,192,256,384,512,768,1024
         --output "$folder/corpus"
 for method in "${methods[@]}"; do
     zeroclap supervise "extrapolation-$kind" "model.variant=$method" "data.corpus=$folder/corpus" \
-        "folder=$folder/runs/$method"
+        "folder=$folder/runs/$method" "${@:5}"
     [ -e "$folder/models/$method" ] ||
         zeroclap export "$folder/runs/$method" --output "$folder/models/$method"
 done

@@ -19,6 +19,7 @@ GUIDES = ROOT / "pretrain" / "guides"
 PAGES = [
     GUIDES / "writing-a-recipe.md",
     GUIDES / "using-a-model.md",
+    GUIDES / "train-short-test-long.md",
     GUIDES / "run-folder.md",
     GUIDES / "when-something-goes-wrong.md",
     GUIDES / "continuing-a-run.md",
