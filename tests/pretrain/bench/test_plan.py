@@ -80,8 +80,8 @@ def test_the_lower_bound_is_close_to_what_is_counted_and_never_above_it(variant)
             assert 0.98 * memory.optimizer < host <= memory.optimizer
 
 
-@pytest.mark.parametrize("size", presets.SIZES)
-def test_the_lower_bound_holds_for_every_size(size):
+@pytest.mark.parametrize("size", ["tiny", "large"])
+def test_the_lower_bound_holds_for_the_smallest_and_the_largest(size):
     config = recipes.load("pile-base", ["data.vocab_size=50265"])
     models = [presets.build(size, variant, 50265, {}) for variant in presets.VARIANTS]
     for model in {dataclasses.replace(model, num_layers=2) for model in models}:
