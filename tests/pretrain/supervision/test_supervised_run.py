@@ -186,7 +186,7 @@ def test_its_status_and_its_report_describe_what_happened(run, capsys):
 
 
 def test_supervising_a_finished_run_again_changes_nothing(run, words, recipe, records, capsys):
-    assert command_line.main(["supervise", str(recipe.path), f"folder={run}", *FAULT]) == 0
+    assert command_line.main(["supervise", str(recipe.path), f"folder={run}", *words]) == 0
     assert "finished" in capsys.readouterr().out
     assert ledger.read(run / ledger.FILE_NAME) == records
 
