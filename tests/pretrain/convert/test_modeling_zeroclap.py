@@ -8,7 +8,8 @@ import torch
 from pretrain.model import presets
 from tests.pretrain.convert.conftest import batch, loaded, task_of
 
-OWN_CODE = [name for name in presets.VARIANTS if name != "baseline"]
+# OPT's own program has a cache among its outputs.
+PROGRAMS = [name for name in presets.VARIANTS if name != "causal-learned"]
 TASKS = {
     "": "last_hidden_state",
     "ForMaskedLM": "logits",
@@ -284,7 +285,7 @@ def dynamic(vocab_size):
 
 
 @pytest.mark.slow  # several seconds each
-@pytest.mark.parametrize("variant", presets.VARIANTS)
+@pytest.mark.parametrize("variant", PROGRAMS)
 def test_an_exported_program_takes_batches_of_all_sizes(variant, transformers, exported):
     model = loaded(transformers, exported(variant).folder, task_of(variant))
     example, other, shapes = dynamic(model.config.vocab_size)
@@ -296,7 +297,7 @@ def test_an_exported_program_takes_batches_of_all_sizes(variant, transformers, e
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # of the exporter itself
-@pytest.mark.parametrize("variant", presets.VARIANTS)
+@pytest.mark.parametrize("variant", PROGRAMS)
 def test_onnx_gives_the_same_logits(variant, transformers, exported, tmp_path):
     for name in ("onnx", "onnxscript"):
         pytest.importorskip(name)
@@ -304,16 +305,18 @@ def test_onnx_gives_the_same_logits(variant, transformers, exported, tmp_path):
     model = loaded(transformers, exported(variant).folder, task_of(variant))
     example, other, shapes = dynamic(model.config.vocab_size)
     file = tmp_path / "model.onnx"
-    torch.onnx.export(
-        model,
-        (),
-        file,
-        kwargs=example,
-        dynamic_shapes=shapes,
-        output_names=["logits"],
-        dynamo=True,
-        verbose=False,
-    )
+    # The fused kernel of attention is exported only where a trained bias needs no gradient.
+    with torch.no_grad():
+        torch.onnx.export(
+            model,
+            (),
+            file,
+            kwargs=example,
+            dynamic_shapes=shapes,
+            output_names=["logits"],
+            dynamo=True,
+            verbose=False,
+        )
     (logits,) = runtime.InferenceSession(file).run(
         ["logits"], {name: x.numpy() for name, x in other.items()}
     )
