@@ -19,12 +19,16 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         help="the vocabulary, where the source has none: roberta-base, or a file or folder that "
         "`data_prep prepare` accepts",
     )
-    head = "with --to huggingface: export this classification head instead of the masked LM's"
+    head = "with --to huggingface: export this classification head instead of the language model's"
     add("--head", metavar="NAME", help=head)
 
 
 def convert(options: argparse.Namespace) -> None:
     """Convert a model between fairseq, Hugging Face and this project's model folders.
+
+    In transformers a baseline is a plain RoBERTa and a causal model with learned positions a plain
+    OPT. Others carry their code (trust_remote_code): GPT-NeoX and BLOOM end with a layer norm,
+    which causal models here do not.
 
     example: python -m pretrain convert model.pt --to zeroclap --output models/a
     """

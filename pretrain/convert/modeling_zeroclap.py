@@ -223,7 +223,7 @@ class ZeroclapModel(ZeroclapPreTrainedModel):
         """
         _refuse_token_types(token_type_ids)
         vectors, is_mask = self._vectors(input_ids, inputs_embeds)
-        if use_cache and past_key_values is None:
+        if use_cache and past_key_values is None and self.config.causal:
             past_key_values = DynamicCache(config=self.config)
         past = 0 if past_key_values is None else past_key_values.get_seq_length()
         mask = _checked_mask(attention_mask, vectors, past)

@@ -419,3 +419,13 @@ def test_of_two_runs_that_end_at_once_the_second_counts_as_left_while_the_first_
     running = {slot: launch._Running(None, done) for slot in range(2)}
     left = [len(running) for _ in launch._take_ended(running)]
     assert left == [1, 0]
+
+
+def test_a_causal_model_is_fine_tuned_on_the_mean_alone(tiny_model, easy_glue, tmp_path):
+    folder = shutil.copytree(tiny_model, tmp_path / "causal")
+    content = json.loads((folder / "model.json").read_text())
+    content["architecture"]["causal"] = True
+    (folder / "model.json").write_text(json.dumps(content))
+    assert plans(folder, easy_glue, "pooling=mean")
+    with pytest.raises(ValueError, match="pooling: 'first' is not accepted; it must be 'mean'"):
+        plans(folder, easy_glue)
