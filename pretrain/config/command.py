@@ -114,7 +114,9 @@ def recipe_schema() -> dict[str, Any]:
     schema = json_schema(RunConfig)
     schema["$defs"]["ModelRecipe"]["properties"]["overrides"] = model
     extends = {"type": "string", "description": "Recipe whose values this one changes."}
+    objective = {"description": "What the model has to predict: `name` decides the other keys."}
     schema["properties"] = {"extends": extends, **schema["properties"]}
+    schema["properties"]["objective"] |= objective
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
 
 

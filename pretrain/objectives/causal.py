@@ -14,7 +14,7 @@ from pretrain.objectives.tokens import TokenObjective
 
 @dataclasses.dataclass(frozen=True)
 class CausalLMConfig:
-    """There is nothing to choose: every token but `<s>` is predicted."""
+    """Each token is predicted from those before it; there is nothing to choose."""
 
     name: Literal["causal-lm"] = dataclasses.field(default="causal-lm", kw_only=True)
 

@@ -188,7 +188,7 @@ def test_a_recipe_that_does_not_exist_is_refused_with_the_shipped_names():
         (["schedule.name=step"], "schedule.name: 'step' .* cosine, linear or constant"),
         (["spike.learning_rate_factor=1.1"], "spike.learning_rate_factor: 1.1 .* at most 1"),
         (["training.attention_backend=fast"], "'fast' .* one of dense, flex or flex-flash"),
-        (["data.packing=loose"], "data.packing: 'loose' .* best-fit or complete"),
+        (["data.packing=loose"], "data.packing: 'loose' .* best-fit, complete or contiguous"),
         (["schedule.overestimate=0.9"], "schedule.overestimate: 0.9 .* 1 or above"),
         (["schedule.warmup_steps=-1"], "schedule.warmup_steps: -1"),
         (["schedule.minimum_learning_rate=-1"], "schedule.minimum_learning_rate: -1"),
@@ -438,9 +438,33 @@ def test_only_published_recipes_may_drop_text(path):
         assert (data.packing, data.minimum_share_of_tokens) == ("complete", 0)
     else:
         assert data.minimum_share_of_tokens == 0.9
-        assert data.packing == ("chunked" if path.stem in ("demo", "small") else "complete")
+        pinned = "complete" if path.stem.startswith(("unstable", "poisoned")) else "chunked"
+        assert data.packing == ("contiguous" if "causal" in path.stem else pinned)
+
+
+@pytest.mark.parametrize("name", ["causal-wikitext103", "extrapolation-causal"])
+@pytest.mark.parametrize("method", ["alibi", "sinusoidal", "rotary", "t5-bias", "learned", "none"])
+def test_causal_recipes_take_every_causal_variant(name, method):
+    config = recipes.load(name, [f"model.variant=causal-{method}", "data.corpus=corpus"])
+    size, overrides = config.model.size, config.model.overrides
+    model = presets.build(size, config.model.variant, 4096, overrides)
+    assert config.objective.causal
+    assert model.causal
+    assert model.max_positions >= config.data.sequence_length
+
+
+def test_the_model_of_the_alibi_paper():
+    """Press et al. 2022, section 3: 16 layers, width 1024, 8 heads, 4096; 73,728 tokens a step."""
+    config = recipes.load("causal-wikitext103", ["data.corpus=corpus"])
+    model = presets.build("large", "causal-alibi", 50265, config.model.overrides)
+    sizes = model.num_layers, model.hidden_size, model.num_heads, model.intermediate_size
+    assert sizes == (16, 1024, 8, 4096)
+    assert (model.layer_norm, model.activation, model.scale) == ("pre", "relu", 32)
+    assert config.batch.global_batch_size * config.data.sequence_length == 8 * 9216
 
 
 def test_there_are_nine_published_configurations_on_the_pile_and_twelve_on_wikitext():
     assert len({row[0] for row in PUBLISHED}) == len(PUBLISHED) == 9 + 12
-    assert {row[2] for row in PUBLISHED} == set(presets.VARIANTS)
+    assert {row[2] for row in PUBLISHED} == {
+        name for name in presets.VARIANTS if "causal" not in name
+    }
