@@ -22,7 +22,8 @@ def add_export_arguments(command: argparse.ArgumentParser) -> None:
     add = command.add_argument
     add("run", type=Path, help="the run's folder")
     add("--output", type=Path, required=True, help="the new model folder")
-    add("--step", type=int, help="step of the checkpoint (default: the newest)")
+    step = "step of the checkpoint (default: the newest that no suspected spike precedes)"
+    add("--step", type=int, help=step)
 
 
 def export(options: argparse.Namespace) -> None:
@@ -34,6 +35,12 @@ def export(options: argparse.Namespace) -> None:
 
     step = model_folder.export(options.run, options.output, options.step)
     sys.stdout.write(f"{options.output}: the model of {options.run} after {step} steps\n")
+    newest = model_folder.newest_checkpoint(options.run)
+    if options.step is None and newest > step:
+        sys.stdout.write(
+            f"later checkpoints, up to step {newest}, follow a suspected spike; --step {newest} "
+            "exports the newest\n"
+        )
 
 
 def add_evaluate_arguments(command: argparse.ArgumentParser) -> None:

@@ -26,8 +26,10 @@ from pretrain.run.checkpoints import write_json
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from pretrain.config.run import RunConfig
     from pretrain.model.heads import ClassificationHead
     from pretrain.model.language_model import LanguageModel
+    from pretrain.run.ledger import RunState
 
 FORMAT_VERSION = 2
 HEADS = "classification_heads."
@@ -250,14 +252,10 @@ def export(run: Path, output: Path, step: int | None = None) -> int:
     Raises:
         ValueError: no run, no such checkpoint, or a damaged one.
     """
-    from pretrain.config import load as recipes
     from pretrain.engine.engine import consolidated_weights
-    from pretrain.run import checkpoints, ledger
+    from pretrain.run import checkpoints
 
-    if not (run / "run.yaml").is_file():
-        raise ValueError(f"{run}: is not a run folder, it has no run.yaml")
-    config = recipes.load(str(run / "run.yaml"))
-    state = ledger.run_state(ledger.read(run / ledger.FILE_NAME), config.training.seed)
+    config, state = _config_and_state(run)
     sound = [step for step in state.checkpoints if step not in state.tainted]
     if step is None and sound:
         step = sound[-1]
@@ -286,6 +284,25 @@ def export(run: Path, output: Path, step: int | None = None) -> int:
         ),
     )
     return step
+
+
+def newest_checkpoint(run: Path) -> int:
+    """The step of a run's newest checkpoint, also if it follows a suspected spike.
+
+    Raises:
+        ValueError: no run.
+    """
+    return _config_and_state(run)[1].checkpoints[-1]
+
+
+def _config_and_state(run: Path) -> tuple[RunConfig, RunState]:
+    from pretrain.config import load as recipes
+    from pretrain.run import ledger
+
+    if not (run / "run.yaml").is_file():
+        raise ValueError(f"{run}: is not a run folder, it has no run.yaml")
+    config = recipes.load(str(run / "run.yaml"))
+    return config, ledger.run_state(ledger.read(run / ledger.FILE_NAME), config.training.seed)
 
 
 def _without_padding(weights: dict[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:

@@ -20,6 +20,7 @@ import yaml
 from data_prep import files
 from data_prep.corpus import Corpus
 from pretrain import train
+from pretrain.__main__ import main as pretrain
 from pretrain.bench import plan
 from pretrain.config.load import load
 from pretrain.data.sources import SOURCES, ChunkedBlocks, CompleteBlocks, ContiguousBlocks
@@ -348,6 +349,19 @@ def test_a_run_s_validation_is_that_of_its_exported_model(
     assert line["targets"] == found.total.targets
     # Ranks add their sums in another order.
     assert line["loss"] == pytest.approx(found.total.loss, rel=1e-14 if ranks > 1 else 0, abs=0)
+
+
+def test_an_export_names_the_checkpoints_that_it_passes_over(straight, tmp_path, capsys):
+    run = tmp_path / "run"
+    shutil.copytree(straight, run)
+    ledger.append(run / ledger.FILE_NAME, "suspect", onset=3, channel="fast", step=5)
+    model = ["export", str(run), "--output", str(tmp_path / "model")]
+    assert pretrain(model) == 0
+    told = capsys.readouterr().out
+    assert "after 2 steps" in told
+    assert "up to step 6, follow a suspected spike; --step 6 exports the newest" in told
+    assert pretrain([*model[:-1], str(tmp_path / "last"), "--step", "6"]) == 0
+    assert "suspected" not in capsys.readouterr().out
 
 
 # --- a finished run is extended ------------------------------------------------------------------
