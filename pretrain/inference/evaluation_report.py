@@ -215,7 +215,7 @@ def draw(measured: Sequence[Measured]) -> bytes:
         axes.set_ylabel("perplexity")
         axes.spines[["top", "right"]].set_visible(False)
         if axes.lines:
-            axes.legend(frameon=False, fontsize=8)
+            axes.legend(framealpha=0.85, edgecolor="none", fontsize=8)
     picture = io.BytesIO()
     figure.savefig(picture, format="png", dpi=110)
     return picture.getvalue()

@@ -35,7 +35,7 @@ measure() {  # NAME OPTION...: into NAME.csv and NAME.png
 if [ "$kind" = causal ]; then
     measure lengths --lengths "$lengths" --interpolate --blocks 12
     # Each window scores its last 64 tokens alone, so that a longer window is more context and no more.
-    measure sliding --lengths 128,256,512,1024 --stride 64 --blocks 12
+    measure sliding --lengths 128,256,512,1024 --stride 64 --blocks 4
 else
     # The learned positions end at 128: longer inputs are refused, and the others are measured.
     measure lengths --lengths 128,160,192,256,384,512 --interpolate --blocks 24 || [ $? -eq 2 ]
