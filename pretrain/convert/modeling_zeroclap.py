@@ -42,7 +42,7 @@ from pretrain.model.init import STANDARD_DEVIATION
 from pretrain.model.layers import EncoderLayer
 from pretrain.model.masks import same_document  # noqa: F401
 from pretrain.model.positions import position_module, token_positions
-from pretrain.model.scores import scaled  # noqa: F401
+from pretrain.model.scores import ScoreFunction  # noqa: F401
 from pretrain.model.t5_bias import T5Bias  # noqa: F401
 from pretrain.model.tiled_attention import tiled_attention  # noqa: F401
 
@@ -223,6 +223,8 @@ class ZeroclapModel(ZeroclapPreTrainedModel):
         """
         _refuse_token_types(token_type_ids)
         vectors, is_mask = self._vectors(input_ids, inputs_embeds)
+        # Layers that are computed again in the backward pass would extend a cache again.
+        use_cache = use_cache and not (self.training and self.is_gradient_checkpointing)
         if use_cache and past_key_values is None and self.config.causal:
             past_key_values = DynamicCache(config=self.config)
         past = 0 if past_key_values is None else past_key_values.get_seq_length()
@@ -406,9 +408,11 @@ class ZeroclapForCausalLM(ZeroclapForMaskedLM, GenerationMixin):
         num_items_in_batch: Tensor | int | None = None,
         past_key_values: Any = None,  # noqa: ANN401 - transformers' Cache
         use_cache: bool | None = None,
-        logits_to_keep: int = 0,
+        logits_to_keep: int | Tensor = 0,
     ) -> Answer:
         """Compute the logits of every token, [B, T, V], or of the last `logits_to_keep`.
+
+        A tensor names the places to keep.
 
         `labels` are [B, T], the ids themselves, -100 where they are not to be predicted; the logits
         at a place are compared with the label after it. The loss is as in the class above.
@@ -424,7 +428,8 @@ class ZeroclapForCausalLM(ZeroclapForMaskedLM, GenerationMixin):
             past_key_values=past_key_values,
             use_cache=use_cache,
         )
-        logits = self._logits(outputs.last_hidden_state[:, -logits_to_keep:])
+        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        logits = self._logits(outputs.last_hidden_state[:, kept])
         loss = None
         if labels is not None:
             loss = self.loss_function(

@@ -19,7 +19,8 @@ class Alibi(nn.Module):
     """Add -slope * distance to attention scores (Press et al. 2022, section 3).
 
     The distance is |i - j|. Encoders have several shapes (EIFY/fairseq, and issue 5 of
-    ofirpress/attention_with_linear_biases); of keys before the query all are the same:
+    ofirpress/attention_with_linear_biases). In a causal model the first two and the last are the
+    same, and one-sided heads of the second half see no other token:
 
         symmetric     The same slope on both sides.
         offset        Half a step less for keys to the right, so that +n and -n differ: row 0 is
@@ -28,7 +29,8 @@ class Alibi(nn.Module):
                       before it. Both have the slopes of half as many heads.
         by-direction  Keys after the query have the slopes in reverse order of the heads.
 
-    Trained slopes are sigmoids of parameters that begin at the fixed slopes.
+    Trained slopes are sigmoids of parameters, so that they stay between 0 and 1. They begin at the
+    fixed slopes; weight decay pulls them towards 1/2.
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -42,12 +44,13 @@ class Alibi(nn.Module):
         if config.alibi_slopes == "trained":
             self.logits = nn.Parameter(torch.logit(torch.tensor(self.slopes)))
 
-    def forward(self, device: torch.device) -> ScoreFunction:
-        """Return the bias as a function of index tensors on `device`."""
+    def forward(self, device: torch.device, scale: float = 1.0) -> ScoreFunction:
+        """Return the bias as a function of index tensors on `device`, with distances x `scale`."""
         # Not a buffer: casting the module to bf16 would round it.
         slopes = torch.tensor(self.slopes, dtype=torch.float32, device=device)
         if self.logits is not None:
             slopes = self.logits.float().sigmoid()
+        slopes = slopes * scale
         # For whole numbers d, |d - 1/4| - 1/4 is d - 1/2 right of the query and -d elsewhere.
         shift = 0.25 if self.shape == "offset" else 0.0
         heads = self.num_heads

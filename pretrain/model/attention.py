@@ -30,7 +30,8 @@ class AttentionContext:
     """Applied to queries and keys; None where positions do not act on them."""
     weights: list[Tensor] | None = None
     """Where each layer appends its attention weights, [B, H, T, T], before dropout. None where they
-    are not wanted: no fused kernel returns them. The bias must be one tensor, or None."""
+    are not wanted: no fused kernel returns them. The bias must be one tensor, or None, and
+    `is_causal` False."""
     extend: Extend | None = None
     """Of the layer's own cache; None where all keys are in the input."""
     is_causal: bool = False

@@ -16,8 +16,8 @@ from typing import Any
 class PositionMethod:
     """What a position method adds in each of the three places where it may act.
 
-    Each place names a class of positions.py, by a string because this file does not import torch;
-    None where the method does nothing. The class is built from the ModelConfig.
+    Each place names a class that positions.py knows, by a string because this file does not import
+    torch; None where the method does nothing. The class is built from the ModelConfig.
     """
 
     embedding: str | None = None
@@ -107,12 +107,14 @@ class ModelConfig:
     alibi: str = "offset"
     """Shape of the bias where `position` is "alibi"; see alibi.Alibi."""
     alibi_slopes: str = "fixed"
+    """Whether the slopes of ALiBi are trained."""
     causal: bool = False
     """Whether a token sees only itself and the tokens before it."""
     layer_norm: str = "post"
     """Where a layer normalises: after each residual sum, or before attention and feed-forward. With
     "pre" there is no norm after the last layer (Baevski and Auli 2019)."""
     activation: str = "gelu"
+    """Of the feed-forward layers."""
     head: str = "roberta"
     normalize_embeddings: bool = False
     """L2-normalise token embeddings, both at the input and in the CLAP head."""

@@ -97,7 +97,16 @@ class Embeddings(nn.Module):
 
         Returns:
             [B, T, D]
+
+        Raises:
+            ValueError: the input is longer than the model's learned positions.
         """
+        length, longest = positions.shape[-1], self.config.longest_input
+        if longest and length > longest:
+            raise ValueError(
+                f"input of {length} tokens: learned positions end at {longest} "
+                "(a model with any other position method reads longer ones)"
+            )
         if self.config.normalize_embeddings:
             x = F.normalize(x, dim=-1, eps=smallest_length(x.dtype))
         if is_mask is not None:
@@ -105,7 +114,7 @@ class Embeddings(nn.Module):
             x = x.masked_fill(is_mask[..., None], 0.0)
         x = x * self.config.scale
         if self.positions is not None:
-            x = x + self.positions(positions)[..., -x.shape[1] :, :].to(x.dtype)
+            x = x + self.positions(positions[..., -x.shape[1] :]).to(x.dtype)
         if self.norm is not None:
             x = self.norm(x)
         x = self.dropout(x)

@@ -43,6 +43,7 @@ def flex_bias(
     document_ids: Tensor | None,
     backend: str,
     causal_length: int = 0,
+    device: torch.device | None = None,
 ) -> FlexBias | None:
     """Prepare the same bias and mask that `dense` has.
 
@@ -51,6 +52,7 @@ def flex_bias(
         document_ids: [B, T] or None, see the package's docstring; T is a multiple of TILE.
         backend: a key of KERNELS.
         causal_length: T where a query sees no later keys, else 0.
+        device: of the scores, for a mask that does not depend on the ids.
 
     Returns:
         None where nothing is added: torch's own kernels are faster then.
@@ -66,7 +68,7 @@ def flex_bias(
     block_mask = None
     if rule is not None:
         ids = None if rule is earlier else document_ids
-        block_mask = _block_mask(rule, ids, causal_length // TILE)
+        block_mask = _block_mask(rule, ids, causal_length // TILE, device)
     return FlexBias(score_mod if scores else None, block_mask, KERNELS[backend])
 
 
@@ -90,16 +92,20 @@ def _kernel() -> Callable[..., Any]:
     return torch.compile(flex_attention, dynamic=False)
 
 
-def _block_mask(rule: MaskFunction, document_ids: Tensor | None, causal_tiles: int) -> BlockMask:
+def _block_mask(
+    rule: MaskFunction, document_ids: Tensor | None, causal_tiles: int, device: torch.device | None
+) -> BlockMask:
     """Compute which tiles have visible scores; to evaluate the rule everywhere would take longer.
 
     Args:
         rule: the mask.
         document_ids: [B, T]; None where the rule is that of causal models alone.
         causal_tiles: tiles of a row where a query sees no later keys, else 0.
+        device: of the mask where there are no ids.
     """
     if document_ids is None:
-        some = whole = torch.ones((1, causal_tiles, causal_tiles), dtype=torch.bool)
+        shape = 1, causal_tiles, causal_tiles
+        some = whole = torch.ones(shape, dtype=torch.bool, device=device)
     else:
         some, whole = _document_tiles(document_ids)
     if causal_tiles:

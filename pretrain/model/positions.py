@@ -25,26 +25,15 @@ FIRST_POSITION = 2
 
 
 class LearnedPositions(nn.Module):
-    """One trained vector per position; inputs longer than the table are refused."""
+    """One trained vector per position (`Embeddings` refuses longer inputs)."""
 
     def __init__(self, config: ModelConfig) -> None:
         """Make a table for `config.max_positions` tokens."""
         super().__init__()
-        self.max_positions = config.max_positions
         self.table = nn.Embedding(config.max_positions + FIRST_POSITION, config.hidden_size)
 
     def forward(self, positions: Tensor) -> Tensor:
-        """Map positions counted from 0 to vectors: [T] to [T, D], or [B, T] to [B, T, D].
-
-        Raises:
-            ValueError: the input is longer than the table.
-        """
-        length = positions.shape[-1]
-        if length > self.max_positions:
-            raise ValueError(
-                f"input of {length} tokens: learned positions end at {self.max_positions} "
-                "(a model with ALiBi or sinusoidal positions reads longer ones)"
-            )
+        """Map positions counted from 0 to vectors: [T] to [T, D], or [B, T] to [B, T, D]."""
         vectors: Tensor = self.table(positions + FIRST_POSITION)
         return vectors
 
@@ -113,5 +102,5 @@ def token_positions(document_ids: Tensor | None, x: Tensor) -> Tensor:
 
 
 def position_module(name: str | None, config: ModelConfig) -> nn.Module | None:
-    """Build the class of this module that an entry of `config.POSITION_METHODS` names."""
+    """Build the class that an entry of `config.POSITION_METHODS` names, by its name here."""
     return None if name is None else globals()[name](config)

@@ -10,8 +10,3 @@ ScoreFunction = Callable[[Tensor, Tensor, Tensor], Tensor]
 """Index tensors of heads, queries and keys to what is added to the scores, in fp32.
 
 Written once for all back ends: `dense` evaluates it on a grid, FlexAttention compiles it."""
-
-
-def scaled(scores: ScoreFunction, scale: float) -> ScoreFunction:
-    """Multiply all positions by a number before they are compared."""
-    return lambda head, query, key: scores(head, query * scale, key * scale)

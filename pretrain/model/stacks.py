@@ -16,7 +16,6 @@ from .flex import TILE, flex_bias
 from .layers import EncoderLayer
 from .masks import is_causal_alone
 from .positions import position_module, token_positions
-from .scores import scaled
 
 
 class Encoder(nn.Module):
@@ -60,13 +59,21 @@ class Encoder(nn.Module):
                 [B, P + T].
             target_positions: [M] or None. Most of the last layer's work is done for these tokens
                 only (as in MosaicBERT: Portes et al. 2023).
-            cache: keys and values of the tokens before these, to which theirs are added; for causal
-                models and the back end `dense`.
+            cache: keys and values of the tokens before these, to which theirs are added.
 
         Returns:
             [B, T, D], or [M, D] for the target positions.
+
+        Raises:
+            ValueError: a cache is given to a model that is not causal, is being trained, or
+                computes attention on another back end than `dense`.
         """
         length = input_ids.shape[1]
+        fits = self.config.causal and not self.training and self.attention_backend == "dense"
+        if cache is not None and not fits:
+            raise ValueError(
+                "cache: accepted for a causal model in evaluation mode, on the back end 'dense'"
+            )
         if document_ids is None and cache is not None:
             document_ids = input_ids.new_ones(
                 (len(input_ids), cache.length + length), dtype=torch.bool
@@ -77,7 +84,7 @@ class Encoder(nn.Module):
         contexts = [context] * len(self.layers)
         if cache is not None:
             contexts = [dataclasses.replace(context, extend=layer.extend) for layer in cache]
-        for layer, of_layer in zip(self.layers[:-1], contexts, strict=False):
+        for layer, of_layer in zip(self.layers[:-1], contexts[:-1], strict=True):
             x = layer(x, of_layer)
         features: Tensor = self.layers[-1](x, contexts[-1], target_positions)
         return features if target_positions is not None else features[:, :length]
@@ -96,7 +103,15 @@ class Encoder(nn.Module):
         """Return the input of the first layer, [B, T, D], and what the attention of all reads.
 
         For FlexAttention, T is rounded up to whole tiles with padding.
+
+        Raises:
+            ValueError: `position_scale` is set and the position method cannot scale.
         """
+        if self.position_scale != 1.0 and not self.config.method.scalable:
+            raise ValueError(
+                f"position_scale {self.position_scale}: accepted: 1 with {self.config.position} "
+                "positions"
+            )
         x: Tensor = self.embeddings(input_ids, document_ids, self.position_scale)
         if self.attention_backend != "dense" and (extra := -x.shape[1] % TILE):
             if document_ids is None:
@@ -106,9 +121,9 @@ class Encoder(nn.Module):
         if self.rotation is not None:
             positions = token_positions(document_ids, x) * self.position_scale
             rotation = self.rotation(positions[..., -x.shape[1] :])
-        scores = None if self.score_bias is None else self.score_bias(x.device)
-        if scores is not None and self.position_scale != 1.0:
-            scores = scaled(scores, self.position_scale)
+        scores = None
+        if self.score_bias is not None:
+            scores = self.score_bias(x.device, self.position_scale)
         dropout = self.config.attention_dropout if self.training else 0.0
         tiled = uses_tiles(x, dropout) and self.layers[0]._compiled_call_impl is None
         causal = self.config.causal
@@ -119,5 +134,5 @@ class Encoder(nn.Module):
             bias = dense_bias(scores, document_ids, self.config.num_heads, x, tiled, causal)
         else:
             causal_length = x.shape[1] if causal else 0
-            bias = flex_bias(scores, document_ids, self.attention_backend, causal_length)
+            bias = flex_bias(scores, document_ids, self.attention_backend, causal_length, x.device)
         return x, AttentionContext(bias, rotation)

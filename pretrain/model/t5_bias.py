@@ -21,17 +21,22 @@ class T5Bias(nn.Module):
         """Make a table of 32 buckets."""
         super().__init__()
         self.table = nn.Embedding(BUCKETS, config.num_heads)
-        self.causal = config.causal
-
-    def forward(self, device: torch.device) -> ScoreFunction:
-        """Return the bias as a function of index tensors on `device`."""
         distances = range(-MAX_DISTANCE, MAX_DISTANCE + 1)
-        buckets = torch.tensor([t5_bucket(d, self.causal) for d in distances], device=device)
+        self.buckets = [t5_bucket(distance, config.causal) for distance in distances]
+
+    def forward(self, device: torch.device, scale: float = 1.0) -> ScoreFunction:
+        """Return the bias as a function of index tensors on `device`, with distances x `scale`.
+
+        Scaled distances are rounded to whole ones.
+        """
         # Looked up here, where ZeRO 3 has gathered the table.
-        by_distance = self.table(buckets).float()
+        by_distance = self.table(torch.tensor(self.buckets, device=device)).float()
 
         def bias(head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-            distance = (key - query).clamp(-MAX_DISTANCE, MAX_DISTANCE).to(head.dtype)
+            distance = key - query
+            if scale != 1.0:
+                distance = (distance * scale).round().to(head.dtype)
+            distance = distance.clamp(-MAX_DISTANCE, MAX_DISTANCE)
             value: Tensor = by_distance[distance + MAX_DISTANCE, head]
             return value
 

@@ -164,6 +164,17 @@ def test_the_block_mask_is_torch_s_own_and_no_block_is_kept_without_need(mask, c
         assert torch.equal(getattr(ours, name), getattr(theirs, name)), name
 
 
+@pytest.mark.parametrize("document_ids", [None, "bool"])
+def test_a_causal_block_mask_is_on_the_device_of_the_scores(document_ids):
+    config = presets.build("tiny", "causal-alibi", 50, {"attention_dropout": 0.0})
+    with torch.device("meta"):
+        model = LanguageModel(config, attention_backend="flex")
+        ids = torch.zeros(2, 256, dtype=torch.int64)
+        mask = None if document_ids is None else torch.ones(2, 256, dtype=torch.bool)
+        bias = model.encoder.embed(ids, mask)[1].bias
+    assert bias.block_mask.kv_num_blocks.device.type == "meta"
+
+
 def test_texts_in_any_order_of_numbers_see_themselves_alone(without_compiler):
     numbers = torch.tensor([[3] * 100 + [1] * 100 + [0] * 20 + [2] * 100 + [3] * 64])
     results = both(config_of("alibi", "offset"), 384, numbers.expand(2, -1), torch.float32)

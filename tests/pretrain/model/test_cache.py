@@ -87,3 +87,25 @@ def test_a_later_token_changes_no_bit_of_an_earlier_logit(model, changed):
             before, after = (logits(model, read, numbers, chunks) for read in (ids, other))
             assert torch.equal(before[:, :changed], after[:, :changed])
             assert (before != after)[0, changed:].any(-1).all()
+
+
+@pytest.mark.parametrize(
+    ("variant", "backend", "mode"),
+    [
+        ("baseline", "dense", "eval"),
+        ("causal-alibi", "flex", "eval"),
+        ("causal-alibi", "dense", "train"),
+    ],
+)
+def test_a_cache_that_could_not_be_right_is_refused(variant, backend, mode):
+    config = presets.build("tiny", variant, 50, {"attention_dropout": 0.0})
+    model = LanguageModel(config, attention_backend=backend)
+    getattr(model, mode)()
+    with pytest.raises(ValueError, match="cache: accepted for a causal model in evaluation mode"):
+        model(torch.full((1, 3), 7), None, torch.arange(3), KeyValueCache(config.num_layers))
+
+
+def test_a_cache_of_another_number_of_layers_is_refused():
+    model = LanguageModel(presets.build("tiny", "causal-alibi", 50, {})).eval()
+    with pytest.raises(ValueError, match="zip"):
+        model(torch.full((1, 3), 7), None, torch.arange(3), KeyValueCache(1))
