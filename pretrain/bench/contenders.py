@@ -76,10 +76,7 @@ class Case:
         return presets.build(self.size, self.variant, self.vocab_size, overrides)
 
     def objective(self) -> PretrainingObjective:
-        """Return the training objective: masked language modelling, which every contender has.
-
-        That of causal models is causal language modelling.
-        """
+        """Return the training objective: masked language modelling; of causal models, causal."""
         vocabulary = Vocabulary(self.vocab_size, self.vocab_size - 1, Path())
         settings = CausalLMConfig() if self.architecture().causal else MaskedLMConfig()
         return settings.build(vocabulary, compiled=torch.cuda.is_available())

@@ -299,7 +299,8 @@ def bias_bytes(
     """Return the bytes of the dense back end's attention bias: kept, and at most while it is built.
 
     With ALiBi it has the size of all scores, [B, H, T, T], because every row has its own padding.
-    It is built from a table [1, H, T, T] that is cast from fp32 (model/attention.py).
+    It is built from a table [1, H, T, T] that is cast from fp32 (model/attention.py). Causal models
+    need no mask of padding, so that rows share what they have.
 
     Args:
         model: the architecture.
@@ -308,6 +309,10 @@ def bias_bytes(
         width: w, bytes per number.
         packed: whether a row holds several documents.
     """
+    if model.causal and not packed:
+        rows = 1
+        if model.method.score_bias is None:
+            return 0, 0
     visible = rows * length**2 if packed else 0  # bool; padding needs none
     if model.method.score_bias is None:
         held = width * (visible or rows * length)

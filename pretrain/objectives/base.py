@@ -150,6 +150,9 @@ class DocumentObjective(PretrainingObjective, Protocol):
     ) -> Arrays:
         """One micro-batch, as `collate` makes it, of targets that were drawn before.
 
+        Among its arrays are `labels`, `target_positions` and `subsets`, one number per target: the
+        evaluation leaves targets out.
+
         Args:
             blocks: as in `collate`.
             masked: of each block, what `mask` returns.

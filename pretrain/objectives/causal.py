@@ -43,9 +43,9 @@ class CausalLM(TokenObjective):
     places_before = 1
 
     def mask(self, ids: Ids, key: Key) -> tuple[Ids, Ids]:
-        """Hide nothing, and predict every token that has one before it.
+        """Hide nothing, and predict every token but `<s>`.
 
-        `<s>` stands before the first token of each text, and is itself not predicted.
+        The first token of a document is predicted from the `<s>` that a block has in front of it.
 
         Args:
             ids: [n], of a block or of a document, which does not begin with `<s>`.

@@ -85,8 +85,13 @@ class TokenObjective(ABC):
             target_positions [M] in the flattened batch and labels [M], with label IGNORED at
             position 0 where unused; and subsets [M] where the blocks have them. M is B * capacity,
             or more where a part of a document has more targets than a block can have.
+
+        Raises:
+            ValueError: a block's first token is a target, and there is no place before it.
         """
         found = [positions for _, positions in masked]
+        if any(len(at) and at[0] < self.places_before for at in found):
+            raise ValueError("a block that does not begin with <s>: nothing is before its target")
         capacity = max(self.capacity(length), *map(len, found))
         labels = [block.ids[at] for block, at in zip(blocks, found, strict=True)]
         in_batch = [row * length + at - self.places_before for row, at in enumerate(found)]

@@ -5,6 +5,7 @@ import pytest
 
 from data_prep.corpus import Corpus
 from pretrain.data.sources import SOURCES
+from pretrain.objectives.base import Block
 from pretrain.objectives.causal import CausalLM, CausalLMConfig
 from pretrain.objectives.tokens import IGNORED
 
@@ -45,3 +46,9 @@ def test_the_draw_is_none_so_that_the_key_does_not_matter():
 
 def test_validation_predicts_what_training_predicts():
     assert CausalLMConfig().for_validation() == CausalLMConfig()
+
+
+def test_a_block_without_a_start_is_refused():
+    """Its first token would have to be predicted from the place before the block."""
+    with pytest.raises(ValueError, match="does not begin with <s>"):
+        OBJECTIVE.collate([Block(np.array([5, 6, 7]))], [(0, 0, 0)], 4)
