@@ -35,7 +35,9 @@ demo: $(READY)
 # TEXT and VALID as for `prepare --input`, such as wikitext:wiki.train.tokens; KIND=masked for encoders.
 KIND := causal
 extrapolation: $(READY)
-	PATH="$(CURDIR)/$(BIN):$$PATH" bash pretrain/recipes/extrapolation.sh \
+	@test -n "$(TEXT)" -a -n "$(VALID)" || { echo "make extrapolation TEXT=... VALID=...: the text" \
+		"to train on and the text to measure on, such as wikitext:wiki.train.tokens"; exit 2; }
+	PATH="$(abspath $(BIN)):$$PATH" bash pretrain/recipes/extrapolation.sh \
 		$(KIND) "$(TEXT)" "$(VALID)" runs/extrapolation-$(KIND)
 
 test: $(READY)
