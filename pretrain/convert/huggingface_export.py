@@ -88,10 +88,11 @@ def write(folder: Path, contents: ModelContents, head: str | None = None) -> lis
         # Not save_file, which lets nobody but the owner read what it writes.
         (partial / "model.safetensors").write_bytes(save(tensors, metadata={"format": "pt"}))
         write_json(partial / "config.json", settings)
-        if contents.config.causal:
+        generates = contents.config.causal and head is None
+        if generates:
             write_json(partial / "generation_config.json", _generation_settings(contents))
         if contents.vocabulary is not None:
-            _write_tokenizer(partial, contents.vocabulary, contents.config)
+            _write_tokenizer(partial, contents.vocabulary, contents.config, generates)
         if plain is None:
             _write_code(partial)
         (partial / "README.md").write_text(
@@ -218,7 +219,9 @@ def _label_settings(head: ClassificationConfig) -> dict[str, Any]:
     }
 
 
-def _write_tokenizer(folder: Path, vocabulary: Tokenizer, config: ModelConfig) -> None:
+def _write_tokenizer(
+    folder: Path, vocabulary: Tokenizer, config: ModelConfig, generates: bool
+) -> None:
     path = folder / tokenizers.FILE_NAME
     vocabulary.save(path)
     content = json.loads(path.read_text(encoding="utf-8"))
@@ -229,7 +232,7 @@ def _write_tokenizer(folder: Path, vocabulary: Tokenizer, config: ModelConfig) -
         "trim_offsets": True,
         "add_prefix_space": False,
     }
-    if config.causal:
+    if generates:
         content["post_processor"] = _prompt_template(vocabulary)
     for token in content["added_tokens"]:
         # The space before a mask belongs to the predicted token, as in fill_mask.
@@ -243,7 +246,7 @@ def _write_tokenizer(folder: Path, vocabulary: Tokenizer, config: ModelConfig) -
         "clean_up_tokenization_spaces": False,
         **_SPECIAL_TOKENS,
     }
-    if config.causal:
+    if generates:
         settings["padding_side"] = "left"
     if config.longest_input:
         settings["model_max_length"] = config.longest_input

@@ -79,7 +79,7 @@ def _lengths(text: str) -> list[int]:
         lengths = []
     if not lengths or min(lengths) < 2:
         raise argparse.ArgumentTypeError(f"{text!r}: write whole numbers from 2 on, as in 512,1024")
-    return lengths
+    return list(dict.fromkeys(lengths))
 
 
 def evaluate(options: argparse.Namespace) -> None:
@@ -107,20 +107,23 @@ def evaluate(options: argparse.Namespace) -> None:
     names = [folder.resolve().name for folder in options.model]
     if len(set(names)) < len(names):
         names = [str(folder) for folder in options.model]
+    all_results = [
+        (_window_results if options.lengths else _block_results)(options, loaded, objective, corpus)
+        for loaded, objective in zip(models, objectives, strict=True)
+    ]
     files = options.json, options.csv, options.plot
     # An error now costs no measurement.
     report.write([], *(path if path and not path.is_file() else None for path in files))
     measured: list[report.Measured] = []
-    for name, loaded, objective in zip(names, models, objectives, strict=True):
+    for name, loaded, results in zip(names, models, all_results, strict=True):
         found = report.Measured(name, loaded.sequence_length)
         measured.append(found)
         if len(models) > 1:
             sys.stdout.write(f"\n{name}, trained on blocks of {found.trained_length:,} tokens\n")
         sys.stdout.write(f"{validation_note(loaded.objective)}\n")
+        if options.lengths:
+            sys.stdout.write(_what_is_read(options, loaded, corpus))
         loaded.model.to(device)
-        results = (_window_results if options.lengths else _block_results)(
-            options, loaded, objective, corpus
-        )
         counted = "windows" if options.lengths else "blocks"
         sys.stdout.write(report.head(counted, options.interpolate))
         for result in results:
@@ -172,30 +175,37 @@ def _window_results(
     objective: PretrainingObjective,
     corpus: Corpus,
 ) -> Iterator[Evaluation | Refusal]:
-    from pretrain.data.batches import spread
     from pretrain.inference.evaluate import evaluate_lengths
 
-    limit, one_text = options.blocks or 0, (options.packing or loaded.packing) == "contiguous"
-    lengths = corpus.lengths[spread(len(corpus), limit)]
-    longest = int(lengths.max()) + 1
-    kind = f"the longest of {longest:,} tokens with <s>"
-    if one_text:
-        kind = f"read as one text of {int(lengths.sum()):,} tokens"
-    elif max(options.lengths) > longest:
-        kind += ", so longer windows change nothing"
-    documents = f"{len(lengths):,} of {len(corpus):,} documents"
-    sys.stdout.write(f"the same targets at every length, of {documents}, {kind}\n")
     return evaluate_lengths(
         loaded.model,
         objective,
         corpus,
         options.lengths,
-        limit,
+        options.blocks or 0,
         loaded.micro_batch_size * loaded.sequence_length,
         stride=options.stride,
-        one_text=one_text,
+        one_text=_reads_one_text(options, loaded),
         interpolate_from=loaded.sequence_length if options.interpolate else None,
     )
+
+
+def _reads_one_text(options: argparse.Namespace, loaded: LoadedModel) -> bool:
+    return (options.packing or loaded.packing) == "contiguous"
+
+
+def _what_is_read(options: argparse.Namespace, loaded: LoadedModel, corpus: Corpus) -> str:
+    from pretrain.data.batches import spread
+
+    lengths = corpus.lengths[spread(len(corpus), options.blocks or 0)]
+    longest = int(lengths.max()) + 1
+    kind = f"the longest of {longest:,} tokens with <s>"
+    if _reads_one_text(options, loaded):
+        kind = f"read as one text of {int(lengths.sum()):,} tokens"
+    elif max(options.lengths) > longest:
+        kind += ", so longer windows change nothing"
+    documents = f"{len(lengths):,} of {len(corpus):,} documents"
+    return f"the same targets at every length, of {documents}, {kind}\n"
 
 
 def add_fill_mask_arguments(command: argparse.ArgumentParser) -> None:

@@ -196,7 +196,8 @@ def evaluate_lengths(
 ) -> Iterator[Evaluation | Refusal]:
     """Scores of the same targets at every length, each as soon as it is measured.
 
-    Documents, or the split as one text, are cut into windows (`pretrain.data.windows`).
+    What is refused is refused at once, before anything is measured. Documents, or the split as one
+    text, are cut into windows (`pretrain.data.windows`).
 
     Args:
         model: any device, evaluation mode.
@@ -213,8 +214,8 @@ def evaluate_lengths(
 
     Raises:
         ValueError: the objective cannot draw the targets of a document, a window is longer than
-            the documents together, the stride is below 1 or above a window, or there is nothing
-            to predict.
+            the documents together, or the stride is below 1 or above a window; while it measures:
+            there is nothing to predict.
     """
     if not isinstance(objective, DocumentObjective):
         raise ValueError(
@@ -225,18 +226,18 @@ def evaluate_lengths(
     read = int(corpus.lengths[documents].sum())
     if max(lengths) > read + 1:
         raise ValueError(
-            f"--lengths {max(lengths)}: the {len(documents):,} documents to read have "
-            f"{read:,} tokens together, fewer than one window; accepted: up to {read + 1}"
+            f"--lengths {max(lengths)}: the text to read has {read} tokens (documents: "
+            f"{len(documents)}), fewer than one window; accepted: up to {read + 1}"
         )
     if stride is not None and not 1 <= stride <= min(lengths):
         raise ValueError(
             f"--stride {stride}: accepted: 1 to {min(lengths)}, the shortest window of --lengths"
         )
-    longest_input = model.config.longest_input
-    for length in lengths:
+    longest_input, coverage = model.config.longest_input, read / int(corpus.lengths.sum())
+
+    def measure(length: int) -> Evaluation | Refusal:
         if longest_input and length > longest_input:
-            yield Refusal(length, f"the model's learned positions end at {longest_input}")
-            continue
+            return Refusal(length, f"the model's learned positions end at {longest_input}")
         windows = Windows(corpus, documents, length, stride or length, one_text)
         rows = max(1, tokens // windows.row)
         interpolated = None
@@ -246,10 +247,8 @@ def evaluate_lengths(
                 scale = interpolate_from / length
                 interpolated = _interpolated(model, objective, windows, rows, scale)
         except torch.OutOfMemoryError as error:
-            yield Refusal(length, str(error).partition("\n")[0])
-            continue
-        coverage = read / int(corpus.lengths.sum())
-        yield Evaluation(
+            return Refusal(length, str(error).partition("\n")[0])
+        return Evaluation(
             **vars(scores),
             length=length,
             blocks=len(windows),
@@ -258,6 +257,8 @@ def evaluate_lengths(
             positions=positions,
             interpolated=interpolated,
         )
+
+    return map(measure, lengths)
 
 
 def _interpolated(

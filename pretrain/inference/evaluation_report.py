@@ -187,7 +187,12 @@ def draw(measured: Sequence[Measured]) -> bytes:
         found = each.evaluations
         points = {result.length: result.total.perplexity for result in found}
         by_length.append(_Curve(name, color, "o-", points, trained))
-        points = {r.length: r.interpolated.perplexity for r in found if r.interpolated}
+        is_interpolated = any(result.interpolated for result in found)
+        points = {
+            result.length: (result.interpolated or result.total).perplexity
+            for result in found
+            if result.interpolated or (is_interpolated and result.length == trained)
+        }
         by_length.append(_Curve(f"{name}, interpolated", color, ".:", points, trained))
         points = _by_position(found[-1]) if found else {}
         by_position.append(_Curve(name, color, "o-", points, trained // 2))

@@ -130,7 +130,8 @@ def choose(logits: Tensor, settings: GenerationSettings, generator: torch.Genera
     """Return the next token of every row: [B, V] to [B]."""
     if settings.temperature == 0:
         return logits.argmax(dim=-1)
-    scaled = logits.double() / settings.temperature
+    logits = logits.double()
+    scaled = (logits - logits.amax(dim=-1, keepdim=True)) / settings.temperature
     likely, ids = scaled.sort(dim=-1, descending=True, stable=True)
     if settings.top_k is not None:
         likely[:, settings.top_k :] = -math.inf

@@ -259,6 +259,11 @@ def export(run: Path, output: Path, step: int | None = None) -> int:
     sound = [step for step in state.checkpoints if step not in state.tainted]
     if step is None and sound:
         step = sound[-1]
+    if step is None and state.checkpoints:
+        raise ValueError(
+            f"{run}: all its checkpoints follow a suspected spike; accepted: --step "
+            f"{state.checkpoints[-1]}, which exports the newest"
+        )
     if step is None or step not in state.checkpoints:
         have = ", ".join(map(str, state.checkpoints)) or "none"
         raise ValueError(f"{run}: has no checkpoint of step {step}; it has {have}")

@@ -124,8 +124,8 @@ class Pretrained:
         encoder = self.loaded.model.encoder
         with torch.no_grad():
             if all_layers:
-                return encoder.hidden_states(batch, _document_ids(batch))
-            features: Tensor = encoder(batch, _document_ids(batch))
+                return encoder.hidden_states(batch, self._document_ids(batch))
+            features: Tensor = encoder(batch, self._document_ids(batch))
         return features
 
     def predict(self, head: str, ids: Tensor, return_logits: bool = False) -> Tensor:
@@ -150,7 +150,7 @@ class Pretrained:
         batch = self._checked(ids)
         with torch.no_grad():
             classifier = Classifier(self.loaded.model.encoder, heads[head])
-            logits: Tensor = classifier(batch, _document_ids(batch))
+            logits: Tensor = classifier(batch, self._document_ids(batch))
         # Of a single logit, log_softmax would always be 0.
         is_regression = heads[head].config.classes == 1
         return logits if return_logits or is_regression else logits.log_softmax(dim=-1)
@@ -168,6 +168,14 @@ class Pretrained:
         """
         chosen = GenerationSettings(**settings)
         return generate(self.loaded.model, self.loaded.tokenizer, prompts, chosen)
+
+    def _document_ids(self, batch: Tensor) -> Tensor | None:
+        """Return [B, T], 0 or False at padding, or None if there is no padding."""
+        mask = batch != PAD_ID
+        if bool(mask.all()):
+            return None
+        # Integers: in a causal model the padding that bool marks must follow the tokens.
+        return mask.int() if self.loaded.model.config.causal else mask
 
     def _checked(self, ids: Tensor) -> Tensor:
         """Return valid ids as [B, T] on the model's device."""
@@ -206,9 +214,3 @@ def _split(ids: list[int], separator: int) -> list[list[int]]:
             texts[-1].append(ids[index])
             index += 1
     return texts
-
-
-def _document_ids(batch: Tensor) -> Tensor | None:
-    """Return [B, T] bool, False at padding, or None if there is no padding."""
-    mask = batch != PAD_ID
-    return None if bool(mask.all()) else mask

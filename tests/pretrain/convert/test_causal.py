@@ -153,6 +153,10 @@ def test_a_head_on_the_first_token_of_a_causal_model_is_refused(transformers, to
     huggingface_export.write(tmp_path / "mean", contents, "average")
     auto = transformers.AutoModelForSequenceClassification
     auto.from_pretrained(tmp_path / "mean", trust_remote_code=True)
+    exported = transformers.AutoTokenizer.from_pretrained(tmp_path / "mean", trust_remote_code=True)
+    first, second = (ids.tolist() for ids in tokenizer.encode_batch(["A film.", "It was good."]))
+    expected = tokenizer.lay_out([first, second])
+    assert exported("A film.", "It was good.")["input_ids"] == expected
     with pytest.raises(ValueError, match=message):
         auto.from_pretrained(tmp_path / "mean", trust_remote_code=True, classifier_pooling="first")
 

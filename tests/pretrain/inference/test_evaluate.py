@@ -239,7 +239,7 @@ def test_methods_without_a_scale_have_no_interpolation(corpus):
     [
         ([64, 32], {"stride": 33}, "--stride 33: accepted: 1 to 32, the shortest window"),
         ([64], {"stride": 0}, "--stride 0: accepted: 1 to 64"),
-        ([64, 10**6], {}, "--lengths 1000000: the 7 documents to read have 230 tokens"),
+        ([64, 10**6], {}, "--lengths 1000000: the text to read has 230 tokens"),
         ([64, 10**6], {"one_text": True}, "fewer than one window; accepted: up to 231"),
     ],
 )

@@ -115,6 +115,14 @@ def test_options_that_mean_nothing_are_refused(folder, corpus, words, message, c
     assert message in capsys.readouterr().err
 
 
+def test_what_is_refused_leaves_no_file(folder, corpus, tmp_path, capsys):
+    files = ["--csv", str(tmp_path / "a.csv"), "--plot", str(tmp_path / "a.png")]
+    words = ["evaluate", str(folder), "--data", str(corpus), "--lengths", "64,99999999", *files]
+    assert command_line.main(words) == 2
+    assert "fewer than one window" in capsys.readouterr().err
+    assert not list(tmp_path.glob("a.*"))
+
+
 @pytest.mark.parametrize("lengths", ["", "32,", "32,x", "1", "32;64", "-5", "3.5"])
 def test_lengths_that_are_no_numbers_are_refused(corpus, lengths, capsys):
     words = ["evaluate", "model", "--data", str(corpus), f"--lengths={lengths}"]

@@ -109,6 +109,9 @@ def test_padding_does_not_change_features(model):
     for features in (model.features(batch), model.features(wide)):
         for row, ids in zip(features, encoded, strict=True):
             torch.testing.assert_close(row[: len(ids)], model.features(ids)[0])
+    if model.loaded.model.config.causal:  # the position of a masked model counts from the left
+        left = model.features(torch.nn.functional.pad(encoded[0], (3, 0), value=1))
+        torch.testing.assert_close(left[0, 3:], model.features(encoded[0])[0])
     for layer, alone in zip(
         model.features(batch, all_layers=True),
         model.features(encoded[1], all_layers=True),
