@@ -22,7 +22,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> Parser:
-    description = "Pretrain and fine-tune masked language models, from raw text to a GLUE table."
+    description = "Pretrain and fine-tune language models, from raw text to a GLUE table."
     return program("zeroclap", description, "demo", GROUPS)
 
 
