@@ -117,8 +117,8 @@ def test_options_that_mean_nothing_are_refused(folder, corpus, words, message, c
 
 def test_what_is_refused_leaves_no_file(folder, corpus, tmp_path, capsys):
     files = ["--csv", str(tmp_path / "a.csv"), "--plot", str(tmp_path / "a.png")]
-    words = ["evaluate", str(folder), "--data", str(corpus), "--lengths", "64,99999999", *files]
-    assert command_line.main(words) == 2
+    model = ["evaluate", folder("causal-alibi"), "--data", str(corpus)]
+    assert command_line.main([*model, "--lengths", "64,99999999", *files]) == 2
     assert "fewer than one window" in capsys.readouterr().err
     assert not list(tmp_path.glob("a.*"))
 
