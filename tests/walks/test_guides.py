@@ -31,6 +31,7 @@ SMALLER = {
     "--vocab-size 50265": "--vocab-size 2000",
     "--workers 16": "--workers 2",
     "supervise pile-base model": "supervise small training.steps=120 model",
+    "--lengths 2048,4096": "--lengths 64,128",
     "--tasks all --seeds 1-3": "--tasks RTE --retries 0",
     "--tasks CoLA,RTE --seeds 1-2": "--tasks CoLA,RTE --seeds 1-2 --retries 0 epochs=2",
 }
