@@ -171,7 +171,7 @@ def test_a_causal_block_mask_is_on_the_device_of_the_scores(document_ids):
         model = LanguageModel(config, attention_backend="flex")
         ids = torch.zeros(2, 256, dtype=torch.int64)
         mask = None if document_ids is None else torch.ones(2, 256, dtype=torch.bool)
-        bias = model.encoder.embed(ids, mask)[1].bias
+    bias = model.encoder.embed(ids, mask)[1].bias
     assert bias.block_mask.kv_num_blocks.device.type == "meta"
 
 
