@@ -35,8 +35,7 @@ def export(options: argparse.Namespace) -> None:
 
     step = model_folder.export(options.run, options.output, options.step)
     sys.stdout.write(f"{options.output}: the model of {options.run} after {step} steps\n")
-    newest = model_folder.newest_checkpoint(options.run)
-    if options.step is None and newest > step:
+    if options.step is None and (newest := model_folder.newest_checkpoint(options.run)) > step:
         sys.stdout.write(
             f"later checkpoints, up to step {newest}, follow a suspected spike; --step {newest} "
             "exports the newest\n"
