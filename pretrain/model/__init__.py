@@ -1,8 +1,8 @@
 """The model: tensors in, tensors out. Imports torch and itself only, because exports carry it.
 
 Shape letters in the comments of this package:
-    B batch, T length, D hidden size, H heads, K size of a head, F feed-forward size,
-    V vocabulary rows, M target positions, C classes, N layers
+    B batch, T length, D hidden size, E size of token vectors, H heads, K size of a head,
+    F feed-forward size, V vocabulary rows, M target positions, C classes, N layers, L latents
 
 Inputs that several modules share:
     document_ids      Integers [B, T]: the document of each token, 0 for padding. A token sees only
@@ -14,7 +14,10 @@ Inputs that several modules share:
                       allow it anywhere. Where P tokens are cached, ids are [B, P + T].
     target_positions  [M] flat indices into the [B * T] batch at which outputs are wanted; or None,
                       for outputs everywhere.
+    segment_ids       Integers [B, T]: the segment of each token, from 0, in models with `segments`;
+                      or None, where all are in segment 0.
 
 Read in this order: config, presets, masks, scores, alibi, t5_bias, positions, embeddings, flex,
-tiled_attention, cache, attention, layers, stacks, heads, language_model, classifier, init.
+tiled_attention, cache, attention, layers, perceiver, stacks, heads, language_model, classifier,
+init.
 """

@@ -152,11 +152,11 @@ def dense_bias(
         visible = visible[None, None]
     zero = torch.zeros((), dtype=x.dtype, device=x.device)
     if in_parts and not (bias is not None and bias.requires_grad):
-        mask = None if visible is None else _masked(zero, visible)
+        mask = None if visible is None else masked(zero, visible)
         return tuple(part for part in (bias, mask) if part is not None)
     if visible is None or (bias is not None and _known_to_be_all(visible)):
         return bias
-    return _masked(zero if bias is None else bias, visible)
+    return masked(zero if bias is None else bias, visible)
 
 
 def _known_to_be_all(visible: Tensor) -> bool:
@@ -164,7 +164,7 @@ def _known_to_be_all(visible: Tensor) -> bool:
     return may_look and bool(visible.all())
 
 
-def _masked(bias: Tensor, visible: Tensor) -> Tensor:
+def masked(bias: Tensor, visible: Tensor) -> Tensor:
     """Replace the bias of hidden keys by the lowest number.
 
     Not by -inf: the weight of a hidden key is zero all the same, and a query that sees no key still

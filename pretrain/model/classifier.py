@@ -23,7 +23,19 @@ class Classifier(nn.Module):
         self.encoder = encoder
         self.head = head
 
-    def forward(self, input_ids: Tensor, document_ids: Tensor | None) -> Tensor:
-        """[B, T] ids and [B, T] bool (True for real tokens; None: all) to [B, C] logits."""
-        logits: Tensor = self.head(self.encoder(input_ids, document_ids), document_ids)
+    def forward(
+        self,
+        input_ids: Tensor,
+        document_ids: Tensor | None,
+        segment_ids: Tensor | None = None,
+    ) -> Tensor:
+        """Compute the logits of each row, [B, C].
+
+        Args:
+            input_ids: [B, T].
+            document_ids: bool [B, T], True for real tokens; None: all.
+            segment_ids: [B, T] or None, see the package's docstring.
+        """
+        features = self.encoder(input_ids, document_ids, segment_ids=segment_ids)
+        logits: Tensor = self.head(features, document_ids)
         return logits

@@ -49,11 +49,14 @@ POSITION_METHODS: Mapping[str, PositionMethod] = {
 CHOICES: Mapping[str, tuple[str, ...]] = {
     "alibi": ("offset", "symmetric", "one-sided", "by-direction"),
     "alibi_slopes": ("fixed", "trained"),
-    "head": ("roberta", "clap", "tied"),
+    "head": ("roberta", "clap", "tied", "untied"),
     "layer_norm": ("post", "pre"),
-    "activation": ("gelu", "relu"),
+    "activation": ("gelu", "gelu-tanh", "relu"),
     "embedding_scale": ("one", "sqrt-hidden"),
     "mask_embedding": ("row", "zero"),
+    "sharing": ("none", "all", "attention", "feed-forward"),
+    "initial_weights": ("normal", "truncated-normal"),
+    "latent_queries": ("basis", "inputs"),
 }
 ATTENTION_BACKENDS = ("dense", "flex", "flex-flash")
 """How attention is computed. This changes speed only, so it is not a field of the record.
@@ -97,11 +100,22 @@ class ModelConfig:
     """Rows of the token embedding. With `mask_embedding` "zero" the mask token has no row: every id
     from `vocab_size` on means the mask."""
     hidden_size: int = 768
+    embedding_size: int = 0
+    """Size of the vectors of tokens, positions and segments, which a linear layer then maps to
+    `hidden_size` (Lan et al. 2020, section 3.1); 0: `hidden_size`, without that layer."""
     num_layers: int = 12
     num_heads: int = 12
     intermediate_size: int = 3072
+    sharing: str = "none"
+    """What the layers of a group share: nothing, all, attention, or feed-forward; each with the
+    norm that belongs to it (Lan et al. 2020)."""
+    layer_groups: int = 1
+    """Groups of consecutive layers. Layers of different groups share nothing."""
     max_positions: int = 2048
     """Longest input in training. A hard limit only for methods that are `bounded`."""
+    position_offset: int = 2
+    """Row of the first token in the table of positions. fairseq gives it row 2 (`padding_idx` + 1),
+    so that rows 0 and 1 are never read; BERT and ALBERT row 0."""
     position: str = "learned"
     """A key of POSITION_METHODS."""
     alibi: str = "offset"
@@ -110,11 +124,20 @@ class ModelConfig:
     """Whether the slopes of ALiBi are trained."""
     causal: bool = False
     """Whether a token sees only itself and the tokens before it."""
+    segments: int = 0
+    """Segments of an input that have a trained vector each, which is added to their tokens; 0: no
+    such vectors."""
+    pair_head: bool = False
+    """A head on the feature of `<s>` that says whether the second segment follows the first."""
     layer_norm: str = "post"
     """Where a layer normalises: after each residual sum, or before attention and feed-forward. With
-    "pre" there is no norm after the last layer (Baevski and Auli 2019)."""
+    "pre" there is no norm after the last layer (Baevski and Auli 2019) unless `final_norm` adds
+    one."""
+    final_norm: bool = False
+    """A layer norm after the last layer (Radford et al. 2019)."""
     activation: str = "gelu"
-    """Of the feed-forward layers."""
+    """Of the feed-forward layers. "gelu-tanh" is the approximation of GELU by tanh, and holds in
+    RoBERTa's head too."""
     head: str = "roberta"
     normalize_embeddings: bool = False
     """L2-normalise token embeddings, both at the input and in the CLAP head."""
@@ -125,6 +148,14 @@ class ModelConfig:
     dropout: float = 0.1
     attention_dropout: float = 0.1
     layer_norm_epsilon: float = 1e-5
+    initial_weights: str = "normal"
+    """How weights are drawn: N(0, 0.02), whole or cut off at two standard deviations (BERT)."""
+    latents: int = 0
+    """Vectors that the layers between the first and the last work on, in place of the tokens
+    (perceiver.py); 0: every layer works on all tokens."""
+    latent_queries: str = "basis"
+    """What the latents, if any, are before they read the tokens: "basis", trained vectors, or
+    "inputs", the vectors of the last tokens (Hawthorne et al. 2022)."""
 
     def __post_init__(self) -> None:
         """Refuse values of the wrong type, unknown choices, and sizes that do not divide."""
@@ -136,8 +167,10 @@ class ModelConfig:
         for name, accepted in {"position": tuple(POSITION_METHODS), **CHOICES}.items():
             check(name, getattr(self, name) in accepted, accepted)
         sizes = ("vocab_size", "hidden_size", "num_layers", "num_heads", "intermediate_size")
-        for name in (*sizes, "max_positions"):
+        for name in (*sizes, "max_positions", "layer_groups"):
             check(name, getattr(self, name) >= 1, "a positive number")
+        for name in ("position_offset", "segments", "latents"):
+            check(name, getattr(self, name) >= 0, "0 or a positive number")
         for name in ("dropout", "attention_dropout"):
             check(name, 0.0 <= getattr(self, name) < 1.0, "in [0, 1)")
         heads = self.num_heads * self.method.head_multiple
@@ -146,6 +179,63 @@ class ModelConfig:
         check("hidden_size", self.hidden_size % multiple == 0, reason)
         in_pairs = self.alibi == "one-sided" and self.position == "alibi"
         check("num_heads", not in_pairs or self.num_heads % 2 == 0, "even for one-sided ALiBi")
+        expected = "false for a causal model, whose first token sees no other"
+        check("pair_head", not (self.pair_head and self.causal), expected)
+        fits = not self.final_norm or self.layer_norm == "pre"
+        check("final_norm", fits, "false with layer_norm 'post', whose layers end with a norm")
+        self._check_embedding_size()
+        self._check_groups()
+        self._check_latents()
+
+    def _check_embedding_size(self) -> None:
+        size = self.embedding_size
+        multiple = self.method.hidden_multiple
+        fits = 0 <= size <= self.hidden_size and size % multiple == 0
+        accepted = f"0 to hidden_size {self.hidden_size}"
+        if multiple > 1:
+            accepted += f", a multiple of {multiple} ({self.position} positions)"
+        _check("model.embedding_size", size, fits, accepted)
+        # CLAP and the tied head multiply features by the token vectors, with nothing in between.
+        fits = self.token_size == self.hidden_size or self.head in ("roberta", "untied")
+        expected = f"hidden_size {self.hidden_size} with head {self.head!r}, or another head: "
+        expected += "'roberta' or 'untied'"
+        _check("model.embedding_size", size, fits, expected)
+
+    def _check_groups(self) -> None:
+        groups, layers = self.layer_groups, self.num_layers
+        expected = f"a divisor of num_layers {layers}"
+        _check("model.layer_groups", groups, layers % groups == 0, expected)
+        fits = groups == 1 or self.sharing != "none"
+        _check("model.layer_groups", groups, fits, "1 where sharing is 'none'")
+
+    def _check_latents(self) -> None:
+        on_embeddings = self.method.rotation is None and self.method.score_bias is None
+        added = [name for name, method in POSITION_METHODS.items() if method.embedding]
+        needed = {
+            "causal true": self.causal,
+            "layer_norm 'pre'": self.layer_norm == "pre",
+            "sharing 'none'": self.sharing == "none",
+            "num_layers 2 or more": self.num_layers >= 2,
+            f"position {', '.join(added)} or none": on_embeddings,
+        }
+        missing = [what for what, is_given in needed.items() if not is_given]
+        fits = not (self.latents and missing)
+        _check("model.latents", self.latents, fits, f"0; others need {'; '.join(missing)}")
+
+    @property
+    def shares_attention(self) -> bool:
+        """Whether the layers of a group have one attention, with one norm."""
+        return self.sharing in ("all", "attention")
+
+    @property
+    def shares_feed_forward(self) -> bool:
+        """Whether the layers of a group have one feed-forward network, with one norm."""
+        return self.sharing in ("all", "feed-forward")
+
+    @property
+    def token_size(self) -> int:
+        """Size of the vectors of tokens, positions and segments, E."""
+        return self.embedding_size or self.hidden_size
 
     @property
     def method(self) -> PositionMethod:
@@ -198,11 +288,13 @@ def check_backend(config: ModelConfig, backend: str) -> None:
     """Refuse an unknown attention back end, or one that cannot compute the model.
 
     Raises:
-        ValueError: the back end is unknown, or the model has attention dropout and the back end is
-            FlexAttention, which has none.
+        ValueError: the back end is unknown, or is FlexAttention and the model has attention
+            dropout, which that has not, or latents.
     """
     known = ATTENTION_BACKENDS
     _check("model.attention_backend", backend, backend in known, known)
+    fits = backend == "dense" or not config.latents
+    _check("model.attention_backend", backend, fits, f"'dense' with latents {config.latents}")
     fits = backend == "dense" or config.attention_dropout == 0
     expected = f"0 with attention backend {backend!r}"
     _check("model.attention_dropout", config.attention_dropout, fits, expected)

@@ -33,7 +33,7 @@ class TokenEmbedding(nn.Embedding):
         self.vocab_size = config.vocab_size
         rows = math.ceil(config.vocab_size / vocabulary_multiple) * vocabulary_multiple
         padding = PAD_ID if config.has_padding_row else None
-        super().__init__(rows, config.hidden_size, padding_idx=padding)
+        super().__init__(rows, config.token_size, padding_idx=padding)
 
     def reset_parameters(self) -> None:
         """Draw as many numbers as a table without extra rows, so that later draws are the same."""
@@ -42,23 +42,31 @@ class TokenEmbedding(nn.Embedding):
 
 
 class Embeddings(nn.Module):
-    """Look up, normalise, zero the mask, scale, add positions, norm, dropout: in this order."""
+    """Look up, normalise, zero the mask, scale, add segments and positions, norm, dropout, project.
+
+    In this order.
+    """
 
     def __init__(self, config: ModelConfig, vocabulary_multiple: int = 1) -> None:
         """Make the tables and norms of `config`."""
         super().__init__()
         self.config = config
         self.tokens = TokenEmbedding(config, vocabulary_multiple)
+        size = config.token_size
+        self.segments = nn.Embedding(config.segments, size) if config.segments else None
         self.positions = position_module(config.method.embedding, config)
-        self.norm = (
-            nn.LayerNorm(config.hidden_size, eps=config.layer_norm_epsilon)
-            if config.embedding_norm
-            else None
-        )
+        has_norm = config.embedding_norm
+        self.norm = nn.LayerNorm(size, eps=config.layer_norm_epsilon) if has_norm else None
         self.dropout = nn.Dropout(config.dropout)
+        is_smaller = size < config.hidden_size
+        self.projection = nn.Linear(size, config.hidden_size) if is_smaller else None
 
     def forward(
-        self, input_ids: Tensor, document_ids: Tensor | None, position_scale: float = 1.0
+        self,
+        input_ids: Tensor,
+        document_ids: Tensor | None,
+        position_scale: float = 1.0,
+        segment_ids: Tensor | None = None,
     ) -> Tensor:
         """Look up ids [B, T]; padding becomes zero.
 
@@ -66,9 +74,13 @@ class Embeddings(nn.Module):
             input_ids: [B, T].
             document_ids: [B, P + T] or None, see the package's docstring.
             position_scale: factor on all positions.
+            segment_ids: [B, T] or None, see the package's docstring.
 
         Returns:
             [B, T, D]
+
+        Raises:
+            ValueError: segment ids are given to a model without segments.
         """
         if self.config.mask_embedding == "zero":
             is_mask = input_ids >= self.config.vocab_size
@@ -78,7 +90,8 @@ class Embeddings(nn.Module):
         positions = token_positions(document_ids, input_ids)
         if position_scale != 1.0:
             positions = positions * position_scale
-        return self.from_vectors(self.tokens(input_ids), is_mask, positions, document_ids)
+        vectors = self.tokens(input_ids)
+        return self.from_vectors(vectors, is_mask, positions, document_ids, segment_ids)
 
     def from_vectors(
         self,
@@ -86,20 +99,23 @@ class Embeddings(nn.Module):
         is_mask: Tensor | None,
         positions: Tensor,
         document_ids: Tensor | None,
+        segment_ids: Tensor | None = None,
     ) -> Tensor:
-        """Everything but the look-up.
+        """Everything but the look-up of tokens.
 
         Args:
-            x: [B, T, D], rows of the token table.
+            x: [B, T, E], rows of the token table.
             is_mask: bool [B, T], True where the vector is to be zero; None: nowhere.
             positions: [P + T] or [B, P + T], counted from 0.
             document_ids: [B, P + T] or None, see the package's docstring.
+            segment_ids: [B, T] or None, likewise.
 
         Returns:
             [B, T, D]
 
         Raises:
-            ValueError: the input is longer than the model's learned positions.
+            ValueError: the input is longer than the model's learned positions, or has segments that
+                the model has not.
         """
         length, longest = positions.shape[-1], self.config.longest_input
         if longest and length > longest:
@@ -112,12 +128,23 @@ class Embeddings(nn.Module):
         if is_mask is not None:
             # After the normalisation, which a zero vector cannot have.
             x = x.masked_fill(is_mask[..., None], 0.0)
-        x = x * self.config.scale
+        x = self._add_segments(x * self.config.scale, segment_ids)
         if self.positions is not None:
             x = x + self.positions(positions[..., -x.shape[1] :]).to(x.dtype)
         if self.norm is not None:
             x = self.norm(x)
         x = self.dropout(x)
+        if self.projection is not None:
+            x = self.projection(x)
         if document_ids is not None:
             x = x * (document_ids[:, -x.shape[1] :] > 0)[..., None]
+        return x
+
+    def _add_segments(self, x: Tensor, segment_ids: Tensor | None) -> Tensor:
+        if self.segments is not None:
+            return x + (
+                self.segments.weight[0] if segment_ids is None else self.segments(segment_ids)
+            )
+        if segment_ids is not None:
+            raise ValueError("segment_ids: accepted: None for a model without segments")
         return x

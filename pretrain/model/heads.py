@@ -1,6 +1,6 @@
-"""Features to logits: over the vocabulary (RoBERTa's head, CLAP, tied), or over classes.
+"""Features to logits: over the vocabulary (RoBERTa's head, CLAP, tied, untied), or over classes.
 
-The heads over the vocabulary share the weight of the token embedding.
+The heads over the vocabulary share the weight of the token embedding, except for the untied one.
 """
 
 from __future__ import annotations
@@ -14,18 +14,22 @@ from .embeddings import smallest_length
 
 
 class RobertaHead(nn.Module):
-    """dense, GELU, layer norm, then E^T x + b (Liu et al. 2019)."""
+    """dense, GELU, layer norm, then E^T x + b (Liu et al. 2019).
+
+    The dense layer maps features to the size of token vectors (Lan et al. 2020).
+    """
 
     def __init__(self, config: ModelConfig) -> None:
         """Make a hidden layer and one bias per token."""
         super().__init__()
-        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
-        self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_epsilon)
+        self.dense = nn.Linear(config.hidden_size, config.token_size)
+        self.approximation = "tanh" if config.activation == "gelu-tanh" else "none"
+        self.norm = nn.LayerNorm(config.token_size, eps=config.layer_norm_epsilon)
         self.bias = nn.Parameter(torch.zeros(config.vocab_size))
 
     def forward(self, features: Tensor, embedding: Tensor) -> Tensor:
         """[M, D] features and the embedding, of at least V rows, to [M, V] logits."""
-        x = self.norm(F.gelu(self.dense(features)))
+        x = self.norm(F.gelu(self.dense(features), approximate=self.approximation))
         bias = F.pad(self.bias, (0, len(embedding) - len(self.bias)))
         return F.linear(x, embedding, bias)[..., : len(self.bias)]
 
@@ -74,20 +78,37 @@ class TiedHead(nn.Module):
         return F.linear(features, embedding)[..., : self.vocab_size]
 
 
-VocabularyHead = RobertaHead | ClapHead | TiedHead
+class UntiedHead(nn.Linear):
+    """W x with a matrix of its own, [V, D], without a bias."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        """Make the matrix."""
+        super().__init__(config.hidden_size, config.vocab_size, bias=False)
+
+    def forward(self, features: Tensor, embedding: Tensor) -> Tensor:  # type: ignore[override]
+        """[M, D] features to [M, V] logits; the embedding is not read."""
+        return super().forward(features)
+
+
+VocabularyHead = RobertaHead | ClapHead | TiedHead | UntiedHead
 
 
 def build_head(config: ModelConfig) -> VocabularyHead:
     """Build the head over the vocabulary that `config.head` names."""
-    heads: dict[str, type[VocabularyHead]] = {"clap": ClapHead, "tied": TiedHead}
-    return heads.get(config.head, RobertaHead)(config)
+    heads: dict[str, type[VocabularyHead]] = {
+        "roberta": RobertaHead,
+        "clap": ClapHead,
+        "tied": TiedHead,
+        "untied": UntiedHead,
+    }
+    return heads[config.head](config)
 
 
 class ClassificationHead(nn.Module):
     """Dropout, dense, tanh, dropout, projection, on one vector per row.
 
     Devlin et al. 2019, Liu et al. 2019. The weights keep torch's default draw for linear layers, as
-    in fairseq; it is wider than the encoder's.
+    in fairseq; it is wider than the encoder's, which `LanguageModel` draws its pair head from.
     """
 
     def __init__(self, hidden_size: int, config: ClassificationConfig) -> None:

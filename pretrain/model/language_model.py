@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
 from .cache import KeyValueCache
-from .config import ModelConfig
-from .heads import build_head
+from .config import ClassificationConfig, ModelConfig
+from .heads import ClassificationHead, build_head
 from .init import initialize
 from .stacks import Encoder
 
+PAIRS = 2
+"""Classes of the pair head: the second segment follows the first, or it does not."""
+
 
 class LanguageModel(nn.Module):
-    """An encoder and a head that share the token embedding."""
+    """An encoder and a head, which share the token embedding unless the head is untied."""
 
     def __init__(
         self,
@@ -35,7 +39,9 @@ class LanguageModel(nn.Module):
         self.config = config
         self.encoder = Encoder(config, vocabulary_multiple, attention_backend)
         self.head = build_head(config)
-        initialize(self)
+        if config.pair_head:
+            self.pair_head = ClassificationHead(config.hidden_size, ClassificationConfig(PAIRS))
+        initialize(self, config.initial_weights)
 
     def forward(
         self,
@@ -43,7 +49,9 @@ class LanguageModel(nn.Module):
         document_ids: Tensor | None,
         target_positions: Tensor,
         cache: KeyValueCache | None = None,
-    ) -> Tensor:
+        segment_ids: Tensor | None = None,
+        with_pairs: bool = False,
+    ) -> Tensor | tuple[Tensor, Tensor]:
         """Compute logits at the target positions only, because the head is a large matrix.
 
         Args:
@@ -51,10 +59,22 @@ class LanguageModel(nn.Module):
             document_ids: [B, T] or None, see the package's docstring.
             target_positions: [M].
             cache: see `Encoder.forward`.
+            segment_ids: [B, T] or None, see the package's docstring.
+            with_pairs: also compute the logits of the pair head.
 
         Returns:
-            [M, V]
+            [M, V]; with pairs, that and [B, 2]: whether the second segment follows the first
+            (class 0) or does not (class 1).
         """
-        features = self.encoder(input_ids, document_ids, target_positions, cache)
-        logits: Tensor = self.head(features, self.encoder.embeddings.tokens.weight)
-        return logits
+        if with_pairs:
+            # The features of `<s>`, after those of the targets.
+            first = torch.arange(0, input_ids.numel(), input_ids.shape[1], device=input_ids.device)
+            target_positions = torch.cat([target_positions, first])
+        features = self.encoder(input_ids, document_ids, target_positions, cache, segment_ids)
+        vectors = self.encoder.embeddings.tokens.weight
+        if not with_pairs:
+            logits: Tensor = self.head(features, vectors)
+            return logits
+        targets = len(features) - len(input_ids)
+        pairs: Tensor = self.pair_head(features[targets:].unsqueeze(1), None)
+        return self.head(features[:targets], vectors), pairs

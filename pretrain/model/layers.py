@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable, Mapping
 
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
@@ -12,6 +13,12 @@ from .attention import AttentionContext, SelfAttention, at_targets
 from .config import ModelConfig
 from .heads import VocabularyHead
 
+ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "gelu": F.gelu,
+    "gelu-tanh": functools.partial(F.gelu, approximate="tanh"),
+    "relu": F.relu,
+}
+
 
 class EncoderLayer(nn.Module):
     """Attention, then feed-forward; each is added to its input.
@@ -19,17 +26,49 @@ class EncoderLayer(nn.Module):
     The sums are normalised ("post"), or what attention and feed-forward read ("pre").
     """
 
-    def __init__(self, config: ModelConfig) -> None:
-        """Make one layer of the sizes in `config`."""
+    attention: SelfAttention
+    attention_norm: nn.LayerNorm
+    expand: nn.Linear
+    contract: nn.Linear
+    output_norm: nn.LayerNorm
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        attention_of: EncoderLayer | None = None,
+        feed_forward_of: EncoderLayer | None = None,
+    ) -> None:
+        """Make one layer of the sizes in `config`.
+
+        Args:
+            config: the architecture.
+            attention_of: the layer whose attention and its norm this one uses; None: its own.
+            feed_forward_of: likewise for the feed-forward network.
+        """
         super().__init__()
-        self.attention = SelfAttention(config)
-        self.attention_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_epsilon)
-        self.expand = nn.Linear(config.hidden_size, config.intermediate_size)
-        self.contract = nn.Linear(config.intermediate_size, config.hidden_size)
-        self.output_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_epsilon)
+        hidden, epsilon = config.hidden_size, config.layer_norm_epsilon
+        if attention_of is None:
+            self.attention = SelfAttention(config)
+            self.attention_norm = nn.LayerNorm(hidden, eps=epsilon)
+        else:
+            self._share(attention_of, "attention", "attention_norm")
+        if feed_forward_of is None:
+            self.expand = nn.Linear(hidden, config.intermediate_size)
+            self.contract = nn.Linear(config.intermediate_size, hidden)
+            self.output_norm = nn.LayerNorm(hidden, eps=epsilon)
+        else:
+            self._share(feed_forward_of, "expand", "contract", "output_norm")
         self.dropout = nn.Dropout(config.dropout)
         self.norm_first = config.layer_norm == "pre"
-        self.activation = F.relu if config.activation == "relu" else F.gelu
+        self.activation = ACTIVATIONS[config.activation]
+
+    def _share(self, owner: EncoderLayer, *names: str) -> None:
+        """Use modules of another layer, which alone lists their weights.
+
+        `nn.Module` would list them here as well, and a file of weights would hold them twice.
+        """
+        for name in names:
+            self.__dict__[name] = getattr(owner, name)
 
     def forward(
         self, x: Tensor, context: AttentionContext, target_positions: Tensor | None = None
@@ -53,6 +92,23 @@ class EncoderLayer(nn.Module):
         return output
 
 
+def build_layers(
+    config: ModelConfig, layer_type: type[EncoderLayer] = EncoderLayer
+) -> list[EncoderLayer]:
+    """Make N layers, of which those of a group share what `config.sharing` says."""
+    layers: list[EncoderLayer] = []
+    group_size = config.num_layers // config.layer_groups
+    for number in range(config.num_layers):
+        first = layers[number - number % group_size] if number % group_size else None
+        layer = layer_type(
+            config,
+            attention_of=first if config.shares_attention else None,
+            feed_forward_of=first if config.shares_feed_forward else None,
+        )
+        layers.append(layer)
+    return layers
+
+
 def checkpoint_activations(model: nn.Module) -> None:
     """Recompute each layer in the backward pass, with the dropout of the forward pass."""
     for layer in model.modules():
@@ -67,8 +123,8 @@ def compile_layers(model: nn.Module) -> None:
     """Compile the layers and the head in place; the names of the weights do not change.
 
     Each by itself rather than the whole model: the layers are alike, so that one compilation serves
-    all (the last layer, at the target positions only, is a second), and nothing between them is
-    worth fusing.
+    all (the last layer, at the target positions only, is a second; layers that use the modules of
+    another, and the first with latents, are others), and nothing between them is worth fusing.
     """
     for part in model.modules():
         if isinstance(part, EncoderLayer | VocabularyHead):

@@ -19,10 +19,6 @@ from .t5_bias import T5Bias  # noqa: F401 - the same
 Rotation = Callable[[Tensor], Tensor]
 """Queries and keys [B, T, 2, H, K] to the same, each rotated by its position."""
 
-# fairseq gives the first token row 2 (`padding_idx + 1`), so rows 0 and 1 are never read. Kept, so
-# that published weights fit unchanged.
-FIRST_POSITION = 2
-
 
 class LearnedPositions(nn.Module):
     """One trained vector per position (`Embeddings` refuses longer inputs)."""
@@ -30,11 +26,12 @@ class LearnedPositions(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         """Make a table for `config.max_positions` tokens."""
         super().__init__()
-        self.table = nn.Embedding(config.max_positions + FIRST_POSITION, config.hidden_size)
+        self.offset = config.position_offset
+        self.table = nn.Embedding(config.max_positions + self.offset, config.token_size)
 
     def forward(self, positions: Tensor) -> Tensor:
-        """Map positions counted from 0 to vectors: [T] to [T, D], or [B, T] to [B, T, D]."""
-        vectors: Tensor = self.table(positions + FIRST_POSITION)
+        """Map positions counted from 0 to vectors: [T] to [T, E], or [B, T] to [B, T, E]."""
+        vectors: Tensor = self.table(positions + self.offset)
         return vectors
 
 
@@ -44,14 +41,14 @@ class SinusoidalPositions(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         """Keep the size; there are no parameters, and the table is computed for each input."""
         super().__init__()
-        self.hidden_size = config.hidden_size
+        self.size, self.offset = config.token_size, config.position_offset
 
     def forward(self, positions: Tensor) -> Tensor:
-        """Map positions counted from 0 to fp32 vectors: [T] to [T, D], or [B, T] to [B, T, D]."""
-        half = self.hidden_size // 2
+        """Map positions counted from 0 to fp32 vectors: [T] to [T, E], or [B, T] to [B, T, E]."""
+        half = self.size // 2
         steps = torch.arange(half, device=positions.device)
         frequency = torch.exp(steps * -(math.log(10000.0) / (half - 1)))
-        angles = (positions + FIRST_POSITION).float()[..., None] * frequency  # [..., T, D/2]
+        angles = (positions + self.offset).float()[..., None] * frequency  # [..., T, E/2]
         return torch.cat([torch.sin(angles), torch.cos(angles)], dim=-1)
 
 

@@ -1,7 +1,8 @@
 """Named models: a size and a variant, each a small change to the defaults of ModelConfig.
 
 The masked variants are those of the published study with ALiBi and the CLAP head (EIFY/fairseq),
-the causal ones those of the ALiBi paper. No other file repeats what a variant is.
+and ALBERT; the causal ones those of the ALiBi paper, and models of characters. No other file
+repeats what a variant is.
 """
 
 from __future__ import annotations
@@ -12,28 +13,56 @@ from .config import POSITION_METHODS, ModelConfig
 
 Delta = Mapping[str, object]
 
+# Trains in minutes on two CPU cores: for the demo and the tests.
+_SMALL: Delta = {
+    "hidden_size": 128,
+    "num_layers": 4,
+    "num_heads": 4,
+    "intermediate_size": 512,
+    "max_positions": 128,
+}
+_LARGE: Delta = {
+    "hidden_size": 1024,
+    "num_layers": 24,
+    "num_heads": 16,
+    "intermediate_size": 4096,
+}
+# Lan et al. 2020, table 1, with the heads and the dropout of the released models (version 1).
+_ALBERT: Delta = {"embedding_size": 128, "max_positions": 512}
+_ALBERT_SIZES: Mapping[str, Delta] = {
+    "albert-base": _ALBERT,
+    "albert-large": {**_LARGE, **_ALBERT},
+    "albert-xlarge": {**_LARGE, **_ALBERT, "hidden_size": 2048, "intermediate_size": 8192},
+    "albert-xxlarge": {
+        **_ALBERT,
+        "hidden_size": 4096,
+        "num_heads": 64,
+        "intermediate_size": 16384,
+        "dropout": 0.0,
+        "attention_dropout": 0.0,
+    },
+    "albert-small": {**_SMALL, "embedding_size": 64},
+}
+
 SIZES: Mapping[str, Delta] = {
     "base": {},
-    "large": {
-        "hidden_size": 1024,
-        "num_layers": 24,
-        "num_heads": 16,
-        "intermediate_size": 4096,
-    },
-    # Trains in minutes on two CPU cores: for the demo and the tests.
-    "small": {
-        "hidden_size": 128,
-        "num_layers": 4,
-        "num_heads": 4,
-        "intermediate_size": 512,
-        "max_positions": 128,
-    },
+    "large": _LARGE,
+    "small": _SMALL,
     "tiny": {
         "hidden_size": 32,
         "num_layers": 2,
         "num_heads": 4,
         "intermediate_size": 64,
         "max_positions": 64,
+    },
+    **_ALBERT_SIZES,
+    # For vocabularies of characters.
+    "char": {
+        "hidden_size": 256,
+        "num_layers": 4,
+        "num_heads": 8,
+        "intermediate_size": 1024,
+        "max_positions": 128,
     },
 }
 
@@ -58,6 +87,18 @@ _CAUSAL: Delta = {
     "alibi": "symmetric",
 }
 
+# The models of the assignment on knowledge in pretraining of Stanford's CS224N, 2023, at size char:
+# minGPT, and a Perceiver AR made simple. `alibi` is for those who choose these positions.
+_CHAR: Delta = {
+    "causal": True,
+    "layer_norm": "pre",
+    "final_norm": True,
+    "head": "untied",
+    "embedding_norm": False,
+    "position_offset": 0,
+    "alibi": "symmetric",
+}
+
 VARIANTS: Mapping[str, Delta] = {
     # As trained on the Pile.
     "baseline": {},
@@ -72,7 +113,19 @@ VARIANTS: Mapping[str, Delta] = {
     "zero-clap-unscaled": _ZERO_CLAP,
     "zero-clap-unscaled-unnormalized": {**_ZERO_CLAP, "normalize_embeddings": False},
     "zero-clap-unscaled-no-dropout": {**_ZERO_CLAP, "attention_dropout": 0.0},
+    # Lan et al. 2020.
+    "albert": {
+        "sharing": "all",
+        "segments": 2,
+        "activation": "gelu-tanh",
+        "position_offset": 0,
+        "layer_norm_epsilon": 1e-12,
+        "initial_weights": "truncated-normal",
+    },
     **{f"causal-{method}": {**_CAUSAL, "position": method} for method in POSITION_METHODS},
+    "char-vanilla": _CHAR,
+    "char-perceiver": {**_CHAR, "latents": 64},
+    "char-perceiver-ar": {**_CHAR, "latents": 64, "latent_queries": "inputs"},
 }
 
 

@@ -13,13 +13,17 @@ from .cache import KeyValueCache
 from .config import ModelConfig, check_backend
 from .embeddings import Embeddings
 from .flex import TILE, flex_bias
-from .layers import EncoderLayer
+from .layers import build_layers
 from .masks import is_causal_alone
+from .perceiver import DownLayer, PerceiverContext, UpLayer, latent_places
 from .positions import position_module, token_positions
 
 
 class Encoder(nn.Module):
-    """The transformer encoder; its output is the last layer's, without a norm after it."""
+    """The transformer encoder; its output is the last layer's, or the final norm's if it has one.
+
+    In models with latents the first and the last layer are those of perceiver.py.
+    """
 
     def __init__(
         self,
@@ -39,7 +43,16 @@ class Encoder(nn.Module):
         self.embeddings = Embeddings(config, vocabulary_multiple)
         self.rotation = position_module(config.method.rotation, config)
         self.score_bias = position_module(config.method.score_bias, config)
-        self.layers = nn.ModuleList(EncoderLayer(config) for _ in range(config.num_layers))
+        layers = build_layers(config)
+        if config.latents:
+            layers[0], layers[-1] = DownLayer(config), UpLayer(config)
+        self.layers = nn.ModuleList(layers)
+        epsilon = config.layer_norm_epsilon
+        self.final_norm = nn.LayerNorm(config.hidden_size, epsilon) if config.final_norm else None
+        if config.latents and config.latent_queries == "basis":
+            # Read in `forward` alone, where ZeRO 3 gathers it.
+            basis = torch.empty(config.latents, config.hidden_size)
+            self.basis = nn.Parameter(nn.init.xavier_uniform_(basis))
         self.position_scale = 1.0
         """Factor on all positions: below 1 for inputs longer than in training (position
         interpolation: Chen et al. 2023). Only for methods that are `scalable`."""
@@ -50,6 +63,7 @@ class Encoder(nn.Module):
         document_ids: Tensor | None = None,
         target_positions: Tensor | None = None,
         cache: KeyValueCache | None = None,
+        segment_ids: Tensor | None = None,
     ) -> Tensor:
         """Compute the features of every token, or of the target positions.
 
@@ -60,26 +74,29 @@ class Encoder(nn.Module):
             target_positions: [M] or None. Most of the last layer's work is done for these tokens
                 only (as in MosaicBERT: Portes et al. 2023).
             cache: keys and values of the tokens before these, to which theirs are added.
+            segment_ids: [B, T] or None, see the package's docstring.
 
         Returns:
             [B, T, D], or [M, D] for the target positions.
 
         Raises:
-            ValueError: a cache is given to a model that is not causal, is being trained, or
-                computes attention on another back end than `dense`.
+            ValueError: a cache is given to a model that is not causal, has latents, is being
+                trained, or computes attention on another back end than `dense`; or a model with
+                latents gets integers as document ids.
         """
         length = input_ids.shape[1]
         fits = self.config.causal and not self.training and self.attention_backend == "dense"
-        if cache is not None and not fits:
+        if cache is not None and not (fits and not self.config.latents):
             raise ValueError(
-                "cache: accepted for a causal model in evaluation mode, on the back end 'dense'"
+                "cache: accepted for a causal model in evaluation mode, on the back end 'dense', "
+                "without latents"
             )
         if document_ids is None and cache is not None:
             document_ids = input_ids.new_ones(
                 (len(input_ids), cache.length + length), dtype=torch.bool
             )
-        x, context = self.embed(input_ids, document_ids)
-        if target_positions is not None and x.shape[1] != length:
+        x, context = self.embed(input_ids, document_ids, segment_ids)
+        if target_positions is not None and x.shape[1] > length:
             target_positions = target_positions // length * x.shape[1] + target_positions % length
         contexts = [context] * len(self.layers)
         if cache is not None:
@@ -87,36 +104,73 @@ class Encoder(nn.Module):
         for layer, of_layer in zip(self.layers[:-1], contexts[:-1], strict=True):
             x = layer(x, of_layer)
         features: Tensor = self.layers[-1](x, contexts[-1], target_positions)
+        if self.final_norm is not None:
+            features = self.final_norm(features)
         return features if target_positions is not None else features[:, :length]
 
-    def hidden_states(self, input_ids: Tensor, document_ids: Tensor | None = None) -> list[Tensor]:
-        """Return the input of the first layer and the output of each: N + 1 tensors [B, T, D]."""
-        x, context = self.embed(input_ids, document_ids)
+    def hidden_states(
+        self,
+        input_ids: Tensor,
+        document_ids: Tensor | None = None,
+        segment_ids: Tensor | None = None,
+        with_final_norm: bool = True,
+    ) -> list[Tensor]:
+        """Return the input of the first layer and the output of each: N + 1 tensors [B, T, D].
+
+        The last is what `forward` returns; without `with_final_norm`, what the last layer returns.
+
+        Raises:
+            ValueError: the model has latents, so that its layers work on different vectors.
+        """
+        if self.config.latents:
+            raise ValueError(
+                f"the outputs of all layers: accepted for a model without latents; this one has "
+                f"{self.config.latents}, and its layers work on different vectors"
+            )
+        x, context = self.embed(input_ids, document_ids, segment_ids)
         states = [x]
         for layer in self.layers:
             states.append(layer(states[-1], context))
+        if with_final_norm and self.final_norm is not None:
+            states[-1] = self.final_norm(states[-1])
         return [state[:, : input_ids.shape[1]] for state in states]
 
     def embed(
-        self, input_ids: Tensor, document_ids: Tensor | None
+        self,
+        input_ids: Tensor,
+        document_ids: Tensor | None,
+        segment_ids: Tensor | None = None,
     ) -> tuple[Tensor, AttentionContext]:
         """Return the input of the first layer, [B, T, D], and what the attention of all reads.
 
-        For FlexAttention, T is rounded up to whole tiles with padding.
+        For FlexAttention, T is rounded up to whole tiles with padding. In models with latents the
+        first layer's input is what queries the tokens, which are in the context.
 
         Raises:
-            ValueError: `position_scale` is set and the position method cannot scale.
+            ValueError: `position_scale` is set and the position method cannot scale; or a model
+                with latents gets integers as document ids.
         """
         if self.position_scale != 1.0 and not self.config.method.scalable:
             raise ValueError(
                 f"position_scale {self.position_scale}: accepted: 1 with {self.config.position} "
                 "positions"
             )
-        x: Tensor = self.embeddings(input_ids, document_ids, self.position_scale)
+        x: Tensor = self.embeddings(input_ids, document_ids, self.position_scale, segment_ids)
         if self.attention_backend != "dense" and (extra := -x.shape[1] % TILE):
             if document_ids is None:
                 document_ids = torch.ones_like(input_ids, dtype=torch.bool)
             x, document_ids = F.pad(x, (0, 0, 0, extra)), F.pad(document_ids, (0, extra))
+        if not self.config.latents:
+            return x, self._context(x, document_ids)
+        places = latent_places(self.config, x, document_ids)
+        if self.config.latent_queries == "basis":
+            queries = self.basis[: places.shape[1]].expand(len(x), -1, -1)
+        else:
+            queries = x.gather(1, places[..., None].expand(len(x), -1, x.shape[2]))
+        context = self._context(queries, None)
+        return queries, PerceiverContext(**vars(context), inputs=x, places=places)
+
+    def _context(self, x: Tensor, document_ids: Tensor | None) -> AttentionContext:
         rotation = None
         if self.rotation is not None:
             positions = token_positions(document_ids, x) * self.position_scale
@@ -128,11 +182,11 @@ class Encoder(nn.Module):
         tiled = uses_tiles(x, dropout) and self.layers[0]._compiled_call_impl is None
         causal = self.config.causal
         if not tiled and scores is None and is_causal_alone(document_ids, causal, x):
-            return x, AttentionContext(rotation=rotation, is_causal=True)
+            return AttentionContext(rotation=rotation, is_causal=True)
         bias: AttentionBias
         if self.attention_backend == "dense":
             bias = dense_bias(scores, document_ids, self.config.num_heads, x, tiled, causal)
         else:
             causal_length = x.shape[1] if causal else 0
             bias = flex_bias(scores, document_ids, self.attention_backend, causal_length, x.device)
-        return x, AttentionContext(bias, rotation)
+        return AttentionContext(bias, rotation)

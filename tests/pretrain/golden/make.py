@@ -6,6 +6,7 @@ files are the same on every machine up to the last digits, and test_golden.py ho
 them where the original study's own recordings are not at hand.
 """
 
+import functools
 import json
 import math
 from pathlib import Path
@@ -13,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from tests.pretrain.golden import causal
+from tests.pretrain.golden import albert, causal, characters
 from tests.pretrain.model.test_parity import (
     ENCODER,
     HEAD,
@@ -133,6 +134,38 @@ def causal_shapes(position):
     return table
 
 
+def character_shapes(variant):
+    """Every parameter of a model of characters; it has a layer between the first and the last."""
+    table = causal_shapes("learned")
+    table |= {name.replace("layers.1.", "layers.2."): shape for name, shape in table.items()}
+    table["encoder.embeddings.positions.table.weight"] = (MAX_POSITIONS, SIZE)
+    if characters.QUERIES[variant] == "basis":
+        table["encoder.basis"] = (characters.LATENTS, SIZE)
+    norm = {f"encoder.final_norm.{part}": (SIZE,) for part in ("weight", "bias")}
+    return table | norm | {"head.weight": (VOCABULARY, SIZE)}
+
+
+def albert_shapes(name):
+    """Every parameter of an ALBERT."""
+    size, attention, feed_forward = albert.EMBEDDING_SIZE, *map(set, albert.owners(name, LAYERS))
+    own = [f"encoder.layers.{n}.{part}." for n in attention for part in albert.ATTENTION]
+    own += [f"encoder.layers.{n}.{part}." for n in feed_forward for part in albert.FEED_FORWARD]
+    result = {}
+    for parameter, shape in shapes(BASELINE).items():
+        if parameter.startswith("encoder.embeddings."):
+            result[parameter] = (*shape[:-1], size)
+        elif not parameter.startswith("encoder.layers.") or parameter.startswith(tuple(own)):
+            result[parameter] = shape
+    return result | {
+        "encoder.embeddings.segments.weight": (2, size),
+        "encoder.embeddings.positions.table.weight": (MAX_POSITIONS, size),
+        "encoder.embeddings.projection.weight": (SIZE, size),
+        "encoder.embeddings.projection.bias": (SIZE,),
+        "head.dense.weight": (size, SIZE),
+        **{f"head.{part}": (size,) for part in ("dense.bias", "norm.weight", "norm.bias")},
+    }
+
+
 RENAMED = [
     ("encoder.embeddings.tokens", ENCODER + "embed_tokens"),
     ("encoder.embeddings.positions.table", ENCODER + "embed_positions"),
@@ -182,6 +215,15 @@ def models():
             return causal.logits(weights, position, HEADS, input_ids)
 
         made[f"causal-{position}"] = figures(causal_shapes(position), logits)
+    for variant in characters.QUERIES:
+        logits = functools.partial(characters.logits, variant, HEADS)
+        made[variant] = figures(character_shapes(variant), logits)
+    for name in albert.SHARING:
+
+        def logits(weights, input_ids, name=name):
+            return albert.logits(weights, name, HEADS, LAYERS, input_ids)
+
+        made[name] = figures(albert_shapes(name), logits)
     return made
 
 

@@ -25,7 +25,7 @@ from pretrain.model.language_model import LanguageModel
 from pretrain.model.positions import Rotary
 from pretrain.model.t5_bias import t5_bucket
 from pretrain.objectives.masked import MaskedLM, MaskedLMConfig
-from tests.pretrain.golden import make
+from tests.pretrain.golden import albert, characters, make
 from tests.pretrain.model.test_alibi import alibi
 from tests.pretrain.model.test_positions import sinusoidal
 
@@ -63,8 +63,14 @@ def test_the_files_are_what_their_script_makes(name):
 # --- models -------------------------------------------------------------------------------------
 
 
-def golden_model(variant):
-    model = LanguageModel(presets.build("tiny", variant, make.VOCABULARY, {})).eval()
+def golden_model(name):
+    variant, overrides = name.split()[0], {}
+    if variant == "albert":
+        overrides = {"embedding_size": albert.EMBEDDING_SIZE, **albert.SHARING[name]}
+    if variant in characters.QUERIES:
+        latents = characters.LATENTS if characters.QUERIES[variant] else 0
+        overrides = {"num_layers": 3, "latents": latents}
+    model = LanguageModel(presets.build("tiny", variant, make.VOCABULARY, overrides)).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(torch.from_numpy(make.weight(name, tuple(parameter.shape))))
@@ -84,7 +90,7 @@ def golden_batch():
 
 
 def test_every_variant_has_golden_figures():
-    assert MODELS.keys() == presets.VARIANTS.keys()
+    assert MODELS.keys() == presets.VARIANTS.keys() | albert.SHARING.keys()
 
 
 @pytest.mark.parametrize("variant", MODELS)

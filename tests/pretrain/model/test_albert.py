@@ -1,0 +1,196 @@
+"""ALBERT's parts: factorised embeddings, shared layers, segments, the head for pairs."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from pretrain.model import presets
+from pretrain.model.init import STANDARD_DEVIATION, initialize
+from pretrain.model.language_model import LanguageModel
+
+VOCABULARY = 50
+
+
+def tiny(**overrides):
+    torch.manual_seed(0)
+    fields = {"embedding_size": 16, "pair_head": True, **overrides}
+    return LanguageModel(presets.build("tiny", "albert", VOCABULARY, fields)).eval()
+
+
+def ids_of(*shape):
+    return torch.randint(4, VOCABULARY, shape, generator=torch.Generator().manual_seed(1))
+
+
+def published_count(size, **overrides):
+    """As the paper counts: the encoder and the pooler, without the heads."""
+    config = presets.build(size, "albert", 30000, {"pair_head": True, **overrides})
+    with torch.device("meta"):
+        model = LanguageModel(config)
+    parts = (model.encoder, model.pair_head.dense)
+    return sum(parameter.numel() for part in parts for parameter in part.parameters())
+
+
+@pytest.mark.parametrize(
+    ("size", "count"),
+    [
+        ("albert-base", 11_683_584),
+        ("albert-large", 17_683_968),
+        ("albert-xlarge", 58_724_864),
+        ("albert-xxlarge", 222_595_584),
+    ],
+)
+def test_named_sizes_have_the_published_number_of_parameters(size, count):
+    assert published_count(size) == count
+
+
+@pytest.mark.parametrize(
+    ("sharing", "factorised", "whole"),
+    [
+        ("all", 11_683_584, 31_114_752),
+        ("attention", 63_647_232, 83_078_400),
+        ("feed-forward", 37_686_528, 57_117_696),
+        ("none", 89_650_176, 109_081_344),
+    ],
+)
+def test_every_sharing_has_the_papers_number_of_parameters(sharing, factorised, whole):
+    """Lan et al. 2020, table 4: 12, 64, 38 and 89 million, and 31, 83, 57 and 108 million."""
+    assert published_count("albert-base", sharing=sharing) == factorised
+    assert published_count("albert-base", sharing=sharing, embedding_size=768) == whole
+    assert published_count("albert-base", sharing=sharing, embedding_size=0) == whole
+
+
+@pytest.mark.parametrize("sharing", ["all", "attention", "feed-forward"])
+@pytest.mark.parametrize("groups", [1, 2, 3, 4, 6, 12])
+def test_parameters_are_those_of_the_formula(sharing, groups):
+    hidden, inner, size = 768, 3072, 128
+    attention = 4 * (hidden * hidden + hidden) + 2 * hidden
+    feed_forward = 2 * hidden * inner + inner + hidden + 2 * hidden
+    attentions = groups if sharing in ("all", "attention") else 12
+    feed_forwards = groups if sharing in ("all", "feed-forward") else 12
+    embeddings = (30000 + 512 + 2 + 2) * size + size * hidden + hidden
+    pooler = hidden * hidden + hidden
+    expected = embeddings + attentions * attention + feed_forwards * feed_forward + pooler
+    assert published_count("albert-base", sharing=sharing, layer_groups=groups) == expected
+
+
+@pytest.mark.parametrize("sharing", ["none", "all", "attention", "feed-forward"])
+def test_layers_of_a_group_share_and_groups_do_not(sharing):
+    groups = 1 if sharing == "none" else 2
+    layers = tiny(num_layers=6, sharing=sharing, layer_groups=groups).encoder.layers
+    attention = {"attention", "attention_norm"}
+    shared = {
+        "none": set(),
+        "attention": attention,
+        "feed-forward": {"expand", "contract", "output_norm"},
+        "all": {*attention, "expand", "contract", "output_norm"},
+    }[sharing]
+    for name in ("attention", "attention_norm", "expand", "contract", "output_norm"):
+        owners = [id(getattr(layer, name)) for layer in layers]
+        expected = [0, 0, 0, 3, 3, 3] if name in shared else range(6)
+        assert owners == [owners[number] for number in expected]
+        assert len(set(owners)) == len(set(expected))
+
+
+@pytest.mark.parametrize("sharing", ["all", "attention", "feed-forward"])
+def test_a_shared_weight_stands_once_in_the_state(sharing):
+    model = tiny(num_layers=4, sharing=sharing)
+    state = model.state_dict()
+    tensors = {tensor.data_ptr() for tensor in state.values()}
+    assert len(tensors) == len(state) == len([*model.parameters()])
+    other = tiny(num_layers=4, sharing=sharing)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.fill_(3.0)
+    other.load_state_dict(state)
+    assert torch.equal(model.encoder(ids_of(2, 9)), other.encoder(ids_of(2, 9)))
+
+
+def test_the_gradient_of_a_shared_weight_is_the_sum_over_its_layers():
+    shared, apart = tiny(), tiny(sharing="none")
+    weights = shared.state_dict()
+    weights |= {
+        name.replace("layers.0", "layers.1"): tensor
+        for name, tensor in weights.items()
+        if "layers.0" in name
+    }
+    apart.load_state_dict(weights)
+    for model in (shared, apart):
+        model.encoder(ids_of(2, 9)).square().sum().backward()
+    gradients = [layer.expand.weight.grad for layer in apart.encoder.layers]
+    expected = gradients[0] + gradients[1]
+    torch.testing.assert_close(shared.encoder.layers[0].expand.weight.grad, expected)
+
+
+def test_a_copy_shares_among_its_own_layers_alone():
+    model = tiny()
+    first, second = copy.deepcopy(model).encoder.layers
+    assert second.attention is first.attention
+    assert first.attention is not model.encoder.layers[0].attention
+
+
+def test_segments_add_a_vector_each_and_none_means_the_first():
+    model, ids = tiny(), ids_of(2, 9)
+    segments = (torch.arange(9) > 4).long().expand(2, -1)
+    same = model.encoder(ids, None, segment_ids=torch.zeros_like(ids))
+    assert torch.equal(model.encoder(ids), same)
+    with torch.no_grad():
+        model.encoder.embeddings.segments.weight.zero_()
+        plain = model.encoder.embeddings(ids, None, segment_ids=segments)
+        model.encoder.embeddings.norm = None
+        model.encoder.embeddings.projection = nn.Identity()
+        before = model.encoder.embeddings(ids, None, segment_ids=segments)
+        model.encoder.embeddings.segments.weight[1] = 2.0
+        after = model.encoder.embeddings(ids, None, segment_ids=segments)
+    assert plain.shape == (2, 9, 32)
+    torch.testing.assert_close(after - before, 2.0 * segments[..., None].expand(2, 9, 16))
+
+
+def test_segment_ids_are_refused_by_a_model_without_segments():
+    model, ids = tiny(segments=0), ids_of(2, 9)
+    with pytest.raises(ValueError, match="None for a model without segments"):
+        model.encoder(ids, None, segment_ids=torch.zeros_like(ids))
+
+
+def test_pairs_are_told_apart_by_the_feature_of_the_first_token():
+    """And the logits of tokens are those without pairs."""
+    model, ids = tiny(), ids_of(3, 9)
+    places = torch.tensor([4, 20, 1])
+    logits, pairs = model(ids, None, places, with_pairs=True)
+    torch.testing.assert_close(logits, model(ids, None, places))
+    head, first = model.pair_head, model.encoder(ids)[:, 0]
+    expected = head.projection(torch.tanh(head.dense(first)))
+    torch.testing.assert_close(pairs, expected)
+    assert pairs.shape == (3, 2)
+
+
+def test_padding_of_a_factorised_embedding_is_zero():
+    model, ids = tiny(), ids_of(2, 9)
+    visible = torch.arange(9) < torch.tensor([[9], [5]])
+    assert not model.encoder.embeddings(ids, visible)[1, 5:].any()
+
+
+def test_a_causal_model_has_no_pair_head():
+    with pytest.raises(
+        ValueError, match=r"model.pair_head: True is not accepted; it must be false"
+    ):
+        tiny(causal=True)
+
+
+@pytest.mark.parametrize("head", ["clap", "tied"])
+def test_heads_that_compare_features_with_token_vectors_refuse_smaller_ones(head):
+    with pytest.raises(ValueError, match=r"model.embedding_size: 16 .*hidden_size 32 with head"):
+        tiny(head=head)
+    assert tiny(head=head, embedding_size=32).encoder.embeddings.projection is None
+
+
+def test_truncated_weights_end_at_two_standard_deviations():
+    part = nn.Linear(400, 400)
+    torch.manual_seed(0)
+    initialize(part, "truncated-normal")
+    assert part.weight.abs().max() <= 2 * STANDARD_DEVIATION
+    # Of a normal number within two standard deviations: 0.8796 of the whole one's.
+    assert float(part.weight.detach().std()) == pytest.approx(0.8796 * STANDARD_DEVIATION, rel=0.01)
+    initialize(part)
+    assert part.weight.abs().max() > 3 * STANDARD_DEVIATION

@@ -1,0 +1,309 @@
+"""Models with latents: who sees whom, what is exact, and what is refused."""
+
+import dataclasses
+import math
+
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+from pretrain.model import presets
+from pretrain.model.cache import KeyValueCache
+from pretrain.model.classifier import Classifier
+from pretrain.model.config import ClassificationConfig
+from pretrain.model.heads import ClassificationHead
+from pretrain.model.language_model import LanguageModel
+from pretrain.model.layers import checkpoint_activations, compile_layers
+
+VARIANTS = ("char-vanilla", "char-perceiver", "char-perceiver-ar")
+QUERIES = ("basis", "inputs")
+VOCABULARY = 50
+LENGTHS = (20, 3, 8, 13)
+"""Tokens of the rows of a batch."""
+TEXT = torch.arange(max(LENGTHS)) < torch.tensor(LENGTHS)[:, None]
+
+
+def tiny(variant="char-perceiver", scale=1.0, **overrides):
+    """A model; scaled, its layers attend more than those of fresh weights do."""
+    torch.manual_seed(0)
+    fields = {"num_layers": 4, "dropout": 0.0, "attention_dropout": 0.0, **overrides}
+    model = LanguageModel(presets.build("tiny", variant, VOCABULARY, fields)).eval()
+    with torch.no_grad():
+        for name, weight in model.encoder.named_parameters():
+            if weight.dim() == 2 and name != "basis":
+                weight *= scale
+    return model
+
+
+def with_latents(queries, **overrides):
+    return tiny(scale=8.0, **{"latents": 8, "latent_queries": queries, **overrides})
+
+
+def ids_of(*shape, seed=1):
+    return torch.randint(4, VOCABULARY, shape, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize(
+    ("variant", "count"),
+    [
+        ("char-vanilla", 3_323_392),
+        ("char-perceiver", 3_339_776),
+        ("char-perceiver-ar", 3_323_392),
+    ],
+)
+def test_models_of_characters_have_the_assignments_number_of_parameters(variant, count):
+    config = presets.build("char", variant, 256, {})
+    hidden, inner, rows = 256, 1024, 256
+    layer = 4 * (hidden**2 + hidden) + 2 * hidden * inner + inner + hidden + 2 * 2 * hidden
+    expected = (rows + 128) * hidden + 4 * layer + 2 * hidden + rows * hidden
+    expected += 64 * hidden if variant == "char-perceiver" else 0
+    model = LanguageModel(config)
+    assert sum(parameter.numel() for parameter in model.parameters()) == expected == count
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("length", [40, 64, 65, 128])
+def test_an_output_depends_on_these_inputs_and_on_no_other(variant, length):
+    """By gradients, of every output. A longer row stands beside it, and padding after it."""
+    model = tiny(variant, scale=4.0, max_positions=140)
+    ids = ids_of(2, 140)
+    embeddings = []
+
+    def keep(module, arguments, output):
+        output.retain_grad()
+        embeddings.append(output)
+
+    model.encoder.embeddings.register_forward_hook(keep)
+    features = model.encoder(ids, torch.arange(140) < torch.tensor([[length], [140]]))
+    for place in range(0, length, 1 if length == 128 else 13):
+        total = features[0, place].square().sum()
+        (gradient,) = torch.autograd.grad(total, embeddings, retain_graph=True)
+        assert gradient.isfinite().all()
+        read = set(gradient[0].abs().sum(dim=1).nonzero().flatten().tolist())
+        expected = set(range(place + 1))
+        if variant == "char-perceiver":
+            expected = {*range(min(place, 63) + 1), place}
+        if variant == "char-perceiver-ar" and place < length - 64:
+            expected = {place}
+        assert read == expected
+        assert not gradient[1].any()
+
+
+@pytest.mark.parametrize("queries", QUERIES)
+def test_rows_of_a_batch_are_read_as_if_alone_whatever_the_padding_holds(queries):
+    model, ids = with_latents(queries), ids_of(4, 20)
+    features = model.encoder(ids, TEXT)
+    again = model.encoder(torch.where(TEXT, ids, 7), TEXT)
+    assert torch.equal(features[TEXT], again[TEXT])
+    for row, length in enumerate(LENGTHS):
+        for given in (None, torch.ones(1, length, dtype=torch.bool)):
+            alone = model.encoder(ids[row : row + 1, :length], given)[0]
+            torch.testing.assert_close(features[row, :length], alone, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("queries", QUERIES)
+def test_as_many_latents_as_tokens_or_more_leave_nothing_out(queries):
+    """Latents that no token fills change nothing."""
+    few, many = (with_latents(queries, latents=latents) for latents in (20, 50))
+    weights = many.state_dict()
+    if queries == "basis":
+        weights["encoder.basis"] = weights["encoder.basis"][:20]
+    few.load_state_dict(weights)
+    ids = ids_of(4, 20)
+    assert torch.equal(few.encoder(ids, TEXT)[TEXT], many.encoder(ids, TEXT)[TEXT])
+
+
+@pytest.mark.parametrize("queries", QUERIES)
+@pytest.mark.parametrize("training", [False, True])
+def test_target_positions_select_the_same_numbers(queries, training):
+    model, ids = with_latents(queries).train(training), ids_of(4, 20)
+    places = torch.tensor([79, 0, 41, 40, 61])
+    everywhere = model.encoder(ids, TEXT).flatten(0, 1)
+    torch.testing.assert_close(model.encoder(ids, TEXT, places), everywhere[places])
+    assert model.encoder(ids, TEXT, places[:0]).shape == (0, 32)
+
+
+def test_an_output_that_sees_no_latent_is_its_own_token_through_the_feed_forward_network():
+    model, ids = with_latents("inputs"), ids_of(2, 20)
+    encoder = model.encoder
+    with torch.no_grad():
+        last = encoder.layers[-1]
+        last.attention.output.bias += 1.0
+        x = encoder.embeddings(ids, None)
+        expected = encoder.final_norm(x + last._feed_forward(last.output_norm(x)))
+        features = encoder(ids)
+    torch.testing.assert_close(features[:, :12], expected[:, :12])
+    assert not torch.isclose(features[:, 12:], expected[:, 12:]).all(dim=-1).any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("queries", QUERIES)
+def test_numbers_and_gradients_are_finite_also_where_nothing_is_seen(queries, dtype):
+    """Large weights, whose scores could pass the lowest number of the type."""
+    model = with_latents(queries).to(dtype)
+    with torch.no_grad():
+        for layer in model.encoder.layers:
+            layer.attention.query_key_value.weight *= 10
+    features = model.encoder(ids_of(4, 20), TEXT)
+    features.float().square().mean().backward()
+    assert features.isfinite().all()
+    for name, parameter in model.encoder.named_parameters():
+        assert parameter.grad.isfinite().all(), name
+        assert parameter.grad.any(), name
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_recomputed_layers_have_the_same_gradients_with_the_same_dropout(variant):
+    gradients = []
+    for recompute in (False, True):
+        overrides = {} if variant == "char-vanilla" else {"latents": 8}
+        model = tiny(variant, 8.0, dropout=0.1, attention_dropout=0.1, **overrides).train()
+        if recompute:
+            checkpoint_activations(model)
+        torch.manual_seed(3)
+        model(ids_of(4, 20), TEXT, torch.arange(0, 80, 3)).square().sum().backward()
+        gradients.append([parameter.grad for parameter in model.parameters()])
+    for plain, ours in zip(*gradients, strict=True):
+        assert torch.equal(plain, ours)
+
+
+@pytest.mark.slow  # compiles C++
+def test_compiled_layers_have_the_same_numbers_and_names(run_ranks):
+    def work():
+        results = []
+        for compiled in (False, True):
+            model = with_latents("inputs")
+            names = [*model.state_dict()]
+            if compiled:
+                compile_layers(model)
+            assert [*model.state_dict()] == names
+            logits = model(ids_of(4, 20), TEXT, torch.arange(0, 80, 3))
+            logits.square().sum().backward()
+            results.append([logits.detach(), *(p.grad for p in model.parameters())])
+        for plain, ours in zip(*results, strict=True):
+            assert float((ours - plain).norm()) <= 1e-4 * float(plain.norm())
+
+    run_ranks(1, work)
+
+
+def test_the_basis_is_a_parameter_that_moves_is_saved_and_is_drawn_by_xavier():
+    model = tiny(latents=64)
+    basis = model.encoder.basis
+    assert "encoder.basis" in model.state_dict()
+    assert any(parameter is basis for parameter in model.parameters())
+    bound = math.sqrt(6 / (64 + 32))
+    assert 0.98 * bound < float(basis.detach().abs().max()) <= bound
+    assert float(basis.detach().std()) == pytest.approx(bound / math.sqrt(3), rel=0.05)
+    assert model.to(torch.float64).encoder.basis.dtype == torch.float64
+    assert model.to("meta").encoder.basis.device.type == "meta"
+    assert not hasattr(tiny(latent_queries="inputs").encoder, "basis")
+
+
+def test_cross_attention_has_the_weights_of_an_ordinary_layer():
+    plain = {name: w.shape for name, w in tiny("char-vanilla").state_dict().items()}
+    ours = {name: w.shape for name, w in tiny("char-perceiver-ar").state_dict().items()}
+    assert ours == plain
+    assert ours["head.weight"] == (VOCABULARY, 32)
+
+
+def test_the_final_norm_is_the_last_step_and_the_untied_head_a_product():
+    model, ids = tiny("char-vanilla"), ids_of(2, 9)
+    encoder = model.encoder
+    with torch.no_grad():
+        encoder.final_norm.weight.copy_(torch.linspace(0.5, 2, 32))
+        features, before = encoder(ids), encoder.hidden_states(ids, with_final_norm=False)
+        torch.testing.assert_close(features, encoder.final_norm(before[-1]))
+        assert torch.equal(encoder.hidden_states(ids)[-1], features)
+        logits = model(ids, None, torch.arange(18))
+        torch.testing.assert_close(logits, features.flatten(0, 1) @ model.head.weight.T)
+    assert float(model.head.weight.detach().std()) == pytest.approx(0.02, rel=0.1)
+
+
+@pytest.mark.parametrize("queries", QUERIES)
+def test_a_classification_head_reads_the_mean_and_not_the_first_token(queries):
+    encoder, ids = with_latents(queries).encoder, ids_of(4, 20)
+    head = ClassificationHead(32, ClassificationConfig(3, pooling="mean"))
+    logits = Classifier(encoder, head)(ids, TEXT)
+    alone = Classifier(encoder, head)(ids[2:3, :8], None)
+    torch.testing.assert_close(logits[2:3], alone, rtol=1e-4, atol=1e-5)
+    with pytest.raises(ValueError, match="must be 'mean' for a causal model"):
+        Classifier(encoder, ClassificationHead(32, ClassificationConfig(3)))
+
+
+MIRRORED = 8
+"""The last ids of a row mirror those before them. Its first ids, which a basis of half the row's
+length sees, tell nothing about them."""
+
+
+def mirrored_rows(generator):
+    first = torch.randint(8, (32, 32 - MIRRORED), generator=generator)
+    return torch.cat([first, first.flip(1)[:, :MIRRORED]], dim=1)
+
+
+@pytest.mark.parametrize("queries", QUERIES)
+def test_the_last_inputs_as_queries_learn_to_mirror_and_a_basis_cannot(queries):
+    """After perceiver-ar's task `random_mirrored`. One place in eight mirrors its own input."""
+    small = {"num_layers": 2, "max_positions": 32, "latents": 16, "latent_queries": queries}
+    model = tiny(scale=8.0, **small).train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, betas=(0.9, 0.98))
+    generator = torch.Generator().manual_seed(1)
+    targets = (32 * torch.arange(32)[:, None] + torch.arange(31 - MIRRORED, 31)).flatten()
+    losses = []
+    for step in range(100):
+        optimizer.param_groups[0]["lr"] = 1e-2 * min(1.0, (step + 1) / 20)
+        rows = mirrored_rows(generator)
+        loss = cross_entropy(model(rows, None, targets), rows[:, -MIRRORED:].flatten())
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+        if loss < 0.02:
+            break
+    if queries == "inputs":
+        assert losses[-1] < 0.02
+    else:
+        assert min(losses) > 0.95 * math.log(8) * (1 - 1 / MIRRORED)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"latents": -1}, "model.latents: -1 is not accepted; it must be 0 or a positive number"),
+        ({"latents": 8.0}, "model.latents: 8.0 is not accepted; it must be a whole number"),
+        ({"latent_queries": "input"}, "model.latent_queries: 'input' .* one of basis, inputs"),
+        (
+            {"causal": False},
+            "model.latents: 8 is not accepted; it must be 0; others need causal true",
+        ),
+        ({"layer_norm": "post", "final_norm": False}, "latents: 8 .* others need layer_norm 'pre'"),
+        ({"sharing": "all"}, "latents: 8 .* others need sharing 'none'"),
+        ({"num_layers": 1}, "latents: 8 .* others need num_layers 2 or more"),
+        ({"position": "rotary"}, "latents: 8 .* others need position learned, sinusoidal or none"),
+        ({"position": "alibi"}, "latents: 8 .* others need position learned, sinusoidal or none"),
+        ({"layer_norm": "post", "latents": 0}, "model.final_norm: True .* false with layer_norm"),
+        ({"final_norm": 1}, "model.final_norm: 1 is not accepted; it must be true or false"),
+    ],
+)
+def test_a_config_that_cannot_be_is_refused_by_name(values, message):
+    config = with_latents("basis").config
+    with pytest.raises(ValueError, match=message):
+        dataclasses.replace(config, **values)
+
+
+@pytest.mark.parametrize("position", ["learned", "sinusoidal", "none"])
+def test_positions_on_embeddings_and_none_are_accepted(position):
+    model = with_latents("inputs", position=position)
+    assert model.encoder(ids_of(1, 9)).isfinite().all()
+
+
+def test_what_latents_cannot_read_is_refused():
+    model, ids = with_latents("basis"), ids_of(1, 9)
+    with pytest.raises(ValueError, match="document_ids: integers are not accepted with latents"):
+        model.encoder(ids, torch.ones_like(ids))
+    with pytest.raises(ValueError, match="cache: accepted for a causal model .* without latents"):
+        model.encoder(ids, cache=KeyValueCache(4))
+    with pytest.raises(ValueError, match="accepted for a model without latents; this one has 8"):
+        model.encoder.hidden_states(ids)
+    with pytest.raises(ValueError, match="'flex' is not accepted; it must be 'dense' with latents"):
+        LanguageModel(model.config, attention_backend="flex")
