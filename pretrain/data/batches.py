@@ -13,13 +13,11 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from data_prep.tokenizer import Tokenizer
 from pretrain.config.run import BatchConfig, FaultConfig
 from pretrain.data.order import Lineage, digest
-from pretrain.data.sources import Source
+from pretrain.data.sources import SOURCES, Source
 from pretrain.loop import MicroBatch
 from pretrain.objectives.base import Block, Key, ObjectiveSettings, PretrainingObjective
-from pretrain.objectives.tokens import FIRST_WORD_ID
 
 _VALIDATION_SEED = 0
 
@@ -32,7 +30,7 @@ def _collate(
     index: int,
 ) -> MicroBatch:
     arrays = objective.collate(blocks, keys, source.sequence_length)
-    tokens = sum(len(block.ids) for block in blocks)
+    tokens = int(np.count_nonzero(arrays["document_ids"]))
     return MicroBatch(index, arrays, tokens, objective.targets(arrays))
 
 
@@ -110,17 +108,18 @@ def refuse_without_targets(source: Source, objective: PretrainingObjective, limi
         limit: as in `validation_batches`.
 
     Raises:
-        ValueError: names the corpus, the length and the cause.
+        ValueError: names the corpus, the length and the cause; or the source is of another kind
+            than the objective reads.
     """
+    refuse_other_packing(type(source), objective.settings)
     chosen, tokens = spread(len(source), limit), 0
     for index in chosen:
         # In validation the number of targets depends on the number of ids alone: none is read.
-        ids = np.full(source.size(index), FIRST_WORD_ID, dtype=np.int64)
-        ids[0] = Tokenizer.bos_id
-        arrays = objective.collate([Block(ids)], [validation_key(index)], source.sequence_length)
+        block, keys = source.blank(index), [validation_key(index)]
+        arrays = objective.collate([block], keys, source.sequence_length)
         if any(objective.targets(arrays)):
             return
-        tokens += len(ids)
+        tokens += len(block.ids)
     raise ValueError(
         f"{source.corpus.folder}: split {source.corpus.split!r} has nothing to predict: its "
         f"{len(chosen)} blocks of at most {source.sequence_length} tokens hold {tokens} tokens, "
@@ -129,9 +128,41 @@ def refuse_without_targets(source: Source, objective: PretrainingObjective, limi
     )
 
 
+def refuse_other_packing(
+    packing: type[Source], settings: ObjectiveSettings, latents: int = 0
+) -> None:
+    """Refuse to read documents as pairs, sentences as documents, or several texts as one.
+
+    Args:
+        packing: the kind of blocks.
+        settings: of the objective.
+        latents: of the model; above 0 it reads a block as one text.
+
+    Raises:
+        ValueError: names both, and the packings that fit.
+    """
+
+    def fits(packing: type[Source]) -> bool:
+        apart = packing.documents_apart and (settings.one_text or latents > 0)
+        return packing.pairs == settings.pairs and not apart
+
+    if fits(packing):
+        return
+    reader, reads = f"objective {settings.name}", "a block as one text"
+    if packing.pairs != settings.pairs:
+        reads = "pairs of segments" if settings.pairs else "no pairs of segments"
+    elif not settings.one_text:
+        reader = f"a model with {latents} latents"
+    names = [name for name, other in SOURCES.items() if fits(other)]
+    raise ValueError(
+        f"packing {packing.name} does not fit {reader}, which reads {reads}; accepted: packing "
+        f"{' or '.join(names)}"
+    )
+
+
 def validation_note(settings: ObjectiveSettings) -> str:
     """What every validation of an objective predicts, for people."""
-    return f"validation: {settings.for_validation().description}, the same for every model"
+    return f"validation: {settings.for_validation().description}, the same draws for every model"
 
 
 def spread(total: int, limit: int) -> list[int]:

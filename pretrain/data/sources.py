@@ -1,15 +1,14 @@
 """Sources: how one split of a corpus is cut into blocks.
 
 A source has a length and gives a block by its index; order, lineage and audit know it by these two
-alone. Special tokens (`<s>`, `</s>`) are the source's to add. A new way to cut is a class and a
-line in SOURCES.
+alone. Special tokens (`<s>`, `</s>`) are the source's to add, but for blocks of sentences. A new
+way to cut is a class and a line in SOURCES. Blocks of sentences are in sentence_pairs.py, what all
+classes have in common is in blocks.py.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from contextlib import suppress
 from functools import cached_property
 from types import MappingProxyType
 from typing import Any, ClassVar, Protocol
@@ -19,11 +18,9 @@ import numpy.typing as npt
 
 from data_prep.blocks import best_fit, complete
 from data_prep.corpus import Corpus
-from data_prep.files import new_folder
-from data_prep.tokenizer import Tokenizer
+from pretrain.data.blocks import Blocks, Tables
+from pretrain.data.sentence_pairs import SentencePairs
 from pretrain.objectives.base import Block, Ids
-
-Tables = dict[str, npt.NDArray[np.integer[Any]]]
 
 
 class Source(Protocol):
@@ -31,144 +28,41 @@ class Source(Protocol):
 
     corpus: Corpus
     sequence_length: int
-    """Most ids of a block."""
-
-    def __len__(self) -> int:
-        """Number of blocks."""
-
-    def __getitem__(self, index: int) -> Block:
-        """One block, without subsets."""
-
-    def size(self, index: int) -> int:
-        """Number of ids of a block, found without reading them."""
-
-    def subsets(self, index: int) -> Ids:
-        """[n]: the subset of each id's document, an index into the manifest's names."""
-
-    @property
-    def share_of_tokens(self) -> float:
-        """Share of the split's tokens that the blocks hold."""
-
-    @property
-    def fill(self) -> float:
-        """Share of the blocks' capacity that holds tokens."""
-
-
-class _Blocks(ABC):
-    """Blocks of documents. Longer documents are dropped, unless a subclass cuts them."""
-
+    """Most ids that a model reads of a block."""
     name: ClassVar[str]
+    """Its key in SOURCES."""
+    pairs: ClassVar[bool]
+    """Whether blocks are sentences, which an objective of pairs lays out."""
     documents_apart: ClassVar[bool]
-    """Each document has an `<s>` of its own, and does not see the others of its block."""
-
-    def __init__(self, corpus: Corpus, sequence_length: int) -> None:
-        """Choose a split and the length of its blocks. It is cut when a block is first asked for.
-
-        Raises:
-            ValueError: no document is short enough for a block.
-        """
-        self.corpus = corpus
-        self.sequence_length = sequence_length
-        if not self._tokens:
-            raise ValueError(
-                f"{corpus.folder}: no document of split {corpus.split!r} fits into "
-                f"data.sequence_length {sequence_length}; the shortest has "
-                f"{int(corpus.lengths.min())} tokens and needs one more for <s>; accepted: longer "
-                "blocks, or data.packing=chunked"
-            )
-
-    @cached_property
-    def _tables(self) -> Tables:
-        """Where documents stand in blocks: found from lengths alone, or as it was found before.
-
-        The tables are kept in the corpus's folder, so that the ranks of a machine share their
-        memory and a restart takes no time.
-        """
-        corpus, digest = self.corpus, self.corpus.manifest.digest()[:16]
-        name = f"{corpus.split}-{self.name}-{self.sequence_length}-{digest}"
-        folder = corpus.folder / "blocks" / name
-        if folder.is_dir():
-            return {path.stem: np.load(path, mmap_mode="r") for path in folder.glob("*.npy")}
-        tables = self._cut()
-        # The folder may be read-only, and another process may have been faster.
-        with suppress(OSError, ValueError), new_folder(folder) as partial:
-            for table, array in tables.items():
-                np.save(partial / f"{table}.npy", array)
-        return tables
-
-    @abstractmethod
-    def _cut(self) -> Tables:
-        """Tables to keep; `ranges`, if any, has a row per block, its first document and the end."""
-
-    @abstractmethod
-    def documents(self, index: int) -> npt.NDArray[np.integer[Any]]:
-        """The documents of a block, in its order."""
-
-    def offsets(self, index: int) -> Ids:
-        """The first token that a block has of each of its documents."""
-        return np.zeros(len(self.documents(index)), dtype=np.int64)
-
-    def _sizes(self, index: int) -> Ids:
-        """Ids of each document of a block, with the `<s>` in front of it."""
-        left = self.corpus.lengths[self.documents(index)] - self.offsets(index)
-        sizes: Ids = np.minimum(left, self.sequence_length - 1)
-        sizes[: None if self.documents_apart else 1] += 1
-        return sizes
-
-    def __reduce__(self) -> tuple[type[_Blocks], tuple[Corpus, int]]:
-        """Pickle without the tables."""
-        return type(self), (self.corpus, self.sequence_length)
+    """Whether the documents of a block do not see each other."""
+    dropped: ClassVar[str]
+    """What blocks do not hold, where they do not hold all tokens, for people."""
 
     def __len__(self) -> int:
         """Number of blocks."""
-        return len(self._tables["ranges"])
 
     def __getitem__(self, index: int) -> Block:
         """One block, without subsets."""
-        parts: list[npt.ArrayLike] = []
-        sizes = self._sizes(index)
-        documents, offsets = self.documents(index).tolist(), self.offsets(index).tolist()
-        for number, (document, first) in enumerate(zip(documents, offsets, strict=True)):
-            starts = number == 0 or self.documents_apart
-            if starts:
-                parts.append([Tokenizer.bos_id])
-            end = first + int(sizes[number]) - starts
-            parts.append(self.corpus.document(document, first, end))
-        numbers = np.repeat(np.arange(1, len(sizes) + 1), sizes) if self.documents_apart else None
-        return Block(np.concatenate(parts).astype(np.int64), numbers)
 
     def size(self, index: int) -> int:
         """Number of ids of a block, found without reading them."""
-        return int(self._sizes(index).sum())
+
+    def blank(self, index: int) -> Block:
+        """A block with as many ids, found without reading them: all the same word."""
 
     def subsets(self, index: int) -> Ids:
         """[n]: the subset of each id's document, an index into the manifest's names."""
-        subsets: Ids = self.corpus.subsets[self.documents(index)].astype(np.int64)
-        return np.repeat(subsets, self._sizes(index))
-
-    @cached_property
-    def _tokens(self) -> int:
-        """Tokens of the split that the blocks hold."""
-        lengths = self.corpus.lengths
-        return int(lengths[lengths < self.sequence_length].sum())
-
-    @property
-    def _starts(self) -> int:
-        """Number of `<s>` in all blocks."""
-        return len(self)
 
     @property
     def share_of_tokens(self) -> float:
         """Share of the split's tokens that the blocks hold."""
-        return self._tokens / int(self.corpus.lengths.sum())
 
     @property
     def fill(self) -> float:
         """Share of the blocks' capacity that holds tokens."""
-        return (self._tokens + self._starts) / (len(self) * self.sequence_length)
 
 
-class CompleteBlocks(_Blocks):
+class CompleteBlocks(Blocks):
     """As many documents as fit, in the corpus's order: fairseq's break mode "complete"."""
 
     name, documents_apart = "complete", False
@@ -181,7 +75,7 @@ class CompleteBlocks(_Blocks):
         return np.arange(*self._tables["ranges"][index])
 
 
-class BestFitBlocks(_Blocks):
+class BestFitBlocks(Blocks):
     """Documents from anywhere, so that blocks are as full as possible (`data_prep.blocks`)."""
 
     name, documents_apart = "best-fit", True
@@ -261,7 +155,7 @@ class ChunkedBlocks(BestFitBlocks):
         return len(self.corpus.lengths) + int(self._tables["first_chunks"][-1])
 
 
-class ContiguousBlocks(_Blocks):
+class ContiguousBlocks(Blocks):
     """The split as one text, cut every `sequence_length` - 1 tokens, with an `<s>` in front.
 
     For causal models, as in Press et al. 2022 (fairseq's break mode "none", which has the token
@@ -311,12 +205,36 @@ class ContiguousBlocks(_Blocks):
         return int(self.corpus.lengths.sum())
 
 
-SOURCES: Mapping[str, type[_Blocks]] = MappingProxyType(
+class OneDocumentBlocks(Blocks):
+    """`<s>` and the beginning of one document, as many tokens as fit; the rest is dropped."""
+
+    name, documents_apart = "one-document", False
+    dropped = "the ends of longer documents"
+
+    def _cut(self) -> Tables:
+        return {}
+
+    def __len__(self) -> int:
+        """Number of blocks."""
+        return len(self.corpus)
+
+    def documents(self, index: int) -> npt.NDArray[np.integer[Any]]:
+        """The document of a block."""
+        return np.array([index])
+
+    @cached_property
+    def _tokens(self) -> int:
+        return int(np.minimum(self.corpus.lengths, self.sequence_length - 1).sum(dtype=np.int64))
+
+
+SOURCES: Mapping[str, type[Blocks]] = MappingProxyType(
     {
         "chunked": ChunkedBlocks,
         "best-fit": BestFitBlocks,
         "complete": CompleteBlocks,
         "contiguous": ContiguousBlocks,
+        "one-document": OneDocumentBlocks,
+        "sentence-pairs": SentencePairs,
     }
 )
 """The values of `data.packing` in a recipe."""

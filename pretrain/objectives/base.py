@@ -9,7 +9,7 @@ and its class, and a line in registry.py.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Protocol, runtime_checkable
 
@@ -21,6 +21,8 @@ from pretrain.loop import Arrays, Model, Objective
 if TYPE_CHECKING:
     from torch import Tensor
 
+PAIR_SPECIAL_TOKENS = 3
+"""Of a pair of segments, `<s> a </s> b </s>`."""
 Ids = npt.NDArray[np.int64]
 Key = tuple[int, int, int]
 """(seed, epoch, index of the block), each at least 0: what every random draw of a block depends on,
@@ -32,12 +34,18 @@ class Block:
     """One item of a source, before the objective has touched it."""
 
     ids: Ids
-    """[n], special tokens included."""
+    """[n], special tokens included, but not in blocks of sentences."""
     document_ids: Ids | None = None
     """[n], from 1: the document of each id, where documents of a block do not see each other; None
     where the block is read as one document."""
     subsets: Ids | None = None
     """[n]: the subset of each id's document, where losses are reported by subset."""
+    sentences: Ids | None = None
+    """[s], at least two: lengths of the sentences that the ids are, where they are sentences. Such
+    a block may have more ids than a model reads: an objective of pairs cuts them."""
+    elsewhere: Callable[[float], Block] | None = None
+    """Of a block of sentences: returns a block of another document, which a number from [0, 1)
+    chooses among all of the split. A ValueError where there is no other document."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,6 +70,10 @@ class ObjectiveSettings(Protocol):
 
     causal: ClassVar[bool]
     """Whether the model must see no later tokens; otherwise it must see them."""
+    pairs: ClassVar[bool]
+    """Whether it reads pairs of segments, from blocks of sentences, by a model with a pair head."""
+    one_text: ClassVar[bool]
+    """Whether it reads a block as one text: the documents of a block must see each other."""
 
     @property
     def name(self) -> str:
@@ -98,7 +110,7 @@ class PretrainingObjective(Objective, Protocol):
         """One micro-batch of fixed shapes.
 
         How many targets a block has may depend on the values of its ids in training, but in
-        validation on their number alone.
+        validation on numbers of ids alone.
 
         Args:
             blocks: B blocks of at most `length` ids. Where they have subsets, the arrays say of

@@ -9,7 +9,7 @@ import numpy as np
 
 from data_prep.tokenizer import Tokenizer
 from pretrain.objectives.base import Ids, Key, Vocabulary
-from pretrain.objectives.tokens import TokenObjective
+from pretrain.objectives.tokens import DocumentTokenObjective
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,6 +19,8 @@ class CausalLMConfig:
     name: Literal["causal-lm"] = dataclasses.field(default="causal-lm", kw_only=True)
 
     causal: ClassVar[bool] = True
+    pairs: ClassVar[bool] = False
+    one_text: ClassVar[bool] = False
     description = "every token predicted from those before it"
     target_share = 1.0
 
@@ -32,7 +34,7 @@ class CausalLMConfig:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class CausalLM(TokenObjective):
+class CausalLM(DocumentTokenObjective):
     """The objective for one vocabulary. The model must not see later tokens (`causal`)."""
 
     settings: CausalLMConfig

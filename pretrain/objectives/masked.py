@@ -12,7 +12,7 @@ from annotated_types import Ge, Gt, Le
 from data_prep import tokenizer as tokenizers
 from data_prep.records import not_accepted
 from pretrain.objectives.base import Ids, Key, Vocabulary
-from pretrain.objectives.tokens import FIRST_WORD_ID, TokenObjective
+from pretrain.objectives.tokens import FIRST_WORD_ID, DocumentTokenObjective
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,15 +30,25 @@ class MaskedLMConfig:
     """What is predicted: the chosen tokens, or all (with keep and random 0: self-masking)."""
     whole_words: bool = False
     """Choose words, not tokens: a word begins where a token begins with white space."""
+    longest_ngram: Annotated[int, Ge(1)] = 1
+    """Choose runs of up to so many whole words, of n words with a probability proportional to 1/n;
+    special tokens are never chosen then (Lan et al. 2020, section 4.1: 3). 1: single ones."""
 
     causal: ClassVar[bool] = False
+    pairs: ClassVar[bool] = False
+    one_text: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        """Refuse shares that exceed the whole."""
+        """Refuse shares that exceed the whole, and n-grams where every token is a target."""
         share = self.keep_probability + self.random_probability
         if share > 1.0:
             name = "objective.keep_probability + random_probability"
             raise ValueError(not_accepted(name, share, "at most 1"))
+        if self.longest_ngram > 1 and self.targets == "all":
+            name = "objective.longest_ngram"
+            raise ValueError(
+                not_accepted(name, self.longest_ngram, "1, or objective.targets=masked")
+            )
 
     @property
     def description(self) -> str:
@@ -58,12 +68,19 @@ class MaskedLMConfig:
 
     def build(self, vocabulary: Vocabulary, *, compiled: bool = False) -> MaskedLM:
         """The objective for one vocabulary; reads the tokenizer where whole words are hidden."""
-        starts = word_starts_of(tokenizers.load(vocabulary.folder)) if self.whole_words else None
-        return MaskedLM(self, vocabulary.mask_id, vocabulary.embedded, starts, compiled)
+        return MaskedLM(
+            self, vocabulary.mask_id, vocabulary.embedded, self.word_starts(vocabulary), compiled
+        )
+
+    def word_starts(self, vocabulary: Vocabulary) -> npt.NDArray[np.bool_] | None:
+        """Whether each id begins a word (`word_starts_of`), where whole words are hidden."""
+        if not self.whole_words and self.longest_ngram == 1:
+            return None
+        return word_starts_of(tokenizers.load(vocabulary.folder))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class MaskedLM(TokenObjective):
+class MaskedLM(DocumentTokenObjective):
     """The objective for one vocabulary."""
 
     settings: MaskedLMConfig
@@ -75,6 +92,8 @@ class MaskedLM(TokenObjective):
     compiled: bool = False
 
     term = "masked"
+    hides_special: ClassVar[bool] = True
+    """Whether `<s>` and `</s>` may be chosen where single tokens or words are."""
 
     def mask(self, ids: Ids, key: Key) -> tuple[Ids, Ids]:
         """Hide some tokens of one block or document.
@@ -93,9 +112,9 @@ class MaskedLM(TokenObjective):
         """Hide some tokens, as fairseq's MaskTokensDataset does, draw by draw.
 
         floor(probability * n + u) positions are chosen without replacement, u uniform in [0, 1);
-        `<s>` and `</s>` may be among them. Of these, some keep their token, some get a random one,
-        and the rest become `<mask>`. With numpy's generator in the state that fairseq gives it,
-        the result is fairseq's.
+        `<s>` and `</s>` may be among them, unless a subclass spares them. Of these, some keep their
+        token, some get a random one, and the rest become `<mask>`. With numpy's generator in the
+        state that fairseq gives it, the result is fairseq's.
 
         Where every token is a target, each one is hidden independently with the same probability
         (EIFY/fairseq's self-masking, which draws inside the model).
@@ -129,18 +148,67 @@ class MaskedLM(TokenObjective):
 
     def _choose(self, ids: Ids, count: int, draw: np.random.RandomState) -> npt.NDArray[np.bool_]:
         """`count` tokens; or whole words in random order as long as they fit into `count`."""
+        if self.settings.longest_ngram > 1:
+            return self._choose_ngrams(ids, count, draw)
         chosen = np.zeros(len(ids), dtype=bool)
         if self.word_starts is None:
-            chosen[draw.choice(len(ids), count, replace=False)] = True
+            if self.hides_special:
+                chosen[draw.choice(len(ids), count, replace=False)] = True
+            else:
+                words = np.flatnonzero(~self._is_special(ids))
+                chosen[draw.choice(words, min(count, len(words)), replace=False)] = True
             return chosen
         starts = np.cumsum(self.word_starts[ids], dtype=np.int64)
         word = starts - starts[0]  # the first token begins a word
         order = draw.permutation(int(word[-1]) + 1)
+        if not self.hides_special:
+            is_special = np.bincount(word, self._is_special(ids)) > 0
+            order = order[~is_special[order]]
         fits = np.cumsum(np.bincount(word)[order]) <= count
-        is_chosen_word = np.zeros(len(order), dtype=bool)
+        is_chosen_word = np.zeros(int(word[-1]) + 1, dtype=bool)
         is_chosen_word[order[fits]] = True
         chosen[:] = is_chosen_word[word]
         return chosen
+
+    def _is_special(self, ids: Ids) -> npt.NDArray[np.bool_]:
+        is_special: npt.NDArray[np.bool_] = (ids < FIRST_WORD_ID) | (ids == self.mask_id)
+        return is_special
+
+    def _choose_ngrams(
+        self, ids: Ids, count: int, draw: np.random.RandomState
+    ) -> npt.NDArray[np.bool_]:
+        """Runs of whole words, at most `count` tokens, none of them special.
+
+        As google-research/albert does, but from one generator: each word in random order begins a
+        run, whose number of words n has a probability proportional to 1/n. It is shortened to the
+        text before the next special token, and to what is left of `count`. Runs that overlap an
+        earlier one are left out.
+        """
+        assert self.word_starts is not None
+        is_special = self._is_special(ids)
+        begins = self.word_starts[ids] | is_special
+        begins[:1] = True
+        begins[1:] |= is_special[:-1]
+        bounds = np.append(np.flatnonzero(begins), len(ids))
+        words = np.flatnonzero(~is_special[bounds[:-1]])
+        # After the last word of a text comes a special token, or the end.
+        text_ends = np.append(np.flatnonzero(is_special[bounds[:-1]]), len(bounds) - 1)
+        longest = np.arange(1, self.settings.longest_ngram + 1)
+        shares = np.cumsum(1 / longest) / (1 / longest).sum()
+        order = draw.permutation(words)
+        sizes = 1 + np.searchsorted(shares[:-1], draw.random_sample(len(order)), side="right")
+        ends = np.minimum(order + sizes, text_ends[np.searchsorted(text_ends, order)])
+        taken, place = bytearray(len(bounds) - 1), bounds.tolist()
+        for first, end in zip(order.tolist(), ends.tolist(), strict=True):
+            if not count:
+                break
+            while place[end] - place[first] > count:
+                end -= 1
+            if any(taken[first:end]):
+                continue
+            taken[first:end] = b"\1" * (end - first)
+            count -= place[end] - place[first]
+        return np.repeat(np.frombuffer(taken, dtype=bool), np.diff(bounds))
 
 
 def word_starts_of(tokenizer: tokenizers.Tokenizer) -> npt.NDArray[np.bool_]:

@@ -31,7 +31,7 @@ PAD_ID = 1
 
 
 class TokenObjective(ABC):
-    """One term: the cross-entropy of some tokens of each block, which `mask` chooses."""
+    """One term: the cross-entropy of some tokens of each block."""
 
     settings: ObjectiveSettings
     replacement_end: int
@@ -43,32 +43,14 @@ class TokenObjective(ABC):
     places_before: ClassVar[int] = 0
     """How many places before a token the model predicts it."""
 
-    @abstractmethod
-    def mask(self, ids: Ids, key: Key) -> tuple[Ids, Ids]:
-        """What the model reads, [n], and the sorted positions of the tokens to predict, [m]."""
-
     @property
     def terms(self) -> Mapping[str, float]:
         """One term."""
         return {self.term: 1.0}
 
     def capacity(self, length: int) -> int:
-        """Most positions that `mask` can ask for in a block of `length` tokens."""
+        """Most targets of a block of `length` tokens."""
         return math.ceil(self.settings.target_share * length)
-
-    def collate(self, blocks: Sequence[Block], keys: Sequence[Key], length: int) -> Arrays:
-        """One micro-batch of fixed shapes.
-
-        Args:
-            blocks: B blocks of at most `length` ids.
-            keys: of each block's draw.
-            length: T, to which blocks are padded.
-
-        Returns:
-            As `arrange`, M = B * capacity.
-        """
-        masked = [self.mask(block.ids, key) for block, key in zip(blocks, keys, strict=True)]
-        return self.arrange(blocks, masked, length)
 
     def arrange(
         self, blocks: Sequence[Block], masked: Sequence[tuple[Ids, Ids]], length: int
@@ -77,7 +59,8 @@ class TokenObjective(ABC):
 
         Args:
             blocks: B blocks of at most `length` ids.
-            masked: what `mask` returns, of each block.
+            masked: of each block, what the model reads, [n], and the sorted positions of the
+                tokens to predict, [m].
             length: T, to which blocks are padded.
 
         Returns:
@@ -119,27 +102,58 @@ class TokenObjective(ABC):
 
     def loss(self, model: Model, batch: Mapping[str, Tensor]) -> Tensor:
         """Cross-entropy summed over the tokens to predict, in nats, computed in fp32: [1]."""
-        summed = _compiled_loss() if self.compiled else _summed_loss
-        return summed(_logits(model, batch), batch["labels"]).unsqueeze(0)
+        return self.summed_loss(_logits(model, batch), batch["labels"]).unsqueeze(0)
+
+    def summed_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Cross-entropy summed over the labels that are not IGNORED, in nats, computed in fp32."""
+        return (_compiled_loss() if self.compiled else summed_loss)(logits, labels)
 
     def evaluate(self, model: Model, batch: Mapping[str, Tensor], subsets: int) -> Tensor:
         """Nats, correct predictions and tokens to predict of each subset: [S, 1, 3] in fp64."""
-        import torch
-        from torch.nn.functional import cross_entropy
+        logits = _logits(model, batch)
+        return sums_by_subset(logits, batch["labels"], batch["subsets"], subsets).unsqueeze(1)
 
-        labels, logits = batch["labels"], _logits(model, batch)
-        losses = cross_entropy(logits.float(), labels, ignore_index=IGNORED, reduction="none")
-        parts = (losses, logits.argmax(dim=-1) == labels, labels != IGNORED)
-        columns = torch.stack([part.double() for part in parts], dim=1)
-        sums = torch.zeros((subsets, 3), dtype=torch.float64, device=labels.device)
-        return sums.index_add(0, batch["subsets"], columns).unsqueeze(1)
+
+class DocumentTokenObjective(TokenObjective):
+    """One whose targets keep their places, so that they can be drawn for a whole document."""
+
+    @abstractmethod
+    def mask(self, ids: Ids, key: Key) -> tuple[Ids, Ids]:
+        """What the model reads, [n], and the sorted positions of the tokens to predict, [m]."""
+
+    def collate(self, blocks: Sequence[Block], keys: Sequence[Key], length: int) -> Arrays:
+        """One micro-batch of fixed shapes.
+
+        Args:
+            blocks: B blocks of at most `length` ids.
+            keys: of each block's draw.
+            length: T, to which blocks are padded.
+
+        Returns:
+            As `arrange`, M = B * capacity.
+        """
+        masked = [self.mask(block.ids, key) for block, key in zip(blocks, keys, strict=True)]
+        return self.arrange(blocks, masked, length)
+
+
+def sums_by_subset(logits: Tensor, labels: Tensor, subset_of: Tensor, subsets: int) -> Tensor:
+    """Nats, correct predictions and labels that are not IGNORED of each subset: [S, 3] in fp64."""
+    import torch
+    from torch.nn.functional import cross_entropy
+
+    losses = cross_entropy(logits.float(), labels, ignore_index=IGNORED, reduction="none")
+    parts = (losses, logits.argmax(dim=-1) == labels, labels != IGNORED)
+    columns = torch.stack([part.double() for part in parts], dim=1)
+    sums = torch.zeros((subsets, 3), dtype=torch.float64, device=labels.device)
+    return sums.index_add(0, subset_of, columns)
 
 
 def _logits(model: Model, batch: Mapping[str, Tensor]) -> Tensor:
     return model(batch["input_ids"], batch.get("document_ids"), batch["target_positions"])
 
 
-def _summed_loss(logits: Tensor, labels: Tensor) -> Tensor:
+def summed_loss(logits: Tensor, labels: Tensor) -> Tensor:
+    """Cross-entropy summed over the labels that are not IGNORED, in nats, computed in fp32."""
     from torch.nn.functional import cross_entropy
 
     return cross_entropy(logits.float(), labels, ignore_index=IGNORED, reduction="sum")
@@ -149,7 +163,7 @@ def _summed_loss(logits: Tensor, labels: Tensor) -> Tensor:
 def _compiled_loss() -> Callable[[Tensor, Tensor], Tensor]:
     import torch
 
-    compiled: Callable[[Tensor, Tensor], Tensor] = torch.compile(_summed_loss, dynamic=False)
+    compiled: Callable[[Tensor, Tensor], Tensor] = torch.compile(summed_loss, dynamic=False)
     return compiled
 
 

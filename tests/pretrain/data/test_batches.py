@@ -10,13 +10,23 @@ import torch
 from data_prep.corpus import Corpus
 from data_prep.records import decode
 from pretrain.config.run import BatchConfig, FaultConfig
-from pretrain.data.batches import PretrainingBatches, validation_batches
+from pretrain.data.batches import (
+    PretrainingBatches,
+    refuse_other_packing,
+    refuse_without_targets,
+    validation_batches,
+)
 from pretrain.data.order import Lineage
+from pretrain.data.sentence_pairs import SentencePairs
 from pretrain.data.sources import SOURCES, BestFitBlocks, CompleteBlocks
 from pretrain.inference.evaluate import summed
 from pretrain.model import presets
 from pretrain.model.language_model import LanguageModel
+from pretrain.objectives.base import Vocabulary
+from pretrain.objectives.causal import CausalLMConfig
 from pretrain.objectives.masked import MaskedLM, MaskedLMConfig
+from pretrain.objectives.sentence_pairs import SentencePairsConfig
+from pretrain.objectives.spans import SpanCorruptionConfig
 from pretrain.objectives.tokens import IGNORED
 
 LENGTH = 64
@@ -51,6 +61,32 @@ def batches(blocks, objective):
 def training(blocks, objective, batch):
     lineage = Lineage.begin(len(blocks), 1)
     return PretrainingBatches(blocks, objective, lineage, batch, FaultConfig(), 1)
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        ("complete", MaskedLMConfig()),
+        ("contiguous", CausalLMConfig()),
+        ("one-document", SpanCorruptionConfig()),
+    ],
+    ids=lambda param: param[1].name,
+)
+def any_batches(request, corpus):
+    """Of each objective that predicts tokens of documents."""
+    packing, settings = request.param
+    blocks = SOURCES[packing](Corpus(corpus, "train"), LENGTH)
+    size = blocks.corpus.manifest.vocab_size
+    return training(blocks, settings.build(Vocabulary(size, size, corpus)), BatchConfig(8, 2))
+
+
+@pytest.fixture(scope="module", params=["sop", "nsp"])
+def pair_batches(request, sentence_corpus):
+    blocks = SentencePairs(Corpus(sentence_corpus, "train"), LENGTH)
+    size = blocks.corpus.manifest.vocab_size
+    settings = SentencePairsConfig(pair_task=request.param)
+    pairs = settings.build(Vocabulary(size, size - 1, sentence_corpus))
+    return training(blocks, pairs, BatchConfig(8, 2))
 
 
 def rows_of(batches, step, ranks):
@@ -105,7 +141,7 @@ def test_documents_of_a_packed_block_do_not_see_each_other(packed, objective):
     assert not torch.equal(before, after)
 
 
-@pytest.mark.parametrize("packing", SOURCES)
+@pytest.mark.parametrize("packing", [n for n in SOURCES if not SOURCES[n].pairs])
 def test_each_target_has_the_subset_of_its_document(packing, corpus, objective):
     blocks = SOURCES[packing](Corpus(corpus, "valid"), LENGTH)
     blocks.corpus.__dict__["subsets"] = np.arange(len(blocks.corpus), dtype=np.uint8) % 3
@@ -119,6 +155,28 @@ def test_each_target_has_the_subset_of_its_document(packing, corpus, objective):
         if label != IGNORED:
             row, column = divmod(int(position), LENGTH)
             assert subset == blocks.subsets(spread[row])[column]
+
+
+def test_the_other_kind_of_packing_is_refused_before_a_validation(pair_batches, blocks, objective):
+    for source, other, message in [
+        (blocks, pair_batches.objective, "packing complete .* sentence-pairs, .* sentence-pairs$"),
+        (pair_batches.source, objective, "packing sentence-pairs .* masked-lm, .* no .* chunked"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            refuse_without_targets(source, other, 0)
+    refuse_without_targets(pair_batches.source, pair_batches.objective, 0)
+
+
+@pytest.mark.parametrize("packing", SOURCES)
+def test_an_objective_that_reads_one_text_a_block_refuses_documents_that_are_apart(packing):
+    settings = SpanCorruptionConfig()
+    if packing in ("complete", "contiguous", "one-document"):
+        refuse_other_packing(SOURCES[packing], settings)
+        return
+    reads = "no pairs of segments" if packing == "sentence-pairs" else "a block as one text"
+    message = f"{packing} .* span-corruption, .* {reads}; .* complete or contiguous or one-document"
+    with pytest.raises(ValueError, match=message):
+        refuse_other_packing(SOURCES[packing], settings)
 
 
 def test_losses_by_subset_add_up_to_the_loss(validation, objective):
@@ -141,18 +199,37 @@ def test_losses_by_subset_add_up_to_the_loss(validation, objective):
 
 
 @pytest.mark.parametrize(("ranks", "micro"), [(1, 8), (1, 2), (2, 2), (2, 4), (4, 2), (8, 1)])
-def test_the_global_batch_does_not_depend_on_ranks_or_micro_batches(ranks, micro, batches):
-    split = dataclasses.replace(batches, batch=BatchConfig(8, micro))
+def test_the_global_batch_does_not_depend_on_ranks_or_micro_batches(ranks, micro, any_batches):
+    split = dataclasses.replace(any_batches, batch=BatchConfig(8, micro))
     for step in (0, 3, 50):
-        assert rows_of(split, step, ranks) == rows_of(batches, step, 1)
+        assert rows_of(split, step, ranks) == rows_of(any_batches, step, 1)
 
 
-def test_ranks_take_turns_and_a_micro_batch_keeps_its_index(batches):
+@pytest.mark.parametrize(("ranks", "micro"), [(1, 8), (2, 2), (4, 2), (8, 1)])
+def test_the_pairs_of_a_global_batch_do_not_depend_on_ranks_or_micro_batches(
+    ranks, micro, pair_batches
+):
+    def pairs(batches, step, ranks):
+        found = [b for rank in range(ranks) for b in batches.micro_batches(step, rank, ranks)]
+        arrays = [batch.arrays for batch in sorted(found, key=lambda batch: batch.index)]
+        assert sum(batch.tokens for batch in found) == sum(
+            int((each["input_ids"] != 1).sum()) for each in arrays
+        )
+        names = ("input_ids", "document_ids", "segment_ids", "pair_labels", "labels")
+        return [np.concatenate([each[name] for each in arrays]).tolist() for name in names]
+
+    split = dataclasses.replace(pair_batches, batch=BatchConfig(8, micro))
+    for step in (0, 7):
+        assert pairs(split, step, ranks) == pairs(pair_batches, step, 1)
+        assert rows_of(split, step, ranks) == rows_of(pair_batches, step, 1)
+
+
+def test_ranks_take_turns_and_a_micro_batch_keeps_its_index(any_batches):
     """The index keys the dropout: it is the same for a micro-batch on any number of ranks."""
-    alone = {batch.index: batch for batch in batches.micro_batches(7, 0, 1)}
+    alone = {batch.index: batch for batch in any_batches.micro_batches(7, 0, 1)}
     assert sorted(alone) == [0, 1, 2, 3]
     for rank in range(2):
-        for batch in batches.micro_batches(7, rank, 2):
+        for batch in any_batches.micro_batches(7, rank, 2):
             same = alone[batch.index].arrays
             assert all(np.array_equal(batch.arrays[name], same[name]) for name in same)
 
@@ -203,15 +280,17 @@ def test_a_block_is_masked_differently_in_another_epoch_or_with_another_seed(bat
     assert len({tuple(p) for p in drawn}) == 3
 
 
-def test_a_reseed_keeps_the_batches_before_it_and_changes_those_after_it(batches):
-    reseeded = dataclasses.replace(batches, lineage=batches.lineage.rolled_back(3 * 8, 2))
+def test_a_reseed_keeps_the_batches_before_it_and_changes_those_after_it(any_batches):
+    lineage = any_batches.lineage.rolled_back(3 * 8, 2)
+    reseeded = dataclasses.replace(any_batches, lineage=lineage)
     assert [reseeded.seed(step) for step in range(5)] == [1, 1, 1, 2, 2]
     for step in range(3):
-        assert rows_of(reseeded, step, 1) == rows_of(batches, step, 1)
-    assert rows_of(reseeded, 3, 1) != rows_of(batches, 3, 1)
+        assert rows_of(reseeded, step, 1) == rows_of(any_batches, step, 1)
+    assert rows_of(reseeded, 3, 1) != rows_of(any_batches, 3, 1)
 
 
-def test_the_fault_makes_the_labels_of_its_steps_random_until_a_reseed(batches):
+def test_the_fault_makes_the_labels_of_its_steps_random_until_a_reseed(any_batches):
+    batches = any_batches
     fault = FaultConfig("random-labels", 2, 4)
     struck = dataclasses.replace(batches, fault=fault)
     escaped = dataclasses.replace(struck, lineage=batches.lineage.rolled_back(2 * 8, 9))

@@ -19,7 +19,10 @@ from pretrain.data.order import Lineage
 from pretrain.data.prefetch import prefetched
 from pretrain.data.sources import SOURCES
 from pretrain.loop import MicroBatch, StepResult, run
-from pretrain.objectives.masked import MaskedLM, MaskedLMConfig
+from pretrain.objectives.base import Vocabulary
+from pretrain.objectives.masked import MaskedLMConfig
+from pretrain.objectives.sentence_pairs import SentencePairsConfig
+from pretrain.objectives.spans import SpanCorruptionConfig
 
 BROKEN_STEP = 40
 DEADLY_STEP = 60
@@ -192,11 +195,19 @@ def test_workers_end_when_their_rank_is_killed(tmp_path):
     until(lambda: not any(alive(child) for child in children))
 
 
-@pytest.mark.parametrize("packing", SOURCES)
-def test_a_run_s_batches_survive_the_way_to_a_worker(packing, corpus):
-    blocks = SOURCES[packing](Corpus(corpus, "train"), 64)
+@pytest.mark.parametrize(
+    ("packing", "settings"),
+    [
+        *((name, MaskedLMConfig()) for name, packing in SOURCES.items() if not packing.pairs),
+        ("sentence-pairs", SentencePairsConfig(pair_task="nsp")),
+        ("one-document", SpanCorruptionConfig()),
+    ],
+)
+def test_a_run_s_batches_survive_the_way_to_a_worker(packing, settings, corpus_for):
+    folder = corpus_for(packing)
+    blocks = SOURCES[packing](Corpus(folder, "train"), 64)
     size = blocks.corpus.manifest.vocab_size
-    objective = MaskedLM(MaskedLMConfig(), size - 1, size - 1)
+    objective = settings.build(Vocabulary(size, size, folder))
     lineage = Lineage.begin(len(blocks), 1).rolled_back(17, 3, (17, 30))
     batches = PretrainingBatches(blocks, objective, lineage, BatchConfig(8, 2), FaultConfig(), 1)
     there = pickle.loads(pickle.dumps(batches))

@@ -16,6 +16,7 @@ from pretrain.data.sources import (
     ChunkedBlocks,
     CompleteBlocks,
     ContiguousBlocks,
+    OneDocumentBlocks,
 )
 
 hypothesis = pytest.importorskip("hypothesis")
@@ -27,6 +28,7 @@ bounded = settings(max_examples=100, derandomize=True, deadline=None, database=N
 LENGTH = 64
 SHORT = 24
 """Shorter than many documents of the corpus."""
+OF_DOCUMENTS = [name for name, packing in SOURCES.items() if not packing.pairs]
 
 
 @pytest.fixture(scope="module")
@@ -158,7 +160,26 @@ def test_contiguous_blocks_are_the_text_of_the_split_cut_every_so_many_tokens(
             source[outside]
 
 
-@pytest.mark.parametrize("name", SOURCES)
+@bounded
+@given(some.lists(some.integers(1, 40), min_size=1, max_size=40), some.integers(2, 16))
+def test_a_block_of_one_document_is_its_beginning(lengths, block_tokens):
+    texts = Texts(lengths)
+    source = OneDocumentBlocks(texts, block_tokens)
+    blocks = [source[index] for index in range(len(source))]
+    for index, block in enumerate(blocks):
+        assert block.document_ids is None
+        assert block.ids.tolist() == [0, *texts.document(index)[: block_tokens - 1]]
+        assert source.documents(index).tolist() == [index]
+        assert source.size(index) == len(block.ids)
+    ids = sum(len(block.ids) for block in blocks)
+    assert len(blocks) == len(lengths)
+    assert source.fill == pytest.approx(ids / (len(blocks) * block_tokens))
+    assert source.share_of_tokens == (ids - len(blocks)) / sum(lengths)
+    with pytest.raises(IndexError):
+        source[len(source)]
+
+
+@pytest.mark.parametrize("name", OF_DOCUMENTS)
 def test_the_share_is_that_of_the_documents_that_are_not_dropped(name, corpus):
     source = SOURCES[name](Corpus(corpus, "train"), SHORT)
     tokens = sum(int((block.ids != 0).sum()) for block in source)
@@ -168,11 +189,12 @@ def test_the_share_is_that_of_the_documents_that_are_not_dropped(name, corpus):
 
 @pytest.mark.parametrize("length", [SHORT, LENGTH])
 @pytest.mark.parametrize("name", SOURCES)
-def test_sizes_and_subsets_are_those_of_the_ids(name, length, corpus):
-    source = SOURCES[name](Corpus(corpus, "valid"), length)
+def test_sizes_and_subsets_are_those_of_the_ids(name, length, corpus_for):
+    source = SOURCES[name](Corpus(corpus_for(name), "valid"), length)
     source.corpus.__dict__["subsets"] = np.arange(len(source.corpus), dtype=np.uint8) % 3
     for index, block in enumerate(source):
         assert source.size(index) == len(source.subsets(index)) == len(block.ids)
+        assert len(source.blank(index).ids) == len(block.ids)
         # A document ends with </s>, and the next one, with its <s> if it has one, follows.
         number = np.cumsum(np.concatenate([[0], block.ids[:-1] == 2]))
         assert np.array_equal(source.subsets(index), source.documents(index)[number] % 3)
@@ -180,12 +202,13 @@ def test_sizes_and_subsets_are_those_of_the_ids(name, length, corpus):
 
 @pytest.mark.parametrize("length", [SHORT, LENGTH])
 @pytest.mark.parametrize("name", SOURCES)
-def test_how_a_split_is_cut_is_kept_and_read_again(name, length, corpus, tmp_path, monkeypatch):
+def test_how_a_split_is_cut_is_kept_and_read_again(name, length, corpus_for, tmp_path, monkeypatch):
     folder = tmp_path / "corpus"
-    shutil.copytree(corpus, folder, ignore=shutil.ignore_patterns("blocks"))
+    shutil.copytree(corpus_for(name), folder, ignore=shutil.ignore_patterns("blocks"))
     first = SOURCES[name](Corpus(folder, "train"), length)
     assert len(first[0].ids) > 1
-    assert len(list((folder / "blocks").iterdir())) == 1
+    kept = name != "one-document"  # there is nothing to compute
+    assert len(list(folder.glob("blocks/*"))) == kept
     monkeypatch.setattr(SOURCES[name], "_cut", None)  # nothing is computed again
     again = SOURCES[name](Corpus(folder, "train"), length)
     assert len(again) == len(first)
@@ -194,8 +217,8 @@ def test_how_a_split_is_cut_is_kept_and_read_again(name, length, corpus, tmp_pat
 
 
 @pytest.mark.parametrize("name", SOURCES)
-def test_blocks_pickle_small_and_come_back(name, corpus):
-    source = SOURCES[name](Corpus(corpus, "train"), SHORT)
+def test_blocks_pickle_small_and_come_back(name, corpus_for):
+    source = SOURCES[name](Corpus(corpus_for(name), "train"), SHORT)
     again = pickle.loads(pickle.dumps(source))
     assert len(pickle.dumps(source)) < 20_000
     assert len(again) == len(source)
@@ -203,9 +226,9 @@ def test_blocks_pickle_small_and_come_back(name, corpus):
 
 
 @pytest.mark.parametrize("name", SOURCES)
-def test_a_corpus_that_cannot_be_written_to_is_cut_by_each_process(name, corpus, tmp_path):
+def test_a_corpus_that_cannot_be_written_to_is_cut_by_each_process(name, corpus_for, tmp_path):
     folder = tmp_path / "corpus"
-    shutil.copytree(corpus, folder, ignore=shutil.ignore_patterns("blocks"))
+    shutil.copytree(corpus_for(name), folder, ignore=shutil.ignore_patterns("blocks"))
     (folder / "blocks").write_text("a file where the folder would be")
     assert len(SOURCES[name](Corpus(folder, "train"), LENGTH)[0].ids) > 1
 

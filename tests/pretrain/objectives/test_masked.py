@@ -161,6 +161,57 @@ def test_whole_words_are_hidden_together_within_the_probability():
     assert 0.27 < hidden / (200 * 150) < 0.3  # words that do not fit are left out
 
 
+def ngrams(probability, longest=3, starts=None):
+    settings = MaskedLMConfig(probability, 0.0, 0.0, longest_ngram=longest)
+    return MaskedLM(settings, MASK_ID, END, np.ones(1000, dtype=bool) if starts is None else starts)
+
+
+@pytest.mark.parametrize("longest", [2, 3, 4])
+def test_runs_of_n_words_have_a_probability_proportional_to_1_over_n(longest):
+    """Where the budget does not bind, and few overlap: a hundred words between two hidden runs."""
+    counts = np.zeros(longest + 1)
+    for key in range(40):
+        _, positions = ngrams(0.01, longest).mask(block(20_000), (1, 0, key))
+        runs = np.split(positions, np.flatnonzero(np.diff(positions) > 1) + 1)
+        counts += np.bincount([len(run) for run in runs], minlength=50)[: longest + 1]
+    shares = 1 / np.arange(1, longest + 1)
+    expected = shares / shares.sum()
+    assert counts[1:] / counts.sum() == pytest.approx(expected, abs=0.02)
+    if longest == 3:
+        assert expected == pytest.approx([6 / 11, 3 / 11, 2 / 11])
+
+
+def test_n_grams_are_whole_words_within_the_probability_and_never_special_tokens():
+    starts = np.arange(1000) % 3 == 0  # every third id begins a word
+    hidden = tokens = 0
+    for key in range(300):
+        ids = block(150, seed=key)
+        ids[[0, 50, 51, 149]] = 0, 2, 0, 2
+        ids[100:103] = 3, MASK_ID, 5  # a special id that the text has, and the rest of a word
+        masked_lm = ngrams(0.15, starts=starts)
+        masked, positions = masked_lm.mask(ids, (1, 0, key))
+        special = (ids < FIRST_WORD_ID) | (ids == MASK_ID)
+        assert not special[positions].any()
+        begins = starts[ids] | special | np.append(True, special[:-1])
+        word, chosen = np.cumsum(begins), np.isin(np.arange(150), positions)
+        for number in np.unique(word):
+            assert len(set(chosen[word == number])) == 1
+        assert (masked[positions] == MASK_ID).all()
+        assert len(positions) <= masked_lm.capacity(150)
+        hidden, tokens = hidden + len(positions), tokens + 150
+    assert 0.14 < hidden / tokens < 0.15
+
+
+def test_a_text_of_special_tokens_has_nothing_to_hide():
+    for ids in (np.array([0, 2]), np.array([0]), np.array([0, 2, 0, 2, 3])):
+        assert ngrams(1.0).mask(ids, (1, 0, 0))[1].tolist() == []
+
+
+def test_n_grams_are_refused_where_every_token_is_a_target():
+    with pytest.raises(ValueError, match="longest_ngram: 3.*objective.targets=masked"):
+        MaskedLMConfig(targets="all", longest_ngram=3)
+
+
 def test_a_word_begins_with_white_space(corpus):
     from data_prep.tokenizer import load
 

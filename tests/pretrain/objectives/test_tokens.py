@@ -1,20 +1,26 @@
 """What holds of every objective that predicts tokens of a block."""
 
 import dataclasses
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from pretrain.objectives.base import Block
+from pretrain.objectives.base import Block, Vocabulary
 from pretrain.objectives.causal import CausalLM, CausalLMConfig
 from pretrain.objectives.masked import MaskedLM, MaskedLMConfig
+from pretrain.objectives.spans import SpanCorruptionConfig, SpanCorruptionLM
 from pretrain.objectives.tokens import FIRST_WORD_ID, IGNORED, PAD_ID
 
 MASK_ID, END = 999, 900
 every_objective = pytest.mark.parametrize(
     "objective",
-    [MaskedLM(MaskedLMConfig(), MASK_ID, END), CausalLM(CausalLMConfig(), END)],
+    [
+        MaskedLM(MaskedLMConfig(), MASK_ID, END),
+        CausalLM(CausalLMConfig(), END),
+        SpanCorruptionLM(SpanCorruptionConfig(), MASK_ID, END),
+    ],
     ids=lambda objective: objective.settings.name,
 )
 
@@ -24,14 +30,21 @@ def block(length, seed=0):
     return np.append(0, np.random.default_rng(seed).integers(4, END, length - 1))
 
 
+def laid_out(objective, read, key, length):
+    """The block that the targets are tokens of."""
+    return objective.rearranged(read, key, length) if hasattr(objective, "rearranged") else read
+
+
 @every_objective
 def test_collated_arrays_have_fixed_shapes_and_labels_where_tokens_are_predicted(objective):
-    rows = [block(40, seed=1), block(5, seed=2), block(23, seed=3)]
-    arrays = objective.collate([Block(ids) for ids in rows], [(1, 0, n) for n in range(3)], 40)
+    blocks = [Block(block(size, seed=size)) for size in (40, 5, 23)]
+    keys = [(1, 0, n) for n in range(3)]
+    arrays = objective.collate(blocks, keys, 40)
+    rows = [laid_out(objective, *pair, 40).ids for pair in zip(blocks, keys, strict=True)]
     assert arrays["input_ids"].shape == arrays["document_ids"].shape == (3, 40)
     capacity = objective.capacity(40)
     assert arrays["target_positions"].shape == arrays["labels"].shape == (3 * capacity,)
-    assert arrays["document_ids"].sum(axis=1).tolist() == [40, 5, 23]
+    assert arrays["document_ids"].sum(axis=1).tolist() == [*map(len, rows)]
     assert (arrays["input_ids"][~arrays["document_ids"]] == PAD_ID).all()
     used = arrays["labels"] != IGNORED
     assert objective.targets(arrays) == (used.sum(),)
@@ -106,14 +119,14 @@ def test_corrupted_labels_are_random_words_where_there_were_labels(objective):
 
 @every_objective
 def test_an_evaluation_sums_by_the_subset_of_the_predicted_token(objective):
-    ids, length = block(30), 32
-    subsets = np.arange(30) // 7
-    arrays = objective.collate([Block(ids, subsets=subsets)], [(1, 0, 0)], length)
+    read, key, length = Block(block(30), subsets=np.arange(30) // 7), (1, 0, 0), 32
+    arrays = objective.collate([read], [key], length)
+    subsets = laid_out(objective, read, key, length).subsets
     batch = {name: torch.from_numpy(array) for name, array in arrays.items()}
     used = batch["labels"] != IGNORED
     # The label of every second target is what the model finds most likely.
     likely = torch.where(torch.arange(len(used)) % 2 == 0, batch["labels"], 3).clamp(min=3)
-    logits = torch.nn.functional.one_hot(likely, END).double()
+    logits = torch.nn.functional.one_hot(likely, MASK_ID + 1).double()
     sums = objective.evaluate(lambda *_: logits, batch, 6)
     losses = -logits.log_softmax(dim=1)
     for subset in range(6):
@@ -126,3 +139,15 @@ def test_an_evaluation_sums_by_the_subset_of_the_predicted_token(objective):
         correct = sum(number % 2 == 0 for number in mine)
         assert sums[subset, 0].tolist() == pytest.approx([nats, correct, len(mine)], rel=1e-6)
     assert sums[..., 2].sum() == used.sum()
+
+
+@every_objective
+def test_the_number_of_targets_of_a_validation_depends_on_the_number_of_ids_alone(objective):
+    vocabulary = Vocabulary(MASK_ID + 1, MASK_ID + 1, Path())
+    validated = objective.settings.for_validation().build(vocabulary)
+    for size in (2, 5, 23, 40):
+        for key in ((0, 0, 1), (0, 0, 2)):
+            found = [
+                validated.collate([Block(block(size, seed=seed))], [key], 40) for seed in range(5)
+            ]
+            assert len({validated.targets(arrays) for arrays in found}) == 1

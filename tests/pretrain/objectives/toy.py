@@ -21,6 +21,8 @@ class ToyConfig:
     """Share of the blocks that have a target of the second term."""
 
     causal = False
+    pairs = False
+    one_text = False
     description = "a few tokens hidden, and the parity of some blocks' lengths"
     target_share = 0.5
 

@@ -1,0 +1,170 @@
+"""Blocks of consecutive sentences of one document, for objectives of pairs of segments."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from data_prep.corpus import Corpus
+from pretrain.data.blocks import Blocks, Tables
+from pretrain.objectives.base import PAIR_SPECIAL_TOKENS, Block, Ids
+from pretrain.objectives.tokens import FIRST_WORD_ID
+
+_SHORT_SHARE = 0.1
+"""Share of the blocks that are cut to a random length (Lan et al. 2020, section 4.1)."""
+_SEED = 0
+
+
+class SentencePairs(Blocks):
+    """As many consecutive sentences of one document as fit, at least two, and no special tokens.
+
+    A tenth of the blocks is shorter: the room for their text is drawn from [2, room]. The last
+    sentence of a document is not left alone: it joins the block before it, or takes a sentence from
+    it. Documents of one sentence are dropped. Where two or three sentences exceed the room, a block
+    has more ids than it, and the objective cuts them.
+
+    A sentence that does not fit begins the next block, so that first sentences are long. Lengths
+    would give the order of segments away, so every second document is cut from its end.
+    """
+
+    name, documents_apart, pairs = "sentence-pairs", False, True
+    dropped = "documents of one sentence, and of sentences longer than a block"
+
+    def __init__(self, corpus: Corpus, sequence_length: int) -> None:
+        """Choose a split and the length of its blocks, and cut it, unless that was done before.
+
+        Raises:
+            ValueError: the corpus was prepared without --sentences, has no document of two
+                sentences, or the blocks have no room for two tokens.
+        """
+        self.corpus = corpus
+        self.sequence_length = sequence_length
+        if self._room < 2:
+            raise ValueError(
+                f"data.sequence_length {sequence_length}: accepted with data.packing={self.name}: "
+                f"{PAIR_SPECIAL_TOKENS + 2} or more, {PAIR_SPECIAL_TOKENS} of them for "
+                "<s> a </s> b </s>"
+            )
+        if not len(self):
+            raise ValueError(
+                f"{corpus.folder}: no document of split {corpus.split!r} has two sentences, as "
+                f"data.packing={self.name} needs; accepted: a corpus with longer documents"
+            )
+
+    @property
+    def _room(self) -> int:
+        """Most tokens of text that a model reads of a block."""
+        return self.sequence_length - PAIR_SPECIAL_TOKENS
+
+    def _cut(self) -> Tables:
+        lengths, bounds = self.corpus.sentence_lengths()
+        ranges, documents = sentence_runs(lengths, bounds, self._room)
+        ends = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+        return {
+            "ranges": (ranges - bounds[documents, None]).astype(np.uint32),
+            "documents": documents.astype(np.uint32),
+            "sizes": np.diff(ends[ranges]).ravel(),
+        }
+
+    def __getitem__(self, index: int) -> Block:
+        """One block, without subsets."""
+        (document,), (first, end) = self.documents(index), self._tables["ranges"][index].tolist()
+        sentences = self.corpus.sentences(document, first, end)
+        return Block(
+            np.concatenate(sentences).astype(np.int64),
+            sentences=np.array([len(sentence) for sentence in sentences]),
+            elsewhere=lambda share: self[self._elsewhere(index, share)],
+        )
+
+    def blank(self, index: int) -> Block:
+        """A block with as many ids, found without reading them: all the same word."""
+        size = self.size(index)
+        return Block(
+            np.full(size, FIRST_WORD_ID, dtype=np.int64),
+            sentences=np.array([1, size - 1]),
+            elsewhere=lambda share: self.blank(self._elsewhere(index, share)),
+        )
+
+    def _elsewhere(self, index: int, share: float) -> int:
+        """The block of another document that a number from [0, 1) chooses."""
+        documents = self._tables["documents"]
+        first: int = np.searchsorted(documents, documents[index]).item()
+        end: int = np.searchsorted(documents, documents[index], side="right").item()
+        others = len(self) - (end - first)
+        if not others:
+            raise ValueError(
+                f"{self.corpus.folder}: all blocks of split {self.corpus.split!r} are of one "
+                "document, so there is no segment of another one; accepted: more documents, or "
+                "objective.pair_task=sop"
+            )
+        chosen = int(share * others)
+        return chosen if chosen < first else chosen + end - first
+
+    def documents(self, index: int) -> npt.NDArray[np.integer[Any]]:
+        """The document of a block."""
+        return self._tables["documents"][index : index + 1]
+
+    def _sizes(self, index: int) -> Ids:
+        return self._tables["sizes"][index : index + 1].astype(np.int64)
+
+    @cached_property
+    def _read(self) -> int:
+        """Tokens of text that a model reads of all blocks."""
+        return int(np.minimum(self._tables["sizes"], self._room).sum())
+
+    @cached_property
+    def _tokens(self) -> int:
+        """Tokens of the split that the blocks hold, with one `</s>` of each document."""
+        return self._read + len(np.unique(self._tables["documents"]))
+
+    @property
+    def fill(self) -> float:
+        """Share of the blocks' capacity that holds tokens."""
+        return (self._read / len(self) + PAIR_SPECIAL_TOKENS) / self.sequence_length
+
+
+def sentence_runs(
+    lengths: npt.NDArray[np.integer[Any]], bounds: npt.NDArray[np.integer[Any]], room: int
+) -> tuple[Ids, Ids]:
+    """Cut documents into runs of at least two consecutive sentences; see `SentencePairs`.
+
+    A pure function of its arguments. All documents are cut side by side, so that the time in Python
+    depends on the number of runs of the longest document alone.
+
+    Args:
+        lengths: tokens of each sentence, [sentences].
+        bounds: the first sentence of each document, and the number of sentences, [documents + 1].
+        room: most tokens of a run, unless two sentences are longer.
+
+    Returns:
+        The first sentence of each run and the one after its last, [runs, 2]; the document of each,
+        [runs]. In the order of the sentences.
+    """
+    draw = np.random.RandomState(_SEED)
+    number = np.repeat(np.arange(len(bounds) - 1), np.diff(bounds))
+    places = np.arange(len(lengths))
+    # Of a document that is cut from its end, sentence i stands in the place of the i-th last.
+    places = np.where(number % 2, bounds[number] + bounds[number + 1] - 1 - places, places)
+    ends = np.concatenate([[0], np.cumsum(lengths[places], dtype=np.int64)])
+    documents = np.flatnonzero(np.diff(bounds) > 1)
+    first, last = bounds[documents], bounds[documents + 1]
+    rounds = [np.empty((0, 3), dtype=np.int64)]
+    while len(first):
+        is_short, share = draw.random_sample((2, len(first)))
+        target = np.where(is_short < _SHORT_SHARE, 2 + (share * (room - 1)).astype(int), room)
+        fit = np.searchsorted(ends, ends[first] + target, side="right") - 1
+        end = np.clip(fit, first + 2, last)
+        # A last sentence that would be alone takes one from a run of three or more, or joins.
+        end += (end == last - 1) * np.where(end - first > 2, -1, 1)
+        rounds.append(np.column_stack([first, end, documents]))
+        more = end < last
+        first, last, documents = end[more], last[more], documents[more]
+    runs = np.concatenate(rounds)
+    mirrored = runs[:, 2] % 2 == 1
+    both_bounds = (bounds[runs[:, 2]] + bounds[runs[:, 2] + 1])[mirrored, None]
+    runs[mirrored, :2] = both_bounds - runs[mirrored, 1::-1]
+    runs = runs[np.argsort(runs[:, 0])]
+    return runs[:, :2], runs[:, 2]

@@ -1,0 +1,141 @@
+"""Span corruption for causal models: a span of a text is moved behind it. Imports no torch.
+
+The model reads `<s> prefix <mask> suffix <mask> span <mask>` and predicts all of it but `<s>`: the
+text with a gap, the text of the gap, and its end. This is the span corruption of the assignment on
+pretraining of Stanford's course CS224N (2023, assignment 5), with a last `<mask>`; Donahue et al.
+2020, "Enabling Language Models to Fill in the Blanks", lay text out similarly: the text with gaps,
+then what fills them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Annotated, ClassVar, Literal
+
+import numpy as np
+from annotated_types import Gt, Le
+
+from data_prep.tokenizer import Tokenizer
+from pretrain.loop import Arrays
+from pretrain.objectives.base import Block, Key, Vocabulary
+from pretrain.objectives.tokens import TokenObjective
+
+_SPECIAL_TOKENS = 4
+"""`<s>` and three `<mask>`."""
+_SHORTEST_TEXT = 4
+"""Least length to which a text is cut."""
+_SHORTEST_BLOCK = 25
+"""Of shorter blocks, seven eighths and the special tokens do not fit."""
+
+
+@dataclasses.dataclass(frozen=True)
+class SpanCorruptionConfig:
+    """Each token is predicted from those before it; a span of the text stands behind the rest."""
+
+    name: Literal["span-corruption"] = dataclasses.field(default="span-corruption", kw_only=True)
+    truncate: bool = True
+    """Read the beginning of a text alone, of a random length from 4 tokens to seven eighths of the
+    block, all with the same probability. Otherwise as much as fits."""
+    mean_share: Annotated[float, Gt(0), Le(0.5)] = 0.25
+    """Mean share of the tokens read that the span has."""
+
+    causal: ClassVar[bool] = True
+    pairs: ClassVar[bool] = False
+    one_text: ClassVar[bool] = True
+    target_share = 1.0
+
+    @property
+    def description(self) -> str:
+        """What is predicted, in a few words."""
+        return f"every token predicted, a span of {100 * self.mean_share:g} % moved to the end"
+
+    def for_validation(self) -> SpanCorruptionConfig:
+        """The default lengths, whatever a recipe trains with."""
+        return SpanCorruptionConfig()
+
+    def build(self, vocabulary: Vocabulary, *, compiled: bool = False) -> SpanCorruptionLM:
+        """The objective for one vocabulary.
+
+        Raises:
+            ValueError: the model cannot predict `<mask>`.
+        """
+        if vocabulary.embedded < vocabulary.size:
+            raise ValueError(
+                f"objective {self.name} predicts <mask>, and the model has no vector for it; "
+                "accepted: model.overrides.mask_embedding=row"
+            )
+        return SpanCorruptionLM(self, vocabulary.mask_id, vocabulary.mask_id, compiled)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class SpanCorruptionLM(TokenObjective):
+    """The objective for one vocabulary. The model must not see later tokens (`causal`).
+
+    Of a whole document, which is longer than a block, the targets cannot be drawn: `evaluate
+    --lengths` refuses this objective.
+    """
+
+    settings: SpanCorruptionConfig
+    mask_id: int
+    replacement_end: int
+    compiled: bool = False
+
+    term = "next-token"
+    places_before = 1
+
+    def collate(self, blocks: Sequence[Block], keys: Sequence[Key], length: int) -> Arrays:
+        """One micro-batch of fixed shapes.
+
+        Args:
+            blocks: B blocks of at most `length` ids, each one text that begins with `<s>`.
+            keys: of each block's draw.
+            length: T, to which blocks are padded, at least 25.
+
+        Returns:
+            As `arrange`, M = B * capacity. Every id but `<s>` is a target. Of a text of n tokens
+            the number of targets depends on n and the key alone.
+
+        Raises:
+            ValueError: the blocks are too short.
+        """
+        if length < _SHORTEST_BLOCK:
+            raise ValueError(
+                f"data.sequence_length {length}: accepted with objective {self.settings.name}: "
+                f"{_SHORTEST_BLOCK} or more, so that seven eighths and {_SPECIAL_TOKENS} special "
+                "tokens fit"
+            )
+        pairs = zip(blocks, keys, strict=True)
+        rows = [self.rearranged(block, key, length) for block, key in pairs]
+        return self.arrange(rows, [(row.ids, np.arange(1, len(row.ids))) for row in rows], length)
+
+    def rearranged(self, block: Block, key: Key, length: int) -> Block:
+        """One text with its span at the end.
+
+        Of a text of t tokens the span has x, rounded up or down at random so that the mean stays
+        x. With m = mean_share * t, x is uniform in [1, 2 m - 1], so that its mean is m. Of a text
+        so short that m < 1, x is m, and the span may be empty.
+
+        Args:
+            block: `<s>`, a text, and `</s>`, which is left out, if the text ends there.
+            key: of the draw.
+            length: most ids of the result, from 25.
+
+        Returns:
+            `<s> prefix <mask> suffix <mask> span <mask>`, where each part may be empty. `<mask>` is
+            of the subset of `<s>`.
+        """
+        draw = np.random.RandomState(np.random.Philox(np.random.SeedSequence(list(key))))
+        size = len(block.ids) - 1 - int(block.ids[-1] == Tokenizer.eos_id)
+        longest = length - _SPECIAL_TOKENS
+        if self.settings.truncate:
+            longest = draw.randint(_SHORTEST_TEXT, 7 * length // 8 + 1)
+        size = min(size, longest)
+        mean = self.settings.mean_share * size
+        least = min(1.0, mean)
+        span = int(least + 2 * (mean - least) * draw.random_sample() + draw.random_sample())
+        first = 1 + draw.randint(size - span + 1)
+        places = np.r_[:first, 0, first + span : size + 1, 0, first : first + span, 0]
+        ids = block.ids[places]
+        ids[1:][places[1:] == 0] = self.mask_id
+        return Block(ids, subsets=None if block.subsets is None else block.subsets[places])

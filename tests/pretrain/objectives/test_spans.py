@@ -1,0 +1,197 @@
+"""Span corruption: how much of a text is read, and which span of it is moved."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from data_prep.corpus import Corpus
+from data_prep.tokenizer import Tokenizer
+from pretrain.data.batches import validation_key
+from pretrain.data.sources import SOURCES
+from pretrain.inference.evaluate import evaluate_lengths
+from pretrain.objectives.base import Block, DocumentObjective, Vocabulary
+from pretrain.objectives.spans import SpanCorruptionConfig, SpanCorruptionLM
+from pretrain.objectives.tokens import IGNORED
+
+MASK_ID, LENGTH = 999, 64
+FITTING = ("complete", "contiguous", "one-document")
+
+
+def objective(**settings):
+    return SpanCorruptionLM(SpanCorruptionConfig(**settings), MASK_ID, MASK_ID)
+
+
+def block(size, *, ends=True):
+    """`<s>`, a text of different ids, and `</s>`, unless the text goes on."""
+    return Block(np.array([0, *range(4, 4 + size), *[2] * ends]))
+
+
+def parts_of(ids):
+    """Prefix, suffix and span of a row; the form is checked."""
+    assert ids[0] == 0
+    marks = np.flatnonzero(ids == MASK_ID)
+    assert len(marks) == 3
+    assert marks[-1] == len(ids) - 1
+    return ids[1 : marks[0]], ids[marks[0] + 1 : marks[1]], ids[marks[1] + 1 : -1]
+
+
+def draws(size, count, **settings):
+    """(tokens read, tokens of the span, first token of the span) of so many draws, [count, 3]."""
+    found = []
+    for index in range(count):
+        row = objective(**settings).rearranged(block(size), (1, 0, index), LENGTH)
+        prefix, suffix, span = parts_of(row.ids)
+        text = np.concatenate([prefix, span, suffix])
+        assert text.tolist() == list(range(4, 4 + len(text)))
+        found.append((len(text), len(span), len(prefix)))
+    return np.array(found)
+
+
+def assert_even(counts):
+    """Within five standard deviations of a draw where all have the same probability."""
+    expected = counts.sum() / len(counts)
+    assert abs(counts - expected).max() < 5 * expected**0.5
+
+
+def test_a_text_is_cut_to_every_length_from_4_to_seven_eighths_of_the_block_evenly():
+    read = draws(LENGTH - 2, 5300)[:, 0]
+    counts = np.bincount(read)
+    assert (counts[:4] == 0).all()
+    assert len(counts) == 56 + 1
+    assert_even(counts[4:])
+
+
+def test_a_text_that_is_shorter_than_the_length_drawn_stays_whole():
+    read = draws(20, 3000)[:, 0]
+    counts = np.bincount(read)
+    assert (counts[:4] == 0).all()
+    assert len(counts) == 20 + 1
+    assert_even(counts[4:20])
+    whole = 37 / 53  # of the lengths 4 to 56, 20 to 56
+    assert abs(counts[20] - 3000 * whole) < 5 * (3000 * whole * (1 - whole)) ** 0.5
+
+
+@pytest.mark.parametrize("size", [0, 1, 2, 3, 4, 5, 30, 60, 61])
+def test_without_truncation_as_much_is_read_as_fits(size):
+    assert set(draws(size, 20, truncate=False)[:, 0]) == {min(size, 60)}
+
+
+@pytest.mark.parametrize("share", [0.25, 0.1, 0.5])
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 7, 30, 60])
+def test_the_mean_share_of_the_span_is_exact_for_every_length(size, share):
+    """Within five standard errors of 1000 draws."""
+    spans = draws(size, 1000, truncate=False, mean_share=share)[:, 1]
+    mean = share * size
+    assert abs(spans.mean() - mean) <= 5 * spans.std() / 1000**0.5
+    if mean < 1:
+        assert set(spans) == {0, 1}
+    else:
+        assert set(spans) == set(range(1, int(np.ceil(2 * mean - 1)) + 1))
+
+
+def test_the_mean_share_of_the_span_is_a_quarter_of_truncated_texts():
+    read, spans, _ = draws(LENGTH, 4000).T
+    shares = spans / read
+    assert abs(shares.mean() - 0.25) < 5 * shares.std() / 4000**0.5
+
+
+def test_a_span_begins_at_every_place_evenly():
+    _, spans, first = draws(16, 6000, truncate=False).T
+    for size in (2, 4, 6):
+        counts = np.bincount(first[spans == size])
+        assert len(counts) == 16 - size + 1
+        assert_even(counts)
+
+
+@pytest.mark.parametrize("ends", [True, False])
+@pytest.mark.parametrize("size", range(6))
+def test_the_shortest_texts_are_read_whole_without_the_end_of_the_document(size, ends):
+    for index in range(50):
+        row = objective().rearranged(block(size, ends=ends), (1, 0, index), LENGTH)
+        prefix, suffix, span = parts_of(row.ids)
+        text = np.concatenate([prefix, span, suffix])
+        assert min(size, 4) <= len(text) <= size
+        assert text.tolist() == list(range(4, 4 + len(text)))
+        assert len(row.ids) == len(text) + 4
+
+
+def test_the_draw_depends_on_seed_epoch_and_block_only():
+    blocks = [block(40 + number) for number in range(6)]
+    keys = [(1, 0, number) for number in range(6)]
+    together = objective().collate(blocks, keys, LENGTH)
+    for row in (5, 0, 3):
+        alone = objective().collate(blocks[row : row + 1], keys[row : row + 1], LENGTH)
+        assert np.array_equal(together["input_ids"][row], alone["input_ids"][0])
+    keys = [(1, 2, 3), (2, 2, 3), (1, 3, 3), (1, 2, 4), (3, 2, 1)]
+    rows = [objective().rearranged(blocks[5], key, LENGTH).ids for key in keys]
+    assert len({tuple(row) for row in rows}) == 5
+    assert blocks[5].ids.tolist() == block(45).ids.tolist()
+
+
+def test_everything_but_the_start_is_predicted_once_from_the_place_before():
+    read = [block(40), block(3), block(LENGTH - 1, ends=False)]
+    keys = [(1, 0, number) for number in range(3)]
+    arrays = objective().collate(read, keys, LENGTH)
+    labels, at = (arrays[name].reshape(3, -1) for name in ("labels", "target_positions"))
+    for row in range(3):
+        ids = objective().rearranged(read[row], keys[row], LENGTH).ids
+        assert arrays["input_ids"][row, : len(ids)].tolist() == ids.tolist()
+        used = labels[row] != IGNORED
+        assert (at[row][used] - row * LENGTH).tolist() == list(range(len(ids) - 1))
+        assert labels[row][used].tolist() == ids[1:].tolist()
+        assert arrays["document_ids"][row].sum() == len(ids)
+
+
+@pytest.mark.parametrize("packing", FITTING)
+def test_texts_of_a_corpus_can_be_put_together_again(packing, corpus):
+    """A byte-pair vocabulary; the number of targets depends on the number of ids alone."""
+    source = SOURCES[packing](Corpus(corpus, "train"), LENGTH)
+    size = source.corpus.manifest.vocab_size
+    built = SpanCorruptionConfig().build(Vocabulary(size, size, corpus))
+    targets = {}
+    for index, read in enumerate(source):
+        row = built.rearranged(read, (1, 0, index), LENGTH)
+        ids = np.where(row.ids == size - 1, MASK_ID, row.ids)
+        prefix, suffix, span = parts_of(ids)
+        text = np.concatenate([prefix, span, suffix])
+        assert text.tolist() == read.ids[1 : len(text) + 1].tolist()
+        whole = len(read.ids) - 1 - (read.ids[-1] == Tokenizer.eos_id)
+        assert min(4, whole) <= len(text) <= 7 * LENGTH // 8
+        arrays = built.collate([read], [validation_key(0)], LENGTH)
+        targets.setdefault(len(read.ids), set()).add(built.targets(arrays))
+    assert all(len(found) == 1 for found in targets.values())
+
+
+def test_the_subsets_of_tokens_move_with_them():
+    read = block(40)
+    subsets = np.append(0, np.arange(41) // 5)
+    for index in range(20):
+        row = objective().rearranged(Block(read.ids, subsets=subsets), (1, 0, index), LENGTH)
+        words = row.ids != MASK_ID
+        assert row.subsets[words].tolist() == subsets[np.maximum(row.ids[words] - 3, 0)].tolist()
+
+
+def test_a_block_of_25_is_the_shortest_that_has_room():
+    lengths = [len(objective().rearranged(block(30), (1, 0, n), 25).ids) for n in range(300)]
+    assert max(lengths) == 25
+    with pytest.raises(ValueError, match="data.sequence_length 24: accepted .* 25 or more"):
+        objective().collate([block(20)], [(1, 0, 0)], 24)
+
+
+def test_a_model_without_a_vector_of_the_mask_is_refused():
+    with pytest.raises(ValueError, match="predicts <mask>.*mask_embedding=row"):
+        SpanCorruptionConfig().build(Vocabulary(10, 9, Path()))
+
+
+def test_whole_documents_are_not_measured():
+    """Their targets cannot be drawn before they are cut into windows."""
+    assert not isinstance(objective(), DocumentObjective)
+    with pytest.raises(ValueError, match="'span-corruption' cannot draw .* without --lengths"):
+        evaluate_lengths(None, objective(), None, [64])
+
+
+def test_validation_reads_the_default_lengths_whatever_training_reads():
+    trained = SpanCorruptionConfig(truncate=False, mean_share=0.5)
+    assert trained.for_validation() == SpanCorruptionConfig()
+    assert trained.description == "every token predicted, a span of 50 % moved to the end"
