@@ -7,6 +7,7 @@ module and `workarounds` import deepspeed.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import io
 import math
@@ -19,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from pretrain.config.run import BatchConfig, OptimizerConfig
-from pretrain.engine import optimizers, workarounds
+from pretrain.engine import optimizers, reshard, workarounds
 from pretrain.engine.distributed import (
     Process,
     adopt_launcher,
@@ -27,7 +28,7 @@ from pretrain.engine.distributed import (
     broadcast_code,
     refuse_busy_port,
 )
-from pretrain.engine.reshard import state_for_rank
+from pretrain.engine.lamb import Lamb
 from pretrain.engine.settings import read, refuse_compiling, refuse_unknown
 from pretrain.loop import MicroBatch, Objective, StepResult, TermLoss, weighted_loss
 
@@ -108,7 +109,7 @@ class Engine:
 
         Args:
             model: with its initial weights, equal on all ranks.
-            optimizer: settings of AdamW; `step` takes the learning rate.
+            optimizer: settings of the optimizer; `step` takes the learning rate.
             settings: the result of `deepspeed_json`.
             process: the result of `start`.
             activation_checkpointing: keep only the input of each layer and compute the layer again
@@ -132,12 +133,19 @@ class Engine:
         if compiled:
             refuse_compiling(settings)
             compile_layers(model)
-        adam = optimizers.build(model, optimizer)
-        self._lengths = [[p.numel() for p in group["params"]] for group in adam.param_groups]
+        wrapped = optimizers.build(model, optimizer)
+        self._lengths = [[p.numel() for p in group["params"]] for group in wrapped.param_groups]
         with workarounds.zero_optimizer_at_every_stage():
             self._deepspeed, *_ = deepspeed.initialize(
-                model=model, optimizer=adam, config=dict(settings)
+                model=model, optimizer=wrapped, config=dict(settings)
             )
+        stage = self._deepspeed.zero_optimization_stage()
+        if isinstance(wrapped, Lamb) and stage > 0:
+            pieces = {
+                tensor: reshard.pieces(stage, lengths, len(tensor), self.rank, self.world_size)
+                for tensor, lengths in workarounds.partitions(self._deepspeed.optimizer)
+            }
+            wrapped.set_pieces(pieces, functools.partial(all_sum, device=self.device))
         workarounds.clear_padding(list(self._deepspeed.module.parameters()))
 
     @property
@@ -161,7 +169,7 @@ class Engine:
         split, nor on the size of the batch before.
 
         Under ZeRO an update whose gradient is not finite is skipped. The step still counts for the
-        batches and the learning rate, but not for Adam's bias corrections.
+        batches and the learning rate, but not for AdamW's bias corrections.
 
         Args:
             micro_batches: this rank's, as many as every other rank's.
@@ -311,9 +319,8 @@ class Engine:
                 f"{folder}: was saved at ZeRO stage {int(saved[0]['zero_stage'])}, this run is at "
                 f"stage {stage}"
             )
-        name = "fp32_partitioned_groups_flat" if stage == 3 else "single_partition_of_fp32_groups"
-        sizes = [len(part) for part in getattr(optimizer, name)]
-        state = state_for_rank(saved, self._lengths, sizes, self.rank, self.world_size)
+        sizes = [len(tensor) for tensor, _ in workarounds.partitions(optimizer)]
+        state = reshard.state_for_rank(saved, self._lengths, sizes, self.rank, self.world_size)
         optimizer.load_state_dict([state] * self.world_size, load_from_fp32_weights=True)
         # Update the rounded weights of the forward pass, and those that every rank holds in full.
         if stage == 3:

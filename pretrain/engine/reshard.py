@@ -1,9 +1,10 @@
 """Repartition ZeRO's weights and optimizer state for another number of ranks. No deepspeed.
 
 For each parameter group, each rank saves one flat vector of its fp32 weights and one of each of
-Adam's moments. ZeRO 1 and 2 concatenate the parameters of a group and partition the result; ZeRO 3
-partitions each parameter and concatenates the pieces of a rank. `repartition` does both, with
-different lists of partitioned tensors. Nothing is rounded: the new partitions hold the same bits.
+the optimizer's moments. ZeRO 1 and 2 concatenate the parameters of a group and partition the
+result; ZeRO 3 partitions each parameter and concatenates the pieces of a rank. `repartition` does
+both, with different lists of partitioned tensors. Nothing is rounded: the new partitions hold the
+same bits.
 
 DeepSpeed's "universal checkpoint" writes every tensor to disk once more. At stage 3 it also gives
 all groups the weight decay of the first one, and one step counter that each group advances.
@@ -11,6 +12,7 @@ all groups the weight decay of the first one, and one step counter that each gro
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -22,7 +24,7 @@ State = dict[str, Any]
 
 _STAGES_1_AND_2 = ("single_partition_of_fp32_groups", "base_optimizer_state")
 KEYS = {1: _STAGES_1_AND_2, 2: _STAGES_1_AND_2, 3: ("fp32_flat_groups", "optimizer_state_dict")}
-"""Keys of the fp32 weights and of Adam's state in a saved optimizer state, for each ZeRO stage."""
+"""Keys of the fp32 weights and of the wrapped optimizer in a saved state, for each ZeRO stage."""
 
 
 class Partitioned(NamedTuple):
@@ -80,7 +82,7 @@ def state_for_rank(
         ValueError: the number of parameter groups differs from the saved one.
     """
     stage = int(saved[0]["zero_stage"])
-    weights, adam = KEYS[stage]
+    weights, wrapped = KEYS[stage]
     if len(saved[0][weights]) != len(lengths):
         raise ValueError(
             f"the optimizer state has {len(saved[0][weights])} parameter groups, the optimizer of "
@@ -94,9 +96,34 @@ def state_for_rank(
         else:
             tensors = [Partitioned(sum(numbers), len(parts[0]), size)]
         flat.append(repartition(parts, tensors, rank))
-        states = [part[adam]["state"][group] for part in saved]
-        moments[group] = {"step": states[0]["step"].clone()} | {
+        states = [part[wrapped]["state"][group] for part in saved]
+        moments[group] = {
+            # AdamW's number of updates is a scalar.
             key: repartition([state[key] for state in states], tensors, rank)
-            for key in ("exp_avg", "exp_avg_sq")
+            if value.ndim
+            else value.clone()
+            for key, value in states[0].items()
         }
-    return {**saved[0], weights: flat, adam: {**saved[0][adam], "state": moments}}
+    return {**saved[0], weights: flat, wrapped: {**saved[0][wrapped], "state": moments}}
+
+
+def pieces(stage: int, lengths: Sequence[int], size: int, rank: int, world_size: int) -> list[int]:
+    """Compute the lengths of the pieces of parameters in a rank's vector.
+
+    Args:
+        stage: of ZeRO, 1 to 3.
+        lengths: number of elements of each parameter.
+        size: length of the vector.
+        rank: the rank.
+        world_size: number of ranks.
+
+    Returns:
+        The length of each parameter's piece, and last that of the padding at the end. Padding of
+        single parameters, at stage 3, is part of their pieces. The sum is `size`.
+    """
+    if stage == 3:
+        found = [-(-length // world_size) for length in lengths]
+    else:
+        ends = [min(max(end - rank * size, 0), size) for end in itertools.accumulate(lengths)]
+        found = [end - begin for begin, end in itertools.pairwise([0, *ends])]
+    return [*found, size - sum(found)]

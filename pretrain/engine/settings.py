@@ -64,6 +64,8 @@ def read(name: str, batch: BatchConfig, clipping: float, world_size: int) -> dic
         settings["fp16"]["loss_scale_window"] = max(1, 2**14 // world_size // accumulation)
     # DeepSpeed's timer would synchronise with the GPU before each forward pass.
     settings["timers"] = {"throughput": {"enabled": False}}
+    # DeepSpeed asks for this in order to use any optimizer that it does not know, such as our LAMB.
+    settings["zero_allow_untested_optimizer"] = True
     settings.setdefault("steps_per_print", 1_000_000_000)
     return settings
 
@@ -112,6 +114,11 @@ def _refuse_misleading(path: Path, settings: Mapping[str, Any]) -> None:
             "with round_robin_gradients the order of the optimizer state depends on the number of "
             "ranks, so that no other number of ranks can resume; remove it",
         ),
+        (
+            zero.get("parameter_alignment", False),
+            "with parameter_alignment the optimizer state has padding between parameters, which "
+            "another number of ranks cannot resume; remove it",
+        ),
     )
     for given, message in combinations:
         if given:
@@ -128,6 +135,24 @@ def refuse_compiling(settings: Mapping[str, Any]) -> None:
         raise ValueError(
             "training.compile: at ZeRO stage 3 each module fetches its weights during the forward "
             "pass, so that nothing is left to compile; use stage 2"
+        )
+
+
+def refuse_optimizer(settings: Mapping[str, Any], optimizer: str) -> None:
+    """Refuse LAMB where DeepSpeed does not show it whole partitions of the weights.
+
+    Raises:
+        ValueError: with ZenFlow or SuperOffload, or with weights or optimizer state on a disk.
+    """
+    zero = settings.get("zero_optimization", {})
+    offload = [zero.get(f"offload_{what}") or {} for what in ("optimizer", "param")]
+    is_hidden = zero.get("zenflow") or any(
+        part.get("device") == "nvme" or part.get("super_offload") for part in offload
+    )
+    if optimizer == "lamb" and is_hidden:
+        raise ValueError(
+            "optimizer.name: lamb needs the norms of whole parameters, which DeepSpeed's zenflow, "
+            'super_offload and offload to "nvme" do not give; offload to "cpu", or use adamw'
         )
 
 

@@ -1,4 +1,6 @@
-"""AdamW as in EIFY/fairseq, and its parameter groups."""
+"""AdamW as in EIFY/fairseq, the table of optimizers, and parameter groups."""
+
+import typing
 
 import pytest
 import torch
@@ -37,11 +39,17 @@ def test_a_step_follows_the_formula_of_the_paper():
 def test_every_parameter_is_in_one_group_and_decay_on_matrices_spares_the_others(variant):
     model = LanguageModel(presets.build("tiny", variant, 100, {}))
     names = {id(parameter): name for name, parameter in model.named_parameters()}
-    (everything,) = optimizers.parameter_groups(model, 0.01, "all")
+    (everything,) = optimizers.parameter_groups(model, OptimizerConfig())
     assert [id(p) for p in everything["params"]] == list(names)
     assert everything["weight_decay"] == 0.01
-    decayed, spared = optimizers.parameter_groups(model, 0.01, "matrices")
+    config = OptimizerConfig(weight_decay_on="matrices")
+    decayed, spared = optimizers.parameter_groups(model, config)
     assert (decayed["weight_decay"], spared["weight_decay"]) == (0.01, 0.0)
+    for decay_on, decay in (("all", 0.01), ("matrices", 0.0)):
+        config = OptimizerConfig(name="lamb", weight_decay_on=decay_on)
+        first, second = optimizers.parameter_groups(model, config)
+        assert first == {**decayed, "trust_ratio": True}
+        assert second == {**spared, "weight_decay": decay, "trust_ratio": False}
     found = [names[id(p)] for group in (decayed, spared) for p in group["params"]]
     assert sorted(found) == sorted(names.values())
     for parameter in spared["params"]:
@@ -49,12 +57,17 @@ def test_every_parameter_is_in_one_group_and_decay_on_matrices_spares_the_others
         assert name.endswith((".bias", "norm.weight", "beta")), name
     for parameter in decayed["params"]:
         name = names[id(parameter)]
-        assert name.endswith(".weight"), name
+        assert name.endswith((".weight", ".basis")), name
         assert "norm" not in name
 
 
 def test_parameters_without_gradients_are_left_out():
     model = nn.Linear(2, 2)
     model.bias.requires_grad_(False)
-    (group,) = optimizers.parameter_groups(model, 0.0, "all")
+    (group,) = optimizers.parameter_groups(model, OptimizerConfig())
     assert len(group["params"]) == 1
+
+
+def test_every_optimizer_of_the_recipe_is_in_the_table():
+    names = typing.get_type_hints(OptimizerConfig)["name"]
+    assert typing.get_args(names) == tuple(optimizers.OPTIMIZERS)

@@ -1,5 +1,6 @@
 """Checkpoints that are loaded with another number of ranks."""
 
+import dataclasses
 import functools
 
 import pytest
@@ -19,7 +20,10 @@ from pretrain.run import checkpoints
 
 VOCABULARY, LENGTH, GLOBAL_BATCH, MICRO_BATCH = 101, 24, 12, 2
 # Two parameter groups; a large epsilon makes the update smooth in the gradient.
-OPTIMIZER = OptimizerConfig(epsilon=1e-3, weight_decay=0.1, weight_decay_on="matrices")
+ADAMW = OptimizerConfig(epsilon=1e-3, weight_decay=0.1, weight_decay_on="matrices")
+LAMB = dataclasses.replace(ADAMW, name="lamb")
+VARIANTS = {"adamw": "zero-clap", "lamb": "albert"}
+"""The variant that each optimizer trains."""
 
 
 class RandomBlocks:
@@ -44,15 +48,17 @@ def batches():
     return PretrainingBatches(blocks, objective, lineage, sizes, FaultConfig(), 1)
 
 
-def build(name, **zero):
+def build(name, optimizer=ADAMW, **zero):
     process = engine.start()
     batch = BatchConfig(global_batch_size=GLOBAL_BATCH, micro_batch_size=MICRO_BATCH)
     settings = engine.deepspeed_json(name, batch, 0.0, process.world_size)
     settings["zero_optimization"].update(zero)
     torch.manual_seed(1)
     overrides = {"dropout": 0.0, "attention_dropout": 0.0}
-    model = LanguageModel(presets.build("tiny", "zero-clap", VOCABULARY, overrides), 128)
-    return engine.Engine(model, OPTIMIZER, settings, process)
+    model = LanguageModel(
+        presets.build("tiny", VARIANTS[optimizer.name], VOCABULARY, overrides), 128
+    )
+    return engine.Engine(model, optimizer, settings, process)
 
 
 def train(built, steps):
@@ -91,28 +97,35 @@ def fp16():
 
 
 @pytest.mark.parametrize(
-    ("name", "others"),
-    [("zero1_bf16", 3), ("zero2_fp32", 1), ("zero3_fp32", 3), ("zero3_fp16", 1)],
+    ("name", "others", "optimizer"),
+    [
+        ("zero1_bf16", 3, ADAMW),
+        ("zero2_fp32", 1, ADAMW),
+        ("zero3_fp32", 3, ADAMW),
+        ("zero3_fp16", 1, ADAMW),
+        ("zero1_bf16", 3, LAMB),
+        ("zero3_fp32", 1, LAMB),
+    ],
 )
-def test_resharding_and_back_gives_the_same_bits(name, others, run_ranks, tmp_path):
-    """Weights, both moments, steps, the decay of every group and the count of skipped updates."""
+def test_resharding_and_back_gives_the_same_bits(name, others, optimizer, run_ranks, tmp_path):
+    """Weights, moments, steps, the decay of every group and the count of skipped updates."""
     if "fp16" in name and not fp16():
         pytest.skip("this CPU does not compute in fp16")
 
     def written():
-        built = build(name)
+        built = build(name, optimizer)
         train(built, range(2))
         built._deepspeed.skipped_steps = 1
         save(built, tmp_path / "first", 2)
 
     def back(source):
-        built = build(name)
+        built = build(name, optimizer)
         built.load(source)
         save(built, tmp_path / "back", 2)
         return built._deepspeed.skipped_steps
 
     def passed_on(source):
-        built = build(name)
+        built = build(name, optimizer)
         built.load(source)
         save(built, tmp_path / "others", 2)
 
@@ -128,13 +141,22 @@ def test_resharding_and_back_gives_the_same_bits(name, others, run_ranks, tmp_pa
         assert torch.equal(weights[key], value), key
     was, now = optimizer_states(first), optimizer_states(last)
     assert now.keys() == was.keys()
-    assert {key[2] for key in was} == {"fp32", "exp_avg", "exp_avg_sq", "step", "decay"}
+    steps = {"step"} if optimizer is ADAMW else set()
+    assert {key[2] for key in was} == {"fp32", "exp_avg", "exp_avg_sq", "decay", *steps}
     assert [key for key, value in was.items() if not torch.equal(now[key], value)] == []
 
 
-FAST = {("zero1_fp32", 2, 1), ("zero2_fp32", 2, 3), ("zero3_fp32", 1, 2), ("zero3_bf16", 2, 3)}
+FAST = {
+    ("zero1_fp32", 2, 1, "adamw"),
+    ("zero2_fp32", 2, 3, "adamw"),
+    ("zero3_fp32", 1, 2, "adamw"),
+    ("zero3_bf16", 2, 3, "adamw"),
+    ("zero2_fp32", 2, 3, "lamb"),
+    ("zero3_fp32", 2, 3, "lamb"),
+}
 ALL = [
-    (f"zero{stage}_{precision}", old, new)
+    (f"zero{stage}_{precision}", old, new, optimizer)
+    for optimizer in ("adamw", "lamb")
     for precision in ("fp32", "bf16")
     for stage in (1, 2, 3)
     for old, new in ((2, 1), (1, 2), (2, 3))
@@ -142,16 +164,19 @@ ALL = [
 
 
 @pytest.mark.parametrize(
-    ("name", "old", "new"),
+    ("name", "old", "new", "optimizer"),
     [pytest.param(*case, marks=() if case in FAST else pytest.mark.slow) for case in ALL],
 )
-def test_a_run_continues_alike_with_another_number_of_ranks(name, old, new, run_ranks, tmp_path):
+def test_a_run_continues_alike_with_another_number_of_ranks(
+    name, old, new, optimizer, run_ranks, tmp_path
+):
     """Law 2. In bf16, the assignment of micro-batches to ranks changes the last bits."""
     # ZeRO 3 keeps small weights whole on every rank; with threshold 0 it partitions all of them.
     cut = {"stage3_param_persistence_threshold": 0} if name == "zero3_fp32" else {}
+    built_as = functools.partial(build, name, dataclasses.replace(ADAMW, name=optimizer), **cut)
 
     def straight():
-        built = build(name, **cut)
+        built = built_as()
         train(built, range(3))
         save(built, tmp_path / "straight", 3)
         losses = train(built, range(3, 7))
@@ -159,7 +184,7 @@ def test_a_run_continues_alike_with_another_number_of_ranks(name, old, new, run_
         return losses
 
     def resumed():
-        built = build(name, **cut)
+        built = built_as()
         built.load(checkpoints.folder_of(tmp_path / "straight", 3))
         losses = train(built, range(3, 7))
         save(built, tmp_path / "resumed", 7)

@@ -7,7 +7,7 @@ import pytest
 
 from pretrain.config.run import BatchConfig
 from pretrain.engine import engine
-from pretrain.engine.settings import DS_CONFIGS
+from pretrain.engine.settings import DS_CONFIGS, refuse_optimizer
 
 BATCH = BatchConfig(global_batch_size=8, micro_batch_size=2)
 
@@ -75,6 +75,10 @@ def test_the_loss_scale_of_fp16_starts_and_grows_as_in_fairseq(ranks, micro, win
             {"zero_optimization": {"stage": 2, "round_robin_gradients": True}},
             "no other number",
         ),
+        (
+            {"zero_optimization": {"stage": 1, "parameter_alignment": True}},
+            "padding between parameters",
+        ),
         ({"data_types": {"grad_acum_dtype": "fp32"}}, "did you mean grad_accum_dtype"),
         ({"checkpoint": {"load_universal": True}}, "unknown DeepSpeed key checkpoint"),
         ({"zero_optimization": 1}, "zero_optimization: is 1, not an object"),
@@ -107,3 +111,27 @@ def test_a_configuration_that_does_not_exist_or_parse_is_refused(tmp_path):
 def test_a_world_size_that_does_not_divide_the_batch_is_refused():
     with pytest.raises(ValueError, match="global_batch_size 8 is not a multiple of .* 2 x 3 ranks"):
         engine.deepspeed_json("zero1_fp32", BATCH, 0.0, 3)
+
+
+@pytest.mark.parametrize(
+    "zero",
+    [
+        {"stage": 3, "offload_optimizer": {"device": "nvme"}},
+        {"stage": 3, "offload_param": {"device": "nvme"}},
+        {"stage": 2, "zenflow": {"topk_ratio": 0.1}},
+        {"stage": 3, "offload_optimizer": {"device": "cpu", "super_offload": True}},
+    ],
+)
+def test_lamb_is_refused_where_it_does_not_see_the_weights(zero):
+    with pytest.raises(ValueError, match='optimizer.name: lamb .* offload to "cpu", or use adamw'):
+        refuse_optimizer({"zero_optimization": zero}, "lamb")
+    refuse_optimizer({"zero_optimization": zero}, "adamw")
+    # DeepSpeed takes null for a section that is not used.
+    refuse_optimizer({"zero_optimization": {"offload_optimizer": None}}, "lamb")
+
+
+@pytest.mark.parametrize("path", sorted(DS_CONFIGS.glob("*.json")), ids=lambda p: p.stem)
+def test_lamb_is_accepted_with_every_shipped_configuration(path):
+    settings = engine.deepspeed_json(path.stem, BATCH, 1.0, 2)
+    refuse_optimizer(settings, "lamb")
+    assert settings["zero_allow_untested_optimizer"]
