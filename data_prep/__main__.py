@@ -30,7 +30,7 @@ _COMMANDS = {
         "--output text",
     ),
     "train-tokenizer": (
-        "Train a byte-level BPE vocabulary",
+        "Train a vocabulary: byte-level BPE, unigram, or characters",
         "--input 'text/*.jsonl.zst' --vocab-size 50265 --output vocabulary",
     ),
     "prepare": (

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from data_prep.indexed import open_indexed, read_document_bounds, read_lengths
 from data_prep.manifest import SPLITS, CorpusManifest, ShardFiles, load_manifest
+from data_prep.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from megatron.core.datasets.indexed_dataset import IndexedDataset
@@ -77,21 +78,45 @@ class Corpus:
         ids = sequences[0] if len(sequences) == 1 else np.concatenate(sequences)
         return ids[first:end].copy()
 
-    def sentences(self, index: int) -> list[npt.NDArray[np.integer[Any]]]:
-        """Return copies of the ids of each sentence of a document, without the final `</s>`.
+    def sentences(
+        self, index: int, first: int = 0, end: int | None = None
+    ) -> list[npt.NDArray[np.integer[Any]]]:
+        """Return copies of the sentences [first, end) of a document, without the final `</s>`.
 
-        Their concatenation followed by `</s>` is `document(index)`.
+        The concatenation of all sentences followed by `</s>` is `document(index)`.
 
         Raises:
             ValueError: The corpus was prepared without --sentences.
         """
+        self._refuse_documents()
+        sequences = self._sequences(index, first, end)
+        return [text for ids in sequences if (text := ids[ids != Tokenizer.eos_id]).size]
+
+    def sentence_lengths(self) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]:
+        """Return the lengths of all sentences, found without reading them.
+
+        Returns:
+            Tokens of each sentence, without the final `</s>` of a document, int32 [sentences]; the
+            first sentence of each document, and the number of sentences, int64 [documents + 1]. An
+            empty document has one sentence of length 0.
+
+        Raises:
+            ValueError: The corpus was prepared without --sentences.
+        """
+        self._refuse_documents()
+        prefixes = [self.folder / files.stem for files in self._shards]
+        lengths = np.concatenate([read_lengths(prefix) for prefix in prefixes])
+        counts = [np.diff(read_document_bounds(prefix)) for prefix in prefixes]
+        bounds = np.concatenate([[0], np.cumsum(np.concatenate(counts))])
+        lengths[bounds[1:] - 1] -= 1
+        return lengths, bounds
+
+    def _refuse_documents(self) -> None:
         if self.manifest.settings.unit != "sentence":
             raise ValueError(
                 f"{self.folder}: its sequences are documents; accepted: a corpus prepared with "
                 "--sentences"
             )
-        *others, last = self._sequences(index)
-        return [np.array(ids) for ids in (*others, last[:-1]) if ids.size]
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state without what can be read from the disk again."""
@@ -99,8 +124,10 @@ class Corpus:
         state = {name: value for name, value in vars(self).items() if name not in left_out}
         return state | {"_open": {}}
 
-    def _sequences(self, index: int) -> list[npt.NDArray[np.integer[Any]]]:
-        """Return views of the sequences of a document; the last includes `</s>`."""
+    def _sequences(
+        self, index: int, first: int = 0, end: int | None = None
+    ) -> list[npt.NDArray[np.integer[Any]]]:
+        """Return views of the sequences [first, end) of a document; its last includes `</s>`."""
         if not 0 <= index < len(self):
             raise IndexError(
                 f"document {index} of {self.folder} {self.split}, which has {len(self)}"
@@ -110,8 +137,8 @@ class Corpus:
         dataset = self._dataset(shard)
         if self.manifest.settings.unit == "document":
             return [dataset[number]]
-        first, end = dataset.document_indices[number : number + 2]
-        return list(dataset[int(first) : int(end)])
+        chosen = range(*dataset.document_indices[number : number + 2].tolist())[first:end]
+        return list(dataset[chosen.start : chosen.stop]) if chosen else []
 
     def _dataset(self, shard: int) -> "IndexedDataset":
         if shard not in self._open:

@@ -8,7 +8,7 @@ from pathlib import Path
 from data_prep.corpus import Corpus
 from data_prep.manifest import ROLES, SPLITS, CorpusManifest, LengthHistogram, load_manifest
 from data_prep.report import FILE_NAME as REPORT_FILE
-from data_prep.summary import by_frequency, table
+from data_prep.summary import by_frequency, table, unknown_tokens
 from data_prep.tokenizer import load
 
 _BAR_WIDTH = 40
@@ -42,6 +42,7 @@ def describe(folder: Path, samples: int) -> Iterator[str]:
     yield from _facts(folder, manifest)
     yield from _counts(manifest)
     yield from _rejects(manifest)
+    yield from unknown_tokens(folder, manifest)
     yield from _histogram(manifest.length_histogram)
     if samples:
         yield from _samples(folder, manifest, samples)

@@ -14,7 +14,7 @@ from data_prep.inputs import add_input_argument, find_inputs
 from data_prep.manifest import CHOICES, CorpusManifest, Settings
 from data_prep.parts import Part
 from data_prep.run import prepare, prepare_part
-from data_prep.summary import ALLOWED_BROKEN, broken_warning, table
+from data_prep.summary import ALLOWED_BROKEN, broken_warning, table, unknown_tokens
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -122,6 +122,7 @@ def _summary(output: Path, manifest: CorpusManifest, seconds: float) -> Iterator
     )
     yield f"{output}: {totals}, {seconds:.1f} s"
     yield from table(manifest)
+    yield from unknown_tokens(output, manifest)
     yield from (f"damaged: {damage}" for damage in manifest.damages)
     if not manifest.totals["valid"].documents:
         yield "the validation split is empty, which pretraining refuses; see --valid-fraction"

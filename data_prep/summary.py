@@ -4,10 +4,12 @@
 """
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import NamedTuple
 
 from data_prep.filters import Tally
 from data_prep.manifest import CorpusManifest, Count, Rejects
+from data_prep.statistics import count_ids
 
 ALLOWED_BROKEN = 0.1
 """Largest share of broken records, and of their bytes, without a warning."""
@@ -102,6 +104,17 @@ def table(manifest: CorpusManifest) -> Iterator[str]:
         yield _NOT_RECORDED
     elif any(row.tokens is None for row in found):
         yield "(-: tokens of documents that were not encoded, which the shares leave out)"
+
+
+def unknown_tokens(folder: Path, manifest: CorpusManifest) -> Iterator[str]:
+    """Yield a line with the number of `<unk>` in a corpus, if there are any."""
+    files = [folder / files.stem for shards in manifest.shards.values() for files in shards]
+    counts = count_ids(files, manifest.vocab_size)
+    if unknown := int(counts[manifest.special_ids["unk"]]):
+        yield (
+            f"{unknown:,} of {counts.sum():,} tokens ({unknown / counts.sum():.2%}) are <unk>: one "
+            "or more characters that the vocabulary lacks, which are lost"
+        )
 
 
 def broken_warning(manifest: CorpusManifest) -> str | None:

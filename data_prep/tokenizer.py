@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from data_prep import gpt2_vocabulary
+from data_prep import gpt2_vocabulary, unigram
 from data_prep.files import retried, write_atomically
 from data_prep.gpt2_vocabulary import FIRST_TOKENS, MASK_TOKEN
 
@@ -61,16 +61,29 @@ class Tokenizer:
         encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
         return [np.array(encoding.ids, dtype=np.int32) for encoding in encodings]
 
-    def lay_out(self, texts: Sequence[Sequence[int]]) -> list[int]:
+    def lay_out(self, texts: Sequence[Sequence[int]], separators: int = 2) -> list[int]:
         """Return the input ids of one text, `<s> a </s>`, or more, `<s> a </s> </s> b </s>`.
 
-        This is the layout of RoBERTa (Liu et al. 2019).
+        This is the layout of RoBERTa (Liu et al. 2019). With one separator it is that of BERT and
+        ALBERT, `<s> a </s> b </s>`.
         """
         first, *others = texts
         ids = [self.bos_id, *first, self.eos_id]
         for other in others:
-            ids += [self.eos_id, *other, self.eos_id]
+            ids += [*[self.eos_id] * (separators - 1), *other, self.eos_id]
         return ids
+
+    @classmethod
+    def segment_ids(cls, input_ids: npt.NDArray[Any], segments: int) -> npt.NDArray[np.int64]:
+        """Return the number of the text that each token belongs to, from 0 to `segments` - 1.
+
+        Args:
+            input_ids: [..., T], laid out with one separator. `</s>` belongs to the text before it.
+            segments: Number of segments of the model. The numbers at padding mean nothing.
+        """
+        ends = input_ids == cls.eos_id
+        numbers: npt.NDArray[np.int64] = np.cumsum(ends, axis=-1, dtype=np.int64) - ends
+        return np.minimum(numbers, segments - 1)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of the ids, including special tokens."""
@@ -228,6 +241,32 @@ def train_characters(texts: Iterable[str]) -> Tokenizer:
     return Tokenizer(backend)
 
 
+def train_unigram(texts: Iterable[str], vocab_size: int, *, lowercase: bool = False) -> Tokenizer:
+    """Train a unigram vocabulary; see `unigram.train`."""
+    return Tokenizer(unigram.train(texts, vocab_size, lowercase=lowercase))
+
+
+def load_albert(file: Path) -> tuple[Tokenizer, list[int]]:
+    """Load ALBERT's `tokenizer.json` with our special ids.
+
+    Args:
+        file: Of Hugging Face's `AlbertTokenizer`: a unigram model with `[CLS]`, `<pad>`, `[SEP]`,
+            `<unk>` and `[MASK]`.
+
+    Returns:
+        The vocabulary, which `load` gives as well, and the file's id of each of its ids, a
+        permutation: row i of our token embedding is row `order[i]` of the file's model.
+
+    Raises:
+        ValueError: It is no such file.
+    """
+    backend = _read_json(file)
+    if not unigram.is_albert(backend):
+        raise ValueError(f"{file}: accepted: a unigram vocabulary with ALBERT's special tokens")
+    renamed, order = unigram.from_albert(backend)
+    return Tokenizer(renamed), order
+
+
 def _byte_level(model: "tokenizers.models.Model") -> "tokenizers.Tokenizer":
     """Add GPT-2's pretokeniser and decoder to a model."""
     from tokenizers import Tokenizer as Backend
@@ -240,15 +279,19 @@ def _byte_level(model: "tokenizers.models.Model") -> "tokenizers.Tokenizer":
 
 
 def _from_json(file: Path) -> Tokenizer:
+    backend = _read_json(file)
+    return Tokenizer(unigram.from_albert(backend)[0] if unigram.is_albert(backend) else backend)
+
+
+def _read_json(file: Path) -> "tokenizers.Tokenizer":
     import tokenizers
 
     content = retried(file.read_bytes)
     try:
         # The library raises bare Exception for any error in the file.
-        backend = tokenizers.Tokenizer.from_buffer(content)
+        return tokenizers.Tokenizer.from_buffer(content)
     except Exception as error:
         raise ValueError(f"not a {FILE_NAME} of the tokenizers library: {error}") from error
-    return Tokenizer(backend)
 
 
 def _find(name_or_path: str | Path) -> Path:

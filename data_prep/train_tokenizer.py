@@ -8,7 +8,7 @@ from pathlib import Path
 from data_prep.documents import Document, Reject, read
 from data_prep.fields import add_text_key
 from data_prep.inputs import add_input_argument, find_inputs
-from data_prep.tokenizer import FILE_NAME, train, train_characters
+from data_prep.tokenizer import FILE_NAME, Tokenizer, train, train_characters, train_unigram
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -18,6 +18,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     kind = parser.add_mutually_exclusive_group(required=True)
     kind.add_argument("--vocab-size", type=int, help="number of ids, including special tokens")
     kind.add_argument("--characters", action="store_true", help="use one id per character instead")
+    unigram = "a unigram model, as SentencePiece makes and ALBERT uses, instead of byte-level BPE: "
+    unigram += "text is normalised (NFKC), and white space between words becomes one space"
+    parser.add_argument("--unigram", action="store_true", help=unigram)
+    lowercase = "with --unigram: to lower case, without accents, as ALBERT does"
+    parser.add_argument("--lowercase", action="store_true", help=lowercase)
     parser.add_argument("--output", type=Path, required=True, help="folder or .json file")
 
 
@@ -34,9 +39,7 @@ def run(options: argparse.Namespace) -> int:
                 if isinstance(record, Document):
                     yield record.text
 
-    tokenizer = (
-        train_characters(texts()) if options.characters else train(texts(), options.vocab_size)
-    )
+    tokenizer = _train(texts(), options)
     used, rejected = counts[Document], counts[Reject]
     if not used:
         raise ValueError(f"--input {' '.join(options.input)}: no document ({rejected} rejected)")
@@ -45,3 +48,15 @@ def run(options: argparse.Namespace) -> int:
         print(f"too little text for {options.vocab_size} ids: the vocabulary has fewer")
     print(f"{file}: {tokenizer.vocab_size} ids from {used:,} documents ({rejected:,} rejected)")
     return 0
+
+
+def _train(texts: Iterator[str], options: argparse.Namespace) -> Tokenizer:
+    if options.unigram and options.characters:
+        raise ValueError("--unigram: accepted: with --vocab-size, not with --characters")
+    if options.lowercase and not options.unigram:
+        raise ValueError("--lowercase: accepted: with --unigram")
+    if options.characters:
+        return train_characters(texts)
+    if options.unigram:
+        return train_unigram(texts, options.vocab_size, lowercase=options.lowercase)
+    return train(texts, options.vocab_size)

@@ -153,6 +153,18 @@ def test_sample_prints_its_sizes(
         ("verify {h}/c --workers 0", "--workers 0: accepted: 1 or more"),
         ("train-tokenizer --input {h}/in/* --vocab-size 9 --output {h}/x", "vocabulary size 9"),
         (
+            "train-tokenizer --input {h}/in/* --vocab-size 9 --output {h}/x --unigram",
+            "vocabulary size 9: accepted: 2",
+        ),
+        (
+            "train-tokenizer --input {h}/in/* --characters --output {h}/x --unigram",
+            "--unigram: accepted: with --vocab-size, not with --characters",
+        ),
+        (
+            "train-tokenizer --input {h}/in/* --vocab-size 300 --output {h}/x --lowercase",
+            "--lowercase: accepted: with --unigram",
+        ),
+        (
             "train-tokenizer --input {h}/no --vocab-size 300 --output {h}/x",
             "--input {h}/no: no such",
         ),
@@ -248,6 +260,33 @@ def test_a_vocabulary_is_trained_on_the_text_of_another_key(
     command = f"train-tokenizer --input {tmp_path}/a.jsonl --characters --output {tmp_path}/t"
     assert main([*command.split(), "--text-key", "data.body"]) == 0
     assert "8 ids from 1 documents" in capsys.readouterr().out
+
+
+def test_a_corpus_of_sentences_with_a_unigram_vocabulary(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    inputs, options = f"--input {home}/in/0*", f"--output {tmp_path}/t --unigram --lowercase"
+    assert main(f"train-tokenizer {inputs} --vocab-size 400 {options}".split()) == 0
+    options = f"--output {tmp_path}/c --tokenizer {tmp_path}/t --sentences"
+    assert main(f"prepare {inputs} {options}".split()) == 0
+    assert main(["verify", f"{tmp_path}/c"]) == 0
+    assert main(["inspect", f"{tmp_path}/c"]) == 0
+    assert "<unk>" not in capsys.readouterr().out
+
+
+def test_characters_that_the_vocabulary_lacks_are_counted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "a.txt").write_text("abc\n")
+    (tmp_path / "b.jsonl").write_text('{"text": "abcxyz"}\n{"text": "aaa"}\n')
+    options = f"--characters --output {tmp_path}/t"
+    assert main(f"train-tokenizer --input {tmp_path}/a.txt {options}".split()) == 0
+    options = f"--tokenizer {tmp_path}/t --output {tmp_path}/c"
+    assert main(f"prepare --input {tmp_path}/b.jsonl {options}".split()) == 0
+    message = "3 of 11 tokens (27.27%) are <unk>: one or more characters that the vocabulary lacks"
+    assert message in capsys.readouterr().out
+    assert main(["inspect", f"{tmp_path}/c"]) == 0
+    assert message in capsys.readouterr().out
 
 
 def test_help_shows_no_empty_defaults(capsys: pytest.CaptureFixture[str]) -> None:

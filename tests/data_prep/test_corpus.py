@@ -74,6 +74,12 @@ def test_sentences_are_the_sequences_and_documents_stay_the_same(
         pieces = [ids.tolist() for ids in cut.sentences(index)]
         assert [*itertools.chain(*pieces), 2] == document
         assert all(pieces)
+        assert [ids.tolist() for ids in cut.sentences(index, 1, 3)] == pieces[1:3]
+    lengths, bounds = cut.sentence_lengths()
+    for index in range(len(cut)):
+        expected = [len(ids) for ids in cut.sentences(index)] or [0]
+        assert lengths[bounds[index] : bounds[index + 1]].tolist() == expected
+    assert (len(bounds), bounds[-1]) == (len(cut) + 1, len(lengths))
     counts = [len(cut.sentences(index)) for index in range(15)]
     assert counts == [len(sentences(text)) for text in SENTENCES[:15]]
     assert list(verify(cut.folder)) == []
@@ -82,6 +88,8 @@ def test_sentences_are_the_sequences_and_documents_stay_the_same(
 def test_sentences_of_a_corpus_of_documents_are_refused(folder: Path) -> None:
     with pytest.raises(ValueError, match="its sequences are documents; accepted: .*--sentences"):
         Corpus(folder, "train").sentences(0)
+    with pytest.raises(ValueError, match="its sequences are documents; accepted: .*--sentences"):
+        Corpus(folder, "train").sentence_lengths()
 
 
 def test_index_out_of_range_is_refused(folder: Path) -> None:

@@ -1,0 +1,220 @@
+"""Unigram vocabularies in the style of SentencePiece (Kudo 2018): train them, and read ALBERT's.
+
+A text is normalised and split at white space. Each word begins with "▁", which stands for the white
+space before it, the first word of a text too. The model then finds the most probable pieces of a
+word. How much white space there was, and of which kind, is lost.
+
+The functions return the library's tokenizers; `data_prep.tokenizer` wraps them.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import cycle
+from typing import TYPE_CHECKING, Any
+
+from data_prep.gpt2_vocabulary import FIRST_TOKENS, MASK_TOKEN
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer as Backend
+    from tokenizers.normalizers import Normalizer
+    from tokenizers.pre_tokenizers import PreTokenizer
+
+COVERAGE = 0.9995
+"""Share of a text's characters that get pieces, the most frequent ones first. Others are encoded as
+their UTF-8 bytes. This is the default of SentencePiece."""
+_BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
+_SPACE = "▁"
+# Runs of letters, of digits and of other characters are different pieces, as in SentencePiece with
+# its default options. In particular, no text contains "<s>" or "<0x00>" as one piece.
+_RUNS = rf"{_SPACE}?(?:[\p{{L}}\p{{M}}]+|\p{{N}}+|[^\p{{L}}\p{{M}}\p{{N}}]+)"
+_SPECIAL_TOKEN = r"<(?=/?s>|pad>|unk>|mask>)"  # its first character
+# ALBERT's special tokens, in the order of ours.
+_ALBERT_FIRST = ("[CLS]", "<pad>", "[SEP]", "<unk>")
+_ALBERT_MASK = "[MASK]"
+_FREQUENT = 5  # occurrences: one more changes little
+_BATCH = 10_000  # occurrences handed to the trainer at once
+# The trainer adds characters that only occur within longer pieces with scores that differ by this,
+# in the order of a hash table.
+_SCORE_STEP = 1e-4
+_DIGITS = 4  # of a score: the trainer's sums depend on the number of threads after ten or more
+
+
+def train(texts: Iterable[str], vocab_size: int, *, lowercase: bool = False) -> "Backend":
+    """Train a vocabulary; the same texts give the same one, whatever the number of threads.
+
+    The ids: the first four special tokens, the 256 bytes, the pieces by score, `<mask>`.
+
+    Args:
+        texts: Documents; consumed once.
+        vocab_size: Number of ids, including special tokens. Little text may give fewer.
+        lowercase: Normalise as ALBERT does, to lower case without accents. Otherwise the
+            normalisation is NFKC, as in SentencePiece.
+
+    Raises:
+        ValueError: The texts have no characters, or `vocab_size` is too small for the special
+            tokens, the bytes and the characters.
+    """
+    from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
+
+    normalizer = _normalizer(lowercase)
+    splitter = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.WhitespaceSplit(),
+            pre_tokenizers.Metaspace(replacement=_SPACE, prepend_scheme="always"),
+            pre_tokenizers.Split(Regex(_RUNS), behavior="isolated"),
+        ]
+    )
+    counts = _count_runs(map(normalizer.normalize_str, texts), splitter)
+    characters = _frequent_characters(counts)
+    others = len(FIRST_TOKENS) + len(_BYTES) + 1
+    smallest = others + len(characters) + 1  # with fewer the trainer does not end
+    if vocab_size < smallest:
+        raise ValueError(
+            f"vocabulary size {vocab_size}: accepted: {smallest} or more, for {others} special "
+            f"tokens and bytes, and the {len(characters)} most frequent characters of these texts"
+        )
+    trained = Tokenizer(models.Unigram())
+    trained.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    trainer = trainers.UnigramTrainer(vocab_size=vocab_size - others, show_progress=False)
+    trained.train_from_iterator(_training_text(counts, characters), trainer)
+    pieces = _in_fixed_order(_content(trained)["model"]["vocab"])
+    return _build([(byte, 0.0) for byte in _BYTES] + pieces, normalizer, splitter)
+
+
+def is_albert(backend: "Backend") -> bool:
+    """Return whether a vocabulary is a unigram one with ALBERT's special tokens."""
+    from tokenizers.models import Unigram
+
+    return isinstance(backend.model, Unigram) and backend.token_to_id(_ALBERT_FIRST[0]) is not None
+
+
+def from_albert(backend: "Backend") -> tuple["Backend", list[int]]:
+    """Return ALBERT's vocabulary with our special tokens and ids, and ALBERT's id of each of ours.
+
+    Our `<s>` is its `[CLS]`, `</s>` its `[SEP]`, and `<mask>` its `[MASK]`. The other pieces keep
+    their order, and texts have corresponding ids. Where a text contains the name of a special token
+    it is text.
+
+    Raises:
+        ValueError: A special token is missing, or there are tokens that are not pieces.
+    """
+    from tokenizers import Regex, pre_tokenizers
+
+    pieces: list[tuple[str, float]] = _content(backend)["model"]["vocab"]
+    ids = {piece: id for id, (piece, _) in enumerate(pieces)}
+    special = [*_ALBERT_FIRST, _ALBERT_MASK]
+    if missing := [token for token in special if token not in ids]:
+        raise ValueError(f"lacks {', '.join(missing)}; accepted: ALBERT's {', '.join(special)}")
+    if added := backend.get_vocab_size(with_added_tokens=True) - len(pieces):
+        raise ValueError(f"{added} added tokens; accepted: none beside {', '.join(special)}")
+    words = [id for piece, id in ids.items() if piece not in special]
+    order = [*(ids[token] for token in _ALBERT_FIRST), *words, ids[_ALBERT_MASK]]
+    splitter = pre_tokenizers.Sequence(
+        [
+            backend.pre_tokenizer,
+            # Otherwise the model would find our special tokens in a text.
+            pre_tokenizers.Split(Regex(_SPECIAL_TOKEN), behavior="merged_with_previous"),
+        ]
+    )
+    return _build([pieces[id] for id in words], backend.normalizer, splitter), order
+
+
+def _build(
+    pieces: Sequence[tuple[str, float]], normalizer: "Normalizer", splitter: "PreTokenizer"
+) -> "Backend":
+    """Return a tokenizer of pieces and their scores (natural logarithms of probabilities)."""
+    from tokenizers import Tokenizer, decoders, models
+
+    vocab = [*((token, 0.0) for token in FIRST_TOKENS), *((text, score) for text, score in pieces)]
+    has_bytes = {text for text, _ in pieces}.issuperset(_BYTES)
+    backend = Tokenizer(
+        models.Unigram(vocab, unk_id=FIRST_TOKENS.index("<unk>"), byte_fallback=has_bytes)
+    )
+    backend.normalizer = normalizer
+    backend.pre_tokenizer = splitter
+    # Not Metaspace, which removes the space before the first piece: a piece on its own keeps it.
+    backend.decoder = decoders.Sequence(
+        [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    )
+    backend.add_special_tokens([*FIRST_TOKENS, MASK_TOKEN])
+    return backend
+
+
+def _normalizer(lowercase: bool) -> "Normalizer":
+    from tokenizers import normalizers
+
+    if not lowercase:
+        return normalizers.NFKC()
+    return normalizers.Sequence(
+        [
+            normalizers.NFKD(),
+            normalizers.StripAccents(),
+            normalizers.Lowercase(),
+            normalizers.NFKC(),  # composes Korean syllables again
+        ]
+    )
+
+
+def _count_runs(texts: Iterable[str], splitter: "PreTokenizer") -> Counter[str]:
+    """Count the parts of the texts that are split into pieces on their own."""
+    words: Counter[str] = Counter()
+    for text in texts:
+        words.update(text.split())
+    runs: Counter[str] = Counter()
+    for word, count in words.items():
+        for run, _ in splitter.pre_tokenize_str(word):
+            runs[run] += count
+    return runs
+
+
+def _frequent_characters(runs: Mapping[str, int]) -> list[str]:
+    """Return the most frequent characters, which make up `COVERAGE` of those of the runs."""
+    counts: Counter[str] = Counter()
+    for run, count in runs.items():
+        for character in run:
+            counts[character] += count
+    if not counts:
+        raise ValueError("the texts have no characters; accepted: at least one")
+    wanted, frequent = COVERAGE * counts.total(), []
+    for character, count in sorted(counts.items(), key=lambda item: (-item[1], item[0])):
+        if wanted <= 0:
+            break
+        frequent.append(character)
+        wanted -= count
+    return frequent
+
+
+def _training_text(runs: Mapping[str, int], characters: Sequence[str]) -> Iterator[str]:
+    """Yield each run as often as it occurs, with white space in place of rare characters.
+
+    The trainer starts from the strings that occur in two different runs, where SentencePiece starts
+    from those that occur twice in the text. So frequent runs are repeated once with one more
+    character, each time another one: they are otherwise no pieces unless a longer run has them.
+    """
+    rare = re.compile(f"[^{re.escape(''.join(characters))}]+")
+    others = cycle(characters)
+    for run, count in sorted(runs.items()):
+        kept = rare.sub(" ", run)
+        for start in range(0, count, _BATCH):
+            yield f"{kept} " * min(_BATCH, count - start)
+        if count >= _FREQUENT and kept == run:
+            yield run + next(others)
+
+
+def _in_fixed_order(pieces: Sequence[tuple[str, float]]) -> list[tuple[str, float]]:
+    """Return pieces by score and text, without what differs between equal trainings."""
+    least = min(score for _, score in pieces)
+    added = least + _SCORE_STEP * sum(len(piece) == 1 for piece, _ in pieces)
+    rounded = [
+        (piece, round(least if len(piece) == 1 and score <= added else score, _DIGITS))
+        for piece, score in pieces
+    ]
+    return sorted(rounded, key=lambda item: (-item[1], item[0]))
+
+
+def _content(backend: "Backend") -> dict[str, Any]:
+    import orjson
+
+    content: dict[str, Any] = orjson.loads(backend.to_str())
+    return content

@@ -1,0 +1,236 @@
+"""Unigram vocabularies: training, white space, bytes, and ALBERT's file."""
+
+import json
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import tokenizers
+from tokenizers.pre_tokenizers import WhitespaceSplit
+
+from data_prep import unigram
+from data_prep.encoders import Encoder
+from data_prep.sentences import encode_sentences
+from data_prep.tokenizer import Tokenizer, load, load_albert, train_unigram
+from pretrain.objectives.masked import word_starts_of
+from tests.data_prep.conftest import make_texts
+from tests.data_prep.test_encoders import random_texts
+
+CONTROL_TEXT = "<s> </s><pad><mask> <unk> [CLS][SEP]<0x41>"
+TEXTS = [*make_texts(300, 40), "Naïve Café, “quoted” (1990s) don't; x² = 3.14!"]
+SIZE = 600
+TRAIN_AGAIN = """
+from tests.data_prep.test_unigram import train_again
+print(train_again().digest(), train_again(lowercase=True).digest())
+"""
+
+
+def train_again(*, lowercase: bool = False) -> Tokenizer:
+    return train_unigram(iter(TEXTS), SIZE, lowercase=lowercase)
+
+
+@pytest.fixture(scope="module")
+def vocabulary() -> Tokenizer:
+    return train_again()
+
+
+def pieces_of(tokenizer: Tokenizer, text: str) -> list[str]:
+    return [tokenizer.token_text(id) for id in tokenizer.encode_batch([text])[0]]
+
+
+def words_of(text: str) -> list[str]:
+    """Return the words between white space as Unicode defines it; str.split knows four more."""
+    return [word for word, _ in WhitespaceSplit().pre_tokenize_str(text)]
+
+
+def test_special_ids_follow_robertas_order_and_bytes_come_next(vocabulary: Tokenizer) -> None:
+    assert vocabulary.vocab_size <= SIZE
+    names = [vocabulary.token_text(id) for id in (0, 1, 2, 3, vocabulary.mask_id)]
+    assert names == ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+    assert vocabulary.token_text(4 + ord("A")) == "A"
+
+
+def test_text_keeps_all_its_words_and_has_no_special_ids(vocabulary: Tokenizer) -> None:
+    normalize = unigram._normalizer(lowercase=False).normalize_str
+    texts = [*random_texts(200), *TEXTS, CONTROL_TEXT, "漢字 \U0001f600", " two\n\n lines ", ""]
+    for text, ids in zip(texts, vocabulary.encode_batch(texts), strict=True):
+        words = words_of(normalize(text.replace("▁", " ")))
+        assert vocabulary.decode(ids.tolist()) == "".join(f" {word}" for word in words)
+        assert not set(ids.tolist()) & {0, 1, 2, 3, vocabulary.mask_id}
+
+
+def test_frequent_words_are_pieces_even_if_no_longer_word_begins_with_them(
+    vocabulary: Tokenizer,
+) -> None:
+    """The library's trainer alone would split them."""
+    text = "the model reads a document"
+    assert pieces_of(vocabulary, text) == [" the", " model", " reads", " a", " document"]
+
+
+def test_lowercase_removes_accents_and_keeps_korean_syllables() -> None:
+    tokenizer = train_again(lowercase=True)
+    [ids] = tokenizer.encode_batch(["Naïve CAFÉ 한국어 x²"])
+    assert tokenizer.decode(ids.tolist()) == " naive cafe 한국어 x2"
+
+
+def test_pieces_do_not_mix_letters_with_digits_or_punctuation(vocabulary: Tokenizer) -> None:
+    for id in range(4 + 256, vocabulary.mask_id):
+        text = vocabulary.token_text(id).strip()
+        kinds = {(c.isalpha(), c.isnumeric()) for c in text}
+        assert len(kinds) <= 1, text
+
+
+@pytest.mark.parametrize("threads", ["1", "2"])
+def test_training_is_deterministic_in_other_processes(vocabulary: Tokenizer, threads: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", TRAIN_AGAIN],
+        env=os.environ | {"RAYON_NUM_THREADS": threads, "TOKENIZERS_PARALLELISM": "true"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.split() == [vocabulary.digest(), train_again(lowercase=True).digest()]
+
+
+def test_rare_characters_have_no_piece_and_are_encoded_as_bytes() -> None:
+    texts = ["abc " * 10_000 + "ж"]
+    tokenizer = train_unigram(texts, 300)
+    [ids] = tokenizer.encode_batch(["ж"])
+    assert ids.tolist()[1:] == [4 + byte for byte in "ж".encode()]
+    assert tokenizer.decode(ids.tolist()) == " ж"
+
+
+def test_too_small_a_vocabulary_and_texts_without_characters_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"vocabulary size 264: accepted: 265 or more, for 261 sp"):
+        train_unigram(["ab"], 264)
+    assert train_unigram(["ab"], 265).vocab_size == 264
+    for texts in ([], ["", " \n"]):
+        with pytest.raises(ValueError, match="the texts have no characters"):
+            train_unigram(texts, 600)
+
+
+def test_file_and_pickle_give_the_same_vocabulary(vocabulary: Tokenizer, tmp_path: Path) -> None:
+    file = tmp_path / "tokenizer.json"
+    vocabulary.save(file)
+    content = json.loads(file.read_text())
+    copies = [load(tmp_path), pickle.loads(pickle.dumps(vocabulary))]
+    file.write_text(json.dumps(content, sort_keys=True))
+    texts = [CONTROL_TEXT, *random_texts(20)]
+    expected = [ids.tolist() for ids in vocabulary.encode_batch(texts)]
+    for copy in [*copies, load(file)]:
+        assert copy.digest() == vocabulary.digest()
+        assert [ids.tolist() for ids in copy.encode_batch(texts)] == expected
+
+
+@pytest.mark.parametrize("column", [0, 1])
+def test_digest_depends_on_pieces_and_scores(
+    vocabulary: Tokenizer, tmp_path: Path, column: int
+) -> None:
+    content = vocabulary.content()
+    content["model"]["vocab"][300][column] += "x" if column == 0 else -0.5
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    assert load(tmp_path).digest() != vocabulary.digest()
+
+
+def test_words_start_where_white_space_ends(vocabulary: Tokenizer) -> None:
+    starts = word_starts_of(vocabulary)
+    for text in (" ".join(TEXTS), "don't 漢字 3.14 \n x", CONTROL_TEXT):
+        [ids] = vocabulary.encode_batch([text])
+        assert starts[ids].sum() == len(text.split())
+        assert starts[ids[0]]
+
+
+def test_ids_of_sentences_separated_by_white_space_are_those_of_the_text(
+    vocabulary: Tokenizer,
+) -> None:
+    texts = ["One sentence. Another one!\n\nA third? “Yes.”  And the last…", "", " ", " A. B."]
+    ids, lengths = encode_sentences(texts, vocabulary.encode_batch)
+    whole = vocabulary.encode_batch(texts)
+    assert [document.tolist() for document in ids] == [document.tolist() for document in whole]
+    assert len(lengths[0]) == 5
+
+
+def test_a_first_word_has_the_piece_that_it_has_elsewhere(vocabulary: Tokenizer) -> None:
+    assert pieces_of(vocabulary, "the model") == [" the", " model"]
+    assert pieces_of(vocabulary, "model the") == [" model", " the"]
+
+
+def test_the_reference_encodes_without_a_warning(
+    vocabulary: Tokenizer, capfd: pytest.CaptureFixture[str]
+) -> None:
+    encoder = Encoder(vocabulary)
+    assert encoder.name == f"tokenizers {tokenizers.__version__}"
+    assert (
+        encoder.encode(["the model"])[0].tolist()
+        == vocabulary.encode_batch(["the model"])[0].tolist()
+    )
+    assert capfd.readouterr().err == ""
+
+
+# ALBERT's tokenizer.json
+
+
+@pytest.fixture(scope="module")
+def albert(vocabulary: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Write the files of an ALBERT tokenizer, with pieces in its order, and return the folder."""
+    transformers = pytest.importorskip("transformers")
+    words = [(piece, score) for piece, score in vocabulary.content()["model"]["vocab"][260:]]
+    special = [("<pad>", 0.0), ("<unk>", 0.0), ("[CLS]", 0.0), ("[SEP]", 0.0), ("[MASK]", 0.0)]
+    # Published ones have eight symbols of score 0 after the special tokens.
+    symbols = [("(", 0.0), ('"', 0.0), ("£", 0.0)]
+    others = [(piece, score) for piece, score in words if piece not in dict(symbols)]
+    folder = tmp_path_factory.mktemp("albert")
+    transformers.AlbertTokenizer(vocab=[*special, *symbols, *others]).save_pretrained(folder)
+    return folder
+
+
+def test_alberts_ids_correspond_one_to_one(albert: Path) -> None:
+    ours, order = load_albert(albert / "tokenizer.json")
+    theirs = tokenizers.Tokenizer.from_file(str(albert / "tokenizer.json"))
+    assert sorted(order) == list(range(theirs.get_vocab_size()))
+    assert [theirs.id_to_token(order[id]) for id in (0, 1, 2, 3, ours.mask_id)] == [
+        "[CLS]",
+        "<pad>",
+        "[SEP]",
+        "<unk>",
+        "[MASK]",
+    ]
+    texts = [*TEXTS, *random_texts(200), "``Quoted'' Naïve £5 (sic)  漢字\n", ""]
+    for text, ids in zip(texts, ours.encode_batch(texts), strict=True):
+        assert [order[id] for id in ids] == theirs.encode(text, add_special_tokens=False).ids
+    [first, second] = ours.encode_batch(["the model", "a document"])
+    assert [order[id] for id in [0, *first, 2, *second, 2]] == (
+        theirs.encode("the model", "a document").ids
+    )
+
+
+def test_alberts_file_is_loaded_as_any_other(albert: Path, tmp_path: Path) -> None:
+    loaded, (ours, _) = load(albert), load_albert(albert / "tokenizer.json")
+    assert loaded.digest() == ours.digest()
+    loaded.save(tmp_path / "tokenizer.json")
+    assert load(tmp_path).digest() == ours.digest()
+    assert pieces_of(load(tmp_path), "漢字") == [" ", "<unk>"]
+    [ids] = loaded.encode_batch([CONTROL_TEXT])
+    assert not set(ids.tolist()) & {0, 1, 2, ours.mask_id}
+
+
+def test_other_files_than_alberts_are_refused(
+    albert: Path, vocabulary: Tokenizer, tmp_path: Path
+) -> None:
+    vocabulary.save(tmp_path / "ours.json")
+    with pytest.raises(ValueError, match=r"ours\.json: accepted: a unigram vocabulary with ALBERT"):
+        load_albert(tmp_path / "ours.json")
+    content = json.loads((albert / "tokenizer.json").read_text())
+    content["added_tokens"] = []
+    content["model"]["vocab"][4][0] = "[OTHER]"
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    with pytest.raises(ValueError, match=r"lacks \[MASK\]; accepted: ALBERT's \[CLS\], <pad>"):
+        load(tmp_path)
+    backend = tokenizers.Tokenizer.from_file(str(albert / "tokenizer.json"))
+    backend.add_tokens(["one more"])
+    backend.save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(ValueError, match="1 added tokens; accepted: none beside"):
+        load(tmp_path)
