@@ -58,7 +58,8 @@ def read(source: Path, tokenizer: str | None = None) -> ModelContents:
     """Read the model of a file or folder in any form.
 
     Raises:
-        ValueError: there is no model, it is damaged, or a vocabulary is given though it has one.
+        ValueError: there is no model, it is damaged, or a vocabulary is given though it has one or
+            its rows are in the order of another.
     """
     vocabulary = tokenizers.load(tokenizer) if tokenizer else None
     if source.is_file():
@@ -76,4 +77,9 @@ def read(source: Path, tokenizer: str | None = None) -> ModelContents:
         return contents
     if contents.vocabulary is not None:
         raise ValueError(f"--tokenizer {tokenizer}: {source} has its own vocabulary")
+    if ids := contents.provenance.get("special_ids"):
+        raise ValueError(
+            f"--tokenizer {tokenizer}: {source} has other special ids ({ids}); accepted: its own "
+            f"{tokenizers.FILE_NAME}, in the Hugging Face folder"
+        )
     return dataclasses.replace(contents, vocabulary=vocabulary)

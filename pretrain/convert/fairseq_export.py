@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
@@ -125,16 +126,13 @@ def export_settings(
 
 
 def _refuse_unsupported(config: ModelConfig, heads: Mapping[str, ClassificationConfig]) -> None:
-    for name, accepted in layout.ACCEPTED.items():
+    known = {*layout.ACCEPTED, *layout.FREE, *layout.SIZES}
+    defaults = {f.name: (f.default,) for f in dataclasses.fields(config) if f.name not in known}
+    for name, accepted in {**layout.ACCEPTED, **defaults}.items():
         if (value := getattr(config, name)) not in accepted:
             raise ValueError(f"{name}: {value!r}; accepted: {', '.join(map(str, accepted))}")
     if config.normalize_embeddings and config.head == "roberta":
         raise ValueError("normalised embeddings are accepted only with the CLAP head")
-    if config.layer_norm_epsilon != layout.LAYER_NORM_EPSILON:
-        raise ValueError(
-            f"layer_norm_epsilon: {config.layer_norm_epsilon} is not accepted; it must be "
-            f"{layout.LAYER_NORM_EPSILON}"
-        )
     for name, head in heads.items():
         if head.pooling != "first":
             raise ValueError(f"head {name}: pooling {head.pooling!r}; accepted: 'first'")

@@ -47,6 +47,7 @@ POSITIONS: Mapping[str, Mapping[str, bool]] = {
     )
 }
 """fairseq's settings for each position method that it has."""
+LAYER_NORM_EPSILON = 1e-5
 ACCEPTED: Mapping[str, tuple[object, ...]] = {
     "causal": (False,),
     "position": tuple(POSITIONS),
@@ -55,8 +56,16 @@ ACCEPTED: Mapping[str, tuple[object, ...]] = {
     "layer_norm": ("post",),
     "activation": ("gelu",),
     "head": ("roberta", "clap"),
+    "layer_norm_epsilon": (LAYER_NORM_EPSILON,),
 }
-"""Values of our fields that fairseq has."""
+"""Values of our fields of which fairseq has only these."""
+FREE = (
+    *("vocab_size", "normalize_embeddings", "embedding_scale", "embedding_norm", "mask_embedding"),
+    *("initial_beta", "initial_weights", "dropout", "attention_dropout"),
+)
+"""Fields that may have any value, beside SIZES: the settings hold them, the shapes of the weights
+do, or (`initial_weights`) they mean nothing once weights are drawn. Of all other fields fairseq has
+the default of ModelConfig alone."""
 SIZES: Mapping[str, str] = {
     "hidden_size": "encoder_embed_dim",
     "num_layers": "encoder_layers",
@@ -64,7 +73,6 @@ SIZES: Mapping[str, str] = {
     "intermediate_size": "encoder_ffn_embed_dim",
     "max_positions": "max_positions",
 }
-LAYER_NORM_EPSILON = 1e-5
 NOT_MODELLED: Mapping[str, object] = {
     "activation_fn": "gelu",
     "adaptive_input": False,

@@ -1,20 +1,21 @@
 """Model folders to Hugging Face folders.
 
 A baseline becomes a plain `RobertaForMaskedLM`, or with a classification head a
-`RobertaForSequenceClassification`, a causal model with learned positions an `OPTForCausalLM`; these
-need no code of ours. What transformers does not have (ALiBi with offset, the CLAP head, the zero
-mask, other causal models) is exported with its code: the unchanged files of pretrain/model/, and
-modeling_zeroclap.py, which transformers loads with `trust_remote_code=True`.
+`RobertaForSequenceClassification`; an ALBERT an `AlbertForPreTraining`, without a pair head an
+`AlbertForMaskedLM`, with a classification head an `AlbertForSequenceClassification`; a causal model
+with learned positions an `OPTForCausalLM`. These need no code of ours. What transformers does not
+have (ALiBi with offset, the CLAP head, the zero mask, layers that share one part only, other causal
+models) is exported with its code: the unchanged files of pretrain/model/, and modeling_zeroclap.py,
+which transformers loads with `trust_remote_code=True`.
 
 transformers itself is not needed here: the files are JSON and safetensors.
 """
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +23,10 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
-from data_prep import tokenizer as tokenizers
 from data_prep.files import new_folder, strict_json
 from data_prep.tokenizer import Tokenizer
 from pretrain.convert import huggingface_layout as layout
+from pretrain.convert import huggingface_tokenizer
 from pretrain.convert.weights import separated
 from pretrain.inference.model_folder import HEADS, ModelContents
 from pretrain.model.config import ClassificationConfig, ModelConfig, check_pooling
@@ -42,15 +43,12 @@ _AUTO_MAP = {
     "AutoModelForTokenClassification": f"{_ADAPTER}.ZeroclapForTokenClassification",
     "AutoModelForQuestionAnswering": f"{_ADAPTER}.ZeroclapForQuestionAnswering",
 }
-_SPECIAL_TOKENS = {
-    "bos_token": "<s>",
-    "cls_token": "<s>",
-    "pad_token": "<pad>",
-    "eos_token": "</s>",
-    "sep_token": "</s>",
-    "unk_token": "<unk>",
-    "mask_token": "<mask>",
+_ACCEPTED: Mapping[str, tuple[object, ...]] = {
+    "latents": (0,),
+    "final_norm": (False,),
+    "head": ("roberta", "clap", "tied"),
 }
+"""Values of fields of which modeling_zeroclap.py computes only these."""
 _SPECIAL_IDS = {"bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2}
 
 
@@ -66,9 +64,11 @@ def write(folder: Path, contents: ModelContents, head: str | None = None) -> lis
         What was left out, one sentence each.
 
     Raises:
-        ValueError: the model has no such head or cannot have it (`check_pooling`), or the folder
-            is not empty.
+        ValueError: the model has latents, a final norm or an untied head, which exports do not
+            hold; it has no such classification head or cannot have it (`check_pooling`); or the
+            folder is not empty.
     """
+    _refuse_unsupported(folder, contents.config)
     heads = contents.classification_heads
     if head is not None and head not in heads:
         raise ValueError(
@@ -79,11 +79,12 @@ def write(folder: Path, contents: ModelContents, head: str | None = None) -> lis
     if classifier is not None:
         check_pooling(contents.config, classifier.pooling)
     plain = layout.plain_type(contents.config, classifier)
-    form = {"roberta": _roberta, "opt": _opt, None: _own}[plain]
+    form = {"roberta": _roberta, "albert": _albert, "opt": _opt, None: _own}[plain]
     settings, tensors = form(contents, head, classifier)
     if classifier is not None:
         settings |= _label_settings(classifier) | {"classifier_name": head}
-    settings |= {**_SPECIAL_IDS, "dtype": "float32", "provenance": dict(contents.provenance)}
+    settings |= contents.provenance.get("special_ids", _SPECIAL_IDS)
+    settings |= {"dtype": "float32", "provenance": dict(contents.provenance)}
     with new_folder(folder) as partial:
         # Not save_file, which lets nobody but the owner read what it writes.
         (partial / "model.safetensors").write_bytes(save(tensors, metadata={"format": "pt"}))
@@ -92,7 +93,7 @@ def write(folder: Path, contents: ModelContents, head: str | None = None) -> lis
         if generates:
             write_json(partial / "generation_config.json", _generation_settings(contents))
         if contents.vocabulary is not None:
-            _write_tokenizer(partial, contents.vocabulary, contents.config, generates)
+            huggingface_tokenizer.write(partial, contents.vocabulary, contents.config, generates)
         if plain is None:
             _write_code(partial)
         (partial / "README.md").write_text(
@@ -101,9 +102,18 @@ def write(folder: Path, contents: ModelContents, head: str | None = None) -> lis
     return _left_out(contents, head, plain is not None)
 
 
+def _refuse_unsupported(folder: Path, config: ModelConfig) -> None:
+    for name, accepted in _ACCEPTED.items():
+        if (value := getattr(config, name)) not in accepted:
+            raise ValueError(
+                f"{folder}: cannot be written for transformers: {name}: {value!r}; accepted: "
+                f"{', '.join(map(str, accepted))}"
+            )
+
+
 def _exported(weights: Iterable[str], head: str | None, plain: bool) -> list[str]:
     """Return the names of the weights to export: of the model, and of one classification head."""
-    left_out = (HEADS, "head.") if plain and head is not None else (HEADS,)
+    left_out = (HEADS, "head.", "pair_head.") if plain and head is not None else (HEADS,)
     return [
         name
         for name in weights
@@ -116,9 +126,13 @@ def _left_out(contents: ModelContents, head: str | None, plain: bool) -> list[st
     if others := sorted(set(contents.classification_heads) - {head}):
         notes.append(f"classification heads were left out: {', '.join(others)}")
     if plain and head is not None:
-        notes.append(
-            "the head over the vocabulary was left out: RobertaForSequenceClassification has none"
+        pairs = contents.config.pair_head
+        what = (
+            "heads over the vocabulary and of pairs were"
+            if pairs
+            else "head over the vocabulary was"
         )
+        notes.append(f"the {what} left out: a plain classifier has none")
     return notes
 
 
@@ -143,6 +157,28 @@ def _roberta(contents: ModelContents, name: str | None, head: ClassificationConf
     tensors = separated(contents.weights, names)
     row = contents.weights[layout.POSITIONS].new_zeros(1, config.hidden_size)
     return settings, {**tensors, layout.TOKEN_TYPES: row}
+
+
+def _albert(contents: ModelContents, name: str | None, head: ClassificationConfig | None) -> _Form:
+    config = contents.config
+    kind = "PreTraining" if config.pair_head else "MaskedLM"
+    settings = {
+        "model_type": "albert",
+        "architectures": [f"AlbertFor{kind if head is None else 'SequenceClassification'}"],
+        **{theirs: getattr(config, ours) for ours, theirs in layout.ALBERT_SETTINGS.items()},
+        "embedding_size": config.token_size,
+        "num_hidden_groups": layout.albert_groups(config),
+        "inner_group_num": 1,
+        "hidden_act": layout.ALBERT_ACTIVATIONS[config.activation],
+        "classifier_dropout_prob": config.dropout if head is None else head.dropout,
+        "tie_word_embeddings": True,
+    }
+    names = layout.albert_names(_exported(contents.weights, name, plain=True), config)
+    tensors = separated(contents.weights, names)
+    if config.token_size == config.hidden_size:
+        tensors[f"{layout.ALBERT_PROJECTION}.weight"] = torch.eye(config.hidden_size)
+        tensors[f"{layout.ALBERT_PROJECTION}.bias"] = torch.zeros(config.hidden_size)
+    return settings, tensors
 
 
 def _opt(contents: ModelContents, name: str | None, head: ClassificationConfig | None) -> _Form:
@@ -219,53 +255,6 @@ def _label_settings(head: ClassificationConfig) -> dict[str, Any]:
     }
 
 
-def _write_tokenizer(
-    folder: Path, vocabulary: Tokenizer, config: ModelConfig, generates: bool
-) -> None:
-    path = folder / tokenizers.FILE_NAME
-    vocabulary.save(path)
-    content = json.loads(path.read_text(encoding="utf-8"))
-    content["post_processor"] = {
-        "type": "RobertaProcessing",
-        "sep": ["</s>", vocabulary.eos_id],
-        "cls": ["<s>", vocabulary.bos_id],
-        "trim_offsets": True,
-        "add_prefix_space": False,
-    }
-    if generates:
-        content["post_processor"] = _prompt_template(vocabulary)
-    for token in content["added_tokens"]:
-        # The space before a mask belongs to the predicted token, as in fill_mask.
-        token["lstrip"] = token["id"] == vocabulary.mask_id
-    write_json(path, content)
-    settings: dict[str, Any] = {
-        # The class that takes tokenizer.json as it is.
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "model_input_names": ["input_ids", "attention_mask"],
-        # decode() must return texts unchanged.
-        "clean_up_tokenization_spaces": False,
-        **_SPECIAL_TOKENS,
-    }
-    if generates:
-        settings["padding_side"] = "left"
-    if config.longest_input:
-        settings["model_max_length"] = config.longest_input
-    write_json(folder / "tokenizer_config.json", settings)
-
-
-def _prompt_template(vocabulary: Tokenizer) -> dict[str, Any]:
-    """Return the post-processor of causal models: `<s>` and the text, which may go on."""
-    begin = {"SpecialToken": {"id": "<s>", "type_id": 0}}
-    first, second = ({"Sequence": {"id": name, "type_id": 0}} for name in "AB")
-    ids = {"id": "<s>", "ids": [vocabulary.bos_id], "tokens": ["<s>"]}
-    return {
-        "type": "TemplateProcessing",
-        "single": [begin, first],
-        "pair": [begin, first, second],
-        "special_tokens": {"<s>": ids},
-    }
-
-
 def _write_code(folder: Path) -> None:
     for path in sorted((_PACKAGE / "model").glob("*.py")):
         shutil.copyfile(path, folder / path.name)
@@ -279,6 +268,8 @@ def _model_card(name: str, contents: ModelContents, head: str | None) -> str:
     classifier = None if head is None else contents.classification_heads[head]
     plain = layout.plain_type(contents.config, classifier)
     task, kind, what = "fill-mask", "MaskedLM", "A masked language model"
+    if plain == "albert" and contents.config.pair_head:
+        kind = "PreTraining"
     if contents.config.causal:
         task, kind, what = "text-generation", "CausalLM", "A causal language model"
     if classifier is not None:
@@ -286,7 +277,7 @@ def _model_card(name: str, contents: ModelContents, head: str | None) -> str:
     trust = "" if plain else ", trust_remote_code=True"
     code = "not in transformers; the Python files beside this one are its code."
     if plain is not None:
-        name_there = {"roberta": "RoBERTa", "opt": "OPT"}[plain]
+        name_there = {"roberta": "RoBERTa", "albert": "ALBERT", "opt": "OPT"}[plain]
         code = f"transformers' own {name_there}; no other code is needed."
     fields = contents.config.to_dict() | ({} if classifier is None else classifier.to_dict())
     rows = "\n".join(f"| {field} | {strict_json(value)} |" for field, value in fields.items())

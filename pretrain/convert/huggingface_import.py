@@ -1,4 +1,4 @@
-"""Hugging Face folders to model folders: RoBERTa models, and our own exports.
+"""Hugging Face folders to model folders: RoBERTa and ALBERT models, and our own exports.
 
 Nothing in a folder is executed. transformers itself is not needed here.
 """
@@ -6,50 +6,59 @@ Nothing in a folder is executed. transformers itself is not needed here.
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor
 
-from data_prep import tokenizer as tokenizers
 from data_prep.tokenizer import Tokenizer
 from pretrain.convert import huggingface_layout as layout
-from pretrain.convert.weights import Names, empty_weights, joined, load_pickled
-from pretrain.inference.model_folder import HEADS, ModelContents
+from pretrain.convert import huggingface_tokenizer
+from pretrain.convert.huggingface_files import read_json, read_weights
+from pretrain.convert.weights import Names, empty_weights, joined
+from pretrain.inference.model_folder import ModelContents
 from pretrain.model.config import ClassificationConfig, ModelConfig
 
 Weights = Mapping[str, Tensor]
 
-_NOT_MODELLED: Mapping[str, object] = {
-    "hidden_act": "gelu",
-    "position_embedding_type": "absolute",
-    "is_decoder": False,
-    "add_cross_attention": False,
-    "quantization_config": None,
-    # Positions are counted from this id on.
-    "pad_token_id": 1,
+_NOT_MODELLED: Mapping[str, Mapping[str, object]] = {
+    kind: {
+        "position_embedding_type": "absolute",
+        "is_decoder": False,
+        "add_cross_attention": False,
+        "quantization_config": None,
+        **own,
+    }
+    # RoBERTa counts positions from the id of `<pad>` on.
+    for kind, own in (
+        ("roberta", {"hidden_act": "gelu", "pad_token_id": 1}),
+        ("albert", {"inner_group_num": 1}),
+    )
 }
-"""Settings of RobertaConfig that change what a model computes: the default, and the only value that
-our model can have."""
+"""Settings of RobertaConfig and AlbertConfig that change what a model computes: the default, and
+the only value that our model can have."""
 _UNUSED = re.compile(
-    r"roberta\.embeddings\.(position_ids|token_type_ids)|roberta\.pooler\.dense\.(weight|bias)"
+    r"(roberta|albert)\.embeddings\.(position_ids|token_type_ids)"
+    r"|roberta\.pooler\.dense\.(weight|bias)"
 )
 """Counters, and the pooler, which neither a masked language model nor a classifier has."""
+_PREFIXES = {"roberta": "roberta.", "albert": "albert.", "zeroclap": "encoder."}
+"""What the names of an encoder's weights begin with, by its model_type."""
+_ALBERT_IDS = {"bos_token_id": 2, "pad_token_id": 0, "eos_token_id": 3}
+"""The defaults of AlbertConfig."""
 
 
 def read(folder: Path) -> ModelContents:
-    """Read a RoBERTa model, or one of our own exports, as the contents of a model folder.
+    """Read a RoBERTa or ALBERT model, or one of our own exports, as a model folder's contents.
 
-    Of a token-type table only row 0 is used, the only one that RoBERTa's tokenizer asks for; it is
-    added to every row of the position table. Where there is a classifier but no head over the
-    vocabulary, a head is made that finds all tokens equally likely. `provenance["notes"]` reports
-    both, and a vocabulary that was left out.
+    Of RoBERTa's token-type table only row 0 is used, the only one that its tokenizer asks for; it
+    is added to every row of the position table. Where there is no head over the vocabulary, one is
+    made that finds all tokens equally likely. ALBERT's vocabulary gets our special ids, and the
+    rows of its tokens their order. `provenance["notes"]` reports what was added or left out, and
+    `provenance["special_ids"]` the special ids of an ALBERT without a vocabulary.
 
     Args:
         folder: holds config.json, and model.safetensors (whole, or in parts under
@@ -60,88 +69,52 @@ def read(folder: Path) -> ModelContents:
             weights are missing, left over or misshapen.
     """
     config_file = folder / "config.json"
-    settings = _read_json(config_file)
+    settings = read_json(config_file)
     kind = settings.get("model_type")
-    if kind not in ("roberta", "zeroclap"):
-        raise ValueError(f"{config_file}: model_type {kind!r}; accepted: 'roberta', 'zeroclap'")
-    file, theirs = _read_weights(folder)
+    if kind not in [*_PREFIXES]:
+        accepted = ", ".join(map(repr, _PREFIXES))
+        raise ValueError(f"{config_file}: model_type {kind!r}; accepted: {accepted}")
+    file, theirs = read_weights(folder)
+    if not any(name.startswith(_PREFIXES[kind]) for name in theirs):  # an encoder alone
+        theirs = {_PREFIXES[kind] + name: weight for name, weight in theirs.items()}
     notes: list[str] = []
     try:
-        config = _roberta_config(settings) if kind == "roberta" else _own_config(settings)
-        dense = f"{layout.CLASSIFIER}.dense.weight"
-        heads = _classification_heads(settings) if dense in theirs else {}
+        config = _architecture(settings, theirs)
+        heads = _classification_heads(settings, theirs)
     except ValueError as error:
         raise ValueError(f"{config_file}: {error}") from None
     empty = empty_weights(config, heads)
     try:
         if kind == "roberta":
             weights = _roberta_weights(theirs, empty, notes)
+        elif kind == "albert":
+            weights = _albert_weights(theirs, empty, config, notes)
         else:
             weights = _own_weights(theirs, empty, settings, notes)
     except ValueError as error:
         raise ValueError(f"{file}: {error}") from None
-    vocabulary = _read_vocabulary(folder, config, notes)
-    provenance = {
+    vocabulary, order = huggingface_tokenizer.read(folder, kind, config, notes)
+    weights |= {name: weights[name][order] for name in layout.BY_TOKEN if order}
+    provenance: dict[str, Any] = {
         "source": folder.resolve().name,
         "format": "Hugging Face",
         "model_type": kind,
         "provenance": settings.get("provenance"),
         "notes": notes,
     }
+    if vocabulary is None and kind == "albert" and (other := _other_special_ids(settings)):
+        provenance |= other
+        notes.append(
+            "the ids are those of ALBERT's vocabulary, which is not here: `Pretrained` and the "
+            "commands that read texts need the vocabulary; convert again with its tokenizer.json "
+            "in the folder"
+        )
     return ModelContents(config, weights, vocabulary, provenance, heads)
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        raise ValueError(f"{path}: no such file; a Hugging Face folder has one")
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path}: is not valid JSON: {error}") from None
-    if not isinstance(values, dict):
-        raise ValueError(f"{path}: is not a mapping but {type(values).__name__}")
-    return values
-
-
-def _read_weights(folder: Path) -> tuple[Path, dict[str, Tensor]]:
-    """Return the file to name in errors, and every weight in it."""
-    readers = {
-        "model.safetensors": _read_safetensors,
-        "model.safetensors.index.json": _read_parts,
-        "pytorch_model.bin": _read_pickled,
-    }
-    for name, reader in readers.items():
-        if (folder / name).is_file():
-            return folder / name, reader(folder / name)
-    raise ValueError(f"{folder}: has none of {', '.join(readers)}")
-
-
-def _read_safetensors(path: Path) -> dict[str, Tensor]:
-    try:
-        return load_file(str(path))
-    except (SafetensorError, OSError) as error:
-        raise ValueError(f"{path}: is cut short or damaged: {error}") from None
-
-
-def _read_parts(index: Path) -> dict[str, Tensor]:
-    files = _read_json(index).get("weight_map")
-    if not isinstance(files, dict) or not all(isinstance(x, str) for x in files.values()):
-        raise ValueError(f"{index}: weight_map is not a mapping of weights to files")
-    result: dict[str, Tensor] = {}
-    for name in sorted(set(files.values())):
-        if Path(name).name != name:
-            raise ValueError(f"{index}: {name!r} is not a file of this folder")
-        result |= _read_safetensors(index.parent / name)
-    if different := sorted(result.keys() ^ files.keys()):
-        raise ValueError(f"{index}: its files do not hold what it lists, such as {different[0]}")
-    return result
-
-
-def _read_pickled(path: Path) -> dict[str, Tensor]:
-    content = load_pickled(path)
-    if not isinstance(content, dict) or not all(torch.is_tensor(x) for x in content.values()):
-        raise ValueError(f"{path}: is not a mapping of names to weights")
-    return content
+def _other_special_ids(settings: Mapping[str, Any]) -> dict[str, Any]:
+    ids = {name: settings.get(name, default) for name, default in _ALBERT_IDS.items()}
+    return {} if ids["pad_token_id"] == Tokenizer.pad_id else {"special_ids": ids}
 
 
 def _setting(settings: Mapping[str, Any], name: str) -> Any:  # noqa: ANN401 - as the file has it
@@ -151,16 +124,48 @@ def _setting(settings: Mapping[str, Any], name: str) -> Any:  # noqa: ANN401 - a
     return settings[name]
 
 
-def _roberta_config(settings: Mapping[str, Any]) -> ModelConfig:
-    for name, accepted in _NOT_MODELLED.items():
+def _architecture(settings: Mapping[str, Any], theirs: Weights) -> ModelConfig:
+    read = {"roberta": _roberta_config, "albert": _albert_config, "zeroclap": _own_config}
+    config = read[settings["model_type"]](settings)
+    # transformers saves a classifier without it, and AlbertConfig does not mention it.
+    has_pairs = not theirs.keys().isdisjoint({"pair_head.dense.weight", layout.ALBERT_PAIRS})
+    return dataclasses.replace(config, pair_head=has_pairs)
+
+
+def _refuse_not_modelled(settings: Mapping[str, Any]) -> None:
+    for name, accepted in _NOT_MODELLED[settings["model_type"]].items():
         value = settings.get(name, accepted)
         if value != accepted:
             raise ValueError(f"{name} is {value!r}; accepted: {accepted!r}")
+
+
+def _roberta_config(settings: Mapping[str, Any]) -> ModelConfig:
+    _refuse_not_modelled(settings)
     positions = _setting(settings, "max_position_embeddings")
     if not isinstance(positions, int) or positions <= layout.UNUSED_POSITIONS:
         raise ValueError(f"max_position_embeddings is {positions!r}; accepted: 3 or more")
     fields = {ours: _setting(settings, theirs) for ours, theirs in layout.ROBERTA_SETTINGS.items()}
     return ModelConfig(**fields, max_positions=positions - layout.UNUSED_POSITIONS)
+
+
+def _albert_config(settings: Mapping[str, Any]) -> ModelConfig:
+    _refuse_not_modelled(settings)
+    activations = {theirs: ours for ours, theirs in layout.ALBERT_ACTIVATIONS.items()}
+    if (activation := _setting(settings, "hidden_act")) not in [*activations]:
+        accepted = ", ".join(map(repr, activations))
+        raise ValueError(f"hidden_act is {activation!r}; accepted: {accepted}")
+    fields = {ours: _setting(settings, theirs) for ours, theirs in layout.ALBERT_SETTINGS.items()}
+    size, groups = _setting(settings, "embedding_size"), _setting(settings, "num_hidden_groups")
+    shared = groups == 1 or groups != fields["num_layers"]
+    return ModelConfig(
+        **fields,
+        embedding_size=0 if size == fields["hidden_size"] else size,
+        sharing="all" if shared else "none",
+        layer_groups=groups if shared else 1,
+        position_offset=0,
+        activation=activations[activation],
+        initial_weights="truncated-normal",
+    )
 
 
 def _own_config(settings: Mapping[str, Any]) -> ModelConfig:
@@ -188,8 +193,13 @@ def _own_config(settings: Mapping[str, Any]) -> ModelConfig:
     return ModelConfig.from_dict(values)
 
 
-def _classification_heads(settings: Mapping[str, Any]) -> dict[str, ClassificationConfig]:
-    """Describe the one classification head of a folder, under its name."""
+def _classification_heads(
+    settings: Mapping[str, Any], theirs: Weights
+) -> dict[str, ClassificationConfig]:
+    """Describe the one classification head of a folder, under its name; empty without one."""
+    module = "" if settings["model_type"] == "albert" else "dense."
+    if f"{layout.CLASSIFIER}.{module}weight" not in theirs:
+        return {}
     listed = settings.get("id2label")
     # transformers writes no labels where there are two classes.
     labels = layout.unnamed(2) if listed is None else _labels(listed)
@@ -199,7 +209,7 @@ def _classification_heads(settings: Mapping[str, Any]) -> dict[str, Classificati
             f"problem_type is {problem!r} with {len(labels)} labels; accepted: "
             f"{layout.problem_types(len(labels))[0]!r}"
         )
-    dropout = settings.get("classifier_dropout")
+    dropout = settings.get("classifier_dropout", settings.get("classifier_dropout_prob"))
     head = ClassificationConfig(
         len(labels),
         () if labels == layout.unnamed(len(labels)) else labels,
@@ -231,8 +241,8 @@ def _own_weights(
 
 
 def _roberta_weights(theirs: Weights, empty: Weights, notes: list[str]) -> dict[str, Tensor]:
-    left = {_modern(name): w for name, w in theirs.items() if not _UNUSED.fullmatch(name)}
-    _drop_tied(left)
+    left = _modern(theirs)
+    _drop_tied(left, "lm_head", "roberta.embeddings.word_embeddings.weight")
     types = left.pop(layout.TOKEN_TYPES, None)
     result = _with_head(left, layout.roberta_names(empty), empty, notes)
     size = empty[layout.POSITIONS].shape[1]
@@ -245,25 +255,56 @@ def _roberta_weights(theirs: Weights, empty: Weights, notes: list[str]) -> dict[
     return result
 
 
-def _modern(name: str) -> str:
-    """Return today's name of a weight: layer norms once had `gamma` and `beta`."""
-    return re.sub(r"(?<=\.)gamma$", "weight", re.sub(r"(?<=\.)beta$", "bias", name))
+def _albert_weights(
+    theirs: Weights, empty: Weights, config: ModelConfig, notes: list[str]
+) -> dict[str, Tensor]:
+    left = _modern(theirs)
+    _drop_tied(left, "predictions", "albert.embeddings.word_embeddings.weight")
+    names = layout.albert_names(empty, config)
+    pooler = {f"{layout.ALBERT_POOLER}.{kind}" for kind in ("weight", "bias")}
+    if pooler & left.keys() and not any(pooler & {*used} for used in names.values()):
+        notes.append(f"{layout.ALBERT_POOLER} was left out: there is no head that reads it")
+        left = {name: weight for name, weight in left.items() if name not in pooler}
+    if config.token_size == config.hidden_size:
+        _drop_identity(left, config.hidden_size)
+    return _with_head(left, names, empty, notes)
 
 
-def _drop_tied(weights: dict[str, Tensor]) -> None:
-    """Remove second copies of the tied weights.
+def _drop_identity(weights: dict[str, Tensor], size: int) -> None:
+    """Remove the projection of token vectors that have the hidden size already.
+
+    Raises:
+        ValueError: it changes them.
+    """
+    neutral = {"weight": torch.eye(size), "bias": torch.zeros(size)}
+    for kind, expected in neutral.items():
+        name = f"{layout.ALBERT_PROJECTION}.{kind}"
+        if name in weights and not torch.equal(weights.pop(name).float(), expected):
+            raise ValueError(
+                f"{name} changes the token vectors; accepted: the identity where embedding_size "
+                f"equals hidden_size, {size}"
+            )
+
+
+def _modern(weights: Weights) -> dict[str, Tensor]:
+    """Return the weights that a model reads by today's names: norms once had `gamma`, `beta`."""
+    return {
+        re.sub(r"(?<=\.)gamma$", "weight", re.sub(r"(?<=\.)beta$", "bias", name)): weight
+        for name, weight in weights.items()
+        if not _UNUSED.fullmatch(name)
+    }
+
+
+def _drop_tied(weights: dict[str, Tensor], head: str, tokens: str) -> None:
+    """Remove second copies of the tied weights: of the table of tokens, and of the head's bias.
 
     Raises:
         ValueError: a copy differs, so that the model has an output embedding of its own.
     """
-    bias = "lm_head.decoder.bias"
-    if bias in weights and "lm_head.bias" not in weights:
-        weights["lm_head.bias"] = weights.pop(bias)
-    tied = {
-        "lm_head.decoder.weight": "roberta.embeddings.word_embeddings.weight",
-        bias: "lm_head.bias",
-    }
-    for copy, source in tied.items():
+    bias, copy_of_bias = f"{head}.bias", f"{head}.decoder.bias"
+    if copy_of_bias in weights and bias not in weights:
+        weights[bias] = weights.pop(copy_of_bias)
+    for copy, source in {f"{head}.decoder.weight": tokens, copy_of_bias: bias}.items():
         if copy not in weights or source not in weights:
             continue
         if not torch.equal(weights.pop(copy), weights[source]):
@@ -275,7 +316,7 @@ def _drop_tied(weights: dict[str, Tensor]) -> None:
 def _with_head(
     weights: Weights, names: Names, empty: Weights, notes: list[str]
 ) -> dict[str, Tensor]:
-    """Rename the weights to ours; add a head over the vocabulary to a classifier without one.
+    """Rename the weights to ours; add a head over the vocabulary where there is none.
 
     Raises:
         ValueError: weights are missing, left over or misshapen.
@@ -284,12 +325,6 @@ def _with_head(
     found = any(theirs in weights for name in over_vocabulary for theirs in names[name])
     if found or not over_vocabulary:
         return joined(weights, names, empty)
-    if not any(name.startswith(HEADS) for name in names):
-        raise ValueError(
-            "holds neither a head over the vocabulary (it would have "
-            f"{names[over_vocabulary[0]][0]}) nor a classifier; accepted: a model for masked "
-            "language modelling or sequence classification"
-        )
     notes.append("there was no head over the vocabulary: all tokens are equally likely")
     wanted = {name: theirs for name, theirs in names.items() if name not in over_vocabulary}
     # All logits are zero.
@@ -297,22 +332,3 @@ def _with_head(
     if "head.norm.weight" in made:
         made["head.norm.weight"].fill_(1.0)
     return joined(weights, wanted, empty) | made
-
-
-def _read_vocabulary(folder: Path, config: ModelConfig, notes: list[str]) -> Tokenizer | None:
-    file = folder / tokenizers.FILE_NAME
-    pair = [folder / name for name in ("vocab.json", "merges.txt")]
-    if file.is_file():
-        _read_json(file)  # a damaged one is refused, one with other special ids is left out
-    elif not all(path.is_file() for path in pair):
-        return None
-    try:
-        vocabulary = tokenizers.load(folder)
-    except ValueError as error:
-        notes.append(f"the vocabulary was left out: {error}")
-        return None
-    ids, rows = vocabulary.vocab_size, config.vocab_size
-    if ids <= rows if config.mask_embedding == "row" else vocabulary.mask_id >= rows:
-        return vocabulary
-    notes.append(f"the vocabulary was left out: it has {ids} ids, the model {rows} rows")
-    return None

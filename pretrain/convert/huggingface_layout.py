@@ -31,6 +31,19 @@ ROBERTA_SETTINGS: Mapping[str, str] = {
 }
 """RobertaConfig's name of each field of ours that it has. `max_positions` differs in its count."""
 
+ALBERT_SETTINGS: Mapping[str, str] = {
+    **ROBERTA_SETTINGS,
+    "max_positions": "max_position_embeddings",
+    "segments": "type_vocab_size",
+}
+"""AlbertConfig's name of each field of ours that it has. How layers are shared, the size of token
+vectors and the activation are expressed in other ways."""
+ALBERT_ACTIVATIONS: Mapping[str, str] = {"gelu": "gelu", "gelu-tanh": "gelu_new"}
+ALBERT_POOLER = "albert.pooler"
+ALBERT_PAIRS = "sop_classifier.classifier.weight"
+ALBERT_PROJECTION = "albert.encoder.embedding_hidden_mapping_in"
+"""Token vectors to the hidden size; there also where the sizes are equal."""
+
 OPT_SETTINGS: Mapping[str, str] = {
     "vocab_size": "vocab_size",
     "hidden_size": "hidden_size",
@@ -69,6 +82,28 @@ _ROBERTA: Mapping[str, tuple[str, ...]] = {
     "head": ("lm_head",),
 }
 
+_ALBERT_LAYER = "albert.encoder.albert_layer_groups.{}.albert_layers.0."
+_ALBERT: Mapping[str, tuple[str, ...]] = {
+    "encoder.embeddings.tokens": ("albert.embeddings.word_embeddings",),
+    "encoder.embeddings.positions.table": ("albert.embeddings.position_embeddings",),
+    "encoder.embeddings.segments": ("albert.embeddings.token_type_embeddings",),
+    "encoder.embeddings.norm": ("albert.embeddings.LayerNorm",),
+    "encoder.embeddings.projection": (ALBERT_PROJECTION,),
+    "encoder.layers.{}.attention.query_key_value": tuple(
+        f"{_ALBERT_LAYER}attention.{part}" for part in ("query", "key", "value")
+    ),
+    "encoder.layers.{}.attention.output": (_ALBERT_LAYER + "attention.dense",),
+    "encoder.layers.{}.attention_norm": (_ALBERT_LAYER + "attention.LayerNorm",),
+    "encoder.layers.{}.expand": (_ALBERT_LAYER + "ffn",),
+    "encoder.layers.{}.contract": (_ALBERT_LAYER + "ffn_output",),
+    "encoder.layers.{}.output_norm": (_ALBERT_LAYER + "full_layer_layer_norm",),
+    "head.dense": ("predictions.dense",),
+    "head.norm": ("predictions.LayerNorm",),
+    "head": ("predictions",),
+    "pair_head.dense": (ALBERT_POOLER,),
+    "pair_head.projection": ("sop_classifier.classifier",),
+}
+
 
 _OPT_LAYER = "model.decoder.layers.{}."
 _OPT: Mapping[str, tuple[str, ...]] = {
@@ -92,7 +127,9 @@ def plain_type(config: ModelConfig, head: ClassificationConfig | None = None) ->
     """Return the model of transformers that computes exactly this one, with this head; or None.
 
     roberta  Every field that RobertaConfig lacks has the default of ModelConfig, save for settings
-             of ALiBi and of the CLAP head, which such a model has not.
+             of ALiBi and of the CLAP head, which such a model has not, and of initial weights.
+    albert   The same for AlbertConfig. Layers share all weights or none, positions are counted from
+             row 0, and there are segments.
     opt      A causal model with learned positions. OPT has no factor on the token embeddings, so
              its table is multiplied by it, and its output has a table of its own.
 
@@ -100,10 +137,19 @@ def plain_type(config: ModelConfig, head: ClassificationConfig | None = None) ->
     which the models of the ALiBi paper do not; GPT-NeoX also pairs numbers by halves of a head,
     not neighbours, and BLOOM normalises the token embeddings.
     """
-    free = ("max_positions", "alibi", "alibi_slopes", "initial_beta")
+    free = ["max_positions", "alibi", "alibi_slopes", "initial_beta", "initial_weights"]
+    if head is not None:
+        free.append("pair_head")  # it is left out, like the head over the vocabulary
     given = {name: getattr(config, name) for name in (*ROBERTA_SETTINGS, *free)}
-    if config == ModelConfig(**given) and (head is None or head.pooling == "first"):
+    reads_first = head is None or head.pooling == "first"
+    if config == ModelConfig(**given) and reads_first:
         return "roberta"
+    others = ("embedding_size", "sharing", "layer_groups", "activation", "pair_head")
+    given = {name: getattr(config, name) for name in (*ALBERT_SETTINGS, *others, *free)}
+    is_albert = config.sharing in ("all", "none") and config.activation in ALBERT_ACTIVATIONS
+    is_albert = is_albert and config.segments > 0 and reads_first
+    if is_albert and config == ModelConfig(**given, position_offset=0):
+        return "albert"
     given = {name: getattr(config, name) for name in (*OPT_SETTINGS, *free, "embedding_scale")}
     is_opt = head is None and config == ModelConfig(**given, **_OPT_FIELDS)  # type: ignore[arg-type]
     return "opt" if is_opt else None
@@ -114,6 +160,21 @@ def roberta_names(weights: Iterable[str]) -> Names:
     weights = list(weights)
     heads = {head_of(name) for name in weights if name.startswith(HEADS)}
     return renamed(weights, {**_ROBERTA, **head_modules(heads, CLASSIFIER)})
+
+
+def albert_groups(config: ModelConfig) -> int:
+    """Return the number of ALBERT's groups of layers, which share all weights."""
+    return config.layer_groups if config.sharing == "all" else config.num_layers
+
+
+def albert_names(weights: Iterable[str], config: ModelConfig) -> Names:
+    """Return the names in transformers' ALBERT of our weights, with at most one head."""
+    weights = list(weights)
+    modules = dict(_ALBERT)
+    for head in {head_of(name) for name in weights if name.startswith(HEADS)}:
+        modules[f"{HEADS}{head}.dense"] = (ALBERT_POOLER,)
+        modules[f"{HEADS}{head}.projection"] = (CLASSIFIER,)
+    return renamed(weights, modules, config.num_layers // albert_groups(config))
 
 
 def opt_names(weights: Iterable[str]) -> Names:

@@ -39,7 +39,7 @@ from pretrain.model.embeddings import Embeddings, TokenEmbedding
 from pretrain.model.flex import FlexBias  # noqa: F401
 from pretrain.model.heads import ClapHead, ClassificationHead, RobertaHead, TiedHead, build_head
 from pretrain.model.init import STANDARD_DEVIATION
-from pretrain.model.layers import EncoderLayer
+from pretrain.model.layers import EncoderLayer, build_layers
 from pretrain.model.masks import same_document  # noqa: F401
 from pretrain.model.positions import position_module, token_positions
 from pretrain.model.scores import ScoreFunction  # noqa: F401
@@ -106,9 +106,15 @@ class ZeroclapConfig(PretrainedConfig):
                 f"mask_token_ids: {ids} is not accepted; with mask_embedding "
                 f"{self.mask_embedding!r} it must be {accepted}"
             )
-        return ModelConfig.from_dict(
+        config = ModelConfig.from_dict(
             {field.name: getattr(self, field.name) for field in dataclasses.fields(ModelConfig)}
         )
+        if config.latents or config.final_norm or config.head == "untied":
+            raise ValueError(
+                f"latents: {config.latents}, final_norm: {config.final_norm}, head: "
+                f"{config.head!r}; accepted: 0, False, and roberta, clap or tied"
+            )
+        return config
 
 
 class ZeroclapLayer(GradientCheckpointingLayer, EncoderLayer):
@@ -176,7 +182,7 @@ class ZeroclapPreTrainedModel(PreTrainedModel):
 class ZeroclapModel(ZeroclapPreTrainedModel):
     """Token ids to features. Its parts are those of `stacks.Encoder`, under the same names."""
 
-    _keys_to_ignore_on_load_unexpected = [r"^head\.", r"^classifier\.", r"^qa_outputs\."]
+    _keys_to_ignore_on_load_unexpected = [r"^(pair_)?head\.", r"^classifier\.", r"^qa_outputs\."]
 
     def __init__(self, config: ZeroclapConfig) -> None:
         """Make the encoder."""
@@ -185,7 +191,7 @@ class ZeroclapModel(ZeroclapPreTrainedModel):
         self.embeddings = Embeddings(ours)
         self.rotation = position_module(ours.method.rotation, ours)
         self.score_bias = position_module(ours.method.score_bias, ours)
-        self.layers = nn.ModuleList(ZeroclapLayer(ours) for _ in range(ours.num_layers))
+        self.layers = nn.ModuleList(build_layers(ours, ZeroclapLayer))
         self.post_init()
 
     def forward(
@@ -206,8 +212,9 @@ class ZeroclapModel(ZeroclapPreTrainedModel):
             input_ids: [B, T].
             attention_mask: [B, T], nonzero for real tokens; None where all are. With P tokens in
                 the cache, [B, P + T].
-            token_type_ids: [B, T], all zero, since the model knows one type of token; or None.
-            inputs_embeds: [B, T, D] in place of `input_ids`, rows of the token table.
+            token_type_ids: [B, T], the segment of each token, from 0; None where all are 0. A model
+                without segments accepts zeros alone.
+            inputs_embeds: [B, T, E] in place of `input_ids`, rows of the token table.
             output_attentions: whether to return the attention weights, N x [B, H, T, T].
             output_hidden_states: whether to return the N + 1 hidden states, [B, T, D].
             return_dict: False for a plain tuple.
@@ -219,9 +226,9 @@ class ZeroclapModel(ZeroclapPreTrainedModel):
 
         Raises:
             ValueError: both or neither of `input_ids` and `inputs_embeds` are given, the mask has
-                another shape than the ids, or a token type is not zero.
+                another shape than the ids, or token types are given to a model without segments.
         """
-        _refuse_token_types(token_type_ids)
+        segment_ids = _segment_ids(token_type_ids, self.config.segments)
         vectors, is_mask = self._vectors(input_ids, inputs_embeds)
         # Layers that are computed again in the backward pass would extend a cache again.
         use_cache = use_cache and not (self.training and self.is_gradient_checkpointing)
@@ -237,7 +244,7 @@ class ZeroclapModel(ZeroclapPreTrainedModel):
         if output_hidden_states is None:
             output_hidden_states = self.config.output_hidden_states
         eager = output_attentions or self.config._attn_implementation == "eager"
-        x = self.embeddings.from_vectors(vectors, is_mask, positions, mask)
+        x = self.embeddings.from_vectors(vectors, is_mask, positions, mask, segment_ids)
         context = self._context(x, positions, mask, [] if eager else None)
         states = [x]
         for index, layer in enumerate(self.layers):
@@ -258,7 +265,7 @@ class ZeroclapModel(ZeroclapPreTrainedModel):
     def _vectors(
         self, input_ids: Tensor | None, inputs_embeds: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
-        """Return rows of the token table, [B, T, D], and which of them are the mask, [B, T]."""
+        """Return rows of the token table, [B, T, E], and which of them are the mask, [B, T]."""
         has_zero = bool(self.config.mask_token_ids)
         if input_ids is None and inputs_embeds is not None:
             return inputs_embeds, ~inputs_embeds.any(-1) if has_zero else None
@@ -286,13 +293,15 @@ class ZeroclapModel(ZeroclapPreTrainedModel):
         return AttentionContext(bias, rotation, weights)
 
 
-def _refuse_token_types(token_type_ids: Tensor | None) -> None:
-    if token_type_ids is None or torch.compiler.is_compiling():
-        return
-    if token_type_ids.any():
+def _segment_ids(token_type_ids: Tensor | None, segments: int) -> Tensor | None:
+    """Return the ids; None for a model without segments, which accepts zeros alone."""
+    if segments or token_type_ids is None:
+        return token_type_ids
+    if not torch.compiler.is_compiling() and token_type_ids.any():
         raise ValueError(
             "token_type_ids: the model knows one type of token; accepted: zeros, or None"
         )
+    return None
 
 
 def _checked_mask(attention_mask: Tensor | None, vectors: Tensor, past: int) -> Tensor | None:
@@ -313,6 +322,21 @@ def _first(mask: Tensor) -> Tensor:
     return mask.int().argmax(dim=1, keepdim=True)
 
 
+def _first_features(features: Tensor, attention_mask: Tensor | None) -> Tensor:
+    """Return the features of each row's first real token, [B, 1, D]."""
+    if attention_mask is None:
+        return features[:, :1]
+    return features.take_along_dim(_first(attention_mask.bool())[..., None], dim=1)
+
+
+@dataclasses.dataclass
+class ZeroclapMaskedLMOutput(MaskedLMOutput):
+    """Adds what the pair head says."""
+
+    pair_logits: Tensor | None = None
+    """[B, 2]: the second segment follows the first, or it does not; None without a pair head."""
+
+
 class ZeroclapForMaskedLM(ZeroclapPreTrainedModel):
     """Token ids to logits over the vocabulary."""
 
@@ -325,6 +349,8 @@ class ZeroclapForMaskedLM(ZeroclapPreTrainedModel):
         super().__init__(config)
         self.encoder = ZeroclapModel(config)
         self.head = build_head(config.architecture())
+        if config.pair_head:
+            self.pair_head = ClassificationHead(config.hidden_size, ClassificationConfig(2))
         self.post_init()
 
     def resize_token_embeddings(
@@ -363,7 +389,8 @@ class ZeroclapForMaskedLM(ZeroclapPreTrainedModel):
         """Compute the logits of every token, [B, T, V], and their loss.
 
         `labels` are [B, T] ids to predict, -100 where there is none. The loss is the mean over
-        them; with `num_items_in_batch`, their sum divided by this number.
+        them; with `num_items_in_batch`, their sum divided by this number. A model with a pair head
+        also gives `pair_logits`, which the loss leaves out.
         """
         outputs = self.encoder(
             input_ids,
@@ -374,14 +401,19 @@ class ZeroclapForMaskedLM(ZeroclapPreTrainedModel):
             output_hidden_states,
             return_dict=True,
         )
-        logits = self._logits(outputs.last_hidden_state)
+        features = outputs.last_hidden_state
+        logits = self._logits(features)
         loss = None
         if labels is not None:
             loss = self.loss_function(
                 logits, labels, self.config.vocab_size, num_items_in_batch=num_items_in_batch
             )
+        pairs = None
+        if self.config.pair_head:
+            pairs = self.pair_head(_first_features(features, attention_mask), None)
         return self._answer(
-            MaskedLMOutput(loss, logits, outputs.hidden_states, outputs.attentions), return_dict
+            ZeroclapMaskedLMOutput(loss, logits, outputs.hidden_states, outputs.attentions, pairs),
+            return_dict,
         )
 
     def _logits(self, features: Tensor) -> Tensor:
@@ -450,7 +482,7 @@ class ZeroclapForCausalLM(ZeroclapForMaskedLM, GenerationMixin):
 class ZeroclapForSequenceClassification(ZeroclapPreTrainedModel):
     """Token ids to the logits of classes."""
 
-    _keys_to_ignore_on_load_unexpected = [r"^head\."]
+    _keys_to_ignore_on_load_unexpected = [r"^(pair_)?head\."]
 
     def __init__(self, config: ZeroclapConfig) -> None:
         """Make the encoder and a head of `config.num_labels` classes.
@@ -497,8 +529,8 @@ class ZeroclapForSequenceClassification(ZeroclapPreTrainedModel):
         )
         features = outputs.last_hidden_state
         mask = None if attention_mask is None else attention_mask.bool()
-        if mask is not None and self.config.classifier_pooling == "first":
-            features = features.take_along_dim(_first(mask)[..., None], dim=1)
+        if self.config.classifier_pooling == "first":
+            features = _first_features(features, mask)
         logits = self.classifier(features, mask)
         loss = None if labels is None else self.loss_function(labels, logits, self.config)
         return self._answer(
@@ -510,7 +542,7 @@ class ZeroclapForSequenceClassification(ZeroclapPreTrainedModel):
 class ZeroclapForTokenClassification(ZeroclapPreTrainedModel):
     """Token ids to the logits of classes of every token."""
 
-    _keys_to_ignore_on_load_unexpected = [r"^head\."]
+    _keys_to_ignore_on_load_unexpected = [r"^(pair_)?head\."]
 
     def __init__(self, config: ZeroclapConfig) -> None:
         """Make the encoder and a projection to `config.num_labels` classes."""
@@ -556,7 +588,7 @@ class ZeroclapForTokenClassification(ZeroclapPreTrainedModel):
 class ZeroclapForQuestionAnswering(ZeroclapPreTrainedModel):
     """Token ids to the logits of the first and the last token of an answer."""
 
-    _keys_to_ignore_on_load_unexpected = [r"^head\.", r"^classifier\."]
+    _keys_to_ignore_on_load_unexpected = [r"^(pair_)?head\.", r"^classifier\."]
 
     def __init__(self, config: ZeroclapConfig) -> None:
         """Make the encoder and a projection to two numbers."""

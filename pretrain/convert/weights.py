@@ -21,13 +21,16 @@ Names = Mapping[str, tuple[str, ...]]
 _LAYER = re.compile(r"^encoder\.layers\.(\d+)")
 
 
-def renamed(weights: Iterable[str], modules: Mapping[str, tuple[str, ...]]) -> Names:
+def renamed(
+    weights: Iterable[str], modules: Mapping[str, tuple[str, ...]], group_size: int = 1
+) -> Names:
     """Return the other form's names of our weights.
 
     Args:
         weights: names of our weights.
         modules: the other form's name, or names, of each of our modules; `{}` stands for the
             number of a layer.
+        group_size: layers that share all weights, and have one number in the other form.
 
     Raises:
         ValueError: a weight belongs to a module that is not listed.
@@ -39,13 +42,13 @@ def renamed(weights: Iterable[str], modules: Mapping[str, tuple[str, ...]]) -> N
         theirs = modules.get(_LAYER.sub("encoder.layers.{}", module))
         if theirs is None:
             raise ValueError(f"there is no weight there that corresponds to {name}")
-        number = layer[1] if layer else ""
+        number = str(int(layer[1]) // group_size) if layer else ""
         result[name] = tuple(f"{their.replace('{}', number)}.{kind}" for their in theirs)
     return result
 
 
 def head_modules(heads: Iterable[str], prefix: str = HEADS + "{}") -> dict[str, tuple[str, ...]]:
-    """Return the names of classification heads' modules in fairseq and transformers."""
+    """Return the names of classification heads' modules in fairseq and RoBERTa of transformers."""
     kinds = {"dense": "dense", "projection": "out_proj"}
     return {
         f"{HEADS}{head}.{ours}": (f"{prefix.replace('{}', head)}.{theirs}",)

@@ -17,6 +17,8 @@ from pretrain.model.config import ClassificationConfig
 from pretrain.model.heads import ClassificationHead
 from pretrain.model.language_model import LanguageModel
 
+EXPORTED = [name for name in presets.VARIANTS if not name.startswith("char-")]
+"""Variants that transformers can load."""
 HEADS = {
     "topic": ClassificationConfig(3, ("art", "law", "sport"), "first", 0.1),
     "likeness": ClassificationConfig(1),
@@ -52,11 +54,11 @@ def tokenizer(corpus):
 
 @pytest.fixture(scope="module")
 def exported(tokenizer, tmp_path_factory):
-    """`exported(variant, head)`: an export, with what it was made of; made once."""
+    """`exported(variant, head, **overrides)`: an export and what it was made of; made once."""
 
     @functools.cache
-    def make(variant, head=None):
-        contents, model, heads = random_model(variant, tokenizer)
+    def make(variant, head=None, **overrides):
+        contents, model, heads = random_model(variant, tokenizer, **overrides)
         folder = tmp_path_factory.mktemp("exports") / f"{variant}-{head}"
         notes = huggingface_export.write(folder, contents, head)
         return SimpleNamespace(
@@ -66,10 +68,11 @@ def exported(tokenizer, tmp_path_factory):
     return make
 
 
-def random_model(variant, tokenizer):
+def random_model(variant, tokenizer, **overrides):
     """A model whose weights all differ from their initial values."""
     torch.manual_seed(7)
-    config = presets.build("tiny", variant, tokenizer.vocab_size, {"initial_beta": 3.0})
+    overrides = {"initial_beta": 3.0, **overrides}
+    config = presets.build("tiny", variant, tokenizer.vocab_size, overrides)
     model = LanguageModel(config).eval()
     heads = {name: ClassificationHead(32, head).eval() for name, head in HEADS.items()}
     weights = dict(model.state_dict())
@@ -83,6 +86,11 @@ def random_model(variant, tokenizer):
 def task_of(variant):
     """What the language model of a variant is called in transformers."""
     return "ForCausalLM" if variant.startswith("causal-") else "ForMaskedLM"
+
+
+def two_segments(ids):
+    """The first seven tokens of each row in segment 0, the others in segment 1."""
+    return (torch.arange(ids.shape[1]) > 6).long().expand_as(ids)
 
 
 def batch(vocab_size):

@@ -48,7 +48,7 @@ def test_learned_positions_are_opt_and_need_no_code_of_ours(transformers, export
     unscaled = exports("causal-learned", embedding_scale="one")
     assert unscaled.theirs.lm_head.weight is unscaled.theirs.get_input_embeddings().weight
     test_logits_are_ours_with_padding_on_either_side(unscaled)
-    with pytest.raises(ValueError, match="model_type 'opt'; accepted: 'roberta', 'zeroclap'"):
+    with pytest.raises(ValueError, match="model_type 'opt'; accepted: 'roberta', 'albert'"):
         huggingface_import.read(learned.folder)
 
 
@@ -174,8 +174,15 @@ def test_fairseq_has_no_causal_models(variant):
         ({"layer_norm": "pre"}, "layer_norm: 'pre'; accepted: post"),
         ({"activation": "relu"}, "activation: 'relu'; accepted: gelu"),
         ({"head": "tied"}, "head: 'tied'; accepted: roberta, clap"),
+        ({"head": "untied"}, "head: 'untied'; accepted: roberta, clap"),
         ({"alibi": "one-sided"}, "alibi: 'one-sided'; accepted: offset, symmetric"),
         ({"alibi_slopes": "trained"}, "alibi_slopes: 'trained'; accepted: fixed"),
+        ({"embedding_size": 16}, "embedding_size: 16; accepted: 0"),
+        ({"sharing": "attention"}, "sharing: 'attention'; accepted: none"),
+        ({"segments": 2}, "segments: 2; accepted: 0"),
+        ({"pair_head": True}, "pair_head: True; accepted: False"),
+        ({"position_offset": 0}, "position_offset: 0; accepted: 2"),
+        ({"activation": "gelu-tanh"}, "activation: 'gelu-tanh'; accepted: gelu"),
     ],
 )
 def test_fairseq_refuses_what_it_would_compute_otherwise(values, message):

@@ -16,11 +16,10 @@ from pretrain.convert.huggingface_layout import TOKEN_TYPES
 from pretrain.inference import model_folder
 from pretrain.inference.fill_mask import fill_mask
 from pretrain.inference.model_folder import ModelContents
-from pretrain.model import presets
 from pretrain.model.classifier import Classifier
 from pretrain.model.config import ClassificationConfig
 from pretrain.model.language_model import LanguageModel
-from tests.pretrain.convert.conftest import HEADS, batch, loaded, random_model
+from tests.pretrain.convert.conftest import EXPORTED, HEADS, batch, loaded, random_model
 
 MODEL = Path(model_folder.__file__).parents[1] / "model"
 TOKENS = "encoder.embeddings.tokens.weight"
@@ -58,7 +57,7 @@ def test_a_baseline_needs_no_code_of_ours(transformers, exported):
     assert type(model) is transformers.RobertaForMaskedLM
 
 
-@pytest.mark.parametrize("variant", [v for v in presets.VARIANTS if "causal" not in v])
+@pytest.mark.parametrize("variant", [v for v in EXPORTED if "causal" not in v])
 @torch.no_grad()
 def test_masked_variants_give_the_same_logits_in_transformers(variant, transformers, exported):
     export = exported(variant)
@@ -73,7 +72,7 @@ def test_masked_variants_give_the_same_logits_in_transformers(variant, transform
     torch.testing.assert_close(model(input_ids=ids[:1]).logits[0], everywhere, atol=2e-5, rtol=0)
 
 
-@pytest.mark.parametrize("variant", [v for v in presets.VARIANTS if v != "causal-learned"])
+@pytest.mark.parametrize("variant", [v for v in EXPORTED if v != "causal-learned"])
 def test_every_variant_survives_a_round_trip_exactly(variant, exported, tmp_path):
     export = exported(variant)
     folder = shutil.copytree(export.folder, tmp_path / "export")
@@ -361,6 +360,34 @@ def test_a_head_that_the_model_lacks_or_a_full_folder_is_refused(exported, tmp_p
     assert before == {path: path.read_bytes() for path in export.folder.iterdir()}
 
 
+PRE_NORM = {"layer_norm": "pre", "causal": True}
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({**PRE_NORM, "latents": 4}, "latents: 4; accepted: 0"),
+        ({**PRE_NORM, "final_norm": True}, "final_norm: True; accepted: False"),
+        ({"head": "untied"}, "head: 'untied'; accepted: roberta, clap, tied"),
+    ],
+)
+def test_what_the_code_of_exports_does_not_compute_is_refused(values, message, tokenizer, tmp_path):
+    contents, _, _ = random_model("baseline", tokenizer, **values)
+    expected = f"{tmp_path}/new: cannot be written for transformers: {message}"
+    with pytest.raises(ValueError, match=re.escape(expected)):
+        huggingface_export.write(tmp_path / "new", contents)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("values", [{"latents": 4}, {"final_norm": True}, {"head": "untied"}])
+def test_a_config_of_transformers_refuses_it_too(values, transformers, exported):
+    folder = exported("causal-alibi").folder
+    config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=True)
+    fields = {**config.to_dict(), "position": "none", **values}
+    with pytest.raises(ValueError, match="accepted: 0, False, and roberta, clap or tied"):
+        type(config)(**fields)
+
+
 @pytest.mark.parametrize("name", ["baseline_pile", "zero_clap_pile"])
 @torch.no_grad()
 def test_checkpoints_of_eify_fairseq_give_its_logits_in_transformers(
@@ -525,7 +552,7 @@ def test_a_vocabulary_with_more_ids_than_the_model_has_rows_is_left_out(exported
         ({"max_position_embeddings": 2}, "max_position_embeddings is 2"),
         ({"num_hidden_layers": 3}, r"safetensors: .* missing: roberta\.encoder\.layer\.2\S*"),
         ({"num_hidden_layers": 1}, r"left over: roberta\.encoder\.layer\.1\S*"),
-        ({"model_type": "bert"}, r"config\.json: model_type 'bert'; accepted: 'roberta'"),
+        ({"model_type": "bert"}, r"config\.json: model_type 'bert'; accepted: 'roberta', 'albert'"),
     ],
 )
 def test_settings_that_our_model_lacks_are_named(values, message, exported, tmp_path):
@@ -601,14 +628,6 @@ def weights_without(*names, **more):
             weights_without(**{"lm_head.bias": torch.ones(400, dtype=torch.int8)}),
             r"not floating point: lm_head\.bias torch\.int8",
         ),
-        (
-            lambda weights: {
-                name.removeprefix("roberta."): weight
-                for name, weight in weights.items()
-                if not name.startswith("lm_head")
-            },
-            r"neither a head over the vocabulary \(it would have lm_head\.\S+\) nor a classifier",
-        ),
     ],
 )
 def test_weights_that_do_not_fit_are_named(spoil, message, exported, tmp_path):
@@ -617,6 +636,21 @@ def test_weights_that_do_not_fit_are_named(spoil, message, exported, tmp_path):
     save_file(spoil(load_file(path)), path)
     with pytest.raises(ValueError, match=rf"model\.safetensors: .*{message}"):
         huggingface_import.read(folder)
+
+
+def test_an_encoder_alone_gets_a_head_that_finds_all_tokens_equally_likely(roberta, tmp_path):
+    theirs = roberta("RobertaModel", type_vocab_size=1)
+    theirs.save_pretrained(tmp_path)
+    back = huggingface_import.read(tmp_path)
+    ours = LanguageModel(back.config).eval()
+    ours.load_state_dict(back.weights)
+    ids, mask, places = batch(60)
+    with torch.no_grad():
+        features = theirs(input_ids=ids, attention_mask=mask).last_hidden_state
+        assert not ours(ids, mask.bool(), places).any()
+        found = ours.encoder(ids, mask.bool(), places)
+    torch.testing.assert_close(found, real(features, places), atol=2e-5, rtol=0)
+    assert "all tokens are equally likely" in back.provenance["notes"][0]
 
 
 @pytest.mark.parametrize("part", ["config.json", "model.safetensors"])

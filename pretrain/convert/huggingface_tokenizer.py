@@ -1,0 +1,137 @@
+"""Vocabularies of Hugging Face folders: written for transformers, and read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from data_prep import tokenizer as tokenizers
+from data_prep.tokenizer import Tokenizer
+from pretrain.convert.huggingface_files import read_json
+from pretrain.model.config import ModelConfig
+from pretrain.run.checkpoints import write_json
+
+_SPECIAL_TOKENS = {
+    "bos_token": "<s>",
+    "cls_token": "<s>",
+    "pad_token": "<pad>",
+    "eos_token": "</s>",
+    "sep_token": "</s>",
+    "unk_token": "<unk>",
+    "mask_token": "<mask>",
+}
+
+
+def write(folder: Path, vocabulary: Tokenizer, config: ModelConfig, generates: bool) -> None:
+    """Write tokenizer.json and tokenizer_config.json.
+
+    Args:
+        folder: where to write.
+        vocabulary: with our ids, which do not change.
+        config: of the model; with segments, pairs of texts are laid out in these.
+        generates: whether the model continues texts, so that these have no `</s>`.
+    """
+    path = folder / tokenizers.FILE_NAME
+    vocabulary.save(path)
+    content = json.loads(path.read_text(encoding="utf-8"))
+    segments = config.segments > 0
+    if generates:  # the text may go on
+        content["post_processor"] = _template(("<s>", 0), ("A", 0), ("B", 0))
+    elif segments:
+        last = min(1, config.segments - 1)
+        parts = [("<s>", 0), ("A", 0), ("</s>", 0), ("B", last), ("</s>", last)]
+        content["post_processor"] = _template(*parts)
+    else:
+        content["post_processor"] = {
+            "type": "RobertaProcessing",
+            "sep": ["</s>", vocabulary.eos_id],
+            "cls": ["<s>", vocabulary.bos_id],
+            "trim_offsets": True,
+            "add_prefix_space": False,
+        }
+    for token in content["added_tokens"]:
+        # The space before a mask belongs to the predicted token, as in fill_mask.
+        token["lstrip"] = token["id"] == vocabulary.mask_id
+    write_json(path, content)
+    settings: dict[str, Any] = {
+        # The class that takes tokenizer.json as it is.
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_input_names": ["input_ids", *["token_type_ids"] * segments, "attention_mask"],
+        # decode() must return texts unchanged.
+        "clean_up_tokenization_spaces": False,
+        **_SPECIAL_TOKENS,
+    }
+    if generates:
+        settings["padding_side"] = "left"
+    if config.longest_input:
+        settings["model_max_length"] = config.longest_input
+    write_json(folder / "tokenizer_config.json", settings)
+
+
+def _template(*pair: tuple[str, int]) -> dict[str, Any]:
+    """Return a post-processor for texts A and B: A alone has the parts before B.
+
+    Args:
+        *pair: A, B and special tokens, each with its segment.
+    """
+    ids = {"<s>": Tokenizer.bos_id, "</s>": Tokenizer.eos_id}
+    parts = [
+        {"SpecialToken" if name in ids else "Sequence": {"id": name, "type_id": segment}}
+        for name, segment in pair
+    ]
+    return {
+        "type": "TemplateProcessing",
+        "single": parts[: [name for name, _ in pair].index("B")],
+        "pair": parts,
+        "special_tokens": {
+            token: {"id": token, "ids": [id], "tokens": [token]} for token, id in ids.items()
+        },
+    }
+
+
+def read(
+    folder: Path, kind: str, config: ModelConfig, notes: list[str]
+) -> tuple[Tokenizer | None, list[int]]:
+    """Read the vocabulary of a folder.
+
+    Args:
+        folder: of a model.
+        kind: its model_type.
+        config: of the model.
+        notes: gets a sentence where the vocabulary cannot be used.
+
+    Returns:
+        The vocabulary; and where its special ids were changed, the folder's row for each row of
+        ours, else an empty list.
+
+    Raises:
+        ValueError: tokenizer.json is no JSON file.
+    """
+    file = folder / tokenizers.FILE_NAME
+    pair = [folder / name for name in ("vocab.json", "merges.txt")]
+    if file.is_file():
+        read_json(file)  # a damaged one is refused, one with other special ids is left out
+    elif not all(path.is_file() for path in pair):
+        return None, []
+    try:
+        vocabulary, order = _load_vocabulary(folder)
+    except ValueError as error:
+        notes.append(f"the vocabulary was left out: {error}")
+        return None, []
+    ids, rows = vocabulary.vocab_size, config.vocab_size
+    if order and kind != "albert":
+        notes.append(f"the vocabulary was left out: it is ALBERT's, the model_type is {kind!r}")
+    elif ids <= rows if config.mask_embedding == "row" else vocabulary.mask_id >= rows:
+        return vocabulary, order and [*order, *range(ids, rows)]
+    else:
+        notes.append(f"the vocabulary was left out: it has {ids} ids, the model {rows} rows")
+    return None, []
+
+
+def _load_vocabulary(folder: Path) -> tuple[Tokenizer, list[int]]:
+    """Return the vocabulary; of ALBERT's also the file's id of each of our ids."""
+    try:
+        return tokenizers.load_albert(folder / tokenizers.FILE_NAME)
+    except (OSError, ValueError):  # another kind of vocabulary, or in other files
+        return tokenizers.load(folder), []

@@ -1,0 +1,404 @@
+"""ALBERT to transformers and back: the same numbers there, the same model here."""
+
+import dataclasses
+import json
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from data_prep.tokenizer import train_unigram
+from pretrain.__main__ import main
+from pretrain.convert import conversion, huggingface_export, huggingface_import
+from pretrain.convert.huggingface_layout import ALBERT_PROJECTION, plain_type
+from pretrain.inference import model_folder
+from pretrain.inference.fill_mask import fill_mask
+from pretrain.model.classifier import Classifier
+from pretrain.model.config import ClassificationConfig
+from pretrain.model.language_model import LanguageModel
+from tests.pretrain.convert.conftest import HEADS, batch, loaded, random_model, two_segments
+
+PLAIN = {
+    "pairs": {"pair_head": True, "embedding_size": 16},
+    "no pairs": {"embedding_size": 16},
+    "groups": {"pair_head": True, "embedding_size": 16, "num_layers": 4, "layer_groups": 2},
+    "nothing shared": {"pair_head": True, "sharing": "none"},
+    "hidden size": {"pair_head": True},
+    "erf": {"pair_head": True, "embedding_size": 16, "activation": "gelu"},
+    "segments": {"pair_head": True, "segments": 3, "layer_norm_epsilon": 1e-5},
+}
+OWN = {
+    "attention": {"sharing": "attention", "embedding_size": 16, "pair_head": True},
+    "feed-forward": {"sharing": "feed-forward", "pair_head": True},
+    "positions": {"position": "alibi", "embedding_size": 16, "pair_head": True},
+}
+TINY = {  # AlbertConfig's settings of a tiny model
+    "vocab_size": 60,
+    "embedding_size": 16,
+    "hidden_size": 32,
+    "num_hidden_layers": 4,
+    "num_hidden_groups": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 64,
+    "max_position_embeddings": 40,
+    "hidden_dropout_prob": 0.2,
+}
+
+
+def close(theirs, ours):
+    torch.testing.assert_close(theirs, ours, atol=1e-5, rtol=0)
+
+
+@torch.no_grad()
+def outputs(model, ids, mask, segments):
+    """Our logits at the real tokens, and of the pairs where the model has such a head."""
+    places = mask.flatten().nonzero().flatten()
+    with_pairs = model.config.pair_head
+    found = model(ids, mask.bool(), places, segment_ids=segments, with_pairs=with_pairs)
+    return found if with_pairs else (found, None)
+
+
+@torch.no_grad()
+def same_outputs(ours, theirs, vocab_size):
+    """Compare in two segments and without, with padding and without."""
+    ids, mask, _ = batch(vocab_size)
+    for real in (mask, torch.ones_like(mask)):
+        for segments in (None, two_segments(ids)):
+            logits, pairs = outputs(ours, ids, real, segments)
+            found = theirs(input_ids=ids, attention_mask=real, token_type_ids=segments)
+            key = "prediction_logits" if "prediction_logits" in found else "logits"
+            close(found[key][real.bool()], logits)
+            if pairs is not None:
+                close(found["sop_logits" if "sop_logits" in found else "pair_logits"], pairs)
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_an_albert_needs_no_code_of_ours_and_comes_back_exactly(name, transformers, exported):
+    export = exported("albert", None, **PLAIN[name])
+    assert not list(export.folder.glob("*.py"))
+    task = "PreTraining" if export.contents.config.pair_head else "MaskedLM"
+    model = loaded(transformers, export.folder, f"For{task}")
+    assert type(model) is getattr(transformers, f"AlbertFor{task}")
+    same_outputs(export.model, model, export.contents.config.vocab_size)
+    back = huggingface_import.read(export.folder)
+    assert dataclasses.replace(back.config, initial_beta=3.0) == export.contents.config
+    expected = export.model.state_dict()
+    assert back.weights.keys() == expected.keys()
+    assert all(torch.equal(back.weights[name], weight) for name, weight in expected.items())
+    assert back.vocabulary.digest() == export.contents.vocabulary.digest()
+    assert f"AutoModelFor{task}" in (export.folder / "README.md").read_text()
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_other_models_with_pairs_carry_code_that_takes_segments(name, transformers, exported):
+    export = exported("albert", None, **OWN[name])
+    assert plain_type(export.contents.config) is None
+    model = loaded(transformers, export.folder)
+    same_outputs(export.model, model, export.contents.config.vocab_size)
+    back = huggingface_import.read(export.folder)
+    assert back.config == export.contents.config
+    assert all(torch.equal(back.weights[k], v) for k, v in export.model.state_dict().items())
+
+
+def test_pair_logits_do_not_depend_on_the_side_of_the_padding(transformers, exported):
+    model = loaded(transformers, exported("albert", None, **OWN["positions"]).folder)
+    ids, mask, _ = batch(300)
+    right = model(input_ids=ids, attention_mask=mask).pair_logits[1]
+    left = model(input_ids=ids.roll(12, 1), attention_mask=mask.roll(12, 1)).pair_logits[1]
+    close(left, right)
+
+
+@pytest.mark.parametrize("task", ["", "ForMaskedLM", "ForSequenceClassification"])
+def test_a_saved_copy_of_layers_that_share_is_the_same_model(
+    task, transformers, exported, tmp_path
+):
+    export = exported("albert", "topic", **OWN["attention"])
+    model = loaded(transformers, export.folder, task)
+    assert model.base_model.layers[1].attention is model.base_model.layers[0].attention
+    assert model.base_model.layers[1].expand is not model.base_model.layers[0].expand
+    model.save_pretrained(tmp_path)
+    again = loaded(transformers, tmp_path, task)
+    ids, mask, _ = batch(300)
+    inputs = {"input_ids": ids, "attention_mask": mask, "token_type_ids": two_segments(ids)}
+    for ours, theirs in zip(model(**inputs).values(), again(**inputs).values(), strict=True):
+        assert torch.equal(ours, theirs)
+    back = huggingface_import.read(tmp_path)
+    assert back.config.pair_head == (task == "ForMaskedLM")
+    assert [*back.classification_heads] == ["topic"] * (task == "ForSequenceClassification")
+
+
+@pytest.mark.parametrize("name", ["topic", "likeness", "average"])
+@pytest.mark.parametrize("pair_head", [False, True])
+def test_a_classifier_survives_a_round_trip(name, pair_head, transformers, exported):
+    export = exported("albert", name, embedding_size=16, pair_head=pair_head)
+    head = HEADS[name]
+    ids, mask, _ = batch(300)
+    model = loaded(transformers, export.folder, "ForSequenceClassification")
+    plain = head.pooling == "first"
+    assert isinstance(model, transformers.AlbertForSequenceClassification) == plain
+    inputs = {"input_ids": ids, "attention_mask": mask, "token_type_ids": two_segments(ids)}
+    with torch.no_grad():
+        ours = Classifier(export.model.encoder, export.heads[name])
+        close(model(**inputs).logits, ours(ids, mask.bool(), two_segments(ids)))
+    back = huggingface_import.read(export.folder)
+    assert back.classification_heads == {name: head}
+    assert back.config.pair_head == (pair_head and not plain)
+    for key, weight in export.heads[name].state_dict().items():
+        assert torch.equal(back.weights[f"{model_folder.HEADS}{name}.{key}"], weight)
+    left_out = "the heads over the vocabulary and of pairs were left out"
+    assert any(left_out in note for note in export.notes) == (plain and pair_head)
+
+
+# --- text ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def vocabulary():
+    texts = ["The value of it is what it was, and this value is all of it.", "What was it?"] * 9
+    return train_unigram(texts, 320, lowercase=True)
+
+
+@pytest.fixture(scope="module")
+def english(vocabulary, tmp_path_factory):
+    """A plain export with a unigram vocabulary, and its model."""
+    contents, model, _ = random_model("albert", vocabulary, embedding_size=16, pair_head=True)
+    folder = tmp_path_factory.mktemp("english") / "model"
+    huggingface_export.write(folder, contents)
+    return folder, model
+
+
+def test_the_tokenizer_lays_out_segments(transformers, english, exported, vocabulary):
+    theirs = transformers.AutoTokenizer.from_pretrained(english[0])
+    a, b = (ids.tolist() for ids in vocabulary.encode_batch(["What was it?", "The value."]))
+    pair = theirs("What was it?", "The value.")
+    assert pair["input_ids"] == [0, *a, 2, *b, 2]
+    assert pair["token_type_ids"] == [0] * (len(a) + 2) + [1] * (len(b) + 1)
+    assert theirs("The value.")["input_ids"] == [0, *b, 2]
+    assert theirs("The value.")["token_type_ids"] == [0] * (len(b) + 2)
+    one = exported("albert", segments=1).folder
+    pair = transformers.AutoTokenizer.from_pretrained(one)("of", "it")
+    assert not any(pair["token_type_ids"])
+
+
+@torch.no_grad()
+def test_texts_give_our_logits_of_tokens_and_pairs(transformers, english, vocabulary):
+    folder, ours = english
+    inputs = transformers.AutoTokenizer.from_pretrained(folder)(
+        ["What was it?", "The value."], ["This was all.", "It."], padding=True, return_tensors="pt"
+    )
+    found = loaded(transformers, folder, "ForPreTraining")(**inputs)
+    mask = inputs["attention_mask"]
+    logits, pairs = outputs(ours, inputs["input_ids"], mask, inputs["token_type_ids"])
+    close(found.prediction_logits[mask.bool()], logits)
+    close(found.sop_logits, pairs)
+
+
+def test_the_fill_mask_pipeline_gives_our_fillers(transformers, english, vocabulary):
+    folder, ours = english
+    pipeline = transformers.pipeline("fill-mask", model=str(folder))
+    for text in ("The value of <mask> is.", "<mask> it", "It was <mask>."):
+        (mine,) = fill_mask(ours, vocabulary, text, top_k=7)
+        theirs = pipeline(text, top_k=7)
+        assert [filler.token for filler in mine] == [filler["token_str"] for filler in theirs]
+        assert [filler.probability for filler in mine] == pytest.approx(
+            [filler["score"] for filler in theirs], abs=1e-5
+        )
+
+
+# --- models that transformers wrote --------------------------------------------------------------
+
+
+@pytest.fixture
+def albert(transformers):
+    """`albert(kind, **settings)`: a random model of transformers, no weight of it still zero."""
+
+    def make(kind, **settings):
+        torch.manual_seed(3)
+        config = transformers.AlbertConfig(**{**TINY, **settings})
+        model = getattr(transformers, kind)(config).eval()
+        for weight in model.parameters():
+            weight.data += 0.05 * torch.randn_like(weight)
+        return model
+
+    return make
+
+
+def language_model(contents):
+    model = LanguageModel(contents.config).eval()
+    own = {k: v for k, v in contents.weights.items() if not k.startswith(model_folder.HEADS)}
+    model.load_state_dict(own)
+    return model
+
+
+@pytest.mark.parametrize("kind", ["AlbertForPreTraining", "AlbertForMaskedLM"])
+@pytest.mark.parametrize("hidden_act", ["gelu", "gelu_new"])
+def test_an_albert_of_theirs_gives_the_same_logits_here(kind, hidden_act, albert, tmp_path):
+    theirs = albert(kind, hidden_act=hidden_act)
+    theirs.save_pretrained(tmp_path)
+    back = huggingface_import.read(tmp_path)
+    assert (back.config.layer_groups, back.config.sharing, back.config.dropout) == (2, "all", 0.2)
+    assert back.config.pair_head == (kind == "AlbertForPreTraining")
+    assert back.provenance["special_ids"] == {
+        "bos_token_id": 2,
+        "pad_token_id": 0,
+        "eos_token_id": 3,
+    }
+    same_outputs(language_model(back), theirs, 60)
+    huggingface_export.write(tmp_path / "again", back)
+    settings = json.loads((tmp_path / "again" / "config.json").read_text())
+    assert settings["pad_token_id"] == 0
+
+
+@torch.no_grad()
+def test_an_encoder_alone_keeps_its_features_and_not_its_pooler(albert, tmp_path):
+    theirs = albert("AlbertModel")
+    theirs.save_pretrained(tmp_path)
+    back = huggingface_import.read(tmp_path)
+    ids, mask, places = batch(60)
+    ours = language_model(back)
+    features = theirs(input_ids=ids, attention_mask=mask).last_hidden_state
+    close(features[mask.bool()], ours.encoder(ids, mask.bool(), places))
+    assert not ours(ids, mask.bool(), places).any()
+    pooler, head, vocabulary = back.provenance["notes"]
+    assert "albert.pooler was left out" in pooler
+    assert "all tokens are equally likely" in head
+    assert "convert again with its tokenizer.json" in vocabulary
+
+
+@torch.no_grad()
+def test_a_classifier_of_theirs_gives_the_same_logits_here(albert, tmp_path):
+    theirs = albert("AlbertForSequenceClassification", num_labels=3)
+    theirs.save_pretrained(tmp_path / "theirs")
+    model_folder.save(tmp_path / "ours", huggingface_import.read(tmp_path / "theirs"))
+    ours = model_folder.load(tmp_path / "ours")
+    ((name, head),) = ours.classification_heads.items()
+    assert (name, head.config) == ("classifier", ClassificationConfig(3, dropout=0.1))
+    ids, mask, _ = batch(60)
+    segments = two_segments(ids)
+    found = theirs(input_ids=ids, attention_mask=mask, token_type_ids=segments).logits
+    close(found, Classifier(ours.model.encoder, head)(ids, mask.bool(), segments))
+
+
+def test_old_files_with_copies_of_tied_weights_are_read(albert, tmp_path):
+    theirs = albert("AlbertForMaskedLM")
+    theirs.config.save_pretrained(tmp_path)
+    old = {
+        name.replace("LayerNorm.weight", "LayerNorm.gamma").replace(
+            "Norm.bias", "Norm.beta"
+        ): weight
+        for name, weight in theirs.state_dict().items()
+    }
+    old |= {
+        "albert.embeddings.position_ids": torch.arange(40)[None],
+        "albert.pooler.weight": torch.ones(32, 32),
+        "albert.pooler.bias": torch.ones(32),
+    }
+    assert {"predictions.decoder.weight", "predictions.decoder.bias"} <= old.keys()
+    torch.save(old, tmp_path / "pytorch_model.bin")
+    same_outputs(language_model(huggingface_import.read(tmp_path)), theirs, 60)
+    old["predictions.decoder.bias"] = old["predictions.decoder.bias"] + 1
+    torch.save(old, tmp_path / "pytorch_model.bin")
+    with pytest.raises(ValueError, match=r"predictions\.decoder\.bias differs from predictions\.b"):
+        huggingface_import.read(tmp_path)
+
+
+@pytest.fixture
+def published(transformers, albert, vocabulary, tmp_path):
+    """A folder as those on the hub: a model with ALBERT's vocabulary, in its order of ids."""
+    special = [(token, 0.0) for token in ("<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]")]
+    pieces = [tuple(piece) for piece in vocabulary.content()["model"]["vocab"][260:]]
+    tokenizer = transformers.AlbertTokenizer(vocab=[*special, *pieces])
+    model = albert("AlbertForPreTraining", vocab_size=len(tokenizer) + 3)
+    tokenizer.save_pretrained(tmp_path / "published")
+    model.save_pretrained(tmp_path / "published")
+    return tmp_path / "published", model, tokenizer
+
+
+@torch.no_grad()
+def test_a_published_model_gives_the_same_logits_of_a_text(published, transformers, tmp_path):
+    """The rows of its tokens, and their biases, are in the order of our ids."""
+    folder, theirs, their_tokenizer = published
+    back = conversion.read(folder)
+    ours, vocabulary = language_model(back), back.vocabulary
+    assert "special_ids" not in back.provenance
+    texts = "What was it?", "The value."
+    a, b = (ids.tolist() for ids in vocabulary.encode_batch(texts))
+    ids = torch.tensor([[0, *a, 2, *b, 2]])
+    inputs = their_tokenizer(*texts, return_tensors="pt", return_token_type_ids=True)
+    assert ids.shape == inputs["input_ids"].shape
+    logits, pairs = outputs(ours, ids, torch.ones_like(ids), inputs["token_type_ids"])
+    found = theirs(**inputs)
+    close(found.sop_logits, pairs)
+    names = ["[CLS]", "<pad>", "[SEP]", "<unk>", "[MASK]"]
+    names_here = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+    here = {name: id for id, (name, _) in enumerate(vocabulary.content()["model"]["vocab"])}
+    here["<mask>"] = vocabulary.mask_id
+    for name, id in their_tokenizer.get_vocab().items():
+        other = here[names_here[names.index(name)] if name in names else name]
+        close(found.prediction_logits[0, :, id], logits[:, other])
+    huggingface_export.write(tmp_path / "again", back)
+    again = transformers.AutoTokenizer.from_pretrained(tmp_path / "again")(
+        *texts, return_tensors="pt"
+    )
+    assert torch.equal(again["input_ids"], ids)
+    assert torch.equal(again["token_type_ids"], inputs["token_type_ids"])
+
+
+def test_a_published_model_without_its_vocabulary_takes_no_other(
+    published, english, tmp_path, capsys
+):
+    """In the folder of the model that was converted, neither."""
+    folder, _, _ = published
+    (folder / "tokenizer.json").unlink()
+    output = str(tmp_path / "ours")
+    other = ["--tokenizer", str(english[0])]
+    assert main(["convert", str(folder), "--to", "zeroclap", "--output", output, *other]) == 2
+    assert "has other special ids ({'bos_token_id': 2, 'pad_token_id': 0" in capsys.readouterr().err
+    assert main(["convert", str(folder), "--to", "zeroclap", "--output", output]) == 0
+    assert main(["convert", output, "--to", "huggingface", "--output", output + "2", *other]) == 2
+    assert "has other special ids" in capsys.readouterr().err
+
+
+def test_alberts_vocabulary_beside_another_model_is_left_out(published, exported, tmp_path):
+    folder = shutil.copytree(exported("baseline").folder, tmp_path / "model")
+    shutil.copy(published[0] / "tokenizer.json", folder)
+    back = huggingface_import.read(folder)
+    assert back.vocabulary is None
+    assert "it is ALBERT's" in back.provenance["notes"][0]
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"inner_group_num": 2}, r"config\.json: inner_group_num is 2; accepted: 1"),
+        ({"position_embedding_type": "relative_key"}, "position_embedding_type is 'relative_key'"),
+        ({"hidden_act": "relu"}, "hidden_act is 'relu'; accepted: 'gelu', 'gelu_new'"),
+        ({"embedding_size": 64}, r"config\.json: model\.embedding_size: 64"),
+        (
+            {"num_hidden_groups": 3},
+            r"config\.json: model\.layer_groups: 3 .* divisor of num_layers",
+        ),
+        ({"num_hidden_groups": 1}, r"safetensors: .*left over: albert\.encoder\.\S*_groups\.1"),
+        ({"type_vocab_size": 3}, r"token_type_embeddings\.weight \[2, 16\] instead of \[3, 16\]"),
+        ({"embedding_size": None}, r"config\.json: has no embedding_size"),
+    ],
+)
+def test_settings_that_our_model_lacks_are_named(values, message, albert, tmp_path):
+    albert("AlbertForMaskedLM").save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    settings = {**json.loads(path.read_text()), **values}
+    path.write_text(json.dumps({k: v for k, v in settings.items() if v is not None}))
+    with pytest.raises(ValueError, match=message):
+        huggingface_import.read(tmp_path)
+
+
+def test_a_projection_between_equal_sizes_is_refused_unless_it_is_the_identity(exported, tmp_path):
+    folder = shutil.copytree(exported("albert").folder, tmp_path / "model")
+    path = folder / "model.safetensors"
+    weights = load_file(path)
+    weights[f"{ALBERT_PROJECTION}.weight"][0, 1] = 0.5
+    save_file(weights, path)
+    message = r"embedding_hidden_mapping_in\.weight changes the token vectors; accepted: the ident"
+    with pytest.raises(ValueError, match=message):
+        huggingface_import.read(folder)

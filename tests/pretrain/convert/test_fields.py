@@ -1,0 +1,158 @@
+"""No field of a model's architecture is lost in another form: kept, without effect, or refused."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from pretrain.convert import conversion, huggingface_export
+from pretrain.convert.fairseq_export import export_settings
+from pretrain.convert.huggingface_layout import plain_type
+from pretrain.inference import model_folder
+from pretrain.inference.model_folder import ModelContents
+from pretrain.model import presets
+from pretrain.model.config import ModelConfig
+from pretrain.model.language_model import LanguageModel
+
+OTHER = {
+    "vocab_size": {"vocab_size": 61},
+    "hidden_size": {"hidden_size": 64},
+    "embedding_size": {"embedding_size": 16},
+    "num_layers": {"num_layers": 4},
+    "num_heads": {"num_heads": 2},
+    "intermediate_size": {"intermediate_size": 48},
+    "sharing": {"sharing": "feed-forward"},
+    "layer_groups": {"sharing": "all", "num_layers": 4, "layer_groups": 2},
+    "max_positions": {"max_positions": 50},
+    "position_offset": {"position_offset": 1},
+    "position": {"position": "sinusoidal"},
+    "alibi": {"alibi": "symmetric"},
+    "alibi_slopes": {"alibi_slopes": "trained"},
+    "causal": {"causal": True},
+    "segments": {"segments": 3},
+    "pair_head": {"pair_head": True},
+    "layer_norm": {"layer_norm": "pre"},
+    "final_norm": {"final_norm": True, "layer_norm": "pre"},
+    "activation": {"activation": "gelu-tanh"},
+    "head": {"head": "clap"},
+    "normalize_embeddings": {"normalize_embeddings": True},
+    "embedding_scale": {"embedding_scale": "sqrt-hidden"},
+    "embedding_norm": {"embedding_norm": False},
+    "mask_embedding": {"mask_embedding": "zero"},
+    "initial_beta": {"initial_beta": 2.0},
+    "dropout": {"dropout": 0.2},
+    "attention_dropout": {"attention_dropout": 0.3},
+    "layer_norm_epsilon": {"layer_norm_epsilon": 0.3},
+    "initial_weights": {"initial_weights": "truncated-normal"},
+    "latents": {
+        **{"latents": 2, "causal": True, "layer_norm": "pre"},
+        **{"sharing": "none", "position": "learned"},
+    },
+    "latent_queries": {"latent_queries": "inputs"},
+}
+"""Another value of each field, with what it needs."""
+OPPOSITES = {
+    ("albert", "activation"): {"activation": "gelu"},
+    ("albert", "initial_weights"): {"initial_weights": "normal"},
+    ("causal-learned", "causal"): {"causal": False},
+    ("causal-learned", "layer_norm"): {"layer_norm": "post"},
+    ("causal-learned", "embedding_scale"): {"embedding_scale": "one"},
+    ("causal-learned", "embedding_norm"): {"embedding_norm": True},
+    ("causal-learned", "alibi"): {"alibi": "offset"},
+}
+"""Where a variant has the value above."""
+IMPOSSIBLE = {("causal-learned", "pair_head"), ("causal-learned", "embedding_size")}
+CASES = [
+    (variant, name)
+    for variant in ("baseline", "albert", "alibi", "causal-learned")
+    for name in OTHER
+    if (variant, name) not in IMPOSSIBLE
+]
+IDS = torch.tensor([[0, 7, 9, 2, 21, 22, 2], [0, 30, 59, 8, 5, 2, 2]])
+
+
+def changed(variant, name):
+    base = presets.build("tiny", variant, 60, {})
+    values = OPPOSITES.get((variant, name), OTHER[name])
+    config = ModelConfig(**{**base.to_dict(), **values})
+    assert getattr(config, name) != getattr(base, name)
+    return config
+
+
+def random_weights(config):
+    torch.manual_seed(5)
+    state = LanguageModel(config).state_dict()
+    return {name: weight + 0.3 * torch.randn_like(weight) for name, weight in state.items()}
+
+
+def outputs(config, weights):
+    """All logits, with two segments and pairs where the model has them."""
+    model = LanguageModel(config).eval()
+    model.load_state_dict(weights)
+    segments = None
+    if config.segments:
+        segments = torch.tensor([0, 0, 0, 0, 1, 1, 1]).expand_as(IDS)
+    places = torch.arange(IDS.numel())
+    with torch.no_grad():
+        found = model(IDS, None, places, segment_ids=segments, with_pairs=bool(config.pair_head))
+    return found if config.pair_head else (found,)
+
+
+def has(form, config):
+    if form == "huggingface":
+        return not config.latents and not config.final_norm
+    try:
+        export_settings(config, {})
+    except ValueError:
+        return False
+    return True
+
+
+def test_every_field_is_tried():
+    assert [*OTHER] == [field.name for field in dataclasses.fields(ModelConfig)]
+
+
+@pytest.mark.parametrize(("variant", "name"), CASES)
+@pytest.mark.parametrize("form", ["huggingface", "fairseq"])
+def test_a_changed_field_comes_back_or_is_refused(variant, name, form, tmp_path):
+    """What comes back was read from the other form's own settings, and computes the same."""
+    config = changed(variant, name)
+    weights = random_weights(config)
+    model_folder.save(tmp_path / "model", ModelContents(config, weights, None, {}))
+    if not has(form, config):
+        library = "transformers" if form == "huggingface" else "fairseq"
+        with pytest.raises(ValueError, match=f"cannot be written for {library}: {name}|fairseq: "):
+            conversion.convert(tmp_path / "model", form, tmp_path / "other")
+        assert not (tmp_path / "other").exists()
+        return
+    conversion.convert(tmp_path / "model", form, tmp_path / "other")
+    if form == "huggingface" and plain_type(config) == "opt":
+        return  # it is not read; see below
+    back = conversion.read(tmp_path / "other")
+    theirs = outputs(back.config, back.weights)
+    for ours, other in zip(outputs(config, weights), theirs, strict=True):
+        torch.testing.assert_close(other, ours, atol=2e-5, rtol=0)
+    read_in_training = ("dropout", "attention_dropout", "max_positions")
+    for field in read_in_training:
+        assert getattr(back.config, field) == getattr(config, field)
+
+
+AS_OPT = [
+    name
+    for variant, name in CASES
+    if variant == "causal-learned" and has("huggingface", changed(variant, name))
+]
+
+
+@pytest.mark.parametrize("name", AS_OPT)
+def test_a_changed_field_changes_an_export_as_opt_or_means_nothing(name, tmp_path):
+    base, config = presets.build("tiny", "causal-learned", 60, {}), changed("causal-learned", name)
+    weights = random_weights(config)
+    written = []
+    for number, one in enumerate((base, config)):
+        own = weights if one is config else random_weights(base)
+        huggingface_export.write(tmp_path / str(number), ModelContents(one, own, None, {}))
+        written.append((tmp_path / str(number) / "config.json").read_text())
+    if written[0] == written[1]:
+        ours, plain = outputs(config, weights), outputs(base, weights)
+        assert torch.equal(ours[0], plain[0])
