@@ -23,8 +23,10 @@ from pretrain.data.batches import (
 from pretrain.data.sources import Source
 from pretrain.data.windows import Windows
 from pretrain.loop import MicroBatch
+from pretrain.model.config import ModelConfig
 from pretrain.model.language_model import LanguageModel
 from pretrain.objectives.base import (
+    PAIR_SPECIAL_TOKENS,
     DocumentObjective,
     ObjectiveSettings,
     PretrainingObjective,
@@ -43,6 +45,11 @@ class Score:
     targets: int
     accuracy: float
     """Share of the targets that the model finds most likely."""
+
+    @property
+    def accuracy_error(self) -> float:
+        """Standard error of the accuracy p of n targets, sqrt(p (1 - p) / n)."""
+        return math.sqrt(self.accuracy * (1 - self.accuracy) / self.targets)
 
     @classmethod
     def of(cls, sums: npt.NDArray[np.float64], weights: Sequence[float]) -> Score:
@@ -101,7 +108,7 @@ class Evaluation(Scores):
     blocks: int
     """Number of blocks; of `evaluate_lengths`: of windows."""
     coverage: float
-    """Share of the split's tokens that the model read."""
+    """Share of the split's tokens that the blocks or windows hold. Span corruption reads less."""
     stride: int | None = None
     """Of windows that overlap."""
     positions: dict[int, Score] = dataclasses.field(default_factory=dict)
@@ -109,6 +116,8 @@ class Evaluation(Scores):
     these numbers to below the next (`Windows.edges`); those with targets alone."""
     interpolated: Score | None = None
     """With position interpolation."""
+    pairs: dict[str, Score] = dataclasses.field(default_factory=dict)
+    """Of `pairs.evaluate_pairs`: of "masked", "nsp" and "sop"."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -174,12 +183,23 @@ def evaluate_blocks(
     names = corpus.manifest.subsets
     shown = _with_bar(batches, source.sequence_length, ids)
     scores = Scores.of(summed(model, objective, shown, len(names)).tolist(), objective.terms, names)
+    # Of a longer pair the objective cuts the rest.
+    most = source.sequence_length - PAIR_SPECIAL_TOKENS if source.pairs else source.sequence_length
     # Text never encodes to <s>.
-    tokens = sum(int((source[index].ids != Tokenizer.bos_id).sum()) for index in chosen)
+    sizes = (int((source[index].ids != Tokenizer.bos_id).sum()) for index in chosen)
+    tokens = sum(min(size, most) for size in sizes)
     coverage = tokens / int(corpus.lengths.sum())
     return Evaluation(
         **vars(scores), length=source.sequence_length, blocks=len(chosen), coverage=coverage
     )
+
+
+def _refuse_latents(config: ModelConfig, one_text: bool) -> None:
+    if config.latents and not one_text:
+        raise ValueError(
+            f"--lengths puts several documents into a row, which the model's {config.latents} "
+            "latents read as one; accepted: --packing contiguous, or no --lengths"
+        )
 
 
 def evaluate_lengths(
@@ -213,15 +233,16 @@ def evaluate_lengths(
             of Large Language Models via Positional Interpolation"), where the position method can.
 
     Raises:
-        ValueError: the objective cannot draw the targets of a document, a window is longer than
-            the documents together, or the stride is below 1 or above a window; while it measures:
-            there is nothing to predict.
+        ValueError: the objective cannot draw the targets of a document, a model with latents would
+            read several documents in a row, a window is longer than the documents together, or the
+            stride is below 1 or above a window; while it measures: there is nothing to predict.
     """
     if not isinstance(objective, DocumentObjective):
         raise ValueError(
             f"objective {objective.settings.name!r} cannot draw targets for whole documents, so "
             "every length would measure others; accepted: to evaluate without --lengths"
         )
+    _refuse_latents(model.config, one_text)
     documents = spread(len(corpus), limit)
     read = int(corpus.lengths[documents].sum())
     if max(lengths) > read + 1:

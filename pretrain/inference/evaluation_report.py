@@ -1,43 +1,25 @@
-"""What `evaluate` shows and writes: tables, JSON, CSV and a picture."""
+"""What `evaluate` shows and writes: tables, JSON and CSV."""
 
 from __future__ import annotations
 
 import csv
 import dataclasses
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from data_prep.files import write_atomically
-from pretrain.inference.evaluate import Evaluation, Refusal
+from pretrain.inference.evaluate import Evaluation, Refusal, Score
+from pretrain.inference.evaluation_plots import draw, draw_layers
+from pretrain.inference.layers import LayerChanges
+from pretrain.inference.measured import Measured, perplexity_by_position, short_number
 from pretrain.run.checkpoints import write_json
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
-_ROOM_ABOVE = 1.5
-"""The perplexity axis ends at the highest value within the training length, times this."""
-_FEWEST_TARGETS = 100
-"""Groups of positions with fewer are too noisy for the table and the picture."""
-_COLUMNS = "model,trained length,length,stride,part,targets,loss,perplexity,accuracy"
-
-
-@dataclasses.dataclass(frozen=True)
-class Measured:
-    """The results of one model."""
-
-    model: str
-    """Its name in the picture and the files."""
-    trained_length: int
-    """Tokens of the blocks of its training."""
-    results: list[Evaluation | Refusal] = dataclasses.field(default_factory=list)
-
-    @property
-    def evaluations(self) -> list[Evaluation]:
-        """The results without refusals, by length."""
-        found = [result for result in self.results if isinstance(result, Evaluation)]
-        return sorted(found, key=lambda each: each.length)
+_COLUMNS = (
+    "model,trained length,length,stride,part,targets,loss,perplexity,accuracy,"
+    "standard error of accuracy"
+)
+_LAYER_COLUMNS = "model,layer,distance,cosine,degrees,blocks,tokens"
 
 
 def head(counted: str, interpolate: bool) -> str:
@@ -54,17 +36,34 @@ def head(counted: str, interpolate: bool) -> str:
 
 
 def rows(result: Evaluation | Refusal, interpolate: bool) -> str:
-    """Lines of the table: the total, and each subset where there are several."""
+    """Lines of the table: the total, each term and each subset where there are several.
+
+    The total over several terms has a loss, but neither a perplexity nor an accuracy.
+    """
     if isinstance(result, Refusal):
         return f"{result.length:>8} refused: {result.refused}\n"
-    first = f"{result.length:>8} {result.blocks:>10,}"
-    lines = [(first, f"{result.coverage:.1%}", result.total, _interpolated(result, interpolate))]
+    first, terms = f"{result.length:>8} {result.blocks:>10,}", result.terms
+    if len(terms) == 1:  # of windows of documents, which are not pairs: the same as the total
+        terms = {}
+    coverage, last = f"{result.coverage:.1%}", _interpolated(result, interpolate)
+    lines = [_row(first, coverage, result.total, last, summed=bool(terms))]
+    empty = " " * len(first)
+    lines += [_row(empty, "", score, f"  {name}") for name, score in terms.items()]
     if len(result.subsets) > 1:
-        lines += [(" " * len(first), "", score, f"  {s}") for s, score in result.subsets.items()]
-    return "".join(
-        f"{first} {score.targets:>12,} {coverage:>9} {score.loss:>8.4f} {score.perplexity:>11.2f} "
-        f"{score.accuracy:>9.1%}{last}\n"
-        for first, coverage, score, last in lines
+        lines += [
+            _row(empty, "", score, f"  {name}", summed=bool(terms))
+            for name, score in result.subsets.items()
+        ]
+    return "".join(lines)
+
+
+def _row(first: str, coverage: str, score: Score, last: str, *, summed: bool = False) -> str:
+    perplexity, accuracy = f"{score.perplexity:.2f}", f"{score.accuracy:.1%}"
+    if summed:
+        perplexity = accuracy = "-"
+    return (
+        f"{first} {score.targets:>12,} {coverage:>9} {score.loss:>8.4f} {perplexity:>11} "
+        f"{accuracy:>9}{last}\n"
     )
 
 
@@ -76,32 +75,62 @@ def _interpolated(result: Evaluation, interpolate: bool) -> str:
 
 def position_table(evaluations: Sequence[Evaluation]) -> str:
     """Perplexity by position in the window: a line for each length, a column for each group."""
-    groups = [_by_position(each) for each in evaluations]
+    groups = [perplexity_by_position(each) for each in evaluations]
     edges = sorted({edge for found in groups for edge in found})
     if not edges:
         return ""
     title = "perplexity by the number of tokens before the target in its window, from\n"
     lines = [("length", *map(str, edges))]
     for each, found in zip(evaluations, groups, strict=True):
-        lines.append((str(each.length), *(_number(found.get(edge)) for edge in edges)))
+        lines.append((str(each.length), *(short_number(found.get(edge)) for edge in edges)))
     return title + "".join(
         f"{first:>8}" + "".join(f" {cell:>9}" for cell in cells) + "\n" for first, *cells in lines
     )
 
 
-def _by_position(evaluation: Evaluation) -> dict[int, float]:
-    """Perplexity by the first position of a group, of groups with enough targets."""
-    return {
-        edge: score.perplexity
-        for edge, score in evaluation.positions.items()
-        if score.targets >= _FEWEST_TARGETS
-    }
+def pair_table(measured: Sequence[Measured]) -> str:
+    """The accuracy of models with a pair head, as in table 5 of Lan et al. 2020."""
+    found = [(m, result.pairs) for m in measured for result in m.evaluations if result.pairs]
+    if not found:
+        return ""
+    width = max(5, *(len(each.model) for each, _ in found))
+    title = "accuracy ± its standard error, of masked tokens and of each task's pairs\n"
+    names = f"{'tokens':>9} {'MLM':>15} {'pairs':>8} {'NSP':>15} {'SOP':>15}"
+    return f"{title}{'model':<{width}}  trained on {names}\n" + "".join(
+        f"{each.model:<{width}}  {each.pair_task:<10} {scores['masked'].targets:>9,} "
+        f"{_accuracy(scores['masked'])} {scores['sop'].targets:>8,} {_accuracy(scores['nsp'])} "
+        f"{_accuracy(scores['sop'])}\n"
+        for each, scores in found
+    )
 
 
-def _number(value: float | None) -> str:
-    if value is None:
-        return "-"
-    return f"{value:.2f}" if value < 1e6 else f"{value:.1e}"
+def _accuracy(score: Score) -> str:
+    return f"{score.accuracy:>7.1%} ± {score.accuracy_error:>5.1%}"
+
+
+def layer_table(found: Mapping[str, LayerChanges]) -> str:
+    """A line for each layer, and three columns for each model."""
+    lines = [
+        f"{name}: {each.tokens:,} tokens in {each.blocks:,} blocks of {each.length:,}\n"
+        for name, each in found.items()
+    ]
+    lines.append("input and output of each layer: L2 distance, cosine similarity, and angle\n")
+    widths = [max(30, len(name) + 3) for name in found]
+    groups = list(zip(found.values(), widths, strict=True))
+    lines.append(" " * 5 + "".join(f"{n:>{w}}" for n, w in zip(found, widths, strict=True)) + "\n")
+    columns = f"{'distance':>11}{'cosine':>9}{'degrees':>9}"
+    lines.append("layer" + "".join(f"{columns:>{width}}" for width in widths) + "\n")
+    for number in range(max(len(each.layers) for each in found.values())):
+        cells = [_layer_cells(each, number).rjust(width) for each, width in groups]
+        lines.append(f"{number + 1:>5}{''.join(cells)}\n")
+    return "".join(lines)
+
+
+def _layer_cells(found: LayerChanges, number: int) -> str:
+    if number >= len(found.layers):
+        return ""
+    layer = found.layers[number]
+    return f"{layer.distance:>11.3f}{layer.cosine:>9.4f}{layer.degrees:>9.2f}"
 
 
 def refusals(measured: Sequence[Measured]) -> list[str]:
@@ -122,132 +151,75 @@ def write(
 ) -> None:
     """Write the files that have a name."""
     if json:
-        write_json(
-            json,
-            [
-                {**dataclasses.asdict(result), "model": m.model, "trained_length": m.trained_length}
-                for m in measured
-                for result in m.results
-            ],
-        )
+        write_json(json, [_as_json(m, result) for m in measured for result in m.results])
     if table:
         write_atomically(table, as_csv(measured).encode())
     if plot:
         write_atomically(plot, draw(measured))
 
 
+def _as_json(measured: Measured, result: Evaluation | Refusal) -> dict[str, object]:
+    values = {
+        **dataclasses.asdict(result),
+        "model": measured.model,
+        "trained_length": measured.trained_length,
+    }
+    if isinstance(result, Evaluation) and measured.pair_task:
+        values["pair_task"] = measured.pair_task
+        for name, score in result.pairs.items():
+            values["pairs"][name]["standard_error"] = score.accuracy_error
+    return values
+
+
+def write_layers(
+    found: Mapping[str, LayerChanges], json: Path | None, table: Path | None, plot: Path | None
+) -> None:
+    """Write the files that have a name."""
+    if json:
+        write_json(
+            json, [{"model": name, **dataclasses.asdict(each)} for name, each in found.items()]
+        )
+    if table:
+        write_atomically(table, layers_as_csv(found).encode())
+    if plot:
+        write_atomically(plot, draw_layers(found))
+
+
+def layers_as_csv(found: Mapping[str, LayerChanges]) -> str:
+    """A line for each layer of each model."""
+    return _csv(
+        _LAYER_COLUMNS,
+        [
+            (name, number, *dataclasses.astuple(layer), each.blocks, each.tokens)
+            for name, each in found.items()
+            for number, layer in enumerate(each.layers, 1)
+        ],
+    )
+
+
 def as_csv(measured: Sequence[Measured]) -> str:
     """A line for each score, but for those of subsets. What was refused has none."""
-    text = io.StringIO()
-    lines = csv.writer(text, lineterminator="\n")
-    lines.writerow(_COLUMNS.split(","))
+    lines: list[tuple[object, ...]] = []
     for each in measured:
         for result in each.evaluations:
             parts = {"all": result.total}
             if result.interpolated:
                 parts["interpolated"] = result.interpolated
+            parts |= result.terms | result.pairs
             parts |= {f"from {edge} tokens": score for edge, score in result.positions.items()}
             for part, score in parts.items():
-                numbers = score.targets, score.loss, score.perplexity, score.accuracy
                 where = result.length, result.stride or result.length, part
-                lines.writerow([each.model, each.trained_length, *where, *numbers])
+                numbers: tuple[object, ...] = score.perplexity, score.accuracy, score.accuracy_error
+                if part == "all" and len(result.terms) > 1:
+                    numbers = "", "", ""
+                first = each.model, each.trained_length, *where, score.targets, score.loss
+                lines.append((*first, *numbers))
+    return _csv(_COLUMNS, lines)
+
+
+def _csv(columns: str, lines: Sequence[Sequence[object]]) -> str:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(columns.split(","))
+    writer.writerows(lines)
     return text.getvalue()
-
-
-@dataclasses.dataclass(frozen=True)
-class _Curve:
-    label: str
-    color: str
-    style: str
-    points: dict[int, float]
-    """Perplexity by length, or by the first position of a group, in order."""
-    trained: int
-    """Points up to this one are within the training length."""
-
-    @property
-    def highest(self) -> float:
-        """The highest perplexity."""
-        return max(self.points.values())
-
-
-def draw(measured: Sequence[Measured]) -> bytes:
-    """A PNG in the form of Figure 1 of Press et al. 2022, and perplexity by position beside it.
-
-    The axes of perplexity end a little above the values within the training length; the legend
-    says how far a curve goes on above.
-    """
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import ScalarFormatter
-
-    figure = Figure(figsize=(11, 4.6), layout="constrained")
-    left, right = figure.subplots(1, 2)
-    by_length, by_position = [], []
-    for number, each in enumerate(measured):
-        name, color, trained = each.model, f"C{number % 10}", each.trained_length
-        found = each.evaluations
-        points = {result.length: result.total.perplexity for result in found}
-        by_length.append(_Curve(name, color, "o-", points, trained))
-        is_interpolated = any(result.interpolated for result in found)
-        points = {
-            result.length: (result.interpolated or result.total).perplexity
-            for result in found
-            if result.interpolated or (is_interpolated and result.length == trained)
-        }
-        by_length.append(_Curve(f"{name}, interpolated", color, ".:", points, trained))
-        points = _by_position(found[-1]) if found else {}
-        by_position.append(_Curve(name, color, "o-", points, trained // 2))
-    edges = sorted({edge for curve in by_position for edge in curve.points})
-    places = {edge: place for place, edge in enumerate(edges)}
-    _draw_curves(left, by_length, {})
-    for curve in by_length[::2]:
-        _mark_training_length(left, curve)
-    left.plot([], [], "D", color="black", mfc="white", label="training length")
-    right.set_yscale("log")
-    right.yaxis.set_major_formatter(ScalarFormatter())
-    right.yaxis.set_minor_formatter(ScalarFormatter())
-    _draw_curves(right, by_position, places)
-    right.set_xticks(range(len(edges)), [f"{edge:,}" for edge in edges])
-    evaluations = [evaluation for each in measured for evaluation in each.evaluations]
-    strides = {each.stride for each in evaluations if each.stride}
-    kind = f"sliding windows, stride {strides.pop():,}" if strides else "non-overlapping windows"
-    longest = {each.evaluations[-1].length for each in measured if each.evaluations}
-    size = f"windows of {longest.pop():,} tokens" if len(longest) == 1 else "the longest windows"
-    left.set(xlabel="inference length (tokens)", title=f"by length, {kind}")
-    right.set(
-        xlabel="tokens before the target in its window, from", title=f"by position, in {size}"
-    )
-    for axes in (left, right):
-        axes.set_ylabel("perplexity")
-        axes.spines[["top", "right"]].set_visible(False)
-        if axes.lines:
-            axes.legend(framealpha=0.85, edgecolor="none", fontsize=8)
-    picture = io.BytesIO()
-    figure.savefig(picture, format="png", dpi=110)
-    return picture.getvalue()
-
-
-def _draw_curves(axes: Axes, curves: Sequence[_Curve], places: dict[int, int]) -> None:
-    """Draw the curves that have points; `places` are those of points where not their own."""
-    curves = [curve for curve in curves if curve.points]
-    if not curves:
-        return
-    within = [v for curve in curves for at, v in curve.points.items() if at <= curve.trained]
-    lowest = [min(curve.points.values()) for curve in curves]
-    end = min(_ROOM_ABOVE * max(within or lowest), 1.05 * max(curve.highest for curve in curves))
-    for curve in curves:
-        x = [places.get(point, point) for point in curve.points]
-        y = [min(value, 100 * end) for value in curve.points.values()]
-        goes_on = f" (leaves the panel, to {_number(curve.highest)})"
-        label = curve.label + goes_on * (curve.highest > end)
-        axes.plot(x, y, curve.style, color=curve.color, ms=4, lw=1.5, label=label)
-    axes.set_ylim(0.95 * min(lowest), end)
-
-
-def _mark_training_length(axes: Axes, curve: _Curve) -> None:
-    """Mark where the curve passes the training length."""
-    import numpy as np
-
-    lengths, length = list(curve.points), curve.trained
-    if lengths and lengths[0] <= length <= lengths[-1]:
-        value = np.interp(length, lengths, list(curve.points.values()))
-        axes.plot(length, value, "D", color=curve.color, mfc="white", ms=8, zorder=3)

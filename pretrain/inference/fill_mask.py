@@ -31,7 +31,8 @@ def fill_mask(
     One space before `<mask>` belongs to the filler, as in the vocabulary's own tokens (" Beijing"):
     the model reads "China is<mask>.", and a filler without a space joins the word before it. The
     ids of a sentence with a mask are those of EIFY/fairseq, except that fairseq also drops other
-    white space before a mask and at the end of the text, which is kept here.
+    white space before a mask and at the end of the text, which is kept here. With a unigram
+    vocabulary the text after a mask begins a new word, as it does in transformers.
 
     Args:
         model: the model, in evaluation mode, on any device.

@@ -9,9 +9,11 @@ from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from data_prep.tokenizer import Tokenizer
 from pretrain.model.cache import KeyValueCache
+from pretrain.model.embeddings import PAD_ID
 from pretrain.model.language_model import LanguageModel
 
 
@@ -98,8 +100,8 @@ def next_tokens(
     """Yield the next token of every prompt, until all texts have ended; arguments as of `generate`.
 
     A model reads `<s>` and the prompt. `</s>` ends a text, and is repeated while others go on. The
-    other special tokens are never chosen, since nothing that a model is trained to predict has
-    them.
+    other special tokens are never chosen, because no text has them, although a model of span
+    corruption predicts `<mask>` at a gap and at the end.
     """
     ids = [[tokenizer.bos_id, *encoded.tolist()] for encoded in tokenizer.encode_batch(prompts)]
     _refuse(model, ids, settings)
@@ -114,16 +116,38 @@ def next_tokens(
     cache = KeyValueCache(model.config.num_layers)
     generator = torch.Generator().manual_seed(settings.seed)
     for _ in range(settings.max_tokens):
-        last = torch.arange(1, len(ids) + 1, device=device) * read.shape[1] - 1
-        logits = model(read, document_ids, last, cache).cpu()
+        if model.config.latents:
+            logits = next_logits(model, ids).cpu()
+        else:
+            last = torch.arange(1, len(ids) + 1, device=device) * read.shape[1] - 1
+            logits = model(read, document_ids, last, cache).cpu()
         logits[:, [id for id in never if id < logits.shape[1]]] = -math.inf
         chosen = choose(logits, settings, generator).masked_fill(is_done, tokenizer.eos_id)
         yield chosen.tolist()
         is_done |= chosen == tokenizer.eos_id
         if is_done.all():
             return
+        for row, id in zip(ids, chosen.tolist(), strict=True):
+            row.append(id)
         read = chosen[:, None].to(device)
         document_ids = torch.cat([document_ids, document_ids.new_ones(len(ids), 1)], dim=1)
+
+
+def next_logits(model: LanguageModel, texts: Sequence[Sequence[int]]) -> Tensor:
+    """Return the logits of the token that follows each text, [B, V].
+
+    The texts are read as a whole, without a cache, as models with latents have to.
+
+    Args:
+        model: causal, in evaluation mode, on any device.
+        texts: ids of B texts, of any lengths, each with its `<s>`.
+    """
+    device = next(model.parameters()).device
+    rows = [torch.tensor(text, device=device) for text in texts]
+    ids = pad_sequence(rows, batch_first=True, padding_value=PAD_ID)
+    ends = [row * ids.shape[1] + len(text) - 1 for row, text in enumerate(texts)]
+    logits: Tensor = model(ids, ids != PAD_ID, torch.tensor(ends, device=device))
+    return logits
 
 
 def choose(logits: Tensor, settings: GenerationSettings, generator: torch.Generator) -> Tensor:

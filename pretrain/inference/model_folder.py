@@ -94,7 +94,8 @@ class LoadedModel:
     @property
     def packing(self) -> str:
         """How documents filled the blocks of its training; as in fairseq where it is not known."""
-        return str(self.recipe_section("data").get("packing", "complete"))
+        default = "sentence-pairs" if self.objective.pairs else "complete"
+        return str(self.recipe_section("data").get("packing", default))
 
     @property
     def sequence_length(self) -> int:
@@ -121,18 +122,23 @@ class LoadedModel:
 
     @property
     def objective(self) -> ObjectiveSettings:
-        """Default settings of the objective it was trained with; masked LM where nothing says.
+        """Settings of the objective it was trained with.
+
+        Where nothing says, masked LM; with sentence order where the model has a pair head.
 
         Raises:
-            ValueError: this version does not know the objective.
+            ValueError: this version does not know the objective, or one of its settings.
         """
-        recipe = self.provenance.get("recipe")
-        section = recipe.get("objective", {}) if isinstance(recipe, dict) else {}
-        name = section.get("name", "masked-lm")
+        default = "sentence-pairs" if self.model.config.pair_head else "masked-lm"
+        section = {"name": default, **self.recipe_section("objective")}
+        name = section["name"]
         if name not in SETTINGS_BY_NAME:
             known = ", ".join(SETTINGS_BY_NAME)
             raise ValueError(f"{self.folder}: its objective {name!r} is not one of {known}")
-        return SETTINGS_BY_NAME[name]()
+        try:
+            return decode(SETTINGS_BY_NAME[name], section, "objective.")
+        except ValueError as error:
+            raise ValueError(f"{self.folder}: {error}") from None
 
     def contents(self) -> ModelContents:
         """Return the same as plain values."""

@@ -65,7 +65,7 @@ def test_a_model_that_knows_nothing_has_the_vocabulary_s_perplexity(corpus):
         assert result.total.loss == pytest.approx(math.log(model.config.vocab_size), rel=1e-6)
 
 
-@pytest.mark.parametrize("packing", SOURCES)
+@pytest.mark.parametrize("packing", [name for name, kind in SOURCES.items() if not kind.pairs])
 def test_the_loss_is_that_of_the_validation_batches(packing, corpus):
     model = model_of(corpus, "alibi")
     result = blocks_of(model, corpus, 5, 3, packing)
@@ -105,6 +105,11 @@ def test_the_loss_of_several_terms_is_their_weighted_sum_each_over_its_own_targe
     }
     assert scores.total == Score(2.5, math.exp(2.5), 6, 4 / 6)
     assert [scores.subsets[name].loss for name in "ab"] == [2.5, 2.0]
+
+
+def test_the_accuracy_has_the_standard_error_of_a_share():
+    assert Score(1.0, 1.0, 400, 0.8).accuracy_error == pytest.approx(0.02)
+    assert Score(1.0, 1.0, 400, 1.0).accuracy_error == 0
 
 
 @pytest.mark.parametrize("variant", ["zero-clap", "sinusoidal"])

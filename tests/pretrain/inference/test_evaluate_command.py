@@ -14,7 +14,7 @@ from pretrain import train
 from pretrain.data.sources import SOURCES
 from pretrain.data.windows import Windows
 from pretrain.inference import evaluate as evaluation
-from pretrain.inference.command import add_evaluate_arguments
+from pretrain.inference.evaluate_command import add_evaluate_arguments
 from pretrain.inference.model_folder import ModelContents, save
 from pretrain.model import presets
 from pretrain.model.language_model import LanguageModel
@@ -42,6 +42,27 @@ def folder(corpus, tmp_path_factory):
     return made
 
 
+@pytest.fixture(scope="module")
+def pair_folder(sentence_corpus, tmp_path_factory):
+    """A function of a pair task: the folder of an ALBERT with random weights."""
+
+    def made(task):
+        torch.manual_seed(0)
+        tokenizer = tokenizers.load(sentence_corpus)
+        overrides = {"pair_head": True, "embedding_size": 16}
+        config = presets.build("tiny", "albert", tokenizer.vocab_size, overrides)
+        recipe = {
+            "data": {"sequence_length": 64, "packing": "sentence-pairs"},
+            "objective": {"name": "sentence-pairs", "pair_task": task},
+        }
+        path = tmp_path_factory.mktemp("models") / task
+        weights = LanguageModel(config).state_dict()
+        save(path, ModelContents(config, weights, tokenizer, {"recipe": recipe}))
+        return str(path)
+
+    return made
+
+
 def test_the_command_accepts_every_packing():
     """The command names them itself: its help must not import numpy."""
     parser = argparse.ArgumentParser()
@@ -57,7 +78,7 @@ def test_lengths_are_a_table_and_what_was_measured_is_kept(folder, corpus, tmp_p
     out, err = capsys.readouterr()
     documents = len(Corpus(corpus, "valid"))
     masks, note, head, *rows = out.splitlines()
-    assert masks == "validation: 15 % of the tokens masked, the same for every model"
+    assert masks == "validation: 15 % of the tokens masked, the same draws for every model"
     assert f"the same targets at every length, of 7 of {documents} documents" in note
     columns = ["length", "windows", "targets", "coverage", "loss", "perplexity", "accuracy"]
     assert head.split() == columns
@@ -103,7 +124,11 @@ def test_a_kill_keeps_the_lengths_that_were_done(folder, corpus, tmp_path, monke
         (["--stride", "8"], "--stride: accepted only with --lengths"),
         (["--stride", "0"], "--stride: accepted only with --lengths"),
         (["--interpolate"], "--interpolate: accepted only with --lengths"),
-        (["--plot", "a.png"], "--plot: accepted only with --lengths"),
+        (["--plot", "a.png"], "--plot: accepted only with --lengths or --layers"),
+        (["--layers", "--lengths", "32"], "--layers: accepted only without --lengths"),
+        (["--layers", "--stride", "8"], "--stride: accepted only with --lengths"),
+        (["--layers", "--plot", "a.pdf"], "--plot a.pdf: accepted: a file name that ends"),
+        (["--packing", "sentence-pairs"], "does not fit objective masked-lm"),
         (["--lengths", "32", "--plot", "a.pdf"], "--plot a.pdf: accepted: a file name that ends"),
         (["--lengths", "32,64", "--stride", "33"], "--stride 33: accepted: 1 to 32"),
         (["--lengths", "32,64", "--stride", "0"], "--stride 0: accepted: 1 to 32"),
@@ -113,6 +138,32 @@ def test_a_kill_keeps_the_lengths_that_were_done(folder, corpus, tmp_path, monke
 def test_options_that_mean_nothing_are_refused(folder, corpus, words, message, capsys):
     assert command_line.main(["evaluate", folder("alibi"), "--data", str(corpus), *words]) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ["--lengths", "31", "--packing", "chunked"],
+            "--lengths puts several documents into a row, which the model's 64 latents read as "
+            "one; accepted: --packing contiguous",
+        ),
+        (
+            ["--packing", "chunked"],
+            "packing chunked does not fit a model with 64 latents, which reads a block as one "
+            "text; accepted: packing complete or contiguous or one-document",
+        ),
+        (
+            ["--layers"],
+            "has latents, and its layers work on different vectors; accepted: mod",
+        ),
+    ],
+)
+def test_what_latents_cannot_be_measured_on_is_refused(folder, corpus, words, message, capsys):
+    perceiver = folder("char-perceiver")
+    assert command_line.main(["evaluate", perceiver, "--data", str(corpus), *words]) == 2
+    assert message in capsys.readouterr().err
+    assert command_line.main(["evaluate", perceiver, "--data", str(corpus), "--lengths", "31"]) == 0
 
 
 def test_what_is_refused_leaves_no_file(folder, corpus, tmp_path, capsys):
@@ -204,6 +255,89 @@ def test_models_of_the_same_folder_name_are_named_by_path(folder, corpus, tmp_pa
     assert all(f"\n{model}, trained on blocks" in out for model in models)
 
 
+def test_models_with_a_pair_head_are_one_table_of_both_tasks(
+    pair_folder, sentence_corpus, tmp_path, capsys
+):
+    file, table = tmp_path / "scores.json", tmp_path / "scores.csv"
+    tasks = ["none", "nsp", "sop"]
+    words = ["--data", str(sentence_corpus), "--blocks", "30", "--json", str(file)]
+    models = [pair_folder(task) for task in tasks]
+    assert command_line.main(["evaluate", *models, *words, "--csv", str(table)]) == 0
+    *_, columns, none, nsp, sop = capsys.readouterr().out.splitlines()
+    assert columns.split() == ["model", "trained", "on", "tokens", "MLM", "pairs", "NSP", "SOP"]
+    found = json.loads(file.read_text())
+    assert [each["pair_task"] for each in found] == tasks
+    lines = list(csv.DictReader(table.read_text().splitlines()))
+    for task, row, result in zip(tasks, (none, nsp, sop), found, strict=True):
+        scores = result["pairs"]
+        expected = [task, task, f"{scores['masked']['targets']:,}"]
+        for name in ("masked", "nsp", "sop"):
+            score = scores[name]
+            error = (score["accuracy"] * (1 - score["accuracy"]) / score["targets"]) ** 0.5
+            assert score["standard_error"] == pytest.approx(error)
+            expected += ["30"] if name == "nsp" else []
+            expected += [f"{score['accuracy']:.1%}", "±", f"{error:.1%}"]
+            (line,) = (x for x in lines if (x["model"], x["part"]) == (task, name))
+            assert float(line["accuracy"]) == score["accuracy"]
+        assert row.split() == expected
+    # The weights are the same: so are the scores on a task, whatever the training.
+    assert (
+        found[0]["pairs"]["sop"]
+        == found[2]["pairs"]["sop"]
+        == found[2]["terms"]["sop"] | {"standard_error": found[2]["pairs"]["sop"]["standard_error"]}
+    )
+
+
+@pytest.mark.parametrize("more", [[], ["--layers"]])
+def test_pairs_need_a_corpus_of_sentences(pair_folder, corpus, sentence_corpus, more, capsys):
+    words = ["evaluate", pair_folder("sop"), *more, "--data"]
+    assert command_line.main([*words, str(corpus)]) == 2
+    needed = f"{corpus}: its sequences are documents; accepted: a corpus prepared with --sentences"
+    assert needed in capsys.readouterr().err
+    assert command_line.main([*words, str(sentence_corpus), "--packing", "complete"]) == 2
+    accepted = "accepted: packing sentence-pairs"
+    assert accepted in capsys.readouterr().err
+
+
+def test_layers_of_several_models_are_one_table_and_one_file(folder, corpus, tmp_path, capsys):
+    files = [tmp_path / name for name in ("layers.json", "layers.csv", "layers.png")]
+    words = ["--data", str(corpus), "--layers"]
+    for option, file in zip(("--json", "--csv", "--plot"), files, strict=True):
+        words += [option, str(file)]
+    folders = [folder("causal-rotary"), folder("albert")]
+    assert command_line.main(["evaluate", *folders, *words]) == 0
+    rotary, albert, _, names, columns, *rows = capsys.readouterr().out.splitlines()
+    assert names.split() == ["causal-rotary", "albert"]
+    results = json.loads(files[0].read_text())
+    assert [(x["model"], x["length"]) for x in results] == [("causal-rotary", 64), ("albert", 64)]
+    for note, result in zip((rotary, albert), results, strict=True):
+        assert note == (
+            f"{result['model']}: {result['tokens']:,} tokens in {result['blocks']} blocks of 64"
+        )
+    for number, row in enumerate(rows):
+        layers = [result["layers"][number] for result in results]
+        cells = [
+            (f"{x['distance']:.3f}", f"{x['cosine']:.4f}", f"{x['degrees']:.2f}") for x in layers
+        ]
+        assert row.split() == [str(number + 1), *cells[0], *cells[1]]
+    assert len(rows) == 2
+    assert len(files[1].read_text().splitlines()) == 1 + 2 * 2
+    assert files[2].read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_blocks_of_layers_can_be_chosen(folder, corpus, tmp_path, capsys):
+    file = tmp_path / "layers.json"
+    words = ["evaluate", folder("causal-alibi"), "--data", str(corpus), "--layers"]
+    blocks = len(SOURCES["contiguous"](Corpus(corpus, "valid"), 64))
+    for option, expected in (
+        ([], min(32, blocks)),
+        (["--blocks", "3"], 3),
+        (["--blocks", "0"], blocks),
+    ):
+        assert command_line.main([*words, *option, "--json", str(file)]) == 0
+        assert json.loads(file.read_text())[0]["blocks"] == expected
+
+
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_the_score_is_that_of_the_run_to_the_last_digit(
     precision, run_ranks, recipe, tmp_path, capsys
@@ -226,6 +360,31 @@ def test_the_score_is_that_of_the_run_to_the_last_digit(
         assert logged["subsets"] == found["subsets"]
     else:
         assert logged["loss"] == pytest.approx(found["total"]["loss"], rel=2e-3)
+
+
+@pytest.mark.parametrize("task", ["nsp", "none"])
+def test_scores_of_pairs_are_those_of_the_run_to_the_last_digit(
+    task, run_ranks, recipe, sentence_corpus, tmp_path, capsys
+):
+    overrides = [f"folder={tmp_path / 'run'}", f"data.corpus={sentence_corpus}", "training.steps=4"]
+    overrides += ["training.evaluation_blocks=6", "data.packing=sentence-pairs"]
+    overrides += ["data.minimum_share_of_tokens=0", "model.variant=albert", "spike.margin_steps=0"]
+    overrides += [f"objective={{name: sentence-pairs, pair_task: {task}, longest_ngram: 3}}"]
+    overrides += ["schedule.warmup_steps=2"]
+    assert run_ranks(1, train.main, [str(recipe.path), *overrides]) == [0]
+    model, written = str(tmp_path / "model"), tmp_path / "scores.json"
+    assert command_line.main(["export", str(tmp_path / "run"), "--output", model]) == 0
+    words = ["--data", str(sentence_corpus), "--json", str(written)]
+    assert command_line.main(["evaluate", model, *words]) == 0
+    (found,) = json.loads(written.read_text())
+    logged = metrics.read(tmp_path / "run" / metrics.VALIDATION)[-1]
+    assert found["pair_task"] == task
+    assert {name: logged[name] for name in found["total"]} == found["total"]
+    if task == "none":
+        assert found["pairs"]["masked"].items() >= found["total"].items()
+    else:
+        assert found["terms"] == logged["terms"]
+        assert found["pairs"]["nsp"].items() >= logged["terms"]["nsp"].items()
 
 
 def test_a_command_takes_the_device_that_is_asked_for(corpus, folder, capsys, monkeypatch):

@@ -1,41 +1,23 @@
-"""Tables, CSV and picture of `evaluate`."""
+"""Tables and CSV of `evaluate`."""
 
 import csv
 import math
 
 import pytest
 
-from pretrain.inference.evaluate import Evaluation, Refusal, Score
-from pretrain.inference.evaluation_report import Measured, as_csv, draw, head, position_table, rows
-
-
-def score(perplexity, targets=1000):
-    return Score(math.log(perplexity), perplexity, targets, 0.25)
-
-
-def evaluation(length, perplexity, positions=None, interpolated=None, **more):
-    subsets = {"a": score(2.0), "b": score(3.0)}
-    return Evaluation(
-        score(perplexity), subsets, {}, length=length, blocks=7, coverage=0.5,
-        positions={edge: score(*values) for edge, values in (positions or {}).items()},
-        interpolated=interpolated and score(interpolated), **more,
-    )  # fmt: skip
-
-
-@pytest.fixture
-def measured():
-    """Perplexities of Press et al. 2022, table 2; one length could not be measured."""
-    early = {0: (90.0,), 16: (40.0,), 256: (20.0,)}
-    sinusoidal = [
-        evaluation(3512, 178.97, {**early, 512: (150.0,), 2048: (1e304,)}, interpolated=25.0),
-        evaluation(512, 20.05, early),
-    ]
-    alibi = [
-        evaluation(512, 19.73, early),
-        Refusal(1000, "no memory"),
-        evaluation(3512, 18.40, {**early, 512: (18.0,), 2048: (17.0,)}),
-    ]
-    return [Measured("sinusoidal", 512, sinusoidal), Measured("alibi", 600, alibi)]
+from pretrain.inference.evaluate import Refusal, Score
+from pretrain.inference.evaluation_report import (
+    as_csv,
+    head,
+    layer_table,
+    layers_as_csv,
+    pair_table,
+    position_table,
+    rows,
+)
+from pretrain.inference.layers import LayerChange, LayerChanges
+from pretrain.inference.measured import Measured
+from tests.pretrain.inference.results import evaluation, score
 
 
 def test_rows_fit_their_heading(measured):
@@ -71,81 +53,91 @@ def test_csv_has_a_line_for_each_score_in_order_of_length(measured):
     assert lines[4] == {
         "model": "sinusoidal", "trained length": "512", "length": "3512", "stride": "3512",
         "part": "all", "targets": "1000", "loss": str(math.log(178.97)), "perplexity": "178.97",
-        "accuracy": "0.25",
+        "accuracy": "0.25", "standard error of accuracy": str(math.sqrt(0.25 * 0.75 / 1000)),
     }  # fmt: skip
     assert [line["part"] for line in lines[5:7]] == ["interpolated", "from 0 tokens"]
     sliding = Measured("a", 8, [evaluation(16, 2.0, stride=4)])
     assert as_csv([sliding]).splitlines()[1].startswith("a,8,16,4,all,")
 
 
+def pairs(masked, nsp, sop):
+    return {
+        name: Score(1.0, math.e, targets, accuracy)
+        for name, (targets, accuracy) in {"masked": masked, "nsp": nsp, "sop": sop}.items()
+    }
+
+
 @pytest.fixture
-def figure(monkeypatch):
-    """`figure(measured)`: matplotlib's figure that `draw` saved."""
-    from matplotlib.figure import Figure
-
-    saved, save = [], Figure.savefig
-
-    def keep(figure, *arguments, **keywords):
-        saved.append(figure)
-        save(figure, *arguments, **keywords)
-
-    def drawn(measured):
-        assert draw(measured).startswith(b"\x89PNG")
-        return saved.pop()
-
-    monkeypatch.setattr(Figure, "savefig", keep)
-    return drawn
-
-
-def lines_of(axes):
-    return {line.get_label(): line for line in axes.lines}
-
-
-def test_the_picture_is_cut_where_curves_explode(measured, figure):
-    left, right = figure(measured).axes
-    by_length, by_position = lines_of(left), lines_of(right)
-    (exploded,) = [label for label in by_length if label.startswith("sinusoidal (")]
-    assert exploded == "sinusoidal (leaves the panel, to 178.97)"
-    assert [*by_length[exploded].get_xdata()] == [512, 3512]
-    assert [*by_length["alibi"].get_ydata()] == [19.73, 18.40]
-    assert [*by_length["sinusoidal, interpolated"].get_ydata()] == [20.05, 25.0]
-    lowest, highest = left.get_ylim()
-    assert 15 < lowest < 18.40
-    assert 25 < highest < 35
-    (exploded,) = [label for label in by_position if label.startswith("sinusoidal (")]
-    assert exploded.endswith("to 1.0e+304)")
-    assert 90 < right.get_ylim()[1] < 150
-    assert [label.get_text() for label in right.get_xticklabels()] == [
-        "0",
-        "16",
-        "256",
-        "512",
-        "2,048",
+def of_pairs():
+    """The accuracies of Lan et al. 2020, table 5, on 400 pairs."""
+    terms = {"masked": score(3.0, 9000), "sop": score(2.0, 400)}
+    trained = evaluation(
+        512, 6.0, terms=terms, pairs=pairs((9000, 0.54), (400, 0.789), (400, 0.865))
+    )
+    untrained = evaluation(512, 3.0, pairs=pairs((8999, 0.549), (400, 0.524), (400, 0.533)))
+    return [
+        Measured("order", 512, [trained], "sop"),
+        Measured("alibi", 512, [evaluation(512, 3.0)]),
+        Measured("no task at all", 512, [untrained], "none"),
     ]
 
 
-def test_the_training_length_is_marked_on_the_curve(measured, figure):
-    left, _ = figure(measured).axes
-    marks = [line for line in left.lines if line.get_marker() == "D" and len(line.get_xdata())]
-    found = {float(mark.get_xdata()[0]): float(mark.get_ydata()[0]) for mark in marks}
-    assert found == {512: 20.05, 600: pytest.approx(19.73 - (19.73 - 18.40) * 88 / 3000)}
-    assert lines_of(left)["training length"].get_marker() == "D"
-
-
-def test_the_picture_says_how_windows_were_cut(measured, figure):
-    assert [axes.get_title() for axes in figure(measured).axes] == [
-        "by length, non-overlapping windows",
-        "by position, in windows of 3,512 tokens",
+def test_the_table_of_pairs_has_a_line_for_each_model_with_a_pair_head(of_pairs):
+    title, columns, *lines = pair_table(of_pairs).splitlines()
+    assert title == "accuracy ± its standard error, of masked tokens and of each task's pairs"
+    assert columns.split() == ["model", "trained", "on", "tokens", "MLM", "pairs", "NSP", "SOP"]
+    assert [" ".join(line.split()) for line in lines] == [
+        "order sop 9,000 54.0% ± 0.5% 400 78.9% ± 2.0% 86.5% ± 1.7%",
+        "no task at all none 8,999 54.9% ± 0.5% 400 52.4% ± 2.5% 53.3% ± 2.5%",
     ]
-    measured[1].results.pop()
-    assert figure(measured).axes[1].get_title() == "by position, in the longest windows"
-    sliding = [Measured("a", 8, [evaluation(16, 2.0, stride=4)])]
-    assert figure(sliding).axes[0].get_title() == "by length, sliding windows, stride 4"
+    assert {len(line) for line in (columns, *lines)} == {len(columns)}
+    assert pair_table(of_pairs[1:2]) == pair_table([]) == ""
 
 
-def test_a_picture_of_nothing_is_drawn(figure):
-    """Before the first result, and where every length was refused."""
-    for measured in ([], [Measured("a", 8, [Refusal(16, "no memory")])]):
-        assert all(
-            not lines_of(axes).keys() - {"training length"} for axes in figure(measured).axes
-        )
+def test_a_sum_of_terms_has_neither_perplexity_nor_accuracy(of_pairs):
+    total, masked, order, *subsets = rows(of_pairs[0].results[0], False).splitlines()
+    assert total.split()[-3:] == ["1.7918", "-", "-"]
+    assert masked.split() == ["9,000", "1.0986", "3.00", "25.0%", "masked"]
+    assert order.split() == ["400", "0.6931", "2.00", "25.0%", "sop"]
+    assert [line.split()[2:] for line in subsets] == [["-", "-", "a"], ["-", "-", "b"]]
+
+
+def test_the_only_term_with_targets_is_the_total():
+    result = evaluation(64, 3.0, terms={"masked": score(3.0)})
+    assert rows(result, False) == rows(evaluation(64, 3.0), False)
+
+
+def test_csv_has_the_scores_of_pairs(of_pairs):
+    lines = list(csv.DictReader(as_csv(of_pairs).splitlines()))
+    found = {(line["model"], line["part"]): line for line in lines}
+    assert [part for name, part in found if name == "order"] == ["all", "masked", "sop", "nsp"]
+    line = found["no task at all", "nsp"]
+    assert (line["targets"], line["accuracy"]) == ("400", "0.524")
+    assert float(line["standard error of accuracy"]) == pytest.approx(0.02497, rel=1e-3)
+
+
+def changes(*layers):
+    return LayerChanges(64, 7, 300, [LayerChange(*layer) for layer in layers])
+
+
+def test_the_table_of_layers_has_a_line_for_each_layer_and_columns_for_each_model():
+    deep, flat = changes((1.5, 0.5, 60.0), (12.25, -1.0, 180.0)), changes((0.0, 1.0, 0.0))
+    found = {"deep": deep, "a model of a very long name, and flat": flat}
+    note, _, title, names, columns, *lines = layer_table(found).splitlines()
+    assert note == "deep: 300 tokens in 7 blocks of 64"
+    assert "L2 distance, cosine similarity, and angle" in title
+    assert names.split(maxsplit=1) == ["deep", "a model of a very long name, and flat"]
+    assert columns.split() == ["layer", *["distance", "cosine", "degrees"] * 2]
+    assert [line.split() for line in lines] == [
+        ["1", "1.500", "0.5000", "60.00", "0.000", "1.0000", "0.00"],
+        ["2", "12.250", "-1.0000", "180.00"],
+    ]
+    assert {len(line) for line in (names, columns, *lines)} == {len(names)}
+    table = list(csv.DictReader(layers_as_csv(found).splitlines()))
+    assert [(line["model"], line["layer"]) for line in table] == [
+        ("deep", "1"), ("deep", "2"), ("a model of a very long name, and flat", "1"),
+    ]  # fmt: skip
+    assert table[1] == {
+        "model": "deep", "layer": "2", "distance": "12.25", "cosine": "-1.0", "degrees": "180.0",
+        "blocks": "7", "tokens": "300",
+    }  # fmt: skip

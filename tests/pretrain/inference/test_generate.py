@@ -26,9 +26,12 @@ def tokenizer(corpus):
     return tokenizers.load(corpus)
 
 
-@pytest.fixture(scope="module", params=VARIANTS)
+@pytest.fixture(
+    scope="module", params=[*VARIANTS, *(name for name in presets.VARIANTS if "char-" in name)]
+)
 def model(request, tokenizer):
-    return random_model(request.param, tokenizer)
+    overrides = {"latents": 4} if "perceiver" in request.param else {}
+    return random_model(request.param, tokenizer, **overrides)
 
 
 @pytest.fixture(scope="module")

@@ -5,6 +5,7 @@ import os
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from data_prep import tokenizer as tokenizers
 from pretrain.inference import model_folder
@@ -12,6 +13,8 @@ from pretrain.model import presets
 from pretrain.model.config import ClassificationConfig, ModelConfig
 from pretrain.model.heads import ClassificationHead
 from pretrain.model.language_model import LanguageModel
+from pretrain.objectives.masked import MaskedLMConfig
+from pretrain.objectives.sentence_pairs import SentencePairsConfig
 
 
 @pytest.fixture
@@ -141,6 +144,45 @@ def test_a_format_from_the_future_is_refused(saved):
 def test_a_folder_that_is_none_says_how_to_make_one(tmp_path):
     with pytest.raises(ValueError, match="python -m pretrain export"):
         model_folder.load(tmp_path)
+
+
+@pytest.mark.parametrize("sharing", ["none", "attention", "feed-forward", "all"])
+def test_the_weights_of_shared_layers_stand_in_the_file_once(sharing, tokenizer, tmp_path):
+    overrides = {"sharing": sharing, "embedding_size": 16, "pair_head": True}
+    config = presets.build("tiny", "albert", tokenizer.vocab_size, overrides)
+    torch.manual_seed(0)
+    model = LanguageModel(config).eval()
+    save(tmp_path / "model", model, tokenizer, {})
+    weights = load_file(tmp_path / "model" / "model.safetensors")
+    assert sum(x.numel() for x in weights.values()) == sum(x.numel() for x in model.parameters())
+    loaded = model_folder.load(tmp_path / "model").model
+    ids, places = torch.arange(4, 24)[None], torch.arange(20)
+    found, expected = (m(ids, None, places, with_pairs=True) for m in (loaded, model))
+    assert all(torch.equal(x, y) for x, y in zip(found, expected, strict=True))
+
+
+def test_the_objective_comes_back_with_its_settings(saved, tokenizer, tmp_path):
+    folder, model = saved
+    assert model_folder.load(folder).objective == MaskedLMConfig()
+    section = {"name": "sentence-pairs", "pair_task": "nsp", "longest_ngram": 3}
+    change(folder, provenance={"recipe": {"objective": section}})
+    expected = SentencePairsConfig(pair_task="nsp", longest_ngram=3)
+    assert model_folder.load(folder).objective == expected
+    for wrong, message in (
+        ({"name": "electra"}, "its objective 'electra' is not one of masked-lm, "),
+        ({"name": "sentence-pairs", "pair_task": "sos"}, "objective.pair_task: 'sos' is not"),
+    ):
+        change(folder, provenance={"recipe": {"objective": wrong}})
+        with pytest.raises(ValueError, match=f"{folder}: {message}"):
+            model_folder.load(folder).objective  # noqa: B018
+
+
+def test_a_pair_head_without_a_recipe_is_for_sentence_order(tokenizer, tmp_path):
+    config = presets.build("tiny", "albert", tokenizer.vocab_size, {"pair_head": True})
+    save(tmp_path / "model", LanguageModel(config), tokenizer, {})
+    loaded = model_folder.load(tmp_path / "model")
+    assert loaded.objective == SentencePairsConfig()
+    assert loaded.packing == "sentence-pairs"
 
 
 def test_classification_heads_come_back_under_their_names(saved, tokenizer, tmp_path):

@@ -28,9 +28,9 @@ def tokenizer(corpus):
 def make(tokenizer, tmp_path_factory):
     """`make(variant)`: a model folder with three classification heads."""
 
-    def make_folder(variant, vocabulary=tokenizer, rows=tokenizer.vocab_size):
+    def make_folder(variant, vocabulary=tokenizer, rows=tokenizer.vocab_size, overrides=None):
         torch.manual_seed(0)
-        config = presets.build("tiny", variant, rows, {})
+        config = presets.build("tiny", variant, rows, overrides or {})
         weights = LanguageModel(config).state_dict()
         for name, head in HEADS.items():
             state = ClassificationHead(config.hidden_size, head).state_dict()
@@ -60,6 +60,47 @@ def test_texts_become_ids_as_in_fairseq(one, tokenizer):
     assert pair.tolist() == [0, *a, 2, 2, *b, 2]
     assert pair.dtype == torch.int64
     assert one.encode("").tolist() == [0, 2]
+
+
+def test_a_model_with_segments_reads_two_texts_as_albert_does(make, tokenizer):
+    model = Pretrained.load(make("albert"))
+    a, b = (ids.tolist() for ids in tokenizer.encode_batch(["a premise.", "a hypothesis."]))
+    ids = model.encode("a premise.", "a hypothesis.")
+    assert ids.tolist() == [0, *a, 2, *b, 2]
+    assert model.encode("a premise.").tolist() == [0, *a, 2]
+    batch = model.collate([ids, model.encode("a premise.")])
+    segments = torch.tensor([[0] * (len(a) + 2) + [1] * (len(b) + 1)])
+    encoder = model.loaded.model.encoder
+    with torch.no_grad():
+        expected = encoder(ids[None], segment_ids=segments)
+        alone = encoder(batch[1:, : len(a) + 2])
+    torch.testing.assert_close(model.features(batch)[:1], expected)
+    torch.testing.assert_close(model.features(batch)[1:, : len(a) + 2], alone)
+    assert torch.equal(model.features(ids, all_layers=True)[-1], expected)
+    assert not torch.allclose(expected, encoder(ids[None]))
+    head = model.loaded.classification_heads["topic"]
+    with torch.no_grad():
+        assert torch.equal(model.predict("topic", ids, return_logits=True), head(expected, None))
+    for texts in (("a", "b"), ("", ""), ("a", ""), ("", "b")):
+        assert model.decode(model.encode(*texts)) == texts
+    assert model.decode(model.encode("a b")) == "a b"
+    with pytest.raises(ValueError, match="3 texts; the model has segments for 2"):
+        model.encode("a", "b", "c")
+
+
+def test_the_pair_head_says_whether_a_text_follows_another(make, tokenizer):
+    model = Pretrained.load(make("albert", overrides={"pair_head": True}))
+    language_model = model.loaded.model
+    ids = model.encode("a premise.", "a hypothesis.")
+    segments = (torch.arange(len(ids)) > ids.tolist().index(2)).int()[None]
+    with torch.no_grad():
+        features = language_model.encoder(ids[None], segment_ids=segments)
+        logits = language_model.pair_head(features, None)[0]
+    found = model.follows("a premise.", "a hypothesis.")
+    assert found == pytest.approx(float(logits.softmax(0)[0]))
+    assert found != model.follows("a hypothesis.", "a premise.")
+    with pytest.raises(ValueError, match="no pair head; accepted: .*sentence-pairs"):
+        Pretrained.load(make("alibi")).follows("a", "b")
 
 
 def test_special_tokens_in_a_text_are_plain_text(one, tokenizer):
@@ -92,6 +133,10 @@ def test_features_are_those_of_the_encoder(model):
     encoder = model.loaded.model.encoder
     with torch.no_grad():
         assert torch.equal(model.features(ids), encoder(ids[None]))
+    if encoder.config.latents:
+        with pytest.raises(ValueError, match="accepted for a model without latents; .* has 64"):
+            model.features(ids, all_layers=True)
+        return
     layers = model.features(ids, all_layers=True)
     assert len(layers) == len(encoder.layers) + 1
     with torch.no_grad():
@@ -109,6 +154,10 @@ def test_padding_does_not_change_features(model):
     for features in (model.features(batch), model.features(wide)):
         for row, ids in zip(features, encoded, strict=True):
             torch.testing.assert_close(row[: len(ids)], model.features(ids)[0])
+    if model.loaded.model.config.latents:
+        with pytest.raises(ValueError, match="padding before a text; with latents it must follow"):
+            model.features(torch.nn.functional.pad(encoded[0], (3, 0), value=1))
+        return
     if model.loaded.model.config.causal:  # the position of a masked model counts from the left
         left = model.features(torch.nn.functional.pad(encoded[0], (3, 0), value=1))
         torch.testing.assert_close(left[0, 3:], model.features(encoded[0])[0])
