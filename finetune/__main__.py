@@ -15,6 +15,7 @@ from pathlib import Path
 
 from data_prep import console
 from data_prep.arguments import Command, Parser, program, run_command
+from finetune.birthplaces import command as birthplaces
 from pretrain.config.settings import add_device
 from pretrain.exit_codes import EXIT_DONE, EXIT_FAILED
 
@@ -29,7 +30,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> Parser:
-    description = "Fine-tune a model folder on GLUE, and use the fine-tuned model."
+    description = (
+        "Fine-tune a model folder on GLUE or on birthplaces, and use the fine-tuned model."
+    )
     return program("python -m finetune", description, "demo", {"fine-tune": COMMANDS})
 
 
@@ -312,6 +315,7 @@ COMMANDS: dict[str, Command] = {
     "predict": (_predict_arguments, _predict),
     "submit": (_submit_arguments, _submit),
     "acceptability": (_acceptability_arguments, _acceptability),
+    "birthplaces": (birthplaces.add_arguments, birthplaces.birthplaces),
     "demo": (_demo_arguments, _demo),
 }
 """Every command, in the order of `--help`."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,16 +21,23 @@ from pretrain.loop import MicroBatch
 Ids = npt.NDArray[np.int32]
 
 
-def lay_out(texts: Sequence[Ids], max_tokens: int, tokenizer: Tokenizer) -> Ids:
+def lay_out(
+    texts: Sequence[Ids], max_tokens: int, tokenizer: Tokenizer, separators: int = 2
+) -> Ids:
     """Return the input (`Tokenizer.lay_out`) of an example's texts.
 
     If it is too long, tokens are cut from the end of the longest text, one at a time.
     """
-    lengths, limit = [len(text) for text in texts], max_tokens - 2 * len(texts)
+    lengths = [len(text) for text in texts]
+    limit = max_tokens - _special_tokens(len(texts), separators)
     while sum(lengths) > limit:
         lengths[int(np.argmax(lengths))] -= 1
     cut = [text[:length].tolist() for text, length in zip(texts, lengths, strict=True)]
-    return np.array(tokenizer.lay_out(cut), dtype=np.int32)
+    return np.array(tokenizer.lay_out(cut, separators), dtype=np.int32)
+
+
+def _special_tokens(texts: int, separators: int) -> int:
+    return 2 + separators * (texts - 1)
 
 
 class EncodedExamples:
@@ -43,6 +51,7 @@ class EncodedExamples:
         *,
         drop_long: bool = False,
         is_regression: bool = False,
+        segments: int = 0,
     ) -> None:
         """Encode every example.
 
@@ -53,6 +62,8 @@ class EncodedExamples:
             drop_long: leave out longer examples, as EIFY/fairseq does in training; otherwise they
                 are cut, so that every example is scored.
             is_regression: whether labels are numbers rather than classes.
+            segments: of the model's config. Models with segments read `<s> a </s> b </s>`, as in
+                BERT and ALBERT, and the segment of each token; others `<s> a </s> </s> b </s>`.
 
         Raises:
             ValueError: every example was left out.
@@ -60,19 +71,24 @@ class EncodedExamples:
         flat = tokenizer.encode_batch([text for example in examples for text in example.texts])
         texts_of = iter(flat)
         encoded = [[next(texts_of) for _ in example.texts] for example in examples]
-        long = [sum(map(len, texts)) + 2 * len(texts) > max_tokens for texts in encoded]
+        separators = 1 if segments else 2
+        long = [
+            sum(map(len, texts)) + _special_tokens(len(texts), separators) > max_tokens
+            for texts in encoded
+        ]
         kept = [n for n, is_long in enumerate(long) if not (drop_long and is_long)]
         if not kept:
             raise ValueError(f"max_tokens {max_tokens}: every example is longer; accepted: more")
         self.too_long = sum(long)
         """Number of examples that were left out or cut."""
-        self.ids = [lay_out(encoded[n], max_tokens, tokenizer) for n in kept]
+        self.ids = [lay_out(encoded[n], max_tokens, tokenizer, separators) for n in kept]
         self.lengths = np.array([len(ids) for ids in self.ids])
         kind = np.float32 if is_regression else np.int64
         self.labels: npt.NDArray[np.float32 | np.int64] = np.array(
             [examples[n].label for n in kept], dtype=kind
         )
         self.pad_id = tokenizer.pad_id
+        self._tokenizer, self._segments = tokenizer, segments
 
     def __len__(self) -> int:
         """Return the number of examples."""
@@ -81,19 +97,23 @@ class EncodedExamples:
     def collate(self, chosen: Sequence[int], index: int = 0) -> MicroBatch:
         """Return the chosen examples, padded to the longest of them.
 
-        The arrays are input_ids [B, T], document_ids [B, T] bool and labels [B].
+        The arrays are input_ids [B, T], document_ids [B, T] bool, labels [B] and, for a model with
+        segments, segment_ids [B, T].
         """
         lengths = self.lengths[list(chosen)]
         input_ids = np.full((len(chosen), int(lengths.max())), self.pad_id, dtype=np.int64)
         for row, number in enumerate(chosen):
             input_ids[row, : lengths[row]] = self.ids[number]
+        arrays: dict[str, npt.NDArray[Any]] = {
+            "input_ids": input_ids,
+            "document_ids": np.arange(input_ids.shape[1]) < lengths[:, None],
+            "labels": self.labels[list(chosen)],
+        }
+        if self._segments:
+            arrays["segment_ids"] = self._tokenizer.segment_ids(input_ids, self._segments)
         return MicroBatch(
             index=index,
-            arrays={
-                "input_ids": input_ids,
-                "document_ids": np.arange(input_ids.shape[1]) < lengths[:, None],
-                "labels": self.labels[list(chosen)],
-            },
+            arrays=arrays,
             tokens=int(lengths.sum()),
             targets=(len(chosen),),
         )

@@ -27,7 +27,11 @@ def longest_input(max_tokens: int, architecture: ModelConfig) -> int:
 
 
 def build(loaded: model_folder.LoadedModel, plan: RunPlan, task: Task) -> Classifier:
-    """Build the classifier that a run starts from, which depends on model folder and plan only."""
+    """Build the classifier that a run starts from, which depends on model folder and plan only.
+
+    Where the model has a pretrained head for pairs of segments, the dense layer of the new head
+    starts as its dense layer, which has read `<s>` too: the pooler of BERT and ALBERT.
+    """
     import torch
 
     from pretrain.model.classifier import Classifier
@@ -44,6 +48,8 @@ def build(loaded: model_folder.LoadedModel, plan: RunPlan, task: Task) -> Classi
     if plan.weights == "pretrained":
         model.load_state_dict(loaded.model.state_dict())
     head = ClassificationHead(architecture.hidden_size, head_config(plan.config, task))
+    if architecture.pair_head and plan.weights == "pretrained" and plan.config.pooling == "first":
+        head.dense.load_state_dict(model.pair_head.dense.state_dict())
     return Classifier(model.encoder, head)
 
 

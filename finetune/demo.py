@@ -78,6 +78,19 @@ def stages(output: Path, world_size: int) -> list[Stage]:
     ]
 
 
+def empty_folder(output: Path) -> None:
+    """Make the folder of a demo, without what an earlier demo left in it.
+
+    Raises:
+        ValueError: the folder has files that no demo made.
+    """
+    if output.exists() and any(output.iterdir()) and not (output / MARK).exists():
+        raise ValueError(f"{output}: has files that no demo made; accepted: a new folder")
+    shutil.rmtree(output, ignore_errors=True)
+    output.mkdir(parents=True)
+    (output / MARK).touch()
+
+
 def run_demo(output: Path) -> int:
     """Run every stage and print the table; returns the exit code.
 
@@ -86,11 +99,7 @@ def run_demo(output: Path) -> int:
     """
     from pretrain.supervision.gpus import visible_gpus
 
-    if output.exists() and any(output.iterdir()) and not (output / MARK).exists():
-        raise ValueError(f"{output}: has files that no demo made; accepted: a new folder")
-    shutil.rmtree(output, ignore_errors=True)
-    output.mkdir(parents=True)
-    (output / MARK).touch()
+    empty_folder(output)
     began = time.monotonic()
     plan = stages(output, min(2, len(visible_gpus()) or 2))
     for number, stage in enumerate(plan, start=1):

@@ -52,7 +52,7 @@ def logits_of(
     with torch.no_grad():
         for chosen in mine:
             batch = examples.collate(chosen).to(device)
-            output = model(batch["input_ids"], batch["document_ids"])
+            output = model(batch["input_ids"], batch["document_ids"], batch.get("segment_ids"))
             parts.append((chosen, output.float().cpu().numpy()))
     result = np.empty((len(examples), parts[0][1].shape[1]), dtype=np.float32)
     for chosen, logits in (part for from_rank in gather(parts) for part in from_rank):

@@ -18,7 +18,7 @@ class Classification:
 
     def loss(self, model: Model, batch: Mapping[str, Tensor]) -> Tensor:
         """Return the cross-entropy summed over the examples, in nats, computed in fp32: [1]."""
-        logits = model(batch["input_ids"], batch["document_ids"])
+        logits = model(batch["input_ids"], batch["document_ids"], batch.get("segment_ids"))
         return F.cross_entropy(logits.float(), batch["labels"], reduction="sum").unsqueeze(0)
 
 
@@ -29,5 +29,5 @@ class Regression:
 
     def loss(self, model: Model, batch: Mapping[str, Tensor]) -> Tensor:
         """Return the squared error summed over the examples, computed in fp32: [1]."""
-        logits = model(batch["input_ids"], batch["document_ids"])
+        logits = model(batch["input_ids"], batch["document_ids"], batch.get("segment_ids"))
         return F.mse_loss(logits.float().squeeze(-1), batch["labels"], reduction="sum").unsqueeze(0)

@@ -96,8 +96,10 @@ def _logits(
     classifier = Classifier(loaded.model.encoder, loaded.classification_heads[head]).to(device)
     # A converted model has no record of its fine-tuning.
     max_tokens = int(loaded.provenance.get("max_tokens", FinetuneConfig.max_tokens))
-    limit = longest_input(max_tokens, loaded.model.config)
-    return logits_of(classifier.eval(), EncodedExamples(rows, loaded.tokenizer, limit), device)
+    config = loaded.model.config
+    limit = longest_input(max_tokens, config)
+    encoded = EncodedExamples(rows, loaded.tokenizer, limit, segments=config.segments)
+    return logits_of(classifier.eval(), encoded, device)
 
 
 def submit(runs: Path, output: Path, device: str | None = None) -> Path:

@@ -176,6 +176,7 @@ def _read_data(
             limit,
             drop_long=is_train,
             is_regression=task.is_regression,
+            segments=loaded.model.config.segments,
         )
     return splits, skipped
 

@@ -70,9 +70,8 @@ def easy_glue(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="session")
-def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Make a model folder with random weights."""
+def make_model(folder: Path, variant: str, **overrides: object) -> Path:
+    """Write a model folder with random weights."""
     import torch
 
     from data_prep.tokenizer import train
@@ -81,9 +80,21 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from pretrain.model.language_model import LanguageModel
 
     tokenizer = train(iter([f"{word} wug" for word in WORDS] * 20), 320)
-    config = presets.build("tiny", "zero-clap", tokenizer.vocab_size, {})
+    config = presets.build("tiny", variant, tokenizer.vocab_size, overrides)
     torch.manual_seed(0)
-    folder = tmp_path_factory.mktemp("model") / "tiny"
     weights = LanguageModel(config).state_dict()
     model_folder.save(folder, model_folder.ModelContents(config, weights, tokenizer, {}))
     return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Make a model folder with random weights."""
+    return make_model(tmp_path_factory.mktemp("model") / "tiny", "zero-clap")
+
+
+@pytest.fixture(scope="session")
+def segment_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Make a folder of a model with segments and a pair head, with random weights."""
+    settings = {"segments": 2, "pair_head": True, "sharing": "all"}
+    return make_model(tmp_path_factory.mktemp("model") / "segments", "zero-clap", **settings)

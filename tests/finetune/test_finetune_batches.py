@@ -96,18 +96,35 @@ def test_inputs_are_laid_out_as_in_the_python_interface(tiny_model):
         assert ids.tolist() == model.encode(*texts).tolist()
 
 
+@pytest.mark.parametrize("separators", [1, 2])
 @pytest.mark.parametrize(
-    ("lengths", "max_tokens", "kept"),
-    [((6, 2), 12, (6, 2)), ((6, 2), 10, (4, 2)), ((6, 5), 10, (3, 3)), ((9,), 5, (3,))],
+    ("lengths", "room", "kept"),
+    [((6, 2), 8, (6, 2)), ((6, 2), 6, (4, 2)), ((6, 5), 6, (3, 3)), ((9,), 3, (3,))],
 )
-def test_texts_that_are_too_long_are_cut_the_longest_first(tiny_model, lengths, max_tokens, kept):
+def test_texts_that_are_too_long_are_cut_the_longest_first(
+    tiny_model, separators, lengths, room, kept
+):
+    max_tokens = room + 2 + separators * (len(lengths) - 1)
     texts = [np.arange(10, 10 + length, dtype=np.int32) for length in lengths]
     expected = [0]
     for number, (text, length) in enumerate(zip(texts, kept, strict=True)):
-        expected += [2] * bool(number) + text[:length].tolist() + [2]
+        expected += [2] * (separators - 1) * bool(number) + text[:length].tolist() + [2]
     tokenizer = tokenizers.load(tiny_model)
-    assert lay_out(texts, max_tokens, tokenizer).tolist() == expected
-    assert len(expected) <= max_tokens
+    assert lay_out(texts, max_tokens, tokenizer, separators).tolist() == expected
+    assert len(expected) == max_tokens
+
+
+def test_models_with_segments_read_one_separator_and_the_segment_of_each_token(segment_model):
+    tokenizer = tokenizers.load(segment_model)
+    examples = [Example(("the dog", "a small bird")), Example(("the",)), Example(("the", "a"))]
+    encoded = EncodedExamples(examples, tokenizer, 64, segments=2)
+    batch = encoded.collate([0, 1, 2]).arrays
+    first, second = map(len, tokenizer.encode_batch(examples[0].texts))
+    assert batch["segment_ids"][0].tolist() == [0] * (first + 2) + [1] * (second + 1)
+    assert not batch["segment_ids"][1][: encoded.lengths[1]].any()
+    assert set(batch["segment_ids"].flat) == {0, 1}  # at padding too
+    assert (batch["input_ids"] == tokenizer.eos_id).sum(axis=1).tolist() == [2, 1, 2]
+    assert "segment_ids" not in EncodedExamples(examples, tokenizer, 64).collate([0]).arrays
 
 
 def test_a_long_example_is_left_out_of_training_and_cut_in_scoring(tiny_model):

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from finetune import planning
+from finetune import planning, predict
 
 ROOT = Path(__file__).parents[2]
 QUICK = ["learning_rate=1e-2", "pooling=mean", "dropout=0", "attention_dropout=0"]
@@ -44,10 +44,11 @@ def test_two_ranks_learn_the_same_as_one(run_ranks, tiny_model, easy_glue, tmp_p
         assert found == {"run.json", "metrics.jsonl", "model"}  # nothing of DeepSpeed's
 
 
+@pytest.mark.parametrize("model", ["tiny_model", "segment_model"])
 def test_a_regression_learns_and_is_scored_in_published_units(
-    run_ranks, tiny_model, easy_glue, tmp_path
+    run_ranks, request, model, easy_glue, tmp_path
 ):
-    plan = planned(tiny_model, easy_glue, "STS-B", "epochs=10")
+    plan = planned(request.getfixturevalue(model), easy_glue, "STS-B", "epochs=10")
     (result,) = train_on(run_ranks, 1, plan, tmp_path / "run")
     assert result["collapsed"] == ""
     assert result["best"]["pearson"] > 0.8
@@ -56,6 +57,26 @@ def test_a_regression_learns_and_is_scored_in_published_units(
     assert result["best"]["seed_loss"] < 0.5 * result["majority"]["seed_loss"]
     for epoch in result["epochs"]:
         assert epoch["seed_loss"] == pytest.approx(epoch["loss"] / 0.693147, rel=1e-4)
+    test_rows = "the dog runs\ta wug sees the wug\nthe dog runs\tthe old cat sees a bird\n"
+    (tmp_path / "new.tsv").write_text(test_rows)
+    answers = predict.predict(tmp_path / "run" / "model", tmp_path / "new.tsv").splitlines()
+    values = [float(line.split("\t")[0]) for line in answers]
+    assert values[1] < 2 < 3 < values[0]
+
+
+def test_the_head_starts_from_the_dense_layer_of_the_pair_head(segment_model, easy_glue):
+    import torch
+
+    from finetune import classifiers, glue
+    from pretrain.inference import model_folder
+
+    loaded = model_folder.load(segment_model)
+    pooler = loaded.model.pair_head.dense.weight
+    for settings, is_pooler in ((["pooling=first"], True), (["pooling=mean"], False)):
+        plan = planned(segment_model, easy_glue, "RTE", *settings)
+        head = classifiers.build(loaded, plan, glue.find("RTE")).head
+        assert torch.equal(head.dense.weight, pooler) == is_pooler
+        assert not torch.equal(head.projection.weight, loaded.model.pair_head.projection.weight)
 
 
 def test_a_saved_dataset_can_be_used_and_limits_apply(run_ranks, tiny_model, easy_glue, tmp_path):

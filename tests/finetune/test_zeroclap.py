@@ -143,7 +143,7 @@ def test_zsh_gets_a_completion_function(capsys):
     assert zeroclap.main(["completion", "zsh"]) == 0
     shown = capsys.readouterr().out
     assert shown.startswith("#compdef zeroclap\n")
-    assert "recipes:recipe:(causal-wikitext103 demo " in shown
+    assert "recipes:recipe:(albert-base albert-demo " in shown
     assert "(CoLA " in shown
 
 

@@ -1,0 +1,116 @@
+"""The birthplace task on people who do not exist, from nothing to its table, in minutes.
+
+`text` writes sentences about made-up people. `run_demo` calls the task's own commands, as a user
+would type them.
+"""
+
+from __future__ import annotations
+
+import collections
+import os
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from data_prep.files import write_atomically
+from finetune.birthplaces import making, questions
+from finetune.demo import empty_folder
+
+_WORDS = {
+    "first": "Ada Alma Anton Bela Bruno Carl Clara Dora Edgar Elsa Emil Erik Eva Felix Frida Georg "
+    "Greta Hans Hugo Ida Ines Ivan Jakob Jan Julia Karin Klara Leo Lina Lukas Maria Marta Max Mira "
+    "Nora Olga Oskar Otto Paul Petra Rosa Rudolf Selma Simon Sofia Theo Tilda Vera Viktor Wanda",
+    "last": "Ander Berg Castel Dahl Eben Fern Gold Halm Iver Jansen Kron Lind Mar Nord Ost",
+    "last_end": "bach berg dorf feld gren holm kamp man rup sen son stad strom thal wall",
+    "place": "Al Bar Cor Dun El Far Gar Hol Ister Kal Lor Mon",
+    "place_end": "brook burg dale ford mouth ton",
+    "work": "painter poet chemist pilot dancer lawyer singer farmer sculptor printer",
+}
+_FORMS = (
+    "{name} was born in {place} in {year}.",
+    "{name} (born {year} in {place}) was a {work}.",
+    "Born in {place}, {name} worked as a {work}.",
+    "{name} was born on {day} May {year} in {place} and was a {work}.",
+)
+
+
+def text(people: int, seed: int) -> str:
+    """Write a line about each of some made-up people: the same arguments give the same text."""
+    draw, lines = random.Random(seed), dict[str, str]()
+    while len(lines) < people:
+        word = {kind: draw.choice(words.split()) for kind, words in _WORDS.items()}
+        name = f"{word['first']} {word['last']}{word['last_end']}"
+        lines[name] = draw.choice(_FORMS).format(
+            name=name,
+            place=word["place"] + word["place_end"],
+            year=draw.randrange(1850, 2000),
+            day=draw.randrange(1, 32),
+            work=word["work"],
+        )
+    return "".join(f"{line}\n" for line in lines.values())
+
+
+PEOPLE, EPOCHS = 200, 200
+"""Lines of text, and how often pretraining reads them."""
+FINETUNE_EPOCHS = {"fresh": 60, "after": 10}
+"""After pretraining more are worse: what fine-tuning does not name is forgotten."""
+
+
+def commands() -> list[str]:
+    """Return the arguments of the task's commands in the demo's folder, in order."""
+    corpus, train = f"vanilla task/{making.TEXT}", f"--finetune_corpus_path task/{making.TRAIN}"
+    dev = f"--eval_corpus_path task/{making.DEV}"
+    result = [
+        "make --input lines:people.txt --output task",
+        f"dataset charcorruption task/{making.TEXT} --count 2",
+        f"pretrain {corpus} --writing_params_path pretrained --epochs {EPOCHS} --pretrain_lr 3e-3 "
+        "model.size=small batch.global_batch_size=32 batch.micro_batch_size=16 "
+        "objective.truncate=false model.overrides.dropout=0.0 "
+        "model.overrides.attention_dropout=0.0",
+    ]
+    start_of = {"fresh": "model.size=small", "after": "--reading_params_path pretrained"}
+    for name, start in start_of.items():
+        result += [
+            f"finetune {corpus} {start} {train} --writing_params_path {name} "
+            f"--epochs {FINETUNE_EPOCHS[name]}",
+            f"evaluate {corpus} --reading_params_path {name} {dev} "
+            f"--outputs_path {name}.predictions",
+        ]
+    return result
+
+
+def run_demo(output: Path) -> int:
+    """Run every command and print the table; returns the exit code.
+
+    Raises:
+        ValueError: the folder has files that no demo made.
+    """
+    empty_folder(output)
+    started = time.monotonic()
+    write_atomically(output / "people.txt", text(PEOPLE, seed=1).encode())
+    # The commands work in the folder, so that their expt/ is there, and import this very package.
+    paths = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    for words in commands():
+        print(f"\n$ python -m finetune birthplaces {words}", flush=True)
+        command = [sys.executable, "-m", "finetune", "birthplaces", *words.split()]
+        if code := subprocess.run(command, cwd=output, env=environment, check=False).returncode:
+            return code
+    print(f"\n{table(output)}\nwhole demo: {time.monotonic() - started:.0f} s")
+    return 0
+
+
+def table(output: Path) -> str:
+    """Format the accuracies of the demo, and that of the commonest answer of the training."""
+    train, dev = (questions.read(output / "task" / name) for name in (making.TRAIN, making.DEV))
+    [(constant, _)] = collections.Counter(str(row.answer) for row in train).most_common(1)
+    answers = {f"always {constant}": [constant] * len(dev)}
+    for name, title in (("fresh", "without pretraining"), ("after", "after pretraining")):
+        answers[title] = (output / f"{name}.predictions").read_text().split("\n")[:-1]
+    width = max(map(len, answers))
+    return "\n".join(
+        f"{title:<{width}}  {questions.score_line(questions.score(dev, given))}"
+        for title, given in answers.items()
+    )

@@ -1,0 +1,61 @@
+"""What the model reads and predicts, printed as the assignment's `dataset.py` prints it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from finetune.birthplaces import corpus, questions
+from finetune.birthplaces.models import Choice
+from finetune.birthplaces.rows import AnswerObjective, encode
+from pretrain.objectives.base import Block, Ids, Vocabulary
+from pretrain.objectives.tokens import IGNORED, PAD_ID
+
+if TYPE_CHECKING:
+    from data_prep.tokenizer import Tokenizer
+    from pretrain.loop import Arrays
+
+PAD_SHOWN, MASK_SHOWN = "\u25a1", "\u2047"
+
+
+def pretraining(text: Path, count: int, seed: int, epoch: int) -> list[str]:
+    """Return lines "x: ..." and "y: ..." of the first documents, as the recipe corrupts them."""
+    recipe, documents = Choice("vanilla").config(), corpus.documents(text)
+    tokenizer, length = corpus.vocabulary(documents), recipe.data.sequence_length
+    ids = tokenizer.encode_batch(documents[:count])
+    objective = recipe.objective.build(
+        Vocabulary(tokenizer.vocab_size, tokenizer.vocab_size, text.parent)
+    )
+    result = []
+    for index, document in enumerate(ids):
+        block = Block(np.array([tokenizer.bos_id, *document[: length - 1]], dtype=np.int64))
+        result += _shown(objective.collate([block], [(seed, epoch, index)], length), tokenizer)
+    return result
+
+
+def finetuning(text: Path, data: Path, count: int) -> list[str]:
+    """Return lines "x: ..." and "y: ..." of the first questions of a TSV file."""
+    tokenizer = corpus.vocabulary(corpus.documents(text))
+    length = Choice("vanilla").config().data.sequence_length
+    read = questions.read(data, with_answers=True)[:count]
+    objective = AnswerObjective(tokenizer.mask_id)
+    result = []
+    for row in encode(read, tokenizer, length, with_answers=True).rows:
+        result += _shown(objective.collate([row], length), tokenizer)
+    return result
+
+
+def _shown(arrays: Arrays, tokenizer: Tokenizer) -> list[str]:
+    """What follows `<s>` in a batch of one row, and what is predicted at each place."""
+    inputs = arrays["input_ids"][0]
+    labels = np.full_like(inputs, PAD_ID)
+    used = arrays["labels"] != IGNORED
+    labels[arrays["target_positions"][used]] = arrays["labels"][used]
+    return [f"x: {_text(inputs[1:], tokenizer)}", f"y: {_text(labels[1:], tokenizer)}"]
+
+
+def _text(ids: Ids, tokenizer: Tokenizer) -> str:
+    special = {tokenizer.pad_id: PAD_SHOWN, tokenizer.mask_id: MASK_SHOWN}
+    return "".join(special.get(int(id), "") or tokenizer.token_text(int(id)) for id in ids)

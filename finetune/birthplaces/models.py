@@ -1,0 +1,182 @@
+"""The models of the task: recipes, settings, fresh weights, and checks of model folders."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from finetune.birthplaces import corpus
+
+if TYPE_CHECKING:
+    from pretrain.config.run import RunConfig
+    from pretrain.inference.model_folder import LoadedModel, ModelContents
+    from pretrain.model.config import ModelConfig
+
+VARIANTS = ("vanilla", "perceiver", "perceiver-ar")
+BOTTLENECK = 32
+"""Default number of latents of the two Perceivers."""
+MOST_LATENTS = 127
+"""The block less one: a last latent would answer no question."""
+POSITIONS = ("learned", "rotary", "alibi")
+OPTIONS: Mapping[str, str] = {
+    "folder": "--tb_expt_name",
+    "data.corpus": "the argument corpus",
+    "model.variant": "the argument variant",
+    "model.overrides.latents": "--bottleneck_dim",
+    "model.overrides.position": "--position",
+    "training.steps": "--epochs",
+    "training.seed": "--seed",
+    "optimizer.learning_rate": "--pretrain_lr or --finetune_lr",
+    "schedule.minimum_learning_rate": "--pretrain_lr",
+}
+"""What sets a setting of the recipe in these commands."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """The model that a command line names; None: as the recipe or the model folder says."""
+
+    variant: str
+    bottleneck_dim: int | None = None
+    position: str | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse a bottleneck without latents, and latents or positions that do not fit."""
+        size, has_latents = self.bottleneck_dim, self.variant != "vanilla"
+        if size is not None and not has_latents:
+            raise ValueError(f"--bottleneck_dim {size}: accepted with {' and '.join(VARIANTS[1:])}")
+        if size is not None and not 1 <= size <= MOST_LATENTS:
+            raise ValueError(f"--bottleneck_dim {size}: accepted: 1 to {MOST_LATENTS}")
+        if has_latents and self.position not in (None, "learned"):
+            raise ValueError(
+                f"--position {self.position} with {self.variant}: accepted with vanilla; for "
+                f"{self.variant}: learned"
+            )
+
+    @property
+    def recipe(self) -> str:
+        """Name of the recipe in pretrain/recipes."""
+        return f"birthplaces-{self.variant.removesuffix('-ar')}"
+
+    @property
+    def overrides(self) -> list[str]:
+        """What differs from the recipe."""
+        result = [f"model.variant=char-{self.variant}"]
+        if self.variant != "vanilla":
+            result.append(f"model.overrides.latents={self.bottleneck_dim or BOTTLENECK}")
+        if self.position is not None:
+            result.append(f"model.overrides.position={self.position}")
+        return result
+
+    def config(self, overrides: Sequence[str] = ()) -> RunConfig:
+        """Load the recipe of the model with further overrides."""
+        from pretrain.config.load import load
+
+        return load(self.recipe, [*self.overrides, *overrides])
+
+
+def refuse_overrides(overrides: Sequence[str], accepted: Sequence[str] | None = None) -> None:
+    """Refuse overrides that contradict an option, or that the command does not use.
+
+    Args:
+        overrides: `section.key=value` each.
+        accepted: sections and keys that the command uses; None: all.
+
+    Raises:
+        ValueError: names the override, and what to write.
+    """
+    from pretrain.config.settings import apply_override
+    from pretrain.config.upgrades import is_within
+
+    for override in overrides:
+        values: dict[str, object] = {}
+        apply_override(values, override)
+        key, _, text = override.partition("=")
+        if key in OPTIONS:
+            raise ValueError(f"{override!r}: accepted: {OPTIONS[key]}, which sets {key}")
+        if accepted is not None and not any(is_within(key, each) for each in accepted):
+            keys = ", ".join(accepted)
+            raise ValueError(f"{override!r}: has no effect here; accepted: settings of {keys}")
+        if any(is_within(option, key) for option in OPTIONS) or text.lstrip().startswith("{"):
+            raise ValueError(f"{override!r}: is a whole section; accepted: {key}.NAME=value")
+
+
+def refuse_numbers(rate_option: str, rate: float, epochs: int, seed: int) -> None:
+    """Refuse a learning rate, a number of epochs or a seed that nothing can be trained with.
+
+    Raises:
+        ValueError: names the option, and what is accepted.
+    """
+    if not 0 < rate < 1:
+        raise ValueError(f"{rate_option} {rate}: accepted: above 0 and below 1")
+    for name, value, least in (("epochs", epochs, 1), ("seed", seed, 0)):
+        if value < least:
+            raise ValueError(f"--{name} {value}: accepted: {least} or more")
+
+
+def variant_of(architecture: ModelConfig) -> str:
+    """Return the name in VARIANTS of an architecture."""
+    if not architecture.latents:
+        return "vanilla"
+    return "perceiver" if architecture.latent_queries == "basis" else "perceiver-ar"
+
+
+def fresh(text: Path, recipe: RunConfig) -> ModelContents:
+    """Draw the weights of a fresh model from the recipe's seed."""
+    import torch
+
+    from pretrain.config.load import to_dict
+    from pretrain.inference.model_folder import ModelContents
+    from pretrain.model.language_model import LanguageModel
+
+    tokenizer = corpus.vocabulary(corpus.documents(text))
+    architecture = recipe.architecture(tokenizer.vocab_size)
+    torch.manual_seed(recipe.training.seed)
+    weights = LanguageModel(architecture).state_dict()
+    return ModelContents(architecture, weights, tokenizer, {"recipe": to_dict(recipe)})
+
+
+def load(folder: Path, choice: Choice, text: Path) -> LoadedModel:
+    """Load a model folder, and check that it holds what the command line names.
+
+    Args:
+        folder: written by `pretrain` or `finetune`.
+        choice: of the command line.
+        text: the corpus, whose characters are the vocabulary.
+
+    Raises:
+        ValueError: not a model folder, or one of a model that is not causal, of another variant,
+            bottleneck, position method or vocabulary.
+    """
+    from pretrain.inference import model_folder
+
+    loaded = model_folder.load(folder)
+    architecture = loaded.model.config
+    if not architecture.causal:
+        raise ValueError(f"{folder}: its model is not causal; accepted: a model of `pretrain`")
+    found = {
+        "variant": (choice.variant, variant_of(architecture)),
+        "--bottleneck_dim": (choice.bottleneck_dim, architecture.latents),
+        "--position": (choice.position, architecture.position),
+    }
+    for name, (wanted, actual) in found.items():
+        if wanted not in (None, actual):
+            raise ValueError(f"{name} {wanted}: accepted: {actual}, that of the model in {folder}")
+    corpus.refuse_other_vocabulary(folder, loaded.tokenizer, text)
+    return loaded
+
+
+def refuse_existing(output: Path, *, is_file: bool = False) -> None:
+    """Refuse an output that would replace something.
+
+    Args:
+        output: the path to be written.
+        is_file: a file will be written; otherwise a folder, which may be there if it is empty.
+
+    Raises:
+        ValueError: the output exists.
+    """
+    if output.exists() and (is_file or not output.is_dir() or any(output.iterdir())):
+        raise ValueError(f"{output}: exists; accepted: a new name")

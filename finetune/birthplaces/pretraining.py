@@ -1,0 +1,172 @@
+"""Pretraining of the task: a supervised run, and its model folder."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from finetune.birthplaces import corpus
+from finetune.birthplaces.models import (
+    OPTIONS,
+    Choice,
+    refuse_existing,
+    refuse_numbers,
+    refuse_overrides,
+    variant_of,
+)
+from pretrain.exit_codes import EXIT_DONE
+
+if TYPE_CHECKING:
+    from pretrain.config.run import RunConfig
+    from pretrain.model.config import ModelConfig
+
+EXPERIMENTS = Path("expt")
+"""Folder of runs and corpora, for `tensorboard --logdir expt`."""
+PRETRAIN_RATE, FINETUNE_RATE = 6e-3, 6e-4
+"""Default learning rates."""
+EPOCHS = 650
+"""Default epochs of pretraining."""
+
+
+def run_folder(
+    function: str,
+    name: str,
+    architecture: ModelConfig,
+    output: Path,
+    seed: int,
+    *,
+    pretrain_rate: float | None = None,
+    finetune_rate: float | None = None,
+) -> Path:
+    """Return the folder of a run's metrics: what was trained, and below it the output's name.
+
+    The beginning is named as in the assignment. The output's name is followed by a hash of its
+    whole path, so that outputs of the same name in different folders have different runs.
+
+    Args:
+        function: pretrain or finetune.
+        name: --tb_expt_name.
+        architecture: of the model.
+        output: the model folder.
+        seed: random seed.
+        pretrain_rate: learning rate of pretraining; None: unknown, or not pretrained.
+        finetune_rate: learning rate of fine-tuning; None: not fine-tuned.
+    """
+    words = [name, variant_of(architecture)]
+    if architecture.latents:
+        words.append(str(architecture.latents))
+    if architecture.position != "learned":
+        words.append(architecture.position)
+    for title, rate in (("pt_lr", pretrain_rate), ("ft_lr", finetune_rate)):
+        if rate is not None:
+            words.append(f"{title}_{rate:f}")
+    path_hash = hashlib.sha256(str(output.resolve()).encode()).hexdigest()[:8]
+    return (
+        EXPERIMENTS / function / "_".join([*words, f"seed_{seed}"]) / f"{output.name}-{path_hash}"
+    )
+
+
+def refuse_name(name: str) -> None:
+    """Refuse a --tb_expt_name that is no part of a folder's name.
+
+    Raises:
+        ValueError: the name is empty, hidden, or has a slash.
+    """
+    if not name or name.startswith(".") or "/" in name:
+        raise ValueError(f"--tb_expt_name {name!r}: accepted: a name without slash or leading dot")
+
+
+def pretrain(
+    choice: Choice,
+    text: Path,
+    output: Path,
+    *,
+    learning_rate: float = PRETRAIN_RATE,
+    epochs: int = EPOCHS,
+    seed: int = 1,
+    name: str = "run",
+    overrides: Sequence[str] = (),
+    parser: argparse.ArgumentParser,
+) -> int:
+    """Pretrain a model through the supervisor, and write its model folder.
+
+    Called again with the same arguments it continues where it was interrupted.
+
+    Args:
+        choice: the model.
+        text: one document per line.
+        output: the model folder.
+        learning_rate: peak of the schedule, which ends at a tenth of it.
+        epochs: how often every document is read.
+        seed: random seed of initial weights, order, spans and dropout.
+        name: --tb_expt_name.
+        overrides: further settings of the recipe.
+        parser: of the command.
+
+    Returns:
+        The exit code.
+
+    Raises:
+        ValueError: the text or a setting is not accepted, the output exists, or an earlier run for
+            this output had other settings.
+    """
+    from pretrain.inference import model_folder
+    from pretrain.supervision.command import supervise
+    from pretrain.supervision.gpus import visible_gpus
+
+    refuse_existing(output)
+    refuse_name(name)
+    refuse_numbers("--pretrain_lr", learning_rate, epochs, seed)
+    refuse_overrides(overrides)
+    settings = [
+        *choice.overrides,
+        f"optimizer.learning_rate={learning_rate}",
+        f"schedule.minimum_learning_rate={learning_rate / 10}",
+        f"training.seed={seed}",
+        # The model is small: more processes would wait for each other.
+        f"supervision.processes_per_node={min(2, len(visible_gpus()) or 2)}",
+        *overrides,
+    ]
+    recipe = choice.config(settings)
+    documents = corpus.documents(text)
+    tokenizer = corpus.vocabulary(documents)
+    architecture = recipe.architecture(tokenizer.vocab_size)
+    folder = run_folder("pretrain", name, architecture, output, seed, pretrain_rate=learning_rate)
+    steps = math.ceil(epochs * len(documents) / recipe.batch.global_batch_size)
+    settings += [f"folder={folder}", f"training.steps={steps}"]
+    _refuse_other_settings(folder, choice.config(settings))
+    prepared = corpus.prepare(text.stem, documents, EXPERIMENTS / "corpora")
+    counts = f"documents: {len(documents):,}, epochs: {epochs:,}, steps: {steps:,}"
+    print(f"{text}: {counts}", flush=True)
+    options = argparse.Namespace(
+        recipe=choice.recipe,
+        overrides=[*settings, f"data.corpus={prepared}"],
+        dry_run=False,
+        nodes=1,
+        node_rank=0,
+        master_addr=None,
+        parser=parser,
+    )
+    if code := supervise(options):
+        return code
+    step = model_folder.export(folder, output)
+    print(f"{output}: the model of {folder} after {step:,} steps", flush=True)
+    return EXIT_DONE
+
+
+def _refuse_other_settings(folder: Path, config: RunConfig) -> None:
+    from pretrain.config.load import RUN_FILE, differences, load
+
+    if not (folder / RUN_FILE).is_file():
+        return
+    if changed := differences(load(str(folder / RUN_FILE)), config):
+        named = [f"{OPTIONS.get(each.partition(': ')[0], '')} {each}".strip() for each in changed]
+        raise ValueError(
+            f"{folder}: an earlier run for the same output had other settings: "
+            f"{'; '.join(named)}; accepted: those settings, another --tb_expt_name, or "
+            "delete that folder"
+        )

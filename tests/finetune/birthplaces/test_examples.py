@@ -1,0 +1,45 @@
+"""What `dataset` prints."""
+
+import pytest
+
+from finetune.__main__ import main
+from finetune.birthplaces import examples
+
+PAD, MASK = "\u25a1", "\u2047"
+
+
+def test_a_row_of_fine_tuning_is_shown_as_the_assignment_shows_it(task, tmp_path):
+    data = tmp_path / "one.tsv"
+    data.write_text("Where was Ann born?\tAlton\n")
+    x, y = examples.finetuning(task.text, data, 4)
+    read = f"Where was Ann born?{MASK}Alton{MASK}"
+    assert x == f"x: {read}{PAD * (127 - len(read))}"
+    # Each place predicts what follows it.
+    predicted = f"{PAD * 18}{MASK}Alton{MASK}"
+    assert y == f"y: {predicted}{PAD * (127 - len(predicted))}"
+
+
+def test_a_row_of_pretraining_has_all_of_its_text_and_predicts_what_follows(task):
+    shown = examples.pretraining(task.text, 3, seed=1, epoch=0)
+    texts = task.text.read_text().splitlines()
+    for text, x, y in zip(texts, shown[::2], shown[1::2], strict=False):
+        prefix, suffix, span, padding = x.removeprefix("x: ").split(MASK)
+        assert text.startswith(prefix + span + suffix)
+        assert set(padding) == {PAD}
+        assert y == f"y: {x[4:]}{PAD}"
+    assert examples.pretraining(task.text, 3, seed=1, epoch=0) == shown
+    assert examples.pretraining(task.text, 3, seed=1, epoch=1) != shown
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["namedata"], "--finetune_corpus_path: needed with namedata"),
+        (["charcorruption", "--finetune_corpus_path", "a.tsv"], "accepted only there"),
+        (["charcorruption", "--count", "0"], "--count 0: accepted: 1 or more"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(task, capsys, words, message):
+    kind, *options = words
+    assert main(["birthplaces", "dataset", kind, str(task.text), *options]) == 2
+    assert message in capsys.readouterr().err
