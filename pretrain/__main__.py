@@ -16,6 +16,7 @@ from pretrain.config import command as config
 from pretrain.config.settings import add_recipe
 from pretrain.convert import command as convert
 from pretrain.inference import command as inference
+from pretrain.inference import evaluate_command
 from pretrain.run import command as run
 from pretrain.spikes.replay import command as replay
 from pretrain.supervision import command as supervision
@@ -34,7 +35,7 @@ GROUPS: dict[str, dict[str, Command]] = {
     },
     "use a model": {
         "export": (inference.add_export_arguments, inference.export),
-        "evaluate": (inference.add_evaluate_arguments, inference.evaluate),
+        "evaluate": (evaluate_command.add_evaluate_arguments, evaluate_command.evaluate),
         "fill-mask": (inference.add_fill_mask_arguments, inference.fill_mask),
         "generate": (inference.add_generate_arguments, inference.generate),
         "convert": (convert.add_arguments, convert.convert),

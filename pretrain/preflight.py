@@ -13,7 +13,11 @@ from data_prep.corpus import Corpus
 from data_prep.manifest import SPLITS, CorpusManifest, load_manifest
 from pretrain.config.load import MAY_CHANGE, RUN_FILE, SCHEDULE, differences, load
 from pretrain.config.run import DataConfig, RunConfig
-from pretrain.data.batches import refuse_without_targets
+from pretrain.data.batches import (
+    refuse_other_packing,
+    refuse_without_targets,
+    validation_key,
+)
 from pretrain.data.sources import SOURCES, Source
 from pretrain.engine import settings as deepspeed_settings
 from pretrain.engine.schedules import learning_rate
@@ -51,21 +55,28 @@ def check(config: RunConfig, world_size: int) -> tuple[ModelConfig, CorpusManife
             f"data.vocab_size is {wanted}, but {config.data.corpus} was made with a vocabulary of "
             f"{manifest.vocab_size} ids"
         )
+    model = config.architecture(manifest.vocab_size)
+    _refuse_other_objective(config, model)
+    _refuse_one_segment(config, model)
+    refuse_other_packing(SOURCES[config.data.packing], config.objective, model.latents)
     for split in SPLITS:
         if not manifest.totals[split].documents:
             raise ValueError(f"{config.data.corpus}: its {split} split has no documents")
-        _refuse_small_share(open_source(config.data, split), config.data)
-    recipe = config.model
-    model = presets.build(recipe.size, recipe.variant, manifest.vocab_size, recipe.overrides)
-    _refuse_other_objective(config, model)
+        _refuse_small_share(open_source(config.data, split), config, model)
     if model.longest_input and config.data.sequence_length > model.longest_input:
         raise ValueError(
             f"data.sequence_length {config.data.sequence_length} is above the model's "
             f"max_positions {model.max_positions}, the number of its learned positions"
         )
+    if model.latents > config.data.sequence_length:
+        raise ValueError(
+            f"model.overrides.latents {model.latents}: accepted: at most data.sequence_length "
+            f"{config.data.sequence_length}; latents beyond it would read nothing"
+        )
     clipping = config.optimizer.gradient_clipping
     name = config.training.deepspeed
     settings = deepspeed_settings.read(name, config.batch, clipping, world_size)
+    deepspeed_settings.refuse_optimizer(settings, config.optimizer.name)
     check_backend(model, config.training.attention_backend)
     if config.training.compile:
         deepspeed_settings.refuse_compiling(settings)
@@ -73,7 +84,10 @@ def check(config: RunConfig, world_size: int) -> tuple[ModelConfig, CorpusManife
     objective = config.objective.for_validation().build(vocabulary)
     valid = open_source(config.data, "valid")
     refuse_without_targets(valid, objective, config.training.evaluation_blocks)
-    _refuse_few_blocks(config)
+    train = open_source(config.data, "train")
+    _refuse_few_blocks(train, config)
+    # Raises where the objective takes text of other documents, and there are none.
+    objective.collate([train.blank(0)], [validation_key(0)], train.sequence_length)
     return model, manifest
 
 
@@ -81,7 +95,7 @@ def open_source(data: DataConfig, split: str) -> Source:
     """Return the blocks of one split of a recipe's corpus.
 
     Raises:
-        ValueError: no document is short enough for a block.
+        ValueError: no document fits into a block, or the packing needs another kind of corpus.
     """
     return SOURCES[data.packing](Corpus(Path(data.corpus), split), data.sequence_length)
 
@@ -99,7 +113,7 @@ def data_summary(config: RunConfig) -> list[str]:
             f"{split}: {len(source):,} blocks of {source.sequence_length} hold "
             f"{source.share_of_tokens:.1%} of {tokens:,} tokens ({config.data.packing}, "
             f"{source.fill:.1%} full)"
-            + (f"; {dropped:,} tokens of longer documents are dropped" if dropped else "")
+            + (f"; {dropped:,} tokens of {source.dropped} are dropped" if dropped else "")
         )
     return sentences
 
@@ -132,25 +146,36 @@ def _refuse_other_objective(config: RunConfig, model: ModelConfig) -> None:
     )
 
 
-def _refuse_small_share(source: Source, data: DataConfig) -> None:
+def _refuse_one_segment(config: RunConfig, model: ModelConfig) -> None:
+    """Refuse to train a model on pairs of segments that it cannot tell apart."""
+    if config.objective.pairs and model.segments < 2:
+        raise ValueError(
+            f"objective.name {config.objective.name} reads pairs of segments, but a model of "
+            f"model.variant {config.model.variant} has segments {model.segments}; accepted: "
+            "model.variant=albert, or model.overrides.segments=2"
+        )
+
+
+def _refuse_small_share(source: Source, config: RunConfig, model: ModelConfig) -> None:
     """Refuse blocks that hold a smaller share of their split's tokens than the recipe asks for."""
+    data = config.data
     if source.share_of_tokens >= data.minimum_share_of_tokens:
         return
     tokens, dropped = _tokens(source)
+    whole = "contiguous" if config.objective.one_text or model.latents else "chunked"
     raise ValueError(
         f"data.packing {data.packing} would drop {dropped:,} of the {tokens:,} tokens of split "
-        f"{source.corpus.split!r} of {data.corpus}: documents longer than data.sequence_length "
+        f"{source.corpus.split!r} of {data.corpus}: {source.dropped}, with data.sequence_length "
         f"{data.sequence_length}. That leaves {source.share_of_tokens:.1%}, below "
         f"data.minimum_share_of_tokens {data.minimum_share_of_tokens:g}; accepted: "
-        "data.packing=chunked (drops nothing), longer blocks, or a lower share by name, such as "
-        "data.minimum_share_of_tokens=0"
+        + ("" if source.pairs else f"data.packing={whole} (drops nothing), ")
+        + "longer blocks, or a lower share by name, such as data.minimum_share_of_tokens=0"
     )
 
 
-def _refuse_few_blocks(config: RunConfig) -> None:
+def _refuse_few_blocks(train: Source, config: RunConfig) -> None:
     """Refuse a training split that has fewer blocks than an update reads."""
-    data, needed = config.data, config.batch.global_batch_size
-    blocks = len(open_source(data, "train"))
+    data, needed, blocks = config.data, config.batch.global_batch_size, len(train)
     if blocks < needed:
         raise ValueError(
             f"{data.corpus}: its train split has {blocks:,} blocks of data.sequence_length "

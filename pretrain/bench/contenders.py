@@ -72,7 +72,9 @@ class Case:
         Raises:
             ValueError: unknown size or variant.
         """
-        overrides = {"max_positions": self.length, "attention_dropout": 0.0}
+        # Token vectors of the hidden size, as the others have them.
+        sizes = {"max_positions": self.length, "embedding_size": 0}
+        overrides = {**sizes, "attention_dropout": 0.0}
         return presets.build(self.size, self.variant, self.vocab_size, overrides)
 
     def objective(self) -> PretrainingObjective:

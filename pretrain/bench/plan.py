@@ -17,7 +17,6 @@ from data_prep.manifest import load_manifest
 from pretrain.config.run import RunConfig
 from pretrain.data.sources import SOURCES
 from pretrain.engine import settings as deepspeed_settings
-from pretrain.model import presets
 from pretrain.model.config import ModelConfig
 from pretrain.spikes.policy import max_checkpoints_kept, usual_checkpoints_kept
 
@@ -189,8 +188,7 @@ def _model(config: RunConfig) -> ModelConfig:
             "data.vocab_size: is not set, and data.corpus is not a folder on this machine; set one "
             "of them, such as data.vocab_size=50265"
         )
-    recipe = config.model
-    return presets.build(recipe.size, recipe.variant, size, recipe.overrides)
+    return config.architecture(size)
 
 
 def _reading(config: RunConfig, blocks: int) -> Reading | None:
@@ -234,10 +232,16 @@ def flops_per_token(model: ModelConfig, length: int, masked: float) -> float:
     The last layer, which runs at masked tokens only, is counted in full, so that utilizations
     compare with published ones.
     """
-    hidden, inner = model.hidden_size, model.intermediate_size
-    matrices = model.num_layers * (4 * hidden * hidden + 2 * hidden * inner)
-    attention = 2 * model.num_layers * length * hidden
-    return 6.0 * (matrices + attention + masked * hidden * model.vocab_size)
+    hidden, inner, size = model.hidden_size, model.intermediate_size, model.token_size
+    # The first and the last layer together work once on the tokens and once on the latents.
+    latents = min(model.latents, length) or length
+    layers = 1 + (model.num_layers - 1) * latents / length
+    matrices = layers * (4 * hidden * hidden + 2 * hidden * inner)
+    matrices += size * hidden if size < hidden else 0
+    pairs = 2 * latents + (model.num_layers - 2) * latents**2 / length
+    attention = 2 * pairs * hidden
+    head = hidden if model.head == "untied" else size
+    return 6.0 * (matrices + attention + masked * head * model.vocab_size)
 
 
 def states(
@@ -246,7 +250,7 @@ def states(
     """Return the bytes of weights, gradients, optimizer state and bucket on one rank.
 
     Without offload. Rajbhandari et al. 2020, section 3.1 and figure 1: wP for weights, wP for
-    gradients, and 12 P for the fp32 weights with Adam's two moments. Stage 1 partitions the
+    gradients, and 12 P for the fp32 weights with two moments. Stage 1 partitions the
     optimizer state, stage 2 the gradients too, stage 3 everything. At stage 0 the weights
     themselves are fp32, which leaves 8 P; from stage 1 on DeepSpeed keeps an fp32 copy even of fp32
     weights, and accumulates gradients in `grad_accum_dtype`. Stage 3 allocates its bucket at once,
@@ -265,15 +269,18 @@ def states(
 def least_states(config: RunConfig, model: ModelConfig, world_size: int) -> tuple[int, int, int]:
     """Return lower bounds of what a run needs, without importing torch.
 
-    Counts matrices and the token table only, and no activations.
+    Counts matrices and the tables of tokens and positions only, and no activations.
 
     Returns:
         The number of parameters, and the bytes of a rank's weights, gradients and optimizer state
         on its device and, where they are offloaded, in host memory.
     """
-    hidden, inner = model.hidden_size, model.intermediate_size
-    matrices = model.num_layers * (4 * hidden * hidden + 2 * hidden * inner)
-    count = matrices + hidden * model.vocab_size
+    hidden, inner, groups = model.hidden_size, model.intermediate_size, model.layer_groups
+    attentions = groups if model.shares_attention else model.num_layers
+    feed_forwards = groups if model.shares_feed_forward else model.num_layers
+    count = attentions * 4 * hidden**2 + feed_forwards * 2 * hidden * inner
+    count += model.token_size * (model.vocab_size + (model.longest_input or 0))
+    count += model.hidden_size * model.vocab_size if model.head == "untied" else 0
     clipping = config.optimizer.gradient_clipping
     settings = deepspeed_settings.read(
         config.training.deepspeed, config.batch, clipping, world_size
@@ -339,6 +346,7 @@ def activations(
     attention output; input and output of the first norm; two feed-forward tensors; input of the
     second norm) and one byte per element under dropout. After its attention the last layer saves
     masked tokens only. The logits are saved in w and twice in fp32 (the loss and its gradient).
+    Latents count as tokens, so that this is an upper bound where a model has any.
 
     Args:
         model: the architecture.

@@ -24,7 +24,7 @@ from data_prep.records import (
 )
 from pretrain.data.sources import SOURCES
 from pretrain.model.config import ATTENTION_BACKENDS, ModelConfig
-from pretrain.model.presets import SIZES, VARIANTS
+from pretrain.model.presets import SIZES, VARIANTS, build
 from pretrain.objectives.base import ObjectiveSettings
 from pretrain.objectives.masked import MaskedLMConfig
 from pretrain.objectives.registry import SETTINGS_BY_NAME
@@ -43,7 +43,9 @@ class DataConfig:
     chunks; several documents or chunks a block, which do not see each other. best-fit: the same,
     but longer documents are dropped. complete: longer documents are dropped as well; the others
     stand in their order and are read as one text (EIFY/fairseq). contiguous: all documents in their
-    order are one text, which is cut into blocks (for causal models)."""
+    order are one text, which is cut into blocks (for causal models). one-document: the beginning of
+    one document a block; the rest is dropped. sentence-pairs: consecutive sentences of one document
+    a block (for objective.name sentence-pairs)."""
     minimum_share_of_tokens: Annotated[float, Ge(0), Le(1)] = 0.9
     """A run is refused if its blocks hold a smaller share of the tokens of the train or valid split
     of the corpus; 0 accepts any."""
@@ -63,8 +65,9 @@ class ModelRecipe:
     """Fields of ModelConfig that differ from the named model's."""
 
     def __post_init__(self) -> None:
-        """Refuse overrides of fields that do not exist, or that the corpus decides."""
-        known = {field.name for field in dataclasses.fields(ModelConfig)} - {"vocab_size"}
+        """Refuse overrides of fields that do not exist, or that other sections decide."""
+        known = {field.name for field in dataclasses.fields(ModelConfig)}
+        known -= {"vocab_size", "pair_head"}
         for name in self.overrides:
             if name not in known:
                 raise ValueError(unknown_key(f"model.overrides.{name}", name, known))
@@ -145,8 +148,11 @@ class BatchConfig:
 
 @dataclasses.dataclass(frozen=True)
 class OptimizerConfig:
-    """Adam with decoupled weight decay (engine/optimizers.py)."""
+    """The optimizer; engine/optimizers.py and engine/lamb.py have the formulas."""
 
+    name: Literal["adamw", "lamb"] = "adamw"
+    """adamw: Adam with decoupled weight decay. lamb: LAMB (You et al. 2020), which moves each
+    matrix in proportion to its norm, for large batches."""
     learning_rate: PositiveFloat = 6e-4
     """Peak of the schedule."""
     beta1: Fraction = 0.9
@@ -158,7 +164,7 @@ class OptimizerConfig:
     weight_decay: NonNegativeFloat = 0.01
     """Per unit of the learning rate."""
     weight_decay_on: Literal["all", "matrices"] = "all"
-    """Parameters that decay: all (EIFY/fairseq), or matrices (no bias, no layer norm)."""
+    """Parameters that decay: all (EIFY/fairseq), or matrices (no bias, no layer norm; ALBERT)."""
     gradient_clipping: NonNegativeFloat = 0.0
     """Largest norm of the whole gradient; 0 does not clip."""
 
@@ -374,6 +380,16 @@ class RunConfig:
     spike: SpikeConfig = dataclasses.field(default_factory=SpikeConfig)
     supervision: SupervisionConfig = dataclasses.field(default_factory=SupervisionConfig)
     fault: FaultConfig = dataclasses.field(default_factory=FaultConfig)
+
+    def architecture(self, vocab_size: int) -> ModelConfig:
+        """Return the model's architecture for a corpus of `vocab_size` ids.
+
+        Raises:
+            ValueError: a value that ModelConfig refuses.
+        """
+        model = self.model
+        overrides = {**model.overrides, "pair_head": self.objective.pairs}
+        return build(model.size, model.variant, vocab_size, overrides)
 
     def __post_init__(self) -> None:
         """Refuse values of different sections that do not fit together."""

@@ -342,9 +342,12 @@ def start_by_hand(chaos, config, mark):
 
 
 def is_stopped(run, rank):
-    """Return whether a rank is stopped by a signal."""
-    pids = [member.pid for member in processes.members(run) if member.rank == rank]
-    return any(psutil.Process(pid).status() == psutil.STATUS_STOPPED for pid in pids)
+    """Return whether a rank is stopped by a signal; its short-lived children may end meanwhile."""
+    for pid in [member.pid for member in processes.members(run) if member.rank == rank]:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if psutil.Process(pid).status() == psutil.STATUS_STOPPED:
+                return True
+    return False
 
 
 def test_a_run_that_is_killed_ten_times_at_random_ends_with_the_same_weights(chaos, undisturbed):

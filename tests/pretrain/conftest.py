@@ -1,6 +1,7 @@
 """A small corpus of real text, made once for all tests of pretraining."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from pydoc_data.topics import topics
 from types import SimpleNamespace
@@ -27,6 +28,26 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     output = ["--output", str(folder / "made"), "--tokenizer", str(folder / "vocabulary")]
     run(["prepare", "--input", str(raw), *output, *settings])
     return folder / "made"
+
+
+@pytest.fixture(scope="session")
+def sentence_corpus(corpus: Path) -> Path:
+    """Documents of many sentences, and some of one, prepared with --sentences."""
+    raw, output = corpus.parent / "whole-topics.jsonl", corpus.parent / "sentences"
+    texts = [text[:1500] for _, text in sorted(topics.items())[:60]]
+    texts += [f"A document of one sentence, which is number {n}." for n in range(5)]
+    raw.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    settings = ["--sentences", "--tokenizer", str(corpus), "--valid-fraction", "0.2"]
+    run(["prepare", "--input", str(raw), "--output", str(output), *settings])
+    return output
+
+
+@pytest.fixture(scope="session")
+def corpus_for(corpus: Path, sentence_corpus: Path) -> Callable[[str], Path]:
+    """The corpus that a packing can cut."""
+    from pretrain.data.sources import SOURCES
+
+    return lambda packing: sentence_corpus if SOURCES[packing].pairs else corpus
 
 
 @pytest.fixture(scope="session")

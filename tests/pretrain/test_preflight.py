@@ -1,6 +1,7 @@
 """Checks of a recipe before a run starts, and their messages on the command line."""
 
 import dataclasses
+import json
 import re
 
 import pytest
@@ -15,6 +16,10 @@ def test_a_valid_recipe_gives_the_model_and_the_corpus(recipe, corpus, tmp_path)
     model, manifest = check(recipe.load(tmp_path), 2)
     assert model.vocab_size == manifest.vocab_size - 1
     assert model.position == "alibi"
+
+
+PERCEIVER = ["model.variant=char-perceiver", "objective.name=causal-lm"]
+SHORT = ["data.sequence_length=24", "model.overrides.latents=8"]
 
 
 @pytest.mark.parametrize(
@@ -45,7 +50,7 @@ def test_a_valid_recipe_gives_the_model_and_the_corpus(recipe, corpus, tmp_path)
         (
             ["model.variant=causal-alibi"],
             "objective.name masked-lm does not fit model.variant causal-alibi, which sees no later "
-            "tokens; accepted: objective.name=causal-lm, or .* one of baseline, .*-no-dropout$",
+            "tokens; accepted: objective.name=causal-lm, or .* one of baseline, .*, albert$",
         ),
         (
             ["batch.global_batch_size=1024"],
@@ -58,6 +63,24 @@ def test_a_valid_recipe_gives_the_model_and_the_corpus(recipe, corpus, tmp_path)
         (
             ["model.size=large", "model.overrides.num_layers=100000"],
             "memory: weights, .* of 2 ranks need at least [0-9,.]+ GB of this machine, which has",
+        ),
+        (
+            [*PERCEIVER, "data.packing=best-fit"],
+            "packing best-fit does not fit a model with 64 latents, which reads a block as one "
+            "text; accepted: packing complete or contiguous or one-document",
+        ),
+        (
+            [*PERCEIVER, "data.packing=contiguous", "model.overrides.latents=65"],
+            "model.overrides.latents 65: accepted: at most data.sequence_length 64; latents beyond",
+        ),
+        (
+            [*PERCEIVER, *SHORT, "data.packing=one-document"],
+            "one-document would drop .*: the ends of longer documents, .* accepted: "
+            r"data.packing=contiguous \(drops nothing\), longer blocks",
+        ),
+        (
+            [*PERCEIVER, "data.packing=contiguous", "training.attention_backend=flex"],
+            "model.attention_backend: 'flex' is not accepted; it must be 'dense' with latents 64",
         ),
         (["model.overrides.num_layers=two"], "model.num_layers: 'two' .* a whole number"),
         (["optimizer.lerning_rate=1"], "unknown key 'optimizer.lerning_rate'; did you mean"),
@@ -87,6 +110,74 @@ def test_a_corpus_without_validation_documents_is_refused(corpus, recipe, tmp_pa
         check(recipe.load(tmp_path / "run", f"data.corpus={tmp_path / 'c'}"), 2)
 
 
+PAIRS = ["model.variant=albert", "objective.name=sentence-pairs", "data.packing=sentence-pairs"]
+ANY_SHARE = "data.minimum_share_of_tokens=0"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ["model.variant=alibi"],
+            "sentence-pairs reads pairs of segments, but .*variant alibi has segments 0; "
+            "accepted: model.variant=albert, or model.overrides.segments=2",
+        ),
+        (
+            ["data.packing=chunked"],
+            "packing chunked does not fit objective sentence-pairs, which reads pairs of segments; "
+            "accepted: packing sentence-pairs",
+        ),
+        (
+            ["objective.name=masked-lm"],
+            "packing sentence-pairs does not fit objective masked-lm, .* accepted: packing chunked",
+        ),
+        (["objective.pair_task=order"], "objective.pair_task: 'order'.*sop"),
+        (["data.sequence_length=4"], "data.sequence_length 4: accepted .* 5 or more"),
+        (
+            ["data.minimum_share_of_tokens=0.9"],
+            "sentence-pairs would drop .*: documents of one sentence, and of sentences longer than "
+            "a block, .* 0.9; accepted: longer blocks, or a lower share",
+        ),
+    ],
+)
+def test_a_wrong_recipe_of_pairs_is_refused(words, message, sentence_corpus, recipe, tmp_path):
+    words = [f"data.corpus={sentence_corpus}", *PAIRS, ANY_SHARE, *words]
+    with pytest.raises(ValueError, match=message):
+        check(recipe.load(tmp_path, *words), 2)
+
+
+@pytest.mark.parametrize("task", ["sop", "nsp", "none"])
+def test_a_recipe_of_pairs_gives_a_model_with_a_pair_head(task, sentence_corpus, recipe, tmp_path):
+    words = [f"data.corpus={sentence_corpus}", *PAIRS, ANY_SHARE, f"objective.pair_task={task}"]
+    config = recipe.load(tmp_path, *words)
+    assert check(config, 2)[0].pair_head
+    train, _ = preflight.data_summary(config)
+    assert re.search(r"[\d,]+ tokens of documents of one sentence, .* are dropped$", train)
+
+
+def test_pairs_of_a_corpus_of_documents_are_refused(recipe, corpus, tmp_path):
+    with pytest.raises(ValueError, match=f"{corpus}: its sequences are documents; .*--sentences"):
+        check(recipe.load(tmp_path, *PAIRS), 2)
+
+
+@pytest.mark.parametrize("split", ["train", "valid"])
+def test_next_sentences_of_one_document_alone_are_refused(split, corpus, recipe, tmp_path):
+    from data_prep.__main__ import main as data_prep
+
+    for name in ("train", "valid"):
+        text = " ".join(f"Sentence {n} of {name}." for n in range(60))
+        texts = [text] if name == split else [text, text + " More."]
+        lines = "".join(json.dumps({"text": each}) + "\n" for each in texts)
+        (tmp_path / f"{name}.jsonl").write_text(lines)
+    words = ["--input", str(tmp_path / "train.jsonl"), "--output", str(tmp_path / "corpus")]
+    words += ["--valid-input", str(tmp_path / "valid.jsonl"), "--tokenizer", str(corpus)]
+    assert data_prep(["prepare", "--sentences", *words]) == 0
+    words = [f"data.corpus={tmp_path / 'corpus'}", *PAIRS, "batch.global_batch_size=2"]
+    assert check(recipe.load(tmp_path, *words, "objective.pair_task=sop"), 1)
+    with pytest.raises(ValueError, match=f"blocks of split '{split}' are of one document"):
+        check(recipe.load(tmp_path, *words, "objective.pair_task=nsp"), 1)
+
+
 @pytest.mark.parametrize("packing", ["best-fit", "complete"])
 def test_blocks_that_drop_much_of_the_corpus_are_refused_unless_the_recipe_says_so(
     packing, recipe, tmp_path, capsys
@@ -100,7 +191,8 @@ def test_blocks_that_drop_much_of_the_corpus_are_refused_unless_the_recipe_says_
     dropped = int(source.corpus.lengths[source.corpus.lengths >= 24].sum())
     for words in (
         f"data.packing {packing} would drop {dropped:,} of the {tokens:,} tokens of split 'train'",
-        "longer than data.sequence_length 24",
+        "of split 'train' of",
+        ": longer documents, with data.sequence_length 24",
         f"leaves {1 - dropped / tokens:.1%}, below data.minimum_share_of_tokens 0.9; accepted: "
         "data.packing=chunked",
     ):

@@ -23,7 +23,7 @@ from pretrain import train
 from pretrain.__main__ import main as pretrain
 from pretrain.bench import plan
 from pretrain.config.load import load
-from pretrain.data.sources import SOURCES, ChunkedBlocks, CompleteBlocks, ContiguousBlocks
+from pretrain.data.sources import SOURCES, CompleteBlocks
 from pretrain.exit_codes import EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED
 from pretrain.inference import model_folder
 from pretrain.run import audit, checkpoints, ledger, metrics, resume, status
@@ -123,7 +123,7 @@ def test_a_compiled_attempt_compiles_its_loss_as_well_and_has_the_same_losses(at
 
         def counted():
             (tmp_path / f"loss-{rank}").touch()
-            return torch.compile(tokens._summed_loss, dynamic=False)
+            return torch.compile(tokens.summed_loss, dynamic=False)
 
         tokens._compiled_loss = counted
 
@@ -253,21 +253,39 @@ CAUSAL = [
 ]
 
 
-@pytest.mark.parametrize("settings", [[], CAUSAL], ids=["chunked", "contiguous and causal"])
-def test_cut_documents_are_trained_on_and_resumed_bitwise(settings, attempt, corpus, tmp_path):
+PAIRS = ["model.variant=albert", "objective.name=sentence-pairs", "data.packing=sentence-pairs"]
+PAIRS += ["data.minimum_share_of_tokens=0"]
+
+
+SPANS = ["model.variant=causal-alibi", "objective.name=span-corruption"]
+SPANS += ["data.packing=one-document", "data.minimum_share_of_tokens=0"]
+
+
+@pytest.mark.parametrize(
+    ("packing", "settings"),
+    [
+        ("chunked", []),
+        ("contiguous", CAUSAL),
+        ("one-document", SPANS),
+        ("sentence-pairs", PAIRS),
+    ],
+)
+def test_cut_documents_are_trained_on_and_resumed_bitwise(
+    packing, settings, attempt, corpus_for, tmp_path
+):
     """Blocks shorter than many documents: 20 steps, and 20 with a stop in the middle."""
-    words = ["data.sequence_length=24", "training.steps=20", "training.checkpoint_interval=5"]
-    words += settings
+    words = ["data.sequence_length=28", "training.steps=20", "training.checkpoint_interval=5"]
+    words += [f"data.corpus={corpus_for(packing)}", *settings]
     straight, stopped = tmp_path / "straight", tmp_path / "stopped"
     assert attempt(straight, *words)[0][0] == 0
     stop = leaving_after(9, tmp_path / "seen")
     assert attempt(stopped, *words, sabotage=stop)[0][0] == EXIT_PREEMPTED
     assert attempt(stopped, *words)[0][0] == 0
     assert_same_run(stopped, straight, step=20)
+    source = SOURCES[packing](Corpus(corpus_for(packing), "train"), 28)
     for record in records(stopped, "attempt"):
-        assert record["share_of_tokens"] == 1.0
-        source = ContiguousBlocks if settings else ChunkedBlocks
-        assert record["blocks"] == len(source(Corpus(corpus, "train"), 24))
+        assert record["share_of_tokens"] == source.share_of_tokens
+        assert record["blocks"] == len(source)
     found = audit.audit(stopped)
     assert (found.problems, found.unproved) == ([], [])
 
@@ -326,18 +344,20 @@ SELF_MASKING = [
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize(
     "overrides",
-    [["objective.probability=0.4"], SELF_MASKING, ["objective.whole_words=true"], CAUSAL],
-    ids=["probability", "self-masking", "whole words", "causal"],
+    [["objective.probability=0.4"], SELF_MASKING, ["objective.whole_words=true"], CAUSAL, PAIRS],
+    ids=["probability", "self-masking", "whole words", "causal", "pairs"],
 )
 def test_a_run_s_validation_is_that_of_its_exported_model(
-    attempt, corpus, tmp_path, overrides, ranks
+    attempt, corpus_for, tmp_path, overrides, ranks
 ):
     """Whatever tokens the recipe predicts, and however many ranks share the blocks."""
     from data_prep.corpus import Corpus
     from pretrain.inference.evaluate import evaluate_blocks, validation_objective
     from pretrain.inference.model_folder import export, load
 
-    for code, _, output in attempt(tmp_path / "run", *overrides, ranks=ranks):
+    corpus = corpus_for("sentence-pairs" if overrides is PAIRS else "chunked")
+    words = [f"data.corpus={corpus}", *overrides]
+    for code, _, output in attempt(tmp_path / "run", *words, ranks=ranks):
         assert code == 0, output
     export(tmp_path / "run", tmp_path / "model")
     loaded = load(tmp_path / "model")
@@ -805,9 +825,13 @@ def test_a_changed_weight_under_a_consistent_hash_is_noticed_in_the_loss(
     assert (found["step"], found["attempt"]) == (4, 2)
 
 
-@pytest.mark.parametrize("settings", [[], CAUSAL], ids=["masked", "causal"])
-def test_a_run_resumes_on_another_number_of_ranks(settings, straight, attempt, tmp_path):
+@pytest.mark.parametrize("settings", [[], CAUSAL, PAIRS], ids=["masked", "causal", "pairs"])
+def test_a_run_resumes_on_another_number_of_ranks(
+    settings, straight, attempt, tmp_path, sentence_corpus
+):
     """The batches are the same, and the losses except for the order of sums."""
+    if settings is PAIRS:
+        settings = [f"data.corpus={sentence_corpus}", *PAIRS]
     if settings:
         straight = tmp_path / "straight"
         assert attempt(straight, *settings)[0][0] == 0

@@ -20,6 +20,7 @@ PAGES = [
     GUIDES / "writing-a-recipe.md",
     GUIDES / "using-a-model.md",
     GUIDES / "train-short-test-long.md",
+    GUIDES / "albert.md",
     GUIDES / "run-folder.md",
     GUIDES / "when-something-goes-wrong.md",
     GUIDES / "continuing-a-run.md",
@@ -32,6 +33,9 @@ SMALLER = {
     "--workers 16": "--workers 2",
     "supervise pile-base model": "supervise small training.steps=120 model",
     "--lengths 2048,4096": "--lengths 64,128",
+    '"wiki/*.jsonl.zst" --vocab-size 30000': '"text/*.jsonl.zst" --vocab-size 2000',
+    '"wiki/*.jsonl.zst" --tokenizer': '"text/*.jsonl.zst" --tokenizer',
+    "supervise albert-base": "supervise albert-demo training.steps=120 folder=runs/albert-base",
     "--tasks all --seeds 1-3": "--tasks RTE --retries 0",
     "--tasks CoLA,RTE --seeds 1-2": "--tasks CoLA,RTE --seeds 1-2 --retries 0 epochs=2",
 }

@@ -89,6 +89,39 @@ def test_the_lower_bound_holds_for_the_smallest_and_the_largest(size):
         assert 0.95 * plan.parameters(model) < count <= plan.parameters(model), model
 
 
+@pytest.mark.parametrize("latents", [0, 16])
+@pytest.mark.parametrize(("head", "size"), [("tied", 64), ("untied", 16), ("roberta", 64)])
+def test_flops_count_every_matrix_product_of_the_layers_and_the_head(latents, head, size):
+    """Of RoBERTa's head the published count knows the last matrix alone."""
+    length, vocabulary, hidden, share = 48, 100, 64, 0.25
+    values = {"hidden_size": hidden, "num_heads": 4, "intermediate_size": 96, "num_layers": 3}
+    values |= {"embedding_size": size % hidden, "latents": latents, "head": head}
+    config = presets.build("tiny", "char-vanilla", vocabulary, values)
+    with torch.device("meta"):
+        layers = LanguageModel(config).encoder.layers
+    sizes = [latents or length] * 3
+    per_row = 0
+    for number, layer in enumerate(layers):
+        tokens, ends = sizes[number], number in (0, 2)
+        if latents and number == 2:
+            tokens = length
+        keys = (length if number == 0 else latents) if latents else length
+        for name, part in layer.named_modules():
+            if isinstance(part, torch.nn.Linear):
+                weights = part.weight.numel()
+                if latents and ends and name.endswith("query_key_value"):
+                    per_row += weights // 3 * (tokens + 2 * keys)
+                else:
+                    per_row += weights * tokens
+        per_row += 2 * tokens * keys * hidden
+    if size < hidden:
+        per_row += length * size * hidden
+    head_size = hidden if head == "untied" else size
+    per_row += share * length * head_size * vocabulary
+    found = plan.flops_per_token(config, length, share)
+    assert found == pytest.approx(6 * per_row / length)
+
+
 def test_flops_and_hours_of_the_pile_recipes():
     """771 and 2462 MFLOP per token; 23.9 and 76.5 hours on 8 A100 at half their peak."""
     base, large = of("pile-base"), of("pile-large")

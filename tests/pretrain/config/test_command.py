@@ -10,6 +10,7 @@ from pretrain.__main__ import main
 from pretrain.config import command
 from pretrain.config.load import RECIPES, load
 from pretrain.config.run import RunConfig
+from pretrain.data.sources import SOURCES
 from pretrain.model.config import ModelConfig
 from pretrain.model.presets import SIZES, VARIANTS
 from pretrain.objectives.registry import SETTINGS_BY_NAME
@@ -40,7 +41,7 @@ def test_the_list_has_every_recipe_size_variant_objective_and_named_setting(caps
     assert rows["large"].startswith("hidden_size 1024, num_layers 24")
     assert rows["demo"].startswith("A small zero-clap")
     assert rows["schedule.name"] == "cosine, linear, constant"
-    assert rows["data.packing"] == "chunked, best-fit, complete, contiguous"
+    assert rows["data.packing"] == ", ".join(SOURCES)
 
 
 @pytest.mark.parametrize("path", sorted(RECIPES.glob("*.yaml")), ids=lambda path: path.stem)

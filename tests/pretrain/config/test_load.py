@@ -179,6 +179,7 @@ def test_a_recipe_that_does_not_exist_is_refused_with_the_shipped_names():
         (["objective.probability=0"], "objective.probability: 0 .* above 0"),
         (["objective.probability=1.5"], "objective.probability: 1.5 .* at most 1"),
         (["objective.keep_probability=0.95"], "at most 1"),
+        (["optimizer.name=lam"], "optimizer.name: 'lam' .*adamw.*lamb"),
         (["optimizer.learning_rate=0"], "optimizer.learning_rate: 0 .* above 0"),
         (["optimizer.learning_rate=.nan"], "optimizer.learning_rate: nan .* above 0"),
         (["optimizer.gradient_clipping=-1"], "optimizer.gradient_clipping: -1"),
@@ -188,7 +189,10 @@ def test_a_recipe_that_does_not_exist_is_refused_with_the_shipped_names():
         (["schedule.name=step"], "schedule.name: 'step' .* cosine, linear or constant"),
         (["spike.learning_rate_factor=1.1"], "spike.learning_rate_factor: 1.1 .* at most 1"),
         (["training.attention_backend=fast"], "'fast' .* one of dense, flex or flex-flash"),
-        (["data.packing=loose"], "data.packing: 'loose' .* best-fit, complete or contiguous"),
+        (
+            ["data.packing=loose"],
+            "data.packing: 'loose' .* best-fit, complete, .* or sentence-pairs",
+        ),
         (["schedule.overestimate=0.9"], "schedule.overestimate: 0.9 .* 1 or above"),
         (["schedule.warmup_steps=-1"], "schedule.warmup_steps: -1"),
         (["schedule.minimum_learning_rate=-1"], "schedule.minimum_learning_rate: -1"),
@@ -242,6 +246,7 @@ def test_what_changes_no_result_may_change_on_resume(override):
         ("training.seed=2", "training.seed: 1, now 2"),
         ("training.steps=700", "training.steps: 850, now 700"),
         ("optimizer.learning_rate=1e-3", "optimizer.learning_rate: 0.002, now 0.001"),
+        ("optimizer.name=lamb", "optimizer.name: 'adamw', now 'lamb'"),
         ("batch.global_batch_size=64", "batch.global_batch_size: 16, now 64"),
         ("model.overrides.dropout=0.1", "model.overrides.dropout: 0.0, now 0.1"),
         ("model.overrides.initial_beta=2", "model.overrides.initial_beta: None, now 2"),
@@ -422,7 +427,7 @@ def test_every_published_configuration_is_a_recipe_and_a_variant(published, name
         config.schedule.name,
     )
     assert config.optimizer == OptimizerConfig(
-        config.optimizer.learning_rate, 0.9, 0.98, 1e-6, 0.01, "all", 0.0
+        "adamw", config.optimizer.learning_rate, 0.9, 0.98, 1e-6, 0.01, "all", 0.0
     )
     assert config.schedule.warmup_steps == 10000
     self_masking = MaskedLMConfig(0.15, 0.0, 0.0, "all")
@@ -436,10 +441,15 @@ def test_only_published_recipes_may_drop_text(path):
     data = recipes.load(str(path)).data
     if path.stem in {row[1] for row in PUBLISHED}:
         assert (data.packing, data.minimum_share_of_tokens) == ("complete", 0)
+    elif path.stem.startswith("birthplaces"):
+        assert (data.packing, data.minimum_share_of_tokens) == ("one-document", 0)
     else:
-        assert data.minimum_share_of_tokens == 0.9
+        of_the_sample = path.stem in ("albert-demo", "albert-unstable")
+        assert data.minimum_share_of_tokens == (0.5 if of_the_sample else 0.9)
         pinned = "complete" if path.stem.startswith(("unstable", "poisoned")) else "chunked"
-        assert data.packing == ("contiguous" if "causal" in path.stem else pinned)
+        of_objective = {"causal": "contiguous", "albert": "sentence-pairs"}
+        found = [packing for word, packing in of_objective.items() if word in path.stem]
+        assert data.packing == (found or [pinned])[0]
 
 
 @pytest.mark.parametrize("name", ["causal-wikitext103", "extrapolation-causal"])
@@ -466,5 +476,14 @@ def test_the_model_of_the_alibi_paper():
 def test_there_are_nine_published_configurations_on_the_pile_and_twelve_on_wikitext():
     assert len({row[0] for row in PUBLISHED}) == len(PUBLISHED) == 9 + 12
     assert {row[2] for row in PUBLISHED} == {
-        name for name in presets.VARIANTS if "causal" not in name
+        name
+        for name, delta in presets.VARIANTS.items()
+        if not delta.get("causal") and name != "albert"
     }
+
+
+def test_a_run_from_before_the_choice_of_an_optimizer_is_one_of_adamw(tmp_path):
+    values = recipes.to_dict(recipes.load("demo"))
+    del values["optimizer"]["name"]
+    before = recipes.load(write(tmp_path, "run", json.dumps(values)))
+    assert recipes.differences(before, recipes.load("demo")) == []

@@ -1,0 +1,153 @@
+"""ALBERT's two comparisons: what layers share, and what is asked of pairs of segments.
+
+    python -m tests.benchmarks.albert --input TEXT --output DIR [--seeds 1,2,3] [KEY=VALUE ...]
+
+Trains the recipe `albert-demo` on a text through the supervisor and the deepspeed launcher, with
+every seed
+
+- sharing all, attention, feed-forward or nothing, each with sentence order (Lan et al. 2020,
+  table 4);
+- with sentence order, with next sentence, and with neither (table 5);
+
+and prints two tables, as mean and standard deviation over the seeds. Models and measurements that
+are finished are not repeated. Settings such as supervision.processes_per_node=1 change the recipe
+of all. Several of these commands may work on the same folder at once, each on other seeds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from pretrain.inference import model_folder
+from pretrain.run import checkpoints, ledger, metrics
+
+SHARING = ("all", "attention", "feed-forward", "none")
+TASKS = ("none", "nsp", "sop")
+ARMS = {f"sharing {name}": (f"model.overrides.sharing={name}",) for name in SHARING} | {
+    f"task {name}": (f"objective.pair_task={name}",) for name in TASKS if name != "sop"
+}
+"""What differs from the recipe, by name."""
+SOP = "sharing all"
+"""The arm that is the recipe itself."""
+
+
+def run(*words: str) -> None:
+    """Run a command of this project; exits with its message if it fails."""
+    print("$ python -m", *words, flush=True)
+    if subprocess.run([sys.executable, "-m", *words], check=False).returncode:
+        sys.exit(f"{' '.join(words)} failed")
+
+
+def begin(options: argparse.Namespace) -> None:
+    """Refuse to continue what was begun with other arguments, but for the seeds."""
+    path = options.output / "arguments.json"
+    names = ("input", "steps", "vocab_size", "overrides")
+    given = {name: getattr(options, name) for name in names}
+    if not path.is_file():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(given))
+    elif given != (begun := json.loads(path.read_text())):
+        sys.exit(f"{options.output} was begun with {begun}, now {given}; name another folder")
+
+
+def corpus(text: list[str], folder: Path, vocab_size: int) -> Path:
+    """Train a vocabulary and prepare the text in sentences; returns the corpus."""
+    result = folder / "corpus"
+    if not (result / "manifest.json").is_file():
+        inputs = [word for each in text for word in ("--input", each)]
+        vocabulary = str(folder / "vocabulary")
+        size = ("--vocab-size", str(vocab_size), "--unigram", "--lowercase")
+        run("data_prep", "train-tokenizer", *inputs, *size, "--output", vocabulary)
+        words = ("--tokenizer", vocabulary, "--sentences", "--valid-fraction", "0.03")
+        run("data_prep", "prepare", *inputs, *words, "--output", str(result))
+    return result
+
+
+def train(arm: str, seed: int, options: argparse.Namespace, data: Path) -> Path:
+    """Train one model and measure it on both tasks; returns its folder without a suffix."""
+    name = options.output / f"{arm.replace(' ', '-')}-{seed}"
+    words = (*ARMS[arm], f"training.seed={seed}", f"training.steps={options.steps}")
+    words += tuple(options.overrides)
+    places = (f"folder={name}", f"data.corpus={data}")
+    run("pretrain", "supervise", "albert-demo", *places, *words)
+    model, found = f"{name}-model", f"{name}.json"
+    if not Path(model).exists():
+        run("pretrain", "export", str(name), "--output", model)
+    if not Path(found).exists():
+        run("pretrain", "evaluate", model, "--data", str(data), "--blocks", "0", "--json", found)
+    return name
+
+
+def figures(name: Path) -> dict[str, float]:
+    """What is in the tables, of one model."""
+    (found,) = json.loads(Path(f"{name}.json").read_text())
+    model = model_folder.load(Path(f"{name}-model")).model
+    lines = metrics.surviving(metrics.read(name / metrics.METRICS))
+    records = ledger.read(name / ledger.FILE_NAME)
+    saved = checkpoints.folder_of(name, ledger.run_state(records, 1).resume_step())
+    size = sum(path.stat().st_size for path in saved.rglob("*") if path.is_file())
+    tasks = {task: 100 * score["accuracy"] for task, score in found["pairs"].items()}
+    return {
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "checkpoint": size / 1e6,
+        "speed": statistics.median(line["tokens"] / line["seconds"] for line in lines),
+        "loss": found["pairs"]["masked"]["loss"],
+        **tasks,
+    }
+
+
+def cell(values: Iterable[float], digits: int) -> str:
+    """Mean and standard deviation."""
+    values = list(values)
+    spread = f" ± {statistics.stdev(values):,.{digits}f}" if len(values) > 1 else ""
+    return f"{statistics.mean(values):,.{digits}f}{spread}"
+
+
+def table(columns: dict[str, tuple[str, int]], rows: dict[str, list[dict[str, float]]]) -> str:
+    """Markdown: a column for each figure with its title and digits, a row for each arm."""
+    lines = ["| | " + " | ".join(title for title, _ in columns.values()) + " |"]
+    lines.append("|---" * (len(columns) + 1) + "|")
+    for name, found in rows.items():
+        cells = [cell((each[key] for each in found), n) for key, (_, n) in columns.items()]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Train and measure every arm, and print the tables."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--input", action="append", required=True, help="as for data_prep prepare")
+    parser.add_argument("--output", type=Path, required=True)
+    parser.add_argument("--steps", type=int, default=2000)
+    parser.add_argument("--vocab-size", type=int, default=4096)
+    parser.add_argument("--seeds", default="1,2,3", help="such as 1,2,3")
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="settings of the recipe")
+    options = parser.parse_intermixed_args()
+    begin(options)
+    data = corpus(options.input, options.output, options.vocab_size)
+    found: dict[str, list[dict[str, Any]]] = {arm: [] for arm in ARMS}
+    for seed in map(int, options.seeds.split(",")):
+        for arm in ARMS:
+            found[arm].append(figures(train(arm, seed, options, data)))
+    sharing = {
+        "parameters": ("parameters", 0),
+        "checkpoint": ("weights and optimizer (MB)", 1),
+        "speed": ("tokens/s in training", 0),
+        "loss": ("masked loss", 3),
+        "sop": ("SOP accuracy", 1),
+    }
+    print(table(sharing, {name: found[f"sharing {name}"] for name in SHARING}))
+    tasks = {"masked": ("MLM accuracy", 1), "nsp": ("NSP accuracy", 1), "sop": ("SOP accuracy", 1)}
+    of_task = {"none": "task none", "nsp": "task nsp", "sop": SOP}
+    print(table(tasks, {name.upper(): found[of_task[name]] for name in TASKS}))
+
+
+if __name__ == "__main__":
+    main()
