@@ -15,7 +15,7 @@ help:
 	@echo "make setup     make .venv with everything that is needed"
 	@echo "make demo      the main job end to end on an embedded corpus, about 4 minutes on 2 cores"
 	@echo "make extrapolation TEXT=... VALID=...  four position methods beyond their training length"
-	@echo "make test      the fast tests, about 8 minutes on 2 cores"
+	@echo "make test      the fast tests, about 11 minutes on 2 cores"
 	@echo "make test-all  the slow ones as well, about an hour"
 	@echo "make lint      ruff and mypy"
 	@echo "make clean     remove .venv and what the demo made"
