@@ -9,7 +9,7 @@ READY := $(VENV)/.ready
 WORKERS := 2
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
-.PHONY: help setup demo extrapolation test test-slow test-all lint format clean
+.PHONY: help setup demo extrapolation test test-slow test-long test-all lint format clean
 
 help:
 	@echo "make setup     make .venv with everything that is needed"
@@ -41,15 +41,18 @@ extrapolation: $(READY)
 		$(KIND) "$(TEXT)" "$(VALID)" runs/extrapolation-$(KIND)
 
 test: $(READY)
-	$(PYTEST) -m "not slow"
+	$(PYTEST) -m "not slow and not long"
 
 # The walks take longest and so begin first. DeepSpeed's runner ends a hostfile run with a pkill by
 # pattern, which ends other tests' launchers as well: that test runs alone.
 test-slow: $(READY)
-	$(PYTEST) -m "slow and not alone" --no-loadscope-reorder
+	$(PYTEST) -m "slow and not alone and not long" --no-loadscope-reorder
 	$(BIN)/python -m pytest -m alone
 
-test-all: test test-slow
+test-long: $(READY)
+	$(PYTEST) -m long
+
+test-all: test test-slow test-long
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -81,7 +81,7 @@ def test_time_is_linear_in_the_text(unit: str, end: str) -> None:
     text = unit * (200_000 // len(unit)) + end
     started = time.process_time()
     assert "".join(sentences(text)) == text
-    assert time.process_time() - started < 2  # 0.05 s; quadratic time would be an hour
+    assert time.process_time() - started < 60  # 0.05 s; quadratic time would be an hour
 
 
 def test_ids_of_sentences_separated_by_white_space_are_those_of_the_text(

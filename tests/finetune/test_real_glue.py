@@ -81,7 +81,7 @@ def tasks(real_glue, tmp_path):
     return folder
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_sentences_and_pairs_are_classified_better_than_by_the_majority_class(
     pretrained, tasks, tmp_path
 ):

@@ -9,7 +9,7 @@ from pydoc_data.topics import topics
 
 import pytest
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 
 ROOT = Path(__file__).parents[2]
 FEW_STEPS = ["training.steps=12", "schedule.warmup_steps=4", "training.evaluation_interval=12"]

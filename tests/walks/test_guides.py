@@ -41,7 +41,7 @@ SMALLER = {
 }
 """What pages say for real data, and what takes its place on a small machine."""
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 
 
 @pytest.fixture(scope="module")

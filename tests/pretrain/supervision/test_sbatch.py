@@ -29,26 +29,39 @@ def submit(tmp_path):
     return start
 
 
-@pytest.mark.parametrize(("code", "requeued"), [(0, False), (1, False), (76, True)])
-def test_only_a_job_that_was_asked_to_stop_is_queued_again(submit, tmp_path, code, requeued):
+@pytest.mark.parametrize("code", [0, 1, 76])
+def test_without_a_signal_the_job_ends_with_the_code_of_its_agents(submit, tmp_path, code):
     assert submit(f"exit {code}").wait(60) == code
-    assert (tmp_path / "requeued").exists() == requeued
+    assert not (tmp_path / "requeued").exists()
     assert (tmp_path / "arguments").read_text().endswith("-m pretrain supervise demo folder=a b\n")
+
+
+@pytest.mark.parametrize(("code", "requeued"), [(0, False), (1, False), (76, True)])
+def test_the_signal_before_the_time_limit_reaches_the_agents(submit, tmp_path, code, requeued):
+    """Sent again and again, at every moment of the script's wait for their end."""
+    script = submit(f"trap 'exit {code}' USR1; touch ready; while true; do sleep 0.05; done")
+    _send(signal.SIGUSR1, script, tmp_path)
+    assert script.returncode == code
+    assert (tmp_path / "requeued").exists() == requeued
     if requeued:
         assert (tmp_path / "requeued").read_text() == "requeue 17\n"
 
 
-def test_the_signal_from_slurm_reaches_the_agents_and_the_script_waits_for_their_end(
-    submit, tmp_path
-):
-    script = submit("trap 'exit 76' USR1; touch ready; while true; do sleep 0.05; done")
+def test_a_cancelled_job_waits_for_its_agents_and_stays_cancelled(submit, tmp_path):
+    """Slurm sends TERM to the agents itself; here they end when they like."""
+    script = submit("touch ready; sleep 1; exit 76")
+    _send(signal.SIGTERM, script, tmp_path)
+    assert script.returncode == 76
+    assert not (tmp_path / "requeued").exists()
+
+
+def _send(number, script, folder):
+    """Once its agents are ready, send a signal to the script until it ends."""
     deadline = time.monotonic() + 60
-    while not (tmp_path / "ready").exists():
+    while not (folder / "ready").exists():
         assert time.monotonic() < deadline
         time.sleep(0.02)
     while script.poll() is None:
         assert time.monotonic() < deadline
-        script.send_signal(signal.SIGUSR1)
-        time.sleep(0.1)
-    assert script.returncode == 76
-    assert (tmp_path / "requeued").exists()
+        script.send_signal(number)
+        time.sleep(0.03)
