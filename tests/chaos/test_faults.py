@@ -350,6 +350,7 @@ def is_stopped(run, rank):
     return False
 
 
+@pytest.mark.long
 def test_a_run_that_is_killed_ten_times_at_random_ends_with_the_same_weights(chaos, undisturbed):
     """Any of its processes may be killed at any time, the supervisor included."""
     dice, kills = random.Random(7), 0

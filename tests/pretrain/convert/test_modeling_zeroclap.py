@@ -7,8 +7,14 @@ import torch
 
 from tests.pretrain.convert.conftest import EXPORTED, batch, loaded, task_of
 
+SLOW = ("baseline", "zero-clap", "albert", "causal-alibi")
 # OPT's own program has a cache among its outputs.
 PROGRAMS = [name for name in EXPORTED if name != "causal-learned"]
+# Several seconds each.
+EACH_PROGRAM = [
+    pytest.param(name, marks=pytest.mark.slow if name in SLOW else pytest.mark.long)
+    for name in PROGRAMS
+]
 TASKS = {
     "": "last_hidden_state",
     "ForMaskedLM": "logits",
@@ -292,8 +298,7 @@ def dynamic(vocab_size):
     return make(2, 16, 6), make(70, 30, 9), {name: dimensions for name in names}
 
 
-@pytest.mark.slow  # several seconds each
-@pytest.mark.parametrize("variant", PROGRAMS)
+@pytest.mark.parametrize("variant", EACH_PROGRAM)
 def test_an_exported_program_takes_batches_of_all_sizes(variant, transformers, exported):
     model = loaded(transformers, exported(variant).folder, task_of(variant))
     example, other, shapes = dynamic(model.config.vocab_size)
@@ -303,9 +308,8 @@ def test_an_exported_program_takes_batches_of_all_sizes(variant, transformers, e
     close(logits, first_output(model, **other))
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # of the exporter itself
-@pytest.mark.parametrize("variant", PROGRAMS)
+@pytest.mark.parametrize("variant", EACH_PROGRAM)
 def test_onnx_gives_the_same_logits(variant, transformers, exported, tmp_path):
     for name in ("onnx", "onnxscript"):
         pytest.importorskip(name)

@@ -70,10 +70,16 @@ def same_weights(one, other):
     return mine.keys() == theirs.keys() and all(torch.equal(mine[k], theirs[k]) for k in mine)
 
 
-@pytest.mark.slow  # three trainings each
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("task", ["ForMaskedLM", "ForSequenceClassification"])
-@pytest.mark.parametrize("variant", ["baseline", "learned-clap", "zero-clap"])
+@pytest.mark.parametrize(
+    "variant",  # three trainings each
+    [
+        pytest.param("baseline", marks=pytest.mark.long),
+        pytest.param("learned-clap", marks=pytest.mark.long),
+        pytest.param("zero-clap", marks=pytest.mark.slow),
+    ],
+)
 def test_trainer_trains_saves_resumes_and_what_it_saved_loads(
     variant, task, trained, transformers, exported, tmp_path
 ):
