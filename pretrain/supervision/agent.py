@@ -14,8 +14,9 @@ from pathlib import Path
 
 from data_prep import files
 from pretrain.config.run import RunConfig
-from pretrain.exit_codes import EXIT_FAILED, EXIT_PREEMPTED
-from pretrain.supervision import control, jobs, launch, nodes, processes
+from pretrain.exit_codes import EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED
+from pretrain.run import ledger
+from pretrain.supervision import control, decide, jobs, launch, nodes, processes
 from pretrain.supervision.control import ControlFile
 from pretrain.supervision.nodes import Node, Report
 from pretrain.supervision.watch import StoppedProcesses
@@ -58,8 +59,16 @@ class Agent:
         self._idle_since = time.monotonic()
 
     def run(self) -> int:
-        """Follow the control file until it says exit; return the exit code."""
+        """Follow the control file until it says exit; return the exit code.
+
+        Raises:
+            ValueError: The ledger does not verify.
+        """
         with self._lock, self._stop_requests.counted():
+            records = ledger.read(self._run / ledger.FILE_NAME)
+            if isinstance(decide.decide(records, self._config), decide.Finished):
+                self._print("finished")  # no supervisor will come
+                return EXIT_DONE
             processes.adopt_orphans()
             try:
                 self._take_over()
@@ -68,6 +77,9 @@ class Agent:
                 return code
             finally:
                 self._end_job()
+                # A supervisor that waits for this node would wait until it counts as silent.
+                last = Report(self._report.token, nodes.ENDED, "its agent ended")
+                nodes.write_report(self._run, self._node, last)
 
     def _take_over(self) -> None:
         """Adopt the attempt of the control file if it runs here; else end its processes.
@@ -118,15 +130,19 @@ class Agent:
     def _exit_code(self) -> int | None:
         """Return the exit code if a stop was requested, or there was no attempt for too long.
 
-        The first request is forwarded to a running attempt, the second one ends it.
+        The first request is forwarded to a running attempt, the second one ends it. After an
+        attempt the supervisor has `grace_seconds` to name the exit code: it may have been the last.
         """
-        if self._stop_requests.count:
-            if self._job is None or self._stop_requests.count > 1:
-                return EXIT_PREEMPTED
+        idle = time.monotonic() - self._idle_since
+        if self._stop_requests.count > 1:
+            return EXIT_PREEMPTED
+        if self._stop_requests.count and self._job:
             with contextlib.suppress(OSError):  # written again at the next poll
                 control.request_stop(self._run, self._job.control_file.token)
+        elif self._stop_requests.count and idle > self._settings.grace_seconds:
+            return EXIT_PREEMPTED
         limit = self._settings.node_wait_seconds
-        if self._job is None and time.monotonic() - self._idle_since > limit:
+        if self._job is None and idle > limit:
             self._print(f"no attempt for {limit:.0f} s")
             return EXIT_FAILED
         return None

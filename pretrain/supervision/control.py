@@ -17,9 +17,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import math
 import os
 import signal
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,7 @@ FILE_NAME = "order.json"
 TOKEN_VARIABLE = "ZEROCLAP_ATTEMPT"
 """Environment variable of an attempt's processes: the token of the attempt."""
 
+_SAME_REQUEST_SECONDS = 3.0
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 RUN, STOP, EXIT = "run", "stop", "exit"
 
@@ -148,16 +151,23 @@ class StopRequests:
     """Counts how often a supervisor or an agent was asked to stop.
 
     A request is a SIGTERM, a SIGUSR1, or the SIGHUP of a closed terminal (ignored under nohup).
+    Signals within `_SAME_REQUEST_SECONDS` of a request belong to it: Slurm sends one to every
+    process of a job step, and the job's script may forward another.
     """
 
     count: int = 0
+    clock: Callable[[], float] = time.monotonic
 
     @contextlib.contextmanager
     def counted(self) -> Iterator[None]:
         """Count the signals that arrive in this block, instead of being ended by them."""
+        requested = -math.inf
 
         def count(number: int, frame: object) -> None:
-            self.count += 1
+            nonlocal requested
+            if self.clock() - requested > _SAME_REQUEST_SECONDS:
+                requested = self.clock()
+                self.count += 1
 
         numbers = [n for n in _STOP_SIGNALS if signal.getsignal(n) != signal.SIG_IGN]
         before = {number: signal.signal(number, count) for number in numbers}

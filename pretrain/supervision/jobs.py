@@ -94,8 +94,18 @@ def start(config: RunConfig, run: Path, control_file: ControlFile, node: int) ->
             stdin=subprocess.DEVNULL,
             env=launch.environment(config.supervision, run, control_file, node),
             start_new_session=True,
+            preexec_fn=_ignore_stop_signal,
         )
     return Job(run, control_file, node, psutil.Process(child.pid), child)
+
+
+def _ignore_stop_signal() -> None:
+    """Let SIGUSR1 reach the ranks alone, which set a handler; it would kill their launcher.
+
+    Slurm sends it to every process of a job step where it tracks them by their parents
+    (proctrack/linuxproc).
+    """
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
 
 
 def find(run: Path, control_file: ControlFile | None, node: int = 0) -> Job | None:

@@ -11,7 +11,7 @@ import pytest
 
 from data_prep import files
 from pretrain.config.run import RunConfig, SupervisionConfig
-from pretrain.exit_codes import EXIT_FAILED, EXIT_PREEMPTED
+from pretrain.exit_codes import EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED
 from pretrain.run import ledger
 from pretrain.supervision import control, launch, nodes, processes
 from pretrain.supervision.agent import Agent
@@ -145,6 +145,29 @@ def test_a_request_to_stop_is_forwarded_and_a_second_one_ends_the_attempt(stage)
     stage.agent._stop_requests.count = 2
     assert stage.join() == EXIT_PREEMPTED
     assert processes.members(stage.run, 1) == []
+    assert (stage.report()["token"], stage.report()["state"]) == ("a", nodes.ENDED)
+
+
+@pytest.mark.parametrize(("order", "code"), [(control.EXIT, 0), (control.STOP, EXIT_PREEMPTED)])
+def test_after_a_request_to_stop_the_supervisor_says_how_the_run_ended(stage, order, code):
+    """In the last steps a request has no effect; if no supervisor is left, the agent goes."""
+    stage.scripts[1, 1] = "time.sleep(60)"
+    stage.start()
+    stage.wait_for_state("", nodes.READY)
+    control.write(stage.run, ControlFile("a", 1, control.RUN, nodes=2))
+    stage.wait_for_state("a", nodes.RUNNING)
+    stage.agent._stop_requests.count = 1
+    control.write(stage.run, ControlFile("a", 1, control.STOP, nodes=2))
+    stage.wait_for_state("a", nodes.READY)
+    if order == control.EXIT:
+        control.write(stage.run, ControlFile("b", 0, control.EXIT, code=0))
+    assert stage.join() == code
+
+
+def test_an_agent_of_a_finished_run_leaves_at_once(stage):
+    ledger.append(stage.run / ledger.FILE_NAME, "done", step=RunConfig().training.steps)
+    stage.start()
+    assert stage.join() == EXIT_DONE
 
 
 def test_a_file_system_that_is_unavailable_for_a_while_does_not_end_an_agent(stage, monkeypatch):

@@ -66,11 +66,18 @@ def test_a_request_to_stop_is_for_one_attempt_and_is_deleted_with_the_next(tmp_p
 def test_stop_signals_are_counted_inside_the_block_only():
     before = signal.getsignal(signal.SIGTERM)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
-    requests = control.StopRequests()
+    now = 100.0
+    requests = control.StopRequests(clock=lambda: now)
     with requests.counted():
         for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
             os.kill(os.getpid(), number)
+            now += 10
         assert requests.count == 2
+        now += 10
+        for number in (signal.SIGTERM, signal.SIGUSR1):  # as Slurm and the job's script send them
+            os.kill(os.getpid(), number)
+            now += 1
+        assert requests.count == 3
     assert signal.getsignal(signal.SIGTERM) == before
     assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
 

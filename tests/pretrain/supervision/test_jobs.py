@@ -1,6 +1,7 @@
 """The launcher of an attempt: start it, find it again, end it."""
 
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -52,6 +53,14 @@ def test_a_launcher_is_started_with_its_token_and_ended_with_its_ranks(run):
     assert job.code() != 0
     assert processes.members(run) == []
     assert jobs.tail(job.log) == "rank\n"
+
+
+def test_a_request_to_stop_that_reaches_the_launcher_does_not_end_it(run):
+    job = start(run)
+    os.kill(job.process.pid, signal.SIGUSR1)
+    time.sleep(0.2)
+    assert not job.ended()
+    job.end(5.0)
 
 
 @pytest.mark.parametrize(("launcher", "expected"), [("deepspeed", "cpu"), ("srun", "none")])
