@@ -17,6 +17,7 @@ from pretrain.config.settings import add_recipe
 from pretrain.convert import command as convert
 from pretrain.inference import command as inference
 from pretrain.inference import evaluate_command
+from pretrain.machine import command as machine
 from pretrain.run import command as run
 from pretrain.spikes.replay import command as replay
 from pretrain.supervision import command as supervision
@@ -26,6 +27,7 @@ GROUPS: dict[str, dict[str, Command]] = {
         "recipes": (config.add_recipes_arguments, config.recipes),
         "show": (add_recipe, config.show),
         "plan": (bench.add_plan_arguments, bench.plan),
+        "preflight": (machine.add_arguments, machine.preflight),
         "supervise": (supervision.add_arguments, supervision.supervise),
         "status": (run.add_status_arguments, run.status),
         "audit": (run.add_run, run.audit),

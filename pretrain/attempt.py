@@ -28,8 +28,9 @@ from pretrain.engine.schedules import learning_rate
 from pretrain.exit_codes import EXIT_DONE, EXIT_PREEMPTED
 from pretrain.loop import GO_ON, Hook, Model, StepRecord
 from pretrain.loop import run as run_loop
+from pretrain.model.config import choose_backend
 from pretrain.objectives.base import Vocabulary
-from pretrain.run import checkpoints, folder, ledger, metrics, resume
+from pretrain.run import checkpoints, folder, ledger, metrics, pace, resume
 from pretrain.run.collective import Group
 from pretrain.run.continuity import continuity_check
 from pretrain.run.log import RunLog
@@ -77,15 +78,27 @@ class Attempt:
         self.process = start()
         self.group = Group(self.process.rank, self.process.world_size, gather)
         torch.manual_seed(config.training.seed)
-        accelerator = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
-        self.environment = folder.environment(accelerator)
-        backend = config.training.attention_backend
-        self.group.on_rank_0(lambda: preflight.refuse_backend(backend, self.process.device.type))
+        on_gpu = self.process.device.type == "cuda"
+        accelerator = torch.cuda.get_device_name() if on_gpu else "cpu"
+        capability = float("{}.{}".format(*torch.cuda.get_device_capability())) if on_gpu else None
+        self.group.on_rank_0(
+            lambda: preflight.refuse_device(
+                config, world_size, self.process.device.type, capability
+            )
+        )
+        wanted = config.training.attention_backend
+        self.backend = choose_backend(self.architecture, wanted, on_gpu)
+        self.environment = {
+            **folder.environment(accelerator),
+            "attention_backend": self.backend,
+        }
         state, self.token = self.group.on_rank_0(self._enter)
         self.supervisor = SupervisorClient(
             self.run_folder, self.token, self.group.rank, config.training.steps
         )
-        self.model = LanguageModel(self.architecture, config.training.vocabulary_multiple, backend)
+        self.model = LanguageModel(
+            self.architecture, config.training.vocabulary_multiple, self.backend
+        )
         self.parameters = sum(parameter.numel() for parameter in self.model.parameters())
         self.supervisor.report_setup()
         self.done = state.is_done(config.training.steps)
@@ -161,14 +174,19 @@ class Attempt:
         evaluation = Hook(training.evaluation_interval, evaluate)
         self._evaluate_if_missed(evaluation)
         with prefetched(self.batches, training.data_workers) as batches:
+            self.timed = pace.TimedBatches(batches)
             verdict = run_loop(
                 self.engine,
-                batches,
+                self.timed,
                 self.objective,
                 learning_rate=self._learning_rate,
                 first_step=self.start.step,
                 last_step=training.steps,
-                hooks=[evaluation, Hook(training.checkpoint_interval, save)],
+                hooks=[
+                    Hook(1, self._note_pace),
+                    evaluation,
+                    Hook(training.checkpoint_interval, save),
+                ],
                 observers=observers,
                 watch=self._verdict if self.group.rank == 0 else lambda record: GO_ON,
             )
@@ -182,7 +200,10 @@ class Attempt:
     def _build_engine(self) -> None:
         """Build the engine and load the checkpoint."""
         from pretrain.engine.engine import Engine
+        from pretrain.engine.forward_timer import ForwardTimer
 
+        self.forward_timer = ForwardTimer(self.model, self.process.device)
+        self.pace = pace.PaceWriter(self.run_folder, self.token, self.group.rank)
         self.engine = Engine(
             self.model,
             self.config.optimizer,
@@ -243,6 +264,9 @@ class Attempt:
     def _announce(self) -> None:
         config, table = self.config, self.model.encoder.embeddings.tokens
         padding = (table.num_embeddings - table.vocab_size) * table.embedding_dim
+        chosen = (
+            "" if config.training.attention_backend == self.backend else ", chosen automatically"
+        )
         self.log.say(
             f"attempt {self.start.attempt}: {config.model.variant} {config.model.size}, "
             f"{self.parameters - padding:,} parameters, {len(self.blocks):,} blocks with "
@@ -250,7 +274,7 @@ class Attempt:
             f"{self.blocks.fill:.1%} full), "
             f"{config.batch.global_batch_size} blocks a step on "
             f"{metrics.count(self.group.world_size, 'rank')} ({self.process.device}, "
-            f"{config.training.deepspeed}, attention {config.training.attention_backend}), steps "
+            f"{config.training.deepspeed}, attention {self.backend}{chosen}), steps "
             f"{self.start.step} to {config.training.steps}, seed {self.start.seed}"
         )
         self.log.say(validation_note(config.objective))
@@ -262,6 +286,14 @@ class Attempt:
         """GO_ON, or the exit code with which the attempt ends after this step."""
         verdict = self.watch(record)
         return verdict if verdict != GO_ON else self.supervisor.verdict(record.step + 1)
+
+    def _note_pace(self, step: int) -> None:
+        """Note how long this rank worked in the last step; warn on rank 0 of slow ranks."""
+        seconds = pace.own_seconds(self.timed.take(), self.forward_timer.take())
+        if self.pace.add(step, seconds) and self.group.rank == 0:
+            for slow in pace.slow_ranks(pace.read(self.run_folder, self.token)):
+                text = "is slow and every step waits for it; `status` says how slow"
+                self.log.warn_once(f"WARNING: {slow.who} {text}")
 
     def _evaluate(self, step: int) -> None:
         """Measure the validation loss after `step` updates."""

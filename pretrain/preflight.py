@@ -22,7 +22,7 @@ from pretrain.data.sources import SOURCES, Source
 from pretrain.engine import settings as deepspeed_settings
 from pretrain.engine.schedules import learning_rate
 from pretrain.model import presets
-from pretrain.model.config import ModelConfig, check_backend
+from pretrain.model.config import AUTOMATIC, ModelConfig, check_backend, choose_backend
 from pretrain.objectives.base import Vocabulary
 from pretrain.objectives.registry import SETTINGS_BY_NAME
 from pretrain.run import folder as run_folder
@@ -31,6 +31,8 @@ from pretrain.supervision import control
 
 _MARKS = frozenset({run_folder.LOCK, run_folder.SUPERVISOR_LOCK, ledger.FILE_NAME, control.FOLDER})
 """First files of a run's folder; a folder without any of them is not a run's."""
+_AMPERE, _HOPPER = 8.0, 9.0
+"""Compute capabilities: the first GPUs with bf16, and those of FlexAttention's FLASH kernels."""
 
 
 def check(config: RunConfig, world_size: int) -> tuple[ModelConfig, CorpusManifest]:
@@ -77,7 +79,7 @@ def check(config: RunConfig, world_size: int) -> tuple[ModelConfig, CorpusManife
     name = config.training.deepspeed
     settings = deepspeed_settings.read(name, config.batch, clipping, world_size)
     deepspeed_settings.refuse_optimizer(settings, config.optimizer.name)
-    check_backend(model, config.training.attention_backend)
+    check_backend(model, choose_backend(model, config.training.attention_backend, on_gpu=False))
     if config.training.compile:
         deepspeed_settings.refuse_compiling(settings)
     vocabulary = Vocabulary(manifest.vocab_size, model.vocab_size, Path(config.data.corpus))
@@ -184,15 +186,43 @@ def _refuse_few_blocks(train: Source, config: RunConfig) -> None:
         )
 
 
-def refuse_backend(backend: str, device: str) -> None:
-    """Refuse an attention backend that a device does not have.
+def refuse_device(
+    config: RunConfig, world_size: int, device: str, capability: float | None
+) -> None:
+    """Refuse an attention back end or a precision that a device does not have.
+
+    Args:
+        config: the recipe.
+        world_size: number of ranks.
+        device: "cpu" or "cuda".
+        capability: compute capability of the GPU, such as 8.0; None where it is not known.
 
     Raises:
-        ValueError: names both, and the backend that the device has.
+        ValueError: names the setting, the device, and what would work there.
     """
-    if backend != "dense" and device != "cuda":
+    backend = config.training.attention_backend
+    if backend not in ("dense", AUTOMATIC) and device != "cuda":
         raise ValueError(
             f"training.attention_backend: {backend!r} needs a GPU; on {device} write dense"
+        )
+    if device != "cuda" or capability is None:
+        return
+    has = f"the GPU has compute capability {capability:.1f}"
+    if backend == "flex-flash" and capability < _HOPPER:
+        raise ValueError(
+            f"training.attention_backend: 'flex-flash' needs compute capability {_HOPPER:.1f} "
+            f"(Hopper) or later, and {has}; write flex"
+        )
+    name = config.training.deepspeed
+    clipping = config.optimizer.gradient_clipping
+    settings = deepspeed_settings.read(name, config.batch, clipping, world_size)
+    if settings.get("bf16", {}).get("enabled", False) and capability < _AMPERE:
+        half = name.replace("bf16", "fp16")
+        known = (deepspeed_settings.DS_CONFIGS / f"{half}.json").is_file()
+        raise ValueError(
+            f"training.deepspeed: {name} computes in bf16, which needs compute capability "
+            f"{_AMPERE:.1f} (A100) or later, and {has}; write "
+            + (half if known and half != name else "a file with fp16, such as zero1_fp16")
         )
 
 

@@ -68,6 +68,10 @@ PRETRAIN = {
         "config data engine loop model objectives run spikes",
         "measures and plans what the rooms below do",
     ),
+    "machine": (
+        "bench engine exit_codes run supervision",
+        "measures what a run will use, through its launcher",
+    ),
     "attempt": (
         "config data engine exit_codes inference loop model objectives preflight run spikes "
         "supervision",
@@ -75,8 +79,8 @@ PRETRAIN = {
     ),
     "train": ("attempt config engine exit_codes run supervision", "the launcher's entry"),
     "commands": (
-        "bench config convert data engine exit_codes inference model objectives preflight run "
-        "spikes supervision",
+        "bench config convert data engine exit_codes inference machine model objectives preflight "
+        "run spikes supervision",
         "__main__.py and each room's command.py: arguments, and a call",
     ),
 }

@@ -19,7 +19,7 @@ def add_plan_arguments(command: argparse.ArgumentParser) -> None:
     add_recipe(command)
     add = command.add_argument
     add("--gpus", type=int, default=8, help="number of GPUs in all (default: %(default)s)")
-    kinds = ("a100", "h100", "h200")
+    kinds = ("a100-40gb", "a100", "h100", "h200")
     add("--kind", default="a100", choices=kinds, help="(default: %(default)s)")
     mfu = "expected share of the GPUs' peak that is reached (default: %(default)s)"
     add("--mfu", type=float, default=0.5, help=mfu)

@@ -42,7 +42,7 @@ def utilization(bench: Path, kind: str, config: RunConfig) -> tuple[float, str]:
         ]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(f"--bench {bench}: {error or type(error).__name__}; {accepted}") from error
-    if kind not in device.lower():
+    if not all(word in device.lower() for word in kind.split("-")):
         raise ValueError(f"--bench {bench}: measured on {device!r}, not on {kind}; {accepted}")
     size, length = config.model.size, config.data.sequence_length
     sizes = sorted({case["size"] for case in ours})

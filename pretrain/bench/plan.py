@@ -7,8 +7,9 @@ letters are those of pretrain/model.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from data_prep.manifest import load_manifest
 from pretrain.config.run import RunConfig
 from pretrain.data.sources import SOURCES
 from pretrain.engine import settings as deepspeed_settings
-from pretrain.model.config import ModelConfig
+from pretrain.model.config import ModelConfig, check_backend, choose_backend
 from pretrain.spikes.policy import max_checkpoints_kept, usual_checkpoints_kept
 
 
@@ -32,12 +33,16 @@ class Device:
 
 
 DEVICES = {
+    "a100-40gb": Device(312e12, 40e9),
     "a100": Device(312e12, 80e9),
     "h100": Device(989e12, 80e9),
     "h200": Device(989e12, 141e9),
 }
-"""NVIDIA's SXM cards; the A100 is also sold with half the memory."""
+"""NVIDIA's SXM cards. Where a name fits several, the first counts (see `kind_of`)."""
 
+HEADROOM = 0.9
+"""Share of a GPU's memory that a plan may fill: CUDA itself, kernel workspaces and the allocator's
+fragments take some, which `Memory` does not count."""
 STATED = "stated, not measured"
 """Source of a utilization that the user gave."""
 DEEPSPEED_BUCKET = 500_000_000
@@ -55,11 +60,40 @@ class Memory:
     bucket: int
     """DeepSpeed's communication buffer for gradients."""
     activations: int
+    offloaded: bool
+    """Whether the optimizer state is in host memory."""
 
     @property
     def total(self) -> int:
         """Sum of all parts."""
-        return sum(dataclasses.astuple(self))
+        parts = (self.weights, self.gradients, self.optimizer, self.bucket, self.activations)
+        return sum(parts)
+
+    @property
+    def on_device(self) -> int:
+        """Sum of the parts on the GPU."""
+        return self.total - (self.optimizer if self.offloaded else 0)
+
+    def fits(self, device_memory: float) -> bool:
+        """Whether a GPU of so many bytes can hold this."""
+        return self.on_device <= HEADROOM * device_memory
+
+
+@dataclasses.dataclass(frozen=True)
+class Fit:
+    """What an attention back end needs at the recipe's ZeRO stage."""
+
+    backend: str
+    problem: str
+    """Why it cannot compute the model; "" if it can."""
+    micro_batch_size: int
+    """The recipe's."""
+    bytes: int
+    """On the GPU, with the recipe's micro-batch."""
+    largest: int
+    """The largest micro-batch that fits, of those that divide the batch; 0 if none does."""
+    largest_bytes: int
+    """On the GPU, with the largest."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,8 +129,12 @@ class Plan:
     world_size: int
     stage: int
     """The recipe's ZeRO stage."""
+    backend: str
+    """Attention back end that the recipe takes on a GPU."""
     memory: dict[int, Memory]
-    """By ZeRO stage."""
+    """By ZeRO stage, with that back end."""
+    fits: list[Fit]
+    """Of every back end."""
     checkpoint: int
     checkpoints_newest: int
     """Newest checkpoints that are kept whatever happens."""
@@ -135,7 +173,7 @@ def plan(
         raise ValueError(f"--gpus {world_size}: accepted: 1 or more")
     if not 0 < utilization <= 1:
         raise ValueError(f"--mfu {utilization}: accepted: above 0, at most 1")
-    model = _model(config)
+    model = model_of(config)
     training = config.training
     settings = deepspeed_settings.read(
         training.deepspeed, config.batch, config.optimizer.gradient_clipping, world_size
@@ -148,13 +186,18 @@ def plan(
     blocks = config.batch.first_block(training.steps)
     tokens = blocks * length
     per_token = flops_per_token(model, length, share)
-    rows, packed = config.batch.micro_batch_size, SOURCES[config.data.packing].documents_apart
-    bias = (0, 0)
-    if training.attention_backend == "dense":
-        bias = bias_bytes(model, rows, length, width, packed)
-    saved = activations(model, rows, length, share, width, training.activation_checkpointing, bias)
     device = DEVICES[kind]
+    backend = choose_backend(model, training.attention_backend, on_gpu=True)
     stages = range(4) if width == 4 else range(1, 4)
+
+    def memory(backend: str, rows: int, stage: int) -> Memory:
+        kept = _activations_with(config, model, backend, rows, width)
+        return Memory(*states(trained, stage, world_size, settings), kept, _offloads(settings))
+
+    fits = [
+        _fit(config, model, name, device.memory, world_size, functools.partial(memory, stage=stage))
+        for name in ("dense", "flex")
+    ]
     return Plan(
         parameters=count,
         trained_parameters=trained,
@@ -164,7 +207,9 @@ def plan(
         flops=per_token * tokens,
         world_size=world_size,
         stage=stage,
-        memory={n: Memory(*states(trained, n, world_size, settings), saved) for n in stages},
+        backend=backend,
+        memory={n: memory(backend, config.batch.micro_batch_size, n) for n in stages},
+        fits=fits,
         checkpoint=checkpoint_bytes(trained, width, stage),
         checkpoints_newest=training.checkpoints_kept,
         checkpoints_usual=usual_checkpoints_kept(config),
@@ -178,8 +223,65 @@ def plan(
     )
 
 
-def _model(config: RunConfig) -> ModelConfig:
-    """Return the model's config, with the corpus's vocabulary or `data.vocab_size`."""
+def kind_of(name: str) -> str | None:
+    """Return the key of DEVICES for a GPU's name, such as "NVIDIA A100-SXM4-40GB".
+
+    None for other GPUs, and for the PCIe and NVL cards of Hopper, which have lower rates.
+    """
+    words = name.lower()
+    if "a100" not in words and ("pcie" in words or "nvl" in words):
+        return None
+    return next((kind for kind in DEVICES if all(w in words for w in kind.split("-"))), None)
+
+
+def _offloads(settings: Mapping[str, Any]) -> bool:
+    """Whether the optimizer state is in host memory."""
+    zero = settings.get("zero_optimization", {})
+    return bool(zero.get("offload_optimizer", {}).get("device", "none") != "none")
+
+
+def _activations_with(
+    config: RunConfig, model: ModelConfig, backend: str, rows: int, width: int
+) -> int:
+    """Return the bytes of `activations` with an attention back end and so many rows."""
+    length, packed = config.data.sequence_length, SOURCES[config.data.packing].documents_apart
+    bias = bias_bytes(model, rows, length, width, packed) if backend == "dense" else (0, 0)
+    checkpointing = config.training.activation_checkpointing
+    share = config.objective.target_share
+    return activations(model, rows, length, share, width, checkpointing, bias)
+
+
+def _fit(
+    config: RunConfig,
+    model: ModelConfig,
+    backend: str,
+    device_memory: float,
+    world_size: int,
+    memory: Callable[[str, int], Memory],
+) -> Fit:
+    """Return which micro-batches fit a GPU with an attention back end."""
+    problem = ""
+    try:
+        check_backend(model, backend)
+    except ValueError as error:
+        problem = str(error)
+    rows, blocks = config.batch.micro_batch_size, config.batch.size(0) // world_size
+    sizes = [
+        size
+        for size in range(1, blocks + 1)
+        if blocks % size == 0 and memory(backend, size).fits(device_memory)
+    ]
+    largest = max(sizes, default=0)
+    largest_bytes = memory(backend, largest).on_device if largest else 0
+    return Fit(backend, problem, rows, memory(backend, rows).on_device, largest, largest_bytes)
+
+
+def model_of(config: RunConfig) -> ModelConfig:
+    """Return the model's config, with the corpus's vocabulary or `data.vocab_size`.
+
+    Raises:
+        ValueError: neither is known.
+    """
     size = config.data.vocab_size
     if config.data.corpus and Path(config.data.corpus).exists():
         size = load_manifest(Path(config.data.corpus)).vocab_size

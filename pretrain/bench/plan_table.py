@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pretrain.bench.plan import Plan, Reading
+from pretrain.bench.plan import HEADROOM, Fit, Plan, Reading
 
 MOST_EPOCHS = 40
 """More are warned of. Repeated text is worth almost nothing beyond about 40 epochs (Muennighoff et
@@ -41,11 +41,26 @@ def table(planned: Plan) -> str:
     lines += ["", "per rank".ljust(12) + "".join(f"{head:>12}" for head in heads)]
     for stage, memory in planned.memory.items():
         mark = " <- the recipe's" if stage == planned.stage else ""
-        if memory.total > planned.device_memory:
-            mark += f" (a {planned.kind} has {_size(planned.device_memory)})"
+        if not memory.fits(planned.device_memory):
+            mark += f" (too much for the {_size(planned.device_memory)} of {planned.kind})"
         figures = "".join(f"{_size(getattr(memory, head)):>12}" for head in heads)
         lines.append(f"ZeRO {stage}".ljust(12) + figures + mark)
+    lines += ["", f"attention    {planned.backend} on a GPU; at ZeRO {planned.stage}, on one GPU:"]
+    lines += [f"{'':12} {_fit(fit, planned)}" for fit in planned.fits]
     return "\n".join(lines) + "\n"
+
+
+def _fit(fit: Fit, planned: Plan) -> str:
+    """Say which micro-batches fit with an attention back end."""
+    if fit.problem:
+        return f"{fit.backend}: cannot compute this model ({fit.problem})"
+    has = f"{planned.kind}, {_size(planned.device_memory)}"
+    text = f"{fit.backend}: micro-batches of {fit.micro_batch_size} need {_size(fit.bytes)}"
+    is_small = fit.bytes <= HEADROOM * planned.device_memory
+    text += f", which {'fits' if is_small else 'does not fit'} ({has})"
+    if not fit.largest:
+        return f"{text}; none fits"
+    return f"{text}; the largest that fit are of {fit.largest} ({_size(fit.largest_bytes)})"
 
 
 def _epochs(reading: Reading | None) -> str:

@@ -70,9 +70,13 @@ def prepare_process() -> None:
     Process.from_environment({}).prepare_cpu()
 
 
-def matmul_peak() -> float:
-    """Return the FLOP/s of a large matrix product, in bf16 on a GPU and fp32 on a CPU."""
-    device = choose_device()
+def matmul_peak(name: str | None = None) -> float:
+    """Return the FLOP/s of a large matrix product, in bf16 on a GPU and fp32 on a CPU.
+
+    Args:
+        name: of the device, see `choose_device`.
+    """
+    device = choose_device(name)
     on_gpu = device.type == "cuda"
     side, dtype = (8192, torch.bfloat16) if on_gpu else (1024, torch.float32)
     a, b = torch.randn(2, side, side, device=device, dtype=dtype)

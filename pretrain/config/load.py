@@ -19,6 +19,7 @@ RUN_FILE = "run.yaml"
 MAY_CHANGE = (
     "training.data_workers",
     "training.activation_checkpointing",
+    "training.attention_backend",
     "training.evaluation_interval",
     "training.evaluation_blocks",
     "training.checkpoint_interval",
@@ -31,8 +32,8 @@ MAY_CHANGE = (
 )
 """What may differ when a run is resumed: nothing that changes batches, masks or the gradient.
 
-Another micro-batch size draws other dropout masks. The corpus may have moved; its digest is
-compared.
+Another micro-batch size draws other dropout masks, and another attention back end rounds
+differently, as another machine may. The corpus may have moved; its digest is compared.
 """
 SCHEDULE = ("training.steps", "schedule")
 """What may differ as well if the learning rate of every step done stays the same."""

@@ -23,7 +23,7 @@ from data_prep.records import (
     unknown_key,
 )
 from pretrain.data.sources import SOURCES
-from pretrain.model.config import ATTENTION_BACKENDS, ModelConfig
+from pretrain.model.config import ATTENTION_BACKENDS, AUTOMATIC, ModelConfig
 from pretrain.model.presets import SIZES, VARIANTS, build
 from pretrain.objectives.base import ObjectiveSettings
 from pretrain.objectives.masked import MaskedLMConfig
@@ -205,10 +205,11 @@ class TrainingConfig:
     compile: bool = False
     """Compile each layer, the head and the loss with torch.compile."""
     attention_backend: str = dataclasses.field(
-        default="dense", metadata={"choices": ATTENTION_BACKENDS}
+        default=AUTOMATIC, metadata={"choices": (AUTOMATIC, *ATTENTION_BACKENDS)}
     )
     """How attention is computed: dense (any device), flex (FlexAttention, on GPUs), or flex-flash
-    (its kernels for Hopper and later); see model/config.py."""
+    (its kernels for Hopper and later); auto: flex on a GPU for a model without attention dropout,
+    else dense. See model/config.py."""
     evaluation_interval: PositiveInt = 5000
     """Updates between evaluations."""
     vocabulary_multiple: PositiveInt = 128

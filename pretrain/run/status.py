@@ -20,7 +20,7 @@ from types import MappingProxyType
 from data_prep.files import strict_json
 from pretrain.config.load import RUN_FILE, load
 from pretrain.config.run import RunConfig
-from pretrain.run import ledger, metrics
+from pretrain.run import ledger, metrics, pace
 from pretrain.run.folder import LOCK, SUPERVISED, SUPERVISOR_LOCK
 from pretrain.run.ledger import Record
 
@@ -46,6 +46,8 @@ class RunView:
     activity: str
     """FINISHED, TRAINING, STARTING (a supervisor runs, but no attempt trains), SPIKED (not rolled
     back yet), GIVEN_UP or STOPPED."""
+    slow_ranks: Sequence[pace.SlowRank] = ()
+    """Ranks that the others wait for now, slowest first."""
 
     @property
     def log(self) -> Path | None:
@@ -102,9 +104,15 @@ def view(run: Path) -> RunView:
     state = ledger.run_state(records, config.training.seed)
     lines = metrics.surviving(metrics.read(run / metrics.METRICS))
     validation = metrics.surviving_validation(metrics.read(run / metrics.VALIDATION), lines)
-    return RunView(
-        run, config, records, state, lines, validation, _activity(run, state, config.training.steps)
-    )
+    activity = _activity(run, state, config.training.steps)
+    slow = _slow_ranks(run, records) if activity == TRAINING else []
+    return RunView(run, config, records, state, lines, validation, activity, slow)
+
+
+def _slow_ranks(run: Path, records: Sequence[Record]) -> list[pace.SlowRank]:
+    """Return the slow ranks of the newest attempt."""
+    begun = [record for record in records if record["kind"] == "attempt"]
+    return pace.slow_ranks(pace.read(run, begun[-1].get("token", ""))) if begun else []
 
 
 def _activity(run: Path, state: ledger.RunState, steps: int) -> str:
@@ -131,6 +139,7 @@ def describe_run(seen: RunView) -> str:
         f"{run}: {config.model.variant} {config.model.size}, {config.training.steps:,} steps, "
         f"recipe's seed {config.training.seed}",
         current_activity(seen),
+        *map(str, seen.slow_ranks),
         *([metrics.validation_line(seen.validation)] if seen.validation else []),
         *([f"reads {share:.1%} of the corpus's tokens"] if share is not None else []),
         *filter(None, [metrics.invalid_lines(run)]),
@@ -163,6 +172,7 @@ def as_json(seen: RunView) -> str:
         "checkpoints": list(state.checkpoints),
         "suspected_since": state.suspected_since,
         "share_of_tokens": seen.share_of_tokens,
+        "slow_ranks": [dataclasses.asdict(slow) for slow in seen.slow_ranks],
         "reason": state.last.get("reason") if state.last else None,
         "log": str(seen.log) if seen.log else None,
         "next": seen.next_command or None,

@@ -68,14 +68,15 @@ def supervise(options: argparse.Namespace) -> int:
 def _check_machine(config: RunConfig, model: ModelConfig, ranks: int, node: Node) -> None:
     """Refuse a run that this machine's devices, memory or disk cannot hold; warn if it is tight."""
     from pretrain.bench.plan import least_states
-    from pretrain.preflight import refuse_backend
-    from pretrain.supervision import capacity, launch
+    from pretrain.preflight import refuse_device
+    from pretrain.supervision import capacity, gpus, launch
 
     parameters, device_bytes, host_bytes = least_states(config, model, ranks)
     if not launch.starts_elsewhere(config.supervision):
         chosen = launch.accelerator(config.supervision, os.environ) or os.environ
         device = "cpu" if chosen.get("DS_ACCELERATOR") == "cpu" else "cuda"
-        refuse_backend(config.training.attention_backend, device)
+        capability = min((gpu.capability for gpu in gpus.describe()), default=None)
+        refuse_device(config, ranks, device, capability)
         for text in capacity.check_memory(device_bytes, host_bytes, ranks // node.count):
             sys.stdout.write(f"WARNING: {text}\n")
     if node.rank == 0:

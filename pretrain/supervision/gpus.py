@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 import subprocess
@@ -49,17 +50,59 @@ def _unless_repeated(entries: Iterable[str]) -> list[str]:
     return listed if len({*listed}) == len(listed) else []
 
 
-def memory() -> list[tuple[int, int]]:
-    """Return total and free bytes of each GPU of this machine; none where nvidia-smi is missing."""
-    query = ["--query-gpu=memory.total,memory.free", "--format=csv,noheader,nounits"]
+@dataclasses.dataclass(frozen=True)
+class Gpu:
+    """A GPU as nvidia-smi describes it."""
+
+    number: str
+    name: str
+    driver: str
+    """Version."""
+    capability: float
+    """Compute capability, such as 8.0."""
+    total: int
+    """Bytes of memory."""
+    free: int
+    """Bytes of memory that no process uses now."""
+
+
+_FIELDS = ("index", "name", "driver_version", "compute_cap", "memory.total", "memory.free")
+
+
+def parse(text: str) -> list[Gpu]:
+    """Read what nvidia-smi prints for `_FIELDS` as CSV without header and units.
+
+    Raises:
+        ValueError: a line is not of that form.
+    """
+    gpus = []
+    for line in text.splitlines():
+        number, name, driver, capability, total, free = (cell.strip() for cell in line.split(","))
+        sizes = int(total) << 20, int(free) << 20
+        gpus.append(Gpu(number, name, driver, float(capability), *sizes))
+    return gpus
+
+
+def describe() -> list[Gpu]:
+    """Return the GPUs of this machine; none where nvidia-smi is missing or does not work.
+
+    Those that CUDA_VISIBLE_DEVICES hides by number are left out.
+    """
+    query = [f"--query-gpu={','.join(_FIELDS)}", "--format=csv,noheader,nounits"]
     try:
         done = subprocess.run(
             ["nvidia-smi", *query], capture_output=True, text=True, timeout=30, check=True
         )
-        rows = [line.split(",") for line in done.stdout.splitlines()]
-        return [(int(total) << 20, int(free) << 20) for total, free in rows]
+        found = parse(done.stdout)
     except (OSError, ValueError, subprocess.SubprocessError):
         return []
+    visible = visible_gpus()
+    return [gpu for gpu in found if gpu.number in visible] or found
+
+
+def memory() -> list[tuple[int, int]]:
+    """Return total and free bytes of each GPU of this machine, as `describe`."""
+    return [(gpu.total, gpu.free) for gpu in describe()]
 
 
 def gpus_of(processes: int, setting: str = "supervision.processes_per_node") -> list[str]:

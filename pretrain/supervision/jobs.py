@@ -71,7 +71,9 @@ class Job:
             self.child.wait()
 
 
-def start(config: RunConfig, run: Path, control_file: ControlFile, node: int) -> Job:
+def start(
+    config: RunConfig, run: Path, control_file: ControlFile, node: int, module: str = ""
+) -> Job:
     """Launch an attempt on this node, in a session of its own.
 
     Args:
@@ -79,11 +81,12 @@ def start(config: RunConfig, run: Path, control_file: ControlFile, node: int) ->
         run: folder of the run.
         control_file: describes the attempt.
         node: number of this node.
+        module: what each rank runs; see `launch.command`.
 
     Raises:
         ValueError: The launcher is not installed, or there are too few GPUs.
     """
-    command = launch.command(config, run, control_file, node)
+    command = launch.command(config, run, control_file, node, module)
     log = log_of(run, control_file, node)
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as file:

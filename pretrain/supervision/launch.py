@@ -112,7 +112,9 @@ def find_launcher(config: SupervisionConfig) -> str:
     return program
 
 
-def command(config: RunConfig, run: Path, control_file: ControlFile, node: int = 0) -> list[str]:
+def command(
+    config: RunConfig, run: Path, control_file: ControlFile, node: int = 0, module: str = ""
+) -> list[str]:
     """Return the launcher's command line for an attempt on one node.
 
     Args:
@@ -120,21 +122,22 @@ def command(config: RunConfig, run: Path, control_file: ControlFile, node: int =
         run: folder of the run.
         control_file: gives the address of rank 0 and the numbers of nodes and processes.
         node: number of this node.
+        module: what each rank runs, with the recipe in `run` as its argument; "" for an attempt.
 
     Raises:
         ValueError: The launcher is not installed, or there are too few GPUs.
     """
     settings = config.supervision
-    program, module = find_launcher(settings), [MODULE, str(run / SUPERVISED)]
+    program, started = find_launcher(settings), [module or MODULE, str(run / SUPERVISED)]
     count, port = control_file.processes_per_node, str(control_file.port)
     if settings.launcher == "srun":
         options = ["--kill-on-bad-exit=1", "--ntasks-per-node", str(count)]
-        return [program, *options, sys.executable, "-u", "-m", *module]
+        return [program, *options, sys.executable, "-u", "-m", *started]
     if settings.launcher == "torchrun":
         gpus.gpus_of(count)
         options = ["--nnodes", str(control_file.nodes), "--node-rank", str(node)]
         options += ["--nproc-per-node", str(count), "--master-addr", control_file.address]
-        return [program, *options, "--master-port", port, "--module", *module]
+        return [program, *options, "--master-port", port, "--module", *started]
     if settings.hostfile:
         options = ["--hostfile", settings.hostfile]
     elif control_file.nodes > 1:
@@ -145,7 +148,7 @@ def command(config: RunConfig, run: Path, control_file: ControlFile, node: int =
         options = ["--include", f"localhost:{','.join(numbers)}"]
     else:
         options = ["--num_gpus", str(count)]
-    return [program, *options, "--master_port", port, "--module", *module]
+    return [program, *options, "--master_port", port, "--module", *started]
 
 
 def _included(control_file: ControlFile, node: int) -> str:

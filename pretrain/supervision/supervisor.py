@@ -25,7 +25,16 @@ from pretrain.exit_codes import EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED, EXIT_USA
 from pretrain.run import folder as run_folder
 from pretrain.run import ledger, metrics, status
 from pretrain.spikes.policy import GiveUp, Rollback
-from pretrain.supervision import control, decide, failures, heartbeat, jobs, launch, processes
+from pretrain.supervision import (
+    capacity,
+    control,
+    decide,
+    failures,
+    heartbeat,
+    jobs,
+    launch,
+    processes,
+)
 from pretrain.supervision.control import ControlFile
 from pretrain.supervision.decide import CRASH, Problem
 from pretrain.supervision.jobs import Job
@@ -182,6 +191,8 @@ class Supervisor:
         for lock in processes.clear_build_locks(processes.extensions_folder(os.environ)):
             self._print(f"{lock}: deleted, because its build was killed")
         run = self.run_folder
+        for line in capacity.check_launch(run):
+            self._print(line)
         control_file = launch.next_control_file(self.config, self._node, self._records())
         if control_file.nodes > 1:
             launch.write_hostfile(run, control_file.nodes)

@@ -115,7 +115,7 @@ def script(tmp_path_factory):
         (["pre"], {"prepare", "predict"}),
         (["supervise", "pile"], {"pile-base", "pile-large"}),
         (["show", "mi"], {"mine.yaml"}),
-        (["plan", "demo", "--kind", ""], {"a100", "h100", "h200"}),
+        (["plan", "demo", "--kind", ""], {"a100-40gb", "a100", "h100", "h200"}),
         (["glue", "model", "--tasks", "S"], {"SST-2", "STS-B"}),
         (["glue", "model", "--recipe", ""], {"default", "published"}),
         (["supervise", "demo", "--dry"], {"--dry-run"}),

@@ -82,6 +82,10 @@ SHORT = ["data.sequence_length=24", "model.overrides.latents=8"]
             [*PERCEIVER, "data.packing=contiguous", "training.attention_backend=flex"],
             "model.attention_backend: 'flex' is not accepted; it must be 'dense' with latents 64",
         ),
+        (
+            ["training.attention_backend=flex", "model.overrides.attention_dropout=0.1"],
+            "model.attention_dropout: 0.1 .* must be 0 with attention backend 'flex'; 'dense' has",
+        ),
         (["model.overrides.num_layers=two"], "model.num_layers: 'two' .* a whole number"),
         (["optimizer.lerning_rate=1"], "unknown key 'optimizer.lerning_rate'; did you mean"),
         (["training.steps"], "is not an override"),
@@ -94,6 +98,47 @@ def test_a_wrong_recipe_is_refused_before_anything_starts(words, message, recipe
     assert error.startswith("python -m pretrain supervise: error: ")
     assert re.search(message, error), error
     assert not (tmp_path / "run").exists()
+
+
+DEVICES = [
+    ("training.deepspeed=zero1_bf16", "cuda", 7.5, "zero1_bf16 computes .* 7.5; write zero1_fp16$"),
+    ("training.deepspeed=zero1_bf16", "cuda", 8.0, None),
+    ("training.deepspeed=zero1_bf16", "cuda", None, None),
+    ("training.deepspeed=zero1_bf16", "cpu", None, None),
+    ("training.deepspeed=zero1_fp16", "cuda", 7.5, None),
+    ("training.deepspeed=zero1_fp32", "cuda", 7.5, None),
+    (
+        "training.attention_backend=flex-flash",
+        "cuda",
+        8.0,
+        "'flex-flash' needs .* 8.0; write flex$",
+    ),
+    ("training.attention_backend=flex-flash", "cuda", 9.0, None),
+    ("training.attention_backend=flex-flash", "cpu", None, "'flex-flash' needs a GPU; on cpu"),
+    ("training.attention_backend=flex", "cpu", None, "'flex' needs a GPU; on cpu write dense"),
+    ("training.attention_backend=flex", "cuda", 8.0, None),
+    ("training.attention_backend=auto", "cpu", None, None),
+    ("training.attention_backend=dense", "cpu", None, None),
+]
+
+
+@pytest.mark.parametrize(("word", "device", "capability", "message"), DEVICES)
+def test_what_a_device_does_not_have_is_refused_with_what_would_work(
+    word, device, capability, message, recipe, tmp_path
+):
+    config = recipe.load(tmp_path, word)
+    if message is None:
+        return preflight.refuse_device(config, 2, device, capability)
+    with pytest.raises(ValueError, match=message):
+        preflight.refuse_device(config, 2, device, capability)
+
+
+def test_a_file_of_its_own_with_bf16_is_refused_on_an_old_gpu(recipe, tmp_path):
+    own = tmp_path / "own.json"
+    own.write_text('{"bf16": {"enabled": true}, "zero_optimization": {"stage": 1}}')
+    config = recipe.load(tmp_path, f"training.deepspeed={own}")
+    with pytest.raises(ValueError, match="write a file with fp16, such as zero1_fp16$"):
+        preflight.refuse_device(config, 2, "cuda", 7.0)
 
 
 def test_alibi_is_trained_on_longer_blocks_than_its_preset(recipe, tmp_path):

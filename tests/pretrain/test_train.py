@@ -10,7 +10,9 @@ import re
 import resource
 import shutil
 import signal
+import socket
 import subprocess
+import time
 import warnings
 from pathlib import Path
 
@@ -88,6 +90,35 @@ def test_a_rank_that_fails_alone_reports_its_error(run_ranks):
     (first, nothing), (other, output) = run_ranks(2, work)
     assert (first, nothing, other) == (0, "", 2)
     assert output.startswith("pretrain.train: error on rank 1: recipe 'no-such-recipe' is neither")
+
+
+def test_a_slow_rank_is_named_once_in_the_log(attempt, tmp_path):
+    """Rank 1 reads its batches slowly. Nothing of that is in the steps' durations."""
+
+    def sabotage(rank):
+        from pretrain.data.batches import PretrainingBatches
+        from pretrain.run import pace
+
+        pace.WRITE_SECONDS, pace._LEAST_STEPS = 0.0, 2
+        usual = PretrainingBatches.micro_batches
+
+        def slow(self, *arguments):
+            time.sleep(0.2)
+            return usual(self, *arguments)
+
+        if rank:
+            PretrainingBatches.micro_batches = slow
+
+    results = attempt(tmp_path / "run", sabotage=sabotage)
+    text = f"WARNING: rank 1 on {socket.gethostname()} is slow and every step waits for it"
+    assert [(code, output.count(text)) for code, output, _ in results] == [(0, 1), (0, 0)]
+
+
+def test_the_attention_back_end_that_was_chosen_is_said_and_recorded(attempt, tmp_path):
+    ((code, output, _),) = attempt(tmp_path / "run", ranks=1)
+    assert (code, "attention dense, chosen automatically)" in output) == (0, True)
+    environment = json.loads((tmp_path / "run" / "environment.json").read_text())
+    assert environment["attention_backend"] == "dense"
 
 
 @pytest.mark.parametrize(("token", "expected"), [("", 2), ("aa", 1)])

@@ -3,6 +3,7 @@
 import dataclasses
 import gc
 import json
+import re
 
 import numpy as np
 import pytest
@@ -258,9 +259,9 @@ def test_the_plan_counts_the_bias_of_the_back_end():
     dense, flex, learned = (
         of("pile-base", f"model.variant={variant}", "model.overrides.attention_dropout=0.0", *words)
         for variant, *words in [
-            ("alibi",),
+            ("alibi", "training.attention_backend=dense"),
             ("alibi", "training.attention_backend=flex"),
-            ("sinusoidal",),
+            ("sinusoidal", "training.attention_backend=dense"),
         ]
     )
     saved = [planned.memory[1].activations for planned in (dense, flex, learned)]
@@ -341,3 +342,75 @@ def test_the_checkpoints_of_the_pile_recipe():
     text = plan_table.table(planned)
     assert "1.76 GB each; 10 kept without a spike (17.63 GB): the newest 10, and" in text
     assert "at most 17 at once (29.97 GB): after rollbacks" in text
+
+
+PUBLISHED = ("baseline", "sinusoidal", "alibi", "learned-clap", "zero-clap")
+NO_DROPOUT = "model.overrides.attention_dropout=0.0"
+
+
+@pytest.mark.parametrize("variant", PUBLISHED)
+@pytest.mark.parametrize("recipe", ["pile-base", "pile-large"])
+def test_the_pile_recipes_fit_the_machine_of_the_study_as_they_are(recipe, variant):
+    """8 A100 with 40 GB, with dropout and `dense`, and without it and `flex`."""
+    for words, backend in (([], "dense"), ([NO_DROPOUT], "flex")):
+        planned = of(recipe, f"model.variant={variant}", *words, kind="a100-40gb")
+        assert planned.backend == backend
+        assert planned.memory[planned.stage].fits(40e9)
+        dense, flex = planned.fits
+        chosen = {"dense": dense, "flex": flex}[backend]
+        assert (chosen.problem, chosen.bytes) == ("", planned.memory[planned.stage].on_device)
+        assert bool(flex.problem) == (backend == "dense")
+        assert flex.bytes < dense.bytes or flex.problem
+
+
+def test_the_largest_micro_batch_fits_and_the_next_does_not():
+    planned = of("pile-large", NO_DROPOUT, kind="a100-40gb")
+    for fit in planned.fits:
+        words = [NO_DROPOUT, f"training.attention_backend={fit.backend}"]
+        sizes = [fit.largest, 2 * fit.largest]
+        largest, beyond = (
+            of("pile-large", *words, f"batch.micro_batch_size={size}", kind="a100-40gb")
+            for size in sizes
+        )
+        assert largest.memory[1].on_device == fit.largest_bytes <= plan.HEADROOM * 40e9
+        assert beyond.memory[1].on_device > plan.HEADROOM * 40e9
+        assert not beyond.memory[1].fits(40e9)
+
+
+def test_the_table_says_what_fits():
+    lines = plan_table.table(of("pile-large", kind="a100-40gb")).splitlines()
+    assert lines[-3] == "attention    dense on a GPU; at ZeRO 1, on one GPU:"
+    assert (
+        "dense: micro-batches of 8 need 17.26 GB, which fits (a100-40gb, 40.00 GB); " in lines[-2]
+    )
+    assert "flex: cannot compute this model (model.attention_dropout: 0.1" in lines[-1]
+    much = plan_table.table(of("pile-large", "batch.micro_batch_size=32", kind="a100-40gb"))
+    assert re.search(r"micro-batches of 32 need \d\d\.\d\d GB, which does not fit \(a100", much)
+    assert "too much for the 40.00 GB of a100-40gb" in much
+    none = of("pile-large", "data.sequence_length=2048", "training.deepspeed=zero1_fp32")
+    fits = [dataclasses.replace(fit, largest=0) for fit in none.fits]
+    assert "; none fits" in plan_table.table(dataclasses.replace(none, fits=fits))
+
+
+def test_offloaded_state_takes_no_memory_of_the_gpu():
+    memory = of("pile-base", "training.deepspeed=zero2_bf16_offload").memory[2]
+    assert memory.on_device == memory.total - memory.optimizer
+    assert memory.fits(memory.on_device / plan.HEADROOM)
+    assert not dataclasses.replace(memory, offloaded=False).fits(memory.on_device / plan.HEADROOM)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("NVIDIA A100-SXM4-40GB", "a100-40gb"),
+        ("NVIDIA A100-PCIE-40GB", "a100-40gb"),
+        ("NVIDIA A100-SXM4-80GB", "a100"),
+        ("NVIDIA H100 80GB HBM3", "h100"),
+        ("NVIDIA H200", "h200"),
+        ("NVIDIA H100 PCIe", None),
+        ("NVIDIA H200 NVL", None),
+        ("Tesla T4", None),
+    ],
+)
+def test_a_card_is_known_by_its_name(name, kind):
+    assert plan.kind_of(name) == kind

@@ -188,7 +188,7 @@ def test_a_recipe_that_does_not_exist_is_refused_with_the_shipped_names():
         (["optimizer.weight_decay=-1"], "optimizer.weight_decay: -1 .* 0 or above"),
         (["schedule.name=step"], "schedule.name: 'step' .* cosine, linear or constant"),
         (["spike.learning_rate_factor=1.1"], "spike.learning_rate_factor: 1.1 .* at most 1"),
-        (["training.attention_backend=fast"], "'fast' .* one of dense, flex or flex-flash"),
+        (["training.attention_backend=fast"], "'fast' .* one of auto, dense, flex or flex-flash"),
         (
             ["data.packing=loose"],
             "data.packing: 'loose' .* best-fit, complete, .* or sentence-pairs",

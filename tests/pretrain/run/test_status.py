@@ -3,6 +3,7 @@
 import fcntl
 import json
 import math
+import socket
 
 import pytest
 
@@ -10,7 +11,7 @@ from pretrain import __main__ as command_line
 from pretrain.config import load as recipes
 from pretrain.config.run import RunConfig, TrainingConfig
 from pretrain.run import folder as run_folder
-from pretrain.run import ledger, metrics, status
+from pretrain.run import ledger, metrics, pace, status
 from tests.pretrain.histories import SEED, History
 
 
@@ -71,6 +72,23 @@ def test_it_says_what_the_run_is_doing(run, capsys):
     ledger.append(path, "gave-up", reason="it looks structural")
     ledger.append(path, "done", step=20000)
     assert "finished: 20,000 of 20,000 steps in 2 attempts" in shown(run, capsys)
+
+
+def test_a_slow_rank_is_named_while_the_run_is_trained(run, capsys):
+    fields = {"attempt": 3, "step": 9, "ranks": 2, "seed": 1, "host": "here", "token": "t"}
+    ledger.append(run / ledger.FILE_NAME, "attempt", **fields)
+    for rank, seconds in enumerate((0.2, 0.5)):
+        now = iter([0.0, *[pace.WRITE_SECONDS] * 20])
+        writer = pace.PaceWriter(run, "t", rank, clock=now.__next__)
+        assert [writer.add(step, seconds) for step in range(20)][-1]
+    host = socket.gethostname()
+    assert "is slow" not in shown(run, capsys)
+    with (run / run_folder.LOCK).open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        assert f"rank 1 on {host} is slow: it works 0.5 s in a step" in shown(run, capsys)
+        assert command_line.main(["status", str(run), "--json"]) == 0
+        (slow,) = json.loads(capsys.readouterr().out)["slow_ranks"]
+        assert slow == {"rank": 1, "host": host, "seconds": 0.5, "others_seconds": 0.2}
 
 
 def test_a_run_that_was_given_up_is_shown_with_the_reason(run, capsys):

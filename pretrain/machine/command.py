@@ -1,0 +1,127 @@
+"""The command that checks the machines of a run before it starts: preflight."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import secrets
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pretrain.exit_codes import EXIT_DONE, EXIT_FAILED
+
+if TYPE_CHECKING:
+    from pretrain.config.run import RunConfig
+    from pretrain.machine.judge import Needs
+    from pretrain.supervision.jobs import Job
+
+MODULE = "pretrain.machine.measure"
+_RECIPE = "pile-base"
+
+
+def add_arguments(command: argparse.ArgumentParser) -> None:
+    """Add the arguments of `preflight`."""
+    add = command.add_argument
+    recipe = f"a YAML file, or the name of one in pretrain/recipes (default: {_RECIPE})"
+    add("recipe", nargs="?", default=_RECIPE, help=recipe)
+    overrides = "settings to change, such as supervision.launcher=torchrun"
+    add("overrides", nargs="*", default=[], metavar="key=value", help=overrides)
+    seconds = "time after which a measurement counts as hanging (default: %(default)g)"
+    add("--seconds", type=float, default=300.0, help=seconds)
+
+
+def preflight(options: argparse.Namespace) -> int:
+    """Check the machines of a run before it starts: devices, memory, disk, and their connection.
+
+    The launcher of the recipe starts its ranks. They measure a matrix product, an all-reduce, and
+    writing to the disk of the run's folder, and print versions and free memory. Nothing is left in
+    the run's folder. The exit code is 1 if something is wrong, with the reason; GPUs are judged by
+    their data sheets and by each other, CPUs are only measured.
+
+    example: python -m pretrain preflight pile-base supervision.processes_per_node=8
+    """
+    from pretrain.config.load import load
+    from pretrain.machine.judge import problems, table
+    from pretrain.machine.measure import read_answers
+    from pretrain.preflight import refuse_device
+    from pretrain.supervision import capacity, gpus, jobs, launch
+
+    recipe, overrides = options.recipe, options.overrides
+    if "=" in recipe:
+        recipe, overrides = _RECIPE, [recipe, *overrides]
+    config = load(recipe, overrides)
+    launch.check(config.supervision, 1)
+    ranks = launch.world_size(config.supervision, 1)
+    on_gpus = bool(gpus.visible_gpus())
+    elsewhere = launch.starts_elsewhere(config.supervision)
+    if not elsewhere:
+        capability = min((gpu.capability for gpu in gpus.describe()), default=None)
+        refuse_device(config, ranks, "cuda" if on_gpus else "cpu", capability)
+    needs = _needs(config, ranks, on_gpus)
+    near = capacity.existing_folder(Path(config.folder))
+    with tempfile.TemporaryDirectory(prefix=".preflight-", dir=near) as name:
+        folder = Path(name)
+        job, hint = _ask(config, folder, options.seconds)
+        answers, log = read_answers(folder, ranks), jobs.tail(job.log)
+    sys.stdout.write(table(answers))
+    found = problems(answers, needs)
+    if elsewhere:
+        capability = min((a.capability for a in answers if a.capability), default=None)
+        refuse_device(config, ranks, "cuda" if capability else "cpu", capability)
+    if any(answer.stopped_in for answer in answers) or len(answers) < ranks:
+        sys.stdout.write(f"\n{hint}; the end of the launcher's log:\n{log}")
+    for text in found:
+        sys.stdout.write(f"PROBLEM: {text}\n")
+    if not found:
+        sys.stdout.write("no problems found\n")
+    return EXIT_FAILED if found else EXIT_DONE
+
+
+def _ask(config: RunConfig, folder: Path, seconds: float) -> tuple[Job, str]:
+    """Start the ranks, wait for their end, and end what is left; returns how they ended."""
+    from pretrain.config.load import dump
+    from pretrain.run.folder import SUPERVISED
+    from pretrain.supervision import control, jobs, launch
+
+    control_file = control.ControlFile(
+        token=secrets.token_hex(8),
+        attempt=0,
+        state=control.RUN,
+        processes_per_node=launch.processes_per_node(config.supervision),
+        port=launch.free_port(),
+    )
+    control.folder_of(folder).mkdir()
+    dump(config, folder / SUPERVISED)
+    job = jobs.start(config, folder, control_file, 0, MODULE)
+    deadline = time.monotonic() + seconds
+    while not job.ended() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    hint = f"the launcher {jobs.describe_exit(job.code())}"
+    if not job.ended():
+        hint = f"not finished after {seconds:g} s"
+    job.end(config.supervision.grace_seconds)
+    return job, hint
+
+
+def _needs(config: RunConfig, ranks: int, on_gpus: bool) -> Needs:
+    """Return what a recipe needs; only what is known without a vocabulary if it has none."""
+    from pretrain.bench import plan as planning
+    from pretrain.machine.judge import Needs
+
+    needs = Needs(ranks, on_gpus, config.supervision.save_seconds)
+    corpus = config.data.corpus and Path(config.data.corpus).exists()
+    if not corpus and not config.data.vocab_size:
+        return needs
+    planned = planning.plan(config, ranks, next(iter(planning.DEVICES)), 1.0)
+    memory = planned.memory[planned.stage]
+    tokens = config.batch.global_batch_size * config.data.sequence_length
+    return dataclasses.replace(
+        needs,
+        device_bytes=memory.on_device,
+        checkpoint_bytes=planned.checkpoint,
+        gradient_bytes=planned.memory[min(planned.memory)].weights,  # sent as wide as weights
+        update_flops=planned.flops_per_token * tokens / ranks,
+    )

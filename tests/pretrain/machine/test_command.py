@@ -1,0 +1,97 @@
+"""`preflight` with real ranks on the CPU, through the run's launcher."""
+
+import pytest
+
+from pretrain import __main__ as command_line
+from pretrain.machine import command, measure
+from pretrain.machine.judge import Needs, problems
+from pretrain.supervision import capacity
+
+TWO = "supervision.processes_per_node=2"
+TORCHRUN = "supervision.launcher=torchrun"
+
+
+def preflight(capsys, *words):
+    code = command_line.main(["preflight", *words])
+    return code, capsys.readouterr()
+
+
+def test_two_ranks_measure_everything(run_ranks, tmp_path):
+    recipe = str(tmp_path / "supervised.yaml")
+    assert run_ranks(2, measure.main, ["--local_rank=0", recipe]) == [0, 0]
+    answers = measure.read_answers(tmp_path, 3)
+    assert [(a.rank, a.device, a.stopped_in) for a in answers] == [(0, "cpu", ""), (1, "cpu", "")]
+    assert problems(answers, Needs(2, on_gpus=False, save_seconds=1e9)) == []
+
+
+def test_a_wrong_sum_of_the_ranks_ends_the_measurement(run_ranks, tmp_path, monkeypatch):
+    import torch
+
+    def forget(tensor):
+        """Count the own part alone."""
+
+    def work():
+        process = start()
+        with monkeypatch.context() as patch:
+            patch.setattr(torch.distributed, "all_reduce", forget)
+            with pytest.raises(ValueError, match=r"an all-reduce of 2 ranks gave \d\.0, not 3\.0"):
+                measure._all_reduce(process, tmp_path)
+
+    from pretrain.engine.engine import start
+
+    run_ranks(2, work)
+
+
+@pytest.mark.slow
+def test_preflight_starts_the_ranks_through_the_launcher_and_leaves_nothing(tmp_path, capsys):
+    run = tmp_path / "runs" / "new"
+    words = [TWO, TORCHRUN, f"folder={run}", "data.vocab_size=999", "model.size=small"]
+    code, printed = preflight(capsys, *words)
+    assert code == 0, printed.out
+    rows = printed.out.splitlines()[1:3]
+    assert [row.split()[0] for row in rows] == ["0", "1"]
+    assert all(row.split()[2:4] == ["cpu", "(CPU)"] and " - " not in row for row in rows)
+    assert printed.out.endswith("no problems found\n")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_a_rank_that_fails_is_named_and_its_error_shown(tmp_path, capsys, monkeypatch):
+    """The launcher fails at once, so that no rank starts."""
+    monkeypatch.setattr(command, "MODULE", "pretrain.machine.nothing")
+    code, printed = preflight(capsys, TWO, TORCHRUN, f"folder={tmp_path / 'run'}")
+    assert code == 1
+    assert "PROBLEM: rank 0, 1 did not start" in printed.out
+    assert "the launcher ended with code 1" in printed.out
+    assert "pretrain.machine.nothing" in printed.out
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["training.attention_backend=flex"], "'flex' needs a GPU; on cpu write dense"),
+        (["supervision.launcher=srun"], "supervision.launcher: no `srun` beside"),
+        (["nothing"], "recipe 'nothing' is neither a file nor one of"),
+    ],
+)
+def test_what_cannot_run_is_refused_before_anything_starts(words, message, capsys, monkeypatch):
+    monkeypatch.setattr(command, "_ask", lambda *_: pytest.fail("something was started"))
+    code, printed = preflight(capsys, *words)
+    assert code == 2
+    assert message in printed.err
+
+
+def test_an_answer_is_read_as_it_was_written(tmp_path):
+    answer = measure.Answer(1, "h", {"torch": "2"}, device="cpu", matmul_flops=1e9)
+    path = measure.answer_file(tmp_path, 1)
+    measure.control.replace_json(path, measure.dataclasses.asdict(answer))
+    assert measure.read_answers(tmp_path, 2) == [answer]
+    assert answer.stopped_in == "writing to the run's folder"
+
+
+def test_the_write_speed_leaves_no_file(tmp_path):
+    speed, seconds = capacity.write_speed(tmp_path, (1 << 20) + 1)
+    assert speed > 0
+    assert seconds >= 0
+    assert list(tmp_path.iterdir()) == []
