@@ -63,6 +63,7 @@ class Attempt:
         """
         import torch
 
+        from pretrain.engine.determinism import make_deterministic
         from pretrain.engine.distributed import gather
         from pretrain.engine.engine import deepspeed_json, start
         from pretrain.model.language_model import LanguageModel
@@ -75,6 +76,8 @@ class Attempt:
         )
         preflight.refuse_other_recipe(config, self.manifest)
         self.run_folder = Path(config.folder)
+        if config.training.deterministic:
+            make_deterministic(self.run_folder, os.environ)
         self.process = start()
         self.group = Group(self.process.rank, self.process.world_size, gather)
         torch.manual_seed(config.training.seed)

@@ -204,6 +204,9 @@ class TrainingConfig:
     """Compute each layer again in the backward pass: less memory, one more forward pass."""
     compile: bool = False
     """Compile each layer, the head and the loss with torch.compile."""
+    deterministic: bool = False
+    """Choose kernels that give the same bits in every attempt, and keep what is compiled in the
+    run's folder. Needed on a GPU only, to resume bitwise; slower there."""
     attention_backend: str = dataclasses.field(
         default=AUTOMATIC, metadata={"choices": (AUTOMATIC, *ATTENTION_BACKENDS)}
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import os
 import secrets
 import sys
 import tempfile
@@ -55,12 +56,12 @@ def preflight(options: argparse.Namespace) -> int:
     config = load(recipe, overrides)
     launch.check(config.supervision, 1)
     ranks = launch.world_size(config.supervision, 1)
-    on_gpus = bool(gpus.visible_gpus())
+    device = launch.device_type(config.supervision, os.environ)
     elsewhere = launch.starts_elsewhere(config.supervision)
     if not elsewhere:
         capability = min((gpu.capability for gpu in gpus.describe()), default=None)
-        refuse_device(config, ranks, "cuda" if on_gpus else "cpu", capability)
-    needs = _needs(config, ranks, on_gpus)
+        refuse_device(config, ranks, device, capability)
+    needs = _needs(config, ranks, device == "cuda" and not elsewhere)
     near = capacity.existing_folder(Path(config.folder))
     with tempfile.TemporaryDirectory(prefix=".preflight-", dir=near) as name:
         folder = Path(name)
@@ -95,7 +96,8 @@ def _ask(config: RunConfig, folder: Path, seconds: float) -> tuple[Job, str]:
     )
     control.folder_of(folder).mkdir()
     dump(config, folder / SUPERVISED)
-    job = jobs.start(config, folder, control_file, 0, MODULE)
+    command = launch.command(config, folder, control_file, module=MODULE)
+    job = jobs.start(config, folder, control_file, 0, command)
     deadline = time.monotonic() + seconds
     while not job.ended() and time.monotonic() < deadline:
         time.sleep(0.1)

@@ -73,8 +73,7 @@ def _check_machine(config: RunConfig, model: ModelConfig, ranks: int, node: Node
 
     parameters, device_bytes, host_bytes = least_states(config, model, ranks)
     if not launch.starts_elsewhere(config.supervision):
-        chosen = launch.accelerator(config.supervision, os.environ) or os.environ
-        device = "cpu" if chosen.get("DS_ACCELERATOR") == "cpu" else "cuda"
+        device = launch.device_type(config.supervision, os.environ)
         capability = min((gpu.capability for gpu in gpus.describe()), default=None)
         refuse_device(config, ranks, device, capability)
         for text in capacity.check_memory(device_bytes, host_bytes, ranks // node.count):

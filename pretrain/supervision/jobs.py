@@ -72,7 +72,11 @@ class Job:
 
 
 def start(
-    config: RunConfig, run: Path, control_file: ControlFile, node: int, module: str = ""
+    config: RunConfig,
+    run: Path,
+    control_file: ControlFile,
+    node: int,
+    command: Sequence[str] = (),
 ) -> Job:
     """Launch an attempt on this node, in a session of its own.
 
@@ -81,12 +85,12 @@ def start(
         run: folder of the run.
         control_file: describes the attempt.
         node: number of this node.
-        module: what each rank runs; see `launch.command`.
+        command: the launcher's command line; by default that of an attempt.
 
     Raises:
         ValueError: The launcher is not installed, or there are too few GPUs.
     """
-    command = launch.command(config, run, control_file, node, module)
+    command = command or launch.command(config, run, control_file, node)
     log = log_of(run, control_file, node)
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as file:

@@ -232,3 +232,9 @@ def accelerator(config: SupervisionConfig, environ: Mapping[str, str]) -> dict[s
     if starts_elsewhere(config) or "DS_ACCELERATOR" in environ or gpus.visible_gpus(environ):
         return {}
     return {"DS_ACCELERATOR": "cpu"}
+
+
+def device_type(config: SupervisionConfig, environ: Mapping[str, str]) -> str:
+    """Return the device that ranks on this machine use, "cpu" or "cuda"."""
+    chosen = accelerator(config, environ) or environ
+    return "cpu" if chosen.get("DS_ACCELERATOR") == "cpu" else "cuda"

@@ -112,7 +112,7 @@ def script(tmp_path_factory):
 @pytest.mark.parametrize(
     ("words", "completed"),
     [
-        (["pre"], {"prepare", "predict"}),
+        (["pre"], {"prepare", "predict", "preflight"}),
         (["supervise", "pile"], {"pile-base", "pile-large"}),
         (["show", "mi"], {"mine.yaml"}),
         (["plan", "demo", "--kind", ""], {"a100-40gb", "a100", "h100", "h200"}),

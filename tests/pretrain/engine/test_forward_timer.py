@@ -43,6 +43,10 @@ def test_on_a_gpu_events_are_read_when_they_are_done(monkeypatch):
     monkeypatch.setattr(forward_timer, "_new_event", Event)
     model = nn.Linear(4, 4)
     timer = ForwardTimer(model, torch.device("cuda"))
+    model.eval()
+    model(torch.ones(2, 4))
+    assert made == []
+    model.train()
     model(torch.ones(2, 4))
     model(torch.ones(2, 4))
     assert timer.take() == 0

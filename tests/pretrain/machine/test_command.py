@@ -5,7 +5,7 @@ import pytest
 from pretrain import __main__ as command_line
 from pretrain.machine import command, measure
 from pretrain.machine.judge import Needs, problems
-from pretrain.supervision import capacity
+from pretrain.supervision import capacity, gpus, jobs
 
 TWO = "supervision.processes_per_node=2"
 TORCHRUN = "supervision.launcher=torchrun"
@@ -80,6 +80,34 @@ def test_what_cannot_run_is_refused_before_anything_starts(words, message, capsy
     code, printed = preflight(capsys, *words)
     assert code == 2
     assert message in printed.err
+
+
+@pytest.mark.parametrize("command_name", ["preflight", "supervise"])
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([TWO], "2 ranks on a machine with 1 usable GPU (CUDA_VISIBLE_DEVICES="),
+        ([TWO], "write at most 1"),
+        (
+            ["supervision.processes_per_node=1", "training.deepspeed=zero1_bf16"],
+            "zero1_bf16 computes in bf16, which needs compute capability 8.0 (A100) or later, and "
+            "the GPU has compute capability 7.5; write zero1_fp16",
+        ),
+    ],
+)
+def test_what_a_gpu_cannot_do_is_refused_before_anything_starts(
+    command_name, words, message, capsys, monkeypatch, recipe, tmp_path
+):
+    """On a machine that shows one GPU of an earlier generation."""
+    monkeypatch.delenv("DS_ACCELERATOR")
+    card = gpus.Gpu("0", "Tesla T4", "570.86", 7.5, 16 << 30, 16 << 30)
+    monkeypatch.setattr(gpus, "visible_gpus", lambda *_: ["0"])
+    monkeypatch.setattr(gpus, "describe", lambda: [card])
+    monkeypatch.setattr(jobs, "start", lambda *_: pytest.fail("something was started"))
+    arguments = [command_name, str(recipe.path), f"folder={tmp_path / 'run'}", *words]
+    assert command_line.main(arguments) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
 
 
 def test_an_answer_is_read_as_it_was_written(tmp_path):

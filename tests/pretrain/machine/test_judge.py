@@ -97,6 +97,12 @@ def test_a_card_without_a_data_sheet_is_compared_with_the_others_alone():
     assert text.startswith("rank 2 on gpu-2 is slow: 70 TFLOP/s")
 
 
+def test_of_two_ranks_each_is_compared_with_the_other():
+    pair = [answer(0), answer(1, matmul_flops=1.9e14)]
+    (text,) = problems(pair, dataclasses.replace(NEEDS, ranks=2))
+    assert text.startswith("rank 1 on gpu-1 is slow: 190 TFLOP/s where the others reach 250")
+
+
 def test_a_folder_that_takes_too_long_for_a_checkpoint_is_a_problem():
     slow = [answer(rank, write_bytes_per_second=9e5) for rank in range(3)]
     (text,) = problems(slow, NEEDS)

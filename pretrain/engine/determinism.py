@@ -1,0 +1,39 @@
+"""`training.deterministic`: the same kernels, in the same order of additions, in every attempt.
+
+A CPU computes the same bits without it. What it does on a GPU was read in torch 2.13 and in
+attention-gym's docs/determinism.md, and has not run on one yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import MutableMapping
+from pathlib import Path
+
+FOLDER = "compiled"
+"""Of a run's folder: kernels that torch.compile made."""
+
+
+def make_deterministic(run: Path, environ: MutableMapping[str, str]) -> None:
+    """Make this process deterministic; call it before anything uses the GPU.
+
+    - Inductor chooses kernels without timing them (`torch._inductor.config.deterministic`), and
+      keeps them in the run's folder, so that a relaunch takes the same ones and compiles nothing.
+      It executes what it finds there.
+    - torch takes deterministic kernels, as for the backward passes of embeddings, `index_add` and
+      attention, and raises RuntimeError for operations that have none.
+    - cuBLAS has a workspace of its own for each stream, which it needs to repeat its results.
+
+    Args:
+        run: the run's folder.
+        environ: of this process.
+    """
+    environ["TORCHINDUCTOR_CACHE_DIR"] = str((run / FOLDER).absolute())
+    environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    import torch
+    import torch._inductor.config
+    import torch.utils.deterministic
+
+    torch._inductor.config.deterministic = True
+    torch.use_deterministic_algorithms(True)
+    # Costs time, and finds errors only.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
