@@ -1,0 +1,114 @@
+"""Every program that has ranks sets each rank's GPU before the first collective.
+
+The ranks are real processes and so is their process group, over gloo. Only torch.cuda is replaced:
+it has two GPUs and records which one is chosen.
+"""
+
+import contextlib
+import os
+
+import pytest
+import torch
+
+from pretrain.engine import workarounds
+from pretrain.engine.distributed import Process
+from tests.finetune.conftest import easy_glue, tiny_model  # noqa: F401 - fixtures
+from tests.pretrain.conftest import corpus, recipe  # noqa: F401 - fixtures
+
+COLLECTIVES = [
+    *("all_gather", "all_gather_into_tensor", "all_gather_object", "all_reduce", "barrier"),
+    *("all_to_all", "all_to_all_single", "broadcast", "broadcast_object_list", "gather"),
+    *("gather_object", "monitored_barrier", "reduce", "reduce_scatter", "reduce_scatter_tensor"),
+    *("scatter", "scatter_object_list", "recv", "send"),
+]
+
+
+class FirstCollective(BaseException):
+    """Ends the program; not an Exception, which a program may catch."""
+
+
+def calls_until_the_first_collective(program):
+    """What a rank does with its device and its group, up to and with the first collective."""
+    calls = []
+    workarounds.disable_shared_memory_op()  # start() does so where it sees no GPU
+    init_process_group = torch.distributed.init_process_group
+
+    def join(backend, **settings):
+        calls.append((f"init_process_group {backend}", os.environ["LOCAL_RANK"]))
+        init_process_group("gloo", **settings)
+
+    def collective(name):
+        def call(*arguments, **settings):
+            calls.append(name)
+            raise FirstCollective
+
+        return call
+
+    with pytest.MonkeyPatch.context() as patch, contextlib.suppress(FirstCollective):
+        patch.setattr(torch.distributed, "init_process_group", join)
+        for name in COLLECTIVES:
+            patch.setattr(torch.distributed, name, collective(name))
+        patch.setattr(torch.cuda, "is_available", lambda: True)
+        patch.setattr(torch.cuda, "device_count", lambda: 2)
+        patch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
+        patch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: None)
+        patch.setattr(torch.cuda, "set_device", lambda device: calls.append(str(device)))
+        patch.setattr(Process, "prepare_cpu", lambda self: None)
+        program(patch)
+    return calls
+
+
+@pytest.fixture
+def pretraining(recipe, tmp_path):  # noqa: F811 - a fixture
+    def program(patch):
+        from pretrain import train
+
+        train.main([str(recipe.path), f"folder={tmp_path / 'run'}"])
+
+    return program
+
+
+@pytest.fixture
+def fine_tuning(tiny_model, easy_glue, tmp_path):  # noqa: F811 - fixtures
+    from finetune import planning
+
+    (plan,) = planning.plan_runs(tiny_model, str(easy_glue), ["RTE"], ["pretrained"], [1], [])
+    plan.write(tmp_path / "run")
+
+    def program(patch):
+        from finetune import train
+
+        train.main([str(tmp_path / "run")])
+
+    return program
+
+
+@pytest.fixture
+def benchmark():
+    def program(patch):
+        from pretrain.bench import contenders, worker
+        from pretrain.model.language_model import LanguageModel
+
+        # The model would go to the GPU before it is sharded.
+        patch.setattr(contenders, "model_of", lambda case, _: LanguageModel(case.architecture()))
+        case = contenders.Case(contenders.OURS, "tiny", "baseline", 8, 1, "full", vocab_size=50)
+        worker.measure(case, seconds=0.0)
+
+    return program
+
+
+@pytest.mark.parametrize("program", ["pretraining", "fine_tuning"])
+def test_each_rank_sets_its_device_before_the_first_collective(program, request, run_ranks):
+    program = request.getfixturevalue(program)
+    for rank, calls in enumerate(run_ranks(2, calls_until_the_first_collective, program)):
+        *before, first = calls
+        assert before == [f"cuda:{rank}", ("init_process_group nccl", str(rank))]
+        assert first in COLLECTIVES
+
+
+def test_the_benchmark_sets_its_device_before_the_first_collective(benchmark, run_ranks):
+    """It has one rank; each contender's process chooses the device before it builds anything."""
+    (calls,) = run_ranks(1, calls_until_the_first_collective, benchmark)
+    *before, first = calls
+    assert before == ["cuda:0", "cuda:0", ("init_process_group nccl", "0")]
+    assert first in COLLECTIVES
