@@ -9,7 +9,7 @@ READY := $(VENV)/.ready
 WORKERS := 2
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
-.PHONY: help setup demo extrapolation test test-slow test-long test-all lint format clean
+.PHONY: help setup demo extrapolation test test-slow test-long test-all test-gpu lint format clean
 
 help:
 	@echo "make setup     make .venv with everything that is needed"
@@ -17,6 +17,7 @@ help:
 	@echo "make extrapolation TEXT=... VALID=...  four position methods beyond their training length"
 	@echo "make test      the fast tests, about 11 minutes on 2 cores"
 	@echo "make test-all  the slow ones as well, about an hour"
+	@echo "make test-gpu  the tests that need a GPU, at most 8 minutes on one; they skip where there is none"
 	@echo "make lint      ruff and mypy"
 	@echo "make clean     remove .venv and what the demo made"
 
@@ -53,6 +54,9 @@ test-long: $(READY)
 	$(PYTEST) -m long
 
 test-all: test test-slow test-long
+
+test-gpu: $(READY)
+	bash tests/gpu/test.sh $(BIN)/python
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -1,8 +1,8 @@
 """What all tests share: golden files, and ranks forked from one warm process.
 
-Everything runs on the CPU with one thread a process: the ranks are forks of pytest itself, and a
-fork inherits neither OpenMP's threads nor a CUDA context. The variables are set before anybody
-imports torch.
+Everything but tests/gpu runs on the CPU with one thread a process: the ranks are forks of pytest
+itself, and a fork inherits neither OpenMP's threads nor a CUDA context. The variables are set
+before anybody imports torch.
 """
 
 import os
@@ -24,10 +24,11 @@ os.environ.update(
     OPENBLAS_NUM_THREADS="1",
     MKL_NUM_THREADS="1",
     TOKENIZERS_PARALLELISM="false",
-    CUDA_VISIBLE_DEVICES="",
-    DS_ACCELERATOR="cpu",
     HF_HUB_OFFLINE="1",
 )
+# `make test-gpu` sets this variable, and runs tests/gpu alone.
+if os.environ.get("ZEROCLAP_TEST_DEVICE") != "cuda":
+    os.environ.update(CUDA_VISIBLE_DEVICES="", DS_ACCELERATOR="cpu")
 
 # A shell starts what it puts into the background with Ctrl-C ignored; children would inherit it.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -1,0 +1,17 @@
+"""One training attempt with torch's deterministic kernels; prints the GPU's peak memory at the end.
+
+usage: python -m tests.gpu.attempt RECIPE [key=value ...]
+"""
+
+import sys
+
+import torch
+
+from pretrain import train
+
+if __name__ == "__main__":
+    torch.use_deterministic_algorithms(True)
+    code = train.main(sys.argv[1:])
+    on_gpu = torch.cuda.is_initialized()
+    print(f"peak_bytes {torch.cuda.max_memory_allocated() if on_gpu else 0}", flush=True)
+    sys.exit(code)

@@ -1,0 +1,12 @@
+#!/usr/bin/env bash
+# All tests of this folder: several at a time, then speed by itself.
+#
+#   tests/gpu/test.sh [PYTHON]
+set -uo pipefail
+cd "$(dirname "$0")/../.."
+python=${1:-python3.11}
+export ZEROCLAP_TEST_DEVICE=${ZEROCLAP_TEST_DEVICE:-cuda}
+"$python" -m pytest -n 8 --dist worksteal -rsP -m "gpu and not alone" tests/gpu
+first=$?
+"$python" -m pytest -rsP -m "gpu and alone" tests/gpu
+exit $((first | $?))

@@ -1,0 +1,148 @@
+"""Training on the GPU: the CPU's losses, the same bits after a kill, fp16, and memory."""
+
+import json
+import signal
+import time
+
+import pytest
+import torch
+
+from pretrain.bench import plan
+from pretrain.engine.engine import consolidated_weights
+from pretrain.engine.settings import DS_CONFIGS
+from pretrain.run import checkpoints, metrics
+from tests.gpu.conftest import ON_CPU, SETTINGS, finish, losses
+
+pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
+STEPS = 50
+SHORT = [f"training.steps={STEPS}", "training.checkpoint_interval=25"]
+NO_DROPOUT = "model.overrides.dropout=0.0"
+STAGES = ["zero0_fp32", "zero1_bf16", "zero2_bf16", "zero3_bf16"]
+TOLERANCE = {"fp32": 0.01, "bf16": 0.05}
+"""Largest difference of a step's loss from the CPU's in fp32, in nats. The loss falls by more than
+2; bf16 on a CPU differs by less than 0.01."""
+
+
+def needs_gpu(device):
+    if device.type == "cpu":
+        pytest.skip("a GPU's feature")
+
+
+@pytest.fixture(scope="module")
+def cpu_losses(begin, tmp_path_factory):
+    """The losses of 50 steps on the CPU, in fp32."""
+    folder = tmp_path_factory.mktemp("cpu") / "run"
+    finish(begin(folder, *SHORT, NO_DROPOUT, "training.deepspeed=zero1_fp32", **ON_CPU))
+    return losses(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        *((stage, []) for stage in [*STAGES, "zero1_fp32"]),
+        ("zero1_fp32", ["training.attention_backend=flex"]),
+        ("zero1_bf16", ["training.attention_backend=flex"]),
+        ("zero1_fp32", ["training.compile=true"]),
+        ("zero1_bf16", ["training.attention_backend=flex", "training.compile=true"]),
+    ],
+)
+def test_fifty_steps_have_the_losses_of_the_cpu(
+    name, settings, begin, cpu_losses, device, tmp_path
+):
+    if settings:
+        needs_gpu(device)
+    folder = tmp_path / "run"
+    finish(begin(folder, *SHORT, NO_DROPOUT, f"training.deepspeed={name}", *settings))
+    assert len(cpu_losses) == STEPS
+    assert losses(folder) == pytest.approx(cpu_losses, abs=TOLERANCE[name[-4:]])
+    assert cpu_losses[-1] < cpu_losses[0] - 2  # there is something to agree on
+
+
+@pytest.mark.parametrize(
+    ("name", "backend"), [*((stage, "dense") for stage in STAGES), ("zero1_bf16", "flex")]
+)
+def test_a_run_that_is_killed_and_relaunched_has_the_bits_of_one_that_was_not(
+    name, backend, begin, device, tmp_path
+):
+    if backend == "flex":
+        needs_gpu(device)
+    settings = [f"training.deepspeed={name}", f"training.attention_backend={backend}"]
+    straight, killed = tmp_path / "straight", tmp_path / "killed"
+    whole, part = begin(straight, *settings), begin(killed, *settings)
+    manifest = checkpoints.folder_of(killed, 10) / checkpoints.MANIFEST
+    while part.poll() is None and not manifest.is_file():
+        time.sleep(0.01)
+    part.kill()
+    part.communicate()
+    finish(whole)
+    assert part.returncode == -signal.SIGKILL, "it ended before it could be killed"
+    finish(begin(killed, *settings))
+    assert losses(killed) == losses(straight)
+    ours, theirs = (consolidated_weights(checkpoints.folder_of(f, 40)) for f in (killed, straight))
+    assert ours.keys() == theirs.keys()
+    assert [name for name in ours if not torch.equal(ours[name], theirs[name])] == []
+
+
+def test_activation_checkpointing_changes_no_bit(begin, tmp_path):
+    """With dropout, whose masks are drawn twice."""
+    folders = tmp_path / "plain", tmp_path / "checkpointed"
+    for folder in folders:
+        word = f"training.activation_checkpointing={str(folder.name == 'checkpointed').lower()}"
+        finish(begin(folder, word, "training.steps=10"))
+    plain, checkpointed = map(losses, folders)
+    assert plain == checkpointed
+
+
+def test_fp16_recovers_from_an_overflow(begin, tmp_path):
+    """The first loss scale is far too large: the first gradients overflow and are skipped."""
+    settings = json.loads((DS_CONFIGS / "zero1_fp16.json").read_text())
+    settings["fp16"]["initial_scale_power"] = 24
+    file = tmp_path / "overflowing.json"
+    file.write_text(json.dumps(settings))
+    finish(begin(tmp_path / "run", f"training.deepspeed={file}"))
+    lines = metrics.read(tmp_path / "run" / metrics.METRICS)
+    skipped = [line["step"] for line in lines if line.get("skipped")]
+    assert skipped == [*range(len(skipped))]
+    assert 0 < len(skipped) < 20
+    assert [line["loss_scale"] for line in lines[: len(skipped) + 1]] == [
+        2.0 ** (24 - count) for count in range(len(skipped) + 1)
+    ]
+    assert lines[-1]["loss"] < lines[0]["loss"] - 0.5
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["training.deepspeed=zero1_bf16"],
+        ["training.deepspeed=zero1_bf16", "training.attention_backend=flex"],
+        ["training.deepspeed=zero2_bf16", "training.activation_checkpointing=true"],
+        ["training.deepspeed=zero1_fp32"],
+    ],
+)
+def test_the_peak_memory_is_what_plan_says(words, begin, recipe, device, tmp_path):
+    """To a quarter: `plan` counts neither kernels' workspaces nor the allocator's rounding."""
+    size = ["model.size=base", "model.overrides.hidden_size=768", "model.overrides.num_heads=12"]
+    size += ["model.overrides.intermediate_size=3072", "data.sequence_length=512"]
+    size += ["model.overrides.max_positions=512"]
+    size += ["batch.micro_batch_size=8", "training.steps=3", "training.evaluation_blocks=8"]
+    if device.type == "cpu":
+        size += ["model.overrides.num_layers=1", "batch.micro_batch_size=2"]
+    output = finish(begin(tmp_path / "run", *size, *words))
+    measured = int(output.split("peak_bytes ")[1].split()[0])
+    config = recipe.load(tmp_path / "run", *SETTINGS, *size, *words)
+    planned = plan.plan(config, 1, "a100", 0.5)
+    total = planned.memory[planned.stage].total
+    print(f"measured {measured:,} bytes, planned {total:,}: {measured / total:.2f}")
+    needs_gpu(device)
+    assert 0.75 * total < measured < 1.25 * total
+
+
+@pytest.mark.parametrize("name", STAGES[1:])
+def test_two_gpus_train_like_one(name, begin, device, tmp_path):
+    if device.type == "cuda" and torch.cuda.device_count() < 2:
+        pytest.skip("this machine has one GPU")
+    settings = [NO_DROPOUT, f"training.deepspeed={name}", "training.steps=20"]
+    for ranks in (1, 2):
+        finish(begin(tmp_path / f"{ranks}", *settings, ranks=ranks))
+    one, two = losses(tmp_path / "1"), losses(tmp_path / "2")
+    assert two == pytest.approx(one, abs=TOLERANCE["bf16"])
