@@ -193,7 +193,10 @@ class Process:
         this call all ranks of a machine would use its first GPU. DeepSpeed 0.19.8 takes LOCAL_RANK
         as the index of the GPU for its process group (comm/torch.py, `init_process_group`) and its
         engine (runtime/engine.py, `_set_distributed_vars`). LOCAL_RANK is therefore set to the
-        index of the GPU, which is 0 where each rank sees only its own GPU.
+        index of the GPU, which is 0 where each rank sees only its own GPU. Given a device, as
+        DeepSpeed does on two ranks or more, torch 2.13 connects NCCL while it creates the process
+        group, and barriers use that device (distributed_c10d.py, `init_process_group` and
+        `barrier`): the device must be set before the group exists.
 
         Raises:
             ValueError: the machine has fewer visible GPUs than ranks; raised on each of its ranks.
