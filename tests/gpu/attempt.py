@@ -11,6 +11,8 @@ from pretrain import train
 
 if __name__ == "__main__":
     torch.use_deterministic_algorithms(True)
+    # Otherwise torch fills all new memory, and DeepSpeed's buckets have gigabytes.
+    torch.utils.deterministic.fill_uninitialized_memory = False
     code = train.main(sys.argv[1:])
     on_gpu = torch.cuda.is_initialized()
     print(f"peak_bytes {torch.cuda.max_memory_allocated() if on_gpu else 0}", flush=True)

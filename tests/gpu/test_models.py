@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from tests.finetune.conftest import tiny_model  # noqa: F401 - a fixture
 from tests.gpu.conftest import finish, run
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
@@ -45,11 +46,16 @@ def test_masks_are_filled_as_on_the_cpu(model, device):
         assert token == expected_token
 
 
-def test_glue_is_learned_on_the_device_and_predicted_alike(model, easy_glue, device, tmp_path):
+def test_glue_is_learned_on_the_device_and_predicted_alike(
+    tiny_model,  # noqa: F811 - a fixture
+    easy_glue,
+    device,
+    tmp_path,
+):
     """In bf16, which is the default of fine-tuning on a GPU."""
     settings = ["epochs=6", "learning_rate=1e-2", "pooling=mean", "dropout=0"]
-    words = ["--tasks", "CoLA", "--output", tmp_path / "scores", *settings]
-    run("finetune", "glue", model, "--data", easy_glue, *words)
+    words = ["--tasks", "CoLA", "--output", tmp_path / "scores", "--retries", 0, *settings]
+    run("finetune", "glue", tiny_model, "--data", easy_glue, *words, "deepspeed=zero1_bf16")
     folder = tmp_path / "scores" / "CoLA-pretrained-seed1"
     result = json.loads((folder / "result.json").read_text())
     assert result["device"] == ("cuda:0" if device.type == "cuda" else "cpu")

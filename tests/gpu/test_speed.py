@@ -9,8 +9,8 @@ from pretrain.bench.worker import Measured, matmul_peak, measure
 # Alone: other work on the GPU would slow it down.
 pytestmark = [pytest.mark.gpu, pytest.mark.alone, pytest.mark.filterwarnings("default")]
 FLOOR = 0.3
-"""Least share of the measured matmul peak. A requirement for data centre GPUs that was stated before
-any measurement; raise it to what was measured."""
+"""Least share of the measured matmul peak. A requirement for data centre GPUs that was stated
+before any measurement; raise it to what was measured."""
 
 
 @pytest.mark.parametrize("variant", ["baseline", "zero-clap"])
