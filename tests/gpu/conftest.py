@@ -27,10 +27,9 @@ WIDE_HEADS = ["hidden_size=128", "num_heads=2", "intermediate_size=256"]
 SETTINGS = [
     *(f"model.overrides.{setting}" for setting in WIDE_HEADS),
     "model.overrides.attention_dropout=0.0",
-    # Nothing is judged: the runs are too short for that.
+    # No loss is judged: the runs are too short for that.
     "spike.window=500",
     "spike.minimum_history=500",
-    "spike.confirm_steps=500",
 ]
 
 
