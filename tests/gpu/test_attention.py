@@ -15,8 +15,9 @@ from tests.pretrain.model.test_attention import POSITIONS, drawn, masks
 # Warnings of torch's compiler on some GPU are no mistake of ours.
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
 FP32, BF16 = torch.float32, torch.bfloat16
-TOLERANCE = {FP32: 1e-4, BF16: 3e-2}
-"""Largest norm of the error, relative to the norm of the reference."""
+TOLERANCE = {FP32: (1e-4, 1e-4), BF16: (0.03, 0.25)}
+"""Largest norm of the error of the logits, and of each gradient, relative to the norm of the
+reference. On a CPU bf16 has 0.008 and 0.17; without its bias an ALiBi model has 0.11 and 0.38."""
 LENGTH = 331
 """Neither a multiple of a tile of FlexAttention nor of what dense kernels align to."""
 
@@ -49,7 +50,12 @@ def config_of(position, kind, causal):
 def trained(config, backend, device, dtype, length, mask):
     """Logits, and the gradient of each parameter, in fp32 on the CPU."""
     torch.manual_seed(0)
-    model = LanguageModel(config, attention_backend=backend).to(device, dtype)
+    model = LanguageModel(config, attention_backend=backend)
+    with torch.no_grad():  # fresh weights hardly attend: without a bias they compute the same
+        for layer in model.encoder.layers:
+            layer.attention.query_key_value.weight.mul_(4)
+            layer.attention.output.weight.mul_(4)
+    model.to(device, dtype)
     ids = torch.randint(4, 49, (2, length), generator=torch.Generator().manual_seed(1))
     places = torch.arange(0, 2 * length - 60, 7)
     document_ids = masks(length)[mask]
@@ -72,13 +78,11 @@ def reference(config, length, mask):
 def check(config, backend, device, dtype, length, mask):
     logits, gradients = trained(config, backend, device, dtype, length, mask)
     expected, all_expected = reference(config, length, mask)
-    tolerance = TOLERANCE[dtype]
-    assert float((logits - expected).norm()) < tolerance * float(expected.norm())
-    # Of a parameter with a small gradient, bf16 rounds what other parameters' gradients pass on.
-    floor = 0.1 * max(float(gradient.norm()) for gradient in all_expected.values())
+    of_logits, of_gradients = TOLERANCE[dtype]
+    assert float((logits - expected).norm()) < of_logits * float(expected.norm())
     for name, gradient in gradients.items():
         error = float((gradient - all_expected[name]).norm())
-        assert error < tolerance * max(float(all_expected[name].norm()), floor), name
+        assert error < of_gradients * float(all_expected[name].norm()), name
 
 
 def refuse_missing_kernels(backend, device, position="alibi"):
