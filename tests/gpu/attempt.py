@@ -1,4 +1,4 @@
-"""One training attempt with torch's deterministic kernels; prints the GPU's peak memory at the end.
+"""One training attempt; prints the GPU's peak memory at the end.
 
 usage: python -m tests.gpu.attempt RECIPE [key=value ...]
 """
@@ -10,9 +10,6 @@ import torch
 from pretrain import train
 
 if __name__ == "__main__":
-    torch.use_deterministic_algorithms(True)
-    # Otherwise torch fills all new memory, and DeepSpeed's buckets have gigabytes.
-    torch.utils.deterministic.fill_uninitialized_memory = False
     code = train.main(sys.argv[1:])
     on_gpu = torch.cuda.is_initialized()
     print(f"peak_bytes {torch.cuda.max_memory_allocated() if on_gpu else 0}", flush=True)

@@ -20,11 +20,10 @@ from tests.pretrain.conftest import corpus, recipe  # noqa: F401 - fixtures
 
 ROOT = Path(__file__).parents[2]
 ON_CPU = {"CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu"}
-DETERMINISTIC = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "TORCHINDUCTOR_DETERMINISTIC": "1"}
-"""What tests/gpu/attempt.py needs beside torch's switch: fixed kernels of cuBLAS and Inductor."""
 WIDE_HEADS = ["hidden_size=128", "num_heads=2", "intermediate_size=256"]
 """FlexAttention on a GPU takes heads of 16 numbers or more."""
 SETTINGS = [
+    "training.deterministic=true",
     *(f"model.overrides.{setting}" for setting in WIDE_HEADS),
     "model.overrides.attention_dropout=0.0",
     # No loss is judged: the runs are too short for that.
@@ -75,7 +74,7 @@ def begin(recipe):  # noqa: F811 - a fixture
         launcher = ["torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", "-m"]
         words = [recipe.path, f"folder={folder}", *SETTINGS, *overrides]
         command = [*(launcher if ranks > 1 else []), "tests.gpu.attempt", *words]
-        return start(*command, **DETERMINISTIC, **environment)
+        return start(*command, **environment)
 
     return begin
 
