@@ -123,8 +123,8 @@ def test_gradients_do_not_change_with_checkpointing(model, inputs):
     model.activation_checkpointing_enable()
     assert model.is_activation_checkpointing
     found = gradients()
-    assert expected.keys() == found.keys()
-    assert all(torch.equal(expected[name], found[name]) for name in expected)
+    # Not bit for bit: on some processors the library's OPT rounds differently the second time.
+    torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-5)
 
 
 def test_tokens_can_be_added(model, transformers, inputs, tmp_path):

@@ -284,7 +284,7 @@ def test_shared_weights_are_trained_as_without_deepspeed(
         assert not torch.equal(tensor, begun[name]), name
 
 
-@pytest.mark.parametrize("name", ["zero0_fp32", *EACH_STAGE])
+@pytest.mark.parametrize("name", ["zero0_fp32", "zero1_bf16", "zero2_bf16", "zero3_fp32"])
 def test_checkpoints_of_shared_weights_are_smaller(name, run_ranks, tmp_path):
     """By the bytes of the weights and moments that the model does not have, and of their names."""
 
@@ -304,7 +304,7 @@ def test_checkpoints_of_shared_weights_are_smaller(name, run_ranks, tmp_path):
     assert parameters["none"] > 2 * parameters["all"]
     saved = bytes_of("none") - bytes_of("all")
     # Weights in the forward pass's precision, which stage 3 leaves to the optimizer's files.
-    width = 12 + {"zero1_bf16": 2, "zero2_fp16": 2}.get(name, 0)
+    width = 12 + {"zero1_bf16": 2, "zero2_bf16": 2}.get(name, 0)
     assert saved == pytest.approx(width * (parameters["none"] - parameters["all"]), rel=0.2)
 
 

@@ -376,6 +376,7 @@ def test_a_request_to_a_rank_stops_the_supervisor_as_well(opened, tmp_path, monk
 def test_it_stops_without_saving_after_the_time_limit_or_a_second_request(
     opened, tmp_path, monkeypatch
 ):
+    monkeypatch.setattr(control, "_SAME_REQUEST_SECONDS", 0.1)
     signal_once = SIGNAL.format(number=signal.SIGTERM)
     once = f"record('attempt'); {signal_once}time.sleep(60)"
     twice = f"record('attempt'); {signal_once}time.sleep(0.5); {signal_once}time.sleep(60)"
