@@ -2,8 +2,8 @@
 
     python -m tests.benchmarks.real_spikes --output DIR [--recipes poisoned,...]
 
-Small models that diverge (`pretrain/recipes/*unstable*.yaml`, `poisoned.yaml`; `albert-unstable`
-has not been run yet), each trained through the supervisor and the deepspeed launcher
+Small models that diverge (`pretrain/recipes/unstable-*.yaml`, `poisoned.yaml`), each trained
+through the supervisor and the deepspeed launcher
 
 - with the ladder, as in the recipe;
 - with the detector disabled (let it run);
@@ -12,9 +12,9 @@ has not been run yet), each trained through the supervisor and the deepspeed lau
   spike, go back from its onset by a sixth of the steps before it, use another seed, and disable the
   detector;
 
-and for comparison uneventful runs: the same models, data and seed with a lower learning rate.
+and for comparison an uneventful run: the same model, data and seed with a lower learning rate.
 Prints the final validation losses and draws `real_spikes.png`. Takes about fifteen minutes on two
-idle cores without it; runs that are finished are not repeated.
+idle cores; runs that are finished are not repeated.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from typing import Any
 from data_prep.files import strict_json
 from pretrain.run import ledger, metrics
 
-RECIPES = ("unstable-learning-rate", "unstable-beta2", "poisoned", "albert-unstable")
+RECIPES = ("unstable-learning-rate", "unstable-beta2", "poisoned")
 SILENT = [
     "spike.deviations=1e9",
     "spike.slow_deviations=1e9",
@@ -36,9 +36,7 @@ SILENT = [
     "spike.validation_nats=1e9",
 ]
 NO_ROLLBACK = ["spike.max_rollbacks=0"]
-ALBERT = "albert-unstable"
-UNEVENTFUL = {"unstable-learning-rate": "5e-3", ALBERT: "2e-3"}
-"""Learning rates at which the models of some recipes do not diverge."""
+UNEVENTFUL = ["optimizer.learning_rate=5e-3"]
 ARMS = ("ladder", "let it run", "by hand")
 
 
@@ -48,24 +46,21 @@ def run(*arguments: str) -> int:
     return subprocess.run([sys.executable, "-m", *arguments], check=False).returncode
 
 
-def corpus(output: Path, recipe: str) -> Path:
-    """Prepare the text and vocabulary of a recipe's demo; returns the folder."""
-    is_albert = recipe == ALBERT
-    folder = output / ("corpus-of-sentences" if is_albert else "corpus")
+def corpus(output: Path) -> Path:
+    """Prepare the text and vocabulary of the demo; returns the folder."""
+    folder = output / "corpus"
     if (folder / "manifest.json").is_file():
         return folder
     texts = f"{output}/text/*.jsonl.zst"
-    vocabulary = f"{folder}-vocabulary"
-    kind = ["--unigram", "--lowercase"] if is_albert else []
-    cut = ["--sentences"] if is_albert else ["--max-tokens", "128", "--long", "split"]
-    commands = [
-        ["data_prep", "train-tokenizer", "--input", texts, "--vocab-size", "4096", *kind]
+    vocabulary = f"{output}/vocabulary"
+    commands = (
+        ["data_prep", "sample", "--output", f"{output}/text"],
+        ["data_prep", "train-tokenizer", "--input", texts, "--vocab-size", "4096"]
         + ["--output", vocabulary],
         ["data_prep", "prepare", "--input", texts, "--output", str(folder)]
-        + ["--tokenizer", vocabulary, *cut, "--valid-fraction", "0.05", "--workers", "2"],
-    ]
-    if not (output / "text").exists():
-        commands.insert(0, ["data_prep", "sample", "--output", f"{output}/text"])
+        + ["--tokenizer", vocabulary, "--max-tokens", "128", "--long", "split"]
+        + ["--valid-fraction", "0.05", "--workers", "2"],
+    )
     for command in commands:
         if run(*command):
             sys.exit(f"{' '.join(command)} failed")
@@ -134,29 +129,22 @@ def table(outcomes: dict[str, dict[str, Any]]) -> str:
     return "\n".join(rows)
 
 
-def uneventful(recipe: str) -> str:
-    """The name of the run that a recipe's runs are compared with."""
-    return f"uneventful {recipe if recipe in UNEVENTFUL else next(iter(UNEVENTFUL))}"
-
-
-def draw(output: Path, folders: dict[str, Path], recipes: list[str]) -> Path:
+def draw(output: Path, folders: dict[str, Path]) -> Path:
     """Draw the surviving losses of every run; returns the path of the figure."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    size, count = (9, 3 * len(recipes)), len(recipes)
-    figure, grid = pyplot.subplots(
-        count, 1, figsize=size, sharex=True, squeeze=False, layout="constrained"
+    figure, axes = pyplot.subplots(
+        len(RECIPES), 1, figsize=(9, 3 * len(RECIPES)), sharex=True, layout="constrained"
     )
-    axes = grid[:, 0]
     shades = ("grey", "tab:blue", "tab:red", "tab:orange")
     colours = dict(zip(("uneventful", *ARMS), shades, strict=True))
-    for recipe, axis in zip(recipes, axes, strict=True):
+    for recipe, axis in zip(RECIPES, axes, strict=True):
         for name, folder in folders.items():
             of, _, arm = name.partition(": ")
-            if of not in (recipe, uneventful(recipe)):
+            if of not in (recipe, "uneventful"):
                 continue
             kept = metrics.surviving(metrics.read(folder / metrics.METRICS))
             smooth = [
@@ -166,11 +154,11 @@ def draw(output: Path, folders: dict[str, Path], recipes: list[str]) -> Path:
             axis.plot(
                 [line["step"] for line in kept],
                 smooth,
-                color=colours[arm or "uneventful"],
+                color=colours[arm or of],
                 lw=1.2,
-                label=arm or "uneventful",
+                label=arm or of,
             )
-        axis.set(title=recipe, ylabel="loss (nats)")
+        axis.set(title=recipe, ylabel="nats per masked token")
         axis.legend(frameon=False, fontsize=8)
     axes[-1].set_xlabel("step (surviving steps; mean of ten)")
     path = output / "real_spikes.png"
@@ -184,14 +172,10 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--recipes", default=",".join(RECIPES))
     options = parser.parse_args()
-    folders: dict[str, Path] = {}
-    recipes = options.recipes.split(",")
-    for recipe in recipes:
-        data, name = corpus(options.output, recipe), uneventful(recipe)
-        if name not in folders:
-            folders[name] = options.output / name.replace(" ", "-")
-            calm = name.removeprefix("uneventful ")
-            supervise(calm, folders[name], data, f"optimizer.learning_rate={UNEVENTFUL[calm]}")
+    data = corpus(options.output)
+    folders = {"uneventful": options.output / "uneventful"}
+    supervise("unstable-learning-rate", folders["uneventful"], data, *UNEVENTFUL)
+    for recipe in options.recipes.split(","):
         for arm in ARMS:
             folder = options.output / f"{recipe}-{arm.replace(' ', '-')}"
             folders[f"{recipe}: {arm}"] = folder
@@ -202,7 +186,7 @@ def main() -> None:
     outcomes = {name: outcome(folder) for name, folder in folders.items()}
     (options.output / "real_spikes.json").write_text(strict_json(outcomes, indent=1) + "\n")
     print(table(outcomes))
-    print(draw(options.output, folders, recipes))
+    print(draw(options.output, folders))
 
 
 if __name__ == "__main__":

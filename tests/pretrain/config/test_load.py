@@ -444,8 +444,7 @@ def test_only_published_recipes_may_drop_text(path):
     elif path.stem.startswith("birthplaces"):
         assert (data.packing, data.minimum_share_of_tokens) == ("one-document", 0)
     else:
-        of_the_sample = path.stem in ("albert-demo", "albert-unstable")
-        assert data.minimum_share_of_tokens == (0.5 if of_the_sample else 0.9)
+        assert data.minimum_share_of_tokens == (0.5 if path.stem == "albert-demo" else 0.9)
         pinned = "complete" if path.stem.startswith(("unstable", "poisoned")) else "chunked"
         of_objective = {"causal": "contiguous", "albert": "sentence-pairs"}
         found = [packing for word, packing in of_objective.items() if word in path.stem]
