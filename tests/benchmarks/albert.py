@@ -2,9 +2,8 @@
 
     python -m tests.benchmarks.albert --input TEXT --output DIR [--seeds 1,2,3] [KEY=VALUE ...]
 
-Trains the recipe `albert-demo`, with single words hidden and token vectors as wide as the layers,
-because it then learns more in as many steps, on a text through the supervisor and the deepspeed
-launcher, with every seed
+Trains the recipe `albert-demo`, changed by `BASE` so that it learns more in as many steps, on a text
+through the supervisor and the deepspeed launcher, with every seed
 
 - sharing all, attention, feed-forward or nothing, each with sentence order (Lan et al. 2020,
   table 4);
@@ -36,8 +35,15 @@ ARMS = {f"sharing {name}": (f"model.overrides.sharing={name}",) for name in SHAR
     f"task {name}": (f"objective.pair_task={name}",) for name in TASKS if name != "sop"
 }
 """What differs from the recipe, by name."""
-BASE = ("objective.longest_ngram=1", "model.overrides.embedding_size=128")
-"""What all have that the recipe has not."""
+BASE = (
+    "objective.longest_ngram=1",
+    "model.overrides.embedding_size=128",
+    "model.overrides.layer_norm=pre",
+    "model.overrides.final_norm=true",
+    "model.overrides.embedding_norm=false",
+    "model.overrides.embedding_scale=sqrt-hidden",
+)
+"""Single words hidden, token vectors as wide as the layers, and pre-norm layers."""
 SOP = "sharing all"
 """The arm that is the recipe itself."""
 
