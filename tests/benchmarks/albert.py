@@ -2,8 +2,8 @@
 
     python -m tests.benchmarks.albert --input TEXT --output DIR [--seeds 1,2,3] [KEY=VALUE ...]
 
-Trains the recipe `albert-demo`, changed by `BASE` so that it learns more in as many steps, on a text
-through the supervisor and the deepspeed launcher, with every seed
+Trains the recipe `albert-demo`, changed by `BASE` so that it learns more in as many steps, on a
+text through the supervisor and the deepspeed launcher, with every seed
 
 - sharing all, attention, feed-forward or nothing, each with sentence order (Lan et al. 2020,
   table 4);
