@@ -1,0 +1,201 @@
+"""Benchmark of a training step beside its arithmetic: what the host does, and what it waits for.
+
+    python -m tests.benchmarks.step_overhead
+
+Trains a model that is so small that little but overhead is left, through `pretrain.train`, on one
+rank and on two with gloo, and reports for each a median step, the part of it outside of forward,
+backward and optimizer, and the blocking collectives outside of DeepSpeed's. A second, larger model
+shows how long training stands still at a checkpoint: the time between the updates on both sides
+of it, less that between other updates. Takes two minutes.
+"""
+
+import argparse
+import contextlib
+import io
+import json
+import multiprocessing
+import os
+import socket
+import statistics
+import tempfile
+import time
+import warnings
+from collections import Counter
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+RECIPE = """
+folder: "{folder}"
+data: {{corpus: "{corpus}", sequence_length: 64}}
+model: {{variant: baseline, size: tiny, overrides: {overrides}}}
+batch: {{global_batch_size: 4, micro_batch_size: 2}}
+schedule: {{warmup_steps: 10}}
+training: {{steps: {steps}, deepspeed: zero1_fp32, data_workers: 0, evaluation_blocks: 2,
+  evaluation_interval: 1000000, checkpoint_interval: {interval}}}
+"""
+TINY = "{hidden_size: 16, num_layers: 1, num_heads: 1, intermediate_size: 16}"
+LARGER = "{hidden_size: 512, num_layers: 6, num_heads: 8, intermediate_size: 2048}"
+COLLECTIVES = ("all_reduce", "broadcast", "all_gather_object", "barrier", "all_gather", "reduce")
+WARM_UP = 20
+"""Updates that do not count."""
+
+
+class Update(NamedTuple):
+    """One update of rank 0."""
+
+    end: float
+    """On the clock, when the optimizer was done."""
+    arithmetic: float
+    """Seconds of forward, backward and optimizer, with DeepSpeed's own collectives."""
+    host: float
+    """Seconds of the main thread's CPU time outside of these, since the update before."""
+    collectives: int
+    """Since the update before, outside of these."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--steps", type=int, default=300, help="updates of the tiny model")
+    parser.add_argument("--ranks", type=int, nargs="*", default=[1, 2])
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        corpus = prepared(folder)
+        for ranks in options.ranks:
+            found = trained(folder, corpus, ranks, TINY, options.steps, 10**6)
+            ends = [update.end for update in found]
+            gaps = [after - before for before, after in zip(ends, ends[1:], strict=False)]
+            counted = found[WARM_UP:]
+            others = [gap - update.arithmetic for gap, update in zip(gaps, found[1:], strict=True)][
+                WARM_UP:
+            ]
+            print(
+                f"{ranks} ranks: {1e3 * statistics.median(gaps[WARM_UP:]):.2f} ms a step, "
+                f"{1e3 * statistics.median(others):.2f} ms of it outside of the arithmetic, with "
+                f"{1e3 * statistics.median(u.host for u in counted):.2f} ms of CPU time; "
+                f"collectives: {dict(Counter(u.collectives for u in counted).most_common(3))}"
+            )
+        for ranks in options.ranks:
+            interval = 20
+            found = trained(folder, corpus, ranks, LARGER, 5 * interval, interval)
+            waits = stalls(found, interval)
+            print(
+                f"{ranks} ranks: training stands still for {statistics.median(waits):.2f} s at a "
+                f"checkpoint ({', '.join(f'{wait:.2f}' for wait in waits)}), the run takes "
+                f"{found[-1].end - found[0].end:.1f} s"
+            )
+
+
+def prepared(folder: Path) -> Path:
+    """Prepare a small corpus of Python's help topics."""
+    from pydoc_data.topics import topics
+
+    from data_prep.__main__ import main as data_prep
+
+    raw, vocabulary, corpus = folder / "raw.jsonl", folder / "vocabulary", folder / "corpus"
+    text = " ".join(" ".join(topics.values()).split())
+    lines = [text[place : place + 60] for place in range(0, 200_000, 60)]
+    raw.write_text("".join(json.dumps({"text": line}) + "\n" for line in lines))
+    train = ["train-tokenizer", "--input", str(raw), "--characters", "--output", str(vocabulary)]
+    words = ["prepare", "--input", str(raw), "--tokenizer", str(vocabulary)]
+    words += ["--output", str(corpus), "--max-tokens", "64", "--valid-fraction", "0.1"]
+    with contextlib.redirect_stdout(io.StringIO()):
+        assert data_prep(train) == 0
+        assert data_prep(words) == 0
+    return corpus
+
+
+def trained(
+    folder: Path, corpus: Path, ranks: int, overrides: str, steps: int, interval: int
+) -> list[Update]:
+    """Train on so many ranks; returns the updates of rank 0."""
+    run = Path(tempfile.mkdtemp(dir=folder))
+    recipe = run.with_suffix(".yaml")
+    recipe.write_text(
+        RECIPE.format(
+            folder=run, corpus=corpus, overrides=overrides, steps=steps, interval=interval
+        )
+    )
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    with ProcessPoolExecutor(ranks, multiprocessing.get_context("spawn")) as pool:
+        jobs = [pool.submit(train, rank, ranks, port, recipe) for rank in range(ranks)]
+        return [job.result() for job in jobs][0]
+
+
+def train(rank: int, ranks: int, port: int, recipe: Path) -> list[Update]:
+    os.environ.update(
+        RANK=str(rank),
+        LOCAL_RANK=str(rank),
+        WORLD_SIZE=str(ranks),
+        LOCAL_WORLD_SIZE=str(ranks),
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=str(port),
+        OMP_NUM_THREADS="1",
+        DS_ACCELERATOR="cpu",
+        CUDA_VISIBLE_DEVICES="",
+    )
+    warnings.simplefilter("ignore")
+    import torch.distributed
+    from deepspeed import DeepSpeedEngine
+
+    from pretrain import train as entry
+
+    updates: list[Update] = []
+    seconds, collectives, depth = 0.0, 0, 0
+    resumed, host = time.thread_time(), 0.0
+
+    def timed(name: str) -> None:
+        original = getattr(DeepSpeedEngine, name)
+
+        def call(*arguments: Any, **keywords: Any) -> Any:  # noqa: ANN401
+            nonlocal seconds, collectives, depth, resumed, host
+            depth += 1
+            host += time.thread_time() - resumed
+            started = time.perf_counter()
+            try:
+                return original(*arguments, **keywords)
+            finally:
+                depth -= 1
+                seconds += time.perf_counter() - started
+                if name == "step":
+                    updates.append(Update(time.perf_counter(), seconds, host, collectives))
+                    seconds, host, collectives = 0.0, 0.0, 0
+                resumed = time.thread_time()
+
+        setattr(DeepSpeedEngine, name, call)
+
+    def counted(name: str) -> None:
+        original = getattr(torch.distributed, name)
+
+        def call(*arguments: Any, **keywords: Any) -> Any:  # noqa: ANN401
+            nonlocal collectives, depth
+            collectives += not depth
+            depth += 1  # all_gather_object makes calls of its own
+            try:
+                return original(*arguments, **keywords)
+            finally:
+                depth -= 1
+
+        setattr(torch.distributed, name, call)
+
+    for name in ("forward", "backward", "step"):
+        timed(name)
+    for name in COLLECTIVES:
+        counted(name)
+    with contextlib.redirect_stdout(io.StringIO()):
+        assert entry.main([str(recipe)]) == 0
+    return updates
+
+
+def stalls(updates: list[Update], interval: int) -> list[float]:
+    """Seconds by which the update after each checkpoint is later than other updates."""
+    gaps = [after.end - before.end for before, after in zip(updates, updates[1:], strict=False)]
+    usual = statistics.median(gaps)
+    return [gaps[step - 1] - usual for step in range(interval, len(updates), interval)]
+
+
+if __name__ == "__main__":
+    main()
