@@ -186,12 +186,13 @@ class Attempt:
                 first_step=self.start.step,
                 last_step=training.steps,
                 hooks=[
-                    Hook(1, self._note_pace),
                     evaluation,
                     Hook(training.checkpoint_interval, save),
                 ],
                 observers=observers,
-                watch=self._verdict if self.group.rank == 0 else lambda record: GO_ON,
+                watch=lambda record: self.watch(record),
+                stop=self.supervisor.verdict,
+                after_step=self._note_pace,
             )
         if verdict == GO_ON:
             self.group.on_rank_0(lambda: self.log.record("done", step=training.steps))
@@ -284,11 +285,6 @@ class Attempt:
 
     def _learning_rate(self, step: int) -> float:
         return learning_rate(self.config, step) * self.start.state.learning_rate_factor(step)
-
-    def _verdict(self, record: StepRecord) -> int:
-        """GO_ON, or the exit code with which the attempt ends after this step."""
-        verdict = self.watch(record)
-        return verdict if verdict != GO_ON else self.supervisor.verdict(record.step + 1)
 
     def _note_pace(self, step: int) -> None:
         """Note how long this rank worked in the last step; warn on rank 0 of slow ranks."""

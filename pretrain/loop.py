@@ -111,6 +111,20 @@ class StepResult:
     """The engine skipped the update because its gradient was not finite."""
     scale_exhausted: bool = False
     """fp16 skipped this update at its smallest loss scale, which cannot be lowered further."""
+    code: int = 0
+    """`Ahead.code` of rank 0."""
+    next_counts: tuple[int, ...] | None = None
+    """Tokens, and targets of each term, in the global batch of `Ahead.micro_batches`."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Ahead:
+    """What a rank adds to the reduction at the end of a step."""
+
+    micro_batches: Sequence[MicroBatch] = ()
+    """This rank's of the next step; none after the last one."""
+    code: int = 0
+    """Rank 0's reaches every rank; those of other ranks are ignored."""
 
 
 class StepEngine(Protocol):
@@ -126,8 +140,21 @@ class StepEngine(Protocol):
         learning_rate: float,
         seed: int,
         step: int,
+        *,
+        counts: tuple[int, ...] | None = None,
+        ahead: Callable[[], Ahead] = Ahead,
     ) -> StepResult:
-        """One optimiser update from this rank's micro-batches."""
+        """One optimiser update from this rank's micro-batches.
+
+        Args:
+            micro_batches: this rank's.
+            objective: gives the loss of each.
+            learning_rate: of this update.
+            seed: keys the dropout.
+            step: number of updates before this one.
+            counts: `next_counts` of the step before; None costs a reduction.
+            ahead: called once, while the device computes the gradient.
+        """
 
     def agree(self, code: int) -> int:
         """Rank 0's code, on every rank."""
@@ -147,6 +174,7 @@ class StepRecord:
     targets: int
     seconds: float
     data_seconds: float
+    """Part of `seconds`: waiting for the batch of the next step."""
     loss_scale: float = 1.0
     skipped: bool = False
     scale_exhausted: bool = False
@@ -176,6 +204,60 @@ GO_ON = 0
 """The watch's verdict to continue; any other number stops the loop on all ranks."""
 
 
+class _Judge:
+    """Shows finished steps to observers and watch, and asks whether to stop."""
+
+    def __init__(
+        self,
+        observers: Sequence[Callable[[StepRecord], None]],
+        watch: Callable[[StepRecord], int],
+        stop: Callable[[int], int],
+    ) -> None:
+        self._observers, self._watch, self._stop = observers, watch, stop
+        self._record: StepRecord | None = None
+        self._verdict = GO_ON
+
+    def add(self, record: StepRecord) -> None:
+        """Take a step that is to be shown; one that follows a spike is not."""
+        if self._verdict == GO_ON:
+            self._record = record
+
+    def settle(self) -> int:
+        """Show the newest step unless it was shown before; returns the watch's verdict."""
+        record, self._record = self._record, None
+        if record is not None:
+            for observer in self._observers:
+                observer(record)
+            self._verdict = self._watch(record)
+        return self._verdict
+
+    def code(self, steps: int) -> int:
+        """The watch's verdict on the step before, or whether to stop after `steps` updates."""
+        verdict = self.settle()
+        return verdict if verdict != GO_ON else self._stop(steps)
+
+
+class _Reader:
+    """Reads this rank's batch of one step after the other."""
+
+    def __init__(self, batches: Batches, engine: StepEngine, last_step: int) -> None:
+        self._batches, self._engine, self._last_step = batches, engine, last_step
+        self.seconds = 0.0
+        """Time that the last call of `read` took."""
+
+    def read(self, step: int) -> Sequence[MicroBatch]:
+        """Read the batch of a step; there is none after the last one."""
+        self.seconds = 0.0
+        if step == self._last_step:
+            return ()
+        started = time.perf_counter()
+        self.micro_batches = self._batches.micro_batches(
+            step, self._engine.rank, self._engine.world_size
+        )
+        self.seconds = time.perf_counter() - started
+        return self.micro_batches
+
+
 def run(
     engine: StepEngine,
     batches: Batches,
@@ -187,8 +269,14 @@ def run(
     hooks: Sequence[Hook] = (),
     observers: Sequence[Callable[[StepRecord], None]] = (),
     watch: Callable[[StepRecord], int] = lambda record: GO_ON,
+    stop: Callable[[int], int] = lambda steps: GO_ON,
+    after_step: Callable[[int], None] = lambda steps: None,
 ) -> int:
     """Train from `first_step` up to, not including, `last_step`.
+
+    The ranks meet once a step: the reduction of a step's losses also carries the counts of the next
+    global batch and rank 0's code. Rank 0 shows a step to observers and watch while the device
+    computes the next one, but before any hook that is due.
 
     Args:
         engine: does the update.
@@ -199,21 +287,34 @@ def run(
         last_step: number of updates at the end.
         hooks: called on every rank, in order.
         observers: called on rank 0 with each finished step; they cannot steer.
-        watch: called on rank 0 after the observers; a verdict other than GO_ON stops every rank at
-            the end of this step, before its hooks.
+        watch: called on rank 0 after the observers; a verdict other than GO_ON stops every rank
+            before any other hook. The update that was computed meanwhile, if any, is in no record.
+        stop: called on rank 0 towards the end of each step, with the number of updates at its end;
+            a verdict other than GO_ON stops every rank after this step, before its hooks. The
+            watch's verdict on this step takes precedence.
+        after_step: called on every rank with the number of updates done; must not wait for others.
 
     Returns:
         The verdict: GO_ON after the last step.
     """
+    judge = _Judge(observers, watch, stop)
+    if engine.rank:
+        judge = _Judge((), lambda record: GO_ON, lambda steps: GO_ON)
+    reader = _Reader(batches, engine, last_step)
+    reader.read(first_step)
+    counts: tuple[int, ...] | None = None
     for step in range(first_step, last_step):
         started = time.perf_counter()
-        micro_batches = batches.micro_batches(step, engine.rank, engine.world_size)
-        loaded = time.perf_counter()
+        micro_batches, done = reader.micro_batches, step + 1
+
+        def ahead(done: int = done) -> Ahead:
+            return Ahead(code=judge.code(done), micro_batches=reader.read(done))
+
         rate, seed = learning_rate(step), batches.seed(step)
-        result = engine.step(micro_batches, objective, rate, seed, step)
-        verdict = GO_ON
-        if engine.rank == 0:
-            record = StepRecord(
+        result = engine.step(micro_batches, objective, rate, seed, step, counts=counts, ahead=ahead)
+        counts = result.next_counts
+        judge.add(
+            StepRecord(
                 step=step,
                 loss=result.loss,
                 gradient_norm=result.gradient_norm,
@@ -223,20 +324,21 @@ def run(
                 tokens=result.tokens,
                 targets=result.targets,
                 seconds=time.perf_counter() - started,
-                data_seconds=loaded - started,
+                data_seconds=reader.seconds,
                 loss_scale=result.loss_scale,
                 skipped=result.skipped,
                 scale_exhausted=result.scale_exhausted,
                 batch_digest=micro_batches[0].batch_digest,
                 terms=result.terms,
             )
-            for observer in observers:
-                observer(record)
-            verdict = watch(record)
-        verdict = engine.agree(verdict)
-        if verdict != GO_ON:
-            return verdict
-        for hook in hooks:
-            if hook.is_due(step + 1, last_step):
-                hook.action(step + 1)
+        )
+        after_step(done)
+        due = [hook for hook in hooks if hook.is_due(done, last_step)]
+        if due or result.code != GO_ON or done == last_step:
+            found = judge.settle()
+            verdict = engine.agree(result.code if found == GO_ON else found)
+            if verdict != GO_ON:
+                return verdict
+        for hook in due:
+            hook.action(done)
     return GO_ON

@@ -7,7 +7,7 @@ import errno
 import os
 import re
 import socket
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping, MutableMapping, Sequence
 from typing import TypeVar
 
 import torch
@@ -265,9 +265,12 @@ def _gpu_is_shared(environ: Mapping[str, str]) -> bool:
     return launched and (not visible or "," in visible)
 
 
-def all_sum(values: list[float], device: torch.device) -> list[float]:
-    """Sum values over all ranks, in fp64: fp32 cannot count the tokens of a large batch."""
-    tensor = torch.tensor(values, dtype=torch.float64, device=device)
+def all_sum(values: Sequence[float] | torch.Tensor, device: torch.device) -> list[float]:
+    """Sum values over all ranks, in fp64: fp32 cannot count the tokens of a large batch.
+
+    A tensor of fp64 on the device is overwritten.
+    """
+    tensor = torch.as_tensor(values, dtype=torch.float64, device=device)
     if torch.distributed.is_initialized():
         torch.distributed.all_reduce(tensor)
     return [float(value) for value in tensor.tolist()]

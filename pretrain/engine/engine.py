@@ -30,7 +30,7 @@ from pretrain.engine.distributed import (
 )
 from pretrain.engine.lamb import Lamb
 from pretrain.engine.settings import read, refuse_compiling, refuse_unknown
-from pretrain.loop import MicroBatch, Objective, StepResult, TermLoss, weighted_loss
+from pretrain.loop import Ahead, MicroBatch, Objective, StepResult, TermLoss, weighted_loss
 
 
 def deepspeed_json(
@@ -161,6 +161,9 @@ class Engine:
         learning_rate: float,
         seed: int,
         step: int,
+        *,
+        counts: tuple[int, ...] | None = None,
+        ahead: Callable[[], Ahead] = Ahead,
     ) -> StepResult:
         """One update with the gradient of `Objective`'s loss over the global batch.
 
@@ -171,12 +174,17 @@ class Engine:
         Under ZeRO an update whose gradient is not finite is skipped. The step still counts for the
         batches and the learning rate, but not for AdamW's bias corrections.
 
+        One reduction at the end of the step carries everything that ranks exchange, and is all that
+        the host waits for outside of DeepSpeed.
+
         Args:
             micro_batches: this rank's, as many as every other rank's.
             objective: gives the loss of each.
             learning_rate: of this update.
             seed: keys the dropout.
             step: number of updates before this one, skipped ones included.
+            counts: `next_counts` of the step before; None costs another reduction.
+            ahead: called once, between the last backward pass and the optimizer.
 
         Raises:
             ValueError: the global batch has no targets.
@@ -191,11 +199,9 @@ class Engine:
         groups = self._deepspeed.optimizer.param_groups
         set_step(groups, self._optimizer, learning_rate, step - skipped)
         self._deepspeed.train()
-        counts = [
-            float(sum(numbers))
-            for numbers in zip(*((b.tokens, *b.targets) for b in micro_batches), strict=True)
-        ]
-        tokens, *targets = all_sum(counts, self.device)
+        if counts is None:
+            counts = _whole(all_sum(_counts(micro_batches), self.device))
+        tokens, *targets = counts
         if not any(targets):
             raise ValueError(
                 f"step {step}: the global batch has no targets; make batch.global_batch_size "
@@ -213,35 +219,41 @@ class Engine:
             losses = objective.loss(self._deepspeed, batch.to(self.device))
             self._deepspeed.backward((losses * factors).sum(), scale_wrt_gas=False)
             sums += losses.detach()
-        norm = self._stage_zero_norm()
+        added = ahead()
+        own_norm = self._stage_zero_norm()
         self._deepspeed.step()
-        if norm is None:
-            norm = float(self._deepspeed.get_global_grad_norm())
+        if own_norm is None:
+            own_norm = self._deepspeed.get_global_grad_norm()
+        following = _counts(added.micro_batches) if added.micro_batches else [0.0] * len(counts)
+        speaks = self.rank == 0  # the norm is every rank's
+        own = [own_norm if speaks else 0.0, [float(added.code) if speaks else 0.0], following, sums]
+        norm, code, *found = all_sum(_joined(own, self.device), self.device)
+        next_counts, totals = found[: len(counts)], found[len(counts) :]
         terms = {
-            name: TermLoss(total / count if count else None, int(count))
-            for name, total, count in zip(
-                objective.terms, all_sum(sums.tolist(), self.device), targets, strict=True
-            )
+            name: TermLoss(total / count if count else None, count)
+            for name, total, count in zip(objective.terms, totals, targets, strict=True)
         }
         is_skipped = self._deepspeed.skipped_steps > skipped
         return StepResult(
             loss=weighted_loss(objective.terms, terms),
-            targets=int(sum(targets)),
-            tokens=int(tokens),
+            targets=sum(targets),
+            tokens=tokens,
             # A norm that is not finite is -1 where DeepSpeed was told not to check for it.
             gradient_norm=norm if math.isfinite(norm) and norm >= 0 else None,
             terms=terms if len(terms) > 1 else {},
             loss_scale=loss_scale,
             skipped=is_skipped,
             scale_exhausted=is_skipped and at_smallest_scale,
+            code=int(code),
+            next_counts=_whole(next_counts) if added.micro_batches else None,
         )
 
-    def _stage_zero_norm(self) -> float | None:
+    def _stage_zero_norm(self) -> Tensor | None:
         """Norm of the whole gradients at stage 0, where DeepSpeed reports none; else None."""
         if self._deepspeed.zero_optimization_stage() > 0:
             return None
         gradients = [p.grad for p in self._deepspeed.module.parameters() if p.grad is not None]
-        return float(torch.nn.utils.get_total_norm(gradients))
+        return torch.nn.utils.get_total_norm(gradients)
 
     def evaluate(
         self,
@@ -268,7 +280,7 @@ class Engine:
             part if any(batch.targets) else torch.zeros_like(part)
             for part, batch in zip(parts, micro_batches, strict=True)
         ]
-        return all_sum(torch.stack(counted).sum(dim=0).flatten().tolist(), self.device)
+        return all_sum(torch.stack(counted).sum(dim=0).flatten(), self.device)
 
     def agree(self, code: int) -> int:
         """Broadcast rank 0's code; returns it on every rank."""
@@ -329,6 +341,22 @@ class Engine:
             optimizer.update_lp_params()
         (states, *_) = folder.glob("*_model_states.pt")
         self._deepspeed.skipped_steps = _read(states)["skipped_steps"]
+
+
+def _counts(micro_batches: Sequence[MicroBatch]) -> list[float]:
+    """This rank's tokens, and targets of each term."""
+    columns = zip(*((b.tokens, *b.targets) for b in micro_batches), strict=True)
+    return [float(sum(column)) for column in columns]
+
+
+def _whole(counts: Sequence[float]) -> tuple[int, ...]:
+    return tuple(int(count) for count in counts)
+
+
+def _joined(parts: Sequence[Any], device: torch.device) -> Tensor:
+    """Join numbers, lists of numbers and tensors: [their number], in fp64."""
+    tensors = [torch.as_tensor(part, dtype=torch.float64, device=device) for part in parts]
+    return torch.cat([tensor.flatten() for tensor in tensors])
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -41,10 +41,10 @@ def at_step(step, action):
 
     original = Engine.step
 
-    def call(self, micro_batches, objective, learning_rate, seed, number):
-        if number == step:
+    def call(self, *arguments, **keywords):
+        if arguments[-1] == step:
             action(self)
-        return original(self, micro_batches, objective, learning_rate, seed, number)
+        return original(self, *arguments, **keywords)
 
     Engine.step = call
 
@@ -55,9 +55,9 @@ def slow_steps(seconds):
 
     original = Engine.step
 
-    def call(*arguments):
+    def call(*arguments, **keywords):
         time.sleep(seconds)
-        return original(*arguments)
+        return original(*arguments, **keywords)
 
     Engine.step = call
 

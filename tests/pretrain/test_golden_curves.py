@@ -154,10 +154,10 @@ def train_interrupted(run_ranks, recipe, folder):
 
         step = Engine.step
 
-        def stop(self, micro_batches, objective, learning_rate, seed, number):
-            if number == 13:
+        def stop(self, *arguments, **keywords):
+            if arguments[-1] == 13:
                 raise KeyboardInterrupt
-            return step(self, micro_batches, objective, learning_rate, seed, number)
+            return step(self, *arguments, **keywords)
 
         Engine.step = stop
         with contextlib.suppress(KeyboardInterrupt):

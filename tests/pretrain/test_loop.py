@@ -34,10 +34,20 @@ class Recorder:
     def epoch(self, step):
         return step / 10
 
-    def step(self, micro_batches, objective, learning_rate, seed, step):
+    def step(self, micro_batches, objective, learning_rate, seed, step, *, counts, ahead):
         read = [batch.batch_digest for batch in micro_batches]
-        self.events.append(("update", step, read, objective, learning_rate, seed))
-        return StepResult(loss=3.0 - step / 10, targets=10, tokens=64, gradient_norm=0.5)
+        self.events.append(("gradient", step, read, objective, learning_rate, seed, counts))
+        added = ahead()
+        code = added.code if self.rank == 0 else self.verdict
+        self.events.append(("update", step, code))
+        return StepResult(
+            loss=3.0 - step / 10,
+            targets=10,
+            tokens=64,
+            gradient_norm=0.5,
+            code=code,
+            next_counts=(64, 10, step + 1) if added.micro_batches else None,
+        )
 
     def agree(self, code):
         self.events.append(("agree", code))
@@ -59,25 +69,37 @@ def go(recorder, first=0, last=6, **keywords):
     )
 
 
-def test_a_step_is_batch_update_observers_watch_verdict_hooks():
+def test_a_step_is_shown_while_the_next_one_is_computed_and_before_hooks():
     recorder = Recorder()
     verdict = go(
         recorder,
         4,
-        5,
+        6,
         observers=[lambda record: recorder.events.append(("observer", record.step))],
         watch=lambda record: recorder.events.append(("watch", record.step)) or GO_ON,
-        hooks=[Hook(1, recorder.hook("evaluate")), Hook(5, recorder.hook("save"))],
+        stop=lambda steps: recorder.events.append(("stop", steps)) or GO_ON,
+        after_step=lambda steps: recorder.events.append(("after", steps)),
+        hooks=[Hook(6, recorder.hook("evaluate")), Hook(6, recorder.hook("save"))],
     )
     assert verdict == GO_ON
     assert recorder.events == [
         ("batch", 4, 0, 2),
-        ("update", 4, ["blocks of 4"], "objective", 0.04, 104),
+        ("gradient", 4, ["blocks of 4"], "objective", 0.04, 104, None),
+        ("stop", 5),
+        ("batch", 5, 0, 2),
+        ("update", 4, GO_ON),
+        ("after", 5),
+        ("gradient", 5, ["blocks of 5"], "objective", 0.05, 105, (64, 10, 5)),
         ("observer", 4),
         ("watch", 4),
+        ("stop", 6),
+        ("update", 5, GO_ON),
+        ("after", 6),
+        ("observer", 5),
+        ("watch", 5),
         ("agree", GO_ON),
-        ("evaluate", 5),
-        ("save", 5),
+        ("evaluate", 6),
+        ("save", 6),
     ]
 
 
@@ -121,16 +143,53 @@ def test_observers_see_every_record_with_all_fields():
     }
 
 
-def test_a_verdict_stops_the_loop_before_the_hooks_of_the_step():
-    recorder = Recorder()
+@pytest.mark.parametrize("interval", [1, 100])
+def test_a_spike_stops_before_any_hook_and_the_update_after_it_is_in_no_record(interval):
+    """Where hooks are due after the step the ranks know the verdict before the next update."""
+    recorder, seen, watched = Recorder(), [], []
     verdict = go(
         recorder,
-        hooks=[Hook(1, recorder.hook("save"))],
-        watch=lambda record: 75 if record.step == 2 else GO_ON,
+        hooks=[Hook(interval, recorder.hook("save"))],
+        observers=[lambda record: seen.append(record.step)],
+        watch=lambda record: watched.append(record.step) or (75 if record.step == 2 else GO_ON),
     )
     assert verdict == 75
-    assert [event for event in recorder.events if event[0] == "save"] == [("save", 1), ("save", 2)]
+    assert seen == watched == [0, 1, 2]
+    updates = [event[1] for event in recorder.events if event[0] == "update"]
+    assert updates == ([0, 1, 2] if interval == 1 else [0, 1, 2, 3])
+    saves = [event for event in recorder.events if event[0] == "save"]
+    assert saves == ([("save", 1), ("save", 2)] if interval == 1 else [])
     assert recorder.events[-1] == ("agree", 75)
+
+
+@pytest.mark.parametrize("spike", [False, True])
+def test_a_stop_ends_the_step_in_which_it_is_asked_for(spike):
+    """Every update is recorded, and a spike in the last one takes precedence."""
+    recorder, seen = Recorder(), []
+    verdict = go(
+        recorder,
+        hooks=[Hook(3, recorder.hook("save"))],
+        observers=[lambda record: seen.append(record.step)],
+        watch=lambda record: 75 if spike and record.step == 2 else GO_ON,
+        stop=lambda steps: 90 if steps == 3 else GO_ON,
+    )
+    assert verdict == (75 if spike else 90)
+    assert seen == [0, 1, 2]
+    assert [event[0] for event in recorder.events[-2:]] == ["update", "agree"]
+
+
+def test_a_spike_in_the_last_step_stops_before_the_last_hooks():
+    recorder = Recorder()
+    spiked = go(recorder, watch=lambda record: 75 if record.step == 5 else GO_ON)
+    assert spiked == 75
+    assert recorder.events[-1] == ("agree", 75)
+
+
+def test_ranks_meet_once_a_step_where_no_hook_is_due():
+    recorder = Recorder()
+    go(recorder, hooks=[Hook(4, recorder.hook("save"))])
+    meetings = [event for event in recorder.events if event[0] in ("agree", "update")]
+    assert [event[0] for event in meetings] == [*["update"] * 4, "agree", *["update"] * 2, "agree"]
 
 
 def test_other_ranks_neither_observe_nor_watch_and_stop_with_rank_0():
@@ -138,8 +197,10 @@ def test_other_ranks_neither_observe_nor_watch_and_stop_with_rank_0():
         pytest.fail("called on rank 1")
 
     recorder = Recorder(rank=1, verdict=75)
-    assert go(recorder, observers=[never], watch=never, hooks=[Hook(1, never)]) == 75
-    assert [event[0] for event in recorder.events] == ["batch", "update", "agree"]
+    hooks = [Hook(1, never)]
+    assert go(recorder, observers=[never], watch=never, stop=never, hooks=hooks) == 75
+    names = [event[0] for event in recorder.events]
+    assert names == ["batch", "gradient", "batch", "update", "agree"]
     assert recorder.events[0] == ("batch", 0, 1, 2)
 
 

@@ -602,13 +602,13 @@ def full_disk(first, end):
 
         step = Engine.step
 
-        def sabotaged(self, *arguments):
+        def sabotaged(self, *arguments, **keywords):
             run = Path(os.environ["FULL_DISK"])
             if rank == 0 and arguments[-1] == first:
                 fill(run)
             if rank == 0 and arguments[-1] == end:
                 (run / "filler").unlink()
-            return step(self, *arguments)
+            return step(self, *arguments, **keywords)
 
         Engine.step = sabotaged
 
