@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from pretrain.config.run import BatchConfig, OptimizerConfig
 from pretrain.engine import optimizers, reshard, workarounds
+from pretrain.engine.copies import Copies
 from pretrain.engine.distributed import (
     Process,
     adopt_launcher,
@@ -128,6 +129,7 @@ class Engine:
         self.rank, self.device = process.rank, process.device
         self.world_size = process.world_size
         self._optimizer = optimizer
+        self._copies = Copies(self.device)
         if activation_checkpointing:
             checkpoint_activations(model)
         if compiled:
@@ -213,13 +215,15 @@ class Engine:
             device=self.device,
         )
         sums = torch.zeros(len(targets), dtype=torch.float64, device=self.device)
-        for number, batch in enumerate(micro_batches, start=1):
+        for number, tensors in enumerate(self._copies.each(micro_batches), start=1):
             self._deepspeed.set_gradient_accumulation_boundary(number == len(micro_batches))
-            torch.manual_seed(dropout_seed(seed, step, batch.index))
-            losses = objective.loss(self._deepspeed, batch.to(self.device))
+            torch.manual_seed(dropout_seed(seed, step, micro_batches[number - 1].index))
+            losses = objective.loss(self._deepspeed, tensors)
             self._deepspeed.backward((losses * factors).sum(), scale_wrt_gas=False)
             sums += losses.detach()
         added = ahead()
+        for batch in added.micro_batches[:1]:
+            self._copies.start(batch)
         own_norm = self._stage_zero_norm()
         self._deepspeed.step()
         if own_norm is None:
@@ -275,7 +279,7 @@ class Engine:
 
         self._deepspeed.eval()
         with torch.no_grad():
-            parts = [sums(self._deepspeed, batch.to(self.device)) for batch in micro_batches]
+            parts = [sums(self._deepspeed, each) for each in self._copies.each(micro_batches)]
         counted = [
             part if any(batch.targets) else torch.zeros_like(part)
             for part, batch in zip(parts, micro_batches, strict=True)

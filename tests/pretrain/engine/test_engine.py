@@ -643,6 +643,43 @@ def test_a_non_finite_gradient_skips_the_update_and_its_adam_step(name, run_rank
         assert_same_bits(weights, expected)
 
 
+def test_a_loop_reduces_once_a_step_and_gives_what_single_updates_give(run_ranks, monkeypatch):
+    def figures(results):
+        return [(r.loss, r.gradient_norm, r.tokens, r.targets) for r in results]
+
+    def work():
+        calls = []
+        for name in ("all_sum", "broadcast_code"):
+            monkeypatch.setattr(engine, name, noted(getattr(engine, name), name, calls))
+        alone = train(build("zero1_fp32", micro=2, dropout=0.1), 2, range(5))
+        calls.clear()
+        built, data, records = build("zero1_fp32", micro=2, dropout=0.1), batches(2), []
+        run_loop(
+            built,
+            data,
+            data.objective,
+            learning_rate=lambda step: LEARNING_RATES[step % len(LEARNING_RATES)],
+            first_step=0,
+            last_step=5,
+            observers=[records.append],
+        )
+        return figures(alone), figures(records), calls
+
+    (alone, looped, calls), (_, other, _) = run_ranks(2, work)
+    assert looped == alone
+    assert other == []
+    # The first counts come by themselves, and the ranks agree on the end.
+    assert calls == ["all_sum"] * (1 + 5) + ["broadcast_code"]
+
+
+def noted(function, name, calls):
+    def call(*arguments):
+        calls.append(name)
+        return function(*arguments)
+
+    return call
+
+
 class NonFiniteAt:
     """Batches and their objective, with a NaN loss or gradient on rank 1 in some steps."""
 
