@@ -25,7 +25,7 @@ from pretrain.data.batches import (
 )
 from pretrain.data.prefetch import prefetched
 from pretrain.engine.schedules import learning_rate
-from pretrain.exit_codes import EXIT_DONE, EXIT_PREEMPTED
+from pretrain.exit_codes import EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED
 from pretrain.loop import GO_ON, Hook, Model, StepRecord
 from pretrain.loop import run as run_loop
 from pretrain.model.config import choose_backend
@@ -167,13 +167,15 @@ class Attempt:
             self.group,
             self.log,
             write=self.engine.save,
+            hold=self.engine.hold,
             facts=self._facts,
             retained=lambda records, step: checkpoints_to_keep(records, step, config),
         )
         observers: list[Callable[[StepRecord], None]] = []
         self.group.on_rank_0(lambda: observers.extend(self._open_log()))
         evaluate = self.supervisor.in_phase(EVALUATE, self._evaluate)
-        save = self.supervisor.in_phase(SAVE, self.saver.save)
+        begin = self.saver.begin if training.background_saving else self.saver.save
+        save = self.supervisor.in_phase(SAVE, begin)
         evaluation = Hook(training.evaluation_interval, evaluate)
         self._evaluate_if_missed(evaluation)
         with prefetched(self.batches, training.data_workers) as batches:
@@ -193,7 +195,11 @@ class Attempt:
                 watch=lambda record: self.watch(record),
                 stop=self.supervisor.verdict,
                 after_step=self._note_pace,
+                background=self.saver,
             )
+        begun = self.saver.begun
+        if begun is not None and verdict != EXIT_FAILED:  # a superseded attempt commits nothing
+            self.supervisor.in_phase(SAVE, lambda step: self.saver.finish())(begun)
         if verdict == GO_ON:
             self.group.on_rank_0(lambda: self.log.record("done", step=training.steps))
             return EXIT_DONE

@@ -7,9 +7,10 @@ a model after `s` updates.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
@@ -113,6 +114,8 @@ class StepResult:
     """fp16 skipped this update at its smallest loss scale, which cannot be lowered further."""
     code: int = 0
     """`Ahead.code` of rank 0."""
+    all_ready: bool = False
+    """Whether `Ahead.is_ready` is true on every rank."""
     next_counts: tuple[int, ...] | None = None
     """Tokens, and targets of each term, in the global batch of `Ahead.micro_batches`."""
 
@@ -125,6 +128,8 @@ class Ahead:
     """This rank's of the next step; none after the last one."""
     code: int = 0
     """Rank 0's reaches every rank; those of other ranks are ignored."""
+    is_ready: bool = False
+    """See `Background.is_ready`."""
 
 
 class StepEngine(Protocol):
@@ -200,6 +205,16 @@ class Hook:
         return steps % self.interval == 0 or steps == last_step
 
 
+class Background(Protocol):
+    """Work that goes on beside the steps and is finished by all ranks together."""
+
+    def is_ready(self) -> bool:
+        """Whether there is work, and this rank's part is done."""
+
+    def finish(self) -> None:
+        """Finish the work; called on every rank once all are ready."""
+
+
 GO_ON = 0
 """The watch's verdict to continue; any other number stops the loop on all ranks."""
 
@@ -230,6 +245,15 @@ class _Judge:
                 observer(record)
             self._verdict = self._watch(record)
         return self._verdict
+
+    @contextlib.contextmanager
+    def settled_if_raises(self) -> Iterator[None]:
+        """Show the newest step if the one after it fails."""
+        try:
+            yield
+        except BaseException:
+            self.settle()
+            raise
 
     def code(self, steps: int) -> int:
         """The watch's verdict on the step before, or whether to stop after `steps` updates."""
@@ -271,6 +295,7 @@ def run(
     watch: Callable[[StepRecord], int] = lambda record: GO_ON,
     stop: Callable[[int], int] = lambda steps: GO_ON,
     after_step: Callable[[int], None] = lambda steps: None,
+    background: Background | None = None,
 ) -> int:
     """Train from `first_step` up to, not including, `last_step`.
 
@@ -293,6 +318,7 @@ def run(
             a verdict other than GO_ON stops every rank after this step, before its hooks. The
             watch's verdict on this step takes precedence.
         after_step: called on every rank with the number of updates done; must not wait for others.
+        background: finished between two steps, when all ranks are ready.
 
     Returns:
         The verdict: GO_ON after the last step.
@@ -308,10 +334,15 @@ def run(
         micro_batches, done = reader.micro_batches, step + 1
 
         def ahead(done: int = done) -> Ahead:
-            return Ahead(code=judge.code(done), micro_batches=reader.read(done))
+            is_ready = background is not None and background.is_ready()
+            code = judge.code(done)  # before waiting for the batch
+            return Ahead(reader.read(done), code, is_ready)
 
         rate, seed = learning_rate(step), batches.seed(step)
-        result = engine.step(micro_batches, objective, rate, seed, step, counts=counts, ahead=ahead)
+        with judge.settled_if_raises():
+            result = engine.step(
+                micro_batches, objective, rate, seed, step, counts=counts, ahead=ahead
+            )
         counts = result.next_counts
         judge.add(
             StepRecord(
@@ -333,6 +364,8 @@ def run(
             )
         )
         after_step(done)
+        if background is not None and result.all_ready:
+            background.finish()
         due = [hook for hook in hooks if hook.is_due(done, last_step)]
         if due or result.code != GO_ON or done == last_step:
             found = judge.settle()

@@ -230,8 +230,9 @@ class Engine:
             own_norm = self._deepspeed.get_global_grad_norm()
         following = _counts(added.micro_batches) if added.micro_batches else [0.0] * len(counts)
         speaks = self.rank == 0  # the norm is every rank's
-        own = [own_norm if speaks else 0.0, [float(added.code) if speaks else 0.0], following, sums]
-        norm, code, *found = all_sum(_joined(own, self.device), self.device)
+        flags = [float(added.code) if speaks else 0.0, float(added.is_ready)]
+        own = [own_norm if speaks else 0.0, flags, following, sums]
+        norm, code, ready, *found = all_sum(_joined(own, self.device), self.device)
         next_counts, totals = found[: len(counts)], found[len(counts) :]
         terms = {
             name: TermLoss(total / count if count else None, count)
@@ -249,6 +250,7 @@ class Engine:
             skipped=is_skipped,
             scale_exhausted=is_skipped and at_smallest_scale,
             code=int(code),
+            all_ready=ready == self.world_size,
             next_counts=_whole(next_counts) if added.micro_batches else None,
         )
 
@@ -308,6 +310,28 @@ class Engine:
             self._deepspeed.save_checkpoint(str(folder.parent), tag=folder.name, save_latest=False)
         if errors:
             raise OSError(f"{folder}: cannot be written: {errors[0]}") from errors[0]
+
+    def hold(self, folder: Path) -> Callable[[], None]:
+        """Serialise what `save` writes to memory, and return what writes it to `folder`.
+
+        Every rank calls this after the same step. What is returned communicates with no other rank,
+        and may run in a thread while training goes on; it raises OSError as `save` does.
+        """
+        files: dict[Path, io.BytesIO] = {}
+        errors: list[Exception] = []
+        with (
+            workarounds.hold_files(self._deepspeed.checkpoint_engine, files),
+            workarounds.collect_write_errors(self._deepspeed, "_copy_recovery_script", errors),
+        ):
+            self._deepspeed.save_checkpoint(str(folder.parent), tag=folder.name, save_latest=False)
+
+        def write() -> None:
+            if errors:
+                raise OSError(f"{folder}: cannot be written: {errors[0]}") from errors[0]
+            for path, data in files.items():
+                path.write_bytes(data.getbuffer())
+
+        return write
 
     def load(self, folder: Path) -> None:
         """Read a checkpoint that `save` wrote with this or another number of ranks.

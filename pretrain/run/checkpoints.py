@@ -17,7 +17,9 @@ import os
 import re
 import secrets
 import shutil
+import threading
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -43,6 +45,101 @@ class DamagedFile(ValueError):
 def folder_of(run: Path, step: int) -> Path:
     """The checkpoint folder of a run after `step` updates."""
     return run / "checkpoints" / f"step-{step:08d}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Saving:
+    """A checkpoint that the ranks write and have not committed."""
+
+    run: Path
+    step: int
+    staging: Path
+    fingerprints: Future[Fingerprints]
+    """Of this rank's files, once they are on disk."""
+
+
+def begin(
+    run: Path,
+    step: int,
+    *,
+    hold: Callable[[Path], Callable[[], None]],
+    group: Group,
+    token: str = "",
+    in_background: bool = False,
+) -> Saving:
+    """Begin to write a checkpoint; every rank calls this after the same step.
+
+    Args:
+        run: the run's folder.
+        step: number of updates done.
+        hold: takes what is to be saved, and returns what writes this rank's files below a folder
+            (`Engine.hold`). It does not raise because of a disk.
+        group: the ranks.
+        token: of the attempt; separates its staging folder from those of earlier attempts.
+        in_background: write in a thread, which must not communicate with other ranks.
+
+    Raises:
+        Failure: on every rank; nothing was begun.
+    """
+    final = folder_of(run, step)
+    staging = final.with_name(f"{final.name}{token and '.'}{token}.partial")
+
+    def prepare() -> None:
+        shutil.rmtree(staging, ignore_errors=True)
+        staging.mkdir(parents=True)
+
+    def write() -> None:
+        try:
+            finish_writing()
+            own = [path for path in staging.iterdir() if _owner(path) == group.rank]
+            fingerprints.set_result({path.name: fingerprint(path) for path in own})
+        except BaseException as error:  # noqa: BLE001 - `commit` raises it
+            fingerprints.set_exception(error)
+
+    group.on_rank_0(prepare)
+    finish_writing, fingerprints = hold(staging), Future[Fingerprints]()
+    if in_background:
+        threading.Thread(target=write, daemon=True).start()
+    else:
+        write()
+    return Saving(run, step, staging, fingerprints)
+
+
+def commit(
+    saving: Saving,
+    facts: Mapping[str, object],
+    group: Group,
+    before_commit: Callable[[], None] = lambda: None,
+) -> None:
+    """Wait until every rank has written its files, and commit the checkpoint.
+
+    Args:
+        saving: what `begin` returned.
+        facts: stored in the manifest beside the hashes.
+        group: the ranks.
+        before_commit: called on rank 0 when everything is written; raises ValueError to prevent
+            the commit.
+
+    Raises:
+        Failure: on every rank; nothing was committed, and what was written is removed.
+    """
+    staging = saving.staging
+    try:
+        parts = on_every_rank(saving.fingerprints.result, group.gather)
+
+        def write_manifest() -> None:
+            before_commit()
+            fingerprints = {name: value for part in parts for name, value in part.items()}
+            manifest = {"format_version": FORMAT_VERSION, "step": saving.step, **facts}
+            manifest["files"] = fingerprints
+            write_json(staging / MANIFEST, manifest)  # also makes the folder's entries durable
+            _replace(folder_of(saving.run, saving.step), staging)
+
+        group.on_rank_0(write_manifest)
+    except Failure:
+        if group.rank == 0:
+            shutil.rmtree(staging, ignore_errors=True)  # frees space on a full disk
+        raise
 
 
 def save(
@@ -72,35 +169,9 @@ def save(
     Raises:
         Failure: on every rank; nothing was committed, and what was written is removed.
     """
-    final = folder_of(run, step)
-    staging = final.with_name(f"{final.name}{token and '.'}{token}.partial")
-
-    def prepare() -> None:
-        if rank == 0:
-            shutil.rmtree(staging, ignore_errors=True)
-            staging.mkdir(parents=True)
-
-    def write_own() -> Fingerprints:
-        write(staging)
-        return {path.name: fingerprint(path) for path in staging.iterdir() if _owner(path) == rank}
-
-    def commit() -> None:
-        if rank == 0:
-            before_commit()
-            fingerprints = {name: value for part in parts for name, value in part.items()}
-            manifest = {"format_version": FORMAT_VERSION, "step": step, **facts}
-            manifest["files"] = fingerprints
-            write_json(staging / MANIFEST, manifest)  # also makes the folder's entries durable
-            _replace(final, staging)
-
-    try:
-        on_every_rank(prepare, gather)
-        parts = on_every_rank(write_own, gather)
-        on_every_rank(commit, gather)
-    except Failure:
-        if rank == 0:
-            shutil.rmtree(staging, ignore_errors=True)  # frees space on a full disk
-        raise
+    group = Group(rank, 0, gather)
+    saving = begin(run, step, hold=lambda folder: partial(write, folder), group=group, token=token)
+    commit(saving, facts, group, before_commit)
 
 
 def _replace(final: Path, staging: Path) -> None:

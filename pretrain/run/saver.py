@@ -1,8 +1,15 @@
-"""Saving checkpoints during an attempt: commit, retention, and saves that fail."""
+"""Saving checkpoints during an attempt: commit, retention, and saves that fail.
+
+With `training.background_saving` a checkpoint is serialised to memory between two steps, written in
+a thread while training goes on, and committed between two later steps: when every rank's files are
+on disk, at the latest before the next checkpoint and before the attempt ends. Until then it does
+not exist, as if the attempt were still in the middle of saving it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from pretrain.config.run import RunConfig
@@ -30,7 +37,11 @@ def may_continue(failed_saves: int, has_checkpoint: bool, is_last: bool) -> bool
 
 
 class Saver:
-    """Saves the checkpoints of an attempt; every rank calls `save` after the same steps."""
+    """Saves the checkpoints of an attempt.
+
+    Every rank calls each method after the same steps, except `is_ready`. It is the `Background` of
+    the loop.
+    """
 
     def __init__(
         self,
@@ -40,6 +51,7 @@ class Saver:
         log: RunLog,
         *,
         write: Callable[[Path], None],
+        hold: Callable[[Path], Callable[[], None]],
         facts: Callable[[int], Mapping[str, object]],
         retained: Callable[[Sequence[ledger.Record], int], set[int]],
     ) -> None:
@@ -51,14 +63,17 @@ class Saver:
             group: the ranks.
             log: used on rank 0.
             write: writes this rank's files below a folder (`Engine.save`).
+            hold: the same in two parts (`Engine.hold`).
             facts: returns what a checkpoint's manifest says of a step.
             retained: returns the steps whose checkpoints are kept, given the ledger's records and
                 the step of the newest commit.
         """
         self._config, self._start, self._group, self._log = config, start, group, log
-        self._write, self._facts, self._retained = write, facts, retained
+        self._write, self._hold = write, hold
+        self._facts, self._retained = facts, retained
         self._run = Path(config.folder)
         self._has_checkpoint = start.step > 0
+        self._pending: checkpoints.Saving | None = None
         self.failed_saves = 0
         """Number of failed saves since the last one that succeeded."""
 
@@ -66,9 +81,10 @@ class Saver:
         """Save after `step` updates.
 
         Raises:
-            Failure: on every rank; the save failed and the attempt must end.
+            Failure: on every rank; a save failed and the attempt must end.
         """
-        try:
+        self.finish()
+        with self._counted(step):
             self._group.on_rank_0(lambda: self._prepare(step))
             checkpoints.save(
                 self._run,
@@ -80,7 +96,61 @@ class Saver:
                 token=self._start.token,
                 before_commit=self._log.refuse_superseded,
             )
-            self._group.on_rank_0(lambda: self._commit(step))
+            self._record(step)
+
+    def begin(self, step: int) -> None:
+        """Begin to save after `step` updates, in the background; after the last one, save.
+
+        Raises:
+            Failure: as `save`.
+        """
+        if step == self._config.training.steps:
+            self.save(step)
+            return
+        self.finish()
+        with self._counted(step):
+            self._group.on_rank_0(lambda: self._prepare(step))
+            self._pending = checkpoints.begin(
+                self._run,
+                step,
+                hold=self._hold,
+                group=self._group,
+                token=self._start.token,
+                in_background=True,
+            )
+
+    def is_ready(self) -> bool:
+        """Whether a checkpoint has begun, and this rank's files are written or have failed."""
+        return self._pending is not None and self._pending.fingerprints.done()
+
+    @property
+    def begun(self) -> int | None:
+        """The step of the checkpoint that is not committed yet, if any."""
+        return self._pending.step if self._pending else None
+
+    def finish(self) -> None:
+        """Wait for the checkpoint that has begun, if any, and commit it.
+
+        Raises:
+            Failure: as `save`.
+        """
+        saving, self._pending = self._pending, None
+        if saving is None:
+            return
+        with self._counted(saving.step):
+            facts = self._facts(saving.step)
+            checkpoints.commit(saving, facts, self._group, self._log.refuse_superseded)
+            self._record(saving.step)
+
+    def _record(self, step: int) -> None:
+        self._group.on_rank_0(lambda: self._commit(step))
+        self.failed_saves, self._has_checkpoint = 0, True
+
+    @contextlib.contextmanager
+    def _counted(self, step: int) -> Iterator[None]:
+        """Count and report a save that fails in the block; raise if the attempt must end."""
+        try:
+            yield
         except Failure as failure:
             self.failed_saves += 1
             reason = str(failure)
@@ -88,8 +158,6 @@ class Saver:
             is_last = step == self._config.training.steps
             if not may_continue(self.failed_saves, self._has_checkpoint, is_last):
                 raise
-        else:
-            self.failed_saves, self._has_checkpoint = 0, True
 
     def _checkpoints(self) -> tuple[list[ledger.Record], tuple[int, ...]]:
         """The ledger's records, and the steps of the checkpoints that they lead to."""

@@ -19,7 +19,7 @@ from pretrain.loop import (
 class Recorder:
     """Engine, batches and hooks that record their calls, in order."""
 
-    rank, world_size = 0, 2
+    world_size, others_ready = 2, True
 
     def __init__(self, rank=0, verdict=GO_ON):
         self.rank, self.verdict, self.events = rank, verdict, []
@@ -46,6 +46,7 @@ class Recorder:
             tokens=64,
             gradient_norm=0.5,
             code=code,
+            all_ready=added.is_ready and self.others_ready,
             next_counts=(64, 10, step + 1) if added.micro_batches else None,
         )
 
@@ -190,6 +191,45 @@ def test_ranks_meet_once_a_step_where_no_hook_is_due():
     go(recorder, hooks=[Hook(4, recorder.hook("save"))])
     meetings = [event for event in recorder.events if event[0] in ("agree", "update")]
     assert [event[0] for event in meetings] == [*["update"] * 4, "agree", *["update"] * 2, "agree"]
+
+
+def test_a_step_is_shown_even_if_the_next_one_fails():
+    recorder, seen = Recorder(), []
+    step = recorder.step
+
+    def failing(*arguments, **keywords):
+        if arguments[-1] == 2:
+            raise KeyboardInterrupt
+        return step(*arguments, **keywords)
+
+    recorder.step = failing
+    with pytest.raises(KeyboardInterrupt):
+        go(recorder, observers=[lambda record: seen.append(record.step)])
+    assert seen == [0, 1]
+
+
+class Work:
+    """Background work that is done on this rank after some steps."""
+
+    def __init__(self, recorder, ready_after):
+        self.recorder, self.ready_after = recorder, ready_after
+
+    def is_ready(self):
+        updates = [event for event in self.recorder.events if event[0] == "update"]
+        return len(updates) == self.ready_after
+
+    def finish(self):
+        self.recorder.events.append(("finish",))
+
+
+@pytest.mark.parametrize("others_ready", [True, False])
+def test_background_work_is_finished_once_it_is_done_on_every_rank(others_ready):
+    recorder = Recorder()
+    recorder.others_ready = others_ready
+    go(recorder, 0, 4, background=Work(recorder, 2), hooks=[Hook(3, recorder.hook("save"))])
+    names = [event[0] for event in recorder.events if event[0] in ("update", "finish", "save")]
+    finish = ["finish"] if others_ready else []
+    assert names == [*["update"] * 3, *finish, "save", "update", "save"]
 
 
 def test_other_ranks_neither_observe_nor_watch_and_stop_with_rank_0():
