@@ -105,6 +105,25 @@ def in_writing(step, action):
     torch.save = call
 
 
+def in_background(step, action):
+    """Act in the thread that has written this rank's files of a checkpoint, before their hashes."""
+    from pretrain.engine.engine import Engine
+
+    original = Engine.hold
+
+    def hold(self, folder):
+        write = original(self, folder)
+
+        def call():
+            write()
+            if f"step-{step:08d}" in folder.name:
+                action()
+
+        return call
+
+    Engine.hold = hold
+
+
 def before_manifest(step, action):
     """Act when all files are written and hashed, and nothing is committed."""
     from pretrain.run import checkpoints
@@ -231,6 +250,7 @@ def plan(fault, run):
         "pause": lambda: at_step(step, pause),
         "die-before-save": lambda: before_save(step, die),
         "die-while-writing": lambda: in_writing(step, half_written),
+        "die-in-background": lambda: in_background(step, die),
         "die-when-hashed": lambda: before_manifest(step, die),
         "die-when-committed": lambda: before_record(step, die),
         "freeze-before-commit": lambda: before_check(step, freeze),

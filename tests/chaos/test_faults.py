@@ -48,6 +48,16 @@ def test_ranks_killed_before_during_and_after_a_save(chaos, undisturbed):
     chaos.assert_same_as(undisturbed)
 
 
+def test_a_rank_killed_while_it_writes_in_the_background(chaos, undisturbed):
+    """What it has written is not a checkpoint, and the next attempt removes it."""
+    chaos.schedule({1: [("die-in-background", 1, 8)]})
+    assert chaos.supervise("training.background_saving=true") == 0, chaos.output()
+    assert chaos.start_steps() == [0, 4], chaos.output()
+    assert [record["step"] for record in chaos.records("commit")] == [4, 8, 12, 16]
+    assert not list((chaos.run / "checkpoints").glob("*.partial"))
+    chaos.assert_same_as(undisturbed)
+
+
 def test_checkpoints_and_a_ledger_that_the_disk_damaged(chaos, undisturbed):
     """Damaged checkpoints are recorded and skipped; `latest` and torn lines are ignored."""
     chaos.schedule(
