@@ -24,6 +24,7 @@ MAY_CHANGE = (
     "training.evaluation_blocks",
     "training.checkpoint_interval",
     "training.checkpoints_kept",
+    "training.background_saving",
     "batch.micro_batch_size",
     "data.corpus",
     "data.minimum_share_of_tokens",

@@ -35,7 +35,7 @@ training: {{steps: {steps}, deepspeed: zero1_fp32, data_workers: 0, evaluation_b
   evaluation_interval: 1000000, checkpoint_interval: {interval}}}
 """
 TINY = "{hidden_size: 16, num_layers: 1, num_heads: 1, intermediate_size: 16}"
-LARGER = "{hidden_size: 512, num_layers: 6, num_heads: 8, intermediate_size: 2048}"
+LARGER = "{hidden_size: 512, num_layers: 4, num_heads: 8, intermediate_size: 2048}"
 COLLECTIVES = ("all_reduce", "broadcast", "all_gather_object", "barrier", "all_gather", "reduce")
 WARM_UP = 20
 """Updates that do not count."""
@@ -57,13 +57,15 @@ class Update(NamedTuple):
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=300, help="updates of the tiny model")
+    parser.add_argument("--checkpoints", type=int, default=4, help="of the larger model")
     parser.add_argument("--ranks", type=int, nargs="*", default=[1, 2])
+    parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="of the recipe")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         corpus = prepared(folder)
         for ranks in options.ranks:
-            found = trained(folder, corpus, ranks, TINY, options.steps, 10**6)
+            found = trained(folder, corpus, ranks, TINY, options.steps, 10**6, options.set)
             ends = [update.end for update in found]
             gaps = [after - before for before, after in zip(ends, ends[1:], strict=False)]
             counted = found[WARM_UP:]
@@ -76,9 +78,17 @@ def main() -> None:
                 f"{1e3 * statistics.median(u.host for u in counted):.2f} ms of CPU time; "
                 f"collectives: {dict(Counter(u.collectives for u in counted).most_common(3))}"
             )
-        for ranks in options.ranks:
-            interval = 20
-            found = trained(folder, corpus, ranks, LARGER, 5 * interval, interval)
+        for ranks in options.ranks if options.checkpoints else ():
+            interval = 8
+            found = trained(
+                folder,
+                corpus,
+                ranks,
+                LARGER,
+                (options.checkpoints + 1) * interval,
+                interval,
+                options.set,
+            )
             waits = stalls(found, interval)
             print(
                 f"{ranks} ranks: training stands still for {statistics.median(waits):.2f} s at a "
@@ -107,7 +117,13 @@ def prepared(folder: Path) -> Path:
 
 
 def trained(
-    folder: Path, corpus: Path, ranks: int, overrides: str, steps: int, interval: int
+    folder: Path,
+    corpus: Path,
+    ranks: int,
+    overrides: str,
+    steps: int,
+    interval: int,
+    settings: list[str],
 ) -> list[Update]:
     """Train on so many ranks; returns the updates of rank 0."""
     run = Path(tempfile.mkdtemp(dir=folder))
@@ -121,11 +137,13 @@ def trained(
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     with ProcessPoolExecutor(ranks, multiprocessing.get_context("spawn")) as pool:
-        jobs = [pool.submit(train, rank, ranks, port, recipe) for rank in range(ranks)]
+        jobs = [
+            pool.submit(train, rank, ranks, port, [str(recipe), *settings]) for rank in range(ranks)
+        ]
         return [job.result() for job in jobs][0]
 
 
-def train(rank: int, ranks: int, port: int, recipe: Path) -> list[Update]:
+def train(rank: int, ranks: int, port: int, words: list[str]) -> list[Update]:
     os.environ.update(
         RANK=str(rank),
         LOCAL_RANK=str(rank),
@@ -186,7 +204,7 @@ def train(rank: int, ranks: int, port: int, recipe: Path) -> list[Update]:
     for name in COLLECTIVES:
         counted(name)
     with contextlib.redirect_stdout(io.StringIO()):
-        assert entry.main([str(recipe)]) == 0
+        assert entry.main(words) == 0
     return updates
 
 

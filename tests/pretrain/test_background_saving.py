@@ -11,7 +11,7 @@ import pytest
 from pretrain.exit_codes import EXIT_PREEMPTED, EXIT_SPIKE
 from pretrain.run import checkpoints, ledger, metrics
 from pretrain.supervision import control
-from tests.pretrain.test_train import assert_same_run, attempt, straight
+from tests.pretrain.test_train import assert_same_run, attempt, straight  # noqa: F401
 
 BACKGROUND = "training.background_saving=true"
 

@@ -229,6 +229,7 @@ def test_values_out_of_range_are_refused_by_name(overrides, message):
         "training.evaluation_blocks=3",
         "training.data_workers=2",
         "training.checkpoints_kept=9",
+        "training.background_saving=true",
         "spike.max_rollbacks=7",
         "data.corpus=moved",
         "data.minimum_share_of_tokens=0",
