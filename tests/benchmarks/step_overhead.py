@@ -12,6 +12,7 @@ of it, less that between other updates. Takes two minutes.
 import argparse
 import contextlib
 import io
+import itertools
 import json
 import multiprocessing
 import os
@@ -37,6 +38,8 @@ training: {{steps: {steps}, deepspeed: zero1_fp32, data_workers: 0, evaluation_b
 TINY = "{hidden_size: 16, num_layers: 1, num_heads: 1, intermediate_size: 16}"
 LARGER = "{hidden_size: 512, num_layers: 4, num_heads: 8, intermediate_size: 2048}"
 COLLECTIVES = ("all_reduce", "broadcast", "all_gather_object", "barrier", "all_gather", "reduce")
+INTERVAL = 8
+"""Updates of the larger model between checkpoints."""
 WARM_UP = 20
 """Updates that do not count."""
 
@@ -65,36 +68,41 @@ def main() -> None:
         folder = Path(name)
         corpus = prepared(folder)
         for ranks in options.ranks:
-            found = trained(folder, corpus, ranks, TINY, options.steps, 10**6, options.set)
-            ends = [update.end for update in found]
-            gaps = [after - before for before, after in zip(ends, ends[1:], strict=False)]
-            counted = found[WARM_UP:]
-            others = [gap - update.arithmetic for gap, update in zip(gaps, found[1:], strict=True)][
-                WARM_UP:
-            ]
-            print(
-                f"{ranks} ranks: {1e3 * statistics.median(gaps[WARM_UP:]):.2f} ms a step, "
-                f"{1e3 * statistics.median(others):.2f} ms of it outside of the arithmetic, with "
-                f"{1e3 * statistics.median(u.host for u in counted):.2f} ms of CPU time; "
-                f"collectives: {dict(Counter(u.collectives for u in counted).most_common(3))}"
-            )
+            model = TINY, options.steps, 10**6
+            print(f"{ranks} ranks: {overhead(trained(folder, corpus, ranks, *model, options.set))}")
         for ranks in options.ranks if options.checkpoints else ():
-            interval = 8
-            found = trained(
-                folder,
-                corpus,
-                ranks,
-                LARGER,
-                (options.checkpoints + 1) * interval,
-                interval,
-                options.set,
-            )
-            waits = stalls(found, interval)
-            print(
-                f"{ranks} ranks: training stands still for {statistics.median(waits):.2f} s at a "
-                f"checkpoint ({', '.join(f'{wait:.2f}' for wait in waits)}), the run takes "
-                f"{found[-1].end - found[0].end:.1f} s"
-            )
+            model = LARGER, (options.checkpoints + 1) * INTERVAL, INTERVAL
+            print(f"{ranks} ranks: {pauses(trained(folder, corpus, ranks, *model, options.set))}")
+
+
+def gaps(updates: list[Update]) -> list[float]:
+    """Seconds from each update to the next one."""
+    return [after.end - before.end for before, after in itertools.pairwise(updates)]
+
+
+def overhead(updates: list[Update]) -> str:
+    """What a step costs beside its arithmetic."""
+    counted = updates[WARM_UP:]
+    seconds = gaps(counted)
+    others = [gap - after.arithmetic for gap, after in zip(seconds, counted[1:], strict=True)]
+    return (
+        f"{1e3 * statistics.median(seconds):.2f} ms a step, {1e3 * statistics.median(others):.2f} "
+        "ms of it outside of the arithmetic, with "
+        f"{1e3 * statistics.median(u.host for u in counted):.2f} ms of CPU time; collectives in a "
+        f"step: {dict(Counter(u.collectives for u in counted).most_common(3))}"
+    )
+
+
+def pauses(updates: list[Update]) -> str:
+    """Seconds by which the update after each checkpoint is later than other updates."""
+    seconds = gaps(updates)
+    usual = statistics.median(seconds)
+    found = [seconds[step - 1] - usual for step in range(INTERVAL, len(updates), INTERVAL)]
+    return (
+        f"training stands still for {statistics.median(found):.2f} s at a checkpoint "
+        f"({', '.join(f'{each:.2f}' for each in found)}; {usual:.2f} s between other updates); "
+        f"{updates[-1].end - updates[0].end:.1f} s from the first update to the last"
+    )
 
 
 def prepared(folder: Path) -> Path:
@@ -206,13 +214,6 @@ def train(rank: int, ranks: int, port: int, words: list[str]) -> list[Update]:
     with contextlib.redirect_stdout(io.StringIO()):
         assert entry.main(words) == 0
     return updates
-
-
-def stalls(updates: list[Update], interval: int) -> list[float]:
-    """Seconds by which the update after each checkpoint is later than other updates."""
-    gaps = [after.end - before.end for before, after in zip(updates, updates[1:], strict=False)]
-    usual = statistics.median(gaps)
-    return [gaps[step - 1] - usual for step in range(interval, len(updates), interval)]
 
 
 if __name__ == "__main__":
