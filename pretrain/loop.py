@@ -248,7 +248,7 @@ class _Judge:
 
     @contextlib.contextmanager
     def settled_if_raises(self) -> Iterator[None]:
-        """Show the newest step if the one after it fails."""
+        """Show the newest step even if what comes after it fails."""
         try:
             yield
         except BaseException:
@@ -329,49 +329,49 @@ def run(
     reader = _Reader(batches, engine, last_step)
     reader.read(first_step)
     counts: tuple[int, ...] | None = None
-    for step in range(first_step, last_step):
-        started = time.perf_counter()
-        micro_batches, done = reader.micro_batches, step + 1
+    with judge.settled_if_raises():
+        for step in range(first_step, last_step):
+            started = time.perf_counter()
+            micro_batches, done = reader.micro_batches, step + 1
 
-        def ahead(done: int = done) -> Ahead:
-            is_ready = background is not None and background.is_ready()
-            code = judge.code(done)  # before waiting for the batch
-            return Ahead(reader.read(done), code, is_ready)
+            def ahead(done: int = done) -> Ahead:
+                is_ready = background is not None and background.is_ready()
+                code = judge.code(done)  # before waiting for the batch
+                return Ahead(reader.read(done), code, is_ready)
 
-        rate, seed = learning_rate(step), batches.seed(step)
-        with judge.settled_if_raises():
+            rate, seed = learning_rate(step), batches.seed(step)
             result = engine.step(
                 micro_batches, objective, rate, seed, step, counts=counts, ahead=ahead
             )
-        counts = result.next_counts
-        judge.add(
-            StepRecord(
-                step=step,
-                loss=result.loss,
-                gradient_norm=result.gradient_norm,
-                learning_rate=rate,
-                seed=seed,
-                epoch=batches.epoch(step),
-                tokens=result.tokens,
-                targets=result.targets,
-                seconds=time.perf_counter() - started,
-                data_seconds=reader.seconds,
-                loss_scale=result.loss_scale,
-                skipped=result.skipped,
-                scale_exhausted=result.scale_exhausted,
-                batch_digest=micro_batches[0].batch_digest,
-                terms=result.terms,
+            counts = result.next_counts
+            judge.add(
+                StepRecord(
+                    step=step,
+                    loss=result.loss,
+                    gradient_norm=result.gradient_norm,
+                    learning_rate=rate,
+                    seed=seed,
+                    epoch=batches.epoch(step),
+                    tokens=result.tokens,
+                    targets=result.targets,
+                    seconds=time.perf_counter() - started,
+                    data_seconds=reader.seconds,
+                    loss_scale=result.loss_scale,
+                    skipped=result.skipped,
+                    scale_exhausted=result.scale_exhausted,
+                    batch_digest=micro_batches[0].batch_digest,
+                    terms=result.terms,
+                )
             )
-        )
-        after_step(done)
-        if background is not None and result.all_ready:
-            background.finish()
-        due = [hook for hook in hooks if hook.is_due(done, last_step)]
-        if due or result.code != GO_ON or done == last_step:
-            found = judge.settle()
-            verdict = engine.agree(result.code if found == GO_ON else found)
-            if verdict != GO_ON:
-                return verdict
-        for hook in due:
-            hook.action(done)
+            after_step(done)
+            if background is not None and result.all_ready:
+                background.finish()
+            due = [hook for hook in hooks if hook.is_due(done, last_step)]
+            if due or result.code != GO_ON or done == last_step:
+                found = judge.settle()
+                verdict = engine.agree(result.code if found == GO_ON else found)
+                if verdict != GO_ON:
+                    return verdict
+            for hook in due:
+                hook.action(done)
     return GO_ON

@@ -132,7 +132,12 @@ def _through_deepspeed(case: Case, device: torch.device) -> Update:
     model = model_of(case, device)
     built = engine.Engine(model, OptimizerConfig(), settings, process, compiled=on_gpu)
     objective = case.objective()
-    return lambda batch: built.step([batch], objective, 1e-4, 0, 0)
+
+    def update(batch: MicroBatch) -> object:
+        counts = batch.tokens, *batch.targets  # as in the loop, which knows them beforehand
+        return built.step([batch], objective, 1e-4, 0, 0, counts=counts)
+
+    return update
 
 
 def _compiled_model(case: Case, device: torch.device) -> LanguageModel:
