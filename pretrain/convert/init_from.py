@@ -107,11 +107,6 @@ def read(
         raise ValueError(f"model.init_from: {error}") from None
     _refuse_other_vocabulary(name, contents, config.data.corpus, manifest)
     theirs = contents.config
-    if theirs.vocab_size != architecture.vocab_size:
-        raise ValueError(
-            f"{name}: has {theirs.vocab_size} rows of tokens, but its vocabulary needs "
-            f"{architecture.vocab_size}; accepted: a model without further rows"
-        )
     if found := list(_differences(theirs, architecture)):
         listed = ", ".join(
             f"{field} {getattr(theirs, field)!r}, here {getattr(architecture, field)!r}"
@@ -161,13 +156,19 @@ def _refuse_other_vocabulary(
             f"({manifest.tokenizer_digest[:12]}); accepted: a corpus made with `python -m "
             f"data_prep prepare --tokenizer` and the model's vocabulary"
         )
+    needed = vocabulary.vocab_size - (contents.config.mask_embedding == "zero")
+    if contents.config.vocab_size != needed:
+        raise ValueError(
+            f"{name}: has {contents.config.vocab_size} rows of tokens, but its vocabulary needs "
+            f"{needed}; accepted: a model without further rows"
+        )
 
 
 def _differences(theirs: ModelConfig, ours: ModelConfig) -> Iterator[str]:
     """Yield the fields by which a model is not the one that a run trains."""
     for field in dataclasses.fields(ModelConfig):
         name = field.name
-        if name in _FREE or getattr(theirs, name) == getattr(ours, name):
+        if name in (*_FREE, "vocab_size") or getattr(theirs, name) == getattr(ours, name):
             continue
         # Positions can be added; and it limits nothing where positions are computed.
         may_grow = name == "max_positions" and not (
