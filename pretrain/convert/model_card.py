@@ -29,11 +29,13 @@ def model_card(name: str, contents: ModelContents, head: str | None, scores: str
         head: the classification head that is exported, if it is not the language model.
         scores: of fine-tuning, in Markdown, such as report.md of `finetune report`.
     """
+    # A fine-tuned model has the provenance of the model that it was made from.
+    trained = contents.provenance.get("pretrained") or contents.provenance
     sections = [
         _use(name, contents, head),
-        *_training(contents.provenance.get("training")),
+        *_training(trained.get("training")),
         *_scores(scores),
-        *_recipe(contents.provenance.get("recipe")),
+        *_recipe(trained.get("recipe")),
         _architecture(contents, head),
         _provenance(contents.provenance),
     ]

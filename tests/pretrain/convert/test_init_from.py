@@ -92,6 +92,7 @@ def checked(config):
     return init_from.read(config, config.architecture(manifest.vocab_size), manifest)
 
 
+@pytest.mark.slow
 def test_a_run_begins_with_the_loss_of_the_model_and_never_needs_it_again(
     attempt, source, corpus, tmp_path, capsys
 ):
@@ -132,6 +133,7 @@ def test_a_run_begins_with_the_loss_of_the_model_and_never_needs_it_again(
     assert "is missing or is not what was recorded" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_roberta_of_transformers_is_continued_on_longer_blocks(
     attempt, transformers, tokenizer, corpus, recipe, tmp_path
 ):
@@ -174,6 +176,43 @@ def test_step_0_of_a_run_that_draws_its_weights_can_be_exported(attempt, corpus,
     assert (facts["step"], facts["training"]["validation"]["step"]) == (2, 2)
     lines = metrics.read(run / metrics.METRICS)
     assert facts["training"]["tokens"] == sum(line["tokens"] for line in lines[:2]) > 0
+
+
+def test_the_model_card_of_an_export_says_how_it_was_trained(
+    attempt, source, recipe, tmp_path, capsys
+):
+    """Data, tokens, recipe, perplexity, spikes survived, initial weights, and scores if any."""
+    run, card, scores = tmp_path / "run", tmp_path / "card", tmp_path / "report.md"
+    assert attempt(run, f"model.init_from={source()}")[0] == 0
+    scores.write_text("## RTE\n\n![epochs](epochs.png)\n\n| weights | accuracy |\n")
+    model = str(exported(run, 4, tmp_path))
+    words = ["--to", "huggingface", "--scores", str(scores)]
+    assert pretrain(["convert", model, *words, "--output", str(card)]) == 0
+    text = (card / "README.md").read_text()
+    perplexity = metrics.read(run / metrics.VALIDATION)[-1]["perplexity"]
+    tokens = sum(line["tokens"] for line in metrics.read(run / metrics.METRICS))
+    corpus = load_manifest(Path(recipe.load(run).data.corpus))
+    train = corpus.totals["train"]
+    for part in (
+        f"| corpus | made (digest {corpus.digest()[:12]}): {train.documents:,} documents of "
+        f"{train.tokens:,} tokens |",
+        f"| tokens read | {tokens:,} |",
+        "| loss spikes that the training survived | 0, with 0 rollbacks |",
+        f"| initial weights | those of {tmp_path / 'source-zero-clap'} (model.safetensors ",
+        f"| validation perplexity | {perplexity:.3f} after 4 steps |",
+        '| `model.variant` | "zero-clap" |',
+        "## Fine-tuning\n\n### RTE\n\n\n| weights | accuracy |\n",
+        '| position | "alibi" |',
+    ):
+        assert part in text, part
+    capsys.readouterr()
+    for form, file, message in (
+        ("zeroclap", scores, "--to zeroclap has no model card; leave it out"),
+        ("huggingface", tmp_path / "no.md", "no.md: cannot be read"),
+    ):
+        words = ["--to", form, "--scores", str(file), "--output", str(tmp_path / "x")]
+        assert pretrain(["convert", model, *words]) == 2
+        assert message in capsys.readouterr().err
 
 
 def test_another_vocabulary_is_refused_before_anything_starts_and_both_are_named(
