@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from data_prep.__main__ import main as data_prep
 from data_prep.manifest import load_manifest
 from pretrain import train
 from pretrain.__main__ import main as pretrain
@@ -135,9 +136,12 @@ def test_a_run_begins_with_the_loss_of_the_model_and_never_needs_it_again(
 
 @pytest.mark.slow
 def test_a_roberta_of_transformers_is_continued_on_longer_blocks(
-    attempt, transformers, tokenizer, corpus, recipe, tmp_path
+    attempt, transformers, tokenizer, corpus, tmp_path
 ):
-    """Its first 32 positions are what they were, and every block of 64 tokens can be read."""
+    """As the guide says: converted, its vocabulary taken for the corpus, and continued.
+
+    Its first 32 positions are what they were, and every block of 64 tokens can be read.
+    """
     torch.manual_seed(3)
     config = transformers.RobertaConfig(
         vocab_size=tokenizer.vocab_size,
@@ -153,10 +157,17 @@ def test_a_roberta_of_transformers_is_continued_on_longer_blocks(
     folder, run = tmp_path / "roberta", tmp_path / "run"
     theirs.save_pretrained(folder)
     tokenizer.save(folder / "tokenizer.json")
-    code, output = attempt(run, f"model.init_from={folder}", "model.variant=baseline")
+    model, domain = tmp_path / "converted", tmp_path / "domain"
+    assert pretrain(["convert", str(folder), "--to", "zeroclap", "--output", str(model)]) == 0
+    words = ["--tokenizer", str(model), "--output", str(domain), "--valid-fraction", "0.1"]
+    assert data_prep(["prepare", "--input", str(corpus.parent / "topics.jsonl"), *words]) == 0
+    # The Hugging Face folder itself, and what was made of it, are the same model.
+    begin = ["model.variant=baseline", f"data.corpus={domain}"]
+    code, output = attempt(run, f"model.init_from={folder}", *begin)
     assert code == 0, output
+    assert pretrain(["plan", str(run / "run.yaml"), "--gpus=1", f"model.init_from={model}"]) == 0
     initial = exported(run, 0, tmp_path)
-    assert validation(run)[0] == evaluated(initial, corpus, tmp_path)
+    assert validation(run)[0] == evaluated(initial, domain, tmp_path)
     ids = torch.arange(4, 36)[None]
     ours = model_folder.load(initial).model
     with torch.no_grad():
