@@ -23,7 +23,8 @@ def push(folder: Path, name: str, private: bool) -> str:
             refuses. Nothing is sent before the first two are checked.
     """
     from huggingface_hub import HfApi, get_token
-    from huggingface_hub.errors import HFValidationError, HTTPError
+    # HTTPError is that of the library that the client is built on, which differs by version.
+    from huggingface_hub.errors import HFValidationError, HTTPError  # type: ignore[attr-defined]
 
     if missing := [file for file in _NEEDED if not (folder / file).is_file()]:
         raise ValueError(

@@ -37,7 +37,7 @@ def summary(run: Path, config: RunConfig, step: int) -> dict[str, Any]:
         "tokens": sum(line["tokens"] for line in done),
         "attempts": max(begun, default=0),
         "loss_spikes": len(spikes),
-        "rollbacks": sum(r["kind"] == "rollback" and r["step"] <= step for r in records),
+        "rollbacks": sum(r["kind"] == "rollback" and r["step"] < step for r in records),
         "corpus": _corpus(config, records),
     }
     if before := [line for line in measured if line["step"] <= step]:
@@ -61,9 +61,4 @@ def _corpus(config: RunConfig, records: Sequence[ledger.Record]) -> dict[str, An
     if manifest.digest() != found["digest"]:
         return found
     train = manifest.totals["train"]
-    return {
-        **found,
-        "documents": train.documents,
-        "tokens": train.tokens,
-        "subsets": list(manifest.subsets),
-    }
+    return {**found, "documents": train.documents, "tokens": train.tokens}
