@@ -23,6 +23,7 @@ def push(folder: Path, name: str, private: bool) -> str:
             refuses. Nothing is sent before the first two are checked.
     """
     from huggingface_hub import HfApi, get_token
+
     # HTTPError is that of the library that the client is built on, which differs by version.
     from huggingface_hub.errors import HFValidationError, HTTPError  # type: ignore[attr-defined]
 
