@@ -41,6 +41,7 @@ GROUPS: dict[str, dict[str, Command]] = {
         "fill-mask": (inference.add_fill_mask_arguments, inference.fill_mask),
         "generate": (inference.add_generate_arguments, inference.generate),
         "convert": (convert.add_arguments, convert.convert),
+        "push": (convert.add_push_arguments, convert.push),
     },
 }
 """Every command, in the order of `--help`."""

@@ -66,7 +66,7 @@ class Attempt:
         from pretrain.engine.determinism import make_deterministic
         from pretrain.engine.distributed import gather
         from pretrain.engine.engine import deepspeed_json, start
-        from pretrain.model.language_model import LanguageModel
+        from pretrain.inference.initial_weights import initial_model
 
         self.config = config
         self.architecture, self.manifest = preflight.check(config, world_size)
@@ -80,7 +80,6 @@ class Attempt:
             make_deterministic(self.run_folder, os.environ)
         self.process = start()
         self.group = Group(self.process.rank, self.process.world_size, gather)
-        torch.manual_seed(config.training.seed)
         on_gpu = self.process.device.type == "cuda"
         accelerator = torch.cuda.get_device_name() if on_gpu else "cpu"
         capability = float("{}.{}".format(*torch.cuda.get_device_capability())) if on_gpu else None
@@ -99,8 +98,8 @@ class Attempt:
         self.supervisor = SupervisorClient(
             self.run_folder, self.token, self.group.rank, config.training.steps
         )
-        self.model = LanguageModel(
-            self.architecture, config.training.vocabulary_multiple, self.backend
+        self.model = initial_model(
+            config, self.architecture, self.backend, read=not state.checkpoints
         )
         self.parameters = sum(parameter.numel() for parameter in self.model.parameters())
         self.supervisor.report_setup()
@@ -115,7 +114,16 @@ class Attempt:
         token = control.token_of(os.environ)
         control.refuse_superseded(self.run_folder, token)
         self.lock = folder.lock(self.run_folder)  # held until this process exits
-        return folder.open_run(self.config, self.manifest), token or secrets.token_hex(8)
+        state = folder.open_run(self.config, self.manifest, self._initial_weights())
+        return state, token or secrets.token_hex(8)
+
+    def _initial_weights(self) -> Callable[[], dict[str, object]] | None:
+        """What copies the model that the run starts from into its folder; None without one."""
+        if not self.config.model.init_from:
+            return None
+        from pretrain.convert import init_from
+
+        return lambda: init_from.take(self.config, self.architecture, self.manifest)
 
     def _resume(self, state: ledger.RunState) -> Start:
         """Choose the checkpoint to resume from, and record that the attempt begins."""
@@ -316,13 +324,16 @@ class Attempt:
             self.watch.validation_loss = scores.total.loss
 
     def _evaluate_if_missed(self, evaluation: Hook) -> None:
-        """Do the evaluation that the attempt before left out.
+        """Do the evaluation that is due before the attempt's first step.
 
         An attempt that is asked to stop saves and leaves out the evaluation that is due after the
-        same step. It is done here, before the next step, where the detector expects it.
+        same step. It is done here, before the next step, where the detector expects it. So is that
+        of step 0, where the run continues another model.
         """
         step = self.start.step
-        if not step or not evaluation.is_due(step, self.config.training.steps):
+        if not step and not self.config.model.init_from:
+            return
+        if not evaluation.is_due(step, self.config.training.steps):
             return
         if not self.group.on_rank_0(lambda: self.watch.validation_loss is not None):
             self.supervisor.in_phase(EVALUATE, self._evaluate, after=INIT)(step)

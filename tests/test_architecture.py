@@ -63,7 +63,10 @@ PRETRAIN = {
         "config data engine loop model objectives run",
         "model folders come from a run's checkpoints, and are evaluated on corpora",
     ),
-    "convert": ("inference model run", "other projects' files to model folders, and back"),
+    "convert": (
+        "config inference model run",
+        "other projects' files to model folders, and back; the model that a run starts from",
+    ),
     "bench": (
         "config data engine loop model objectives run spikes",
         "measures and plans what the rooms below do",
@@ -73,8 +76,8 @@ PRETRAIN = {
         "measures what a run will use, through its launcher",
     ),
     "attempt": (
-        "config data engine exit_codes inference loop model objectives preflight run spikes "
-        "supervision",
+        "config convert data engine exit_codes inference loop model objectives preflight run "
+        "spikes supervision",
         "puts the parts of a training attempt together",
     ),
     "train": ("attempt config engine exit_codes run supervision", "the launcher's entry"),

@@ -12,6 +12,7 @@ from pretrain.config.settings import add_recipe
 if TYPE_CHECKING:
     from pretrain.bench.positions import Comparison
     from pretrain.bench.suite import Suite
+    from pretrain.config.run import RunConfig
 
 
 def add_plan_arguments(command: argparse.ArgumentParser) -> None:
@@ -46,9 +47,23 @@ def plan(options: argparse.Namespace) -> None:
     if options.bench:
         share, source = measured_speed.utilization(options.bench, options.kind, config)
     planned = planning.plan(config, options.gpus, options.kind, share, source)
+    if config.model.init_from:
+        sys.stdout.write(f"{_initial_weights(config)}\n")
     sys.stdout.write(table(planned))
     if options.json:
         write_json(options.json, dataclasses.asdict(planned))
+
+
+def _initial_weights(config: RunConfig) -> str:
+    """Say what the run continues, after checking it where it and the corpus are at hand."""
+    from data_prep.manifest import load_manifest
+    from pretrain.bench.plan import model_of
+    from pretrain.convert import init_from
+
+    source, corpus = Path(config.model.init_from), Path(config.data.corpus)
+    if config.data.corpus and corpus.exists() and source.exists():
+        return init_from.check(config, model_of(config), load_manifest(corpus))
+    return f"initial weights: those of {source}, not checked: it or data.corpus is not here"
 
 
 def add_bench_arguments(command: argparse.ArgumentParser) -> None:

@@ -1,4 +1,4 @@
-"""The command that converts models: convert."""
+"""The commands that hand a model over: convert and push."""
 
 from __future__ import annotations
 
@@ -21,6 +21,9 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     )
     head = "with --to huggingface: export this classification head instead of the language model's"
     add("--head", metavar="NAME", help=head)
+    scores = "with --to huggingface: a Markdown file that becomes a part of the model card, such "
+    scores += "as the report.md that `finetune report` writes"
+    add("--scores", type=Path, metavar="FILE", help=scores)
 
 
 def convert(options: argparse.Namespace) -> None:
@@ -36,8 +39,34 @@ def convert(options: argparse.Namespace) -> None:
     from pretrain.convert import conversion
 
     notes = conversion.convert(
-        options.source, options.to, options.output, options.tokenizer, options.head
+        options.source,
+        options.to,
+        options.output,
+        options.tokenizer,
+        options.head,
+        options.scores,
     )
     for note in notes:
         sys.stdout.write(f"note: {note}\n")
     sys.stdout.write(f"{options.output}: {options.source} as {options.to}\n")
+
+
+def add_push_arguments(command: argparse.ArgumentParser) -> None:
+    """Add the arguments of `push`."""
+    add = command.add_argument
+    add("folder", type=Path, help="a Hugging Face folder, which convert --to huggingface makes")
+    add("name", help="of the repository on the hub, such as my-team/base-on-the-pile")
+    add("--private", action="store_true", help="make a new repository private")
+
+
+def push(options: argparse.Namespace) -> None:
+    """Upload a Hugging Face folder to the hub, as the user who is logged in there.
+
+    A repository that does not exist is made: public, or with --private private. Nothing else in
+    this project sends anything.
+
+    example: python -m pretrain push exported my-team/base-on-the-pile --private
+    """
+    from pretrain.convert import hub
+
+    sys.stdout.write(f"{hub.push(options.folder, options.name, options.private)}\n")

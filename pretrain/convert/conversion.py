@@ -19,7 +19,12 @@ FORMS = ("zeroclap", "fairseq", "huggingface")
 
 
 def convert(
-    source: Path, form: str, output: Path, tokenizer: str | None = None, head: str | None = None
+    source: Path,
+    form: str,
+    output: Path,
+    tokenizer: str | None = None,
+    head: str | None = None,
+    scores: Path | None = None,
 ) -> list[str]:
     """Write a model in another form.
 
@@ -29,6 +34,7 @@ def convert(
         output: the file (fairseq) or folder to make; it must not exist.
         tokenizer: the vocabulary of a source that has none, as `data_prep.tokenizer.load` takes it.
         head: for Hugging Face, the classification head to export instead of a language model.
+        scores: for Hugging Face, a Markdown file of scores that the model card shows.
 
     Returns:
         Notes for the user, one line each.
@@ -38,6 +44,7 @@ def convert(
     """
     if head is not None and form != "huggingface":
         raise ValueError(f"--head {head}: --to {form} exports every head; leave it out")
+    text = _read_scores(scores, form) if scores else ""
     contents = read(source, tokenizer)
     notes = list(contents.provenance.get("notes", []))
     if contents.vocabulary is None:
@@ -48,10 +55,22 @@ def convert(
     if form == "fairseq":
         fairseq_export.write(output, contents)
     elif form == "huggingface":
-        notes += huggingface_export.write(output, contents, head)
+        notes += huggingface_export.write(output, contents, head, text)
     else:
         model_folder.save(output, contents)
     return notes
+
+
+def _read_scores(path: Path, form: str) -> str:
+    if form != "huggingface":
+        raise ValueError(f"--scores {path}: --to {form} has no model card; leave it out")
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"--scores {path}: cannot be read ({error}); accepted: a Markdown file, such as the "
+            "report.md of `python -m finetune report`"
+        ) from None
 
 
 def read(source: Path, tokenizer: str | None = None) -> ModelContents:

@@ -23,10 +23,11 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
-from data_prep.files import new_folder, strict_json
+from data_prep.files import new_folder
 from data_prep.tokenizer import Tokenizer
 from pretrain.convert import huggingface_layout as layout
 from pretrain.convert import huggingface_tokenizer
+from pretrain.convert.model_card import model_card
 from pretrain.convert.weights import separated
 from pretrain.inference.model_folder import HEADS, ModelContents
 from pretrain.model.config import ClassificationConfig, ModelConfig, check_pooling
@@ -52,13 +53,16 @@ _ACCEPTED: Mapping[str, tuple[object, ...]] = {
 _SPECIAL_IDS = {"bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2}
 
 
-def write(folder: Path, contents: ModelContents, head: str | None = None) -> list[str]:
+def write(
+    folder: Path, contents: ModelContents, head: str | None = None, scores: str = ""
+) -> list[str]:
     """Write a folder that transformers loads, whole or not at all.
 
     Args:
         folder: new or empty.
         contents: of a model folder.
         head: the classification head to export; None: export a language model.
+        scores: of fine-tuning, in Markdown, for the model card.
 
     Returns:
         What was left out, one sentence each.
@@ -96,9 +100,8 @@ def write(folder: Path, contents: ModelContents, head: str | None = None) -> lis
             huggingface_tokenizer.write(partial, contents.vocabulary, contents.config, generates)
         if plain is None:
             _write_code(partial)
-        (partial / "README.md").write_text(
-            _model_card(folder.resolve().name, contents, head), "utf-8"
-        )
+        card = model_card(folder.resolve().name, contents, head, scores)
+        (partial / "README.md").write_text(card, "utf-8")
     return _left_out(contents, head, plain is not None)
 
 
@@ -262,50 +265,3 @@ def _write_code(folder: Path) -> None:
     code = (_PACKAGE / "convert" / adapter).read_text(encoding="utf-8")
     flat = re.sub(r"^from pretrain\.model\.", "from .", code, flags=re.MULTILINE)
     (folder / adapter).write_text(flat, encoding="utf-8")
-
-
-def _model_card(name: str, contents: ModelContents, head: str | None) -> str:
-    classifier = None if head is None else contents.classification_heads[head]
-    plain = layout.plain_type(contents.config, classifier)
-    task, kind, what = "fill-mask", "MaskedLM", "A masked language model"
-    if plain == "albert" and contents.config.pair_head:
-        kind = "PreTraining"
-    if contents.config.causal:
-        task, kind, what = "text-generation", "CausalLM", "A causal language model"
-    if classifier is not None:
-        task, kind, what = "text-classification", "SequenceClassification", "A text classifier"
-    trust = "" if plain else ", trust_remote_code=True"
-    code = "not in transformers; the Python files beside this one are its code."
-    if plain is not None:
-        name_there = {"roberta": "RoBERTa", "albert": "ALBERT", "opt": "OPT"}[plain]
-        code = f"transformers' own {name_there}; no other code is needed."
-    fields = contents.config.to_dict() | ({} if classifier is None else classifier.to_dict())
-    rows = "\n".join(f"| {field} | {strict_json(value)} |" for field, value in fields.items())
-    provenance = strict_json(dict(contents.provenance), indent=1)
-    return f"""---
-library_name: transformers
-pipeline_tag: {task}
----
-
-# {name}
-
-{what}, exported by zeroclap. Its architecture is {code}
-
-```python
-from transformers import AutoModelFor{kind}, AutoTokenizer
-
-folder = "."  # where this file is, or its name on the hub
-tokenizer = AutoTokenizer.from_pretrained(folder{trust})
-model = AutoModelFor{kind}.from_pretrained(folder{trust})
-```
-
-| architecture | |
-|---|---|
-{rows}
-
-Provenance:
-
-```json
-{provenance}
-```
-"""

@@ -13,6 +13,8 @@ from torch import Tensor
 
 from pretrain.convert.weights import load_pickled
 
+_INDEX = "model.safetensors.index.json"
+
 
 def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON file.
@@ -39,13 +41,22 @@ def read_weights(folder: Path) -> tuple[Path, dict[str, Tensor]]:
     """
     readers = {
         "model.safetensors": _read_safetensors,
-        "model.safetensors.index.json": _read_parts,
+        _INDEX: _read_parts,
         "pytorch_model.bin": _read_pickled,
     }
     for name, reader in readers.items():
         if (folder / name).is_file():
             return folder / name, reader(folder / name)
     raise ValueError(f"{folder}: has none of {', '.join(readers)}")
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """Return the files of a folder whose weights `read_weights` has read."""
+    names = ("model.safetensors", _INDEX, "pytorch_model.bin")
+    file = next(folder / name for name in names if (folder / name).is_file())
+    if file.name != _INDEX:
+        return [file]
+    return [folder / name for name in sorted(set(read_json(file)["weight_map"].values()))]
 
 
 def _read_safetensors(path: Path) -> dict[str, Tensor]:

@@ -14,7 +14,8 @@ def add_export_arguments(command: argparse.ArgumentParser) -> None:
     add = command.add_argument
     add("run", type=Path, help="the run's folder")
     add("--output", type=Path, required=True, help="the new model folder")
-    step = "step of the checkpoint (default: the newest that no suspected spike precedes)"
+    step = "step of the checkpoint; 0: the weights that the run began with (default: the newest "
+    step += "that no suspected spike precedes)"
     add("--step", type=int, help=step)
 
 

@@ -250,7 +250,8 @@ def export(run: Path, output: Path, step: int | None = None) -> int:
     Args:
         run: the run's folder.
         output: the new model folder.
-        step: step of the checkpoint; None: the newest one before any suspected spike.
+        step: step of the checkpoint; None: the newest one before any suspected spike; 0: the
+            weights that the run began with.
 
     Returns:
         The step of the exported checkpoint.
@@ -258,8 +259,7 @@ def export(run: Path, output: Path, step: int | None = None) -> int:
     Raises:
         ValueError: no run, no such checkpoint, or a damaged one.
     """
-    from pretrain.engine.engine import consolidated_weights
-    from pretrain.run import checkpoints
+    from pretrain.run.summary import summary
 
     config, state = _config_and_state(run)
     sound = [step for step in state.checkpoints if step not in state.tainted]
@@ -270,9 +270,45 @@ def export(run: Path, output: Path, step: int | None = None) -> int:
             f"{run}: all its checkpoints follow a suspected spike; accepted: --step "
             f"{state.checkpoints[-1]}, which exports the newest"
         )
-    if step is None or step not in state.checkpoints:
+    if step is None or step not in (0, *state.checkpoints):
         have = ", ".join(map(str, state.checkpoints)) or "none"
-        raise ValueError(f"{run}: has no checkpoint of step {step}; it has {have}")
+        raise ValueError(
+            f"{run}: has no checkpoint of step {step}; it has {have}, and 0, the initial weights"
+        )
+    read = _checkpoint(run, config, state, step) if step else _initial(run, config)
+    architecture, weights, recipe = read
+    provenance = {
+        "run": run.resolve().name,
+        "step": step,
+        "recipe": recipe,
+        "training": summary(run, config, step),
+    }
+    save(output, ModelContents(architecture, weights, tokenizers.load(run), provenance))
+    return step
+
+
+_Read = tuple[ModelConfig, "dict[str, Tensor]", dict[str, Any]]
+"""Architecture, weights and recipe of a step of a run."""
+
+
+def _initial(run: Path, config: RunConfig) -> _Read:
+    from pretrain.config.load import to_dict
+    from pretrain.inference.initial_weights import initial_model
+    from pretrain.run import ledger
+
+    created = ledger.created(ledger.read(run / ledger.FILE_NAME))
+    if created is None:
+        raise ValueError(f"{run}: has not begun, so there are no initial weights yet")
+    architecture = config.architecture(created["vocab_size"])
+    # The folder may have been moved since.
+    model = initial_model(dataclasses.replace(config, folder=str(run)), architecture)
+    return architecture, _without_padding(model.state_dict(), architecture), to_dict(config)
+
+
+def _checkpoint(run: Path, config: RunConfig, state: RunState, step: int) -> _Read:
+    from pretrain.engine.engine import consolidated_weights
+    from pretrain.run import checkpoints
+
     folder = checkpoints.folder_of(run, step)
     try:
         manifest = checkpoints.read_manifest(folder)
@@ -285,16 +321,8 @@ def export(run: Path, output: Path, step: int | None = None) -> int:
         ) from None
     source = f"{folder / checkpoints.MANIFEST}: architecture"
     architecture = ModelConfig.from_dict(manifest["architecture"], source)
-    save(
-        output,
-        ModelContents(
-            architecture,
-            _without_padding(consolidated_weights(folder), architecture),
-            tokenizers.load(run),
-            {"run": run.name, "step": step, "recipe": manifest["recipe"]},
-        ),
-    )
-    return step
+    weights = _without_padding(consolidated_weights(folder), architecture)
+    return architecture, weights, manifest["recipe"]
 
 
 def newest_checkpoint(run: Path) -> int:

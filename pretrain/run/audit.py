@@ -14,11 +14,12 @@ from typing import Any
 
 import numpy as np
 
+from data_prep.files import sha256_of
 from data_prep.records import decode
 from pretrain.config.run import BatchConfig
 from pretrain.data.order import Lineage
 from pretrain.exit_codes import EXIT_DONE, EXIT_FAILED, EXIT_UNPROVED
-from pretrain.run import checkpoints, ledger, metrics
+from pretrain.run import checkpoints, folder, ledger, metrics
 
 _CHUNK = 1 << 22
 """Number of places that are looked up at once."""
@@ -49,6 +50,7 @@ def audit(run: Path) -> Audit:
         )
     found = examine(records, metrics.read(run / metrics.METRICS))
     _compare_with_disk(run, records, found)
+    _compare_initial_weights(run, records, found)
     return found
 
 
@@ -285,11 +287,11 @@ def _compare_with_disk(run: Path, records: Sequence[ledger.Record], found: Audit
     """Check that the checkpoints the ledger counts on are on disk as they were committed."""
     steps, committed = ledger.run_state(records, 0).checkpoints, _committed(records)
     for step in steps:
-        folder = checkpoints.folder_of(run, step)
+        checkpoint = checkpoints.folder_of(run, step)
         try:
-            checkpoints.read_manifest(folder)
+            checkpoints.read_manifest(checkpoint)
             if checkpoints.manifest_hash(run, step) != committed[step]:
-                found.problems.append(f"{folder}: is not the checkpoint that was committed")
+                found.problems.append(f"{checkpoint}: is not the checkpoint that was committed")
         except (OSError, ValueError) as error:
             found.problems.append(f"checkpoint of step {step}: {error}")
     if steps and not found.problems:
@@ -297,6 +299,18 @@ def _compare_with_disk(run: Path, records: Sequence[ledger.Record], found: Audit
             f"{metrics.count(len(steps), 'checkpoint')} on disk, each as it was committed: steps "
             + ", ".join(map(str, steps))
         )
+
+
+def _compare_initial_weights(run: Path, records: Sequence[ledger.Record], found: Audit) -> None:
+    """Check that a run that continues another model still has the weights it began with."""
+    origin = ledger.origin(records)
+    if origin is None:
+        return
+    path = run / folder.INITIAL_WEIGHTS
+    if not path.is_file() or sha256_of(path) != origin["sha256"]:
+        found.problems.append(f"{path}: is missing, or is not what the run began with")
+    else:
+        found.proved.append(f"initial weights: {ledger.describe_origin(origin)}")
 
 
 def write_findings(found: Audit, write: Callable[[str], object]) -> int:

@@ -9,7 +9,7 @@ import dataclasses
 import os
 import platform
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import TextIO
@@ -23,6 +23,9 @@ LOCK = "train.lock"
 """Held by the attempt that trains a run."""
 SUPERVISOR_LOCK = "supervisor.lock"
 """Held by the supervisor of a run."""
+INITIAL = "initial"
+"""Model folder with the weights that the run starts from, where these are not drawn."""
+INITIAL_WEIGHTS = f"{INITIAL}/model.safetensors"
 SUPERVISED = "supervised.yaml"
 """The merged recipe that the supervisor launches."""
 
@@ -57,11 +60,22 @@ def refuse_superseded(records: Sequence[ledger.Record], token: str) -> None:
         )
 
 
-def open_run(config: RunConfig, manifest: CorpusManifest) -> ledger.RunState:
-    """Return the state of a run, after recording its creation if that is not recorded yet."""
+def open_run(
+    config: RunConfig,
+    manifest: CorpusManifest,
+    take_weights: Callable[[], Mapping[str, object]] | None = None,
+) -> ledger.RunState:
+    """Return the state of a run, after recording its creation if that is not recorded yet.
+
+    Args:
+        config: the recipe.
+        manifest: the corpus's.
+        take_weights: called before the creation is recorded, if the run starts from another model:
+            copies it into the run's folder, and returns what `ledger.origin` will.
+    """
     path, seed = Path(config.folder) / ledger.FILE_NAME, config.training.seed
     # A failed launch may have been recorded before.
-    if not any(record["kind"] == "created" for record in ledger.read(path)):
+    if ledger.created(ledger.read(path)) is None:
         ledger.append(
             path,
             "created",
@@ -70,6 +84,7 @@ def open_run(config: RunConfig, manifest: CorpusManifest) -> ledger.RunState:
             vocab_size=manifest.vocab_size,
             seed=seed,
             batch=dataclasses.asdict(config.batch),
+            **({"init_from": take_weights()} if take_weights else {}),
         )
     state = ledger.run_state(ledger.read(path), seed)
     if reason := reject_damaged_result(path.parent, state):

@@ -17,7 +17,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -208,6 +208,28 @@ def lineage_record(lineage: Lineage, end_place: int | None = None) -> list[list[
         for segment in lineage.segments
         if end_place is None or segment.first_position < end_place
     ]
+
+
+def created(records: Sequence[Record]) -> Record | None:
+    """Return the record of the run's creation, if there is one yet."""
+    return next((record for record in records if record["kind"] == "created"), None)
+
+
+def origin(records: Sequence[Record]) -> dict[str, Any] | None:
+    """Say where a run's first weights came from; None if they were drawn from its seed.
+
+    Returns:
+        `path` of the model, `files` (hex sha256 of its files of weights, by name), and `sha256` of
+        the weights that the run keeps and starts from.
+    """
+    found: dict[str, Any] | None = (created(records) or {}).get("init_from")
+    return found
+
+
+def describe_origin(found: Mapping[str, Any]) -> str:
+    """Describe a result of `origin` in words."""
+    hashes = ", ".join(f"{name} {digest[:12]}" for name, digest in found["files"].items())
+    return f"those of {found['path']} ({hashes})"
 
 
 def run_state(records: Sequence[Record], seed: int) -> RunState:

@@ -29,6 +29,7 @@ def write_report(run: Path) -> Path:
     state, share, happened = seen.state, seen.share_of_tokens, history(seen.records)
     lines = metrics.read(run / metrics.METRICS)
     rows = {"model": f"{seen.config.model.variant} {seen.config.model.size}"}
+    rows |= {"initial weights": seen.origin} if seen.origin else {}
     rows |= {"share of the corpus's tokens read": f"{share:.1%}"} if share is not None else {}
     rows |= costs(seen.records, lines, seen.lines)
     rows |= {

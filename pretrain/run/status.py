@@ -63,6 +63,12 @@ class RunView:
         return begun[-1].get("share_of_tokens") if begun else None
 
     @property
+    def origin(self) -> str:
+        """The model that the run continues; "" where its weights were drawn."""
+        found = ledger.origin(self.records)
+        return ledger.describe_origin(found) if found else ""
+
+    @property
     def next_command(self) -> str:
         """What a user would run next; "" while the run is being trained."""
         if self.activity in (TRAINING, STARTING):
@@ -141,6 +147,7 @@ def describe_run(seen: RunView) -> str:
         current_activity(seen),
         *map(str, seen.slow_ranks),
         *([metrics.validation_line(seen.validation)] if seen.validation else []),
+        *([f"initial weights: {seen.origin}"] if seen.origin else []),
         *([f"reads {share:.1%} of the corpus's tokens"] if share is not None else []),
         *filter(None, [metrics.invalid_lines(run)]),
         "",
@@ -171,6 +178,7 @@ def as_json(seen: RunView) -> str:
         "rollbacks": len(state.rollbacks),
         "checkpoints": list(state.checkpoints),
         "suspected_since": state.suspected_since,
+        "init_from": ledger.origin(seen.records),
         "share_of_tokens": seen.share_of_tokens,
         "slow_ranks": [dataclasses.asdict(slow) for slow in seen.slow_ranks],
         "reason": state.last.get("reason") if state.last else None,

@@ -48,6 +48,10 @@ def supervise(options: argparse.Namespace) -> int:
     ranks = world_size(config.supervision, node.count)
     model, manifest = check(config, ranks)
     refuse_other_recipe(config, manifest)
+    if config.model.init_from and node.rank == 0:
+        from pretrain.convert import init_from
+
+        sys.stdout.write(f"{init_from.check(config, model, manifest)}\n")
     _check_machine(config, model, ranks, node)
     sys.stdout.writelines(f"{sentence}\n" for sentence in data_summary(config))
     if options.dry_run:

@@ -1,0 +1,202 @@
+"""The model that a run continues from (`model.init_from`): checked, fitted and copied.
+
+Order: `check` (before a launch), `take` (before the first attempt). Both end in `read`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from data_prep.files import sha256_of
+from data_prep.manifest import CorpusManifest
+from pretrain.config.load import to_dict
+from pretrain.config.run import RunConfig
+from pretrain.convert import conversion
+from pretrain.convert.huggingface_files import weight_files
+from pretrain.convert.huggingface_layout import POSITIONS
+from pretrain.inference import model_folder
+from pretrain.inference.model_folder import HEADS, ModelContents
+from pretrain.model.config import ModelConfig
+from pretrain.model.presets import SIZES, VARIANTS, build
+from pretrain.run import folder, ledger
+
+_FREE = ("dropout", "attention_dropout", "initial_weights", "initial_beta")
+"""Fields that may differ: they change nothing that trained weights compute."""
+
+
+def check(config: RunConfig, architecture: ModelConfig, manifest: CorpusManifest) -> str:
+    """Check the model that a run starts from, and say in a sentence what is taken from it.
+
+    A run that has begun has its own copy: then the model is not looked at.
+
+    Raises:
+        ValueError: as `read`.
+    """
+    if found := ledger.origin(ledger.read(Path(config.folder) / ledger.FILE_NAME)):
+        return f"initial weights: {ledger.describe_origin(found)}"
+    theirs, _ = read(config, architecture, manifest)
+    text = f"initial weights: those of {config.model.init_from}"
+    if theirs.longest_input and architecture.max_positions > theirs.max_positions:
+        text += (
+            f", whose {theirs.max_positions} learned positions are repeated up to "
+            f"{architecture.max_positions}"
+        )
+    return text
+
+
+def take(
+    config: RunConfig, architecture: ModelConfig, manifest: CorpusManifest
+) -> dict[str, object]:
+    """Copy the model that a run starts from into the run's folder.
+
+    Returns:
+        What the ledger records of it (`ledger.origin`).
+
+    Raises:
+        ValueError: as `read`.
+    """
+    _, contents = read(config, architecture, manifest)
+    path = Path(config.model.init_from).resolve()
+    files = {file.name: sha256_of(file) for file in weight_files(path)}
+    copy = Path(config.folder) / folder.INITIAL
+    shutil.rmtree(copy, ignore_errors=True)  # of an attempt that ended before it was recorded
+    provenance = {
+        "run": Path(config.folder).name,
+        "step": 0,
+        "recipe": to_dict(config),
+        "init_from": {"path": str(path), "files": files, "provenance": contents.provenance},
+    }
+    model_folder.save(copy, dataclasses.replace(contents, provenance=provenance))
+    copied = sha256_of(Path(config.folder) / folder.INITIAL_WEIGHTS)
+    return {"path": str(path), "files": files, "sha256": copied}
+
+
+def read(
+    config: RunConfig, architecture: ModelConfig, manifest: CorpusManifest
+) -> tuple[ModelConfig, ModelContents]:
+    """Read the model that a run starts from, and fit it to the run.
+
+    Learned positions beyond the model's repeat them: position p gets the vector of position p
+    modulo their number (Beltagy et al. 2020, section 5). Classification heads are left out.
+
+    Args:
+        config: the recipe.
+        architecture: the run's.
+        manifest: of the run's corpus.
+
+    Returns:
+        The architecture of the model as it is, and its contents with that of the run.
+
+    Raises:
+        ValueError: there is no model; its vocabulary is not the corpus's; its architecture is not
+            the recipe's; or it has no head over the vocabulary. Both sides are named.
+    """
+    name = f"model.init_from {config.model.init_from}"
+    try:
+        contents = conversion.read(Path(config.model.init_from))
+    except ValueError as error:
+        raise ValueError(f"model.init_from: {error}") from None
+    _refuse_other_vocabulary(name, contents, config.data.corpus, manifest)
+    theirs = contents.config
+    if found := list(_differences(theirs, architecture)):
+        listed = ", ".join(
+            f"{field} {getattr(theirs, field)!r}, here {getattr(architecture, field)!r}"
+            for field in found
+        )
+        raise ValueError(
+            f"{name}: is not the model that the recipe describes: {listed}; accepted: a recipe "
+            f"with {_settings(theirs, config.model.overrides)}"
+        )
+    weights = {key: w for key, w in contents.weights.items() if not key.startswith(HEADS)}
+    dense = weights.get("head.dense.weight")
+    if dense is not None and not dense.any():
+        raise ValueError(
+            f"{name}: has no head over the vocabulary; accepted: a language model, such as "
+            "RobertaForMaskedLM"
+        )
+    if theirs.longest_input and architecture.max_positions > theirs.max_positions:
+        weights[POSITIONS] = _repeated(weights[POSITIONS], theirs, architecture.max_positions)
+    fitted = dataclasses.replace(
+        contents, config=architecture, weights=weights, classification_heads={}
+    )
+    return theirs, fitted
+
+
+def _repeated(table: Tensor, config: ModelConfig, positions: int) -> Tensor:
+    """Extend a table of learned positions, whose first rows belong to no position."""
+    first = config.position_offset
+    rows = first + torch.arange(positions) % config.max_positions
+    return torch.cat([table[:first], table[rows]])
+
+
+def _refuse_other_vocabulary(
+    name: str, contents: ModelContents, corpus: str, manifest: CorpusManifest
+) -> None:
+    vocabulary = contents.vocabulary
+    if vocabulary is None:
+        notes = "; ".join(contents.provenance.get("notes", []))
+        raise ValueError(
+            f"{name}: has no vocabulary to compare with that of data.corpus {corpus}"
+            f"{notes and f' ({notes})'}; accepted: a model folder with one (`python -m pretrain "
+            "convert ... --tokenizer ...` adds it)"
+        )
+    if (digest := vocabulary.digest()) != manifest.tokenizer_digest:
+        raise ValueError(
+            f"{name}: has a vocabulary of {vocabulary.vocab_size} ids ({digest[:12]}), but "
+            f"data.corpus {corpus} was made with one of {manifest.vocab_size} ids "
+            f"({manifest.tokenizer_digest[:12]}); accepted: a corpus made with `python -m "
+            f"data_prep prepare --tokenizer` and the model's vocabulary"
+        )
+    needed = vocabulary.vocab_size - (contents.config.mask_embedding == "zero")
+    if contents.config.vocab_size != needed:
+        raise ValueError(
+            f"{name}: has {contents.config.vocab_size} rows of tokens, but its vocabulary needs "
+            f"{needed}; accepted: a model without further rows"
+        )
+
+
+def _differences(theirs: ModelConfig, ours: ModelConfig) -> Iterator[str]:
+    """Yield the fields by which a model is not the one that a run trains."""
+    for field in dataclasses.fields(ModelConfig):
+        name = field.name
+        if name in (*_FREE, "vocab_size") or getattr(theirs, name) == getattr(ours, name):
+            continue
+        # Positions can be added; and it limits nothing where positions are computed.
+        may_grow = name == "max_positions" and not (
+            theirs.longest_input and ours.max_positions < theirs.max_positions
+        )
+        if not may_grow:
+            yield name
+
+
+def _settings(theirs: ModelConfig, overrides: Mapping[str, Any]) -> str:
+    """Return the settings that describe a model: the nearest named one, and what differs."""
+    wanted = _described(theirs)
+    candidates = []
+    for size, variant in itertools.product(SIZES, VARIANTS):
+        with contextlib.suppress(ValueError):  # some sizes do not go with some variants
+            named = _described(build(size, variant, theirs.vocab_size, {}))
+            stated = {name for name in wanted if named[name] != wanted[name]}
+            stated |= overrides.keys() & wanted.keys()  # they would remain
+            words = [f"model.size={size}", f"model.variant={variant}"]
+            words += [f"model.overrides.{name}={wanted[name]}" for name in sorted(stated)]
+            candidates.append(words)
+    words = min(candidates, key=len)
+    if theirs.pair_head:
+        words.append("objective.name=sentence-pairs")
+    return " ".join(words)
+
+
+def _described(config: ModelConfig) -> dict[str, object]:
+    """Return the fields that a recipe's section `model` decides and trained weights depend on."""
+    left_out = (*_FREE, "vocab_size", "pair_head")
+    return {name: value for name, value in config.to_dict().items() if name not in left_out}

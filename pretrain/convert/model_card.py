@@ -1,0 +1,136 @@
+"""The model card of a Hugging Face folder (README.md): use, training, scores, recipe, architecture.
+
+What is said of the training comes from the provenance that `export` writes; a model from elsewhere
+has less to say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from data_prep.files import strict_json
+from pretrain.config.upgrades import flatten
+from pretrain.convert import huggingface_layout as layout
+from pretrain.inference.model_folder import ModelContents
+from pretrain.run import ledger
+from pretrain.run.metrics import format_number
+
+_SHOWN = ("recipe", "training")
+"""Parts of the provenance that have sections of their own."""
+
+
+def model_card(name: str, contents: ModelContents, head: str | None, scores: str = "") -> str:
+    """Return the card as Markdown.
+
+    Args:
+        name: of the model.
+        contents: of the model folder.
+        head: the classification head that is exported, if it is not the language model.
+        scores: of fine-tuning, in Markdown, such as report.md of `finetune report`.
+    """
+    # A fine-tuned model has the provenance of the model that it was made from.
+    trained = contents.provenance.get("pretrained") or contents.provenance
+    sections = [
+        _use(name, contents, head),
+        *_training(trained.get("training")),
+        *_scores(scores),
+        *_recipe(trained.get("recipe")),
+        _architecture(contents, head),
+        _provenance(contents.provenance),
+    ]
+    return "\n".join(sections)
+
+
+def _use(name: str, contents: ModelContents, head: str | None) -> str:
+    classifier = None if head is None else contents.classification_heads[head]
+    plain = layout.plain_type(contents.config, classifier)
+    task, kind, what = "fill-mask", "MaskedLM", "A masked language model"
+    if plain == "albert" and contents.config.pair_head:
+        kind = "PreTraining"
+    if contents.config.causal:
+        task, kind, what = "text-generation", "CausalLM", "A causal language model"
+    if classifier is not None:
+        task, kind, what = "text-classification", "SequenceClassification", "A text classifier"
+    trust = "" if plain else ", trust_remote_code=True"
+    code = "not in transformers; the Python files beside this one are its code."
+    if plain is not None:
+        name_there = {"roberta": "RoBERTa", "albert": "ALBERT", "opt": "OPT"}[plain]
+        code = f"transformers' own {name_there}; no other code is needed."
+    return f"""---
+library_name: transformers
+pipeline_tag: {task}
+---
+
+# {name}
+
+{what}, exported by zeroclap. Its architecture is {code}
+
+```python
+from transformers import AutoModelFor{kind}, AutoTokenizer
+
+folder = "."  # where this file is, or its name on the hub
+tokenizer = AutoTokenizer.from_pretrained(folder{trust})
+model = AutoModelFor{kind}.from_pretrained(folder{trust})
+```
+"""
+
+
+def _training(facts: Mapping[str, Any] | None) -> Iterator[str]:
+    """Yield what `run.summary` says of the run, if the model comes from one."""
+    if not facts:
+        return
+    corpus = facts["corpus"]
+    text = f"{corpus['name']} (digest {(corpus['digest'] or 'unknown')[:12]})"
+    if "tokens" in corpus:
+        text += f": {corpus['documents']:,} documents of {corpus['tokens']:,} tokens"
+    rows = {
+        "corpus": text,
+        "tokens read": f"{facts['tokens']:,}",
+        "loss spikes that the training survived": (
+            f"{facts['loss_spikes']}, with {facts['rollbacks']} rollbacks"
+        ),
+    }
+    if origin := facts.get("init_from"):
+        rows["initial weights"] = ledger.describe_origin(origin)
+    measured = facts.get("validation")
+    if measured:
+        scores = {"": measured}
+        if len(measured["subsets"]) > 1:
+            scores |= {f" on {name}": score for name, score in measured["subsets"].items()}
+        for where, score in scores.items():
+            rows[f"validation perplexity{where}"] = format_number(score["perplexity"], ".3f")
+        rows["validation perplexity"] += f" after {measured['step']:,} steps"
+    yield f"## Training\n\n{_table(rows)}\n"
+
+
+def _scores(scores: str) -> Iterator[str]:
+    if scores:
+        lines = [line for line in scores.splitlines() if not line.startswith("![")]
+        # Its sections become parts of this one.
+        text = "\n".join(f"#{line}" if line.startswith("#") else line for line in lines)
+        yield f"## Fine-tuning\n\n{text.strip()}\n"
+
+
+def _recipe(recipe: object) -> Iterator[str]:
+    if isinstance(recipe, Mapping):
+        rows = {f"`{key}`": strict_json(value) for key, value in flatten(recipe).items()}
+        yield f"## Recipe\n\n{_table(rows)}\n"
+
+
+def _architecture(contents: ModelContents, head: str | None) -> str:
+    fields = contents.config.to_dict()
+    if head is not None:
+        fields |= contents.classification_heads[head].to_dict()
+    rows = {name: strict_json(value) for name, value in fields.items()}
+    return f"## Architecture\n\n{_table(rows)}\n"
+
+
+def _provenance(provenance: Mapping[str, Any]) -> str:
+    rest = {name: value for name, value in provenance.items() if name not in _SHOWN}
+    return f"## Provenance\n\n```json\n{strict_json(rest, indent=1)}\n```\n"
+
+
+def _table(rows: Mapping[str, str]) -> str:
+    lines = [f"| {name} | {value.replace('|', '&#124;')} |" for name, value in rows.items()]
+    return "\n".join(["| | |", "|---|---|", *lines])

@@ -1,0 +1,309 @@
+"""Runs that start from another model: its loss at step 0, its copy, and what is refused."""
+
+import contextlib
+import dataclasses
+import io
+import json
+import shutil
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from data_prep.__main__ import main as data_prep
+from data_prep.manifest import load_manifest
+from pretrain import train
+from pretrain.__main__ import main as pretrain
+from pretrain.config.load import to_dict
+from pretrain.convert import conversion, init_from
+from pretrain.convert.huggingface_layout import POSITIONS
+from pretrain.inference import model_folder
+from pretrain.run import folder as run_folder
+from pretrain.run import ledger, metrics
+from tests.pretrain.convert.conftest import random_model
+
+SHORT = [
+    "training.steps=4",
+    "training.checkpoint_interval=2",
+    "training.evaluation_interval=2",
+    "schedule.warmup_steps=1",
+    "spike.margin_steps=1",
+    "spike.confirm_steps=1",
+]
+
+
+@pytest.fixture(scope="module")
+def attempt(run_ranks, recipe):
+    """`attempt(folder, *overrides)`: exit code and output of a run of one rank."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import megatron.core.datasets.indexed_dataset  # noqa: F401
+        import torch.utils.tensorboard.writer  # noqa: F401
+
+    def run(folder, *overrides, ranks=1):
+        def work():
+            train._SECONDS_TO_BE_ENDED = 0.0
+            output = io.StringIO()
+            with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
+                code = train.main([str(recipe.path), f"folder={folder}", *SHORT, *overrides])
+            return code, output.getvalue()
+
+        return run_ranks(ranks, work)[0]
+
+    return run
+
+
+@pytest.fixture
+def source(recipe, tokenizer, tmp_path):
+    """`source(variant)`: a model folder that says how it was trained, as an export does."""
+
+    def make(variant="zero-clap", vocabulary=tokenizer, **overrides):
+        contents, _, _ = random_model(variant, vocabulary, **overrides)
+        config = recipe.load(tmp_path, f"model.variant={variant}")
+        provenance = {"run": "before", "step": 7, "recipe": to_dict(config)}
+        path = tmp_path / f"source-{variant}"
+        model_folder.save(path, dataclasses.replace(contents, provenance=provenance))
+        return path
+
+    return make
+
+
+def validation(run):
+    return {line["step"]: line["loss"] for line in metrics.read(run / metrics.VALIDATION)}
+
+
+def evaluated(model, corpus, tmp_path):
+    written = tmp_path / f"{model.name}.json"
+    words = ["evaluate", str(model), "--data", str(corpus), "--json", str(written)]
+    assert pretrain([*words, "--device", "cpu"]) == 0
+    (found,) = json.loads(written.read_text())
+    return found["total"]["loss"]
+
+
+def exported(run, step, tmp_path):
+    output = tmp_path / f"exported-{run.name}-{step}"
+    assert pretrain(["export", str(run), "--output", str(output), "--step", str(step)]) == 0
+    return output
+
+
+def checked(config):
+    manifest = load_manifest(Path(config.data.corpus))
+    return init_from.read(config, config.architecture(manifest.vocab_size), manifest)
+
+
+@pytest.mark.slow
+def test_a_run_begins_with_the_loss_of_the_model_and_never_needs_it_again(
+    attempt, source, corpus, tmp_path, capsys
+):
+    """Continued, interrupted before its first checkpoint, and begun again without the model."""
+    model, run = source(), tmp_path / "run"
+    begin = [f"model.init_from={model}", "training.steps=2", "schedule.decay_steps=4"]
+    expected = evaluated(model, corpus, tmp_path)
+    code, output = attempt(run, *begin)
+    assert code == 0, output
+    assert validation(run)[0] == expected
+    moved = model.rename(tmp_path / "elsewhere")
+    same = load_file(str(exported(run, 0, tmp_path) / "model.safetensors"))
+    for name, weight in load_file(str(moved / "model.safetensors")).items():
+        if not name.startswith(model_folder.HEADS):
+            assert torch.equal(same[name], weight), name
+    again = shutil.copytree(run, tmp_path / "again")  # as it was before its first checkpoint
+    shutil.rmtree(again / "checkpoints")
+    kept = (again / ledger.FILE_NAME).read_bytes().splitlines(keepends=True)[:2]
+    (again / ledger.FILE_NAME).write_bytes(b"".join(kept))
+    (again / metrics.METRICS).unlink()
+    (again / "train.lock").unlink()
+    assert attempt(again, *begin)[0] == 0
+    assert attempt(run, *begin, "training.steps=4")[0] == 0, "resumed from its checkpoint"
+    first, second = (metrics.read(path / metrics.METRICS)[:2] for path in (run, again))
+    assert [line["loss"] for line in first] == [line["loss"] for line in second]
+    capsys.readouterr()
+    assert pretrain(["audit", str(run)]) == 0
+    assert f"initial weights: those of {model} (model.safetensors " in capsys.readouterr().out
+    assert pretrain(["status", str(run), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["init_from"]["path"] == str(model)
+    assert pretrain(["status", str(run)]) == pretrain(["report", str(run)]) == 0
+    for text in (capsys.readouterr().out, (run / "report.md").read_text()):
+        assert f"those of {model} (model.safetensors " in text
+    (run / run_folder.INITIAL_WEIGHTS).write_bytes(b"other")
+    assert pretrain(["audit", str(run)]) == 1
+    assert "is missing, or is not what the run began with" in capsys.readouterr().out
+    assert pretrain(["export", str(run), "--output", str(tmp_path / "x"), "--step", "0"]) == 2
+    assert "is missing or is not what was recorded" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_roberta_of_transformers_is_continued_on_longer_blocks(
+    attempt, transformers, tokenizer, corpus, tmp_path
+):
+    """As the guide says: converted, its vocabulary taken for the corpus, and continued.
+
+    Its first 32 positions are what they were, and every block of 64 tokens can be read.
+    """
+    torch.manual_seed(3)
+    config = transformers.RobertaConfig(
+        vocab_size=tokenizer.vocab_size,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=64,
+        max_position_embeddings=34,
+        type_vocab_size=1,
+        layer_norm_eps=1e-5,
+    )
+    theirs = transformers.RobertaForMaskedLM(config).eval()
+    folder, run = tmp_path / "roberta", tmp_path / "run"
+    theirs.save_pretrained(folder)
+    tokenizer.save(folder / "tokenizer.json")
+    model, domain = tmp_path / "converted", tmp_path / "domain"
+    assert pretrain(["convert", str(folder), "--to", "zeroclap", "--output", str(model)]) == 0
+    words = ["--tokenizer", str(model), "--output", str(domain), "--valid-fraction", "0.1"]
+    assert data_prep(["prepare", "--input", str(corpus.parent / "topics.jsonl"), *words]) == 0
+    # The Hugging Face folder itself, and what was made of it, are the same model.
+    begin = ["model.variant=baseline", f"data.corpus={domain}"]
+    code, output = attempt(run, f"model.init_from={folder}", *begin)
+    assert code == 0, output
+    assert pretrain(["plan", str(run / "run.yaml"), "--gpus=1", f"model.init_from={model}"]) == 0
+    initial = exported(run, 0, tmp_path)
+    assert validation(run)[0] == evaluated(initial, domain, tmp_path)
+    ids = torch.arange(4, 36)[None]
+    ours = model_folder.load(initial).model
+    with torch.no_grad():
+        expected = theirs(input_ids=ids).logits[0]
+        torch.testing.assert_close(ours(ids, None, torch.arange(32)), expected)
+    table = ours.state_dict()[POSITIONS]
+    assert torch.equal(table[2:34], table[34:66]), "positions are repeated"
+    assert validation(run)[4] < validation(run)[0]
+
+
+def test_step_0_of_a_run_that_draws_its_weights_can_be_exported(attempt, corpus, tmp_path):
+    run = tmp_path / "run"
+    assert attempt(run, "optimizer.learning_rate=1e-12", "schedule.minimum_learning_rate=0")[0] == 0
+    loss = evaluated(exported(run, 0, tmp_path), corpus, tmp_path)
+    assert loss == pytest.approx(validation(run)[4], abs=1e-6), "hardly trained since"
+    facts = model_folder.load(exported(run, 2, tmp_path)).provenance
+    assert (facts["step"], facts["training"]["validation"]["step"]) == (2, 2)
+    lines = metrics.read(run / metrics.METRICS)
+    assert facts["training"]["tokens"] == sum(line["tokens"] for line in lines[:2]) > 0
+
+
+def test_the_model_card_of_an_export_says_how_it_was_trained(
+    attempt, source, recipe, tmp_path, capsys
+):
+    """Data, tokens, recipe, perplexity, spikes survived, initial weights, and scores if any."""
+    run, card, scores = tmp_path / "run", tmp_path / "card", tmp_path / "report.md"
+    assert attempt(run, f"model.init_from={source()}")[0] == 0
+    scores.write_text("## RTE\n\n![epochs](epochs.png)\n\n| weights | accuracy |\n")
+    model = str(exported(run, 4, tmp_path))
+    words = ["--to", "huggingface", "--scores", str(scores)]
+    assert pretrain(["convert", model, *words, "--output", str(card)]) == 0
+    text = (card / "README.md").read_text()
+    perplexity = metrics.read(run / metrics.VALIDATION)[-1]["perplexity"]
+    tokens = sum(line["tokens"] for line in metrics.read(run / metrics.METRICS))
+    corpus = load_manifest(Path(recipe.load(run).data.corpus))
+    train = corpus.totals["train"]
+    for part in (
+        f"| corpus | made (digest {corpus.digest()[:12]}): {train.documents:,} documents of "
+        f"{train.tokens:,} tokens |",
+        f"| tokens read | {tokens:,} |",
+        "| loss spikes that the training survived | 0, with 0 rollbacks |",
+        f"| initial weights | those of {tmp_path / 'source-zero-clap'} (model.safetensors ",
+        f"| validation perplexity | {perplexity:.3f} after 4 steps |",
+        '| `model.variant` | "zero-clap" |',
+        "## Fine-tuning\n\n### RTE\n\n\n| weights | accuracy |\n",
+        '| position | "alibi" |',
+    ):
+        assert part in text, part
+    capsys.readouterr()
+    for form, file, message in (
+        ("zeroclap", scores, "--to zeroclap has no model card; leave it out"),
+        ("huggingface", tmp_path / "no.md", "no.md: cannot be read"),
+    ):
+        words = ["--to", form, "--scores", str(file), "--output", str(tmp_path / "x")]
+        assert pretrain(["convert", model, *words]) == 2
+        assert message in capsys.readouterr().err
+
+
+def test_another_vocabulary_is_refused_before_anything_starts_and_both_are_named(
+    source, other_vocabulary, recipe, tmp_path, capsys
+):
+    model, run = source(), tmp_path / "run"
+    words = [f"model.init_from={model}", f"folder={run}", f"data.corpus={other_vocabulary}"]
+    for command in (["supervise"], ["plan", "--gpus=1"]):
+        assert pretrain([*command, str(recipe.path), *words]) == 2
+        error = capsys.readouterr().err
+        assert f"model.init_from {model}: has a vocabulary of 400 ids (" in error
+        assert f"), but data.corpus {other_vocabulary} was made with one of 380 ids (" in error
+    assert not run.exists()
+
+
+def test_a_plan_says_what_is_continued(source, recipe, capsys):
+    model = source("baseline")
+    words = ["plan", str(recipe.path), "--gpus", "1", "model.variant=baseline"]
+    words += [f"model.init_from={model}", "model.overrides.max_positions=100"]
+    assert pretrain(words) == 0
+    text = f"initial weights: those of {model}, whose 64 learned positions are repeated up to 100"
+    assert text in capsys.readouterr().out
+    assert pretrain([*words, "model.init_from=/nowhere"]) == 0
+    assert "those of /nowhere, not checked" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("variant", "overrides"),
+    [
+        ("alibi", {}),
+        ("learned-clap", {"num_layers": 1}),
+        ("baseline", {"intermediate_size": 48, "num_heads": 2}),
+        ("albert", {"pair_head": True}),
+    ],
+)
+def test_another_architecture_is_refused_with_the_settings_that_describe_it(
+    variant, overrides, source, recipe, tmp_path
+):
+    model = source(variant, **overrides)
+    with pytest.raises(ValueError, match="is not the model that the recipe describes") as refused:
+        checked(recipe.load(tmp_path, f"model.init_from={model}", "model.overrides.num_heads=1"))
+    settings = str(refused.value).partition("accepted: a recipe with ")[2].split()
+    theirs, fitted = checked(recipe.load(tmp_path, f"model.init_from={model}", *settings))
+    assert theirs == conversion.read(model).config
+    assert fitted.config.num_layers == theirs.num_layers
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"vocabulary": None}, "has no vocabulary to compare with that of data.corpus"),
+        ({"weights": "no head"}, "has no head over the vocabulary; accepted: a language model"),
+        ({"rows": 8}, "has 408 rows of tokens, but its vocabulary needs 400"),
+    ],
+)
+def test_a_model_that_cannot_be_continued_is_refused(
+    changed, message, recipe, tokenizer, tmp_path, monkeypatch
+):
+    rows = changed.get("rows", 0)
+    contents, _, _ = random_model("baseline", tokenizer)
+    if rows:
+        config = dataclasses.replace(contents.config, vocab_size=contents.config.vocab_size + rows)
+        contents = dataclasses.replace(contents, config=config)
+    if "vocabulary" in changed:
+        contents = dataclasses.replace(contents, vocabulary=None)
+    if "weights" in changed:
+        contents.weights["head.dense.weight"].zero_()
+    monkeypatch.setattr(conversion, "read", lambda path: contents)
+    words = ["model.init_from=here", "model.variant=baseline"]
+    with pytest.raises(ValueError, match=f"model.init_from here: {message}"):
+        checked(recipe.load(tmp_path, *words))
+
+
+def test_fewer_learned_positions_and_no_model_are_refused(source, recipe, tmp_path):
+    words = [
+        "model.variant=baseline",
+        "data.sequence_length=32",
+        "model.overrides.max_positions=32",
+    ]
+    with pytest.raises(ValueError, match="max_positions 64, here 32; accepted: .*max_positions=64"):
+        checked(recipe.load(tmp_path, f"model.init_from={source('baseline')}", *words))
+    with pytest.raises(ValueError, match="model.init_from: /nowhere: holds no model; accepted: "):
+        checked(recipe.load(tmp_path, "model.init_from=/nowhere"))
