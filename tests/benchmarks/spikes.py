@@ -37,7 +37,8 @@ class Labelled:
     """A curve and its label."""
 
     kind: str
-    """clean, fast, slow, level, divergence, non-finite, blip or gross-blip"""
+    """clean, fast, slow, level, divergence, non-finite, blip, gross-blip, shift, returning-shift
+    or creeping"""
     losses: Losses
     onset: int | None
     """First record of the rise; of a divergence the first where it exceeds one standard deviation
@@ -46,35 +47,46 @@ class Labelled:
     """First record that was changed: before the onset of a divergence, else the onset; the end of a
     clean curve."""
 
+    rise: Losses | None = None
+    """Nats above the undisturbed loss, from `begins` on."""
+
     @property
     def spike(self) -> bool:
         """Whether the run should be rolled back."""
-        return self.onset is not None and "blip" not in self.kind
+        return self.onset is not None and self.kind.split("-")[-1] not in ("blip", "shift")
 
 
-def clean(seed: int, records: int = RECORDS, first: int = 0) -> tuple[Losses, float]:
+def clean(
+    seed: int,
+    records: int = RECORDS,
+    first: int = 0,
+    deviation: float | None = None,
+    correlation: float = 0.3,
+) -> tuple[Losses, float]:
     """A loss without spikes, and the standard deviation of its noise.
 
-    It falls from ln V to a floor by a power law. The noise is an AR(1) process with coefficient 0.3
-    and innovations of Student's t with 5 degrees of freedom; its standard deviation is 0.03 to 0.08
-    nats.
+    It falls from ln V to a floor by a power law. The noise is an AR(1) process with innovations of
+    Student's t with 5 degrees of freedom.
 
     Args:
         seed: seed of every random number.
         records: number of records.
         first: number of earlier records: 0 starts at ln V, 20000 is almost flat.
+        deviation: standard deviation of the noise in nats; by default drawn from 0.03 to 0.08.
+        correlation: of the noise of neighbouring records.
     """
     draw = np.random.default_rng([seed, 0])
-    deviation = float(draw.uniform(0.03, 0.08))
+    drawn = float(draw.uniform(0.03, 0.08))
+    deviation = drawn if deviation is None else deviation
     floor, exponent = draw.uniform(1.8, 3.2), draw.uniform(0.25, 0.5)
     onset_of_fall = draw.uniform(20, 200)
     time_ = np.arange(first, first + records)
     trend = floor + (math.log(VOCABULARY) - floor) * (1 + time_ / onset_of_fall) ** -exponent
-    shocks = draw.standard_t(5, records) / math.sqrt(5 / 3) * math.sqrt(1 - 0.3**2)
+    shocks = draw.standard_t(5, records) / math.sqrt(5 / 3) * math.sqrt(1 - correlation**2)
     noise = np.empty(records)
     value = 0.0
     for index, shock in enumerate(shocks):
-        value = 0.3 * value + shock
+        value = correlation * value + shock
         noise[index] = value
     return trend + deviation * noise, deviation
 
@@ -86,9 +98,14 @@ def curve(kind: str, seed: int, records: int = RECORDS) -> Labelled:
     heights in nats: fast 0.8 to 2, decaying with a time constant of 60 to 300 records; slow 0.4 to
     0.8 with 500 to 2000; level 0.2 to 0.5, permanently; divergence doubles every 20 to 100 records
     up to ln V; blips 0.3 to 2 (gross ones 4 to 6), for at most 30 records.
+
+    Shifts rise by 0.02 to 0.15 within 10 to 500 records and stay; returning ones last for 50 to
+    1,500 records more. A creeping rise begins like a shift, and doubles every 50 to 400 records
+    from there. The noise of these three is at one of three levels, by seed, and correlated.
     """
     draw = np.random.default_rng([seed, 1])
-    losses, deviation = clean(seed, records, first=0 if seed % 2 else 20_000)
+    noise = (NOISE[seed // 2 % 3], (0.3, 0.7)[seed // 6 % 2]) if kind in SMALL else ()
+    losses, deviation = clean(seed, records, 0 if seed % 2 else 20_000, *noise)
     if kind == "clean":
         return Labelled(kind, losses, None, records)
     onset = int(draw.integers(300, records - 1500))
@@ -96,9 +113,9 @@ def curve(kind: str, seed: int, records: int = RECORDS) -> Labelled:
     rise = _RISES[kind](draw, after, deviation)
     losses[onset:] = np.minimum(losses[onset:] + rise, math.log(VOCABULARY) + losses[onset:] % 0.1)
     begins = onset
-    if kind == "divergence":
+    if kind in ("divergence", "creeping"):
         onset += int(np.argmax(rise > deviation))
-    return Labelled(kind, losses, onset, begins)
+    return Labelled(kind, losses, onset, begins, rise)
 
 
 Rise = Callable[[np.random.Generator, Losses, float], Losses]
@@ -133,6 +150,23 @@ def _blip(low: float, high: float) -> Rise:
     return rise
 
 
+def _shift(draw: np.random.Generator, after: Losses, deviation: float) -> Losses:
+    height, length = draw.uniform(0.02, 0.15), math.exp(draw.uniform(*np.log((10, 500))))
+    return height * np.minimum(after / length, 1)
+
+
+def _returning_shift(draw: np.random.Generator, after: Losses, deviation: float) -> Losses:
+    height, length = draw.uniform(0.02, 0.15), math.exp(draw.uniform(*np.log((10, 500))))
+    end = length + draw.uniform(50, 1500)
+    return height * np.clip(np.minimum(after / length, 1 - (after - end) / length), 0, 1)
+
+
+def _creeping(draw: np.random.Generator, after: Losses, deviation: float) -> Losses:
+    height, length = draw.uniform(0.02, 0.15), math.exp(draw.uniform(*np.log((10, 500))))
+    doublings = np.maximum(0, after - length) / draw.uniform(50, 400)
+    return height * np.minimum(after / length, 1) * 2.0 ** np.minimum(doublings, 60)
+
+
 _RISES: dict[str, Rise] = {
     "fast": _decaying(0.8, 2.0, 60, 300),
     "slow": _decaying(0.4, 0.8, 500, 2000),
@@ -141,7 +175,13 @@ _RISES: dict[str, Rise] = {
     "non-finite": _not_finite,
     "blip": _blip(0.3, 2.0),
     "gross-blip": _blip(4.0, 6.0),
+    "shift": _shift,
+    "returning-shift": _returning_shift,
+    "creeping": _creeping,
 }
+SMALL = ("shift", "returning-shift", "creeping")
+NOISE = (0.02, 0.04, 0.08)
+"""Standard deviations of the noise of small rises, in nats."""
 SPIKES = ("fast", "slow", "level", "divergence", "non-finite")
 
 
