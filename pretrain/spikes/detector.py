@@ -320,9 +320,7 @@ class SpikeDetector:
             return self._judge_lasting_rise(suspicion, step, baseline)
         return []
 
-    def _judge_lasting_rise(
-        self, suspicion: _Suspicion, step: int, baseline: float
-    ) -> list[Event]:
+    def _judge_lasting_rise(self, suspicion: _Suspicion, step: int, baseline: float) -> list[Event]:
         """Tell a spike from a new level, or wait until this is known.
 
         A rise is small up to `new_level_nats`, counted from the level before earlier new levels
@@ -349,7 +347,10 @@ class SpikeDetector:
 
     def _learn_level(self, suspicion: _Suspicion, step: int, losses: Sequence[float]) -> Event:
         """Go on from a new level, that of the last losses."""
-        self._suspicion, self._level_to_regain = None, min(suspicion.baseline, self._level_to_regain)
+        self._suspicion, self._level_to_regain = (
+            None,
+            min(suspicion.baseline, self._level_to_regain),
+        )
         self._restart_levels(self._old_level)
         for record, loss in enumerate(losses, start=self._records - len(losses) + 1):
             self._level.append(loss)

@@ -17,7 +17,9 @@ from pretrain.spikes.replay.published_rules import RULES
 def report(found: Sequence[Detections], labels: Mapping[str, Sequence[Label]]) -> str:
     """Format the detections on several curves, and their score, as text."""
     width = max(len(each.curve.name) for each in found)
-    lines = [f"{'curve':{width}}  records  suspicions  healed  new levels  spikes  " + "  ".join(RULES)]
+    lines = [
+        f"{'curve':{width}}  records  suspicions  healed  new levels  spikes  " + "  ".join(RULES)
+    ]
     for each in found:
         kinds = [event.kind for event in each.events]
         alarms = "  ".join(f"{len(each.rules[name]):>{len(name)}}" for name in RULES)
