@@ -332,10 +332,10 @@ class SpikeDetector:
         if baseline <= self._level_to_regain:
             self._level_to_regain = math.nan
         start = min(baseline, self._level_to_regain)  # of NaN, `baseline`
-        rise = statistics.median(losses[-config.slow_window :]) - start
+        half = max(config.slow_window, config.slow_confirm_steps)
+        rise = statistics.median(losses[-half // 2 :]) - start  # long enough to ignore a blip
         if rise > config.new_level_nats:
             return [self._loss_event("spike", suspicion, step)]
-        half = max(config.slow_window, config.slow_confirm_steps)
         earlier, later = losses[-2 * half : -half], losses[-half:]
         settled = len(earlier) == half and (
             statistics.median(later) - statistics.median(earlier) <= _STILL_RISING * rise

@@ -264,8 +264,8 @@ def max_checkpoints_kept(config: RunConfig) -> int:
 
     `protected` keeps most where rollbacks lie as far back as the ladder still looks: everything
     from their deepest target to the newest step. Old suspicions (validation; a small rise of the
-    loss that goes on) keep their own targets as well. How far back a target lies depends on where an onset falls between two
-    checkpoints, so every such place is tried.
+    loss that goes on) keep their own targets as well. How far back a target lies depends on where
+    an onset falls between two checkpoints, so every such place is tried.
     """
     interval, policy = config.training.checkpoint_interval, config.spike
     last = interval * (_longest_reach(config) // interval)

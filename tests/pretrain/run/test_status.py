@@ -118,8 +118,8 @@ def test_every_kind_of_record_that_is_written_has_its_sentence():
         "learning_rate_steps": 10,
     }
     kinds = [
-        *("attempt", "suspect", "healed", "new-level", "spike", "rollback", "crash", "reject", "save-failed"),
-        *("hang", "interrupted", "discontinuity", "preempted", "gave-up", "done"),
+        *("attempt", "suspect", "healed", "new-level", "spike", "rollback", "crash", "reject"),
+        *("save-failed", "hang", "interrupted", "discontinuity", "preempted", "gave-up", "done"),
     ]
     for kind in kinds:
         text = status.describe({"kind": kind, **everything})
