@@ -256,6 +256,9 @@ class SpikeConfig:
     """Robust standard deviations of one loss between the two that make a suspicion."""
     slow_confirm_steps: NonNegativeInt = 200
     """Steps that a slowly rising loss has to come down before it is a spike."""
+    new_level_nats: NonNegativeFloat = 0.2
+    """Largest rise that counts as a new level of the loss, and not as a spike, once it no longer
+    rises."""
     gross_nats: NonNegativeFloat = 3.0
     """Rise of the suspected losses' median over the baseline that is a spike at once."""
     validation_nats: PositiveFloat = 0.5

@@ -113,7 +113,7 @@ def _steps_done(
         lines: the attempt's lines of metrics.jsonl.
     """
     # A commit gives the number of updates done; the detector names the step just done.
-    updates = {"commit": 0, "done": 0, "spike": 1, "suspect": 1, "healed": 1}
+    updates = {"commit": 0, "done": 0, "spike": 1, "suspect": 1, "healed": 1, "new-level": 1}
     ends = [r["step"] + updates[r["kind"]] for r in during if r["kind"] in updates]
     return range(record["step"], max([record["step"], *ends, *(x["step"] + 1 for x in lines)]))
 

@@ -139,8 +139,8 @@ class RunState:
     rollbacks: tuple[Record, ...]
     """Every rollback."""
     suspected: tuple[int, ...]
-    """Onsets of open suspicions and spikes: not healed, and not undone by going back to before
-    they were recorded."""
+    """Onsets of open suspicions and spikes: neither healed nor a new level, and not undone by going
+    back to before they were recorded."""
     last: Record | None
     """The newest record."""
     finished_steps: int
@@ -270,6 +270,7 @@ class _StateBuilder:
             "suspect": self._suspect,
             "spike": self._suspect,
             "healed": self._suspect,
+            "new-level": self._suspect,
             "rollback": self._roll_back,
             "done": self._finish,
         }
@@ -294,7 +295,7 @@ class _StateBuilder:
 
     def _suspect(self, record: Record) -> None:
         self._suspicions.append(record)
-        if record["kind"] == "healed":
+        if record["kind"] in ("healed", "new-level"):
             self.suspected.pop(record["channel"], None)
         else:
             self.suspected[record["channel"]] = record["onset"]
@@ -302,7 +303,7 @@ class _StateBuilder:
     def _go_back_to(self, step: int) -> None:
         """Undo the suspicions recorded at `step` and later: these steps are done again.
 
-        A suspicion that healed at one of these steps is open again, as in the detector, which a new
+        A suspicion that ended at one of these steps is open again, as in the detector, which a new
         attempt feeds with the steps before its first.
         """
         if step < self.finished_steps:

@@ -148,7 +148,7 @@ class RunLog:
         self.say(metrics.validation_line([line]))
 
     def suspicion(self, kind: str, **fields: Any) -> None:  # noqa: ANN401 - a record's values
-        """Record what the spike detector found: `suspect`, `healed` or `spike`."""
+        """Record what the spike detector found: the fields of an `Event`."""
         text = describe({"kind": kind, **fields})
         self.say(text)
         self._tensorboard.text(fields["step"], text)

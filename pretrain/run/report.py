@@ -31,10 +31,11 @@ def write_report(run: Path) -> Path:
     rows = {"model": f"{seen.config.model.variant} {seen.config.model.size}"}
     rows |= {"initial weights": seen.origin} if seen.origin else {}
     rows |= {"share of the corpus's tokens read": f"{share:.1%}"} if share is not None else {}
+    new_levels = sum(record["kind"] == "new-level" for record in seen.records)
     rows |= costs(seen.records, lines, seen.lines)
     rows |= {
-        "attempts; loss spikes; rollbacks": (
-            f"{state.attempts}; {len(state.spikes)}; {len(state.rollbacks)}"
+        "attempts; loss spikes; rollbacks; new levels of the loss": (
+            f"{state.attempts}; {len(state.spikes)}; {len(state.rollbacks)}; {new_levels}"
         ),
         "seeds of the surviving lineage, from step": ", ".join(
             f"{seed} from {first:,}" for first, seed in state.segments

@@ -312,6 +312,7 @@ _SENTENCES: Mapping[str, Callable[[Record], str]] = MappingProxyType(
         "attempt": _attempt,
         "suspect": lambda r: f"suspicion at step {r['step']:,}: {_rise(r)}",
         "healed": lambda r: f"healed at step {r['step']:,}: {_rise(r)}",
+        "new-level": lambda r: f"new level of the loss, told at step {r['step']:,}: {_rise(r)}",
         "spike": lambda r: f"LOSS SPIKE confirmed at step {r['step']:,}: {_rise(r)}",
         "rollback": _rollback,
         "crash": lambda r: f"attempt {r['attempt']} failed: {r['reason']}",

@@ -19,6 +19,10 @@ changed nothing, so a single one heals; the count over the last 256 records outl
 fp16 skips an update with a finite loss in order to lower its loss scale. Such updates belong to the
 channel loss-scale, and are a spike at once where the scale cannot be lowered.
 
+A rise on the channels fast and slow that would be confirmed is a *new level* where it is small and
+no longer rises (`_judge_lasting_rise`): the data have changed for good, and the run goes on falling
+from there. It is learnt. While a small rise still rises, it stays suspected.
+
 The numbers are the defaults of SpikeConfig. They count records, so a curve that was logged every
 few steps is judged alike. Outliers never enter the statistics that judge. The onset is dated by the
 change point of the last losses, not by the alarm.
@@ -44,6 +48,9 @@ _SMALLEST_NORM_DEVIATION = 0.05
 """The same for the natural logarithm of the gradient norm."""
 _RETURNED_DEVIATIONS = 3.0
 """Largest rise of the last losses' median at which a fast suspicion heals."""
+_STILL_RISING = 1 / 8
+"""Share of a rise that its later half may add where it no longer rises. A rise that doubles within
+as many records as are compared adds 0.29."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,7 +94,7 @@ class Event:
     """A finding of the detector."""
 
     kind: str
-    """suspect, healed or spike"""
+    """suspect, healed, new-level or spike"""
     channel: str
     """fast, slow, gradient-norm, loss-scale, validation or non-finite"""
     step: int
@@ -95,8 +102,8 @@ class Event:
     onset: int
     """First step of the rise."""
     loss: float
-    """In nats: the median since the onset on the channels fast and slow, the validation loss on
-    validation, and the loss of the step on the others."""
+    """In nats: the median since the onset on the channels fast and slow, the new level of a new
+    level, the validation loss on validation, and the loss of the step on the others."""
     baseline: float
     """The level before the rise, in nats; NaN where none is known yet."""
 
@@ -120,8 +127,13 @@ class _Suspicion:
     losses_before: int
     """How many of them came before the suspicion; `LowestLevel` contains these."""
 
+    last_extrapolated: int
+    """Number of the last record that the baseline is extrapolated to: the first deadline. Much
+    further a loss falls less than its slope says, and a rise would seem to grow."""
+
     def baseline_at(self, record: int) -> float:
         """The baseline, extrapolated to a record."""
+        record = min(record, self.last_extrapolated)
         return self.baseline + self.fall * math.log(record / self.first_record)
 
 
@@ -167,6 +179,8 @@ class SpikeDetector:
         self._window_skips = FlagWindow(most + 1, self.config.window)
         self._good_validation = (last_step, math.nan)
         self._validation_onset: int | None = None
+        self._level_to_regain = math.nan
+        """The level before small rises that were learnt, until the loss has fallen to it again."""
         self._restart_levels(old_level=math.nan)
 
     def _restart_levels(self, old_level: float) -> None:
@@ -269,6 +283,7 @@ class SpikeDetector:
             onset=trail[place][0],
             first_record=first_record,
             deadline=first_record + wait,
+            last_extrapolated=first_record + wait,
             baseline=baseline,
             fall=self._lowest.fall(),
             deviation=deviation,
@@ -302,8 +317,46 @@ class SpikeDetector:
         if returned:  # a raised gradient norm keeps the suspicion open but cannot confirm it
             suspicion.deadline = max(suspicion.deadline, soon)
         elif self._records >= suspicion.deadline:
-            return [self._loss_event("spike", suspicion, step)]
+            return self._judge_lasting_rise(suspicion, step, baseline)
         return []
+
+    def _judge_lasting_rise(self, suspicion: _Suspicion, step: int, baseline: float) -> list[Event]:
+        """Tell a spike from a new level, or wait until this is known.
+
+        A rise is small up to `new_level_nats`, counted from the level before earlier new levels
+        that the run has not regained since: small steps do not add up unnoticed. It no longer rises
+        where the later half of its last records is hardly above the earlier one. A small rise that
+        goes on rising is a spike as soon as it is not small.
+        """
+        config, losses = self.config, suspicion.losses
+        if baseline <= self._level_to_regain:
+            self._level_to_regain = math.nan
+        start = min(baseline, self._level_to_regain)  # of NaN, `baseline`
+        half = max(config.slow_window, config.slow_confirm_steps)
+        rise = statistics.median(losses[-half // 2 :]) - start  # long enough to ignore a blip
+        if rise > config.new_level_nats:
+            return [self._loss_event("spike", suspicion, step)]
+        earlier, later = losses[-2 * half : -half], losses[-half:]
+        settled = len(earlier) == half and (
+            statistics.median(later) - statistics.median(earlier) <= _STILL_RISING * rise
+        )
+        if not settled or self._raised_norms.suspected:
+            suspicion.deadline = self._records + max(1, config.confirm_steps)
+            return []
+        return [self._learn_level(suspicion, step, later)]
+
+    def _learn_level(self, suspicion: _Suspicion, step: int, losses: Sequence[float]) -> Event:
+        """Go on from a new level, that of the last losses."""
+        self._suspicion, self._level_to_regain = (
+            None,
+            min(suspicion.baseline, self._level_to_regain),
+        )
+        self._restart_levels(self._old_level)
+        for record, loss in enumerate(losses, start=self._records - len(losses) + 1):
+            self._level.append(loss)
+            self._lowest.append(record, loss)
+        event = self._loss_event("new-level", suspicion, step)
+        return dataclasses.replace(event, loss=statistics.median(losses))
 
     def _heal_loss(self, suspicion: _Suspicion, step: int) -> Event:
         self._suspicion = None

@@ -263,9 +263,9 @@ def max_checkpoints_kept(config: RunConfig) -> int:
     While the newest one was saved at a stop between two regular ones it is one more.
 
     `protected` keeps most where rollbacks lie as far back as the ladder still looks: everything
-    from their deepest target to the newest step. An old suspicion (validation) keeps its own
-    targets as well. How far back a target lies depends on where an onset falls between two
-    checkpoints, so every such place is tried.
+    from their deepest target to the newest step. Old suspicions (validation; a small rise of the
+    loss that goes on) keep their own targets as well. How far back a target lies depends on where
+    an onset falls between two checkpoints, so every such place is tried.
     """
     interval, policy = config.training.checkpoint_interval, config.spike
     last = interval * (_longest_reach(config) // interval)
@@ -276,4 +276,4 @@ def max_checkpoints_kept(config: RunConfig) -> int:
     )
     of_one = max(len(protected([(onset, onset)], saved, policy)) for onset in onsets)
     saves = -(-config.training.steps // interval)
-    return min(saves, max(after_rollbacks, config.training.checkpoints_kept) + of_one)
+    return min(saves, max(after_rollbacks, config.training.checkpoints_kept) + 2 * of_one)

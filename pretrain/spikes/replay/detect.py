@@ -130,7 +130,9 @@ def detect(curve: Curve, config: SpikeConfig, checkpoint_interval: int) -> Detec
         )
         if isinstance(plan, policy.Rollback):
             rollbacks.append({**dataclasses.asdict(plan), "onset": event.onset})
-        alarm = next(e.step for e in events if e.onset == event.onset and e.kind != "healed")
+        alarm = next(
+            e.step for e in events if e.onset == event.onset and e.kind in ("suspect", "spike")
+        )
         spikes.append(
             ConfirmedSpike(
                 event,

@@ -1,12 +1,13 @@
 """Spike rules of other projects, for comparison.
 
 Each function takes the losses of a run and returns the indices at which the rule raises an alarm.
-The projects' own code does more around these rules; none of them rolls a run back. Imports no
-torch.
+The projects' own code does more around these rules; none of them rolls a run back. Rules on the
+gradient norm alone (ZClip, AdaGC) clip and raise no alarm. Imports no torch.
 """
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -78,11 +79,27 @@ def olmo(losses: Sequence[float]) -> list[int]:
     return alarms
 
 
+def flagscale(losses: Sequence[float]) -> list[int]:
+    """A loss that is at least 0.2 times above the last one that was not.
+
+    FlagScale, `SpikyLossDetector` (auto_skip_spiky_loss, 2025), with the default of its class; it
+    skips the samples. A NaN is no alarm there.
+    """
+    alarms, last = [], math.nan
+    for index, loss in enumerate(losses):
+        if loss - last >= 0.2 * last > 0:
+            alarms.append(index)
+        else:
+            last = loss
+    return alarms
+
+
 RULES: dict[str, Callable[[Sequence[float]], list[int]]] = {
     "Megatron": megatron,
     "llm-foundry": llm_foundry,
     "Lightning": lightning,
     "OLMo": olmo,
+    "FlagScale": flagscale,
 }
 
 

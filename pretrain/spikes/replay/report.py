@@ -17,13 +17,16 @@ from pretrain.spikes.replay.published_rules import RULES
 def report(found: Sequence[Detections], labels: Mapping[str, Sequence[Label]]) -> str:
     """Format the detections on several curves, and their score, as text."""
     width = max(len(each.curve.name) for each in found)
-    lines = [f"{'curve':{width}}  records  suspicions  healed  spikes  " + "  ".join(RULES)]
+    lines = [
+        f"{'curve':{width}}  records  suspicions  healed  new levels  spikes  " + "  ".join(RULES)
+    ]
     for each in found:
         kinds = [event.kind for event in each.events]
         alarms = "  ".join(f"{len(each.rules[name]):>{len(name)}}" for name in RULES)
         lines.append(
             f"{each.curve.name:{width}}  {len(each.curve.observations):>7,}  "
-            f"{kinds.count('suspect'):>10}  {kinds.count('healed'):>6}  {kinds.count('spike'):>6}  "
+            f"{kinds.count('suspect'):>10}  {kinds.count('healed'):>6}  "
+            f"{kinds.count('new-level'):>10}  {kinds.count('spike'):>6}  "
             f"{alarms}"
         )
     records = sum(len(each.curve.observations) for each in found)
@@ -121,6 +124,8 @@ def plot(found: Sequence[Detections], labels: Mapping[str, Sequence[Label]], pat
         for event in each.events:
             if event.kind == "healed":
                 axes.axvspan(event.onset, event.step, color="tab:orange", alpha=0.4, lw=0)
+            elif event.kind == "new-level":
+                axes.axvspan(event.onset, event.step, color="tab:green", alpha=0.4, lw=0)
             elif event.kind == "spike":
                 axes.axvspan(event.onset, event.step, color="tab:red", alpha=0.4, lw=0)
                 axes.axvline(event.onset, color="tab:red", lw=1)
@@ -131,7 +136,7 @@ def plot(found: Sequence[Detections], labels: Mapping[str, Sequence[Label]], pat
             axes.set_yscale("log")
         axes.spines[["top", "right"]].set_visible(False)
     grid[0, 0].set_title(
-        f"{found[0].curve.name}   (orange: healed; red: onset to confirmation; dotted: labels)"
+        f"{found[0].curve.name}   (orange: healed; green: new level; red: spike; dotted: labels)"
     )
     figure.savefig(path, dpi=110)
     pyplot.close(figure)

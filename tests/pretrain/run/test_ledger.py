@@ -254,6 +254,7 @@ def test_checkpoints_saved_after_an_onset_are_tainted_while_it_is_suspected():
     assert state(*events).tainted == (30,)
     assert state(*events, *commits(40)).tainted == (30, 40)
     assert state(*events, suspicion("healed", 20)).tainted == ()
+    assert state(*events, suspicion("new-level", 20)).tainted == ()
     assert state(*events, suspicion("spike", 20)).tainted == (30,)
     assert state(*events, suspicion("spike", 20), rollback(10, 2)).tainted == ()
 

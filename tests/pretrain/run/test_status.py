@@ -118,8 +118,8 @@ def test_every_kind_of_record_that_is_written_has_its_sentence():
         "learning_rate_steps": 10,
     }
     kinds = [
-        *("attempt", "suspect", "healed", "spike", "rollback", "crash", "reject", "save-failed"),
-        *("hang", "interrupted", "discontinuity", "preempted", "gave-up", "done"),
+        *("attempt", "suspect", "healed", "new-level", "spike", "rollback", "crash", "reject"),
+        *("save-failed", "hang", "interrupted", "discontinuity", "preempted", "gave-up", "done"),
     ]
     for kind in kinds:
         text = status.describe({"kind": kind, **everything})
@@ -129,7 +129,7 @@ def test_every_kind_of_record_that_is_written_has_its_sentence():
     )
 
 
-@pytest.mark.parametrize("kind", ["suspect", "healed", "spike"])
+@pytest.mark.parametrize("kind", ["suspect", "healed", "new-level", "spike"])
 def test_numbers_that_are_not_finite_or_not_known_are_described(kind):
     record = {"kind": kind, "step": 9, "onset": 7, "channel": "fast", "loss": 6.0, "baseline": 5.0}
 

@@ -9,6 +9,7 @@ import pytest
 from pretrain.config.run import SpikeConfig
 from pretrain.spikes.detector import Observation, SpikeDetector
 from pretrain.spikes.statistics import TOLERANCE, LowestLevel, SortedWindow, change_point
+from tests.benchmarks import non_finite
 from tests.benchmarks.spikes import SPIKES, curve, detections
 
 POLICY = SpikeConfig(window=64, minimum_history=32, patience=4, confirm_steps=10, margin_steps=20)
@@ -144,6 +145,80 @@ def test_a_slow_rise_that_becomes_fast_is_confirmed_like_a_fast_one():
     assert kinds(found) == [("suspect", "slow"), ("spike", "slow")]
     assert abs(found[0].onset - 1000) <= 5
     assert found[1].step <= 1100 + 50 + 10
+
+
+# --- new levels ----------------------------------------------------------------------------------
+
+NEW_LEVEL = [("suspect", "slow"), ("new-level", "slow")]
+
+
+def ramp(losses, first, length, height):
+    """The losses, which rise to a height within some steps and stay there."""
+    after = [min(1.0, max(0, step - first) / length) for step in range(len(losses))]
+    return [loss + height * share for loss, share in zip(losses, after, strict=True)]
+
+
+@pytest.mark.parametrize("length", [10, 100, 400])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_small_rise_that_stays_is_a_new_level(seed, length):
+    suspect, told = of(ramp(decay(3000, seed, 0.03), 1200, length, 0.14), SpikeConfig())
+    assert kinds([suspect, told]) == NEW_LEVEL
+    assert told.onset == suspect.onset
+    assert 1150 <= told.onset <= 1200 + length
+    assert told.loss - told.baseline == pytest.approx(0.14, abs=0.05)
+    assert 1600 <= told.step <= 1200 + length + 500
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_after_a_new_level_rises_are_judged_by_it(seed):
+    losses = raised(decay(3000, seed), 1200, 3000, 0.14)
+    *_, suspect, spike = of(raised(losses, 1800, 3000, 0.8), SpikeConfig())
+    assert kinds([suspect, spike]) == [("suspect", "fast"), ("spike", "fast")]
+    assert (spike.onset, spike.step) == (1800, 1850)
+    assert spike.baseline == pytest.approx(3.14, abs=0.05)
+
+
+@pytest.mark.parametrize("doubling", [50, 100, 200, 300])
+def test_a_small_rise_that_goes_on_rising_is_a_spike(doubling):
+    losses = ramp(decay(3000, noise=0.03), 1200, 50, 0.1)
+    for step in range(1250, 3000):
+        losses[step] += 0.1 * (2 ** min(9, (step - 1250) / doubling) - 1)
+    suspect, spike = of(losses, SpikeConfig())
+    assert (spike.kind, spike.onset) == ("spike", suspect.onset)
+    assert abs(spike.onset - 1210) <= 40
+    assert spike.step <= 1250 + 3 * doubling + 100, "it is told before it has risen eightfold"
+
+
+def test_small_rises_add_up_unless_the_run_has_regained_them():
+    stairs = raised(raised(decay(4000, noise=0.03), 1200, 4000, 0.12), 2000, 4000, 0.12)
+    assert kinds(of(stairs, SpikeConfig()))[1:] == [NEW_LEVEL[1], NEW_LEVEL[0], ("spike", "slow")]
+    regained = ramp(stairs, 1600, 300, -0.12)
+    assert kinds(of(regained, SpikeConfig())) == 2 * NEW_LEVEL
+
+
+def test_a_limit_of_zero_knows_no_new_levels():
+    losses = raised(decay(3000), 1200, 3000, 0.14)
+    policy = SpikeConfig(new_level_nats=0)
+    assert kinds(of(losses, policy)) == [NEW_LEVEL[0], ("spike", "slow")]
+
+
+def test_a_small_rise_that_returns_while_it_is_judged_heals():
+    losses = raised(decay(3000), 1200, 1500, 0.14)
+    assert kinds(of(losses, SpikeConfig())) == [NEW_LEVEL[0], ("healed", "slow")]
+
+
+@pytest.mark.parametrize("first", range(1400, 1600, 20))
+def test_a_blip_while_a_small_rise_is_judged_is_no_spike(first):
+    losses = raised(raised(decay(3000), 1200, 3000, 0.14), first, first + 20, 1.0)
+    assert kinds(of(losses, SpikeConfig())) == NEW_LEVEL
+
+
+def test_a_raised_gradient_norm_puts_a_new_level_off():
+    losses = raised(decay(3000), 1200, 3000, 0.14)
+    norms = {"gradient_norm": lambda step: 30.0 if step >= 1550 else 1.0 + step % 7 / 70}
+    found = events(observed(losses, **norms), SpikeConfig())
+    assert kinds(found)[-2:] == [("healed", "gradient-norm"), NEW_LEVEL[1]]
+    assert found[-1].step > 1750
 
 
 def test_a_gross_rise_is_confirmed_at_once():
@@ -294,6 +369,11 @@ def test_a_spike_that_continues_is_reported_once(wrong):
         exhausted = bad and wrong == "scale"
         found += detector.update(Observation(step, value, skipped=bad, scale_exhausted=exhausted))
     assert [event.kind for event in found].count("spike") == 1
+
+
+@pytest.mark.parametrize("case", non_finite.CASES, ids=lambda case: case.name)
+def test_updates_that_are_not_finite_are_answered_in_time_live_as_replayed(case):
+    assert non_finite.outcome(case).as_wanted
 
 
 # --- the loss scale of fp16 ----------------------------------------------------------------------
@@ -491,19 +571,31 @@ def records_with_every_event(seed):
     ]
 
 
-@pytest.mark.parametrize("seed", range(12))
-def test_a_detector_fed_with_the_history_continues_alike(seed):
-    """Law 6: at any record, a new detector fed with the records before gives the same events."""
-    records, changes = records_with_every_event(seed), [300, 900]
-    live = SpikeDetector(POLICY, changes)
+def continues_alike(records, policy, changes, cuts):
+    """Kinds of events; a detector fed with the records before a cut gives the same after it."""
+    live = SpikeDetector(policy, changes)
     straight = [live.update(record) for record in records]
-    assert {event.kind for found in straight for event in found} >= {"suspect", "healed"}
-    for cut in random.Random(seed).sample(range(1400), 3):
-        folded = SpikeDetector(POLICY, changes)
+    for cut in cuts:
+        folded = SpikeDetector(policy, changes)
         for record in records[:cut]:
             folded.update(record)
         again = [folded.update(record) for record in records[cut:]]
         assert repr(again) == repr(straight[cut:])  # NaN is not equal to itself
+    return {event.kind for found in straight for event in found}
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_detector_fed_with_the_history_continues_alike(seed):
+    """Law 6: at any record, a new detector fed with the records before gives the same events."""
+    cuts = random.Random(seed).sample(range(1400), 3)
+    found = continues_alike(records_with_every_event(seed), POLICY, [300, 900], cuts)
+    assert found >= {"suspect", "healed"}
+
+
+def test_a_detector_fed_with_a_new_level_continues_alike():
+    stairs = raised(raised(decay(2400, noise=0.03), 1200, 2400, 0.12), 1900, 2400, 0.12)
+    found = continues_alike([*observed(stairs)], SpikeConfig(), [], [1210, 1590, 1650, 2000])
+    assert found == {"suspect", "new-level", "spike"}
 
 
 def test_events_can_be_written_as_json():

@@ -200,7 +200,7 @@ def test_random_histories_keep_no_more_checkpoints_than_the_bound(interval, newe
 def most_seen(draw, interval, newest):
     """Largest number of checkpoints in a random history of suspicions, healings and rollbacks."""
     step, saved, rollbacks, suspected, most = 0, [], [], {}, 0
-    delays = {"fast": POLICY.longest_delay, "gradient-norm": 200, "validation": 5000}
+    delays = {"slow": 2000, "gradient-norm": 200, "validation": 5000}
     for _ in range(400):
         step += interval
         saved.append(step)

@@ -168,6 +168,7 @@ def test_the_published_rules_raise_alarms_as_defined():
         "llm-foundry": [False, True, False, True],
         "Lightning": [True, False, False, True],
         "OLMo": [True, True, True, True],
+        "FlagScale": [True, True, False, False],
     }
     assert RULES["llm-foundry"](doubled) == [604]
 
