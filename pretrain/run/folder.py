@@ -9,7 +9,7 @@ import dataclasses
 import os
 import platform
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import TextIO
@@ -57,15 +57,22 @@ def refuse_superseded(records: Sequence[ledger.Record], token: str) -> None:
         )
 
 
-def open_run(config: RunConfig, manifest: CorpusManifest) -> ledger.RunState:
-    """Return the state of a run, after recording its creation if that is not recorded yet."""
+def open_run(config: RunConfig, manifests: Mapping[str, CorpusManifest]) -> ledger.RunState:
+    """Return the state of a run, after recording its creation if that is not recorded yet.
+
+    Args:
+        config: the recipe.
+        manifests: of its corpora, by name.
+    """
     path, seed = Path(config.folder) / ledger.FILE_NAME, config.training.seed
     # A failed launch may have been recorded before.
     if not any(record["kind"] == "created" for record in ledger.read(path)):
+        digests = {name: manifest.digest() for name, manifest in manifests.items()}
+        manifest = next(iter(manifests.values()))
         ledger.append(
             path,
             "created",
-            corpus=manifest.digest(),
+            **_identity(digests),
             tokenizer=manifest.tokenizer_digest,
             vocab_size=manifest.vocab_size,
             seed=seed,
@@ -76,6 +83,13 @@ def open_run(config: RunConfig, manifest: CorpusManifest) -> ledger.RunState:
         sys.stdout.write(f"the last checkpoint is damaged, its steps are done again: {reason}\n")
         state = ledger.run_state(ledger.read(path), seed)
     return state
+
+
+def _identity(digests: Mapping[str, str]) -> dict[str, object]:
+    """How the ledger names the corpora of a run."""
+    if list(digests) == [""]:
+        return {"corpus": digests[""]}
+    return {"corpora": [{"name": name, "digest": digests[name]} for name in digests]}
 
 
 def reject_damaged_result(run: Path, state: ledger.RunState) -> str:

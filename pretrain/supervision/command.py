@@ -46,8 +46,8 @@ def supervise(options: argparse.Namespace) -> int:
     config = load(options.recipe, options.overrides)
     node = this_node(options.node_rank, options.nodes, options.master_addr, os.environ)
     ranks = world_size(config.supervision, node.count)
-    model, manifest = check(config, ranks)
-    refuse_other_recipe(config, manifest)
+    model, manifests = check(config, ranks)
+    refuse_other_recipe(config, manifests)
     _check_machine(config, model, ranks, node)
     sys.stdout.writelines(f"{sentence}\n" for sentence in data_summary(config))
     if options.dry_run:

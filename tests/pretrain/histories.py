@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from pretrain.config.run import BatchConfig
+from pretrain.data.mixture import Mixture
 from pretrain.run import audit, ledger, metrics
 
 TOTAL = 37
@@ -35,7 +36,7 @@ class History:
         """An attempt from the newest surviving checkpoint."""
         state = self.state
         self.attempt, self.step = state.next_attempt, state.resume_step()
-        self.lineage = state.lineage(self.total, self.batch.first_block)
+        self.lineage = state.order(Mixture.of_one(), [self.total], self.batch.first_block)
         manifest = next(
             (
                 r["manifest"]
