@@ -310,8 +310,10 @@ class Order:
         corpora, draws = self.mixture.draws(first_place, count)
         blocks, epochs = np.empty_like(draws), np.empty_like(draws)
         for corpus in np.unique(corpora).tolist():
-            chosen = corpora == corpus  # its draws follow each other
-            found = self.lineages[corpus].blocks(int(draws[chosen][0]), int(chosen.sum()))
+            chosen = corpora == corpus
+            own = draws[chosen]
+            assert own[-1] - own[0] + 1 == len(own), "draws follow each other"
+            found = self.lineages[corpus].blocks(int(own[0]), len(own))
             blocks[chosen], epochs[chosen] = found[0] + self.firsts[corpus], found[1]
         return blocks, epochs
 
