@@ -16,9 +16,10 @@ from pretrain.data.batches import (
     refuse_without_targets,
     validation_batches,
 )
+from pretrain.data.mixture import Mixture, Order
 from pretrain.data.order import Lineage
 from pretrain.data.sentence_pairs import SentencePairs
-from pretrain.data.sources import SOURCES, BestFitBlocks, CompleteBlocks
+from pretrain.data.sources import SOURCES, BestFitBlocks, CompleteBlocks, Joined
 from pretrain.inference.evaluate import summed
 from pretrain.model import presets
 from pretrain.model.language_model import LanguageModel
@@ -452,3 +453,37 @@ def test_validation_masks_are_the_same_for_every_run(validation, objective):
     assert (alone == objective.mask_id).sum(axis=1).all()
     for size, ranks in [(2, 1), (1, 1), (2, 2), (1, 4)]:
         assert np.array_equal(ids(size, ranks), alone)
+
+
+def test_a_mixture_reads_each_corpus_in_its_order_whatever_the_ranks(
+    packed, other_corpus, objective
+):
+    """Law 1 for two corpora and a change of their weights at step 3."""
+    other = BestFitBlocks(Corpus(other_corpus, "train"), LENGTH)
+    size = BatchConfig(8, 2)
+    mixture = Mixture.by_step([(0, [3, 1]), (3, [0, 1])], size.first_block)
+    order = Order.begin(mixture, [len(packed), len(other)], 1)
+    joined = Joined((packed, other))
+    assert joined.fill == pytest.approx(
+        (packed.fill * len(packed) + other.fill * len(other)) / (len(packed) + len(other))
+    )
+    made = PretrainingBatches(joined, objective, order, size, FaultConfig(), 1)
+    causal = CausalLMConfig().build(objective_vocabulary(packed))
+    plain = dataclasses.replace(made, objective=causal)
+    draws = [0, 0]
+    for step in range(6):
+        assert rows_of(made, step, 2) == rows_of(made, step, 1)
+        found = [batch.arrays["input_ids"] for batch in plain.micro_batches(step, 0, 1)]
+        rows = sorted(tuple(row[row != 1]) for row in np.concatenate(found))
+        counts = [6, 2] if step < 3 else [0, 8]
+        expected = []
+        for corpus, source in enumerate((packed, other)):
+            blocks, _ = order.lineages[corpus].blocks(draws[corpus], counts[corpus])
+            expected += [tuple(source[block].ids) for block in blocks.tolist()]
+            draws[corpus] += counts[corpus]
+        assert rows == sorted(expected)
+
+
+def objective_vocabulary(source):
+    size = source.corpus.manifest.vocab_size
+    return Vocabulary(size, size - 1, source.corpus.folder)
