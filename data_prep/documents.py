@@ -317,6 +317,17 @@ def _judge(record: object, fields: Fields, line: int, size_bytes: int = 0) -> Do
     return Reject(reason, subset, fields.source, line, size_bytes)
 
 
+def of_subset(records: Iterable[Document | Reject], subset: str) -> Iterator[Document | Reject]:
+    """Yield the records, with the documents of other subsets as rejects."""
+    for record in records:
+        if isinstance(record, Document) and record.subset != subset:
+            text_bytes = len(record.text.encode())
+            place = (record.subset, record.source_file, record.line)
+            yield Reject("other-subset", *place, text_bytes)
+        else:
+            yield record
+
+
 def _judge_text(text: str, subset: str, source_file: str, line: int) -> Document | Reject:
     if not text or text.isspace():
         return Reject("empty", subset, source_file, line, len(text.encode()))

@@ -42,6 +42,7 @@ class Settings:
     unit: str = "document"  # what one sequence of the binaries is
     text_key: str = TEXT_KEY  # of JSON objects and tables; dots separate the keys of nested objects
     subset_key: str = SUBSET_KEY
+    subset: str = ""  # the only subset whose documents are kept; empty: all are
 
     def __post_init__(self) -> None:
         """Refuse values out of range, and unknown choices."""

@@ -30,6 +30,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="key of the name of a document's subset, like --text-key (default: %(default)s, where "
         "there is one)",
     )
+    only = "keep the documents of this subset alone, for a corpus of a mixture (default: all)"
+    add("--subset", metavar="NAME", default=Settings.subset, help=only)
     add("--output", type=Path, required=True, help="corpus folder")
     add(
         "--tokenizer",

@@ -59,6 +59,23 @@ _ACCEPTED = {
 """What would be accepted, by pydantic's type of error; formatted with the error's context."""
 
 
+class _ReadDigits:
+    """Annotation of whole numbers for which text of digits is read: JSON has no other keys."""
+
+    def __get_pydantic_core_schema__(self, source: object, handler: Callable[..., Any]) -> Any:  # noqa: ANN401 - pydantic's types are not imported
+        """Tell pydantic to try to read text as a whole number first."""
+        from pydantic_core import core_schema
+
+        def read(value: object) -> object:
+            return int(value) if isinstance(value, str) and value.isdecimal() else value
+
+        return core_schema.no_info_before_validator_function(read, handler(source))
+
+
+StepNumber = Annotated[int, Gt(0), _ReadDigits()]
+"""Key of a mapping: a step after the first."""
+
+
 class ReadNumber:
     """Annotation of values for which text such as "6e-4" is read as a number.
 
@@ -151,6 +168,8 @@ def _message(error: ValidationError, prefix: str) -> str:
     first = error.errors()[0]
     path = prefix.removesuffix(".") if not first["loc"] else prefix
     for number, part in enumerate(first["loc"]):
+        if part == "[key]":  # pydantic's mark of a mapping's key; the part before is the key
+            continue
         path += f"[{part}]" if isinstance(part, int) else f"{'.' if number else ''}{part}"
     kind, context = first["type"], first.get("ctx", {})
     cause = context.get("error")

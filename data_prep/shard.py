@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from data_prep.documents import Document, Reject, content_share, read
+from data_prep.documents import Document, Reject, content_share, of_subset, read
 from data_prep.duplicates import drop_duplicates
 from data_prep.encoders import Encoder
 from data_prep.files import write_atomically
@@ -109,6 +109,8 @@ def prepare_shard(task: ShardTask, progress: Progress = lambda _: None) -> Shard
     )
     if task.settings.duplicates == "drop":
         records = drop_duplicates(records, task)
+    if task.settings.subset:
+        records = of_subset(records, task.settings.subset)
     try:
         for batch in _batches(shard.take_documents(records)):
             texts = [document.text for document in batch]

@@ -8,6 +8,7 @@ Read `Attempt.__init__` for what happens before the first step, then `Attempt.ru
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import os
 import secrets
 import sys
@@ -24,6 +25,7 @@ from pretrain.data.batches import (
     validation_note,
 )
 from pretrain.data.prefetch import prefetched
+from pretrain.data.sources import Joined
 from pretrain.engine.schedules import learning_rate
 from pretrain.exit_codes import EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED
 from pretrain.loop import GO_ON, Hook, Model, StepRecord
@@ -69,12 +71,12 @@ class Attempt:
         from pretrain.inference.initial_weights import initial_model
 
         self.config = config
-        self.architecture, self.manifest = preflight.check(config, world_size)
+        self.architecture, self.manifests = preflight.check(config, world_size)
         clipping = config.optimizer.gradient_clipping
         self.settings = deepspeed_json(
             config.training.deepspeed, config.batch, clipping, world_size
         )
-        preflight.refuse_other_recipe(config, self.manifest)
+        preflight.refuse_other_recipe(config, self.manifests)
         self.run_folder = Path(config.folder)
         if config.training.deterministic:
             make_deterministic(self.run_folder, os.environ)
@@ -105,7 +107,7 @@ class Attempt:
         self.supervisor.report_setup()
         self.done = state.is_done(config.training.steps)
         if not self.done:
-            self.blocks = preflight.open_source(config.data, "train")
+            self.blocks = Joined(preflight.open_sources(config.data, "train"))
             self.start = self._resume(state)
             self.supervisor.report_setup()
 
@@ -114,7 +116,7 @@ class Attempt:
         token = control.token_of(os.environ)
         control.refuse_superseded(self.run_folder, token)
         self.lock = folder.lock(self.run_folder)  # held until this process exits
-        state = folder.open_run(self.config, self.manifest, self._initial_weights())
+        state = folder.open_run(self.config, self.manifests, self._initial_weights())
         return state, token or secrets.token_hex(8)
 
     def _initial_weights(self) -> Callable[[], dict[str, object]] | None:
@@ -123,12 +125,14 @@ class Attempt:
             return None
         from pretrain.convert import init_from
 
-        return lambda: init_from.take(self.config, self.architecture, self.manifest)
+        manifest = next(iter(self.manifests.values()))
+        return lambda: init_from.take(self.config, self.architecture, manifest)
 
     def _resume(self, state: ledger.RunState) -> Start:
         """Choose the checkpoint to resume from, and record that the attempt begins."""
         config = self.config
-        lineage = state.lineage(len(self.blocks), config.batch.first_block)
+        totals = [len(source) for source in self.blocks.sources]
+        order = state.order(config.mixture(), totals, config.batch.first_block)
         point = checkpoints.find_resume_point(self.run_folder, state.checkpoints, self.group)
         size = checkpoints.BYTES_PER_PARAMETER * self.parameters
         if point.manifest:
@@ -136,16 +140,16 @@ class Attempt:
 
         def begin() -> Start:
             if point.manifest:
-                before = ledger.lineage_record(lineage, config.batch.first_block(point.step))
+                before = ledger.lineage_record(order, config.batch.first_block(point.step))
                 preflight.refuse_other_checkpoint(
                     point.manifest, point.step, self.architecture, before
                 )
-            order = control.read(self.run_folder)
+            launched = control.read(self.run_folder)
             number = state.next_attempt
-            if order and order.token == self.token:
-                number = order.attempt
-            share = self.blocks.share_of_tokens
-            start = Start(number, self.token, point.step, state, lineage, share, size)
+            if launched and launched.token == self.token:
+                number = launched.attempt
+            share, corpora = self.blocks.share_of_tokens, self._corpora()
+            start = Start(number, self.token, point.step, state, order, share, size, corpora)
             world_size, most_kept = self.group.world_size, max_checkpoints_kept(config)
             resume.begin(
                 config, self.settings, start, point, world_size, most_kept, self.environment
@@ -153,6 +157,22 @@ class Attempt:
             return start
 
         return self.group.on_rank_0(begin)
+
+    def _corpora(self) -> list[dict[str, object]]:
+        """Of several corpora, what the ledger says of each."""
+        if not self.config.data.corpora:
+            return []
+        return [
+            {
+                "name": name,
+                "digest": manifest.digest(),
+                "blocks": len(source),
+                "share_of_tokens": source.share_of_tokens,
+            }
+            for (name, manifest), source in zip(
+                self.manifests.items(), self.blocks.sources, strict=True
+            )
+        ]
 
     def run(self) -> int:
         """Train to the end; returns the exit code.
@@ -238,24 +258,32 @@ class Attempt:
     def _build_batches(self) -> None:
         """Build the objective and its batches, for training and for validation."""
         config, training = self.config, self.config.training
-        corpus = Path(config.data.corpus)
-        vocabulary = Vocabulary(self.manifest.vocab_size, self.architecture.vocab_size, corpus)
+        (manifest, *_), corpus = self.manifests.values(), self.blocks.sources[0].corpus.folder
+        vocabulary = Vocabulary(manifest.vocab_size, self.architecture.vocab_size, corpus)
         self.objective = config.objective.build(vocabulary, compiled=training.compile)
         self.measure = config.objective.for_validation().build(vocabulary)
-        self.validation = list(
-            validation_batches(
-                preflight.open_source(config.data, "valid"),
+        sizes = [len(manifest.subsets) for manifest in self.manifests.values()]
+        self.validation = [
+            batch
+            for source, first_subset in zip(
+                preflight.open_sources(config.data, "valid"),
+                itertools.accumulate(sizes[:-1], initial=0),
+                strict=True,
+            )
+            for batch in validation_batches(
+                source,
                 self.measure,
                 training.evaluation_blocks,
                 config.batch.micro_batch_size,
                 self.group.rank,
                 self.group.world_size,
+                first_subset,
             )
-        )
+        ]
         self.batches = PretrainingBatches(
             self.blocks,
             self.objective,
-            self.start.lineage,
+            self.start.order,
             config.batch,
             config.fault,
             training.seed,
@@ -287,14 +315,19 @@ class Attempt:
         )
         self.log.say(
             f"attempt {self.start.attempt}: {config.model.variant} {config.model.size}, "
-            f"{self.parameters - padding:,} parameters, {len(self.blocks):,} blocks with "
-            f"{self.blocks.share_of_tokens:.1%} of the corpus's tokens ({config.data.packing}, "
+            f"{self.parameters - padding:,} parameters, {self.start.order.total:,} blocks with "
+            f"{self.start.share_of_tokens:.1%} of the corpus's tokens ({config.data.packing}, "
             f"{self.blocks.fill:.1%} full), "
             f"{config.batch.global_batch_size} blocks a step on "
             f"{metrics.count(self.group.world_size, 'rank')} ({self.process.device}, "
             f"{config.training.deepspeed}, attention {self.backend}{chosen}), steps "
             f"{self.start.step} to {config.training.steps}, seed {self.start.seed}"
         )
+        shares = self.start.order.mixture.shares(config.batch.first_block(self.start.step))
+        for corpus, share in zip(self.start.corpora, shares, strict=False):
+            self.log.say(
+                f"corpus {corpus['name']}: {share:.1%} of the blocks, of {corpus['blocks']:,}"
+            )
         self.log.say(validation_note(config.objective))
 
     def _learning_rate(self, step: int) -> float:
@@ -310,9 +343,13 @@ class Attempt:
 
     def _evaluate(self, step: int) -> None:
         """Measure the validation loss after `step` updates."""
-        from pretrain.inference.evaluate import Scores
+        from pretrain.inference.evaluate import Scores, scores_by_corpus
 
-        names = self.manifest.subsets
+        names = [
+            f"{corpus}/{subset}" if corpus else subset
+            for corpus, manifest in self.manifests.items()
+            for subset in manifest.subsets
+        ]
 
         def sums(model: Model, batch: dict[str, Tensor]) -> Tensor:
             return self.measure.evaluate(model, batch, len(names))
@@ -320,7 +357,12 @@ class Attempt:
         found = self.engine.evaluate(self.validation, sums)
         if self.group.rank == 0:
             scores = Scores.of(found, self.measure.terms, names)
-            self.log.validated(step, dataclasses.asdict(scores))
+            parts = dataclasses.asdict(scores)
+            if self.config.data.corpora:
+                sizes = {name: len(m.subsets) for name, m in self.manifests.items()}
+                by_corpus = scores_by_corpus(found, self.measure.terms, sizes)
+                parts["corpora"] = {n: dataclasses.asdict(s) for n, s in by_corpus.items()}
+            self.log.validated(step, parts)
             self.watch.validation_loss = scores.total.loss
 
     def _evaluate_if_missed(self, evaluation: Hook) -> None:
@@ -349,22 +391,24 @@ class Attempt:
 
     def _facts(self, step: int) -> dict[str, object]:
         """What a reader of a checkpoint needs to know without the run's folder."""
-        blocks, lineage = self.config.batch.first_block(step), self.start.lineage
+        blocks, order = self.config.batch.first_block(step), self.start.order
+        (manifest, *_) = self.manifests.values()
         return {
             "architecture": self.architecture.to_dict(),
             "recipe": to_dict(self.config),
             "deepspeed": self.settings,
             "ranks": self.group.world_size,
-            "lineage": ledger.lineage_record(lineage, blocks),
+            "lineage": ledger.lineage_record(order, blocks),
             "position": {
                 "blocks": blocks,
-                "epoch": lineage.epoch(blocks),
+                "epoch": order.epoch(blocks),
                 "learning_rate": self._learning_rate(step),
             },
             "corpus": {
-                "digest": self.manifest.digest(),
-                "tokenizer_digest": self.manifest.tokenizer_digest,
-                "vocab_size": self.manifest.vocab_size,
+                "digest": manifest.digest(),
+                "tokenizer_digest": manifest.tokenizer_digest,
+                "vocab_size": manifest.vocab_size,
             },
+            **({"corpora": self.start.corpora} if self.start.corpora else {}),
             "environment": self.environment,
         }

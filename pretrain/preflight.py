@@ -5,6 +5,7 @@ Imports no torch.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,11 @@ _AMPERE, _HOPPER = 8.0, 9.0
 """Compute capabilities: the first GPUs with bf16, and those of FlexAttention's FLASH kernels."""
 
 
-def check(config: RunConfig, world_size: int) -> tuple[ModelConfig, CorpusManifest]:
+Manifests = Mapping[str, CorpusManifest]
+"""Of a recipe's corpora, by name; the name of a single one is ""."""
+
+
+def check(config: RunConfig, world_size: int) -> tuple[ModelConfig, Manifests]:
     """Check everything about a recipe that can be checked before a run starts.
 
     Args:
@@ -43,28 +48,19 @@ def check(config: RunConfig, world_size: int) -> tuple[ModelConfig, CorpusManife
         world_size: number of processes that share a batch.
 
     Returns:
-        The model's architecture with the corpus's vocabulary, and the corpus's manifest.
+        The model's architecture with the corpora's vocabulary, and the corpora's manifests.
 
     Raises:
         ValueError: something is missing or does not fit; both values are named.
     """
-    if not config.data.corpus:
-        raise ValueError("data.corpus: is not set; name a folder that `data_prep prepare` made")
-    manifest = load_manifest(Path(config.data.corpus))
-    wanted = config.data.vocab_size
-    if wanted and wanted != manifest.vocab_size:
-        raise ValueError(
-            f"data.vocab_size is {wanted}, but {config.data.corpus} was made with a vocabulary of "
-            f"{manifest.vocab_size} ids"
-        )
+    manifests = _read_manifests(config.data)
+    manifest = next(iter(manifests.values()))
     model = config.architecture(manifest.vocab_size)
     _refuse_other_objective(config, model)
     _refuse_one_segment(config, model)
     refuse_other_packing(SOURCES[config.data.packing], config.objective, model.latents)
-    for split in SPLITS:
-        if not manifest.totals[split].documents:
-            raise ValueError(f"{config.data.corpus}: its {split} split has no documents")
-        _refuse_small_share(open_source(config.data, split), config, model)
+    for source in (*open_sources(config.data, "train"), *open_sources(config.data, "valid")):
+        _refuse_small_share(source, config, model)
     if model.longest_input and config.data.sequence_length > model.longest_input:
         raise ValueError(
             f"data.sequence_length {config.data.sequence_length} is above the model's "
@@ -82,24 +78,72 @@ def check(config: RunConfig, world_size: int) -> tuple[ModelConfig, CorpusManife
     check_backend(model, choose_backend(model, config.training.attention_backend, on_gpu=False))
     if config.training.compile:
         deepspeed_settings.refuse_compiling(settings)
-    vocabulary = Vocabulary(manifest.vocab_size, model.vocab_size, Path(config.data.corpus))
+    _refuse_bad_blocks(config, manifest.vocab_size, model)
+    return model, manifests
+
+
+def _refuse_bad_blocks(config: RunConfig, vocab_size: int, model: ModelConfig) -> None:
+    """Refuse blocks that the objective finds nothing in, or too few of them."""
+    folder = Path(next(iter(config.data.named_corpora.values())).path)
+    vocabulary = Vocabulary(vocab_size, model.vocab_size, folder)
     objective = config.objective.for_validation().build(vocabulary)
-    valid = open_source(config.data, "valid")
-    refuse_without_targets(valid, objective, config.training.evaluation_blocks)
-    train = open_source(config.data, "train")
-    _refuse_few_blocks(train, config)
-    # Raises where the objective takes text of other documents, and there are none.
-    objective.collate([train.blank(0)], [validation_key(0)], train.sequence_length)
-    return model, manifest
+    for valid in open_sources(config.data, "valid"):
+        refuse_without_targets(valid, objective, config.training.evaluation_blocks)
+    for number, train in enumerate(open_sources(config.data, "train")):
+        _refuse_few_blocks(train, number, config)
+        # Raises where the objective takes text of other documents, and there are none.
+        objective.collate([train.blank(0)], [validation_key(0)], train.sequence_length)
 
 
-def open_source(data: DataConfig, split: str) -> Source:
-    """Return the blocks of one split of a recipe's corpus.
+def open_sources(data: DataConfig, split: str) -> tuple[Source, ...]:
+    """Return the blocks of one split of each of a recipe's corpora.
 
     Raises:
         ValueError: no document fits into a block, or the packing needs another kind of corpus.
     """
-    return SOURCES[data.packing](Corpus(Path(data.corpus), split), data.sequence_length)
+    folders = (Path(corpus.path) for corpus in data.named_corpora.values())
+    cut = SOURCES[data.packing]
+    return tuple(cut(Corpus(folder, split), data.sequence_length) for folder in folders)
+
+
+def _read_manifests(data: DataConfig) -> Manifests:
+    """Read the manifests of a recipe's corpora.
+
+    Raises:
+        ValueError: none is named or a folder is no corpus, a split has no documents, a corpus has
+            another vocabulary than the recipe's or the first corpus, or is given twice.
+    """
+    if not data.named_corpora:
+        raise ValueError("data.corpus: is not set; name a folder that `data_prep prepare` made")
+    manifests: dict[str, CorpusManifest] = {}
+    named: dict[str, str] = {}
+    for name, corpus in data.named_corpora.items():
+        path = corpus.path
+        manifest = manifests[name] = load_manifest(Path(path))
+        first = next(iter(manifests))
+        for split in SPLITS:
+            if not manifest.totals[split].documents:
+                raise ValueError(f"{path}: its {split} split has no documents")
+        if data.vocab_size not in (0, manifest.vocab_size):
+            raise ValueError(
+                f"data.vocab_size is {data.vocab_size}, but {path} was made with a vocabulary of "
+                f"{manifest.vocab_size} ids"
+            )
+        if manifest.tokenizer_digest != manifests[first].tokenizer_digest:
+            raise ValueError(
+                f"data.corpora.{name}: {path} was made with another vocabulary "
+                f"({manifest.tokenizer_digest[:12]}, {manifest.vocab_size} ids) than "
+                f"data.corpora.{first} ({manifests[first].tokenizer_digest[:12]}, "
+                f"{manifests[first].vocab_size} ids); accepted: corpora that were prepared with "
+                "the same --tokenizer"
+            )
+        other = named.setdefault(manifest.digest(), name)
+        if other != name:
+            raise ValueError(
+                f"data.corpora.{name}: {path} is the same corpus as data.corpora.{other}; "
+                "accepted: each corpus once, with the sum of the weights"
+            )
+    return manifests
 
 
 def data_summary(config: RunConfig) -> list[str]:
@@ -108,11 +152,15 @@ def data_summary(config: RunConfig) -> list[str]:
     Cuts the splits into blocks where that was not done before.
     """
     sentences = []
-    for split in SPLITS:
-        source = open_source(config.data, split)
+    names = [f"{name}, " if name else "" for name in config.data.named_corpora]
+    for name, source in (
+        pair
+        for split in SPLITS
+        for pair in zip(names, open_sources(config.data, split), strict=True)
+    ):
         tokens, dropped = _tokens(source)
         sentences.append(
-            f"{split}: {len(source):,} blocks of {source.sequence_length} hold "
+            f"{name}{source.corpus.split}: {len(source):,} blocks of {source.sequence_length} hold "
             f"{source.share_of_tokens:.1%} of {tokens:,} tokens ({config.data.packing}, "
             f"{source.fill:.1%} full)"
             + (f"; {dropped:,} tokens of {source.dropped} are dropped" if dropped else "")
@@ -167,7 +215,8 @@ def _refuse_small_share(source: Source, config: RunConfig, model: ModelConfig) -
     whole = "contiguous" if config.objective.one_text or model.latents else "chunked"
     raise ValueError(
         f"data.packing {data.packing} would drop {dropped:,} of the {tokens:,} tokens of split "
-        f"{source.corpus.split!r} of {data.corpus}: {source.dropped}, with data.sequence_length "
+        f"{source.corpus.split!r} of {source.corpus.folder}: {source.dropped}, with "
+        f"data.sequence_length "
         f"{data.sequence_length}. That leaves {source.share_of_tokens:.1%}, below "
         f"data.minimum_share_of_tokens {data.minimum_share_of_tokens:g}; accepted: "
         + ("" if source.pairs else f"data.packing={whole} (drops nothing), ")
@@ -175,14 +224,18 @@ def _refuse_small_share(source: Source, config: RunConfig, model: ModelConfig) -
     )
 
 
-def _refuse_few_blocks(train: Source, config: RunConfig) -> None:
-    """Refuse a training split that has fewer blocks than an update reads."""
-    data, needed, blocks = config.data, config.batch.global_batch_size, len(train)
+def _refuse_few_blocks(train: Source, number: int, config: RunConfig) -> None:
+    """Refuse the training split of corpus `number` if it has fewer blocks than an update reads."""
+    data, size, mixture = config.data, config.batch.global_batch_size, config.mixture()
+    share = max(mixture.shares(first)[number] for first, _ in mixture.stages)
+    needed, blocks = math.ceil(share * size), len(train)
     if blocks < needed:
+        part = "" if share == 1 else f"{needed:,} blocks of "
         raise ValueError(
-            f"{data.corpus}: its train split has {blocks:,} blocks of data.sequence_length "
-            f"{data.sequence_length}, fewer than the batch.global_batch_size {needed:,} that each "
-            "update reads; accepted: more text, shorter blocks, or a smaller batch"
+            f"{train.corpus.folder}: its train split has {blocks:,} blocks of data.sequence_length "
+            f"{data.sequence_length}, fewer than the {part}batch.global_batch_size {size:,} that "
+            "each update reads; accepted: more text, shorter blocks, or a smaller batch"
+            + ("" if share == 1 else ", or a smaller weight")
         )
 
 
@@ -226,11 +279,12 @@ def refuse_device(
         )
 
 
-def refuse_other_recipe(config: RunConfig, manifest: CorpusManifest) -> None:
+def refuse_other_recipe(config: RunConfig, manifests: Manifests) -> None:
     """Refuse to resume a run with another recipe or corpus than it began with.
 
     The number of steps and the schedule may change if the learning rate of every step done, as far
-    as the newest checkpoint holds it, stays the same.
+    as the newest checkpoint holds it, stays the same; so may the weights of corpora, if every step
+    done or skipped reads the same.
 
     Raises:
         ValueError: lists each difference with both values; or the folder is not a run's.
@@ -238,10 +292,13 @@ def refuse_other_recipe(config: RunConfig, manifest: CorpusManifest) -> None:
     run = Path(config.folder)
     _refuse_other_folder(run)
     records = ledger.read(run / ledger.FILE_NAME)
-    changed = _other_corpus(records, manifest)
+    changed = _other_corpora(records, manifests)
     if (run / RUN_FILE).is_file():
-        done = ledger.run_state(records, config.training.seed).resume_step()
-        changed = [*_other_recipe(load(str(run / RUN_FILE)), config, done), *changed]
+        state = ledger.run_state(records, config.training.seed)
+        old, done = load(str(run / RUN_FILE)), state.resume_step()
+        # What a rollback skipped is named by the steps that had read it.
+        read = max([done, *(r["skip"][1] for r in state.rollbacks if r.get("skip"))])
+        changed += [*_other_recipe(old, config, done), *_other_weights(old, config, read)]
     if changed:
         raise ValueError(
             f"{run} is a run with another recipe; name a new folder, or resume it unchanged, with "
@@ -277,6 +334,21 @@ def _other_recipe(old: RunConfig, new: RunConfig, done: int) -> list[str]:
     return [*changed, reason]
 
 
+def _other_weights(old: RunConfig, new: RunConfig, read: int) -> list[str]:
+    """Say which of the steps that read or skipped blocks, those below `read`, has other weights."""
+    place = new.batch.first_block(read)
+    if old.batch != new.batch or old.mixture().until(place) == new.mixture().until(place):
+        return []  # another batch is named as such
+
+    def weights(config: RunConfig) -> list[tuple[int, list[float]]]:
+        return [(step, each) for step, each in config.data.weights() if step < read]
+
+    return [
+        f"data.corpora: the weights by step were {weights(old)}, now {weights(new)}, but the "
+        f"steps before {read} are done; accepted: changes from step {read} on"
+    ]
+
+
 def _refuse_other_folder(run: Path) -> None:
     if run.exists() and not run.is_dir():
         raise ValueError(f"folder: {run} is a file; name a run's folder, or a new one")
@@ -288,18 +360,30 @@ def _refuse_other_folder(run: Path) -> None:
         )
 
 
-def _other_corpus(records: Sequence[ledger.Record], manifest: CorpusManifest) -> list[str]:
-    """List how the corpus differs from the one in the ledger's first records."""
+def _other_corpora(records: Sequence[ledger.Record], manifests: Manifests) -> list[str]:
+    """List how the corpora differ from those in the ledger. Others may follow them."""
     began = next((record for record in records if record["kind"] == "created"), None)
-    if began is None or began["corpus"] == manifest.digest():
+    if began is None:
         return []
+    manifest = next(iter(manifests.values()))
     if began["tokenizer"] != manifest.tokenizer_digest:
         return [
             f"data.corpus: made with a vocabulary of {began['vocab_size']} ids "
             f"({began['tokenizer'][:12]}), now with one of {manifest.vocab_size} "
             f"({manifest.tokenizer_digest[:12]})"
         ]
-    return [f"data.corpus digest: {began['corpus'][:12]}, now {manifest.digest()[:12]}"]
+    then = ledger.corpora_digests(records)
+    now = [(name, manifest.digest()) for name, manifest in manifests.items()]
+    if len(now) < len(then):
+        missing = ", ".join(name for name, _ in then[len(now) :])
+        return [f"data.corpora: {missing} is missing; accepted: with the weight 0"]
+    return [
+        f"data.corpora.{name} digest: {old[:12]}, now {new[:12]}"
+        if name
+        else f"data.corpus digest: {old[:12]}, now {new[:12]}"
+        for (_, old), (name, new) in zip(then, now, strict=False)
+        if old != new
+    ]
 
 
 def refuse_other_checkpoint(

@@ -60,10 +60,11 @@ def _initial_weights(config: RunConfig) -> str:
     from pretrain.bench.plan import model_of
     from pretrain.convert import init_from
 
-    source, corpus = Path(config.model.init_from), Path(config.data.corpus)
-    if config.data.corpus and corpus.exists() and source.exists():
-        return init_from.check(config, model_of(config), load_manifest(corpus))
-    return f"initial weights: those of {source}, not checked: it or data.corpus is not here"
+    source = Path(config.model.init_from)
+    corpora = [Path(corpus.path) for corpus in config.data.named_corpora.values()]
+    if corpora and corpora[0].exists() and source.exists():
+        return init_from.check(config, model_of(config), load_manifest(corpora[0]))
+    return f"initial weights: those of {source}, not checked: it or its corpus is not here"
 
 
 def add_bench_arguments(command: argparse.ArgumentParser) -> None:

@@ -98,7 +98,7 @@ class Fit:
 
 @dataclasses.dataclass(frozen=True)
 class Reading:
-    """What a run reads of its corpus's train split."""
+    """What a run reads of the train split of a corpus."""
 
     blocks: int
     """Blocks of the split."""
@@ -122,8 +122,8 @@ class Plan:
     """As trained, with the padding rows."""
     tokens: int
     """Tokens in all blocks; padding counts, because it is computed."""
-    reading: Reading | None
-    """None: the corpus is not on this machine."""
+    reading: dict[str, Reading] | None
+    """Of each corpus by name, the name of a single one is ""; None: one is not on this machine."""
     flops_per_token: float
     flops: float
     world_size: int
@@ -283,8 +283,8 @@ def model_of(config: RunConfig) -> ModelConfig:
         ValueError: neither is known.
     """
     size = config.data.vocab_size
-    if config.data.corpus and Path(config.data.corpus).exists():
-        size = load_manifest(Path(config.data.corpus)).vocab_size
+    for folder in _folders(config)[:1]:  # all have the same vocabulary
+        size = load_manifest(folder).vocab_size
     if not size:
         raise ValueError(
             "data.vocab_size: is not set, and data.corpus is not a folder on this machine; set one "
@@ -293,20 +293,25 @@ def model_of(config: RunConfig) -> ModelConfig:
     return config.architecture(size)
 
 
-def _reading(config: RunConfig, blocks: int) -> Reading | None:
-    """Return what a run of so many blocks reads; None if the corpus is not on this machine."""
-    data = config.data
-    if not data.corpus or not Path(data.corpus).exists():
+def _folders(config: RunConfig) -> list[Path]:
+    """Return the folders of the corpora that are on this machine."""
+    folders = (Path(corpus.path) for corpus in config.data.named_corpora.values())
+    return [folder for folder in folders if folder.exists()]
+
+
+def _reading(config: RunConfig, blocks: int) -> dict[str, Reading] | None:
+    """Return what a run of so many blocks reads of each corpus; None if one is not here."""
+    data, folders = config.data, _folders(config)
+    if not folders or len(folders) < len(data.named_corpora):
         return None
-    corpus = Corpus(Path(data.corpus), "train")
-    source = SOURCES[data.packing](corpus, data.sequence_length)
-    return Reading(
-        len(source),
-        int(corpus.lengths.sum()),
-        source.share_of_tokens,
-        source.fill,
-        blocks / len(source),
-    )
+    found = {}
+    draws = config.mixture().counts(blocks)
+    for name, folder, drawn in zip(data.named_corpora, folders, draws, strict=True):
+        corpus = Corpus(folder, "train")
+        source = SOURCES[data.packing](corpus, data.sequence_length)
+        tokens, share = int(corpus.lengths.sum()), source.share_of_tokens
+        found[name] = Reading(len(source), tokens, share, source.fill, drawn / len(source))
+    return found
 
 
 def weight_bytes(settings: Mapping[str, Any]) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from pretrain.bench.plan import HEADROOM, Fit, Plan, Reading
 
 MOST_EPOCHS = 40
@@ -16,7 +18,7 @@ def table(planned: Plan) -> str:
     rows = [
         ("parameters", f"{planned.parameters:,} ({planned.trained_parameters:,} as trained)"),
         ("tokens", f"{planned.tokens:,} (padding included)"),
-        ("epochs", _epochs(planned.reading)),
+        *_epochs(planned.reading),
         ("FLOPs", f"{planned.flops:.3g} ({planned.flops_per_token / 1e6:,.0f} M per token)"),
         (
             "time",
@@ -63,9 +65,15 @@ def _fit(fit: Fit, planned: Plan) -> str:
     return f"{text}; the largest that fit are of {fit.largest} ({_size(fit.largest_bytes)})"
 
 
-def _epochs(reading: Reading | None) -> str:
+def _epochs(reading: Mapping[str, Reading] | None) -> list[tuple[str, str]]:
+    """Rows about what is read of each corpus."""
     if reading is None:
-        return "unknown: data.corpus is not a folder on this machine"
+        return [("epochs", "unknown: data.corpus is not a folder on this machine")]
+    texts = [f"{name}: {_read(r)}" if name else _read(r) for name, r in reading.items()]
+    return list(zip(["epochs", *[""] * len(texts)], texts, strict=False))
+
+
+def _read(reading: Reading) -> str:
     text = (
         f"{reading.epochs:,.2f} of {reading.blocks:,} blocks, {reading.fill:.1%} full, with "
         f"{reading.share_of_tokens:.1%} of the train split's {reading.tokens:,} tokens"

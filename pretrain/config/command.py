@@ -86,13 +86,13 @@ def _setting(
     begin = f"{indent}# "
     yield from textwrap.wrap(text, 100, initial_indent=begin, subsequent_indent=begin)
     if dataclasses.is_dataclass(value):
-        yield f"{name}:"
+        yield f"{indent}{name}:"
         yield from _described(value, sources, f"{key}.")
-    elif isinstance(value, dict) and value:  # model.overrides
+    elif isinstance(value, dict) and value:  # model.overrides, or of data.corpora
         from data_prep.records import docstrings
         from pretrain.model.config import ModelConfig
 
-        texts = docstrings(ModelConfig)
+        texts = docstrings(ModelConfig) if name == "overrides" else {}
         yield f"{indent}{name}:"
         for below in value:
             yield from _setting(below, value[below], texts.get(below, ""), sources, f"{key}.")

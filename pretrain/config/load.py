@@ -27,6 +27,7 @@ MAY_CHANGE = (
     "training.background_saving",
     "batch.micro_batch_size",
     "data.corpus",
+    "data.corpora",
     "data.minimum_share_of_tokens",
     "spike",
     "supervision",
@@ -34,7 +35,8 @@ MAY_CHANGE = (
 """What may differ when a run is resumed: nothing that changes batches, masks or the gradient.
 
 Another micro-batch size draws other dropout masks, and another attention back end rounds
-differently, as another machine may. The corpus may have moved; its digest is compared.
+differently, as another machine may. A corpus may have moved; its digest is compared, and so are the
+weights of corpora for the steps that are done (preflight.py).
 """
 SCHEDULE = ("training.steps", "schedule")
 """What may differ as well if the learning rate of every step done stays the same."""

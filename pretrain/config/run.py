@@ -9,6 +9,8 @@ checked by `__post_init__`. The docstrings below fields are the descriptions in 
 from __future__ import annotations
 
 import dataclasses
+import re
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Le
@@ -20,8 +22,11 @@ from data_prep.records import (
     PositiveFloat,
     PositiveInt,
     ReadNumber,
+    StepNumber,
+    not_accepted,
     unknown_key,
 )
+from pretrain.data.mixture import Mixture
 from pretrain.data.sources import SOURCES
 from pretrain.model.config import ATTENTION_BACKENDS, AUTOMATIC, ModelConfig
 from pretrain.model.presets import SIZES, VARIANTS, build
@@ -31,11 +36,28 @@ from pretrain.objectives.registry import SETTINGS_BY_NAME
 
 
 @dataclasses.dataclass(frozen=True)
+class CorpusConfig:
+    """One of several corpora."""
+
+    path: str = ""
+    """Folder that `data_prep prepare` made."""
+    weight: NonNegativeFloat = 1.0
+    """Share of the blocks that are read from this corpus, relative to the weights of the others. A
+    corpus of weight 0 is not read, but validated on."""
+    weight_from: dict[StepNumber, NonNegativeFloat] = dataclasses.field(default_factory=dict)
+    """Other weights from later steps on, such as {20000: 0.5, 40000: 2}."""
+
+
+@dataclasses.dataclass(frozen=True)
 class DataConfig:
-    """The corpus, and how it is cut into blocks."""
+    """The corpus or corpora, and how they are cut into blocks."""
 
     corpus: str = ""
     """Folder that `data_prep prepare` made."""
+    corpora: dict[str, CorpusConfig] = dataclasses.field(default_factory=dict)
+    """Several corpora by name, in place of `corpus`, such as {web: {path: corpora/web, weight: 3},
+    books: {path: corpora/books, weight: 1, weight_from: {20000: 2}}}. Each has an order and epochs
+    of its own. Their order must not change; another one may be added at the end."""
     sequence_length: Annotated[int, Ge(2)] = 2048
     """Tokens of a block, `<s>` included."""
     packing: str = dataclasses.field(default="chunked", metadata={"choices": SOURCES})
@@ -51,6 +73,37 @@ class DataConfig:
     of the corpus; 0 accepts any."""
     vocab_size: NonNegativeInt = 0
     """Ids that the corpus must have been encoded with, `<mask>` included; 0 accepts any number."""
+
+    def __post_init__(self) -> None:
+        """Refuse corpora without a usable name or a path, or beside a single one."""
+        if self.corpus and self.corpora:
+            raise ValueError(
+                f"data.corpus {self.corpus!r} beside data.corpora ({', '.join(self.corpora)}): "
+                'accepted: one of both; data.corpus="" unsets what a recipe says'
+            )
+        for name, corpus in self.corpora.items():
+            if not re.fullmatch(r"[\w-]+", name):
+                accepted = "letters, digits, - and _"
+                raise ValueError(not_accepted("data.corpora", name, f"a name of {accepted}"))
+            if not corpus.path:
+                raise ValueError(
+                    f"data.corpora.{name}.path: is not set; name a folder that `data_prep prepare` "
+                    "made"
+                )
+
+    @property
+    def named_corpora(self) -> Mapping[str, CorpusConfig]:
+        """The corpora by name; the name of a single one, `corpus`, is ""."""
+        return self.corpora or ({"": CorpusConfig(self.corpus)} if self.corpus else {})
+
+    def weights(self) -> list[tuple[int, list[float]]]:
+        """(first step, weight of each corpus), ascending, from step 0 on."""
+        corpora = [{0: c.weight, **c.weight_from} for c in self.named_corpora.values()]
+        steps = sorted({step for weights in corpora for step in weights})
+        return [
+            (step, [weights[max(s for s in weights if s <= step)] for weights in corpora])
+            for step in steps
+        ]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -396,6 +449,17 @@ class RunConfig:
     supervision: SupervisionConfig = dataclasses.field(default_factory=SupervisionConfig)
     fault: FaultConfig = dataclasses.field(default_factory=FaultConfig)
 
+    def mixture(self) -> Mixture:
+        """Which corpus each place of the run reads.
+
+        Raises:
+            ValueError: weights that no place could follow.
+        """
+        try:
+            return Mixture.by_step(self.data.weights(), self.batch.first_block)
+        except ValueError as error:
+            raise ValueError(f"data.corpora ({', '.join(self.data.corpora)}): {error}") from None
+
     def architecture(self, vocab_size: int) -> ModelConfig:
         """Return the model's architecture for a corpus of `vocab_size` ids.
 
@@ -408,6 +472,15 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         """Refuse values of different sections that do not fit together."""
+        if self.data.corpora:
+            self.mixture()
+        for name, corpus in self.data.corpora.items():
+            late = [step for step in corpus.weight_from if step >= self.training.steps]
+            if late:
+                raise ValueError(
+                    f"data.corpora.{name}.weight_from {late[0]} is not below training.steps "
+                    f"{self.training.steps}: the run would end before the change"
+                )
         if self.schedule.warmup_steps >= self.training.steps:
             raise ValueError(
                 f"schedule.warmup_steps {self.schedule.warmup_steps} is not below "

@@ -91,7 +91,7 @@ def read(
     Args:
         config: the recipe.
         architecture: the run's.
-        manifest: of the run's corpus.
+        manifest: of the run's corpus, or of one of several, which have the same vocabulary.
 
     Returns:
         The architecture of the model as it is, and its contents with that of the run.
@@ -105,7 +105,8 @@ def read(
         contents = conversion.read(Path(config.model.init_from))
     except ValueError as error:
         raise ValueError(f"model.init_from: {error}") from None
-    _refuse_other_vocabulary(name, contents, config.data.corpus, manifest)
+    corpus = next(iter(config.data.named_corpora.values()))
+    _refuse_other_vocabulary(name, contents, corpus.path, manifest)
     theirs = contents.config
     if found := list(_differences(theirs, architecture)):
         listed = ", ".join(
@@ -145,14 +146,14 @@ def _refuse_other_vocabulary(
     if vocabulary is None:
         notes = "; ".join(contents.provenance.get("notes", []))
         raise ValueError(
-            f"{name}: has no vocabulary to compare with that of data.corpus {corpus}"
+            f"{name}: has no vocabulary to compare with that of the corpus {corpus}"
             f"{notes and f' ({notes})'}; accepted: a model folder with one (`python -m pretrain "
             "convert ... --tokenizer ...` adds it)"
         )
     if (digest := vocabulary.digest()) != manifest.tokenizer_digest:
         raise ValueError(
             f"{name}: has a vocabulary of {vocabulary.vocab_size} ids ({digest[:12]}), but "
-            f"data.corpus {corpus} was made with one of {manifest.vocab_size} ids "
+            f"the corpus {corpus} was made with one of {manifest.vocab_size} ids "
             f"({manifest.tokenizer_digest[:12]}); accepted: a corpus made with `python -m "
             f"data_prep prepare --tokenizer` and the model's vocabulary"
         )

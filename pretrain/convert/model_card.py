@@ -80,12 +80,8 @@ def _training(facts: Mapping[str, Any] | None) -> Iterator[str]:
     """Yield what `run.summary` says of the run, if the model comes from one."""
     if not facts:
         return
-    corpus = facts["corpus"]
-    text = f"{corpus['name']} (digest {(corpus['digest'] or 'unknown')[:12]})"
-    if "tokens" in corpus:
-        text += f": {corpus['documents']:,} documents of {corpus['tokens']:,} tokens"
     rows = {
-        "corpus": text,
+        "corpus": "; ".join(map(_corpus, facts["corpora"])),
         "tokens read": f"{facts['tokens']:,}",
         "loss spikes that the training survived": (
             f"{facts['loss_spikes']}, with {facts['rollbacks']} rollbacks"
@@ -102,6 +98,13 @@ def _training(facts: Mapping[str, Any] | None) -> Iterator[str]:
             rows[f"validation perplexity{where}"] = format_number(score["perplexity"], ".3f")
         rows["validation perplexity"] += f" after {measured['step']:,} steps"
     yield f"## Training\n\n{_table(rows)}\n"
+
+
+def _corpus(facts: Mapping[str, Any]) -> str:
+    text = f"{facts['name']} (digest {facts['digest'][:12]})"
+    if "tokens" in facts:
+        text += f": {facts['documents']:,} documents of {facts['tokens']:,} tokens"
+    return text
 
 
 def _scores(scores: str) -> Iterator[str]:

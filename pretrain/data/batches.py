@@ -1,4 +1,4 @@
-"""Batches as pure functions of corpus, lineage and step.
+"""Batches as pure functions of corpora, order and step.
 
 Global batch `step` holds the `size(step)` blocks from position `first_block(step)` of the order on.
 It is cut into micro-batches of B blocks; rank r of R takes number k * R + r as its k-th one.
@@ -14,8 +14,9 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from pretrain.config.run import BatchConfig, FaultConfig
+from pretrain.data.mixture import Order
 from pretrain.data.order import Lineage, digest
-from pretrain.data.sources import SOURCES, Source
+from pretrain.data.sources import SOURCES, Readable, Source
 from pretrain.loop import MicroBatch
 from pretrain.objectives.base import Block, Key, ObjectiveSettings, PretrainingObjective
 
@@ -23,7 +24,7 @@ _VALIDATION_SEED = 0
 
 
 def _collate(
-    source: Source,
+    source: Readable,
     objective: PretrainingObjective,
     blocks: Sequence[Block],
     keys: Sequence[Key],
@@ -38,25 +39,26 @@ def _collate(
 class PretrainingBatches:
     """Training batches of a run."""
 
-    source: Source
+    source: Readable
     objective: PretrainingObjective
-    lineage: Lineage
+    order: Order | Lineage
+    """A lineage is the order of a single corpus."""
     batch: BatchConfig
     fault: FaultConfig
     recipe_seed: int
 
     def seed(self, step: int) -> int:
         """The seed of the order, the objective's draws and the dropout of a step."""
-        return self.lineage.seed_at(self.batch.first_block(step))
+        return self.order.seed_at(self.batch.first_block(step))
 
     def epoch(self, step: int) -> float:
-        """Epochs of the corpus read before a step."""
-        return self.lineage.epoch(self.batch.first_block(step))
+        """Epochs read before a step; of several corpora, the mean over all their blocks."""
+        return self.order.epoch(self.batch.first_block(step))
 
     def micro_batches(self, step: int, rank: int, world_size: int) -> list[MicroBatch]:
         """The micro-batches of one rank in a step, in order."""
         size, seed = self.batch.micro_batch_size, self.seed(step)
-        chosen, epochs = self.lineage.blocks(self.batch.first_block(step), self.batch.size(step))
+        chosen, epochs = self.order.blocks(self.batch.first_block(step), self.batch.size(step))
         batch_digest = digest(chosen, epochs)
         result = []
         for index in range(rank, len(chosen) // size, world_size):
@@ -80,11 +82,12 @@ def validation_batches(
     size: int,
     rank: int,
     world_size: int,
+    first_subset: int = 0,
 ) -> Iterator[MicroBatch]:
     """This rank's share of `limit` blocks spread over the split (0: all), the same in every run.
 
     Every rank gets the same number of micro-batches, as ZeRO 3 needs: where there are too few, a
-    last one without targets, whose sums do not count.
+    last one without targets, whose sums do not count. Subsets are numbered from `first_subset` on.
     """
     chosen_blocks = spread(len(source), limit)
     total = -(-len(chosen_blocks) // size)
@@ -92,7 +95,9 @@ def validation_batches(
         index = turn * world_size + rank
         chosen = chosen_blocks[index * size : (index + 1) * size]
         read = chosen or [0]
-        blocks = [dataclasses.replace(source[n], subsets=source.subsets(n)) for n in read]
+        blocks = [
+            dataclasses.replace(source[n], subsets=source.subsets(n) + first_subset) for n in read
+        ]
         batch = _collate(source, objective, blocks, [validation_key(n) for n in read], index)
         if not chosen:
             batch = dataclasses.replace(batch, tokens=0, targets=(0,) * len(batch.targets))

@@ -8,7 +8,10 @@ classes have in common is in blocks.py.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import bisect
+import dataclasses
+import itertools
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from types import MappingProxyType
 from typing import Any, ClassVar, Protocol
@@ -23,12 +26,21 @@ from pretrain.data.sentence_pairs import SentencePairs
 from pretrain.objectives.base import Block, Ids
 
 
-class Source(Protocol):
+class Readable(Protocol):
+    """What training needs of a source, or of several."""
+
+    @property
+    def sequence_length(self) -> int:
+        """Most ids that a model reads of a block."""
+
+    def __getitem__(self, index: int) -> Block:
+        """One block, without subsets."""
+
+
+class Source(Readable, Protocol):
     """Blocks of one corpus split. Pickles small: another process reads the tables by itself."""
 
     corpus: Corpus
-    sequence_length: int
-    """Most ids that a model reads of a block."""
     name: ClassVar[str]
     """Its key in SOURCES."""
     pairs: ClassVar[bool]
@@ -40,9 +52,6 @@ class Source(Protocol):
 
     def __len__(self) -> int:
         """Number of blocks."""
-
-    def __getitem__(self, index: int) -> Block:
-        """One block, without subsets."""
 
     def size(self, index: int) -> int:
         """Number of ids of a block, found without reading them."""
@@ -60,6 +69,50 @@ class Source(Protocol):
     @property
     def fill(self) -> float:
         """Share of the blocks' capacity that holds tokens."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Joined:
+    """The blocks of several sources, numbered through as `mixture.Order` numbers them."""
+
+    sources: tuple[Source, ...]
+    """At least one, all of blocks of the same length."""
+
+    @property
+    def sequence_length(self) -> int:
+        """Most ids that a model reads of a block."""
+        return self.sources[0].sequence_length
+
+    @cached_property
+    def _firsts(self) -> list[int]:
+        return [0, *itertools.accumulate(map(len, self.sources))]
+
+    def __getitem__(self, index: int) -> Block:
+        """One block, without subsets."""
+        number = bisect.bisect_right(self._firsts, index) - 1
+        return self.sources[number][index - self._firsts[number]]
+
+    @property
+    def share_of_tokens(self) -> float:
+        """Share of the splits' tokens that the blocks hold."""
+        tokens = [int(source.corpus.lengths.sum()) for source in self.sources]
+        return _mean([source.share_of_tokens for source in self.sources], tokens)
+
+    @property
+    def fill(self) -> float:
+        """Share of the blocks' capacity that holds tokens."""
+        capacities = [len(source) * self.sequence_length for source in self.sources]
+        return _mean([source.fill for source in self.sources], capacities)
+
+    def __reduce__(self) -> tuple[type[Joined], tuple[tuple[Source, ...]]]:
+        """Pickle without the table."""
+        return Joined, (self.sources,)
+
+
+def _mean(shares: Sequence[float], wholes: Sequence[int]) -> float:
+    """The share of all wholes; each share is of a whole number of parts."""
+    parts = (round(share * whole) for share, whole in zip(shares, wholes, strict=True))
+    return sum(parts) / sum(wholes)
 
 
 class CompleteBlocks(Blocks):

@@ -114,8 +114,8 @@ def _needs(config: RunConfig, ranks: int, on_gpus: bool) -> Needs:
     from pretrain.machine.judge import Needs
 
     needs = Needs(ranks, on_gpus, config.supervision.save_seconds)
-    corpus = config.data.corpus and Path(config.data.corpus).exists()
-    if not corpus and not config.data.vocab_size:
+    corpora = [Path(corpus.path).exists() for corpus in config.data.named_corpora.values()]
+    if not any(corpora) and not config.data.vocab_size:
         return needs
     planned = planning.plan(config, ranks, next(iter(planning.DEVICES)), 1.0)
     memory = planned.memory[planned.stage]

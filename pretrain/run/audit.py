@@ -10,17 +10,19 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from data_prep.files import sha256_of
 from data_prep.records import decode
 from pretrain.config.run import BatchConfig
+from pretrain.data.mixture import Mixture, Order
 from pretrain.data.order import Lineage
 from pretrain.exit_codes import EXIT_DONE, EXIT_FAILED, EXIT_UNPROVED
 from pretrain.run import checkpoints, folder, ledger, metrics
 
+Counts = npt.NDArray[np.uint8]
 _CHUNK = 1 << 22
 """Number of places that are looked up at once."""
 
@@ -73,14 +75,14 @@ def examine(records: Sequence[ledger.Record], lines: Sequence[metrics.Line]) -> 
     for record, end in zip(attempts, ends, strict=False):
         attempt = record["attempt"]
         before = ledger.run_state(records[: record["number"]], created["seed"])
-        lineage = before.lineage(record["blocks"], batch.first_block)
+        order = ledger.Corpora.of(record).order(before, batch.first_block)
         own = [line for line in lines if line["attempt"] == attempt]
         during = records[record["number"] + 1 : end]
         found.problems += [
             f"attempt {attempt}: {problem}"
             for problem in (
-                *_bad_start(record, before, lineage, records[: record["number"]]),
-                *_bad_steps(record, own, lineage, batch),
+                *_bad_start(record, before, order, records[: record["number"]]),
+                *_bad_steps(record, own, order, batch),
                 *_bad_writers(attempt, during),
             )
         ]
@@ -121,7 +123,7 @@ def _steps_done(
 def _bad_start(
     record: ledger.Record,
     before: ledger.RunState,
-    lineage: Lineage,
+    order: Order,
     earlier: Sequence[ledger.Record],
 ) -> Iterator[str]:
     """Problems with the beginning of an attempt; `earlier` are the records before it."""
@@ -129,7 +131,7 @@ def _bad_start(
     newest = max((r["attempt"] for r in earlier if r["kind"] == "attempt"), default=0)
     if record["attempt"] <= newest:
         yield f"began after attempt {newest}, whose number is not below its own"
-    if ledger.lineage_record(lineage) != record["lineage"]:
+    if ledger.lineage_record(order) != record["lineage"]:
         yield f"followed the lineage {record['lineage']}, the ledger leads to another"
     if step == 0:
         return
@@ -145,7 +147,7 @@ def _committed(records: Sequence[ledger.Record]) -> dict[int, str]:
 
 
 def _bad_steps(
-    record: ledger.Record, lines: Sequence[metrics.Line], lineage: Lineage, batch: BatchConfig
+    record: ledger.Record, lines: Sequence[metrics.Line], order: Order, batch: BatchConfig
 ) -> Iterator[str]:
     """The first problem with the steps that an attempt recorded."""
     before = record["step"] - 1
@@ -155,11 +157,11 @@ def _bad_steps(
             yield f"metrics.jsonl has step {step} where a step above {before} must follow"
             return
         before, place = step, batch.first_block(step)
-        if line["blocks"] != lineage.digest(place, batch.size(step)):
+        if line["blocks"] != order.digest(place, batch.size(step)):
             yield f"step {step} read other blocks than the lineage has at places {place} and on"
             return
-        if line["seed"] != lineage.seed_at(place):
-            yield f"step {step} used seed {line['seed']}, the lineage says {lineage.seed_at(place)}"
+        if line["seed"] != order.seed_at(place):
+            yield f"step {step} used seed {line['seed']}, the lineage says {order.seed_at(place)}"
             return
 
 
@@ -230,30 +232,68 @@ def _count_blocks(
             f"{len(missing):,} of {len(steps):,} steps have no line in metrics.jsonl, so that only "
             f"the ledger says what they read: {_ranges(missing)}"
         )
-    lineage = state.lineage(attempts[-1]["blocks"], batch.first_block)
+    corpora = ledger.Corpora.of(attempts[-1])
+    order = corpora.order(state, batch.first_block)
+    by_number = {record["attempt"]: record for record in attempts}
+    for attempt, part in kept:
+        own = ledger.Corpora.of(by_number[attempt])
+        if part and not _continues(own, corpora, batch.first_block, part.stop):
+            found.problems.append(
+                f"attempt {attempt}: read other corpora or weights up to step {part.stop} than the "
+                "last attempt says"
+            )
+    if found.problems:
+        return
     end = batch.first_block(len(steps))
     found.proved.append(
-        f"{len(steps):,} steps survive, each once: {end:,} blocks, {lineage.epoch(end):.2f} epochs "
-        f"of {lineage.total:,}"
+        f"{len(steps):,} steps survive, each once: {end:,} blocks, {order.epoch(end):.2f} epochs "
+        f"of {order.total:,}"
     )
+    for corpus, epoch, counts, complete in _epochs(order, end):
+        name, lineage = corpora.names[corpus], order.lineages[corpus]
+        _judge_epoch(f"{name}, epoch" if name else "epoch", lineage, epoch, counts, complete, found)
+
+
+def _continues(
+    own: ledger.Corpora, last: ledger.Corpora, first_block: Callable[[int], int], end: int
+) -> bool:
+    """Whether the steps before `end` read the same under an attempt's corpora and the last's."""
+    place = first_block(end)
+    mixtures = [Mixture.by_step(corpora.weights, first_block) for corpora in (own, last)]
+    same = own.totals == last.totals[: len(own.totals)]
+    return same and mixtures[0].until(place) == mixtures[1].until(place)
+
+
+def _judge_epoch(
+    title: str, lineage: Lineage, epoch: int, counts: Counts, complete: bool, found: Audit
+) -> None:
+    """Say whether an epoch of a corpus was read as it should.
+
+    Args:
+        title: what messages call an epoch.
+        lineage: of the corpus.
+        epoch: its number.
+        counts: how often each block was read in it.
+        complete: whether the next epoch has begun.
+        found: the findings are added to it.
+    """
     skipped, skipped_epochs = lineage.skipped()
-    for epoch, counts, complete in _epochs(lineage, end):
-        left_out = skipped[skipped_epochs == epoch]
-        read = int(counts.sum())
-        if counts.max() > 1:
-            found.problems.append(f"epoch {epoch}: block {int(counts.argmax())} was read twice")
-        elif counts[left_out].any():
-            block = int(left_out[counts[left_out].argmax()])
-            found.problems.append(f"epoch {epoch}: block {block} was read, though skipped")
-        elif complete and read + len(left_out) != lineage.total:
-            found.problems.append(
-                f"epoch {epoch}: {lineage.total - len(left_out) - read:,} blocks were neither read "
-                "nor declared skipped"
-            )
-        else:
-            skips = f", {len(left_out):,} declared skipped" if len(left_out) else ""
-            often = "each once" if complete else "none twice"
-            found.proved.append(f"epoch {epoch}: {read:,} blocks read, {often}{skips}")
+    left_out = skipped[skipped_epochs == epoch]
+    read = int(counts.sum())
+    if counts.max() > 1:
+        found.problems.append(f"{title} {epoch}: block {int(counts.argmax())} was read twice")
+    elif counts[left_out].any():
+        block = int(left_out[counts[left_out].argmax()])
+        found.problems.append(f"{title} {epoch}: block {block} was read, though skipped")
+    elif complete and read + len(left_out) != lineage.total:
+        found.problems.append(
+            f"{title} {epoch}: {lineage.total - len(left_out) - read:,} blocks were neither read "
+            "nor declared skipped"
+        )
+    else:
+        skips = f", {len(left_out):,} declared skipped" if len(left_out) else ""
+        often = "each once" if complete else "none twice"
+        found.proved.append(f"{title} {epoch}: {read:,} blocks read, {often}{skips}")
 
 
 def _ranges(steps: Sequence[int]) -> str:
@@ -267,20 +307,32 @@ def _ranges(steps: Sequence[int]) -> str:
     return ", ".join(f"{a}" if a == b else f"{a} to {b}" for a, b in ranges)
 
 
-def _epochs(lineage: Lineage, end: int) -> Iterator[tuple[int, Any, bool]]:
-    """For each epoch, how often the places below `end` hold each block, and if it is complete."""
-    counts = np.zeros(lineage.total, dtype=np.uint8)
-    current = 0
+def _epochs(order: Order, end: int) -> Iterator[tuple[int, int, Counts, bool]]:
+    """Count how often the places below `end` hold each block, by corpus and epoch.
+
+    Yields:
+        Number of the corpus, epoch, count of each of its blocks, whether its next epoch has begun.
+        The epochs of a corpus ascend.
+    """
+    counts = [np.zeros(lineage.total, dtype=np.uint8) for lineage in order.lineages]
+    current = [0] * len(counts)
     for first in range(0, end, _CHUNK):
-        blocks, epochs = lineage.blocks(first, min(_CHUNK, end - first))
-        for epoch in np.unique(epochs).tolist():
-            if epoch != current:
-                yield current, counts, True
-                counts, current = np.zeros_like(counts), epoch
-            np.add.at(counts, blocks[epochs == epoch], 1)
-    if counts.any():
-        complete = bool(lineage.blocks(end, 1)[1][0] > current)
-        yield current, counts, complete
+        blocks, epochs = order.blocks(first, min(_CHUNK, end - first))
+        corpora = np.searchsorted(order.firsts, blocks, side="right") - 1
+        for corpus in np.unique(corpora).tolist():
+            chosen = corpora == corpus
+            for epoch in np.unique(epochs[chosen]).tolist():
+                if epoch != current[corpus]:
+                    yield corpus, current[corpus], counts[corpus], True
+                    counts[corpus] = np.zeros_like(counts[corpus])
+                    current[corpus] = epoch
+                own = blocks[chosen & (epochs == epoch)] - order.firsts[corpus]
+                np.add.at(counts[corpus], own, 1)
+    for corpus, drawn in enumerate(order.mixture.counts(end)):
+        if counts[corpus].any():
+            next_epoch = order.lineages[corpus].blocks(drawn, 1)[1][0]
+            complete = bool(next_epoch > current[corpus])
+            yield corpus, current[corpus], counts[corpus], complete
 
 
 def _compare_with_disk(run: Path, records: Sequence[ledger.Record], found: Audit) -> None:

@@ -62,24 +62,26 @@ def refuse_superseded(records: Sequence[ledger.Record], token: str) -> None:
 
 def open_run(
     config: RunConfig,
-    manifest: CorpusManifest,
+    manifests: Mapping[str, CorpusManifest],
     take_weights: Callable[[], Mapping[str, object]] | None = None,
 ) -> ledger.RunState:
     """Return the state of a run, after recording its creation if that is not recorded yet.
 
     Args:
         config: the recipe.
-        manifest: the corpus's.
+        manifests: of its corpora, by name.
         take_weights: called before the creation is recorded, if the run starts from another model:
             copies it into the run's folder, and returns what `ledger.origin` will.
     """
     path, seed = Path(config.folder) / ledger.FILE_NAME, config.training.seed
     # A failed launch may have been recorded before.
     if ledger.created(ledger.read(path)) is None:
+        digests = {name: manifest.digest() for name, manifest in manifests.items()}
+        manifest = next(iter(manifests.values()))
         ledger.append(
             path,
             "created",
-            corpus=manifest.digest(),
+            **_identity(digests),
             tokenizer=manifest.tokenizer_digest,
             vocab_size=manifest.vocab_size,
             seed=seed,
@@ -91,6 +93,13 @@ def open_run(
         sys.stdout.write(f"the last checkpoint is damaged, its steps are done again: {reason}\n")
         state = ledger.run_state(ledger.read(path), seed)
     return state
+
+
+def _identity(digests: Mapping[str, str]) -> dict[str, object]:
+    """How the ledger names the corpora of a run."""
+    if list(digests) == [""]:
+        return {"corpus": digests[""]}
+    return {"corpora": [{"name": name, "digest": digests[name]} for name in digests]}
 
 
 def reject_damaged_result(run: Path, state: ledger.RunState) -> str:

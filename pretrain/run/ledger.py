@@ -23,7 +23,7 @@ from typing import Any
 
 from data_prep import files
 from data_prep.records import check_format
-from pretrain.data.order import Lineage
+from pretrain.data.mixture import Mixture, Order
 
 Record = dict[str, Any]
 FILE_NAME = "ledger.jsonl"
@@ -181,33 +181,79 @@ class RunState:
         """Factor on the schedule's learning rate in a step."""
         return math.prod(factor for first, end, factor in self.lowered if first <= step < end)
 
-    def lineage(self, total: int, first_block: Callable[[int], int]) -> Lineage:
+    def order(
+        self, mixture: Mixture, totals: Sequence[int], first_block: Callable[[int], int]
+    ) -> Order:
         """The order of blocks that results from the rollbacks.
 
         Args:
-            total: blocks of an epoch.
+            mixture: of the run's corpora.
+            totals: blocks of an epoch of each corpus.
             first_block: returns the place of a step's first block, counted over all epochs.
         """
-        lineage = Lineage.begin(total, self.seed)
+        order = Order.begin(mixture, totals, self.seed)
         for record in self.rollbacks:
             skip = record.get("skip")
             places = (first_block(skip[0]), first_block(skip[1])) if skip else None
-            lineage = lineage.rolled_back(first_block(record["step"]), record["seed"], places)
-        return lineage
+            order = order.rolled_back(first_block(record["step"]), record["seed"], places)
+        return order
 
 
-def lineage_record(lineage: Lineage, end_place: int | None = None) -> list[list[int | str]]:
-    """Identify a lineage as ledger and manifests store it: one list a segment.
+@dataclasses.dataclass(frozen=True)
+class Corpora:
+    """What an attempt's record says of the corpora that it read."""
+
+    names: tuple[str, ...]
+    """A single one is named ""."""
+    totals: tuple[int, ...]
+    """Blocks of each."""
+    weights: tuple[tuple[int, tuple[float, ...]], ...]
+    """(first step, weight of each corpus)."""
+
+    @classmethod
+    def of(cls, record: Record) -> Corpora:
+        """The corpora of an attempt's record."""
+        if "corpora" not in record:
+            return cls(("",), (record["blocks"],), ((0, (1.0,)),))
+        names = tuple(corpus["name"] for corpus in record["corpora"])
+        totals = tuple(corpus["blocks"] for corpus in record["corpora"])
+        return cls(names, totals, tuple((step, tuple(each)) for step, each in record["weights"]))
+
+    def order(self, state: RunState, first_block: Callable[[int], int]) -> Order:
+        """The order of their blocks in a run; `first_block` returns the place of a step's first."""
+        mixture = Mixture.by_step(self.weights, first_block)
+        return state.order(mixture, self.totals, first_block)
+
+
+def lineage_record(order: Order, end_place: int | None = None) -> list[Any]:
+    """Identify an order as ledger and manifests store it: one list a segment, [segments, 4].
+
+    Of several corpora it is a list of these. The last ones are left out if they have no segment, so
+    that a corpus that is added later changes no record of what was read before.
 
     Args:
-        lineage: of a run.
-        end_place: leave out the segments that begin at this place or later.
+        order: of a run.
+        end_place: leave out the segments that nothing before this place was drawn from.
     """
-    return [
-        list(segment.identity)
-        for segment in lineage.segments
-        if end_place is None or segment.first_position < end_place
+    ends = [None] * len(order.lineages) if end_place is None else order.mixture.counts(end_place)
+    lineages = [
+        [list(s.identity) for s in lineage.segments if end is None or s.first_position < end]
+        for lineage, end in zip(order.lineages, ends, strict=True)
     ]
+    while len(lineages) > 1 and not lineages[-1]:
+        lineages.pop()
+    return lineages if len(lineages) > 1 else lineages[0]
+
+
+def corpora_digests(records: Sequence[Record]) -> list[tuple[str, str]]:
+    """(name, digest) of each corpus of a run that was created; the name of a single one is ""."""
+    known = [
+        r["corpora"] for r in records if r["kind"] in ("created", "attempt") and "corpora" in r
+    ]
+    if known:
+        return [(corpus["name"], corpus["digest"]) for corpus in known[-1]]
+    created = next(record for record in records if record["kind"] == "created")
+    return [("", created["corpus"])]
 
 
 def created(records: Sequence[Record]) -> Record | None:

@@ -130,8 +130,8 @@ class RunLog:
 
         Args:
             step: number of updates.
-            scores: `total` with loss, perplexity and number of targets; `subsets`, and `terms` if
-                there are several, with the same by name.
+            scores: `total` with loss, perplexity and number of targets; `subsets`, and `terms` and
+                `corpora` if there are several, with the same by name.
         """
         parts = dict(scores)
         total = parts.pop("total")
@@ -142,7 +142,7 @@ class RunLog:
         values = {f"validation/{name}": total[name] for name in ("loss", "perplexity")}
         for name, score in parts.get("terms", {}).items():
             values[f"validation/loss/{name}"] = score["loss"]
-        for name, score in parts["subsets"].items():
+        for name, score in {**parts["subsets"], **parts.get("corpora", {})}.items():
             values[f"validation perplexity/{name}"] = score["perplexity"]
         self._tensorboard.scalars(step, values)
         self.say(metrics.validation_line([line]))

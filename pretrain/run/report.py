@@ -13,7 +13,7 @@ from data_prep.files import write_atomically
 from pretrain.run import ledger, metrics
 from pretrain.run.metrics import Line, duration, format_number
 from pretrain.run.plots import LOSS_PLOT, plot_loss
-from pretrain.run.status import current_activity, history, view
+from pretrain.run.status import Drawn, current_activity, history, view
 
 REPORT = "report.md"
 
@@ -53,6 +53,7 @@ def write_report(run: Path) -> Path:
             "|---|---|",
             *(f"| {name} | {value} |" for name, value in rows.items()),
             "",
+            *_corpora(seen.drawn, seen.validation),
             *_validation(seen.validation),
             "## What happened",
             "",
@@ -89,6 +90,31 @@ def costs(
             f"{duration(elapsed)}, {duration(sum(line['seconds'] for line in lines))}"
         ),
     }
+
+
+def _corpora(corpora: Sequence[Drawn], measured: Sequence[Line]) -> list[str]:
+    """A table of what was drawn from each of several corpora, and its newest validation."""
+    if not corpora:
+        return []
+    scores = measured[-1].get("corpora", {}) if measured else {}
+    rows = [
+        f"| {c.name} | {c.share:.1%} | {c.blocks:,} | {c.epochs:.2f} | {c.skipped:,} | "
+        f"{_perplexity(scores.get(c.name))} |"
+        for c in corpora
+    ]
+    return [
+        "## Corpora",
+        "",
+        "| corpus | share of a batch, last step | blocks drawn | epochs | blocks skipped | "
+        "validation perplexity |",
+        "|---|---|---|---|---|---|",
+        *rows,
+        "",
+    ]
+
+
+def _perplexity(score: Line | None) -> str:
+    return format_number(score["perplexity"], ".2f") if score else ""
 
 
 def _validation(measured: Sequence[Line]) -> list[str]:

@@ -10,14 +10,14 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from data_prep import tokenizer as tokenizers
 from pretrain.config.load import dump
 from pretrain.config.run import RunConfig
-from pretrain.data.order import Lineage
+from pretrain.data.mixture import Order
 from pretrain.run import checkpoints, ledger
 
 
@@ -32,12 +32,14 @@ class Start:
     """Its first."""
     state: ledger.RunState
     """The run's, before the attempt."""
-    lineage: Lineage
+    order: Order
     """The order of blocks that `state` leads to."""
     share_of_tokens: float
-    """Share of the training split's tokens that the blocks hold."""
+    """Share of the training splits' tokens that the blocks hold."""
     checkpoint_size: int
     """Bytes of a checkpoint; before the first one, an upper bound."""
+    corpora: Sequence[Mapping[str, object]] = ()
+    """Of several corpora, for the ledger: name, digest, blocks and share_of_tokens of each."""
 
     @property
     def seed(self) -> int:
@@ -101,7 +103,11 @@ def begin(
     checkpoints.write_json(run / "deepspeed.json", settings)
     started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     checkpoints.write_json(run / "environment.json", {**environment, "started": started})
-    tokenizers.load(Path(config.data.corpus)).save(run / "tokenizer.json")
+    first_corpus = next(iter(config.data.named_corpora.values()))
+    tokenizers.load(Path(first_corpus.path)).save(run / "tokenizer.json")
+    mixed: dict[str, object] = {}
+    if start.corpora:
+        mixed = {"corpora": start.corpora, "weights": config.data.weights()}
     ledger.append(
         path,
         "attempt",
@@ -111,9 +117,10 @@ def begin(
         ranks=world_size,
         micro_batch_size=config.batch.micro_batch_size,
         seed=start.seed,
-        blocks=start.lineage.total,
+        blocks=start.order.total,
         share_of_tokens=start.share_of_tokens,
-        lineage=ledger.lineage_record(start.lineage),
+        **mixed,
+        lineage=ledger.lineage_record(start.order),
         manifest=checkpoints.manifest_hash(run, start.step) if start.step else "",
         host=socket.gethostname(),
         pid=os.getpid(),

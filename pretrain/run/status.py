@@ -31,6 +31,30 @@ _CLEAR_SCREEN = "\x1b[H\x1b[2J\x1b[3J"
 
 
 @dataclasses.dataclass(frozen=True)
+class Drawn:
+    """What a run has read of one of its corpora."""
+
+    name: str
+    blocks: int
+    epochs: float
+    """Skipped blocks count as read."""
+    share: float
+    """Of the weights in the last step that was done."""
+    skipped: int
+    """Blocks that rollbacks declared skipped, in all epochs."""
+    share_of_tokens: float
+    """Share of the corpus's tokens that its blocks hold."""
+
+    def __str__(self) -> str:
+        """A sentence."""
+        skipped = f", {self.skipped:,} skipped" if self.skipped else ""
+        return (
+            f"{self.name}: {metrics.count(self.blocks, 'block')} drawn, {self.epochs:.2f} epochs"
+            f"{skipped}; {self.share:.1%} of a batch now"
+        )
+
+
+@dataclasses.dataclass(frozen=True)
 class RunView:
     """A run's folder as it was read at one time."""
 
@@ -67,6 +91,29 @@ class RunView:
         """The model that the run continues; "" where its weights were drawn."""
         found = ledger.origin(self.records)
         return ledger.describe_origin(found) if found else ""
+
+    @property
+    def drawn(self) -> list[Drawn]:
+        """What the surviving steps drew from each of several corpora; [] of a single one."""
+        begun = [record for record in self.records if record["kind"] == "attempt"]
+        if not begun or "corpora" not in begun[-1]:
+            return []
+        first_block = self.config.batch.first_block
+        order = ledger.Corpora.of(begun[-1]).order(self.state, first_block)
+        done = self.lines[-1]["step"] + 1 if self.lines else 0
+        place = first_block(done)
+        rows = zip(
+            begun[-1]["corpora"],
+            order.mixture.counts(place),
+            order.epochs(place),
+            order.mixture.shares(first_block(max(0, done - 1))),
+            order.lineages,
+            strict=True,
+        )
+        return [
+            Drawn(c["name"], blocks, epochs, share, len(lineage.skipped()[0]), c["share_of_tokens"])
+            for c, blocks, epochs, share, lineage in rows
+        ]
 
     @property
     def next_command(self) -> str:
@@ -149,6 +196,7 @@ def describe_run(seen: RunView) -> str:
         *([metrics.validation_line(seen.validation)] if seen.validation else []),
         *([f"initial weights: {seen.origin}"] if seen.origin else []),
         *([f"reads {share:.1%} of the corpus's tokens"] if share is not None else []),
+        *map(str, seen.drawn),
         *filter(None, [metrics.invalid_lines(run)]),
         "",
         *(f"  {_clock(record['time'])}  {text}" for record, text in history(seen.records)),
@@ -180,6 +228,7 @@ def as_json(seen: RunView) -> str:
         "suspected_since": state.suspected_since,
         "init_from": ledger.origin(seen.records),
         "share_of_tokens": seen.share_of_tokens,
+        "corpora": [dataclasses.asdict(drawn) for drawn in seen.drawn],
         "slow_ranks": [dataclasses.asdict(slow) for slow in seen.slow_ranks],
         "reason": state.last.get("reason") if state.last else None,
         "log": str(seen.log) if seen.log else None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ def summary(run: Path, config: RunConfig, step: int) -> dict[str, Any]:
 
     Returns:
         `tokens` read, without padding; `attempts`, `loss_spikes` and `rollbacks` until then;
-        `corpus`; `validation`, the newest measurement until then, if there is one; `init_from`, if
+        `corpora`; `validation`, the newest measurement until then, if there is one; `init_from`, if
         the run continues another model (`ledger.origin`).
 
     Raises:
@@ -38,7 +39,7 @@ def summary(run: Path, config: RunConfig, step: int) -> dict[str, Any]:
         "attempts": max(begun, default=0),
         "loss_spikes": len(spikes),
         "rollbacks": sum(r["kind"] == "rollback" and r["step"] < step for r in records),
-        "corpus": _corpus(config, records),
+        "corpora": _corpora(config, records),
     }
     if before := [line for line in measured if line["step"] <= step]:
         found["validation"] = {
@@ -49,16 +50,17 @@ def summary(run: Path, config: RunConfig, step: int) -> dict[str, Any]:
     return found
 
 
-def _corpus(config: RunConfig, records: Sequence[ledger.Record]) -> dict[str, Any]:
-    """Describe the corpus; its sizes only where it is still there."""
-    created = ledger.created(records) or {}
-    path = Path(config.data.corpus)
-    found = {"name": path.name, "digest": created.get("corpus")}
-    try:
-        manifest = load_manifest(path)
-    except (OSError, ValueError):  # it may be on another machine
-        return found
-    if manifest.digest() != found["digest"]:
-        return found
-    train = manifest.totals["train"]
-    return {**found, "documents": train.documents, "tokens": train.tokens}
+def _corpora(config: RunConfig, records: Sequence[ledger.Record]) -> list[dict[str, Any]]:
+    """Describe the corpora; their sizes only where they are still there."""
+    found = []
+    for name, digest in ledger.corpora_digests(records):
+        corpus = config.data.named_corpora.get(name)
+        path = Path(corpus.path) if corpus else Path(name)
+        facts: dict[str, Any] = {"name": name or path.name, "digest": digest}
+        with contextlib.suppress(OSError, ValueError):  # it may be on another machine
+            manifest = load_manifest(path)
+            if manifest.digest() == digest:
+                train = manifest.totals["train"]
+                facts |= {"documents": train.documents, "tokens": train.tokens}
+        found.append(facts)
+    return found

@@ -21,9 +21,11 @@ from pretrain.spikes.detector import Event, Observation, SpikeDetector
 def declared_changes(config: RunConfig, state: RunState) -> list[int]:
     """Steps at which another level or scatter of the loss is expected.
 
-    The batch grows there, or a lowered learning rate returns to its schedule.
+    The batch grows there, the weights of corpora change, or a lowered learning rate returns to its
+    schedule.
     """
-    return sorted({*config.batch.changes(), *(end for _, end, _ in state.lowered)})
+    weights = (step for step, _ in config.data.weights()[1:])
+    return sorted({*config.batch.changes(), *weights, *(end for _, end, _ in state.lowered)})
 
 
 def observations(

@@ -46,11 +46,12 @@ def supervise(options: argparse.Namespace) -> int:
     config = load(options.recipe, options.overrides)
     node = this_node(options.node_rank, options.nodes, options.master_addr, os.environ)
     ranks = world_size(config.supervision, node.count)
-    model, manifest = check(config, ranks)
-    refuse_other_recipe(config, manifest)
+    model, manifests = check(config, ranks)
+    refuse_other_recipe(config, manifests)
     if config.model.init_from and node.rank == 0:
         from pretrain.convert import init_from
 
+        manifest = next(iter(manifests.values()))
         sys.stdout.write(f"{init_from.check(config, model, manifest)}\n")
     _check_machine(config, model, ranks, node)
     sys.stdout.writelines(f"{sentence}\n" for sentence in data_summary(config))

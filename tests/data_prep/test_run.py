@@ -195,6 +195,26 @@ def test_touched_or_moved_input_with_the_same_content_is_accepted(
 
 
 @pytest.mark.usefixtures("in_process")
+def test_one_corpus_a_subset_holds_every_text_once(tokenizer_folder: Path, tmp_path: Path) -> None:
+    texts = make_texts(12, 5)
+    named = [*zip(texts, "XYZ" * 4, strict=True), (texts[0], "Y")]
+    file = tmp_path / "a.jsonl"
+    lines = [json.dumps({"text": text, "meta": {"pile_set_name": name}}) for text, name in named]
+    file.write_text("\n".join(lines))
+    kept = 0
+    for name in "XYZ":
+        settings = Settings(valid_fraction=0.0, duplicates="drop", subset=name)
+        manifest = prepare([file], tmp_path / name, tokenizer_folder, settings)
+        assert manifest.subsets == [name]
+        others = manifest.rejects["other-subset"]
+        assert {*others.by_subset} == {*"XYZ"} - {name}
+        kept += manifest.totals["train"].documents
+    assert kept == len(texts)
+    with pytest.raises(ValueError, match="no document kept: 13 other-subset"):
+        prepare([file], tmp_path / "W", tokenizer_folder, Settings(subset="W"))
+
+
+@pytest.mark.usefixtures("in_process")
 def test_every_reject_is_counted_with_its_place(tokenizer_folder: Path, tmp_path: Path) -> None:
     good = [json.dumps({"text": text, "meta": {"pile_set_name": "X"}}) for text in make_texts(9, 5)]
     bad = {

@@ -31,6 +31,18 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def other_corpus(corpus: Path) -> Path:
+    """Paragraphs of other help topics in the vocabulary of `corpus`: a second corpus."""
+    raw, output = corpus.parent / "other-topics.jsonl", corpus.parent / "other"
+    texts = [text for _, text in sorted(topics.items())[6:20]]
+    paragraphs = [" ".join(p.split()) for text in texts for p in text.split("\n\n")]
+    raw.write_text("".join(json.dumps({"text": p}) + "\n" for p in paragraphs if len(p) > 20))
+    settings = ["--max-tokens", "64", "--valid-fraction", "0.1", "--tokenizer", str(corpus)]
+    run(["prepare", "--input", str(raw), "--output", str(output), *settings])
+    return output
+
+
+@pytest.fixture(scope="session")
 def sentence_corpus(corpus: Path) -> Path:
     """Documents of many sentences, and some of one, prepared with --sentences."""
     raw, output = corpus.parent / "whole-topics.jsonl", corpus.parent / "sentences"

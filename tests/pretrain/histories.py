@@ -2,6 +2,7 @@
 
 import json
 import random
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,22 @@ BATCH = BatchConfig(global_batch_size=6, micro_batch_size=1, ramp_from=2, ramp_s
 SEED = 5
 
 
+Weights = Sequence[tuple[int, Sequence[float]]]
+
+
 class History:
     """A run's records and lines, written by the rules of train.py, a step at a time."""
 
-    def __init__(self, total: int = TOTAL, batch: BatchConfig = BATCH) -> None:
-        self.total, self.batch = total, batch
+    def __init__(
+        self,
+        total: int = TOTAL,
+        batch: BatchConfig = BATCH,
+        totals: dict[str, int] | None = None,
+        weights: Weights = (),
+    ) -> None:
+        """Of one corpus with `total` blocks, or of several with `totals`, by name."""
+        self.batch, self.totals, self.weights = batch, totals, list(weights)
+        self.total = sum(totals.values()) if totals else total
         self.records: list[dict[str, Any]] = []
         self.lines: list[dict[str, Any]] = []
         self.add("created", seed=SEED, batch=vars(batch))
@@ -35,7 +47,6 @@ class History:
         """An attempt from the newest surviving checkpoint."""
         state = self.state
         self.attempt, self.step = state.next_attempt, state.resume_step()
-        self.lineage = state.lineage(self.total, self.batch.first_block)
         manifest = next(
             (
                 r["manifest"]
@@ -44,12 +55,17 @@ class History:
             ),
             "",
         )
+        read: dict[str, Any] = {"blocks": self.total}
+        if self.totals:
+            corpora = [{"name": n, "blocks": blocks} for n, blocks in self.totals.items()]
+            read |= {"corpora": corpora, "weights": self.weights}
+        self.order = ledger.Corpora.of(read).order(state, self.batch.first_block)
         self.add(
             "attempt",
             attempt=self.attempt,
             step=self.step,
-            blocks=self.total,
-            lineage=ledger.lineage_record(self.lineage),
+            **read,
+            lineage=ledger.lineage_record(self.order),
             manifest=manifest if self.step else "",
             ranks=2,
             seed=state.segments[-1][1],
@@ -64,8 +80,8 @@ class History:
                     "attempt": self.attempt,
                     "step": self.step,
                     "loss": 5.0,
-                    "seed": self.lineage.seed_at(place),
-                    "blocks": self.lineage.digest(place, self.batch.size(self.step)),
+                    "seed": self.order.seed_at(place),
+                    "blocks": self.order.digest(place, self.batch.size(self.step)),
                     "tokens": 100,
                     "seconds": 0.5,
                     "gradient_norm": 1.0,
@@ -120,6 +136,11 @@ def random_history(seed: int) -> History:
     """Crashes, commits, spikes, rollbacks and skips, at random."""
     draw = random.Random(seed)
     history = History(total=draw.randint(1, 40))
+    if seed % 2:
+        totals = {name: draw.randint(1, 30) for name in "abc"}
+        steps = [0, *sorted(draw.sample(range(1, 25), 3))]
+        weights = [(s, [draw.randint(0, 3), draw.randint(0, 3), 1]) for s in steps]
+        history = History(totals=totals, weights=weights)
     for _ in range(draw.randint(1, 6)):
         history.begin()
         for _ in range(draw.randint(0, 4)):

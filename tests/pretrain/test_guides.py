@@ -30,6 +30,11 @@ def settings_table() -> str:
             for name, field in _fields(entry).items()
             if (section, name) != ("model", "overrides")
         ]
+        lines += [
+            f"| `corpora.NAME.{name}` | {_default(field)} | {_meaning(field)} |"
+            for name, field in recipe_schema()["$defs"]["CorpusConfig"]["properties"].items()
+            if section == "data"
+        ]
         lines.append("")
     return "\n".join(lines)
 
@@ -42,7 +47,7 @@ def _fields(entry: dict[str, Any]) -> dict[str, Any]:
 
 
 def _default(field: dict[str, Any]) -> str:
-    value = field.get("default", field.get("const"))
+    value = field.get("default", field.get("const", ""))
     if isinstance(value, bool):
         return str(value).lower()
     return f"`{value}`" if isinstance(value, str) and value else f"{value!s}"

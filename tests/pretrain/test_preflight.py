@@ -13,7 +13,8 @@ from pretrain.preflight import check
 
 
 def test_a_valid_recipe_gives_the_model_and_the_corpus(recipe, corpus, tmp_path):
-    model, manifest = check(recipe.load(tmp_path), 2)
+    model, manifests = check(recipe.load(tmp_path), 2)
+    manifest = manifests[""]
     assert model.vocab_size == manifest.vocab_size - 1
     assert model.position == "alibi"
 
@@ -231,7 +232,7 @@ def test_blocks_that_drop_much_of_the_corpus_are_refused_unless_the_recipe_says_
     assert command_line.main(["supervise", str(recipe.path), *words]) == 2
     error = capsys.readouterr().err
     config = recipe.load(tmp_path / "run", *words[1:])
-    source = preflight.open_source(config.data, "train")
+    source = preflight.open_sources(config.data, "train")[0]
     tokens = int(source.corpus.lengths.sum())
     dropped = int(source.corpus.lengths[source.corpus.lengths >= 24].sum())
     for words in (
@@ -245,7 +246,7 @@ def test_blocks_that_drop_much_of_the_corpus_are_refused_unless_the_recipe_says_
     assert not (tmp_path / "run").exists()
     share = source.share_of_tokens
     overrides = [f"data.packing={packing}", "data.sequence_length=24"]
-    lowest = min(share, preflight.open_source(config.data, "valid").share_of_tokens)
+    lowest = min(share, preflight.open_sources(config.data, "valid")[0].share_of_tokens)
     for accepted in ("data.minimum_share_of_tokens=0", f"data.minimum_share_of_tokens={lowest}"):
         assert check(recipe.load(tmp_path, *overrides, accepted), 2)
     assert check(recipe.load(tmp_path, "data.packing=chunked", "data.sequence_length=24"), 2)
@@ -254,7 +255,7 @@ def test_blocks_that_drop_much_of_the_corpus_are_refused_unless_the_recipe_says_
 def test_the_share_of_the_validation_split_counts_as_well(recipe, tmp_path):
     # At 60, more than a tenth of the tokens is dropped from the validation split alone.
     config = recipe.load(tmp_path, "data.packing=best-fit", "data.sequence_length=60")
-    assert preflight.open_source(config.data, "train").share_of_tokens > 0.9
+    assert preflight.open_sources(config.data, "train")[0].share_of_tokens > 0.9
     with pytest.raises(ValueError, match="tokens of split 'valid'"):
         check(config, 2)
 

@@ -18,6 +18,7 @@ ROOT = Path(__file__).parents[2]
 GUIDES = ROOT / "pretrain" / "guides"
 PAGES = [
     GUIDES / "writing-a-recipe.md",
+    GUIDES / "several-corpora.md",
     GUIDES / "using-a-model.md",
     GUIDES / "train-short-test-long.md",
     GUIDES / "albert.md",

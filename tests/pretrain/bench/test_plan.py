@@ -305,13 +305,24 @@ def test_an_existing_corpus_gives_the_vocabulary_and_the_epochs(corpus):
     planned = plan.plan(config, 2, "a100", 0.5)
     assert planned.parameters == plan.parameters(presets.build("small", "zero-clap", 400, {}))
     source = BestFitBlocks(Corpus(corpus, "train"), 128)
-    assert planned.reading.epochs == 850 * 16 / len(source)
+    assert planned.reading[""].epochs == 850 * 16 / len(source)
     lines = plan_table.table(planned).splitlines()
     assert f" of {len(source)} blocks, {source.fill:.1%} full, with 100.0% of the" in lines[2]
     for epochs, warned in ((40.0, False), (40.5, True)):
-        reading = dataclasses.replace(planned.reading, epochs=epochs)
+        reading = {"": dataclasses.replace(planned.reading[""], epochs=epochs)}
         text = plan_table.table(dataclasses.replace(planned, reading=reading))
         assert ("WARNING: beyond 40 epochs" in text) == warned
+
+
+def test_a_mixture_gives_the_epochs_of_each_corpus(corpus, other_corpus):
+    weights = f"data.corpora={{a: {{path: {corpus}}}, b: {{path: {other_corpus}, weight: 3}}}}"
+    config = recipes.load("small", [weights, "training.steps=200"])
+    reading = plan.plan(config, 2, "a100", 0.5).reading
+    read = [reading[name].epochs * reading[name].blocks for name in ("a", "b")]
+    assert read == pytest.approx([800, 2400])
+    lines = plan_table.table(plan.plan(config, 2, "a100", 0.5)).splitlines()
+    assert lines[2].startswith("epochs       a: ")
+    assert lines[3].startswith("             b: ")
 
 
 def test_without_a_corpus_the_epochs_are_unknown():

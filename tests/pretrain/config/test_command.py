@@ -94,6 +94,14 @@ def test_the_schema_is_written_as_json(tmp_path, schema, capsys):
             ["folder=a # b: c", "optimizer.learning_rate=3e-3", "model.overrides.dropout=0.1"],
         ),
         ("demo", ["model.overrides={}", "data.corpus='yes'", "objective.whole_words=true"]),
+        (
+            "small",
+            [
+                "data.corpora={web: {path: w, weight: 3}, dropout: {path: b}}",
+                "data.corpora.web.weight_from={20: 0.5, 40: 2}",
+                "data.corpora.web.weight_from.40=0",
+            ],
+        ),
     ],
 )
 def test_what_show_prints_is_a_recipe_of_the_same_run(recipe, overrides, tmp_path, capsys):

@@ -16,9 +16,10 @@ from pretrain.data.batches import (
     refuse_without_targets,
     validation_batches,
 )
+from pretrain.data.mixture import Mixture, Order
 from pretrain.data.order import Lineage
 from pretrain.data.sentence_pairs import SentencePairs
-from pretrain.data.sources import SOURCES, BestFitBlocks, CompleteBlocks
+from pretrain.data.sources import SOURCES, BestFitBlocks, CompleteBlocks, Joined
 from pretrain.inference.evaluate import summed
 from pretrain.model import presets
 from pretrain.model.language_model import LanguageModel
@@ -235,7 +236,7 @@ def test_ranks_take_turns_and_a_micro_batch_keeps_its_index(any_batches):
 
 
 def test_tokens_are_counted_without_padding_and_targets_by_labels(batches, blocks):
-    total = sum(len(blocks[int(b)].ids) for b in batches.lineage.blocks(0, 8)[0])
+    total = sum(len(blocks[int(b)].ids) for b in batches.order.blocks(0, 8)[0])
     some = batches.micro_batches(0, 0, 1)
     assert sum(batch.tokens for batch in some) == total
     for batch in some:
@@ -247,12 +248,12 @@ def test_a_batch_may_cross_epochs_and_every_block_is_read_once_per_epoch(batches
     total = len(blocks)
     assert total % 8
     steps = -(-2 * total // 8)
-    chosen = np.concatenate([batches.lineage.blocks(8 * s, 8)[0] for s in range(steps)])
+    chosen = np.concatenate([batches.order.blocks(8 * s, 8)[0] for s in range(steps)])
     for epoch in range(2):
         part = chosen[epoch * total : (epoch + 1) * total]
         assert np.array_equal(np.sort(part), np.arange(total))
     crossing = total // 8
-    epochs = batches.lineage.blocks(8 * crossing, 8)[1]
+    epochs = batches.order.blocks(8 * crossing, 8)[1]
     assert set(epochs.tolist()) == {0, 1}
     assert batches.epoch(crossing) < 1 < batches.epoch(crossing + 1)
     assert len(rows_of(batches, crossing, 1)) == 8
@@ -263,7 +264,7 @@ def test_a_block_is_masked_differently_in_another_epoch_or_with_another_seed(bat
         found = {}
         for step in range(epoch * len(blocks) // 8, -(-(epoch + 1) * len(blocks) // 8)):
             order, epochs = lineage.blocks(8 * step, 8)
-            of_lineage = dataclasses.replace(batches, lineage=lineage)
+            of_lineage = dataclasses.replace(batches, order=lineage)
             masked = [
                 batch.arrays["target_positions"][batch.arrays["labels"] != IGNORED]
                 for batch in of_lineage.micro_batches(step, 0, 1)
@@ -272,8 +273,8 @@ def test_a_block_is_masked_differently_in_another_epoch_or_with_another_seed(bat
                 found[tuple(order)] = np.concatenate(masked)
         return found
 
-    first = positions(batches.lineage, 0)
-    assert all(np.array_equal(first[key], positions(batches.lineage, 0)[key]) for key in first)
+    first = positions(batches.order, 0)
+    assert all(np.array_equal(first[key], positions(batches.order, 0)[key]) for key in first)
     key = (3, 0, 5)
     ids = blocks[5].ids
     drawn = [batches.objective.mask(ids, k)[1] for k in (key, (3, 1, 5), (4, 0, 5))]
@@ -281,8 +282,8 @@ def test_a_block_is_masked_differently_in_another_epoch_or_with_another_seed(bat
 
 
 def test_a_reseed_keeps_the_batches_before_it_and_changes_those_after_it(any_batches):
-    lineage = any_batches.lineage.rolled_back(3 * 8, 2)
-    reseeded = dataclasses.replace(any_batches, lineage=lineage)
+    lineage = any_batches.order.rolled_back(3 * 8, 2)
+    reseeded = dataclasses.replace(any_batches, order=lineage)
     assert [reseeded.seed(step) for step in range(5)] == [1, 1, 1, 2, 2]
     for step in range(3):
         assert rows_of(reseeded, step, 1) == rows_of(any_batches, step, 1)
@@ -293,7 +294,7 @@ def test_the_fault_makes_the_labels_of_its_steps_random_until_a_reseed(any_batch
     batches = any_batches
     fault = FaultConfig("random-labels", 2, 4)
     struck = dataclasses.replace(batches, fault=fault)
-    escaped = dataclasses.replace(struck, lineage=batches.lineage.rolled_back(2 * 8, 9))
+    escaped = dataclasses.replace(struck, order=batches.order.rolled_back(2 * 8, 9))
     healthy = dataclasses.replace(escaped, fault=FaultConfig())
     for step in range(6):
         ours, sound = struck.micro_batches(step, 1, 2), batches.micro_batches(step, 1, 2)
@@ -311,7 +312,7 @@ def test_every_micro_batch_has_the_digest_of_its_global_batch(batches):
     """The same on any rank, and the same that an audit computes from the lineage alone."""
     for step in (0, 7):
         found = [b for rank in (0, 1) for b in batches.micro_batches(step, rank, 2)]
-        assert {batch.batch_digest for batch in found} == {batches.lineage.digest(8 * step, 8)}
+        assert {batch.batch_digest for batch in found} == {batches.order.digest(8 * step, 8)}
 
 
 RAMPS = [
@@ -348,9 +349,9 @@ def test_a_growing_batch_reads_every_block_once_per_epoch(blocks, objective):
         some = growing.micro_batches(step, 0, 1)
         assert len(some) == growing.batch.size(step) // 2
         first = growing.batch.first_block(step)
-        assert some[0].batch_digest == growing.lineage.digest(first, growing.batch.size(step))
+        assert some[0].batch_digest == growing.order.digest(first, growing.batch.size(step))
         assert growing.epoch(step) == len(read) / total
-        read += growing.lineage.blocks(first, growing.batch.size(step))[0].tolist()
+        read += growing.order.blocks(first, growing.batch.size(step))[0].tolist()
         step += 1
     for epoch in range(2):
         assert sorted(read[epoch * total : (epoch + 1) * total]) == list(range(total))
@@ -364,8 +365,8 @@ def test_a_growing_global_batch_does_not_depend_on_the_number_of_ranks(blocks, o
 
 def test_after_a_rollback_the_seed_changes_at_the_first_block_of_the_step(blocks, objective):
     growing = training(blocks, objective, BatchConfig(12, 2, 4, 3))
-    lineage = growing.lineage.rolled_back(growing.batch.first_block(5), 9)
-    again = dataclasses.replace(growing, lineage=lineage)
+    lineage = growing.order.rolled_back(growing.batch.first_block(5), 9)
+    again = dataclasses.replace(growing, order=lineage)
     assert [again.seed(step) for step in (0, 4, 5, 6)] == [1, 1, 9, 9]
     assert rows_of(again, 4, 1) == rows_of(growing, 4, 1)
     assert rows_of(again, 5, 1) != rows_of(growing, 5, 1)
@@ -452,3 +453,37 @@ def test_validation_masks_are_the_same_for_every_run(validation, objective):
     assert (alone == objective.mask_id).sum(axis=1).all()
     for size, ranks in [(2, 1), (1, 1), (2, 2), (1, 4)]:
         assert np.array_equal(ids(size, ranks), alone)
+
+
+def test_a_mixture_reads_each_corpus_in_its_order_whatever_the_ranks(
+    packed, other_corpus, objective
+):
+    """Law 1 for two corpora and a change of their weights at step 3."""
+    other = BestFitBlocks(Corpus(other_corpus, "train"), LENGTH)
+    size = BatchConfig(8, 2)
+    mixture = Mixture.by_step([(0, [3, 1]), (3, [0, 1])], size.first_block)
+    order = Order.begin(mixture, [len(packed), len(other)], 1)
+    joined = Joined((packed, other))
+    assert joined.fill == pytest.approx(
+        (packed.fill * len(packed) + other.fill * len(other)) / (len(packed) + len(other))
+    )
+    made = PretrainingBatches(joined, objective, order, size, FaultConfig(), 1)
+    causal = CausalLMConfig().build(objective_vocabulary(packed))
+    plain = dataclasses.replace(made, objective=causal)
+    draws = [0, 0]
+    for step in range(6):
+        assert rows_of(made, step, 2) == rows_of(made, step, 1)
+        found = [batch.arrays["input_ids"] for batch in plain.micro_batches(step, 0, 1)]
+        rows = sorted(tuple(row[row != 1]) for row in np.concatenate(found))
+        counts = [6, 2] if step < 3 else [0, 8]
+        expected = []
+        for corpus, source in enumerate((packed, other)):
+            blocks, _ = order.lineages[corpus].blocks(draws[corpus], counts[corpus])
+            expected += [tuple(source[block].ids) for block in blocks.tolist()]
+            draws[corpus] += counts[corpus]
+        assert rows == sorted(expected)
+
+
+def objective_vocabulary(source):
+    size = source.corpus.manifest.vocab_size
+    return Vocabulary(size, size - 1, source.corpus.folder)

@@ -1,12 +1,14 @@
 """The auditor proves what is so, and finds whatever is not."""
 
 import random
+import re
 
 import numpy as np
 import pytest
 
 from pretrain import __main__ as command_line
 from pretrain.config.run import BatchConfig
+from pretrain.data.mixture import Order
 from pretrain.data.order import Lineage
 from pretrain.run import audit, ledger, metrics
 from tests.pretrain.histories import TOTAL, History, random_history
@@ -47,6 +49,53 @@ def test_a_sound_run_is_proved_sound_with_its_numbers():
 @pytest.mark.parametrize("seed", range(100))
 def test_whatever_happens_to_a_run_its_audit_is_sound(seed):
     assert problems(random_history(seed)) == []
+
+
+TOTALS = {"web": 37, "books": 17}
+WEIGHTS = [(0, [3, 1]), (10, [1, 1]), (16, [1, 4]), (20, [2, 0])]
+
+
+def test_each_corpus_of_a_mixture_is_proved_by_itself():
+    """Three weight changes, a crash, a rollback with a skip."""
+    found = finished(totals=TOTALS, weights=WEIGHTS).audit()
+    assert found.problems == found.unproved == []
+    text = "\n".join(found.proved)
+    assert "web, epoch 0: 32 blocks read, each once, 5 declared skipped" in text
+    assert "books, epoch 2: 17 blocks read, each once\n" in text
+    skipped = [int(n) for n in re.findall(r"(\d+) declared skipped", text)]
+    assert sum(skipped) == 24
+
+
+def test_weights_that_change_for_steps_that_were_done_are_found():
+    history = finished(totals=TOTALS, weights=WEIGHTS)
+    history.weights = [(0, [1, 1])]
+    history.begin()
+    history.train(2)
+    assert "attempt 3: read other corpora or weights up to step" in problems(history)[-1]
+
+
+def test_weights_may_change_and_a_corpus_be_added_for_steps_to_come():
+    history = finished(totals=TOTALS, weights=WEIGHTS)
+    history.totals = {**TOTALS, "code": 7}
+    weights = [(step, [*each, 0]) for step, each in WEIGHTS]
+    history.weights = [*weights, (history.step, [1, 1, 5])]
+    history.begin()
+    history.train(2)
+    found = history.audit()
+    assert found.problems == []
+    assert any("code, epoch 0: 7 blocks read, each once" in text for text in found.proved)
+
+
+def test_a_mixture_that_repeats_a_block_is_found_though_the_metrics_agree(monkeypatch):
+    right = Order.blocks
+
+    def repeating(self, first_place, count):
+        blocks, epochs = right(self, first_place, count)
+        return np.where(blocks == 40, 41, blocks), epochs
+
+    monkeypatch.setattr(Order, "blocks", repeating)
+    found = problems(finished(totals=TOTALS, weights=WEIGHTS))
+    assert "books, epoch 2: block 4 was read twice" in found
 
 
 def test_a_step_that_read_other_blocks_is_found():

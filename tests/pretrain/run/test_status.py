@@ -57,6 +57,30 @@ def test_it_says_what_happened_in_order(run, capsys):
     assert places == sorted(places)
 
 
+def test_it_says_what_was_drawn_from_each_corpus(tmp_path, capsys):
+    history = History(totals={"web": 50, "books": 20}, weights=[(0, [3, 1]), (6, [1, 1])])
+    history.begin()
+    history.train(9)
+    history.commit()
+    history.train(4)
+    history.roll_back(9, skip=(10, 12))
+    history.begin()
+    history.train(2)
+    for corpus in history.records[-1]["corpora"]:
+        corpus["share_of_tokens"] = 0.75
+    history.write(tmp_path / "run")
+    config = RunConfig(folder=str(tmp_path / "run"), batch=history.batch)
+    recipes.dump(config, tmp_path / "run" / "run.yaml")
+    text = shown(tmp_path / "run", capsys)
+    place = history.batch.first_block(11)
+    web, books = history.order.mixture.counts(place)
+    epochs = history.order.epochs(place)
+    skipped = [len(lineage.skipped()[0]) for lineage in history.order.lineages]
+    assert skipped == [6, 6]
+    assert f"web: {web} blocks drawn, {epochs[0]:.2f} epochs, 6 skipped; 50.0% of a batch" in text
+    assert f"books: {books} blocks drawn, {epochs[1]:.2f} epochs, 6 skipped; 50.0% of a" in text
+
+
 def test_it_says_what_the_run_is_doing(run, capsys):
     path = run / ledger.FILE_NAME
     with (run / run_folder.LOCK).open("w") as held:

@@ -1,0 +1,334 @@
+"""Which corpus each place of a run reads, and in which order each corpus is read.
+
+The places of a run count the blocks that it reads, from 0. `Mixture` gives each place a corpus and
+the number of the draw from it, both computed from the weights alone: no state, no table, the same
+for any number of ranks. `Order` adds each corpus's own `Lineage`, which says which block a draw
+is. A run of one corpus is a mixture of one: place and draw are the same number.
+
+Imports numpy only.
+"""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+import heapq
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+from functools import cached_property
+from typing import TypeVar
+
+import numpy as np
+
+from pretrain.data.order import Lineage, digest
+from pretrain.data.permutation import Indices
+
+Number = TypeVar("Number", int, Indices)
+_LARGEST_SUM = 2**31
+"""Of whole-number weights: below it, `_drawn_left` is exact in 64 bits for any place."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Node:
+    """A corpus, or two nodes between which draws alternate in proportion to their weights."""
+
+    weight: int
+    corpus: int
+    """Its number; of a pair the lower one, which decides between equal weights."""
+    parts: tuple[_Node, _Node] | None = None
+    """The heavier node first; None for a corpus."""
+
+    def drawn_left(self, counts: Number) -> Number:
+        """How many of the node's first `counts` draws its first part has.
+
+        The whole number nearest to the part's share, a half rounded up. It grows by 0 or 1 with
+        each draw, so both parts are drawn from in their own order without gaps.
+        """
+        assert self.parts
+        share = self.parts[0].weight
+        whole, rest = counts // self.weight, counts % self.weight
+        return whole * share + (2 * rest * share + self.weight) // (2 * self.weight)
+
+
+def _tree(weights: Sequence[int]) -> _Node:
+    """Pair the corpora with weight above 0, lightest first (Huffman 1952)."""
+    leaves = [_Node(weight, corpus) for corpus, weight in enumerate(weights) if weight]
+    heap = [(node.weight, node.corpus, node) for node in leaves]
+    heapq.heapify(heap)
+    while len(heap) > 1:
+        light, heavy = heapq.heappop(heap)[2], heapq.heappop(heap)[2]
+        first = min(light.corpus, heavy.corpus)
+        node = _Node(light.weight + heavy.weight, first, (heavy, light))
+        heapq.heappush(heap, (node.weight, first, node))
+    return heap[0][2]
+
+
+@dataclasses.dataclass(frozen=True)
+class Mixture:
+    """Weights of corpora by place.
+
+    From one change of the weights to the next, a corpus with the share w of the weights has w x p
+    of the first p places, to less than 2 places; of two corpora, to half a place. (The count of a
+    node is rounded once a level, by at most 1/2, and an error reaches a corpus in proportion to the
+    weights. In a Huffman tree a node has at most half of the weight of its parent's parent, so the
+    error is below 1/2 x (1 + 1 + 1/2 + 1/2 + 1/4 + ...) = 2.) A change keeps the counts.
+    """
+
+    stages: tuple[tuple[int, tuple[int, ...]], ...]
+    """(first place, weight of each corpus), ascending; the first begins at place 0. Neighbours
+    differ, and the weights of a stage have no common divisor."""
+
+    @classmethod
+    def by_step(
+        cls, weights: Sequence[tuple[int, Sequence[float]]], first_block: Callable[[int], int]
+    ) -> Mixture:
+        """The mixture of weights that change at steps.
+
+        Args:
+            weights: (first step, weight of each corpus), ascending, from step 0 on.
+            first_block: returns the place of a step's first block.
+
+        Raises:
+            ValueError: no weight of a stage is above 0, or the ratios of the weights need too large
+                whole numbers.
+        """
+        stages: list[tuple[int, tuple[int, ...]]] = []
+        for step, of_corpora in weights:
+            try:
+                whole = _whole_numbers(of_corpora)
+            except ValueError as error:
+                raise ValueError(f"from step {step} on, {error}") from None
+            if not stages or stages[-1][1] != whole:
+                stages.append((first_block(step), whole))
+        return cls(tuple(stages))
+
+    @classmethod
+    def of_one(cls) -> Mixture:
+        """The mixture of a single corpus."""
+        return cls(((0, (1,)),))
+
+    def until(self, place: int) -> tuple[tuple[int, tuple[int, ...]], ...]:
+        """The stages that begin before a place, without the last corpora if these have no weight.
+
+        Two mixtures for which it is equal read the same corpora at all places below.
+        """
+        begun = [(first, weights) for first, weights in self.stages if first < place]
+        read = max((c + 1 for _, weights in begun for c, w in enumerate(weights) if w), default=0)
+        return tuple((first, weights[:read]) for first, weights in begun)
+
+    def shares(self, place: int) -> list[float]:
+        """Each corpus's share of the weights at a place."""
+        weights = self.stages[self._stage_of(place)][1]
+        return [weight / sum(weights) for weight in weights]
+
+    def counts(self, place: int) -> list[int]:
+        """How many draws each corpus has before a place."""
+        stage = self._stage_of(place)
+        return _sum(self._begun[stage], self._counts_in(stage, place - self.stages[stage][0]))
+
+    def _counts_in(self, stage: int, places: int) -> list[int]:
+        """How many draws each corpus has among the first places of a stage."""
+        counts = [0] * len(self.stages[stage][1])
+        left = [(self._trees[stage], places)]
+        while left:
+            node, count = left.pop()
+            if node.parts is None:
+                counts[node.corpus] = count
+            else:
+                first = node.drawn_left(count)
+                left += [(node.parts[0], first), (node.parts[1], count - first)]
+        return counts
+
+    def draws(self, first_place: int, count: int) -> tuple[Indices, Indices]:
+        """The corpus at each of `count` places, and the number of its draw, from 0.
+
+        Costs a few operations a place and level of the tree of corpora.
+        """
+        corpora = np.empty(count, dtype=np.int64)
+        draws = np.empty(count, dtype=np.int64)
+        last = first_place + count
+        for stage, (first, end) in enumerate(itertools.pairwise([*self._firsts, last])):
+            begin = max(first, first_place)
+            places = np.arange(begin, max(begin, min(end, last)), dtype=np.int64)
+            left = [(self._trees[stage], places - first, places - first_place)]
+            while left:
+                node, numbers, where = left.pop()
+                if node.parts is None:
+                    corpora[where] = node.corpus
+                    draws[where] = numbers + self._begun[stage][node.corpus]
+                    continue
+                before = node.drawn_left(numbers)
+                is_left = node.drawn_left(numbers + 1) > before
+                left += [
+                    (node.parts[0], before[is_left], where[is_left]),
+                    (node.parts[1], (numbers - before)[~is_left], where[~is_left]),
+                ]
+        return corpora, draws
+
+    def _stage_of(self, place: int) -> int:
+        return bisect.bisect_right(self._firsts, place) - 1
+
+    @cached_property
+    def _trees(self) -> list[_Node]:
+        return [_tree(weights) for _, weights in self.stages]
+
+    @cached_property
+    def _begun(self) -> list[list[int]]:
+        """Draws of each corpus before each stage."""
+        begun = [[0] * len(self.stages[0][1])]
+        for stage, (first, end) in enumerate(itertools.pairwise(self._firsts)):
+            begun.append(_sum(begun[-1], self._counts_in(stage, end - first)))
+        return begun
+
+    @cached_property
+    def _firsts(self) -> list[int]:
+        return [first for first, _ in self.stages]
+
+    def __reduce__(self) -> tuple[type[Mixture], tuple[tuple[tuple[int, tuple[int, ...]], ...]]]:
+        """Pickle without cached values."""
+        return Mixture, (self.stages,)
+
+
+def _sum(left: Sequence[int], right: Sequence[int]) -> list[int]:
+    return [a + b for a, b in zip(left, right, strict=True)]
+
+
+def _whole_numbers(weights: Sequence[float]) -> tuple[int, ...]:
+    """The smallest whole numbers in the ratios of weights, which count as they are written.
+
+    Raises:
+        ValueError: none is above 0, or the numbers are too large.
+    """
+    if not any(weights) or not all(map(math.isfinite, weights)):
+        raise ValueError(
+            f"the weights are {_listed(weights)}; accepted: numbers of 0 or more, one above 0"
+        )
+    exact = [Fraction(repr(weight)) for weight in weights]
+    denominator = math.lcm(*(weight.denominator for weight in exact))
+    whole = [int(weight * denominator) for weight in exact]
+    divisor = math.gcd(*whole)
+    whole = [weight // divisor for weight in whole]
+    if sum(whole) >= _LARGEST_SUM:
+        raise ValueError(
+            f"the weights are {_listed(weights)}, which are in the ratios of no whole numbers with "
+            f"a sum below {_LARGEST_SUM:,}; accepted: fewer digits"
+        )
+    return tuple(whole)
+
+
+def _listed(weights: Sequence[float]) -> str:
+    return ", ".join(
+        f"{weight:g}" if weight == float(f"{weight:g}") else repr(weight) for weight in weights
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Order:
+    """The order of a run's blocks over all its corpora, after its rollbacks.
+
+    Blocks are numbered through: those of the first corpus from 0 on, then those of the next.
+    """
+
+    mixture: Mixture
+    lineages: tuple[Lineage, ...]
+    """Of each corpus; their positions are its draws."""
+    seeds: tuple[tuple[int, int], ...]
+    """(first place, seed), ascending."""
+
+    @classmethod
+    def begin(cls, mixture: Mixture, totals: Sequence[int], seed: int) -> Order:
+        """The order of a run that was never rolled back.
+
+        Args:
+            mixture: of the corpora.
+            totals: number of blocks of each corpus.
+            seed: of the run.
+        """
+        seeds = (_seed_of(seed, corpus) for corpus in range(len(totals)))
+        lineages = tuple(map(Lineage.begin, totals, seeds))
+        return cls(mixture, lineages, ((0, seed),))
+
+    @classmethod
+    def of_one(cls, total: int, seed: int) -> Order:
+        """The order of a run of one corpus with so many blocks."""
+        return cls.begin(Mixture.of_one(), [total], seed)
+
+    def rolled_back(self, place: int, seed: int, skip: tuple[int, int] | None = None) -> Order:
+        """The order that follows this one up to `place`, then continues with `seed`.
+
+        Of each corpus, only the blocks that it has not drawn before `place` are permuted anew. What
+        the mixture draws from which corpus stays.
+
+        Args:
+            place: blocks before it count as read.
+            seed: permutes the other blocks of every corpus.
+            skip: first and end place; the blocks that this order has there, from `place` on, will
+                not be read in their epochs. See `Lineage.rolled_back`.
+        """
+        counts = self.mixture.counts
+        skips: list[tuple[int, int] | None] = [None] * len(self.lineages)
+        if skip:
+            skips = list(zip(counts(skip[0]), counts(skip[1]), strict=True))
+        parts = zip(self.lineages, counts(place), skips, strict=True)
+        lineages = tuple(
+            lineage.rolled_back(draw, _seed_of(seed, corpus), skipped)
+            for corpus, (lineage, draw, skipped) in enumerate(parts)
+        )
+        kept = tuple((first, old) for first, old in self.seeds if first < place)
+        return Order(self.mixture, lineages, (*kept, (place, seed)))
+
+    @property
+    def total(self) -> int:
+        """Number of blocks of all corpora."""
+        return self.firsts[-1]
+
+    @cached_property
+    def firsts(self) -> list[int]:
+        """Number of each corpus's first block, and of all blocks."""
+        return [0, *itertools.accumulate(lineage.total for lineage in self.lineages)]
+
+    def seed_at(self, place: int) -> int:
+        """The seed in force at a place."""
+        return next(seed for first, seed in reversed(self.seeds) if first <= place)
+
+    def epochs(self, place: int) -> list[float]:
+        """Epochs of each corpus read before a place, as `Lineage.epoch` counts them."""
+        draws = self.mixture.counts(place)
+        return [lineage.epoch(draw) for lineage, draw in zip(self.lineages, draws, strict=True)]
+
+    def epoch(self, place: int) -> float:
+        """Epochs read before a place: the mean over all blocks of all corpora."""
+        totals = (lineage.total for lineage in self.lineages)
+        # Rounded to whole blocks, so that of one corpus the number stays as it is.
+        read = (round(e * total) for e, total in zip(self.epochs(place), totals, strict=True))
+        return sum(read) / self.total
+
+    def blocks(self, first_place: int, count: int) -> tuple[Indices, Indices]:
+        """Blocks at `count` places from `first_place` on, and the epoch of each in its corpus."""
+        corpora, draws = self.mixture.draws(first_place, count)
+        blocks, epochs = np.empty_like(draws), np.empty_like(draws)
+        for corpus in np.unique(corpora).tolist():
+            chosen = corpora == corpus
+            own = draws[chosen]
+            assert own[-1] - own[0] + 1 == len(own), "draws follow each other"
+            found = self.lineages[corpus].blocks(int(own[0]), len(own))
+            blocks[chosen], epochs[chosen] = found[0] + self.firsts[corpus], found[1]
+        return blocks, epochs
+
+    def digest(self, first_place: int, count: int) -> str:
+        """`order.digest` of the blocks at `count` places from `first_place` on."""
+        return digest(*self.blocks(first_place, count))
+
+    def __reduce__(self) -> tuple[type[Order], tuple[object, ...]]:
+        """Pickle without cached values."""
+        return Order, (self.mixture, self.lineages, self.seeds)
+
+
+def _seed_of(seed: int, corpus: int) -> int:
+    """The seed of one corpus's order: the run's for the first; no two orders have the same."""
+    if corpus == 0:
+        return seed
+    entropy = np.random.SeedSequence([abs(seed), int(seed < 0), corpus])
+    return int(entropy.generate_state(1, np.uint64)[0])

@@ -1,0 +1,95 @@
+"""A run on two corpora: a weight change, a spike, two ranks, then more steps on one rank."""
+
+import contextlib
+import io
+import json
+
+import pytest
+
+from pretrain import __main__ as command_line
+from pretrain.data.mixture import Mixture
+from pretrain.run import checkpoints, ledger, metrics
+
+FAULT = ["fault.kind=random-labels", "fault.first_step=22", "fault.last_step=34"]
+LONGER = ["training.steps=52", "schedule.decay_steps=40", "supervision.processes_per_node=1"]
+
+
+def main(*words):
+    """The exit code and the output of a command."""
+    written = io.StringIO()
+    with contextlib.redirect_stdout(written), contextlib.redirect_stderr(written):
+        code = command_line.main([str(word) for word in words])
+    return code, written.getvalue()
+
+
+def corpora(first, second, weights):
+    return [
+        'data.corpus=""',
+        f"data.corpora={{a: {{path: {first}, weight: 2}}, b: {{path: {second}, {weights}}}}}",
+    ]
+
+
+@pytest.fixture(scope="module")
+def run(recipe, corpus, other_corpus, tmp_path_factory):
+    """The run's folder and the settings that it ended with."""
+    folder = tmp_path_factory.mktemp("mixed") / "run"
+    words = [recipe.path, f"folder={folder}", *FAULT]
+    before = corpora(corpus, other_corpus, "weight: 1, weight_from: {8: 3}")
+    code, said = main("supervise", *words, *before)
+    assert code == 0, said
+    assert "b, train: " in said
+    # Weights that the steps done had not: refused, and the run stays as it is.
+    other = corpora(corpus, other_corpus, "weight: 1, weight_from: {8: 3, 20: 5}")
+    code, said = main("supervise", *words, *LONGER, *other)
+    assert code == 2
+    assert "accepted: changes from step 40 on" in said
+    after = corpora(corpus, other_corpus, "weight: 1, weight_from: {8: 3, 44: 0.5}")
+    code, said = main("supervise", *words, *LONGER, *after)
+    assert code == 0, said
+    return folder
+
+
+@pytest.mark.slow
+def test_every_block_of_each_corpus_was_read_once_an_epoch(run):
+    records = ledger.read(run / ledger.FILE_NAME)
+    attempts = [record for record in records if record["kind"] == "attempt"]
+    assert [record["ranks"] for record in attempts] == [2, 2, 1]
+    assert sum(record["kind"] == "rollback" for record in records) == 1
+    code, said = main("audit", run)
+    assert code == 0, said
+    assert "52 steps survive" in said
+    assert "a, epoch 0: " in said
+    assert "b, epoch 0: " in said
+    assert "each once" in said
+    # Another share than the weights say is found.
+    (run / metrics.METRICS).write_text(
+        (run / metrics.METRICS)
+        .read_text()
+        .replace(metrics.read(run / metrics.METRICS)[-1]["blocks"], "0" * 16)
+    )
+    code, said = main("audit", run)
+    assert code == 1
+    assert "step 51 read other blocks" in said
+
+
+@pytest.mark.slow
+def test_status_report_and_checkpoints_say_what_was_drawn_from_each(run):
+    weights = [(0, [2, 1]), (8, [2, 3]), (44, [2, 0.5])]
+    counts = Mixture.by_step(weights, lambda step: 8 * step).counts(8 * 52)
+    code, said = main("status", run, "--json")
+    assert code == 0
+    drawn = json.loads(said)["corpora"]
+    assert [(c["name"], c["blocks"], c["share"]) for c in drawn] == [
+        ("a", counts[0], 0.8),
+        ("b", counts[1], 0.2),
+    ]
+    report = (run / "report.md").read_text()
+    assert f"| a | 80.0% | {counts[0]:,} | {drawn[0]['epochs']:.2f} | 0 | " in report
+    assert "| b/" in report
+    measured = metrics.read(run / metrics.VALIDATION)[-1]
+    assert {*measured["corpora"]} == {"a", "b"}
+    targets = [score["targets"] for score in measured["corpora"].values()]
+    assert sum(targets) == measured["targets"]
+    manifest = checkpoints.read_manifest(checkpoints.folder_of(run, 52))
+    assert [c["name"] for c in manifest["corpora"]] == ["a", "b"]
+    assert len(manifest["lineage"]) == 2
