@@ -25,6 +25,7 @@ from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
 from pathlib import Path
 
+from data_prep.files import strict_json
 from pretrain.config.run import RunConfig
 from pretrain.supervision import capacity, launch, nodes
 from pretrain.supervision.nodes import Node, OtherNodes
@@ -263,7 +264,7 @@ def main(arguments: Sequence[str]) -> int:
     seen = file.read_text() if file.is_file() else ""
     client = os.environ.get("SSH_CONNECTION", "").partition(" ")[0]
     answer = Answer(versions(), seen, client)
-    sys.stdout.write(json.dumps(dataclasses.asdict(answer)) + "\n")
+    sys.stdout.write(strict_json(dataclasses.asdict(answer)) + "\n")
     return 0
 
 

@@ -96,6 +96,34 @@ def cluster(tmp_path):
         cluster.do("down")
 
 
+class SlurmCluster(Cluster):
+    """The same with Slurm; its controller is node1."""
+
+    def slurm(self, *words, **variables):
+        """Run one of Slurm's commands on node1; return what it prints."""
+        return self.run(
+            1, *words, SLURM_CONF=str(self.folder / "slurm" / "slurm.conf"), **variables
+        )
+
+    def job(self, number):
+        """Return what Slurm says of a job, such as JobState."""
+        words = self.slurm("scontrol", "--oneliner", "show", "job", number).split()
+        return dict(word.partition("=")[::2] for word in words)
+
+
+@pytest.fixture
+def slurm_cluster(tmp_path, request):
+    """Two hosts with Slurm; a parameter is its way to track processes."""
+    skip_without(SLURM)
+    cluster = SlurmCluster(tmp_path / f"zeroclap-{os.getpid()}")
+    track = getattr(request, "param", "cgroup")
+    try:
+        cluster.do("up", 2, script="slurm.sh", PROCTRACK=track)
+        yield cluster
+    finally:
+        cluster.do("down")
+
+
 class HostfileRun:
     """A run on the machines of a hostfile, supervised from node1."""
 
@@ -109,7 +137,7 @@ class HostfileRun:
     def start(self, *overrides, **variables):
         return self.chaos.start(
             f"supervision.hostfile={self.hosts}",
-            "supervision.node_silence_seconds=20",
+            "supervision.node_silence_seconds=30",
             "supervision.node_wait_seconds=120",
             *overrides,
             before=self.cluster.enter(1),

@@ -6,9 +6,9 @@
 #   slurm.sh up COUNT       hosts and Slurm (two hosts take three seconds); hosts.sh down ends both
 #   slurm.sh daemons N      start munged and slurmd of host N again, after hosts.sh on N
 #
-# PROCTRACK is cgroup (Slurm's default), linuxproc or pgid. The times are shorter than Slurm's own:
-# nodes count as down after 20 s (300), jobs are killed 10 s after TERM (30), and a requeued job may
-# start after 5 s (120).
+# PROCTRACK is cgroup (Slurm's default), linuxproc or pgid. Two times are shorter than Slurm's own: nodes
+# count as down after 20 s (300), and a requeued job may start after 5 s (120). One is longer: jobs are
+# killed 2 minutes after their limit, as a busy machine may take as long to start one.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 slurm=${HOSTS_FOLDER:?is not set}/slurm
@@ -51,11 +51,11 @@ up() {
 		MpiDefault=none
 		ReturnToService=2
 		SlurmdTimeout=20
-		KillWait=10
+		KillWait=30
 		MinJobAge=300
 		GresTypes=gpu
 		NodeName=node[1-$count] CPUs=2 RealMemory=4000 Gres=gpu:8 State=UNKNOWN
-		PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE OverTimeLimit=0 State=UP
+		PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE OverTimeLimit=2 State=UP
 	CONFIG
     for n in 0 1 2 3 4 5 6 7; do mknod "$slurm/gpu$n" c 1 3; done
     echo "Name=gpu File=$slurm/gpu[0-7]" > "$slurm/gres.conf"
