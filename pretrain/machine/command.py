@@ -52,6 +52,7 @@ def preflight(options: argparse.Namespace) -> int:
     from pretrain.config.load import load
     from pretrain.machine.judge import problems, table
     from pretrain.machine.measure import read_answers
+    from pretrain.machine.reach import connect
     from pretrain.preflight import refuse_device
     from pretrain.supervision import capacity, gpus, hosts, jobs, launch
     from pretrain.supervision.nodes import Node
@@ -72,7 +73,7 @@ def preflight(options: argparse.Namespace) -> int:
         refuse_device(config, ranks, device, capability)
     needs = _needs(config, ranks, device == "cuda" and not elsewhere)
     near = capacity.existing_folder(Path(config.folder))
-    node = hosts.connect(machines, near, 0.0, jobs.write_stdout) if machines else Node()
+    node = connect(machines, near, 0.0, jobs.write_stdout) if machines else Node()
     with tempfile.TemporaryDirectory(prefix=".preflight-", dir=near) as name:
         folder = Path(name)
         job, hint = _ask(config, folder, options.seconds, node, machines)
@@ -121,6 +122,7 @@ def _ask(
         if not job.ended():
             hint = f"not finished after {seconds:g} s"
         job.end(settings.grace_seconds)
+        agents.dismiss()
         control.write(folder, dataclasses.replace(control_file, state=control.EXIT))
         agents.close(2 * settings.grace_seconds)
     return job, hint

@@ -34,6 +34,7 @@ def supervise(options: argparse.Namespace) -> int:
     example: python -m pretrain supervise pile-base data.corpus=corpora/pile folder=runs/base
     """
     from pretrain.config.load import load
+    from pretrain.machine.reach import connect
     from pretrain.preflight import check, data_summary, refuse_other_recipe
     from pretrain.run.metrics import METRICS
     from pretrain.run.report import write_report
@@ -62,9 +63,7 @@ def supervise(options: argparse.Namespace) -> int:
     run = Path(config.folder)
     if machines:
         wait_seconds = config.supervision.node_wait_seconds
-        node = hosts.connect(
-            machines, run, wait_seconds, lambda text: jobs.write_stdout(f"{text}\n")
-        )
+        node = connect(machines, run, wait_seconds, lambda text: jobs.write_stdout(f"{text}\n"))
     code = Supervisor(config, node, machines=machines).run()
     try:
         if (run / METRICS).exists():

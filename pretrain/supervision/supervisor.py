@@ -305,6 +305,7 @@ class Supervisor:
     def _release_nodes(self, code: int) -> None:
         """Make the agents of the other nodes exit."""
         if self._node.count > 1:
+            self._agents.dismiss()
             token = secrets.token_hex(8)
             self._write_control_file(ControlFile(token, 0, control.EXIT, code=code))
             self._agents.close(self._settings.grace_seconds)

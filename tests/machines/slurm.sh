@@ -16,6 +16,7 @@ slurm=${HOSTS_FOLDER:?is not set}/slurm
 daemons() {
     bash "$here/hosts.sh" exec "$1" env -i PATH=/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin HOME=/root \
         SLURM_CONF="$slurm/slurm.conf" bash -ec '
+        mkdir -p /run/slurmd  # the path of a socket in it may have 108 characters
         munged --force --key-file "$1/munge.key" --socket /run/munge/munge.socket.2 \
             --pid-file /run/munge/munged.pid --log-file /run/munge/munged.log \
             --seed-file /run/munge/seed --num-threads 2
@@ -36,7 +37,7 @@ up() {
 		AuthType=auth/munge
 		AuthInfo=socket=/run/munge/munge.socket.2,cred_expire=5
 		StateSaveLocation=$slurm/state
-		SlurmdSpoolDir=$slurm/spool/%n
+		SlurmdSpoolDir=/run/slurmd
 		SlurmctldPidFile=/run/slurmctld.pid
 		SlurmdPidFile=/run/slurmd.pid
 		SlurmctldLogFile=$slurm/log/slurmctld
@@ -61,7 +62,6 @@ up() {
     echo "Name=gpu File=$slurm/gpu[0-7]" > "$slurm/gres.conf"
     # slurmd starts its cgroup plugin even where nothing uses it; that of v1 needs no mount.
     printf 'CgroupPlugin=cgroup/v1\nCgroupAutomount=no\n' > "$slurm/cgroup.conf"
-    for n in $(seq "$count"); do mkdir -p "$slurm/spool/node$n"; done
     for n in $(seq "$count"); do daemons "$n"; done
     for _ in $(seq 100); do
         states=$(bash "$here/hosts.sh" exec 1 env SLURM_CONF="$slurm/slurm.conf" sinfo -h -o %t 2>/dev/null || true)

@@ -162,7 +162,7 @@ def test_a_machine_that_hears_nothing_any_more_ends_its_processes_itself(
     mounted, hostfile_run, chaos, cluster
 ):
     chaos.schedule({1: [("pause", 0, 6)]})
-    hostfile_run.start("supervision.node_wait_seconds=1")
+    hostfile_run.start()
     chaos.wait_for_pause()
     assert cluster.processes(2, "-m tests.chaos.fault")
     cluster.do("cut", 2)  # of its file system as well

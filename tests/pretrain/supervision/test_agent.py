@@ -289,3 +289,21 @@ def test_a_report_names_the_process_of_the_agent(tmp_path):
     write_report(tmp_path, 3, Report("t", nodes.READY))
     report = control.read_json(control.folder_of(tmp_path) / "node-003.json")
     assert report["pid"] == os.getpid()
+
+
+def test_an_end_is_recorded_though_another_node_does_not_report_its_own(stage):
+    """Its agent may have been killed; Slurm would kill this supervisor 30 s later."""
+    from pretrain.supervision.supervisor import Supervisor
+
+    stage.scripts = {(1, 0): "record('attempt'); raise SystemExit(9)"}
+    config = stage.config(node_wait_seconds=1.0, grace_seconds=1.0, node_silence_seconds=600.0)
+    supervisor = Supervisor(config, Node(0, 2), lambda text: None, poll_seconds=0.05)
+    write_report(stage.run, 1, Report("", nodes.READY))
+    launched = threading.Timer(1.0, write_report, (stage.run, 1, Report("", nodes.RUNNING)))
+    launched.start()
+    started = time.monotonic()
+    assert supervisor.run() == EXIT_FAILED
+    launched.join()
+    assert time.monotonic() - started < PATIENCE
+    records = ledger.read(stage.run / "ledger.jsonl")
+    assert [record["kind"] for record in records] == ["attempt", "crash", "gave-up"]

@@ -1,7 +1,6 @@
 """Hostfiles, and what the other machines get; tests/machines has a true ssh."""
 
 import os
-import socket
 
 import pytest
 
@@ -49,15 +48,6 @@ def test_the_slots_are_the_ranks_of_each_node(hostfile):
         hosts.resolve(config, Node(1, 2))
 
 
-def test_a_run_is_supervised_from_the_first_machine(tmp_path):
-    own = socket.gethostname()
-    for name in (own, "localhost", "127.0.0.1"):
-        hosts.refuse_elsewhere([name, "other"])
-    with pytest.raises(ValueError, match=f"its first machine is 192.0.2.1, and this is {own}"):
-        hosts.refuse_elsewhere(["192.0.2.1", own])
-    assert hosts.connect([own], tmp_path, 0.0, print) == Node()  # asks nobody
-
-
 def test_other_machines_get_only_variables_of_the_ranks_and_the_user_s_own(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
@@ -65,63 +55,8 @@ def test_other_machines_get_only_variables_of_the_ranks_and_the_user_s_own(tmp_p
     environ = {"NCCL_DEBUG": "INFO", "PYTHONPATH": "p", "SECRET": "s", "OMP_NUM_THREADS": "1"}
     found = {"NCCL_DEBUG": "WARN", "PYTHONPATH": "p", "OMP_NUM_THREADS": "1", "MINE": "a b=c"}
     assert hosts.exported(environ) == found
-    *_, name, command = hosts._remote("gpu-2", ["module", "a b"], environ)
+    *_, name, command = hosts.remote("gpu-2", ["module", "a b"], environ)
     assert name == "gpu-2"
     assert command.startswith(f"cd {os.getcwd()} && exec env ")
     assert "'MINE=a b=c'" in command
     assert command.endswith(" -u -m module 'a b'")
-
-
-SSH = """#!/bin/sh
-# Runs a command here, as ssh does elsewhere; the machine's name says how it fails.
-while [ "$1" != -- ]; do shift; done
-case $2 in
-    down) echo "ssh: connect to host down port 22: No route to host" >&2; exit 255 ;;
-    closed) echo "me@closed: Permission denied (publickey)." >&2; exit 255 ;;
-    bare) echo "sh: 1: cd: can't cd to /there" >&2; exit 2 ;;
-    apart) exec sh -c "$(echo "$3" | sed 's|[^ ]*/.hosts-[^ ]*|/nowhere|')" ;;
-esac
-export SSH_CONNECTION="10.0.0.1 5 10.0.0.2 22"
-echo a line of its login
-exec sh -c "$3"
-"""
-
-
-@pytest.fixture
-def ssh(tmp_path, monkeypatch):
-    (tmp_path / "ssh").write_text(SSH)
-    (tmp_path / "ssh").chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-
-    def connect(*names):
-        said = []
-        try:
-            return hosts.connect(["localhost", *names], tmp_path / "runs" / "a", 0.0, said.append)
-        finally:
-            assert [path.name for path in tmp_path.iterdir()] == ["ssh"]
-
-    return connect
-
-
-def test_machines_that_answer_as_this_one_tell_its_address(ssh):
-    assert ssh("good", "better") == Node(0, 3, "10.0.0.1")
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("down", "down cannot be reached: ssh: connect to host down port 22: No route to host"),
-        ("closed", "closed: me@closed: Permission denied"),
-        ("bare", "bare: sh: 1: cd: can't cd to /there"),
-        ("apart", "apart does not have the folder .*a file system that all machines share"),
-    ],
-)
-def test_other_machines_are_refused_by_name(ssh, name, message):
-    with pytest.raises(ValueError, match=f"supervision.hostfile: {message}"):
-        ssh("good", name)
-
-
-def test_other_versions_are_refused(ssh, monkeypatch):
-    monkeypatch.setattr(hosts, "versions", lambda: {"Python": "3.99", "torch": "1"})
-    with pytest.raises(ValueError, match=r"good has Python 3\.\d+\.\d+, and this machine 3\.99"):
-        ssh("good")
