@@ -106,7 +106,7 @@ up() {
 down() {
     local n freezer
     for n in $(seq "$(cat "$folder/count" 2>/dev/null || echo 0)"); do
-        [ ! -e "$folder/$n.pid" ] || off "$n"
+        ip netns pids "$name-$n" 2>/dev/null | xargs -r kill -9 2>/dev/null || true
         ip netns del "$name-$n" 2>/dev/null || true
         freezer=/sys/fs/cgroup/freezer/$name-$n
         for _ in $(seq 20); do

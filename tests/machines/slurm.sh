@@ -7,8 +7,8 @@
 #   slurm.sh daemons N      start munged and slurmd of host N again, after hosts.sh on N
 #
 # PROCTRACK is cgroup (Slurm's default), linuxproc or pgid. Two times are shorter than Slurm's own: nodes
-# count as down after 20 s (300), and a requeued job may start after 5 s (120). One is longer: jobs are
-# killed 2 minutes after their limit, as a busy machine may take as long to start one.
+# count as down after 20 s (300), and a requeued job may start after 5 s (120). Two are longer, as
+# a busy machine needs them: jobs end 2 minutes after their limit, and are killed 2 minutes after TERM.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 slurm=${HOSTS_FOLDER:?is not set}/slurm
@@ -52,7 +52,7 @@ up() {
 		MpiDefault=none
 		ReturnToService=2
 		SlurmdTimeout=20
-		KillWait=30
+		KillWait=120
 		MinJobAge=300
 		GresTypes=gpu
 		NodeName=node[1-$count] CPUs=2 RealMemory=4000 Gres=gpu:8 State=UNKNOWN
