@@ -88,10 +88,12 @@ def job(slurm_cluster, chaos, tmp_path):
     indirect=True,
 )
 def test_a_job_that_reaches_its_time_limit_saves_is_queued_again_and_completes(
-    job, chaos, undisturbed
+    job, slurm_cluster, chaos, undisturbed
 ):
-    job.submit("--time=1", "--signal=B:USR1@25")
+    job.submit("--time=1", "--signal=B:USR1@35")
     job.go_on_when_asked_to_stop()
+    wait_until(lambda: job.restarts() == 1)
+    slurm_cluster.slurm("scontrol", "update", f"JobId={job.number}", "TimeLimit=30")
     job.finish(undisturbed, restarts=1)
     first, saved = chaos.start_steps()
     assert first == 0 < saved, chaos.output()
