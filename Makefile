@@ -9,7 +9,7 @@ READY := $(VENV)/.ready
 WORKERS := 2
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
-.PHONY: help setup demo extrapolation test test-slow test-long test-all test-gpu lint format clean
+.PHONY: help setup demo extrapolation test test-slow test-long test-machines test-all test-gpu lint format clean
 
 help:
 	@echo "make setup     make .venv with everything that is needed"
@@ -19,6 +19,7 @@ help:
 	@echo "make test-slow runs that are killed and continue, compiled models: about 20 minutes"
 	@echo "make test-long the commands of the guides, the demo and others of several minutes each"
 	@echo "make test-all  all three"
+	@echo "make test-machines  runs on hosts with sshd and Slurm, made of namespaces; needs root"
 	@echo "make test-gpu  the tests that need a GPU, at most 8 minutes on one; they skip where there is none"
 	@echo "make lint      ruff and mypy"
 	@echo "make clean     remove .venv and what the demo made"
@@ -44,16 +45,18 @@ extrapolation: $(READY)
 		$(KIND) "$(TEXT)" "$(VALID)" runs/extrapolation-$(KIND)
 
 test: $(READY)
-	$(PYTEST) -m "not slow and not long"
+	$(PYTEST) -m "not slow and not long and not machines"
 
-# The walks take longest and so begin first. DeepSpeed's runner ends a hostfile run with a pkill by
-# pattern, which ends other tests' launchers as well: that test runs alone.
+# The walks take longest and so begin first.
 test-slow: $(READY)
-	$(PYTEST) -m "slow and not alone and not long" --no-loadscope-reorder
-	$(BIN)/python -m pytest -m alone
+	$(PYTEST) -m "slow and not long" --no-loadscope-reorder
 
 test-long: $(READY)
 	$(PYTEST) -m long
+
+# Without root or the packages that .ci/run installs they skip, and say so.
+test-machines: $(READY)
+	$(BIN)/python -m pytest -rs tests/machines
 
 test-all: test test-slow test-long
 

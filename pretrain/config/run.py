@@ -367,8 +367,8 @@ class SupervisionConfig:
     processes_per_node: NonNegativeInt = 0
     """Ranks that `supervise` starts on each machine; 0: one per GPU, or 2 on a CPU."""
     hostfile: str = ""
-    """File of machines that the deepspeed launcher reaches by ssh; empty: this machine, or one
-    `supervise` on each."""
+    """File of machines with lines such as `gpu-1 slots=8`, this machine first; `supervise` reaches
+    the others by ssh. Empty: this machine, or one `supervise` on each."""
     hang_seconds: PositiveFloat = 60.0
     """Silence after which a step counts as hanging, unless ten times the 99th percentile of the
     last 1000 steps is longer (of the median, while fewer than 100 steps are known). A process that
@@ -400,11 +400,11 @@ class SupervisionConfig:
     """All three together, likewise."""
 
     def __post_init__(self) -> None:
-        """Refuse a hostfile for a launcher that does not read one."""
-        if self.hostfile and self.launcher != "deepspeed":
+        """Refuse a hostfile for a launcher that has its own list of machines."""
+        if self.hostfile and self.launcher == "srun":
             raise ValueError(
                 f"supervision.hostfile {self.hostfile!r} with supervision.launcher "
-                f"{self.launcher!r}: only the deepspeed launcher takes a hostfile"
+                f"{self.launcher!r}: srun starts ranks on the machines of its Slurm job"
             )
 
 

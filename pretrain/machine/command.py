@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import os
-import secrets
 import sys
 import tempfile
 import time
@@ -15,9 +14,12 @@ from typing import TYPE_CHECKING
 from pretrain.exit_codes import EXIT_DONE, EXIT_FAILED
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from pretrain.config.run import RunConfig
     from pretrain.machine.judge import Needs
     from pretrain.supervision.jobs import Job
+    from pretrain.supervision.nodes import Node
 
 MODULE = "pretrain.machine.measure"
 _RECIPE = "pile-base"
@@ -30,6 +32,8 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     add("recipe", nargs="?", default=_RECIPE, help=recipe)
     overrides = "settings to change, such as supervision.launcher=torchrun"
     add("overrides", nargs="*", default=[], metavar="key=value", help=overrides)
+    hostfile = "file of machines, such as `gpu-1 slots=8`; as supervision.hostfile=FILE"
+    add("--hostfile", metavar="FILE", help=hostfile)
     seconds = "time after which a measurement counts as hanging (default: %(default)g)"
     add("--seconds", type=float, default=300.0, help=seconds)
 
@@ -38,24 +42,30 @@ def preflight(options: argparse.Namespace) -> int:
     """Check the machines of a run before it starts: devices, memory, disk, and their connection.
 
     The launcher of the recipe starts its ranks. They measure a matrix product, an all-reduce, and
-    writing to the disk of the run's folder, and print versions and free memory. Nothing is left in
-    the run's folder. The exit code is 1 if something is wrong, with the reason; GPUs are judged by
+    writing to the disk of the run's folder, and print versions and free memory. The machines of a
+    hostfile are first asked over ssh for their versions and for the run's folder. Nothing is left
+    there. The exit code is 1 if something is wrong, with the reason; GPUs are judged by
     their data sheets and by each other, CPUs are only measured.
 
-    example: python -m pretrain preflight pile-base supervision.processes_per_node=8
+    example: python -m pretrain preflight --hostfile hosts pile-base folder=runs/base
     """
     from pretrain.config.load import load
     from pretrain.machine.judge import problems, table
     from pretrain.machine.measure import read_answers
+    from pretrain.machine.reach import connect
     from pretrain.preflight import refuse_device
-    from pretrain.supervision import capacity, gpus, jobs, launch
+    from pretrain.supervision import capacity, gpus, hosts, jobs, launch
+    from pretrain.supervision.nodes import Node
 
     recipe, overrides = options.recipe, options.overrides
     if "=" in recipe:
         recipe, overrides = _RECIPE, [recipe, *overrides]
-    config = load(recipe, overrides)
-    launch.check(config.supervision, 1)
-    ranks = launch.world_size(config.supervision, 1)
+    if options.hostfile:
+        overrides = [*overrides, f"supervision.hostfile={options.hostfile}"]
+    config, machines = hosts.resolve(load(recipe, overrides), Node())
+    count = len(machines) or 1
+    launch.check(config.supervision, count)
+    ranks = launch.world_size(config.supervision, count)
     device = launch.device_type(config.supervision, os.environ)
     elsewhere = launch.starts_elsewhere(config.supervision)
     if not elsewhere:
@@ -63,9 +73,10 @@ def preflight(options: argparse.Namespace) -> int:
         refuse_device(config, ranks, device, capability)
     needs = _needs(config, ranks, device == "cuda" and not elsewhere)
     near = capacity.existing_folder(Path(config.folder))
+    node = connect(machines, near, 0.0, jobs.write_stdout) if machines else Node()
     with tempfile.TemporaryDirectory(prefix=".preflight-", dir=near) as name:
         folder = Path(name)
-        job, hint = _ask(config, folder, options.seconds)
+        job, hint = _ask(config, folder, options.seconds, node, machines)
         answers, log = read_answers(folder, ranks), jobs.tail(job.log)
     sys.stdout.write(table(answers))
     found = problems(answers, needs)
@@ -81,30 +92,39 @@ def preflight(options: argparse.Namespace) -> int:
     return EXIT_FAILED if found else EXIT_DONE
 
 
-def _ask(config: RunConfig, folder: Path, seconds: float) -> tuple[Job, str]:
+def _ask(
+    config: RunConfig, folder: Path, seconds: float, node: Node, machines: Sequence[str]
+) -> tuple[Job, str]:
     """Start the ranks, wait for their end, and end what is left; returns how they ended."""
     from pretrain.config.load import dump
     from pretrain.run.folder import SUPERVISED
-    from pretrain.supervision import control, jobs, launch
+    from pretrain.supervision import control, hosts, jobs, launch
+    from pretrain.supervision.nodes import OtherNodes
 
-    control_file = control.ControlFile(
-        token=secrets.token_hex(8),
-        attempt=0,
-        state=control.RUN,
-        processes_per_node=launch.processes_per_node(config.supervision),
-        port=launch.free_port(),
-    )
+    config = dataclasses.replace(config, folder=str(folder))
+    settings = config.supervision
     control.folder_of(folder).mkdir()
     dump(config, folder / SUPERVISED)
-    command = launch.command(config, folder, control_file, module=MODULE)
-    job = jobs.start(config, folder, control_file, 0, command)
+    launch.write_hostfile(folder, node.count)
+    others = OtherNodes(folder, node.count, settings.node_silence_seconds)
+    agents = hosts.Agents(machines, folder, jobs.write_stdout, MODULE)
     deadline = time.monotonic() + seconds
-    while not job.ended() and time.monotonic() < deadline:
-        time.sleep(0.1)
-    hint = f"the launcher {jobs.describe_exit(job.code())}"
-    if not job.ended():
-        hint = f"not finished after {seconds:g} s"
-    job.end(config.supervision.grace_seconds)
+    with agents.kept(others):
+        while others.unavailable() and time.monotonic() < deadline:
+            time.sleep(0.1)
+        control_file = launch.next_control_file(config, node, [])
+        control.write(folder, control_file)
+        command = launch.command(config, folder, control_file, module=MODULE)
+        job = jobs.start(config, folder, control_file, 0, command)
+        while not job.ended() and time.monotonic() < deadline:
+            time.sleep(0.1)
+        hint = f"the launcher {jobs.describe_exit(job.code())}"
+        if not job.ended():
+            hint = f"not finished after {seconds:g} s"
+        job.end(settings.grace_seconds)
+        agents.dismiss()
+        control.write(folder, dataclasses.replace(control_file, state=control.EXIT))
+        agents.close(2 * settings.grace_seconds)
     return job, hint
 
 

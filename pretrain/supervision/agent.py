@@ -1,24 +1,28 @@
 """The agent of a node other than node 0: `python -m pretrain supervise --node-rank 1 ...`.
 
 It follows the control file that the supervisor on node 0 writes: it starts and ends the launcher of
-this node and reports on it, and decides nothing. Imports no torch.
+this node and reports on it. It decides one thing: if it has heard nothing from node 0 for too long,
+it ends the launcher, so that no processes are left on a machine that has lost its connection or its
+file system. Imports no torch.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from data_prep import files
 from pretrain.config.run import RunConfig
 from pretrain.exit_codes import EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED
 from pretrain.run import ledger
+from pretrain.run.folder import SUPERVISED
 from pretrain.supervision import control, decide, jobs, launch, nodes, processes
 from pretrain.supervision.control import ControlFile
-from pretrain.supervision.nodes import Node, Report
+from pretrain.supervision.nodes import Hearing, Node, Report
 from pretrain.supervision.watch import StoppedProcesses
 
 
@@ -56,6 +60,7 @@ class Agent:
         self._job: jobs.Job | None = None
         self._report = Report("", nodes.READY)
         self._stopped = StoppedProcesses(self._settings.hang_seconds)
+        self._hearing = Hearing(self._run, self._settings.node_silence_seconds)
         self._idle_since = time.monotonic()
 
     def run(self) -> int:
@@ -72,8 +77,9 @@ class Agent:
             processes.adopt_orphans()
             try:
                 self._take_over()
-                while (code := self._poll()) is None:
-                    time.sleep(self._poll_seconds)
+                with nodes.repeated(1.0, self._end_orphans):
+                    while (code := self._poll()) is None:
+                        time.sleep(self._poll_seconds)
                 return code
             finally:
                 self._end_job()
@@ -99,6 +105,7 @@ class Agent:
 
     def _poll(self) -> int | None:
         """Follow the control file, check the launcher, report; return an exit code to stop."""
+        self._hearing.listen()
         newest = control.try_read(self._run)
         if newest and newest != self._control_file:
             self._follow(newest)
@@ -153,13 +160,20 @@ class Agent:
             return
         self._idle_since = time.monotonic()
         if self._job.ended():
-            reason = f"its launcher {jobs.describe_exit(self._job.code())}"
+            launcher = f"its launcher {jobs.describe_exit(self._job.code())}"
+            reason = self._hearing.silence() or launcher
             self._end_job()
             self._print(reason)
             self._report = Report(self._report.token, nodes.ENDED, reason)
         else:
             stopped = self._stopped.describe(self._job.members())
             self._report = dataclasses.replace(self._report, problem=stopped)
+
+    def _end_orphans(self) -> None:
+        """End the launcher in a silence; called in a thread, as the main one may wait for files."""
+        if self._job and self._hearing.silence():
+            with contextlib.suppress(TimeoutError):  # tried again in a second
+                self._job.end(self._settings.grace_seconds)
 
     def _end_job(self) -> None:
         """End all processes of the run on this node."""
@@ -171,3 +185,21 @@ class Agent:
 
     def _print(self, text: str) -> None:
         self._write(f"[node {self._node}] {text}\n")
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the agent that `hosts.Agents` starts on another machine of a hostfile.
+
+    Args:
+        arguments: the run's folder, the node's number, the number of nodes, and the module that
+            each rank runs.
+    """
+    from pretrain.config.load import load
+
+    folder, rank, count, launch.MODULE = arguments
+    config = load(str(Path(folder) / SUPERVISED))
+    return Agent(config, Node(int(rank), int(count))).run()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

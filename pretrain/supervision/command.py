@@ -34,17 +34,22 @@ def supervise(options: argparse.Namespace) -> int:
     example: python -m pretrain supervise pile-base data.corpus=corpora/pile folder=runs/base
     """
     from pretrain.config.load import load
+    from pretrain.machine.reach import connect
     from pretrain.preflight import check, data_summary, refuse_other_recipe
     from pretrain.run.metrics import METRICS
     from pretrain.run.report import write_report
     from pretrain.run.status import view
+    from pretrain.supervision import hosts, jobs
     from pretrain.supervision.agent import Agent
     from pretrain.supervision.launch import world_size
-    from pretrain.supervision.nodes import this_node
+    from pretrain.supervision.nodes import Node, this_node
     from pretrain.supervision.supervisor import Supervisor, forecast
 
     config = load(options.recipe, options.overrides)
     node = this_node(options.node_rank, options.nodes, options.master_addr, os.environ)
+    config, machines = hosts.resolve(config, node)
+    if machines:
+        node = Node(0, len(machines), machines[0])
     ranks = world_size(config.supervision, node.count)
     model, manifests = check(config, ranks)
     refuse_other_recipe(config, manifests)
@@ -60,7 +65,11 @@ def supervise(options: argparse.Namespace) -> int:
         return EXIT_DONE
     if node.rank:
         return Agent(config, node).run()
-    code, run = Supervisor(config, node).run(), Path(config.folder)
+    run = Path(config.folder)
+    if machines:
+        wait_seconds = config.supervision.node_wait_seconds
+        node = connect(machines, run, wait_seconds, lambda text: jobs.write_stdout(f"{text}\n"))
+    code = Supervisor(config, node, machines=machines).run()
     try:
         if (run / METRICS).exists():
             sys.stdout.write(f"report: {write_report(run)}\n")

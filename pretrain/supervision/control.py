@@ -7,6 +7,7 @@ They are small files in the run's folder `control/`, and each has one writer:
     heartbeat.json           what rank 0 is doing (heartbeat.py)
     failure-TOKEN-RANK.json  the error of a rank (failures.py)
     node-NNN.json            the report of another node's agent (nodes.py)
+    supervisor.json          the supervisor's sign of life for these agents (nodes.py)
 
 A network file system may refuse to read a file while it is being replaced. Readers then keep what
 they knew and try again later. Imports no torch.
@@ -51,6 +52,8 @@ class ControlFile:
     address: str = "127.0.0.1"
     """Of the node of rank 0."""
     port: int = 0
+    threads: int = 1
+    """Of each rank on a CPU, with several nodes."""
     code: int = 0
     """Exit code of the agents in state `exit`."""
 

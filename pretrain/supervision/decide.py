@@ -125,7 +125,7 @@ def why_ended(
     problem: Problem | None,
     launcher: str,
     errors: Sequence[failures.RankError],
-    world_size: int,
+    hosts: Sequence[str] = (),
     logged: str = "",
 ) -> Problem:
     """Return why an attempt ended.
@@ -137,10 +137,10 @@ def why_ended(
         problem: why the supervisor ended the attempt; `None` if the launcher ended by itself.
         launcher: how the launcher ended: "ended with code 1".
         errors: of the attempt's ranks, the earliest first.
-        world_size: number of ranks; 0 if unknown.
+        hosts: host of each rank; empty if even their number is unknown.
         logged: the first error in the launcher's log, which counts if no rank left one.
     """
-    explanation = failures.explain(errors, world_size)
+    explanation = failures.explain(errors, hosts)
     if cause := failures.cause(errors):
         return Problem(CRASH, explanation, cause.message)
     seen = problem or Problem(CRASH, f"the launcher {launcher} and the run is not done")

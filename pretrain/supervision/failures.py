@@ -134,22 +134,24 @@ def cause(errors: Sequence[RankError]) -> RankError | None:
     return None
 
 
-def explain(errors: Sequence[RankError], world_size: int) -> str:
+def explain(errors: Sequence[RankError], hosts: Sequence[str] = ()) -> str:
     """Describe the cause of an attempt's end, as far as the ranks' errors show it; "" if none do.
 
     Args:
         errors: of one attempt, the earliest first.
-        world_size: number of ranks; 0 if unknown.
+        hosts: host of each rank; empty if even their number is unknown.
     """
     if not errors:
         return ""
-    silent = sorted({*range(world_size)} - {error.rank for error in errors})
+    silent = sorted({*range(len(hosts))} - {error.rank for error in errors})
     if silent and not cause(errors):
-        return f"rank {_joined(silent)} ended without a message"
+        names = dict.fromkeys(hosts[rank] for rank in silent)
+        on = f" on {_joined(list(names))}" if len({*hosts}) > 1 else ""
+        return f"rank {_joined(silent)}{on} ended without a message"
     first = cause(errors) or errors[0]
     same = [error for error in errors if error.message == first.message]
-    ranks, hosts = {error.rank for error in same}, {error.host for error in same}
-    return f"rank {_joined(sorted(ranks))} on {_joined(sorted(hosts))}: {first.message}"
+    ranks, where = {error.rank for error in same}, {error.host for error in same}
+    return f"rank {_joined(sorted(ranks))} on {_joined(sorted(where))}: {first.message}"
 
 
 def in_log(log: Path) -> str:

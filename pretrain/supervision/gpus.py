@@ -6,7 +6,7 @@ import dataclasses
 import os
 import re
 import subprocess
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from itertools import takewhile
 from pathlib import Path
 
@@ -141,27 +141,6 @@ def numbers_of(processes: int) -> list[str]:
             "takes names"
         )
     return gpus
-
-
-def refuse_with_hostfile(slots: Sequence[int]) -> None:
-    """Refuse a CUDA_VISIBLE_DEVICES that the ranks of a hostfile would not follow.
-
-    DeepSpeed 0.19.8 ignores the variable if it has a hostfile (launcher/runner.py, `main`) and
-    gives the ranks of every machine its GPUs 0 to slots - 1 (launcher/launch.py, `main`).
-
-    Raises:
-        ValueError: The ranks would use other GPUs than the visible ones.
-    """
-    if VARIABLE not in os.environ or not visible_gpus({}):
-        return
-    used = [str(number) for number in range(max(slots))]
-    if visible_gpus()[: len(used)] != used:
-        raise ValueError(
-            f"{_setting()} with supervision.hostfile: the deepspeed launcher ignores it "
-            f"there, and its ranks take GPUs 0 to {len(used) - 1}. Unset it, or start "
-            "`supervise --nodes N` on each machine without a hostfile: it uses the GPUs that are "
-            "visible there"
-        )
 
 
 def _setting() -> str:

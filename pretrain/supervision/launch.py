@@ -6,7 +6,6 @@ Imports no torch.
 from __future__ import annotations
 
 import os
-import re
 import secrets
 import shutil
 import socket
@@ -33,25 +32,8 @@ def processes_per_node(config: SupervisionConfig) -> int:
 
 
 def world_size(config: SupervisionConfig, nodes: int) -> int:
-    """Return the number of ranks of a launch: those of each node, or the hostfile's slots.
-
-    Raises:
-        ValueError: The hostfile cannot be read, or names no slots.
-    """
-    return sum(_slots(config)) if config.hostfile else nodes * processes_per_node(config)
-
-
-def _slots(config: SupervisionConfig) -> list[int]:
-    """Return the number of slots of each machine in the hostfile."""
-    path = Path(config.hostfile)
-    text = path.read_text(encoding="utf-8") if path.is_file() else ""
-    found = re.findall(r"^[^#\n]+\sslots=(\d+)", text, flags=re.MULTILINE)
-    slots = [int(number) for number in found]
-    if not sum(slots):
-        raise ValueError(
-            f"supervision.hostfile: {path} names no machine; it needs lines such as `gpu-1 slots=8`"
-        )
-    return slots
+    """Return the number of ranks of a launch."""
+    return nodes * processes_per_node(config)
 
 
 def free_port() -> int:
@@ -70,9 +52,7 @@ def check(config: SupervisionConfig, nodes: int) -> None:
     """
     refuse_agents(config, nodes)
     find_launcher(config)
-    if config.hostfile:
-        gpus.refuse_with_hostfile(_slots(config))
-    elif config.launcher == "deepspeed":
+    if config.launcher == "deepspeed":
         gpus.numbers_of(processes_per_node(config))
     elif config.launcher == "torchrun":
         gpus.gpus_of(processes_per_node(config))
@@ -85,10 +65,10 @@ def refuse_agents(config: SupervisionConfig, nodes: int) -> None:
         ValueError: The message names both ways out.
     """
     if nodes > 1 and starts_elsewhere(config):
-        setting = "supervision.hostfile" if config.hostfile else "supervision.launcher srun"
         raise ValueError(
-            f"--nodes {nodes} with {setting}, which starts the ranks of all nodes from one; start "
-            "one supervisor without --nodes, or an agent on each node without that setting"
+            f"--nodes {nodes} with supervision.launcher srun, which starts the ranks of all nodes "
+            "from one; start one supervisor without --nodes, or an agent on each node without that "
+            "setting"
         )
 
 
@@ -138,9 +118,7 @@ def command(
         options = ["--nnodes", str(control_file.nodes), "--node-rank", str(node)]
         options += ["--nproc-per-node", str(count), "--master-addr", control_file.address]
         return [program, *options, "--master-port", port, "--module", *started]
-    if settings.hostfile:
-        options = ["--hostfile", settings.hostfile]
-    elif control_file.nodes > 1:
+    if control_file.nodes > 1:
         options = ["--hostfile", str(hostfile(run)), "--no_ssh", "--node_rank", str(node)]
         included = _included(control_file, node)
         options += ["--master_addr", control_file.address, "--include", included]
@@ -174,14 +152,16 @@ def next_control_file(
     """
     recorded = ledger.run_state(records, config.training.seed).next_attempt
     before = control.read(Path(config.folder))
+    count = processes_per_node(config.supervision)
     return ControlFile(
         token=secrets.token_hex(8),
         attempt=max(recorded, before.attempt + 1 if before else 0),
         state=control.RUN,
         nodes=node.count,
-        processes_per_node=processes_per_node(config.supervision),
+        processes_per_node=count,
         address=node.address,
         port=free_port(),
+        threads=max(1, len(os.sched_getaffinity(0)) // count),
     )
 
 
@@ -202,32 +182,28 @@ def environment(
 ) -> dict[str, str]:
     """Return the launcher's environment: this process's, and marks of the attempt's processes.
 
-    With a hostfile, the deepspeed launcher passes on only the variables in the file that
-    DS_ENV_FILE names, by default `.deepspeed_env` in the home folder. A copy of that file with the
-    marks added is written to the control folder.
+    On several nodes, ranks on CPUs get as many threads each as those of node 0, so that a run on
+    other machines computes the same numbers.
     """
-    mark = {processes.RUN_VARIABLE: processes.mark(run, node)}
-    marks = mark | {control.TOKEN_VARIABLE: control_file.token}
+    marks = {
+        processes.RUN_VARIABLE: processes.mark(run, node),
+        control.TOKEN_VARIABLE: control_file.token,
+    }
     result = {**os.environ, **marks, **accelerator(config, os.environ)}
-    if config.hostfile:
-        users = Path.home() / os.environ.get("DS_ENV_FILE", ".deepspeed_env")
-        lines = users.read_text().splitlines() if users.is_file() else []
-        lines += [f"{name}={value}" for name, value in marks.items()]
-        path = (control.folder_of(run) / "deepspeed_env").resolve()
-        path.write_text("".join(f"{line}\n" for line in lines))
-        result["DS_ENV_FILE"] = str(path)
+    if control_file.nodes > 1 and device_type(config, os.environ) == "cpu":
+        result.setdefault("OMP_NUM_THREADS", str(control_file.threads))
     return result
 
 
 def starts_elsewhere(config: SupervisionConfig) -> bool:
     """Return whether the launcher starts ranks on other machines than this one."""
-    return config.launcher == "srun" or bool(config.hostfile)
+    return config.launcher == "srun"
 
 
 def accelerator(config: SupervisionConfig, environ: Mapping[str, str]) -> dict[str, str]:
     """Return the variable that makes DeepSpeed use the CPU, if this machine shows no GPU.
 
-    It is not set for srun and a hostfile: their ranks run on other machines, which may have GPUs.
+    It is not set for srun: its ranks run on other machines, which may have GPUs.
     """
     if starts_elsewhere(config) or "DS_ACCELERATOR" in environ or gpus.visible_gpus(environ):
         return {}

@@ -1,8 +1,8 @@
-"""The nodes of a run: which one this is, and what node 0 knows of the others.
+"""The nodes of a run: which one this is, and what node 0 and the others know of each other.
 
-Each node has an agent, and node 0 has the supervisor. The agents write reports to small files in
-the run's folder, which all nodes share. A report counts as long as it keeps changing, by the
-reader's clock. Imports no torch.
+Each node has an agent, and node 0 has the supervisor. They write signs of life to small files in
+the run's folder, which all nodes share. A file counts as long as it keeps changing, by the reader's
+clock. Imports no torch.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ import contextlib
 import dataclasses
 import os
 import socket
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from pretrain.supervision import control
+from pretrain.supervision import control, heartbeat
 from pretrain.supervision.decide import CRASH, HANG, Problem
 
 READY, RUNNING, ENDED = "ready", "running", "ended"
@@ -73,10 +74,71 @@ class Report:
 
 def write_report(run: Path, node: int, report: Report) -> None:
     """Write an agent's report, and show that the agent is alive."""
-    # The time makes each report different from the one before.
+    _write(_path(run, node), dataclasses.asdict(report))
+
+
+def show_life(run: Path) -> None:
+    """Show the agents that the supervisor is alive."""
+    _write(_supervisor_path(run), {})
+
+
+def _write(path: Path, values: Mapping[str, object]) -> None:
+    # The time makes each file different from the one before.
     sender = {"time_ns": time.monotonic_ns(), "pid": os.getpid(), "host": socket.gethostname()}
-    with contextlib.suppress(OSError):  # the supervisor notices the silence
-        control.replace_json(_path(run, node), {**dataclasses.asdict(report), **sender})
+    with contextlib.suppress(OSError):  # the reader notices the silence
+        control.replace_json(path, {**values, **sender})
+
+
+def _supervisor_path(run: Path) -> Path:
+    return control.folder_of(run) / "supervisor.json"
+
+
+@contextlib.contextmanager
+def repeated(seconds: float, action: Callable[[], object]) -> Iterator[None]:
+    """Call `action` in a thread, now and every so many seconds, until this block ends."""
+    left = threading.Event()
+
+    def repeat() -> None:
+        while True:
+            action()
+            if left.wait(seconds):
+                return
+
+    thread = threading.Thread(target=repeat, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        left.set()
+        thread.join(seconds)  # it may wait for a file system that is away
+
+
+class Hearing:
+    """What a node hears from node 0: its supervisor's signs of life, and the heartbeat of rank 0.
+
+    The heartbeat counts too, so that an attempt survives the end of its supervisor.
+    """
+
+    def __init__(
+        self, run: Path, limit: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """Start now; node 0 counts as silent after `limit` seconds."""
+        self._paths = (_supervisor_path(run), control.folder_of(run) / heartbeat.FILE_NAME)
+        self._known = [control.read_json(path) for path in self._paths]
+        self._limit, self._clock, self._last = limit, clock, clock()
+
+    def listen(self) -> None:
+        """Read the files; may block while their file system is away."""
+        for index, path in enumerate(self._paths):
+            newest = control.read_json(path)
+            if newest is not None and newest != self._known[index]:
+                self._known[index], self._last = newest, self._clock()
+
+    def silence(self) -> str:
+        """Describe a silence that is too long, without reading any file; else return ""."""
+        if self._clock() - self._last <= self._limit:
+            return ""
+        return f"it heard nothing from node 0 for {self._limit:.0f} s"
 
 
 def _path(run: Path, node: int) -> Path:
@@ -95,6 +157,7 @@ class OtherNodes:
     ) -> None:
         """Start without signs of life: a report that already exists may be an old one."""
         self._run, self._silence_seconds, self._clock = run, silence_seconds, clock
+        self.count = count - 1
         self._reports = {node: control.read_json(_path(run, node)) for node in range(1, count)}
         self._last_change: dict[int, float] = {}
         self._started = clock()
@@ -105,20 +168,32 @@ class OtherNodes:
             if report is not None and report != before:
                 self._reports[node], self._last_change[node] = report, self._clock()
 
-    def _silent(self) -> list[int]:
-        oldest = self._clock() - self._silence_seconds
+    def silent(self, seconds: float) -> list[int]:
+        """Return the nodes that have not reported for so many seconds."""
+        self._read()
+        oldest = self._clock() - seconds
         return [n for n in self._reports if self._last_change.get(n, self._started) < oldest]
+
+    def name(self, node: int) -> str:
+        """Return the number of a node, with its host as far as that is known: `1 (gpu-2)`."""
+        host = self.host(node)
+        return f"{node} ({host})" if host else str(node)
+
+    def host(self, node: int) -> str:
+        """Return the host of a node as its last report names it; "" if there is none."""
+        if node == 0:
+            return socket.gethostname()
+        return str((self._reports.get(node) or {}).get("host", ""))
 
     def unavailable(self) -> list[int]:
         """Return the nodes that cannot start an attempt: silent, or still busy with another."""
         busy = self.busy()
         unknown = self._reports.keys() - self._last_change.keys()
-        return sorted({*unknown, *self._silent(), *busy})
+        return sorted({*unknown, *self.silent(self._silence_seconds), *busy})
 
     def busy(self) -> list[int]:
         """Return the nodes that are alive and have processes of an attempt."""
-        self._read()
-        silent = self._silent()
+        silent = self.silent(self._silence_seconds)
         return [
             node
             for node, report in self._reports.items()
@@ -127,12 +202,11 @@ class OtherNodes:
 
     def problem(self, token: str) -> Problem | None:
         """Return why the attempt with this token has to be ended because of another node."""
-        self._read()
-        if silent := self._silent():
-            nodes = ", ".join(map(str, silent))
+        if silent := self.silent(self._silence_seconds):
+            nodes = ", ".join(map(self.name, silent))
             return Problem(CRASH, f"node {nodes} was silent for {self._silence_seconds:.0f} s")
         for node, report in self._reports.items():
             if report and report["token"] == token and report["problem"]:
                 kind = CRASH if report["state"] == ENDED else HANG
-                return Problem(kind, f"node {node}: {report['problem']}")
+                return Problem(kind, f"node {self.name(node)}: {report['problem']}")
         return None

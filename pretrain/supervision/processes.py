@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import dataclasses
+import functools
 import os
 import signal
 import sys
@@ -30,7 +31,14 @@ def mark(run: Path, node: int = 0) -> str:
 
     It contains the node, so that agents that share a machine find their own processes only.
     """
-    return f"{run.resolve()}#{node}" if node else str(run.resolve())
+    resolved = _resolved(run.absolute())
+    return f"{resolved}#{node}" if node else str(resolved)
+
+
+@functools.cache
+def _resolved(run: Path) -> Path:
+    """Return a folder's real path, known later even while its file system is away."""
+    return run.resolve()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,7 +15,7 @@ import math
 import os
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -31,6 +31,7 @@ from pretrain.supervision import (
     decide,
     failures,
     heartbeat,
+    hosts,
     jobs,
     launch,
     processes,
@@ -57,6 +58,7 @@ class Supervisor:
         write: Callable[[str], object] = jobs.write_stdout,
         poll_seconds: float = 0.5,
         progress_seconds: float = 10.0,
+        machines: Sequence[str] = (),
     ) -> None:
         """Lock the run's folder.
 
@@ -66,6 +68,7 @@ class Supervisor:
             write: receives messages.
             poll_seconds: between two looks at a running attempt.
             progress_seconds: between two messages about its progress.
+            machines: of a hostfile, one for each node; agents are started on them.
 
         Raises:
             ValueError: Another supervisor uses the folder, its ledger does not verify, or this node
@@ -86,6 +89,7 @@ class Supervisor:
         ledger.read(self.ledger)  # refuses a damaged ledger before anything is launched
         silence_seconds = self._settings.node_silence_seconds
         self._other_nodes = OtherNodes(self.run_folder, node.count, silence_seconds)
+        self._agents = hosts.Agents(machines, self.run_folder, self._print)
         self._new_records = Follower(self.ledger)
         parse = functools.partial(metrics.parse_line, name=metrics.VALIDATION)
         self._new_validations = Follower(self.run_folder / metrics.VALIDATION, parse)
@@ -101,7 +105,7 @@ class Supervisor:
             ValueError: The ledger does not verify, or the run is being trained without supervisor.
             KeyboardInterrupt: On Ctrl-C, after the run's processes were ended.
         """
-        with self._lock, self._stop_requests.counted():
+        with self._lock, self._stop_requests.counted(), self._agents.kept(self._other_nodes):
             processes.adopt_orphans()
             try:
                 code = self._take_over()
@@ -133,7 +137,7 @@ class Supervisor:
         processes.end_all(self.run_folder, self._settings.grace_seconds)
         run_folder.lock(self.run_folder).close()  # raises if it is trained without supervisor
         errors = failures.read(self.run_folder, control_file.token) if control_file else []
-        reason = failures.explain(errors, 0) or "it ended while no supervisor was running"
+        reason = failures.explain(errors) or "it ended while no supervisor was running"
         self._record_open(CRASH, reason)
         state = ledger.run_state(self._records(), self.config.training.seed)
         self._wait_for_disk(lambda: run_folder.reject_damaged_result(self.run_folder, state))
@@ -174,7 +178,7 @@ class Supervisor:
         came = self._wait_until(lambda: not self._other_nodes.unavailable(), seconds)
         if came or self._stop_requests.count:
             return ""
-        missing = ", ".join(map(str, self._other_nodes.unavailable()))
+        missing = ", ".join(map(self._other_nodes.name, self._other_nodes.unavailable()))
         return f"node {missing} did not come, or did not end its processes, in {seconds:.0f} s"
 
     def _wait_until(self, condition: Callable[[], bool], seconds: float) -> bool:
@@ -212,7 +216,9 @@ class Supervisor:
                 control.write(self.run_folder, stop)
             job.end(self._settings.grace_seconds)
             self._write_control_file(stop)
-            while self._other_nodes.busy():
+            # Their ranks may still write down why they ended. `_wait_for_nodes` waits longer.
+            deadline = time.monotonic() + self._settings.grace_seconds
+            while self._other_nodes.busy() and time.monotonic() < deadline:
                 time.sleep(self._poll_seconds)
         return self._conclude(job, problem)
 
@@ -266,12 +272,15 @@ class Supervisor:
         # Once a recipe was accepted, what refuses it may go away, such as a full disk.
         code = cause.code if cause else job.code()
         if code == EXIT_USAGE and not any(record["kind"] == "attempt" for record in records):
-            self._print(f"error: {failures.explain(errors, 0)}" if cause else log)
+            self._print(f"error: {failures.explain(errors)}" if cause else log)
             self._print(f"log: {job.log}")
             return EXIT_USAGE
         launcher = jobs.describe_exit(job.code())
         logged = failures.in_log(job.log) if 0 < (job.code() or 0) < 128 else ""
-        seen = decide.why_ended(problem, launcher, errors, own[0]["ranks"] if own else 0, logged)
+        each = job.control_file.processes_per_node
+        ranks = range(own[0]["ranks"] if own else 0)
+        machines = [self._other_nodes.host(rank // each) for rank in ranks]
+        seen = decide.why_ended(problem, launcher, errors, machines, logged)
         kind = decide.ending(kinds, seen.kind, bool(self._stop_requests.count))
         at_start = heartbeat.read(self.run_folder, token).phase == heartbeat.INIT
         error = failures.lasting(seen.error) if at_start else ""
@@ -296,8 +305,10 @@ class Supervisor:
     def _release_nodes(self, code: int) -> None:
         """Make the agents of the other nodes exit."""
         if self._node.count > 1:
+            self._agents.dismiss()
             token = secrets.token_hex(8)
             self._write_control_file(ControlFile(token, 0, control.EXIT, code=code))
+            self._agents.close(self._settings.grace_seconds)
 
     def _records(self) -> list[ledger.Record]:
         return self._wait_for_disk(lambda: ledger.read(self.ledger))

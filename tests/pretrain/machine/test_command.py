@@ -77,6 +77,7 @@ def test_a_rank_that_fails_is_named_and_its_error_shown(tmp_path, capsys, monkey
 )
 def test_what_cannot_run_is_refused_before_anything_starts(words, message, capsys, monkeypatch):
     monkeypatch.setattr(command, "_ask", lambda *_: pytest.fail("something was started"))
+    monkeypatch.setenv("PATH", "/nowhere")  # the machine may have Slurm
     code, printed = preflight(capsys, *words)
     assert code == 2
     assert message in printed.err

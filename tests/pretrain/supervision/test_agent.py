@@ -2,6 +2,7 @@
 
 import errno
 import os
+import socket
 import sys
 import threading
 import time
@@ -101,6 +102,24 @@ def test_the_end_of_a_launcher_is_reported(stage):
     control.write(stage.run, ControlFile("a", 1, control.RUN, nodes=2))
     stage.wait_for_state("a", nodes.ENDED)
     assert stage.report()["problem"] == "its launcher ended with code 9"
+
+
+def test_a_node_that_hears_nothing_ends_its_processes_even_while_it_waits_for_files(
+    stage, monkeypatch
+):
+    stage.scripts[1, 1] = "time.sleep(60)"
+    stage.start(node_silence_seconds=1.0)
+    stage.wait_for_state("", nodes.READY)
+    back, read = threading.Event(), control.try_read
+    monkeypatch.setattr(control, "try_read", lambda run: back.wait() and read(run))
+    control.write(stage.run, ControlFile("a", 1, control.RUN, nodes=2))
+    back.set()
+    stage.wait_for_state("a", nodes.RUNNING)
+    back.clear()
+    stage.wait_for(lambda: processes.members(stage.run, 1) == [])
+    back.set()
+    stage.wait_for_state("a", nodes.ENDED)
+    assert stage.report()["problem"] == "it heard nothing from node 0 for 1 s"
 
 
 def test_a_stopped_process_is_reported(stage):
@@ -219,7 +238,9 @@ def test_a_supervisor_waits_for_the_agents_ends_attempts_on_all_nodes_and_releas
     assert stage.join() == 0
     records = ledger.read(stage.run / "ledger.jsonl")
     assert [record["kind"] for record in records] == ["attempt", "crash", "attempt", "done"]
-    assert records[1]["reason"] == "node 1: its launcher ended with code 9"
+    assert (
+        records[1]["reason"] == f"node 1 ({socket.gethostname()}): its launcher ended with code 9"
+    )
     assert launch.hostfile(stage.run).read_text().count("slots=") == 2
     assert processes.members(stage.run, 1) == []
 
@@ -268,3 +289,21 @@ def test_a_report_names_the_process_of_the_agent(tmp_path):
     write_report(tmp_path, 3, Report("t", nodes.READY))
     report = control.read_json(control.folder_of(tmp_path) / "node-003.json")
     assert report["pid"] == os.getpid()
+
+
+def test_an_end_is_recorded_though_another_node_does_not_report_its_own(stage):
+    """Its agent may have been killed; Slurm would kill this supervisor 30 s later."""
+    from pretrain.supervision.supervisor import Supervisor
+
+    stage.scripts = {(1, 0): "record('attempt'); raise SystemExit(9)"}
+    config = stage.config(node_wait_seconds=1.0, grace_seconds=1.0, node_silence_seconds=600.0)
+    supervisor = Supervisor(config, Node(0, 2), lambda text: None, poll_seconds=0.05)
+    write_report(stage.run, 1, Report("", nodes.READY))
+    launched = threading.Timer(1.0, write_report, (stage.run, 1, Report("", nodes.RUNNING)))
+    launched.start()
+    started = time.monotonic()
+    assert supervisor.run() == EXIT_FAILED
+    launched.join()
+    assert time.monotonic() - started < PATIENCE
+    records = ledger.read(stage.run / "ledger.jsonl")
+    assert [record["kind"] for record in records] == ["attempt", "crash", "gave-up"]

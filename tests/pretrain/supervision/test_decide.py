@@ -163,25 +163,25 @@ def test_an_attempt_ended_because_of_a_rank_s_error_or_what_was_seen_or_the_exit
     own = RankError(1, "gpu-1", 10.0, 1, "ValueError: no")
     lost = RankError(0, "gpu-0", 10.0, 1, "Connection closed", follows=True)
     hang, code = Problem(HANG, "no sign of life"), "ended with code 1"
-    assert why_ended(hang, code, [own], 2, "in the log") == Problem(
+    assert why_ended(hang, code, [own], ["here"] * 2, "in the log") == Problem(
         CRASH, "rank 1 on gpu-1: ValueError: no", "ValueError: no"
     )
-    assert why_ended(hang, code, [lost], 2) == hang
-    assert why_ended(None, code, [lost], 2) == Problem(
+    assert why_ended(hang, code, [lost], ["here"] * 2) == hang
+    assert why_ended(None, code, [lost], ["here"] * 2) == Problem(
         CRASH,
         "rank 1 ended without a message; the launcher ended with code 1 and the run is not done",
     )
     assert (
-        why_ended(None, code, [], 2).reason
+        why_ended(None, code, [], ["here"] * 2).reason
         == "the launcher ended with code 1 and the run is not done"
     )
     logged = "ImportError: no such library"
-    assert why_ended(None, code, [], 2, logged) == Problem(
+    assert why_ended(None, code, [], ["here"] * 2, logged) == Problem(
         CRASH,
         f"the launcher ended with code 1 and the run is not done; first error in its log: {logged}",
         logged,
     )
-    assert why_ended(hang, code, [], 2, logged) == hang
+    assert why_ended(hang, code, [], ["here"] * 2, logged) == hang
 
 
 def test_the_same_error_before_the_first_step_of_two_attempts_in_a_row_is_not_tried_again():

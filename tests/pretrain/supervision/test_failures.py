@@ -10,6 +10,7 @@ from pretrain.supervision import control, failures
 from pretrain.supervision.control import ControlFile
 from pretrain.supervision.failures import RankError
 
+HOSTS = ["gpu-0", "gpu-1", "gpu-1"]
 CLOSED = "[../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.1]"
 
 
@@ -114,17 +115,18 @@ def test_the_cause_is_the_first_error_that_no_other_rank_s_end_explains():
 def test_ranks_with_the_same_message_are_named_together():
     same, other = [error(1, 1.0), error(0, 2.0)], error(2, 0.5, "other")
     expected = "rank 0, 1 on gpu-0, gpu-1: ValueError: no"
-    assert failures.explain([*same, dataclasses.replace(other, time=3.0)], 3) == expected
-    assert failures.explain([other, *same], 3) == "rank 2 on gpu-2: other"
+    assert failures.explain([*same, dataclasses.replace(other, time=3.0)], HOSTS) == expected
+    assert failures.explain([other, *same], HOSTS) == "rank 2 on gpu-2: other"
 
 
 def test_a_rank_without_a_message_is_named_if_others_lost_their_connection():
     lost = error(0, 1.0, CLOSED, True)
-    assert failures.explain([lost], 3) == "rank 1, 2 ended without a message"
-    assert failures.explain([lost, error(1, 1.1)], 3) == "rank 1 on gpu-1: ValueError: no"
-    assert failures.explain([], 2) == ""
-    assert failures.explain([lost], 1) == f"rank 0 on gpu-0: {CLOSED}"
-    assert failures.explain([lost], 0) == f"rank 0 on gpu-0: {CLOSED}"
+    assert failures.explain([lost], HOSTS) == "rank 1, 2 on gpu-1 ended without a message"
+    assert failures.explain([lost], ["one"] * 3) == "rank 1, 2 ended without a message"
+    assert failures.explain([lost, error(1, 1.1)], HOSTS) == "rank 1 on gpu-1: ValueError: no"
+    assert failures.explain([], HOSTS) == ""
+    assert failures.explain([lost], HOSTS[:1]) == f"rank 0 on gpu-0: {CLOSED}"
+    assert failures.explain([lost]) == f"rank 0 on gpu-0: {CLOSED}"
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """The launcher's control file, command line and environment."""
 
+import dataclasses
 import os
 import subprocess
 import sys
@@ -51,7 +52,7 @@ def test_each_launch_has_a_higher_number_than_all_before(tmp_path):
 MODULE = "pretrain.train /runs/a/supervised.yaml"
 
 
-def test_command_of_deepspeed_on_one_node_on_several_and_with_a_hostfile():
+def test_command_of_deepspeed_on_one_node_and_on_several():
     options = f"--master_port 999 --module {MODULE}"
     assert command(ONE) == f"deepspeed --num_gpus 2 {options}"
     agent = (
@@ -59,7 +60,6 @@ def test_command_of_deepspeed_on_one_node_on_several_and_with_a_hostfile():
         "--master_addr 10.0.0.1 --include node-0:0,1,2,3@node-1:0,1,2,3"
     )
     assert command(TWO, node=1) == f"deepspeed {agent} {options}"
-    assert command(ONE, hostfile="hosts") == f"deepspeed --hostfile hosts {options}"
 
 
 def test_commands_of_torchrun_and_srun():
@@ -85,15 +85,14 @@ def test_a_missing_launcher_is_refused_with_the_way_to_get_it(monkeypatch, tmp_p
 def test_invalid_combinations_of_settings_are_refused():
     with pytest.raises(ValueError, match="supervision.launcher: 'mpirun' .*deepspeed, torchrun"):
         decode(SupervisionConfig, {"launcher": "mpirun"}, "supervision.")
-    with pytest.raises(ValueError, match="only the deepspeed launcher takes a hostfile"):
+    with pytest.raises(ValueError, match="srun starts ranks on the machines of its Slurm job"):
         SupervisionConfig(launcher="srun", hostfile="hosts")
 
 
 def test_agents_and_a_launcher_that_starts_all_nodes_exclude_each_other():
-    for settings in ({"launcher": "srun"}, {"hostfile": "hosts"}):
-        launch.refuse_agents(SupervisionConfig(**settings), 1)
-        with pytest.raises(ValueError, match=r"--nodes 2 with supervision\..*without --nodes, or"):
-            launch.refuse_agents(SupervisionConfig(**settings), 2)
+    launch.refuse_agents(SupervisionConfig(launcher="srun"), 1)
+    with pytest.raises(ValueError, match=r"--nodes 2 with supervision\..*without --nodes, or"):
+        launch.refuse_agents(SupervisionConfig(launcher="srun"), 2)
 
 
 def test_the_hostfile_has_one_line_for_each_node(tmp_path):
@@ -101,34 +100,22 @@ def test_the_hostfile_has_one_line_for_each_node(tmp_path):
     assert launch.hostfile(tmp_path).read_text() == "node-0 slots=1024\nnode-1 slots=1024\n"
 
 
-def test_the_marks_are_passed_on_over_ssh_with_the_user_s_own_variables(tmp_path, monkeypatch):
-    monkeypatch.setattr(Path, "home", lambda: tmp_path)
+def test_the_launcher_gets_the_marks_and_ranks_of_several_nodes_equal_threads(
+    tmp_path, monkeypatch
+):
     monkeypatch.setenv("A", "1")
-    (tmp_path / ".deepspeed_env").write_text("NCCL_DEBUG=INFO\n")
     run = tmp_path / "a run"
-    control.write(run, ONE)
     marks = {"ZEROCLAP_RUN": str(run), "ZEROCLAP_ATTEMPT": "aa"}
-    local = launch.environment(SupervisionConfig(), run, ONE)
-    assert local.items() >= {"A": "1", **marks}.items()
-    assert "DS_ENV_FILE" not in local
-    remote = launch.environment(SupervisionConfig(hostfile="hosts"), run, ONE)
-    assert remote.items() >= {"A": "1", **marks}.items()
-    lines = Path(remote["DS_ENV_FILE"]).read_text().splitlines()
-    assert lines == ["NCCL_DEBUG=INFO", *(f"{name}={value}" for name, value in marks.items())]
-
-
-def test_world_size_of_a_launch(tmp_path):
-    four = SupervisionConfig(processes_per_node=4)
-    assert launch.world_size(four, 3) == 12
-    hosts = tmp_path / "hosts"
-    config = SupervisionConfig(processes_per_node=4, hostfile=str(hosts))
-    for text in (None, "", "# gpu-1 slots=8\n"):
-        if text is not None:
-            hosts.write_text(text)
-        with pytest.raises(ValueError, match=r"hosts names no machine; .*gpu-1 slots=8"):
-            launch.world_size(config, 1)
-    hosts.write_text("gpu-1 slots=8\n# gpu-2 slots=8\ngpu-3  slots=4\n")
-    assert launch.world_size(config, 1) == 12
+    assert launch.environment(SupervisionConfig(), run, ONE).items() >= {"A": "1", **marks}.items()
+    several = dataclasses.replace(TWO, threads=3)
+    for threads, expected in (("7", "7"), (None, "3")):
+        if threads is None:
+            monkeypatch.delenv("OMP_NUM_THREADS")
+        else:
+            monkeypatch.setenv("OMP_NUM_THREADS", threads)
+        found = launch.environment(SupervisionConfig(), run, several, 1)
+        assert (found["OMP_NUM_THREADS"], found["ZEROCLAP_RUN"]) == (expected, f"{run}#1")
+    assert "OMP_NUM_THREADS" not in launch.environment(SupervisionConfig(), run, ONE)
 
 
 def test_processes_per_node_are_the_visible_gpus_or_two_on_the_cpu(machine):
@@ -270,26 +257,12 @@ def test_gpus_by_name_are_accepted_with_torchrun_only(machine):
         assert "supervision.launcher=torchrun" in refusal()
 
 
-def test_visible_gpus_that_a_hostfile_would_ignore_are_refused(machine, tmp_path):
-    hosts = tmp_path / "hosts"
-    hosts.write_text("gpu-1 slots=2\ngpu-2 slots=1\n")
-    for present, visible in [(8, None), (2, "0,1"), (8, "0,1,2,3"), (0, "2,3"), (0, "")]:
-        machine(present, visible)
-        assert not refusal(hostfile=str(hosts)), visible
-    for visible in ("2,3", "0", "1,0", "", "-1", "GPU-8932f937"):
-        machine(8, visible)
-        assert f"CUDA_VISIBLE_DEVICES={visible} with supervision.hostfile" in refusal(
-            hostfile=str(hosts)
-        )
-
-
 def test_the_cpu_is_chosen_only_for_ranks_on_this_machine(machine):
     machine(0)
     cpu = {"DS_ACCELERATOR": "cpu"}
     for launcher in ("deepspeed", "torchrun"):
         assert launch.accelerator(SupervisionConfig(launcher=launcher), {}) == cpu
     assert launch.accelerator(SupervisionConfig(launcher="srun"), {}) == {}
-    assert launch.accelerator(SupervisionConfig(hostfile="hosts"), {}) == {}
     assert launch.accelerator(SupervisionConfig(), {"DS_ACCELERATOR": "cuda"}) == {}
     machine(2)
     assert launch.accelerator(SupervisionConfig(), {}) == {}

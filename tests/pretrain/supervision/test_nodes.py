@@ -1,19 +1,25 @@
 """Which node this is, and what node 0 knows of the others."""
 
+import socket
+
 import pytest
 
 from pretrain.supervision.decide import CRASH, HANG, Problem
+from pretrain.supervision.heartbeat import Heartbeat
 from pretrain.supervision.nodes import (
     ENDED,
     READY,
     RUNNING,
+    Hearing,
     Node,
     OtherNodes,
     Report,
+    show_life,
     this_node,
     write_report,
 )
 
+HOST = socket.gethostname()
 SLURM = {"SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_NUM_TASKS": "2", "SLURM_NODEID": "1"}
 
 
@@ -65,11 +71,11 @@ def test_a_silent_node_and_one_whose_launcher_ended_are_problems(tmp_path, now, 
     write_report(tmp_path, 1, Report("t", RUNNING))
     assert others.problem("t") is None
     now[0] += 11
-    assert others.problem("t") == Problem(CRASH, "node 2 was silent for 60 s")
+    assert others.problem("t") == Problem(CRASH, f"node 2 ({HOST}) was silent for 60 s")
     assert others.busy() == [1]
     write_report(tmp_path, 1, Report("t", ENDED, "its launcher ended with code 9"))
     write_report(tmp_path, 2, Report("t", RUNNING))
-    assert others.problem("t") == Problem(CRASH, "node 1: its launcher ended with code 9")
+    assert others.problem("t") == Problem(CRASH, f"node 1 ({HOST}): its launcher ended with code 9")
     assert others.problem("another") is None
 
 
@@ -78,7 +84,7 @@ def test_a_stopped_process_on_another_node_is_a_hang_of_that_attempt_only(tmp_pa
     assert others.problem("t") is None
     stopped = "rank 3 (pid 9) has been stopped for 60 s"
     write_report(tmp_path, 1, Report("t", RUNNING, stopped))
-    assert others.problem("t") == Problem(HANG, f"node 1: {stopped}")
+    assert others.problem("t") == Problem(HANG, f"node 1 ({HOST}): {stopped}")
     assert others.problem("another") is None
     assert others.busy() == [1]
 
@@ -86,5 +92,22 @@ def test_a_stopped_process_on_another_node_is_a_hang_of_that_attempt_only(tmp_pa
 def test_a_new_supervisor_gives_the_other_nodes_time_to_report(tmp_path, now, others):
     assert others.problem("t") is None
     now[0] += 61
-    assert others.problem("t") == Problem(CRASH, "node 1, 2 was silent for 60 s")
+    assert others.problem("t") == Problem(CRASH, f"node 1 ({HOST}), 2 was silent for 60 s")
     assert OtherNodes(tmp_path, 1, 60).problem("t") is None
+
+
+def test_a_node_hears_the_supervisor_or_rank_0_and_notices_their_silence(tmp_path, now):
+    hearing = Hearing(tmp_path, 60, lambda: now[0])
+    beat = Heartbeat(tmp_path, "t", seconds=0.0)
+    for sign in (lambda: show_life(tmp_path), lambda: beat.beat("step", 1), lambda: None):
+        assert hearing.silence() == ""
+        now[0] += 50
+        sign()
+        hearing.listen()
+    now[0] += 11
+    hearing.listen()
+    assert hearing.silence() == "it heard nothing from node 0 for 60 s"
+    show_life(tmp_path)
+    assert hearing.silence() != ""  # it has to listen
+    hearing.listen()
+    assert hearing.silence() == ""

@@ -1,0 +1,218 @@
+"""The machines of a hostfile: read it, and keep an agent running on each of them over ssh.
+
+The supervisor runs on the first machine. The agents on the others are those that a user may start
+with --node-rank instead: they follow the control file, and end their processes by themselves. So
+ssh only has to start them. `pretrain.machine.reach` checks the machines before. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import re
+import shlex
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from pretrain.config.run import RunConfig
+from pretrain.supervision import launch, nodes
+from pretrain.supervision.nodes import Node, OtherNodes
+
+SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=5")
+SSH_FAILED = 255
+"""Exit code of ssh if it could not connect; any other is that of the command on the machine."""
+RETRY_SECONDS = 5.0
+_ALIVE = ("-o", "ServerAliveInterval=10", "-o", "ServerAliveCountMax=3")
+_NO_AGENT_SECONDS = 2.0
+"""Silence after which an agent is started on a machine. A new supervisor waits as long for the
+agents of the one before."""
+_EXPORTED = re.compile(
+    # DeepSpeed 0.19.8 exports the first five (EXPORT_ENVS in launcher/runner.py, export_envs of its
+    # accelerators); the others decide on devices, connections and threads.
+    r"MLFLOW|MV2|NCCL|PYTHON|UCX|GLOO|CUDA_VISIBLE_DEVICES$|DS_ACCELERATOR$|OMP_NUM_THREADS$"
+)
+
+
+def read(path: str) -> tuple[list[str], int]:
+    """Return the names of the machines in a hostfile, and the slots that each of them has.
+
+    Raises:
+        ValueError: The file cannot be read, names no machine or one twice, has a line that is not
+            `NAME slots=NUMBER`, or machines with different numbers of slots.
+    """
+    setting = f"supervision.hostfile: {path}"
+    text = Path(path).read_text(encoding="utf-8") if Path(path).is_file() else ""
+    slots: dict[str, int] = {}
+    for line in text.splitlines():
+        words = line.partition("#")[0].split()
+        if not words:
+            continue
+        number = re.fullmatch(r"slots=([1-9]\d*)", words[1]) if len(words) == 2 else None
+        if number is None:
+            raise ValueError(f"{setting}: {line!r} is not of the form `gpu-1 slots=8`")
+        if words[0] in slots:
+            raise ValueError(f"{setting} names {words[0]} twice; write one line for each machine")
+        slots[words[0]] = int(number[1])
+    if not slots:
+        raise ValueError(f"{setting} names no machine; it needs lines such as `gpu-1 slots=8`")
+    first, count = next(iter(slots.items()))
+    for name, other in slots.items():
+        if other != count:
+            raise ValueError(
+                f"{setting}: {name} has {other} slots and {first} has {count}; give every machine "
+                "the same number"
+            )
+    return list(slots), count
+
+
+def resolve(config: RunConfig, node: Node) -> tuple[RunConfig, list[str]]:
+    """Return the recipe with the slots of its hostfile as ranks for each node, and the machines.
+
+    Args:
+        config: the recipe.
+        node: this node, as the user or Slurm described it.
+
+    Raises:
+        ValueError: The hostfile is not valid (see `read`), or the user starts agents as well.
+    """
+    settings = config.supervision
+    if not settings.hostfile:
+        return config, []
+    names, slots = read(settings.hostfile)
+    if node.count > 1:
+        raise ValueError(
+            f"--nodes {node.count} with supervision.hostfile, whose agents are started over ssh; "
+            "start one supervisor without --nodes, or an agent on each node without that setting"
+        )
+    settings = dataclasses.replace(settings, processes_per_node=slots)
+    return dataclasses.replace(config, supervision=settings), names
+
+
+def exported(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that the other machines get: `_EXPORTED`, and the user's own.
+
+    The user's own are those in the file that DS_ENV_FILE names, by default `.deepspeed_env`, in the
+    home folder and in this one, as for the deepspeed launcher.
+    """
+    found = {name: value for name, value in environ.items() if _EXPORTED.match(name)}
+    for folder in (Path.home(), Path()):
+        file = folder / environ.get("DS_ENV_FILE", ".deepspeed_env")
+        lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
+        pairs = (line.partition("=") for line in lines if "=" in line)
+        found |= {name.strip(): value.strip() for name, _, value in pairs}
+    return found
+
+
+def remote(name: str, words: Sequence[str], environ: Mapping[str, str]) -> list[str]:
+    """Return ssh's last arguments: a machine, and how it runs a Python module as this one does."""
+    variables = [f"{key}={value}" for key, value in exported(environ).items()]
+    command = shlex.join(["env", *variables, sys.executable, "-u", "-m", *words])
+    return ["--", name, f"cd {shlex.quote(os.getcwd())} && exec {command}"]
+
+
+class Agents:
+    """The agents on the other machines of a hostfile; each is the child of an ssh of ours."""
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        run: Path,
+        write: Callable[[str], object],
+        module: str = "",
+    ) -> None:
+        """Start none yet.
+
+        Args:
+            names: the machines, this one first; empty if others start the agents.
+            run: the run's folder.
+            write: receives messages, without line ends, about agents that could not be started.
+            module: what each rank runs; "" for an attempt.
+        """
+        self._names, self._run, self._write = names, run, write
+        self._module = module or launch.MODULE
+        self._children: dict[int, subprocess.Popen[bytes]] = {}
+        self._started: dict[int, float] = {}
+        self._printed: dict[int, str] = {}
+        self._lock, self._dismissed = threading.Lock(), False
+
+    def _log(self, node: int) -> Path:
+        return self._run / "logs" / f"agent-{node:03d}.log"
+
+    def keep(self, silent: Collection[int]) -> None:
+        """Start an agent on each of these nodes, unless our last ssh still runs there.
+
+        Raises:
+            OSError: The log cannot be written now.
+        """
+        for node in silent if self._names else ():
+            child = self._children.get(node)
+            if child and child.poll() is None:
+                continue
+            if time.monotonic() - self._started.get(node, -RETRY_SECONDS) < RETRY_SECONDS:
+                continue
+            if child:
+                self._report(node, child.returncode)
+            self._started[node] = time.monotonic()
+            with self._lock:
+                if not self._dismissed:
+                    self._start(node)
+
+    def _start(self, node: int) -> None:
+        numbers = str(node), str(len(self._names))
+        words = ("pretrain.supervision.agent", str(self._run), *numbers, self._module)
+        log = self._log(node)
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("ab") as file:
+            self._children[node] = subprocess.Popen(
+                [*SSH, *_ALIVE, *remote(self._names[node], words, os.environ)],
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # Ctrl-C is for the supervisor
+            )
+
+    def _report(self, node: int, code: int) -> None:
+        """Say why an ssh ended, if that is news."""
+        lines = self._log(node).read_text(errors="replace").splitlines() or [""]
+        text = f"the agent on {self._names[node]} ended with code {code}"
+        if code == SSH_FAILED:
+            text = f"{self._names[node]} cannot be reached"
+        text = f"{text}: {lines[-1]}"
+        if text != self._printed.get(node):
+            self._write(f"{text}; trying again")
+            self._printed[node] = text
+
+    @contextlib.contextmanager
+    def kept(self, others: OtherNodes) -> Iterator[None]:
+        """Show the agents of the other nodes that node 0 is alive, and start those of ours.
+
+        A thread does so until this block ends.
+        """
+
+        def act() -> None:
+            nodes.show_life(self._run)
+            with contextlib.suppress(OSError):  # tried again in a second
+                self.keep(others.silent(_NO_AGENT_SECONDS))
+
+        with nodes.repeated(1.0, act) if others.count else contextlib.nullcontext():
+            yield
+
+    def dismiss(self) -> None:
+        """Start no more agents, as those that run are now told to exit."""
+        with self._lock:
+            self._dismissed = True
+
+    def close(self, seconds: float) -> None:
+        """Give the dismissed agents this time to exit."""
+        deadline = time.monotonic() + seconds
+        for child in self._children.values():
+            try:
+                child.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                child.terminate()
+                child.wait()

@@ -1,0 +1,242 @@
+"""Runs on the machines of a hostfile, over a true ssh."""
+
+import signal
+import sys
+import time
+
+import pytest
+
+from tests.chaos.conftest import PATIENCE, Chaos
+from tests.machines.conftest import HostfileRun, skip_without, wait_until
+
+
+@pytest.mark.slow
+def test_a_killed_rank_of_another_machine_is_named_and_the_run_continues(
+    hostfile_run, chaos, undisturbed
+):
+    chaos.schedule({1: [("die", 1, 6)]})
+    hostfile_run.finish(hostfile_run.start(), undisturbed, [0, 4])
+    assert "rank 1 on node2" in chaos.records("crash")[0]["reason"]
+
+
+def kill(host, *words, number=signal.SIGKILL):
+    return lambda cluster: cluster.kill(host, *words, number=number)
+
+
+def cut(seconds):
+    def act(cluster):
+        cluster.do("cut", 2)
+        time.sleep(seconds)
+        cluster.do("mend", 2)
+
+    return act
+
+
+def kill_agent(cluster):
+    cluster.kill(2, "supervision.agent")
+    wait_until(lambda: cluster.processes(2, "supervision.agent"))
+    time.sleep(10)  # to take the rank over
+
+
+def lose_power(cluster):
+    """Longer than ssh takes to notice it."""
+    cluster.do("off", 2)
+    time.sleep(15)
+    cluster.do("on", 2)
+
+
+CONTINUES, RESTARTS = [0], [0, 4]
+RANK = ("-m tests.chaos.fault", "--local_rank=0")
+
+
+@pytest.mark.machines
+@pytest.mark.parametrize(
+    ("fault", "starts", "reason"),
+    [
+        pytest.param(kill_agent, CONTINUES, "", id="agent"),
+        pytest.param(kill(1, "ssh", "supervision.agent"), CONTINUES, "", id="ssh"),
+        pytest.param(kill(2, "sshd"), CONTINUES, "", id="sshd"),
+        pytest.param(cut(12), CONTINUES, "", id="cable"),
+        pytest.param(kill(2, "bin/deepspeed"), RESTARTS, "node 1 (node2): its launch", id="runner"),
+        pytest.param(kill(1, *RANK), RESTARTS, "rank 0 on node1", id="rank-0"),
+        pytest.param(
+            kill(2, *RANK, number=signal.SIGSTOP),
+            RESTARTS,
+            "for 60 s",
+            id="frozen-rank",
+        ),
+        pytest.param(lose_power, RESTARTS, "node 1 (node2)", id="power"),
+    ],
+)
+def test_a_fault_of_a_machine(hostfile_run, chaos, cluster, undisturbed, fault, starts, reason):
+    chaos.schedule({1: [("pause", 0, 6)]})
+    supervisor = hostfile_run.start()
+    chaos.wait_for_pause()
+    fault(cluster)
+    if starts == CONTINUES:
+        time.sleep(5)  # long enough to notice, and to start an agent again
+        chaos.go_on()
+    hostfile_run.finish(supervisor, undisturbed, starts)
+    assert reason in "".join(record["reason"] for record in chaos.records("crash", "hang"))
+
+
+@pytest.mark.machines
+def test_a_killed_supervisor_leaves_a_run_that_the_next_one_adopts(
+    hostfile_run, chaos, cluster, undisturbed
+):
+    chaos.schedule({1: [("pause", 0, 6)]})
+    hostfile_run.start()
+    chaos.wait_for_pause()
+    cluster.kill(1, "tests.chaos.supervise")
+    time.sleep(5)
+    supervisor = hostfile_run.start()
+    chaos.wait_for(lambda: "attempt 1 still runs; watching it" in chaos.output())
+    chaos.go_on()
+    hostfile_run.finish(supervisor, undisturbed, CONTINUES)
+    assert len(cluster.processes(2, "supervision.agent")) == 0
+
+
+@pytest.mark.machines
+def test_a_run_that_is_stopped_does_not_disturb_another_one_on_the_same_machines(
+    hostfile_run, chaos, cluster, undisturbed, recipe, tmp_path
+):
+    (tmp_path / "other").mkdir()
+    other = Chaos(tmp_path / "other", recipe.path)
+    try:
+        for one in (chaos, other):
+            one.schedule({1: [("pause", 0, 6)]})
+        supervisor = hostfile_run.start()
+        stopped = HostfileRun(cluster, other, tmp_path / "other").start()
+        for one in (chaos, other):
+            one.wait_for_pause()
+        for _ in range(2):  # at once, without saving
+            cluster.kill(1, "tests.chaos.supervise", str(other.run), number=signal.SIGTERM)
+            time.sleep(4)
+        assert stopped.wait(PATIENCE) == 76, other.output()
+        for host in (1, 2):
+            assert not cluster.processes(host, str(other.run))
+        chaos.go_on()
+        hostfile_run.finish(supervisor, undisturbed, CONTINUES)
+    finally:
+        other.clean_up()
+
+
+class MountedRun:
+    """The run's folder as node2 sees it: through sshfs, from node1."""
+
+    def __init__(self, cluster, folder):
+        self.cluster = cluster
+        fresh = "dir_cache=no,attr_timeout=0,entry_timeout=0,negative_timeout=0"
+        options = "-o", f"{fresh},ServerAliveInterval=2,ServerAliveCountMax=20"
+        cluster.run(2, "sshfs", *options, f"node1:{folder}", str(folder))
+
+    def freeze(self):
+        self.cluster.kill(2, "sshfs", number=signal.SIGSTOP)
+
+    def thaw(self):
+        self.cluster.kill(2, "sshfs", number=signal.SIGCONT)
+
+
+@pytest.fixture
+def mounted(cluster, tmp_path, undisturbed):
+    skip_without(("sshfs",))
+    return MountedRun(cluster, tmp_path)
+
+
+@pytest.mark.machines
+def test_a_file_system_that_is_away_for_20_seconds_on_one_machine_ends_nothing(
+    mounted, hostfile_run, chaos, undisturbed
+):
+    chaos.schedule({1: [("pause", 0, 6)]})
+    supervisor = hostfile_run.start("supervision.node_silence_seconds=60")
+    chaos.wait_for_pause()
+    mounted.freeze()
+    time.sleep(20)
+    mounted.thaw()
+    chaos.go_on()
+    hostfile_run.finish(supervisor, undisturbed, CONTINUES)
+
+
+@pytest.mark.machines
+def test_a_machine_that_hears_nothing_any_more_ends_its_processes_itself(
+    mounted, hostfile_run, chaos, cluster
+):
+    chaos.schedule({1: [("pause", 0, 6)]})
+    hostfile_run.start()
+    chaos.wait_for_pause()
+    assert cluster.processes(2, "-m tests.chaos.fault")
+    cluster.do("cut", 2)  # of its file system as well
+    wait_until(lambda: not cluster.processes(2, "-m tests.chaos.fault"))
+    wait_until(lambda: not cluster.processes(2, "deepspeed"))
+    assert cluster.processes(2, "supervision.agent")  # it did that
+
+
+@pytest.mark.machines
+def test_a_machine_that_cannot_be_reached_is_waited_for_by_name(
+    hostfile_run, chaos, cluster, undisturbed
+):
+    cluster.do("cut", 2)
+    supervisor = hostfile_run.start()
+    chaos.wait_for(lambda: "node2 cannot be reached: " in chaos.output())
+    cluster.do("mend", 2)
+    hostfile_run.finish(supervisor, undisturbed, CONTINUES)
+
+
+@pytest.mark.machines
+def test_preflight_measures_the_ranks_of_all_machines(cluster, tmp_path):
+    hosts, run = str(cluster.folder / "hostfile"), f"folder={tmp_path / 'run'}"
+    words = "-m", "pretrain", "preflight", "--hostfile", hosts
+    printed = cluster.run(1, sys.executable, *words, run, "data.vocab_size=999", "model.size=small")
+    rows = [line.split()[:3] for line in printed.splitlines()[1:3]]
+    assert rows == [["0", "node1", "cpu"], ["1", "node2", "cpu"]], printed
+    assert printed.endswith("no problems found\n")
+    assert not (tmp_path / "run").exists()
+    for host in (1, 2):
+        assert not cluster.processes(host, sys.executable)
+
+
+def unknown(cluster, hosts, run):
+    hosts.write_text("node1 slots=1\nnode9 slots=1\n")
+
+
+def unequal(cluster, hosts, run):
+    hosts.write_text("node1 slots=1\nnode2 slots=2\n")
+
+
+def without_folder(cluster, hosts, run):
+    cluster.run(2, "mount", "-t", "tmpfs", "tmpfs", run.parent)
+
+
+def without_key(cluster, hosts, run):
+    cluster.run(2, "mount", "--bind", "/dev/null", "/root/.ssh/authorized_keys")
+
+
+def other_numpy(cluster, hosts, run):
+    import importlib.metadata
+
+    metadata = importlib.metadata.distribution("numpy")._path / "METADATA"
+    changed = hosts.with_name("METADATA")
+    changed.write_text(metadata.read_text().replace("\nVersion: ", "\nVersion: 0", 1))
+    cluster.run(2, "mount", "--bind", changed, metadata)
+
+
+@pytest.mark.machines
+@pytest.mark.parametrize(
+    ("arrange", "message"),
+    [
+        (unknown, "node9: ssh: Could not resolve hostname node9"),
+        (unequal, "node2 has 2 slots and node1 has 1"),
+        (without_folder, "node2 does not have the folder"),
+        (without_key, "node2: root@node2: Permission denied"),
+        (other_numpy, "node2 has numpy 0"),
+    ],
+)
+def test_machines_that_cannot_run_it_are_refused_in_seconds(
+    hostfile_run, chaos, cluster, arrange, message
+):
+    arrange(cluster, hostfile_run.hosts, chaos.run)
+    started = time.monotonic()
+    assert hostfile_run.start().wait(PATIENCE) == 2, chaos.output()
+    assert message in chaos.output()
+    assert time.monotonic() - started < 60  # most of it is the start of Python
+    assert not (chaos.run / "ledger.jsonl").exists()

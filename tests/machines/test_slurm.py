@@ -1,0 +1,129 @@
+"""Jobs of a true Slurm on two hosts, submitted with the sbatch file of the recipes."""
+
+import sys
+
+import pytest
+
+from pretrain.supervision import control
+from tests.chaos.conftest import ROOT, SHORT
+from tests.chaos.fault import PLAN
+from tests.machines.conftest import SBIN, wait_until
+
+SCRIPT = ROOT / "pretrain" / "recipes" / "supervise.sbatch"
+PYTHON = f"""#!/bin/sh
+# python -m pretrain supervise ARGUMENTS: with the faults that are planned.
+shift 3
+exec {sys.executable} -m tests.chaos.supervise "$@"
+"""
+
+
+class Job:
+    """A run that is a job of Slurm, with one rank on each of two nodes; it pauses at step 6."""
+
+    def __init__(self, cluster, chaos, folder):
+        self.cluster, self.chaos, self.output = cluster, chaos, folder / "supervisor.log"
+        self.folder = folder
+        chaos.schedule({1: [("pause", 0, 6)]})
+
+    def submit(self, *options):
+        (self.folder / "bin").mkdir()
+        (self.folder / "bin" / "python").write_text(PYTHON)
+        (self.folder / "bin" / "python").chmod(0o755)
+        settings = [f"folder={self.chaos.run}", *SHORT, "supervision.processes_per_node=1"]
+        self.number = self.cluster.slurm(
+            "sbatch",
+            "--parsable",
+            f"--output={self.output}",
+            f"--chdir={ROOT}",
+            *options,
+            SCRIPT,
+            self.chaos.recipe,
+            *settings,
+            "supervision.node_silence_seconds=30",
+            PATH=f"{self.folder / 'bin'}:{SBIN}",
+            PYTHONPATH=str(ROOT),
+            **{PLAN: str(self.chaos.plan)},
+        ).strip()
+
+    def go_on_when_asked_to_stop(self):
+        """Let the ranks go on once the request has reached them, and wait until they have saved.
+
+        On a busy machine it may come before they pause.
+        """
+
+        def saved():
+            token = self.chaos.records("attempt")[0]["token"]
+            if control.stop_requested(self.chaos.run, token):
+                (self.chaos.run / "paused").unlink(missing_ok=True)
+            return self.chaos.kinds("preempted")
+
+        self.chaos.wait_for(lambda: self.chaos.records("attempt") and saved())
+
+    def wait_for_state(self, state):
+        wait_until(lambda: self.cluster.job(self.number)["JobState"] == state)
+
+    def restarts(self):
+        return int(self.cluster.job(self.number)["Restarts"])
+
+    def finish(self, undisturbed, restarts):
+        """Assert that the job ends well, with the weights of a run without faults."""
+        done = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT")
+        wait_until(lambda: self.cluster.job(self.number)["JobState"] in done)
+        assert self.cluster.job(self.number)["JobState"] == "COMPLETED", self.chaos.output()
+        assert self.restarts() == restarts
+        self.chaos.assert_same_as(undisturbed)
+
+
+@pytest.fixture
+def job(slurm_cluster, chaos, tmp_path):
+    return Job(slurm_cluster, chaos, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "slurm_cluster",
+    [
+        pytest.param("cgroup", marks=pytest.mark.slow),
+        pytest.param("linuxproc", marks=pytest.mark.machines),
+    ],
+    indirect=True,
+)
+def test_a_job_that_reaches_its_time_limit_saves_is_queued_again_and_completes(
+    job, slurm_cluster, chaos, undisturbed
+):
+    job.submit("--time=1", "--signal=B:USR1@35")
+    job.go_on_when_asked_to_stop()
+    wait_until(lambda: job.restarts() == 1)
+    slurm_cluster.slurm("scontrol", "update", f"JobId={job.number}", "TimeLimit=30")
+    job.finish(undisturbed, restarts=1)
+    first, saved = chaos.start_steps()
+    assert first == 0 < saved, chaos.output()
+    assert chaos.kinds("preempted", "crash", "hang") == ["preempted"]
+
+
+@pytest.mark.slow
+def test_a_cancelled_job_saves_and_stays_cancelled(job, slurm_cluster, chaos):
+    job.submit()
+    chaos.wait_for_pause()
+    slurm_cluster.slurm("scancel", job.number)
+    job.go_on_when_asked_to_stop()
+    job.wait_for_state("CANCELLED")
+    wait_until(lambda: not slurm_cluster.processes(1, "tests.chaos"))
+    wait_until(lambda: not slurm_cluster.processes(2, "tests.chaos"))
+    assert chaos.kinds()[-2:] == ["commit", "preempted"], chaos.output()
+    assert chaos.records("commit")[-1]["step"] == 7
+    assert (slurm_cluster.job(job.number)["JobState"], job.restarts()) == ("CANCELLED", 0)
+
+
+@pytest.mark.slow
+def test_a_job_that_loses_a_node_is_queued_again_and_completes(
+    job, slurm_cluster, chaos, undisturbed
+):
+    job.submit()
+    chaos.wait_for_pause()
+    slurm_cluster.do("off", 2)
+    job.wait_for_state("PENDING")
+    chaos.go_on()
+    slurm_cluster.do("on", 2)
+    slurm_cluster.do("daemons", 2, script="slurm.sh")
+    job.finish(undisturbed, restarts=1)
+    assert chaos.start_steps() == [0, 4], chaos.output()

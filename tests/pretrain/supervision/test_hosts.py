@@ -1,0 +1,62 @@
+"""Hostfiles, and what the other machines get; tests/machines has a true ssh."""
+
+import os
+
+import pytest
+
+from pretrain.config.run import RunConfig, SupervisionConfig
+from pretrain.supervision import hosts
+from pretrain.supervision.nodes import Node
+
+
+@pytest.fixture
+def hostfile(tmp_path):
+    def write(text):
+        (tmp_path / "hosts").write_text(text)
+        return str(tmp_path / "hosts")
+
+    return write
+
+
+def test_a_hostfile_names_machines_and_their_slots(hostfile):
+    text = "# the first\ngpu-1 slots=8\n\n  gpu-3\tslots=8  # the second\n"
+    assert hosts.read(hostfile(text)) == (["gpu-1", "gpu-3"], 8)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", r"hosts names no machine; .*gpu-1 slots=8"),
+        ("# gpu-1 slots=8\n", "names no machine"),
+        ("gpu-1 slots=8\ngpu-2\n", "'gpu-2' is not of the form"),
+        ("gpu-1 slots=0\n", "'gpu-1 slots=0' is not of the form"),
+        ("gpu-1 slots=8\ngpu-1 slots=8\n", "names gpu-1 twice"),
+        ("gpu-1 slots=8\ngpu-2 slots=8\ngpu-3 slots=4\n", "gpu-3 has 4 slots and gpu-1 has 8"),
+    ],
+)
+def test_other_hostfiles_are_refused_by_name(hostfile, text, message):
+    with pytest.raises(ValueError, match=message):
+        hosts.read(hostfile(text))
+
+
+def test_the_slots_are_the_ranks_of_each_node(hostfile):
+    config = RunConfig(supervision=SupervisionConfig(hostfile=hostfile("a slots=3\nb slots=3\n")))
+    resolved, names = hosts.resolve(config, Node())
+    assert (resolved.supervision.processes_per_node, names) == (3, ["a", "b"])
+    assert hosts.resolve(RunConfig(), Node(1, 2)) == (RunConfig(), [])
+    with pytest.raises(ValueError, match="--nodes 2 with supervision.hostfile"):
+        hosts.resolve(config, Node(1, 2))
+
+
+def test_other_machines_get_only_variables_of_the_ranks_and_the_user_s_own(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / ".deepspeed_env").write_text("MINE=a b=c\nNCCL_DEBUG=WARN\n\n")
+    environ = {"NCCL_DEBUG": "INFO", "PYTHONPATH": "p", "SECRET": "s", "OMP_NUM_THREADS": "1"}
+    found = {"NCCL_DEBUG": "WARN", "PYTHONPATH": "p", "OMP_NUM_THREADS": "1", "MINE": "a b=c"}
+    assert hosts.exported(environ) == found
+    *_, name, command = hosts.remote("gpu-2", ["module", "a b"], environ)
+    assert name == "gpu-2"
+    assert command.startswith(f"cd {os.getcwd()} && exec env ")
+    assert "'MINE=a b=c'" in command
+    assert command.endswith(" -u -m module 'a b'")
