@@ -266,17 +266,21 @@ def best_validation(validation: Sequence[Line]) -> Line | None:
 def validation_line(validation: Sequence[Line]) -> str:
     """Describe the newest validation and the best one.
 
+    Of several terms it gives the loss of each, because their sum has no perplexity.
+
     Args:
         validation: lines of validation.jsonl on the surviving lineage, at least one.
     """
     newest, best = validation[-1], best_validation(validation)
-    text = (
-        f"validation after {newest['step']:,} steps: loss {format_number(newest['loss'], '.4f')}, "
-        f"perplexity {format_number(newest['perplexity'], '.2f')}"
-    )
+    terms = newest.get("terms", {})
+    key, digits = ("loss", ".4f") if terms else ("perplexity", ".2f")
+    shown = {name: term[key] for name, term in terms.items()} or {key: newest[key]}
+    loss = format_number(newest["loss"], ".4f")
+    parts = [f"{name} {format_number(value, digits)}" for name, value in shown.items()]
+    text = f"validation after {newest['step']:,} steps: loss {loss}, {', '.join(parts)}"
     if best is None or best is newest:
         return text
-    return f"{text} (best {best['perplexity']:.2f} after {best['step']:,})"
+    return f"{text} (best {best[key]:{digits}} after {best['step']:,})"
 
 
 def loss_of(line: Line) -> float:

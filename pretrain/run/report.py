@@ -121,7 +121,10 @@ def _validation(measured: Sequence[Line]) -> list[str]:
     if not measured:
         return []
     newest = measured[-1]
-    rows = {"all": newest, **(newest["subsets"] if len(newest["subsets"]) > 1 else {})}
+    # A sum of several terms has no perplexity.
+    terms = newest.get("terms", {})
+    subsets = newest["subsets"] if len(newest["subsets"]) > 1 else {}
+    rows = {"all": newest, **terms, **subsets}
     best = metrics.best_validation(measured)
     if best is not None and best is not newest:
         rows[f"all, best (after {best['step']:,} steps)"] = best
@@ -133,7 +136,7 @@ def _validation(measured: Sequence[Line]) -> list[str]:
         *(
             f"| {name} | {row.get('targets', row.get('masked_tokens')):,} | "
             f"{format_number(row['loss'], '.4f')} | "
-            f"{format_number(row['perplexity'], '.2f')} |"
+            f"{'-' if terms and name not in terms else format_number(row['perplexity'], '.2f')} |"
             for name, row in rows.items()
         ),
         "",

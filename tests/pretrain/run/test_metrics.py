@@ -237,3 +237,14 @@ def test_json_lines_are_one_line_each(json_lines, tmp_path):
     json_lines(tmp_path / "a").write({"text": "a\nb"})
     assert json.loads((tmp_path / "a").read_text()) == {"text": "a\nb"}
     assert (tmp_path / "a").read_text().count("\n") == 1
+
+
+def test_a_validation_of_several_terms_is_described_by_each_and_not_by_their_perplexity():
+    def line(step, masked, sop):
+        terms = {name: {"loss": loss} for name, loss in (("masked", masked), ("sop", sop))}
+        return {"step": step, "loss": masked + sop, "perplexity": 0.0, "terms": terms}
+
+    text = metrics.validation_line([line(3, 5.0, 0.5), line(6, 5.25, 0.5)])
+    assert text == (
+        "validation after 6 steps: loss 5.7500, masked 5.2500, sop 0.5000 (best 5.5000 after 3)"
+    )

@@ -59,6 +59,26 @@ def test_the_report_has_picture_table_validation_and_history(history, tmp_path, 
         assert part in text
 
 
+def test_a_report_of_several_terms_gives_each_and_no_perplexity_of_their_sum(history, tmp_path):
+    run = tmp_path / "run"
+    history.write(run)
+    recipes.dump(RunConfig(training=TrainingConfig(steps=20000, seed=SEED)), run / "run.yaml")
+    score = {"loss": 5.1, "perplexity": 164.0, "targets": 1200}
+    pairs = {"loss": 0.7, "perplexity": 2.01, "targets": 16}
+    line = {"attempt": 2, "step": 20, **score, "terms": {"masked": score, "sop": pairs}}
+    line["subsets"] = {"A": score, "B": score}
+    (run / metrics.VALIDATION).write_text(json.dumps(line) + "\n")
+    assert command_line.main(["report", str(run)]) == 0
+    rows = (run / "report.md").read_text().partition("## Validation")[2].splitlines()[4:9]
+    assert rows == [
+        "| all | 1,200 | 5.1000 | - |",
+        "| masked | 1,200 | 5.1000 | 164.00 |",
+        "| sop | 16 | 0.7000 | 2.01 |",
+        "| A | 1,200 | 5.1000 | - |",
+        "| B | 1,200 | 5.1000 | - |",
+    ]
+
+
 def test_a_run_without_steps_has_no_report_yet(tmp_path, capsys):
     run = tmp_path / "run"
     run.mkdir()
