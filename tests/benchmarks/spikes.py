@@ -284,7 +284,15 @@ def measure_small(kind: str, seeds: Sequence[int], config: SpikeConfig) -> Small
             counts["early"] += spike.onset < labelled.begins - NEAR_RECORDS
             delays.append(spike.step - labelled.begins)
             heights.append(float(labelled.rise[max(0, spike.step - labelled.begins)]))
-    return SmallRises(len(seeds), *counts.values(), delays, heights)
+    return SmallRises(
+        curves=len(seeds),
+        suspected=counts["suspect"],
+        new_levels=counts["new-level"],
+        spikes=counts["spike"],
+        early=counts["early"],
+        delays=delays,
+        heights=heights,
+    )
 
 
 def small_table(seeds: Sequence[int], config: SpikeConfig) -> dict[str, SmallRises]:

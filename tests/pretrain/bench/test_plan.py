@@ -352,7 +352,7 @@ def test_the_checkpoints_of_the_pile_recipe():
     assert (planned.checkpoints_usual, planned.checkpoints_most) == (10, 23)
     text = plan_table.table(planned)
     assert "1.76 GB each; 10 kept without a spike (17.63 GB): the newest 10, and" in text
-    assert "at most 23 at once (40.55 GB): after rollbacks" in text
+    assert "at most 23 at once (40.54 GB): after rollbacks" in text
 
 
 PUBLISHED = ("baseline", "sinusoidal", "alibi", "learned-clap", "zero-clap")
