@@ -64,6 +64,15 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, nargs="*", default=[1, 2])
     parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="of the recipe")
     options = parser.parse_args()
+    os.environ.update(OMP_NUM_THREADS="1", DS_ACCELERATOR="cpu", CUDA_VISIBLE_DEVICES="")
+    warnings.simplefilter("ignore")
+    # Once, before the ranks are forked.
+    import deepspeed.ops.adam  # noqa: F401
+    import megatron.core.datasets.indexed_dataset  # noqa: F401
+    import torch._inductor.compile_fx
+    import torch.utils.cpp_extension
+    import torch.utils.tensorboard.writer  # noqa: F401
+
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         corpus = prepared(folder)
@@ -144,7 +153,7 @@ def trained(
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    with ProcessPoolExecutor(ranks, multiprocessing.get_context("spawn")) as pool:
+    with ProcessPoolExecutor(ranks, multiprocessing.get_context("fork")) as pool:
         jobs = [
             pool.submit(train, rank, ranks, port, [str(recipe), *settings]) for rank in range(ranks)
         ]
@@ -159,11 +168,7 @@ def train(rank: int, ranks: int, port: int, words: list[str]) -> list[Update]:
         LOCAL_WORLD_SIZE=str(ranks),
         MASTER_ADDR="127.0.0.1",
         MASTER_PORT=str(port),
-        OMP_NUM_THREADS="1",
-        DS_ACCELERATOR="cpu",
-        CUDA_VISIBLE_DEVICES="",
     )
-    warnings.simplefilter("ignore")
     import torch.distributed
     from deepspeed import DeepSpeedEngine
 

@@ -63,6 +63,7 @@ def test_training_goes_on_and_the_checkpoint_does_not_exist_until_all_ranks_have
             assert staging.name.endswith(".partial")
             wait_for(lambda: metrics_have(tmp_path, 2))
             assert records(tmp_path, "commit") == []
+            assert not list(staging.glob("*pp_rank_1_*")), "rank 1 has not written yet"
             assert not checkpoints.folder_of(tmp_path, 2).exists()
 
         if rank:
@@ -73,7 +74,7 @@ def test_training_goes_on_and_the_checkpoint_does_not_exist_until_all_ranks_have
     assert records(tmp_path, "commit") == [("commit", step) for step in (2, 4, 6)]
     for step in (2, 4, 6):
         checkpoints.read_manifest(checkpoints.folder_of(tmp_path, step))
-    assert_same_run(tmp_path, straight, 6)
+        assert_same_run(tmp_path, straight, step)
 
 
 def test_a_disk_that_is_full_in_the_background_costs_that_checkpoint_alone(
