@@ -27,7 +27,7 @@ from pretrain.data.permutation import Indices
 
 Number = TypeVar("Number", int, Indices)
 _LARGEST_SUM = 2**31
-"""Of whole-number weights: below it, `_drawn_left` is exact in 64 bits for any place."""
+"""Of whole-number weights: below it, `_Node.drawn_left` is exact in 64 bits for any place."""
 
 
 @dataclasses.dataclass(frozen=True)

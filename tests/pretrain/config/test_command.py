@@ -56,7 +56,8 @@ def test_the_schema_knows_every_key_of_every_shipped_recipe(schema, path):
     def check(values, entry):
         entry = resolved(schema, entry, values.get("name", "masked-lm"))
         for key, value in values.items():
-            below = entry["properties"][key]
+            named = "properties" not in entry  # a mapping from names to records
+            below = entry["additionalProperties"] if named else entry["properties"][key]
             assert "enum" not in below or value in below["enum"]
             if isinstance(value, dict):
                 check(value, below)

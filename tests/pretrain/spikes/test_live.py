@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from pretrain.config.run import BatchConfig, RunConfig, SpikeConfig
+from pretrain.config.run import BatchConfig, CorpusConfig, DataConfig, RunConfig, SpikeConfig
 from pretrain.exit_codes import EXIT_SPIKE
 from pretrain.loop import GO_ON, StepRecord
 from pretrain.run import metrics
@@ -123,6 +123,12 @@ def test_a_gross_rise_stops_the_loop_and_noise_does_not(tmp_path):
     risen = [dataclasses.replace(r, loss=r.loss + 4.0 * (r.step >= 60)) for r in calm]
     _, found = verdicts(tmp_path / "risen", risen, ())
     assert 60 <= found.index(EXIT_SPIKE) < 70
+
+
+def test_changes_of_the_weights_of_corpora_are_declared():
+    books = CorpusConfig("books", 1.0, {300: 0.5, 90: 2.0})
+    config = RunConfig(data=DataConfig(corpora={"web": CorpusConfig("web"), "books": books}))
+    assert declared_changes(config, run_state([], 1)) == [90, 300]
 
 
 def test_batch_ramps_and_returning_learning_rates_are_declared():
