@@ -204,7 +204,8 @@ def unequal(cluster, hosts, run):
 
 
 def without_folder(cluster, hosts, run):
-    cluster.run(2, "mount", "-t", "tmpfs", "tmpfs", run.parent)
+    run.mkdir()
+    cluster.run(2, "mount", "-t", "tmpfs", "tmpfs", run)
 
 
 def without_key(cluster, hosts, run):
