@@ -33,7 +33,7 @@ class History:
         self.total = sum(totals.values()) if totals else total
         self.records: list[dict[str, Any]] = []
         self.lines: list[dict[str, Any]] = []
-        self.add("created", seed=SEED, batch=vars(batch))
+        self.add("created", corpus="0" * 64, seed=SEED, batch=vars(batch))
         self.attempt, self.step = 0, 0
 
     def add(self, kind: str, **fields: Any) -> None:

@@ -235,7 +235,7 @@ def test_another_vocabulary_is_refused_before_anything_starts_and_both_are_named
         assert pretrain([*command, str(recipe.path), *words]) == 2
         error = capsys.readouterr().err
         assert f"model.init_from {model}: has a vocabulary of 400 ids (" in error
-        assert f"), but data.corpus {other_vocabulary} was made with one of 380 ids (" in error
+        assert f"), but the corpus {other_vocabulary} was made with one of 380 ids (" in error
     assert not run.exists()
 
 
@@ -274,7 +274,7 @@ def test_another_architecture_is_refused_with_the_settings_that_describe_it(
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"vocabulary": None}, "has no vocabulary to compare with that of data.corpus"),
+        ({"vocabulary": None}, "has no vocabulary to compare with that of the corpus"),
         ({"weights": "no head"}, "has no head over the vocabulary; accepted: a language model"),
         ({"rows": 8}, "has 408 rows of tokens, but its vocabulary needs 400"),
     ],

@@ -295,7 +295,7 @@ def test_an_end_is_recorded_though_another_node_does_not_report_its_own(stage):
     """Its agent may have been killed; Slurm would kill this supervisor 30 s later."""
     from pretrain.supervision.supervisor import Supervisor
 
-    stage.scripts = {(1, 0): "record('attempt'); raise SystemExit(9)"}
+    stage.scripts = {(1, 0): "record('attempt'); time.sleep(3); raise SystemExit(9)"}
     config = stage.config(node_wait_seconds=1.0, grace_seconds=1.0, node_silence_seconds=600.0)
     supervisor = Supervisor(config, Node(0, 2), lambda text: None, poll_seconds=0.05)
     write_report(stage.run, 1, Report("", nodes.READY))
