@@ -82,6 +82,14 @@ def write_atomically(path: Path, data: bytes) -> FileRecord:
         file.discard()
 
 
+def replace_json(path: Path, values: Mapping[str, object]) -> None:
+    """Replace a small JSON file atomically, without waiting for the disk (no fsync)."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    partial.write_text(strict_json(values) + "\n", encoding="utf-8")
+    partial.replace(path)
+
+
 def strict_json(
     value: object, indent: int | None = None, ensure_ascii: bool = True, sort_keys: bool = False
 ) -> str:

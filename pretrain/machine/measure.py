@@ -18,6 +18,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from data_prep import files
 from pretrain.exit_codes import EXIT_DONE
 from pretrain.supervision import capacity, control, gpus
 
@@ -98,7 +99,7 @@ def main(arguments: Sequence[str]) -> int:
     folder = Path(next(word for word in arguments if not word.startswith("-"))).parent
     adopt_launcher(os.environ)
     answer = Answer(int(os.environ["RANK"]), socket.gethostname(), _versions())
-    control.replace_json(answer_file(folder, answer.rank), dataclasses.asdict(answer))
+    files.replace_json(answer_file(folder, answer.rank), dataclasses.asdict(answer))
     from pretrain.engine.engine import start
 
     process = start()
@@ -107,7 +108,7 @@ def main(arguments: Sequence[str]) -> int:
     for measure in measurements:
         all_sum([0.0], process.device)  # all ranks measure the same at the same time
         answer = dataclasses.replace(answer, **measure(process, folder))
-        control.replace_json(answer_file(folder, answer.rank), dataclasses.asdict(answer))
+        files.replace_json(answer_file(folder, answer.rank), dataclasses.asdict(answer))
     return EXIT_DONE
 
 

@@ -115,10 +115,7 @@ class PaceWriter:
         median = statistics.median(self._seconds)
         pace = Pace(self._token, self._rank, socket.gethostname(), steps, median)
         with contextlib.suppress(OSError):  # on a full disk training continues
-            self._path.parent.mkdir(exist_ok=True)
-            partial = self._path.with_suffix(".partial")
-            partial.write_text(files.strict_json(dataclasses.asdict(pace)) + "\n", encoding="utf-8")
-            partial.replace(self._path)
+            files.replace_json(self._path, dataclasses.asdict(pace))
         return True
 
 

@@ -19,7 +19,6 @@ import contextlib
 import dataclasses
 import json
 import math
-import os
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -213,11 +212,3 @@ def parse_object(data: bytes) -> dict[str, Any] | None:
     except ValueError:
         return None
     return values if isinstance(values, dict) else None
-
-
-def replace_json(path: Path, values: Mapping[str, object]) -> None:
-    """Replace a small JSON file atomically, without waiting for the disk (no fsync)."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    partial.write_text(files.strict_json(values) + "\n", encoding="utf-8")
-    partial.replace(path)

@@ -17,6 +17,7 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
+from data_prep import files
 from pretrain.supervision import control
 
 _SOURCE_ROOT = Path(__file__).parents[2]
@@ -91,7 +92,7 @@ def report(run: Path, code: int, error: Exception, unexpected: bool = False) -> 
     with contextlib.suppress(OSError, ValueError):  # the caller still raises the error itself
         if token and not control.superseded(run, token):
             path = control.folder_of(run) / f"failure-{token}-{rank}.json"
-            control.replace_json(path, dataclasses.asdict(rank_error))
+            files.replace_json(path, dataclasses.asdict(rank_error))
 
 
 def _location(error: Exception) -> str:

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from data_prep import files
 from pretrain.config.run import SupervisionConfig
 from pretrain.supervision import control
 
@@ -59,7 +60,7 @@ class Heartbeat:
         self._phase, self._next, self._count = phase, now + self._seconds, self._count + 1
         beat = {"token": self._token, "phase": phase, "step": step, "count": self._count}
         with contextlib.suppress(OSError):  # on a full disk training continues
-            control.replace_json(self._path, beat)
+            files.replace_json(self._path, beat)
         return True
 
 

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
+from data_prep import files
 from pretrain.supervision import control, heartbeat
 from pretrain.supervision.decide import CRASH, HANG, Problem
 
@@ -86,7 +87,7 @@ def _write(path: Path, values: Mapping[str, object]) -> None:
     # The time makes each file different from the one before.
     sender = {"time_ns": time.monotonic_ns(), "pid": os.getpid(), "host": socket.gethostname()}
     with contextlib.suppress(OSError):  # the reader notices the silence
-        control.replace_json(path, {**values, **sender})
+        files.replace_json(path, {**values, **sender})
 
 
 def _supervisor_path(run: Path) -> Path:

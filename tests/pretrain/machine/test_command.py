@@ -114,7 +114,7 @@ def test_what_a_gpu_cannot_do_is_refused_before_anything_starts(
 def test_an_answer_is_read_as_it_was_written(tmp_path):
     answer = measure.Answer(1, "h", {"torch": "2"}, device="cpu", matmul_flops=1e9)
     path = measure.answer_file(tmp_path, 1)
-    measure.control.replace_json(path, measure.dataclasses.asdict(answer))
+    measure.files.replace_json(path, measure.dataclasses.asdict(answer))
     assert measure.read_answers(tmp_path, 2) == [answer]
     assert answer.stopped_in == "writing to the run's folder"
 
