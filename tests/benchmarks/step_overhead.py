@@ -33,7 +33,7 @@ model: {{variant: baseline, size: tiny, overrides: {overrides}}}
 batch: {{global_batch_size: 4, micro_batch_size: 2}}
 schedule: {{warmup_steps: 10}}
 training: {{steps: {steps}, deepspeed: zero1_fp32, data_workers: 0, evaluation_blocks: 2,
-  evaluation_interval: 1000000, checkpoint_interval: {interval}}}
+  evaluation_interval: 1000000, checkpoint_interval: {interval}, checkpoints_kept: 21}}
 """
 TINY = "{hidden_size: 16, num_layers: 1, num_heads: 1, intermediate_size: 16}"
 LARGER = "{hidden_size: 512, num_layers: 4, num_heads: 8, intermediate_size: 2048}"
