@@ -29,9 +29,9 @@ first_process() { # of host N: mounts, its name and sshd; then waits, and reaps 
     mount -t cgroup -o freezer cgroup /sys/fs/cgroup/freezer 2>/dev/null || true
     mount -t tmpfs -o size=2g tmpfs /dev/shm
     mount -t tmpfs tmpfs /run
-    mkdir -p /run/sshd /run/munge /root/.ssh
+    mkdir -p /run/sshd /run/munge ~root/.ssh
     mount --bind "$folder/hosts" /etc/hosts
-    mount --bind "$folder/ssh" /root/.ssh
+    mount --bind "$folder/ssh" ~root/.ssh
     /usr/sbin/sshd -D -e -f "$folder/sshd_config" &
     for _ in $(seq 100); do [ ! -e /run/sshd.pid ] || break; sleep 0.05; done
     touch "$folder/$n.ready"

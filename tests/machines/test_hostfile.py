@@ -3,6 +3,7 @@
 import signal
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -209,7 +210,8 @@ def without_folder(cluster, hosts, run):
 
 
 def without_key(cluster, hosts, run):
-    cluster.run(2, "mount", "--bind", "/dev/null", "/root/.ssh/authorized_keys")
+    keys = Path("~root/.ssh/authorized_keys").expanduser()
+    cluster.run(2, "mount", "--bind", "/dev/null", keys)
 
 
 def other_numpy(cluster, hosts, run):
