@@ -14,7 +14,7 @@ here=$(cd "$(dirname "$0")" && pwd)
 slurm=${HOSTS_FOLDER:?is not set}/slurm
 
 daemons() {
-    bash "$here/hosts.sh" exec "$1" env -i PATH=/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin HOME=/root \
+    bash "$here/hosts.sh" exec "$1" env -i PATH=/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin HOME=~root \
         SLURM_CONF="$slurm/slurm.conf" bash -ec '
         mkdir -p /run/slurmd  # the path of a socket in it may have 108 characters
         munged --force --key-file "$1/munge.key" --socket /run/munge/munge.socket.2 \
