@@ -32,6 +32,8 @@ from data_prep.json_lines import BadLine, parse
 if TYPE_CHECKING:
     import pyarrow
 
+    from data_prep.shard import ShardTask
+
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 # 100 MB of text may take 300 MB as JSON in which many characters are escaped.
 _LARGEST_RECORD_BYTES = 512 << 20
@@ -66,6 +68,9 @@ class Reject:
 
 
 Records = Iterator[Document | Reject]
+Verdict = Callable[[int, Document], str | None]
+"""Returns the reason why a document is rejected, or None. The number counts an input's documents,
+from 0."""
 Line = bytes | int
 """A line, or the size in bytes of one that is too large to read."""
 
@@ -317,15 +322,9 @@ def _judge(record: object, fields: Fields, line: int, size_bytes: int = 0) -> Do
     return Reject(reason, subset, fields.source, line, size_bytes)
 
 
-def of_subset(records: Iterable[Document | Reject], subset: str) -> Iterator[Document | Reject]:
-    """Yield the records, with the documents of other subsets as rejects."""
-    for record in records:
-        if isinstance(record, Document) and record.subset != subset:
-            text_bytes = len(record.text.encode())
-            place = (record.subset, record.source_file, record.line)
-            yield Reject("other-subset", *place, text_bytes)
-        else:
-            yield record
+def of_subset(task: "ShardTask") -> Verdict:
+    """Return the filter of documents of the other subsets."""
+    return lambda _, document: None if document.subset == task.settings.subset else "other-subset"
 
 
 def _judge_text(text: str, subset: str, source_file: str, line: int) -> Document | Reject:

@@ -4,7 +4,7 @@
    document's text to shards/shard-NNNNN.hashes. It encodes nothing.
 2. `mark_duplicates`, when all hashes are there, writes one bit per document to
    shards/shard-NNNNN.duplicates, set if an equal text came before in this or an earlier shard.
-3. `drop_duplicates`, while a shard is made, converts the marked documents to rejects.
+3. `duplicates`, while a shard is made, tells which documents are marked.
 
 The result depends on the order of the inputs, not on the number of workers. Both kinds of file
 begin with 16 bytes that identify the input and its state, so that a rerun recognises outdated files
@@ -13,17 +13,19 @@ and hashes only what has changed.
 Memory of step 2: one byte per document, and about 70 bytes for each of the `_PART_DOCUMENTS` whose
 hashes are compared at once. The 210 million documents of the Pile take 0.6 GB and about three
 minutes. Step 3 takes one byte per document of its shard.
+
+near_duplicates.py takes the same steps, with other keys than hashes of the whole text.
 """
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from data_prep.documents import Document, Records, Reject, read
+from data_prep.documents import Document, Verdict, read
 from data_prep.files import AtomicFile, write_atomically
 from data_prep.inputs import input_state
 from data_prep.progress import Done, Progress
@@ -33,9 +35,11 @@ if TYPE_CHECKING:
 
 HASHES_SUFFIX = ".hashes"
 MARKS_SUFFIX = ".duplicates"
+STAMP_BYTES = 16
+PART_DOCUMENTS = 4_000_000
+BLOCK_DOCUMENTS = 1 << 15
+"""Documents whose keys are written at once."""
 _HASH = np.dtype([("high", "<u8"), ("low", "<u8")])
-_STAMP_BYTES = 16
-_PART_DOCUMENTS = 4_000_000
 _CHUNK_DOCUMENTS = 1 << 20
 
 
@@ -49,25 +53,11 @@ def hash_input(task: "ShardTask", progress: Progress = lambda _: None) -> int:
         ValueError: The input is damaged (and `task.settings.damaged` is "fail"), or changed while
             it was read. No file is written then.
     """
-    file, stamp = task.file(HASHES_SUFFIX), _stamp(task)
-    if _has_stamp(file, stamp):
-        return _count(file)
-    output = AtomicFile(file)
-    try:
-        output.write(stamp)
-        documents = text_bytes = 0
-        for text in _texts(task):
-            output.write(hashlib.blake2b(text, digest_size=_HASH.itemsize).digest())
-            documents, text_bytes = documents + 1, text_bytes + len(text)
-            if not documents % 256:
-                progress(Done(documents, text_bytes))
-        progress(Done(documents, text_bytes))
-        if _stamp(task) != stamp:
-            raise ValueError(f"{task.input}: changed while it was read")
-        output.commit()
-    finally:
-        output.discard()
-    return documents
+
+    def key(text: str) -> bytes:
+        return hashlib.blake2b(text.encode(), digest_size=_HASH.itemsize).digest()
+
+    return write_keys(task, HASHES_SUFFIX, stamp(task), key, b"".join, progress)
 
 
 def mark_duplicates(tasks: Sequence["ShardTask"]) -> int:
@@ -82,41 +72,130 @@ def mark_duplicates(tasks: Sequence["ShardTask"]) -> int:
     Raises:
         ValueError: An input was not hashed, or has changed since.
     """
-    files = [_checked_file(task, HASHES_SUFFIX) for task in tasks]
-    firsts = np.cumsum([0, *map(_count, files)])
+    files = [checked_file(task, HASHES_SUFFIX, stamp(task)) for task in tasks]
+    firsts = first_numbers(files, _HASH.itemsize)
     is_duplicate = np.zeros(firsts[-1], dtype=bool)
-    num_parts = -(-len(is_duplicate) // _PART_DOCUMENTS)
+    num_parts = -(-len(is_duplicate) // PART_DOCUMENTS)
     for part in range(num_parts):
         hashes, numbers = _part(files, part, num_parts)
         is_duplicate[numbers[_later_of_equal(hashes)]] = True
-    for task, first, end in zip(tasks, firsts[:-1], firsts[1:], strict=True):
-        bits = np.packbits(is_duplicate[first:end]).tobytes()
-        write_atomically(task.file(MARKS_SUFFIX), _stamp(task) + bits)
+    for task, marks in zip(tasks, np.split(is_duplicate, firsts[1:-1]), strict=True):
+        write_marks(task, MARKS_SUFFIX, stamp(task), marks)
     return int(is_duplicate.sum())
 
 
-def drop_duplicates(records: Records, task: "ShardTask") -> Records:
-    """Yield the records of a task's input, with the marked documents converted to rejects.
+def duplicates(task: "ShardTask") -> Verdict:
+    """Return the filter of a task's documents.
 
     Raises:
         ValueError: The duplicates were not marked, or the input has changed since.
     """
-    file = _checked_file(task, MARKS_SUFFIX)
-    bits = np.fromfile(file, dtype=np.uint8, offset=_STAMP_BYTES)
-    marks = iter(np.unpackbits(bits).tobytes())
-    for record in records:
-        if isinstance(record, Document) and next(marks, 0):
-            text_bytes = len(record.text.encode())
-            yield Reject("duplicate", record.subset, record.source_file, record.line, text_bytes)
-        else:
-            yield record
+    return marked(task, MARKS_SUFFIX, stamp(task), "duplicate")
 
 
-def _texts(task: "ShardTask") -> Iterator[bytes]:
+def write_keys(
+    task: "ShardTask",
+    suffix: str,
+    stamp: bytes,
+    key: Callable[[str], bytes],
+    join: Callable[[list[bytes]], bytes],
+    progress: Progress,
+) -> int:
+    """Write a key for each document of an input, if they are missing or outdated.
+
+    Args:
+        task: The task of the input.
+        suffix: Of the file, which begins with the stamp.
+        stamp: Identifies all that the keys depend on; see `stamp`.
+        key: Returns the key of a text; all have the same size.
+        join: Returns the bytes to write for up to `BLOCK_DOCUMENTS` keys.
+        progress: Called with the work done so far.
+
+    Returns:
+        The number of documents.
+
+    Raises:
+        ValueError: As in `hash_input`.
+    """
+    file = task.file(suffix)
+    if _has_stamp(file, stamp):
+        return int(first_numbers([file], len(key("")))[-1])
+    state = input_state(task.input)
+    output = AtomicFile(file)
+    try:
+        output.write(stamp)
+        documents = text_bytes = 0
+        keys: list[bytes] = []
+        for text in _texts(task):
+            keys.append(key(text))
+            documents, text_bytes = documents + 1, text_bytes + len(text.encode())
+            if len(keys) == BLOCK_DOCUMENTS:
+                output.write(join(keys))
+                keys.clear()
+            if not documents % 256:
+                progress(Done(documents, text_bytes))
+        output.write(join(keys))
+        progress(Done(documents, text_bytes))
+        if input_state(task.input) != state:
+            raise ValueError(f"{task.input}: changed while it was read")
+        output.commit()
+    finally:
+        output.discard()
+    return documents
+
+
+def write_marks(task: "ShardTask", suffix: str, stamp: bytes, marks: npt.NDArray[np.bool_]) -> None:
+    """Write a bit per document of an input."""
+    write_atomically(task.file(suffix), stamp + np.packbits(marks).tobytes())
+
+
+def marked(task: "ShardTask", suffix: str, stamp: bytes, reason: str) -> Verdict:
+    """Return a filter that rejects the marked documents.
+
+    Raises:
+        ValueError: The marks are missing or outdated.
+    """
+    file = checked_file(task, suffix, stamp)
+    bits = np.fromfile(file, dtype=np.uint8, offset=STAMP_BYTES)
+    marks = np.unpackbits(bits).tobytes()
+    return lambda number, _: reason if number < len(marks) and marks[number] else None
+
+
+def stamp(task: "ShardTask", *more: object) -> bytes:
+    """Return bytes that identify an input, its state, how it is read, and `more`."""
+    settings = task.settings
+    state = (task.input, input_state(task.input), settings.damaged, settings.text_key, *more)
+    text = " ".join(map(str, state))
+    return hashlib.blake2b(text.encode(), digest_size=STAMP_BYTES).digest()
+
+
+def checked_file(task: "ShardTask", suffix: str, stamp: bytes) -> Path:
+    """Return a file of the task, or raise ValueError if it is missing or outdated."""
+    file = task.file(suffix)
+    if not _has_stamp(file, stamp):
+        raise ValueError(
+            f"{file}: missing, or made before {task.input} changed; run prepare from its beginning"
+        )
+    return file
+
+
+def first_numbers(files: Sequence[Path], key_bytes: int) -> npt.NDArray[np.int64]:
+    """Return the number of each input's first document in the corpus, and that of all documents."""
+    counts = [(file.stat().st_size - STAMP_BYTES) // key_bytes for file in files]
+    return np.cumsum([0, *counts], dtype=np.int64)
+
+
+def is_in_part(numbers: npt.NDArray[np.uint64], part: int, num_parts: int) -> npt.NDArray[np.bool_]:
+    """Return which pseudo-random numbers belong to a part, by their leading bits."""
+    found: npt.NDArray[np.bool_] = (numbers >> 32) * num_parts >> 32 == part
+    return found
+
+
+def _texts(task: "ShardTask") -> Iterator[str]:
     settings = task.settings
     damages: list[str] | None = [] if settings.damaged == "keep" else None
     records = read(task.input, damages, settings.text_key, settings.subset_key)
-    return (record.text.encode() for record in records if isinstance(record, Document))
+    return (record.text for record in records if isinstance(record, Document))
 
 
 def _part(
@@ -126,9 +205,9 @@ def _part(
     hashes, numbers = [np.empty(0, _HASH)], [np.empty(0, np.int64)]
     first = 0
     for file in files:
-        for offset in range(_STAMP_BYTES, file.stat().st_size, _CHUNK_DOCUMENTS * _HASH.itemsize):
+        for offset in range(STAMP_BYTES, file.stat().st_size, _CHUNK_DOCUMENTS * _HASH.itemsize):
             chunk = np.fromfile(file, dtype=_HASH, count=_CHUNK_DOCUMENTS, offset=offset)
-            chosen = np.flatnonzero((chunk["high"] >> 32) * num_parts >> 32 == part)
+            chosen = np.flatnonzero(is_in_part(chunk["high"], part, num_parts))
             hashes.append(chunk[chosen])
             numbers.append(chosen + first)
             first += len(chunk)
@@ -144,28 +223,8 @@ def _later_of_equal(hashes: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
     return order[1:][repeats]
 
 
-def _count(hash_file: Path) -> int:
-    return (hash_file.stat().st_size - _STAMP_BYTES) // _HASH.itemsize
-
-
-def _stamp(task: "ShardTask") -> bytes:
-    settings = task.settings
-    state = f"{task.input} {input_state(task.input)} {settings.damaged} {settings.text_key}"
-    return hashlib.blake2b(state.encode(), digest_size=_STAMP_BYTES).digest()
-
-
 def _has_stamp(file: Path, stamp: bytes) -> bool:
     if not file.is_file():
         return False
     with file.open("rb") as content:
-        return content.read(_STAMP_BYTES) == stamp
-
-
-def _checked_file(task: "ShardTask", suffix: str) -> Path:
-    """Return a file of the task, or raise if it is missing or outdated."""
-    file = task.file(suffix)
-    if not _has_stamp(file, _stamp(task)):
-        raise ValueError(
-            f"{file}: missing, or made before {task.input} changed; run prepare from its beginning"
-        )
-    return file
+        return content.read(STAMP_BYTES) == stamp

@@ -1,11 +1,93 @@
-"""Length filters, and the counts of kept and rejected documents."""
+"""Filters, and the counts of kept and rejected documents.
 
+`FILTERS` judge a document by its text, before it is encoded; each is a function in a file of its
+own, and a line in the table. `judge` judges it by its length in tokens.
+"""
+
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from data_prep import contamination, duplicates, near_duplicates
+from data_prep.documents import Document, Records, Reject, Verdict, of_subset
 from data_prep.manifest import Count, Rejects, Settings
+from data_prep.progress import Progress
+
+if TYPE_CHECKING:
+    from data_prep.shard import ShardTask
+
+
+class Filter(NamedTuple):
+    """A filter of documents by their texts, and what it does before the first shard is made."""
+
+    is_on: Callable[[Settings], bool]
+    judge: "Callable[[ShardTask], Verdict]"
+    """Returns the function that judges the documents of one input."""
+    suffixes: tuple[str, ...] = ()
+    """Of the files that it leaves in shards/ until the corpus is finished; that of `read` first."""
+    read: "Callable[[ShardTask, Progress], int] | None" = None
+    """Reads each input once, in a worker."""
+    finish: "Callable[[Sequence[ShardTask]], object] | None" = None
+    """Called when all inputs have been read."""
+
+
+FILTERS = {
+    "duplicates": Filter(
+        lambda settings: settings.duplicates == "drop",
+        duplicates.duplicates,
+        (duplicates.HASHES_SUFFIX, duplicates.MARKS_SUFFIX),
+        duplicates.hash_input,
+        duplicates.mark_duplicates,
+    ),
+    "near-duplicates": Filter(
+        lambda settings: settings.near_duplicates is not None,
+        near_duplicates.near_duplicates,
+        (near_duplicates.SIGNATURES_SUFFIX, near_duplicates.MARKS_SUFFIX),
+        near_duplicates.sign_input,
+        near_duplicates.mark_near_duplicates,
+    ),
+    "other subsets": Filter(lambda settings: settings.subset != "", of_subset),
+    "contaminated": Filter(
+        lambda settings: settings.decontaminate is not None,
+        contamination.contaminated,
+        (contamination.NGRAMS_SUFFIX,),
+        finish=contamination.write_ngrams,
+    ),
+}
+"""By name; the first that rejects a document gives the reason."""
+
+
+def filters_of(settings: Settings) -> dict[str, Filter]:
+    """Return the filters that are on."""
+    return {name: each for name, each in FILTERS.items() if each.is_on(settings)}
+
+
+def filtered(records: Records, task: "ShardTask") -> Records:
+    """Yield the records of a task's input, with the documents that are rejected as rejects.
+
+    Raises:
+        ValueError: What a filter does before the first shard was not done, or for another state of
+            the input.
+    """
+    judges = [each.judge(task) for each in filters_of(task.settings).values()]
+    if not judges:
+        yield from records
+        return
+    number = -1
+    for record in records:
+        if not isinstance(record, Document):
+            yield record
+            continue
+        number += 1
+        reasons = filter(None, (judge(number, record) for judge in judges))
+        if reason := next(reasons, None):
+            text_bytes = len(record.text.encode())
+            yield Reject(reason, record.subset, record.source_file, record.line, text_bytes)
+        else:
+            yield record
 
 
 def judge(length: int, limits: Settings) -> str | None:

@@ -6,7 +6,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from data_prep.corpus import Corpus
-from data_prep.manifest import ROLES, SPLITS, CorpusManifest, LengthHistogram, load_manifest
+from data_prep.manifest import (
+    ROLES,
+    SPLITS,
+    CorpusManifest,
+    LengthHistogram,
+    Settings,
+    load_manifest,
+)
 from data_prep.report import FILE_NAME as REPORT_FILE
 from data_prep.summary import by_frequency, table, unknown_tokens
 from data_prep.tokenizer import load
@@ -64,6 +71,7 @@ def _facts(folder: Path, manifest: CorpusManifest) -> Iterator[str]:
         f"{manifest.dtype}; encoded by {', '.join(manifest.encoders)}",
         "kept": _limits(manifest),
         "duplicates": _DUPLICATES[settings.duplicates],
+        **_filters(settings),
         "a sequence is": f"a {settings.unit}",
         "validation": f"{settings.valid_fraction:g} of the documents, by a hash of their text"
         if has_fraction
@@ -75,6 +83,22 @@ def _facts(folder: Path, manifest: CorpusManifest) -> Iterator[str]:
         )
     yield from (f"{name:14}{fact}" for name, fact in facts.items())
     yield from (f"{'damaged':14}{damage}" for damage in manifest.damages)
+
+
+def _filters(settings: Settings) -> dict[str, str]:
+    """Return what near-duplicates and contaminated documents are, if they are dropped."""
+    facts = {}
+    if settings.near_duplicates is not None:
+        facts["similar ones"] = (
+            f"dropped: {settings.near_duplicate_ngram}-grams of words with a Jaccard similarity of "
+            f"{settings.near_duplicates:g} to those of an earlier document"
+        )
+    if settings.decontaminate is not None:
+        facts["contaminated"] = (
+            f"dropped: with a {settings.decontaminate_ngram}-gram of words of "
+            f"{', '.join(settings.decontaminate)}"
+        )
+    return facts
 
 
 def _limits(manifest: CorpusManifest) -> str:

@@ -6,7 +6,7 @@ A `ShardManifest` is written when a shard is complete, the `CorpusManifest` when
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TypeVar
 
@@ -26,7 +26,10 @@ CHOICES = {
 ROLES = ("both", "train", "valid")
 PLACES_KEPT = 5  # examples per reject reason
 
+MOST_WORDS = 1000  # of an n-gram
+
 T = TypeVar("T")
+_ADDED = {"added": True}  # fields that are not written while they have their default
 
 
 @dataclass(frozen=True)
@@ -43,11 +46,25 @@ class Settings:
     text_key: str = TEXT_KEY  # of JSON objects and tables; dots separate the keys of nested objects
     subset_key: str = SUBSET_KEY
     subset: str = ""  # the only subset whose documents are kept; empty: all are
+    # Jaccard similarity to an earlier document from which on one is dropped; None: all are kept
+    near_duplicates: float | None = field(default=None, metadata=_ADDED)
+    near_duplicate_ngram: int = field(default=5, metadata=_ADDED)  # words
+    # hex sha256 of test sets, by file name; documents with an n-gram of them are dropped
+    decontaminate: dict[str, str] | None = field(default=None, metadata=_ADDED)
+    decontaminate_ngram: int = field(default=13, metadata=_ADDED)  # words
 
     def __post_init__(self) -> None:
         """Refuse values out of range, and unknown choices."""
         object.__setattr__(self, "valid_fraction", float(self.valid_fraction))  # 0 is a fraction
         self._check_lengths()
+        if self.near_duplicates is not None and not 0 < self.near_duplicates <= 1:
+            raise ValueError(
+                f"near-duplicates {self.near_duplicates}: accepted: more than 0, and at most 1"
+            )
+        for name in ("near_duplicate_ngram", "decontaminate_ngram"):
+            if not 1 <= (words := getattr(self, name)) <= MOST_WORDS:
+                option = name.replace("_", "-")
+                raise ValueError(f"{option} {words}: accepted: 1 to {MOST_WORDS} words")
         for name, accepted in CHOICES.items():
             if (value := getattr(self, name)) not in accepted:
                 raise ValueError(f"{name} {value!r}: accepted: {', '.join(accepted)}")
@@ -246,7 +263,11 @@ def load_manifest(folder: Path) -> CorpusManifest:
 
 def write_record(file: Path, record: CorpusManifest | ShardManifest) -> None:
     """Write a manifest, complete or not at all."""
-    text = strict_json(asdict(record), indent=1, ensure_ascii=False, sort_keys=True)
+    content = asdict(record)
+    for name in (added.name for added in fields(Settings) if added.metadata == _ADDED):
+        if content["settings"][name] == getattr(Settings, name):
+            del content["settings"][name]  # the file is the same as that of earlier versions
+    text = strict_json(content, indent=1, ensure_ascii=False, sort_keys=True)
     write_atomically(file, (text + "\n").encode())
 
 

@@ -8,6 +8,7 @@ from dataclasses import fields
 from pathlib import Path
 
 from data_prep.arguments import EXIT_DONE, EXIT_FAILED
+from data_prep.contamination import LEAST_WORDS, digests, find_files
 from data_prep.engines import ENGINES, WorkerDied
 from data_prep.fields import SUBSET_KEY, add_text_key, parse_key
 from data_prep.inputs import add_input_argument, find_inputs
@@ -50,6 +51,39 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default = getattr(Settings, name)
         help = f"{meaning} (default: {default})"
         add(f"--{name}", choices=CHOICES[name], default=default, help=help)
+    add(
+        "--near-duplicates",
+        type=float,
+        metavar="JACCARD",
+        help="drop documents whose n-grams of words are at least this similar to those of an "
+        "earlier one, in any input, as estimated by MinHash; 0.8 is customary (default: keep all)",
+    )
+    words = "words of an n-gram for"
+    add(
+        "--near-duplicate-ngram",
+        type=int,
+        default=Settings.near_duplicate_ngram,
+        metavar="WORDS",
+        help=f"{words} --near-duplicates (default: %(default)s)",
+    )
+    add(
+        "--decontaminate",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="GLOB",
+        help="drop documents that contain an n-gram of words of these test sets: files of lines "
+        "(cells of .tsv and .txt, strings of .jsonl; plain, .zst, .gz), or folders of .tsv files, "
+        "without train*.tsv, such as GLUE's (default: none)",
+    )
+    add(
+        "--decontaminate-ngram",
+        type=int,
+        default=Settings.decontaminate_ngram,
+        metavar="WORDS",
+        help=f"{words} --decontaminate (default: %(default)s); shorter texts are looked for as a "
+        f"whole from {LEAST_WORDS} words",
+    )
     add("--sentences", action="store_true", help="write a sequence per sentence, not per document")
     add(
         "--valid-fraction",
@@ -94,6 +128,11 @@ def run(options: argparse.Namespace) -> int:
         )
     if options.valid_fraction is None:
         options.valid_fraction = 0.0 if options.valid_input else Settings.valid_fraction
+    options.decontaminate = (
+        digests(find_files(options.decontaminate), options.decontaminate_ngram)
+        if options.decontaminate
+        else None
+    )
     options.unit = "sentence" if options.sentences else "document"
     settings = Settings(**{field.name: getattr(options, field.name) for field in fields(Settings)})
     inputs = (find_inputs(options.input), options.output, options.tokenizer, settings)

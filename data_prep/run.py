@@ -14,9 +14,9 @@ from typing import TypeVar
 from data_prep import manifest as records
 from data_prep.arguments import check_workers
 from data_prep.documents import reader_of
-from data_prep.duplicates import HASHES_SUFFIX, MARKS_SUFFIX, hash_input, mark_duplicates
 from data_prep.engines import ENGINES, WorkFunction
 from data_prep.files import PARTIAL_SUFFIX
+from data_prep.filters import FILTERS, filters_of
 from data_prep.inputs import Input, input_state
 from data_prep.manifest import SPLITS, CorpusManifest, Settings, ShardManifest
 from data_prep.merge import merge
@@ -31,13 +31,13 @@ from data_prep.tokenizer import Tokenizer, load
 T = TypeVar("T")
 
 _FOLDERS = ("", "shards/", *(f"{split}/" for split in SPLITS))
-_HASHES = tuple(f"shards/shard-*{suffix}" for suffix in (HASHES_SUFFIX, MARKS_SUFFIX))
+_OF_FILTERS = tuple(f"shards/*{suffix}" for each in FILTERS.values() for suffix in each.suffixes)
 # The manifest is removed first: a folder without it is not a corpus, whatever else is left.
 _OUTPUTS = (
     records.FILE_NAME,
     REPORT_FILE,
     "shards/shard-*.json",
-    *_HASHES,
+    *_OF_FILTERS,
     *(f"{split}/shard-*" for split in SPLITS),
     TOKENIZER_FILE,
 )
@@ -86,16 +86,15 @@ def prepare(
         _remove(output, records.FILE_NAME)
         tokenizer.save(output / TOKENIZER_FILE)
         missing = [task for task in tasks if task.index not in shards]
-        if missing and settings.duplicates == "drop":
-            _work_on(hash_input, tasks, engine, workers, "find duplicates")
-            mark_duplicates(tasks)
+        if missing:
+            _read_for_filters(tasks, tasks, engine, workers)
         _say(idle_workers(missing, workers))
         threading.Thread(target=import_matplotlib).start()
         shards |= _work_on(prepare_shard, missing, engine, workers, "prepare")
         corpus = merge([shards[task.index] for task in tasks], tokenizer, output)
         draw(corpus, output / REPORT_FILE)
         records.write_record(output / records.FILE_NAME, corpus)
-        _remove(output, *_HASHES)
+        _remove(output, *_OF_FILTERS)
         return corpus
 
 
@@ -116,8 +115,9 @@ def prepare_part(
     two runs from making the same part. On a file system without locks, work may be done twice, with
     the same result, because each file appears complete or not at all.
 
-    To drop duplicates, every input has to be read once before the first shard can be made. A part
-    reads its own inputs, and makes its shards only if all other inputs have been read too.
+    To find duplicates and near-duplicates, every input has to be read once before the first shard
+    can be made. A part reads its own inputs, and makes its shards only if all other inputs have
+    been read too.
 
     Returns:
         The number of inputs that other parts have yet to read for duplicates, or 0 if all shards of
@@ -136,11 +136,8 @@ def prepare_part(
             return 0
         _remove(output, records.FILE_NAME, *_partials(*(f"{task.name}." for task in missing)))
         _save_tokenizer_once(tokenizer, output)
-        if settings.duplicates == "drop":
-            _work_on(hash_input, own, engine, workers, "find duplicates")
-            if unread := sum(not task.file(HASHES_SUFFIX).is_file() for task in tasks):
-                return unread
-            mark_duplicates(tasks)
+        if unread := _read_for_filters(own, tasks, engine, workers):
+            return unread
         _say(idle_workers(tasks, workers * part.count))
         _work_on(prepare_shard, missing, engine, workers, "prepare")
         return 0
@@ -223,6 +220,26 @@ def _start(
     tasks = plan(inputs, valid_inputs, output, settings, tokenizer.digest())
     output.mkdir(parents=True, exist_ok=True)
     return tokenizer, tasks
+
+
+def _read_for_filters(
+    own: Sequence[ShardTask], tasks: Sequence[ShardTask], engine: str, workers: int
+) -> int:
+    """Do what the filters do before the first shard is made.
+
+    Returns:
+        The number of inputs that other parts have yet to read; what needs all is not done then.
+    """
+    filters = filters_of(tasks[0].settings)
+    unread = 0
+    for name, each in filters.items():
+        if each.read:
+            _work_on(each.read, own, engine, workers, f"find {name}")
+            unread = max(unread, sum(not task.file(each.suffixes[0]).is_file() for task in tasks))
+    for each in filters.values():
+        if each.finish and not unread:
+            each.finish(tasks)
+    return unread
 
 
 def _work_on(

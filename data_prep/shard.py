@@ -14,11 +14,10 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from data_prep.documents import Document, Reject, content_share, of_subset, read
-from data_prep.duplicates import drop_duplicates
+from data_prep.documents import Document, Reject, content_share, read
 from data_prep.encoders import Encoder
 from data_prep.files import write_atomically
-from data_prep.filters import Tally, judge, windows
+from data_prep.filters import Tally, filtered, judge, windows
 from data_prep.indexed import IndexedWriter, dtype_for
 from data_prep.inputs import Input, input_sha256, input_state, layout_of
 from data_prep.manifest import (
@@ -107,12 +106,8 @@ def prepare_shard(task: ShardTask, progress: Progress = lambda _: None) -> Shard
         task.settings.text_key,
         task.settings.subset_key,
     )
-    if task.settings.duplicates == "drop":
-        records = drop_duplicates(records, task)
-    if task.settings.subset:
-        records = of_subset(records, task.settings.subset)
     try:
-        for batch in _batches(shard.take_documents(records)):
+        for batch in _batches(shard.take_documents(filtered(records, task))):
             texts = [document.text for document in batch]
             if task.settings.unit == "sentence":
                 shard.add(batch, *encode_sentences(texts, encoder.encode))

@@ -14,7 +14,7 @@ from data_prep.statistics import count_ids
 ALLOWED_BROKEN = 0.1
 """Largest share of broken records, and of their bytes, without a warning."""
 _ENCODED = {"too-long", "too-short"}
-_NOT_BROKEN = {*_ENCODED, "duplicate", "empty", "other-subset"}
+_NOT_BROKEN = {*_ENCODED, "contaminated", "duplicate", "empty", "near-duplicate", "other-subset"}
 _WIDTHS = (("documents", 14), ("tokens", 18), ("MB of text", 14))
 _NOT_RECORDED = (
     "tokens and bytes are left out: an earlier version made this corpus, or a part of it, and did "
@@ -119,7 +119,11 @@ def unknown_tokens(folder: Path, manifest: CorpusManifest) -> Iterator[str]:
 
 def broken_warning(manifest: CorpusManifest) -> str | None:
     """Return a message if more than `ALLOWED_BROKEN` of the records or bytes are broken."""
-    broken = {name: r for name, r in manifest.rejects.items() if name not in _NOT_BROKEN}
+    broken = {
+        name: rejects
+        for name, rejects in manifest.rejects.items()
+        if name.partition(":")[0] not in _NOT_BROKEN
+    }
     count = sum(rejects.count for rejects in broken.values())
     not_encoded = sum(r.count for name, r in manifest.rejects.items() if name not in _ENCODED)
     records = sum(manifest.length_histogram.counts) + not_encoded

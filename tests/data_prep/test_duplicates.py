@@ -8,7 +8,8 @@ import pytest
 
 from data_prep import duplicates
 from data_prep.documents import Document, Reject, read
-from data_prep.duplicates import drop_duplicates, hash_input, mark_duplicates
+from data_prep.duplicates import hash_input, mark_duplicates
+from data_prep.filters import filtered
 from data_prep.manifest import Settings, load_manifest
 from data_prep.run import prepare
 from tests.data_prep.conftest import make_texts, write_pile
@@ -36,7 +37,7 @@ def tasks_for(tmp_path: Path, texts: list[list[str]]) -> list[Task]:
 
 def kept(tasks: list[Task]) -> list[list[str]]:
     return [
-        [r.text for r in drop_duplicates(read(task.input), task) if isinstance(r, Document)]
+        [r.text for r in filtered(read(task.input), task) if isinstance(r, Document)]
         for task in tasks
     ]
 
@@ -51,7 +52,7 @@ def random_parts() -> list[list[str]]:
 def test_first_of_equal_texts_stays_across_inputs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part_documents: int
 ) -> None:
-    monkeypatch.setattr(duplicates, "_PART_DOCUMENTS", part_documents)
+    monkeypatch.setattr(duplicates, "PART_DOCUMENTS", part_documents)
     monkeypatch.setattr(duplicates, "_CHUNK_DOCUMENTS", 7)
     parts = random_parts()
     tasks = tasks_for(tmp_path, parts)
@@ -71,7 +72,7 @@ def test_marked_documents_become_rejects_with_their_place(tmp_path: Path) -> Non
     task = Task(0, file, tmp_path / "corpus")
     assert hash_input(task) == 3
     assert mark_duplicates([task]) == 1
-    found = list(drop_duplicates(read(file), task))
+    found = list(filtered(read(file), task))
     assert found[:4] == list(read(file))[:4]
     assert found[4] == Reject("duplicate", "X", str(file), 5, 1)
 
@@ -101,7 +102,7 @@ def test_only_changed_inputs_are_hashed_again(tmp_path: Path) -> None:
     assert mark_duplicates(tasks) == 2
     os.utime(tasks[0].input, (1, 1))
     with pytest.raises(ValueError, match=r"shard-00000\.duplicates: missing, or made before"):
-        next(drop_duplicates(read(tasks[0].input), tasks[0]))
+        next(filtered(read(tasks[0].input), tasks[0]))
 
 
 def test_missing_marks_are_an_error(tmp_path: Path) -> None:
@@ -109,7 +110,7 @@ def test_missing_marks_are_an_error(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"shard-00000\.hashes: missing.*run prepare from its"):
         mark_duplicates([task])
     with pytest.raises(ValueError, match=r"shard-00000\.duplicates: missing"):
-        next(drop_duplicates(read(task.input), task))
+        next(filtered(read(task.input), task))
 
 
 def test_damaged_input_fails_or_gives_its_complete_records(tmp_path: Path) -> None:
