@@ -11,7 +11,7 @@ occur by chance, and are counted and left out.
 3. `contaminated`, while a shard is made, tells which documents contain one. The reason names the
    first of the files, in the order of their names.
 
-Memory of each worker: 50 bytes per n-gram of the test sets.
+Memory of each worker: about 70 bytes per n-gram of the test sets.
 """
 
 import glob
@@ -19,6 +19,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
 NGRAMS_SUFFIX = ".ngrams"
 REASON = "contaminated"
 LEAST_WORDS = 8
+_TEXTS = 10_000  # hashed at once
+_BOUNDARY = "\ue000"  # between texts: a word that no text has
 _NGRAM = np.dtype([("words", "<u2"), ("hash", "<u8"), ("first", "<u8"), ("file", "<u2")])
 """Its number of words, its hash, that of its first words (as many as in the shortest), its file."""
 
@@ -85,7 +88,10 @@ def digests(files: Sequence[Path], size: int) -> dict[str, str]:
         ValueError: A file cannot be read, or has no text of enough words.
     """
     for file in files:
-        if not any(len(words) >= least_words(size) for words in map(word_hashes, texts_of(file))):
+        found = False
+        for text in texts_of(file):
+            found = found or len(word_hashes(text)) >= least_words(size)
+        if not found:
             raise ValueError(
                 f"{file}: no text of {least_words(size)} or more words; accepted: a file with some"
             )
@@ -110,8 +116,12 @@ def texts_of(file: Path) -> Iterator[str]:
                 continue
             try:
                 yield from _strings(parse(line)) if suffix(file) == ".jsonl" else _cells(line)
-            except (UnicodeDecodeError, BadLine) as error:
-                raise ValueError(f"{file}: line {number}: {error}; accepted: UTF-8") from error
+            except UnicodeDecodeError as error:
+                raise ValueError(f"{file}: line {number}: not UTF-8; accepted: UTF-8") from error
+            except BadLine as error:
+                raise ValueError(
+                    f"{file}: line {number}: {error}; accepted: a value of JSON in UTF-8"
+                ) from error
     if not number:
         raise ValueError(f"{file}: is empty; accepted: a file of lines")
 
@@ -141,9 +151,8 @@ def write_ngrams(tasks: Sequence["ShardTask"]) -> None:
     found = [np.empty(0, _NGRAM)]
     for number, name in enumerate(sorted(files)):
         texts = texts_of(Path(name))
-        found += [
-            _ngrams(word_hashes(text), settings.decontaminate_ngram, number) for text in texts
-        ]
+        while batch := list(islice(texts, _TEXTS)):
+            found.append(_ngrams(batch, settings.decontaminate_ngram, number))
         if sha256_of(Path(name)) != files[name]:
             raise ValueError(f"{name}: changed since the start; run prepare again")
     ngrams = np.concatenate(found)
@@ -185,7 +194,7 @@ class _Ngrams:
         self._least = least
         self._firsts = np.unique(ngrams["first"])
         # Nearly all of a document's n-grams are found to be none of these by one look into a table.
-        self._shift = np.uint64(64 - max(4 * len(self._firsts), 256).bit_length())
+        self._shift = np.uint64(64 - max(16 * len(self._firsts), 256).bit_length())
         self._may_be_first = np.zeros(1 << 64 - int(self._shift), dtype=bool)
         self._may_be_first[self._firsts >> self._shift] = True
         self._by_words = {
@@ -202,6 +211,8 @@ class _Ngrams:
             places = np.flatnonzero(self._may_be_first[hashes >> self._shift])
             places = start + places[_places_in(self._firsts, hashes[places]) >= 0]
             start += len(hashes)
+            if not len(places):
+                continue
             for size, (sought, file_of) in self._by_words.items():
                 inside = places[places + size <= len(words)]
                 found = _places_in(sought, ngrams_at(words, inside, size))
@@ -215,17 +226,23 @@ def _places_in(ordered: Hashes, hashes: Hashes) -> npt.NDArray[np.int64]:
     return np.where(ordered[places] == hashes, places, -1)
 
 
-def _ngrams(words: Hashes, size: int, file: int) -> npt.NDArray[np.void]:
-    """Return the n-grams of a text; a text of fewer words is one, and a short one has none."""
-    least, size = least_words(size), min(size, len(words))
-    count = len(words) - size + 1 if size >= least else 0
-    found = np.empty(count, _NGRAM)
-    if count:
-        found["words"], found["file"] = size, file
-        places = np.arange(count)
-        found["hash"] = ngrams_at(words, places, size)
-        found["first"] = ngrams_at(words, places, least)
-    return found
+def _ngrams(texts: Sequence[str], size: int, file: int) -> npt.NDArray[np.void]:
+    """Return the n-grams of texts; a text of fewer words is one, and a short one has none."""
+    words = word_hashes("".join(f"{text}\n{_BOUNDARY}\n" for text in texts))
+    ends = np.flatnonzero(words == word_hashes(_BOUNDARY))
+    starts = np.append(-1, ends[:-1]) + 1
+    lengths = ends - starts
+    left = np.repeat(ends, lengths + 1) - np.arange(len(words))  # words of the text from each on
+    least = least_words(size)
+    found = [np.empty(0, _NGRAM)]
+    for count in range(least, size + 1):
+        places = np.flatnonzero(left >= size) if count == size else starts[lengths == count]
+        ngrams = np.empty(len(places), _NGRAM)
+        ngrams["words"], ngrams["file"] = count, file
+        ngrams["hash"] = ngrams_at(words, places, count)
+        ngrams["first"] = ngrams_at(words, places, least)
+        found.append(ngrams)
+    return np.concatenate(found)
 
 
 def _stamp(settings: "Settings") -> bytes:

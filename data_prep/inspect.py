@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+from data_prep.contamination import labels
 from data_prep.corpus import Corpus
 from data_prep.manifest import (
     ROLES,
@@ -96,7 +97,7 @@ def _filters(settings: Settings) -> dict[str, str]:
     if settings.decontaminate is not None:
         facts["contaminated"] = (
             f"dropped: with a {settings.decontaminate_ngram}-gram of words of "
-            f"{', '.join(settings.decontaminate)}"
+            f"{', '.join(labels(sorted(settings.decontaminate)))}"
         )
     return facts
 

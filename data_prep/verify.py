@@ -12,8 +12,16 @@ import numpy as np
 
 from data_prep.arguments import EXIT_FAILED, check_workers
 from data_prep.files import sha256_of
+from data_prep.filters import Tally
 from data_prep.indexed import check_indexed, read_document_bounds, read_ids, read_lengths
-from data_prep.manifest import CorpusManifest, Count, ShardFiles, load_manifest
+from data_prep.manifest import (
+    CorpusManifest,
+    Count,
+    ShardFiles,
+    ShardManifest,
+    load_manifest,
+    read_record,
+)
 from data_prep.tokenizer import FILE_NAME as TOKENIZER_FILE
 from data_prep.tokenizer import load
 
@@ -42,9 +50,9 @@ def verify(folder: Path, workers: int = 1) -> Iterator[str]:
     """Yield a line for each problem found, which names the file.
 
     Checks the digest of the vocabulary, every checksum, every index against its data and the
-    manifest, every id against the vocabulary size, that every document ends with `</s>`, and the
-    totals. Each file is read once. Shards are checked in threads, because hashing and numpy release
-    the interpreter lock.
+    manifest, every id against the vocabulary size, that every document ends with `</s>`, the
+    totals, and the rejects. Each file is read once. Shards are checked in threads, because hashing
+    and numpy release the interpreter lock.
 
     Args:
         folder: The corpus.
@@ -57,6 +65,7 @@ def verify(folder: Path, workers: int = 1) -> Iterator[str]:
     manifest = load_manifest(folder)
     yield from _check_tokenizer(folder, manifest)
     yield from _check_totals(folder, manifest)
+    yield from _check_rejects(folder, manifest)
     shards = [files for split in manifest.shards.values() for files in split]
     with ThreadPoolExecutor(workers) as pool:
         yield from filter(None, pool.map(partial(_problem, folder, manifest), shards))
@@ -81,6 +90,27 @@ def _check_totals(folder: Path, manifest: CorpusManifest) -> Iterator[str]:
         by_shard = (sum(s.documents for s in shards), sum(s.tokens for s in shards))
         if by_subset != total or by_shard != (total.documents, total.tokens):
             yield f"{folder}: the totals of the {split} split are not the sums of its shards"
+
+
+def _check_rejects(folder: Path, manifest: CorpusManifest) -> Iterator[str]:
+    """Compare the rejects with those of the shards' manifests, where these are still there."""
+    tally = Tally()
+    try:
+        for file in sorted(folder.glob("shards/shard-*.json")):
+            tally.add(Tally(rejects=read_record(ShardManifest, file).rejects))
+    except ValueError as error:
+        yield str(error)
+        return
+    for reason in sorted({*tally.rejects, *manifest.rejects} if tally.rejects else ()):
+        found, expected = (
+            rejects[reason].by_subset if reason in rejects else {}
+            for rejects in (manifest.rejects, tally.rejects)
+        )
+        if found != expected:
+            yield (
+                f"{folder}: {sum(found.values())} documents rejected as {reason}, but its shards "
+                f"have {sum(expected.values())}"
+            )
 
 
 def _problem(folder: Path, manifest: CorpusManifest, files: ShardFiles) -> str | None:

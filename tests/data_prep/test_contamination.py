@@ -1,0 +1,245 @@
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import zstandard
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from data_prep import contamination
+from data_prep.__main__ import main
+from data_prep.contamination import contaminated, digests, find_files, texts_of, write_ngrams
+from data_prep.documents import Document
+from data_prep.inspect import describe
+from data_prep.manifest import Settings
+from data_prep.parts import Part
+from data_prep.run import prepare, prepare_part
+from data_prep.summary import broken_warning
+from data_prep.verify import verify
+from tests.data_prep.conftest import make_texts, write_pile
+from tests.data_prep.test_run import content
+
+TEST = "of all the cats that ever lived in this old house none was as quiet as hers"
+
+
+@dataclass(frozen=True)
+class Task:
+    """The fields of a `ShardTask` that the functions use."""
+
+    corpus: Path
+    settings: Settings
+
+
+def reasons_of(folder: Path, files: list[Path], size: int, texts: list[str]) -> list[str | None]:
+    """Return the reason for each text."""
+    chosen = Settings(decontaminate=digests(files, size), decontaminate_ngram=size)
+    task = Task(folder, chosen)
+    write_ngrams([task])
+    judge = contaminated(task)
+    return [judge(number, Document(text, "X", "a", 1)) for number, text in enumerate(texts)]
+
+
+def contains(text: list[str], run: list[str]) -> bool:
+    return any(text[i : i + len(run)] == run for i in range(len(text) - len(run) + 1))
+
+
+WORDS = st.lists(st.sampled_from(["a", "b", "c"]), min_size=0, max_size=14)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(st.lists(WORDS, min_size=1, max_size=4), min_size=1, max_size=3),
+    st.lists(WORDS, min_size=1, max_size=5),
+    st.sampled_from([1, 4, 8, 9, 11]),
+)
+def test_verdicts_are_those_of_a_search(
+    tmp_path_factory: pytest.TempPathFactory,
+    tests: list[list[list[str]]],
+    documents: list[list[str]],
+    size: int,
+) -> None:
+    folder = tmp_path_factory.mktemp("contamination")
+    files = []
+    for number, texts in enumerate(tests):
+        file = folder / f"{number}.txt"
+        texts = [*texts, [f"w{n}" for n in range(12)]]  # so that there is one that is long enough
+        file.write_text("\n".join(map(" ".join, texts)))
+        files.append(file)
+    found = reasons_of(folder, files, size, list(map(" ".join, documents)))
+    for document, reason in zip(documents, found, strict=True):
+        named = []
+        for number, texts in enumerate(tests):
+            looked_for = [
+                text[i : i + size]
+                for text in texts
+                if len(text) >= min(size, 8)
+                for i in range(max(len(text) - size, 0) + 1)
+            ]
+            if any(contains(document, run) for run in looked_for):
+                named.append(f"contaminated:{folder.name}/{number}.txt")
+        assert reason == next(iter(named), None)
+
+
+@pytest.mark.parametrize("offset", [0, 1000, 16_380, 100_000])
+def test_an_ngram_is_found_anywhere_whatever_its_case_and_punctuation(
+    tmp_path: Path, offset: int
+) -> None:
+    file = tmp_path / "test.txt"
+    file.write_text(TEST)
+    filler = "-" * (offset % 7) + "word " * (offset // 5)
+    thirteen, twelve = TEST.split()[2:15], TEST.split()[2:14]
+    texts = [
+        f"{filler}{' '.join(thirteen).upper()} {filler}",
+        f"{filler}“{', '.join(thirteen)}”",
+        f"{filler}{' '.join(twelve)} {filler}",
+    ]
+    reason = f"contaminated:{tmp_path.name}/test.txt"
+    assert reasons_of(tmp_path, [file], 13, texts) == [reason, reason, None]
+
+
+def test_texts_are_cells_of_lines_or_strings_of_json(tmp_path: Path) -> None:
+    tsv = tmp_path / "dev.tsv"
+    tsv.write_text('\ufeffid\tsentence\n1\tit "is\n\n2\té\u2028f\r\n')
+    assert [text.strip() for text in texts_of(tsv)] == [
+        *("id", "sentence", "1", 'it "is', "2", "é\u2028f"),
+    ]
+    packed = tmp_path / "dev.jsonl.zst"
+    lines = [{"a": "one", "b": ["two", {"c": "three", "d": 4}]}, "four", None]
+    packed.write_bytes(zstandard.compress("\n\n".join(map(json.dumps, lines)).encode()))
+    assert list(texts_of(packed)) == ["one", "two", "three", "four"]
+
+
+def test_a_folder_stands_for_the_sets_of_glue_that_are_not_for_training(tmp_path: Path) -> None:
+    kept = ("CoLA/dev.tsv", "MNLI/dev_matched.tsv", "MNLI/test_mismatched.tsv", "AX/AX.tsv")
+    others = ("CoLA/train.tsv", "MRPC/dev_ids.tsv", "MRPC/msr_paraphrase_test.txt")
+    for name in (*kept, *others):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    expected = sorted(tmp_path / name for name in kept)
+    assert find_files([str(tmp_path)]) == expected
+    assert find_files([f"{tmp_path}/*", str(tmp_path / "CoLA")]) == expected
+    assert find_files([str(tmp_path / others[-1])]) == [tmp_path / others[-1]]
+    with pytest.raises(ValueError, match=r"--decontaminate .*nothing: no such file; accepted"):
+        find_files([str(tmp_path / "nothing")])
+
+
+@pytest.mark.parametrize(
+    ("name", "written", "message"),
+    [
+        ("a.txt", b"", "is empty; accepted: a file of lines"),
+        ("a.txt", b"one line\n\xff\n", "line 2: not UTF-8; accepted: UTF-8"),
+        ("a.tsv", TEST.encode() + b"\n\xe4\n", "line 2: not UTF-8; accepted: UTF-8"),
+        ("a.jsonl", b'"one"\n{', "line 2: not-json; accepted: a value of JSON in UTF-8"),
+        ("a.jsonl", b'"\xff"', "line 1: bad-utf8; accepted: a value of JSON in UTF-8"),
+        ("a.txt", b"one two three four five six seven\n", "no text of 8 or more words"),
+        ("a.txt.gz", TEST.encode(), "accepted"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_refused_before_any_work(
+    inputs: list[Path],
+    tokenizer_folder: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    name: str,
+    written: bytes,
+    message: str,
+) -> None:
+    file = tmp_path / name
+    file.write_bytes(written)
+    arguments = ["prepare", "--input", str(inputs[0]), "--tokenizer", str(tokenizer_folder)]
+    arguments += ["--output", str(tmp_path / "corpus"), "--decontaminate", str(file)]
+    assert main(arguments) == 2
+    errors = capsys.readouterr().err
+    assert str(file) in errors
+    assert message in errors
+    assert not (tmp_path / "corpus").exists()
+
+
+def test_drops_are_counted_by_file_and_do_not_depend_on_workers_parts_or_restarts(
+    tokenizer_folder: Path, tmp_path: Path
+) -> None:
+    glue = tmp_path / "glue"
+    for task, text in (("RTE", TEST), ("CoLA", "the sailors rode the breeze clear of the rocks")):
+        (glue / task).mkdir(parents=True)
+        (glue / task / "dev.tsv").write_text(f"id\tsentence\n1\t{text}\n2\tshort\n")
+    texts = make_texts(30, 30)
+    rest = "they say that the sailors rode the breeze clear of the rocks"
+    parts = [[*texts[:10], f"So {TEST}."], [TEST, *texts[10:20]], [rest, *texts[20:], "short"]]
+    inputs = [write_pile(tmp_path / f"{n}.jsonl.zst", part) for n, part in enumerate(parts)]
+    chosen = Settings(valid_fraction=0.2, decontaminate=digests(find_files([str(glue)]), 13))
+
+    one, other = tmp_path / "one", tmp_path / "other"
+    manifest = prepare(inputs, one, tokenizer_folder, chosen)
+    counts = {reason: rejects.count for reason, rejects in manifest.rejects.items()}
+    assert counts == {"contaminated:RTE/dev.tsv": 2, "contaminated:CoLA/dev.tsv": 1}
+    assert manifest.rejects["contaminated:CoLA/dev.tsv"].places == [f"{inputs[2]}:1"]
+    assert {file.suffix for file in (one / "shards").iterdir()} == {".json"}
+    assert list(verify(one)) == []
+    assert broken_warning(manifest) is None
+    assert any(line.startswith("rejected: contaminated:RTE/dev.tsv 2") for line in describe(one, 0))
+    expected = content(one)
+
+    prepare(inputs, other, tokenizer_folder, chosen, workers=3)
+    assert content(other) == expected
+    for name in ("manifest.json", "train/shard-00001.bin"):
+        (one / name).unlink()
+    prepare(inputs, one, tokenizer_folder, chosen)
+    assert content(one) == expected
+    for index in (1, 0):
+        part = Part(index, 2)
+        assert prepare_part(part, inputs, tmp_path / "p", tokenizer_folder, chosen) == 0
+    prepare(inputs, tmp_path / "p", tokenizer_folder, chosen)
+    assert content(tmp_path / "p") == expected
+
+    record = json.loads((one / "manifest.json").read_text())
+    record["rejects"]["contaminated:RTE/dev.tsv"]["by_subset"]["Pile-CC"] = 1
+    (one / "manifest.json").write_text(json.dumps(record))
+    (problem,) = verify(one)
+    assert "1 documents rejected as contaminated:RTE/dev.tsv, but its shards have 2" in problem
+
+
+def test_all_documents_dropped_is_an_error_with_the_reasons(
+    tokenizer_folder: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "test.txt"
+    file.write_text(TEST)
+    source = write_pile(tmp_path / "a.jsonl.zst", [TEST, f"{TEST} twice"])
+    chosen = Settings(decontaminate=digests([file], 13))
+    with pytest.raises(
+        ValueError, match=r"no document kept: 2 contaminated:.*test\.txt \(first at"
+    ):
+        prepare([source], tmp_path / "corpus", tokenizer_folder, chosen)
+
+
+def test_a_test_set_that_changed_is_refused(tokenizer_folder: Path, tmp_path: Path) -> None:
+    file = tmp_path / "test.txt"
+    file.write_text(TEST)
+    source = write_pile(tmp_path / "a.jsonl.zst", make_texts(5, 20))
+    chosen, corpus = Settings(decontaminate=digests([file], 13)), tmp_path / "corpus"
+    prepare([source], corpus, tokenizer_folder, chosen)
+    file.write_text(f"{TEST} indeed")
+    with pytest.raises(ValueError, match="decontaminate was .* and is "):
+        changed = Settings(decontaminate=digests([file], 13))
+        prepare([source], corpus, tokenizer_folder, changed)
+    with pytest.raises(ValueError, match=r"test\.txt: changed since the start"):
+        prepare([source], corpus, tokenizer_folder, chosen, overwrite=True)
+
+
+def test_batches_of_texts_do_not_change_the_ngrams(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "test.txt"
+    numbers = np.random.default_rng(0).integers(0, 9, (40, 20))
+    file.write_text(
+        "\n".join(" ".join(map(str, row[: 5 + n % 16])) for n, row in enumerate(numbers))
+    )
+    task = Task(tmp_path, Settings(decontaminate=digests([file], 13)))
+    write_ngrams([task])
+    written = tmp_path / "shards" / "contamination.ngrams"
+    whole = written.read_bytes()
+    written.unlink()
+    monkeypatch.setattr(contamination, "_TEXTS", 7)
+    write_ngrams([task])
+    assert written.read_bytes() == whole

@@ -1,0 +1,65 @@
+import re
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from data_prep import words
+from data_prep.words import ngram_hashes, ngrams_at, word_hashes
+
+TEXTS = st.text(alphabet="aAbÉé09_ .,'\n\t\u00a0“”—。漢字か한", max_size=60)
+
+
+def words_of(text: str) -> list[str]:
+    """Return the words as a regular expression finds them; Chinese and kana stand alone."""
+    return [word.lower() for word in re.findall(r"[漢字か][aAbÉé09_한]*|[aAbÉé09_한]+", text)]
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(TEXTS, min_size=1, max_size=4))
+def test_equal_words_alone_have_equal_hashes(texts: list[str]) -> None:
+    hash_of: dict[str, int] = {}
+    for text in texts:
+        found, expected = word_hashes(text).tolist(), words_of(text)
+        assert len(found) == len(expected)
+        for word, number in zip(expected, found, strict=True):
+            assert hash_of.setdefault(word, number) == number
+    assert len(set(hash_of.values())) == len(hash_of)
+
+
+def test_pieces_of_a_long_text_cut_no_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = np.random.default_rng(0)
+    text = " ".join(map(str, generator.integers(0, 10**9, 2000)))
+    whole = [int(word_hashes(word)[0]) for word in text.split()]
+    assert len(text) > words._PIECE_BYTES
+    assert word_hashes(text).tolist() == whole
+    monkeypatch.setattr(words, "_PIECE_BYTES", 100)
+    assert word_hashes(text).tolist() == whole
+    assert len(word_hashes("a" * 1050)) == 11  # a word that is longer than a piece
+
+
+def test_hashes_are_the_same_in_every_version() -> None:
+    found = word_hashes("The cat, the CAT: 猫。")
+    assert found.tolist() == [
+        *(11469020329213407588, 6049514579037760470) * 2,
+        7650730189735538899,
+    ]
+    assert next(ngram_hashes(found, 2)).tolist()[0] == 4714247663894338885
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.integers(0, 5), max_size=30), st.integers(1, 6), st.integers(1, 7))
+def test_ngrams_are_equal_where_their_words_are(
+    numbers: list[int], size: int, block_words: int
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(words, "_BLOCK_WORDS", block_words)
+        blocks = list(ngram_hashes(np.array(numbers, np.uint64), size))
+    found = [number for block in blocks for number in block.tolist()]
+    expected = [tuple(numbers[i : i + size]) for i in range(len(numbers) - size + 1)]
+    assert len(found) == len(expected)
+    assert len(set(found)) == len(set(expected)) == len(set(zip(found, expected, strict=True)))
+    places = np.arange(len(expected))[::-1]
+    at = ngrams_at(np.array(numbers, np.uint64), places, size)
+    assert at.tolist() == found[::-1]
