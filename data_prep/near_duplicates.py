@@ -97,8 +97,8 @@ def signature(text: str, size: int) -> bytes:
     is_empty = smallest == _NOTHING
     if is_empty.any():
         filled = np.flatnonzero(~is_empty)
-        chosen = _ranks()[np.ix_(is_empty, filled)].argmin(axis=1)
-        smallest[is_empty] = smallest[filled[chosen]]
+        chosen = _keys()[filled].min(axis=0) & 0xFF
+        smallest[is_empty] = smallest[chosen[is_empty]]
     return smallest.astype(np.uint8).tobytes()
 
 
@@ -148,10 +148,11 @@ def least_equal(threshold: float) -> int:
 
 
 @cache
-def _ranks() -> npt.NDArray[np.uint8]:
-    """Return for each bin a random rank of all bins; it takes the value of the lowest."""
+def _keys() -> npt.NDArray[np.uint16]:
+    """Return rank * 256 + other, [other, bin]; a bin takes the value of the lowest."""
     numbers = random_numbers("bins", _BINS**2).reshape(_BINS, _BINS)
-    return numbers.argsort(axis=1).argsort(axis=1).astype(np.uint8)
+    ranks = numbers.argsort(axis=0).argsort(axis=0).astype(np.uint16)
+    return ranks << 8 | np.arange(_BINS, dtype=np.uint16)[:, None]
 
 
 def _by_band(signatures: list[bytes]) -> bytes:
