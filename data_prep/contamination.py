@@ -2,8 +2,8 @@
 
 A document is contaminated if it contains an n-gram of 13 words of a test set (Brown et al. 2020,
 appendix C, who cut such places out and keep the rest), by the words of words.py. A text of fewer
-words is looked for as a whole if it has at least `LEAST_WORDS`, their lower limit too; shorter ones
-occur by chance, and are counted and left out.
+words is looked for as a whole if it has at least `LEAST_WORDS`, their lower limit too. Shorter
+ones, such as the ids and labels of `.tsv` files, occur by chance and are left out.
 
 1. `texts_of` reads the texts of a file: the cells of each line, divided by tabs, or the strings of
    each line of `.jsonl`. `digests` reads all files in advance, so that errors come before any work.

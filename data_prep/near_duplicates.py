@@ -152,7 +152,7 @@ def _keys() -> npt.NDArray[np.uint16]:
     """Return rank * 256 + other, [other, bin]; a bin takes the value of the lowest."""
     numbers = random_numbers("bins", _BINS**2).reshape(_BINS, _BINS)
     ranks = numbers.argsort(axis=0).argsort(axis=0).astype(np.uint16)
-    return ranks << 8 | np.arange(_BINS, dtype=np.uint16)[:, None]
+    return ranks << np.uint16(8) | np.arange(_BINS, dtype=np.uint16)[:, None]
 
 
 def _by_band(signatures: list[bytes]) -> bytes:
