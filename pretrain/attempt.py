@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pretrain import preflight
+from pretrain.bench import plan
 from pretrain.config.load import to_dict
 from pretrain.config.run import RunConfig
 from pretrain.data.batches import (
@@ -35,6 +36,7 @@ from pretrain.objectives.base import Vocabulary
 from pretrain.run import checkpoints, folder, ledger, metrics, pace, resume
 from pretrain.run.collective import Group
 from pretrain.run.continuity import continuity_check
+from pretrain.run.figures import NOT_MEASURED, Figures
 from pretrain.run.log import RunLog
 from pretrain.run.resume import Start
 from pretrain.run.saver import Saver
@@ -92,6 +94,9 @@ class Attempt:
         )
         wanted = config.training.attention_backend
         self.backend = choose_backend(self.architecture, wanted, on_gpu)
+        kind = plan.kind_of(accelerator) if on_gpu else None
+        peak = plan.DEVICES[kind].flops if kind else None
+        self.peak_flops = world_size * peak if peak else None
         self.environment = {
             **folder.environment(accelerator),
             "attention_backend": self.backend,
@@ -103,6 +108,7 @@ class Attempt:
         self.model = initial_model(
             config, self.architecture, self.backend, read=not state.checkpoints
         )
+        self.beta = getattr(self.model.head, "beta", None)
         self.parameters = sum(parameter.numel() for parameter in self.model.parameters())
         self.supervisor.report_setup()
         self.done = state.is_done(config.training.steps)
@@ -224,6 +230,8 @@ class Attempt:
                 stop=self.supervisor.verdict,
                 after_step=self._note_pace,
                 background=self.saver,
+                measure=lambda: self.measured,
+                gauge=0.0 if self.beta is None else self.beta,
             )
         begun = self.saver.begun
         if begun is not None and verdict != EXIT_FAILED:  # a superseded attempt commits nothing
@@ -242,6 +250,7 @@ class Attempt:
 
         self.forward_timer = ForwardTimer(self.model, self.process.device)
         self.pace = pace.PaceWriter(self.run_folder, self.token, self.group.rank)
+        self.measured = NOT_MEASURED
         self.engine = Engine(
             self.model,
             self.config.optimizer,
@@ -305,7 +314,27 @@ class Attempt:
         )
         records = ledger.read(self.run_folder / ledger.FILE_NAME)
         continuity = continuity_check(config, start, records, lines, self.log.discontinuity)
-        return [*observers, continuity]
+        figures = self._figures()
+
+        def observe(record: StepRecord) -> None:
+            record = dataclasses.replace(record, figures=figures(record), measured=())
+            for observer in (*observers, continuity):
+                observer(record)
+
+        return [observe]
+
+    def _figures(self) -> Figures:
+        """What computes the figures that are shown beside each step's loss."""
+        batch, length = self.config.batch, self.config.data.sequence_length
+        return Figures(
+            positions=lambda step: batch.size(step) * length,
+            deviations=self.watch.deviations,
+            shows_beta=self.beta is not None,
+            flops_per_position=plan.flops_per_token(
+                self.architecture, length, self.config.objective.target_share
+            ),
+            peak_flops=self.peak_flops,
+        )
 
     def _announce(self) -> None:
         config, table = self.config, self.model.encoder.embeddings.tokens
@@ -334,8 +363,11 @@ class Attempt:
         return learning_rate(self.config, step) * self.start.state.learning_rate_factor(step)
 
     def _note_pace(self, step: int) -> None:
-        """Note how long this rank worked in the last step; warn on rank 0 of slow ranks."""
+        """Note what this rank measured in the last step; warn on rank 0 of slow ranks."""
+        from pretrain.engine.memory import used_bytes
+
         seconds = pace.own_seconds(self.timed.take(), self.forward_timer.take())
+        self.measured = (seconds, float(used_bytes(self.process.device)))
         if self.pace.add(step, seconds) and self.group.rank == 0:
             for slow in pace.slow_ranks(pace.read(self.run_folder, self.token)):
                 text = "is slow and every step waits for it; `status` says how slow"

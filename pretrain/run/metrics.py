@@ -201,6 +201,8 @@ class MetricsWriter:
         """Write one finished step."""
         line = {"attempt": self._attempt, **dataclasses.asdict(record)}
         line["blocks"] = line.pop("batch_digest")
+        del line["measured"], line["gauge"]
+        line |= line.pop("figures")
         if not record.terms:
             del line["terms"]
         self._lines.write(line)

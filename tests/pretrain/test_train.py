@@ -5,6 +5,7 @@ import errno
 import fcntl
 import io
 import json
+import math
 import os
 import re
 import resource
@@ -112,6 +113,12 @@ def test_a_slow_rank_is_named_once_in_the_log(attempt, tmp_path):
     results = attempt(tmp_path / "run", sabotage=sabotage)
     text = f"WARNING: rank 1 on {socket.gethostname()} is slow and every step waits for it"
     assert [(code, output.count(text)) for code, output, _ in results] == [(0, 1), (0, 0)]
+    first, *lines = metrics.read(tmp_path / "run" / metrics.METRICS)
+    assert "slowest_rank" not in first  # a rank tells in a step how long the one before took
+    assert [line["slowest_rank"] for line in lines] == [1] * 5
+    assert all(line["slowest_rank_seconds"] > 0.2 for line in lines)
+    assert all(0 < line["padding"] < 1 and line["memory_bytes"] > 1e7 for line in lines)
+    assert all(line["perplexity"] == math.exp(line["loss"]) for line in lines)
 
 
 def test_the_attention_back_end_that_was_chosen_is_said_and_recorded(attempt, tmp_path):
