@@ -78,8 +78,23 @@ def check(config: RunConfig, world_size: int) -> tuple[ModelConfig, Manifests]:
     check_backend(model, choose_backend(model, config.training.attention_backend, on_gpu=False))
     if config.training.compile:
         deepspeed_settings.refuse_compiling(settings)
+    _refuse_profile(config, world_size)
     _refuse_bad_blocks(config, manifest.vocab_size, model)
     return model, manifests
+
+
+def _refuse_profile(config: RunConfig, world_size: int) -> None:
+    """Refuse to trace steps or ranks that the run will not have."""
+    steps, ranks = config.profile.steps, config.profile.ranks
+    if steps and steps[0] >= config.training.steps:
+        raise ValueError(
+            f"profile.steps {steps}: accepted: from a step below training.steps "
+            f"{config.training.steps} on"
+        )
+    if max(ranks, default=0) >= world_size:
+        raise ValueError(
+            f"profile.ranks {ranks}: accepted: ranks below {world_size}, the number of this launch"
+        )
 
 
 def _refuse_bad_blocks(config: RunConfig, vocab_size: int, model: ModelConfig) -> None:

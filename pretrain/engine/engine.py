@@ -262,7 +262,7 @@ class Engine:
         )
 
     def _own_gauge(self, gauge: Tensor | float) -> Tensor | float:
-        """This rank's summand of a gauge before the update; NaN if ZeRO 3 has its value elsewhere."""
+        """This rank's summand of a gauge before the update; NaN if ZeRO 3 holds it elsewhere."""
         if self.rank:
             return 0.0
         value = torch.as_tensor(gauge, dtype=torch.float64, device=self.device).detach()

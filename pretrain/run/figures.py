@@ -61,7 +61,7 @@ class Figures:
 
 
 def perplexity(record: StepRecord) -> float:
-    """exp of a step's loss; of several terms, of the first one, which is of tokens.
+    """Return exp of a step's loss; of several terms, of the first one, which is of tokens.
 
     NaN where that is not finite.
     """

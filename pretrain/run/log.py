@@ -45,6 +45,7 @@ class RunLog:
         self._unprinted: deque[str] = deque(maxlen=_MOST_UNPRINTED)
         self._waiting: list[tuple[str, dict[str, object]]] = []
         self._warned: set[str] = set()
+        self._progress: metrics.ProgressPrinter | None = None
 
     def open(self) -> list[Callable[[StepRecord], None]]:
         """Open the files for the attempt's first step; returns the observers that write them."""
@@ -58,13 +59,17 @@ class RunLog:
         self._validation = metrics.JsonLines(self._run / metrics.VALIDATION)
         if reason := metrics.invalid_lines(self._run):
             self.say(f"WARNING: {reason}")
-        progress = metrics.ProgressPrinter(self._config.training.steps)
-        return [self._metrics, self._tensorboard, progress]
+        self._progress = metrics.ProgressPrinter(
+            self._config.training.steps, renews=sys.stdout.isatty()
+        )
+        return [self._metrics, self._tensorboard, self._progress]
 
     def say(self, text: str) -> None:
         """Print a line now, or with a later one if the console's log is on a full disk."""
         self._unprinted.append(text)
         with contextlib.suppress(OSError):
+            if self._progress:
+                self._progress.leave()
             while self._unprinted:
                 sys.stdout.write(self._unprinted[0] + "\n")
                 sys.stdout.flush()

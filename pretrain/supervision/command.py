@@ -69,7 +69,7 @@ def supervise(options: argparse.Namespace) -> int:
     if machines:
         wait_seconds = config.supervision.node_wait_seconds
         node = connect(machines, run, wait_seconds, lambda text: jobs.write_stdout(f"{text}\n"))
-    code = Supervisor(config, node, machines=machines).run()
+    code = Supervisor(config, node, machines=machines, renews=sys.stdout.isatty()).run()
     try:
         if (run / METRICS).exists():
             sys.stdout.write(f"report: {write_report(run)}\n")
