@@ -50,6 +50,8 @@ from pretrain.supervision.heartbeat import EVALUATE, INIT, SAVE
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from pretrain.engine.profile import Profiler
+
 
 class Attempt:
     """One attempt at a run, on one rank."""
@@ -208,12 +210,14 @@ class Attempt:
         observers: list[Callable[[StepRecord], None]] = []
         self.group.on_rank_0(lambda: observers.extend(self._open_log()))
         evaluate = self.supervisor.in_phase(EVALUATE, self._evaluate)
+        self.profiler = self._profiler()
         begin = self.saver.begin if training.background_saving else self.saver.save
         save = self.supervisor.in_phase(SAVE, begin)
         evaluation = Hook(training.evaluation_interval, evaluate)
         self._evaluate_if_missed(evaluation)
         with prefetched(self.batches, training.data_workers) as batches:
             self.timed = pace.TimedBatches(batches)
+            self.profiler.begin_if_due(self.start.step)
             verdict = run_loop(
                 self.engine,
                 self.timed,
@@ -228,11 +232,12 @@ class Attempt:
                 observers=observers,
                 watch=lambda record: self.watch(record),
                 stop=self.supervisor.verdict,
-                after_step=self._note_pace,
+                after_step=self._after_step,
                 background=self.saver,
                 measure=lambda: self.measured,
                 gauge=0.0 if self.beta is None else self.beta,
             )
+        self.profiler.close()
         begun = self.saver.begun
         if begun is not None and verdict != EXIT_FAILED:  # a superseded attempt commits nothing
             self.supervisor.in_phase(SAVE, lambda step: self.saver.finish())(begun)
@@ -361,6 +366,24 @@ class Attempt:
 
     def _learning_rate(self, step: int) -> float:
         return learning_rate(self.config, step) * self.start.state.learning_rate_factor(step)
+
+    def _profiler(self) -> Profiler:
+        from pretrain.engine.profile import Profiler
+
+        return Profiler(
+            self.config.profile,
+            self.run_folder,
+            self.start.attempt,
+            self.group.rank,
+            lambda: control.profile_requested(self.run_folder, self.token),
+            self.log.say,
+        )
+
+    def _after_step(self, step: int) -> None:
+        self._note_pace(step)
+        if self.profiler.ends(step):
+            self.supervisor.in_phase(SAVE, self.profiler.end)(step)  # it may take long to write
+        self.profiler.begin_if_due(step)
 
     def _note_pace(self, step: int) -> None:
         """Note what this rank measured in the last step; warn on rank 0 of slow ranks."""
