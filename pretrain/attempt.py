@@ -238,6 +238,7 @@ class Attempt:
                 gauge=0.0 if self.beta is None else self.beta,
             )
         self.profiler.close()
+        self.log.close()
         begun = self.saver.begun
         if begun is not None and verdict != EXIT_FAILED:  # a superseded attempt commits nothing
             self.supervisor.in_phase(SAVE, lambda step: self.saver.finish())(begun)

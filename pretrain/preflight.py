@@ -5,6 +5,7 @@ Imports no torch.
 
 from __future__ import annotations
 
+import importlib.util
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -79,8 +80,18 @@ def check(config: RunConfig, world_size: int) -> tuple[ModelConfig, Manifests]:
     if config.training.compile:
         deepspeed_settings.refuse_compiling(settings)
     _refuse_profile(config, world_size)
+    _refuse_missing_tracker(config)
     _refuse_bad_blocks(config, manifest.vocab_size, model)
     return model, manifests
+
+
+def _refuse_missing_tracker(config: RunConfig) -> None:
+    """Refuse a tracker whose package is not installed."""
+    if config.tracker != "none" and importlib.util.find_spec(config.tracker) is None:
+        raise ValueError(
+            f"tracker {config.tracker}: its package is not installed; accepted: after "
+            f'`pip install "zeroclap[{config.tracker}]"`, or tracker none'
+        )
 
 
 def _refuse_profile(config: RunConfig, world_size: int) -> None:
