@@ -121,6 +121,37 @@ def test_a_slow_rank_is_named_once_in_the_log(attempt, tmp_path):
     assert all(line["perplexity"] == math.exp(line["loss"]) for line in lines)
 
 
+def test_steps_are_traced_by_the_recipe_and_on_request_and_no_bit_changes(
+    straight, attempt, tmp_path, capsys
+):
+    run, asked = tmp_path / "run", tmp_path / "asked"
+
+    def sabotage(rank):
+        from pretrain.engine import profile
+        from pretrain.supervision import client
+
+        profile._POLL_SECONDS = 0.0
+        verdict = client.SupervisorClient.verdict
+
+        def asking(self, steps):  # rank 0 asks during step 3, and both begin after it
+            if steps == 4 and not asked.exists():
+                asked.touch()
+                assert pretrain(["profile", str(run), "--steps", "1"]) == 0
+            return verdict(self, steps)
+
+        client.SupervisorClient.verdict = asking
+
+    words = ["profile.steps=[1, 3]", "profile.ranks=[0, 1]"]
+    results = attempt(run, *words, sabotage=sabotage)
+    assert [code for code, _, _ in results] == [0, 0]
+    assert "was asked to trace 1 steps of rank 0, 1" in results[0][1]
+    names = [f"attempt-001-steps-{w}-rank-{r}.pt.trace.json.gz" for w in ("1-3", "4-5") for r in (0, 1)]
+    assert sorted(path.name for path in (run / "profile").iterdir()) == names
+    assert_same_run(run, straight)
+    assert pretrain(["profile", str(run)]) == 2
+    assert "is not being trained on this machine; it is finished" in capsys.readouterr().err
+
+
 def test_the_attention_back_end_that_was_chosen_is_said_and_recorded(attempt, tmp_path):
     ((code, output, _),) = attempt(tmp_path / "run", ranks=1)
     assert (code, "attention dense, chosen automatically)" in output) == (0, True)
