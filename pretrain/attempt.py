@@ -388,10 +388,10 @@ class Attempt:
 
     def _note_pace(self, step: int) -> None:
         """Note what this rank measured in the last step; warn on rank 0 of slow ranks."""
-        from pretrain.engine.memory import used_bytes
+        from pretrain.engine.memory import most_bytes
 
         seconds = pace.own_seconds(self.timed.take(), self.forward_timer.take())
-        self.measured = (seconds, float(used_bytes(self.process.device)))
+        self.measured = (seconds, float(most_bytes(self.process.device)))
         if self.pace.add(step, seconds) and self.group.rank == 0:
             for slow in pace.slow_ranks(pace.read(self.run_folder, self.token)):
                 text = "is slow and every step waits for it; `status` says how slow"

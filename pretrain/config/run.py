@@ -430,7 +430,7 @@ class ProfileConfig:
     """First step that is traced, and the first that no longer is, such as [100, 105]; at most 20.
     Empty: none."""
     ranks: list[NonNegativeInt] = dataclasses.field(default_factory=lambda: [0])
-    """Ranks that write a trace."""
+    """Ranks that write a trace; by default rank 0."""
 
     def __post_init__(self) -> None:
         """Refuse what is no window, or one whose traces would be too large to open."""

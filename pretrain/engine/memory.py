@@ -1,13 +1,14 @@
-"""How much memory a rank uses, asked without waiting for the GPU."""
+"""How much memory a rank has used at most, asked without waiting for the GPU."""
 
 from __future__ import annotations
 
-import psutil
+import resource
+
 import torch
 
 
-def used_bytes(device: torch.device) -> int:
-    """Most memory that tensors have had on a GPU so far; on a CPU, what the process has now."""
+def most_bytes(device: torch.device) -> int:
+    """Most memory so far: of tensors on a GPU, of the process on a CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
-    return int(psutil.Process().memory_info().rss)
+    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # Linux counts KiB

@@ -24,7 +24,7 @@ class Figures:
     """Computes the figures of a step.
 
     Every rank measures two numbers: the seconds that it worked by itself in the step before
-    (`pace.own_seconds`), and the bytes of memory that it uses.
+    (`pace.own_seconds`), and the most bytes of memory that it has used.
     """
 
     positions: Callable[[int], int]

@@ -119,6 +119,8 @@ def test_a_slow_rank_is_named_once_in_the_log(attempt, tmp_path):
     assert all(line["slowest_rank_seconds"] > 0.2 for line in lines)
     assert all(0 < line["padding"] < 1 and line["memory_bytes"] > 1e7 for line in lines)
     assert all(line["perplexity"] == math.exp(line["loss"]) for line in lines)
+    assert first["beta"] == 1.0
+    assert all(0.9 < line["beta"] < 1.1 for line in lines)
 
 
 def test_steps_are_traced_by_the_recipe_and_on_request_and_no_bit_changes(
@@ -145,7 +147,9 @@ def test_steps_are_traced_by_the_recipe_and_on_request_and_no_bit_changes(
     results = attempt(run, *words, sabotage=sabotage)
     assert [code for code, _, _ in results] == [0, 0]
     assert "was asked to trace 1 steps of rank 0, 1" in results[0][1]
-    names = [f"attempt-001-steps-{w}-rank-{r}.pt.trace.json.gz" for w in ("1-3", "4-5") for r in (0, 1)]
+    names = [
+        f"attempt-001-steps-{w}-rank-{r}.pt.trace.json.gz" for w in ("1-3", "4-5") for r in (0, 1)
+    ]
     assert sorted(path.name for path in (run / "profile").iterdir()) == names
     assert_same_run(run, straight)
     assert pretrain(["profile", str(run)]) == 2
