@@ -117,7 +117,10 @@ class WandbRun:
         """End the run at W&B; what is not uploaded in a few seconds stays in the run's folder."""
         with contextlib.suppress(Exception):
             if self._run is not None:
+                import wandb
+
                 self._run.finish()
+                wandb.teardown()  # waits for its process, which may write after `finish`
 
 
 def _known_run(folder: Path) -> str:

@@ -1,12 +1,15 @@
 """Weights & Biases, in its offline mode: what it wrote is read back."""
 
+import contextlib
 import dataclasses
+import io
 import json
 import struct
 import sys
 
 import pytest
 
+from pretrain import train
 from pretrain.loop import StepRecord
 from pretrain.run.wandb_run import STATE, WandbRun
 
@@ -85,6 +88,28 @@ def test_the_curves_of_an_attempt_are_written_offline_with_steps_as_their_axis(o
     assert begun.project == "zeroclap"
     state = json.loads((run / STATE).read_bytes())
     assert state == {"id": begun.run_id, "online": False}
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_an_attempt_shows_every_step_and_its_validation(offline, recipe, run_ranks):
+    run = offline / "run"
+
+    def work():
+        words = ["training.steps=4", "training.evaluation_interval=4", "schedule.warmup_steps=1"]
+        words += ["training.checkpoint_interval=4", "spike.margin_steps=0", "spike.confirm_steps=3"]
+        with contextlib.redirect_stdout(io.StringIO()):
+            return train.main([str(recipe.path), f"folder={run}", "tracker=wandb", *words])
+
+    assert run_ranks(2, work) == [0, 0]
+    rows, begun = history(run)
+    assert [(row["_step"], "train/loss" in row, "validation/loss" in row) for row in rows] == [
+        *((step, True, False) for step in range(4)),
+        (4, False, True),
+    ]
+    assert all(0.9 < row["model/beta"] < 1.1 for row in rows[:4])
+    recorded = {item.key: json.loads(item.value_json) for item in begun.config.update}
+    assert recorded["training"]["steps"] == 4
 
 
 class Wandb:
