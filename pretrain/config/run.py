@@ -471,6 +471,8 @@ class RunConfig:
 
     folder: str = ""
     """The run's folder: checkpoints, metrics, ledger, plots. Empty: runs/ and the recipe's name."""
+    tracker: Literal["none", "wandb"] = "none"
+    """What shows the run beside TensorBoard. wandb: Weights & Biases (run/wandb_run.py)."""
     data: DataConfig = dataclasses.field(default_factory=DataConfig)
     model: ModelRecipe = dataclasses.field(default_factory=ModelRecipe)
     objective: ObjectiveSettings = dataclasses.field(
@@ -485,8 +487,6 @@ class RunConfig:
     fault: FaultConfig = dataclasses.field(default_factory=FaultConfig)
     notify: NotifyConfig = dataclasses.field(default_factory=NotifyConfig)
     profile: ProfileConfig = dataclasses.field(default_factory=ProfileConfig)
-    tracker: Literal["none", "wandb"] = "none"
-    """What shows the run beside TensorBoard. wandb: Weights & Biases (run/wandb_run.py)."""
 
     def mixture(self) -> Mixture:
         """Which corpus each place of the run reads.
