@@ -30,6 +30,7 @@ GROUPS: dict[str, dict[str, Command]] = {
         "preflight": (machine.add_arguments, machine.preflight),
         "supervise": (supervision.add_arguments, supervision.supervise),
         "status": (run.add_status_arguments, run.status),
+        "profile": (supervision.add_profile_arguments, supervision.profile),
         "audit": (run.add_run, run.audit),
         "report": (run.add_run, run.report),
         "replay": (replay.add_arguments, replay.replay),

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pretrain import preflight
+from pretrain.bench import plan
 from pretrain.config.load import to_dict
 from pretrain.config.run import RunConfig
 from pretrain.data.batches import (
@@ -35,6 +36,7 @@ from pretrain.objectives.base import Vocabulary
 from pretrain.run import checkpoints, folder, ledger, metrics, pace, resume
 from pretrain.run.collective import Group
 from pretrain.run.continuity import continuity_check
+from pretrain.run.figures import NOT_MEASURED, Figures
 from pretrain.run.log import RunLog
 from pretrain.run.resume import Start
 from pretrain.run.saver import Saver
@@ -47,6 +49,8 @@ from pretrain.supervision.heartbeat import EVALUATE, INIT, SAVE
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from pretrain.engine.profile import Profiler
 
 
 class Attempt:
@@ -92,6 +96,9 @@ class Attempt:
         )
         wanted = config.training.attention_backend
         self.backend = choose_backend(self.architecture, wanted, on_gpu)
+        kind = plan.kind_of(accelerator) if on_gpu else None
+        peak = plan.DEVICES[kind].flops if kind else None
+        self.peak_flops = world_size * peak if peak else None
         self.environment = {
             **folder.environment(accelerator),
             "attention_backend": self.backend,
@@ -103,6 +110,7 @@ class Attempt:
         self.model = initial_model(
             config, self.architecture, self.backend, read=not state.checkpoints
         )
+        self.beta = getattr(self.model.head, "beta", None)
         self.parameters = sum(parameter.numel() for parameter in self.model.parameters())
         self.supervisor.report_setup()
         self.done = state.is_done(config.training.steps)
@@ -202,12 +210,14 @@ class Attempt:
         observers: list[Callable[[StepRecord], None]] = []
         self.group.on_rank_0(lambda: observers.extend(self._open_log()))
         evaluate = self.supervisor.in_phase(EVALUATE, self._evaluate)
+        self.profiler = self._profiler()
         begin = self.saver.begin if training.background_saving else self.saver.save
         save = self.supervisor.in_phase(SAVE, begin)
         evaluation = Hook(training.evaluation_interval, evaluate)
         self._evaluate_if_missed(evaluation)
         with prefetched(self.batches, training.data_workers) as batches:
             self.timed = pace.TimedBatches(batches)
+            self.profiler.begin_if_due(self.start.step)
             verdict = run_loop(
                 self.engine,
                 self.timed,
@@ -222,9 +232,13 @@ class Attempt:
                 observers=observers,
                 watch=lambda record: self.watch(record),
                 stop=self.supervisor.verdict,
-                after_step=self._note_pace,
+                after_step=self._after_step,
                 background=self.saver,
+                measure=lambda: self.measured,
+                gauge=0.0 if self.beta is None else self.beta,
             )
+        self.profiler.close()
+        self.log.close()
         begun = self.saver.begun
         if begun is not None and verdict != EXIT_FAILED:  # a superseded attempt commits nothing
             self.supervisor.in_phase(SAVE, lambda step: self.saver.finish())(begun)
@@ -242,6 +256,7 @@ class Attempt:
 
         self.forward_timer = ForwardTimer(self.model, self.process.device)
         self.pace = pace.PaceWriter(self.run_folder, self.token, self.group.rank)
+        self.measured = NOT_MEASURED
         self.engine = Engine(
             self.model,
             self.config.optimizer,
@@ -305,7 +320,27 @@ class Attempt:
         )
         records = ledger.read(self.run_folder / ledger.FILE_NAME)
         continuity = continuity_check(config, start, records, lines, self.log.discontinuity)
-        return [*observers, continuity]
+        figures = self._figures()
+
+        def observe(record: StepRecord) -> None:
+            record = dataclasses.replace(record, figures=figures(record), measured=())
+            for observer in (*observers, continuity):
+                observer(record)
+
+        return [observe]
+
+    def _figures(self) -> Figures:
+        """What computes the figures that are shown beside each step's loss."""
+        batch, length = self.config.batch, self.config.data.sequence_length
+        return Figures(
+            positions=lambda step: batch.size(step) * length,
+            deviations=self.watch.deviations,
+            shows_beta=self.beta is not None,
+            flops_per_position=plan.flops_per_token(
+                self.architecture, length, self.config.objective.target_share
+            ),
+            peak_flops=self.peak_flops,
+        )
 
     def _announce(self) -> None:
         config, table = self.config, self.model.encoder.embeddings.tokens
@@ -333,9 +368,30 @@ class Attempt:
     def _learning_rate(self, step: int) -> float:
         return learning_rate(self.config, step) * self.start.state.learning_rate_factor(step)
 
+    def _profiler(self) -> Profiler:
+        from pretrain.engine.profile import Profiler
+
+        return Profiler(
+            self.config.profile,
+            self.run_folder,
+            self.start.attempt,
+            self.group.rank,
+            lambda: control.profile_requested(self.run_folder, self.token),
+            self.log.say,
+        )
+
+    def _after_step(self, step: int) -> None:
+        self._note_pace(step)
+        if self.profiler.ends(step):
+            self.supervisor.in_phase(SAVE, self.profiler.end)(step)  # it may take long to write
+        self.profiler.begin_if_due(step)
+
     def _note_pace(self, step: int) -> None:
-        """Note how long this rank worked in the last step; warn on rank 0 of slow ranks."""
+        """Note what this rank measured in the last step; warn on rank 0 of slow ranks."""
+        from pretrain.engine.memory import most_bytes
+
         seconds = pace.own_seconds(self.timed.take(), self.forward_timer.take())
+        self.measured = (seconds, float(most_bytes(self.process.device)))
         if self.pace.add(step, seconds) and self.group.rank == 0:
             for slow in pace.slow_ranks(pace.read(self.run_folder, self.token)):
                 text = "is slow and every step waits for it; `status` says how slow"

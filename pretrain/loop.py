@@ -118,6 +118,10 @@ class StepResult:
     """Whether `Ahead.is_ready` is true on every rank."""
     next_counts: tuple[int, ...] | None = None
     """Tokens, and targets of each term, in the global batch of `Ahead.micro_batches`."""
+    measured: tuple[tuple[float, ...], ...] = ()
+    """`Ahead.measured` of every rank, in their order."""
+    gauge: float = 0.0
+    """`Ahead.gauge` of rank 0."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,6 +134,10 @@ class Ahead:
     """Rank 0's reaches every rank; those of other ranks are ignored."""
     is_ready: bool = False
     """See `Background.is_ready`."""
+    measured: tuple[float, ...] = ()
+    """What this rank measured, for the records of rank 0; as many numbers on every rank."""
+    gauge: Tensor | float = 0.0
+    """A parameter of one number that rank 0's records show; on the model's device."""
 
 
 class StepEngine(Protocol):
@@ -186,6 +194,10 @@ class StepRecord:
     batch_digest: str = ""
     """As in MicroBatch."""
     terms: Mapping[str, TermLoss] = dataclasses.field(default_factory=dict)
+    measured: tuple[tuple[float, ...], ...] = ()
+    gauge: float = 0.0
+    figures: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    """What observers are shown beside, by name (run/figures.py)."""
 
     @property
     def tokens_per_second(self) -> float:
@@ -296,6 +308,8 @@ def run(
     stop: Callable[[int], int] = lambda steps: GO_ON,
     after_step: Callable[[int], None] = lambda steps: None,
     background: Background | None = None,
+    measure: Callable[[], tuple[float, ...]] = tuple,
+    gauge: Tensor | float = 0.0,
 ) -> int:
     """Train from `first_step` up to, not including, `last_step`.
 
@@ -319,6 +333,8 @@ def run(
             watch's verdict on this step takes precedence.
         after_step: called on every rank with the number of updates done; must not wait for others.
         background: finished between two steps, when all ranks are ready.
+        measure: called on every rank in each step, gives `Ahead.measured`.
+        gauge: see Ahead; its value in the step's forward pass counts.
 
     Returns:
         The verdict: GO_ON after the last step.
@@ -337,7 +353,7 @@ def run(
             def ahead(done: int = done) -> Ahead:
                 is_ready = background is not None and background.is_ready()
                 code = judge.code(done)  # before waiting for the batch
-                return Ahead(reader.read(done), code, is_ready)
+                return Ahead(reader.read(done), code, is_ready, measure(), gauge)
 
             rate, seed = learning_rate(step), batches.seed(step)
             result = engine.step(
@@ -361,6 +377,8 @@ def run(
                     scale_exhausted=result.scale_exhausted,
                     batch_digest=micro_batches[0].batch_digest,
                     terms=result.terms,
+                    measured=result.measured,
+                    gauge=result.gauge,
                 )
             )
             after_step(done)

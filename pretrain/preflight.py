@@ -5,6 +5,7 @@ Imports no torch.
 
 from __future__ import annotations
 
+import importlib.util
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -78,8 +79,33 @@ def check(config: RunConfig, world_size: int) -> tuple[ModelConfig, Manifests]:
     check_backend(model, choose_backend(model, config.training.attention_backend, on_gpu=False))
     if config.training.compile:
         deepspeed_settings.refuse_compiling(settings)
+    _refuse_profile(config, world_size)
+    _refuse_missing_tracker(config)
     _refuse_bad_blocks(config, manifest.vocab_size, model)
     return model, manifests
+
+
+def _refuse_missing_tracker(config: RunConfig) -> None:
+    """Refuse a tracker whose package is not installed."""
+    if config.tracker != "none" and importlib.util.find_spec(config.tracker) is None:
+        raise ValueError(
+            f"tracker {config.tracker}: its package is not installed; accepted: after "
+            f'`pip install "zeroclap[{config.tracker}]"`, or tracker none'
+        )
+
+
+def _refuse_profile(config: RunConfig, world_size: int) -> None:
+    """Refuse to trace steps or ranks that the run will not have."""
+    steps, ranks = config.profile.steps, config.profile.ranks
+    if steps and steps[0] >= config.training.steps:
+        raise ValueError(
+            f"profile.steps {steps}: accepted: from a step below training.steps "
+            f"{config.training.steps} on"
+        )
+    if max(ranks, default=0) >= world_size:
+        raise ValueError(
+            f"profile.ranks {ranks}: accepted: ranks below {world_size}, the number of this launch"
+        )
 
 
 def _refuse_bad_blocks(config: RunConfig, vocab_size: int, model: ModelConfig) -> None:

@@ -76,8 +76,8 @@ PRETRAIN = {
         "measures what a run will use, through its launcher",
     ),
     "attempt": (
-        "config convert data engine exit_codes inference loop model objectives preflight run "
-        "spikes supervision",
+        "bench config convert data engine exit_codes inference loop model objectives preflight "
+        "run spikes supervision",
         "puts the parts of a training attempt together",
     ),
     "train": ("attempt config engine exit_codes run supervision", "the launcher's entry"),

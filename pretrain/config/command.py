@@ -96,6 +96,9 @@ def _setting(
         yield f"{indent}{name}:"
         for below in value:
             yield from _setting(below, value[below], texts.get(below, ""), sources, f"{key}.")
+    elif isinstance(value, list):
+        line = yaml.safe_dump(value, default_flow_style=True, width=sys.maxsize).rstrip()
+        yield f"{indent}{name}: {line}  # {sources.get(key, 'default')}"
     else:
         line = yaml.safe_dump({name: value}, default_flow_style=False, width=sys.maxsize).rstrip()
         yield f"{indent}{line}  # {sources.get(key, 'default')}"
@@ -154,6 +157,8 @@ def _named_settings(schema: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]
         return properties
 
     for section, entry in schema["properties"].items():
+        if "enum" in entry:
+            yield section, entry["enum"]
         variants = [record(variant) for variant in entry.get("anyOf", ())]
         for fields in (record(entry), *variants):
             for name, field in fields.items():

@@ -31,6 +31,9 @@ MAY_CHANGE = (
     "data.minimum_share_of_tokens",
     "spike",
     "supervision",
+    "notify",
+    "profile",
+    "tracker",
 )
 """What may differ when a run is resumed: nothing that changes batches, masks or the gradient.
 

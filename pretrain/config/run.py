@@ -34,6 +34,8 @@ from pretrain.objectives.base import ObjectiveSettings
 from pretrain.objectives.masked import MaskedLMConfig
 from pretrain.objectives.registry import SETTINGS_BY_NAME
 
+MOST_STEPS_PROFILED = 20
+
 
 @dataclasses.dataclass(frozen=True)
 class CorpusConfig:
@@ -409,6 +411,39 @@ class SupervisionConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class NotifyConfig:
+    """Who is told of rollbacks, of giving up, and of the end of `supervise`.
+
+    The URL of a webhook is a secret: it is read from the environment (supervision/notify.py).
+    """
+
+    command: list[str] = dataclasses.field(default_factory=list)
+    """Program and arguments that each event is given to, as JSON on its standard input. It is run
+    without a shell where `supervise` runs, and has 30 seconds. Empty: none."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ProfileConfig:
+    """Steps that torch.profiler traces; `profile` asks a running attempt for others."""
+
+    steps: list[NonNegativeInt] = dataclasses.field(default_factory=list)
+    """First step that is traced, and the first that no longer is, such as [100, 105]; at most 20.
+    Empty: none."""
+    ranks: list[NonNegativeInt] = dataclasses.field(default_factory=lambda: [0])
+    """Ranks that write a trace; by default rank 0."""
+
+    def __post_init__(self) -> None:
+        """Refuse what is no window, or one whose traces would be too large to open."""
+        if self.steps:
+            first, end = self.steps if len(self.steps) == 2 else (0, 0)
+            if not 0 < end - first <= MOST_STEPS_PROFILED:
+                raise ValueError(
+                    f"profile.steps {self.steps}: accepted: the first step and the first step "
+                    f"after, at most {MOST_STEPS_PROFILED} apart, such as [100, 105]"
+                )
+
+
+@dataclasses.dataclass(frozen=True)
 class FaultConfig:
     """A rehearsed fault: the labels of steps [first_step, last_step) become random tokens.
 
@@ -436,6 +471,8 @@ class RunConfig:
 
     folder: str = ""
     """The run's folder: checkpoints, metrics, ledger, plots. Empty: runs/ and the recipe's name."""
+    tracker: Literal["none", "wandb"] = "none"
+    """What shows the run beside TensorBoard. wandb: Weights & Biases (run/wandb_run.py)."""
     data: DataConfig = dataclasses.field(default_factory=DataConfig)
     model: ModelRecipe = dataclasses.field(default_factory=ModelRecipe)
     objective: ObjectiveSettings = dataclasses.field(
@@ -448,6 +485,8 @@ class RunConfig:
     spike: SpikeConfig = dataclasses.field(default_factory=SpikeConfig)
     supervision: SupervisionConfig = dataclasses.field(default_factory=SupervisionConfig)
     fault: FaultConfig = dataclasses.field(default_factory=FaultConfig)
+    notify: NotifyConfig = dataclasses.field(default_factory=NotifyConfig)
+    profile: ProfileConfig = dataclasses.field(default_factory=ProfileConfig)
 
     def mixture(self) -> Mixture:
         """Which corpus each place of the run reads.

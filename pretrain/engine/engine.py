@@ -224,6 +224,7 @@ class Engine:
         added = ahead()
         for batch in added.micro_batches[:1]:
             self._copies.start(batch)
+        gauge = self._own_gauge(added.gauge)
         own_norm = self._stage_zero_norm()
         self._deepspeed.step()
         if own_norm is None:
@@ -231,9 +232,11 @@ class Engine:
         following = _counts(added.micro_batches) if added.micro_batches else [0.0] * len(counts)
         speaks = self.rank == 0  # the norm is every rank's
         flags = [float(added.code) if speaks else 0.0, float(added.is_ready)]
-        own = [own_norm if speaks else 0.0, flags, following, sums]
+        own = [own_norm if speaks else 0.0, flags, following, sums, gauge, self._slots(added)]
         norm, code, ready, *found = all_sum(_joined(own, self.device), self.device)
-        next_counts, totals = found[: len(counts)], found[len(counts) :]
+        next_counts, totals = found[: len(counts)], found[len(counts) : 2 * len(counts) - 1]
+        gauge, *slots = found[2 * len(counts) - 1 :]
+        width = len(added.measured)
         terms = {
             name: TermLoss(total / count if count else None, count)
             for name, total, count in zip(objective.terms, totals, targets, strict=True)
@@ -252,7 +255,24 @@ class Engine:
             code=int(code),
             all_ready=ready == self.world_size,
             next_counts=_whole(next_counts) if added.micro_batches else None,
+            measured=tuple(
+                tuple(slots[rank * width : (rank + 1) * width]) for rank in range(self.world_size)
+            ),
+            gauge=gauge,
         )
+
+    def _own_gauge(self, gauge: Tensor | float) -> Tensor | float:
+        """This rank's summand of a gauge before the update; NaN if ZeRO 3 holds it elsewhere."""
+        if self.rank:
+            return 0.0
+        value = torch.as_tensor(gauge, dtype=torch.float64, device=self.device).detach()
+        return value if value.numel() == 1 else math.nan
+
+    def _slots(self, added: Ahead) -> list[float]:
+        """This rank's summand of what all ranks measured."""
+        before = [0.0] * (len(added.measured) * self.rank)
+        after = [0.0] * (len(added.measured) * (self.world_size - self.rank - 1))
+        return [*before, *added.measured, *after]
 
     def _stage_zero_norm(self) -> Tensor | None:
         """Norm of the whole gradients at stage 0, where DeepSpeed reports none; else None."""

@@ -41,7 +41,7 @@ class Score:
     loss: float
     """Nats per target; of several terms, their weighted sum."""
     perplexity: float
-    """exp(loss)."""
+    """exp(loss); of several terms, that of the first one, which is of tokens. NaN without any."""
     targets: int
     accuracy: float
     """Share of the targets that the model finds most likely."""
@@ -64,9 +64,11 @@ class Score:
             for weight, (nats, _, targets) in zip(weights, sums.tolist(), strict=True)
             if targets
         )
+        (nats, _, tokens), *_ = sums.tolist()
         _, correct, targets = sums.sum(axis=0).tolist()
         # exp of more is infinite.
-        return cls(loss, math.exp(min(loss, 700.0)), int(targets), correct / targets)
+        perplexity = math.exp(min(nats / tokens, 700.0)) if tokens else math.nan
+        return cls(loss, perplexity, int(targets), correct / targets)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,12 +14,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from pretrain.config.load import to_dict
 from pretrain.config.run import RunConfig
 from pretrain.loop import StepRecord
 from pretrain.run import folder, ledger, metrics
 from pretrain.run.resume import Start
 from pretrain.run.status import describe, since_last_attempt
 from pretrain.run.tensorboard import TensorBoard
+from pretrain.run.wandb_run import WandbRun
 
 _MOST_UNPRINTED = 1000
 """Lines for the console that are kept while its log is on a full disk."""
@@ -45,6 +47,8 @@ class RunLog:
         self._unprinted: deque[str] = deque(maxlen=_MOST_UNPRINTED)
         self._waiting: list[tuple[str, dict[str, object]]] = []
         self._warned: set[str] = set()
+        self._progress: metrics.ProgressPrinter | None = None
+        self._wandb: WandbRun | None = None
 
     def open(self) -> list[Callable[[StepRecord], None]]:
         """Open the files for the attempt's first step; returns the observers that write them."""
@@ -58,13 +62,31 @@ class RunLog:
         self._validation = metrics.JsonLines(self._run / metrics.VALIDATION)
         if reason := metrics.invalid_lines(self._run):
             self.say(f"WARNING: {reason}")
-        progress = metrics.ProgressPrinter(self._config.training.steps)
-        return [self._metrics, self._tensorboard, progress]
+        self._progress = metrics.ProgressPrinter(
+            self._config.training.steps, renews=sys.stdout.isatty()
+        )
+        observers: list[Callable[[StepRecord], None]] = [
+            self._metrics,
+            self._tensorboard,
+            self._progress,
+        ]
+        if self._config.tracker == "wandb":
+            recipe = to_dict(self._config)
+            self._wandb = WandbRun(self._run, recipe, start.attempt, start.step, self.say)
+            observers.append(self._wandb)
+        return observers
+
+    def close(self) -> None:
+        """End what shows the attempt elsewhere."""
+        if self._wandb:
+            self._wandb.close()
 
     def say(self, text: str) -> None:
         """Print a line now, or with a later one if the console's log is on a full disk."""
         self._unprinted.append(text)
         with contextlib.suppress(OSError):
+            if self._progress:
+                self._progress.leave()
             while self._unprinted:
                 sys.stdout.write(self._unprinted[0] + "\n")
                 sys.stdout.flush()
@@ -145,6 +167,8 @@ class RunLog:
         for name, score in {**parts["subsets"], **parts.get("corpora", {})}.items():
             values[f"validation perplexity/{name}"] = score["perplexity"]
         self._tensorboard.scalars(step, values)
+        if self._wandb:
+            self._wandb.scalars(step, values)
         self.say(metrics.validation_line([line]))
 
     def suspicion(self, kind: str, **fields: Any) -> None:  # noqa: ANN401 - a record's values

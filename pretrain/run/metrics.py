@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import datetime
 import json
 import math
 import os
+import shutil
 import statistics
 import sys
 import time
@@ -39,6 +41,8 @@ NEEDED: Mapping[str, frozenset[str]] = MappingProxyType(
 """The keys that readers of these files rely on."""
 STANDARD_MASKS = "standard"
 """Value of `masks` in validation.jsonl for a measurement with the masks of every validation."""
+_RENEW_SECONDS = 0.5
+_ERASE_LINE = "\r\x1b[K"
 RECENT = 50
 """The time left is estimated from the median duration of this many steps."""
 
@@ -201,34 +205,73 @@ class MetricsWriter:
         """Write one finished step."""
         line = {"attempt": self._attempt, **dataclasses.asdict(record)}
         line["blocks"] = line.pop("batch_digest")
+        del line["measured"], line["gauge"]
+        line |= line.pop("figures")
         if not record.terms:
             del line["terms"]
         self._lines.write(line)
 
 
 class ProgressPrinter:
-    """Observer that prints a line from time to time."""
+    """Shows where a run is: a line that is renewed on a terminal, else one now and then.
+
+    It is an observer of steps, or is given lines of metrics.jsonl (`show`).
+    """
 
     def __init__(
         self,
         last_step: int,
         seconds: float = 10.0,
         write: Callable[[str], object] = lambda text: sys.stdout.write(text),
+        prefix: str = "",
+        renews: bool = False,
     ) -> None:
-        """Print at most every `seconds`, and after the last step."""
-        self._last_step, self._seconds, self._write = last_step, seconds, write
-        self._next, self._recent = 0.0, deque[dict[str, Any]](maxlen=RECENT)
+        """Show nothing yet.
+
+        Args:
+            last_step: updates of the whole run. Its line is always shown, and stays.
+            seconds: between two lines where they are not renewed.
+            write: receives text.
+            prefix: of each line.
+            renews: whether the text goes to a terminal, where one line is renewed.
+        """
+        self._last_step, self._write, self._prefix = last_step, write, prefix
+        self._renews, self._seconds = renews, min(seconds, _RENEW_SECONDS) if renews else seconds
+        self._next, self._recent = 0.0, deque[Line](maxlen=RECENT)
+        self._newest: Line | None = None
+        self._shown = False
+        """Whether the cursor is at the end of a line that is to be renewed."""
 
     def __call__(self, record: StepRecord) -> None:
-        """Print the step if it is time."""
-        self._recent.append(dataclasses.asdict(record))
-        now = time.monotonic()
-        if now < self._next and record.step + 1 != self._last_step:
-            return
-        self._next = now + self._seconds
+        """Show a finished step if it is time."""
+        self._recent.append(vars(record))
         with contextlib.suppress(OSError):  # the log may be on a full disk; another line follows
-            self._write(progress_line(self._recent, self._last_step) + "\n")
+            self.show(self._recent)
             sys.stdout.flush()
+
+    def show(self, lines: Sequence[Line]) -> None:
+        """Show the newest of some lines if it is time and it was not shown before."""
+        now, newest = time.monotonic(), lines[-1]
+        is_last = newest["step"] + 1 == self._last_step
+        if newest is self._newest or (now < self._next and not is_last):
+            return
+        self._next, self._newest = now + self._seconds, newest
+        end = clock_time(seconds_left(lines, self._last_step))
+        text = f"{self._prefix}{progress_line(lines, self._last_step)}, until {end}"
+        if not self._renews:
+            self._write(text + "\n")
+            return
+        columns = shutil.get_terminal_size().columns
+        self._write(f"{_ERASE_LINE}{text[: columns - 1]}")  # the cursor needs a place, too
+        self._shown = True
+        if is_last:
+            self.leave()
+
+    def leave(self) -> None:
+        """Leave a line that is to be renewed as it is: what is written next begins a new one."""
+        if self._shown:
+            self._shown = False
+            self._write("\n")
 
 
 def progress_line(records: Sequence[Line], last_step: int) -> str:
@@ -248,6 +291,16 @@ def progress_line(records: Sequence[Line], last_step: int) -> str:
         f"lr {record['learning_rate']:.2e}  "
         f"{speed:,.0f} tokens/s  {duration(seconds_left(records, last_step))} left"
     )
+
+
+def clock_time(seconds: float) -> str:
+    """The local time so many seconds from now, with its day unless that is today."""
+    now = datetime.datetime.now()
+    try:
+        end = now + datetime.timedelta(seconds=seconds)
+    except OverflowError:
+        return "the end of time"
+    return end.strftime("%H:%M" if end.date() == now.date() else "%Y-%m-%d %H:%M")
 
 
 def seconds_left(records: Sequence[Line], last_step: int) -> float:

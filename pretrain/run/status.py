@@ -192,6 +192,7 @@ def describe_run(seen: RunView) -> str:
         f"{run}: {config.model.variant} {config.model.size}, {config.training.steps:,} steps, "
         f"recipe's seed {config.training.seed}",
         current_activity(seen),
+        *([f"expected end: {_expected_end(seen)}"] if seen.activity == TRAINING else []),
         *map(str, seen.slow_ranks),
         *([metrics.validation_line(seen.validation)] if seen.validation else []),
         *([f"initial weights: {seen.origin}"] if seen.origin else []),
@@ -266,6 +267,12 @@ def watch(run: Path, write: Callable[[str], object], redraw: bool) -> None:
             return
         # Reading the metrics of a long run takes seconds: at most a tenth of a core.
         time.sleep(max(_WATCH_SECONDS, 9 * (time.monotonic() - started)))
+
+
+def _expected_end(seen: RunView) -> str:
+    if not seen.lines:
+        return "not known yet"
+    return metrics.clock_time(metrics.seconds_left(seen.lines, seen.config.training.steps))
 
 
 def _clock(seconds: float) -> str:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from pretrain.loop import StepRecord
-from pretrain.run.metrics import finite_or_nan
+from pretrain.run.figures import curves
 
 
 class TensorBoard:
@@ -60,19 +59,7 @@ class TensorBoard:
 
     def __call__(self, record: StepRecord) -> None:
         """Write one finished step."""
-        norm = record.gradient_norm
-        self.scalars(
-            record.step,
-            {
-                "train/loss": record.loss,
-                **{f"train/loss/{n}": finite_or_nan(t.loss) for n, t in record.terms.items()},
-                "optimizer/gradient_norm": math.nan if norm is None else norm,
-                "optimizer/loss_scale": record.loss_scale,
-                "optimizer/learning_rate": record.learning_rate,
-                "speed/tokens_per_second": record.tokens_per_second,
-                "data/epoch": record.epoch,
-            },
-        )
+        self.scalars(record.step, curves(record))
 
     def scalars(self, step: int, values: dict[str, float]) -> None:
         """Write named numbers of a step."""

@@ -223,6 +223,23 @@ class SpikeDetector:
                 break
         return events
 
+    def deviations(self, observation: Observation) -> tuple[float, float]:
+        """How far the next record lies above its level, before `update` judges it.
+
+        Returns:
+            Of the loss and of the logarithm of the gradient norm, in robust standard deviations;
+            NaN where the level is not known, or the value is not finite.
+        """
+        norm, loss, found = observation.gradient_norm, math.nan, math.nan
+        if self._suspicion:
+            baseline = self._suspicion.baseline_at(self._records + 1)
+            loss = (observation.loss - baseline) / self._suspicion.deviation
+        elif self._level.is_known:
+            loss = (observation.loss - self._level.median) / self._level.deviation
+        if norm and norm > 0 and math.isfinite(norm) and self._norms.is_known:
+            found = (math.log(norm) - self._norms.median) / self._norms.deviation
+        return (loss if math.isfinite(loss) else math.nan), found
+
     def _apply_changes(self, step: int) -> None:
         if not self._changes or step < self._changes[0] or self._suspicion:
             return

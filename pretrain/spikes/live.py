@@ -6,7 +6,6 @@ restart changes no decision. Imports no torch.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -80,11 +79,16 @@ class SpikeWatch:
         self.validation_loss = validation_loss
         """Measured since the last step."""
 
+    def deviations(self, record: StepRecord) -> dict[str, float]:
+        """What the detector sees in a step that it is yet to judge (`SpikeDetector.deviations`)."""
+        loss, norm = self._detector.deviations(_observation(vars(record), None))
+        return {"loss_deviations": loss, "gradient_norm_deviations": norm}
+
     def __call__(self, record: StepRecord) -> int:
         """Judge a finished step; returns EXIT_SPIKE if a spike is confirmed, else GO_ON."""
         pending, self.validation_loss = self.validation_loss, None
         validation_loss = None if pending is None else metrics.finite_or_nan(pending)
-        events = self._detector.update(_observation(dataclasses.asdict(record), validation_loss))
+        events = self._detector.update(_observation(vars(record), validation_loss))
         for event in events:
             self._on_event(event)
         return EXIT_SPIKE if any(event.kind == "spike" for event in events) else GO_ON

@@ -69,7 +69,7 @@ def supervise(options: argparse.Namespace) -> int:
     if machines:
         wait_seconds = config.supervision.node_wait_seconds
         node = connect(machines, run, wait_seconds, lambda text: jobs.write_stdout(f"{text}\n"))
-    code = Supervisor(config, node, machines=machines).run()
+    code = Supervisor(config, node, machines=machines, renews=sys.stdout.isatty()).run()
     try:
         if (run / METRICS).exists():
             sys.stdout.write(f"report: {write_report(run)}\n")
@@ -77,6 +77,37 @@ def supervise(options: argparse.Namespace) -> int:
     except (OSError, ValueError) as error:  # the run's own exit code counts
         sys.stderr.write(f"{options.parser.prog}: no report: {error}\n")
     return code
+
+
+def add_profile_arguments(command: argparse.ArgumentParser) -> None:
+    """Add the arguments of `profile`."""
+    command.add_argument("run", type=Path, help="the run's folder")
+    command.add_argument("--steps", type=int, default=5, help="number of steps (default: 5)")
+
+
+def profile(options: argparse.Namespace) -> None:
+    """Trace the next steps of a run that is being trained, for Perfetto.
+
+    example: python -m pretrain profile runs/base --steps 5
+    """
+    from pretrain.config.run import MOST_STEPS_PROFILED
+    from pretrain.run.status import TRAINING, view
+    from pretrain.supervision import control
+
+    if not 1 <= options.steps <= MOST_STEPS_PROFILED:
+        raise ValueError(f"--steps {options.steps}: accepted: 1 to {MOST_STEPS_PROFILED}")
+    seen = view(options.run)
+    begun = [record for record in seen.records if record["kind"] == "attempt"]
+    if seen.activity != TRAINING or not begun:
+        raise ValueError(
+            f"{options.run}: is not being trained on this machine; it is {seen.activity}"
+        )
+    control.request_profile(options.run, begun[-1]["token"], options.steps)
+    ranks = ", ".join(map(str, seen.config.profile.ranks))
+    sys.stdout.write(
+        f"attempt {begun[-1]['attempt']} was asked to trace {options.steps} steps of rank {ranks}; "
+        f"its log will name the files in {options.run / 'profile'}\n"
+    )
 
 
 def _check_machine(config: RunConfig, model: ModelConfig, ranks: int, node: Node) -> None:

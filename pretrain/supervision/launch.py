@@ -16,7 +16,7 @@ from pathlib import Path
 from pretrain.config.run import RunConfig, SupervisionConfig
 from pretrain.run import ledger
 from pretrain.run.folder import SUPERVISED
-from pretrain.supervision import control, gpus, processes
+from pretrain.supervision import control, gpus, notify, processes
 from pretrain.supervision.control import ControlFile
 from pretrain.supervision.nodes import Node
 
@@ -190,6 +190,7 @@ def environment(
         control.TOKEN_VARIABLE: control_file.token,
     }
     result = {**os.environ, **marks, **accelerator(config, os.environ)}
+    result.pop(notify.WEBHOOK_VARIABLE, None)  # a secret, and of no use there
     if control_file.nodes > 1 and device_type(config, os.environ) == "cpu":
         result.setdefault("OMP_NUM_THREADS", str(control_file.threads))
     return result

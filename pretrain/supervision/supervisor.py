@@ -34,6 +34,7 @@ from pretrain.supervision import (
     hosts,
     jobs,
     launch,
+    notify,
     processes,
 )
 from pretrain.supervision.control import ControlFile
@@ -45,6 +46,7 @@ from pretrain.supervision.watch import Follower, Watch
 _DISK_SECONDS, _DISK_SECONDS_STOPPING = 600.0, 10.0
 """How long to wait for a full disk, and how long after a request to stop."""
 _ONLY_NODE = Node()
+_PREFIX = "[supervisor] "
 T = TypeVar("T")
 
 
@@ -59,6 +61,7 @@ class Supervisor:
         poll_seconds: float = 0.5,
         progress_seconds: float = 10.0,
         machines: Sequence[str] = (),
+        renews: bool = False,
     ) -> None:
         """Lock the run's folder.
 
@@ -69,6 +72,7 @@ class Supervisor:
             poll_seconds: between two looks at a running attempt.
             progress_seconds: between two messages about its progress.
             machines: of a hostfile, one for each node; agents are started on them.
+            renews: messages go to a terminal, and those about progress renew one line.
 
         Raises:
             ValueError: Another supervisor uses the folder, its ledger does not verify, or this node
@@ -77,10 +81,15 @@ class Supervisor:
         from pretrain.config.load import dump
 
         launch.check(config.supervision, node.count)
+        self._notifier = notify.Notifier(
+            config.notify.command, Path(config.folder), os.environ, self._print
+        )
         self.config, self.run_folder, self._node = config, Path(config.folder), node
         self._settings, self.ledger = config.supervision, self.run_folder / ledger.FILE_NAME
         self._write, self._poll_seconds = write, poll_seconds
-        self._progress_seconds = progress_seconds
+        self._progress = metrics.ProgressPrinter(
+            config.training.steps, progress_seconds, write, _PREFIX, renews
+        )
         self._stop_requests = control.StopRequests()
         self.run_folder.mkdir(parents=True, exist_ok=True)
         lock = self.run_folder / run_folder.SUPERVISOR_LOCK
@@ -225,7 +234,6 @@ class Supervisor:
     def _watch(self, job: Job) -> Problem | None:
         """Wait for the launcher's end; return early if there is a problem."""
         watch = Watch(self.run_folder, job.control_file.token, self._settings)
-        next_progress, printed, steps = 0.0, None, self.config.training.steps
         deadline = math.inf
         while not job.ended():
             time.sleep(self._poll_seconds)
@@ -233,11 +241,8 @@ class Supervisor:
                 deadline = self._request_stop(job, deadline)
             if problem := self._problem(job, watch, deadline):
                 return problem
-            newest, now = watch.lines[-1] if watch.lines else None, time.monotonic()
-            due = now >= next_progress or (newest and newest["step"] + 1 == steps)
-            if newest is not printed and due:
-                next_progress, printed = now + self._progress_seconds, newest
-                self._print(metrics.progress_line(watch.lines, steps))
+            if watch.lines:
+                self._progress.show(watch.lines)
             self._print_news()
         return None
 
@@ -340,11 +345,13 @@ class Supervisor:
         if self._new_validations.new():
             validation = metrics.surviving(metrics.read(self.run_folder / metrics.VALIDATION))
             self._print(metrics.validation_line(validation))
-        for _, sentence in status.history(self._new_records.new()):
+        for record, sentence in status.history(self._new_records.new()):
             self._print(sentence)
+            self._notifier.tell(record, sentence)
 
     def _print(self, text: str) -> None:
-        self._write(f"[supervisor] {text}\n")
+        self._progress.leave()
+        self._write(f"{_PREFIX}{text}\n")
 
 
 def forecast(config: RunConfig, node: Node = _ONLY_NODE) -> str:

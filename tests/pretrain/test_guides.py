@@ -20,9 +20,16 @@ RECIPE_GUIDE = ROOT / "pretrain" / "guides" / "writing-a-recipe.md"
 
 def settings_table() -> str:
     """Every setting with its default and its documentation, as the guide has it."""
-    lines = []
+    whole = {
+        name: entry
+        for name, entry in recipe_schema()["properties"].items()
+        if "$ref" not in entry and "anyOf" not in entry and name != "extends"
+    }
+    lines = ["### the whole run", "", "| setting | default | |", "|---|---|---|"]
+    lines += [f"| `{n}` | {_default(entry)} | {_meaning(entry)} |" for n, entry in whole.items()]
+    lines.append("")
     for section, entry in recipe_schema()["properties"].items():
-        if section in ("extends", "folder"):
+        if section in whole or section == "extends":
             continue
         lines += [f"### `{section}`", "", "| setting | default | |", "|---|---|---|"]
         lines += [

@@ -48,6 +48,8 @@ class Recorder:
             code=code,
             all_ready=added.is_ready and self.others_ready,
             next_counts=(64, 10, step + 1) if added.micro_batches else None,
+            measured=(added.measured, (0.2, 6.0)),
+            gauge=added.gauge,
         )
 
     def agree(self, code):
@@ -123,7 +125,7 @@ def test_hooks_count_from_the_first_step_of_the_run_not_of_the_attempt():
 
 def test_observers_see_every_record_with_all_fields():
     seen = []
-    go(Recorder(), 2, 5, observers=[seen.append])
+    go(Recorder(), 2, 5, observers=[seen.append], measure=lambda: (0.1, 5.0), gauge=1.5)
     assert [record.step for record in seen] == [2, 3, 4]
     first = dataclasses.asdict(seen[0])
     assert first.pop("seconds") >= first.pop("data_seconds") >= 0
@@ -141,6 +143,9 @@ def test_observers_see_every_record_with_all_fields():
         "scale_exhausted": False,
         "batch_digest": "blocks of 2",
         "terms": {},
+        "measured": ((0.1, 5.0), (0.2, 6.0)),
+        "gauge": 1.5,
+        "figures": {},
     }
 
 

@@ -142,6 +142,20 @@ def test_a_file_of_its_own_with_bf16_is_refused_on_an_old_gpu(recipe, tmp_path):
         preflight.refuse_device(config, 2, "cuda", 7.0)
 
 
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("profile.steps=[40000, 40005]", "accepted: from a step below training.steps"),
+        ("profile.ranks=[0, 2]", "accepted: ranks below 2, the number of this launch"),
+        ("tracker=wandb", "tracker wandb: its package is not installed; .*zeroclap.wandb"),
+    ],
+)
+def test_what_could_never_be_shown_is_refused(word, message, recipe, tmp_path, monkeypatch):
+    monkeypatch.setattr(preflight.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ValueError, match=message):
+        check(recipe.load(tmp_path, word), 2)
+
+
 def test_alibi_is_trained_on_longer_blocks_than_its_preset(recipe, tmp_path):
     assert check(recipe.load(tmp_path, "data.sequence_length=100"), 2)
 

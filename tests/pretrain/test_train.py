@@ -5,6 +5,7 @@ import errno
 import fcntl
 import io
 import json
+import math
 import os
 import re
 import resource
@@ -112,6 +113,47 @@ def test_a_slow_rank_is_named_once_in_the_log(attempt, tmp_path):
     results = attempt(tmp_path / "run", sabotage=sabotage)
     text = f"WARNING: rank 1 on {socket.gethostname()} is slow and every step waits for it"
     assert [(code, output.count(text)) for code, output, _ in results] == [(0, 1), (0, 0)]
+    first, *lines = metrics.read(tmp_path / "run" / metrics.METRICS)
+    assert "slowest_rank" not in first  # a rank tells in a step how long the one before took
+    assert [line["slowest_rank"] for line in lines] == [1] * 5
+    assert all(line["slowest_rank_seconds"] > 0.2 for line in lines)
+    assert all(0 < line["padding"] < 1 and line["memory_bytes"] > 1e7 for line in lines)
+    assert all(line["perplexity"] == math.exp(line["loss"]) for line in lines)
+    assert first["beta"] == 1.0
+    assert all(0.9 < line["beta"] < 1.1 for line in lines)
+
+
+def test_steps_are_traced_by_the_recipe_and_on_request_and_no_bit_changes(
+    straight, attempt, tmp_path, capsys
+):
+    run, asked = tmp_path / "run", tmp_path / "asked"
+
+    def sabotage(rank):
+        from pretrain.engine import profile
+        from pretrain.supervision import client
+
+        profile._POLL_SECONDS = 0.0
+        verdict = client.SupervisorClient.verdict
+
+        def asking(self, steps):  # rank 0 asks during step 3, and both begin after it
+            if steps == 4 and not asked.exists():
+                asked.touch()
+                assert pretrain(["profile", str(run), "--steps", "1"]) == 0
+            return verdict(self, steps)
+
+        client.SupervisorClient.verdict = asking
+
+    words = ["profile.steps=[1, 3]", "profile.ranks=[0, 1]"]
+    results = attempt(run, *words, sabotage=sabotage)
+    assert [code for code, _, _ in results] == [0, 0]
+    assert "was asked to trace 1 steps of rank 0, 1" in results[0][1]
+    names = [
+        f"attempt-001-steps-{w}-rank-{r}.pt.trace.json.gz" for w in ("1-3", "4-5") for r in (0, 1)
+    ]
+    assert sorted(path.name for path in (run / "profile").iterdir()) == names
+    assert_same_run(run, straight)
+    assert pretrain(["profile", str(run)]) == 2
+    assert "is not being trained on this machine; it is finished" in capsys.readouterr().err
 
 
 def test_the_attention_back_end_that_was_chosen_is_said_and_recorded(attempt, tmp_path):
@@ -202,9 +244,13 @@ def assert_same_run(left, right, step=6):
     mine, others = weights(left, step), weights(right, step)
     assert all(mine[name].equal(others[name]) for name in others)
     kept = [metrics.surviving(metrics.read(run / metrics.METRICS)) for run in (left, right)]
-    times = {"attempt", "seconds", "data_seconds"}
-    for line, other in zip(*kept, strict=True):
-        assert {k: line[k] for k in {*line} - times} == {k: other[k] for k in {*other} - times}
+    of_machine = {"attempt", "seconds", "data_seconds", "tokens_per_second", "memory_bytes"}
+    of_machine |= {"slowest_rank", "slowest_rank_seconds", "median_rank_seconds"}
+    mine, others = (
+        [{name: line[name] for name in line.keys() - of_machine} for line in lines]
+        for lines in kept
+    )
+    assert mine == others
 
 
 # --- how it ends and resumes ---------------------------------------------------------------------

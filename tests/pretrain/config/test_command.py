@@ -95,6 +95,7 @@ def test_the_schema_is_written_as_json(tmp_path, schema, capsys):
             ["folder=a # b: c", "optimizer.learning_rate=3e-3", "model.overrides.dropout=0.1"],
         ),
         ("demo", ["model.overrides={}", "data.corpus='yes'", "objective.whole_words=true"]),
+        ("demo", ["profile.steps=[1, 3]", "notify.command=[mail, 'a: # b', ']']", "tracker=wandb"]),
         (
             "small",
             [
@@ -120,7 +121,7 @@ def test_show_documents_every_setting_and_names_its_source(capsys):
     assert main(["show", "pile-large", "model.variant=alibi", "model.overrides.alibi=offset"]) == 0
     lines = capsys.readouterr().out.splitlines()
     sections = [line for line in lines if line.endswith(":") and line[0] not in " #"]
-    assert sections == [f"{field.name}:" for field in dataclasses.fields(RunConfig)][1:]
+    assert sections == [f"{field.name}:" for field in dataclasses.fields(RunConfig)][2:]
     for before, line in (
         ("  # Peak of the schedule.", "  learning_rate: 0.0004  # pile-large.yaml"),
         ("  # Decay rate of the first moment.", "  beta1: 0.9  # pile-base.yaml"),

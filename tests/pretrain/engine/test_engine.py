@@ -662,10 +662,14 @@ def test_a_loop_reduces_once_a_step_and_gives_what_single_updates_give(run_ranks
             first_step=0,
             last_step=5,
             observers=[records.append],
+            measure=lambda: (built.rank + 0.5, 3.0),
+            gauge=torch.nn.Parameter(torch.tensor([1.25 if built.rank == 0 else 7.0])),
         )
-        return figures(alone), figures(records), calls
+        shown = {(record.measured, record.gauge) for record in records}
+        return figures(alone), figures(records), calls, shown
 
-    (alone, looped, calls), (_, other, _) = run_ranks(2, work)
+    (alone, looped, calls, shown), (_, other, _, _) = run_ranks(2, work)
+    assert shown == {(((0.5, 3.0), (1.5, 3.0)), 1.25)}
     assert looped == alone
     assert other == []
     # The first counts come by themselves, and the ranks agree on the end.

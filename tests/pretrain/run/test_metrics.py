@@ -4,6 +4,7 @@ import dataclasses
 import errno
 import json
 import os
+import re
 
 import pytest
 
@@ -212,7 +213,29 @@ def test_progress_is_printed_now_and_then_and_at_the_end():
     assert written[0].startswith("step 1/3  loss 2.0000")
     assert "600 tokens/s  0:00:04 left" in written[0]
     assert written[1].startswith("step 3/3")
-    assert written[1].endswith("0:00:00 left\n")
+    assert re.search(r" 0:00:00 left, until (\d{4}-\d\d-\d\d )?\d\d:\d\d\n$", written[1])
+
+
+def test_progress_renews_one_line_on_a_terminal_and_leaves_the_last(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "30")
+    monkeypatch.setattr(metrics, "_RENEW_SECONDS", 0.0)
+    written = []
+    printer = metrics.ProgressPrinter(4, write=written.append, prefix="[s] ", renews=True)
+    for step in range(3):
+        printer(record(step))
+    printer.leave()
+    printer.leave()
+    printer(record(3))
+    shown = [f"\r\x1b[K[s] step {done}/4  loss 2.0000  gr" for done in range(1, 5)]
+    assert written == [*shown[:3], "\n", shown[3], "\n"]  # 29 columns: the cursor has the last
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [(0, r"\d\d:\d\d"), (10 * 86400, r"\d{4}-\d\d-\d\d \d\d:\d\d"), (1e15, "the end of time")],
+)
+def test_the_expected_end_has_its_day_unless_that_is_today(seconds, shown):
+    assert re.fullmatch(shown, metrics.clock_time(seconds))
 
 
 def test_the_time_left_is_of_the_usual_step_not_of_the_last_one():

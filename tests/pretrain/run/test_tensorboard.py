@@ -48,6 +48,8 @@ def test_tensorboard_gets_every_curve(tmp_path):
         "optimizer/loss_scale",
         "optimizer/learning_rate",
         "speed/tokens_per_second",
+        "speed/step_seconds",
+        "speed/data_seconds",
         "data/epoch",
         "validation/loss",
     }

@@ -654,3 +654,19 @@ def test_the_change_point_is_where_the_rise_begins(height, seed):
     distances[20] += 40.0  # a single outlier
     rising = distances[:70] + [distance + height for distance in distances[70:]]
     assert abs(change_point(rising, 2.0) - 70) <= (8 if height < 3 else 4)
+
+
+def test_deviations_say_how_the_next_record_is_judged_and_change_nothing():
+    losses = decay(400)
+    asked, plain = SpikeDetector(POLICY), SpikeDetector(POLICY)
+    records = list(observed(raised(losses, 380, 400, 2.0), gradient_norm=lambda step: 1.0))
+    found = []
+    for record in records:
+        found.append(asked.deviations(record))
+        assert asked.update(record) == plain.update(record)
+    assert all(math.isnan(each) for pair in found[: POLICY.minimum_history] for each in pair)
+    usual, spike = found[100:380], found[380:]
+    assert max(loss for loss, _ in usual) < POLICY.deviations < min(loss for loss, _ in spike)
+    assert {norm for _, norm in usual} == {0.0}
+    bad = Observation(400, math.nan, math.inf)
+    assert all(math.isnan(each) for each in asked.deviations(bad))

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from data_prep import files
-from pretrain.config.run import RunConfig, SupervisionConfig
+from pretrain.config.run import NotifyConfig, RunConfig, SupervisionConfig
 from pretrain.exit_codes import EXIT_FAILED, EXIT_PREEMPTED
 from pretrain.run import ledger, metrics
 from pretrain.supervision import control, failures, jobs, launch, processes, supervisor
@@ -344,6 +344,24 @@ def test_a_spike_is_printed_and_rolled_back(opened, tmp_path, monkeypatch):
     assert "rolled back to the checkpoint of step 100, going on with seed 2" in text
     assert kinds(tmp_path) == ["attempt", "commit", "spike", "rollback", "attempt", "done"]
     assert ledger.read(tmp_path / "ledger.jsonl")[3]["onset"] == 250
+
+
+def test_a_rollback_and_the_end_are_told(opened, tmp_path, monkeypatch):
+    run, told = tmp_path / "run", tmp_path / "told"
+    Launcher(
+        monkeypatch,
+        "record('attempt'); record('commit', step=100)\n"
+        "record('spike', onset=250, step=260, loss=9.0, baseline=3.0, channel='fast')\n"
+        "raise SystemExit(75)",
+        "record('attempt', step=100); record('done')",
+    )
+    notify = NotifyConfig(["sh", "-c", f"cat >> {told}"])
+    limits = SupervisionConfig(grace_seconds=2.0)
+    config = RunConfig(folder=str(run), supervision=limits, notify=notify)
+    assert opened(config, write=lambda text: None, poll_seconds=0.05).run() == 0
+    events = [json.loads(line) for line in told.read_text().splitlines()]
+    assert [event["event"] for event in events] == ["rollback", "done"]
+    assert events[0]["text"].startswith("run: rolled back to the checkpoint of step 100")
 
 
 SIGNAL = "os.kill(os.getppid(), {number:d})\n"
