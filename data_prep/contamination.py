@@ -16,7 +16,6 @@ Memory of each worker: about 70 bytes per n-gram of the test sets.
 
 import glob
 import hashlib
-import json
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from itertools import islice
@@ -29,7 +28,7 @@ import numpy.typing as npt
 from data_prep.compressed import open_stream
 from data_prep.documents import Document, Verdict
 from data_prep.duplicates import STAMP_BYTES
-from data_prep.files import sha256_of, write_atomically
+from data_prep.files import sha256_of, strict_json, write_atomically
 from data_prep.inputs import suffix
 from data_prep.json_lines import BadLine, parse
 from data_prep.words import Hashes, ngram_hashes, ngrams_at, word_hashes
@@ -246,7 +245,7 @@ def _ngrams(texts: Sequence[str], size: int, file: int) -> npt.NDArray[np.void]:
 
 
 def _stamp(settings: "Settings") -> bytes:
-    content = json.dumps([settings.decontaminate, settings.decontaminate_ngram], sort_keys=True)
+    content = strict_json([settings.decontaminate, settings.decontaminate_ngram], sort_keys=True)
     return hashlib.blake2b(content.encode(), digest_size=STAMP_BYTES).digest()
 
 
