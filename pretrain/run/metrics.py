@@ -203,6 +203,8 @@ class MetricsWriter:
         line["blocks"] = line.pop("batch_digest")
         if not record.terms:
             del line["terms"]
+        if record.guard_factor == 1.0:
+            del line["guard_factor"]
         self._lines.write(line)
 
 
