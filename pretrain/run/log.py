@@ -45,6 +45,7 @@ class RunLog:
         self._unprinted: deque[str] = deque(maxlen=_MOST_UNPRINTED)
         self._waiting: list[tuple[str, dict[str, object]]] = []
         self._warned: set[str] = set()
+        self._guard_factors: list[float] = []  # of the steps whose update was changed
 
     def open(self) -> list[Callable[[StepRecord], None]]:
         """Open the files for the attempt's first step; returns the observers that write them."""
@@ -59,7 +60,17 @@ class RunLog:
         if reason := metrics.invalid_lines(self._run):
             self.say(f"WARNING: {reason}")
         progress = metrics.ProgressPrinter(self._config.training.steps)
-        return [self._metrics, self._tensorboard, progress]
+        return [self._metrics, self._tensorboard, progress, self._note_guard]
+
+    def _note_guard(self, record: StepRecord) -> None:
+        if record.guard_factor < 1.0:
+            self._guard_factors.append(record.guard_factor)
+
+    @property
+    def guarded(self) -> dict[str, int]:
+        """For the ledger: what `optimizer.guard` did in this attempt; empty without a guard."""
+        is_guarded = self._config.optimizer.guard != "none"
+        return metrics.guarded(self._guard_factors) if is_guarded else {}
 
     def say(self, text: str) -> None:
         """Print a line now, or with a later one if the console's log is on a full disk."""

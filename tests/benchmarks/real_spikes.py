@@ -154,8 +154,7 @@ def outcome(folder: Path) -> dict[str, Any]:
         "steps_done": len(lines),
         "best_validation_loss": min(line["loss"] for line in validation),
         "final_validation_loss": validation[-1]["loss"] if is_finished(folder) else None,
-        "skipped": sum(line.get("guard_factor") == 0 for line in lines),
-        "clipped": sum(0 < line.get("guard_factor", 1) < 1 for line in lines),
+        **metrics.guarded(map(metrics.guard_factor, lines)),
     }
 
 
@@ -163,7 +162,7 @@ def table(outcomes: dict[Run, dict[str, Any]]) -> str:
     """The figures as Markdown: of each way of training, the mean over its seeds, and each seed."""
     rows = [
         "| recipe | with | validation loss, mean (each seed) | above uneventful | steps done | "
-        "rollbacks | updates skipped; clipped |",
+        "rollbacks | updates left out; clipped |",
         "|---|---|---|---|---|---|---|",
     ]
     stable = {chosen.seed: found for chosen, found in outcomes.items() if not chosen.recipe}
@@ -182,8 +181,8 @@ def table(outcomes: dict[Run, dict[str, Any]]) -> str:
             f"| {recipe or UNEVENTFUL_RUN} | {arm} | {_mean(done, '.3f')} ({each}) | "
             f"{_mean(above, '+.3f')} | {_mean([f['steps_done'] for f in found], '.0f')} | "
             f"{', '.join(str(len(f['rollbacks'])) for f in found)} | "
-            f"{_mean([f['skipped'] for f in found], '.0f')}; "
-            f"{_mean([f['clipped'] for f in found], '.0f')} |"
+            f"{_mean([f['updates_left_out'] for f in found], '.0f')}; "
+            f"{_mean([f['updates_clipped'] for f in found], '.0f')} |"
         )
     return "\n".join(rows)
 
