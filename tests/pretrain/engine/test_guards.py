@@ -312,8 +312,13 @@ def test_another_number_of_ranks_goes_on_with_the_same_state(
 @pytest.mark.parametrize(("guard", "name"), [("skip-step", "zero0_fp32"), ("adagc", "zero1_fp32")])
 def test_a_guard_adds_no_reduction_but_the_norms_of_parameters(guard, name, run_ranks, monkeypatch):
     def work():
-        calls = []
-        monkeypatch.setattr(engine, "all_sum", engines.noted(engine.all_sum, "all_sum", calls))
+        calls, all_sum = [], engine.all_sum
+
+        def noted(values, device):
+            calls.append("all_sum")
+            return all_sum(values, device)
+
+        monkeypatch.setattr(engine, "all_sum", noted)
         built, data = engines.build(name, micro=2, optimizer=guarded(guard)), engines.batches(2)
         mine = data.micro_batches(0, built.rank, built.world_size)
         built.step(mine, data.objective, RATE, 1, 0, counts=(100, 10))
