@@ -145,14 +145,14 @@ class Engine:
                 model=model, optimizer=wrapped, config=dict(settings)
             )
         stage = self._deepspeed.zero_optimization_stage()
-        if stage > 0:
+        by_parameter = [part for part in (wrapped, self._guard) if isinstance(part, Lamb | Guard)]
+        if stage > 0 and any(part.needs_pieces for part in by_parameter):
             pieces = {
                 tensor: reshard.pieces(stage, lengths, len(tensor), self.rank, self.world_size)
                 for tensor, lengths in workarounds.partitions(self._deepspeed.optimizer)
             }
-            for reader in (wrapped, self._guard):
-                if isinstance(reader, Lamb | Guard):
-                    reader.set_pieces(pieces, functools.partial(all_sum, device=self.device))
+            for part in by_parameter:
+                part.set_pieces(pieces, functools.partial(all_sum, device=self.device))
         workarounds.clear_padding(list(self._deepspeed.module.parameters()))
 
     @property

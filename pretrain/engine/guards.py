@@ -7,7 +7,7 @@
 | adagc | gradient norm of each parameter, by its running mean | clips that parameter's gradient |
 
 Each is a pure function from a state of plain numbers and the measurements of a step to the next
-state and a factor for the gradient; 0 leaves the update out. The numbers are those of the sources.
+state and factors for the gradient; 0 leaves the update out. The numbers are those of the sources.
 `Guard` applies them. The state is kept in the optimizer's first parameter group, so that it is
 saved, loaded and resharded with the optimizer's own.
 
@@ -43,7 +43,7 @@ def skip_step(state: State, norm: float, loss: float) -> tuple[State, float]:
     """Leave out an update whose loss or gradient norm is far above the last ones.
 
     Far is 6 standard deviations above the mean of the last 128 steps, once there are 63. As in
-    OLMo-core (`SkipStepOptimizer`, ai2 2024), skipped steps enter these statistics, so that a
+    OLMo-core's `SkipStepOptimizer`, skipped steps enter these statistics, so that a
     level that stays raised is accepted after a while.
     """
     if not (math.isfinite(norm) and math.isfinite(loss)):
@@ -153,6 +153,11 @@ class Guard:
         if name != NONE:
             optimizer.step = self._guarded_step  # type: ignore[method-assign]
 
+    @property
+    def needs_pieces(self) -> bool:
+        """Whether it needs `set_pieces` under ZeRO."""
+        return self._name == BY_PARAMETER
+
     def set_pieces(
         self,
         pieces: Mapping[Tensor, Sequence[int]],
@@ -203,7 +208,7 @@ class Guard:
             for tensor in group["params"]
             if tensor.grad is not None
         ]
-        if self._name == BY_PARAMETER:
+        if self.needs_pieces:
             self._clip_parameters(tensors)
         elif 0.0 < self._factor < 1.0:
             torch._foreach_mul_([tensor.grad for tensor in tensors], self._factor)
@@ -214,7 +219,7 @@ class Guard:
         """Measure the step, and decide where the norm of the whole gradient is enough."""
         norm, loss = self._measure()
         self._norm, self._is_judged = math.inf if norm is None else norm, True
-        if self._name == BY_PARAMETER:
+        if self.needs_pieces:
             return
         state, factor = BY_WHOLE_NORM[self._name](self._group.get(KEY, {}), self._norm, loss)
         self._group[KEY] = {**state, "name": self._name}

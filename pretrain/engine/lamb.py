@@ -33,6 +33,9 @@ class Lamb(torch.optim.Optimizer):
     sums of squares of all pieces of a group are added over the ranks at once, in fp64.
     """
 
+    needs_pieces = True
+    """Whether it needs `set_pieces` under ZeRO."""
+
     def __init__(
         self,
         groups: Iterable[dict[str, Any]],
