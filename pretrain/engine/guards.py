@@ -151,7 +151,7 @@ class Guard:
         self._sum_over_ranks: Callable[[list[float]], list[float]] = list
         self._update = optimizer.step
         if name != NONE:
-            optimizer.step = self._guarded_step  # type: ignore[method-assign]
+            optimizer.step = self._guarded_step  # type: ignore[assignment, method-assign]
 
     @property
     def needs_pieces(self) -> bool:
