@@ -42,9 +42,10 @@ _RELATIVE, _ABSOLUTE, _ADAGC_BETA, _ADAGC_WARMUP = 1.05, 1.0, 0.98, 100
 def skip_step(state: State, norm: float, loss: float) -> tuple[State, float]:
     """Leave out an update whose loss or gradient norm is far above the last ones.
 
-    Far is 6 standard deviations above the mean of the last 128 steps, once there are 63. As in
-    OLMo-core's `SkipStepOptimizer`, skipped steps enter these statistics, so that a
-    level that stays raised is accepted after a while.
+    Far is 6 standard deviations above the mean of the last 128 steps, once there are 63, as in
+    OLMo-core's `SkipStepOptimizer`. There, steps that are left out enter these statistics, and
+    raise the threshold so much that the fourth of a row of bad batches passed here. Here they stay
+    out. After 128 in a row the level is taken for a new one, and the statistics begin anew.
     """
     if not (math.isfinite(norm) and math.isfinite(loss)):
         return state, 0.0
@@ -54,8 +55,11 @@ def skip_step(state: State, norm: float, loss: float) -> tuple[State, float]:
         value <= statistics.fmean(last) + _DEVIATIONS * statistics.stdev(last)
         for value, last in zip(measured.values(), before.values(), strict=True)
     )
-    after = {name: [*before[name], value][-_WINDOW:] for name, value in measured.items()}
-    return after, float(usual)
+    if usual:
+        after = {name: [*before[name], value][-_WINDOW:] for name, value in measured.items()}
+        return after, 1.0
+    in_a_row = state.get("in_a_row", 0) + 1
+    return ({**state, "in_a_row": in_a_row} if in_a_row < _WINDOW else {}), 0.0
 
 
 def zclip(state: State, norm: float, loss: float) -> tuple[State, float]:
