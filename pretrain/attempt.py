@@ -243,7 +243,9 @@ class Attempt:
         if begun is not None and verdict != EXIT_FAILED:  # a superseded attempt commits nothing
             self.supervisor.in_phase(SAVE, lambda step: self.saver.finish())(begun)
         if verdict == GO_ON:
-            self.group.on_rank_0(lambda: self.log.record("done", step=training.steps))
+            self.group.on_rank_0(
+                lambda: self.log.record("done", step=training.steps, **self.log.guarded)
+            )
             return EXIT_DONE
         if verdict == EXIT_PREEMPTED:
             self._save_and_leave()

@@ -112,6 +112,8 @@ class StepResult:
     """The engine skipped the update because its gradient was not finite."""
     scale_exhausted: bool = False
     """fp16 skipped this update at its smallest loss scale, which cannot be lowered further."""
+    guard_factor: float = 1.0
+    """Share of the gradient's norm that `optimizer.guard` left; 0: it left the update out."""
     code: int = 0
     """`Ahead.code` of rank 0."""
     all_ready: bool = False
@@ -191,6 +193,7 @@ class StepRecord:
     loss_scale: float = 1.0
     skipped: bool = False
     scale_exhausted: bool = False
+    guard_factor: float = 1.0
     batch_digest: str = ""
     """As in MicroBatch."""
     terms: Mapping[str, TermLoss] = dataclasses.field(default_factory=dict)
@@ -375,6 +378,7 @@ def run(
                     loss_scale=result.loss_scale,
                     skipped=result.skipped,
                     scale_exhausted=result.scale_exhausted,
+                    guard_factor=result.guard_factor,
                     batch_digest=micro_batches[0].batch_digest,
                     terms=result.terms,
                     measured=result.measured,

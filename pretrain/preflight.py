@@ -76,6 +76,7 @@ def check(config: RunConfig, world_size: int) -> tuple[ModelConfig, Manifests]:
     name = config.training.deepspeed
     settings = deepspeed_settings.read(name, config.batch, clipping, world_size)
     deepspeed_settings.refuse_optimizer(settings, config.optimizer.name)
+    deepspeed_settings.refuse_guard(settings, config.optimizer.guard)
     check_backend(model, choose_backend(model, config.training.attention_backend, on_gpu=False))
     if config.training.compile:
         deepspeed_settings.refuse_compiling(settings)

@@ -7,6 +7,7 @@ module and `workarounds` import deepspeed.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import hashlib
 import io
@@ -29,6 +30,7 @@ from pretrain.engine.distributed import (
     broadcast_code,
     refuse_busy_port,
 )
+from pretrain.engine.guards import Guard
 from pretrain.engine.lamb import Lamb
 from pretrain.engine.settings import read, refuse_compiling, refuse_unknown
 from pretrain.loop import Ahead, MicroBatch, Objective, StepResult, TermLoss, weighted_loss
@@ -136,18 +138,21 @@ class Engine:
             refuse_compiling(settings)
             compile_layers(model)
         wrapped = optimizers.build(model, optimizer)
+        self._guard = Guard(optimizer.guard, settings["gradient_clipping"], wrapped)
         self._lengths = [[p.numel() for p in group["params"]] for group in wrapped.param_groups]
         with workarounds.zero_optimizer_at_every_stage():
             self._deepspeed, *_ = deepspeed.initialize(
                 model=model, optimizer=wrapped, config=dict(settings)
             )
         stage = self._deepspeed.zero_optimization_stage()
-        if isinstance(wrapped, Lamb) and stage > 0:
+        by_parameter = [part for part in (wrapped, self._guard) if isinstance(part, Lamb | Guard)]
+        if stage > 0 and any(part.needs_pieces for part in by_parameter):
             pieces = {
                 tensor: reshard.pieces(stage, lengths, len(tensor), self.rank, self.world_size)
                 for tensor, lengths in workarounds.partitions(self._deepspeed.optimizer)
             }
-            wrapped.set_pieces(pieces, functools.partial(all_sum, device=self.device))
+            for part in by_parameter:
+                part.set_pieces(pieces, functools.partial(all_sum, device=self.device))
         workarounds.clear_padding(list(self._deepspeed.module.parameters()))
 
     @property
@@ -177,7 +182,7 @@ class Engine:
         batches and the learning rate, but not for AdamW's bias corrections.
 
         One reduction at the end of the step carries everything that ranks exchange, and is all that
-        the host waits for outside of DeepSpeed.
+        the host waits for outside of DeepSpeed. A guard that judges the update has it done before.
 
         Args:
             micro_batches: this rank's, as many as every other rank's.
@@ -224,34 +229,75 @@ class Engine:
         added = ahead()
         for batch in added.micro_batches[:1]:
             self._copies.start(batch)
-        gauge = self._own_gauge(added.gauge)
-        own_norm = self._stage_zero_norm()
+        reduced = functools.cache(
+            functools.partial(
+                self._reduce,
+                self._stage_zero_norm(),
+                self._own_gauge(added.gauge),
+                sums,
+                targets,
+                added,
+                objective.terms,
+            )
+        )
+        self._guard.begin(groups, lambda: (reduced().gradient_norm, reduced().loss))
         self._deepspeed.step()
-        if own_norm is None:
-            own_norm = self._deepspeed.get_global_grad_norm()
-        following = _counts(added.micro_batches) if added.micro_batches else [0.0] * len(counts)
-        speaks = self.rank == 0  # the norm is every rank's
-        flags = [float(added.code) if speaks else 0.0, float(added.is_ready)]
-        own = [own_norm if speaks else 0.0, flags, following, sums, gauge, self._slots(added)]
-        norm, code, ready, *found = all_sum(_joined(own, self.device), self.device)
-        next_counts, totals = found[: len(counts)], found[len(counts) : 2 * len(counts) - 1]
-        gauge, *slots = found[2 * len(counts) - 1 :]
-        width = len(added.measured)
-        terms = {
-            name: TermLoss(total / count if count else None, count)
-            for name, total, count in zip(objective.terms, totals, targets, strict=True)
-        }
-        is_skipped = self._deepspeed.skipped_steps > skipped
-        return StepResult(
-            loss=weighted_loss(objective.terms, terms),
-            targets=sum(targets),
+        found, is_skipped = reduced(), self._deepspeed.skipped_steps > skipped
+        guard_factor = self._guard.end()
+        if guard_factor == 0:
+            self._deepspeed.skipped_steps += 1
+            is_skipped = found.gradient_norm is None or not math.isfinite(found.loss)
+        return dataclasses.replace(
+            found,
             tokens=tokens,
-            # A norm that is not finite is -1 where DeepSpeed was told not to check for it.
-            gradient_norm=norm if math.isfinite(norm) and norm >= 0 else None,
-            terms=terms if len(terms) > 1 else {},
             loss_scale=loss_scale,
             skipped=is_skipped,
             scale_exhausted=is_skipped and at_smallest_scale,
+            guard_factor=1.0 if is_skipped else guard_factor,
+        )
+
+    def _reduce(
+        self,
+        own_norm: Tensor | None,
+        own_gauge: Tensor | float,
+        sums: Tensor,
+        targets: Sequence[int],
+        added: Ahead,
+        weights: Mapping[str, float],
+    ) -> StepResult:
+        """Reduce what ranks exchange in a step; what is left to fill in is the default.
+
+        Args:
+            own_norm: of the whole gradient, where DeepSpeed does not report it.
+            own_gauge: of the forward pass; 0 on other ranks than the first.
+            sums: this rank's loss of each term.
+            targets: of each term, in the global batch.
+            added: by the loop.
+            weights: of each term.
+        """
+        if own_norm is None:
+            own_norm = workarounds.gradient_norm(self._deepspeed.optimizer)
+        none = [0.0] * (1 + len(targets))
+        following = _counts(added.micro_batches) if added.micro_batches else none
+        speaks = self.rank == 0  # the norm is every rank's
+        flags = [float(added.code) if speaks else 0.0, float(added.is_ready)]
+        own = [own_norm if speaks else 0.0, flags, following, sums, own_gauge, self._slots(added)]
+        norm, code, ready, *found = all_sum(_joined(own, self.device), self.device)
+        ends = len(following), len(following) + len(targets)
+        next_counts, totals = found[: ends[0]], found[ends[0] : ends[1]]
+        gauge, *slots = found[ends[1] :]
+        width = len(added.measured)
+        terms = {
+            name: TermLoss(total / count if count else None, count)
+            for name, total, count in zip(weights, totals, targets, strict=True)
+        }
+        return StepResult(
+            loss=weighted_loss(weights, terms),
+            targets=sum(targets),
+            tokens=0,
+            # A norm that is not finite is -1 where DeepSpeed was told not to check for it.
+            gradient_norm=norm if math.isfinite(norm) and norm >= 0 else None,
+            terms=terms if len(terms) > 1 else {},
             code=int(code),
             all_ready=ready == self.world_size,
             next_counts=_whole(next_counts) if added.micro_batches else None,

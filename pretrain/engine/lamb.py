@@ -33,6 +33,9 @@ class Lamb(torch.optim.Optimizer):
     sums of squares of all pieces of a group are added over the ranks at once, in fp64.
     """
 
+    needs_pieces = True
+    """Whether it needs `set_pieces` under ZeRO."""
+
     def __init__(
         self,
         groups: Iterable[dict[str, Any]],
@@ -100,7 +103,7 @@ class Lamb(torch.optim.Optimizer):
         if self._pieces:
             lengths = [self._pieces[tensor] for tensor in weights]
             updates, weights = _split(updates, lengths), _split(weights, lengths)
-        sums = self._sum_over_ranks(_square_sums([*weights, *updates]))
+        sums = self._sum_over_ranks(square_sums([*weights, *updates]))
         half = len(weights)
         ratios = [
             math.sqrt(weight / update) if weight > 0 and update > 0 else 1.0
@@ -114,7 +117,7 @@ def _split(tensors: list[Tensor], lengths: list[Sequence[int]]) -> list[Tensor]:
     return [part for tensor, sections in pairs for part in tensor.split_with_sizes(sections)]
 
 
-def _square_sums(tensors: list[Tensor]) -> list[float]:
+def square_sums(tensors: list[Tensor]) -> list[float]:
     """Compute the sum of the squares of each tensor with an error of 1e-6 at most.
 
     On a CPU, torch's fp32 norm of 40 million elements has an error of 2e-3, and the fp64 norm takes

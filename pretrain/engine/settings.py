@@ -144,16 +144,35 @@ def refuse_optimizer(settings: Mapping[str, Any], optimizer: str) -> None:
     Raises:
         ValueError: with ZenFlow or SuperOffload, or with weights or optimizer state on a disk.
     """
-    zero = settings.get("zero_optimization", {})
-    offload = [zero.get(f"offload_{what}") or {} for what in ("optimizer", "param")]
-    is_hidden = zero.get("zenflow") or any(
-        part.get("device") == "nvme" or part.get("super_offload") for part in offload
-    )
-    if optimizer == "lamb" and is_hidden:
+    if optimizer == "lamb" and _hides_weights(settings):
         raise ValueError(
             "optimizer.name: lamb needs the norms of whole parameters, which DeepSpeed's zenflow, "
             'super_offload and offload to "nvme" do not give; offload to "cpu", or use adamw'
         )
+
+
+def refuse_guard(settings: Mapping[str, Any], guard: str) -> None:
+    """Refuse a guard where DeepSpeed updates weights past the optimizer that it wraps.
+
+    Raises:
+        ValueError: as `refuse_optimizer`, or where a share of the optimizer stays on the GPU.
+    """
+    offload = settings.get("zero_optimization", {}).get("offload_optimizer") or {}
+    if guard != "none" and (_hides_weights(settings) or offload.get("ratio", 1.0) < 1.0):
+        raise ValueError(
+            f"optimizer.guard: {guard} has to see every gradient before the optimizer does, which "
+            'with DeepSpeed\'s zenflow, super_offload, offload to "nvme" or a ratio of '
+            'offload_optimizer below 1 it does not; offload to "cpu" as a whole, or use none'
+        )
+
+
+def _hides_weights(settings: Mapping[str, Any]) -> bool:
+    """Whether the wrapped optimizer does not see whole partitions of the weights."""
+    zero = settings.get("zero_optimization", {})
+    offload = [zero.get(f"offload_{what}") or {} for what in ("optimizer", "param")]
+    return bool(zero.get("zenflow")) or any(
+        part.get("device") == "nvme" or part.get("super_offload") for part in offload
+    )
 
 
 def refuse_unknown(where: str, values: Mapping[str, Any], known: Collection[str]) -> None:

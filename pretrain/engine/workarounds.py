@@ -89,6 +89,14 @@ def is_scale_exhausted(optimizer: object) -> bool:
     return bool(lowers and scaler.cur_scale == scaler.min_scale)
 
 
+def gradient_norm(optimizer: object) -> Any:  # noqa: ANN401
+    """The norm of the gradient before clipping, once a ZeRO optimizer has found it in its `step`.
+
+    DeepSpeed's engine reports it only after the update (runtime/engine.py, `_take_model_step`).
+    """
+    return optimizer._global_grad_norm  # type: ignore[attr-defined]
+
+
 @contextlib.contextmanager
 def collect_write_errors(owner: object, method: str, errors: list[Exception]) -> Iterator[None]:
     """Make a method of `owner` append its write errors to `errors`, inside the block.

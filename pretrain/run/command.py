@@ -25,10 +25,11 @@ def add_status_arguments(command: argparse.ArgumentParser) -> None:
     json = (
         "print one JSON object: run, state (starting, training, stopped, spiked, given-up or "
         "finished), step, steps, loss, tokens_per_second, eta_seconds, validation and "
-        "best_validation (step, loss, perplexity), attempts, spikes, rollbacks, checkpoints "
-        "(steps), suspected_since (step), init_from (path, files, sha256), share_of_tokens, "
-        "corpora (of several: name, blocks, epochs, share, skipped, share_of_tokens), slow_ranks "
-        "(rank, host, seconds, others_seconds), reason, log, next (a command); null where there is "
+        "best_validation (step, loss, perplexity), attempts, spikes, rollbacks, updates_left_out "
+        "and updates_clipped (by optimizer.guard), checkpoints (steps), suspected_since (step), "
+        "init_from (path, files, sha256), share_of_tokens, corpora (of several: name, blocks, "
+        "epochs, share, skipped, share_of_tokens), slow_ranks (rank, host, seconds, "
+        "others_seconds), reason, log, next (a command); null where there is "
         "none"
     )
     either.add_argument("--json", action="store_true", help=json)

@@ -49,6 +49,7 @@ class RunLog:
         self._warned: set[str] = set()
         self._progress: metrics.ProgressPrinter | None = None
         self._wandb: WandbRun | None = None
+        self._guard_factors: list[float] = []  # of the steps whose update was changed
 
     def open(self) -> list[Callable[[StepRecord], None]]:
         """Open the files for the attempt's first step; returns the observers that write them."""
@@ -69,6 +70,7 @@ class RunLog:
             self._metrics,
             self._tensorboard,
             self._progress,
+            self._note_guard,
         ]
         if self._config.tracker == "wandb":
             recipe = to_dict(self._config)
@@ -80,6 +82,16 @@ class RunLog:
         """End what shows the attempt elsewhere."""
         if self._wandb:
             self._wandb.close()
+
+    def _note_guard(self, record: StepRecord) -> None:
+        if record.guard_factor < 1.0:
+            self._guard_factors.append(record.guard_factor)
+
+    @property
+    def guarded(self) -> dict[str, int]:
+        """For the ledger: what `optimizer.guard` did in this attempt; empty without a guard."""
+        is_guarded = self._config.optimizer.guard != "none"
+        return metrics.guarded(self._guard_factors) if is_guarded else {}
 
     def say(self, text: str) -> None:
         """Print a line now, or with a later one if the console's log is on a full disk."""

@@ -17,7 +17,7 @@ import statistics
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -209,6 +209,8 @@ class MetricsWriter:
         line |= line.pop("figures")
         if not record.terms:
             del line["terms"]
+        if record.guard_factor == 1.0:
+            del line["guard_factor"]
         self._lines.write(line)
 
 
@@ -344,6 +346,18 @@ def loss_of(line: Line) -> float:
 def finite_or_nan(value: float | None) -> float:
     """A number from a run's files, where null stands for one that was not finite; NaN for these."""
     return float(value) if value is not None and math.isfinite(value) else math.nan
+
+
+def guarded(factors: Iterable[float]) -> dict[str, int]:
+    """Count the updates that `optimizer.guard` left out or clipped, from each step's factor."""
+    changed = [factor for factor in factors if factor < 1.0]
+    left_out = sum(factor == 0.0 for factor in changed)
+    return {"updates_left_out": left_out, "updates_clipped": len(changed) - left_out}
+
+
+def guard_factor(line: Line) -> float:
+    """`StepRecord.guard_factor` of a line of metrics.jsonl, which has it where it is not 1."""
+    return float(line.get("guard_factor", 1.0))
 
 
 def format_number(value: float | None, form: str) -> str:

@@ -31,6 +31,7 @@ def write_report(run: Path) -> Path:
     rows = {"model": f"{seen.config.model.variant} {seen.config.model.size}"}
     rows |= {"initial weights": seen.origin} if seen.origin else {}
     rows |= {"share of the corpus's tokens read": f"{share:.1%}"} if share is not None else {}
+    rows |= {"guard, surviving steps": seen.guard_summary} if seen.guard_summary else {}
     new_levels = sum(record["kind"] == "new-level" for record in seen.records)
     rows |= costs(seen.records, lines, seen.lines)
     rows |= {

@@ -173,7 +173,8 @@ class Saver:
     def _commit(self, step: int) -> None:
         """Record a checkpoint in the ledger, so that the run can resume from it."""
         digest = checkpoints.manifest_hash(self._run, step)
-        self._log.record("commit", step=step, ranks=self._group.world_size, manifest=digest)
+        ranks = self._group.world_size
+        self._log.record("commit", step=step, ranks=ranks, manifest=digest, **self._log.guarded)
         try:
             self._delete_old(step)
         except OSError as error:  # the next commit tries again

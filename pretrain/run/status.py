@@ -81,6 +81,19 @@ class RunView:
         return numbered[max(numbered)] if numbered else None
 
     @property
+    def guarded(self) -> dict[str, int]:
+        """Updates of the surviving steps that `optimizer.guard` left out, or clipped."""
+        return metrics.guarded(map(metrics.guard_factor, self.lines))
+
+    @property
+    def guard_summary(self) -> str:
+        """What the guard did in the surviving steps; "" without one."""
+        guard, (left_out, clipped) = self.config.optimizer.guard, self.guarded.values()
+        if guard == "none":
+            return ""
+        return f"{metrics.count(left_out, 'update')} left out, {clipped:,} clipped ({guard})"
+
+    @property
     def share_of_tokens(self) -> float | None:
         """Share of the corpus's tokens that the newest attempt's blocks hold, if it is recorded."""
         begun = [record for record in self.records if record["kind"] == "attempt"]
@@ -195,6 +208,7 @@ def describe_run(seen: RunView) -> str:
         *([f"expected end: {_expected_end(seen)}"] if seen.activity == TRAINING else []),
         *map(str, seen.slow_ranks),
         *([metrics.validation_line(seen.validation)] if seen.validation else []),
+        *([f"guard: {seen.guard_summary}"] if seen.guard_summary else []),
         *([f"initial weights: {seen.origin}"] if seen.origin else []),
         *([f"reads {share:.1%} of the corpus's tokens"] if share is not None else []),
         *map(str, seen.drawn),
@@ -225,6 +239,7 @@ def as_json(seen: RunView) -> str:
         "attempts": state.attempts,
         "spikes": len(state.spikes),
         "rollbacks": len(state.rollbacks),
+        **seen.guarded,
         "checkpoints": list(state.checkpoints),
         "suspected_since": state.suspected_since,
         "init_from": ledger.origin(seen.records),

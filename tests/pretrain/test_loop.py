@@ -141,6 +141,7 @@ def test_observers_see_every_record_with_all_fields():
         "loss_scale": 1.0,
         "skipped": False,
         "scale_exhausted": False,
+        "guard_factor": 1.0,
         "batch_digest": "blocks of 2",
         "terms": {},
         "measured": ((0.1, 5.0), (0.2, 6.0)),

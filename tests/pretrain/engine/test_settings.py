@@ -7,7 +7,7 @@ import pytest
 
 from pretrain.config.run import BatchConfig
 from pretrain.engine import engine
-from pretrain.engine.settings import DS_CONFIGS, refuse_optimizer
+from pretrain.engine.settings import DS_CONFIGS, refuse_guard, refuse_optimizer
 
 BATCH = BatchConfig(global_batch_size=8, micro_batch_size=2)
 
@@ -130,8 +130,23 @@ def test_lamb_is_refused_where_it_does_not_see_the_weights(zero):
     refuse_optimizer({"zero_optimization": {"offload_optimizer": None}}, "lamb")
 
 
+@pytest.mark.parametrize(
+    "zero",
+    [
+        {"stage": 3, "offload_optimizer": {"device": "nvme"}},
+        {"stage": 2, "zenflow": {"topk_ratio": 0.1}},
+        {"stage": 3, "offload_optimizer": {"device": "cpu", "ratio": 0.5}},
+    ],
+)
+def test_a_guard_is_refused_where_weights_are_updated_past_it(zero):
+    with pytest.raises(ValueError, match='optimizer.guard: zclip .* offload to "cpu" as a whole'):
+        refuse_guard({"zero_optimization": zero}, "zclip")
+    refuse_guard({"zero_optimization": zero}, "none")
+
+
 @pytest.mark.parametrize("path", sorted(DS_CONFIGS.glob("*.json")), ids=lambda p: p.stem)
 def test_lamb_is_accepted_with_every_shipped_configuration(path):
     settings = engine.deepspeed_json(path.stem, BATCH, 1.0, 2)
     refuse_optimizer(settings, "lamb")
+    refuse_guard(settings, "adagc")
     assert settings["zero_allow_untested_optimizer"]
