@@ -248,24 +248,33 @@ class ZeroclapModel(ZeroclapPreTrainedModel):
         eager = output_attentions or self.config._attn_implementation == "eager"
         x = self.embeddings.from_vectors(vectors, is_mask, positions, mask, segment_ids)
         context = self._context(x, positions, mask, [] if eager else None)
-        states = [x]
-        contexts = context.of_layers(self.windows)
-        for index, (layer, of_layer) in enumerate(zip(self.layers, contexts, strict=True)):
-            if past_key_values is not None:
-                extend = functools.partial(past_key_values.update, layer_idx=index)
-                of_layer = dataclasses.replace(of_layer, extend=extend)
-            x = layer(x, of_layer)
-            if output_hidden_states:
-                states.append(x)
-        if self.final_norm is not None:
-            x = states[-1] = self.final_norm(x)
+        states = self._states(x, context, past_key_values, bool(output_hidden_states))
         output = BaseModelOutputWithPast(
-            last_hidden_state=x,
+            last_hidden_state=states[-1],
             past_key_values=past_key_values,
             hidden_states=tuple(states) if output_hidden_states else None,
             attentions=tuple(context.weights or ()) if output_attentions else None,
         )
         return self._answer(output, return_dict)
+
+    def _states(
+        self,
+        x: Tensor,
+        context: AttentionContext,
+        past_key_values: Any,  # noqa: ANN401 - transformers' Cache
+        all_of_them: bool,
+    ) -> list[Tensor]:
+        """Return the input of the first layer and the output of each, or the last output alone."""
+        states = [x]
+        for index, of_layer in enumerate(context.of_layers(self.windows)):
+            if past_key_values is not None:
+                extend = functools.partial(past_key_values.update, layer_idx=index)
+                of_layer = dataclasses.replace(of_layer, extend=extend)
+            x = self.layers[index](x, of_layer)
+            states = [*states, x] if all_of_them else [x]
+        if self.final_norm is not None:
+            states[-1] = self.final_norm(states[-1])
+        return states
 
     def _vectors(
         self, input_ids: Tensor | None, inputs_embeds: Tensor | None

@@ -7,7 +7,6 @@ module and `workarounds` import deepspeed.
 from __future__ import annotations
 
 import contextlib
-import functools
 import hashlib
 import io
 import math
@@ -21,6 +20,7 @@ from torch import Tensor, nn
 
 from pretrain.config.run import BatchConfig, OptimizerConfig
 from pretrain.engine import optimizers, reshard, workarounds
+from pretrain.engine.by_parameter import ByParameter
 from pretrain.engine.copies import Copies
 from pretrain.engine.distributed import (
     Process,
@@ -29,7 +29,6 @@ from pretrain.engine.distributed import (
     broadcast_code,
     refuse_busy_port,
 )
-from pretrain.engine.lamb import Lamb
 from pretrain.engine.settings import read, refuse_compiling, refuse_unknown
 from pretrain.loop import Ahead, MicroBatch, Objective, StepResult, TermLoss, weighted_loss
 
@@ -142,12 +141,12 @@ class Engine:
                 model=model, optimizer=wrapped, config=dict(settings)
             )
         stage = self._deepspeed.zero_optimization_stage()
-        if isinstance(wrapped, Lamb) and stage > 0:
+        if isinstance(wrapped, ByParameter) and stage > 0:
             pieces = {
-                tensor: reshard.pieces(stage, lengths, len(tensor), self.rank, self.world_size)
-                for tensor, lengths in workarounds.partitions(self._deepspeed.optimizer)
+                tensor: reshard.pieces(stage, shapes, len(tensor), self.rank, self.world_size)
+                for tensor, shapes in workarounds.partitions(self._deepspeed.optimizer)
             }
-            wrapped.set_pieces(pieces, functools.partial(all_sum, device=self.device))
+            wrapped.set_pieces(pieces, self.device)
         workarounds.clear_padding(list(self._deepspeed.module.parameters()))
 
     @property

@@ -39,6 +39,8 @@ LEARNING_RATES = [1e-3, 5e-4, 2e-3, 1e-3]
 # With a large epsilon the update is smooth in the gradient, so errors of the gradient stay small.
 SMOOTH = OptimizerConfig(epsilon=1e-3, weight_decay=0.01)
 LAMB = dataclasses.replace(SMOOTH, name="lamb", weight_decay_on="matrices")
+MUON = dataclasses.replace(LAMB, name="muon")
+STABLE = dataclasses.replace(LAMB, name="stable-adamw")
 EACH_STAGE = ["zero1_bf16", "zero2_fp16", "zero3_fp32"]
 """What the fast suite tries where the slow one tries every file."""
 
@@ -192,7 +194,10 @@ def plain(clipping=0.0, steps=3, micro=GLOBAL_BATCH, variant="zero-clap", optimi
 
 @pytest.mark.parametrize(
     ("ranks", "clipping", "optimizer"),
-    [(1, 0.0, SMOOTH), (2, 0.0, SMOOTH), (2, 5.0, SMOOTH), (1, 0.0, LAMB), (2, 5.0, LAMB)],
+    [
+        *((1, 0.0, SMOOTH), (2, 0.0, SMOOTH), (2, 5.0, SMOOTH), (1, 0.0, LAMB), (2, 5.0, LAMB)),
+        *((1, 0.0, MUON), (2, 5.0, MUON), (2, 0.0, STABLE)),
+    ],
 )
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_any_split_of_a_batch_trains_like_one_plain_pass(
@@ -308,17 +313,18 @@ def test_checkpoints_of_shared_weights_are_smaller(name, run_ranks, tmp_path):
     assert saved == pytest.approx(width * (parameters["none"] - parameters["all"]), rel=0.2)
 
 
-def test_lamb_with_parts_of_groups_trains_like_whole_groups(run_ranks):
+@pytest.mark.parametrize("optimizer", [LAMB, MUON, STABLE], ids=lambda o: o.name)
+def test_parts_of_groups_are_trained_like_whole_groups(optimizer, run_ranks):
     """At stage 3, DeepSpeed calls the optimizer once for each part, of at least this size."""
 
     def work(size):
-        built = build("zero3_fp32", micro=2, optimizer=LAMB, zero={"sub_group_size": size})
+        built = build("zero3_fp32", micro=2, optimizer=optimizer, zero={"sub_group_size": size})
         train(built, 2, range(3))
         return masters(built._deepspeed), len(built._deepspeed.optimizer.fp16_groups)
 
     (weights, groups), _ = run_ranks(2, work, 10**9)
     (parts_weights, parts), _ = run_ranks(2, work, 2000)
-    assert groups == 2
+    assert groups == {"muon": 4}.get(optimizer.name, 2)
     assert parts > 4
     assert_same_bits(parts_weights, weights)
 
@@ -406,8 +412,10 @@ HALF = [
         ("learned-clap", SMOOTH),
         ("zero-clap", SMOOTH),
         ("zero-clap", LAMB),
+        ("modern", MUON),
+        ("zero-clap", STABLE),
     )
-    if variant == "zero-clap" or "fp16" in shipped_file.values[0]
+    if variant in ("zero-clap", "modern") or "fp16" in shipped_file.values[0]
 ]
 
 
@@ -461,7 +469,9 @@ def test_the_loss_of_a_clap_model_falls_in_fp16(name, run_ranks):
     [
         pytest.param(*shipped_file.values, variant, optimizer, marks=shipped_file.marks)
         for shipped_file in shipped("", fast=["zero0_fp32", *EACH_STAGE])
-        for variant, optimizer in (("zero-clap", SMOOTH), ("all", LAMB))
+        for variant, optimizer in (
+            *(("zero-clap", SMOOTH), ("all", LAMB), ("modern", MUON), ("modern", STABLE)),
+        )
     ],
 )
 def test_stop_and_resume_gives_the_same_bits_as_not_stopping(
