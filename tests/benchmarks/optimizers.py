@@ -90,7 +90,7 @@ def train(arm: Arm, rate: float, seed: int, options: argparse.Namespace, corpus:
         words += (f"training.steps={options.steps}", f"data.corpus={corpus}", f"folder={folder}")
         pid = os.fork()
         if pid == 0:
-            _be_rank(("small", *words), port, folder.with_suffix(".log"))
+            _be_rank(("small", *words), port, folder.parent / f"{folder.name}.log")
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         print(f"{folder.name}: exit code {code}", flush=True)
         (folder / "finished").write_text(str(code))
