@@ -837,7 +837,7 @@ def test_a_batch_without_targets_is_refused(run_ranks):
     run_ranks(2, work)
 
 
-@pytest.mark.parametrize("variant", ["zero-clap", "all"])
+@pytest.mark.parametrize("variant", ["zero-clap", "all", "modern"])
 @pytest.mark.parametrize("name", ["zero0_fp32", "zero1_bf16", "zero2_fp32", "zero3_bf16"])
 def test_activation_checkpointing_computes_layers_twice_with_the_same_bits(
     name, variant, run_ranks
