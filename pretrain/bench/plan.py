@@ -335,7 +335,8 @@ def flops_per_token(model: ModelConfig, length: int, masked: float) -> float:
     """Return the FLOPs per token of a forward and backward pass.
 
     The common count (Chowdhery et al. 2022, appendix B): 6 per matrix weight, attention over the
-    whole length, the vocabulary at masked tokens only; lookups, norms and softmax are not counted.
+    whole length, or a layer's window, the vocabulary at masked tokens only; lookups, norms and
+    softmax are not counted.
     The last layer, which runs at masked tokens only, is counted in full, so that utilizations
     compare with published ones.
     """
@@ -343,21 +344,25 @@ def flops_per_token(model: ModelConfig, length: int, masked: float) -> float:
     # The first and the last layer together work once on the tokens and once on the latents.
     latents = min(model.latents, length) or length
     layers = 1 + (model.num_layers - 1) * latents / length
-    matrices = layers * (4 * hidden * hidden + 2 * hidden * inner)
+    feed_forward = (3 if model.gated else 2) * hidden * inner
+    matrices = layers * (4 * hidden * hidden + feed_forward)
     matrices += size * hidden if size < hidden else 0
     pairs = 2 * latents + (model.num_layers - 2) * latents**2 / length
+    # A window has so many keys but at the ends of the text.
+    pairs += sum(min(window + 1, length) - length for window in model.windows if window)
     attention = 2 * pairs * hidden
     head = hidden if model.head == "untied" else size
     return 6.0 * (matrices + attention + masked * head * model.vocab_size)
 
 
 def states(
-    count: int, stage: int, world_size: int, settings: Mapping[str, Any]
+    count: int, stage: int, world_size: int, settings: Mapping[str, Any], moments: float = 2.0
 ) -> tuple[int, int, int, int]:
     """Return the bytes of weights, gradients, optimizer state and bucket on one rank.
 
     Without offload. Rajbhandari et al. 2020, section 3.1 and figure 1: wP for weights, wP for
-    gradients, and 12 P for the fp32 weights with two moments. Stage 1 partitions the
+    gradients, and 12 P for the fp32 weights with two moments (Muon has one for its matrices, which
+    `moments`, a mean over the parameters, says; a plan leaves that out). Stage 1 partitions the
     optimizer state, stage 2 the gradients too, stage 3 everything. At stage 0 the weights
     themselves are fp32, which leaves 8 P; from stage 1 on DeepSpeed keeps an fp32 copy even of fp32
     weights, and accumulates gradients in `grad_accum_dtype`. Stage 3 allocates its bucket at once,
@@ -370,7 +375,8 @@ def states(
     gradients = gradient_width * (count if stage < 2 else part)
     zero = settings.get("zero_optimization", {})
     bucket = width * int(zero.get("reduce_bucket_size", DEEPSPEED_BUCKET)) if stage == 3 else 0
-    return weights, gradients, 8 * count if stage == 0 else 12 * part, bucket
+    optimizer = int(4 * moments * count if stage == 0 else (4 + 4 * moments) * part)
+    return weights, gradients, optimizer, bucket
 
 
 def least_states(config: RunConfig, model: ModelConfig, world_size: int) -> tuple[int, int, int]:
@@ -385,7 +391,8 @@ def least_states(config: RunConfig, model: ModelConfig, world_size: int) -> tupl
     hidden, inner, groups = model.hidden_size, model.intermediate_size, model.layer_groups
     attentions = groups if model.shares_attention else model.num_layers
     feed_forwards = groups if model.shares_feed_forward else model.num_layers
-    count = attentions * 4 * hidden**2 + feed_forwards * 2 * hidden * inner
+    count = attentions * 4 * hidden**2
+    count += feed_forwards * (3 if model.gated else 2) * hidden * inner
     count += model.token_size * (model.vocab_size + (model.longest_input or 0))
     count += model.hidden_size * model.vocab_size if model.head == "untied" else 0
     clipping = config.optimizer.gradient_clipping
@@ -393,8 +400,9 @@ def least_states(config: RunConfig, model: ModelConfig, world_size: int) -> tupl
         config.training.deepspeed, config.batch, clipping, world_size
     )
     zero = settings.get("zero_optimization", {})
+    moments = 1.0 if config.optimizer.name == "muon" else 2.0
     weights, gradients, optimizer, _ = states(
-        count, int(zero.get("stage", 0)), world_size, settings
+        count, int(zero.get("stage", 0)), world_size, settings, moments
     )
     optimizer_device, weights_device = (
         zero.get(name, {}).get("device", "none") for name in ("offload_optimizer", "offload_param")
@@ -423,6 +431,12 @@ def bias_bytes(
         width: w, bytes per number.
         packed: whether a row holds several documents.
     """
+    if model.local_window:
+        whole = bias_bytes(dataclasses.replace(model, local_window=0), rows, length, width, packed)
+        # A second one, with a mask of all pairs.
+        local = dataclasses.replace(model, local_window=0, causal=False)
+        kept, peak = bias_bytes(local, rows, length, width, True)
+        return whole[0] + kept, max(whole[0] + peak, whole[1] + kept)
     if model.causal and not packed:
         rows = 1
         if model.method.score_bias is None:
@@ -450,10 +464,10 @@ def activations(
 
     After Korthikanti et al. 2022, section 4.1, for fused attention, which saves no scores, and
     post-norm layers. Each layer saves w (8 D + 2 F) per token (its input; query, key and value; the
-    attention output; input and output of the first norm; two feed-forward tensors; input of the
-    second norm) and one byte per element under dropout. After its attention the last layer saves
-    masked tokens only. The logits are saved in w and twice in fp32 (the loss and its gradient).
-    Latents count as tokens, so that this is an upper bound where a model has any.
+    attention output; input and output of the first norm; two feed-forward tensors, with a gate
+    four; input of the second norm) and one byte per element under dropout. After its attention the
+    last layer saves masked tokens only. The logits are saved in w and twice in fp32 (the loss and
+    its gradient). Latents count as tokens, so that this is an upper bound where a model has any.
 
     Args:
         model: the architecture.
@@ -468,7 +482,8 @@ def activations(
     tokens = rows * length
     hidden, inner = model.hidden_size, model.intermediate_size
     dropout = 2 * hidden if model.dropout else 0
-    attention, rest = 5 * width * hidden, width * (3 * hidden + 2 * inner) + dropout
+    inner_tensors = (4 if model.gated else 2) * inner
+    attention, rest = 5 * width * hidden, width * (3 * hidden + inner_tensors) + dropout
     predicted = rows * math.ceil(masked * length)
     layer = tokens * (attention + rest)
     if checkpointing:

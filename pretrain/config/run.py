@@ -208,11 +208,14 @@ class BatchConfig:
 
 @dataclasses.dataclass(frozen=True)
 class OptimizerConfig:
-    """The optimizer; engine/optimizers.py and engine/lamb.py have the formulas."""
+    """The optimizer; the files of engine/ with their names have the formulas."""
 
-    name: Literal["adamw", "lamb"] = "adamw"
+    name: Literal["adamw", "lamb", "stable-adamw", "muon"] = "adamw"
     """adamw: Adam with decoupled weight decay. lamb: LAMB (You et al. 2020), which moves each
-    matrix in proportion to its norm, for large batches."""
+    matrix in proportion to its norm, for large batches. stable-adamw: AdamW that slows down where a
+    gradient is larger than before (Wortsman et al. 2023), in place of gradient_clipping. muon:
+    orthogonal updates of the layers' matrices, AdamW for the rest, with the same learning rate
+    (Liu et al. 2025)."""
     learning_rate: PositiveFloat = 6e-4
     """Peak of the schedule."""
     beta1: Fraction = 0.9
@@ -227,6 +230,8 @@ class OptimizerConfig:
     """Parameters that decay: all (EIFY/fairseq), or matrices (no bias, no layer norm; ALBERT)."""
     gradient_clipping: NonNegativeFloat = 0.0
     """Largest norm of the whole gradient; 0 does not clip."""
+    momentum: Fraction = 0.95
+    """Decay rate of Muon's momentum; beta1 is that of its AdamW."""
     guard: Literal["none", "skip-step", "zclip", "adagc"] = "none"
     """What is done against loss spikes before each update. skip-step: an update whose loss or
     gradient norm is 6 standard deviations above the last 128 is left out (OLMo-core). zclip: such a

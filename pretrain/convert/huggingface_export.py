@@ -46,7 +46,6 @@ _AUTO_MAP = {
 }
 _ACCEPTED: Mapping[str, tuple[object, ...]] = {
     "latents": (0,),
-    "final_norm": (False,),
     "head": ("roberta", "clap", "tied"),
 }
 """Values of fields of which modeling_zeroclap.py computes only these."""
@@ -68,9 +67,9 @@ def write(
         What was left out, one sentence each.
 
     Raises:
-        ValueError: the model has latents, a final norm or an untied head, which exports do not
-            hold; it has no such classification head or cannot have it (`check_pooling`); or the
-            folder is not empty.
+        ValueError: the model has latents or an untied head, which exports do not hold; it has no
+            such classification head or cannot have it (`check_pooling`); or the folder is not
+            empty.
     """
     _refuse_unsupported(folder, contents.config)
     heads = contents.classification_heads

@@ -32,10 +32,10 @@ from transformers.utils.generic import ModelOutput
 # The unused imports are for transformers 4, which copies only the files that this file imports
 # itself.
 from pretrain.model.alibi import Alibi  # noqa: F401
-from pretrain.model.attention import AttentionContext, dense_bias, uses_tiles
+from pretrain.model.attention import AttentionBias, AttentionContext, dense_bias, uses_tiles
 from pretrain.model.cache import KeyValueCache  # noqa: F401
 from pretrain.model.config import ClassificationConfig, ModelConfig, check_pooling
-from pretrain.model.embeddings import Embeddings, TokenEmbedding
+from pretrain.model.embeddings import Embeddings, TokenEmbedding, layer_norm
 from pretrain.model.flex import FlexBias  # noqa: F401
 from pretrain.model.heads import ClapHead, ClassificationHead, RobertaHead, TiedHead, build_head
 from pretrain.model.init import STANDARD_DEVIATION
@@ -109,10 +109,10 @@ class ZeroclapConfig(PretrainedConfig):
         config = ModelConfig.from_dict(
             {field.name: getattr(self, field.name) for field in dataclasses.fields(ModelConfig)}
         )
-        if config.latents or config.final_norm or config.head == "untied":
+        if config.latents or config.head == "untied":
             raise ValueError(
-                f"latents: {config.latents}, final_norm: {config.final_norm}, head: "
-                f"{config.head!r}; accepted: 0, False, and roberta, clap or tied"
+                f"latents: {config.latents}, head: {config.head!r}; accepted: 0, and roberta, clap "
+                "or tied"
             )
         return config
 
@@ -191,7 +191,9 @@ class ZeroclapModel(ZeroclapPreTrainedModel):
         self.embeddings = Embeddings(ours)
         self.rotation = position_module(ours.method.rotation, ours)
         self.score_bias = position_module(ours.method.score_bias, ours)
+        self.windows = ours.windows
         self.layers = nn.ModuleList(build_layers(ours, ZeroclapLayer))
+        self.final_norm = layer_norm(ours) if ours.final_norm else None
         self.post_init()
 
     def forward(
@@ -246,21 +248,33 @@ class ZeroclapModel(ZeroclapPreTrainedModel):
         eager = output_attentions or self.config._attn_implementation == "eager"
         x = self.embeddings.from_vectors(vectors, is_mask, positions, mask, segment_ids)
         context = self._context(x, positions, mask, [] if eager else None)
-        states = [x]
-        for index, layer in enumerate(self.layers):
-            if past_key_values is not None:
-                extend = functools.partial(past_key_values.update, layer_idx=index)
-                context = dataclasses.replace(context, extend=extend)
-            x = layer(x, context)
-            if output_hidden_states:
-                states.append(x)
+        states = self._states(x, context, past_key_values, bool(output_hidden_states))
         output = BaseModelOutputWithPast(
-            last_hidden_state=x,
+            last_hidden_state=states[-1],
             past_key_values=past_key_values,
             hidden_states=tuple(states) if output_hidden_states else None,
             attentions=tuple(context.weights or ()) if output_attentions else None,
         )
         return self._answer(output, return_dict)
+
+    def _states(
+        self,
+        x: Tensor,
+        context: AttentionContext,
+        past_key_values: Any,  # noqa: ANN401 - transformers' Cache
+        all_of_them: bool,
+    ) -> list[Tensor]:
+        """Return the input of the first layer and the output of each, or the last output alone."""
+        states = [x]
+        for index, of_layer in enumerate(context.of_layers(self.windows)):
+            if past_key_values is not None:
+                extend = functools.partial(past_key_values.update, layer_idx=index)
+                of_layer = dataclasses.replace(of_layer, extend=extend)
+            x = self.layers[index](x, of_layer)
+            states = [*states, x] if all_of_them else [x]
+        if self.final_norm is not None:
+            states[-1] = self.final_norm(states[-1])
+        return states
 
     def _vectors(
         self, input_ids: Tensor | None, inputs_embeds: Tensor | None
@@ -289,8 +303,12 @@ class ZeroclapModel(ZeroclapPreTrainedModel):
         causal = self.config.causal
         if causal and mask is not None:
             mask = mask.int()  # bool ids are for padding on the right only
-        bias = dense_bias(scores, mask, self.config.num_heads, x, tiled, causal)
-        return AttentionContext(bias, rotation, weights)
+        biases: dict[int, AttentionBias] = {
+            window: dense_bias(scores, mask, self.config.num_heads, x, tiled, causal, window)
+            for window in {0, *self.windows}
+        }
+        local_bias = biases[max(biases)]
+        return AttentionContext(biases[0], rotation, weights, local_bias=local_bias)
 
 
 def _segment_ids(token_type_ids: Tensor | None, segments: int) -> Tensor | None:

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from pretrain.config.run import BatchConfig, OptimizerConfig
 from pretrain.engine import optimizers, reshard, workarounds
+from pretrain.engine.by_parameter import Partitioned
 from pretrain.engine.copies import Copies
 from pretrain.engine.distributed import (
     Process,
@@ -31,7 +32,6 @@ from pretrain.engine.distributed import (
     refuse_busy_port,
 )
 from pretrain.engine.guards import Guard
-from pretrain.engine.lamb import Lamb
 from pretrain.engine.settings import read, refuse_compiling, refuse_unknown
 from pretrain.loop import Ahead, MicroBatch, Objective, StepResult, TermLoss, weighted_loss
 
@@ -145,14 +145,14 @@ class Engine:
                 model=model, optimizer=wrapped, config=dict(settings)
             )
         stage = self._deepspeed.zero_optimization_stage()
-        by_parameter = [part for part in (wrapped, self._guard) if isinstance(part, Lamb | Guard)]
-        if stage > 0 and any(part.needs_pieces for part in by_parameter):
+        readers = [part for part in (wrapped, self._guard) if isinstance(part, Partitioned)]
+        if stage > 0 and any(reader.needs_pieces for reader in readers):
             pieces = {
-                tensor: reshard.pieces(stage, lengths, len(tensor), self.rank, self.world_size)
-                for tensor, lengths in workarounds.partitions(self._deepspeed.optimizer)
+                tensor: reshard.pieces(stage, shapes, len(tensor), self.rank, self.world_size)
+                for tensor, shapes in workarounds.partitions(self._deepspeed.optimizer)
             }
-            for part in by_parameter:
-                part.set_pieces(pieces, functools.partial(all_sum, device=self.device))
+            for reader in readers:
+                reader.set_pieces(pieces, self.device)
         workarounds.clear_padding(list(self._deepspeed.module.parameters()))
 
     @property

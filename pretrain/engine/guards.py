@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pretrain.engine.lamb import square_sums
+from pretrain.engine.by_parameter import Partitioned
 
 State = Mapping[str, Any]
 """Plain numbers and lists of them; empty at the start."""
@@ -130,7 +130,7 @@ BY_WHOLE_NORM: Mapping[str, Callable[[State, float, float], tuple[State, float]]
 BY_PARAMETER = "adagc"
 
 
-class Guard:
+class Guard(Partitioned):
     """Stands between DeepSpeed and the optimizer that it wraps.
 
     DeepSpeed calls the optimizer once an update, or once for each part of the weights, with
@@ -151,8 +151,6 @@ class Guard:
             optimizer: whose `step` is replaced.
         """
         self._name, self._clipping, self._optimizer = name, clipping, optimizer
-        self._pieces: Mapping[Tensor, Sequence[int]] = {}
-        self._sum_over_ranks: Callable[[list[float]], list[float]] = list
         self._update = optimizer.step
         if name != NONE:
             optimizer.step = self._guarded_step  # type: ignore[assignment, method-assign]
@@ -161,17 +159,6 @@ class Guard:
     def needs_pieces(self) -> bool:
         """Whether it needs `set_pieces` under ZeRO."""
         return self._name == BY_PARAMETER
-
-    def set_pieces(
-        self,
-        pieces: Mapping[Tensor, Sequence[int]],
-        sum_over_ranks: Callable[[list[float]], list[float]],
-    ) -> None:
-        """Say of which pieces of parameters the tensors consist, as `Lamb.set_pieces`.
-
-        The last piece of each tensor is padding.
-        """
-        self._pieces, self._sum_over_ranks = pieces, sum_over_ranks
 
     def begin(
         self, groups: Sequence[dict[str, Any]], measure: Callable[[], tuple[float | None, float]]
@@ -236,11 +223,8 @@ class Guard:
         places = self._places()
         gradients = [tensor.grad for tensor in tensors if tensor.grad is not None]
         numbers = [number for tensor in tensors for number in places[tensor]]
-        if self._pieces:
-            sizes = [self._pieces[tensor] for tensor in tensors]
-            split = [g.split_with_sizes(s)[:-1] for g, s in zip(gradients, sizes, strict=True)]
-            gradients = [piece for pieces in split for piece in pieces]
-        squares = self._sum_over_ranks(square_sums(gradients))
+        gradients = self.parts(gradients, tensors)
+        squares = self.square_sums(gradients)
         self._square_before += sum(squares)
         if not math.isfinite(self._square_before):
             return
@@ -271,9 +255,8 @@ class Guard:
 
         They are counted in the order of the groups, whatever the stage and the number of ranks.
         """
-        lengths = {tensor: len(pieces) - 1 for tensor, pieces in self._pieces.items()} or {
-            tensor: 1 for group in self._optimizer.param_groups for tensor in group["params"]
-        }
+        whole = (tensor for group in self._optimizer.param_groups for tensor in group["params"])
+        lengths = {tensor: len(self.pieces(tensor)) for tensor in self._pieces or whole}
         ends = itertools.accumulate(lengths.values())
         pairs = zip(lengths.items(), ends, strict=True)
         return {tensor: range(end - length, end) for (tensor, length), end in pairs}

@@ -1,7 +1,7 @@
-"""The optimizers: AdamW as in EIFY/fairseq, and LAMB as in ALBERT's code.
+"""The optimizers: AdamW as in EIFY/fairseq, LAMB as in ALBERT's code, StableAdamW, and Muon.
 
-A new one is a class, in a file of its own, and an entry in OPTIMIZERS; one that needs the norms of
-whole parameters under ZeRO is a subclass of Lamb, which the engine tells where they lie.
+A new one is a class, in a file of its own, and an entry in OPTIMIZERS; one that needs whole
+parameters under ZeRO is a subclass of ByParameter, which the engine tells where they lie.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from torch import nn
 
 from pretrain.config.run import OptimizerConfig
 from pretrain.engine.lamb import Lamb
+from pretrain.engine.muon import Muon
+from pretrain.engine.stable_adamw import StableAdamW
 
 
 def _adamw_epsilon(config: OptimizerConfig, step: int) -> float:
@@ -34,16 +36,29 @@ class Kind(NamedTuple):
 
     build: Callable[..., torch.optim.Optimizer]
     """Takes parameter groups, `lr`, `betas` and `eps`."""
-    epsilon: Callable[[OptimizerConfig, int], float]
+    epsilon: Callable[[OptimizerConfig, int], float] = lambda config, step: config.epsilon
     """`eps` of an update, counted from 0."""
-    by_tensor: bool
-    """Whether its update depends on the norms of whole parameters. If so, biases, layer norms and
-    scalars have a group with `trust_ratio` False."""
+    options: Callable[[str, nn.Parameter, OptimizerConfig], dict[str, Any]] = lambda *_: {}
+    """Options of the group of a parameter, given its name, beside the weight decay."""
+
+
+QUERY_KEY_VALUE = 3
+"""Matrices in the weight of that name."""
+
+
+def _muon_options(name: str, parameter: nn.Parameter, config: OptimizerConfig) -> dict[str, Any]:
+    """Of weights of linear layers in the layers: how many matrices they are, above each other."""
+    if parameter.ndim != 2 or ".layers." not in name:
+        return {"matrices": 0}
+    matrices = QUERY_KEY_VALUE if name.endswith("query_key_value.weight") else 1
+    return {"matrices": matrices, "momentum": config.momentum}
 
 
 OPTIMIZERS = {
-    "adamw": Kind(functools.partial(torch.optim.AdamW, fused=True), _adamw_epsilon, False),
-    "lamb": Kind(Lamb, lambda config, step: config.epsilon, True),
+    "adamw": Kind(functools.partial(torch.optim.AdamW, fused=True), _adamw_epsilon),
+    "lamb": Kind(Lamb, options=lambda name, parameter, _: {"trust_ratio": parameter.ndim >= 2}),
+    "stable-adamw": Kind(StableAdamW),
+    "muon": Kind(Muon, _adamw_epsilon, _muon_options),
 }
 """By the recipe's `optimizer.name`."""
 
@@ -59,28 +74,29 @@ def build(model: nn.Module, config: OptimizerConfig) -> torch.optim.Optimizer:
 
 
 def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[dict[str, Any]]:
-    """Group the trained parameters of a model by their weight decay and trust ratio.
+    """Group the trained parameters of a model by their weight decay and the optimizer's options.
 
     Matrices are weights of linear layers, embeddings and the basis of latents; the others are
-    biases, layer norms and scalars. `weight_decay_on` says which of the two decay, and LAMB's trust
+    biases, layer norms and scalars. `weight_decay_on` says which of the two decay. LAMB's trust
     ratio is always that of matrices alone: "matrices" gives the exclusions of ALBERT's code, "all"
     of EIFY/fairseq's AdamW. Parameters that require no gradient are left out.
     """
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    by_tensor = OPTIMIZERS[config.name].by_tensor
-    if config.weight_decay_on == "all" and not by_tensor:
-        return [{"params": trained, "weight_decay": config.weight_decay}]
-    matrices: dict[str, Any] = {
-        "params": [p for p in trained if p.ndim >= 2],
-        "weight_decay": config.weight_decay,
-    }
-    others: dict[str, Any] = {
-        "params": [p for p in trained if p.ndim < 2],
-        "weight_decay": config.weight_decay if config.weight_decay_on == "all" else 0.0,
-    }
-    if by_tensor:
-        matrices["trust_ratio"], others["trust_ratio"] = True, False
-    return [matrices, others]
+    groups: list[dict[str, Any]] = []
+    for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            continue
+        decays = config.weight_decay_on == "all" or parameter.ndim >= 2
+        options = {
+            "weight_decay": config.weight_decay if decays else 0.0,
+            **OPTIMIZERS[config.name].options(name, parameter, config),
+        }
+        for group in groups:
+            if {**group, "params": None} == {**options, "params": None}:
+                group["params"].append(parameter)
+                break
+        else:
+            groups.append({"params": [parameter], **options})
+    return groups
 
 
 def set_step(

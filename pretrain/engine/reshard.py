@@ -13,11 +13,14 @@ all groups the weight decay of the first one, and one step counter that each gro
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+
+from pretrain.engine.by_parameter import Piece
 
 State = dict[str, Any]
 
@@ -107,23 +110,29 @@ def state_for_rank(
     return {**saved[0], weights: flat, wrapped: {**saved[0][wrapped], "state": moments}}
 
 
-def pieces(stage: int, lengths: Sequence[int], size: int, rank: int, world_size: int) -> list[int]:
-    """Compute the lengths of the pieces of parameters in a rank's vector.
+def pieces(
+    stage: int, shapes: Sequence[tuple[int, ...]], size: int, rank: int, world_size: int
+) -> list[Piece]:
+    """Compute which pieces of parameters a rank's vector holds, before the padding at its end.
 
     Args:
         stage: of ZeRO, 1 to 3.
-        lengths: number of elements of each parameter.
+        shapes: of each parameter.
         size: length of the vector.
         rank: the rank.
         world_size: number of ranks.
 
     Returns:
-        The length of each parameter's piece, and last that of the padding at the end. Padding of
-        single parameters, at stage 3, is part of their pieces. The sum is `size`.
+        The piece of each parameter. Padding of single parameters, at stage 3, is part of it.
     """
+    lengths = [math.prod(shape) for shape in shapes]
     if stage == 3:
-        found = [-(-length // world_size) for length in lengths]
-    else:
-        ends = [min(max(end - rank * size, 0), size) for end in itertools.accumulate(lengths)]
-        found = [end - begin for begin, end in itertools.pairwise([0, *ends])]
-    return [*found, size - sum(found)]
+        counts = [-(-length // world_size) for length in lengths]
+        return [Piece(shape, rank * n, n) for shape, n in zip(shapes, counts, strict=True)]
+    found = []
+    for shape, length, end in zip(shapes, lengths, itertools.accumulate(lengths), strict=True):
+        # In the concatenation of all ranks' vectors.
+        first = max(end - length, rank * size)
+        last = min(end, (rank + 1) * size)
+        found.append(Piece(shape, first - (end - length), max(0, last - first)))
+    return found

@@ -64,7 +64,7 @@ def read(name: str, batch: BatchConfig, clipping: float, world_size: int) -> dic
         settings["fp16"]["loss_scale_window"] = max(1, 2**14 // world_size // accumulation)
     # DeepSpeed's timer would synchronise with the GPU before each forward pass.
     settings["timers"] = {"throughput": {"enabled": False}}
-    # DeepSpeed asks for this in order to use any optimizer that it does not know, such as our LAMB.
+    # DeepSpeed asks for this in order to use any optimizer that it does not know, such as ours.
     settings["zero_allow_untested_optimizer"] = True
     settings.setdefault("steps_per_print", 1_000_000_000)
     return settings
@@ -139,14 +139,14 @@ def refuse_compiling(settings: Mapping[str, Any]) -> None:
 
 
 def refuse_optimizer(settings: Mapping[str, Any], optimizer: str) -> None:
-    """Refuse LAMB where DeepSpeed does not show it whole partitions of the weights.
+    """Refuse optimizers by parameter where DeepSpeed does not show them whole partitions.
 
     Raises:
         ValueError: with ZenFlow or SuperOffload, or with weights or optimizer state on a disk.
     """
-    if optimizer == "lamb" and _hides_weights(settings):
+    if optimizer != "adamw" and _hides_weights(settings):
         raise ValueError(
-            "optimizer.name: lamb needs the norms of whole parameters, which DeepSpeed's zenflow, "
+            f"optimizer.name: {optimizer} needs whole parameters, which DeepSpeed's zenflow, "
             'super_offload and offload to "nvme" do not give; offload to "cpu", or use adamw'
         )
 

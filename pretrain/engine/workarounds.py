@@ -164,16 +164,16 @@ def clear_padding(parameters: Sequence[Any]) -> None:
         safe_get_local_fp32_param(parameter).data[padding] = 0
 
 
-def partitions(optimizer: object) -> list[tuple[Any, list[int]]]:
+def partitions(optimizer: object) -> list[tuple[Any, list[tuple[int, ...]]]]:
     """List the tensors that a ZeRO optimizer gives to the optimizer it wraps.
 
     Returns:
         For each tensor, one for a group of parameters at stages 1 and 2, and for a part of a group
-        at stage 3: the tensor, and the number of elements of each parameter in it.
+        at stage 3: the tensor, and the shape of each parameter in it.
     """
     zero: Any = optimizer
     if hasattr(zero, "fp32_partitioned_groups_flat"):
-        lengths = [[p.ds_numel for p in parameters] for parameters in zero.fp16_groups]
-        return list(zip(zero.fp32_partitioned_groups_flat, lengths, strict=True))
-    lengths = [[p.numel() for p in parameters] for parameters in zero.bit16_groups]
-    return list(zip(zero.single_partition_of_fp32_groups, lengths, strict=True))
+        shapes = [[tuple(p.ds_shape) for p in parameters] for parameters in zero.fp16_groups]
+        return list(zip(zero.fp32_partitioned_groups_flat, shapes, strict=True))
+    shapes = [[tuple(p.shape) for p in parameters] for parameters in zero.bit16_groups]
+    return list(zip(zero.single_partition_of_fp32_groups, shapes, strict=True))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 from .cache import Extend
 from .config import ModelConfig
 from .flex import FlexBias, flex_attend
-from .masks import earlier, visible_keys
+from .masks import visible_keys
 from .positions import Rotation
 from .scores import ScoreFunction
 from .tiled_attention import tiled_attention
@@ -36,6 +37,13 @@ class AttentionContext:
     """Of the layer's own cache; None where all keys are in the input."""
     is_causal: bool = False
     """Queries see no later keys, and the bias, which is None, does not say so."""
+    local_bias: AttentionBias = None
+    """The bias of layers with a window; None where the model has none."""
+
+    def of_layers(self, windows: Sequence[int]) -> list[AttentionContext]:
+        """Return the context of each layer, given its window, 0 for none."""
+        local = dataclasses.replace(self, bias=self.local_bias, is_causal=False)
+        return [local if window else self for window in windows]
 
 
 class SelfAttention(nn.Module):
@@ -46,8 +54,9 @@ class SelfAttention(nn.Module):
         super().__init__()
         self.num_heads = config.num_heads
         self.dropout = config.attention_dropout
-        self.query_key_value = nn.Linear(config.hidden_size, 3 * config.hidden_size)
-        self.output = nn.Linear(config.hidden_size, config.hidden_size)
+        hidden, bias = config.hidden_size, config.biases
+        self.query_key_value = nn.Linear(hidden, 3 * hidden, bias=bias)
+        self.output = nn.Linear(hidden, hidden, bias=bias)
 
     def forward(
         self, x: Tensor, context: AttentionContext, target_positions: Tensor | None = None
@@ -114,6 +123,7 @@ def dense_bias(
     x: Tensor,
     in_parts: bool = False,
     causal: bool = False,
+    window: int = 0,
 ) -> Tensor | tuple[Tensor, ...] | None:
     """Evaluate the position bias and the mask at all indices: the additive bias of all layers.
 
@@ -129,6 +139,7 @@ def dense_bias(
         in_parts: return the position bias and the mask apart, to be added tile by tile; except for
             a trained position bias, because tiles give it no gradient.
         causal: whether a query sees no later keys.
+        window: tokens that a query sees around itself; 0: all.
 
     Returns:
         [1, H, T, T], [B, 1, 1, T], [B, 1, T, T] or [B, H, T, T], or None where nothing is added;
@@ -146,9 +157,9 @@ def dense_bias(
     key = indices(length if document_ids is None else document_ids.shape[1])
     query = key[-length:, None]
     bias = None if scores is None else scores(head, query, key).to(x.dtype)[None]
-    rule = visible_keys(document_ids, causal)
+    rule = visible_keys(document_ids, causal, window)
     visible = None if rule is None else rule(row, head, query, key)
-    if visible is not None and rule is earlier:
+    if visible is not None and visible.ndim == 2:  # the same for all rows
         visible = visible[None, None]
     zero = torch.zeros((), dtype=x.dtype, device=x.device)
     if in_parts and not (bias is not None and bias.requires_grad):

@@ -142,6 +142,18 @@ class ModelConfig:
     activation: str = "gelu"
     """Of the feed-forward layers. "gelu-tanh" is the approximation of GELU by tanh, and holds in
     RoBERTa's head too."""
+    gated: bool = False
+    """A second projection to `intermediate_size`, by which the activation of the first is
+    multiplied: with "gelu" GEGLU (Shazeer 2020). As many parameters as without a gate take two
+    thirds of the size."""
+    biases: bool = True
+    """Whether linear layers and norms have biases. Without them, RoBERTa's head keeps its bias per
+    token (Warner et al. 2024, section 2.1.1)."""
+    local_window: int = 0
+    """Tokens of the window of a local layer, even: a token sees those up to half as many places
+    away (Warner et al. 2024, section 2.1.2). 0: all layers see the whole document."""
+    global_every: int = 3
+    """Of layers with a `local_window`, every so many, from the first on, see the whole document."""
     head: str = "roberta"
     normalize_embeddings: bool = False
     """L2-normalise token embeddings, both at the input and in the CLAP head."""
@@ -171,9 +183,9 @@ class ModelConfig:
         for name, accepted in {"position": tuple(POSITION_METHODS), **CHOICES}.items():
             check(name, getattr(self, name) in accepted, accepted)
         sizes = ("vocab_size", "hidden_size", "num_layers", "num_heads", "intermediate_size")
-        for name in (*sizes, "max_positions", "layer_groups"):
+        for name in (*sizes, "max_positions", "layer_groups", "global_every"):
             check(name, getattr(self, name) >= 1, "a positive number")
-        for name in ("position_offset", "segments", "latents"):
+        for name in ("position_offset", "segments", "latents", "local_window"):
             check(name, getattr(self, name) >= 0, "0 or a positive number")
         for name in ("dropout", "attention_dropout"):
             check(name, 0.0 <= getattr(self, name) < 1.0, "in [0, 1)")
@@ -187,6 +199,7 @@ class ModelConfig:
         check("pair_head", not (self.pair_head and self.causal), expected)
         fits = not self.final_norm or self.layer_norm == "pre"
         check("final_norm", fits, "false with layer_norm 'post', whose layers end with a norm")
+        check("local_window", self.local_window % 2 == 0, "even: half of it on each side")
         self._check_embedding_size()
         self._check_groups()
         self._check_latents()
@@ -220,6 +233,8 @@ class ModelConfig:
             "layer_norm 'pre'": self.layer_norm == "pre",
             "sharing 'none'": self.sharing == "none",
             "num_layers 2 or more": self.num_layers >= 2,
+            "biases true": self.biases,
+            "local_window 0": self.local_window == 0,
             f"position {', '.join(added)} or none": on_embeddings,
         }
         missing = [what for what, is_given in needed.items() if not is_given]
@@ -235,6 +250,12 @@ class ModelConfig:
     def shares_feed_forward(self) -> bool:
         """Whether the layers of a group have one feed-forward network, with one norm."""
         return self.sharing in ("all", "feed-forward")
+
+    @property
+    def windows(self) -> tuple[int, ...]:
+        """The window of each layer's attention, in tokens; 0 where it sees the whole document."""
+        every = self.global_every
+        return tuple(self.local_window if n % every else 0 for n in range(self.num_layers))
 
     @property
     def token_size(self) -> int:

@@ -22,6 +22,12 @@ def smallest_length(dtype: torch.dtype) -> float:
     return max(1e-12, torch.finfo(dtype).tiny)
 
 
+def layer_norm(config: ModelConfig, size: int | None = None) -> nn.LayerNorm:
+    """Build a norm of D numbers, or of `size`."""
+    size = size or config.hidden_size
+    return nn.LayerNorm(size, eps=config.layer_norm_epsilon, bias=config.biases)
+
+
 class TokenEmbedding(nn.Embedding):
     """A table whose number of rows is rounded up to a multiple, for fast matrix multiplication.
 
@@ -56,10 +62,11 @@ class Embeddings(nn.Module):
         self.segments = nn.Embedding(config.segments, size) if config.segments else None
         self.positions = position_module(config.method.embedding, config)
         has_norm = config.embedding_norm
-        self.norm = nn.LayerNorm(size, eps=config.layer_norm_epsilon) if has_norm else None
+        self.norm = layer_norm(config, size) if has_norm else None
         self.dropout = nn.Dropout(config.dropout)
         is_smaller = size < config.hidden_size
-        self.projection = nn.Linear(size, config.hidden_size) if is_smaller else None
+        hidden, bias = config.hidden_size, config.biases
+        self.projection = nn.Linear(size, hidden, bias=bias) if is_smaller else None
 
     def forward(
         self,

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
-from .masks import MaskFunction, earlier, visible_keys
+from .masks import MaskFunction, depends_on_documents, visible_keys
 from .scores import ScoreFunction
 
 TILE = 128
@@ -42,22 +42,26 @@ def flex_bias(
     scores: ScoreFunction | None,
     document_ids: Tensor | None,
     backend: str,
-    causal_length: int = 0,
+    length: int,
+    causal: bool = False,
+    window: int = 0,
     device: torch.device | None = None,
 ) -> FlexBias | None:
     """Prepare the same bias and mask that `dense` has.
 
     Args:
         scores: the position method's bias, on the device of the scores.
-        document_ids: [B, T] or None, see the package's docstring; T is a multiple of TILE.
+        document_ids: [B, T] or None, see the package's docstring.
         backend: a key of KERNELS.
-        causal_length: T where a query sees no later keys, else 0.
+        length: T, a multiple of TILE.
+        causal: whether a query sees no later keys.
+        window: tokens that a query sees around itself; 0: all.
         device: of the scores, for a mask that does not depend on the ids.
 
     Returns:
         None where nothing is added: torch's own kernels are faster then.
     """
-    rule = visible_keys(document_ids, causal=causal_length > 0)
+    rule = visible_keys(document_ids, causal, window)
     if rule is None and scores is None:
         return None
 
@@ -67,8 +71,8 @@ def flex_bias(
 
     block_mask = None
     if rule is not None:
-        ids = None if rule is earlier else document_ids
-        block_mask = _block_mask(rule, ids, causal_length // TILE, device)
+        ids = document_ids if depends_on_documents(document_ids, causal) else None
+        block_mask = _block_mask(rule, ids, length // TILE, causal, window, device)
     return FlexBias(score_mod if scores else None, block_mask, KERNELS[backend])
 
 
@@ -93,24 +97,34 @@ def _kernel() -> Callable[..., Any]:
 
 
 def _block_mask(
-    rule: MaskFunction, document_ids: Tensor | None, causal_tiles: int, device: torch.device | None
+    rule: MaskFunction,
+    document_ids: Tensor | None,
+    tiles: int,
+    causal: bool,
+    window: int,
+    device: torch.device | None,
 ) -> BlockMask:
     """Compute which tiles have visible scores; to evaluate the rule everywhere would take longer.
 
     Args:
         rule: the mask.
-        document_ids: [B, T]; None where the rule is that of causal models alone.
-        causal_tiles: tiles of a row where a query sees no later keys, else 0.
+        document_ids: [B, T]; None where the rule does not depend on them.
+        tiles: of a row.
+        causal: whether a query sees no later keys.
+        window: tokens that a query sees around itself; 0: all.
         device: of the mask where there are no ids.
     """
     if document_ids is None:
-        shape = 1, causal_tiles, causal_tiles
-        some = whole = torch.ones(shape, dtype=torch.bool, device=device)
+        some = whole = torch.ones((1, tiles, tiles), dtype=torch.bool, device=device)
     else:
         some, whole = _document_tiles(document_ids)
-    if causal_tiles:
-        tile = torch.arange(causal_tiles, device=some.device)
+    tile = torch.arange(tiles, device=some.device)
+    if causal:
         some, whole = some & (tile <= tile[:, None]), whole & (tile < tile[:, None])
+    if window:
+        apart, half = TILE * (tile - tile[:, None]).abs(), window // 2
+        # The nearest and the farthest pair of two tiles.
+        some, whole = some & (apart - TILE < half), whole & (apart + TILE - 1 <= half)
     return BlockMask.from_kv_blocks(
         *_counted(some & ~whole), *_counted(whole), BLOCK_SIZE=TILE, mask_mod=rule
     )

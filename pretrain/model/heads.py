@@ -10,7 +10,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from .config import ClassificationConfig, ModelConfig
-from .embeddings import smallest_length
+from .embeddings import layer_norm, smallest_length
 
 
 class RobertaHead(nn.Module):
@@ -22,9 +22,9 @@ class RobertaHead(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         """Make a hidden layer and one bias per token."""
         super().__init__()
-        self.dense = nn.Linear(config.hidden_size, config.token_size)
+        self.dense = nn.Linear(config.hidden_size, config.token_size, bias=config.biases)
         self.approximation = "tanh" if config.activation == "gelu-tanh" else "none"
-        self.norm = nn.LayerNorm(config.token_size, eps=config.layer_norm_epsilon)
+        self.norm = layer_norm(config, config.token_size)
         self.bias = nn.Parameter(torch.zeros(config.vocab_size))
 
     def forward(self, features: Tensor, embedding: Tensor) -> Tensor:

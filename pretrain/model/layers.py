@@ -11,6 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from .attention import AttentionContext, SelfAttention, at_targets
 from .config import ModelConfig
+from .embeddings import layer_norm
 from .heads import VocabularyHead
 
 ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
@@ -29,6 +30,7 @@ class EncoderLayer(nn.Module):
     attention: SelfAttention
     attention_norm: nn.LayerNorm
     expand: nn.Linear
+    gate: nn.Linear | None
     contract: nn.Linear
     output_norm: nn.LayerNorm
 
@@ -46,18 +48,19 @@ class EncoderLayer(nn.Module):
             feed_forward_of: likewise for the feed-forward network.
         """
         super().__init__()
-        hidden, epsilon = config.hidden_size, config.layer_norm_epsilon
+        hidden, inner, bias = config.hidden_size, config.intermediate_size, config.biases
         if attention_of is None:
             self.attention = SelfAttention(config)
-            self.attention_norm = nn.LayerNorm(hidden, eps=epsilon)
+            self.attention_norm = layer_norm(config)
         else:
             self._share(attention_of, "attention", "attention_norm")
         if feed_forward_of is None:
-            self.expand = nn.Linear(hidden, config.intermediate_size)
-            self.contract = nn.Linear(config.intermediate_size, hidden)
-            self.output_norm = nn.LayerNorm(hidden, eps=epsilon)
+            self.expand = nn.Linear(hidden, inner, bias=bias)
+            self.gate = nn.Linear(hidden, inner, bias=bias) if config.gated else None
+            self.contract = nn.Linear(inner, hidden, bias=bias)
+            self.output_norm = layer_norm(config)
         else:
-            self._share(feed_forward_of, "expand", "contract", "output_norm")
+            self._share(feed_forward_of, "expand", "gate", "contract", "output_norm")
         self.dropout = nn.Dropout(config.dropout)
         self.norm_first = config.layer_norm == "pre"
         self.activation = ACTIVATIONS[config.activation]
@@ -88,7 +91,10 @@ class EncoderLayer(nn.Module):
         return output
 
     def _feed_forward(self, x: Tensor) -> Tensor:
-        output: Tensor = self.dropout(self.contract(self.activation(self.expand(x))))
+        inner = self.activation(self.expand(x))
+        if self.gate is not None:
+            inner = inner * self.gate(x)
+        output: Tensor = self.dropout(self.contract(inner))
         return output
 
 

@@ -35,20 +35,49 @@ def earlier(row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
     return key <= query
 
 
-def visible_keys(document_ids: Tensor | None, causal: bool) -> MaskFunction | None:
+def near(window: int) -> MaskFunction:
+    """A query sees the keys up to half a window away, on either side."""
+
+    def visible(row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return (query - key).abs() <= window // 2
+
+    return visible
+
+
+def depends_on_documents(document_ids: Tensor | None, causal: bool) -> bool:
+    """Return whether the rule of `visible_keys` reads the ids.
+
+    In a causal model padding that bool ids mark follows the tokens, so that no token sees it
+    anyway.
+    """
+    return document_ids is not None and not (causal and document_ids.dtype == torch.bool)
+
+
+def visible_keys(document_ids: Tensor | None, causal: bool, window: int = 0) -> MaskFunction | None:
     """Return the rule for a batch; None where every query sees every key.
 
     Args:
         document_ids: [B, T] or None, see the package's docstring.
-        causal: whether a query sees no later keys. Padding that bool ids mark follows the tokens,
-            so that no token sees it anyway.
+        causal: whether a query sees no later keys.
+        window: tokens that a query sees around itself; 0: all.
     """
-    if not causal:
-        return None if document_ids is None else same_document(document_ids)
-    if document_ids is None or document_ids.dtype == torch.bool:
-        return earlier
-    documents = same_document(document_ids)
-    return lambda row, head, query, key: documents(row, head, query, key) & (key <= query)
+    rules: list[MaskFunction] = []
+    if document_ids is not None and depends_on_documents(document_ids, causal):
+        rules.append(same_document(document_ids))
+    if causal:
+        rules.append(earlier)
+    if window:
+        rules.append(near(window))
+    if len(rules) < 2:
+        return rules[0] if rules else None
+
+    def every(row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        visible = rules[0](row, head, query, key)
+        for rule in rules[1:]:
+            visible = visible & rule(row, head, query, key)
+        return visible
+
+    return every
 
 
 def is_causal_alone(document_ids: Tensor | None, causal: bool, x: Tensor) -> bool:

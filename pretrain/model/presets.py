@@ -1,8 +1,8 @@
 """Named models: a size and a variant, each a small change to the defaults of ModelConfig.
 
 The masked variants are those of the published study with ALiBi and the CLAP head (EIFY/fairseq),
-and ALBERT; the causal ones those of the ALiBi paper, and models of characters. No other file
-repeats what a variant is.
+ALBERT, and one with what encoders have learnt since; the causal ones those of the ALiBi paper, and
+models of characters. No other file repeats what a variant is.
 """
 
 from __future__ import annotations
@@ -56,6 +56,9 @@ SIZES: Mapping[str, Delta] = {
         "max_positions": 64,
     },
     **_ALBERT_SIZES,
+    # ModernBERT's (Warner et al. 2024): deep and narrow.
+    "modern-base": {"num_layers": 22, "intermediate_size": 1152},
+    "modern-large": {**_LARGE, "num_layers": 28, "intermediate_size": 2624},
     # For vocabularies of characters.
     "char": {
         "hidden_size": 256,
@@ -99,6 +102,19 @@ _CHAR: Delta = {
     "alibi": "symmetric",
 }
 
+# Warner et al. 2024 (ModernBERT), with a tied head of RoBERTa's kind. Their first layer has no norm
+# before its attention, which follows the embedding's norm; here it has one as all others.
+_MODERN: Delta = {
+    "position": "rotary",
+    "layer_norm": "pre",
+    "final_norm": True,
+    "gated": True,
+    "biases": False,
+    "local_window": 128,
+    "dropout": 0.0,
+    "attention_dropout": 0.0,
+}
+
 VARIANTS: Mapping[str, Delta] = {
     # As trained on the Pile.
     "baseline": {},
@@ -122,6 +138,7 @@ VARIANTS: Mapping[str, Delta] = {
         "layer_norm_epsilon": 1e-12,
         "initial_weights": "truncated-normal",
     },
+    "modern": _MODERN,
     **{f"causal-{method}": {**_CAUSAL, "position": method} for method in POSITION_METHODS},
     "char-vanilla": _CHAR,
     "char-perceiver": {**_CHAR, "latents": 64},

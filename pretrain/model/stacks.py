@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from .attention import AttentionBias, AttentionContext, dense_bias, uses_tiles
 from .cache import KeyValueCache
 from .config import ModelConfig, check_backend
-from .embeddings import Embeddings
+from .embeddings import Embeddings, layer_norm
 from .flex import TILE, flex_bias
 from .layers import build_layers
 from .masks import is_causal_alone
@@ -47,8 +47,7 @@ class Encoder(nn.Module):
         if config.latents:
             layers[0], layers[-1] = DownLayer(config), UpLayer(config)
         self.layers = nn.ModuleList(layers)
-        epsilon = config.layer_norm_epsilon
-        self.final_norm = nn.LayerNorm(config.hidden_size, epsilon) if config.final_norm else None
+        self.final_norm = layer_norm(config) if config.final_norm else None
         if config.latents and config.latent_queries == "basis":
             # Read in `forward` alone, where ZeRO 3 gathers it.
             basis = torch.empty(config.latents, config.hidden_size)
@@ -98,9 +97,10 @@ class Encoder(nn.Module):
         x, context = self.embed(input_ids, document_ids, segment_ids)
         if target_positions is not None and x.shape[1] > length:
             target_positions = target_positions // length * x.shape[1] + target_positions % length
-        contexts = [context] * len(self.layers)
+        contexts = context.of_layers(self.config.windows)
         if cache is not None:
-            contexts = [dataclasses.replace(context, extend=layer.extend) for layer in cache]
+            pairs = zip(contexts, cache, strict=True)
+            contexts = [dataclasses.replace(one, extend=layer.extend) for one, layer in pairs]
         for layer, of_layer in zip(self.layers[:-1], contexts[:-1], strict=True):
             x = layer(x, of_layer)
         features: Tensor = self.layers[-1](x, contexts[-1], target_positions)
@@ -129,8 +129,10 @@ class Encoder(nn.Module):
             )
         x, context = self.embed(input_ids, document_ids, segment_ids)
         states = [x]
-        for layer in self.layers:
-            states.append(layer(states[-1], context))
+        for layer, of_layer in zip(
+            self.layers, context.of_layers(self.config.windows), strict=True
+        ):
+            states.append(layer(states[-1], of_layer))
         if with_final_norm and self.final_norm is not None:
             states[-1] = self.final_norm(states[-1])
         return [state[:, : input_ids.shape[1]] for state in states]
@@ -180,13 +182,18 @@ class Encoder(nn.Module):
             scores = self.score_bias(x.device, self.position_scale)
         dropout = self.config.attention_dropout if self.training else 0.0
         tiled = uses_tiles(x, dropout) and self.layers[0]._compiled_call_impl is None
-        causal = self.config.causal
+        causal, heads, window = self.config.causal, self.config.num_heads, self.config.local_window
+
+        def bias(window: int) -> AttentionBias:
+            if self.attention_backend == "dense":
+                return dense_bias(scores, document_ids, heads, x, tiled, causal, window)
+            backend, length = self.attention_backend, x.shape[1]
+            made: AttentionBias = flex_bias(
+                scores, document_ids, backend, length, causal, window, x.device
+            )
+            return made
+
+        local_bias = bias(window) if window else None
         if not tiled and scores is None and is_causal_alone(document_ids, causal, x):
-            return AttentionContext(rotation=rotation, is_causal=True)
-        bias: AttentionBias
-        if self.attention_backend == "dense":
-            bias = dense_bias(scores, document_ids, self.config.num_heads, x, tiled, causal)
-        else:
-            causal_length = x.shape[1] if causal else 0
-            bias = flex_bias(scores, document_ids, self.attention_backend, causal_length, x.device)
-        return AttentionContext(bias, rotation)
+            return AttentionContext(rotation=rotation, is_causal=True, local_bias=local_bias)
+        return AttentionContext(bias(0), rotation, local_bias=local_bias)

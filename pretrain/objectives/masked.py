@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Annotated, ClassVar, Literal
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -11,8 +12,12 @@ from annotated_types import Ge, Gt, Le
 
 from data_prep import tokenizer as tokenizers
 from data_prep.records import not_accepted
+from pretrain.loop import Arrays, Model
 from pretrain.objectives.base import Ids, Key, Vocabulary
-from pretrain.objectives.tokens import FIRST_WORD_ID, DocumentTokenObjective
+from pretrain.objectives.tokens import FIRST_WORD_ID, DocumentTokenObjective, logits_of
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,6 +38,9 @@ class MaskedLMConfig:
     longest_ngram: Annotated[int, Ge(1)] = 1
     """Choose runs of up to so many whole words, of n words with a probability proportional to 1/n;
     special tokens are never chosen then (Lan et al. 2020, section 4.1: 3). 1: single ones."""
+    z_loss: Annotated[float, Ge(0)] = 0.0
+    """Weight of a second term, log^2 Z, where Z is the softmax's normaliser: it keeps logits small
+    (Chowdhery et al. 2022, section 5: 1e-4). Not part of a validation loss."""
 
     causal: ClassVar[bool] = False
     pairs: ClassVar[bool] = False
@@ -44,6 +52,8 @@ class MaskedLMConfig:
         if share > 1.0:
             name = "objective.keep_probability + random_probability"
             raise ValueError(not_accepted(name, share, "at most 1"))
+        if self.z_loss and self.pairs:
+            raise ValueError(not_accepted("objective.z_loss", self.z_loss, f"0 for {self.name}"))
         if self.longest_ngram > 1 and self.targets == "all":
             name = "objective.longest_ngram"
             raise ValueError(
@@ -94,6 +104,25 @@ class MaskedLM(DocumentTokenObjective):
     term = "masked"
     hides_special: ClassVar[bool] = True
     """Whether `<s>` and `</s>` may be chosen where single tokens or words are."""
+
+    @property
+    def terms(self) -> Mapping[str, float]:
+        """The masked tokens, and the square of their log Z if it has a weight."""
+        weight = self.settings.z_loss
+        return {**super().terms, "log-z-squared": weight} if weight else super().terms
+
+    def targets(self, arrays: Arrays) -> tuple[int, ...]:
+        """Number of tokens to predict, once for each term."""
+        return super().targets(arrays) * (2 if self.settings.z_loss else 1)
+
+    def loss(self, model: Model, batch: Mapping[str, Tensor]) -> Tensor:
+        """Each term summed over the tokens to predict, computed in fp32: [terms]."""
+        if not self.settings.z_loss:
+            return super().loss(model, batch)
+        import torch
+
+        logits, labels = logits_of(model, batch), batch["labels"]
+        return torch.stack([self.summed_loss(logits, labels), self.summed_log_z(logits, labels)])
 
     def mask(self, ids: Ids, key: Key) -> tuple[Ids, Ids]:
         """Hide some tokens of one block or document.

@@ -102,15 +102,19 @@ class TokenObjective(ABC):
 
     def loss(self, model: Model, batch: Mapping[str, Tensor]) -> Tensor:
         """Cross-entropy summed over the tokens to predict, in nats, computed in fp32: [1]."""
-        return self.summed_loss(_logits(model, batch), batch["labels"]).unsqueeze(0)
+        return self.summed_loss(logits_of(model, batch), batch["labels"]).unsqueeze(0)
 
     def summed_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Cross-entropy summed over the labels that are not IGNORED, in nats, computed in fp32."""
         return (_compiled_loss() if self.compiled else summed_loss)(logits, labels)
 
+    def summed_log_z(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """log^2 Z summed over the labels that are not IGNORED, computed in fp32."""
+        return (_compiled_log_z() if self.compiled else summed_log_z)(logits, labels)
+
     def evaluate(self, model: Model, batch: Mapping[str, Tensor], subsets: int) -> Tensor:
         """Nats, correct predictions and tokens to predict of each subset: [S, 1, 3] in fp64."""
-        logits = _logits(model, batch)
+        logits = logits_of(model, batch)
         return sums_by_subset(logits, batch["labels"], batch["subsets"], subsets).unsqueeze(1)
 
 
@@ -148,7 +152,8 @@ def sums_by_subset(logits: Tensor, labels: Tensor, subset_of: Tensor, subsets: i
     return sums.index_add(0, subset_of, columns)
 
 
-def _logits(model: Model, batch: Mapping[str, Tensor]) -> Tensor:
+def logits_of(model: Model, batch: Mapping[str, Tensor]) -> Tensor:
+    """The logits at the target positions of a batch, [M, V]."""
     return model(batch["input_ids"], batch.get("document_ids"), batch["target_positions"])
 
 
@@ -157,6 +162,19 @@ def summed_loss(logits: Tensor, labels: Tensor) -> Tensor:
     from torch.nn.functional import cross_entropy
 
     return cross_entropy(logits.float(), labels, ignore_index=IGNORED, reduction="sum")
+
+
+def summed_log_z(logits: Tensor, labels: Tensor) -> Tensor:
+    """log^2 Z summed over the labels that are not IGNORED, computed in fp32."""
+    return (logits.float().logsumexp(dim=-1).square() * (labels != IGNORED)).sum()
+
+
+@functools.cache
+def _compiled_log_z() -> Callable[[Tensor, Tensor], Tensor]:
+    import torch
+
+    compiled: Callable[[Tensor, Tensor], Tensor] = torch.compile(summed_log_z, dynamic=False)
+    return compiled
 
 
 @functools.cache

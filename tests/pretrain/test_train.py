@@ -334,6 +334,10 @@ PAIRS = ["model.variant=albert", "objective.name=sentence-pairs", "data.packing=
 PAIRS += ["data.minimum_share_of_tokens=0"]
 
 
+MODERN = ["model.variant=modern", "model.overrides.local_window=8", "optimizer.name=muon"]
+MODERN += ["objective.probability=0.3", "objective.z_loss=1e-4"]
+
+
 SPANS = ["model.variant=causal-alibi", "objective.name=span-corruption"]
 SPANS += ["data.packing=one-document", "data.minimum_share_of_tokens=0"]
 
@@ -342,6 +346,7 @@ SPANS += ["data.packing=one-document", "data.minimum_share_of_tokens=0"]
     ("packing", "settings"),
     [
         ("chunked", []),
+        ("chunked", MODERN),
         ("contiguous", CAUSAL),
         ("one-document", SPANS),
         ("sentence-pairs", PAIRS),

@@ -123,6 +123,30 @@ def test_flops_count_every_matrix_product_of_the_layers_and_the_head(latents, he
     assert found == pytest.approx(6 * per_row / length)
 
 
+def test_flops_of_a_gate_and_of_windows():
+    """Layers 1 and 2 of 4 see 33 tokens; where a text is shorter, all of it."""
+    values = {"num_layers": 4, "local_window": 32, "intermediate_size": 96}
+    config = presets.build("tiny", "modern", 100, values)
+    for length, keys in ((512, 33), (16, 16)):
+        matrices = 4 * (4 * 32 * 32 + 3 * 32 * 96)
+        attention = 2 * 32 * (2 * length + 2 * keys)
+        expected = 6 * (matrices + attention + 0.3 * 32 * 100)
+        assert plan.flops_per_token(config, length, 0.3) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("name", ["modern-base", "modern-large"])
+def test_the_modern_recipes_are_planned(name):
+    """ModernBERT's sizes, with this vocabulary and its own embedding counted once."""
+    planned = of(name)
+    model = plan.model_of(recipes.load(name, PILE))
+    layer = 4 * model.hidden_size**2 + 3 * model.hidden_size * model.intermediate_size
+    assert planned.parameters == pytest.approx(
+        model.num_layers * layer + 50265 * model.hidden_size + model.hidden_size**2, rel=0.001
+    )
+    assert planned.backend == "flex"
+    assert max(fit.largest for fit in planned.fits) >= planned.fits[1].micro_batch_size
+
+
 def test_flops_and_hours_of_the_pile_recipes():
     """771 and 2462 MFLOP per token; 23.9 and 76.5 hours on 8 A100 at half their peak."""
     base, large = of("pile-base"), of("pile-large")
@@ -186,7 +210,7 @@ def test_an_engine_uses_the_planned_memory_and_disk(name, world_size, run_ranks,
 
 
 @pytest.mark.parametrize("packed", [False, True], ids=["padded", "packed"])
-@pytest.mark.parametrize("variant", ["baseline", "zero-clap", "alibi"])
+@pytest.mark.parametrize("variant", ["baseline", "zero-clap", "alibi", "modern"])
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_a_forward_pass_saves_what_is_planned(variant, checkpointing, packed):
     """Without attention dropout, so that the attention kernels save no scores."""

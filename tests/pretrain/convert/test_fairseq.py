@@ -26,7 +26,9 @@ from pretrain.model.heads import ClassificationHead
 from pretrain.model.language_model import LanguageModel
 
 VARIANTS = sorted(
-    name for name, delta in presets.VARIANTS.items() if not delta.get("causal") and name != "albert"
+    name
+    for name, delta in presets.VARIANTS.items()
+    if not delta.get("causal") and name not in ("albert", "modern")
 )
 PUBLISHED = ("baseline", "sinusoidal", "alibi", "learned-clap", "zero-clap")
 ENCODER, LM_HEAD = "encoder.sentence_encoder.", "encoder.lm_head."

@@ -34,6 +34,10 @@ OTHER = {
     "layer_norm": {"layer_norm": "pre"},
     "final_norm": {"final_norm": True, "layer_norm": "pre"},
     "activation": {"activation": "gelu-tanh"},
+    "gated": {"gated": True},
+    "biases": {"biases": False},
+    "local_window": {"local_window": 2},
+    "global_every": {"global_every": 2, "local_window": 2},
     "head": {"head": "clap"},
     "normalize_embeddings": {"normalize_embeddings": True},
     "embedding_scale": {"embedding_scale": "sqrt-hidden"},
@@ -100,7 +104,7 @@ def outputs(config, weights):
 
 def has(form, config):
     if form == "huggingface":
-        return not config.latents and not config.final_norm
+        return not config.latents
     try:
         export_settings(config, {})
     except ValueError:

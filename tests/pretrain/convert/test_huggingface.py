@@ -90,7 +90,7 @@ def test_every_variant_survives_a_round_trip_exactly(variant, exported, tmp_path
     model_folder.load(tmp_path / "model")
 
 
-@pytest.mark.parametrize("variant", ["baseline", "zero-clap"])
+@pytest.mark.parametrize("variant", ["baseline", "zero-clap", "modern"])
 @torch.no_grad()
 def test_hidden_states_are_those_of_every_layer(variant, transformers, exported):
     export = exported(variant)
@@ -132,7 +132,8 @@ def test_the_loss_on_labels_and_its_gradient_are_ours(variant, transformers, exp
 @pytest.mark.parametrize(
     ("variant", "name"),
     [("baseline", "topic"), ("baseline", "likeness"), ("baseline", "average")]
-    + [("zero-clap", name) for name in HEADS],
+    + [("zero-clap", name) for name in HEADS]
+    + [("modern", "topic")],
 )
 def test_a_classifier_survives_a_round_trip(variant, name, transformers, exported):
     export = exported(variant, name)
@@ -367,7 +368,6 @@ PRE_NORM = {"layer_norm": "pre", "causal": True}
     ("values", "message"),
     [
         ({**PRE_NORM, "latents": 4}, "latents: 4; accepted: 0"),
-        ({**PRE_NORM, "final_norm": True}, "final_norm: True; accepted: False"),
         ({"head": "untied"}, "head: 'untied'; accepted: roberta, clap, tied"),
     ],
 )
@@ -379,12 +379,12 @@ def test_what_the_code_of_exports_does_not_compute_is_refused(values, message, t
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("values", [{"latents": 4}, {"final_norm": True}, {"head": "untied"}])
+@pytest.mark.parametrize("values", [{"latents": 4}, {"head": "untied"}])
 def test_a_config_of_transformers_refuses_it_too(values, transformers, exported):
     folder = exported("causal-alibi").folder
     config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=True)
     fields = {**config.to_dict(), "position": "none", **values}
-    with pytest.raises(ValueError, match="accepted: 0, False, and roberta, clap or tied"):
+    with pytest.raises(ValueError, match="accepted: 0, and roberta, clap or tied"):
         type(config)(**fields)
 
 

@@ -22,7 +22,9 @@ VOCABULARY, LENGTH, GLOBAL_BATCH, MICRO_BATCH = 101, 24, 12, 2
 # Two parameter groups; a large epsilon makes the update smooth in the gradient.
 ADAMW = OptimizerConfig(epsilon=1e-3, weight_decay=0.1, weight_decay_on="matrices")
 LAMB = dataclasses.replace(ADAMW, name="lamb")
-VARIANTS = {"adamw": "zero-clap", "lamb": "albert"}
+MUON = dataclasses.replace(ADAMW, name="muon")
+STABLE = dataclasses.replace(ADAMW, name="stable-adamw")
+VARIANTS = {"adamw": "zero-clap", "lamb": "albert", "muon": "modern", "stable-adamw": "zero-clap"}
 """The variant that each optimizer trains."""
 
 
@@ -105,6 +107,9 @@ def fp16():
         ("zero3_fp16", 1, ADAMW),
         ("zero1_bf16", 3, LAMB),
         ("zero3_fp32", 1, LAMB),
+        ("zero1_bf16", 3, MUON),
+        ("zero3_fp32", 1, MUON),
+        ("zero1_bf16", 1, STABLE),
     ],
 )
 def test_resharding_and_back_gives_the_same_bits(name, others, optimizer, run_ranks, tmp_path):
@@ -141,8 +146,9 @@ def test_resharding_and_back_gives_the_same_bits(name, others, optimizer, run_ra
         assert torch.equal(weights[key], value), key
     was, now = optimizer_states(first), optimizer_states(last)
     assert now.keys() == was.keys()
-    steps = {"step"} if optimizer is ADAMW else set()
-    assert {key[2] for key in was} == {"fp32", "exp_avg", "exp_avg_sq", "decay", *steps}
+    own = {"adamw": {"step"}, "stable-adamw": {"step"}, "muon": {"step", "momentum_buffer"}}
+    states = {"fp32", "exp_avg", "exp_avg_sq", "decay"} | own.get(optimizer.name, set())
+    assert {key[2] for key in was} == states
     assert [key for key, value in was.items() if not torch.equal(now[key], value)] == []
 
 
@@ -153,10 +159,12 @@ FAST = {
     ("zero3_bf16", 2, 3, "adamw"),
     ("zero2_fp32", 2, 3, "lamb"),
     ("zero3_fp32", 2, 3, "lamb"),
+    ("zero1_fp32", 2, 3, "muon"),
+    ("zero1_fp32", 2, 1, "stable-adamw"),
 }
 ALL = [
     (f"zero{stage}_{precision}", old, new, optimizer)
-    for optimizer in ("adamw", "lamb")
+    for optimizer in VARIANTS
     for precision in ("fp32", "bf16")
     for stage in (1, 2, 3)
     for old, new in ((2, 1), (1, 2), (2, 3))
@@ -201,6 +209,8 @@ def test_a_run_continues_alike_with_another_number_of_ranks(
     )
     for key, value in straight_weights.items():
         atol = 1e-6 if precise else 5e-4
+        if optimizer == "muon":  # a last bit of a gradient may count, because it computes in bf16
+            atol = 1e-4 if precise else 1e-3
         torch.testing.assert_close(weights[key], value, rtol=0, atol=atol, msg=key)
 
 

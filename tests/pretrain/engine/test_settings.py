@@ -122,9 +122,12 @@ def test_a_world_size_that_does_not_divide_the_batch_is_refused():
         {"stage": 3, "offload_optimizer": {"device": "cpu", "super_offload": True}},
     ],
 )
-def test_lamb_is_refused_where_it_does_not_see_the_weights(zero):
-    with pytest.raises(ValueError, match='optimizer.name: lamb .* offload to "cpu", or use adamw'):
-        refuse_optimizer({"zero_optimization": zero}, "lamb")
+@pytest.mark.parametrize("optimizer", ["lamb", "muon", "stable-adamw"])
+def test_optimizers_by_parameter_are_refused_where_they_do_not_see_the_weights(zero, optimizer):
+    with pytest.raises(
+        ValueError, match=f'optimizer.name: {optimizer} .* offload to "cpu", or use adamw'
+    ):
+        refuse_optimizer({"zero_optimization": zero}, optimizer)
     refuse_optimizer({"zero_optimization": zero}, "adamw")
     # DeepSpeed takes null for a section that is not used.
     refuse_optimizer({"zero_optimization": {"offload_optimizer": None}}, "lamb")

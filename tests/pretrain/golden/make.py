@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from tests.pretrain.golden import albert, causal, characters
+from tests.pretrain.golden import albert, causal, characters, modern
 from tests.pretrain.model.test_parity import (
     ENCODER,
     HEAD,
@@ -145,6 +145,18 @@ def character_shapes(variant):
     return table | norm | {"head.weight": (VOCABULARY, SIZE)}
 
 
+def modern_shapes():
+    """Every parameter of the variant `modern`."""
+    settings = {**BASELINE, "no_token_positional_embeddings": True}
+    table = {
+        name: shape
+        for name, shape in shapes(settings).items()
+        if not name.endswith(".bias") or name == "head.bias"
+    }
+    gates = {f"encoder.layers.{number}.gate.weight": (INNER, SIZE) for number in range(LAYERS)}
+    return table | gates | {"encoder.final_norm.weight": (SIZE,)}
+
+
 def albert_shapes(name):
     """Every parameter of an ALBERT."""
     size, attention, feed_forward = albert.EMBEDDING_SIZE, *map(set, albert.owners(name, LAYERS))
@@ -215,6 +227,7 @@ def models():
             return causal.logits(weights, position, HEADS, input_ids)
 
         made[f"causal-{position}"] = figures(causal_shapes(position), logits)
+    made["modern"] = figures(modern_shapes(), functools.partial(modern.logits, HEADS))
     for variant in characters.QUERIES:
         logits = functools.partial(characters.logits, variant, HEADS)
         made[variant] = figures(character_shapes(variant), logits)

@@ -23,9 +23,9 @@ POSITIONS += [("alibi", kind) for kind in CHOICES["alibi"] if kind != "offset"]
 both_directions = pytest.mark.parametrize("causal", [False, True], ids=["both ways", "causal"])
 
 
-def config_of(position, kind, heads=4, causal=False):
+def config_of(position, kind, heads=4, causal=False, window=0):
     size = {"vocab_size": 50, "hidden_size": 8 * heads, "num_heads": heads}
-    return ModelConfig(**size, position=position, alibi=kind, causal=causal)
+    return ModelConfig(**size, position=position, alibi=kind, causal=causal, local_window=window)
 
 
 def scores_of(config):
@@ -39,7 +39,8 @@ def bias_of(config, length, document_ids, dtype=torch.float32, in_parts=False):
     """The bias of the dense back end for two rows."""
     x = torch.empty(2, length, 1, dtype=dtype)
     scores = scores_of(config)
-    return dense_bias(scores, document_ids, config.num_heads, x, in_parts, config.causal)
+    window = config.local_window
+    return dense_bias(scores, document_ids, config.num_heads, x, in_parts, config.causal, window)
 
 
 def masks(length):
@@ -66,8 +67,8 @@ def both(config, length, mask, dtype):
             bias = bias_of(config, length, mask, dtype)
             out = F.scaled_dot_product_attention(query, key, value, attn_mask=bias)
         else:
-            causal_length = length if config.causal else 0
-            bias = flex.flex_bias(scores_of(config), mask, "flex", causal_length)
+            scores, window = scores_of(config), config.local_window
+            bias = flex.flex_bias(scores, mask, "flex", length, config.causal, window)
             assert bias is not None
             out = flex.flex_attend(query, key, value, bias)
         gradient = drawn(*out.shape, seed=1, dtype=dtype)
@@ -81,15 +82,17 @@ def both(config, length, mask, dtype):
 @pytest.mark.parametrize("mask", ["none", "padding", "documents"])
 @pytest.mark.parametrize(("position", "kind"), POSITIONS)
 @both_directions
+@pytest.mark.parametrize("window", [0, 150])
 @pytest.mark.parametrize(
     ("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 3e-2)], ids=str
 )
 def test_flex_is_dense_in_output_and_gradient(
-    position, kind, causal, mask, dtype, tolerance, without_compiler
+    position, kind, causal, window, mask, dtype, tolerance, without_compiler
 ):
-    if mask == "none" and not causal and not POSITION_METHODS[position].score_bias:
+    if mask == "none" and not (causal or window or POSITION_METHODS[position].score_bias):
         pytest.skip("nothing is added: both use torch's own kernel")
-    results = both(config_of(position, kind, causal=causal), 384, masks(384)[mask], dtype)
+    config = config_of(position, kind, causal=causal, window=window)
+    results = both(config, 384, masks(384)[mask], dtype)
     for dense, ours in zip(*results, strict=True):
         assert float((ours - dense).norm()) < tolerance * float(dense.norm())
 
@@ -98,7 +101,10 @@ def test_flex_is_dense_in_output_and_gradient(
 @pytest.mark.parametrize("length", [200, 256, 300])
 @pytest.mark.parametrize(
     "variant",
-    ["zero-clap-unscaled-no-dropout", "alibi-clap", "baseline", "causal-rotary", "causal-t5-bias"],
+    [
+        *("zero-clap-unscaled-no-dropout", "alibi-clap", "baseline", "causal-rotary"),
+        *("causal-t5-bias", "modern"),
+    ],
 )
 def test_whole_models_agree_on_lengths_that_are_no_whole_number_of_blocks(
     variant, length, mask, without_compiler
@@ -142,7 +148,7 @@ def test_flex_adds_the_same_fp32_numbers_as_dense(position, kind):
     config = config_of(position, kind, heads=12)
     if not config.method.score_bias:
         pytest.skip("nothing is added")
-    score_mod = flex.flex_bias(scores_of(config), None, "flex").score_mod
+    score_mod = flex.flex_bias(scores_of(config), None, "flex", 512).score_mod
     places, head = torch.arange(512), torch.arange(12)[:, None, None]
     zero = torch.zeros(12, 512, 512, dtype=torch.bfloat16)
     added = score_mod(zero, None, head, places[:, None], places)
@@ -152,10 +158,11 @@ def test_flex_adds_the_same_fp32_numbers_as_dense(position, kind):
 
 @pytest.mark.parametrize("mask", ["none", "padding", "documents"])
 @both_directions
-def test_the_block_mask_is_torch_s_own_and_no_block_is_kept_without_need(mask, causal):
-    if mask == "none" and not causal:
+@pytest.mark.parametrize("window", [0, 2, 254, 256, 510, 512])
+def test_the_block_mask_is_torch_s_own_and_no_block_is_kept_without_need(mask, causal, window):
+    if mask == "none" and not causal and not window:
         pytest.skip("there is no mask")
-    ours = flex.flex_bias(None, masks(640)[mask], "flex", 640 if causal else 0).block_mask
+    ours = flex.flex_bias(None, masks(640)[mask], "flex", 640, causal, window).block_mask
     rows = ours.kv_num_blocks.shape[0]  # one where all rows have the same mask
     theirs = library.create_block_mask(ours.mask_mod, rows, None, 640, 640, device="cpu")
     assert ours.sparsity() == theirs.sparsity()
@@ -183,7 +190,7 @@ def test_texts_in_any_order_of_numbers_see_themselves_alone(without_compiler):
 
 
 def test_a_model_without_bias_or_padding_takes_torch_s_own_kernels():
-    assert flex.flex_bias(None, None, "flex") is None
+    assert flex.flex_bias(None, None, "flex", 256) is None
 
 
 @pytest.mark.slow  # compiles C++
@@ -217,8 +224,9 @@ def test_the_compiled_forward_pass_agrees_and_is_compiled_once_for_all_batches(l
 
 @pytest.mark.slow  # compiles C++
 @pytest.mark.parametrize("checkpointing", [False, True])
-def test_compiled_layers_have_the_same_gradients_and_names(checkpointing, run_ranks):
-    config = presets.build("tiny", "zero-clap-unscaled-no-dropout", 50, {"num_layers": 3})
+@pytest.mark.parametrize("variant", ["zero-clap-unscaled-no-dropout", "modern"])
+def test_compiled_layers_have_the_same_gradients_and_names(variant, checkpointing, run_ranks):
+    config = presets.build("tiny", variant, 50, {"num_layers": 3})
     ids = torch.randint(4, 49, (2, 40), generator=torch.Generator().manual_seed(1))
     mask = masks(100)["padding"][:, 60:]
 

@@ -11,6 +11,19 @@ from pretrain.model.config import ModelConfig, choose_backend
 VARIANTS = sorted(presets.VARIANTS)
 
 
+def test_every_third_layer_of_modern_sees_the_whole_document_the_first_among_them():
+    assert presets.build("base", "modern", 1000, {}).windows == (0, 128, 128) * 4
+    assert presets.build("base", "baseline", 1000, {}).windows == (0,) * 12
+
+
+@pytest.mark.parametrize("values", [{"biases": False}, {"local_window": 8}])
+def test_latents_refuse_what_their_layers_do_not_compute(values):
+    with pytest.raises(
+        ValueError, match="latents: 64 .* others need .*(biases true|local_window 0)"
+    ):
+        presets.build("char", "char-perceiver", 1000, values)
+
+
 @pytest.mark.parametrize("size", sorted(presets.SIZES))
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_every_named_model_survives_its_json(size, variant):
@@ -55,6 +68,11 @@ def test_a_record_with_an_unknown_field_is_refused_by_its_name():
         ("head", "linear", "roberta, clap, tied"),
         ("causal", "yes", "true or false"),
         ("num_layers", 0, "positive"),
+        ("gated", "yes", "true or false"),
+        ("biases", 0, "true or false"),
+        ("local_window", 7, "even: half of it on each side"),
+        ("local_window", -2, "0 or a positive number"),
+        ("global_every", 0, "positive"),
         ("intermediate_size", 0, "positive"),
         ("dropout", 1.0, r"in \[0, 1\)"),
         ("attention_dropout", -0.1, r"in \[0, 1\)"),

@@ -25,7 +25,7 @@ from pretrain.model.language_model import LanguageModel
 from pretrain.model.positions import Rotary
 from pretrain.model.t5_bias import t5_bucket
 from pretrain.objectives.masked import MaskedLM, MaskedLMConfig
-from tests.pretrain.golden import albert, characters, make
+from tests.pretrain.golden import albert, characters, make, modern
 from tests.pretrain.model.test_alibi import alibi
 from tests.pretrain.model.test_positions import sinusoidal
 
@@ -70,6 +70,8 @@ def golden_model(name):
     if variant in characters.QUERIES:
         latents = characters.LATENTS if characters.QUERIES[variant] else 0
         overrides = {"num_layers": 3, "latents": latents}
+    if variant == "modern":
+        overrides = {"local_window": modern.WINDOW, "global_every": modern.GLOBAL_EVERY}
     model = LanguageModel(presets.build("tiny", variant, make.VOCABULARY, overrides)).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():

@@ -1,5 +1,7 @@
 """The language model: every variant, forward and backward."""
 
+import dataclasses
+
 import pytest
 import torch
 from torch.nn.functional import cross_entropy
@@ -272,3 +274,24 @@ def test_a_zero_padding_row_that_is_normalised_stays_zero_in_fp16():
 def test_vectors_are_divided_by_no_less_than_torch_s_own_bound_but_in_fp16(dtype):
     assert smallest_length(dtype) == 1e-12
     assert torch.tensor(smallest_length(torch.float16), dtype=torch.float16) > 0
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_local_layer_sees_half_a_window_on_each_side(causal):
+    """By the gradient of one token's features with respect to all embeddings."""
+    overrides = {"num_layers": 1, "local_window": 6, "causal": causal}
+    model = tiny("modern", **overrides, global_every=1)
+    seen = {}
+    for every in (1, 2):
+        config = dataclasses.replace(model.config, num_layers=every, global_every=every)
+        # With two layers, the second is local and the first is made to pass its input on.
+        built = LanguageModel(config).eval()
+        if every == 2:
+            with torch.no_grad():
+                built.encoder.layers[0].attention.output.weight.zero_()
+                built.encoder.layers[0].contract.weight.zero_()
+        table = built.encoder.embeddings.tokens.weight
+        built.encoder(torch.arange(4, 24)[None])[0, 10, 0].backward()
+        seen[every] = [place for place in range(20) if table.grad[4 + place].abs().sum() > 1e-8]
+    last = 10 if causal else 13
+    assert seen == {1: list(range(11 if causal else 20)), 2: list(range(7, last + 1))}

@@ -1,5 +1,6 @@
 """Which tokens are hidden, and the loss on them."""
 
+import math
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ from safetensors.numpy import load_file
 
 from pretrain.objectives.base import Block, Vocabulary
 from pretrain.objectives.masked import MaskedLM, MaskedLMConfig, word_starts_of
+from pretrain.objectives.sentence_pairs import SentencePairsConfig
 from pretrain.objectives.tokens import FIRST_WORD_ID, IGNORED, PAD_ID
 
 MASK_ID, END = 999, 900
@@ -238,3 +240,25 @@ def test_validation_hides_the_same_tokens_whatever_training_hides(settings):
         for chosen in (MaskedLMConfig(), settings.for_validation())
     ]
     assert all(np.array_equal(arrays[0][name], arrays[1][name]) for name in arrays[0])
+
+
+def test_z_loss_is_a_term_of_its_own_that_validation_leaves_out():
+    """log^2 Z by hand, over the labels that count; with `sentence-pairs` it is refused."""
+    settings = MaskedLMConfig(z_loss=1e-4)
+    assert settings.for_validation().z_loss == 0
+    objective, plain = MaskedLM(settings, 49, 49), MaskedLM(MaskedLMConfig(), 49, 49)
+    assert plain.terms == {"masked": 1.0}
+    assert objective.terms == {"masked": 1.0, "log-z-squared": 1e-4}
+    logits = torch.tensor([[2.0, 0.0, -1.0], [0.5, 0.5, 0.5], [9.0, 9.0, 9.0]])
+    batch = {
+        **dict.fromkeys(("input_ids", "document_ids", "target_positions")),
+        "labels": torch.tensor([1, 2, IGNORED]),
+    }
+    cross_entropy, squares = objective.loss(lambda *_: logits, batch)
+    assert cross_entropy == plain.loss(lambda *_: logits, batch)[0]
+    by_hand = math.log(math.exp(2) + 1 + math.exp(-1)) ** 2 + math.log(3 * math.exp(0.5)) ** 2
+    assert float(squares) == pytest.approx(by_hand, rel=1e-6)
+    arrays = {"labels": np.array([1, 2, IGNORED])}
+    assert (objective.targets(arrays), plain.targets(arrays)) == ((2, 2), (2,))
+    with pytest.raises(ValueError, match="objective.z_loss: 0.5 .* 0 for sentence-pairs"):
+        SentencePairsConfig(z_loss=0.5)

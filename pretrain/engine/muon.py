@@ -1,0 +1,157 @@
+"""Muon for the matrices of the layers, and AdamW for everything else.
+
+Jordan et al. 2024 (kellerjordan.github.io/posts/muon) with the learning rate of Liu et al. 2025
+(arXiv 2502.16982, section 2.2), as `torch.optim.Muon(adjust_lr_fn="match_rms_adamw")`. For each
+matrix of n x m, with Nesterov's momentum and five Newton-Schulz iterations in bf16:
+
+    b = momentum b + (1 - momentum) g
+    O = nearest orthogonal matrix of (1 - momentum) g + momentum b
+    w = w - rate decay w - 0.2 sqrt(max(n, m)) rate O
+
+The factor gives an update the size of AdamW's, so that both take one learning rate and one weight
+decay. Query, key and value, which are one parameter here, are three matrices (Jordan et al.).
+
+torch's own takes whole matrices only, and DeepSpeed's (0.19.8) replaces the gradients, so that the
+norm of the gradient that is reported, clipped and watched for spikes is that of the update; it also
+has no such learning rate. Here a rank adds to its pieces of matrices those of the other ranks, in
+bf16, which the iterations compute in anyway: the result has the same bits as without partitions.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed
+from torch import Tensor
+from torch.optim import _muon as torch_muon
+from torch.optim.adamw import adamw
+
+from pretrain.engine.by_parameter import ByParameter, Piece, with_gradient
+
+_BUCKET = 2**25
+"""Elements of matrices that ranks exchange at once, except for a larger matrix: 64 MB."""
+
+
+class Muon(ByParameter):
+    """Muon for groups whose parameters are `matrices` each, above each other; AdamW where 0.
+
+    Every rank computes the matrices of which it has a piece. At ZeRO 3 these are all.
+    """
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        """Update the tensors that have a gradient.
+
+        All ranks must call it equally often, with the same groups.
+        """
+        for group in self.param_groups:
+            weights, gradients = with_gradient(group)
+            if group["matrices"]:
+                for weight, gradient in zip(weights, gradients, strict=True):
+                    self._move(weight, gradient, group)
+            elif weights:
+                self._adamw(weights, gradients, group)
+
+    def _move(self, weight: Tensor, gradient: Tensor, group: Mapping[str, Any]) -> None:
+        if not self.state[weight]:
+            self.state[weight]["momentum_buffer"] = torch.zeros_like(weight)
+        momentum = self.state[weight]["momentum_buffer"]
+        momentum.lerp_(gradient, 1 - group["momentum"])
+        update = gradient.lerp(momentum, group["momentum"]).view(-1)
+        weight.mul_(1 - group["lr"] * group["weight_decay"])
+        flat, place = weight.view(-1), 0
+        for bucket in _buckets(_matrices(self.pieces(weight), group["matrices"])):
+            length = sum(piece.length for piece in bucket)
+            wholes = self._wholes(bucket, update[place : place + length])
+            for piece, whole in zip(bucket, wholes, strict=True):
+                own = slice(place, place + _real(piece))
+                place += piece.length
+                if own.start < own.stop:
+                    moved = _orthogonal(whole).reshape(-1)[piece.begin :][: _real(piece)]
+                    rate = group["lr"] * 0.2 * math.sqrt(max(piece.shape))
+                    flat[own].add_(moved.to(flat.device), alpha=-rate)
+
+    def _wholes(self, bucket: Sequence[Piece], update: Tensor) -> list[Tensor]:
+        """Return the matrices of which the ranks have the pieces."""
+        sizes = [math.prod(piece.shape) for piece in bucket]
+        if not self._pieces:
+            pairs = zip(update.split_with_sizes(sizes), bucket, strict=True)
+            return [part.view(piece.shape) for part, piece in pairs]
+        whole = torch.zeros(sum(sizes), dtype=torch.bfloat16, device=self._device)
+        parts = whole.split_with_sizes(sizes)
+        own = update.split_with_sizes([piece.length for piece in bucket])
+        for part, piece, mine in zip(parts, bucket, own, strict=True):
+            part[piece.begin :][: _real(piece)] = mine[: _real(piece)]
+        if torch.distributed.is_initialized():
+            torch.distributed.all_reduce(whole)
+        return [part.view(piece.shape) for part, piece in zip(parts, bucket, strict=True)]
+
+    def _adamw(
+        self, weights: list[Tensor], gradients: list[Tensor], group: Mapping[str, Any]
+    ) -> None:
+        for tensor in weights:
+            if not self.state[tensor]:
+                self.state[tensor]["step"] = torch.zeros((), device=tensor.device)
+                self.state[tensor]["exp_avg"] = torch.zeros_like(tensor)
+                self.state[tensor]["exp_avg_sq"] = torch.zeros_like(tensor)
+        states = [self.state[tensor] for tensor in weights]
+        adamw(
+            weights,
+            gradients,
+            [state["exp_avg"] for state in states],
+            [state["exp_avg_sq"] for state in states],
+            [],
+            [state["step"] for state in states],
+            fused=True,
+            amsgrad=False,
+            beta1=group["betas"][0],
+            beta2=group["betas"][1],
+            lr=group["lr"],
+            weight_decay=group["weight_decay"],
+            eps=group["eps"],
+            maximize=False,
+        )
+
+
+def _orthogonal(matrix: Tensor) -> Tensor:
+    """Return the nearest orthogonal matrix, roughly, in bf16; may overwrite a matrix in bf16."""
+    coefficients = torch_muon.DEFAULT_A, torch_muon.DEFAULT_B, torch_muon.DEFAULT_C
+    steps, epsilon = torch_muon.DEFAULT_NS_STEPS, torch_muon.EPS
+    return torch_muon._zeropower_via_newtonschulz(matrix, coefficients, steps, epsilon)
+
+
+def _real(piece: Piece) -> int:
+    """Return the number of elements without padding."""
+    return max(0, min(piece.length, math.prod(piece.shape) - piece.begin))
+
+
+def _matrices(pieces: Sequence[Piece], count: int) -> list[Piece]:
+    """Divide pieces of parameters that are `count` matrices above each other."""
+    found = []
+    for piece in pieces:
+        shape = (piece.shape[0] // count, *piece.shape[1:])
+        size, end, last = math.prod(shape), piece.begin + piece.length, count - 1
+        for number in range(count):
+            begin, stop = max(piece.begin - number * size, 0), end - number * size
+            # What lies beyond the last matrix is padding, which stays with it.
+            stop = stop if number == last else min(stop, size)
+            found.append(Piece(shape, begin, max(stop - begin, 0)))
+    return found
+
+
+def _buckets(pieces: Sequence[Piece]) -> Iterator[list[Piece]]:
+    """Group consecutive matrices of at most `_BUCKET` elements together, or of one."""
+    bucket: list[Piece] = []
+    filled = 0
+    for piece in pieces:
+        size = math.prod(piece.shape)
+        if bucket and filled + size > _BUCKET:
+            yield bucket
+            bucket, filled = [], 0
+        bucket.append(piece)
+        filled += size
+    if bucket:
+        yield bucket

@@ -1,0 +1,205 @@
+"""Optimizers that act on whole parameters, and their pieces on several ranks."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from pretrain.config.run import OptimizerConfig
+from pretrain.engine import muon, optimizers, reshard
+from pretrain.engine.by_parameter import Piece
+from pretrain.engine.lamb import Lamb
+from pretrain.engine.muon import Muon
+from pretrain.engine.stable_adamw import StableAdamW
+from pretrain.model import presets
+from pretrain.model.language_model import LanguageModel
+
+SETTINGS = {"lr": 1e-2, "betas": (0.9, 0.999), "eps": 1e-6}
+SHAPES = [(3, 5), (1, 2), (40, 7), (1, 1), (16, 16)]
+KINDS = {
+    "lamb": (Lamb, SHAPES, {"trust_ratio": True}),
+    "stable-adamw": (StableAdamW, SHAPES, {}),
+    "muon": (Muon, SHAPES, {"matrices": 1, "momentum": 0.9}),
+    "muon, stacked": (Muon, [(3, 4), (36, 5), (15, 20)], {"matrices": 3, "momentum": 0.9}),
+    "muon's adamw": (Muon, SHAPES, {"matrices": 0}),
+}
+"""The class, shapes of parameters, and options of their group."""
+
+
+def drawn(shapes, step):
+    """Weights or gradients of different norms."""
+    draw = torch.Generator().manual_seed(step)
+    return [torch.randn(shape, generator=draw) * 3.0**n for n, shape in enumerate(shapes)]
+
+
+def train(kind, tensors, gradients_of, pieces=None):
+    optimizer_class, shapes, options = KINDS[kind]
+    group = {"params": tensors, "weight_decay": 0.1, **options}
+    optimizer = optimizer_class([group], **SETTINGS)
+    if pieces:
+        optimizer.set_pieces(pieces, torch.device("cpu"))
+    for step in range(1, 6):
+        for tensor, gradient in zip(tensors, gradients_of(drawn(shapes, step)), strict=True):
+            tensor.grad = gradient
+        optimizer.step()
+    return tensors
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 7])
+@pytest.mark.parametrize("stage", [1, 3])
+def test_partitions_are_updated_like_whole_parameters(stage, ranks, run_ranks, monkeypatch):
+    """Also where a parameter lies on all ranks, on one, or begins on one and ends on the next."""
+    monkeypatch.setattr(muon, "_BUCKET", 300)
+
+    def partition(tensors, rank):
+        flat = [tensor.flatten() for tensor in tensors]
+        flat = flat if stage == 3 else [torch.cat(flat)]
+        sizes = [-(-len(tensor) // ranks) for tensor in flat]
+        padded = [
+            nn.functional.pad(tensor, (0, size * ranks - len(tensor)))
+            for tensor, size in zip(flat, sizes, strict=True)
+        ]
+        return torch.cat([t[rank * n : (rank + 1) * n] for t, n in zip(padded, sizes, strict=True)])
+
+    def work():
+        from pretrain.engine.engine import start
+
+        rank, found = start().rank, {}
+        for kind, (_, shapes, _) in KINDS.items():
+            mine = partition(drawn(shapes, 0), rank)
+            pieces = reshard.pieces(stage, shapes, len(mine), rank, ranks)
+            assert sum(piece.length for piece in pieces) <= len(mine)
+
+            def gradients(whole, rank=rank):
+                return [partition(whole, rank)]
+
+            (found[kind],) = train(kind, [mine], gradients, {mine: pieces})
+        return found
+
+    for rank, found in enumerate(run_ranks(ranks, work)):
+        for kind, (_, shapes, _) in KINDS.items():
+            whole = train(kind, drawn(shapes, 0), lambda gradients: gradients)
+            expected = partition(whole, rank)
+            torch.testing.assert_close(found[kind], expected, rtol=1e-6, atol=1e-7, msg=kind)
+            if "muon" in kind:
+                assert torch.equal(found[kind], expected), kind
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 5])
+@pytest.mark.parametrize("stage", [1, 3])
+def test_pieces_of_all_ranks_make_up_every_parameter(stage, ranks):
+    lengths = [math.prod(shape) for shape in SHAPES]
+    size = -(-sum(lengths) // ranks) if stage == 1 else sum(-(-n // ranks) for n in lengths)
+    held = [reshard.pieces(stage, SHAPES, size, rank, ranks) for rank in range(ranks)]
+    for number, (shape, length) in enumerate(zip(SHAPES, lengths, strict=True)):
+        mine = [pieces[number] for pieces in held]
+        assert {piece.shape for piece in mine} == {shape}
+        covered = [
+            place
+            for piece in mine
+            for place in range(piece.begin, min(piece.begin + piece.length, length))
+        ]
+        assert covered == list(range(length))
+
+
+def test_a_piece_of_stacked_matrices_is_divided_among_them_with_the_padding_last():
+    def divided(begin, length):
+        return [tuple(piece[1:]) for piece in muon._matrices([Piece((6, 5), begin, length)], 3)]
+
+    assert divided(0, 30) == [(0, 10), (0, 10), (0, 10)]
+    assert [length for _, length in divided(5, 10)] == [5, 5, 0]
+    assert divided(5, 10)[:2] == [(5, 5), (0, 5)]
+    assert [length for _, length in divided(24, 8)] == [0, 0, 8]
+    assert [length for _, length in divided(32, 8)] == [0, 0, 8]
+
+
+def test_stable_adamw_follows_the_formula():
+    """Algorithm 2 of Wortsman et al. in double precision; a gradient grows tenfold in update 3."""
+    config = OptimizerConfig(
+        name="stable-adamw", weight_decay=0.1, weight_decay_on="matrices", epsilon=1e-4
+    )
+    torch.manual_seed(1)
+    model = nn.Linear(7, 5).double()
+    stable = optimizers.build(model, config)
+    slowed = []
+    for parameter, decay in ((model.weight, 0.1), (model.bias, 0.0)):
+        weight = parameter.detach().numpy().copy()
+        first, second = np.zeros_like(weight), np.zeros_like(weight)
+        for step, rate in enumerate([1e-2, 5e-3, 2e-2, 1e-2]):
+            gradient = np.random.default_rng(step).normal(size=weight.shape) * [1, 1, 10, 1][step]
+            beta1, beta2 = (b * (1 - b**step) / (1 - b ** (step + 1)) for b in (0.9, 0.98))
+            first = beta1 * first + (1 - beta1) * gradient
+            second = beta2 * second + (1 - beta2) * gradient**2
+            rms = np.sqrt((gradient**2 / np.maximum(second, 1e-8)).mean())
+            slowed.append(rms > 1)
+            update = first / (np.sqrt(second) + 1e-4) + decay * weight
+            weight -= rate / max(1, rms) * update
+            model.zero_grad()
+            parameter.grad = torch.from_numpy(gradient)
+            optimizers.set_step(stable.param_groups, config, rate, step)
+            stable.step()
+            np.testing.assert_allclose(parameter.detach().numpy(), weight, rtol=1e-6)
+    assert slowed[2]
+    assert not slowed[0]
+
+
+@pytest.mark.parametrize("variant", ["baseline", "modern", "albert", "char-perceiver"])
+def test_muon_is_torch_s_own_for_the_matrices_of_layers_and_adamw_for_the_rest(variant):
+    """Bit for bit. Query, key and value are matrices of their own."""
+    config = OptimizerConfig(name="muon", weight_decay=0.1, weight_decay_on="matrices")
+    torch.manual_seed(1)
+    overrides = {"num_layers": 3, "latents": 8} if variant == "char-perceiver" else {}
+    model = LanguageModel(presets.build("tiny", variant, 100, overrides))
+    ours = optimizers.build(model, config)
+    matrices, names = {}, []
+    for name, parameter in model.named_parameters():
+        if "encoder.layers." in name and parameter.ndim == 2:
+            count = 3 if "query_key_value" in name else 1
+            matrices[name] = [nn.Parameter(m.clone()) for m in parameter.detach().chunk(count)]
+        else:
+            names.append(name)
+    state = dict(model.named_parameters())
+    rest = {name: nn.Parameter(state[name].detach().clone()) for name in names}
+    theirs = torch.optim.Muon(
+        [m for found in matrices.values() for m in found],
+        momentum=0.95,
+        weight_decay=0.1,
+        adjust_lr_fn="match_rms_adamw",
+    )
+    adamw = optimizers.build(
+        nn.ParameterDict({n.replace(".", "-"): p for n, p in rest.items()}),
+        OptimizerConfig(weight_decay=0.1, weight_decay_on="matrices"),
+    )
+    for step, rate in enumerate([1e-2, 5e-3, 2e-2]):
+        torch.manual_seed(step)
+        for name, parameter in model.named_parameters():
+            parameter.grad = torch.randn_like(parameter)
+            if name in matrices:
+                parts = parameter.grad.chunk(len(matrices[name]))
+                for matrix, part in zip(matrices[name], parts, strict=True):
+                    matrix.grad = part.clone()
+            else:
+                rest[name].grad = parameter.grad.clone()
+        optimizers.set_step(ours.param_groups, config, rate, step)
+        ours.step()
+        theirs.param_groups[0]["lr"] = rate
+        theirs.step()
+        optimizers.set_step(adamw.param_groups, OptimizerConfig(), rate, step)
+        adamw.step()
+    assert len(matrices) >= 4
+    for name, parameter in model.named_parameters():
+        expected = torch.cat(matrices[name]) if name in matrices else rest[name]
+        assert torch.equal(parameter, expected), name
+
+
+def test_a_muon_update_has_about_the_size_of_adamw_s():
+    """A root mean square of 0.2 to 0.4, for any shape (Liu et al. 2025, section 2.2)."""
+    for shape in ((128, 128), (512, 128), (64, 256)):
+        weight = torch.zeros(shape)
+        group = {"params": [weight], "weight_decay": 0.0, "matrices": 1, "momentum": 0.95}
+        optimizer = Muon([group], **{**SETTINGS, "lr": 1.0})
+        weight.grad = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+        optimizer.step()
+        assert 0.1 < float(weight.square().mean().sqrt()) < 0.4
