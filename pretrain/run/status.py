@@ -98,7 +98,7 @@ class RunView:
         begun = [record for record in self.records if record["kind"] == "attempt"]
         if not begun or "corpora" not in begun[-1]:
             return []
-        first_block = self.config.batch.first_block
+        first_block = self.config.sizes.first_block
         order = ledger.Corpora.of(begun[-1]).order(self.state, first_block)
         done = self.lines[-1]["step"] + 1 if self.lines else 0
         place = first_block(done)
