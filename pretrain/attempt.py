@@ -33,7 +33,7 @@ from pretrain.loop import GO_ON, Hook, Model, StepRecord
 from pretrain.loop import run as run_loop
 from pretrain.model.config import choose_backend
 from pretrain.objectives.base import Vocabulary
-from pretrain.run import checkpoints, folder, ledger, metrics, pace, resume
+from pretrain.run import checkpoints, folder, fork, ledger, metrics, pace, resume
 from pretrain.run.collective import Group
 from pretrain.run.continuity import continuity_check
 from pretrain.run.log import RunLog
@@ -122,6 +122,7 @@ class Attempt:
         token = control.token_of(os.environ)
         control.refuse_superseded(self.run_folder, token)
         self.lock = folder.lock(self.run_folder)  # held until this process exits
+        fork.take(self.config)
         state = folder.open_run(self.config, self.manifests, self._initial_weights())
         return state, token or secrets.token_hex(8)
 

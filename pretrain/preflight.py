@@ -29,6 +29,7 @@ from pretrain.model.config import AUTOMATIC, ModelConfig, check_backend, choose_
 from pretrain.objectives.base import Vocabulary
 from pretrain.objectives.registry import SETTINGS_BY_NAME
 from pretrain.run import folder as run_folder
+from pretrain.run import fork as forks
 from pretrain.run import ledger
 from pretrain.supervision import control
 
@@ -333,19 +334,30 @@ def refuse_other_recipe(config: RunConfig, manifests: Manifests) -> None:
     """
     run = Path(config.folder)
     _refuse_other_folder(run)
-    records = ledger.read(run / ledger.FILE_NAME)
+    fork = forks.find(config)
+    records = fork.records if fork else ledger.read(run / ledger.FILE_NAME)
+    old = fork.recipe if fork else None
+    if not fork and (run / RUN_FILE).is_file():
+        old = load(str(run / RUN_FILE))
     state = ledger.run_state(records, config.training.seed)
     done = state.resume_step()
     # What a rollback skipped is named by the steps that had read it.
     read = max([done, *(r["skip"][1] for r in state.rollbacks if r.get("skip"))])
     changed = _other_corpora(records, config, manifests, read)
-    if (run / RUN_FILE).is_file():
-        old = load(str(run / RUN_FILE))
+    if old:
         changed += [*_other_recipe(old, config, done), *_other_weights(old, config, read)]
+    known = (
+        f"{run} is a run with another recipe; name a new folder, or resume it unchanged, with the "
+        f"recipe {run / RUN_FILE}: "
+    )
     if changed:
         raise ValueError(
-            f"{run} is a run with another recipe; name a new folder, or resume it unchanged, with "
-            f"the recipe {run / RUN_FILE}: " + "; ".join(changed)
+            (
+                f"fork_from: {fork.run} had another recipe up to step {fork.step}: "
+                if fork
+                else known
+            )
+            + "; ".join(changed)
         )
 
 

@@ -473,6 +473,18 @@ class FaultConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class ForkConfig:
+    """The checkpoint of another run that the run goes on from (run/fork.py)."""
+
+    run: str = ""
+    """Folder of the other run, which stays as it is. Empty: the run begins at step 0."""
+    step: NonNegativeInt = 0
+    """Step of one of its checkpoints. The steps before it are the other run's; the recipe may
+    differ from the other run's as where a run is resumed: in the schedule and the phases of the
+    steps to come."""
+
+
+@dataclasses.dataclass(frozen=True)
 class RunConfig:
     """One pretraining run."""
 
@@ -494,6 +506,7 @@ class RunConfig:
     """Stretches of steps with other settings, such as [{steps: 20000}, {steps: 4000, objective:
     {probability: 0.15}, data: {sequence_length: 2048}}]. Each changes this recipe, not the phase
     before. Empty: the same settings from the first step to the last."""
+    fork_from: ForkConfig = dataclasses.field(default_factory=ForkConfig)
 
     @cached_property
     def resolved_phases(self) -> tuple[Phase, ...]:

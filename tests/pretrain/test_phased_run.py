@@ -163,3 +163,81 @@ def test_phases_to_come_may_change_and_those_begun_may_not(attempt, phases, stra
     code, said = main("audit", run)
     assert code == 0, said
     assert "made@32, epoch 0: 40 blocks" in said
+
+
+def contents(run):
+    """The bytes of every file of a run."""
+    return {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+
+
+def forked(source, step):
+    return f"fork_from={{run: {source}, step: {step}}}"
+
+
+def test_a_fork_that_changes_nothing_repeats_the_source_bit_for_bit(
+    attempt, phases, straight, tmp_path
+):
+    run, before = tmp_path / "run", contents(straight)
+    code, said = attempt(run, phases, forked(straight, 6))
+    assert code == 0, said
+    assert contents(straight) == before
+    assert same(final_weights(straight), final_weights(run))
+    lines = [metrics.surviving(metrics.read(r / metrics.METRICS)) for r in (straight, run)]
+    keys = ("step", "loss", "blocks", "gradient_norm")
+    assert [[line[k] for k in keys] for line in lines[0]] == [
+        [x[k] for k in keys] for x in lines[1]
+    ]
+    code, said = main("audit", run)
+    assert code == 0, said
+    assert "14 steps survive, each once: 96 blocks" in said
+    assert ledger.run_state(ledger.read(run / ledger.FILE_NAME), 1).checkpoints[0] == 6
+    code, said = main("status", run)
+    assert f"began as a fork of {straight} at step 6" in said
+    main("report", run)
+    assert f"| began | as a fork of {straight} at step 6 |" in (run / "report.md").read_text()
+    # Done, and taken once: the same command trains nothing.
+    code, said = attempt(run, phases, forked(straight, 6))
+    assert (code, "is done already" in said) == (0, True)
+    code, said = attempt(run, phases, forked(straight, 8))
+    assert code == 2
+    assert "began as a fork of" in said
+
+
+def test_a_decay_branch_has_the_sources_steps_and_a_schedule_of_its_own(
+    attempt, phases, straight, tmp_path
+):
+    run = tmp_path / "run"
+    branch = yaml.safe_load(phases.removeprefix("phases="))
+    branch[2] = {"schedule": {"name": "linear", "warmup_steps": 0}}
+    words = ["phases=" + json.dumps(branch), "training.steps=12", forked(straight, 9)]
+    code, said = attempt(run, *words)
+    assert code == 0, said
+    lines = [metrics.surviving(metrics.read(r / metrics.METRICS)) for r in (straight, run)]
+    assert lines[0][:9] == lines[1][:9]
+    rates = [line["learning_rate"] for line in lines[1][9:]]
+    assert rates == pytest.approx([3e-3, 2.1e-3, 1.2e-3])
+    assert [line["blocks"] for line in lines[0][9:12]] == [line["blocks"] for line in lines[1][9:]]
+    assert main("audit", run)[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("step", "changes", "message"),
+    [
+        (7, [], "no checkpoint of step 7; accepted: one of those that it kept: 2, 4, 5, 6, 8"),
+        (8, ["training.seed=5"], "had another recipe up to step 8: training.seed: 1, now 5"),
+        (8, ["optimizer.learning_rate=1e-3"], "optimizer.learning_rate: 0.003, now 0.001"),
+    ],
+)
+def test_a_fork_that_cannot_be_is_refused_before_it_begins(
+    phases, straight, recipe, tmp_path, step, changes, message
+):
+    words = [recipe.path, f"folder={tmp_path / 'run'}", *SETTINGS, phases]
+    code, said = main("supervise", *words, forked(straight, step), *changes)
+    assert (code, message in said) == (2, True), said
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_fork_needs_a_run(recipe, tmp_path):
+    words = [recipe.path, f"folder={tmp_path / 'run'}", forked(tmp_path / "none", 5)]
+    code, said = main("supervise", *words)
+    assert (code, "is not the folder of a run that has begun" in said) == (2, True)
