@@ -96,6 +96,10 @@ def _setting(
         yield f"{indent}{name}:"
         for below in value:
             yield from _setting(below, value[below], texts.get(below, ""), sources, f"{key}.")
+    elif isinstance(value, list) and value:  # phases
+        parts = [{k: v for k, v in dataclasses.asdict(each).items() if v} for each in value]
+        line = yaml.safe_dump(parts, default_flow_style=True, width=sys.maxsize).rstrip()
+        yield f"{indent}{name}: {line}  # {sources.get(key, 'default')}"
     else:
         line = yaml.safe_dump({name: value}, default_flow_style=False, width=sys.maxsize).rstrip()
         yield f"{indent}{line}  # {sources.get(key, 'default')}"

@@ -64,7 +64,8 @@ class PhaseConfig:
     """Another learning_rate: the peak of the schedule."""
     schedule: dict[str, Any] = dataclasses.field(default_factory=dict)
     """Another schedule. If anything is set here, warm-up and decay count from the phase's first
-    step, and `training.steps` stands for the phase's length; else the run's schedule goes on."""
+    step, `training.steps` stands for the phase's length, and decay_steps is 0 unless it is set
+    here; else the run's schedule goes on."""
     training: dict[str, Any] = dataclasses.field(default_factory=dict)
     """Another evaluation_interval, evaluation_blocks, checkpoint_interval or checkpoints_kept."""
 
@@ -150,10 +151,12 @@ def _resolve_one(
                 f"{key}: a phase cannot change it; accepted: {', '.join(MAY_CHANGE)} (without "
                 "objective.name)"
             )
+    own = "schedule" in delta
+    if own:  # another length than the run's
+        delta["schedule"] = {"decay_steps": 0, **delta["schedule"]}
     merged = decode(type(config), merge(base, delta))
     ramp_start = first if {"ramp_from", "ramp_steps"} & {*delta.get("batch", {})} else 0
     length = _length(settings, merged, first, ramp_start, last)
-    own = "schedule" in delta
     if own:
         merged.schedule.refuse_misfit(length, f"the {length} steps of the phase")
     return Phase(

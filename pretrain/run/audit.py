@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -77,8 +76,7 @@ def examine(records: Sequence[ledger.Record], lines: Sequence[metrics.Line]) -> 
     for record, end in zip(attempts, ends, strict=False):
         attempt = record["attempt"]
         before = ledger.run_state(records[: record["number"]], created["seed"])
-        batches = record.get("batches", [[0, 0, created["batch"]]])
-        own_sizes = sizes[attempt] = _sizes(batches)
+        own_sizes = sizes[attempt] = _sizes(record, created)
         order = ledger.Corpora.of(record).order(before, own_sizes.first_block)
         own = [line for line in lines if line["attempt"] == attempt]
         during = records[record["number"] + 1 : end]
@@ -108,10 +106,17 @@ def examine(records: Sequence[ledger.Record], lines: Sequence[metrics.Line]) -> 
     return found
 
 
-def _sizes(batches: Sequence[Sequence[Any]]) -> Sizes:
-    """The sizes of batches that an attempt's record names."""
-    name = f"{ledger.FILE_NAME}: batch."
-    return Sizes(tuple((first, start, decode(BatchConfig, b, name)) for first, start, b in batches))
+def _sizes(record: ledger.Record, created: ledger.Record) -> Sizes:
+    """The sizes of batches of an attempt; those of the run's creation if it has no phases."""
+    name = f"{ledger.FILE_NAME}: "
+    if "batches" not in record:
+        return Sizes(((0, 0, decode(BatchConfig, created["batch"], f"{name}created.batch.")),))
+    parts = record["batches"]
+    return Sizes(
+        tuple(
+            (first, start, decode(BatchConfig, b, f"{name}batches.")) for first, start, b in parts
+        )
+    )
 
 
 def _steps_done(

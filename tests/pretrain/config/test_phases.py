@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 
+from pretrain.__main__ import main
 from pretrain.config.load import dump, load
 from pretrain.config.run import RunConfig
 from pretrain.engine.schedules import learning_rate
@@ -73,6 +74,14 @@ def test_what_was_written_is_read_back(phased, tmp_path):
     assert load(str(tmp_path / "again.yaml")) == config
 
 
+def test_what_is_shown_is_a_recipe_of_the_same_run(phased, tmp_path, capsys):
+    config = phased(f"[{{steps: 60}}, {LONG}]")
+    dump(config, tmp_path / "again.yaml")
+    assert main(["show", str(tmp_path / "again.yaml")]) in (0, None)
+    (tmp_path / "shown.yaml").write_text(capsys.readouterr().out)
+    assert load(str(tmp_path / "shown.yaml"), [f"folder={config.folder}"]) == config
+
+
 @pytest.mark.parametrize(
     ("phases", "message"),
     [
@@ -112,9 +121,10 @@ def test_the_runs_warmup_may_go_on_in_the_next_phase(phased):
 
 def test_a_schedule_of_a_phase_counts_from_its_first_step(phased):
     own = "schedule: {name: wsd, warmup_steps: 4, cooldown_steps: 10, cooldown: linear}"
-    config = phased(
-        f"[{{steps: 60}}, {{steps: 20, {own}}}, {{optimizer: {{learning_rate: 2e-3}}}}]"
-    )
+    peak = "{optimizer: {learning_rate: 2e-3}}"
+    # The decay_steps of the run are for another length than the phase's.
+    phases = f"[{{steps: 60}}, {{steps: 20, {own}}}, {peak}]"
+    config = phased(phases, "schedule.decay_steps=15")
     rates = [learning_rate(config, step) for step in range(100)]
     assert rates[10:60] == [1e-3] * 50
     assert rates[60:64] == pytest.approx([1e-4, 3.25e-4, 5.5e-4, 7.75e-4])
