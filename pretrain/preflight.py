@@ -72,23 +72,24 @@ def check(config: RunConfig, world_size: int) -> tuple[ModelConfig, Manifests]:
 
 def _refuse_corpora_of_phases(config: RunConfig, manifests: Manifests) -> None:
     """Refuse other vocabularies in later phases, and a corpus under two paths."""
-    first = next(iter(manifests.values()))
+    first, streams = next(iter(manifests.values())), {s.name: s for s in config.streams}
     paths: dict[str, str] = {}
-    for stream in config.streams if config.phases else ():
-        manifest = manifests[stream.name]
-        if manifest.tokenizer_digest != first.tokenizer_digest:
-            raise ValueError(
-                f"phases: {stream.path} was made with another vocabulary "
-                f"({manifest.tokenizer_digest[:12]}, {manifest.vocab_size} ids) than "
-                f"{config.streams[0].path} ({first.tokenizer_digest[:12]}, {first.vocab_size} "
-                "ids); accepted: corpora that were prepared with the same --tokenizer"
-            )
-        path = paths.setdefault(manifest.digest(), stream.key[0])
-        if path != stream.key[0]:
-            raise ValueError(
-                f"phases: {stream.path} is the same corpus as {path}; accepted: one path for it, "
-                "so that no phase reads again what another has read"
-            )
+    for phase, names in zip(config.resolved_phases, config.stream_names, strict=True):
+        for name in names if config.phases else ():
+            stream, manifest = streams[name], manifests[name]
+            if manifest.tokenizer_digest != first.tokenizer_digest:
+                raise ValueError(
+                    f"{phase}: {stream.path} was made with another vocabulary "
+                    f"({manifest.tokenizer_digest[:12]}, {manifest.vocab_size} ids) than "
+                    f"{config.streams[0].path} ({first.tokenizer_digest[:12]}, {first.vocab_size} "
+                    "ids); accepted: corpora that were prepared with the same --tokenizer"
+                )
+            path = paths.setdefault(manifest.digest(), stream.key[0])
+            if path != stream.key[0]:
+                raise ValueError(
+                    f"{phase}: {stream.path} is the same corpus as {path}; accepted: one path for "
+                    "it, so that no phase reads again what another has read"
+                )
 
 
 def _check_phase(config: RunConfig, world_size: int) -> tuple[ModelConfig, Manifests]:
