@@ -104,10 +104,7 @@ def take(config: RunConfig) -> None:
     if (fork.run / folder.INITIAL).is_dir():
         shutil.copytree(fork.run / folder.INITIAL, own / folder.INITIAL, dirs_exist_ok=True)
     for name, last in ((metrics.METRICS, fork.step - 1), (metrics.VALIDATION, fork.step)):
-        limit = (attempt, last)
-        _copy_lines(
-            fork.run / name, own / name, lambda r, end=limit: (r["attempt"], r["step"]) <= end
-        )
+        _copy_lines(fork.run / name, own / name, _until(attempt, last))
     dump(fork.recipe, own / "run.yaml")
     path = own / ledger.FILE_NAME
     new = path.with_suffix(".fork")
@@ -137,6 +134,11 @@ def forked(records: Sequence[ledger.Record]) -> ledger.Record | None:
 def describe(record: ledger.Record) -> str:
     """Say where a fork began."""
     return f"as a fork of {record['run']} at step {record['step']:,}"
+
+
+def _until(attempt: int, step: int) -> Callable[[dict[str, Any]], bool]:
+    """Whether a line is of earlier attempts, or of this one up to a step."""
+    return lambda line: (line["attempt"], line["step"]) <= (attempt, step)
 
 
 def _copy_lines(source: Path, target: Path, wanted: Callable[[dict[str, Any]], bool]) -> None:
