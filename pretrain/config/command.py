@@ -98,8 +98,8 @@ def _setting(
             yield from _setting(below, value[below], texts.get(below, ""), sources, f"{key}.")
     elif isinstance(value, list) and value:  # phases
         parts = [{k: v for k, v in dataclasses.asdict(each).items() if v} for each in value]
-        line = yaml.safe_dump(parts, default_flow_style=True, width=sys.maxsize).rstrip()
-        yield f"{indent}{name}: {line}  # {sources.get(key, 'default')}"
+        yield f"{indent}{name}:  # {sources.get(key, 'default')}"
+        yield from yaml.safe_dump(parts, sort_keys=False).splitlines()
     else:
         line = yaml.safe_dump({name: value}, default_flow_style=False, width=sys.maxsize).rstrip()
         yield f"{indent}{line}  # {sources.get(key, 'default')}"
