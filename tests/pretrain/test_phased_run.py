@@ -165,6 +165,28 @@ def test_phases_to_come_may_change_and_those_begun_may_not(attempt, phases, stra
     assert "made@32, epoch 0: 40 blocks" in said
 
 
+def test_a_rollback_into_an_earlier_phase_trains_it_with_its_own_settings(
+    attempt, phases, straight, tmp_path
+):
+    run = tmp_path / "run"
+    attempt(run, phases, fails_at=10)
+    path = run / ledger.FILE_NAME
+    rise = {"channel": "fast", "loss": 9.0, "baseline": 5.0}
+    ledger.append(path, "spike", attempt=1, step=8, onset=6, **rise)
+    answer = {"rung": 2, "skip": [6, 8], "learning_rate_factor": 1.0, "learning_rate_steps": 0}
+    ledger.append(path, "rollback", onset=6, step=4, seed=2, **answer)
+    code, said = attempt(run, phases)
+    assert code == 0, said
+    before, after = (metrics.surviving(metrics.read(r / metrics.METRICS)) for r in (straight, run))
+    assert [line["seed"] for line in after] == [1] * 4 + [2] * 10
+    rates = [[line["learning_rate"] for line in lines] for lines in (before, after)]
+    assert rates[0] == rates[1]
+    assert max(line["tokens"] for line in after[5:9]) <= 4 * 48 < after[4]["tokens"]
+    code, said = main("audit", run)
+    assert code == 0, said
+    assert "declared skipped" in said
+
+
 def contents(run):
     """The bytes of every file of a run."""
     return {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
