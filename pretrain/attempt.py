@@ -12,13 +12,14 @@ import itertools
 import os
 import secrets
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pretrain import preflight
 from pretrain.bench import plan
 from pretrain.config.load import to_dict
+from pretrain.config.phases import Phase
 from pretrain.config.run import RunConfig
 from pretrain.data.batches import (
     PretrainingBatches,
@@ -33,7 +34,7 @@ from pretrain.loop import GO_ON, Hook, Model, StepRecord
 from pretrain.loop import run as run_loop
 from pretrain.model.config import choose_backend
 from pretrain.objectives.base import Vocabulary
-from pretrain.run import checkpoints, folder, ledger, metrics, pace, resume
+from pretrain.run import checkpoints, folder, fork, ledger, metrics, pace, resume
 from pretrain.run.collective import Group
 from pretrain.run.continuity import continuity_check
 from pretrain.run.figures import NOT_MEASURED, Figures
@@ -41,7 +42,12 @@ from pretrain.run.log import RunLog
 from pretrain.run.resume import Start
 from pretrain.run.saver import Saver
 from pretrain.spikes.detector import SpikeDetector
-from pretrain.spikes.live import SpikeWatch, declared_changes, history_before
+from pretrain.spikes.live import (
+    SpikeWatch,
+    changed_measures,
+    declared_changes,
+    history_before,
+)
 from pretrain.spikes.policy import checkpoints_to_keep, max_checkpoints_kept
 from pretrain.supervision import control
 from pretrain.supervision.client import SupervisorClient
@@ -77,9 +83,8 @@ class Attempt:
         self.config = config
         self.architecture, self.manifests = preflight.check(config, world_size)
         clipping = config.optimizer.gradient_clipping
-        self.settings = deepspeed_json(
-            config.training.deepspeed, config.batch, clipping, world_size
-        )
+        batch = config.phase(0).config.batch  # its sizes change nothing that DeepSpeed computes
+        self.settings = deepspeed_json(config.training.deepspeed, batch, clipping, world_size)
         preflight.refuse_other_recipe(config, self.manifests)
         self.run_folder = Path(config.folder)
         if config.training.deterministic:
@@ -115,7 +120,8 @@ class Attempt:
         self.supervisor.report_setup()
         self.done = state.is_done(config.training.steps)
         if not self.done:
-            self.blocks = Joined(preflight.open_sources(config.data, "train"))
+            streams = (preflight.open_stream(stream, "train") for stream in config.streams)
+            self.blocks = Joined(tuple(streams))
             self.start = self._resume(state)
             self.supervisor.report_setup()
 
@@ -124,6 +130,7 @@ class Attempt:
         token = control.token_of(os.environ)
         control.refuse_superseded(self.run_folder, token)
         self.lock = folder.lock(self.run_folder)  # held until this process exits
+        fork.take(self.config)
         state = folder.open_run(self.config, self.manifests, self._initial_weights())
         return state, token or secrets.token_hex(8)
 
@@ -140,7 +147,7 @@ class Attempt:
         """Choose the checkpoint to resume from, and record that the attempt begins."""
         config = self.config
         totals = [len(source) for source in self.blocks.sources]
-        order = state.order(config.mixture(), totals, config.batch.first_block)
+        order = state.order(config.mixture(), totals, config.sizes.first_block)
         point = checkpoints.find_resume_point(self.run_folder, state.checkpoints, self.group)
         size = checkpoints.BYTES_PER_PARAMETER * self.parameters
         if point.manifest:
@@ -148,7 +155,7 @@ class Attempt:
 
         def begin() -> Start:
             if point.manifest:
-                before = ledger.lineage_record(order, config.batch.first_block(point.step))
+                before = ledger.lineage_record(order, config.sizes.first_block(point.step))
                 preflight.refuse_other_checkpoint(
                     point.manifest, point.step, self.architecture, before
                 )
@@ -167,19 +174,17 @@ class Attempt:
         return self.group.on_rank_0(begin)
 
     def _corpora(self) -> list[dict[str, object]]:
-        """Of several corpora, what the ledger says of each."""
-        if not self.config.data.corpora:
+        """Of several corpora, or ways to cut them, what the ledger says of each."""
+        if not self.config.data.corpora and len(self.config.streams) == 1:
             return []
         return [
             {
-                "name": name,
-                "digest": manifest.digest(),
+                "name": stream.name,
+                "digest": self.manifests[stream.name].digest(),
                 "blocks": len(source),
                 "share_of_tokens": source.share_of_tokens,
             }
-            for (name, manifest), source in zip(
-                self.manifests.items(), self.blocks.sources, strict=True
-            )
+            for stream, source in zip(self.config.streams, self.blocks.sources, strict=True)
         ]
 
     def run(self) -> int:
@@ -192,60 +197,37 @@ class Attempt:
             if self.group.rank == 0:
                 sys.stdout.write(f"{self.run_folder} is done already; nothing to train\n")
             return EXIT_DONE
-        config, training = self.config, self.config.training
         self._build_engine()
-        self._build_batches()
-        self.supervisor.report_setup()
-        self.log = RunLog(config, self.start, self.supervisor.refuse_superseded)
+        self.log = RunLog(self.config, self.start, self.supervisor.refuse_superseded)
         self.saver = Saver(
-            config,
+            self.config,
             self.start,
             self.group,
             self.log,
             write=self.engine.save,
             hold=self.engine.hold,
             facts=self._facts,
-            retained=lambda records, step: checkpoints_to_keep(records, step, config),
+            retained=self._retained,
         )
+        self._enter_phase(self.config.phase(max(0, self.start.step - 1)))
+        self.supervisor.report_setup()
         observers: list[Callable[[StepRecord], None]] = []
         self.group.on_rank_0(lambda: observers.extend(self._open_log()))
-        evaluate = self.supervisor.in_phase(EVALUATE, self._evaluate)
         self.profiler = self._profiler()
-        begin = self.saver.begin if training.background_saving else self.saver.save
-        save = self.supervisor.in_phase(SAVE, begin)
-        evaluation = Hook(training.evaluation_interval, evaluate)
-        self._evaluate_if_missed(evaluation)
-        with prefetched(self.batches, training.data_workers) as batches:
-            self.timed = pace.TimedBatches(batches)
-            self.profiler.begin_if_due(self.start.step)
-            verdict = run_loop(
-                self.engine,
-                self.timed,
-                self.objective,
-                learning_rate=self._learning_rate,
-                first_step=self.start.step,
-                last_step=training.steps,
-                hooks=[
-                    evaluation,
-                    Hook(training.checkpoint_interval, save),
-                ],
-                observers=observers,
-                watch=lambda record: self.watch(record),
-                stop=self.supervisor.verdict,
-                after_step=self._after_step,
-                background=self.saver,
-                measure=lambda: self.measured,
-                gauge=0.0 if self.beta is None else self.beta,
-            )
+        self._evaluate_if_missed()
+        self.profiler.begin_if_due(self.start.step)
+        verdict = GO_ON
+        for phase in self.config.resolved_phases:
+            if verdict == GO_ON and phase.end_step > self.start.step:
+                verdict = self._train(phase, observers)
         self.profiler.close()
         self.log.close()
         begun = self.saver.begun
         if begun is not None and verdict != EXIT_FAILED:  # a superseded attempt commits nothing
             self.supervisor.in_phase(SAVE, lambda step: self.saver.finish())(begun)
         if verdict == GO_ON:
-            self.group.on_rank_0(
-                lambda: self.log.record("done", step=training.steps, **self.log.guarded)
-            )
+            steps = self.config.training.steps
+            self.group.on_rank_0(lambda: self.log.record("done", step=steps, **self.log.guarded))
             return EXIT_DONE
         if verdict == EXIT_PREEMPTED:
             self._save_and_leave()
@@ -272,14 +254,61 @@ class Attempt:
             self.engine.load(checkpoints.folder_of(self.run_folder, self.start.step))
             self.supervisor.report_setup()
 
-    def _build_batches(self) -> None:
-        """Build the objective and its batches, for training and for validation."""
-        config, training = self.config, self.config.training
-        (manifest, *_), corpus = self.manifests.values(), self.blocks.sources[0].corpus.folder
+    def _train(self, phase: Phase, observers: Sequence[Callable[[StepRecord], None]]) -> int:
+        """Train to the end of a phase; returns the loop's verdict."""
+        if phase is not self.phase:
+            enter = self.supervisor.in_phase(
+                EVALUATE, lambda step: self._enter_phase(phase), after=INIT
+            )
+            enter(phase.first_step)
+        training, first = phase.config.training, max(phase.first_step, self.start.step)
+        if self.config.phases:
+            self.group.on_rank_0(
+                lambda: self.log.say(f"{phase}: steps {first} to {phase.end_step}")
+            )
+        save = self.saver.begin if training.background_saving else self.saver.save
+        with prefetched(self.batches, training.data_workers) as batches:
+            self.timed = pace.TimedBatches(batches)
+            return run_loop(
+                self.engine,
+                self.timed,
+                self.objective,
+                learning_rate=self._learning_rate,
+                first_step=first,
+                last_step=phase.end_step,
+                hooks=[
+                    Hook(
+                        training.evaluation_interval,
+                        self.supervisor.in_phase(EVALUATE, self._evaluate),
+                    ),
+                    Hook(training.checkpoint_interval, self.supervisor.in_phase(SAVE, save)),
+                ],
+                observers=observers,
+                watch=lambda record: self.watch(record),
+                stop=self.supervisor.verdict,
+                after_step=self._after_step,
+                background=self.saver,
+                measure=lambda: self.measured,
+                gauge=0.0 if self.beta is None else self.beta,
+            )
+
+    def _retained(self, records: Sequence[ledger.Record], step: int) -> set[int]:
+        """Steps of the checkpoints to keep after that of `step`."""
+        return checkpoints_to_keep(records, step, self.config.phase(step - 1).config)
+
+    def _enter_phase(self, phase: Phase) -> None:
+        """Build a phase's objective and batches, for training and for validation."""
+        self.phase, config = phase, phase.config
+        training = config.training
+        names = self.config.stream_names[phase.number - 1]
+        self.corpora = dict(
+            zip(config.data.named_corpora, map(self.manifests.__getitem__, names), strict=True)
+        )
+        (manifest, *_), corpus = self.corpora.values(), self.blocks.sources[0].corpus.folder
         vocabulary = Vocabulary(manifest.vocab_size, self.architecture.vocab_size, corpus)
         self.objective = config.objective.build(vocabulary, compiled=training.compile)
         self.measure = config.objective.for_validation().build(vocabulary)
-        sizes = [len(manifest.subsets) for manifest in self.manifests.values()]
+        sizes = [len(manifest.subsets) for manifest in self.corpora.values()]
         self.validation = [
             batch
             for source, first_subset in zip(
@@ -298,12 +327,13 @@ class Attempt:
             )
         ]
         self.batches = PretrainingBatches(
-            self.blocks,
+            dataclasses.replace(self.blocks, longest=config.data.sequence_length),
             self.objective,
             self.start.order,
             config.batch,
             config.fault,
             training.seed,
+            self.config.sizes,
         )
 
     def _open_log(self) -> list[Callable[[StepRecord], None]]:
@@ -313,10 +343,13 @@ class Attempt:
         observers = self.log.open()
         lines = metrics.read(self.run_folder / metrics.METRICS)
         validation = metrics.read(self.run_folder / metrics.VALIDATION)
-        if config.objective != config.objective.for_validation():
+        phases = [phase.config.objective for phase in config.resolved_phases]
+        if any(objective != objective.for_validation() for objective in phases):
             validation = metrics.with_standard_masks(validation)
         self.watch = SpikeWatch(
-            SpikeDetector(config.spike, declared_changes(config, start.state)),
+            SpikeDetector(
+                config.spike, declared_changes(config, start.state), changed_measures(config)
+            ),
             *history_before(start.step, lines, validation),
             lambda event: self.log.suspicion(**dataclasses.asdict(event)),
         )
@@ -333,19 +366,28 @@ class Attempt:
 
     def _figures(self) -> Figures:
         """What computes the figures that are shown beside each step's loss."""
-        batch, length = self.config.batch, self.config.data.sequence_length
+        config = self.config
+        flops = {
+            phase.number: plan.flops_per_token(
+                self.architecture,
+                phase.config.data.sequence_length,
+                phase.config.objective.target_share,
+            )
+            for phase in config.resolved_phases
+        }
         return Figures(
-            positions=lambda step: batch.size(step) * length,
+            positions=lambda step: (
+                config.sizes.size(step) * config.phase(step).config.data.sequence_length
+            ),
             deviations=self.watch.deviations,
             shows_beta=self.beta is not None,
-            flops_per_position=plan.flops_per_token(
-                self.architecture, length, self.config.objective.target_share
-            ),
+            flops_per_position=lambda step: flops[config.phase(step).number],
             peak_flops=self.peak_flops,
         )
 
     def _announce(self) -> None:
         config, table = self.config, self.model.encoder.embeddings.tokens
+        now = config.phase(self.start.step).config
         padding = (table.num_embeddings - table.vocab_size) * table.embedding_dim
         chosen = (
             "" if config.training.attention_backend == self.backend else ", chosen automatically"
@@ -353,19 +395,19 @@ class Attempt:
         self.log.say(
             f"attempt {self.start.attempt}: {config.model.variant} {config.model.size}, "
             f"{self.parameters - padding:,} parameters, {self.start.order.total:,} blocks with "
-            f"{self.start.share_of_tokens:.1%} of the corpus's tokens ({config.data.packing}, "
+            f"{self.start.share_of_tokens:.1%} of the corpus's tokens ({now.data.packing}, "
             f"{self.blocks.fill:.1%} full), "
-            f"{config.batch.global_batch_size} blocks a step on "
+            f"{now.batch.global_batch_size} blocks a step on "
             f"{metrics.count(self.group.world_size, 'rank')} ({self.process.device}, "
             f"{config.training.deepspeed}, attention {self.backend}{chosen}), steps "
             f"{self.start.step} to {config.training.steps}, seed {self.start.seed}"
         )
-        shares = self.start.order.mixture.shares(config.batch.first_block(self.start.step))
+        shares = self.start.order.mixture.shares(config.sizes.first_block(self.start.step))
         for corpus, share in zip(self.start.corpora, shares, strict=False):
             self.log.say(
                 f"corpus {corpus['name']}: {share:.1%} of the blocks, of {corpus['blocks']:,}"
             )
-        self.log.say(validation_note(config.objective))
+        self.log.say(validation_note(now.objective))
 
     def _learning_rate(self, step: int) -> float:
         return learning_rate(self.config, step) * self.start.state.learning_rate_factor(step)
@@ -405,7 +447,7 @@ class Attempt:
 
         names = [
             f"{corpus}/{subset}" if corpus else subset
-            for corpus, manifest in self.manifests.items()
+            for corpus, manifest in self.corpora.items()
             for subset in manifest.subsets
         ]
 
@@ -416,14 +458,14 @@ class Attempt:
         if self.group.rank == 0:
             scores = Scores.of(found, self.measure.terms, names)
             parts = dataclasses.asdict(scores)
-            if self.config.data.corpora:
-                sizes = {name: len(m.subsets) for name, m in self.manifests.items()}
+            if self.phase.config.data.corpora:
+                sizes = {name: len(m.subsets) for name, m in self.corpora.items()}
                 by_corpus = scores_by_corpus(found, self.measure.terms, sizes)
                 parts["corpora"] = {n: dataclasses.asdict(s) for n, s in by_corpus.items()}
             self.log.validated(step, parts)
             self.watch.validation_loss = scores.total.loss
 
-    def _evaluate_if_missed(self, evaluation: Hook) -> None:
+    def _evaluate_if_missed(self) -> None:
         """Do the evaluation that is due before the attempt's first step.
 
         An attempt that is asked to stop saves and leaves out the evaluation that is due after the
@@ -433,7 +475,8 @@ class Attempt:
         step = self.start.step
         if not step and not self.config.model.init_from:
             return
-        if not evaluation.is_due(step, self.config.training.steps):
+        interval = self.phase.config.training.evaluation_interval
+        if not Hook(interval, self._evaluate).is_due(step, self.phase.end_step):
             return
         if not self.group.on_rank_0(lambda: self.watch.validation_loss is not None):
             self.supervisor.in_phase(EVALUATE, self._evaluate, after=INIT)(step)
@@ -449,7 +492,7 @@ class Attempt:
 
     def _facts(self, step: int) -> dict[str, object]:
         """What a reader of a checkpoint needs to know without the run's folder."""
-        blocks, order = self.config.batch.first_block(step), self.start.order
+        blocks, order = self.config.sizes.first_block(step), self.start.order
         (manifest, *_) = self.manifests.values()
         return {
             "architecture": self.architecture.to_dict(),

@@ -6,6 +6,7 @@ Imports no torch.
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 from data_prep.corpus import Corpus
 from data_prep.manifest import SPLITS, CorpusManifest, load_manifest
 from pretrain.config.load import MAY_CHANGE, RUN_FILE, SCHEDULE, differences, load
+from pretrain.config.phases import Stream
 from pretrain.config.run import DataConfig, RunConfig
 from pretrain.data.batches import (
     refuse_other_packing,
@@ -28,6 +30,7 @@ from pretrain.model.config import AUTOMATIC, ModelConfig, check_backend, choose_
 from pretrain.objectives.base import Vocabulary
 from pretrain.objectives.registry import SETTINGS_BY_NAME
 from pretrain.run import folder as run_folder
+from pretrain.run import fork as forks
 from pretrain.run import ledger
 from pretrain.supervision import control
 
@@ -49,12 +52,50 @@ def check(config: RunConfig, world_size: int) -> tuple[ModelConfig, Manifests]:
         world_size: number of processes that share a batch.
 
     Returns:
-        The model's architecture with the corpora's vocabulary, and the corpora's manifests.
+        The model's architecture with the corpora's vocabulary, and the manifests of
+        `config.streams`.
 
     Raises:
-        ValueError: something is missing or does not fit; both values are named.
+        ValueError: something is missing or does not fit; both values are named, and the phase.
     """
-    manifests = _read_manifests(config.data)
+    found: list[tuple[ModelConfig, Manifests]] = []
+    for phase in config.resolved_phases:
+        try:
+            found.append(_check_phase(phase.config, world_size))
+        except ValueError as error:
+            raise ValueError(f"{phase}: {error}" if config.phases else str(error)) from None
+    manifests: dict[str, CorpusManifest] = {}
+    for (_, of_phase), names in zip(found, config.stream_names, strict=True):
+        manifests |= dict(zip(names, of_phase.values(), strict=True))
+    _refuse_corpora_of_phases(config, manifests)
+    return found[0][0], manifests
+
+
+def _refuse_corpora_of_phases(config: RunConfig, manifests: Manifests) -> None:
+    """Refuse other vocabularies in later phases, and a corpus under two paths."""
+    first, streams = next(iter(manifests.values())), {s.name: s for s in config.streams}
+    paths: dict[str, str] = {}
+    for phase, names in zip(config.resolved_phases, config.stream_names, strict=True):
+        for name in names if config.phases else ():
+            stream, manifest = streams[name], manifests[name]
+            if manifest.tokenizer_digest != first.tokenizer_digest:
+                raise ValueError(
+                    f"{phase}: {stream.path} was made with another vocabulary "
+                    f"({manifest.tokenizer_digest[:12]}, {manifest.vocab_size} ids) than "
+                    f"{config.streams[0].path} ({first.tokenizer_digest[:12]}, {first.vocab_size} "
+                    "ids); accepted: corpora that were prepared with the same --tokenizer"
+                )
+            path = paths.setdefault(manifest.digest(), stream.key[0])
+            if path != stream.key[0]:
+                raise ValueError(
+                    f"{phase}: {stream.path} is the same corpus as {path}; accepted: one path for "
+                    "it, so that no phase reads again what another has read"
+                )
+
+
+def _check_phase(config: RunConfig, world_size: int) -> tuple[ModelConfig, Manifests]:
+    """Check the settings of one phase; returns the architecture, and its corpora's manifests."""
+    manifests = read_manifests(config.data)
     manifest = next(iter(manifests.values()))
     model = config.architecture(manifest.vocab_size)
     _refuse_other_objective(config, model)
@@ -133,7 +174,13 @@ def open_sources(data: DataConfig, split: str) -> tuple[Source, ...]:
     return tuple(cut(Corpus(folder, split), data.sequence_length) for folder in folders)
 
 
-def _read_manifests(data: DataConfig) -> Manifests:
+def open_stream(stream: Stream, split: str) -> Source:
+    """Return the blocks of one split of a corpus, cut in one way."""
+    corpus = Corpus(Path(stream.path), split)
+    return SOURCES[stream.packing](corpus, stream.sequence_length)
+
+
+def read_manifests(data: DataConfig) -> Manifests:
     """Read the manifests of a recipe's corpora.
 
     Raises:
@@ -179,16 +226,13 @@ def data_summary(config: RunConfig) -> list[str]:
     Cuts the splits into blocks where that was not done before.
     """
     sentences = []
-    names = [f"{name}, " if name else "" for name in config.data.named_corpora]
-    for name, source in (
-        pair
-        for split in SPLITS
-        for pair in zip(names, open_sources(config.data, split), strict=True)
-    ):
+    for split, stream in itertools.product(SPLITS, config.streams):
+        name = f"{stream.name}, " if stream.name else ""
+        source = open_stream(stream, split)
         tokens, dropped = _tokens(source)
         sentences.append(
             f"{name}{source.corpus.split}: {len(source):,} blocks of {source.sequence_length} hold "
-            f"{source.share_of_tokens:.1%} of {tokens:,} tokens ({config.data.packing}, "
+            f"{source.share_of_tokens:.1%} of {tokens:,} tokens ({stream.packing}, "
             f"{source.fill:.1%} full)"
             + (f"; {dropped:,} tokens of {source.dropped} are dropped" if dropped else "")
         )
@@ -318,25 +362,37 @@ def refuse_other_recipe(config: RunConfig, manifests: Manifests) -> None:
     """
     run = Path(config.folder)
     _refuse_other_folder(run)
-    records = ledger.read(run / ledger.FILE_NAME)
-    changed = _other_corpora(records, manifests)
-    if (run / RUN_FILE).is_file():
-        state = ledger.run_state(records, config.training.seed)
-        old, done = load(str(run / RUN_FILE)), state.resume_step()
-        # What a rollback skipped is named by the steps that had read it.
-        read = max([done, *(r["skip"][1] for r in state.rollbacks if r.get("skip"))])
+    fork = forks.find(config)
+    records = fork.records if fork else ledger.read(run / ledger.FILE_NAME)
+    old = fork.recipe if fork else None
+    if not fork and (run / RUN_FILE).is_file():
+        old = load(str(run / RUN_FILE))
+    state = ledger.run_state(records, config.training.seed)
+    done = state.resume_step()
+    # What a rollback skipped is named by the steps that had read it.
+    read = max([done, *(r["skip"][1] for r in state.rollbacks if r.get("skip"))])
+    changed = _other_corpora(records, config, manifests, read)
+    if old:
         changed += [*_other_recipe(old, config, done), *_other_weights(old, config, read)]
+    known = (
+        f"{run} is a run with another recipe; name a new folder, or resume it unchanged, with the "
+        f"recipe {run / RUN_FILE}: "
+    )
     if changed:
         raise ValueError(
-            f"{run} is a run with another recipe; name a new folder, or resume it unchanged, with "
-            f"the recipe {run / RUN_FILE}: " + "; ".join(changed)
+            (
+                f"fork_from: {fork.run} had another recipe up to step {fork.step}: "
+                if fork
+                else known
+            )
+            + "; ".join(changed)
         )
 
 
 def _other_recipe(old: RunConfig, new: RunConfig, done: int) -> list[str]:
     """List how the recipe differs from the one that a run of `done` steps had so far."""
-    changed = differences(old, new)
-    others = differences(old, new, (*MAY_CHANGE, *SCHEDULE))
+    changed = _differences(old, new, done, MAY_CHANGE)
+    others = _differences(old, new, done, (*MAY_CHANGE, *SCHEDULE))
     if changed == others:
         return changed
     steps = new.training.steps
@@ -361,14 +417,34 @@ def _other_recipe(old: RunConfig, new: RunConfig, done: int) -> list[str]:
     return [*changed, reason]
 
 
+def _differences(old: RunConfig, new: RunConfig, done: int, may_change: Sequence[str]) -> list[str]:
+    """List how the settings of the steps done differ, and those of the first step."""
+    found: dict[str, None] = {}
+    for before, now in itertools.product(old.resolved_phases, new.resolved_phases):
+        first, end = max(before.first_step, now.first_step), min(before.end_step, now.end_step)
+        if first < min(end, max(done, 1)):
+            where = f"from step {first} on, " if first else ""
+            for text in differences(before.config, now.config, may_change):
+                found[where + text] = None
+    if not (old.phases or new.phases):
+        return list(found)
+    places = [[c.sizes.first_block(step) for step in range(done + 1)] for c in (old, new)]
+    if not found and places[0] != places[1]:
+        step = next(step for step in range(done + 1) if places[0][step] != places[1][step])
+        found[f"batch: the sizes of the steps before {step}, which are done, were others"] = None
+    return list(found)
+
+
 def _other_weights(old: RunConfig, new: RunConfig, read: int) -> list[str]:
     """Say which of the steps that read or skipped blocks, those below `read`, has other weights."""
-    place = new.batch.first_block(read)
-    if old.batch != new.batch or old.mixture().until(place) == new.mixture().until(place):
+    place = new.sizes.first_block(read)
+    if old.sizes.first_block(read) != place:
         return []  # another batch is named as such
+    if old.mixture().until(place) == new.mixture().until(place):
+        return []
 
     def weights(config: RunConfig) -> list[tuple[int, list[float]]]:
-        return [(step, each) for step, each in config.data.weights() if step < read]
+        return [(step, each) for step, each in config.weights() if step < read]
 
     return [
         f"data.corpora: the weights by step were {weights(old)}, now {weights(new)}, but the "
@@ -387,8 +463,13 @@ def _refuse_other_folder(run: Path) -> None:
         )
 
 
-def _other_corpora(records: Sequence[ledger.Record], manifests: Manifests) -> list[str]:
-    """List how the corpora differ from those in the ledger. Others may follow them."""
+def _other_corpora(
+    records: Sequence[ledger.Record], config: RunConfig, manifests: Manifests, read: int
+) -> list[str]:
+    """List how the corpora differ from those in the ledger. Others may follow them.
+
+    Those of phases that begin after step `read` are not compared.
+    """
     began = next((record for record in records if record["kind"] == "created"), None)
     if began is None:
         return []
@@ -401,6 +482,10 @@ def _other_corpora(records: Sequence[ledger.Record], manifests: Manifests) -> li
         ]
     then = ledger.corpora_digests(records)
     now = [(name, manifest.digest()) for name, manifest in manifests.items()]
+    if config.phases or any("batches" in record for record in records):
+        phases = zip(config.resolved_phases, config.stream_names, strict=True)
+        begun = {n for phase, names in phases for n in names if phase.first_step < max(1, read)}
+        now, then = now[: len(begun)], then[: len(begun)]
     if len(now) < len(then):
         missing = ", ".join(name for name, _ in then[len(now) :])
         return [f"data.corpora: {missing} is missing; accepted: with the weight 0"]

@@ -15,6 +15,7 @@ from typing import Any
 
 from data_prep.corpus import Corpus
 from data_prep.manifest import load_manifest
+from pretrain.config.phases import Phase
 from pretrain.config.run import RunConfig
 from pretrain.data.sources import SOURCES
 from pretrain.engine import settings as deepspeed_settings
@@ -113,6 +114,23 @@ class Reading:
 
 
 @dataclasses.dataclass(frozen=True)
+class PhaseCost:
+    """What one phase of a run costs."""
+
+    name: str
+    steps: int
+    blocks: int
+    tokens: int
+    flops_per_token: float
+    seconds: float
+
+    @property
+    def flops(self) -> float:
+        """Of the whole phase."""
+        return self.flops_per_token * self.tokens
+
+
+@dataclasses.dataclass(frozen=True)
 class Plan:
     """The cost of a run; sizes in bytes."""
 
@@ -151,6 +169,8 @@ class Plan:
     source: str
     """Where the utilization comes from."""
     seconds: float
+    phases: list[PhaseCost] = dataclasses.field(default_factory=list)
+    """Of a run with phases; the memory is that of the phase that needs most."""
 
 
 def plan(
@@ -176,26 +196,35 @@ def plan(
     model = model_of(config)
     training = config.training
     settings = deepspeed_settings.read(
-        training.deepspeed, config.batch, config.optimizer.gradient_clipping, world_size
+        training.deepspeed,
+        config.phase(0).config.batch,
+        config.optimizer.gradient_clipping,
+        world_size,
     )
     width = weight_bytes(settings)
     stage = int(settings.get("zero_optimization", {}).get("stage", 0))
     count, trained = parameters(model), parameters(model, training.vocabulary_multiple)
-    length = config.data.sequence_length
-    share = config.objective.target_share
-    blocks = config.batch.first_block(training.steps)
-    tokens = blocks * length
-    per_token = flops_per_token(model, length, share)
     device = DEVICES[kind]
+    costs = _phase_costs(config, model, world_size * device.flops * utilization)
+    tokens, flops = sum(cost.tokens for cost in costs), sum(cost.flops for cost in costs)
+    blocks = sum(cost.blocks for cost in costs)
     backend = choose_backend(model, training.attention_backend, on_gpu=True)
     stages = range(4) if width == 4 else range(1, 4)
 
+    def needs(phase: Phase) -> int:
+        rows = phase.config.batch.micro_batch_size
+        return _activations_with(phase.config, model, backend, rows, width)
+
+    heaviest = max(config.resolved_phases, key=needs).config
+
     def memory(backend: str, rows: int, stage: int) -> Memory:
-        kept = _activations_with(config, model, backend, rows, width)
+        kept = _activations_with(heaviest, model, backend, rows, width)
         return Memory(*states(trained, stage, world_size, settings), kept, _offloads(settings))
 
     fits = [
-        _fit(config, model, name, device.memory, world_size, functools.partial(memory, stage=stage))
+        _fit(
+            heaviest, model, name, device.memory, world_size, functools.partial(memory, stage=stage)
+        )
         for name in ("dense", "flex")
     ]
     return Plan(
@@ -203,12 +232,12 @@ def plan(
         trained_parameters=trained,
         tokens=tokens,
         reading=_reading(config, blocks),
-        flops_per_token=per_token,
-        flops=per_token * tokens,
+        flops_per_token=flops / tokens if config.phases else costs[0].flops_per_token,
+        flops=flops,
         world_size=world_size,
         stage=stage,
         backend=backend,
-        memory={n: memory(backend, config.batch.micro_batch_size, n) for n in stages},
+        memory={n: memory(backend, heaviest.batch.micro_batch_size, n) for n in stages},
         fits=fits,
         checkpoint=checkpoint_bytes(trained, width, stage),
         checkpoints_newest=training.checkpoints_kept,
@@ -219,8 +248,25 @@ def plan(
         device_memory=device.memory,
         utilization=utilization,
         source=source,
-        seconds=per_token * tokens / (world_size * device.flops * utilization),
+        seconds=sum(cost.seconds for cost in costs),
+        phases=costs if config.phases else [],
     )
+
+
+def _phase_costs(config: RunConfig, model: ModelConfig, flops_per_second: float) -> list[PhaseCost]:
+    """Return the cost of each phase of a run on devices of so many FLOP/s."""
+    costs = []
+    for phase in config.resolved_phases:
+        data, first_block = phase.config.data, config.sizes.first_block
+        blocks = first_block(phase.end_step) - first_block(phase.first_step)
+        per_token = flops_per_token(
+            model, data.sequence_length, phase.config.objective.target_share
+        )
+        tokens = blocks * data.sequence_length
+        seconds = per_token * tokens / flops_per_second
+        steps = phase.end_step - phase.first_step
+        costs.append(PhaseCost(str(phase), steps, blocks, tokens, per_token, seconds))
+    return costs
 
 
 def kind_of(name: str) -> str | None:
@@ -294,23 +340,23 @@ def model_of(config: RunConfig) -> ModelConfig:
 
 
 def _folders(config: RunConfig) -> list[Path]:
-    """Return the folders of the corpora that are on this machine."""
-    folders = (Path(corpus.path) for corpus in config.data.named_corpora.values())
+    """Return the folders of `config.streams` that are on this machine."""
+    folders = (Path(stream.path) for stream in config.streams)
     return [folder for folder in folders if folder.exists()]
 
 
 def _reading(config: RunConfig, blocks: int) -> dict[str, Reading] | None:
     """Return what a run of so many blocks reads of each corpus; None if one is not here."""
-    data, folders = config.data, _folders(config)
-    if not folders or len(folders) < len(data.named_corpora):
+    folders = _folders(config)
+    if not folders or len(folders) < len(config.streams):
         return None
     found = {}
     draws = config.mixture().counts(blocks)
-    for name, folder, drawn in zip(data.named_corpora, folders, draws, strict=True):
+    for stream, folder, drawn in zip(config.streams, folders, draws, strict=True):
         corpus = Corpus(folder, "train")
-        source = SOURCES[data.packing](corpus, data.sequence_length)
+        source = SOURCES[stream.packing](corpus, stream.sequence_length)
         tokens, share = int(corpus.lengths.sum()), source.share_of_tokens
-        found[name] = Reading(len(source), tokens, share, source.fill, drawn / len(source))
+        found[stream.name] = Reading(len(source), tokens, share, source.fill, drawn / len(source))
     return found
 
 
@@ -397,7 +443,7 @@ def least_states(config: RunConfig, model: ModelConfig, world_size: int) -> tupl
     count += model.hidden_size * model.vocab_size if model.head == "untied" else 0
     clipping = config.optimizer.gradient_clipping
     settings = deepspeed_settings.read(
-        config.training.deepspeed, config.batch, clipping, world_size
+        config.training.deepspeed, config.phase(0).config.batch, clipping, world_size
     )
     zero = settings.get("zero_optimization", {})
     moments = 1.0 if config.optimizer.name == "muon" else 2.0

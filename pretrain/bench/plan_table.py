@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from pretrain.bench.plan import HEADROOM, Fit, Plan, Reading
+from pretrain.bench.plan import HEADROOM, Fit, PhaseCost, Plan, Reading
 
 MOST_EPOCHS = 40
 """More are warned of. Repeated text is worth almost nothing beyond about 40 epochs (Muennighoff et
@@ -24,6 +24,10 @@ def table(planned: Plan) -> str:
             "time",
             f"{_time(planned.seconds)} on {planned.world_size} {planned.kind}, "
             f"at {planned.utilization:.0%} of their peak ({planned.source})",
+        ),
+        *(
+            ("phases" if number == 0 else "", _cost(cost))
+            for number, cost in enumerate(planned.phases)
         ),
         (
             "checkpoints",
@@ -71,6 +75,13 @@ def _epochs(reading: Mapping[str, Reading] | None) -> list[tuple[str, str]]:
         return [("epochs", "unknown: data.corpus is not a folder on this machine")]
     texts = [f"{name}: {_read(r)}" if name else _read(r) for name, r in reading.items()]
     return list(zip(["epochs", *[""] * len(texts)], texts, strict=False))
+
+
+def _cost(cost: PhaseCost) -> str:
+    return (
+        f"{cost.name}: {cost.steps:,} steps, {cost.tokens:,} tokens, {cost.flops:.3g} FLOPs, "
+        f"{_time(cost.seconds)}"
+    )
 
 
 def _read(reading: Reading) -> str:

@@ -96,6 +96,10 @@ def _setting(
         yield f"{indent}{name}:"
         for below in value:
             yield from _setting(below, value[below], texts.get(below, ""), sources, f"{key}.")
+    elif isinstance(value, list) and value and dataclasses.is_dataclass(value[0]):  # phases
+        parts = [{k: v for k, v in dataclasses.asdict(each).items() if v} for each in value]
+        yield f"{indent}{name}:  # {sources.get(key, 'default')}"
+        yield from yaml.safe_dump(parts, sort_keys=False).splitlines()
     elif isinstance(value, list):
         line = yaml.safe_dump(value, default_flow_style=True, width=sys.maxsize).rstrip()
         yield f"{indent}{name}: {line}  # {sources.get(key, 'default')}"

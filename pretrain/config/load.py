@@ -34,6 +34,7 @@ MAY_CHANGE = (
     "notify",
     "profile",
     "tracker",
+    "fork_from",
 )
 """What may differ when a run is resumed: nothing that changes batches, masks or the gradient.
 
@@ -121,6 +122,11 @@ def differences(
 def to_dict(config: RunConfig) -> dict[str, Any]:
     """Return a recipe as it is written to files, with its format version."""
     return {"format_version": FORMAT_VERSION, **dataclasses.asdict(config)}
+
+
+def from_dict(values: Mapping[str, Any], source: object) -> RunConfig:
+    """Return a recipe that `to_dict` gave, also an earlier version's; `source` is for messages."""
+    return _decode(upgrade(values, source))
 
 
 def dump(config: RunConfig, path: Path) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Le
@@ -26,6 +27,8 @@ from data_prep.records import (
     not_accepted,
     unknown_key,
 )
+from pretrain.config import phases as run_phases
+from pretrain.config.phases import Phase, PhaseConfig, Sizes, Stream
 from pretrain.data.mixture import Mixture
 from pretrain.data.sources import SOURCES
 from pretrain.model.config import ATTENTION_BACKENDS, AUTOMATIC, ModelConfig
@@ -252,8 +255,9 @@ class OptimizerConfig:
 class ScheduleConfig:
     """Learning rate by step; engine/schedules.py has the formulas."""
 
-    name: Literal["cosine", "linear", "constant"] = "cosine"
-    """Shape of the decay after the warm-up; constant: the peak to the end."""
+    name: Literal["cosine", "linear", "constant", "wsd"] = "cosine"
+    """Shape of the decay after the warm-up; constant: the peak to the end; wsd: warm-up, stable,
+    decay: the peak up to the last `cooldown_steps`."""
     warmup_steps: NonNegativeInt = 10000
     """Updates until the learning rate reaches its peak."""
     minimum_learning_rate: NonNegativeFloat = 6e-5
@@ -262,9 +266,47 @@ class ScheduleConfig:
     """Half period of the cosine, as a multiple of the run's steps: above 1, the run ends before the
     minimum (Hoffmann et al. 2022, appendix B; 1.1 as published)."""
     decay_steps: NonNegativeInt = 0
-    """Steps of the run for which the cosine or linear decay is computed; 0: training.steps. After
-    the decay the learning rate stays at the minimum. A finished run is extended by a larger
-    training.steps and the earlier one as decay_steps."""
+    """Steps of the run for which the decay is computed; 0: training.steps. After the decay the
+    learning rate stays at the minimum. A finished run is extended by a larger training.steps and
+    the earlier one as decay_steps."""
+    cooldown_steps: NonNegativeInt = 0
+    """Updates of wsd, the last ones before `decay_steps`, over which the learning rate falls to the
+    minimum."""
+    cooldown: Literal["1-sqrt", "linear"] = "1-sqrt"
+    """Shape of this decay (Hägele et al. 2024, "Scaling laws and compute-optimal training beyond
+    fixed training durations", section 3)."""
+
+    def refuse_misfit(self, steps: int, named: str) -> None:
+        """Refuse a schedule that a run of so many steps does not get through.
+
+        Args:
+            steps: that the schedule is for.
+            named: what messages call them.
+
+        Raises:
+            ValueError: names both numbers.
+        """
+        if self.warmup_steps >= steps:
+            raise ValueError(
+                f"schedule.warmup_steps {self.warmup_steps} is not below {named}: the run would "
+                "end during its warm-up"
+            )
+        if 0 < self.decay_steps <= self.warmup_steps:
+            raise ValueError(
+                f"schedule.decay_steps {self.decay_steps} is not above schedule.warmup_steps "
+                f"{self.warmup_steps}: the decay would end during the warm-up"
+            )
+        if self.cooldown_steps and self.name != "wsd":
+            raise ValueError(
+                f"schedule.cooldown_steps {self.cooldown_steps} with schedule.name {self.name}; "
+                "accepted: schedule.name=wsd, or 0"
+            )
+        if self.warmup_steps + self.cooldown_steps > (self.decay_steps or steps):
+            end = f"schedule.decay_steps {self.decay_steps}" if self.decay_steps else named
+            raise ValueError(
+                f"schedule.cooldown_steps {self.cooldown_steps} and schedule.warmup_steps "
+                f"{self.warmup_steps} are more than {end}: the decay would begin during the warm-up"
+            )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -485,6 +527,18 @@ class FaultConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class ForkConfig:
+    """The checkpoint of another run that the run goes on from (run/fork.py)."""
+
+    run: str = ""
+    """Folder of the other run, which stays as it is. Empty: the run begins at step 0."""
+    step: NonNegativeInt = 0
+    """Step of one of its checkpoints. The steps before it are the other run's; the recipe may
+    differ from the other run's as where a run is resumed: in the schedule and the phases of the
+    steps to come."""
+
+
+@dataclasses.dataclass(frozen=True)
 class RunConfig:
     """One pretraining run."""
 
@@ -506,15 +560,55 @@ class RunConfig:
     fault: FaultConfig = dataclasses.field(default_factory=FaultConfig)
     notify: NotifyConfig = dataclasses.field(default_factory=NotifyConfig)
     profile: ProfileConfig = dataclasses.field(default_factory=ProfileConfig)
+    phases: list[PhaseConfig] = dataclasses.field(default_factory=list)
+    """Stretches of steps with other settings, such as [{steps: 20000}, {steps: 4000, objective:
+    {probability: 0.15}, data: {sequence_length: 2048}}]. Each changes this recipe, not the phase
+    before. Empty: the same settings from the first step to the last."""
+    fork_from: ForkConfig = dataclasses.field(default_factory=ForkConfig)
+
+    @cached_property
+    def resolved_phases(self) -> tuple[Phase, ...]:
+        """The phases with all their settings; a run without phases is one phase."""
+        return run_phases.resolve(self)
+
+    def phase(self, step: int) -> Phase:
+        """The phase of a step; of `training.steps` and later, the last one."""
+        begun = [phase for phase in self.resolved_phases if phase.first_step <= step]
+        return begun[-1]
+
+    @property
+    def sizes(self) -> Sizes:
+        """Sizes of batches by step."""
+        phases = self.resolved_phases
+        return Sizes(tuple((p.first_step, p.ramp_start, p.config.batch) for p in phases))
+
+    @cached_property
+    def _streams(self) -> tuple[list[Stream], list[list[int]]]:
+        return run_phases.streams(self.resolved_phases)
+
+    @property
+    def streams(self) -> list[Stream]:
+        """What has an order of its own: each corpus, in each way in which phases cut it."""
+        return self._streams[0]
+
+    @property
+    def stream_names(self) -> list[list[str]]:
+        """For each phase, the name of the stream of each of its corpora."""
+        found, numbers = self._streams
+        return [[found[number].name for number in of_phase] for of_phase in numbers]
+
+    def weights(self) -> list[tuple[int, list[float]]]:
+        """(first step, weight of each of `streams`), ascending, from step 0 on."""
+        return run_phases.weights(self.resolved_phases, self._streams[1], len(self.streams))
 
     def mixture(self) -> Mixture:
-        """Which corpus each place of the run reads.
+        """Which of `streams` each place of the run reads.
 
         Raises:
             ValueError: weights that no place could follow.
         """
         try:
-            return Mixture.by_step(self.data.weights(), self.batch.first_block)
+            return Mixture.by_step(self.weights(), self.sizes.first_block)
         except ValueError as error:
             raise ValueError(f"data.corpora ({', '.join(self.data.corpora)}): {error}") from None
 
@@ -530,7 +624,9 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         """Refuse values of different sections that do not fit together."""
-        if self.data.corpora:
+        if self.phases:
+            _ = self.resolved_phases  # refuses
+        elif self.data.corpora:
             self.mixture()
         for name, corpus in self.data.corpora.items():
             late = [step for step in corpus.weight_from if step >= self.training.steps]
@@ -539,17 +635,8 @@ class RunConfig:
                     f"data.corpora.{name}.weight_from {late[0]} is not below training.steps "
                     f"{self.training.steps}: the run would end before the change"
                 )
-        if self.schedule.warmup_steps >= self.training.steps:
-            raise ValueError(
-                f"schedule.warmup_steps {self.schedule.warmup_steps} is not below "
-                f"training.steps {self.training.steps}: the run would end during its warm-up"
-            )
-        if 0 < self.schedule.decay_steps <= self.schedule.warmup_steps:
-            raise ValueError(
-                f"schedule.decay_steps {self.schedule.decay_steps} is not above "
-                f"schedule.warmup_steps {self.schedule.warmup_steps}: the decay would end during "
-                "the warm-up"
-            )
+        steps = self.training.steps
+        self.schedule.refuse_misfit(steps, f"training.steps {steps}")
         if self.schedule.minimum_learning_rate > self.optimizer.learning_rate:
             raise ValueError(
                 f"schedule.minimum_learning_rate {self.schedule.minimum_learning_rate} is above "

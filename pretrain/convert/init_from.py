@@ -105,8 +105,7 @@ def read(
         contents = conversion.read(Path(config.model.init_from))
     except ValueError as error:
         raise ValueError(f"model.init_from: {error}") from None
-    corpus = next(iter(config.data.named_corpora.values()))
-    _refuse_other_vocabulary(name, contents, corpus.path, manifest)
+    _refuse_other_vocabulary(name, contents, config.streams[0].path, manifest)
     theirs = contents.config
     if found := list(_differences(theirs, architecture)):
         listed = ", ".join(

@@ -76,12 +76,15 @@ class Joined:
     """The blocks of several sources, numbered through as `mixture.Order` numbers them."""
 
     sources: tuple[Source, ...]
-    """At least one, all of blocks of the same length."""
+    """At least one."""
+    longest: int = 0
+    """Most ids that a model reads of the blocks that are asked for; 0: as of the first source,
+    where all have blocks of the same length."""
 
     @property
     def sequence_length(self) -> int:
         """Most ids that a model reads of a block."""
-        return self.sources[0].sequence_length
+        return self.longest or self.sources[0].sequence_length
 
     @cached_property
     def _firsts(self) -> list[int]:
@@ -101,12 +104,12 @@ class Joined:
     @property
     def fill(self) -> float:
         """Share of the blocks' capacity that holds tokens."""
-        capacities = [len(source) * self.sequence_length for source in self.sources]
+        capacities = [len(source) * source.sequence_length for source in self.sources]
         return _mean([source.fill for source in self.sources], capacities)
 
-    def __reduce__(self) -> tuple[type[Joined], tuple[tuple[Source, ...]]]:
+    def __reduce__(self) -> tuple[type[Joined], tuple[tuple[Source, ...], int]]:
         """Pickle without the table."""
-        return Joined, (self.sources,)
+        return Joined, (self.sources, self.longest)
 
 
 def _mean(shares: Sequence[float], wholes: Sequence[int]) -> float:

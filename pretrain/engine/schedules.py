@@ -15,22 +15,42 @@ def learning_rate(config: RunConfig, step: int) -> float:
         cosine: minimum + (peak - minimum) / 2 * (1 + cos(pi * (step - warmup) / period))
         linear: minimum + (peak - minimum) * (steps - step) / (steps - warmup)
         constant: peak
+        wsd: minimum + (peak - minimum) * f(1 - (steps - step) / cooldown_steps) from update
+            steps - cooldown_steps on, where f(x) = 1 - sqrt(x), or 1 - x if `cooldown` is linear;
+            peak before (Hägele et al. 2024, section 3)
 
     where `steps` is `schedule.decay_steps`, or `training.steps` if that is 0, and period =
     floor(overestimate * steps), counted from the end of the warm-up as in EIFY/fairseq, so that the
     published run ends at 84 % of the period, above the minimum. The learning rate stays at the
     minimum from the end of the period (update `warmup` + period), or from update `steps` of the
-    linear schedule on. That is only reached if `decay_steps` is below `training.steps`.
+    linear schedule and of wsd on. That is only reached if `decay_steps` is below `training.steps`.
+
+    In a phase that has a schedule of its own, updates count from its first, and its length takes
+    the place of `training.steps`. The other phases share the run's schedule; each may have another
+    peak.
     """
+    phase = config.phase(step)
+    return _learning_rate(phase.config, step - phase.schedule_start, phase.schedule_steps)
+
+
+def _learning_rate(config: RunConfig, step: int, length: int) -> float:
+    """Learning rate of update `step` of a schedule for `length` updates."""
     peak, minimum = config.optimizer.learning_rate, config.schedule.minimum_learning_rate
     warmup = config.schedule.warmup_steps
-    steps = config.schedule.decay_steps or config.training.steps
+    steps = config.schedule.decay_steps or length
     if step < warmup:
         return minimum + (peak - minimum) * step / warmup
     if config.schedule.name == "constant":
         return peak
     if config.schedule.name == "linear":
         return minimum + (peak - minimum) * max(0, steps - step) / (steps - warmup)
+    if config.schedule.name == "wsd":
+        cooldown = config.schedule.cooldown_steps
+        if step < steps - cooldown or not cooldown:
+            return peak
+        left = max(0, steps - step) / cooldown
+        share = left if config.schedule.cooldown == "linear" else 1.0 - math.sqrt(1.0 - left)
+        return minimum + (peak - minimum) * share
     # Rounded first, because 1.15 * 100 is 114.99999999999999.
     period = math.floor(round(config.schedule.overestimate * steps, 6))
     phase = min(step - warmup, period) / period

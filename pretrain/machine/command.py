@@ -134,7 +134,7 @@ def _needs(config: RunConfig, ranks: int, on_gpus: bool) -> Needs:
     from pretrain.machine.judge import Needs
 
     needs = Needs(ranks, on_gpus, config.supervision.save_seconds)
-    corpora = [Path(corpus.path).exists() for corpus in config.data.named_corpora.values()]
+    corpora = [Path(stream.path).exists() for stream in config.streams]
     if not any(corpora) and not config.data.vocab_size:
         return needs
     planned = planning.plan(config, ranks, next(iter(planning.DEVICES)), 1.0)

@@ -8,7 +8,7 @@ did read. A step without a line is unproved: only the ledger speaks for it. Star
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from data_prep.files import sha256_of
 from data_prep.records import decode
+from pretrain.config.phases import Sizes
 from pretrain.config.run import BatchConfig
 from pretrain.data.mixture import Mixture, Order
 from pretrain.data.order import Lineage
@@ -69,20 +70,21 @@ def examine(records: Sequence[ledger.Record], lines: Sequence[metrics.Line]) -> 
     if created is None or (attempts and attempts[0]["number"] < created["number"]):
         found.problems.append("no record of the run's creation stands before its first attempt")
         return found
-    batch = decode(BatchConfig, created["batch"], f"{ledger.FILE_NAME}: created.batch.")
     done: dict[int, range] = {}
+    sizes: dict[int, Sizes] = {}
     ends = [*(record["number"] for record in attempts[1:]), len(records)]
     for record, end in zip(attempts, ends, strict=False):
         attempt = record["attempt"]
         before = ledger.run_state(records[: record["number"]], created["seed"])
-        order = ledger.Corpora.of(record).order(before, batch.first_block)
+        own_sizes = sizes[attempt] = _sizes(record, created)
+        order = ledger.Corpora.of(record).order(before, own_sizes.first_block)
         own = [line for line in lines if line["attempt"] == attempt]
         during = records[record["number"] + 1 : end]
         found.problems += [
             f"attempt {attempt}: {problem}"
             for problem in (
                 *_bad_start(record, before, order, records[: record["number"]]),
-                *_bad_steps(record, own, order, batch),
+                *_bad_steps(record, own, order, own_sizes),
                 *_bad_writers(attempt, during),
             )
         ]
@@ -100,8 +102,21 @@ def examine(records: Sequence[ledger.Record], lines: Sequence[metrics.Line]) -> 
     ]
     recorded = {(line["attempt"], line["step"]) for line in lines}
     state = ledger.run_state(records, created["seed"])
-    _count_blocks(state, attempts, done, batch, recorded, found)
+    _count_blocks(state, attempts, done, sizes, recorded, found)
     return found
+
+
+def _sizes(record: ledger.Record, created: ledger.Record) -> Sizes:
+    """The sizes of batches of an attempt; those of the run's creation if it has no phases."""
+    name = f"{ledger.FILE_NAME}: "
+    if "batches" not in record:
+        return Sizes(((0, 0, decode(BatchConfig, created["batch"], f"{name}created.batch.")),))
+    parts = record["batches"]
+    return Sizes(
+        tuple(
+            (first, start, decode(BatchConfig, b, f"{name}batches.")) for first, start, b in parts
+        )
+    )
 
 
 def _steps_done(
@@ -147,7 +162,7 @@ def _committed(records: Sequence[ledger.Record]) -> dict[int, str]:
 
 
 def _bad_steps(
-    record: ledger.Record, lines: Sequence[metrics.Line], order: Order, batch: BatchConfig
+    record: ledger.Record, lines: Sequence[metrics.Line], order: Order, batch: Sizes
 ) -> Iterator[str]:
     """The first problem with the steps that an attempt recorded."""
     before = record["step"] - 1
@@ -205,7 +220,7 @@ def _count_blocks(
     state: ledger.RunState,
     attempts: Sequence[ledger.Record],
     done: dict[int, range],
-    batch: BatchConfig,
+    sizes: Mapping[int, Sizes],
     recorded: Collection[tuple[int, int]],
     found: Audit,
 ) -> None:
@@ -215,7 +230,7 @@ def _count_blocks(
         state: after the whole ledger.
         attempts: their records, oldest first.
         done: the steps that each attempt did, by number.
-        batch: the recipe's.
+        sizes: of batches, by the number of the attempt.
         recorded: (attempt, step) of each line of metrics.jsonl.
         found: the findings are added to it.
     """
@@ -233,18 +248,20 @@ def _count_blocks(
             f"the ledger says what they read: {_ranges(missing)}"
         )
     corpora = ledger.Corpora.of(attempts[-1])
-    order = corpora.order(state, batch.first_block)
+    first_block = sizes[attempts[-1]["attempt"]].first_block
+    order = corpora.order(state, first_block)
     by_number = {record["attempt"]: record for record in attempts}
     for attempt, part in kept:
         own = ledger.Corpora.of(by_number[attempt])
-        if part and not _continues(own, corpora, batch.first_block, part.stop):
+        firsts = sizes[attempt].first_block, first_block
+        if part and not _continues(own, corpora, firsts, part.stop):
             found.problems.append(
                 f"attempt {attempt}: read other corpora or weights up to step {part.stop} than the "
                 "last attempt says"
             )
     if found.problems:
         return
-    end = batch.first_block(len(steps))
+    end = first_block(len(steps))
     found.proved.append(
         f"{len(steps):,} steps survive, each once: {end:,} blocks, {order.epoch(end):.2f} epochs "
         f"of {order.total:,}"
@@ -255,13 +272,24 @@ def _count_blocks(
 
 
 def _continues(
-    own: ledger.Corpora, last: ledger.Corpora, first_block: Callable[[int], int], end: int
+    own: ledger.Corpora,
+    last: ledger.Corpora,
+    first_blocks: tuple[Callable[[int], int], Callable[[int], int]],
+    end: int,
 ) -> bool:
-    """Whether the steps before `end` read the same under an attempt's corpora and the last's."""
-    place = first_block(end)
-    mixtures = [Mixture.by_step(corpora.weights, first_block) for corpora in (own, last)]
-    same = own.totals == last.totals[: len(own.totals)]
-    return same and mixtures[0].until(place) == mixtures[1].until(place)
+    """Whether the steps before `end` read the same under an attempt's corpora and the last's.
+
+    A corpus of a phase that had not begun may have been another one, or none.
+    """
+    places = [first_block(end) for first_block in first_blocks]
+    mixtures = [
+        Mixture.by_step(corpora.weights, first_block)
+        for corpora, first_block in zip((own, last), first_blocks, strict=True)
+    ]
+    stages = mixtures[0].until(places[0])
+    read = len(stages[-1][1]) if stages else 0
+    same = own.totals[:read] == last.totals[:read] and places[0] == places[1]
+    return same and stages == mixtures[1].until(places[1])
 
 
 def _judge_epoch(

@@ -96,7 +96,7 @@ def continuity_check(
         lines: of metrics.jsonl, from before the attempt.
         report: called at most once, with a step and the reason.
     """
-    size = config.batch.micro_batch_size
+    size = config.phase(start.step).config.batch.micro_batch_size
     attempts = {
         record["attempt"]
         for record in records

@@ -33,7 +33,7 @@ class Figures:
     """`SpikeWatch.deviations`."""
     shows_beta: bool
     """Whether the record's gauge is the beta of a CLAP head."""
-    flops_per_position: float = 0.0
+    flops_per_position: Callable[[int], float] = lambda step: 0.0
     peak_flops: float | None = None
     """Of all devices, per second; None where it is not known."""
 
@@ -49,7 +49,7 @@ class Figures:
         if self.shows_beta:
             found["beta"] = record.gauge
         if self.peak_flops:
-            flops = self.flops_per_position * positions
+            flops = self.flops_per_position(record.step) * positions
             found["mfu"] = flops / record.seconds / self.peak_flops
         seconds = [own for own, _ in record.measured if not math.isnan(own)]
         if len(seconds) == len(record.measured) > 1:

@@ -319,6 +319,7 @@ class _StateBuilder:
             "new-level": self._suspect,
             "rollback": self._roll_back,
             "done": self._finish,
+            "fork": self._fork,
         }
 
     def apply(self, record: Record) -> None:
@@ -367,6 +368,11 @@ class _StateBuilder:
         self.lowered = [span for span in self.lowered if span[0] < step]
         if steps := record["learning_rate_steps"]:
             self.lowered.append((step, step + steps, record["learning_rate_factor"]))
+
+    def _fork(self, record: Record) -> None:
+        """Only one checkpoint of the source was taken along."""
+        self._go_back_to(record["step"])
+        self.checkpoints = [record["step"]]
 
     def _finish(self, record: Record) -> None:
         self.finished_steps = record["step"]

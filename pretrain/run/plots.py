@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from pretrain.config.load import RUN_FILE, load
 from pretrain.run import ledger, metrics
 
 LOSS_PLOT = "loss.png"
@@ -50,6 +51,17 @@ def plot_loss(run: Path) -> Path:
             transform=axes.get_xaxis_transform(),
             color="tab:red",
             va="top",
+            fontsize=9,
+        )
+    config = load(str(run / RUN_FILE)) if (run / RUN_FILE).is_file() else None
+    for phase in config.resolved_phases[1:] if config else ():
+        axes.axvline(phase.first_step, color="tab:gray", ls=":", lw=1)
+        axes.text(
+            phase.first_step,
+            0.01,
+            f" {phase}",
+            transform=axes.get_xaxis_transform(),
+            color="tab:gray",
             fontsize=9,
         )
     axes.set(xlabel="step", ylabel="nats per target", title=run.name)

@@ -13,7 +13,14 @@ from data_prep.files import write_atomically
 from pretrain.run import ledger, metrics
 from pretrain.run.metrics import Line, duration, format_number
 from pretrain.run.plots import LOSS_PLOT, plot_loss
-from pretrain.run.status import Drawn, current_activity, history, view
+from pretrain.run.status import (
+    Drawn,
+    RunView,
+    current_activity,
+    describe_phases,
+    history,
+    view,
+)
 
 REPORT = "report.md"
 
@@ -30,6 +37,7 @@ def write_report(run: Path) -> Path:
     lines = metrics.read(run / metrics.METRICS)
     rows = {"model": f"{seen.config.model.variant} {seen.config.model.size}"}
     rows |= {"initial weights": seen.origin} if seen.origin else {}
+    rows |= {"began": seen.forked} if seen.forked else {}
     rows |= {"share of the corpus's tokens read": f"{share:.1%}"} if share is not None else {}
     rows |= {"guard, surviving steps": seen.guard_summary} if seen.guard_summary else {}
     new_levels = sum(record["kind"] == "new-level" for record in seen.records)
@@ -54,6 +62,7 @@ def write_report(run: Path) -> Path:
             "|---|---|",
             *(f"| {name} | {value} |" for name, value in rows.items()),
             "",
+            *_phases(seen),
             *_corpora(seen.drawn, seen.validation),
             *_validation(seen.validation),
             "## What happened",
@@ -91,6 +100,21 @@ def costs(
             f"{duration(elapsed)}, {duration(sum(line['seconds'] for line in lines))}"
         ),
     }
+
+
+def _phases(seen: RunView) -> list[str]:
+    """What each phase changed, and how it ended."""
+    if not seen.config.phases:
+        return []
+    phases, rows = seen.config.resolved_phases, []
+    for phase, text in zip(phases, describe_phases(seen.config), strict=True):
+        within = range(phase.first_step + 1, phase.end_step + 1)
+        measured = [line for line in seen.validation if line["step"] in within]
+        score = format_number(measured[-1]["loss"], ".4f") if measured else ""
+        name, _, settings = text.partition(": ")
+        rows.append(f"| {name} | {settings} | {score} |")
+    head = ["## Phases", "", "| | settings | last validation loss, nats |", "|---|---|---|"]
+    return [*head, *rows, ""]
 
 
 def _corpora(corpora: Sequence[Drawn], measured: Sequence[Line]) -> list[str]:

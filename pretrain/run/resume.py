@@ -103,11 +103,12 @@ def begin(
     checkpoints.write_json(run / "deepspeed.json", settings)
     started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     checkpoints.write_json(run / "environment.json", {**environment, "started": started})
-    first_corpus = next(iter(config.data.named_corpora.values()))
-    tokenizers.load(Path(first_corpus.path)).save(run / "tokenizer.json")
+    tokenizers.load(Path(config.streams[0].path)).save(run / "tokenizer.json")
     mixed: dict[str, object] = {}
     if start.corpora:
-        mixed = {"corpora": start.corpora, "weights": config.data.weights()}
+        mixed = {"corpora": start.corpora, "weights": config.weights()}
+    if config.phases:
+        mixed["batches"] = config.sizes.to_record()
     ledger.append(
         path,
         "attempt",
@@ -115,7 +116,7 @@ def begin(
         token=start.token,
         step=start.step,
         ranks=world_size,
-        micro_batch_size=config.batch.micro_batch_size,
+        micro_batch_size=config.phase(start.step).config.batch.micro_batch_size,
         seed=start.seed,
         blocks=start.order.total,
         share_of_tokens=start.share_of_tokens,

@@ -19,8 +19,10 @@ from types import MappingProxyType
 
 from data_prep.files import strict_json
 from pretrain.config.load import RUN_FILE, load
+from pretrain.config.phases import Phase, PhaseConfig
 from pretrain.config.run import RunConfig
-from pretrain.run import ledger, metrics, pace
+from pretrain.config.upgrades import flatten
+from pretrain.run import fork, ledger, metrics, pace
 from pretrain.run.folder import LOCK, SUPERVISED, SUPERVISOR_LOCK
 from pretrain.run.ledger import Record
 
@@ -106,12 +108,23 @@ class RunView:
         return ledger.describe_origin(found) if found else ""
 
     @property
+    def forked(self) -> str:
+        """The checkpoint of another run that the run branched off; "" if it is no fork."""
+        found = fork.forked(self.records)
+        return fork.describe(found) if found else ""
+
+    @property
+    def phase(self) -> Phase:
+        """The phase of the next step; of a finished run, the last one."""
+        return self.config.phase(self.lines[-1]["step"] + 1 if self.lines else 0)
+
+    @property
     def drawn(self) -> list[Drawn]:
         """What the surviving steps drew from each of several corpora; [] of a single one."""
         begun = [record for record in self.records if record["kind"] == "attempt"]
         if not begun or "corpora" not in begun[-1]:
             return []
-        first_block = self.config.batch.first_block
+        first_block = self.config.sizes.first_block
         order = ledger.Corpora.of(begun[-1]).order(self.state, first_block)
         done = self.lines[-1]["step"] + 1 if self.lines else 0
         place = first_block(done)
@@ -210,6 +223,8 @@ def describe_run(seen: RunView) -> str:
         *([metrics.validation_line(seen.validation)] if seen.validation else []),
         *([f"guard: {seen.guard_summary}"] if seen.guard_summary else []),
         *([f"initial weights: {seen.origin}"] if seen.origin else []),
+        *([f"began {seen.forked}"] if seen.forked else []),
+        *(describe_phases(config, seen.phase) if config.phases else []),
         *([f"reads {share:.1%} of the corpus's tokens"] if share is not None else []),
         *map(str, seen.drawn),
         *filter(None, [metrics.invalid_lines(run)]),
@@ -222,10 +237,25 @@ def describe_run(seen: RunView) -> str:
     return "\n".join(parts) + "\n"
 
 
+def describe_phases(config: RunConfig, now: Phase | None = None) -> list[str]:
+    """A line on each phase of a recipe; `now` is marked."""
+    return [
+        f"{phase}: steps {phase.first_step:,} to {phase.end_step:,}, {_settings(settings)}"
+        + (" <- now" if phase is now else "")
+        for phase, settings in zip(config.resolved_phases, config.phases, strict=True)
+    ]
+
+
+def _settings(settings: PhaseConfig) -> str:
+    """What a phase changes."""
+    changes = flatten(settings.delta).items()
+    return ", ".join(f"{key} {value}" for key, value in changes) or "as the recipe"
+
+
 def as_json(seen: RunView) -> str:
     """Describe a run as a JSON object; its keys are in the help of `status`."""
     state, steps, last = seen.state, seen.config.training.steps, seen.lines[-1:]
-    best = metrics.best_validation(seen.validation)
+    best, found = metrics.best_validation(seen.validation), fork.forked(seen.records)
     values = {
         "run": str(seen.folder),
         "state": seen.activity,
@@ -243,6 +273,13 @@ def as_json(seen: RunView) -> str:
         "checkpoints": list(state.checkpoints),
         "suspected_since": state.suspected_since,
         "init_from": ledger.origin(seen.records),
+        "fork_from": {key: found[key] for key in ("run", "step")} if found else None,
+        "phase": {
+            "number": seen.phase.number,
+            "name": seen.phase.name,
+            "first_step": seen.phase.first_step,
+            "end_step": seen.phase.end_step,
+        },
         "share_of_tokens": seen.share_of_tokens,
         "corpora": [dataclasses.asdict(drawn) for drawn in seen.drawn],
         "slow_ranks": [dataclasses.asdict(slow) for slow in seen.slow_ranks],
@@ -395,5 +432,6 @@ _SENTENCES: Mapping[str, Callable[[Record], str]] = MappingProxyType(
         "preempted": lambda r: f"attempt {r['attempt']} stopped by request at step {r['step']:,}",
         "gave-up": lambda r: f"given up: {r['reason']}",
         "done": lambda r: f"done: {r['step']:,} steps",
+        "fork": lambda r: f"from here on, {fork.describe(r)}",
     }
 )

@@ -53,9 +53,9 @@ def summary(run: Path, config: RunConfig, step: int) -> dict[str, Any]:
 def _corpora(config: RunConfig, records: Sequence[ledger.Record]) -> list[dict[str, Any]]:
     """Describe the corpora; their sizes only where they are still there."""
     found = []
+    paths = {stream.name: Path(stream.path) for stream in config.streams}
     for name, digest in ledger.corpora_digests(records):
-        corpus = config.data.named_corpora.get(name)
-        path = Path(corpus.path) if corpus else Path(name)
+        path = paths.get(name, Path(name))
         facts: dict[str, Any] = {"name": name or path.name, "digest": digest}
         with contextlib.suppress(OSError, ValueError):  # it may be on another machine
             manifest = load_manifest(path)

@@ -152,7 +152,9 @@ class _Channel:
 class SpikeDetector:
     """Finds loss spikes in a sequence of records, given one by one to `update`."""
 
-    def __init__(self, config: SpikeConfig, changes: Sequence[int] = ()) -> None:
+    def __init__(
+        self, config: SpikeConfig, changes: Sequence[int] = (), measures: Sequence[int] = ()
+    ) -> None:
         """Start with an empty history.
 
         Args:
@@ -161,8 +163,11 @@ class SpikeDetector:
                 batch grows, the learning rate jumps). The statistics of earlier records are
                 forgotten there, unless a suspicion is open, which is judged first. Until there is a
                 new history, only gross rises above the old level are suspected.
+            measures: steps from which on validation measures something else. An evaluation at such
+                a step is still the old one; the next is compared with none before.
         """
         self.config = config
+        self._measures = measures
         self._changes = sorted(changes)
         self._records = 0
         self._spike_continues = False
@@ -474,6 +479,8 @@ class SpikeDetector:
         # overfitting, which no rollback cures. `before` is NaN where there is none yet, and then
         # every finite value is good.
         last_good, before = self._good_validation
+        if any(last_good <= change < step for change in self._measures):
+            before = math.nan
         if not math.isfinite(value) or value > before + self.config.validation_nats:
             kind = "suspect" if self._validation_onset is None else "spike"
             onset = self._validation_onset = last_good + 1  # the earliest possible one

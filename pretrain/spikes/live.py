@@ -6,6 +6,7 @@ restart changes no decision. Imports no torch.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -20,11 +21,29 @@ from pretrain.spikes.detector import Event, Observation, SpikeDetector
 def declared_changes(config: RunConfig, state: RunState) -> list[int]:
     """Steps at which another level or scatter of the loss is expected.
 
-    The batch grows there, the weights of corpora change, or a lowered learning rate returns to its
-    schedule.
+    A phase begins there, the batch grows, the weights of corpora change, or a lowered learning rate
+    returns to its schedule.
     """
-    weights = (step for step, _ in config.data.weights()[1:])
-    return sorted({*config.batch.changes(), *weights, *(end for _, end, _ in state.lowered)})
+    begun = (phase.first_step for phase in config.resolved_phases[1:])
+    weights = (step for step, _ in config.weights()[1:])
+    returned = (end for _, end, _ in state.lowered)
+    return sorted({*begun, *config.sizes.changes(), *weights, *returned})
+
+
+def changed_measures(config: RunConfig) -> list[int]:
+    """Steps from which on validation measures something else: other blocks, or another loss."""
+
+    def measure(config: RunConfig) -> list[object]:
+        data, loss = config.data, config.objective.for_validation()
+        paths = [corpus.path for corpus in data.named_corpora.values()]
+        blocks = config.training.evaluation_blocks
+        return [paths, data.sequence_length, data.packing, blocks, loss]
+
+    return [
+        phase.first_step
+        for before, phase in itertools.pairwise(config.resolved_phases)
+        if measure(before.config) != measure(phase.config)
+    ]
 
 
 def observations(

@@ -243,6 +243,10 @@ def protected(
 
 def usual_checkpoints_kept(config: RunConfig) -> int:
     """Most checkpoints that a run keeps if no spike is ever suspected; at times it is one fewer."""
+    return max(_usually_kept(phase.config) for phase in config.resolved_phases)
+
+
+def _usually_kept(config: RunConfig) -> int:
     interval, steps = config.training.checkpoint_interval, config.training.steps
     first = interval * max(1, (steps - _longest_reach(config)) // interval)
     saved = [*range(first, steps, interval), steps]
@@ -265,8 +269,15 @@ def max_checkpoints_kept(config: RunConfig) -> int:
     `protected` keeps most where rollbacks lie as far back as the ladder still looks: everything
     from their deepest target to the newest step. Old suspicions (validation; a small rise of the
     loss that goes on) keep their own targets as well. How far back a target lies depends on where
-    an onset falls between two checkpoints, so every such place is tried.
+    an onset falls between two checkpoints, so every such place is tried. A phase ends with a
+    checkpoint, which may lie between two regular ones.
     """
+    phases = config.resolved_phases
+    return max(_most_kept(phase.config) for phase in phases) + len(phases) - 1
+
+
+def _most_kept(config: RunConfig) -> int:
+    """The same for the settings of one phase."""
     interval, policy = config.training.checkpoint_interval, config.spike
     last = interval * (_longest_reach(config) // interval)
     saved = range(interval, last + 1, interval)

@@ -36,6 +36,7 @@ def supervise(options: argparse.Namespace) -> int:
     from pretrain.config.load import load
     from pretrain.machine.reach import connect
     from pretrain.preflight import check, data_summary, refuse_other_recipe
+    from pretrain.run import fork
     from pretrain.run.metrics import METRICS
     from pretrain.run.report import write_report
     from pretrain.run.status import view
@@ -69,6 +70,7 @@ def supervise(options: argparse.Namespace) -> int:
     if machines:
         wait_seconds = config.supervision.node_wait_seconds
         node = connect(machines, run, wait_seconds, lambda text: jobs.write_stdout(f"{text}\n"))
+    fork.take_alone(config)
     code = Supervisor(config, node, machines=machines, renews=sys.stdout.isatty()).run()
     try:
         if (run / METRICS).exists():

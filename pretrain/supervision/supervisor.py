@@ -233,7 +233,9 @@ class Supervisor:
 
     def _watch(self, job: Job) -> Problem | None:
         """Wait for the launcher's end; return early if there is a problem."""
-        watch = Watch(self.run_folder, job.control_file.token, self._settings)
+        phases = [phase.first_step for phase in self.config.resolved_phases]
+        token = job.control_file.token
+        watch = Watch(self.run_folder, token, self._settings, phases=phases)
         deadline = math.inf
         while not job.ended():
             time.sleep(self._poll_seconds)

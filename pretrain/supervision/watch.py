@@ -37,8 +37,10 @@ class Watch:
         token: str,
         config: SupervisionConfig,
         clock: Callable[[], float] = time.monotonic,
+        phases: Sequence[int] = (),
     ) -> None:
-        """Start to watch the attempt with this token."""
+        """Start to watch the attempt with this token; steps of one of the phases are alike."""
+        self._phases = phases
         self._run, self._token, self._config, self._clock = run, token, config, clock
         parse = functools.partial(metrics.parse_line, name=metrics.METRICS)
         self._metrics = Follower(run / metrics.METRICS, parse)
@@ -72,11 +74,16 @@ class Watch:
             beat = self._beat
         if lines or beat != self._beat:
             self._beat, self._last_sign = beat, now
-        step_seconds = [line["seconds"] for line in self.lines]
-        limit = heartbeat.silence_limit(beat.phase, step_seconds, self._config)
+        limit = heartbeat.silence_limit(beat.phase, self._step_seconds(), self._config)
         if now - self._last_sign <= limit:
             return ""
         return f"no sign of life for {limit:.0f} s in phase {beat.phase}, step {beat.step}"
+
+    def _step_seconds(self) -> list[float]:
+        """Durations of the last steps, without those of earlier phases."""
+        newest = self.lines[-1]["step"] if self.lines else 0
+        first = max((step for step in self._phases if step <= newest), default=0)
+        return [line["seconds"] for line in self.lines if line["step"] >= first]
 
     def lost_ranks(self, ranks: set[str]) -> str:
         """Describe ranks that ended while others, or the launcher, still run; else return "".

@@ -48,6 +48,7 @@ def settings_table() -> str:
 
 def _fields(entry: dict[str, Any]) -> dict[str, Any]:
     records = recipe_schema()["$defs"]
+    entry = entry.get("items", entry)
     (first, *_) = [entry, *entry.get("anyOf", ())] if "$ref" in entry else entry["anyOf"]
     fields: dict[str, Any] = records[first["$ref"].rpartition("/")[2]]["properties"]
     return fields

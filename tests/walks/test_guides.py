@@ -19,6 +19,7 @@ GUIDES = ROOT / "pretrain" / "guides"
 PAGES = [
     GUIDES / "writing-a-recipe.md",
     GUIDES / "several-corpora.md",
+    GUIDES / "phases.md",
     GUIDES / "using-a-model.md",
     GUIDES / "train-short-test-long.md",
     GUIDES / "albert.md",

@@ -449,3 +449,21 @@ def test_offloaded_state_takes_no_memory_of_the_gpu():
 )
 def test_a_card_is_known_by_its_name(name, kind):
     assert plan.kind_of(name) == kind
+
+
+def test_a_plan_of_phases_is_the_sum_of_their_plans_and_holds_the_heaviest():
+    rest = {"data": {"sequence_length": 512}, "objective": {"probability": 0.3}}
+    phases = json.dumps([{"steps": 100}, rest])
+    schedule = ("schedule.warmup_steps=10", "training.deepspeed=zero1_bf16")
+    phased = of("pile-base", f"phases={phases}", "training.steps=300", *schedule)
+    long = of("pile-base", "training.steps=100", *schedule)
+    short_settings = ("data.sequence_length=512", "objective.probability=0.3")
+    short = of("pile-base", "training.steps=200", *short_settings, *schedule)
+    assert phased.tokens == long.tokens + short.tokens
+    assert phased.flops == pytest.approx(long.flops + short.flops)
+    assert phased.seconds == pytest.approx(long.seconds + short.seconds)
+    assert phased.memory == long.memory
+    assert [cost.steps for cost in phased.phases] == [100, 200]
+    assert long.phases == []
+    table = plan_table.table(phased)
+    assert f"phase 2: 200 steps, {short.tokens:,} tokens" in table

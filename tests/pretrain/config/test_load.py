@@ -186,7 +186,7 @@ def test_a_recipe_that_does_not_exist_is_refused_with_the_shipped_names():
         (["optimizer.beta2=1"], "optimizer.beta2: 1 .* below 1"),
         (["optimizer.epsilon=-1e-6"], "optimizer.epsilon: -1e-06 .* 0 or above"),
         (["optimizer.weight_decay=-1"], "optimizer.weight_decay: -1 .* 0 or above"),
-        (["schedule.name=step"], "schedule.name: 'step' .* cosine, linear or constant"),
+        (["schedule.name=step"], "schedule.name: 'step' .* cosine, linear, constant or wsd"),
         (["spike.learning_rate_factor=1.1"], "spike.learning_rate_factor: 1.1 .* at most 1"),
         (["training.attention_backend=fast"], "'fast' .* one of auto, dense, flex or flex-flash"),
         (

@@ -1,6 +1,7 @@
 """Learning rate schedules."""
 
 import json
+import math
 
 import pytest
 
@@ -97,3 +98,44 @@ def test_a_constant_schedule_stays_at_its_peak_after_the_warm_up():
     config = recipe(1e-3, 1e-4, 10, 100, "constant")
     assert [learning_rate(config, step) for step in (0, 5)] == [1e-4, pytest.approx(5.5e-4)]
     assert {learning_rate(config, step) for step in range(10, 100)} == {1e-3}
+
+
+@pytest.mark.parametrize(
+    ("cooldown", "shares"),
+    [
+        ("linear", [1, 0.75, 0.5, 0.25]),
+        ("1-sqrt", [1, 0.5, 1 - math.sqrt(0.5), 1 - math.sqrt(0.75)]),
+    ],
+)
+def test_wsd_stays_at_the_peak_and_falls_in_its_last_steps(cooldown, shares):
+    """Hägele et al. 2024: 1 - sqrt((n - (N - N_decay)) / N_decay) for n > N - N_decay."""
+
+    def rates(steps, decay_steps=0):
+        schedule = ScheduleConfig(
+            "wsd", 10, 1e-4, decay_steps=decay_steps, cooldown_steps=4, cooldown=cooldown
+        )
+        optimizer = OptimizerConfig(learning_rate=1e-3)
+        training = TrainingConfig(steps=steps)
+        config = RunConfig(optimizer=optimizer, schedule=schedule, training=training)
+        return [learning_rate(config, step) for step in range(steps)]
+
+    found = rates(100)
+    assert found[5] == pytest.approx(5.5e-4)
+    assert set(found[10:97]) == {1e-3}
+    assert found[96:] == pytest.approx([1e-4 + 9e-4 * share for share in shares])
+    # Where it is extended, the rate stays at the minimum.
+    assert rates(120, decay_steps=100) == [*found, *[1e-4] * 20]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"cooldown_steps": 91}, "cooldown_steps 91 and .*warmup_steps 10 are more than tr"),
+        ({"cooldown_steps": 41, "decay_steps": 50}, "are more than schedule.decay_steps 50"),
+        ({"name": "cosine", "cooldown_steps": 5}, "cooldown_steps 5 with schedule.name cosine"),
+    ],
+)
+def test_a_decay_that_cannot_be_is_refused(settings, message):
+    schedule = ScheduleConfig(**{"name": "wsd", "warmup_steps": 10, **settings})
+    with pytest.raises(ValueError, match=message):
+        RunConfig(schedule=schedule, training=TrainingConfig(steps=100))

@@ -29,7 +29,7 @@ def figures_of(record=RECORD, **changes):
         "positions": lambda step: 2000 if step == 7 else 1000,
         "deviations": lambda record: {"loss_deviations": record.loss, "other": math.nan},
         "shows_beta": True,
-        "flops_per_position": 3e9,
+        "flops_per_position": lambda step: 3e9,
         "peak_flops": 6e12,
     }
     return Figures(**{**settings, **changes})(record)

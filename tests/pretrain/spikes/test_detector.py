@@ -32,9 +32,9 @@ def observed(losses, **channels):
         yield Observation(step, loss, **{k: v for k, v in given.items() if v is not None})
 
 
-def events(records, policy=POLICY, changes=()):
+def events(records, policy=POLICY, changes=(), measures=()):
     """Events until the first spike, where the loop would stop."""
-    detector, found = SpikeDetector(policy, changes), []
+    detector, found = SpikeDetector(policy, changes, measures), []
     for record in records:
         found += detector.update(record)
         if found and found[-1].kind == "spike":
@@ -487,6 +487,15 @@ def test_a_jump_of_the_validation_loss_is_confirmed_by_the_next_evaluation():
     assert (spike.loss, spike.baseline) == (4.4, 3.85)
     gaps = {**fine, 399: 4.5, 400: None, 499: 4.4}
     assert events(observed(decay(800), **validation(gaps)))[-1] == spike
+    # From step 400 on validation measures something else; what step 400 brings is the old.
+    jump = {**fine, 400: 3.8, 499: 4.5, 599: 4.5}
+    assert events(observed(decay(800), **validation(jump)))[-1].kind == "spike"
+    assert events(observed(decay(800), **validation(jump)), measures=[400]) == []
+    later = {**fine, 400: 4.5, 499: 4.5}
+    assert kinds(events(observed(decay(800), **validation(later)), measures=[400])) == [
+        ("suspect", "validation"),
+        ("healed", "validation"),
+    ]
     creeping = {step: 3.0 + step / 250 for step in range(99, 800, 100)}
     assert events(observed(decay(800), **validation(creeping))) == [], "this is overfitting"
 

@@ -5,13 +5,19 @@ import random
 
 import pytest
 
+from pretrain.config.phases import PhaseConfig
 from pretrain.config.run import BatchConfig, CorpusConfig, DataConfig, RunConfig, SpikeConfig
 from pretrain.exit_codes import EXIT_SPIKE
 from pretrain.loop import GO_ON, StepRecord
 from pretrain.run import metrics
 from pretrain.run.ledger import run_state
 from pretrain.spikes.detector import SpikeDetector
-from pretrain.spikes.live import SpikeWatch, declared_changes, history_before
+from pretrain.spikes.live import (
+    SpikeWatch,
+    changed_measures,
+    declared_changes,
+    history_before,
+)
 
 CONFIG = SpikeConfig(
     window=24, minimum_history=8, deviations=4.0, patience=3, confirm_steps=12, slow_window=12
@@ -129,6 +135,17 @@ def test_changes_of_the_weights_of_corpora_are_declared():
     books = CorpusConfig("books", 1.0, {300: 0.5, 90: 2.0})
     config = RunConfig(data=DataConfig(corpora={"web": CorpusConfig("web"), "books": books}))
     assert declared_changes(config, run_state([], 1)) == [90, 300]
+
+
+def test_phases_are_declared_and_so_is_another_measure_of_validation():
+    phases = [
+        PhaseConfig(steps=30000),
+        PhaseConfig(steps=30000, objective={"probability": 0.3}),
+        PhaseConfig(data={"sequence_length": 128}, batch={"global_batch_size": 64}),
+    ]
+    config = RunConfig(data=DataConfig("corpora/a"), phases=phases)
+    assert declared_changes(config, run_state([], 1)) == [30000, 60000]
+    assert changed_measures(config) == [60000]
 
 
 def test_batch_ramps_and_returning_learning_rates_are_declared():

@@ -66,6 +66,21 @@ def test_metrics_are_signs_of_life_and_slow_steps_extend_the_limit(tmp_path, now
     assert "for 40 s in phase step" in watch.silence()
 
 
+def test_steps_of_an_earlier_phase_do_not_say_how_long_a_step_may_take(tmp_path, now):
+    watch = Watch(tmp_path, "t", CONFIG, clock=lambda: now[0], phases=[0, 7])
+    Heartbeat(tmp_path, "t", seconds=0.0).beat(STEP, 9)
+    known = {6: 1.0, 7: 4.0, 8: 4.0}
+    line = dict.fromkeys(metrics.NEEDED[metrics.METRICS], 1)
+    lines = [{**line, "step": step, "seconds": seconds} for step, seconds in known.items()]
+    text = "".join(json.dumps(line) + "\n" for line in [*lines[:1] * 9, *lines[1:]])
+    (tmp_path / metrics.METRICS).write_text(text)
+    assert watch.silence() == ""
+    now[0] += 40
+    assert watch.silence() == ""
+    now[0] += 1
+    assert "for 40 s in phase step" in watch.silence()
+
+
 def test_a_supervisor_that_was_stopped_does_not_take_its_pause_for_silence(tmp_path, now, watch):
     heart = Heartbeat(tmp_path, "t", seconds=0.0)
     heart.beat(STEP, 1)

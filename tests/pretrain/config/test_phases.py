@@ -1,0 +1,192 @@
+"""Phases: the settings of a step are a function of the recipe and the step."""
+
+import dataclasses
+
+import pytest
+
+from pretrain.__main__ import main
+from pretrain.config.load import dump, load
+from pretrain.config.run import RunConfig
+from pretrain.engine.schedules import learning_rate
+
+RECIPE = """
+data: {corpus: corpora/web, sequence_length: 128}
+batch: {global_batch_size: 8, micro_batch_size: 2}
+schedule: {name: constant, warmup_steps: 10, minimum_learning_rate: 1e-4}
+optimizer: {learning_rate: 1e-3}
+training: {steps: 100, evaluation_interval: 20, checkpoint_interval: 5}
+spike: {margin_steps: 5, confirm_steps: 5, patience: 2}
+"""
+LONG = "{name: long, objective: {probability: 0.2}, data: {sequence_length: 256}}"
+
+
+@pytest.fixture
+def phased(tmp_path):
+    """`phased(phases, *overrides)`: the recipe with these phases."""
+    path = tmp_path / "recipe.yaml"
+    path.write_text(RECIPE)
+    return lambda phases, *overrides: load(str(path), [f"phases={phases}", *overrides])
+
+
+def spans(config):
+    return [(phase.first_step, phase.end_step) for phase in config.resolved_phases]
+
+
+def test_without_phases_a_run_is_one_phase(phased):
+    config = phased("[]")
+    (phase,) = config.resolved_phases
+    assert (phase.first_step, phase.end_step, phase.config) == (0, 100, config)
+    assert [stream.name for stream in config.streams] == [""]
+    assert config.weights() == [(0, [1.0])]
+
+
+def test_a_step_has_the_settings_of_its_phase_and_the_recipes_others(phased):
+    config = phased(f"[{{steps: 60}}, {LONG}]")
+    assert spans(config) == [(0, 60), (60, 100)]
+    first, second = (config.phase(step).config for step in (59, 60))
+    assert (first.data.sequence_length, second.data.sequence_length) == (128, 256)
+    assert (first.objective.probability, second.objective.probability) == (0.15, 0.2)
+    assert first == dataclasses.replace(config, phases=[])
+    assert second.optimizer == config.optimizer
+    assert str(config.phase(100)) == "phase 2 (long)"
+
+
+def test_a_phase_changes_the_recipe_and_not_the_phase_before(phased):
+    config = phased("[{steps: 30, batch: {global_batch_size: 16}}, {steps: 30}, {}]")
+    sizes = [config.phase(step).config.batch.global_batch_size for step in (0, 30, 60)]
+    assert sizes == [16, 8, 8]
+
+
+def test_a_length_in_tokens_is_the_fewest_steps_that_read_them(phased):
+    def steps(tokens, batch=""):
+        config = phased(f"[{{steps: 20}}, {{tokens: {tokens}{batch}}}, {{}}]")
+        return spans(config)[1][1] - 20
+
+    assert [steps(tokens) for tokens in (1, 8 * 128, 8 * 128 + 1, 80 * 128)] == [1, 1, 2, 10]
+    # 2 + 2 + 4 + 4 + 6 + 6 + 8 blocks.
+    ramp = ", batch: {ramp_from: 2, ramp_steps: 2}"
+    assert [steps(blocks * 128, ramp) for blocks in (4, 5, 24, 25, 33)] == [2, 3, 6, 7, 8]
+
+
+def test_what_was_written_is_read_back(phased, tmp_path):
+    config = phased(f"[{{steps: 60}}, {LONG}]")
+    dump(config, tmp_path / "again.yaml")
+    assert load(str(tmp_path / "again.yaml")) == config
+
+
+def test_what_is_shown_is_a_recipe_of_the_same_run(phased, tmp_path, capsys):
+    config = phased(f"[{{steps: 60}}, {LONG}]")
+    dump(config, tmp_path / "again.yaml")
+    assert main(["show", str(tmp_path / "again.yaml")]) in (0, None)
+    (tmp_path / "shown.yaml").write_text(capsys.readouterr().out)
+    assert load(str(tmp_path / "shown.yaml"), [f"folder={config.folder}"]) == config
+
+
+@pytest.mark.parametrize(
+    ("phases", "message"),
+    [
+        ("[{steps: 60}, {steps: 30}]", "90 steps in all, training.steps is 100.*steps=90"),
+        ("[{}, {steps: 30}]", "phase 1: has neither steps nor tokens"),
+        ("[{steps: 100}, {}]", "phase 2: has no length, and the phases before it have 100"),
+        ("[{steps: 5, tokens: 7}, {}]", "phase 1: steps 5 beside tokens 7"),
+        ("[{steps: -5}, {}]", r"phases\[0\].steps: -5"),
+        ("[{steps: 50}, {model: {size: base}}]", r"unknown key 'phases\[1\].model'"),
+        ("[{steps: 50}, {name: b, training: {seed: 2}}]", r"phase 2 \(b\): training.seed: .* can"),
+        ("[{steps: 50}, {training: {deepspeed: zero2_bf16}}]", "phase 2: training.deepspeed"),
+        ("[{steps: 50}, {optimizer: {name: lamb}}]", "phase 2: optimizer.name: a phase cannot"),
+        ("[{steps: 50}, {optimizer: {beta2: 0.9}}]", "phase 2: optimizer.beta2: a phase cannot"),
+        ("[{steps: 50}, {objective: {name: causal-lm}}]", "phase 2: objective.name: a phase"),
+        ("[{steps: 50}, {objective: {probabilit: 0.1}}]", "phase 2: unknown key .*probabilit"),
+        ("[{steps: 50}, {data: {sequence_length: 1}}]", "phase 2: data.sequence_length: 1 is not"),
+        ("[{steps: 50}, {batch: {micro_batch_size: 3}}]", "phase 2: batch.global_batch_size 8"),
+        ("[{steps: 50}, {training: {checkpoint_interval: 1}}]", "phase 2: .training.checkpoints"),
+        ("[{steps: 50}, {schedule: {warmup_steps: 50}}]", "phase 2: .*warmup_steps 50 is not bel"),
+        ("[{steps: 10}, {schedule: {warmup_steps: 0}}]", "phase 1: ends at step 10, during its w"),
+        (
+            "[{steps: 9}, {data: {corpus: '', corpora: {a: {path: x, weight: 0}}}}]",
+            "phase 2: .*one above 0",
+        ),
+    ],
+)
+def test_what_a_phase_cannot_be_is_refused_by_name(phased, phases, message):
+    with pytest.raises(ValueError, match=message):
+        phased(phases)
+
+
+def test_the_runs_warmup_may_go_on_in_the_next_phase(phased):
+    config = phased("[{steps: 5}, {}]")
+    rates = [learning_rate(config, step) for step in range(101)]
+    assert rates == [learning_rate(phased("[]"), step) for step in range(101)]
+
+
+def test_a_schedule_of_a_phase_counts_from_its_first_step(phased):
+    own = "schedule: {name: wsd, warmup_steps: 4, cooldown_steps: 10, cooldown: linear}"
+    peak = "{optimizer: {learning_rate: 2e-3}}"
+    # The decay_steps of the run are for another length than the phase's.
+    phases = f"[{{steps: 60}}, {{steps: 20, {own}}}, {peak}]"
+    config = phased(phases, "schedule.decay_steps=15")
+    rates = [learning_rate(config, step) for step in range(100)]
+    assert rates[10:60] == [1e-3] * 50
+    assert rates[60:64] == pytest.approx([1e-4, 3.25e-4, 5.5e-4, 7.75e-4])
+    assert rates[64:70] == [1e-3] * 6
+    assert rates[70:80] == pytest.approx([1e-3 - 9e-5 * n for n in range(10)])
+    assert rates[80:] == [2e-3] * 20
+
+
+@pytest.mark.parametrize("ramp", ["", "ramp_from: 2, ramp_steps: 3"])
+def test_places_follow_each_other_over_phases(phased, ramp):
+    ramped = f", batch: {{{ramp}}}" if ramp else ""
+    config = phased(
+        f"[{{steps: 40}}, {{steps: 30, batch: {{global_batch_size: 16}}}}, {{steps: 30{ramped}}}]"
+    )
+    sizes = config.sizes
+    for step in range(120):
+        assert sizes.first_block(step + 1) - sizes.first_block(step) == sizes.size(step)
+    assert [sizes.size(step) for step in (39, 40, 69)] == [8, 16, 16]
+    grown = [step for step in range(1, 100) if sizes.size(step) != sizes.size(step - 1)]
+    assert sizes.changes() == grown
+    assert sizes.size(70) == (2 if ramp else 8)
+
+
+def test_a_ramp_of_the_recipe_goes_on_over_phases(phased):
+    ramp = ("batch.ramp_from=2", "batch.ramp_steps=15")
+    config = phased("[{steps: 20, training: {evaluation_interval: 7}}, {}]", *ramp)
+    whole = phased("[]", *ramp)
+    assert [config.sizes.size(s) for s in range(100)] == [whole.batch.size(s) for s in range(100)]
+    assert config.sizes.changes() == whole.batch.changes() == [15, 30, 45]
+
+
+def test_a_corpus_goes_on_where_it_was_cut_alike(phased):
+    web, books = "path: corpora/web", "path: books"
+    both = f"data: {{corpus: '', corpora: {{web: {{{web}}}, books: {{{books}, weight: 3}}}}}}"
+    only = f"data: {{corpus: '', corpora: {{books: {{{books}}}}}, sequence_length: 64}}"
+    config = phased(
+        f"[{{steps: 20}}, {{steps: 20, {both}}}, {{steps: 20, {LONG[1:-1]}}}, {{{only}}}]"
+    )
+    names = ["", "books", "web@256", "books@64"]
+    assert [stream.name for stream in config.streams] == names
+    assert config.stream_names == [[""], ["", "books"], ["web@256"], ["books@64"]]
+    assert config.weights() == [
+        (0, [1, 0, 0, 0]),
+        (20, [1, 3, 0, 0]),
+        (40, [0, 0, 1, 0]),
+        (60, [0, 0, 0, 1]),
+    ]
+    counts = config.mixture().counts(config.sizes.first_block(100))
+    assert counts == [20 * 8 + 5 * 8, 15 * 8, 20 * 8, 40 * 8]
+
+
+def test_weights_by_step_hold_over_phases():
+    values = {
+        "corpora": {"a": {"path": "a", "weight_from": {20: 3.0, 50: 4.0}}, "b": {"path": "b"}},
+        "sequence_length": 128,
+    }
+    from data_prep.records import decode
+
+    training = {"steps": 100, "checkpoint_interval": 50}
+    schedule = {"warmup_steps": 10}
+    base = {"data": values, "training": training, "schedule": schedule}
+    plain = decode(RunConfig, base)
+    phases = [{"steps": 30}, {"objective": {"probability": 0.2}}]
+    phased = decode(RunConfig, {**base, "phases": phases})
+    assert phased.mixture() == plain.mixture()

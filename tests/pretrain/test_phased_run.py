@@ -1,0 +1,265 @@
+"""Runs with phases: killed and continued, audited, forked, and what readers say of them."""
+
+import contextlib
+import io
+import json
+import os
+
+import pytest
+import yaml
+
+from pretrain import train
+from pretrain.__main__ import main as pretrain
+from pretrain.run import checkpoints, ledger, metrics
+
+SETTINGS = [
+    "training.steps=14",
+    "training.checkpoint_interval=2",
+    "training.evaluation_interval=3",
+    "schedule.warmup_steps=1",
+    "schedule.name=constant",
+    "spike.margin_steps=1",
+    "spike.confirm_steps=3",
+]
+
+
+def main(*words):
+    """The exit code and the output of a command."""
+    written = io.StringIO()
+    with contextlib.redirect_stdout(written), contextlib.redirect_stderr(written):
+        code = pretrain([str(word) for word in words])
+    return code, written.getvalue()
+
+
+@pytest.fixture(scope="module")
+def attempt(run_ranks, recipe):
+    """`attempt(folder, *overrides)`: exit code and output; `fails_at`: the step that fails."""
+
+    def run(folder, *overrides, fails_at=None):
+        def work():
+            from pretrain.data.batches import PretrainingBatches
+
+            train._SECONDS_TO_BE_ENDED = 0.0
+            usual = PretrainingBatches.micro_batches
+
+            def failing(self, step, *arguments):
+                if step == fails_at:
+                    os._exit(9)
+                return usual(self, step, *arguments)
+
+            PretrainingBatches.micro_batches = failing
+            output = io.StringIO()
+            with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
+                code = train.main([str(recipe.path), f"folder={folder}", *SETTINGS, *overrides])
+            return code, output.getvalue()
+
+        if fails_at is None:
+            return run_ranks(1, work)[0]
+        with contextlib.suppress(BaseException):
+            run_ranks(1, work)
+        return 9, ""
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def phases(corpus, other_corpus):
+    """Three phases: one corpus; two, shorter, other masks, smaller batches; the first again."""
+    both = {"": {"path": str(corpus)}}
+    both = {"first": {"path": str(corpus)}, "second": {"path": str(other_corpus), "weight": 2}}
+    second = {
+        "name": "short",
+        "steps": 4,
+        "data": {"corpus": "", "corpora": both, "sequence_length": 48},
+        "objective": {"probability": 0.3},
+        "batch": {"global_batch_size": 4},
+        "training": {"evaluation_interval": 2},
+    }
+    last = {"schedule": {"name": "wsd", "warmup_steps": 0, "cooldown_steps": 3}}
+    return "phases=" + json.dumps([{"steps": 5}, second, last])
+
+
+@pytest.fixture(scope="module")
+def straight(attempt, phases, tmp_path_factory):
+    """A run with phases that nothing disturbed."""
+    folder = tmp_path_factory.mktemp("phased") / "run"
+    code, said = attempt(folder, phases)
+    assert code == 0, said
+    assert "phase 2 (short): steps 5 to 9" in said
+    return folder
+
+
+def final_weights(run, step=14):
+    import torch
+
+    (path,) = checkpoints.folder_of(run, step).glob("*_optim_states.pt")
+    state = torch.load(path, weights_only=False)["optimizer_state_dict"]
+    return state["single_partition_of_fp32_groups"]
+
+
+def same(left, right):
+    return all((a == b).all() for a, b in zip(left, right, strict=True))
+
+
+def test_every_step_has_the_settings_of_its_phase(straight):
+    lines = metrics.read(straight / metrics.METRICS)
+    assert [line["step"] for line in lines] == list(range(14))
+    assert [line["learning_rate"] for line in lines[1:11]] == [3e-3] * 10
+    assert lines[12]["learning_rate"] > lines[13]["learning_rate"]
+    shares = [line["targets"] / line["tokens"] for line in lines]
+    assert min(shares[5:9]) > max(*shares[:5], *shares[9:])
+    assert max(line["tokens"] for line in lines[5:9]) <= 4 * 48
+    measured = metrics.read(straight / metrics.VALIDATION)
+    assert [line["step"] for line in measured] == [3, 5, 6, 8, 9, 12, 14]
+    assert ["corpora" in line for line in measured] == [False] * 2 + [True] * 3 + [False] * 2
+    steps = ledger.run_state(ledger.read(straight / ledger.FILE_NAME), 1).checkpoints
+    assert 9 in steps  # the end of the second phase
+
+
+def test_the_audit_proves_each_corpus_in_each_way_it_was_cut(straight):
+    code, said = main("audit", straight)
+    assert code == 0, said
+    assert "14 steps survive, each once: 96 blocks" in said
+    assert "first, epoch 0: " in said
+    assert "second, epoch 0: " in said
+    # 5 + 5 steps of 8 blocks: the third phase goes on in the order of the first.
+    assert "made@64" not in said
+
+
+@pytest.mark.parametrize("fails_at", [4, 6, 10])
+def test_a_run_that_is_killed_in_any_phase_ends_with_the_same_bits(
+    attempt, phases, straight, tmp_path, fails_at
+):
+    attempt(tmp_path / "run", phases, fails_at=fails_at)
+    code, said = attempt(tmp_path / "run", phases)
+    assert code == 0, said
+    assert same(final_weights(straight), final_weights(tmp_path / "run"))
+    keys = ("step", "loss", "blocks", "learning_rate")
+    runs = [
+        metrics.surviving(metrics.read(r / metrics.METRICS)) for r in (straight, tmp_path / "run")
+    ]
+    assert [[line[k] for k in keys] for line in runs[0]] == [[x[k] for k in keys] for x in runs[1]]
+    assert main("audit", tmp_path / "run")[0] == 0
+
+
+def test_phases_to_come_may_change_and_those_begun_may_not(attempt, phases, straight, tmp_path):
+    run = tmp_path / "run"
+    attempt(run, phases, fails_at=10)
+    changed = yaml.safe_load(phases.removeprefix("phases="))
+    changed[1]["objective"]["probability"] = 0.2
+    code, said = attempt(run, "phases=" + json.dumps(changed))
+    assert code == 2
+    assert "from step 5 on, objective.probability: 0.3, now 0.2" in said
+    changed[1]["objective"]["probability"] = 0.3
+    changed[1]["batch"]["global_batch_size"] = 8
+    code, said = attempt(run, "phases=" + json.dumps(changed))
+    assert code == 2
+    assert "from step 5 on, batch.global_batch_size: 4, now 8" in said
+    # The checkpoint of step 9 ends the second phase: the third may still become another.
+    later = yaml.safe_load(phases.removeprefix("phases="))
+    later[2] = {"data": {"sequence_length": 32}, "schedule": {"warmup_steps": 0}}
+    code, said = attempt(run, "phases=" + json.dumps(later))
+    assert code == 0, said
+    code, said = main("audit", run)
+    assert code == 0, said
+    assert "made@32, epoch 0: 40 blocks" in said
+
+
+def test_a_rollback_into_an_earlier_phase_trains_it_with_its_own_settings(
+    attempt, phases, straight, tmp_path
+):
+    run = tmp_path / "run"
+    attempt(run, phases, fails_at=10)
+    path = run / ledger.FILE_NAME
+    rise = {"channel": "fast", "loss": 9.0, "baseline": 5.0}
+    ledger.append(path, "spike", attempt=1, step=8, onset=6, **rise)
+    answer = {"rung": 2, "skip": [6, 8], "learning_rate_factor": 1.0, "learning_rate_steps": 0}
+    ledger.append(path, "rollback", onset=6, step=4, seed=2, **answer)
+    code, said = attempt(run, phases)
+    assert code == 0, said
+    before, after = (metrics.surviving(metrics.read(r / metrics.METRICS)) for r in (straight, run))
+    assert [line["seed"] for line in after] == [1] * 4 + [2] * 10
+    rates = [[line["learning_rate"] for line in lines] for lines in (before, after)]
+    assert rates[0] == rates[1]
+    assert max(line["tokens"] for line in after[5:9]) <= 4 * 48 < after[4]["tokens"]
+    code, said = main("audit", run)
+    assert code == 0, said
+    assert "declared skipped" in said
+
+
+def contents(run):
+    """The bytes of every file of a run."""
+    return {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+
+
+def forked(source, step):
+    return f"fork_from={{run: {source}, step: {step}}}"
+
+
+def test_a_fork_that_changes_nothing_repeats_the_source_bit_for_bit(
+    attempt, phases, straight, tmp_path
+):
+    run, before = tmp_path / "run", contents(straight)
+    code, said = attempt(run, phases, forked(straight, 6))
+    assert code == 0, said
+    assert contents(straight) == before
+    assert same(final_weights(straight), final_weights(run))
+    lines = [metrics.surviving(metrics.read(r / metrics.METRICS)) for r in (straight, run)]
+    keys = ("step", "loss", "blocks", "gradient_norm")
+    assert [[line[k] for k in keys] for line in lines[0]] == [
+        [x[k] for k in keys] for x in lines[1]
+    ]
+    code, said = main("audit", run)
+    assert code == 0, said
+    assert "14 steps survive, each once: 96 blocks" in said
+    assert ledger.run_state(ledger.read(run / ledger.FILE_NAME), 1).checkpoints[0] == 6
+    code, said = main("status", run)
+    assert f"began as a fork of {straight} at step 6" in said
+    main("report", run)
+    assert f"| began | as a fork of {straight} at step 6 |" in (run / "report.md").read_text()
+    # Done, and taken once: the same command trains nothing.
+    code, said = attempt(run, phases, forked(straight, 6))
+    assert (code, "is done already" in said) == (0, True)
+    code, said = attempt(run, phases, forked(straight, 8))
+    assert code == 2
+    assert "began as a fork of" in said
+
+
+def test_a_decay_branch_has_the_sources_steps_and_a_schedule_of_its_own(
+    attempt, phases, straight, tmp_path
+):
+    run = tmp_path / "run"
+    branch = yaml.safe_load(phases.removeprefix("phases="))
+    branch[2] = {"schedule": {"name": "linear", "warmup_steps": 0}}
+    words = ["phases=" + json.dumps(branch), "training.steps=12", forked(straight, 9)]
+    code, said = attempt(run, *words)
+    assert code == 0, said
+    lines = [metrics.surviving(metrics.read(r / metrics.METRICS)) for r in (straight, run)]
+    assert lines[0][:9] == lines[1][:9]
+    rates = [line["learning_rate"] for line in lines[1][9:]]
+    assert rates == pytest.approx([3e-3, 2.1e-3, 1.2e-3])
+    assert [line["blocks"] for line in lines[0][9:12]] == [line["blocks"] for line in lines[1][9:]]
+    assert main("audit", run)[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("step", "changes", "message"),
+    [
+        (7, [], "no checkpoint of step 7; accepted: one of those that it kept: 2, 4, 5, 6, 8"),
+        (8, ["training.seed=5"], "had another recipe up to step 8: training.seed: 1, now 5"),
+        (8, ["optimizer.learning_rate=1e-3"], "optimizer.learning_rate: 0.003, now 0.001"),
+    ],
+)
+def test_a_fork_that_cannot_be_is_refused_before_it_begins(
+    phases, straight, recipe, tmp_path, step, changes, message
+):
+    words = [recipe.path, f"folder={tmp_path / 'run'}", *SETTINGS, phases]
+    code, said = main("supervise", *words, forked(straight, step), *changes)
+    assert (code, message in said) == (2, True), said
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_fork_needs_a_run(recipe, tmp_path):
+    words = [recipe.path, f"folder={tmp_path / 'run'}", forked(tmp_path / "none", 5)]
+    code, said = main("supervise", *words)
+    assert (code, "is not the folder of a run that has begun" in said) == (2, True)
