@@ -192,7 +192,9 @@ def table(curves: dict[Arm, list[Curve]], rates: dict[Arm, float]) -> str:
         pairs = zip(found, targets, strict=True)
         shares = [100 * share_to(curve, target) for curve, target in pairs]
         cells = (*arm, f"{rates[arm]:g}", mean_and_deviation(losses, 3))
-        reached = mean_and_deviation(shares, 0) if max(shares) < float("inf") else "not reached"
+        reached = (
+            mean_and_deviation(shares, 0) if max(shares) < float("inf") else "not with every seed"
+        )
         lines.append(f"| {' | '.join(cells)} | {reached} |")
     return "\n".join(lines)
 
