@@ -29,7 +29,8 @@ def settings_table() -> str:
     lines += [f"| `{n}` | {_default(entry)} | {_meaning(entry)} |" for n, entry in whole.items()]
     lines.append("")
     for section, entry in recipe_schema()["properties"].items():
-        if section in whole or section == "extends":
+        is_one_value = section in whole and "$ref" not in entry.get("items", {})
+        if section == "extends" or is_one_value:
             continue
         lines += [f"### `{section}`", "", "| setting | default | |", "|---|---|---|"]
         lines += [

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from pretrain.config.run import OptimizerConfig
-from pretrain.engine import engine, guards, optimizers
+from pretrain.engine import by_parameter, distributed, engine, guards, optimizers
 from pretrain.run import checkpoints
 from tests.pretrain.engine import test_engine as engines
 
@@ -315,13 +315,14 @@ def test_another_number_of_ranks_goes_on_with_the_same_state(
 @pytest.mark.parametrize(("guard", "name"), [("skip-step", "zero0_fp32"), ("adagc", "zero1_fp32")])
 def test_a_guard_adds_no_reduction_but_the_norms_of_parameters(guard, name, run_ranks, monkeypatch):
     def work():
-        calls, all_sum = [], engine.all_sum
+        calls, all_sum = [], distributed.all_sum
 
         def noted(values, device):
             calls.append("all_sum")
             return all_sum(values, device)
 
-        monkeypatch.setattr(engine, "all_sum", noted)
+        for caller in (engine, by_parameter):
+            monkeypatch.setattr(caller, "all_sum", noted)
         built, data = engines.build(name, micro=2, optimizer=guarded(guard)), engines.batches(2)
         mine = data.micro_batches(0, built.rank, built.world_size)
         built.step(mine, data.objective, RATE, 1, 0, counts=(100, 10))
