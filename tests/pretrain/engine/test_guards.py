@@ -132,7 +132,7 @@ def train(built, steps, leave_out=(), factors=None):
 def plain(guard, clipping=0.0):
     """Train with plain PyTorch: the guards once more, on whole gradients of one model."""
     model = engines.fresh_model(0.0)
-    config, data = guarded("none"), engines.batches(8)
+    config, data = guarded("none"), engines.batches(engines.GLOBAL_BATCH)
     built = optimizers.build(model, config)
     reference = REFERENCES[guard]([], clipping)
     losses, norms, factors = [], [], []
