@@ -7,7 +7,6 @@ those of the undisturbed run. Each attempt takes about ten seconds.
 import contextlib
 import json
 import os
-import random
 import re
 import shutil
 import signal
@@ -357,27 +356,3 @@ def is_stopped(run, rank):
             if psutil.Process(pid).status() == psutil.STATUS_STOPPED:
                 return True
     return False
-
-
-@pytest.mark.long
-def test_a_run_that_is_killed_ten_times_at_random_ends_with_the_same_weights(chaos, undisturbed):
-    """Any of its processes may be killed at any time, the supervisor included."""
-    dice, kills = random.Random(7), 0
-    settings = ("supervision.max_crashes=99", "supervision.max_stalled=99")
-    chaos.schedule({attempt: [("slow", "all", 0)] for attempt in range(1, 30)})
-    supervisor = chaos.start(*settings)
-    while kills < 10:
-        time.sleep(dice.uniform(1.0, 18.0))
-        others = sorted(member.pid for member in processes.members(chaos.run))
-        victim = dice.choice(others) if others and dice.random() < 0.8 else supervisor.pid
-        if supervisor.poll() is not None:
-            break
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(victim, KILL)
-            kills += 1
-        if victim == supervisor.pid:
-            supervisor.wait()
-            supervisor = chaos.start(*settings)
-    assert supervisor.wait(PATIENCE) == 0, chaos.output()
-    print(f"{kills} kills; attempts began at steps {chaos.start_steps()}")
-    chaos.assert_same_as(undisturbed)
