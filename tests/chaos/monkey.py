@@ -72,12 +72,12 @@ CONFIGURATIONS = {
     "zero3-bf16-workers": Configuration(
         ("training.deepspeed=zero3_bf16", "training.data_workers=1")
     ),
-    # One rank adds the gradients of a batch in another order than two; 3.5e-7 was seen after one
-    # change, and what follows amplifies it.
+    # One rank adds the gradients of a batch in another order than two: rounding, of which 1.2e-7
+    # and 3.5e-7 were seen after some twenty steps, and which grows with the steps.
     "zero2-shrinking": Configuration(
         ("training.deepspeed=zero2_fp32",),
         later=("supervision.processes_per_node=1",),
-        tolerance=1e-3,
+        tolerance=1e-5,
     ),
 }
 
@@ -405,8 +405,8 @@ def play(output: Path, name: str, faults: int, seed: int) -> str:
     attempts = [r["step"] for r in ledger.read(run.folder / ledger.FILE_NAME) if _began(r)]
     return (
         f"{name}, seed {seed}: {len(monkey.faults)} faults, {len(attempts)} attempts, {steps} "
-        f"steps; largest difference {difference:.1e}; undisturbed {begun - started:.0f} s, with "
-        f"faults {time.monotonic() - begun:.0f} s"
+        f"steps; weights differ by at most {difference:.1e}; undisturbed {begun - started:.0f} s, "
+        f"with faults {time.monotonic() - begun:.0f} s"
     )
 
 
