@@ -36,6 +36,7 @@ def main(arguments: Sequence[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help"):
         sys.stdout.write(__doc__)
         return EXIT_DONE if arguments else EXIT_USAGE
+    from pretrain.engine import workarounds
     from pretrain.engine.distributed import PortInUse, adopt_launcher
 
     run = Path(arguments[0]).parent  # the supervisor puts its copy of the recipe there
@@ -43,6 +44,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         adopt_launcher(os.environ)
         local_rank = int(os.environ["LOCAL_RANK"])
+        workarounds.import_without_compiler()
         config = load(arguments[0], arguments[1:])
         run = Path(config.folder)
         attempt = Attempt(config, int(os.environ["WORLD_SIZE"]))

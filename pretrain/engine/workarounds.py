@@ -6,11 +6,15 @@ They use private parts of DeepSpeed and torch; tests fail when those move.
 from __future__ import annotations
 
 import contextlib
+import functools
+import importlib
 import io
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
+
+from data_prep.indexed import import_megatron
 
 
 def select_cpu_without_gpu() -> None:
@@ -48,6 +52,36 @@ def disable_shared_memory_op() -> None:
     import deepspeed.ops
 
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+
+
+def import_without_compiler() -> None:
+    """Import what decorates functions with torch.compile, without importing torch's compiler.
+
+    DeepSpeed imports its kernels for Muon with every optimizer (runtime/zero/utils.py,
+    `is_zero_supported_optimizer`), and megatron-core its fused functions (core/jit.py). Their
+    decorators import the compiler's back end: two seconds of each rank's start-up. Here such a
+    function is compiled when it is first called.
+    """
+    import torch
+
+    original = torch.compile
+
+    def compile_late(function: Callable[..., Any]) -> Callable[..., Any]:
+        compiled = functools.cache(lambda: original(function))
+
+        @functools.wraps(function)
+        def call(*arguments: Any, **keywords: Any) -> Any:  # noqa: ANN401
+            return compiled()(*arguments, **keywords)
+
+        return call
+
+    torch.compile = compile_late  # type: ignore[assignment]
+    try:
+        import_megatron()
+        with contextlib.suppress(ImportError):  # as DeepSpeed does
+            importlib.import_module("deepspeed.runtime.zero.muon.muon_optimizer")
+    finally:
+        torch.compile = original
 
 
 @contextlib.contextmanager

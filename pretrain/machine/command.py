@@ -105,7 +105,6 @@ def _ask(
     settings = config.supervision
     control.folder_of(folder).mkdir()
     dump(config, folder / SUPERVISED)
-    launch.write_hostfile(folder, node.count)
     others = OtherNodes(folder, node.count, settings.node_silence_seconds)
     agents = hosts.Agents(machines, folder, jobs.write_stdout, MODULE)
     deadline = time.monotonic() + seconds

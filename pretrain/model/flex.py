@@ -36,8 +36,9 @@ class FlexBias:
 
 
 # A model that is compiled as a whole takes the result as an input, as in torch's own examples: if
-# it is made inside, the CPU's compiler finds no kernel for it.
-@torch.compiler.disable  # type: ignore[untyped-decorator]
+# it is made inside, the CPU's compiler finds no kernel for it. torch.compiler.disable would import
+# the compiler here, which takes two seconds; this does so when the function is first called.
+@torch._disable_dynamo  # type: ignore[attr-defined]
 def flex_bias(
     scores: ScoreFunction | None,
     document_ids: Tensor | None,

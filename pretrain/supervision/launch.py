@@ -5,6 +5,7 @@ Imports no torch.
 
 from __future__ import annotations
 
+import base64
 import os
 import secrets
 import shutil
@@ -13,6 +14,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from data_prep import files
 from pretrain.config.run import RunConfig, SupervisionConfig
 from pretrain.run import ledger
 from pretrain.run.folder import SUPERVISED
@@ -22,8 +24,6 @@ from pretrain.supervision.nodes import Node
 
 MODULE = "pretrain.train"
 """What the launcher starts. Tests of faults replace it with a module that calls this one."""
-_MAX_GPUS = 1024
-"""Slots of every node in our hostfile: DeepSpeed refuses to include a GPU number beyond them."""
 
 
 def processes_per_node(config: SupervisionConfig) -> int:
@@ -118,28 +118,23 @@ def command(
         options = ["--nnodes", str(control_file.nodes), "--node-rank", str(node)]
         options += ["--nproc-per-node", str(count), "--master-addr", control_file.address]
         return [program, *options, "--master-port", port, "--module", *started]
-    if control_file.nodes > 1:
-        options = ["--hostfile", str(hostfile(run)), "--no_ssh", "--node_rank", str(node)]
-        included = _included(control_file, node)
-        options += ["--master_addr", control_file.address, "--include", included]
-    elif numbers := gpus.numbers_of(count):
-        options = ["--include", f"localhost:{','.join(numbers)}"]
-    else:
-        options = ["--num_gpus", str(count)]
-    return [program, *options, "--master_port", port, "--module", *started]
+    options = [f"--world_info={_world(control_file, node)}", "--node_rank", str(node)]
+    options += ["--master_addr", control_file.address, "--master_port", port]
+    return [sys.executable, "-u", "-m", "deepspeed.launcher.launch", *options, "--module", *started]
 
 
-def _included(control_file: ControlFile, node: int) -> str:
-    """Return DeepSpeed's --include for an agent: the GPUs of every node.
+def _world(control_file: ControlFile, node: int) -> str:
+    """Return DeepSpeed's --world_info: the GPU numbers of every node, as JSON in base64.
 
-    A launcher uses its own node's GPU numbers; of the other nodes only their count matters.
+    This is what the program `deepspeed` does on one machine or with --no_ssh (launcher/runner.py,
+    `main`): it starts launcher/launch.py, and costs an import of torch and DeepSpeed before. A
+    launcher uses its own node's GPU numbers; of the other nodes only their count matters.
     """
-    default = [str(number) for number in range(control_file.processes_per_node)]
-    own = gpus.numbers_of(control_file.processes_per_node) or default
-    return "@".join(
-        f"node-{number}:{','.join(own if number == node else default)}"
-        for number in range(control_file.nodes)
-    )
+    default = list(range(control_file.processes_per_node))
+    own = sorted(map(int, gpus.numbers_of(control_file.processes_per_node))) or default
+    nodes = range(control_file.nodes)
+    world = {f"node-{number}": own if number == node else default for number in nodes}
+    return base64.urlsafe_b64encode(files.strict_json(world).encode()).decode()
 
 
 def next_control_file(
@@ -163,18 +158,6 @@ def next_control_file(
         port=free_port(),
         threads=max(1, len(os.sched_getaffinity(0)) // count),
     )
-
-
-def hostfile(run: Path) -> Path:
-    """Return the hostfile that agents pass to the deepspeed launcher, which needs one."""
-    return control.folder_of(run) / "hostfile"
-
-
-def write_hostfile(run: Path, nodes: int) -> None:
-    """Write that hostfile. Its host names are never resolved: each node has its own agent."""
-    path = hostfile(run)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(f"node-{node} slots={_MAX_GPUS}\n" for node in range(nodes)))
 
 
 def environment(

@@ -207,8 +207,6 @@ class Supervisor:
         for line in capacity.check_launch(run):
             self._print(line)
         control_file = launch.next_control_file(self.config, self._node, self._records())
-        if control_file.nodes > 1:
-            launch.write_hostfile(run, control_file.nodes)
         self._write_control_file(control_file)
         job = self._wait_for_disk(lambda: jobs.start(self.config, run, control_file, 0))
         command = " ".join(launch.command(self.config, run, control_file))

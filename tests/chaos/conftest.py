@@ -9,7 +9,6 @@ import sys
 import time
 from pathlib import Path
 
-import psutil
 import pytest
 
 from pretrain.run import audit, checkpoints, ledger, metrics
@@ -125,19 +124,12 @@ class Chaos:
         (self.run / "paused").unlink()
 
     def launchers(self):
-        """Return the process ids of the deepspeed runner and of its launch.py."""
-        found = {}
-        for member in processes.members(self.run):
-            with contextlib.suppress(psutil.NoSuchProcess):
-                command = " ".join(psutil.Process(member.pid).cmdline())
-                if member.rank is None:
-                    found["launch" if "deepspeed.launcher.launch" in command else "runner"] = (
-                        member.pid
-                    )
-        return found
+        """Return the process ids of the launcher: one, or none after its end."""
+        return [member.pid for member in processes.members(self.run) if member.rank is None]
 
-    def signal(self, name, number):
-        os.kill(self.launchers()[name], number)
+    def signal_launcher(self, number):
+        (launcher,) = self.launchers()
+        os.kill(launcher, number)
 
     def output(self):
         logs = sorted((self.run / "logs").glob("*.log"))

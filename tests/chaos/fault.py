@@ -49,19 +49,6 @@ def at_step(step, action):
     Engine.step = call
 
 
-def slow_steps(seconds):
-    """Slow down every update, so that there is time to kill a process."""
-    from pretrain.engine.engine import Engine
-
-    original = Engine.step
-
-    def call(*arguments, **keywords):
-        time.sleep(seconds)
-        return original(*arguments, **keywords)
-
-    Engine.step = call
-
-
 def before_engine(action):
     """Act during the start-up, after the attempt was recorded in the ledger."""
     from pretrain.engine.engine import Engine
@@ -266,7 +253,6 @@ def plan(fault, run):
         ),
         "fill-run": lambda: at_step(step, lambda engine: fill_run(run)),
         "clock": let_the_clock_jump,
-        "slow": lambda: slow_steps(0.7),
     }
     arrange[what]()
 

@@ -58,7 +58,9 @@ RANK = ("-m tests.chaos.fault", "--local_rank=0")
         pytest.param(kill(1, "ssh", "supervision.agent"), CONTINUES, "", id="ssh"),
         pytest.param(kill(2, "sshd: "), CONTINUES, "", id="server"),
         pytest.param(cut(12), CONTINUES, "", id="cable"),
-        pytest.param(kill(2, "bin/deepspeed"), RESTARTS, "node 1 (node2): its launch", id="runner"),
+        pytest.param(
+            kill(2, "launcher.launch"), RESTARTS, "node 1 (node2): its launch", id="launcher"
+        ),
         pytest.param(kill(1, *RANK), RESTARTS, "rank 0 on node1", id="rank-0"),
         pytest.param(
             kill(2, *RANK, number=signal.SIGSTOP),

@@ -14,7 +14,11 @@ from data_prep.__main__ import main as data_prep
 @pytest.fixture(scope="session")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Paragraphs of Python's help topics: a corpus folder of documents of at most 64 tokens."""
-    folder = tmp_path_factory.mktemp("corpus")
+    return make_corpus(tmp_path_factory.mktemp("corpus"))
+
+
+def make_corpus(folder: Path) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
     paragraphs = [
         " ".join(paragraph.split())
         for _, text in sorted(topics.items())[:6]

@@ -241,7 +241,6 @@ def test_a_supervisor_waits_for_the_agents_ends_attempts_on_all_nodes_and_releas
     assert (
         records[1]["reason"] == f"node 1 ({socket.gethostname()}): its launcher ended with code 9"
     )
-    assert launch.hostfile(stage.run).read_text().count("slots=") == 2
     assert processes.members(stage.run, 1) == []
 
 

@@ -1,6 +1,8 @@
 """The launcher's control file, command line and environment."""
 
+import base64
 import dataclasses
+import json
 import os
 import subprocess
 import sys
@@ -53,13 +55,17 @@ MODULE = "pretrain.train /runs/a/supervised.yaml"
 
 
 def test_command_of_deepspeed_on_one_node_and_on_several():
-    options = f"--master_port 999 --module {MODULE}"
-    assert command(ONE) == f"deepspeed --num_gpus 2 {options}"
-    agent = (
-        "--hostfile /runs/a/control/hostfile --no_ssh --node_rank 1 "
-        "--master_addr 10.0.0.1 --include node-0:0,1,2,3@node-1:0,1,2,3"
-    )
-    assert command(TWO, node=1) == f"deepspeed {agent} {options}"
+    """The one that its program `deepspeed` would start, without that program."""
+    for control_file, node, world, address in (
+        (ONE, 0, {"node-0": [0, 1]}, "127.0.0.1"),
+        (TWO, 1, {"node-0": [0, 1, 2, 3], "node-1": [0, 1, 2, 3]}, "10.0.0.1"),
+    ):
+        start, _, rest = command(control_file, node).partition(" --world_info=")
+        encoded, _, options = rest.partition(" ")
+        assert start == "python -u -m deepspeed.launcher.launch"
+        assert json.loads(base64.urlsafe_b64decode(encoded)) == world
+        address = f"--master_addr {address} --master_port 999"
+        assert options == f"--node_rank {node} {address} --module {MODULE}"
 
 
 def test_commands_of_torchrun_and_srun():
@@ -93,11 +99,6 @@ def test_agents_and_a_launcher_that_starts_all_nodes_exclude_each_other():
     launch.refuse_agents(SupervisionConfig(launcher="srun"), 1)
     with pytest.raises(ValueError, match=r"--nodes 2 with supervision\..*without --nodes, or"):
         launch.refuse_agents(SupervisionConfig(launcher="srun"), 2)
-
-
-def test_the_hostfile_has_one_line_for_each_node(tmp_path):
-    launch.write_hostfile(tmp_path, 2)
-    assert launch.hostfile(tmp_path).read_text() == "node-0 slots=1024\nnode-1 slots=1024\n"
 
 
 def test_the_launcher_gets_the_marks_and_ranks_of_several_nodes_equal_threads(
@@ -143,16 +144,15 @@ def machine(monkeypatch):
     return make
 
 
-def devices_of_ranks(monkeypatch, arguments, run, present, node=0):
+def devices_of_ranks(monkeypatch, command, present):
     """Return rank and CUDA_VISIBLE_DEVICES of each rank that DeepSpeed would start.
 
-    DeepSpeed's own `main` functions of runner and launcher run; only their processes are replaced.
+    The `main` function of DeepSpeed's launcher runs; only its processes are replaced.
     """
     from deepspeed.accelerator import real_accelerator
     from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator
     from deepspeed.accelerator.cuda_accelerator import CUDA_Accelerator
     from deepspeed.launcher import launch as deepspeed_launch
-    from deepspeed.launcher import runner
 
     started = []
 
@@ -172,15 +172,10 @@ def devices_of_ranks(monkeypatch, arguments, run, present, node=0):
     accelerator = kind()
     accelerator.device_count = lambda: present or 1
     monkeypatch.setattr(real_accelerator, "ds_accelerator", accelerator)
-    monkeypatch.setattr(runner.subprocess, "Popen", Started)
+    monkeypatch.setattr(deepspeed_launch.subprocess, "Popen", Started)
     monkeypatch.setattr(deepspeed_launch.signal, "signal", lambda *_: None)
     monkeypatch.setattr(deepspeed_launch.time, "sleep", lambda seconds: None)
-    monkeypatch.setattr(control, "folder_of", lambda folder: run / "control")
-    runner.main(arguments)
-    ((inner, environment),) = started
-    started.clear()
-    monkeypatch.setattr(deepspeed_launch.os, "environ", environment)
-    monkeypatch.setattr(sys, "argv", inner[inner.index("deepspeed.launcher.launch") :])
+    monkeypatch.setattr(sys, "argv", command[command.index("deepspeed.launcher.launch") :])
     deepspeed_launch.main()
     return [(env["RANK"], env["CUDA_VISIBLE_DEVICES"]) for _, env in started]
 
@@ -191,7 +186,7 @@ def devices_of_ranks(monkeypatch, arguments, run, present, node=0):
         (8, None, 2, "0,1"),
         (8, "2,3", 2, "2,3"),
         (8, "2,3", 1, "2"),
-        (8, "5,4,3", 2, "4,5"),  # DeepSpeed sorts them
+        (8, "5,4,3", 2, "4,5"),  # sorted, as by the program `deepspeed`
         (8, "2,3,-1,4", 2, "2,3"),
         (0, None, 2, "0,1"),  # has no effect on a machine without GPUs
         (0, "", 2, "0,1"),
@@ -203,8 +198,9 @@ def test_deepspeed_gives_the_visible_gpus_to_the_ranks(
 ):
     machine(present, visible)
     control_file = ControlFile("aa", 1, control.RUN, processes_per_node=ranks, port=999)
-    _, *arguments = launch.command(RunConfig(), tmp_path, control_file)
-    found = devices_of_ranks(monkeypatch, arguments, tmp_path, present)
+    found = devices_of_ranks(
+        monkeypatch, launch.command(RunConfig(), tmp_path, control_file), present
+    )
     assert found == [(str(rank), expected) for rank in range(ranks)]
 
 
@@ -218,9 +214,8 @@ def test_the_ranks_of_an_agent_get_the_gpus_visible_on_its_node(
     control_file = ControlFile(
         "aa", 1, control.RUN, nodes=2, processes_per_node=ranks, address="10.0.0.1", port=999
     )
-    launch.write_hostfile(tmp_path, 2)
-    _, *arguments = launch.command(RunConfig(), tmp_path, control_file, node=1)
-    found = devices_of_ranks(monkeypatch, arguments, tmp_path, present)
+    command = launch.command(RunConfig(), tmp_path, control_file, node=1)
+    found = devices_of_ranks(monkeypatch, command, present)
     assert found == [(str(ranks + rank), visible or "0,1") for rank in range(ranks)]
 
 
