@@ -2,7 +2,7 @@
 
 Jordan et al. 2024 (kellerjordan.github.io/posts/muon) with the learning rate of Liu et al. 2025
 (arXiv 2502.16982, section 2.2), as `torch.optim.Muon(adjust_lr_fn="match_rms_adamw")`. For each
-matrix of n x m, with Nesterov's momentum and five Newton-Schulz iterations in bf16:
+matrix of n x m, with Nesterov's momentum and five Newton-Schulz iterations:
 
     b = momentum b + (1 - momentum) g
     O = nearest orthogonal matrix of (1 - momentum) g + momentum b
@@ -14,7 +14,7 @@ decay. Query, key and value, which are one parameter here, are three matrices (J
 torch's own takes whole matrices only, and DeepSpeed's (0.19.8) replaces the gradients, so that the
 norm of the gradient that is reported, clipped and watched for spikes is that of the update; it also
 has no such learning rate. Here a rank adds to its pieces of matrices those of the other ranks, in
-bf16, which the iterations compute in anyway: the result has the same bits as without partitions.
+the precision in which the iterations compute: the result has the same bits as without partitions.
 """
 
 from __future__ import annotations
@@ -26,13 +26,16 @@ from typing import Any
 import torch
 import torch.distributed
 from torch import Tensor
-from torch.optim import _muon as torch_muon
 from torch.optim.adamw import adamw
 
 from pretrain.engine.by_parameter import ByParameter, Piece, with_gradient
 
 _BUCKET = 2**25
-"""Elements of matrices that ranks exchange at once, except for a larger matrix: 64 MB."""
+"""Elements of matrices that ranks exchange at once, except for a larger matrix: 64 MB in bf16."""
+_ITERATIONS = 5
+_A, _B, _C = 3.4445, -4.7750, 2.0315
+"""Coefficients of the iteration (Jordan et al.)."""
+_LEAST_NORM = 1e-7
 
 
 class Muon(ByParameter):
@@ -80,7 +83,8 @@ class Muon(ByParameter):
         if not self._pieces:
             pairs = zip(update.split_with_sizes(sizes), bucket, strict=True)
             return [part.view(piece.shape) for part, piece in pairs]
-        whole = torch.zeros(sum(sizes), dtype=torch.bfloat16, device=self._device)
+        device = self._device or update.device
+        whole = torch.zeros(sum(sizes), dtype=_precision(device), device=device)
         parts = whole.split_with_sizes(sizes)
         own = update.split_with_sizes([piece.length for piece in bucket])
         for part, piece, mine in zip(parts, bucket, own, strict=True):
@@ -116,11 +120,21 @@ class Muon(ByParameter):
         )
 
 
+def _precision(device: torch.device) -> torch.dtype:
+    """Return the precision of the iterations: bf16, but fp32 on a CPU, where bf16 is slower."""
+    return torch.float32 if device.type == "cpu" else torch.bfloat16
+
+
 def _orthogonal(matrix: Tensor) -> Tensor:
-    """Return the nearest orthogonal matrix, roughly, in bf16; may overwrite a matrix in bf16."""
-    coefficients = torch_muon.DEFAULT_A, torch_muon.DEFAULT_B, torch_muon.DEFAULT_C
-    steps, epsilon = torch_muon.DEFAULT_NS_STEPS, torch_muon.EPS
-    return torch_muon._zeropower_via_newtonschulz(matrix, coefficients, steps, epsilon)
+    """Return the nearest orthogonal matrix, roughly: its singular values lie around 1."""
+    is_tall = matrix.size(0) > matrix.size(1)
+    x = matrix.to(_precision(matrix.device))
+    x = x.T if is_tall else x
+    x = x / x.norm().clamp(min=_LEAST_NORM)
+    for _ in range(_ITERATIONS):
+        gram = x @ x.T
+        x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=_B, alpha=_C), x, beta=_A)
+    return x.T if is_tall else x
 
 
 def _real(piece: Piece) -> int:

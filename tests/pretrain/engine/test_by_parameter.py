@@ -146,8 +146,11 @@ def test_stable_adamw_follows_the_formula():
 
 
 @pytest.mark.parametrize("variant", ["baseline", "modern", "albert", "char-perceiver"])
-def test_muon_is_torch_s_own_for_the_matrices_of_layers_and_adamw_for_the_rest(variant):
-    """Bit for bit. Query, key and value are matrices of their own."""
+def test_muon_is_torch_s_own_for_the_matrices_of_layers_and_adamw_for_the_rest(
+    variant, monkeypatch
+):
+    """Bit for bit in bf16, as on a GPU. Query, key and value are matrices of their own."""
+    monkeypatch.setattr(muon, "_precision", lambda device: torch.bfloat16)
     config = OptimizerConfig(name="muon", weight_decay=0.1, weight_decay_on="matrices")
     torch.manual_seed(1)
     overrides = {"num_layers": 3, "latents": 8} if variant == "char-perceiver" else {}
