@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pretrain import preflight
-from pretrain.bench import plan
+from pretrain.bench import devices, needs
 from pretrain.config.load import to_dict
 from pretrain.config.phases import Phase
 from pretrain.config.run import RunConfig
@@ -101,8 +101,8 @@ class Attempt:
         )
         wanted = config.training.attention_backend
         self.backend = choose_backend(self.architecture, wanted, on_gpu)
-        kind = plan.kind_of(accelerator) if on_gpu else None
-        peak = plan.DEVICES[kind].flops if kind else None
+        kind = devices.kind_of(accelerator) if on_gpu else None
+        peak = devices.DEVICES[kind].flops if kind else None
         self.peak_flops = world_size * peak if peak else None
         self.environment = {
             **folder.environment(accelerator),
@@ -368,7 +368,7 @@ class Attempt:
         """What computes the figures that are shown beside each step's loss."""
         config = self.config
         flops = {
-            phase.number: plan.flops_per_token(
+            phase.number: needs.flops_per_token(
                 self.architecture,
                 phase.config.data.sequence_length,
                 phase.config.objective.target_share,

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pretrain.bench import plan
+from pretrain.bench import devices, needs
 from pretrain.bench.contenders import OURS, PLAIN
 from pretrain.config.run import RunConfig
 from pretrain.model import presets
@@ -22,7 +22,7 @@ def utilization(bench: Path, kind: str, config: RunConfig) -> tuple[float, str]:
 
     Args:
         bench: a file that `bench --json` wrote.
-        kind: a key of plan.DEVICES.
+        kind: a key of devices.DEVICES.
         config: the recipe.
 
     Raises:
@@ -61,6 +61,6 @@ def utilization(bench: Path, kind: str, config: RunConfig) -> tuple[float, str]:
 
     best = min((case for case in ours if case["size"] == size), key=distance)
     model = presets.build(size, best["variant"], best["vocab_size"], {})
-    flops = plan.flops_per_token(model, best["length"], 0.15) * best["tokens_per_second"]
+    flops = needs.flops_per_token(model, best["length"], 0.15) * best["tokens_per_second"]
     case = f"{best['contender']}, {best['variant']}, {best['rows']} x {best['length']}"
-    return flops / plan.DEVICES[kind].flops, f"measured: {case}, {device}"
+    return flops / devices.DEVICES[kind].flops, f"measured: {case}, {device}"

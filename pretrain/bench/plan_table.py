@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from pretrain.bench.plan import HEADROOM, Fit, PhaseCost, Plan, Reading
+from pretrain.bench.devices import HEADROOM
+from pretrain.bench.plan import Fit, PhaseCost, Plan, Reading
 
 MOST_EPOCHS = 40
 """More are warned of. Repeated text is worth almost nothing beyond about 40 epochs (Muennighoff et

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from pretrain.bench import plan
+from pretrain.bench import needs
 from pretrain.bench.contenders import FORWARD, OURS, PLAIN, Case
 from pretrain.bench.suite import Processes, deadline_after, device_name
 from pretrain.bench.worker import Compared, compare, log
@@ -121,7 +121,7 @@ class Comparison:
                 {
                     "use": outcome.use,
                     "method": outcome.method,
-                    "parameters": plan.parameters(outcome.case.architecture()),
+                    "parameters": needs.parameters(outcome.case.architecture()),
                     **(dataclasses.asdict(outcome.compared) if outcome.compared else {}),
                     "ratio": outcome.ratio(),
                     "paper_ratio": outcome.paper_ratio,
@@ -212,7 +212,7 @@ def table(comparison: Comparison) -> str:
             use = outcome.use
             columns = f"{'parameters':>13}{'tokens/s':>11}{'ratio':>7}{'paper':>20}"
             lines += ["", f"{use:26}{columns}{'peak memory':>14}{'ratio':>7}{'paper':>7}"]
-        parameters = plan.parameters(outcome.case.architecture())
+        parameters = needs.parameters(outcome.case.architecture())
         name, compared = f"  {outcome.method:24}{parameters:>13,}", outcome.compared
         if compared is None:
             lines.append(f"{name}  {outcome.problem}")

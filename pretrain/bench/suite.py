@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from pretrain.bench import plan
+from pretrain.bench import needs
 from pretrain.bench.contenders import EAGER, FAIRSEQ, FLASH, OURS, PLAIN, TRANSFORMERS, Case
 from pretrain.bench.worker import Measured, log, matmul_peak, measure, prepare_process
 
@@ -74,7 +74,7 @@ class Outcome:
         if not self.measured or self.case.layout not in ("full", "unmasked"):
             return None
         case = self.case
-        flops = plan.flops_per_token(case.architecture(), case.length, _MASKED)
+        flops = needs.flops_per_token(case.architecture(), case.length, _MASKED)
         return flops * case.rows * case.length / self.measured.seconds / peak
 
 

@@ -130,13 +130,14 @@ def _ask(
 def _needs(config: RunConfig, ranks: int, on_gpus: bool) -> Needs:
     """Return what a recipe needs; only what is known without a vocabulary if it has none."""
     from pretrain.bench import plan as planning
+    from pretrain.bench.devices import DEVICES
     from pretrain.machine.judge import Needs
 
     needs = Needs(ranks, on_gpus, config.supervision.save_seconds)
     corpora = [Path(stream.path).exists() for stream in config.streams]
     if not any(corpora) and not config.data.vocab_size:
         return needs
-    planned = planning.plan(config, ranks, next(iter(planning.DEVICES)), 1.0)
+    planned = planning.plan(config, ranks, next(iter(DEVICES)), 1.0)
     memory = planned.memory[planned.stage]
     tokens = config.batch.global_batch_size * config.data.sequence_length
     return dataclasses.replace(

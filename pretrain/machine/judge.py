@@ -6,7 +6,7 @@ import dataclasses
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 
-from pretrain.bench.plan import DEVICES, HEADROOM, kind_of
+from pretrain.bench.devices import DEVICES, HEADROOM, kind_of
 from pretrain.machine.measure import Answer
 from pretrain.run import metrics
 

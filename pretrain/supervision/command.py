@@ -114,7 +114,7 @@ def profile(options: argparse.Namespace) -> None:
 
 def _check_machine(config: RunConfig, model: ModelConfig, ranks: int, node: Node) -> None:
     """Refuse a run that this machine's devices, memory or disk cannot hold; warn if it is tight."""
-    from pretrain.bench.plan import least_states
+    from pretrain.bench.needs import least_states
     from pretrain.preflight import refuse_device
     from pretrain.supervision import capacity, gpus, launch
 

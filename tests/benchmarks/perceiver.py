@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 from torch.nn.functional import cross_entropy
 
-from pretrain.bench.plan import flops_per_token
+from pretrain.bench.needs import flops_per_token
 from pretrain.model import presets
 from pretrain.model.config import ModelConfig
 from pretrain.model.language_model import LanguageModel

@@ -12,7 +12,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from data_prep.corpus import Corpus
 from pretrain.__main__ import main
-from pretrain.bench import plan, plan_table
+from pretrain.bench import devices, needs, plan, plan_table
 from pretrain.config import load as recipes
 from pretrain.config.run import BatchConfig, OptimizerConfig
 from pretrain.data.sources import BestFitBlocks
@@ -57,8 +57,8 @@ def test_parameters_follow_the_formula(size, variant):
     # A bias of the logits has no padding.
     roberta = hidden**2 + 3 * hidden + config.vocab_size
     expected += {"clap": 1, "tied": 0, "roberta": roberta}[config.head]
-    assert plan.parameters(config, 128) == expected
-    assert plan.parameters(config) == expected - (rows - config.vocab_size) * hidden
+    assert needs.parameters(config, 128) == expected
+    assert needs.parameters(config) == expected - (rows - config.vocab_size) * hidden
 
 
 @pytest.mark.parametrize("variant", presets.VARIANTS)
@@ -70,7 +70,7 @@ def test_the_lower_bound_is_close_to_what_is_counted_and_never_above_it(variant)
         )
         planned = plan.plan(config, 8, "h100", 0.5)
         model = presets.build("base", variant, 50265, {})
-        count, device, host = plan.least_states(config, model, 8)
+        count, device, host = needs.least_states(config, model, 8)
         assert 0.98 * planned.parameters < count <= planned.parameters
         memory = planned.memory[planned.stage]
         if name == "zero1_bf16":
@@ -86,8 +86,8 @@ def test_the_lower_bound_holds_for_the_smallest_and_the_largest(size):
     config = recipes.load("pile-base", ["data.vocab_size=50265"])
     models = [presets.build(size, variant, 50265, {}) for variant in presets.VARIANTS]
     for model in {dataclasses.replace(model, num_layers=2) for model in models}:
-        count, _, _ = plan.least_states(config, model, 8)
-        assert 0.95 * plan.parameters(model) < count <= plan.parameters(model), model
+        count, _, _ = needs.least_states(config, model, 8)
+        assert 0.95 * needs.parameters(model) < count <= needs.parameters(model), model
 
 
 @pytest.mark.parametrize("latents", [0, 16])
@@ -119,7 +119,7 @@ def test_flops_count_every_matrix_product_of_the_layers_and_the_head(latents, he
         per_row += length * size * hidden
     head_size = hidden if head == "untied" else size
     per_row += share * length * head_size * vocabulary
-    found = plan.flops_per_token(config, length, share)
+    found = needs.flops_per_token(config, length, share)
     assert found == pytest.approx(6 * per_row / length)
 
 
@@ -131,7 +131,7 @@ def test_flops_of_a_gate_and_of_windows():
         matrices = 4 * (4 * 32 * 32 + 3 * 32 * 96)
         attention = 2 * 32 * (2 * length + 2 * keys)
         expected = 6 * (matrices + attention + 0.3 * 32 * 100)
-        assert plan.flops_per_token(config, length, 0.3) == pytest.approx(expected)
+        assert needs.flops_per_token(config, length, 0.3) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("name", ["modern-base", "modern-large"])
@@ -200,12 +200,12 @@ def test_an_engine_uses_the_planned_memory_and_disk(name, world_size, run_ranks,
         return held, settings
 
     held, settings = run_ranks(world_size, work)[0]
-    count, stage = plan.parameters(config), int(name[4])
-    weights, gradients, optimizer, bucket = plan.states(count, stage, world_size, settings)
+    count, stage = needs.parameters(config), int(name[4])
+    weights, gradients, optimizer, bucket = needs.states(count, stage, world_size, settings)
     kept = gradients if stage == 3 else 0  # other stages free them after the update
     assert held == pytest.approx(weights + kept + optimizer + bucket, rel=0.03)
     written = sum(path.stat().st_size for path in (tmp_path / "saved").rglob("*"))
-    planned = plan.checkpoint_bytes(count, plan.weight_bytes(settings), stage)
+    planned = needs.checkpoint_bytes(count, needs.weight_bytes(settings), stage)
     assert written == pytest.approx(planned, rel=0.01)
 
 
@@ -240,13 +240,13 @@ def test_a_forward_pass_saves_what_is_planned(variant, checkpointing, packed):
     del loss
     with LiveBytes() as memory:
         OBJECTIVE.loss(model, batch)
-    bias = plan.bias_bytes(config, rows, length, 4, packed)
-    planned = plan.activations(config, rows, length, 0.15, 4, checkpointing, bias)
+    bias = needs.bias_bytes(config, rows, length, 4, packed)
+    planned = needs.activations(config, rows, length, 0.15, 4, checkpointing, bias)
     assert measured <= memory.peak <= 1.15 * planned
     if checkpointing:  # the recomputed layer comes in the backward pass
         measured += bias[0]  # part of AttentionContext, which is kept but not as a saved tensor
         first, more = (
-            plan.activations(
+            needs.activations(
                 dataclasses.replace(config, num_layers=n), rows, length, 0.15, 4, False, bias
             )
             for n in (1, 2)
@@ -273,7 +273,7 @@ def test_the_dense_bias_takes_the_planned_memory_while_it_is_built_and_after(
         scores = None if method is None else method(x.device)
         bias = dense_bias(scores, mask, config.num_heads, x)
         held = memory.live
-    planned = plan.bias_bytes(config, rows, length, dtype.itemsize, packed)
+    planned = needs.bias_bytes(config, rows, length, dtype.itemsize, packed)
     assert bias.untyped_storage().nbytes() == planned[0]
     assert (held, memory.peak) == pytest.approx(planned, abs=16 * length)
 
@@ -327,7 +327,7 @@ def test_an_existing_corpus_gives_the_vocabulary_and_the_epochs(corpus):
     words = [f"data.corpus={corpus}", "data.packing=best-fit"]
     config = recipes.load("demo", words)
     planned = plan.plan(config, 2, "a100", 0.5)
-    assert planned.parameters == plan.parameters(presets.build("small", "zero-clap", 400, {}))
+    assert planned.parameters == needs.parameters(presets.build("small", "zero-clap", 400, {}))
     source = BestFitBlocks(Corpus(corpus, "train"), 128)
     assert planned.reading[""].epochs == 850 * 16 / len(source)
     lines = plan_table.table(planned).splitlines()
@@ -407,8 +407,8 @@ def test_the_largest_micro_batch_fits_and_the_next_does_not():
             of("pile-large", *words, f"batch.micro_batch_size={size}", kind="a100-40gb")
             for size in sizes
         )
-        assert largest.memory[1].on_device == fit.largest_bytes <= plan.HEADROOM * 40e9
-        assert beyond.memory[1].on_device > plan.HEADROOM * 40e9
+        assert largest.memory[1].on_device == fit.largest_bytes <= devices.HEADROOM * 40e9
+        assert beyond.memory[1].on_device > devices.HEADROOM * 40e9
         assert not beyond.memory[1].fits(40e9)
 
 
@@ -430,8 +430,10 @@ def test_the_table_says_what_fits():
 def test_offloaded_state_takes_no_memory_of_the_gpu():
     memory = of("pile-base", "training.deepspeed=zero2_bf16_offload").memory[2]
     assert memory.on_device == memory.total - memory.optimizer
-    assert memory.fits(memory.on_device / plan.HEADROOM)
-    assert not dataclasses.replace(memory, offloaded=False).fits(memory.on_device / plan.HEADROOM)
+    assert memory.fits(memory.on_device / devices.HEADROOM)
+    assert not dataclasses.replace(memory, offloaded=False).fits(
+        memory.on_device / devices.HEADROOM
+    )
 
 
 @pytest.mark.parametrize(
@@ -448,7 +450,7 @@ def test_offloaded_state_takes_no_memory_of_the_gpu():
     ],
 )
 def test_a_card_is_known_by_its_name(name, kind):
-    assert plan.kind_of(name) == kind
+    assert devices.kind_of(name) == kind
 
 
 def test_a_plan_of_phases_is_the_sum_of_their_plans_and_holds_the_heaviest():

@@ -79,7 +79,7 @@ def test_batches_follow_the_layout(layout):
 
 def test_utilization_is_computed_for_full_rows_only():
     outcome = suite.Outcome(TINY, measured(), "")
-    flops = suite.plan.flops_per_token(TINY.architecture(), 64, 0.15)
+    flops = suite.needs.flops_per_token(TINY.architecture(), 64, 0.15)
     assert outcome.utilization(1e12) == pytest.approx(flops * 128 / 0.5 / 1e12)
     packed = Case(contenders.PLAIN, "tiny", "zero-clap", 64, 2, "packed", 97)
     assert suite.Outcome(packed, measured(), "").utilization(1e12) is None
