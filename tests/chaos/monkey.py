@@ -404,16 +404,13 @@ def play(output: Path, name: str, faults: int, seed: int) -> str:
     finally:
         reference.end()
         run.end()
-    attempts = [r["step"] for r in ledger.read(run.folder / ledger.FILE_NAME) if _began(r)]
+    records = ledger.read(run.folder / ledger.FILE_NAME)
+    attempts = [record for record in records if record["kind"] == "attempt"]
     return (
-        f"{name}, seed {seed}: {len(monkey.faults)} of {faults} faults, {len(attempts)} attempts, {steps} "
-        f"steps; weights differ by at most {difference:.1e}; undisturbed {begun - started:.0f} s, "
-        f"with faults {time.monotonic() - begun:.0f} s"
+        f"{name}, seed {seed}: {len(monkey.faults)} of {faults} faults, {len(attempts)} attempts, "
+        f"{steps} steps; weights differ by at most {difference:.1e}; "
+        f"undisturbed {begun - started:.0f} s, with faults {time.monotonic() - begun:.0f} s"
     )
-
-
-def _began(record: ledger.Record) -> bool:
-    return bool(record["kind"] == "attempt")
 
 
 def command(name: str, faults: int, seed: int) -> str:
