@@ -1,9 +1,9 @@
 """Launch a run, watch it and relaunch it until it is finished: `python -m pretrain supervise`.
 
 The supervisor starts attempts through a launcher; it never trains and needs no torch. The ledger
-alone determines what to do next (decide.py), because exit codes can be wrong: deepspeed reports
-success if its own middle process is killed. watch.py notices problems, and agent.py acts on the
-other nodes. Read `Supervisor._next` first, then `_run_to_end`.
+alone determines what to do next (decide.py), because exit codes can be wrong: ranks that leave
+early with code 0 look like success. watch.py notices problems, and agent.py acts on the other
+nodes. Read `Supervisor._next` first, then `_run_to_end`.
 """
 
 from __future__ import annotations
