@@ -36,7 +36,7 @@ from pretrain.supervision import control, processes
 from tests.pretrain.conftest import RECIPE, make_corpus
 
 ROOT = Path(__file__).parents[2]
-STEPS_PER_FAULT, LAST_STEPS = 12, 10
+STEPS_PER_FAULT, LAST_STEPS = 8, 10
 """A run that is finished before the last fault ends the game early; the summary counts them."""
 PATIENCE = 600.0
 """Seconds without a new step, a new attempt or an end of the supervisor that fail the run."""

@@ -3,6 +3,7 @@
 import base64
 import dataclasses
 import json
+import multiprocessing.spawn  # noqa: F401 - remembers the Python of its first import
 import os
 import subprocess
 import sys
