@@ -19,6 +19,8 @@ from pretrain.engine import settings as deepspeed_settings
 from pretrain.model.config import ModelConfig, check_backend, choose_backend
 from pretrain.spikes.policy import max_checkpoints_kept, usual_checkpoints_kept
 
+USUAL_VOCABULARY = 50_265
+"""RoBERTa's, which a plan assumes where none is known."""
 STATED = "stated, not measured"
 """Source of a utilization that the user gave."""
 
@@ -107,6 +109,9 @@ class PhaseCost:
 class Plan:
     """The cost of a run; sizes in bytes."""
 
+    vocab_size: int
+    vocab_size_is_assumed: bool
+    """Whether neither the recipe nor a corpus on this machine says it."""
     parameters: int
     """As exported, without the padding rows of the token table."""
     trained_parameters: int
@@ -159,8 +164,8 @@ def plan(
         source: where `utilization` comes from.
 
     Raises:
-        ValueError: the recipe names neither a corpus nor `data.vocab_size`, its batch does not
-            divide over the ranks, or an argument is out of range.
+        ValueError: the recipe's batch does not divide over the ranks, or an argument is out of
+            range.
     """
     if world_size < 1:
         raise ValueError(f"--gpus {world_size}: accepted: 1 or more")
@@ -203,6 +208,8 @@ def plan(
         for name in ("dense", "flex")
     ]
     return Plan(
+        vocab_size=model.vocab_size,
+        vocab_size_is_assumed=not config.data.vocab_size and not _folders(config),
         parameters=count,
         trained_parameters=trained,
         tokens=tokens,
@@ -287,19 +294,14 @@ def _fit(
 
 
 def model_of(config: RunConfig) -> ModelConfig:
-    """Return the model's config, with the corpus's vocabulary or `data.vocab_size`.
+    """Return the model's config, with the corpus's vocabulary, `data.vocab_size` or the usual one.
 
     Raises:
-        ValueError: neither is known.
+        ValueError: a value that ModelConfig refuses.
     """
-    size = config.data.vocab_size
+    size = config.data.vocab_size or USUAL_VOCABULARY
     for folder in _folders(config)[:1]:  # all have the same vocabulary
         size = load_manifest(folder).vocab_size
-    if not size:
-        raise ValueError(
-            "data.vocab_size: is not set, and data.corpus is not a folder on this machine; set one "
-            "of them, such as data.vocab_size=50265"
-        )
     return config.architecture(size)
 
 

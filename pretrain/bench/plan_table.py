@@ -18,6 +18,7 @@ def table(planned: Plan) -> str:
     each, most = planned.checkpoint, planned.checkpoints_most
     rows = [
         ("parameters", f"{planned.parameters:,} ({planned.trained_parameters:,} as trained)"),
+        *_vocabulary(planned),
         ("tokens", f"{planned.tokens:,} (padding included)"),
         *_epochs(planned.reading),
         ("FLOPs", f"{planned.flops:.3g} ({planned.flops_per_token / 1e6:,.0f} M per token)"),
@@ -55,6 +56,13 @@ def table(planned: Plan) -> str:
     lines += ["", f"attention    {planned.backend} on a GPU; at ZeRO {planned.stage}, on one GPU:"]
     lines += [f"{'':12} {_fit(fit, planned)}" for fit in planned.fits]
     return "\n".join(lines) + "\n"
+
+
+def _vocabulary(planned: Plan) -> list[tuple[str, str]]:
+    if not planned.vocab_size_is_assumed:
+        return []
+    reason = "data.vocab_size is not set, and no corpus is on this machine"
+    return [("vocabulary", f"{planned.vocab_size:,} ids, assumed: {reason}")]
 
 
 def _fit(fit: Fit, planned: Plan) -> str:

@@ -305,13 +305,19 @@ def test_the_command_prints_a_table_and_writes_what_it_prints(tmp_path, capsys):
     assert set(written["memory"]) == {"1", "2", "3"}
 
 
+def test_a_plan_without_a_vocabulary_assumes_roberta_s_and_says_so(capsys):
+    assert main(["plan", "modern-base"]) == 0
+    assumed = capsys.readouterr().out
+    line = "vocabulary   50,265 ids, assumed: data.vocab_size is not set, and no corpus is on"
+    assert line in assumed
+    assert main(["plan", "modern-base", "data.vocab_size=50265"]) == 0
+    known = capsys.readouterr().out
+    assert known.splitlines() == [x for x in assumed.splitlines() if not x.startswith("vocab")]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (
-            ["pile-base"],
-            "data.vocab_size: is not set, and data.corpus is not a folder on this machine",
-        ),
         (["pile-base", *PILE, "--gpus", "0"], "--gpus 0: accepted: 1 or more"),
         (["pile-base", *PILE, "--mfu", "40"], "--mfu 40.0: accepted: above 0, at most 1"),
         (["pile-base", *PILE, "--gpus", "3"], "is not a multiple of"),
