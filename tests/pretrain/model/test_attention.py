@@ -356,7 +356,7 @@ def test_training_gives_the_bits_that_it_gives_with_a_whole_bias(variant, dtype,
 
     ours = trained()
 
-    def whole_bias(scores, document_ids, num_heads, x, in_parts, causal):
+    def whole_bias(scores, document_ids, num_heads, x, in_parts, causal, window):
         bias = bias_by_sum(config, 700, mask, dtype)
         return (bias,) if in_parts else bias
 

@@ -1,7 +1,10 @@
 """The command `python -m pretrain supervise`."""
 
+import base64
+import json
 import os
 import pty
+import re
 import subprocess
 import sys
 
@@ -27,6 +30,12 @@ def supervise(recipe, tmp_path, capsys):
     return run
 
 
+def world_of(output):
+    """The nodes and their GPU numbers, as the launcher is told."""
+    (encoded,) = re.findall(r"--world_info=(\S+)", output)
+    return json.loads(base64.urlsafe_b64decode(encoded))
+
+
 def test_a_dry_run_prints_the_decision_and_the_command_and_changes_nothing(supervise, tmp_path):
     code, output, _ = supervise("--dry-run")
     assert code == 0
@@ -34,7 +43,7 @@ def test_a_dry_run_prints_the_decision_and_the_command_and_changes_nothing(super
     assert "\nvalid: " in output.partition("next: Launch")[0]
     assert "next: Launch" in output
     assert "from step 0: " in output
-    assert "--num_gpus 2" in output
+    assert world_of(output) == {"node-0": [0, 1]}
     assert "--module pretrain.train" in output
     assert not (tmp_path / "run").exists()
 
@@ -44,7 +53,8 @@ def test_a_dry_run_for_several_nodes_prints_the_command_of_this_node(supervise):
         "supervision.processes_per_node=1", "--dry-run", "--nodes", "2", "--master-addr", "a"
     )
     assert code == 0
-    assert "--no_ssh --node_rank 0 --master_addr a" in output
+    assert "--node_rank 0 --master_addr a" in output
+    assert world_of(output) == {"node-0": [0], "node-1": [0]}
 
 
 def test_the_agent_of_another_node_may_start_before_the_supervisor(supervise, tmp_path):
