@@ -51,7 +51,7 @@ SHORT = ["data.sequence_length=24", "model.overrides.latents=8"]
         (
             ["model.variant=causal-alibi"],
             "objective.name masked-lm does not fit model.variant causal-alibi, which sees no later "
-            "tokens; accepted: objective.name=causal-lm, or .* one of baseline, .*, albert, modern$",
+            "tokens; accepted: objective.name=causal-lm, or .* of baseline, .*, albert, modern$",
         ),
         (
             ["batch.global_batch_size=1024"],
