@@ -335,10 +335,10 @@ def test_parts_of_groups_are_trained_like_whole_groups(optimizer, run_ranks):
     assert_same_bits(parts_weights, weights)
 
 
-def shipped(*endings, fast=None):
+def shipped(*endings, fast=None, others=pytest.mark.slow):
     """Every file of ds_configs/ with one of these endings; fp16 is skipped if the CPU lacks it.
 
-    Files that are not in `fast` are marked slow; by default, those with offload.
+    Files that are not in `fast` are marked as `others`; by default, those with offload, as slow.
     """
     from deepspeed.accelerator import get_accelerator
 
@@ -346,9 +346,9 @@ def shipped(*endings, fast=None):
         not get_accelerator().is_fp16_supported(), reason="this CPU does not compute in fp16"
     )
     names = sorted(path.stem for path in DS_CONFIGS.glob("*.json") if path.stem.endswith(endings))
-    slow = [name for name in names if ("offload" in name if fast is None else name not in fast)]
+    rest = [name for name in names if ("offload" in name if fast is None else name not in fast)]
     return [
-        pytest.param(name, marks=[no_fp16] * ("fp16" in name) + [pytest.mark.slow] * (name in slow))
+        pytest.param(name, marks=[no_fp16] * ("fp16" in name) + [others] * (name in rest))
         for name in names
     ]
 
@@ -412,15 +412,15 @@ def test_bf16_gradients_are_accumulated_in_fp32(name, run_ranks):
 
 HALF = [
     pytest.param(*shipped_file.values, variant, optimizer, marks=shipped_file.marks)
-    for shipped_file in shipped("bf16", "fp16", "offload")
-    for variant, optimizer in (
-        ("baseline", SMOOTH),
-        ("learned-clap", SMOOTH),
-        ("zero-clap", SMOOTH),
-        ("zero-clap", LAMB),
-        ("modern", MUON),
-        ("zero-clap", STABLE),
+    for variant, optimizer, others in (
+        ("baseline", SMOOTH, pytest.mark.slow),
+        ("learned-clap", SMOOTH, pytest.mark.slow),
+        ("zero-clap", SMOOTH, pytest.mark.slow),
+        ("zero-clap", LAMB, pytest.mark.slow),
+        ("modern", MUON, pytest.mark.long),
+        ("zero-clap", STABLE, pytest.mark.long),
     )
+    for shipped_file in shipped("bf16", "fp16", "offload", others=others)
     if variant in ("zero-clap", "modern") or "fp16" in shipped_file.values[0]
 ]
 
@@ -476,10 +476,11 @@ def test_the_loss_of_a_clap_model_falls_in_fp16(name, run_ranks):
     ("name", "variant", "optimizer"),
     [
         pytest.param(*shipped_file.values, variant, optimizer, marks=shipped_file.marks)
-        for shipped_file in shipped("", fast=["zero0_fp32", *EACH_STAGE])
-        for variant, optimizer in (
-            *(("zero-clap", SMOOTH), ("all", LAMB), ("modern", MUON), ("modern", STABLE)),
+        for variant, optimizer, others in (
+            *(("zero-clap", SMOOTH, pytest.mark.slow), ("all", LAMB, pytest.mark.slow)),
+            *(("modern", MUON, pytest.mark.long), ("modern", STABLE, pytest.mark.long)),
         )
+        for shipped_file in shipped("", fast=["zero0_fp32", *EACH_STAGE], others=others)
     ],
 )
 def test_stop_and_resume_gives_the_same_bits_as_not_stopping(

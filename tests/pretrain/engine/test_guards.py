@@ -203,13 +203,17 @@ def plain_adagc(state, clipping):
 REFERENCES = {"skip-step": plain_skip_step, "zclip": plain_zclip, "adagc": plain_adagc}
 
 
-FAST = {("zero0_fp32", 1), ("zero1_fp32", 2), ("zero3_fp32", 2)}
+MARKS = {
+    **dict.fromkeys([("zero0_fp32", 1), ("zero1_fp32", 2), ("zero3_fp32", 2)], ()),
+    ("zero3_fp32", 3): pytest.mark.slow,
+}
+"""Of stage and ranks; the others are long."""
 
 
 @pytest.mark.parametrize(
     ("name", "ranks"),
     [
-        pytest.param(name, ranks, marks=() if (name, ranks) in FAST else pytest.mark.slow)
+        pytest.param(name, ranks, marks=MARKS.get((name, ranks), pytest.mark.long))
         for name in ("zero0_fp32", "zero1_fp32", "zero2_fp32", "zero3_fp32")
         for ranks in (1, 2, 3)
         if ranks < 3 or name != "zero0_fp32"
@@ -243,7 +247,9 @@ def test_a_guarded_run_trains_like_plain_pytorch(
         torch.testing.assert_close(tensor, weights[tensor_name], rtol=0, atol=5e-6, msg=tensor_name)
 
 
-@pytest.mark.parametrize("name", engines.shipped("", fast=["zero1_bf16", "zero2_fp16"]))
+@pytest.mark.parametrize(
+    "name", engines.shipped("", fast=["zero1_bf16", "zero2_fp16"], others=pytest.mark.long)
+)
 def test_an_update_that_is_left_out_changes_nothing(name, run_ranks, monkeypatch):
     """Neither weights nor moments nor Adam's step, nor fp16's loss scale."""
     shorten(monkeypatch)
@@ -264,7 +270,8 @@ def test_an_update_that_is_left_out_changes_nothing(name, run_ranks, monkeypatch
 
 
 @pytest.mark.parametrize(
-    "name", engines.shipped("", fast=["zero0_fp32", "zero1_bf16", "zero3_fp32"])
+    "name",
+    engines.shipped("", fast=["zero0_fp32", "zero1_bf16", "zero3_fp32"], others=pytest.mark.long),
 )
 @pytest.mark.parametrize("guard", GUARDS)
 def test_stop_and_resume_gives_the_same_bits(guard, name, run_ranks, tmp_path, monkeypatch):
