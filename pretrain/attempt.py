@@ -405,7 +405,7 @@ class Attempt:
         shares = self.start.order.mixture.shares(config.sizes.first_block(self.start.step))
         for corpus, share in zip(self.start.corpora, shares, strict=False):
             self.log.say(
-                f"corpus {corpus['name']}: {share:.1%} of the blocks, of {corpus['blocks']:,}"
+                f"{corpus['name'] or 'corpus'}: {share:.1%} of the blocks, of {corpus['blocks']:,}"
             )
         self.log.say(validation_note(now.objective))
 

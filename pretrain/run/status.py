@@ -137,7 +137,14 @@ class RunView:
             strict=True,
         )
         return [
-            Drawn(c["name"], blocks, epochs, share, len(lineage.skipped()[0]), c["share_of_tokens"])
+            Drawn(
+                c["name"] or "corpus",  # a single one that is cut in several ways
+                blocks,
+                epochs,
+                share,
+                len(lineage.skipped()[0]),
+                c["share_of_tokens"],
+            )
             for c, blocks, epochs, share, lineage in rows
         ]
 
@@ -213,7 +220,7 @@ def describe_run(seen: RunView) -> str:
         f"{step:,}{' (tainted: after the onset)' if step in state.tainted else ''}"
         for step in state.checkpoints
     )
-    share = seen.share_of_tokens
+    share, is_done = seen.share_of_tokens, seen.state.is_done(config.training.steps)
     parts = [
         f"{run}: {config.model.variant} {config.model.size}, {config.training.steps:,} steps, "
         f"recipe's seed {config.training.seed}",
@@ -224,7 +231,7 @@ def describe_run(seen: RunView) -> str:
         *([f"guard: {seen.guard_summary}"] if seen.guard_summary else []),
         *([f"initial weights: {seen.origin}"] if seen.origin else []),
         *([f"began {seen.forked}"] if seen.forked else []),
-        *(describe_phases(config, seen.phase) if config.phases else []),
+        *(describe_phases(config, None if is_done else seen.phase) if config.phases else []),
         *([f"reads {share:.1%} of the corpus's tokens"] if share is not None else []),
         *map(str, seen.drawn),
         *filter(None, [metrics.invalid_lines(run)]),
