@@ -308,11 +308,11 @@ class Engine:
         )
 
     def _own_gauge(self, gauge: Tensor | float) -> Tensor | float:
-        """This rank's summand of a gauge before the update; NaN if ZeRO 3 holds it elsewhere."""
+        """This rank's summand of a gauge before the update."""
         if self.rank:
             return 0.0
-        value = torch.as_tensor(gauge, dtype=torch.float64, device=self.device).detach()
-        return value if value.numel() == 1 else math.nan
+        own = workarounds.held_by_rank_0(gauge) if isinstance(gauge, Tensor) else gauge
+        return torch.as_tensor(own, dtype=torch.float64, device=self.device).detach()
 
     def _slots(self, added: Ahead) -> list[float]:
         """This rank's summand of what all ranks measured."""

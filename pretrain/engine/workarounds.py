@@ -12,9 +12,12 @@ import io
 import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from data_prep.indexed import import_megatron
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def select_cpu_without_gpu() -> None:
@@ -129,6 +132,15 @@ def gradient_norm(optimizer: object) -> Any:  # noqa: ANN401
     DeepSpeed's engine reports it only after the update (runtime/engine.py, `_take_model_step`).
     """
     return optimizer._global_grad_norm  # type: ignore[attr-defined]
+
+
+def held_by_rank_0(parameter: Tensor) -> Tensor:
+    """Return the value of a parameter of one element, on rank 0.
+
+    At ZeRO 3 a parameter is empty between its uses, and its first element lies in rank 0's part.
+    """
+    part: Tensor = getattr(parameter, "ds_tensor", parameter)
+    return parameter if parameter.numel() else part[:1]
 
 
 @contextlib.contextmanager
