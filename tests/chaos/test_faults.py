@@ -31,6 +31,7 @@ KILL, TERMINATE, USER = signal.SIGKILL, signal.SIGTERM, signal.SIGUSR1
 pytestmark = pytest.mark.slow
 
 
+@pytest.mark.long  # the monkey does such things in the slow suite
 def test_ranks_killed_before_during_and_after_a_save(chaos, undisturbed):
     chaos.schedule(
         {
@@ -57,6 +58,7 @@ def test_a_rank_killed_while_it_writes_in_the_background(chaos, undisturbed):
     chaos.assert_same_as(undisturbed)
 
 
+@pytest.mark.long  # the monkey does such things in the slow suite
 def test_checkpoints_and_a_ledger_that_the_disk_damaged(chaos, undisturbed):
     """Damaged checkpoints are recorded and skipped; `latest` and torn lines are ignored."""
     chaos.schedule(
