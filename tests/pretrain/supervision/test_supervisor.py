@@ -329,15 +329,18 @@ def test_a_rank_that_is_stopped_during_the_start_up_is_a_hang(opened, tmp_path, 
     assert hang["reason"].endswith("has been stopped for 1 s")
 
 
+SPIKED_ONCE = (
+    "record('attempt'); record('commit', step=100)\n"
+    "record('spike', onset=250, step=260, loss=9.0, baseline=3.0, channel='fast')\n"
+    "raise SystemExit(75)",
+    "record('attempt', step=100); record('done')",
+)
+"""An attempt that spikes, and the one that goes on."""
+
+
 def test_a_spike_is_printed_and_rolled_back(opened, tmp_path, monkeypatch):
     output = []
-    Launcher(
-        monkeypatch,
-        "record('attempt'); record('commit', step=100)\n"
-        "record('spike', onset=250, step=260, loss=9.0, baseline=3.0, channel='fast')\n"
-        "raise SystemExit(75)",
-        "record('attempt', step=100); record('done')",
-    )
+    Launcher(monkeypatch, *SPIKED_ONCE)
     assert supervise(opened, tmp_path, output) == 0
     text = "".join(output)
     assert "LOSS SPIKE" in text
@@ -348,13 +351,7 @@ def test_a_spike_is_printed_and_rolled_back(opened, tmp_path, monkeypatch):
 
 def test_a_rollback_and_the_end_are_told(opened, tmp_path, monkeypatch):
     run, told = tmp_path / "run", tmp_path / "told"
-    Launcher(
-        monkeypatch,
-        "record('attempt'); record('commit', step=100)\n"
-        "record('spike', onset=250, step=260, loss=9.0, baseline=3.0, channel='fast')\n"
-        "raise SystemExit(75)",
-        "record('attempt', step=100); record('done')",
-    )
+    Launcher(monkeypatch, *SPIKED_ONCE)
     notify = NotifyConfig(["sh", "-c", f"cat >> {told}"])
     limits = SupervisionConfig(grace_seconds=2.0)
     config = RunConfig(folder=str(run), supervision=limits, notify=notify)
