@@ -35,7 +35,7 @@ from pretrain.loop import run as run_loop
 from pretrain.model.config import choose_backend
 from pretrain.objectives.base import Vocabulary
 from pretrain.run import checkpoints, folder, fork, ledger, metrics, pace, resume
-from pretrain.run.collective import Group
+from pretrain.run.collective import Failure, Group
 from pretrain.run.continuity import continuity_check
 from pretrain.run.figures import NOT_MEASURED, Figures
 from pretrain.run.log import RunLog
@@ -267,6 +267,13 @@ class Attempt:
                 lambda: self.log.say(f"{phase}: steps {first} to {phase.end_step}")
             )
         save = self.saver.begin if training.background_saving else self.saver.save
+        hooks = [
+            Hook(training.evaluation_interval, self.supervisor.in_phase(EVALUATE, self._evaluate)),
+            Hook(training.checkpoint_interval, self.supervisor.in_phase(SAVE, save)),
+        ]
+        if training.comparison_interval:  # before a checkpoint is saved
+            compare = self.supervisor.in_phase(EVALUATE, self._compare)
+            hooks.insert(0, Hook(training.comparison_interval, compare))
         with prefetched(self.batches, training.data_workers) as batches:
             self.timed = pace.TimedBatches(batches)
             return run_loop(
@@ -276,13 +283,7 @@ class Attempt:
                 learning_rate=self._learning_rate,
                 first_step=first,
                 last_step=phase.end_step,
-                hooks=[
-                    Hook(
-                        training.evaluation_interval,
-                        self.supervisor.in_phase(EVALUATE, self._evaluate),
-                    ),
-                    Hook(training.checkpoint_interval, self.supervisor.in_phase(SAVE, save)),
-                ],
+                hooks=hooks,
                 observers=observers,
                 watch=lambda record: self.watch(record),
                 stop=self.supervisor.verdict,
@@ -464,6 +465,23 @@ class Attempt:
                 parts["corpora"] = {n: dataclasses.asdict(s) for n, s in by_corpus.items()}
             self.log.validated(step, parts)
             self.watch.validation_loss = scores.total.loss
+
+    def _compare(self, step: int) -> None:
+        """Look for silent corruption after `step` updates.
+
+        Raises:
+            Failure: on every rank, if any differs. The ledger says so, and the next attempt resumes
+                before the last comparison.
+        """
+        last, interval = step - 1, self.phase.config.training.comparison_interval
+        (micro_batch, *_) = self.batches.micro_batches(last, 0, self.group.world_size)
+        finding = self.engine.find_corruption(
+            micro_batch, self.objective, self.batches.seed(last), last
+        )
+        if finding is not None:
+            found = {**dataclasses.asdict(finding), "since": last // interval * interval}
+            self.group.on_rank_0(lambda: self.log.record("corruption", step=step, **found))
+            raise Failure(f"silent corruption: {finding.reason}")
 
     def _evaluate_if_missed(self) -> None:
         """Do the evaluation that is due before the attempt's first step.

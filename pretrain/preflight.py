@@ -313,7 +313,7 @@ def _refuse_few_blocks(train: Source, number: int, config: RunConfig) -> None:
 def refuse_device(
     config: RunConfig, world_size: int, device: str, capability: float | None
 ) -> None:
-    """Refuse an attention back end or a precision that a device does not have.
+    """Refuse an attention back end, a precision or comparisons that a device does not allow.
 
     Args:
         config: the recipe.
@@ -328,6 +328,12 @@ def refuse_device(
     if backend not in ("dense", AUTOMATIC) and device != "cuda":
         raise ValueError(
             f"training.attention_backend: {backend!r} needs a GPU; on {device} write dense"
+        )
+    training = config.training
+    if device == "cuda" and training.comparison_interval and not training.deterministic:
+        raise ValueError(
+            f"training.comparison_interval {training.comparison_interval} on a GPU: its kernels "
+            "may give other bits each time; accepted: 0, or training.deterministic=true"
         )
     if device != "cuda" or capability is None:
         return

@@ -25,6 +25,7 @@ MAY_CHANGE = (
     "training.checkpoint_interval",
     "training.checkpoints_kept",
     "training.background_saving",
+    "training.comparison_interval",
     "batch.micro_batch_size",
     "data.corpus",
     "data.corpora",

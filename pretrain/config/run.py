@@ -349,6 +349,20 @@ class TrainingConfig:
     checkpoints_kept: Annotated[int, Ge(2)] = 5
     """Newest checkpoints that are kept; a rollback needs one from before the spike. Checkpoints
     that a rollback may go back to are kept as well (spikes/policy.py)."""
+    comparison_interval: NonNegativeInt = 0
+    """Updates between comparisons that find silent corruption: of the ranks' weights, and of what
+    they compute from one micro-batch, bit for bit (engine/corruption.py). 0: none. It divides
+    checkpoint_interval, so that a checkpoint is saved after a comparison. On a GPU it needs
+    `deterministic`."""
+
+    def __post_init__(self) -> None:
+        """Refuse an interval of comparisons that checkpoints fall between."""
+        interval, saved = self.comparison_interval, self.checkpoint_interval
+        if interval and saved % interval:
+            raise ValueError(
+                f"training.comparison_interval {interval} does not divide "
+                f"training.checkpoint_interval {saved}; accepted: 0 or a divisor"
+            )
 
 
 @dataclasses.dataclass(frozen=True)

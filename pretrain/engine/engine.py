@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from pretrain.config.run import BatchConfig, OptimizerConfig
-from pretrain.engine import optimizers, reshard, workarounds
+from pretrain.engine import corruption, optimizers, reshard, workarounds
 from pretrain.engine.by_parameter import Partitioned
 from pretrain.engine.copies import Copies
 from pretrain.engine.distributed import (
@@ -353,6 +353,26 @@ class Engine:
             for part, batch in zip(parts, micro_batches, strict=True)
         ]
         return all_sum(torch.stack(counted).sum(dim=0).flatten(), self.device)
+
+    def find_corruption(
+        self, micro_batch: MicroBatch, objective: Objective, seed: int, step: int
+    ) -> corruption.Finding | None:
+        """Compare the ranks bit for bit (see corruption.py); the same result on all.
+
+        Args:
+            micro_batch: the same on every rank.
+            objective: gives its loss.
+            seed: keys the dropout, as in `step`.
+            step: that the micro-batch is of.
+        """
+        return corruption.find(
+            self._deepspeed.module,
+            objective,
+            micro_batch.to(self.device),
+            dropout_seed(seed, step, micro_batch.index),
+            self.device,
+            is_shared=self._deepspeed.zero_optimization_stage() < 3,
+        )
 
     def agree(self, code: int) -> int:
         """Broadcast rank 0's code; returns it on every rank."""

@@ -25,7 +25,7 @@ from pretrain.run.ledger import Record
 WEBHOOK_VARIABLE = "ZEROCLAP_WEBHOOK"
 """Environment variable with the URL that events are posted to. It is a secret, and recipes are
 copied into a run's folder and its checkpoints: so it is no setting, and never written or said."""
-KINDS = frozenset({"rollback", "gave-up", "done", "preempted", "interrupted"})
+KINDS = frozenset({"rollback", "corruption", "gave-up", "done", "preempted", "interrupted"})
 """The ledger's records that are told."""
 COMMAND_SECONDS, WEBHOOK_SECONDS = 30.0, 10.0
 

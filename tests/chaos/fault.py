@@ -213,6 +213,17 @@ def make_gradients_nan(engine):
     engine._chaos = handle  # kept until the process ends
 
 
+def corrupt_processor(engine):
+    """Flip a bit of an activation in every forward pass from now on."""
+
+    def defect(module, inputs, output):
+        import torch
+
+        output.detach().view(-1)[5:6].view(torch.int32).bitwise_xor_(torch.tensor(1))
+
+    engine._chaos = engine.module.module.encoder.layers[0].register_forward_hook(defect)
+
+
 def plan(fault, run):
     """Patch the product for one fault."""
     what, step = fault["what"], fault["step"]
@@ -233,6 +244,7 @@ def plan(fault, run):
         "freeze-at-start": lambda: before_engine(freeze),
         "raise": lambda: at_step(step, lambda engine: fail()),
         "freeze": lambda: at_step(step, lambda engine: freeze()),
+        "ask-to-stop": lambda: at_step(step, lambda engine: os.kill(os.getpid(), signal.SIGUSR1)),
         "exit-0": lambda: at_step(step, lambda engine: os._exit(0)),
         "pause": lambda: at_step(step, pause),
         "die-before-save": lambda: before_save(step, die),
@@ -247,6 +259,7 @@ def plan(fault, run):
         "tear-ledger": lambda: at_step(step, lambda engine: (tear_ledger(run), die())),
         "nan-losses": lambda: at_step(step, make_losses_nan),
         "nan-gradients": lambda: at_step(step, make_gradients_nan),
+        "corrupt-processor": lambda: at_step(step, corrupt_processor),
         "fill-disk": lambda: in_writing(step, lambda path, data: fill_disk(path.parents[1])),
         "free-disk": lambda: at_step(
             step, lambda engine: (run / "checkpoints" / "filler").unlink(missing_ok=True)
