@@ -8,7 +8,6 @@ Read `Attempt.__init__` for what happens before the first step, then `Attempt.ru
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import os
 import secrets
 import sys
@@ -21,19 +20,15 @@ from pretrain.bench import devices, needs
 from pretrain.config.load import to_dict
 from pretrain.config.phases import Phase
 from pretrain.config.run import RunConfig
-from pretrain.data.batches import (
-    PretrainingBatches,
-    validation_batches,
-    validation_note,
-)
+from pretrain.data.batches import validation_note
 from pretrain.data.prefetch import prefetched
 from pretrain.data.sources import Joined
 from pretrain.engine.schedules import learning_rate
 from pretrain.exit_codes import EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED
-from pretrain.loop import GO_ON, Hook, Model, StepRecord
+from pretrain.loop import GO_ON, Hook, StepRecord
 from pretrain.loop import run as run_loop
 from pretrain.model.config import choose_backend
-from pretrain.objectives.base import Vocabulary
+from pretrain.reading import Reading
 from pretrain.run import checkpoints, folder, fork, ledger, metrics, pace, resume
 from pretrain.run.collective import Failure, Group
 from pretrain.run.continuity import continuity_check
@@ -54,8 +49,6 @@ from pretrain.supervision.client import SupervisorClient
 from pretrain.supervision.heartbeat import EVALUATE, INIT, SAVE
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from pretrain.engine.profile import Profiler
 
 
@@ -274,12 +267,12 @@ class Attempt:
         if training.comparison_interval:  # before a checkpoint is saved
             compare = self.supervisor.in_phase(EVALUATE, self._compare)
             hooks.insert(0, Hook(training.comparison_interval, compare))
-        with prefetched(self.batches, training.data_workers) as batches:
+        with prefetched(self.reading.batches, training.data_workers) as batches:
             self.timed = pace.TimedBatches(batches)
             return run_loop(
                 self.engine,
                 self.timed,
-                self.objective,
+                self.reading.objective,
                 learning_rate=self._learning_rate,
                 first_step=first,
                 last_step=phase.end_step,
@@ -298,43 +291,17 @@ class Attempt:
         return checkpoints_to_keep(records, step, self.config.phase(step - 1).config)
 
     def _enter_phase(self, phase: Phase) -> None:
-        """Build a phase's objective and batches, for training and for validation."""
-        self.phase, config = phase, phase.config
-        training = config.training
-        names = self.config.stream_names[phase.number - 1]
-        self.corpora = dict(
-            zip(config.data.named_corpora, map(self.manifests.__getitem__, names), strict=True)
-        )
-        (manifest, *_), corpus = self.corpora.values(), self.blocks.sources[0].corpus.folder
-        vocabulary = Vocabulary(manifest.vocab_size, self.architecture.vocab_size, corpus)
-        self.objective = config.objective.build(vocabulary, compiled=training.compile)
-        self.measure = config.objective.for_validation().build(vocabulary)
-        sizes = [len(manifest.subsets) for manifest in self.corpora.values()]
-        self.validation = [
-            batch
-            for source, first_subset in zip(
-                preflight.open_sources(config.data, "valid"),
-                itertools.accumulate(sizes[:-1], initial=0),
-                strict=True,
-            )
-            for batch in validation_batches(
-                source,
-                self.measure,
-                training.evaluation_blocks,
-                config.batch.micro_batch_size,
-                self.group.rank,
-                self.group.world_size,
-                first_subset,
-            )
-        ]
-        self.batches = PretrainingBatches(
-            dataclasses.replace(self.blocks, longest=config.data.sequence_length),
-            self.objective,
+        """Prepare to read a phase's batches."""
+        self.phase = phase
+        self.reading = Reading(
+            self.config,
+            phase,
+            self.manifests,
+            self.architecture,
+            self.blocks,
             self.start.order,
-            config.batch,
-            config.fault,
-            training.seed,
-            self.config.sizes,
+            self.group.rank,
+            self.group.world_size,
         )
 
     def _open_log(self) -> list[Callable[[StepRecord], None]]:
@@ -444,26 +411,10 @@ class Attempt:
 
     def _evaluate(self, step: int) -> None:
         """Measure the validation loss after `step` updates."""
-        from pretrain.inference.evaluate import Scores, scores_by_corpus
-
-        names = [
-            f"{corpus}/{subset}" if corpus else subset
-            for corpus, manifest in self.corpora.items()
-            for subset in manifest.subsets
-        ]
-
-        def sums(model: Model, batch: dict[str, Tensor]) -> Tensor:
-            return self.measure.evaluate(model, batch, len(names))
-
-        found = self.engine.evaluate(self.validation, sums)
+        sums = self.engine.evaluate(self.reading.validation, self.reading.sums)
         if self.group.rank == 0:
-            scores = Scores.of(found, self.measure.terms, names)
-            parts = dataclasses.asdict(scores)
-            if self.phase.config.data.corpora:
-                sizes = {name: len(m.subsets) for name, m in self.corpora.items()}
-                by_corpus = scores_by_corpus(found, self.measure.terms, sizes)
-                parts["corpora"] = {n: dataclasses.asdict(s) for n, s in by_corpus.items()}
-            self.log.validated(step, parts)
+            scores, record = self.reading.scores(sums)
+            self.log.validated(step, record)
             self.watch.validation_loss = scores.total.loss
 
     def _compare(self, step: int) -> None:
@@ -474,9 +425,10 @@ class Attempt:
                 before the last comparison.
         """
         last, interval = step - 1, self.phase.config.training.comparison_interval
-        (micro_batch, *_) = self.batches.micro_batches(last, 0, self.group.world_size)
+        batches = self.reading.batches
+        (micro_batch, *_) = batches.micro_batches(last, 0, self.group.world_size)
         finding = self.engine.find_corruption(
-            micro_batch, self.objective, self.batches.seed(last), last
+            micro_batch, self.reading.objective, batches.seed(last), last
         )
         if finding is not None:
             found = {**dataclasses.asdict(finding), "since": last // interval * interval}

@@ -75,8 +75,12 @@ PRETRAIN = {
         "bench engine exit_codes run supervision",
         "measures what a run will use, through its launcher",
     ),
+    "reading": (
+        "config data inference loop model objectives preflight",
+        "what a phase reads, and the scores of its validation",
+    ),
     "attempt": (
-        "bench config convert data engine exit_codes inference loop model objectives preflight "
+        "bench config convert data engine exit_codes inference loop model preflight reading "
         "run spikes supervision",
         "puts the parts of a training attempt together",
     ),

@@ -62,9 +62,9 @@ def find(
     """Compare what the ranks hold, and what they compute from one micro-batch.
 
     Where ranks disagree, or one has no other of its kind, all compute once more: a rank that
-    disagrees with itself is wrong. Every rank must call this, with the same batch and seed. It needs
-    memory for the whole gradient. Weights and gradients stay as they are; torch's random state does
-    not.
+    disagrees with itself is wrong. Every rank must call this, with the same batch and seed. Each
+    needs memory for the whole gradient. Weights and gradients stay as they are; torch's random
+    state does not.
 
     Args:
         model: whose parameters are trained.
