@@ -49,7 +49,7 @@ class RunLog:
         self._warned: set[str] = set()
         self._progress: metrics.ProgressPrinter | None = None
         self._wandb: WandbRun | None = None
-        self._guard_factors: list[float] = []  # of the steps whose update was changed
+        self._guarded = metrics.guarded([])
 
     def open(self) -> list[Callable[[StepRecord], None]]:
         """Open the files for the attempt's first step; returns the observers that write them."""
@@ -84,14 +84,14 @@ class RunLog:
             self._wandb.close()
 
     def _note_guard(self, record: StepRecord) -> None:
-        if record.guard_factor < 1.0:
-            self._guard_factors.append(record.guard_factor)
+        for what, number in metrics.guarded([record.guard_factor]).items():
+            self._guarded[what] += number
 
     @property
     def guarded(self) -> dict[str, int]:
         """For the ledger: what `optimizer.guard` did in this attempt; empty without a guard."""
         is_guarded = self._config.optimizer.guard != "none"
-        return metrics.guarded(self._guard_factors) if is_guarded else {}
+        return self._guarded if is_guarded else {}
 
     def say(self, text: str) -> None:
         """Print a line now, or with a later one if the console's log is on a full disk."""
