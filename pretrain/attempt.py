@@ -260,13 +260,16 @@ class Attempt:
                 lambda: self.log.say(f"{phase}: steps {first} to {phase.end_step}")
             )
         save = self.saver.begin if training.background_saving else self.saver.save
+        actions = (  # in this order: a comparison comes before a checkpoint
+            (training.comparison_interval, EVALUATE, self._compare),
+            (training.evaluation_interval, EVALUATE, self._evaluate),
+            (training.checkpoint_interval, SAVE, save),
+        )
         hooks = [
-            Hook(training.evaluation_interval, self.supervisor.in_phase(EVALUATE, self._evaluate)),
-            Hook(training.checkpoint_interval, self.supervisor.in_phase(SAVE, save)),
+            Hook(interval, self.supervisor.in_phase(name, action))
+            for interval, name, action in actions
+            if interval
         ]
-        if training.comparison_interval:  # before a checkpoint is saved
-            compare = self.supervisor.in_phase(EVALUATE, self._compare)
-            hooks.insert(0, Hook(training.comparison_interval, compare))
         with prefetched(self.reading.batches, training.data_workers) as batches:
             self.timed = pace.TimedBatches(batches)
             return run_loop(
