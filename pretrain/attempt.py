@@ -241,6 +241,7 @@ class Attempt:
             self.process,
             activation_checkpointing=self.config.training.activation_checkpointing,
             compiled=self.config.training.compile,
+            compared=self.config.training.comparison_interval > 0,
         )
         self.supervisor.report_setup()
         if self.start.step:

@@ -350,10 +350,10 @@ class TrainingConfig:
     """Newest checkpoints that are kept; a rollback needs one from before the spike. Checkpoints
     that a rollback may go back to are kept as well (spikes/policy.py)."""
     comparison_interval: NonNegativeInt = 0
-    """Updates between comparisons that find silent corruption: of the ranks' weights, and of what
-    they compute from one micro-batch, bit for bit (engine/corruption.py). 0: none. It divides
-    checkpoint_interval, so that a checkpoint is saved after a comparison. On a GPU it needs
-    `deterministic`."""
+    """Updates between comparisons that find silent corruption (engine/corruption.py): bit for bit,
+    of the ranks' weights, of what they compute from one micro-batch, and of what the optimizer
+    keeps from one update to the next. 0: none. It divides checkpoint_interval, so that a checkpoint
+    is saved after a comparison. On a GPU it needs `deterministic`."""
 
     def __post_init__(self) -> None:
         """Refuse an interval of comparisons that checkpoints fall between."""

@@ -107,6 +107,7 @@ class Engine:
         *,
         activation_checkpointing: bool = False,
         compiled: bool = False,
+        compared: bool = False,
     ) -> None:
         """Initialise DeepSpeed with `model`.
 
@@ -120,6 +121,8 @@ class Engine:
                 of the result.
             compiled: compile each layer with torch.compile. Dropout masks then differ from those of
                 an uncompiled model, and are as reproducible.
+            compared: hash what the optimizer keeps, before and after each update, for
+                `find_corruption`.
 
         Raises:
             ValueError: `compiled` is set at ZeRO stage 3.
@@ -138,6 +141,7 @@ class Engine:
             refuse_compiling(settings)
             compile_layers(model)
         wrapped = optimizers.build(model, optimizer)
+        self._kept = corruption.Kept(wrapped) if compared else None
         self._guard = Guard(optimizer.guard, settings["gradient_clipping"], wrapped)
         self._lengths = [[p.numel() for p in group["params"]] for group in wrapped.param_groups]
         with workarounds.zero_optimizer_at_every_stage():
@@ -240,8 +244,12 @@ class Engine:
                 objective.terms,
             )
         )
+        if self._kept:
+            self._kept.check()
         self._guard.begin(groups, lambda: (reduced().gradient_norm, reduced().loss))
         self._deepspeed.step()
+        if self._kept:
+            self._kept.note()
         found, is_skipped = reduced(), self._deepspeed.skipped_steps > skipped
         guard_factor = self._guard.end()
         if guard_factor == 0:
@@ -372,6 +380,7 @@ class Engine:
             dropout_seed(seed, step, micro_batch.index),
             self.device,
             is_shared=self._deepspeed.zero_optimization_stage() < 3,
+            has_changed=self._kept is not None and self._kept.has_changed(),
         )
 
     def agree(self, code: int) -> int:
@@ -428,6 +437,8 @@ class Engine:
             ValueError: the folder holds no checkpoint, or one of another ZeRO stage or other
                 parameters.
         """
+        if self._kept:
+            self._kept.forget()
         parts = list(folder.glob("*_optim_states.pt"))
         if parts and len(parts) != self.world_size:
             # Names differ only in the rank; rank 10 comes after rank 9.

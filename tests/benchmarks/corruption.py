@@ -15,6 +15,7 @@ import argparse
 import contextlib
 import dataclasses
 import io
+import logging
 import math
 import multiprocessing
 import os
@@ -158,6 +159,7 @@ def _as_rank(rank: int, port: int, function: Callable[..., Any], *arguments: obj
     names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2}
     address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     os.environ.update({name: str(value) for name, value in (names | address).items()})
+    logging.disable(logging.WARNING)  # DeepSpeed tells of each skipped update
     with contextlib.redirect_stdout(io.StringIO()):
         return function(*arguments)
 
@@ -180,7 +182,7 @@ class Run:
         model = initial_model(config, architecture, "dense", read=False)
         clipping = config.optimizer.gradient_clipping
         settings = engine.deepspeed_json(config.training.deepspeed, config.batch, clipping, 2)
-        self.engine = engine.Engine(model, config.optimizer, settings, process)
+        self.engine = engine.Engine(model, config.optimizer, settings, process, compared=True)
         ((name, manifest),) = manifests.items()
         source = preflight.open_stream(next(s for s in config.streams if s.name == name), "train")
         vocabulary = Vocabulary(

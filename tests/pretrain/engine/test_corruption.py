@@ -11,8 +11,8 @@ from tests.pretrain.engine import test_engine as engines
 RIGHT, WRONG, OTHER = (1, 2, 3), (1, 9, 3), (7, 2, 3)
 
 
-def rank(weights=RIGHT, *results, processor="a", host="one"):
-    return Fingerprint(host, processor, weights, results or (RIGHT,))
+def rank(weights=RIGHT, *results, processor="a", host="one", has_changed=False):
+    return Fingerprint(host, processor, weights, results or (RIGHT,), has_changed)
 
 
 def found(*prints):
@@ -53,6 +53,8 @@ def test_a_rank_that_disagrees_with_itself_is_wrong_and_speaks_for_nobody():
     assert found(rank(RIGHT, WRONG, RIGHT)) == (0,)
     assert found(rank(RIGHT, RIGHT, RIGHT), rank(RIGHT, WRONG, RIGHT)) == (1,)
     assert found(rank(), rank(WRONG), rank(WRONG, RIGHT, OTHER)) == (0, 1, 2)
+    assert found(rank(), rank(has_changed=True)) == (1,)
+    assert found(rank(), rank(WRONG, has_changed=True)) == (1,)
 
 
 def test_processors_of_different_kinds_are_not_compared():
@@ -94,10 +96,51 @@ def break_activations(built, every=1):
     built.module.module.encoder.layers[0].register_forward_hook(defect)
 
 
+def kept_by(built):
+    """What the optimizer keeps: the tensors that it updates, and their moments."""
+    optimizer = built._deepspeed.optimizer
+    wrapped = optimizer.optimizer if built._deepspeed.zero_optimization_stage() else optimizer
+    tensors = list(wrapped.state)
+    return [
+        *tensors,
+        *(v for each in tensors for v in wrapped.state[each].values() if v.numel() > 1),
+    ]
+
+
+@pytest.mark.parametrize("name", ["zero0_fp32", "zero1_bf16", "zero2_fp32", "zero3_fp32"])
+@pytest.mark.parametrize(
+    "optimizer", [engines.SMOOTH, engines.LAMB, engines.MUON], ids=lambda each: each.name
+)
+def test_numbers_that_change_between_two_updates_are_found(run_ranks, name, optimizer):
+    """Weights and moments, the lowest bit of one number, on one of two ranks."""
+
+    def work():
+        built = engines.build(name, 2, optimizer=optimizer, compared=True)
+        engines.train(built, 2, [0, 1])
+        found = [compare(built, 0)]
+        for number in range(len(kept_by(built))):
+            engines.train(built, 2, [2])
+            if built.rank == 1:
+                flip(kept_by(built)[number], 0, 0)
+            engines.train(built, 2, [3])
+            found.append(compare(built, 0))
+        return found
+
+    (sound, *found), others = run_ranks(2, work)
+    assert others == [sound, *found]
+    assert sound is None
+    assert len(found) >= 3
+    for finding in found:
+        assert 1 in finding.ranks
+        assert "rank 1" in finding.reason
+        assert "changed between two updates" in finding.reason
+        assert "rank 0" not in finding.reason or name == "zero0_fp32"  # rank 0 lacks the change
+
+
 @pytest.mark.parametrize("name", ["zero0_fp32", "zero1_bf16", "zero2_fp32", "zero3_bf16"])
 def test_comparisons_find_nothing_in_a_sound_run_and_change_no_bit_of_it(run_ranks, name, tmp_path):
     def work(compares):
-        built = engines.build(name, 2, dropout=0.1, clipping=1.0)
+        built = engines.build(name, 2, dropout=0.1, clipping=1.0, compared=compares)
         found = []
         for step in range(4):
             engines.train(built, 2, [step])
