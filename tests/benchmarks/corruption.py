@@ -15,8 +15,8 @@ import argparse
 import contextlib
 import dataclasses
 import io
+import itertools
 import logging
-import math
 import multiprocessing
 import os
 import random
@@ -116,10 +116,12 @@ def main() -> None:
             print(f"\n{deepspeed}, a comparison every {INTERVAL} steps", flush=True)
             print(table(trials, on_ranks(try_all, recipe, trials)), flush=True)
         recipe.write_text(RECIPE.format(overrides=LARGER, **fields))
-        step, comparison = on_ranks(cost, recipe)
+        step, comparison, hashes = on_ranks(cost, recipe)
+        shares = [comparison / every / step + hashes / step for every in (100, 500)]
         print(
-            f"\na comparison takes {comparison:.2f} s, a step {step:.2f} s: every "
-            f"{math.ceil(comparison / step / 0.005)} steps it costs 0.5 % of the time"
+            f"\na step takes {step:.2f} s with {hashes:.3f} s of hashes, a comparison "
+            f"{comparison:.2f} s: {shares[0]:.2%} of the time with one every 100 steps, "
+            f"{shares[1]:.2%} with one every 500"
         )
 
 
@@ -335,19 +337,24 @@ def flip(tensor: Any, bit: int, draw: random.Random) -> None:  # noqa: ANN401
     whole.bitwise_xor_(torch.tensor(1 << (bit - 16 if is_short else bit), dtype=whole.dtype))
 
 
-def cost(recipe: Path, repeats: int = 7) -> tuple[float, float]:
-    """Median seconds of a step and of a comparison."""
+def cost(recipe: Path, repeats: int = 7) -> tuple[float, float, float]:
+    """Median seconds of a step, of a comparison, and of the hashes in a step."""
     run = Run(recipe)
-    steps, comparisons = [], []
+    steps, comparisons, hashes = [], [], []
     for step in range(repeats + 1):
-        started = time.perf_counter()
+        times = [time.perf_counter()]
         run.train(step, step + 1)  # compares after its last step
-        middle = time.perf_counter()
+        times.append(time.perf_counter())
         run.compare(step + 1)
-        ended = time.perf_counter()
-        comparisons.append(ended - middle)
-        steps.append(middle - started - comparisons[-1])
-    return statistics.median(steps[1:]), statistics.median(comparisons[1:])
+        times.append(time.perf_counter())
+        run.engine._kept.check()
+        run.engine._kept.note()
+        times.append(time.perf_counter())
+        trained, compared, hashed = (after - before for before, after in itertools.pairwise(times))
+        steps.append(trained - compared)
+        comparisons.append(compared)
+        hashes.append(hashed)
+    return tuple(statistics.median(each[1:]) for each in (steps, comparisons, hashes))
 
 
 if __name__ == "__main__":
