@@ -14,22 +14,17 @@ larger model shows what a comparison costs. Takes about 20 minutes on two idle c
 import argparse
 import contextlib
 import dataclasses
-import io
 import itertools
 import logging
-import multiprocessing
-import os
 import random
-import socket
 import statistics
 import tempfile
 import time
-import warnings
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from tests.benchmarks import ranks
 from tests.benchmarks.step_overhead import prepared
 
 RECIPE = """
@@ -92,14 +87,8 @@ def main() -> None:
     parser.add_argument("--deepspeed", nargs="*", default=DEEPSPEED, help="files of ds_configs/")
     parser.add_argument("--places", nargs="*", default=PLACES, choices=PLACES, metavar="PLACE")
     options = parser.parse_args()
-    os.environ.update(OMP_NUM_THREADS="1", DS_ACCELERATOR="cpu", CUDA_VISIBLE_DEVICES="")
-    warnings.simplefilter("ignore")
-    # Once, before the ranks are forked.
-    import deepspeed.ops.adam  # noqa: F401
-    import megatron.core.datasets.indexed_dataset  # noqa: F401
-    import torch._inductor.compile_fx
-    import torch.utils.cpp_extension  # noqa: F401
-
+    ranks.prepare()
+    logging.disable(logging.WARNING)  # DeepSpeed tells of each skipped update
     draw = random.Random(1)
     trials = [
         Trial(place, bit, draw.randrange(1, INTERVAL), draw.randrange(10**6))
@@ -114,9 +103,9 @@ def main() -> None:
             fields = {"folder": recipe.with_suffix(""), "corpus": corpus, "deepspeed": deepspeed}
             recipe.write_text(RECIPE.format(overrides=TINY, **fields))
             print(f"\n{deepspeed}, a comparison every {INTERVAL} steps", flush=True)
-            print(table(trials, on_ranks(try_all, recipe, trials)), flush=True)
+            print(table(trials, ranks.run(2, try_all, recipe, trials)), flush=True)
         recipe.write_text(RECIPE.format(overrides=LARGER, **fields))
-        step, comparison, hashes = on_ranks(cost, recipe)
+        step, comparison, hashes = ranks.run(2, cost, recipe)
         shares = [comparison / every / step + hashes / step for every in (100, 500)]
         print(
             f"\na step takes {step:.2f} s with {hashes:.3f} s of hashes, a comparison "
@@ -145,25 +134,6 @@ def table(trials: list[Trial], outcomes: list[Outcome]) -> str:
         row.append(f"{len(left):9}{len(harmed):15}{worst}")
         lines.append("".join(row))
     return "\n".join(lines)
-
-
-def on_ranks(function: Callable[..., Any], *arguments: object) -> Any:  # noqa: ANN401
-    """What rank 0 of two returns."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    with ProcessPoolExecutor(2, multiprocessing.get_context("fork")) as pool:
-        jobs = [pool.submit(_as_rank, rank, port, function, *arguments) for rank in range(2)]
-        return [job.result() for job in jobs][0]
-
-
-def _as_rank(rank: int, port: int, function: Callable[..., Any], *arguments: object) -> object:
-    names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2}
-    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    os.environ.update({name: str(value) for name, value in (names | address).items()})
-    logging.disable(logging.WARNING)  # DeepSpeed tells of each skipped update
-    with contextlib.redirect_stdout(io.StringIO()):
-        return function(*arguments)
 
 
 class Run:

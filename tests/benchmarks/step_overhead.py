@@ -14,17 +14,14 @@ import contextlib
 import io
 import itertools
 import json
-import multiprocessing
-import os
-import socket
 import statistics
 import tempfile
 import time
-import warnings
 from collections import Counter
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from tests.benchmarks import ranks as processes
 
 RECIPE = """
 folder: "{folder}"
@@ -64,15 +61,7 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, nargs="*", default=[1, 2])
     parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="of the recipe")
     options = parser.parse_args()
-    os.environ.update(OMP_NUM_THREADS="1", DS_ACCELERATOR="cpu", CUDA_VISIBLE_DEVICES="")
-    warnings.simplefilter("ignore")
-    # Once, before the ranks are forked.
-    import deepspeed.ops.adam  # noqa: F401
-    import megatron.core.datasets.indexed_dataset  # noqa: F401
-    import torch._inductor.compile_fx
-    import torch.utils.cpp_extension
-    import torch.utils.tensorboard.writer  # noqa: F401
-
+    processes.prepare()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         corpus = prepared(folder)
@@ -150,25 +139,12 @@ def trained(
             folder=run, corpus=corpus, overrides=overrides, steps=steps, interval=interval
         )
     )
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    with ProcessPoolExecutor(ranks, multiprocessing.get_context("fork")) as pool:
-        jobs = [
-            pool.submit(train, rank, ranks, port, [str(recipe), *settings]) for rank in range(ranks)
-        ]
-        return [job.result() for job in jobs][0]
+    updates: list[Update] = processes.run(ranks, train, [str(recipe), *settings])
+    return updates
 
 
-def train(rank: int, ranks: int, port: int, words: list[str]) -> list[Update]:
-    os.environ.update(
-        RANK=str(rank),
-        LOCAL_RANK=str(rank),
-        WORLD_SIZE=str(ranks),
-        LOCAL_WORLD_SIZE=str(ranks),
-        MASTER_ADDR="127.0.0.1",
-        MASTER_PORT=str(port),
-    )
+def train(words: list[str]) -> list[Update]:
+    """Train on this rank; returns its updates."""
     import torch.distributed
     from deepspeed import DeepSpeedEngine
 
@@ -216,8 +192,7 @@ def train(rank: int, ranks: int, port: int, words: list[str]) -> list[Update]:
         timed(name)
     for name in COLLECTIVES:
         counted(name)
-    with contextlib.redirect_stdout(io.StringIO()):
-        assert entry.main(words) == 0
+    assert entry.main(words) == 0
     return updates
 
 
