@@ -18,8 +18,8 @@ from pretrain.config.load import to_dict
 from pretrain.config.run import RunConfig
 from pretrain.loop import StepRecord
 from pretrain.run import folder, ledger, metrics
+from pretrain.run.history import describe, since_last_attempt
 from pretrain.run.resume import Start
-from pretrain.run.status import describe, since_last_attempt
 from pretrain.run.tensorboard import TensorBoard
 from pretrain.run.wandb_run import WandbRun
 

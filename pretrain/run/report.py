@@ -11,6 +11,7 @@ from pathlib import Path
 
 from data_prep.files import write_atomically
 from pretrain.run import ledger, metrics
+from pretrain.run.history import sentences
 from pretrain.run.metrics import Line, duration, format_number
 from pretrain.run.plots import LOSS_PLOT, plot_loss
 from pretrain.run.status import (
@@ -18,7 +19,6 @@ from pretrain.run.status import (
     RunView,
     current_activity,
     describe_phases,
-    history,
     view,
 )
 
@@ -33,7 +33,7 @@ def write_report(run: Path) -> Path:
     """
     plot_loss(run)
     seen = view(run)
-    state, share, happened = seen.state, seen.share_of_tokens, history(seen.records)
+    state, share, happened = seen.state, seen.share_of_tokens, sentences(seen.records)
     lines = metrics.read(run / metrics.METRICS)
     rows = {"model": f"{seen.config.model.variant} {seen.config.model.size}"}
     rows |= {"initial weights": seen.origin} if seen.origin else {}

@@ -23,7 +23,7 @@ from data_prep import files
 from pretrain.config.run import RunConfig
 from pretrain.exit_codes import EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED, EXIT_USAGE
 from pretrain.run import folder as run_folder
-from pretrain.run import ledger, metrics, status
+from pretrain.run import history, ledger, metrics
 from pretrain.spikes.policy import GiveUp, Rollback
 from pretrain.supervision import (
     capacity,
@@ -345,7 +345,7 @@ class Supervisor:
         if self._new_validations.new():
             validation = metrics.surviving(metrics.read(self.run_folder / metrics.VALIDATION))
             self._print(metrics.validation_line(validation))
-        for record, sentence in status.history(self._new_records.new()):
+        for record, sentence in history.sentences(self._new_records.new()):
             self._print(sentence)
             self._notifier.tell(record, sentence)
 

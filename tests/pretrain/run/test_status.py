@@ -126,64 +126,6 @@ def test_a_folder_that_is_not_a_run_is_refused(tmp_path, capsys):
     assert "has neither run.yaml nor supervised.yaml" in capsys.readouterr().err
 
 
-def test_every_kind_of_record_that_is_written_has_its_sentence():
-    everything = {
-        "attempt": 1,
-        "step": 3,
-        "ranks": 2,
-        "seed": 1,
-        "host": "h",
-        "onset": 2,
-        "channel": "fast",
-        "loss": 6.0,
-        "baseline": 5.0,
-        "reason": "why",
-        "skip": [1, 3],
-        "learning_rate_factor": 0.7,
-        "learning_rate_steps": 10,
-    }
-    kinds = [
-        *("attempt", "suspect", "healed", "new-level", "spike", "rollback", "crash", "reject"),
-        *("save-failed", "hang", "interrupted", "discontinuity", "preempted", "gave-up", "done"),
-    ]
-    for kind in kinds:
-        text = status.describe({"kind": kind, **everything})
-        assert text != kind
-    assert "with 0.7 times the learning rate until step 13" in status.describe(
-        {"kind": "rollback", **everything}
-    )
-
-
-@pytest.mark.parametrize("kind", ["suspect", "healed", "new-level", "spike"])
-def test_numbers_that_are_not_finite_or_not_known_are_described(kind):
-    record = {"kind": kind, "step": 9, "onset": 7, "channel": "fast", "loss": 6.0, "baseline": 5.0}
-
-    def text(**changes):
-        return status.describe({**record, **changes}).partition(": ")[2]
-
-    for missing in (None, math.nan, math.inf):
-        assert text(loss=missing) == "fast, loss not finite where 5 was usual, since step 7"
-        assert text(baseline=missing) == "fast, 6, since step 7"
-        assert text(channel="validation", loss=missing, baseline=missing) == (
-            "validation, loss not finite, since step 7"
-        )
-    assert text(channel="non-finite", loss=6.0).startswith("non-finite loss or gradient, 6 where")
-    assert "fp16 (loss-scale), 6 where 5" in text(channel="loss-scale")
-
-
-def test_an_attempt_begins_with_sentences_about_what_led_to_it():
-    history = History()
-    history.begin()
-    history.train(5)
-    history.commit()
-    history.spike(onset=2)
-    history.roll_back(0)
-    history.begin()
-    text = status.since_last_attempt(history.records)
-    assert [sentence.split()[0] for sentence in text] == ["rolled", "attempt"]
-    assert len(status.since_last_attempt(history.records[:2])) == 1
-
-
 def validate(run, *losses):
     """Write measurements after 3, 6, 9, ... steps, by the first attempt."""
     lines = [
