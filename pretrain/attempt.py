@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pretrain import preflight
+from pretrain import recipe_checks, resume_checks
 from pretrain.bench import devices, needs
 from pretrain.config.load import to_dict
 from pretrain.config.phases import Phase
@@ -74,11 +74,11 @@ class Attempt:
         from pretrain.inference.initial_weights import initial_model
 
         self.config = config
-        self.architecture, self.manifests = preflight.check(config, world_size)
+        self.architecture, self.manifests = recipe_checks.check(config, world_size)
         clipping = config.optimizer.gradient_clipping
         batch = config.phase(0).config.batch  # its sizes change nothing that DeepSpeed computes
         self.settings = deepspeed_json(config.training.deepspeed, batch, clipping, world_size)
-        preflight.refuse_other_recipe(config, self.manifests)
+        resume_checks.refuse_other_recipe(config, self.manifests)
         self.run_folder = Path(config.folder)
         if config.training.deterministic:
             make_deterministic(self.run_folder, os.environ)
@@ -88,7 +88,7 @@ class Attempt:
         accelerator = torch.cuda.get_device_name() if on_gpu else "cpu"
         capability = float("{}.{}".format(*torch.cuda.get_device_capability())) if on_gpu else None
         self.group.on_rank_0(
-            lambda: preflight.refuse_device(
+            lambda: recipe_checks.refuse_device(
                 config, world_size, self.process.device.type, capability
             )
         )
@@ -113,7 +113,7 @@ class Attempt:
         self.supervisor.report_setup()
         self.done = state.is_done(config.training.steps)
         if not self.done:
-            streams = (preflight.open_stream(stream, "train") for stream in config.streams)
+            streams = (recipe_checks.open_stream(stream, "train") for stream in config.streams)
             self.blocks = Joined(tuple(streams))
             self.start = self._resume(state)
             self.supervisor.report_setup()
@@ -149,7 +149,7 @@ class Attempt:
         def begin() -> Start:
             if point.manifest:
                 before = ledger.lineage_record(order, config.sizes.first_block(point.step))
-                preflight.refuse_other_checkpoint(
+                resume_checks.refuse_other_checkpoint(
                     point.manifest, point.step, self.architecture, before
                 )
             launched = control.read(self.run_folder)

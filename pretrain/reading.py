@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from pretrain import preflight
+from pretrain import recipe_checks
 from pretrain.config.phases import Phase
 from pretrain.config.run import RunConfig
 from pretrain.data.batches import PretrainingBatches, validation_batches
@@ -30,7 +30,7 @@ class Reading:
         self,
         config: RunConfig,
         phase: Phase,
-        manifests: preflight.Manifests,
+        manifests: recipe_checks.Manifests,
         architecture: ModelConfig,
         blocks: Joined,
         order: Order,
@@ -64,7 +64,7 @@ class Reading:
         firsts = itertools.accumulate(subsets[:-1], initial=0)
         self.validation = [
             batch
-            for source, first in zip(preflight.open_sources(data, "valid"), firsts, strict=True)
+            for source, first in zip(recipe_checks.open_sources(data, "valid"), firsts, strict=True)
             for batch in validation_batches(
                 source,
                 self._measure,

@@ -55,9 +55,13 @@ PRETRAIN = {
     "run": ("config data exit_codes loop", "records of a run, with or without a supervisor"),
     "spikes": ("config exit_codes loop run", "judges and decides from a run's records"),
     "supervision": ("config exit_codes loop run spikes", "decides from the ledger; no model"),
-    "preflight": (
-        "config data engine model objectives run supervision",
+    "recipe_checks": (
+        "config data engine model objectives",
         "checks a recipe against everything that it names",
+    ),
+    "resume_checks": (
+        "config engine model recipe_checks run supervision",
+        "compares a resumed run with its past",
     ),
     "inference": (
         "config data engine loop model objectives run",
@@ -76,18 +80,18 @@ PRETRAIN = {
         "measures what a run will use, through its launcher",
     ),
     "reading": (
-        "config data inference loop model objectives preflight",
+        "config data inference loop model objectives recipe_checks",
         "what a phase reads, and the scores of its validation",
     ),
     "attempt": (
-        "bench config convert data engine exit_codes inference loop model preflight reading "
-        "run spikes supervision",
+        "bench config convert data engine exit_codes inference loop model reading recipe_checks "
+        "resume_checks run spikes supervision",
         "puts the parts of a training attempt together",
     ),
     "train": ("attempt config engine exit_codes run supervision", "the launcher's entry"),
     "commands": (
-        "bench config convert data engine exit_codes inference machine model objectives preflight "
-        "run spikes supervision",
+        "bench config convert data engine exit_codes inference machine model objectives "
+        "recipe_checks resume_checks run spikes supervision",
         "__main__.py and each room's command.py: arguments, and a call",
     ),
 }

@@ -41,7 +41,7 @@ MAY_CHANGE = (
 
 Another micro-batch size draws other dropout masks, and another attention back end rounds
 differently, as another machine may. A corpus may have moved; its digest is compared, and so are the
-weights of corpora for the steps that are done (preflight.py).
+weights of corpora for the steps that are done (resume_checks.py).
 """
 SCHEDULE = ("training.steps", "schedule")
 """What may differ as well if the learning rate of every step done stays the same."""

@@ -53,7 +53,7 @@ def preflight(options: argparse.Namespace) -> int:
     from pretrain.machine.judge import problems, table
     from pretrain.machine.measure import read_answers
     from pretrain.machine.reach import connect
-    from pretrain.preflight import refuse_device
+    from pretrain.recipe_checks import refuse_device
     from pretrain.supervision import capacity, gpus, hosts, jobs, launch
     from pretrain.supervision.nodes import Node
 

@@ -35,7 +35,8 @@ def supervise(options: argparse.Namespace) -> int:
     """
     from pretrain.config.load import load
     from pretrain.machine.reach import connect
-    from pretrain.preflight import check, data_summary, refuse_other_recipe
+    from pretrain.recipe_checks import check, data_summary
+    from pretrain.resume_checks import refuse_other_recipe
     from pretrain.run import fork
     from pretrain.run.metrics import METRICS
     from pretrain.run.report import write_report
@@ -115,7 +116,7 @@ def profile(options: argparse.Namespace) -> None:
 def _check_machine(config: RunConfig, model: ModelConfig, ranks: int, node: Node) -> None:
     """Refuse a run that this machine's devices, memory or disk cannot hold; warn if it is tight."""
     from pretrain.bench.needs import least_states
-    from pretrain.preflight import refuse_device
+    from pretrain.recipe_checks import refuse_device
     from pretrain.supervision import capacity, gpus, launch
 
     parameters, device_bytes, host_bytes = least_states(config, model, ranks)

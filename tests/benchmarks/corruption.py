@@ -140,7 +140,7 @@ class Run:
     """A model in training, on one rank."""
 
     def __init__(self, recipe: Path) -> None:
-        from pretrain import preflight
+        from pretrain import recipe_checks
         from pretrain.config.load import load
         from pretrain.data.batches import PretrainingBatches
         from pretrain.data.order import Lineage
@@ -149,14 +149,16 @@ class Run:
         from pretrain.objectives.base import Vocabulary
 
         self.config = config = load(str(recipe))
-        architecture, manifests = preflight.check(config, 2)
+        architecture, manifests = recipe_checks.check(config, 2)
         process = engine.start()
         model = initial_model(config, architecture, "dense", read=False)
         clipping = config.optimizer.gradient_clipping
         settings = engine.deepspeed_json(config.training.deepspeed, config.batch, clipping, 2)
         self.engine = engine.Engine(model, config.optimizer, settings, process, compared=True)
         ((name, manifest),) = manifests.items()
-        source = preflight.open_stream(next(s for s in config.streams if s.name == name), "train")
+        source = recipe_checks.open_stream(
+            next(s for s in config.streams if s.name == name), "train"
+        )
         vocabulary = Vocabulary(
             manifest.vocab_size, architecture.vocab_size, Path(config.streams[0].path)
         )

@@ -107,6 +107,20 @@ def recipe(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> SimpleName
     return SimpleNamespace(load=load, path=path)
 
 
+@pytest.fixture
+def mixed(recipe, corpus, other_corpus, other_vocabulary, tmp_path):
+    """`mixed("a: WEIGHTS", "b: WEIGHTS", ...)`: a recipe of corpora of these names."""
+    folders = {"a": corpus, "b": other_corpus, "c": other_vocabulary, "again": corpus}
+
+    def load(*corpora, words=()):
+        parts = (part.partition(": ") for part in corpora)
+        text = ", ".join(f"{name}: {{path: {folders[name]}, {rest}}}" for name, _, rest in parts)
+        settings = ['data.corpus=""', f"data.corpora={{{text}}}", *words]
+        return recipe.load(tmp_path / "run", *settings)
+
+    return load
+
+
 RECIPE = """
 data: {{corpus: "{corpus}", sequence_length: 64}}
 model: {{size: tiny, variant: zero-clap, overrides: {{dropout: 0.1}}}}

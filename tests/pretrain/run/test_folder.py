@@ -5,7 +5,7 @@ import socket
 
 import pytest
 
-from pretrain import preflight
+from pretrain import recipe_checks
 from pretrain.run import folder as run_folder
 from pretrain.run import ledger, resume
 
@@ -34,7 +34,7 @@ def test_an_attempt_is_superseded_by_any_later_one_and_by_nothing_else():
 
 def test_a_run_is_created_once_even_where_a_launch_failed_before(recipe, tmp_path):
     config = recipe.load(tmp_path / "run")
-    _, manifest = preflight.check(config, 2)
+    _, manifest = recipe_checks.check(config, 2)
     path = tmp_path / "run" / ledger.FILE_NAME
     path.parent.mkdir()
     ledger.append(path, "crash", attempt=1, reason="the launcher ended with code 1")

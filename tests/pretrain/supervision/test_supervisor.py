@@ -633,7 +633,7 @@ def test_it_uses_little_memory_and_no_torch(tmp_path):
 import sys, psutil
 sys.path.insert(0, {str(ROOT)!r})
 HEAD = {HEAD!r}
-from pretrain import preflight
+from pretrain import recipe_checks, resume_checks
 from pretrain.run import report
 from pretrain.supervision import agent, launch, supervisor
 from pretrain.config.run import RunConfig

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from pretrain.preflight import check, data_summary
+from pretrain.recipe_checks import check, data_summary
 
 
 @pytest.fixture

@@ -1,59 +1,61 @@
-"""Mixtures that are refused before anything starts, and what a run's mixture may become."""
+"""What may change in a run that is resumed, and what its checkpoints must agree with."""
+
+import dataclasses
 
 import pytest
 
-from pretrain.config.load import RUN_FILE, dump
-from pretrain.preflight import check, data_summary, refuse_other_recipe
+from pretrain.config.load import RUN_FILE, dump, load
+from pretrain.recipe_checks import check
+from pretrain.resume_checks import _other_recipe, refuse_other_checkpoint, refuse_other_recipe
 from pretrain.run import folder as run_folder
 from pretrain.run import ledger
 
 
-@pytest.fixture
-def mixed(recipe, corpus, other_corpus, other_vocabulary, tmp_path):
-    """`mixed("a: WEIGHTS", "b: WEIGHTS", ...)`: a recipe of corpora of these names."""
-    folders = {"a": corpus, "b": other_corpus, "c": other_vocabulary, "again": corpus}
-
-    def load(*corpora, words=()):
-        parts = (part.partition(": ") for part in corpora)
-        text = ", ".join(f"{name}: {{path: {folders[name]}, {rest}}}" for name, _, rest in parts)
-        settings = ['data.corpus=""', f"data.corpora={{{text}}}", *words]
-        return recipe.load(tmp_path / "run", *settings)
-
-    return load
+def test_steps_with_the_learning_rate_0_are_not_added_to_a_run():
+    linear = ["schedule.name=linear", "schedule.minimum_learning_rate=0"]
+    old = load("small", [*linear, "training.steps=200"])
+    longer = load("small", [*linear, "training.steps=300", "schedule.decay_steps=200"])
+    (refused,) = _other_recipe(old, longer, 200)
+    assert refused.startswith("training.steps 300: the learning rate of the last steps would be 0")
 
 
-def test_a_mixture_is_checked_and_each_corpus_summarised(mixed):
-    config = mixed("a: weight: 2", "b: weight: 1")
-    _, manifests = check(config, 2)
-    assert list(manifests) == ["a", "b"]
-    summary = data_summary(config)
-    assert [sentence.partition(":")[0] for sentence in summary] == [
-        *("a, train", "b, train", "a, valid", "b, valid")
-    ]
+def manifest_of(model, step=30, lineage=((0, 1), (20, 2)), **changed):
+    """As it was read back from JSON."""
+    return {
+        "step": step,
+        "lineage": [list(segment) for segment in lineage],
+        "architecture": {**model.to_dict(), **changed},
+    }
 
 
-@pytest.mark.parametrize(
-    ("corpora", "message"),
-    [
-        (["a: weight: 1", "c: weight: 1"], "data.corpora.c: .* another vocabulary .*380 ids.* than "
-         "data.corpora.a .*400 ids.*; accepted: .* the same --tokenizer"),
-        (["a: weight: 1", "again: weight: 1"], "data.corpora.again: .* is the same corpus as "
-         "data.corpora.a; accepted: each corpus once, with the sum of the weights"),
-        (["a: weight: 0", "b: weight: 0"], "from step 0 on, the weights are 0, 0; accepted"),
-        (["a: weight: 1, weight_from: {9: 0}", "b: weight: 0"], "from step 9 on, the weights"),
-        (["a: weight: 1, weight_from: {40: 2}", "b: weight: 1"], "weight_from 40 is not below "
-         "training.steps 40: the run would end before the change"),
-    ],
-)  # fmt: skip
-def test_a_mixture_that_cannot_be_read_is_refused(mixed, corpora, message):
-    with pytest.raises(ValueError, match=message):
-        check(mixed(*corpora), 2)
+def test_a_checkpoint_is_compared_with_the_run_that_resumes_from_it(recipe, corpus, tmp_path):
+    model, _ = check(recipe.load(tmp_path), 2)
+    before = [[0, 1], [20, 2]]
+    refuse_other_checkpoint(manifest_of(model), 30, model, before)
+    for manifest, message in [
+        (manifest_of(model, step=31), "step: 31, now 30"),
+        (
+            manifest_of(model, lineage=[(0, 1)]),
+            r"lineage: \[\[0, 1\]\], now \[\[0, 1\], \[20, 2\]\]",
+        ),
+        (manifest_of(model, num_layers=7), f"num_layers: 7, now {model.num_layers}"),
+        (manifest_of(model, gates="open"), r": missing \[\], unknown \['gates'\]"),
+    ]:
+        with pytest.raises(ValueError, match=f"checkpoint of step 30.*{message}"):
+            refuse_other_checkpoint(manifest, 30, model, before)
 
 
-def test_a_corpus_with_fewer_blocks_than_an_update_reads_of_it_is_refused(mixed):
-    big = ["batch.global_batch_size=256"]
-    with pytest.raises(ValueError, match="fewer than the 253 blocks of batch.*, or a smaller wei"):
-        check(mixed("a: weight: 80", "b: weight: 1", words=big), 2)
+def test_a_checkpoint_of_an_earlier_version_is_compared_by_what_its_record_means(
+    recipe, corpus, tmp_path
+):
+    model, _ = check(recipe.load(tmp_path), 2)
+    before = [[0, 1], [20, 2]]
+    older = manifest_of(model)
+    del older["architecture"]["layer_norm_epsilon"]
+    refuse_other_checkpoint(older, 30, model, before)
+    other = dataclasses.replace(model, layer_norm_epsilon=1e-6)
+    with pytest.raises(ValueError, match="layer_norm_epsilon: 1e-05, now 1e-06"):
+        refuse_other_checkpoint(older, 30, other, before)
 
 
 @pytest.fixture

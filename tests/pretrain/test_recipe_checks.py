@@ -1,15 +1,13 @@
 """Checks of a recipe before a run starts, and their messages on the command line."""
 
-import dataclasses
 import json
 import re
 
 import pytest
 
 from pretrain import __main__ as command_line
-from pretrain import preflight
-from pretrain.config.load import load
-from pretrain.preflight import check
+from pretrain import recipe_checks
+from pretrain.recipe_checks import check
 
 
 def test_a_valid_recipe_gives_the_model_and_the_corpus(recipe, corpus, tmp_path):
@@ -129,9 +127,9 @@ def test_what_a_device_does_not_have_is_refused_with_what_would_work(
 ):
     config = recipe.load(tmp_path, word)
     if message is None:
-        return preflight.refuse_device(config, 2, device, capability)
+        return recipe_checks.refuse_device(config, 2, device, capability)
     with pytest.raises(ValueError, match=message):
-        preflight.refuse_device(config, 2, device, capability)
+        recipe_checks.refuse_device(config, 2, device, capability)
 
 
 def test_a_file_of_its_own_with_bf16_is_refused_on_an_old_gpu(recipe, tmp_path):
@@ -139,7 +137,7 @@ def test_a_file_of_its_own_with_bf16_is_refused_on_an_old_gpu(recipe, tmp_path):
     own.write_text('{"bf16": {"enabled": true}, "zero_optimization": {"stage": 1}}')
     config = recipe.load(tmp_path, f"training.deepspeed={own}")
     with pytest.raises(ValueError, match="write a file with fp16, such as zero1_fp16$"):
-        preflight.refuse_device(config, 2, "cuda", 7.0)
+        recipe_checks.refuse_device(config, 2, "cuda", 7.0)
 
 
 @pytest.mark.parametrize(
@@ -151,7 +149,7 @@ def test_a_file_of_its_own_with_bf16_is_refused_on_an_old_gpu(recipe, tmp_path):
     ],
 )
 def test_what_could_never_be_shown_is_refused(word, message, recipe, tmp_path, monkeypatch):
-    monkeypatch.setattr(preflight.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(recipe_checks.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match=message):
         check(recipe.load(tmp_path, word), 2)
 
@@ -211,7 +209,7 @@ def test_a_recipe_of_pairs_gives_a_model_with_a_pair_head(task, sentence_corpus,
     words = [f"data.corpus={sentence_corpus}", *PAIRS, ANY_SHARE, f"objective.pair_task={task}"]
     config = recipe.load(tmp_path, *words)
     assert check(config, 2)[0].pair_head
-    train, _ = preflight.data_summary(config)
+    train, _ = recipe_checks.data_summary(config)
     assert re.search(r"[\d,]+ tokens of documents of one sentence, .* are dropped$", train)
 
 
@@ -246,7 +244,7 @@ def test_blocks_that_drop_much_of_the_corpus_are_refused_unless_the_recipe_says_
     assert command_line.main(["supervise", str(recipe.path), *words]) == 2
     error = capsys.readouterr().err
     config = recipe.load(tmp_path / "run", *words[1:])
-    source = preflight.open_sources(config.data, "train")[0]
+    source = recipe_checks.open_sources(config.data, "train")[0]
     tokens = int(source.corpus.lengths.sum())
     dropped = int(source.corpus.lengths[source.corpus.lengths >= 24].sum())
     for words in (
@@ -260,7 +258,7 @@ def test_blocks_that_drop_much_of_the_corpus_are_refused_unless_the_recipe_says_
     assert not (tmp_path / "run").exists()
     share = source.share_of_tokens
     overrides = [f"data.packing={packing}", "data.sequence_length=24"]
-    lowest = min(share, preflight.open_sources(config.data, "valid")[0].share_of_tokens)
+    lowest = min(share, recipe_checks.open_sources(config.data, "valid")[0].share_of_tokens)
     for accepted in ("data.minimum_share_of_tokens=0", f"data.minimum_share_of_tokens={lowest}"):
         assert check(recipe.load(tmp_path, *overrides, accepted), 2)
     assert check(recipe.load(tmp_path, "data.packing=chunked", "data.sequence_length=24"), 2)
@@ -269,70 +267,20 @@ def test_blocks_that_drop_much_of_the_corpus_are_refused_unless_the_recipe_says_
 def test_the_share_of_the_validation_split_counts_as_well(recipe, tmp_path):
     # At 60, more than a tenth of the tokens is dropped from the validation split alone.
     config = recipe.load(tmp_path, "data.packing=best-fit", "data.sequence_length=60")
-    assert preflight.open_sources(config.data, "train")[0].share_of_tokens > 0.9
+    assert recipe_checks.open_sources(config.data, "train")[0].share_of_tokens > 0.9
     with pytest.raises(ValueError, match="tokens of split 'valid'"):
         check(config, 2)
 
 
-def test_steps_with_the_learning_rate_0_are_not_added_to_a_run():
-    linear = ["schedule.name=linear", "schedule.minimum_learning_rate=0"]
-    old = load("small", [*linear, "training.steps=200"])
-    longer = load("small", [*linear, "training.steps=300", "schedule.decay_steps=200"])
-    (refused,) = preflight._other_recipe(old, longer, 200)
-    assert refused.startswith("training.steps 300: the learning rate of the last steps would be 0")
-
-
 def test_a_summary_says_what_is_read_and_what_is_dropped(recipe, tmp_path):
-    train, valid = preflight.data_summary(recipe.load(tmp_path))
+    train, valid = recipe_checks.data_summary(recipe.load(tmp_path))
     assert re.fullmatch(
         r"train: \d+ blocks of 64 hold 100.0% of [\d,]+ tokens \(chunked, 9\d.\d% full\)", train
     )
     assert valid.startswith("valid: ")
     words = ["data.packing=best-fit", "data.sequence_length=24"]
-    train, _ = preflight.data_summary(recipe.load(tmp_path, *words))
+    train, _ = recipe_checks.data_summary(recipe.load(tmp_path, *words))
     assert re.search(r"full\); [\d,]+ tokens of longer documents are dropped$", train)
-
-
-# --- comparing a resumed run with its past -------------------------------------------------------
-
-
-def manifest_of(model, step=30, lineage=((0, 1), (20, 2)), **changed):
-    """As it was read back from JSON."""
-    return {
-        "step": step,
-        "lineage": [list(segment) for segment in lineage],
-        "architecture": {**model.to_dict(), **changed},
-    }
-
-
-def test_a_checkpoint_is_compared_with_the_run_that_resumes_from_it(recipe, corpus, tmp_path):
-    model, _ = check(recipe.load(tmp_path), 2)
-    before = [[0, 1], [20, 2]]
-    preflight.refuse_other_checkpoint(manifest_of(model), 30, model, before)
-    for manifest, message in [
-        (manifest_of(model, step=31), "step: 31, now 30"),
-        (
-            manifest_of(model, lineage=[(0, 1)]),
-            r"lineage: \[\[0, 1\]\], now \[\[0, 1\], \[20, 2\]\]",
-        ),
-        (manifest_of(model, num_layers=7), f"num_layers: 7, now {model.num_layers}"),
-        (manifest_of(model, gates="open"), r": missing \[\], unknown \['gates'\]"),
-    ]:
-        with pytest.raises(ValueError, match=f"checkpoint of step 30.*{message}"):
-            preflight.refuse_other_checkpoint(manifest, 30, model, before)
-
-
-def test_a_checkpoint_of_an_earlier_version_is_compared_by_what_its_record_means(
-    recipe, corpus, tmp_path
-):
-    model, _ = check(recipe.load(tmp_path), 2)
-    before = [[0, 1], [20, 2]]
-    older = manifest_of(model)
-    del older["architecture"]["layer_norm_epsilon"]
-    preflight.refuse_other_checkpoint(older, 30, model, before)
-    other = dataclasses.replace(model, layer_norm_epsilon=1e-6)
-    with pytest.raises(ValueError, match="layer_norm_epsilon: 1e-05, now 1e-06"):
-        preflight.refuse_other_checkpoint(older, 30, other, before)
 
 
 def test_a_validation_split_with_nothing_to_predict_is_refused_before_anything_starts(
