@@ -21,9 +21,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import subprocess
 import sys
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -37,6 +35,7 @@ from pretrain.inference import model_folder
 from pretrain.objectives.base import Ids, Vocabulary
 from pretrain.objectives.sentence_pairs import SentencePairsConfig
 from pretrain.run import checkpoints, ledger, metrics
+from tests.benchmarks.trainings import arguments, mean_and_deviation, run
 
 SHARING = ("all", "attention", "feed-forward", "none")
 TASKS = ("none", "nsp", "sop")
@@ -55,13 +54,6 @@ BASE = (
 """Single words hidden, token vectors as wide as the layers, and pre-norm layers."""
 SOP = "sharing all"
 """The arm that is the recipe itself."""
-
-
-def run(*words: str) -> None:
-    """Run a command of this project; exits with its message if it fails."""
-    print("$ python -m", *words, flush=True)
-    if subprocess.run([sys.executable, "-m", *words], check=False).returncode:
-        sys.exit(f"{' '.join(words)} failed")
 
 
 def begin(options: argparse.Namespace) -> None:
@@ -160,32 +152,22 @@ def by_shared_words(data: Path, task: Literal["nsp", "sop"]) -> float:
     return 100 * float(((x_valid < best) == y_valid).mean())
 
 
-def cell(values: Iterable[float], digits: int) -> str:
-    """Mean and standard deviation; of equal values the value alone."""
-    values = list(values)
-    spread = f" ± {statistics.stdev(values):,.{digits}f}" if len({*values}) > 1 else ""
-    return f"{statistics.mean(values):,.{digits}f}{spread}"
-
-
 def table(columns: dict[str, tuple[str, int]], rows: dict[str, list[dict[str, float]]]) -> str:
     """Markdown: a column for each figure with its title and digits, a row for each arm."""
     lines = ["| | " + " | ".join(title for title, _ in columns.values()) + " |"]
     lines.append("|---" * (len(columns) + 1) + "|")
     for name, found in rows.items():
-        cells = [cell((each[key] for each in found), n) for key, (_, n) in columns.items()]
+        cells = [
+            mean_and_deviation((each[key] for each in found), n) for key, (_, n) in columns.items()
+        ]
         lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
 def main() -> None:
     """Train and measure every arm, and print the tables."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = arguments(__doc__.splitlines()[0], steps=1500, vocab_size=4096)
     parser.add_argument("--input", action="append", required=True, help="as for data_prep prepare")
-    parser.add_argument("--output", type=Path, required=True)
-    parser.add_argument("--steps", type=int, default=1500)
-    parser.add_argument("--vocab-size", type=int, default=4096)
-    parser.add_argument("--seeds", default="1,2,3", help="such as 1,2,3")
-    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="settings of the recipe")
     options = parser.parse_intermixed_args()
     begin(options)
     data = corpus(options.input, options.output, options.vocab_size)

@@ -15,14 +15,13 @@ if anything. Trainings that are finished are not repeated.
 from __future__ import annotations
 
 import argparse
-import os
-import socket
-import statistics
-import subprocess
 import sys
 from pathlib import Path
 
+from pretrain.exit_codes import EXIT_DONE, EXIT_SPIKE
 from pretrain.run import metrics
+from tests.benchmarks import ranks
+from tests.benchmarks.trainings import arguments, mean_and_deviation, run
 
 SETTINGS = (
     "model.overrides={hidden_size: 64, num_heads: 2, num_layers: 2, intermediate_size: 256, "
@@ -68,31 +67,21 @@ def prepare(text: str, folder: Path, vocab_size: int) -> Path:
     return result
 
 
-def run(*words: str) -> None:
-    """Run a command of this project; exits with its message if it fails."""
-    if subprocess.run([sys.executable, "-m", *words], check=False).returncode:
-        sys.exit(f"{' '.join(words)} failed")
-
-
 def train(arm: Arm, rate: float, seed: int, options: argparse.Namespace, corpus: Path) -> Curve:
-    """Train one model in a fork, which has torch and DeepSpeed imported; returns its losses.
+    """Train one model on one rank; returns its losses.
 
     A run that spikes, after which a supervisor would go back, has no losses.
     """
     variant, optimizer = arm
     folder = options.output / f"{variant}-{optimizer}-{rate:g}-{seed}"
     if not (folder / "finished").is_file():
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
         words = (*SETTINGS, *VARIANTS[variant], *OPTIMIZERS[optimizer], *options.overrides)
         words += (f"optimizer.learning_rate={rate}", f"training.seed={seed}")
         words += (f"training.steps={options.steps}", f"data.corpus={corpus}", f"folder={folder}")
-        pid = os.fork()
-        if pid == 0:
-            _be_rank(("small", *words), port, folder.parent / f"{folder.name}.log")
-        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        code = ranks.run(1, _train, ("small", *words))
         print(f"{folder.name}: exit code {code}", flush=True)
+        if code not in (EXIT_DONE, EXIT_SPIKE):
+            sys.exit(code)
         (folder / "finished").write_text(str(code))
     if (folder / "finished").read_text() != "0":
         return []
@@ -100,19 +89,10 @@ def train(arm: Arm, rate: float, seed: int, options: argparse.Namespace, corpus:
     return [(line["step"], line["loss"]) for line in lines]
 
 
-def _be_rank(words: tuple[str, ...], port: int, log: Path) -> None:
-    code = 1
-    try:
-        rank = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
-        os.environ.update(rank, MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-        with log.open("w") as file:
-            os.dup2(file.fileno(), 1)
-            os.dup2(file.fileno(), 2)
-            from pretrain.train import main as train_main
+def _train(words: tuple[str, ...]) -> int:
+    from pretrain.train import main as train_main
 
-            code = train_main(words)
-    finally:
-        os._exit(code)
+    return train_main(words)
 
 
 def search(arm: Arm, seed: int, options: argparse.Namespace, corpus: Path) -> dict[float, Curve]:
@@ -144,28 +124,14 @@ def share_to(curve: Curve, target: float) -> float:
     return float("inf")
 
 
-def mean_and_deviation(values: list[float], digits: int) -> str:
-    """Mean and standard deviation; of one value, the value."""
-    spread = f" ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else ""
-    return f"{statistics.mean(values):.{digits}f}{spread}"
-
-
 def main() -> None:
     """Train every arm and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = arguments(__doc__.splitlines()[0], steps=300, vocab_size=512)
     parser.add_argument("--input", required=True, help="as for data_prep prepare")
-    parser.add_argument("--output", type=Path, required=True)
-    parser.add_argument("--steps", type=int, default=300)
-    parser.add_argument("--vocab-size", type=int, default=512)
-    parser.add_argument("--seeds", default="1,2,3", help="such as 1,2,3")
-    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="settings of the recipe")
     options = parser.parse_intermixed_args()
     first, *others = map(int, options.seeds.split(","))
     corpus = prepare(options.input, options.output, options.vocab_size)
-    import deepspeed.ops.adam  # noqa: F401 - once, before the forks
-    import torch
-
-    torch.set_num_threads(1)
+    ranks.prepare()
     curves: dict[Arm, list[Curve]] = {}
     rates: dict[Arm, float] = {}
     for arm in ARMS:
