@@ -23,15 +23,17 @@ def documents(path: Path) -> list[str]:
     Raises:
         ValueError: no such file, no text, or a line that is not UTF-8; the line is named.
     """
+    if not path.is_file():
+        raise ValueError(f"{path}: no such file; accepted: a text with a document per line")
     texts = list[str]()
     for record in read(f"lines:{path}"):
-        if not isinstance(record, Document):
+        if isinstance(record, Document):
+            texts += [record.text] if record.text else []
+        elif record.reason != "empty":
             raise ValueError(
                 f"{path}: line {record.line}: {record.reason}; accepted: one document per line, in "
                 "UTF-8"
             )
-        if record.text:
-            texts.append(record.text)
     if not texts:
         raise ValueError(f"{path}: has no text; accepted: one document per line")
     return texts
@@ -62,32 +64,45 @@ def refuse_other_vocabulary(model: Path, tokenizer: Tokenizer, path: Path) -> No
     )
 
 
-def prepare(name: str, texts: Sequence[str], folder: Path) -> Path:
-    """Make the corpus that pretraining reads, or find it where an earlier call made it.
-
-    Validation reads the same documents as training: the facts of every document are needed.
+def folder_of(name: str, texts: Sequence[str], folder: Path) -> Path:
+    """Return the folder of the corpus of a text: it is named after the text and a hash of it.
 
     Args:
         name: of the text.
         texts: the documents.
         folder: for the corpora of all texts.
+    """
+    return folder / f"{name}-{hashlib.sha256(_content(texts)).hexdigest()[:12]}"
+
+
+def _content(texts: Sequence[str]) -> bytes:
+    return "".join(f"{text}\n" for text in texts).encode()
+
+
+def prepare(texts: Sequence[str], folder: Path) -> Path:
+    """Make the corpus that pretraining reads, or find it where an earlier call made it.
+
+    Validation reads the same documents as training: the facts of every document are needed.
+
+    Args:
+        texts: the documents.
+        folder: where `folder_of` says.
 
     Returns:
-        The corpus, in a folder that is named after the text and a hash of it.
+        The corpus.
     """
     from data_prep.manifest import Settings
     from data_prep.run import prepare as prepare_corpus
     from data_prep.tokenizer import FILE_NAME
 
-    content = "".join(f"{text}\n" for text in texts).encode()
-    parent = folder / f"{name}-{hashlib.sha256(content).hexdigest()[:12]}"
-    copies = [parent / "train.txt", parent / "valid.txt"]  # splits may not share an input
+    content = _content(texts)
+    copies = [folder / "train.txt", folder / "valid.txt"]  # splits may not share an input
     for copy in copies:
         if not copy.is_file():
             write_atomically(copy, content)
-    vocabulary(texts).save(parent / FILE_NAME)
+    vocabulary(texts).save(folder / FILE_NAME)
     train, valid = ([f"lines:{copy}"] for copy in copies)
-    corpus = parent / "corpus"
+    corpus = folder / "corpus"
     settings = Settings(valid_fraction=0.0)
-    prepare_corpus(train, corpus, parent / FILE_NAME, settings, valid_inputs=valid)
+    prepare_corpus(train, corpus, folder / FILE_NAME, settings, valid_inputs=valid)
     return corpus

@@ -36,15 +36,16 @@ def pretraining(text: Path, count: int, seed: int, epoch: int) -> list[str]:
 
 
 def finetuning(text: Path, data: Path, count: int) -> list[str]:
-    """Return lines "x: ..." and "y: ..." of the first questions of a TSV file."""
+    """Return lines "x: ..." and "y: ..." of the first rows of a TSV file, and what was counted."""
     tokenizer = corpus.vocabulary(corpus.documents(text))
     length = Choice("vanilla").config().data.sequence_length
-    read = questions.read(data, with_answers=True)[:count]
+    read = questions.read(data, with_answers=True)
     objective = AnswerObjective(tokenizer.mask_id)
+    encoded = encode(read, tokenizer, length, with_answers=True)
     result = []
-    for row in encode(read, tokenizer, length, with_answers=True).rows:
+    for row in encoded.rows[:count]:
         result += _shown(objective.collate([row], length), tokenizer)
-    return result
+    return [*result, *(f"{data}: {note}" for note in encoded.notes)]
 
 
 def _shown(arrays: Arrays, tokenizer: Tokenizer) -> list[str]:

@@ -101,7 +101,7 @@ def finetune(
     rows = len(encoded.rows)
     objective = AnswerObjective(start.vocabulary.mask_id)
     batches = AnswerBatches(encoded.rows, min(BATCH_SIZE, rows), seed, objective)
-    steps = epochs * math.ceil(rows / batches.batch_size)
+    steps = math.ceil(epochs * rows / batches.batch_size)
     print(f"{data}: rows: {rows:,}, epochs: {epochs:,}, steps: {steps:,}", flush=True)
     trained: dict[str, Any] = start.provenance.get("recipe") or to_dict(recipe)
     is_pretrained = bool("run" in start.provenance or start.provenance.get("pretrained"))

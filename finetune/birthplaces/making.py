@@ -35,11 +35,14 @@ _OPENING = (
     "Where|Which|While|Who|With"
 )
 _NAME = rf"(?!(?:{_OPENING})\b){_NAME_WORD}(?: (?:{_PARTICLE} )*{_NAME_WORD})*"
-_PLACE_WORD = rf"(?:St\.|{_CAPITAL}[\w'’]*(?:-\w+)*)"
+_PLACE_WORD = rf"(?:St\.|(?:[A-Z]\.){{2,}}|{_CAPITAL}[\w'’]*(?:-\w+)*)"
 _PLACE_JOINT = r"(?:of|of the|de|de los|de la|del|do|da|la|le|upon|on|am|an der|sur|di)"
 _PLACE = rf"(?P<place>{_PLACE_WORD}(?: (?:{_PLACE_JOINT} )?{_PLACE_WORD})*)"
-_MONTHS = "January February March April May June July August September October November December"
-_IN = rf"\b(?:in|at) (?!(?:{'|'.join(_MONTHS.split())})\b){_PLACE}"
+_TIME = (
+    "January|February|March|April|May|June|July|August|September|October|November|December|Spring|"
+    "Summer|Autumn|Winter|Early|Mid|Late|AD|BC"
+)
+_IN = rf"\b(?:in|at) (?!(?:{_TIME})\b){_PLACE}"
 # Between "born" and the place: no other clause, and nobody else.
 _OTHER_CLAUSE = (
     "and|but|or|who|whose|where|which|that|when|while|although|because|before|after|since|until|"
@@ -155,17 +158,17 @@ def parse(sentence: str, subject: str = "") -> Fact | str:
     match = next((match for form in _FORMS if (match := form.match(sentence))), None)
     if match is None:
         return "no person, or no place"
-    name, place = match["name"], match["place"].rstrip(".")
+    name, place = match["name"], match["place"]
     if " " not in name:
         if name not in (*_PRONOUNS, *subject.split()[-1:]):
             return "no full name"
         name = subject
-    if not name or name.startswith(_PRONOUNS) and " " not in name:
+    if " " not in name:
         return "no full name"
-    line = f"{name}. {sentence}"
-    if line.index(place, len(name) + 2) + len(place) > REACH:
+    heading = f"{name}. "
+    if len(heading) + match.start("place") + len(place) > REACH:
         return f"the place is not within {REACH} characters"
-    return Fact(name, place, line)
+    return Fact(name, place, heading + sentence)
 
 
 def refuse_fraction(dev_fraction: float) -> None:

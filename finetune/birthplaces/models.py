@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,6 +25,7 @@ OPTIONS: Mapping[str, str] = {
     "folder": "--tb_expt_name",
     "data.corpus": "the argument corpus",
     "model.variant": "the argument variant",
+    "model.overrides.latent_queries": "the argument variant",
     "model.overrides.latents": "--bottleneck_dim",
     "model.overrides.position": "--position",
     "training.steps": "--epochs",
@@ -111,9 +113,10 @@ def refuse_numbers(rate_option: str, rate: float, epochs: int, seed: int) -> Non
     """
     if not 0 < rate < 1:
         raise ValueError(f"{rate_option} {rate}: accepted: above 0 and below 1")
-    for name, value, least in (("epochs", epochs, 1), ("seed", seed, 0)):
-        if value < least:
-            raise ValueError(f"--{name} {value}: accepted: {least} or more")
+    if epochs < 1:
+        raise ValueError(f"--epochs {epochs}: accepted: 1 or more")
+    if not 0 <= seed < 2**63:
+        raise ValueError(f"--seed {seed}: accepted: from 0 to below 2^63")
 
 
 def variant_of(architecture: ModelConfig) -> str:
@@ -169,14 +172,18 @@ def load(folder: Path, choice: Choice, text: Path) -> LoadedModel:
 
 
 def refuse_existing(output: Path, *, is_file: bool = False) -> None:
-    """Refuse an output that would replace something.
+    """Refuse an output that would replace something, or that could not be written.
 
     Args:
         output: the path to be written.
         is_file: a file will be written; otherwise a folder, which may be there if it is empty.
 
     Raises:
-        ValueError: the output exists.
+        ValueError: the output exists, or is not below a folder that may be written to.
     """
     if output.exists() and (is_file or not output.is_dir() or any(output.iterdir())):
         raise ValueError(f"{output}: exists; accepted: a new name")
+    parent = next(path for path in output.absolute().parents if path.exists())
+    if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
+        problem = "may not be written to" if parent.is_dir() else "is not a folder"
+        raise ValueError(f"{output}: {parent} {problem}; accepted: a path in a folder that may")

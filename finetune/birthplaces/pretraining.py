@@ -111,8 +111,8 @@ def pretrain(
         The exit code.
 
     Raises:
-        ValueError: the text or a setting is not accepted, the output exists, or an earlier run for
-            this output had other settings.
+        ValueError: the text or a setting is not accepted, the output exists, or an earlier run of
+            the same folder (see `run_folder`) had another text or other settings.
     """
     from pretrain.inference import model_folder
     from pretrain.supervision.command import supervise
@@ -138,8 +138,9 @@ def pretrain(
     folder = run_folder("pretrain", name, architecture, output, seed, pretrain_rate=learning_rate)
     steps = math.ceil(epochs * len(documents) / recipe.batch.global_batch_size)
     settings += [f"folder={folder}", f"training.steps={steps}"]
-    _refuse_other_settings(folder, choice.config(settings))
-    prepared = corpus.prepare(text.stem, documents, EXPERIMENTS / "corpora")
+    corpus_folder = corpus.folder_of(text.stem, documents, EXPERIMENTS / "corpora")
+    _refuse_other_run(folder, choice.config(settings), text, corpus_folder)
+    prepared = corpus.prepare(documents, corpus_folder)
     counts = f"documents: {len(documents):,}, epochs: {epochs:,}, steps: {steps:,}"
     print(f"{text}: {counts}", flush=True)
     options = argparse.Namespace(
@@ -158,15 +159,22 @@ def pretrain(
     return EXIT_DONE
 
 
-def _refuse_other_settings(folder: Path, config: RunConfig) -> None:
+def _refuse_other_run(folder: Path, config: RunConfig, text: Path, corpus_folder: Path) -> None:
+    """Refuse to continue a run with another text or other settings."""
     from pretrain.config.load import RUN_FILE, differences, load
 
     if not (folder / RUN_FILE).is_file():
         return
-    if changed := differences(load(str(folder / RUN_FILE)), config):
+    earlier = load(str(folder / RUN_FILE))
+    accepted = "another --tb_expt_name, or delete that folder"
+    if (known := Path(earlier.data.corpus).parent) != corpus_folder:
+        raise ValueError(
+            f"{folder}: an earlier run for the same output read {known}; {text} is "
+            f"{corpus_folder}; accepted: the text as it was, {accepted}"
+        )
+    if changed := differences(earlier, config):
         named = [f"{OPTIONS.get(each.partition(': ')[0], '')} {each}".strip() for each in changed]
         raise ValueError(
             f"{folder}: an earlier run for the same output had other settings: "
-            f"{'; '.join(named)}; accepted: those settings, another --tb_expt_name, or "
-            "delete that folder"
+            f"{'; '.join(named)}; accepted: those settings, {accepted}"
         )

@@ -17,7 +17,7 @@ def vocabulary(path):
 
 
 def test_a_line_is_a_document_and_blank_lines_are_none(tmp_path):
-    path = write(tmp_path / "a.txt", b"Ann was born.\n\n  \nBob too.\n")
+    path = write(tmp_path / "a.txt", "Ann was born.\n\n  \n\u00a0\nBob too.\n".encode())
     assert corpus.documents(path) == ["Ann was born.", "Bob too."]
 
 
@@ -48,10 +48,12 @@ def test_every_question_about_a_person_of_the_text_can_be_asked(tmp_path):
 
 def test_a_corpus_is_made_once_for_each_text(tmp_path):
     texts = ["Ann was born.", "Bob too."]
-    prepared = corpus.prepare("a", texts, tmp_path)
+    folder = corpus.folder_of("a", texts, tmp_path)
+    prepared = corpus.prepare(texts, folder)
+    assert prepared.is_relative_to(folder)
     assert load(prepared).digest() == corpus.vocabulary(texts).digest()
     assert load_manifest(prepared).totals["train"].documents == 2
     before = (prepared / "manifest.json").stat().st_mtime_ns
-    assert corpus.prepare("a", texts, tmp_path) == prepared
+    assert corpus.prepare(texts, folder) == prepared
     assert (prepared / "manifest.json").stat().st_mtime_ns == before
-    assert corpus.prepare("a", texts[:1], tmp_path) != prepared
+    assert corpus.folder_of("a", texts[:1], tmp_path) != folder

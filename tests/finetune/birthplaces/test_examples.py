@@ -19,6 +19,15 @@ def test_a_row_of_fine_tuning_is_shown_as_the_assignment_shows_it(task, tmp_path
     assert y == f"y: {predicted}{PAD * (127 - len(predicted))}"
 
 
+def test_rows_that_fine_tuning_leaves_out_are_counted_and_not_among_those_shown(task, tmp_path):
+    data = tmp_path / "three.tsv"
+    data.write_text("".join(f"Where was Ann born?\t{place}\n" for place in ("Ž", "Alton", "Al")))
+    x, _, note = examples.finetuning(task.text, data, 1)
+    assert x.startswith(f"x: Where was Ann born?{MASK}Alton{MASK}")
+    assert note.startswith(f"{data}: rows left out because the vocabulary lacks a character")
+    assert note.endswith(": 1")
+
+
 def test_a_row_of_pretraining_has_all_of_its_text_and_predicts_what_follows(task):
     shown = examples.pretraining(task.text, 3, seed=1, epoch=0)
     texts = task.text.read_text().splitlines()

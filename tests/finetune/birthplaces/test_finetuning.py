@@ -56,6 +56,16 @@ def test_few_rows_are_one_batch_and_every_epoch_a_whole_number_of_steps(run_rank
     assert (provenance["batch_size"], provenance["steps"]) == (rows, 3)
 
 
+def test_an_epoch_of_a_row_more_than_a_batch_is_not_two_batches(
+    run_ranks, task, tmp_path, monkeypatch
+):
+    rows = len(questions.read(task.train))
+    monkeypatch.setattr(finetuning, "BATCH_SIZE", rows - 1)
+    model = {"overrides": ["model.size=tiny"], "epochs": 3}
+    finetune(run_ranks, Choice("vanilla"), task, None, tmp_path / "model", **model)
+    assert model_folder.load(tmp_path / "model").provenance["steps"] == 4
+
+
 def test_the_same_seed_gives_the_same_weights_bit_for_bit(run_ranks, task, tmp_path):
     def train(name):
         words = f"""birthplaces finetune vanilla {task.text} --finetune_corpus_path {task.train}
@@ -133,7 +143,7 @@ def test_evaluation_says_where_there_are_no_answers(task, make_model, tmp_path, 
         ("--finetune_corpus_path {other}", "other.tsv: line 1: this and every other answer"),
         ("--finetune_corpus_path {train} --epochs 0", "--epochs 0: accepted: 1 or more"),
         ("--finetune_corpus_path {train} --finetune_lr 0", "--finetune_lr 0.0: accepted: above 0"),
-        ("--finetune_corpus_path {train} --seed -1", "--seed -1: accepted: 0 or more"),
+        ("--finetune_corpus_path {train} --seed -1", "--seed -1: accepted: from 0 to below "),
         ("--finetune_corpus_path {train} batch.micro_batch_size=4", "no effect here; accepted: se"),
         (
             "--finetune_corpus_path {train} --reading_params_path a model.size=tiny",

@@ -32,6 +32,10 @@ from finetune.birthplaces import demo, making, questions
         ("His Mother was born in Graz.", "", "no person, or no place"),
         ("When Ann Lee was born in Graz, it rained.", "", "no person, or no place"),
         ("Thea Inman was born in Graz.", "", ("Thea Inman", "Graz")),
+        ("She was born in Graz.", "Paula", "no full name"),
+        ("Ann Lee was born in Washington D.C.", "", ("Ann Lee", "Washington D.C.")),
+        ("Ann Lee was born in AD 35 in Graz.", "", ("Ann Lee", "Graz")),
+        ("Ann Lee was born in Late 1950 in Graz.", "", ("Ann Lee", "Graz")),
     ],
 )
 def test_a_sentence_tells_who_was_born_where_or_why_it_is_not_used(sentence, subject, expected):
@@ -44,6 +48,8 @@ def test_a_sentence_tells_who_was_born_where_or_why_it_is_not_used(sentence, sub
 def test_a_place_that_pretraining_would_not_read_is_not_used():
     name = "Anna " + "Maria " * 14 + "Lee"
     assert "112 characters" in making.parse(f"{name} was born in Graz.")
+    # The name has the place within them, which is not where the place stands.
+    assert "112 characters" in making.parse(f"Graz {name} was born in Graz.")
 
 
 def found_in(tmp_path, *lines):

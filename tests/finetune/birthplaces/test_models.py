@@ -54,6 +54,7 @@ def test_a_position_method_that_latents_cannot_have_is_refused():
         ("training.steps=3", None, "accepted: --epochs"),
         ("training.seed=3", ["optimizer"], "accepted: --seed"),
         ("model.variant=char-perceiver", None, "accepted: the argument variant"),
+        ("model.overrides.latent_queries=inputs", None, "accepted: the argument variant"),
         ("optimizer.learning_rate=1", ["optimizer"], "accepted: --pretrain_lr or --finetune_lr"),
         ("training={steps: 3}", None, "a whole section; accepted: training.NAME=value"),
         ("batch.micro_batch_size=3", ["optimizer"], "no effect here; accepted: settings of opti"),
@@ -105,3 +106,14 @@ def test_an_output_that_exists_is_refused(tmp_path):
     for path, is_file in cases:
         with pytest.raises(ValueError, match=f"{path}: exists; accepted: a new name"):
             refuse_existing(path, is_file=is_file)
+
+
+def test_an_output_that_could_not_be_written_is_refused(tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    refuse_existing(tmp_path / "new" / "model")
+    below = tmp_path / "file" / "new" / "model"
+    with pytest.raises(ValueError, match=f"{below}: {tmp_path}/file is not a folder; accepted"):
+        refuse_existing(below)
+    monkeypatch.setattr("os.access", lambda path, mode: False)  # root may write everywhere
+    with pytest.raises(ValueError, match=f"model: {tmp_path} may not be written to; accepted"):
+        refuse_existing(tmp_path / "model")

@@ -1,11 +1,15 @@
 """Pretraining through the supervisor, and its folders."""
 
+import os
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from finetune.__main__ import main
+from finetune.birthplaces import corpus, demo
 from finetune.birthplaces.models import Choice
 from finetune.birthplaces.pretraining import run_folder
 from pretrain.config.load import dump
@@ -40,7 +44,10 @@ def test_an_earlier_run_with_other_settings_is_named_with_what_differs(
     architecture = Choice("vanilla").config().architecture(256)
     folder = run_folder("pretrain", "run", architecture, Path("model"), 1, pretrain_rate=6e-3)
     earlier = ["training.steps=30", "optimizer.learning_rate=6e-3", "batch.global_batch_size=32"]
-    dump(Choice("vanilla").config([*earlier, "batch.micro_batch_size=32"]), folder / "run.yaml")
+    texts = corpus.documents(task.text)
+    read = corpus.folder_of(task.text.stem, texts, Path("expt/corpora")) / "corpus"
+    earlier += ["batch.micro_batch_size=32", f"data.corpus={read}"]
+    dump(Choice("vanilla").config(earlier), folder / "run.yaml")
     words = f"pretrain vanilla {task.text} --writing_params_path model --epochs 64"
     more = "batch.global_batch_size=64 batch.micro_batch_size=32"
     assert main(["birthplaces", *shlex.split(f"{words} {more}")]) == 2
@@ -49,6 +56,13 @@ def test_an_earlier_run_with_other_settings_is_named_with_what_differs(
     for change in ("batch.global_batch_size: 32, now 64", "--epochs training.steps: 30, now 60"):
         assert change in error
     assert "accepted: those settings, another --tb_expt_name, or delete that folder" in error
+    other = tmp_path / task.text.name
+    other.write_text(task.text.read_text() + "One more line.\n")
+    words = words.replace(str(task.text), str(other))
+    assert main(["birthplaces", *shlex.split(f"{words} {more}")]) == 2
+    assert f"{folder}: an earlier run for the same output read {read.parent}; {other} is" in (
+        capsys.readouterr().err
+    )
     assert [path.name for path in Path("expt").iterdir()] == ["pretrain"]
 
 
@@ -58,7 +72,9 @@ def test_an_earlier_run_with_other_settings_is_named_with_what_differs(
         ("{text} --epochs 0", "--epochs 0: accepted: 1 or more"),
         ("{text} --bottleneck_dim 8", "--bottleneck_dim 8: accepted with perceiver and perceiver"),
         ("{text} --pretrain_lr 0", "--pretrain_lr 0.0: accepted: above 0 and below 1"),
-        ("{text} --seed -1", "--seed -1: accepted: 0 or more"),
+        ("{text} --seed -1", "--seed -1: accepted: from 0 to below 2^63"),
+        (f"{{text}} --seed {2**63}", f"--seed {2**63}: accepted: from 0 to below 2^63"),
+        ("{text} --writing_params_path empty.txt/a", "empty.txt is not a folder"),
         ("{text} --tb_expt_name a/b", "--tb_expt_name 'a/b': accepted: a name without slash"),
         ("{text} folder=a", "'folder=a': accepted: --tb_expt_name"),
         ("{text} batch.size=8", "unknown key 'batch.size'"),
@@ -95,6 +111,21 @@ def test_a_supervised_run_becomes_a_model_folder(task, tmp_path, capsys, monkeyp
     loaded = model_folder.load(tmp_path / "model")
     assert loaded.model.config.latents == 16
     assert loaded.objective.name == "span-corruption"
+    for line in (
+        f"finetune perceiver-ar {task.text} --reading_params_path model --epochs 2 "
+        f"--writing_params_path answers --finetune_corpus_path {task.train}",
+        f"evaluate perceiver-ar {task.text} --reading_params_path answers "
+        f"--eval_corpus_path {task.dev} --outputs_path predictions",
+    ):
+        command = [sys.executable, "-m", "finetune", "birthplaces", *shlex.split(line)]
+        environment = {**os.environ, "PYTHONPATH": str(Path(demo.__file__).parents[2])}
+        subprocess.run(command, check=True, env=environment)
+    (folder,) = Path("expt/finetune").iterdir()
+    rates = "pt_lr_0.006000_ft_lr_0.000600"
+    assert folder.name == f"run_perceiver-ar_16_{rates}_seed_1"
+    assert model_folder.load(Path("answers")).provenance["pretrained"]["step"] == 30
+    predictions = Path("predictions").read_text().splitlines()
+    assert len(predictions) == len(task.dev.read_text().splitlines())
     # The run is finished: the same command only makes its model folder again.
     (tmp_path / "model").rename(tmp_path / "before")
     assert main(words) == 0
