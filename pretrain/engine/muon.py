@@ -101,6 +101,8 @@ class Muon(ByParameter):
                 self.state[tensor]["step"] = torch.zeros((), device=tensor.device)
                 self.state[tensor]["exp_avg"] = torch.zeros_like(tensor)
                 self.state[tensor]["exp_avg_sq"] = torch.zeros_like(tensor)
+            # torch moves it only where a group is marked `fused`: it stays where it was loaded.
+            self.state[tensor]["step"] = self.state[tensor]["step"].to(tensor.device)
         states = [self.state[tensor] for tensor in weights]
         adamw(
             weights,

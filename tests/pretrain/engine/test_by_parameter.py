@@ -197,6 +197,23 @@ def test_muon_is_torch_s_own_for_the_matrices_of_layers_and_adamw_for_the_rest(
         assert torch.equal(parameter, expected), name
 
 
+def test_muon_takes_its_count_of_updates_along_to_the_device_of_the_weights(monkeypatch):
+    """Checkpoints are loaded on the CPU, and torch moves all of the state but the count."""
+
+    def made(device):
+        weight = nn.Parameter(torch.ones(3, device=device))
+        weight.grad = torch.ones_like(weight)
+        return weight, Muon([{"params": [weight], "weight_decay": 0.1, "matrices": 0}], **SETTINGS)
+
+    _, saved = made("cpu")
+    saved.step()
+    weight, loaded = made("meta")
+    loaded.load_state_dict(saved.state_dict())
+    monkeypatch.setattr(muon, "adamw", lambda *tensors, **settings: None)
+    loaded.step()
+    assert {each.device.type for each in loaded.state[weight].values()} == {"meta"}
+
+
 def test_a_muon_update_has_about_the_size_of_adamw_s():
     """A root mean square of 0.2 to 0.4, for any shape (Liu et al. 2025, section 2.2)."""
     for shape in ((128, 128), (512, 128), (64, 256)):
