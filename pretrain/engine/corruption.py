@@ -70,8 +70,8 @@ class Kept:
         self._left, self._changes = None, []
 
     def note(self) -> None:
-        """Note what an update has left."""
-        self._left = self._hashes()
+        """Note what an update has left; there is nothing before the first that was not skipped."""
+        self._left = self._hashes() if self._optimizer.state else None
 
     def check(self) -> None:
         """Compare with what the last update left. Does not wait for the device."""

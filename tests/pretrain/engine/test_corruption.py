@@ -57,6 +57,22 @@ def test_a_rank_that_disagrees_with_itself_is_wrong_and_speaks_for_nobody():
     assert found(rank(), rank(WRONG, has_changed=True)) == (1,)
 
 
+def test_an_optimizer_that_has_made_no_update_keeps_nothing_to_compare():
+    """Its hashes would lie on another device than those of a GPU's optimizer."""
+    weight = torch.nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.AdamW([weight])
+    kept = corruption.Kept(optimizer)
+    kept.note()  # the first update was skipped
+    kept.check()
+    assert kept._changes == []
+    weight.grad = torch.ones(3)
+    optimizer.step()
+    kept.note()
+    optimizer.state[weight]["exp_avg"][0] = 7
+    kept.check()
+    assert kept.has_changed()
+
+
 def test_processors_of_different_kinds_are_not_compared():
     others = [rank(WRONG, OTHER, processor="b")] * 2
     assert found(rank(), *others, rank()) == ()
