@@ -234,8 +234,9 @@ def _count_blocks(
         recorded: (attempt, step) of each line of metrics.jsonl.
         found: the findings are added to it.
     """
-    rolled_back = bool(state.last and state.last["kind"] == "rollback")
-    kept = surviving_steps(attempts, done, state.segments[-1][0] if rolled_back else None)
+    # Launches that never began an attempt may have ended since, each with a record.
+    ends = [r["step"] for r in state.rollbacks if r["number"] > attempts[-1]["number"]]
+    kept = surviving_steps(attempts, done, min(ends, default=None))
     steps = [step for _, part in kept for step in part]
     if steps != list(range(len(steps))):
         gap = next(number for number, step in enumerate(steps) if number != step)

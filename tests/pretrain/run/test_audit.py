@@ -98,6 +98,20 @@ def test_a_mixture_that_repeats_a_block_is_found_though_the_metrics_agree(monkey
     assert "books, epoch 2: block 4 was read twice" in found
 
 
+def test_steps_that_were_rolled_back_do_not_count_though_the_next_launch_began_no_attempt():
+    history = History()
+    history.begin()
+    history.train(10)
+    history.commit()
+    history.train(6)
+    history.spike(onset=12)
+    history.roll_back(10, skip=(12, 16))
+    before = history.audit()
+    history.add("crash", attempt=history.attempt + 1, reason="the port was in use")
+    assert history.audit().proved[1:] == before.proved[1:]
+    assert any(text.startswith("10 steps survive") for text in before.proved)
+
+
 def test_a_step_that_read_other_blocks_is_found():
     history = finished()
     draw = random.Random(1)
