@@ -290,7 +290,7 @@ def run_state(records: Sequence[Record], seed: int) -> RunState:
         segments=tuple(state.segments),
         lowered=tuple(state.lowered),
         checkpoints=tuple(state.checkpoints),
-        spikes=tuple(r for r in records if r["kind"] == "spike"),
+        spikes=tuple(state.spikes),
         rollbacks=tuple(r for r in records if r["kind"] == "rollback"),
         suspected=tuple(state.suspected.values()),
         last=records[-1] if records else None,
@@ -307,6 +307,7 @@ class _StateBuilder:
         self.lowered: list[tuple[int, int, float]] = []
         self.checkpoints: list[int] = []
         self.suspected: dict[str, int] = {}  # onset by channel
+        self.spikes: list[Record] = []
         self._suspicions: list[Record] = []  # records about suspicions on the surviving lineage
         self._handlers: dict[str, Callable[[Record], None]] = {
             "attempt": self._attempt,
@@ -314,7 +315,7 @@ class _StateBuilder:
             "delete": self._remove,
             "reject": self._remove,
             "suspect": self._suspect,
-            "spike": self._suspect,
+            "spike": self._spike,
             "healed": self._suspect,
             "new-level": self._suspect,
             "rollback": self._roll_back,
@@ -348,6 +349,10 @@ class _StateBuilder:
         else:
             self.suspected[record["channel"]] = record["onset"]
 
+    def _spike(self, record: Record) -> None:
+        self.spikes.append(record)
+        self._suspect(record)
+
     def _go_back_to(self, step: int) -> None:
         """Undo the suspicions recorded at `step` and later: these steps are done again.
 
@@ -377,9 +382,13 @@ class _StateBuilder:
             self.finished_steps = 0
 
     def _fork(self, record: Record) -> None:
-        """Only one checkpoint of the source was taken along."""
+        """Only one checkpoint of the source was taken along, and nothing of the steps after it.
+
+        That may be committed after them: it is written in the background.
+        """
         self._go_back_to(record["step"])
         self.checkpoints = [record["step"]]
+        self.spikes = [spike for spike in self.spikes if spike["step"] < record["step"]]
 
     def _finish(self, record: Record) -> None:
         self.finished_steps = record["step"]
