@@ -119,6 +119,24 @@ def _refuse_misleading(path: Path, settings: Mapping[str, Any]) -> None:
             "with parameter_alignment the optimizer state has padding between parameters, which "
             "another number of ranks cannot resume; remove it",
         ),
+        (
+            not zero.get("load_from_fp32_weights", True),
+            "with load_from_fp32_weights false each resume rounds the weights to the precision "
+            "of the model; remove it",
+        ),
+        (
+            zero.get("elastic_checkpoint", False),
+            "DeepSpeed does not load what it saves with elastic_checkpoint; remove it",
+        ),
+        (
+            not zero.get("compute_grad_norm", True),
+            "without compute_grad_norm there is no norm of the gradient to record and to clip by; "
+            "remove it",
+        ),
+        (
+            zero.get("cpu_offload", False),
+            'cpu_offload is an old name; use offload_optimizer: {"device": "cpu"}',
+        ),
     )
     for given, message in combinations:
         if given:

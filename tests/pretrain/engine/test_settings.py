@@ -79,6 +79,19 @@ def test_the_loss_scale_of_fp16_starts_and_grows_as_in_fairseq(ranks, micro, win
             {"zero_optimization": {"stage": 1, "parameter_alignment": True}},
             "padding between parameters",
         ),
+        (
+            {"zero_optimization": {"stage": 1, "load_from_fp32_weights": False}},
+            "each resume rounds the weights",
+        ),
+        (
+            {"zero_optimization": {"stage": 1, "elastic_checkpoint": True}},
+            "does not load what it saves",
+        ),
+        (
+            {"zero_optimization": {"stage": 2, "compute_grad_norm": False}},
+            "no norm of the gradient",
+        ),
+        ({"zero_optimization": {"stage": 2, "cpu_offload": True}}, "use offload_optimizer"),
         ({"data_types": {"grad_acum_dtype": "fp32"}}, "did you mean grad_accum_dtype"),
         ({"checkpoint": {"load_universal": True}}, "unknown DeepSpeed key checkpoint"),
         ({"zero_optimization": 1}, "zero_optimization: is 1, not an object"),
