@@ -93,7 +93,7 @@ def plan(
     """
     onset, last_read = spike["onset"], spike["step"]
     near = [r for r in rollbacks if abs(r["onset"] - onset) <= policy.region_steps]
-    reason = _spent_budget(onset, near, rollbacks, policy) or _no_target(onset, checkpoints, policy)
+    reason = _spent_budget(onset, near, rollbacks, policy) or _no_target(spike, checkpoints, policy)
     if reason:
         return GiveUp(reason)
     rung = 1 + max((r["rung"] for r in near), default=0)
@@ -147,19 +147,20 @@ def _spent_budget(
     )
 
 
-def _no_target(onset: int, checkpoints: Collection[int], policy: SpikeConfig) -> str:
+def _no_target(spike: Mapping[str, Any], checkpoints: Collection[int], policy: SpikeConfig) -> str:
     """Explain that only step 0 is early enough; "" if a checkpoint is, or little would be lost.
 
     Retention keeps the targets of the loss's channels. An evaluation may date a spike much further
     back.
     """
-    oldest = min(checkpoints, default=0)
+    onset, oldest = spike["onset"], min(checkpoints, default=0)
     if oldest <= onset or onset <= policy.region_steps:
         return ""
     return (
         f"the spike began at step {onset} or later, and the oldest checkpoint left is of step "
-        f"{oldest}. Whether to start again from step 0 is your decision. To continue the run "
-        "as it is, start it again"
+        f"{oldest}. It would end here each time it is started. Whether to begin a new run is your "
+        f"decision; a fork of a checkpoint up to step {spike['step']} (fork_from), with a higher "
+        "spike.validation_nats, goes on from there"
     )
 
 

@@ -71,6 +71,7 @@ def test_a_long_run_without_an_early_checkpoint_does_not_start_again_from_step_0
     given_up = decide(95_001, checkpoints=range(96_000, 105_001, 500), delay=9999)
     assert isinstance(given_up, GiveUp)
     assert "step 95001 or later, and the oldest checkpoint left is of step 96000" in given_up.reason
+    assert "a fork of a checkpoint up to step " in given_up.reason
     assert decide(1500, checkpoints=()).step == 0, "no checkpoint was saved yet"
 
 
