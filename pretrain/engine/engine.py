@@ -247,7 +247,8 @@ class Engine:
         if self._kept:
             self._kept.check()
         self._guard.begin(groups, lambda: (reduced().gradient_norm, reduced().loss))
-        self._deepspeed.step()
+        with workarounds.loss_scale_grows_after(self._deepspeed.optimizer):
+            self._deepspeed.step()
         if self._kept:
             self._kept.note()
         found, is_skipped = reduced(), self._deepspeed.skipped_steps > skipped

@@ -126,6 +126,34 @@ def is_scale_exhausted(optimizer: object) -> bool:
     return bool(lowers and scaler.cur_scale == scaler.min_scale)
 
 
+@contextlib.contextmanager
+def loss_scale_grows_after(optimizer: Any) -> Iterator[None]:  # noqa: ANN401
+    """Let fp16's loss scale grow after the update in this context, not within it.
+
+    A ZeRO optimizer divides the gradient by the scale once that has grown, which it was not
+    multiplied with: the update has half the gradient, and at stage 3 half the norm is reported
+    (runtime/zero/stage_1_and_2.py and stage3.py, `step`). Without ZeRO there is nothing to do.
+    """
+    if not hasattr(optimizer, "_update_scale"):
+        yield
+        return
+    update, grows = optimizer._update_scale, False
+
+    def lower(has_overflow: bool) -> None:
+        nonlocal grows
+        grows = not has_overflow
+        if has_overflow:
+            update(has_overflow)
+
+    optimizer._update_scale = lower
+    try:
+        yield
+    finally:
+        del optimizer._update_scale
+    if grows:
+        update(False)
+
+
 def gradient_norm(optimizer: object) -> Any:  # noqa: ANN401
     """The norm of the gradient before clipping, once a ZeRO optimizer has found it in its `step`.
 

@@ -656,6 +656,40 @@ def test_a_non_finite_gradient_skips_the_update_and_its_adam_step(name, run_rank
         assert_same_bits(weights, expected)
 
 
+@pytest.mark.parametrize("name", ["zero1_fp16", "zero2_fp16", "zero3_fp16"])
+def test_an_update_has_its_whole_gradient_when_the_loss_scale_grows(name, run_ranks, monkeypatch):
+    """What the optimizer applies has the recorded norm, and that of a run whose scale stays."""
+    from deepspeed.accelerator import get_accelerator
+
+    monkeypatch.setattr(get_accelerator(), "is_fp16_supported", lambda: True)  # slowly
+
+    def work(window):
+        built = build(name, 8, precision={"loss_scale_window": window, "initial_scale_power": 7})
+        optimizer, applied = built._deepspeed.optimizer.optimizer, []
+        step = optimizer.step
+
+        def measured(*arguments):
+            gradients = (p.grad for group in optimizer.param_groups for p in group["params"])
+            squares = [float(each.float().square().sum()) for each in gradients if each is not None]
+            applied.append(sum(squares))
+            return step(*arguments)
+
+        optimizer.step = measured
+        norms, scales = [], []
+        for number in range(6):
+            applied.clear()
+            (result,) = train(built, 8, [number])
+            norms.append((result.gradient_norm, sum(applied) ** 0.5))
+            scales.append(result.loss_scale)
+        return norms, scales
+
+    ((norms, scales),), ((expected, same_scales),) = run_ranks(1, work, 2), run_ranks(1, work, 100)
+    assert (scales, same_scales) == ([128.0] * 3 + [256.0] * 2 + [512.0], [128.0] * 6)
+    for (reported, applied), (usual, _) in zip(norms, expected, strict=True):
+        assert applied == pytest.approx(reported, rel=1e-3)
+        assert reported == pytest.approx(usual, rel=1e-2)
+
+
 def test_a_loop_reduces_once_a_step_and_gives_what_single_updates_give(run_ranks, monkeypatch):
     def figures(results):
         return [(r.loss, r.gradient_norm, r.tokens, r.targets) for r in results]
