@@ -14,11 +14,13 @@ from collections.abc import Sequence
 from typing import Annotated, ClassVar, Literal
 
 import numpy as np
+import numpy.typing as npt
 from annotated_types import Gt, Le
 
+from data_prep import tokenizer as tokenizers
 from data_prep.tokenizer import Tokenizer
 from pretrain.loop import Arrays
-from pretrain.objectives.base import Block, Key, Vocabulary
+from pretrain.objectives.base import Block, Ids, Key, Vocabulary
 from pretrain.objectives.tokens import TokenObjective
 
 _SPECIAL_TOKENS = 4
@@ -39,6 +41,10 @@ class SpanCorruptionConfig:
     block, all with the same probability. Otherwise as much as fits."""
     mean_share: Annotated[float, Gt(0), Le(0.5)] = 0.25
     """Mean share of the tokens read that the span has."""
+    whole_words: bool = False
+    """Move whole words: the ends of the span drawn go to the nearest ends of words, without the
+    white space around them. A word begins where a token begins with white space, or after a token
+    of white space alone. The mean share then holds roughly."""
 
     causal: ClassVar[bool] = True
     pairs: ClassVar[bool] = False
@@ -48,14 +54,16 @@ class SpanCorruptionConfig:
     @property
     def description(self) -> str:
         """What is predicted, in a few words."""
-        return f"every token predicted, a span of {100 * self.mean_share:g} % moved to the end"
+        words = " in whole words" if self.whole_words else ""
+        span = f"a span of {100 * self.mean_share:g} %{words}"
+        return f"every token predicted, {span} moved to the end"
 
     def for_validation(self) -> SpanCorruptionConfig:
         """The default lengths, whatever a recipe trains with."""
         return SpanCorruptionConfig()
 
     def build(self, vocabulary: Vocabulary, *, compiled: bool = False) -> SpanCorruptionLM:
-        """The objective for one vocabulary.
+        """The objective for one vocabulary; reads the tokenizer where whole words are moved.
 
         Raises:
             ValueError: the model cannot predict `<mask>`.
@@ -65,7 +73,47 @@ class SpanCorruptionConfig:
                 f"objective {self.name} predicts <mask>, and the model has no vector for it; "
                 "accepted: model.overrides.mask_embedding=row"
             )
-        return SpanCorruptionLM(self, vocabulary.mask_id, vocabulary.mask_id, compiled)
+        words = Words.of(tokenizers.load(vocabulary.folder)) if self.whole_words else None
+        return SpanCorruptionLM(self, vocabulary.mask_id, vocabulary.mask_id, words, compiled)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Words:
+    """Where words begin and end, by the ids of a vocabulary."""
+
+    begins: npt.NDArray[np.bool_]
+    """Whether the token begins with white space, [V]."""
+    is_space: npt.NDArray[np.bool_]
+    """Whether the token is white space alone, [V]."""
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer) -> Words:
+        """Read the texts of all tokens."""
+        texts = [tokenizer.token_text(id) for id in range(tokenizer.vocab_size)]
+        begins = [text[:1].isspace() for text in texts]
+        return cls(np.array(begins), np.array([text.isspace() for text in texts]))
+
+    def nearest(self, ids: Ids, first: int, end: int) -> tuple[int, int]:
+        """Move a span's ends to the nearest ends of words.
+
+        Args:
+            ids: a text, [n].
+            first: of the span.
+            end: of the span; its first place behind it.
+
+        Returns:
+            The nearest place where a word begins, and the nearest behind it where one ends; of
+            equally near ones the earlier. Without words, the span as it was.
+        """
+        space = np.concatenate([[True], self.is_space[ids], [True]])
+        begins = np.concatenate([self.begins[ids], [True]])
+        firsts = np.flatnonzero(~space[1:-1] & (space[:-2] | begins[:-1]))
+        if not len(firsts):
+            return first, end
+        first = int(firsts[np.abs(firsts - first).argmin()])
+        ends = np.flatnonzero(~space[:-1] & (space[1:] | begins))
+        ends = ends[ends > first]
+        return first, int(ends[np.abs(ends - end).argmin()])
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -79,6 +127,8 @@ class SpanCorruptionLM(TokenObjective):
     settings: SpanCorruptionConfig
     mask_id: int
     replacement_end: int
+    words: Words | None = None
+    """Where words begin and end, where whole words are moved."""
     compiled: bool = False
 
     term = "next-token"
@@ -114,7 +164,8 @@ class SpanCorruptionLM(TokenObjective):
 
         Of a text of t tokens the span has x, rounded up or down at random so that the mean stays
         x. With m = mean_share * t, x is uniform in [1, 2 m - 1], so that its mean is m. Of a text
-        so short that m < 1, x is m, and the span may be empty.
+        so short that m < 1, x is m, and the span may be empty. With `whole_words` its ends then
+        go to the nearest ends of words.
 
         Args:
             block: `<s>`, a text, and `</s>`, which is left out, if the text ends there.
@@ -134,8 +185,11 @@ class SpanCorruptionLM(TokenObjective):
         mean = self.settings.mean_share * size
         least = min(1.0, mean)
         span = int(least + 2 * (mean - least) * draw.random_sample() + draw.random_sample())
-        first = 1 + draw.randint(size - span + 1)
-        places = np.r_[:first, 0, first + span : size + 1, 0, first : first + span, 0]
+        first = draw.randint(size - span + 1)
+        end = first + span
+        if self.words is not None:
+            first, end = self.words.nearest(block.ids[1 : size + 1], first, end)
+        places = np.r_[: first + 1, 0, end + 1 : size + 1, 0, first + 1 : end + 1, 0]
         ids = block.ids[places]
         ids[1:][places[1:] == 0] = self.mask_id
         return Block(ids, subsets=None if block.subsets is None else block.subsets[places])

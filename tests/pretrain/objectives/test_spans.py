@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from data_prep.corpus import Corpus
-from data_prep.tokenizer import Tokenizer
+from data_prep.tokenizer import Tokenizer, load, train_characters
 from pretrain.data.batches import validation_key
 from pretrain.data.sources import SOURCES
 from pretrain.inference.evaluate import evaluate_lengths
 from pretrain.objectives.base import Block, DocumentObjective, Vocabulary
-from pretrain.objectives.spans import SpanCorruptionConfig, SpanCorruptionLM
+from pretrain.objectives.spans import SpanCorruptionConfig, SpanCorruptionLM, Words
 from pretrain.objectives.tokens import IGNORED
 
 MASK_ID, LENGTH = 999, 64
@@ -116,6 +116,60 @@ def test_the_shortest_texts_are_read_whole_without_the_end_of_the_document(size,
         assert len(row.ids) == len(text) + 4
 
 
+TEXT = "Ann Lee. Born in Graz , Ann  Lee (a painter) died in Linz."
+
+
+def words_of(tokenizer, text):
+    """The objective that moves whole words, and the ids of a text."""
+    [ids] = tokenizer.encode_batch([text])
+    settings = SpanCorruptionConfig(truncate=False, whole_words=True)
+    built = SpanCorruptionLM(settings, MASK_ID, MASK_ID, Words.of(tokenizer))
+    return built, Block(np.concatenate([[0], ids, [2]]).astype(np.int64))
+
+
+@pytest.mark.parametrize("kind", ["characters", "byte pairs"])
+def test_whole_words_are_moved_and_their_mean_share_is_about_a_quarter(kind, corpus):
+    """Spaces of a vocabulary of characters stay in the text; byte pairs hold theirs."""
+    characters = kind == "characters"
+    tokenizer = train_characters([TEXT]) if characters else load(corpus)
+    built, read = words_of(tokenizer, TEXT)
+    words, shares, spans = set(TEXT.split()), [], set()
+    for index in range(2000):
+        row = built.rearranged(read, (1, 0, index), 128)
+        prefix, suffix, span = (tokenizer.decode(part.tolist()) for part in parts_of(row.ids))
+        assert prefix + span + suffix == TEXT
+        assert set(span.split()) <= words
+        assert not characters or span == span.strip()
+        assert prefix.strip().split() + span.split() + suffix.strip().split() == TEXT.split()
+        spans.add(span.strip())
+        shares.append(len(span) / len(TEXT))
+    assert words <= spans
+    assert "in Graz" in spans
+    assert abs(np.mean(shares) - 0.25) < 0.05
+
+
+@pytest.mark.parametrize(
+    ("text", "spans"), [("Linz", {"Linz"}), (" Linz ", {"Linz"}), ("   ", {"", " "}), ("", {""})]
+)
+def test_texts_of_one_word_or_none_are_whole_spans_or_go_as_they_were(text, spans):
+    tokenizer = train_characters(["Linz a"])
+    built, read = words_of(tokenizer, text)
+    found = set()
+    for index in range(50):
+        prefix, suffix, span = parts_of(built.rearranged(read, (1, 0, index), LENGTH).ids)
+        assert tokenizer.decode([*prefix, *span, *suffix]) == text
+        found.add(tokenizer.decode(span.tolist()))
+    assert found <= spans
+
+
+def test_the_ends_of_a_span_go_to_the_nearest_ends_of_words():
+    tokenizer = train_characters([TEXT])
+    words, [ids] = Words.of(tokenizer), tokenizer.encode_batch(["ab cde  f"])
+    moved = {(0, 1): (0, 2), (1, 4): (0, 2), (2, 5): (3, 6), (4, 9): (3, 9), (6, 7): (8, 9)}
+    for span, expected in moved.items():
+        assert words.nearest(ids, *span) == expected
+
+
 def test_the_draw_depends_on_seed_epoch_and_block_only():
     blocks = [block(40 + number) for number in range(6)]
     keys = [(1, 0, number) for number in range(6)]
@@ -143,12 +197,14 @@ def test_everything_but_the_start_is_predicted_once_from_the_place_before():
         assert arrays["document_ids"][row].sum() == len(ids)
 
 
+@pytest.mark.parametrize("whole_words", [False, True])
 @pytest.mark.parametrize("packing", FITTING)
-def test_texts_of_a_corpus_can_be_put_together_again(packing, corpus):
+def test_texts_of_a_corpus_can_be_put_together_again(packing, whole_words, corpus):
     """A byte-pair vocabulary; the number of targets depends on the number of ids alone."""
     source = SOURCES[packing](Corpus(corpus, "train"), LENGTH)
     size = source.corpus.manifest.vocab_size
-    built = SpanCorruptionConfig().build(Vocabulary(size, size, corpus))
+    settings = SpanCorruptionConfig(whole_words=whole_words)
+    built = settings.build(Vocabulary(size, size, corpus))
     targets = {}
     for index, read in enumerate(source):
         row = built.rearranged(read, (1, 0, index), LENGTH)
@@ -195,3 +251,6 @@ def test_validation_reads_the_default_lengths_whatever_training_reads():
     trained = SpanCorruptionConfig(truncate=False, mean_share=0.5)
     assert trained.for_validation() == SpanCorruptionConfig()
     assert trained.description == "every token predicted, a span of 50 % moved to the end"
+    of_words = SpanCorruptionConfig(whole_words=True)
+    assert of_words.for_validation() == SpanCorruptionConfig()
+    assert "a span of 25 % in whole words moved" in of_words.description
