@@ -56,8 +56,7 @@ def _add_model(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--position",
         choices=POSITIONS,
-        help="position method; rotary and alibi with vanilla alone (default: the read model's, or "
-        "learned)",
+        help="position method (default: the read model's, or learned)",
     )
 
 

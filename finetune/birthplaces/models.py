@@ -45,17 +45,12 @@ class Choice:
     position: str | None = None
 
     def __post_init__(self) -> None:
-        """Refuse a bottleneck without latents, and latents or positions that do not fit."""
-        size, has_latents = self.bottleneck_dim, self.variant != "vanilla"
-        if size is not None and not has_latents:
+        """Refuse a bottleneck without latents, or of too many."""
+        size = self.bottleneck_dim
+        if size is not None and self.variant == "vanilla":
             raise ValueError(f"--bottleneck_dim {size}: accepted with {' and '.join(VARIANTS[1:])}")
         if size is not None and not 1 <= size <= MOST_LATENTS:
             raise ValueError(f"--bottleneck_dim {size}: accepted: 1 to {MOST_LATENTS}")
-        if has_latents and self.position not in (None, "learned"):
-            raise ValueError(
-                f"--position {self.position} with {self.variant}: accepted with vanilla; for "
-                f"{self.variant}: learned"
-            )
 
     @property
     def recipe(self) -> str:

@@ -226,8 +226,6 @@ class ModelConfig:
         _check("model.layer_groups", groups, fits, "1 where sharing is 'none'")
 
     def _check_latents(self) -> None:
-        on_embeddings = self.method.rotation is None and self.method.score_bias is None
-        added = [name for name, method in POSITION_METHODS.items() if method.embedding]
         needed = {
             "causal true": self.causal,
             "layer_norm 'pre'": self.layer_norm == "pre",
@@ -235,7 +233,6 @@ class ModelConfig:
             "num_layers 2 or more": self.num_layers >= 2,
             "biases true": self.biases,
             "local_window 0": self.local_window == 0,
-            f"position {', '.join(added)} or none": on_embeddings,
         }
         missing = [what for what, is_given in needed.items() if not is_given]
         fits = not (self.latents and missing)

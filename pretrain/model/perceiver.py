@@ -10,7 +10,7 @@ the tokens, Y the latents before the last layer; both layers end with x + feed-f
 
 Every latent has a place among the tokens. It sees the tokens up to its place and the latents before
 it, and a token sees the latents whose places are not after its own: no output depends on a later
-token. There are two kinds of queries.
+token. Rotations and position biases act by these places. There are two kinds of queries.
 
     basis   Latent i is a trained vector at place i. Tokens from place L on are seen by no latent:
             an output there depends on the first L tokens and on its own, and on no other.
@@ -35,6 +35,7 @@ the assignment's letters, L layers, l tokens and m latents: O(L l^2) and O(2 l m
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -43,6 +44,22 @@ from torch import Tensor, nn
 from .attention import AttentionContext, at_targets, masked
 from .config import ModelConfig
 from .layers import EncoderLayer
+from .positions import Rotation
+from .scores import ScoreFunction
+
+
+@dataclasses.dataclass(frozen=True)
+class CrossContext:
+    """What attention from Q queries to S keys with places of their own needs besides its inputs."""
+
+    bias: Tensor
+    """Added to the scores, [B, H, Q, S]; B and H are 1 where all rows or heads have the same. A
+    query that sees no key reads all, so that its softmax is a number in fp16 too."""
+    sees: Tensor
+    """Whether a query sees any key, bool [B or 1, Q, 1]. What it reads is multiplied by this."""
+    rotate_queries: Rotation | None
+    rotate_keys: Rotation | None
+    """By their places; None where positions do not act on queries and keys."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -51,8 +68,40 @@ class PerceiverContext(AttentionContext):
 
     inputs: Tensor
     """Vectors of the tokens, [B, T, D]."""
-    places: Tensor
-    """The place of each latent among the tokens, [B, L], or [1, L] where all rows have the same."""
+    down: CrossContext
+    """Of the first layer."""
+    up: CrossContext
+    """Of the last layer."""
+
+
+def cross_context(
+    queries: Tensor,
+    keys: Tensor,
+    *,
+    num_heads: int,
+    dtype: torch.dtype,
+    rotation: Callable[[Tensor], Rotation | None],
+    scores: ScoreFunction | None,
+) -> CrossContext:
+    """Let each query see the keys whose places are not after its own.
+
+    Args:
+        queries: places of the queries, [B, Q], or [1, Q] where all rows have the same.
+        keys: places of the keys, [B, S] or [1, S].
+        num_heads: H.
+        dtype: of the bias.
+        rotation: places to the rotation by them, or to None.
+        scores: the position bias, or None.
+    """
+    head = torch.arange(num_heads, device=queries.device)[:, None, None]
+    query, key = queries[:, None, :, None], keys[:, None, None, :]
+    visible = key <= query
+    sees = visible.any(dim=-1, keepdim=True)
+    bias = torch.zeros((), dtype=dtype, device=queries.device)
+    if scores is not None:
+        bias = scores(head, query, key).to(dtype)
+    bias = masked(bias, visible | ~sees)
+    return CrossContext(bias, sees.squeeze(1), rotation(queries), rotation(keys))
 
 
 def latent_places(config: ModelConfig, x: Tensor, document_ids: Tensor | None) -> Tensor:
@@ -112,7 +161,7 @@ class CrossLayer(EncoderLayer):
         x: Tensor,
         queries: Tensor,
         source: Tensor,
-        visible: Tensor,
+        context: CrossContext,
         target_positions: Tensor | None,
     ) -> Tensor:
         """Add to x what its queries find in the source, then the feed-forward network.
@@ -121,24 +170,23 @@ class CrossLayer(EncoderLayer):
             x: [B, Q, D].
             queries: [B, Q, D], x or its norm.
             source: [B, S, D].
-            visible: bool [B, Q, S] or [1, Q, S]. A query that sees nothing gets nothing.
+            context: of the queries and the source.
             target_positions: [M] or None, as in `EncoderLayer.forward`.
 
         Returns:
             [B, Q, D], or [M, D] for the target positions.
         """
         attention = self.attention
-        query, rest = attention.query_key_value(queries, source)
-        query = query.unflatten(-1, (attention.num_heads, -1)).transpose(1, 2)
-        key, value = rest.unflatten(-1, (2, attention.num_heads, -1)).permute(2, 0, 3, 1, 4)
-        sees = visible.any(dim=-1, keepdim=True)
-        # A query that sees nothing reads everything, and the result is multiplied by zero: in fp16
-        # its scores could all become -inf, whose softmax is not a number.
-        bias = masked(query.new_zeros(()), visible | ~sees)
+        first, rest = attention.query_key_value(queries, source)
+        query = first.unflatten(-1, (1, attention.num_heads, -1))
+        key, value = rest.unflatten(-1, (2, attention.num_heads, -1)).split(1, dim=2)
+        if context.rotate_queries is not None and context.rotate_keys is not None:
+            query, key = context.rotate_queries(query), context.rotate_keys(key)
+        query, key, value = (part.squeeze(2).transpose(1, 2) for part in (query, key, value))
         dropout = attention.dropout if self.training else 0.0
-        mixed = F.scaled_dot_product_attention(query, key, value, bias[:, None], dropout)
+        mixed = F.scaled_dot_product_attention(query, key, value, context.bias, dropout)
         mixed = attention.output(at_targets(mixed.transpose(1, 2).flatten(2), target_positions))
-        mixed = mixed * at_targets(sees.expand(len(x), -1, -1), target_positions)
+        mixed = mixed * at_targets(context.sees.expand(len(x), -1, -1), target_positions)
         x = at_targets(x, target_positions) + self.dropout(mixed)
         return x + self._feed_forward(self.output_norm(x))
 
@@ -148,10 +196,7 @@ class DownLayer(CrossLayer):
 
     def forward(self, x: Tensor, context: PerceiverContext) -> Tensor:  # type: ignore[override]
         """Queries of the latents, [B, L, D], to latents, [B, L, D]."""
-        inputs = context.inputs
-        tokens = torch.arange(inputs.shape[1], device=x.device)
-        visible = tokens <= context.places[..., None]
-        return self._cross(x, self.attention_norm(x), inputs, visible, None)
+        return self._cross(x, self.attention_norm(x), context.inputs, context.down, None)
 
 
 class UpLayer(CrossLayer):
@@ -162,6 +207,4 @@ class UpLayer(CrossLayer):
     ) -> Tensor:
         """Latents [B, L, D] to tokens [B, T, D]; with `target_positions` [M] to [M, D]."""
         inputs = context.inputs
-        tokens = torch.arange(inputs.shape[1], device=x.device)
-        visible = context.places[:, None] <= tokens[:, None]
-        return self._cross(inputs, inputs, self.attention_norm(x), visible, target_positions)
+        return self._cross(inputs, inputs, self.attention_norm(x), context.up, target_positions)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -15,8 +16,9 @@ from .embeddings import Embeddings, layer_norm
 from .flex import TILE, flex_bias
 from .layers import build_layers
 from .masks import is_causal_alone
-from .perceiver import DownLayer, PerceiverContext, UpLayer, latent_places
-from .positions import position_module, token_positions
+from .perceiver import DownLayer, PerceiverContext, UpLayer, cross_context, latent_places
+from .positions import Rotation, position_module, token_positions
+from .scores import ScoreFunction
 
 
 class Encoder(nn.Module):
@@ -169,17 +171,32 @@ class Encoder(nn.Module):
             queries = self.basis[: places.shape[1]].expand(len(x), -1, -1)
         else:
             queries = x.gather(1, places[..., None].expand(len(x), -1, x.shape[2]))
+        # The places of the latents follow on each other, and methods that act on attention know
+        # distances only: the layers between may count from the first latent.
         context = self._context(queries, None)
-        return queries, PerceiverContext(**vars(context), inputs=x, places=places)
+        tokens = torch.arange(x.shape[1], device=x.device)[None]
+        between = functools.partial(
+            cross_context,
+            num_heads=self.config.num_heads,
+            dtype=x.dtype,
+            rotation=self._rotation_by,
+            scores=self._position_scores(x.device),
+        )
+        down, up = between(places, tokens), between(tokens, places)
+        return queries, PerceiverContext(**vars(context), inputs=x, down=down, up=up)
+
+    def _rotation_by(self, positions: Tensor) -> Rotation | None:
+        return None if self.rotation is None else self.rotation(positions * self.position_scale)
+
+    def _position_scores(self, device: torch.device) -> ScoreFunction | None:
+        return None if self.score_bias is None else self.score_bias(device, self.position_scale)
 
     def _context(self, x: Tensor, document_ids: Tensor | None) -> AttentionContext:
         rotation = None
         if self.rotation is not None:
-            positions = token_positions(document_ids, x) * self.position_scale
-            rotation = self.rotation(positions[..., -x.shape[1] :])
-        scores = None
-        if self.score_bias is not None:
-            scores = self.score_bias(x.device, self.position_scale)
+            positions = token_positions(document_ids, x)
+            rotation = self._rotation_by(positions[..., -x.shape[1] :])
+        scores = self._position_scores(x.device)
         dropout = self.config.attention_dropout if self.training else 0.0
         tiled = uses_tiles(x, dropout) and self.layers[0]._compiled_call_impl is None
         causal, heads, window = self.config.causal, self.config.num_heads, self.config.local_window

@@ -24,7 +24,9 @@ def test_every_variant_has_a_recipe_of_a_causal_model(variant):
 
 def test_the_bottleneck_and_the_position_method_are_the_command_lines():
     assert Choice("perceiver", 64).config().architecture(256).latents == 64
-    assert Choice("vanilla", None, "rotary").config().architecture(256).position == "rotary"
+    for variant in VARIANTS:
+        architecture = Choice(variant, None, "rotary").config().architecture(256)
+        assert architecture.position == "rotary"
     assert Choice("vanilla").config(["model.size=tiny"]).architecture(256).num_layers == 2
 
 
@@ -39,11 +41,6 @@ def test_the_bottleneck_and_the_position_method_are_the_command_lines():
 def test_a_bottleneck_of_no_use_is_refused(variant, size, accepted):
     with pytest.raises(ValueError, match=f"--bottleneck_dim {size}: accepted{accepted}"):
         Choice(variant, size)
-
-
-def test_a_position_method_that_latents_cannot_have_is_refused():
-    with pytest.raises(ValueError, match="--position rotary with perceiver: accepted with vanilla"):
-        Choice("perceiver", None, "rotary")
 
 
 @pytest.mark.parametrize(

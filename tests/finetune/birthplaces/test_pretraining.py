@@ -101,13 +101,14 @@ def test_a_supervised_run_becomes_a_model_folder(task, tmp_path, capsys, monkeyp
     monkeypatch.chdir(tmp_path)
     words = shlex.split(
         f"birthplaces pretrain perceiver-ar {task.text} --bottleneck_dim 16 --epochs 8 "
-        "--writing_params_path model model.size=tiny model.overrides.max_positions=128 "
+        "--position rotary --writing_params_path model model.size=tiny "
         "batch.global_batch_size=16 batch.micro_batch_size=8"
     )
     assert main(words) == 0
     shown = capsys.readouterr().out
     assert "documents: 60, epochs: 8, steps: 30" in shown
-    assert "model: the model of expt/pretrain/run_perceiver-ar_16_pt_lr_0.006000_seed_1" in shown
+    folder = "run_perceiver-ar_16_rotary_pt_lr_0.006000_seed_1"
+    assert f"model: the model of expt/pretrain/{folder}" in shown
     loaded = model_folder.load(tmp_path / "model")
     assert loaded.model.config.latents == 16
     assert loaded.objective.name == "span-corruption"
@@ -122,7 +123,7 @@ def test_a_supervised_run_becomes_a_model_folder(task, tmp_path, capsys, monkeyp
         subprocess.run(command, check=True, env=environment)
     (folder,) = Path("expt/finetune").iterdir()
     rates = "pt_lr_0.006000_ft_lr_0.000600"
-    assert folder.name == f"run_perceiver-ar_16_{rates}_seed_1"
+    assert folder.name == f"run_perceiver-ar_16_rotary_{rates}_seed_1"
     assert model_folder.load(Path("answers")).provenance["pretrained"]["step"] == 30
     predictions = Path("predictions").read_text().splitlines()
     assert len(predictions) == len(task.dev.read_text().splitlines())

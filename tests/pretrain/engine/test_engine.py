@@ -96,7 +96,10 @@ def batches(micro, **ramp):
 OUTSIDE_LAYERS = {
     "t5 bias": ("baseline", {"position": "t5-bias"}),
     "trained slopes": ("zero-clap", {"alibi_slopes": "trained"}),
-    "basis of latents": ("char-perceiver", {"latents": 8, "num_layers": 3}),
+    "basis of latents": (
+        "char-perceiver",
+        {"latents": 8, "num_layers": 3, "position": "t5-bias"},
+    ),
 }
 """Variants with parameters outside the layers that act on them or within them."""
 FACTORISED = {"num_layers": 4, "embedding_size": 16, "pair_head": True}

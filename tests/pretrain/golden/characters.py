@@ -1,55 +1,65 @@
 """Models of characters by their formulas, in fp64, for make.py."""
 
+import functools
 import math
 
 import torch
 from torch.nn.functional import gelu
 
+from tests.pretrain.golden.causal import bias, rotated
 from tests.pretrain.model.test_parity import linear, norm
 
 LATENTS = 8
 QUERIES = {"char-vanilla": None, "char-perceiver": "basis", "char-perceiver-ar": "inputs"}
+METHODS = ("rotary", "t5-bias", "alibi")
+MODELS = (*QUERIES, *(f"{variant} {method}" for variant in [*QUERIES][1:] for method in METHODS))
+"""Variants, with learned positions or the position method after the name."""
 
 
-def logits(variant, heads, weights, input_ids):
+def logits(model, heads, weights, input_ids):
     """minGPT; or the assignment's Perceiver, with a basis or with the last tokens as queries."""
+    variant, _, position = model.partition(" ")
     tokens, queries = list(range(len(input_ids))), QUERIES[variant]
     inputs = weights["encoder.embeddings.tokens.weight"][input_ids]
-    inputs = inputs + weights["encoder.embeddings.positions.table.weight"][: len(tokens)]
+    if not position:
+        inputs = inputs + weights["encoder.embeddings.positions.table.weight"][: len(tokens)]
     x, places = inputs, tokens
     if queries == "inputs":
         x, places = inputs[-LATENTS:], tokens[-LATENTS:]
     if queries == "basis":
         x, places = weights["encoder.basis"][: len(tokens)], tokens[:LATENTS]
     layers = sum(name.endswith("attention_norm.bias") for name in weights)
+    attention = functools.partial(attend, weights, position, heads)
     for number in range(layers):
         name = f"encoder.layers.{number}."
         read = norm(x, weights, name + "attention_norm")
         if queries and number == 0:
-            mixed = attention(read, inputs, places, tokens, weights, name, heads)
+            mixed = attention(name, read, inputs, places, tokens)
         elif queries and number == layers - 1:
-            x, mixed = inputs, attention(inputs, read, tokens, places, weights, name, heads)
+            x, mixed = inputs, attention(name, inputs, read, tokens, places)
         else:
-            mixed = attention(read, read, places, places, weights, name, heads)
+            mixed = attention(name, read, read, places, places)
         x = x + mixed
         inner = linear(norm(x, weights, name + "output_norm"), weights, name + "expand")
         x = x + linear(gelu(inner), weights, name + "contract")
     return norm(x, weights, "encoder.final_norm") @ weights["head.weight"].T
 
 
-def attention(queries, source, query_places, key_places, weights, layer, heads):
+def attend(weights, position, heads, layer, queries, source, query_places, key_places):
     """Each query sees the keys whose places are not after its own; without any it gets zeros."""
     name, size = layer + "attention.query_key_value", queries.shape[1]
     query = linear(queries, weights, name)[:, :size]
     key, value = linear(source, weights, name)[:, size:].split(size, dim=1)
-    rows = []
-    for index, place in enumerate(query_places):
-        seen = [number for number, other in enumerate(key_places) if other <= place]
-        parts = []
-        for head in range(heads):
-            part = slice(head * size // heads, (head + 1) * size // heads)
-            scores = key[seen, part] @ query[index, part] / math.sqrt(size // heads)
-            parts.append(scores.softmax(dim=0) @ value[seen, part])
-        mixed = linear(torch.cat(parts)[None], weights, layer + "attention.output")[0]
-        rows.append(mixed if seen else torch.zeros_like(mixed))
-    return torch.stack(rows)
+    parts = []
+    for head in range(heads):
+        part = slice(head * size // heads, (head + 1) * size // heads)
+        one, other = query[:, part], key[:, part]
+        if position == "rotary":
+            one, other = rotated(one, query_places), rotated(other, key_places)
+        scores = one @ other.T / math.sqrt(size // heads)
+        length = max(query_places + key_places) + 1
+        added = bias(weights, position, heads, head, length)[query_places][:, key_places]
+        # A query that sees nothing: no numbers of -inf alone, which have no softmax.
+        sees = (added > -math.inf).any(dim=1, keepdim=True)
+        parts.append((scores + added.where(sees, 0.0)).softmax(dim=1) @ value[:, part])
+    return linear(torch.cat(parts, dim=1), weights, layer + "attention.output") * sees

@@ -134,11 +134,13 @@ def causal_shapes(position):
     return table
 
 
-def character_shapes(variant):
+def character_shapes(model):
     """Every parameter of a model of characters; it has a layer between the first and the last."""
-    table = causal_shapes("learned")
+    variant, _, position = model.partition(" ")
+    table = causal_shapes(position or "learned")
     table |= {name.replace("layers.1.", "layers.2."): shape for name, shape in table.items()}
-    table["encoder.embeddings.positions.table.weight"] = (MAX_POSITIONS, SIZE)
+    if not position:
+        table["encoder.embeddings.positions.table.weight"] = (MAX_POSITIONS, SIZE)
     if characters.QUERIES[variant] == "basis":
         table["encoder.basis"] = (characters.LATENTS, SIZE)
     norm = {f"encoder.final_norm.{part}": (SIZE,) for part in ("weight", "bias")}
@@ -228,9 +230,9 @@ def models():
 
         made[f"causal-{position}"] = figures(causal_shapes(position), logits)
     made["modern"] = figures(modern_shapes(), functools.partial(modern.logits, HEADS))
-    for variant in characters.QUERIES:
-        logits = functools.partial(characters.logits, variant, HEADS)
-        made[variant] = figures(character_shapes(variant), logits)
+    for model in characters.MODELS:
+        logits = functools.partial(characters.logits, model, HEADS)
+        made[model] = figures(character_shapes(model), logits)
     for name in albert.SHARING:
 
         def logits(weights, input_ids, name=name):

@@ -64,12 +64,13 @@ def test_the_files_are_what_their_script_makes(name):
 
 
 def golden_model(name):
-    variant, overrides = name.split()[0], {}
+    (variant, *position), overrides = name.split(), {}
     if variant == "albert":
         overrides = {"embedding_size": albert.EMBEDDING_SIZE, **albert.SHARING[name]}
     if variant in characters.QUERIES:
         latents = characters.LATENTS if characters.QUERIES[variant] else 0
         overrides = {"num_layers": 3, "latents": latents}
+        overrides |= {"position": position[0]} if position else {}
     if variant == "modern":
         overrides = {"local_window": modern.WINDOW, "global_every": modern.GLOBAL_EVERY}
     model = LanguageModel(presets.build("tiny", variant, make.VOCABULARY, overrides)).eval()
@@ -92,7 +93,8 @@ def golden_batch():
 
 
 def test_every_variant_has_golden_figures():
-    assert MODELS.keys() == presets.VARIANTS.keys() | albert.SHARING.keys()
+    others = albert.SHARING.keys() | set(characters.MODELS)
+    assert MODELS.keys() == presets.VARIANTS.keys() | others
 
 
 @pytest.mark.parametrize("variant", MODELS)

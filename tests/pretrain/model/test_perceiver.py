@@ -17,6 +17,8 @@ from pretrain.model.layers import checkpoint_activations, compile_layers
 
 VARIANTS = ("char-vanilla", "char-perceiver", "char-perceiver-ar")
 QUERIES = ("basis", "inputs")
+POSITIONS = ("learned", "rotary", "t5-bias", "alibi")
+"""On embeddings, on queries and keys, and on scores, trained and fixed."""
 VOCABULARY = 50
 LENGTHS = (20, 3, 8, 13)
 """Tokens of the rows of a batch."""
@@ -62,10 +64,11 @@ def test_models_of_characters_have_the_assignments_number_of_parameters(variant,
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("position", POSITIONS)
 @pytest.mark.parametrize("length", [40, 64, 65, 128])
-def test_an_output_depends_on_these_inputs_and_on_no_other(variant, length):
+def test_an_output_depends_on_these_inputs_and_on_no_other(variant, position, length):
     """By gradients, of every output. A longer row stands beside it, and padding after it."""
-    model = tiny(variant, scale=4.0, max_positions=140)
+    model = tiny(variant, scale=4.0, max_positions=140, position=position)
     ids = ids_of(2, 140)
     embeddings = []
 
@@ -90,8 +93,9 @@ def test_an_output_depends_on_these_inputs_and_on_no_other(variant, length):
 
 
 @pytest.mark.parametrize("queries", QUERIES)
-def test_rows_of_a_batch_are_read_as_if_alone_whatever_the_padding_holds(queries):
-    model, ids = with_latents(queries), ids_of(4, 20)
+@pytest.mark.parametrize("position", POSITIONS)
+def test_rows_of_a_batch_are_read_as_if_alone_whatever_the_padding_holds(queries, position):
+    model, ids = with_latents(queries, position=position), ids_of(4, 20)
     features = model.encoder(ids, TEXT)
     again = model.encoder(torch.where(TEXT, ids, 7), TEXT)
     assert torch.equal(features[TEXT], again[TEXT])
@@ -102,9 +106,11 @@ def test_rows_of_a_batch_are_read_as_if_alone_whatever_the_padding_holds(queries
 
 
 @pytest.mark.parametrize("queries", QUERIES)
-def test_as_many_latents_as_tokens_or_more_leave_nothing_out(queries):
+@pytest.mark.parametrize("position", POSITIONS)
+def test_as_many_latents_as_tokens_or_more_leave_nothing_out(queries, position):
     """Latents that no token fills change nothing."""
-    few, many = (with_latents(queries, latents=latents) for latents in (20, 50))
+    fields = {"position": position}
+    few, many = (with_latents(queries, latents=latents, **fields) for latents in (20, 50))
     weights = many.state_dict()
     if queries == "basis":
         weights["encoder.basis"] = weights["encoder.basis"][:20]
@@ -138,9 +144,10 @@ def test_an_output_that_sees_no_latent_is_its_own_token_through_the_feed_forward
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("queries", QUERIES)
-def test_numbers_and_gradients_are_finite_also_where_nothing_is_seen(queries, dtype):
+@pytest.mark.parametrize("position", POSITIONS)
+def test_numbers_and_gradients_are_finite_also_where_nothing_is_seen(queries, position, dtype):
     """Large weights, whose scores could pass the lowest number of the type."""
-    model = with_latents(queries).to(dtype)
+    model = with_latents(queries, position=position).to(dtype)
     with torch.no_grad():
         for layer in model.encoder.layers:
             layer.attention.query_key_value.weight *= 10
@@ -168,11 +175,12 @@ def test_recomputed_layers_have_the_same_gradients_with_the_same_dropout(variant
 
 
 @pytest.mark.slow  # compiles C++
-def test_compiled_layers_have_the_same_numbers_and_names(run_ranks):
+@pytest.mark.parametrize("position", ["learned", "rotary", "alibi"])
+def test_compiled_layers_have_the_same_numbers_and_names(run_ranks, position):
     def work():
         results = []
         for compiled in (False, True):
-            model = with_latents("inputs")
+            model = with_latents("inputs", position=position)
             names = [*model.state_dict()]
             if compiled:
                 compile_layers(model)
@@ -279,8 +287,6 @@ def test_the_last_inputs_as_queries_learn_to_mirror_and_a_basis_cannot(queries):
         ({"layer_norm": "post", "final_norm": False}, "latents: 8 .* others need layer_norm 'pre'"),
         ({"sharing": "all"}, "latents: 8 .* others need sharing 'none'"),
         ({"num_layers": 1}, "latents: 8 .* others need num_layers 2 or more"),
-        ({"position": "rotary"}, "latents: 8 .* others need position learned, sinusoidal or none"),
-        ({"position": "alibi"}, "latents: 8 .* others need position learned, sinusoidal or none"),
         ({"layer_norm": "post", "latents": 0}, "model.final_norm: True .* false with layer_norm"),
         ({"final_norm": 1}, "model.final_norm: 1 is not accepted; it must be true or false"),
     ],
@@ -291,8 +297,21 @@ def test_a_config_that_cannot_be_is_refused_by_name(values, message):
         dataclasses.replace(config, **values)
 
 
-@pytest.mark.parametrize("position", ["learned", "sinusoidal", "none"])
-def test_positions_on_embeddings_and_none_are_accepted(position):
+@pytest.mark.parametrize("queries", QUERIES)
+@pytest.mark.parametrize("position", POSITIONS[1:])
+def test_positions_on_attention_that_are_scaled_to_nothing_are_none(queries, position):
+    model, ids = with_latents(queries, position=position), ids_of(4, 20)
+    plain = with_latents(queries, position="none")
+    plain.load_state_dict(model.state_dict(), strict=False)
+    without = plain.encoder(ids, TEXT)[TEXT]
+    model.encoder.position_scale = 0.5
+    assert not torch.isclose(model.encoder(ids, TEXT)[TEXT], without, rtol=0.01).all()
+    model.encoder.position_scale = 0.0
+    torch.testing.assert_close(model.encoder(ids, TEXT)[TEXT], without, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("position", ["sinusoidal", "none"])
+def test_other_position_methods_are_accepted(position):
     model = with_latents("inputs", position=position)
     assert model.encoder(ids_of(1, 9)).isfinite().all()
 
