@@ -127,7 +127,8 @@ def bias_bytes(
 
     With ALiBi it has the size of all scores, [B, H, T, T], because every row has its own padding.
     It is built from a table [1, H, T, T] that is cast from fp32 (model/attention.py). Causal models
-    need no mask of padding, so that rows share what they have.
+    need no mask of padding, so that rows share what they have. With latents the first and the last
+    layer have biases of their own, [B, H, L, T] and [B, H, T, L] (model/perceiver.py).
 
     Args:
         model: the architecture.
@@ -142,6 +143,14 @@ def bias_bytes(
         local = dataclasses.replace(model, local_window=0, causal=False)
         kept, peak = bias_bytes(local, rows, length, width, True)
         return whole[0] + kept, max(whole[0] + peak, whole[1] + kept)
+    if model.latents:
+        latents = min(model.latents, length)
+        plain = dataclasses.replace(model, latents=0)
+        kept, peak = bias_bytes(plain, rows, latents, width, packed)
+        heads = model.num_heads if model.method.score_bias else 1
+        cross = (1 if model.latent_queries == "basis" else rows) * heads * latents * length
+        # The scores in fp32, and then what they are cast to, or that with its mask.
+        return kept + 2 * width * cross, max(peak, kept + width * cross + (4 + width) * cross)
     if model.causal and not packed:
         rows = 1
         if model.method.score_bias is None:
@@ -172,7 +181,8 @@ def activations(
     attention output; input and output of the first norm; two feed-forward tensors, with a gate
     four; input of the second norm) and one byte per element under dropout. After its attention the
     last layer saves masked tokens only. The logits are saved in w and twice in fp32 (the loss and
-    its gradient). Latents count as tokens, so that this is an upper bound where a model has any.
+    its gradient). Latents count as tokens: where there are
+    fewer, less is saved.
 
     Args:
         model: the architecture.

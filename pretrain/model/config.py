@@ -233,6 +233,8 @@ class ModelConfig:
             "num_layers 2 or more": self.num_layers >= 2,
             "biases true": self.biases,
             "local_window 0": self.local_window == 0,
+            # A head of its second half sees its own place alone, where there may be no latent.
+            "another alibi than 'one-sided'": self.position != "alibi" or self.alibi != "one-sided",
         }
         missing = [what for what, is_given in needed.items() if not is_given]
         fits = not (self.latents and missing)

@@ -92,9 +92,12 @@ def cross_context(
         dtype: of the bias.
         rotation: places to the rotation by them, or to None.
         scores: the position bias, or None.
+
+    Returns:
+        With a bias through which a trained position bias gets its gradient.
     """
-    head = torch.arange(num_heads, device=queries.device)[:, None, None]
-    query, key = queries[:, None, :, None], keys[:, None, None, :]
+    head = torch.arange(num_heads, dtype=torch.int32, device=queries.device)[:, None, None]
+    query, key = queries.int()[:, None, :, None], keys.int()[:, None, None, :]
     visible = key <= query
     sees = visible.any(dim=-1, keepdim=True)
     bias = torch.zeros((), dtype=dtype, device=queries.device)
@@ -177,8 +180,8 @@ class CrossLayer(EncoderLayer):
             [B, Q, D], or [M, D] for the target positions.
         """
         attention = self.attention
-        first, rest = attention.query_key_value(queries, source)
-        query = first.unflatten(-1, (1, attention.num_heads, -1))
+        projected, rest = attention.query_key_value(queries, source)
+        query = projected.unflatten(-1, (1, attention.num_heads, -1))
         key, value = rest.unflatten(-1, (2, attention.num_heads, -1)).split(1, dim=2)
         if context.rotate_queries is not None and context.rotate_keys is not None:
             query, key = context.rotate_queries(query), context.rotate_keys(key)

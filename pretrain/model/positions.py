@@ -17,7 +17,7 @@ from .config import ModelConfig
 from .t5_bias import T5Bias  # noqa: F401 - the same
 
 Rotation = Callable[[Tensor], Tensor]
-"""Queries and keys [B, T, 2, H, K] to the same, each rotated by its position."""
+"""Queries and keys [B, T, 2, H, K], or one of them, to the same, each rotated by its position."""
 
 
 class LearnedPositions(nn.Module):

@@ -164,8 +164,11 @@ class Encoder(nn.Module):
             if document_ids is None:
                 document_ids = torch.ones_like(input_ids, dtype=torch.bool)
             x, document_ids = F.pad(x, (0, 0, 0, extra)), F.pad(document_ids, (0, extra))
+        scores = None
+        if self.score_bias is not None:
+            scores = self.score_bias(x.device, self.position_scale)
         if not self.config.latents:
-            return x, self._context(x, document_ids)
+            return x, self._context(x, document_ids, scores)
         places = latent_places(self.config, x, document_ids)
         if self.config.latent_queries == "basis":
             queries = self.basis[: places.shape[1]].expand(len(x), -1, -1)
@@ -173,30 +176,28 @@ class Encoder(nn.Module):
             queries = x.gather(1, places[..., None].expand(len(x), -1, x.shape[2]))
         # The places of the latents follow on each other, and methods that act on attention know
         # distances only: the layers between may count from the first latent.
-        context = self._context(queries, None)
+        context = self._context(queries, None, scores)
         tokens = torch.arange(x.shape[1], device=x.device)[None]
-        between = functools.partial(
+        cross = functools.partial(
             cross_context,
             num_heads=self.config.num_heads,
             dtype=x.dtype,
             rotation=self._rotation_by,
-            scores=self._position_scores(x.device),
+            scores=scores,
         )
-        down, up = between(places, tokens), between(tokens, places)
+        down, up = cross(places, tokens), cross(tokens, places)
         return queries, PerceiverContext(**vars(context), inputs=x, down=down, up=up)
 
     def _rotation_by(self, positions: Tensor) -> Rotation | None:
         return None if self.rotation is None else self.rotation(positions * self.position_scale)
 
-    def _position_scores(self, device: torch.device) -> ScoreFunction | None:
-        return None if self.score_bias is None else self.score_bias(device, self.position_scale)
-
-    def _context(self, x: Tensor, document_ids: Tensor | None) -> AttentionContext:
+    def _context(
+        self, x: Tensor, document_ids: Tensor | None, scores: ScoreFunction | None
+    ) -> AttentionContext:
         rotation = None
         if self.rotation is not None:
             positions = token_positions(document_ids, x)
             rotation = self._rotation_by(positions[..., -x.shape[1] :])
-        scores = self._position_scores(x.device)
         dropout = self.config.attention_dropout if self.training else 0.0
         tiled = uses_tiles(x, dropout) and self.layers[0]._compiled_call_impl is None
         causal, heads, window = self.config.causal, self.config.num_heads, self.config.local_window

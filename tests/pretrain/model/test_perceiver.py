@@ -8,12 +8,14 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from pretrain.model import presets
+from pretrain.model.alibi import Alibi
 from pretrain.model.cache import KeyValueCache
 from pretrain.model.classifier import Classifier
-from pretrain.model.config import ClassificationConfig
+from pretrain.model.config import ClassificationConfig, ModelConfig
 from pretrain.model.heads import ClassificationHead
 from pretrain.model.language_model import LanguageModel
 from pretrain.model.layers import checkpoint_activations, compile_layers
+from pretrain.model.perceiver import cross_context
 
 VARIANTS = ("char-vanilla", "char-perceiver", "char-perceiver-ar")
 QUERIES = ("basis", "inputs")
@@ -142,6 +144,21 @@ def test_an_output_that_sees_no_latent_is_its_own_token_through_the_feed_forward
     assert not torch.isclose(features[:, 12:], expected[:, 12:]).all(dim=-1).any()
 
 
+def test_a_query_that_sees_no_key_reads_all_and_gets_nothing():
+    """In fp16 scores beside the lowest number could become -inf, and -inf alone has no softmax."""
+    dtype, places = torch.float16, torch.tensor([[2, 3], [0, 1]])
+    method = Alibi(ModelConfig(9, 32, num_heads=4, position="alibi"))
+    scores, nothing = method(places.device), lambda places: None
+    kind = {"num_heads": 4, "dtype": dtype, "rotation": nothing, "scores": scores}
+    context = cross_context(torch.arange(4)[None], places, **kind)
+    expected = torch.tensor([[False, False, True, True], [True] * 4])
+    assert torch.equal(context.sees[..., 0], expected)
+    hidden = context.bias == torch.finfo(dtype).min
+    assert hidden.shape == (2, 4, 4, 2)
+    assert not hidden[0, :, :2].any()
+    assert hidden[0, :, 2].tolist() == hidden[1, :, 0].tolist() == [[False, True]] * 4
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("queries", QUERIES)
 @pytest.mark.parametrize("position", POSITIONS)
@@ -160,11 +177,13 @@ def test_numbers_and_gradients_are_finite_also_where_nothing_is_seen(queries, po
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_recomputed_layers_have_the_same_gradients_with_the_same_dropout(variant):
+@pytest.mark.parametrize("position", POSITIONS)
+def test_recomputed_layers_have_the_same_gradients_with_the_same_dropout(variant, position):
     gradients = []
+    fields = {"dropout": 0.1, "attention_dropout": 0.1, "position": position}
+    fields |= {} if variant == "char-vanilla" else {"latents": 8}
     for recompute in (False, True):
-        overrides = {} if variant == "char-vanilla" else {"latents": 8}
-        model = tiny(variant, 8.0, dropout=0.1, attention_dropout=0.1, **overrides).train()
+        model = tiny(variant, 8.0, **fields).train()
         if recompute:
             checkpoint_activations(model)
         torch.manual_seed(3)
@@ -175,7 +194,7 @@ def test_recomputed_layers_have_the_same_gradients_with_the_same_dropout(variant
 
 
 @pytest.mark.slow  # compiles C++
-@pytest.mark.parametrize("position", ["learned", "rotary", "alibi"])
+@pytest.mark.parametrize("position", ["learned", "rotary", "t5-bias"])
 def test_compiled_layers_have_the_same_numbers_and_names(run_ranks, position):
     def work():
         results = []
@@ -287,6 +306,10 @@ def test_the_last_inputs_as_queries_learn_to_mirror_and_a_basis_cannot(queries):
         ({"layer_norm": "post", "final_norm": False}, "latents: 8 .* others need layer_norm 'pre'"),
         ({"sharing": "all"}, "latents: 8 .* others need sharing 'none'"),
         ({"num_layers": 1}, "latents: 8 .* others need num_layers 2 or more"),
+        (
+            {"position": "alibi", "alibi": "one-sided"},
+            "latents: 8 .* others need another alibi than 'one-sided'",
+        ),
         ({"layer_norm": "post", "latents": 0}, "model.final_norm: True .* false with layer_norm"),
         ({"final_norm": 1}, "model.final_norm: 1 is not accepted; it must be true or false"),
     ],
@@ -300,12 +323,15 @@ def test_a_config_that_cannot_be_is_refused_by_name(values, message):
 @pytest.mark.parametrize("queries", QUERIES)
 @pytest.mark.parametrize("position", POSITIONS[1:])
 def test_positions_on_attention_that_are_scaled_to_nothing_are_none(queries, position):
-    model, ids = with_latents(queries, position=position), ids_of(4, 20)
-    plain = with_latents(queries, position="none")
+    """With the first and the last layer alone: in others they are those of any model."""
+    fields = {"num_layers": 2, "position": position}
+    model, ids = with_latents(queries, **fields), ids_of(4, 20)
+    plain = with_latents(queries, **{**fields, "position": "none"})
     plain.load_state_dict(model.state_dict(), strict=False)
     without = plain.encoder(ids, TEXT)[TEXT]
     model.encoder.position_scale = 0.5
-    assert not torch.isclose(model.encoder(ids, TEXT)[TEXT], without, rtol=0.01).all()
+    differences = (model.encoder(ids, TEXT)[TEXT] - without).abs().amax(dim=1)
+    assert (differences > 1e-3).float().mean() > 0.5
     model.encoder.position_scale = 0.0
     torch.testing.assert_close(model.encoder(ids, TEXT)[TEXT], without, rtol=1e-4, atol=1e-5)
 
