@@ -181,8 +181,7 @@ def activations(
     attention output; input and output of the first norm; two feed-forward tensors, with a gate
     four; input of the second norm) and one byte per element under dropout. After its attention the
     last layer saves masked tokens only. The logits are saved in w and twice in fp32 (the loss and
-    its gradient). Latents count as tokens: where there are
-    fewer, less is saved.
+    its gradient). Latents count as tokens; where there are fewer, less is saved.
 
     Args:
         model: the architecture.

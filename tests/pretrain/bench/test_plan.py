@@ -297,6 +297,8 @@ def test_the_biases_of_latents_take_the_planned_memory(variant, position, dtype)
     kept, peak = needs.bias_bytes(config, rows, length, dtype.itemsize, False)
     assert sum(sizes) == kept
     assert memory.peak - held <= peak - kept + 32 * rows * length * config.hidden_size
+    if position == "alibi" and variant == "char-perceiver-ar":  # otherwise the biases are small
+        assert memory.peak - held >= 0.8 * (peak - kept)
 
 
 def test_the_plan_counts_the_bias_of_the_back_end():
