@@ -56,7 +56,7 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "mask_embedding": ("row", "zero"),
     "sharing": ("none", "all", "attention", "feed-forward"),
     "initial_weights": ("normal", "truncated-normal"),
-    "latent_queries": ("basis", "inputs"),
+    "latent_queries": ("basis", "tokens"),
 }
 ATTENTION_BACKENDS = ("dense", "flex", "flex-flash")
 """How attention is computed. This changes speed only, so it is not a field of the record.
@@ -171,7 +171,7 @@ class ModelConfig:
     (perceiver.py); 0: every layer works on all tokens."""
     latent_queries: str = "basis"
     """What the latents, if any, are before they read the tokens: "basis", trained vectors, or
-    "inputs", the vectors of the last tokens (Hawthorne et al. 2022)."""
+    "tokens", the vectors of the last tokens (Hawthorne et al. 2022)."""
 
     def __post_init__(self) -> None:
         """Refuse values of the wrong type, unknown choices, and sizes that do not divide."""

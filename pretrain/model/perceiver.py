@@ -1,22 +1,29 @@
 """The first and the last layer of models with latents: cross-attention between tokens and latents.
 
-A simplified Perceiver AR (Hawthorne et al. 2022), as in Stanford's CS224N of 2023. The first layer
-reads T tokens into L latents, the layers between are ordinary causal ones on the latents, and the
-last layer reads the latents into the tokens. C are the queries of the first layer, X the vectors of
-the tokens, Y the latents before the last layer; both layers end with x + feed-forward(norm(x)):
-
-    down    x = C + attention(queries norm(C), keys and values X)
-    up      x = X + attention(queries X, keys and values norm(Y))
+Perceiver AR (Hawthorne et al. 2022) simplified, as in Stanford's CS224N of 2023, or with an output
+for every token. The first layer reads T tokens into L latents, the layers between are ordinary
+causal ones on the latents, and the last layer reads the latents into the tokens.
 
 Every latent has a place among the tokens. It sees the tokens up to its place and the latents before
 it, and a token sees the latents whose places are not after its own: no output depends on a later
-token. Rotations and position biases act by these places. There are two kinds of queries.
+token. Rotations and position biases act by these places. C are the queries of the first layer, X
+the vectors of the tokens, Y the latents before the last layer; both layers end with
+x + feed-forward(norm(x)). There are two kinds of queries.
 
     basis   Latent i is a trained vector at place i. Tokens from place L on are seen by no latent:
             an output there depends on the first L tokens and on its own, and on no other.
-    inputs  Latent i is token n - L + i of a row of n tokens (token i where n < L), so that the last
+
+                down    x = C + attention(queries norm(C), keys and values X)
+                up      x = X + attention(queries X, keys and values norm(Y))
+
+    tokens  Latent i is token n - L + i of a row of n tokens (token i where n < L), so that the last
             L outputs depend on all tokens before them, as in Perceiver AR. Tokens before these see
             no latent. Attention adds nothing to them, and their outputs depend on their own token.
+            Z is X with Y at the places of the latents. A row of at most L tokens is computed as by
+            a model without latents.
+
+                down    x = C + attention(queries norm(C), keys and values norm(X))
+                up      x = Z + attention(queries norm(Z), keys and values norm(Y))
 
 Attention scores cost, per head and at constant width, with N layers
 
@@ -66,8 +73,10 @@ class CrossContext:
 class PerceiverContext(AttentionContext):
     """What the layers between need, and what the first and the last layer read besides."""
 
-    inputs: Tensor
+    tokens: Tensor
     """Vectors of the tokens, [B, T, D]."""
+    latent_places: Tensor | None
+    """The place of each latent that is a token, [B, L]; None where latents are a basis."""
     down: CrossContext
     """Of the first layer."""
     up: CrossContext
@@ -199,7 +208,10 @@ class DownLayer(CrossLayer):
 
     def forward(self, x: Tensor, context: PerceiverContext) -> Tensor:  # type: ignore[override]
         """Queries of the latents, [B, L, D], to latents, [B, L, D]."""
-        return self._cross(x, self.attention_norm(x), context.inputs, context.down, None)
+        source = context.tokens
+        if context.latent_places is not None:
+            source = self.attention_norm(source)
+        return self._cross(x, self.attention_norm(x), source, context.down, None)
 
 
 class UpLayer(CrossLayer):
@@ -209,5 +221,10 @@ class UpLayer(CrossLayer):
         self, x: Tensor, context: PerceiverContext, target_positions: Tensor | None = None
     ) -> Tensor:
         """Latents [B, L, D] to tokens [B, T, D]; with `target_positions` [M] to [M, D]."""
-        inputs = context.inputs
-        return self._cross(inputs, inputs, self.attention_norm(x), context.up, target_positions)
+        source = self.attention_norm(x)
+        tokens = queries = context.tokens
+        if context.latent_places is not None:
+            index = context.latent_places[..., None].expand_as(x)
+            tokens = tokens.scatter(1, index, x)
+            queries = self.attention_norm(tokens)
+        return self._cross(tokens, queries, source, context.up, target_positions)

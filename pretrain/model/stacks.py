@@ -171,9 +171,11 @@ class Encoder(nn.Module):
             return x, self._context(x, document_ids, scores)
         places = latent_places(self.config, x, document_ids)
         if self.config.latent_queries == "basis":
+            taken = None
             queries = self.basis[: places.shape[1]].expand(len(x), -1, -1)
         else:
-            queries = x.gather(1, places[..., None].expand(len(x), -1, x.shape[2]))
+            taken = places.expand(len(x), -1)
+            queries = x.gather(1, taken[..., None].expand(-1, -1, x.shape[2]))
         # The places of the latents follow on each other, and methods that act on attention know
         # distances only: the layers between may count from the first latent.
         context = self._context(queries, None, scores)
@@ -186,7 +188,9 @@ class Encoder(nn.Module):
             scores=scores,
         )
         down, up = cross(places, tokens), cross(tokens, places)
-        return queries, PerceiverContext(**vars(context), inputs=x, down=down, up=up)
+        return queries, PerceiverContext(
+            **vars(context), tokens=x, latent_places=taken, down=down, up=up
+        )
 
     def _rotation_by(self, positions: Tensor) -> Rotation | None:
         return None if self.rotation is None else self.rotation(positions * self.position_scale)

@@ -32,7 +32,7 @@ Seconds = dict[tuple[int, int], float]
 
 
 def architecture(length: int, latents: int) -> ModelConfig:
-    """The model of size char; its queries are the last inputs."""
+    """The model of size char; its queries are the last tokens."""
     variant = "char-perceiver-ar" if latents else "char-vanilla"
     fields = {"latents": latents, "max_positions": length, "dropout": 0.0, "attention_dropout": 0.0}
     return presets.build("char", variant, VOCABULARY, fields)

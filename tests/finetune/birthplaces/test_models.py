@@ -51,7 +51,7 @@ def test_a_bottleneck_of_no_use_is_refused(variant, size, accepted):
         ("training.steps=3", None, "accepted: --epochs"),
         ("training.seed=3", ["optimizer"], "accepted: --seed"),
         ("model.variant=char-perceiver", None, "accepted: the argument variant"),
-        ("model.overrides.latent_queries=inputs", None, "accepted: the argument variant"),
+        ("model.overrides.latent_queries=tokens", None, "accepted: the argument variant"),
         ("optimizer.learning_rate=1", ["optimizer"], "accepted: --pretrain_lr or --finetune_lr"),
         ("training={steps: 3}", None, "a whole section; accepted: training.NAME=value"),
         ("batch.micro_batch_size=3", ["optimizer"], "no effect here; accepted: settings of opti"),

@@ -10,7 +10,7 @@ from tests.pretrain.golden.causal import bias, rotated
 from tests.pretrain.model.test_parity import linear, norm
 
 LATENTS = 8
-QUERIES = {"char-vanilla": None, "char-perceiver": "basis", "char-perceiver-ar": "inputs"}
+QUERIES = {"char-vanilla": None, "char-perceiver": "basis", "char-perceiver-ar": "tokens"}
 METHODS = ("rotary", "t5-bias", "alibi")
 MODELS = (*QUERIES, *(f"{variant} {method}" for variant in [*QUERIES][1:] for method in METHODS))
 """Variants, with learned positions or the position method after the name."""
@@ -24,7 +24,7 @@ def logits(model, heads, weights, input_ids):
     if not position:
         inputs = inputs + weights["encoder.embeddings.positions.table.weight"][: len(tokens)]
     x, places = inputs, tokens
-    if queries == "inputs":
+    if queries == "tokens":
         x, places = inputs[-LATENTS:], tokens[-LATENTS:]
     if queries == "basis":
         x, places = weights["encoder.basis"][: len(tokens)], tokens[:LATENTS]
@@ -32,13 +32,17 @@ def logits(model, heads, weights, input_ids):
     attention = functools.partial(attend, weights, position, heads)
     for number in range(layers):
         name = f"encoder.layers.{number}."
-        read = norm(x, weights, name + "attention_norm")
+        read = functools.partial(norm, weights=weights, name=name + "attention_norm")
+        # The assignment has no norm on what stands beside a basis.
+        beside = torch.clone if queries == "basis" else read
         if queries and number == 0:
-            mixed = attention(name, read, inputs, places, tokens)
+            mixed = attention(name, read(x), beside(inputs), places, tokens)
         elif queries and number == layers - 1:
-            x, mixed = inputs, attention(name, inputs, read, tokens, places)
+            source = read(x)
+            x = inputs if queries == "basis" else torch.cat([inputs[:-LATENTS], x])
+            mixed = attention(name, beside(x), source, tokens, places)
         else:
-            mixed = attention(name, read, read, places, places)
+            mixed = attention(name, read(x), read(x), places, places)
         x = x + mixed
         inner = linear(norm(x, weights, name + "output_norm"), weights, name + "expand")
         x = x + linear(gelu(inner), weights, name + "contract")

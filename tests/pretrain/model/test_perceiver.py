@@ -18,7 +18,7 @@ from pretrain.model.layers import checkpoint_activations, compile_layers
 from pretrain.model.perceiver import cross_context
 
 VARIANTS = ("char-vanilla", "char-perceiver", "char-perceiver-ar")
-QUERIES = ("basis", "inputs")
+QUERIES = ("basis", "tokens")
 POSITIONS = ("learned", "rotary", "t5-bias", "alibi")
 """On embeddings, on queries and keys, and on scores, trained and fixed."""
 VOCABULARY = 50
@@ -123,6 +123,22 @@ def test_as_many_latents_as_tokens_or_more_leave_nothing_out(queries, position):
     assert torch.equal(few.encoder(ids, TEXT)[TEXT], many.encoder(ids, TEXT)[TEXT])
 
 
+@pytest.mark.parametrize("length", [1, 15, 20])
+@pytest.mark.parametrize("position", POSITIONS)
+def test_tokens_that_are_all_latents_are_computed_as_without_latents(position, length):
+    """By a model of the same weights, with the same gradients."""
+    ids, text = ids_of(4, length), TEXT[:, :length]
+    models = [with_latents("tokens", latents=latents, position=position) for latents in (0, 20)]
+    models[1].load_state_dict(models[0].state_dict())
+    results = []
+    for model in models:
+        features = model.encoder(ids, text)[text]
+        features.square().sum().backward()
+        gradients = {name: weight.grad for name, weight in model.encoder.named_parameters()}
+        results.append((features, gradients))
+    torch.testing.assert_close(results[1], results[0], rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("queries", QUERIES)
 @pytest.mark.parametrize("training", [False, True])
 def test_target_positions_select_the_same_numbers(queries, training):
@@ -134,7 +150,7 @@ def test_target_positions_select_the_same_numbers(queries, training):
 
 
 def test_an_output_that_sees_no_latent_is_its_own_token_through_the_feed_forward_network():
-    model, ids = with_latents("inputs"), ids_of(2, 20)
+    model, ids = with_latents("tokens"), ids_of(2, 20)
     encoder = model.encoder
     with torch.no_grad():
         last = encoder.layers[-1]
@@ -201,7 +217,7 @@ def test_compiled_layers_have_the_same_numbers_and_names(run_ranks, position):
     def work():
         results = []
         for compiled in (False, True):
-            model = with_latents("inputs", position=position)
+            model = with_latents("tokens", position=position)
             names = [*model.state_dict()]
             if compiled:
                 compile_layers(model)
@@ -225,7 +241,7 @@ def test_the_basis_is_a_parameter_that_moves_is_saved_and_is_drawn_by_xavier():
     assert float(basis.detach().std()) == pytest.approx(bound / math.sqrt(3), rel=0.05)
     assert model.to(torch.float64).encoder.basis.dtype == torch.float64
     assert model.to("meta").encoder.basis.device.type == "meta"
-    assert not hasattr(tiny(latent_queries="inputs").encoder, "basis")
+    assert not hasattr(tiny(latent_queries="tokens").encoder, "basis")
 
 
 def test_cross_attention_has_the_weights_of_an_ordinary_layer():
@@ -270,7 +286,7 @@ def mirrored_rows(generator):
 
 
 @pytest.mark.parametrize("queries", QUERIES)
-def test_the_last_inputs_as_queries_learn_to_mirror_and_a_basis_cannot(queries):
+def test_the_last_tokens_as_queries_learn_to_mirror_and_a_basis_cannot(queries):
     """After perceiver-ar's task `random_mirrored`. One place in eight mirrors its own input."""
     small = {"num_layers": 2, "max_positions": 32, "latents": 16, "latent_queries": queries}
     model = tiny(scale=8.0, **small).train()
@@ -289,7 +305,7 @@ def test_the_last_inputs_as_queries_learn_to_mirror_and_a_basis_cannot(queries):
         losses.append(loss.item())
         if loss < 0.02:
             break
-    if queries == "inputs":
+    if queries == "tokens":
         assert losses[-1] < 0.02
     else:
         assert min(losses) > 0.95 * math.log(8) * (1 - 1 / MIRRORED)
@@ -300,7 +316,7 @@ def test_the_last_inputs_as_queries_learn_to_mirror_and_a_basis_cannot(queries):
     [
         ({"latents": -1}, "model.latents: -1 is not accepted; it must be 0 or a positive number"),
         ({"latents": 8.0}, "model.latents: 8.0 is not accepted; it must be a whole number"),
-        ({"latent_queries": "input"}, "model.latent_queries: 'input' .* one of basis, inputs"),
+        ({"latent_queries": "inputs"}, "model.latent_queries: 'inputs' .* one of basis, tokens"),
         (
             {"causal": False},
             "model.latents: 8 is not accepted; it must be 0; others need causal true",
@@ -340,7 +356,7 @@ def test_positions_on_attention_that_are_scaled_to_nothing_are_none(queries, pos
 
 @pytest.mark.parametrize("position", ["sinusoidal", "none"])
 def test_other_position_methods_are_accepted(position):
-    model = with_latents("inputs", position=position)
+    model = with_latents("tokens", position=position)
     assert model.encoder(ids_of(1, 9)).isfinite().all()
 
 
