@@ -82,6 +82,7 @@ def prepare(
             _remove(output, *_OUTPUTS)
         shards = _existing_shards(tasks, tasks)
         if len(shards) == len(tasks) and (output / records.FILE_NAME).is_file():
+            _remove(output, *_OF_FILTERS)  # of a run killed after its manifest
             return records.load_manifest(output)
         _remove(output, records.FILE_NAME)
         tokenizer.save(output / TOKENIZER_FILE)

@@ -132,6 +132,18 @@ def test_rerun_of_a_finished_corpus_changes_nothing(
 
 
 @pytest.mark.usefixtures("in_process")
+def test_files_of_the_filters_left_by_a_killed_run_go_with_the_next(
+    inputs: list[Path], tokenizer_folder: Path, tmp_path: Path
+) -> None:
+    """By a run that was killed after it had written the manifest."""
+    prepare(inputs, tmp_path, tokenizer_folder, SETTINGS)
+    finished = content(tmp_path)
+    (tmp_path / "shards" / "contamination.ngrams").write_bytes(b"left")
+    prepare(inputs, tmp_path, tokenizer_folder, SETTINGS)
+    assert content(tmp_path) == finished
+
+
+@pytest.mark.usefixtures("in_process")
 def test_only_a_missing_file_is_made_again(
     inputs: list[Path], tokenizer_folder: Path, tmp_path: Path
 ) -> None:
