@@ -75,8 +75,8 @@ class PerceiverContext(AttentionContext):
 
     tokens: Tensor
     """Vectors of the tokens, [B, T, D]."""
-    latent_places: Tensor | None
-    """The place of each latent that is a token, [B, L]; None where latents are a basis."""
+    token_index: Tensor | None
+    """Which tokens are the latents, [B, L, D], the same in all of D; None for a basis."""
     down: CrossContext
     """Of the first layer."""
     up: CrossContext
@@ -209,7 +209,7 @@ class DownLayer(CrossLayer):
     def forward(self, x: Tensor, context: PerceiverContext) -> Tensor:  # type: ignore[override]
         """Queries of the latents, [B, L, D], to latents, [B, L, D]."""
         source = context.tokens
-        if context.latent_places is not None:
+        if context.token_index is not None:
             source = self.attention_norm(source)
         return self._cross(x, self.attention_norm(x), source, context.down, None)
 
@@ -223,8 +223,7 @@ class UpLayer(CrossLayer):
         """Latents [B, L, D] to tokens [B, T, D]; with `target_positions` [M] to [M, D]."""
         source = self.attention_norm(x)
         tokens = queries = context.tokens
-        if context.latent_places is not None:
-            index = context.latent_places[..., None].expand_as(x)
-            tokens = tokens.scatter(1, index, x)
+        if context.token_index is not None:
+            tokens = tokens.scatter(1, context.token_index, x)
             queries = self.attention_norm(tokens)
         return self._cross(tokens, queries, source, context.up, target_positions)

@@ -171,11 +171,11 @@ class Encoder(nn.Module):
             return x, self._context(x, document_ids, scores)
         places = latent_places(self.config, x, document_ids)
         if self.config.latent_queries == "basis":
-            taken = None
+            token_index = None
             queries = self.basis[: places.shape[1]].expand(len(x), -1, -1)
         else:
-            taken = places.expand(len(x), -1)
-            queries = x.gather(1, taken[..., None].expand(-1, -1, x.shape[2]))
+            token_index = places[..., None].expand(len(x), -1, x.shape[2])
+            queries = x.gather(1, token_index)
         # The places of the latents follow on each other, and methods that act on attention know
         # distances only: the layers between may count from the first latent.
         context = self._context(queries, None, scores)
@@ -189,7 +189,7 @@ class Encoder(nn.Module):
         )
         down, up = cross(places, tokens), cross(tokens, places)
         return queries, PerceiverContext(
-            **vars(context), tokens=x, latent_places=taken, down=down, up=up
+            **vars(context), tokens=x, token_index=token_index, down=down, up=up
         )
 
     def _rotation_by(self, positions: Tensor) -> Rotation | None:
