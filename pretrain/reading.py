@@ -73,6 +73,7 @@ class Reading:
                 rank,
                 world_size,
                 first,
+                architecture.last_latents,
             )
         ]
         """This rank's batches of all validation splits."""
@@ -84,6 +85,7 @@ class Reading:
             phase.config.fault,
             training.seed,
             config.sizes,
+            architecture.last_latents,
         )
 
     @property

@@ -147,7 +147,8 @@ def _refuse_bad_blocks(config: RunConfig, vocab_size: int, model: ModelConfig) -
     vocabulary = Vocabulary(vocab_size, model.vocab_size, folder)
     objective = config.objective.for_validation().build(vocabulary)
     for valid in open_sources(config.data, "valid"):
-        refuse_without_targets(valid, objective, config.training.evaluation_blocks)
+        limit = config.training.evaluation_blocks
+        refuse_without_targets(valid, objective, limit, model.last_latents)
     for number, train in enumerate(open_sources(config.data, "train")):
         _refuse_few_blocks(train, number, config)
         # Raises where the objective takes text of other documents, and there are none.

@@ -82,7 +82,8 @@ def finetune(
     refuse_name(name)
     refuse_numbers("--finetune_lr", learning_rate, epochs, seed)
     used = ["optimizer", "training.deepspeed"]
-    refuse_overrides(overrides, used if reading else [*used, "model"])
+    model = ["model.size", "model.overrides"]
+    refuse_overrides(overrides, used if reading else [*used, *model])
     _refuse_ranks()
     recipe = choice.config(
         [
@@ -100,7 +101,9 @@ def finetune(
         print(f"{data}: {note}", flush=True)
     rows = len(encoded.rows)
     objective = AnswerObjective(start.vocabulary.mask_id)
-    batches = AnswerBatches(encoded.rows, min(BATCH_SIZE, rows), seed, objective)
+    batches = AnswerBatches(
+        encoded.rows, min(BATCH_SIZE, rows), seed, objective, start.config.last_latents
+    )
     steps = math.ceil(epochs * rows / batches.batch_size)
     print(f"{data}: rows: {rows:,}, epochs: {epochs:,}, steps: {steps:,}", flush=True)
     trained: dict[str, Any] = start.provenance.get("recipe") or to_dict(recipe)

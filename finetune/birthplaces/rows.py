@@ -14,6 +14,7 @@ import numpy as np
 from data_prep.tokenizer import Tokenizer
 from finetune.birthplaces.questions import Question, shortened
 from pretrain.data.order import Lineage
+from pretrain.data.row_ends import end_rows
 from pretrain.loop import Arrays, MicroBatch
 from pretrain.objectives.base import Block, Ids
 from pretrain.objectives.causal import CausalLMConfig
@@ -112,12 +113,14 @@ class AnswerObjective(TokenObjective):
 
 @dataclasses.dataclass(frozen=True)
 class AnswerBatches:
-    """Batches of rows. Each epoch has an order of its own, drawn from (seed, epoch)."""
+    """Batches of rows, for one rank. Each epoch has an order drawn from (seed, epoch)."""
 
     rows: Sequence[Ids]
     batch_size: int
     order_seed: int
     objective: AnswerObjective
+    last_latents: int = 0
+    """`ModelConfig.last_latents` of the model."""
 
     def seed(self, step: int) -> int:
         """Return the seed of dropout."""
@@ -128,10 +131,20 @@ class AnswerBatches:
         return step * self.batch_size / len(self.rows)
 
     def micro_batches(self, step: int, rank: int, world_size: int) -> list[MicroBatch]:
-        """Return this rank's share of the step's batch: every `world_size`-th row."""
+        """Return the step's batch as one micro-batch.
+
+        For a model of last latents all batches are padded to one length, on which the draws of the
+        rows' ends depend: otherwise the longest row of a batch would be known by it.
+        """
+        assert world_size == 1
         lineage = Lineage.begin(len(self.rows), self.order_seed)
-        chosen, _ = lineage.blocks(step * self.batch_size, self.batch_size)
-        rows = [self.rows[index] for index in chosen[rank::world_size]]
+        chosen, epochs = lineage.blocks(step * self.batch_size, self.batch_size)
+        rows = [self.rows[index] for index in chosen]
         lengths = [len(row) for row in rows]
-        arrays = self.objective.collate(rows, max(lengths))
+        longest = max(map(len, self.rows)) if self.last_latents else max(lengths)
+        arrays = self.objective.collate(rows, longest)
+        if self.last_latents:
+            names = zip(epochs.tolist(), chosen.tolist(), strict=True)
+            keys = [(self.order_seed, epoch, index) for epoch, index in names]
+            arrays = end_rows(arrays, self.last_latents, keys)
         return [MicroBatch(rank, arrays, sum(lengths), self.objective.targets(arrays))]

@@ -195,9 +195,12 @@ def evaluate_blocks(
     Raises:
         ValueError: nothing to predict, or a length that the model cannot read.
     """
-    refuse_without_targets(source, objective, limit)
+    latents = model.config.last_latents
+    refuse_without_targets(source, objective, limit, latents)
     chosen, corpus = spread(len(source), limit), source.corpus
-    batches = validation_batches(source, objective, limit, micro_batch_size, 0, 1)
+    batches = validation_batches(
+        source, objective, limit, micro_batch_size, 0, 1, last_latents=latents
+    )
     ids = sum(source.size(index) for index in chosen)
     names = corpus.manifest.subsets
     shown = _with_bar(batches, source.sequence_length, ids)

@@ -272,6 +272,14 @@ class ModelConfig:
         return self.max_positions if self.method.bounded else None
 
     @property
+    def last_latents(self) -> int:
+        """How many of the last tokens of a row are its latents; 0 where no token is one.
+
+        Such a model is trained on rows that end at random places (`pretrain.data.row_ends`).
+        """
+        return self.latents if self.latent_queries == "tokens" else 0
+
+    @property
     def scale(self) -> float:
         """Factor on the token embeddings."""
         return math.sqrt(self.hidden_size) if self.embedding_scale == "sqrt-hidden" else 1.0

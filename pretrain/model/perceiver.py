@@ -5,8 +5,8 @@ for every token. The first layer reads T tokens into L latents, the layers betwe
 causal ones on the latents, and the last layer reads the latents into the tokens.
 
 Every latent has a place among the tokens. It sees the tokens up to its place and the latents before
-it, and a token sees the latents whose places are not after its own: no output depends on a later
-token. Rotations and position biases act by these places. C are the queries of the first layer, X
+it, and a token sees the latents whose places are not after its own: no output depends on what a
+later token is. Rotations and position biases act by these places. C are the queries of the first layer, X
 the vectors of the tokens, Y the latents before the last layer; both layers end with
 x + feed-forward(norm(x)). There are two kinds of queries.
 
@@ -19,6 +19,8 @@ x + feed-forward(norm(x)). There are two kinds of queries.
     tokens  Latent i is token n - L + i of a row of n tokens (token i where n < L), so that the last
             L outputs depend on all tokens before them, as in Perceiver AR. Tokens before these see
             no latent. Attention adds nothing to them, and their outputs depend on their own token.
+            An output depends on how many tokens follow, by the number of latents before it: rows
+            of training therefore end at random places (pretrain/data/row_ends.py).
             Z is X with Y at the places of the latents. A row of at most L tokens is computed as by
             a model without latents.
 

@@ -1,5 +1,7 @@
 """Rows of fine-tuning: their layout, what is predicted, and their order."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -74,8 +76,8 @@ def batches(seed, count=10, size=4):
     return AnswerBatches(rows, size, seed, AnswerObjective(MASK))
 
 
-def read_in(made, steps, rank=0, world_size=1):
-    found = [made.micro_batches(step, rank, world_size)[0] for step in steps]
+def read_in(made, steps):
+    found = [made.micro_batches(step, 0, 1)[0] for step in steps]
     return [row[1] - 4 for batch in found for row in batch.arrays["input_ids"].tolist()]
 
 
@@ -88,6 +90,14 @@ def test_every_epoch_reads_every_row_once_in_an_order_of_its_own():
     assert batches(seed=1).epoch(5) == 2
 
 
-def test_ranks_share_a_batch():
-    both = [read_in(batches(seed=1), [0], rank, 2) for rank in range(2)]
-    assert sorted(both[0] + both[1]) == sorted(read_in(batches(seed=1), [0]))
+def test_rows_of_a_model_of_last_latents_end_at_random_and_others_do_not():
+    made = batches(seed=1)
+    (whole,) = made.micro_batches(0, 0, 1)
+    assert whole.arrays["document_ids"].all()
+    made = dataclasses.replace(made, last_latents=2)
+    ends = set()
+    for step in range(5):
+        (batch,) = made.micro_batches(step, 0, 1)
+        ends |= set(batch.arrays["document_ids"].sum(axis=1).tolist())
+        assert batch.targets == ((batch.arrays["labels"] != IGNORED).sum(),)
+    assert ends == {2, 3, 4, 5}

@@ -59,26 +59,28 @@ def batches(blocks, objective):
     return training(blocks, objective, BatchConfig(8, 2))
 
 
-def training(blocks, objective, batch):
+def training(blocks, objective, batch, **more):
     lineage = Lineage.begin(len(blocks), 1)
-    return PretrainingBatches(blocks, objective, lineage, batch, FaultConfig(), 1)
+    return PretrainingBatches(blocks, objective, lineage, batch, FaultConfig(), 1, **more)
 
 
 @pytest.fixture(
     scope="module",
     params=[
-        ("complete", MaskedLMConfig()),
-        ("contiguous", CausalLMConfig()),
-        ("one-document", SpanCorruptionConfig()),
+        ("complete", MaskedLMConfig(), 0),
+        ("contiguous", CausalLMConfig(), 0),
+        ("contiguous", CausalLMConfig(), 40),
+        ("one-document", SpanCorruptionConfig(), 0),
     ],
-    ids=lambda param: param[1].name,
+    ids=lambda param: f"{param[1].name}-{param[2]}",
 )
 def any_batches(request, corpus):
-    """Of each objective that predicts tokens of documents."""
-    packing, settings = request.param
+    """Of each objective that predicts tokens of documents, and for a model of last latents."""
+    packing, settings, latents = request.param
     blocks = SOURCES[packing](Corpus(corpus, "train"), LENGTH)
     size = blocks.corpus.manifest.vocab_size
-    return training(blocks, settings.build(Vocabulary(size, size, corpus)), BatchConfig(8, 2))
+    objective = settings.build(Vocabulary(size, size, corpus))
+    return training(blocks, objective, BatchConfig(8, 2), last_latents=latents)
 
 
 @pytest.fixture(scope="module", params=["sop", "nsp"])
