@@ -18,6 +18,7 @@ from finetune.birthplaces.models import (
     refuse_overrides,
     variant_of,
 )
+from pretrain.config.settings import override
 from pretrain.exit_codes import EXIT_DONE
 
 if TYPE_CHECKING:
@@ -30,6 +31,8 @@ PRETRAIN_RATE, FINETUNE_RATE = 6e-3, 6e-4
 """Default learning rates."""
 EPOCHS = 650
 """Default epochs of pretraining."""
+_OF_WHOLE_EPOCHS = ("data.packing", "batch.ramp_from", "batch.ramp_steps", "phases")
+"""Settings that are refused: with others, `--epochs` would not count how often a line is read."""
 
 
 def run_folder(
@@ -121,7 +124,7 @@ def pretrain(
     refuse_existing(output)
     refuse_name(name)
     refuse_numbers("--pretrain_lr", learning_rate, epochs, seed)
-    refuse_overrides(overrides)
+    refuse_overrides(overrides, refused=_OF_WHOLE_EPOCHS)
     settings = [
         *choice.overrides,
         f"optimizer.learning_rate={learning_rate}",
@@ -137,7 +140,7 @@ def pretrain(
     architecture = recipe.architecture(tokenizer.vocab_size)
     folder = run_folder("pretrain", name, architecture, output, seed, pretrain_rate=learning_rate)
     steps = math.ceil(epochs * len(documents) / recipe.batch.global_batch_size)
-    settings += [f"folder={folder}", f"training.steps={steps}"]
+    settings += [override("folder", str(folder)), f"training.steps={steps}"]
     corpus_folder = corpus.folder_of(text.stem, documents, EXPERIMENTS / "corpora")
     _refuse_other_run(folder, choice.config(settings), text, corpus_folder)
     prepared = corpus.prepare(documents, corpus_folder)
@@ -145,7 +148,7 @@ def pretrain(
     print(f"{text}: {counts}", flush=True)
     options = argparse.Namespace(
         recipe=choice.recipe,
-        overrides=[*settings, f"data.corpus={prepared}"],
+        overrides=[*settings, override("data.corpus", str(prepared))],
         dry_run=False,
         nodes=1,
         node_rank=0,

@@ -6,6 +6,7 @@ Pretraining and fine-tuning share it. Imports no torch.
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -46,6 +47,20 @@ def parse(text: str, source: str) -> Any:  # noqa: ANN401 - any YAML value
         return yaml.safe_load(text)
     except yaml.YAMLError as error:
         raise ValueError(f"{source}: is not valid YAML: {error}") from error
+
+
+def override(key: str, text: str) -> str:
+    """Return the override that sets a key to a text, in quotes where YAML needs them.
+
+    Without quotes, the path `runs/a #2` would be read as `runs/a`.
+    """
+    import yaml
+
+    try:
+        is_plain = yaml.safe_load(text) == text
+    except yaml.YAMLError:
+        is_plain = False
+    return f"{key}={text if is_plain else json.dumps(text, ensure_ascii=False)}"
 
 
 def merge(base: Mapping[str, Any], delta: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from data_prep.files import strict_json
 from pretrain.config.load import RUN_FILE, load
 from pretrain.config.phases import Phase, PhaseConfig
 from pretrain.config.run import RunConfig
+from pretrain.config.settings import override
 from pretrain.config.upgrades import flatten
 from pretrain.run import fork, ledger, metrics, pace
 from pretrain.run.folder import LOCK, SUPERVISED, SUPERVISOR_LOCK
@@ -152,7 +153,7 @@ class RunView:
             return f"python -m pretrain export {shlex.quote(str(self.folder))} --output MODEL"
         recipe = shlex.quote(str(_recipe_of(self.folder)))
         moved = self.folder.resolve() != Path(self.config.folder).resolve()
-        folder = f" {shlex.quote(f'folder={self.folder}')}" if moved else ""
+        folder = f" {shlex.quote(override('folder', str(self.folder)))}" if moved else ""
         return f"python -m pretrain supervise {recipe}{folder}"
 
     def pointers(self) -> list[str]:

@@ -45,3 +45,14 @@ def test_merging_goes_section_by_section_and_changes_neither_side():
     assert settings.merge(base, delta) == {"a": {"x": 1, "y": 3}, "b": 1, "c": 4}
     assert base == {"a": {"x": 1, "y": 2}, "b": 1}
     assert settings.merge({"a": 1}, {"a": {"x": 2}}) == {"a": {"x": 2}}
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["runs/a", "runs/a #2", "a: b", "3", "true", "", "[a", "'a'", " a", "a\nb", "ž\U0001f600 #"],
+)
+def test_an_override_of_a_text_is_read_as_that_text(text):
+    values = {}
+    settings.apply_override(values, settings.override("folder", text))
+    assert values == {"folder": text}
+    assert settings.override("folder", "runs/a") == "folder=runs/a"
