@@ -117,7 +117,9 @@ def _finetune_arguments(command: argparse.ArgumentParser) -> None:
     add("--reading_params_path", type=Path, help=reading)
     add("--finetune_corpus_path", type=Path, required=True, help="TSV file: question<TAB>answer")
     add("--finetune_lr", type=float, default=FINETUNE_RATE, help="learning rate (default: 6e-4)")
-    settings = "optimizer.*, training.deepspeed and, for fresh weights, model.*"
+    settings = (
+        "optimizer.*, training.deepspeed and, for fresh weights, model.size, model.overrides.*"
+    )
     _add_training(command, "10 from pretrained weights, 75 from fresh ones", settings)
 
 

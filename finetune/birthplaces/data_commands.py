@@ -41,6 +41,8 @@ def add_dataset_arguments(command: argparse.ArgumentParser) -> None:
     add("--count", type=int, default=4, metavar="N", help="rows (default: 4)")
     add("--seed", type=int, default=1, help="random seed of the corruption (default: 1)")
     add("--epoch", type=int, default=0, help="epoch of the corruption (default: 0)")
+    changed = "with charcorruption: settings of `pretrain`, such as objective.whole_words=true"
+    add("overrides", nargs="*", default=[], metavar="key=value", help=changed)
 
 
 def dataset(options: argparse.Namespace) -> None:
@@ -56,11 +58,13 @@ def dataset(options: argparse.Namespace) -> None:
             raise ValueError(f"--{name} {value}: accepted: {least} or more")
     if (data is not None) != (options.kind == "namedata"):
         raise ValueError("--finetune_corpus_path: needed with namedata, and accepted only there")
-    lines = (
-        examples.finetuning(options.corpus, data, options.count)
-        if data
-        else examples.pretraining(options.corpus, options.count, options.seed, options.epoch)
-    )
+    if data and options.overrides:
+        raise ValueError(f"{options.overrides[0]!r}: has no effect with namedata; accepted: none")
+    if data:
+        lines = examples.finetuning(options.corpus, data, options.count)
+    else:
+        draw = options.count, options.seed, options.epoch
+        lines = examples.pretraining(options.corpus, *draw, options.overrides)
     print("\n".join(lines))
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from data_prep.tokenizer import FILE_NAME
 from finetune.birthplaces import corpus, questions
-from finetune.birthplaces.models import Choice
+from finetune.birthplaces.models import Choice, refuse_overrides
 from finetune.birthplaces.rows import AnswerObjective, encode
 from pretrain.objectives.base import Block, Ids, Vocabulary
 from pretrain.objectives.tokens import IGNORED, PAD_ID
@@ -20,14 +23,30 @@ if TYPE_CHECKING:
 PAD_SHOWN, MASK_SHOWN = "\u25a1", "\u2047"
 
 
-def pretraining(text: Path, count: int, seed: int, epoch: int) -> list[str]:
-    """Return lines "x: ..." and "y: ..." of the first documents, as the recipe corrupts them."""
-    recipe, documents = Choice("vanilla").config(), corpus.documents(text)
+def pretraining(
+    text: Path, count: int, seed: int, epoch: int, overrides: Sequence[str] = ()
+) -> list[str]:
+    """Return lines "x: ..." and "y: ..." of the first documents, as `pretrain` corrupts them.
+
+    Args:
+        text: one document per line.
+        count: how many documents.
+        seed: of the draws.
+        epoch: of the draws.
+        overrides: of the recipe: objective, and length of a row.
+
+    Raises:
+        ValueError: the text or a setting is not accepted.
+    """
+    refuse_overrides(overrides, ["objective", "data.sequence_length"])
+    recipe, documents = Choice("vanilla").config(overrides), corpus.documents(text)
     tokenizer, length = corpus.vocabulary(documents), recipe.data.sequence_length
     ids = tokenizer.encode_batch(documents[:count])
-    objective = recipe.objective.build(
-        Vocabulary(tokenizer.vocab_size, tokenizer.vocab_size, text.parent)
-    )
+    with tempfile.TemporaryDirectory() as folder:
+        tokenizer.save(Path(folder) / FILE_NAME)
+        objective = recipe.objective.build(
+            Vocabulary(tokenizer.vocab_size, tokenizer.vocab_size, Path(folder))
+        )
     result = []
     for index, document in enumerate(ids):
         block = Block(np.array([tokenizer.bos_id, *document[: length - 1]], dtype=np.int64))

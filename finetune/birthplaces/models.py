@@ -74,12 +74,18 @@ class Choice:
         return load(self.recipe, [*self.overrides, *overrides])
 
 
-def refuse_overrides(overrides: Sequence[str], accepted: Sequence[str] | None = None) -> None:
+def refuse_overrides(
+    overrides: Sequence[str],
+    accepted: Sequence[str] | None = None,
+    *,
+    refused: Sequence[str] = (),
+) -> None:
     """Refuse overrides that contradict an option, or that the command does not use.
 
     Args:
         overrides: `section.key=value` each.
         accepted: sections and keys that the command uses; None: all.
+        refused: sections and keys that would change what `--epochs` counts.
 
     Raises:
         ValueError: names the override, and what to write.
@@ -96,6 +102,11 @@ def refuse_overrides(overrides: Sequence[str], accepted: Sequence[str] | None = 
         if accepted is not None and not any(is_within(key, each) for each in accepted):
             keys = ", ".join(accepted)
             raise ValueError(f"{override!r}: has no effect here; accepted: settings of {keys}")
+        if any(is_within(key, each) for each in refused):
+            raise ValueError(
+                f"{override!r}: accepted: {key} of the recipe; with another, --epochs would not be "
+                "how often every line is read"
+            )
         if any(is_within(option, key) for option in OPTIONS) or text.lstrip().startswith("{"):
             raise ValueError(f"{override!r}: is a whole section; accepted: {key}.NAME=value")
 
@@ -122,15 +133,24 @@ def variant_of(architecture: ModelConfig) -> str:
 
 
 def fresh(text: Path, recipe: RunConfig) -> ModelContents:
-    """Draw the weights of a fresh model from the recipe's seed."""
+    """Draw the weights of a fresh model from the recipe's seed.
+
+    Raises:
+        ValueError: the model could not learn the task: it is not causal, or has no vector for
+            `<mask>`.
+    """
     import torch
 
     from pretrain.config.load import to_dict
+    from pretrain.config.settings import check
     from pretrain.inference.model_folder import ModelContents
     from pretrain.model.language_model import LanguageModel
 
     tokenizer = corpus.vocabulary(corpus.documents(text))
     architecture = recipe.architecture(tokenizer.vocab_size)
+    check(architecture.causal, "model.overrides.causal", False, "true: answers must not be seen")
+    fits = architecture.mask_embedding == "row"
+    check(fits, "model.overrides.mask_embedding", "zero", "'row', because <mask> is predicted")
     torch.manual_seed(recipe.training.seed)
     weights = LanguageModel(architecture).state_dict()
     return ModelContents(architecture, weights, tokenizer, {"recipe": to_dict(recipe)})

@@ -52,3 +52,20 @@ def test_options_that_do_not_fit_are_refused(task, capsys, words, message):
     kind, *options = words
     assert main(["birthplaces", "dataset", kind, str(task.text), *options]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_settings_of_pretraining_change_what_is_shown(task, capsys):
+    words = ["birthplaces", "dataset", "charcorruption", str(task.text), "--count", "20"]
+    settings = ["data.sequence_length=72", "objective.truncate=false", "objective.whole_words=true"]
+    assert main([*words, *settings]) == 0
+    shown = capsys.readouterr().out.splitlines()
+    for x in shown[::2]:
+        assert len(x) == len("x: ") + 71
+        prefix, _, span, _ = x.removeprefix("x: ").split(MASK)
+        assert prefix == "" or prefix.endswith(" ")
+        assert span == span.strip() != ""
+    assert main([*words, "batch.micro_batch_size=4"]) == 2
+    assert "accepted: settings of objective, data.sequence_length" in capsys.readouterr().err
+    asked = ["birthplaces", "dataset", "namedata", str(task.text)]
+    assert main([*asked, "--finetune_corpus_path", str(task.train), settings[0]]) == 2
+    assert "has no effect with namedata" in capsys.readouterr().err

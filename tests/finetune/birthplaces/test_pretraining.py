@@ -78,6 +78,9 @@ def test_an_earlier_run_with_other_settings_is_named_with_what_differs(
         ("{text} --tb_expt_name a/b", "--tb_expt_name 'a/b': accepted: a name without slash"),
         ("{text} folder=a", "'folder=a': accepted: --tb_expt_name"),
         ("{text} batch.size=8", "unknown key 'batch.size'"),
+        ("{text} batch.ramp_from=8", "'batch.ramp_from=8': accepted: batch.ramp_from of the rec"),
+        ("{text} data.packing=complete", "with another, --epochs would not be how often every"),
+        ("{text} phases=[1]", "accepted: phases of the recipe; with another"),
         ("{text} --writing_params_path {folder}", "exists; accepted: a new name"),
         ("/nowhere.txt", "/nowhere.txt: no such file"),
         ("{empty}", "empty.txt: has no text"),
@@ -101,13 +104,13 @@ def test_a_supervised_run_becomes_a_model_folder(task, tmp_path, capsys, monkeyp
     monkeypatch.chdir(tmp_path)
     words = shlex.split(
         f"birthplaces pretrain perceiver-ar {task.text} --bottleneck_dim 16 --epochs 8 "
-        "--position rotary --writing_params_path model model.size=tiny "
+        "--tb_expt_name 'try #2: a' --position rotary --writing_params_path model model.size=tiny "
         "batch.global_batch_size=16 batch.micro_batch_size=8"
     )
     assert main(words) == 0
     shown = capsys.readouterr().out
     assert "documents: 60, epochs: 8, steps: 30" in shown
-    folder = "run_perceiver-ar_16_rotary_pt_lr_0.006000_seed_1"
+    folder = "try #2: a_perceiver-ar_16_rotary_pt_lr_0.006000_seed_1"
     assert f"model: the model of expt/pretrain/{folder}" in shown
     loaded = model_folder.load(tmp_path / "model")
     assert loaded.model.config.latents == 16
