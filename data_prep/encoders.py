@@ -1,6 +1,6 @@
 """Encode texts with gigatoken where it gives the same ids as the reference, the tokenizers library.
 
-gigatoken is about thirty times as fast as the reference, and young. Its version is therefore
+gigatoken is more than twenty times as fast as the reference, and young. Its version is therefore
 pinned, its own file readers are not used, and each new encoder must give the ids of the reference
 for `DIFFICULT_TEXTS` and for samples of the first documents. If it does not, or is not installed,
 the reference is used.

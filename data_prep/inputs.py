@@ -18,7 +18,8 @@ from data_prep.files import sha256_of
 
 ACCEPTED = (
     "a .jsonl or .txt file (plain, .zst or .gz), a .parquet file, a folder written by "
-    "datasets.Dataset.save_to_disk, lines:FILE, wikitext:FILE, datasets:NAME[:CONFIG[:SPLIT]]"
+    "datasets.Dataset.save_to_disk, lines:FILE, wikitext:FILE, "
+    "datasets:NAME[@REVISION][:CONFIG[:SPLIT]]"
 )
 _PREFIXES = ("lines", "wikitext", "datasets")
 
@@ -36,7 +37,7 @@ def add_input_argument(parser: argparse.ArgumentParser) -> None:
         metavar="GLOB",
         help=".jsonl or .txt (plain, .zst, .gz), .parquet, folders of Dataset.save_to_disk; "
         "lines:GLOB, one document per line; wikitext:GLOB, one document per article; "
-        "datasets:NAME[:CONFIG[:SPLIT]], from the Hugging Face hub or a local folder",
+        "datasets:NAME[@REVISION][:CONFIG[:SPLIT]], from the Hugging Face hub or a local folder",
     )
 
 

@@ -6,7 +6,7 @@ Pretraining and fine-tuning share it. Imports no torch.
 from __future__ import annotations
 
 import argparse
-import json
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -57,10 +57,12 @@ def override(key: str, text: str) -> str:
     import yaml
 
     try:
-        is_plain = yaml.safe_load(text) == text
+        if yaml.safe_load(text) == text:
+            return f"{key}={text}"
     except yaml.YAMLError:
-        is_plain = False
-    return f"{key}={text if is_plain else json.dumps(text, ensure_ascii=False)}"
+        pass
+    quoted: str = yaml.safe_dump(text, default_style='"', allow_unicode=True, width=math.inf)
+    return f"{key}={quoted.strip()}"
 
 
 def merge(base: Mapping[str, Any], delta: Mapping[str, Any]) -> dict[str, Any]:

@@ -22,7 +22,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     head = "with --to huggingface: export this classification head instead of the language model's"
     add("--head", metavar="NAME", help=head)
     scores = "with --to huggingface: a Markdown file that becomes a part of the model card, such "
-    scores += "as the report.md that `finetune report` writes"
+    scores += "as the report.md that `glue-report` writes"
     add("--scores", type=Path, metavar="FILE", help=scores)
 
 

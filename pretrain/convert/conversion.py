@@ -69,7 +69,7 @@ def _read_scores(path: Path, form: str) -> str:
     except (OSError, ValueError) as error:
         raise ValueError(
             f"--scores {path}: cannot be read ({error}); accepted: a Markdown file, such as the "
-            "report.md of `python -m finetune report`"
+            "report.md of `python -m finetune glue-report`"
         ) from None
 
 

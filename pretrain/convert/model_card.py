@@ -27,7 +27,7 @@ def model_card(name: str, contents: ModelContents, head: str | None, scores: str
         name: of the model.
         contents: of the model folder.
         head: the classification head that is exported, if it is not the language model.
-        scores: of fine-tuning, in Markdown, such as report.md of `finetune report`.
+        scores: of fine-tuning, in Markdown, such as report.md of `finetune glue-report`.
     """
     # A fine-tuned model has the provenance of the model that it was made from.
     trained = contents.provenance.get("pretrained") or contents.provenance

@@ -104,26 +104,30 @@ class ModelConfig:
     """Rows of the token embedding. With `mask_embedding` "zero" the mask token has no row: every id
     from `vocab_size` on means the mask."""
     hidden_size: int = 768
+    """Size of the vectors that layers read and write."""
     embedding_size: int = 0
     """Size of the vectors of tokens, positions and segments, which a linear layer then maps to
     `hidden_size` (Lan et al. 2020, section 3.1); 0: `hidden_size`, without that layer."""
     num_layers: int = 12
+    """Number of layers."""
     num_heads: int = 12
+    """Attention heads of a layer; their number divides `hidden_size`."""
     intermediate_size: int = 3072
+    """Size of the hidden vectors of a feed-forward layer."""
     sharing: str = "none"
     """What the layers of a group share: nothing, all, attention, or feed-forward; each with the
     norm that belongs to it (Lan et al. 2020)."""
     layer_groups: int = 1
     """Groups of consecutive layers. Layers of different groups share nothing."""
     max_positions: int = 2048
-    """Longest input in training. A hard limit only for methods that are `bounded`."""
+    """Longest input in training; with learned positions the longest input at all."""
     position_offset: int = 2
     """Row of the first token in the table of positions. fairseq gives it row 2 (`padding_idx` + 1),
     so that rows 0 and 1 are never read; BERT and ALBERT row 0."""
     position: str = "learned"
-    """A key of POSITION_METHODS."""
+    """How the model knows the places of tokens."""
     alibi: str = "offset"
-    """Shape of the bias where `position` is "alibi"; see alibi.Alibi."""
+    """Shape of ALiBi's bias, where `position` is "alibi" (model/alibi.py)."""
     alibi_slopes: str = "fixed"
     """Whether the slopes of ALiBi are trained."""
     causal: bool = False
@@ -155,15 +159,25 @@ class ModelConfig:
     global_every: int = 3
     """Of layers with a `local_window`, every so many, from the first on, see the whole document."""
     head: str = "roberta"
+    """How outputs become logits. "roberta": a dense layer, GELU and a layer norm, then the inner
+    product with the token vectors, and a bias per token. "clap": the inner product, times one
+    trained number. "tied": the inner product alone. "untied": a matrix of its own."""
     normalize_embeddings: bool = False
     """L2-normalise token embeddings, both at the input and in the CLAP head."""
     embedding_scale: str = "one"
+    """Factor on the token vectors: 1, or the square root of `hidden_size`."""
     embedding_norm: bool = True
+    """A layer norm on the sum of the vectors of tokens, segments and positions."""
     mask_embedding: str = "row"
+    """The vector of `<mask>`. "row": trained, as of other tokens; "zero": zeros."""
     initial_beta: float = 1.0
+    """What the trained number of the head "clap" starts from."""
     dropout: float = 0.1
+    """Of the embeddings, and of the outputs of attention and of feed-forward: a probability."""
     attention_dropout: float = 0.1
+    """Of attention weights: a probability."""
     layer_norm_epsilon: float = 1e-5
+    """Added to the variance in layer norms."""
     initial_weights: str = "normal"
     """How weights are drawn: N(0, 0.02), whole or cut off at two standard deviations (BERT)."""
     latents: int = 0

@@ -6,8 +6,8 @@ causal ones on the latents, and the last layer reads the latents into the tokens
 
 Every latent has a place among the tokens. It sees the tokens up to its place and the latents before
 it, and a token sees the latents whose places are not after its own: no output depends on what a
-later token is. Rotations and position biases act by these places. C are the queries of the first layer, X
-the vectors of the tokens, Y the latents before the last layer; both layers end with
+later token is. Rotations and position biases act by these places. C are the queries of the first
+layer, X the vectors of the tokens, Y the latents before the last layer; both layers end with
 x + feed-forward(norm(x)). There are two kinds of queries.
 
     basis   Latent i is a trained vector at place i. Tokens from place L on are seen by no latent:
