@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 from finetune.config import MODEL, FinetuneConfig, RunPlan
 from finetune.glue import Task
 from pretrain.inference import model_folder
-from pretrain.model.config import ClassificationConfig, ModelConfig
+from pretrain.model.classification import ClassificationConfig
+from pretrain.model.config import ModelConfig
 
 if TYPE_CHECKING:
     from pretrain.model.classifier import Classifier

@@ -16,7 +16,7 @@ from typing import Any
 from data_prep.records import decode
 from pretrain.config.run import BatchConfig
 from pretrain.config.settings import apply_override, check
-from pretrain.model.config import POOLINGS
+from pretrain.model.classification import POOLINGS
 from pretrain.run.checkpoints import write_json
 
 PLAN = "run.json"

@@ -19,7 +19,7 @@ from finetune import examples, glue
 from finetune.config import MODEL, RESULT, FinetuneConfig, RunPlan, read_plan, retry_after
 from pretrain.engine import settings as deepspeed
 from pretrain.inference import model_folder
-from pretrain.model.config import check_pooling
+from pretrain.model.classification import check_pooling
 
 
 def plan_runs(

@@ -27,7 +27,7 @@ from pretrain.engine.schedules import learning_rate
 from pretrain.exit_codes import EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED
 from pretrain.loop import GO_ON, Hook, StepRecord
 from pretrain.loop import run as run_loop
-from pretrain.model.config import choose_backend
+from pretrain.model.backends import choose_backend
 from pretrain.reading import Reading
 from pretrain.run import checkpoints, folder, fork, ledger, metrics, pace, resume
 from pretrain.run.collective import Failure, Group

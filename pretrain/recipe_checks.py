@@ -23,7 +23,8 @@ from pretrain.data.batches import (
 from pretrain.data.sources import SOURCES, Source
 from pretrain.engine import settings as deepspeed_settings
 from pretrain.model import presets
-from pretrain.model.config import AUTOMATIC, ModelConfig, check_backend, choose_backend
+from pretrain.model.backends import AUTOMATIC, check_backend, choose_backend
+from pretrain.model.config import ModelConfig
 from pretrain.objectives.base import Vocabulary
 from pretrain.objectives.registry import SETTINGS_BY_NAME
 

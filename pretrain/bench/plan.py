@@ -16,7 +16,8 @@ from pretrain.config.phases import Phase
 from pretrain.config.run import RunConfig
 from pretrain.data.sources import SOURCES
 from pretrain.engine import settings as deepspeed_settings
-from pretrain.model.config import ModelConfig, check_backend, choose_backend
+from pretrain.model.backends import check_backend, choose_backend
+from pretrain.model.config import ModelConfig
 from pretrain.spikes.policy import max_checkpoints_kept, usual_checkpoints_kept
 
 USUAL_VOCABULARY = 50_265

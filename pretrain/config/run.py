@@ -31,7 +31,8 @@ from pretrain.config import phases as run_phases
 from pretrain.config.phases import Phase, PhaseConfig, Sizes, Stream
 from pretrain.data.mixture import Mixture
 from pretrain.data.sources import SOURCES
-from pretrain.model.config import ATTENTION_BACKENDS, AUTOMATIC, ModelConfig
+from pretrain.model.backends import ATTENTION_BACKENDS, AUTOMATIC
+from pretrain.model.config import ModelConfig
 from pretrain.model.presets import SIZES, VARIANTS, build
 from pretrain.objectives.base import ObjectiveSettings
 from pretrain.objectives.masked import MaskedLMConfig
@@ -333,7 +334,7 @@ class TrainingConfig:
     )
     """How attention is computed: dense (any device), flex (FlexAttention, on GPUs), or flex-flash
     (its kernels for Hopper and later); auto: flex on a GPU for a model without attention dropout,
-    else dense. See model/config.py."""
+    else dense. See model/backends.py."""
     evaluation_interval: PositiveInt = 5000
     """Updates between evaluations."""
     vocabulary_multiple: PositiveInt = 128

@@ -16,7 +16,8 @@ from data_prep.files import write_atomically
 from pretrain.convert import fairseq_layout as layout
 from pretrain.convert.weights import separated
 from pretrain.inference.model_folder import ModelContents
-from pretrain.model.config import ClassificationConfig, ModelConfig
+from pretrain.model.classification import ClassificationConfig
+from pretrain.model.config import ModelConfig
 
 
 def write(path: Path, contents: ModelContents) -> None:

@@ -20,7 +20,8 @@ from data_prep.tokenizer import Tokenizer
 from pretrain.convert import fairseq_layout as layout
 from pretrain.convert.weights import empty_weights, head_of, joined, load_pickled
 from pretrain.inference.model_folder import HEADS, ModelContents
-from pretrain.model.config import ClassificationConfig, ModelConfig
+from pretrain.model.classification import ClassificationConfig
+from pretrain.model.config import ModelConfig
 
 _ABANDONED: Mapping[str, object] = {"encoder_l2norm": False, "encoding_repeat": 1, "vae_beta": 0}
 """Like NOT_MODELLED, for experiments in the history of EIFY/fairseq that its code has dropped."""

@@ -30,7 +30,8 @@ from pretrain.convert import huggingface_tokenizer
 from pretrain.convert.model_card import model_card
 from pretrain.convert.weights import separated
 from pretrain.inference.model_folder import HEADS, ModelContents
-from pretrain.model.config import ClassificationConfig, ModelConfig, check_pooling
+from pretrain.model.classification import ClassificationConfig, check_pooling
+from pretrain.model.config import ModelConfig
 from pretrain.run.checkpoints import write_json
 
 _PACKAGE = Path(__file__).parent.parent

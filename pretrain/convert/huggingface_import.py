@@ -20,7 +20,8 @@ from pretrain.convert import huggingface_tokenizer
 from pretrain.convert.huggingface_files import read_json, read_weights
 from pretrain.convert.weights import Names, empty_weights, joined
 from pretrain.inference.model_folder import ModelContents
-from pretrain.model.config import ClassificationConfig, ModelConfig
+from pretrain.model.classification import ClassificationConfig
+from pretrain.model.config import ModelConfig
 
 Weights = Mapping[str, Tensor]
 

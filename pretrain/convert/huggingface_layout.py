@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping
 
 from pretrain.convert.weights import Names, head_modules, head_of, renamed
 from pretrain.inference.model_folder import HEADS
-from pretrain.model.config import ClassificationConfig, ModelConfig
+from pretrain.model.classification import ClassificationConfig
+from pretrain.model.config import ModelConfig
 
 CLASSIFIER = "classifier"
 """transformers' attribute, and our name of a head if its folder has none."""

@@ -34,7 +34,9 @@ from transformers.utils.generic import ModelOutput
 from pretrain.model.alibi import Alibi  # noqa: F401
 from pretrain.model.attention import AttentionBias, AttentionContext, dense_bias, uses_tiles
 from pretrain.model.cache import KeyValueCache  # noqa: F401
-from pretrain.model.config import ClassificationConfig, ModelConfig, check_pooling
+from pretrain.model.checks import check_value  # noqa: F401
+from pretrain.model.classification import ClassificationConfig, check_pooling
+from pretrain.model.config import ModelConfig
 from pretrain.model.embeddings import Embeddings, TokenEmbedding, layer_norm
 from pretrain.model.flex import FlexBias  # noqa: F401
 from pretrain.model.heads import ClapHead, ClassificationHead, RobertaHead, TiedHead, build_head

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from pretrain.inference.model_folder import HEADS
-from pretrain.model.config import ClassificationConfig, ModelConfig
+from pretrain.model.classification import ClassificationConfig
+from pretrain.model.config import ModelConfig
 from pretrain.model.heads import ClassificationHead
 from pretrain.model.language_model import LanguageModel
 

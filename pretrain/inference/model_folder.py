@@ -18,7 +18,8 @@ from data_prep import tokenizer as tokenizers
 from data_prep.files import new_folder
 from data_prep.records import check_format, decode
 from pretrain.config.upgrades import upgrade
-from pretrain.model.config import ClassificationConfig, ModelConfig
+from pretrain.model.classification import ClassificationConfig
+from pretrain.model.config import ModelConfig
 from pretrain.objectives.base import ObjectiveSettings
 from pretrain.objectives.registry import SETTINGS_BY_NAME
 from pretrain.run.checkpoints import write_json

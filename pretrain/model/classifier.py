@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from .config import check_pooling
+from .classification import check_pooling
 from .heads import ClassificationHead
 from .stacks import Encoder
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import Any
+
+from .checks import check_kinds, check_names, check_value
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,42 +59,6 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "initial_weights": ("normal", "truncated-normal"),
     "latent_queries": ("basis", "tokens"),
 }
-ATTENTION_BACKENDS = ("dense", "flex", "flex-flash")
-"""How attention is computed. This changes speed only, so it is not a field of the record.
-dense: scaled_dot_product_attention with a float bias, on any device; flex: FlexAttention, on CUDA;
-flex-flash: its kernels for Hopper and later, which need the flash-attn-4 package."""
-AUTOMATIC = "auto"
-"""The setting that leaves the choice of the back end to `choose_backend`."""
-SMALLEST_FLEX_HEAD = 16
-"""FlexAttention's kernels refuse smaller heads on a GPU (torch 2.13, _inductor/kernel/flex)."""
-_KINDS: dict[str, tuple[type | tuple[type, ...], str]] = {
-    "int": (int, "a whole number"),
-    "float": ((int, float), "a number"),
-    "bool": (bool, "true or false"),
-}
-
-
-def _check(name: str, value: object, condition: bool, accepted: str | tuple[str, ...]) -> None:
-    if not condition:
-        expected = accepted if isinstance(accepted, str) else f"one of {', '.join(accepted)}"
-        raise ValueError(f"{name}: {value!r} is not accepted; it must be {expected}")
-
-
-def _check_kinds(record: Any, prefix: str) -> None:  # noqa: ANN401 - any dataclass
-    for field in dataclasses.fields(record):
-        if field.type in _KINDS:
-            value, (kind, expected) = getattr(record, field.name), _KINDS[str(field.type)]
-            fits = isinstance(value, kind) and isinstance(value, bool) == (kind is bool)
-            _check(f"{prefix}.{field.name}", value, fits, expected)
-
-
-def _check_names(record: type[Any], source: str, values: Mapping[str, object]) -> None:
-    fields = dataclasses.fields(record)
-    known = {field.name for field in fields}
-    needed = {field.name for field in fields if field.default is dataclasses.MISSING}
-    missing, unknown = sorted(needed - set(values)), sorted(set(values) - known)
-    if missing or unknown:
-        raise ValueError(f"{source}: missing {missing}, unknown {unknown}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -189,10 +154,10 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         """Refuse values of the wrong type, unknown choices, and sizes that do not divide."""
-        _check_kinds(self, "model")
+        check_kinds(self, "model")
 
         def check(name: str, condition: bool, accepted: str | tuple[str, ...]) -> None:
-            _check(f"model.{name}", getattr(self, name), condition, accepted)
+            check_value(f"model.{name}", getattr(self, name), condition, accepted)
 
         for name, accepted in {"position": tuple(POSITION_METHODS), **CHOICES}.items():
             check(name, getattr(self, name) in accepted, accepted)
@@ -225,19 +190,19 @@ class ModelConfig:
         accepted = f"0 to hidden_size {self.hidden_size}"
         if multiple > 1:
             accepted += f", a multiple of {multiple} ({self.position} positions)"
-        _check("model.embedding_size", size, fits, accepted)
+        check_value("model.embedding_size", size, fits, accepted)
         # CLAP and the tied head multiply features by the token vectors, with nothing in between.
         fits = self.token_size == self.hidden_size or self.head in ("roberta", "untied")
         expected = f"hidden_size {self.hidden_size} with head {self.head!r}, or another head: "
         expected += "'roberta' or 'untied'"
-        _check("model.embedding_size", size, fits, expected)
+        check_value("model.embedding_size", size, fits, expected)
 
     def _check_groups(self) -> None:
         groups, layers = self.layer_groups, self.num_layers
         expected = f"a divisor of num_layers {layers}"
-        _check("model.layer_groups", groups, layers % groups == 0, expected)
+        check_value("model.layer_groups", groups, layers % groups == 0, expected)
         fits = groups == 1 or self.sharing != "none"
-        _check("model.layer_groups", groups, fits, "1 where sharing is 'none'")
+        check_value("model.layer_groups", groups, fits, "1 where sharing is 'none'")
 
     def _check_latents(self) -> None:
         needed = {
@@ -252,7 +217,7 @@ class ModelConfig:
         }
         missing = [what for what, is_given in needed.items() if not is_given]
         fits = not (self.latents and missing)
-        _check("model.latents", self.latents, fits, f"0; others need {'; '.join(missing)}")
+        check_value("model.latents", self.latents, fits, f"0; others need {'; '.join(missing)}")
 
     @property
     def shares_attention(self) -> bool:
@@ -326,96 +291,5 @@ class ModelConfig:
             ValueError: a field without a default is missing, a field is unknown, or a value is not
                 accepted.
         """
-        _check_names(cls, source, values)
+        check_names(cls, source, values)
         return cls(**values)  # type: ignore[arg-type]
-
-
-def check_backend(config: ModelConfig, backend: str) -> None:
-    """Refuse an unknown attention back end, or one that cannot compute the model.
-
-    Raises:
-        ValueError: the back end is unknown, or is FlexAttention and the model has attention
-            dropout, which that has not, or latents.
-    """
-    known = ATTENTION_BACKENDS
-    _check("model.attention_backend", backend, backend in known, known)
-    fits = backend == "dense" or not config.latents
-    _check("model.attention_backend", backend, fits, f"'dense' with latents {config.latents}")
-    fits = backend == "dense" or config.attention_dropout == 0
-    expected = f"0 with attention backend {backend!r}; 'dense' has attention dropout"
-    _check("model.attention_dropout", config.attention_dropout, fits, expected)
-
-
-def choose_backend(config: ModelConfig, wanted: str, on_gpu: bool) -> str:
-    """Return the attention back end of a run.
-
-    "auto" stands for flex on a GPU if it can compute the model, and for dense otherwise: flex makes
-    no [T, T] tensor, but has no attention dropout, no latents and no heads below 16.
-
-    Args:
-        config: the model.
-        wanted: "auto", or the back end that the recipe names, which is returned as it is.
-        on_gpu: whether the run uses GPUs.
-    """
-    if wanted != AUTOMATIC:
-        return wanted
-    is_possible = (
-        config.attention_dropout == 0
-        and not config.latents
-        and config.hidden_size // config.num_heads >= SMALLEST_FLEX_HEAD
-    )
-    return "flex" if on_gpu and is_possible else "dense"
-
-
-POOLINGS = ("first", "mean")
-
-
-@dataclasses.dataclass(frozen=True)
-class ClassificationConfig:
-    """One classification head."""
-
-    classes: int
-    """Number of logits; 1 for a regression."""
-    labels: tuple[str, ...] = ()
-    """A name for each class, in the order of the logits; empty where the names are unknown."""
-    pooling: str = "first"
-    """What the head reads: "first", the feature of `<s>`; "mean", the mean over all real tokens."""
-    dropout: float = 0.0
-
-    def __post_init__(self) -> None:
-        """Refuse values that are not accepted."""
-        prefix = "classification head"
-        _check_kinds(self, prefix)
-        _check(f"{prefix}.classes", self.classes, self.classes >= 1, "a positive number")
-        named = isinstance(self.labels, tuple) and all(isinstance(x, str) for x in self.labels)
-        fits = named and len(self.labels) in (0, self.classes)
-        expected = f"no name, or one for each of {self.classes} classes"
-        _check(f"{prefix}.labels", self.labels, fits, expected)
-        _check(f"{prefix}.pooling", self.pooling, self.pooling in POOLINGS, POOLINGS)
-        _check(f"{prefix}.dropout", self.dropout, 0.0 <= self.dropout < 1.0, "in [0, 1)")
-
-    def to_dict(self) -> dict[str, object]:
-        """Return every field as a plain mapping, for `model.json`."""
-        return {**dataclasses.asdict(self), "labels": list(self.labels)}
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, object]) -> ClassificationConfig:
-        """Build the record from a mapping; fields with a default may be missing.
-
-        Raises:
-            ValueError: `classes` is missing, a field is unknown, or a value is not accepted.
-        """
-        _check_names(cls, "classification head", values)
-        labels = values.get("labels", ())
-        fields = {**values, "labels": tuple(labels) if isinstance(labels, list) else labels}
-        return cls(**fields)  # type: ignore[arg-type]
-
-
-def check_pooling(config: ModelConfig, pooling: str) -> None:
-    """Refuse to pool the first token of a causal model, which sees no other.
-
-    Raises:
-        ValueError: the model is causal and the pooling is "first".
-    """
-    fits = pooling != "first" or not config.causal
-    _check("pooling", pooling, fits, "'mean' for a causal model: its first token sees no other")

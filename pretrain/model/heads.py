@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from .config import ClassificationConfig, ModelConfig
+from .classification import ClassificationConfig
+from .config import ModelConfig
 from .embeddings import layer_norm, smallest_length
 
 

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from .cache import KeyValueCache
-from .config import ClassificationConfig, ModelConfig
+from .classification import ClassificationConfig
+from .config import ModelConfig
 from .heads import ClassificationHead, build_head
 from .init import initialize
 from .stacks import Encoder

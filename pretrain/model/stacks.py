@@ -10,8 +10,9 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from .attention import AttentionBias, AttentionContext, dense_bias, uses_tiles
+from .backends import check_backend
 from .cache import KeyValueCache
-from .config import ModelConfig, check_backend
+from .config import ModelConfig
 from .embeddings import Embeddings, layer_norm
 from .flex import TILE, flex_bias
 from .layers import build_layers

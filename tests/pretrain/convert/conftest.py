@@ -13,7 +13,7 @@ from pretrain.convert import huggingface_export
 from pretrain.inference import model_folder
 from pretrain.inference.model_folder import ModelContents
 from pretrain.model import presets
-from pretrain.model.config import ClassificationConfig
+from pretrain.model.classification import ClassificationConfig
 from pretrain.model.heads import ClassificationHead
 from pretrain.model.language_model import LanguageModel
 

@@ -14,8 +14,8 @@ from pretrain.convert import conversion, huggingface_export, huggingface_import
 from pretrain.convert.huggingface_layout import ALBERT_PROJECTION, plain_type
 from pretrain.inference import model_folder
 from pretrain.inference.fill_mask import fill_mask
+from pretrain.model.classification import ClassificationConfig
 from pretrain.model.classifier import Classifier
-from pretrain.model.config import ClassificationConfig
 from pretrain.model.language_model import LanguageModel
 from tests.pretrain.convert.conftest import HEADS, batch, loaded, random_model, two_segments
 

@@ -10,7 +10,7 @@ from pretrain.__main__ import main
 from pretrain.convert import conversion
 from pretrain.inference import model_folder
 from pretrain.model import presets
-from pretrain.model.config import ClassificationConfig
+from pretrain.model.classification import ClassificationConfig
 from pretrain.model.heads import ClassificationHead
 from pretrain.model.language_model import LanguageModel
 

@@ -20,8 +20,8 @@ from pretrain.inference import model_folder
 from pretrain.inference.fill_mask import fill_mask
 from pretrain.inference.model_folder import ModelContents
 from pretrain.model import presets
+from pretrain.model.classification import ClassificationConfig
 from pretrain.model.classifier import Classifier
-from pretrain.model.config import ClassificationConfig
 from pretrain.model.heads import ClassificationHead
 from pretrain.model.language_model import LanguageModel
 

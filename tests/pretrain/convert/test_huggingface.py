@@ -16,8 +16,8 @@ from pretrain.convert.huggingface_layout import TOKEN_TYPES
 from pretrain.inference import model_folder
 from pretrain.inference.fill_mask import fill_mask
 from pretrain.inference.model_folder import ModelContents
+from pretrain.model.classification import ClassificationConfig
 from pretrain.model.classifier import Classifier
-from pretrain.model.config import ClassificationConfig
 from pretrain.model.language_model import LanguageModel
 from tests.pretrain.convert.conftest import EXPORTED, HEADS, batch, loaded, random_model
 

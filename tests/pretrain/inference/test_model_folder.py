@@ -10,7 +10,8 @@ from safetensors.torch import load_file
 from data_prep import tokenizer as tokenizers
 from pretrain.inference import model_folder
 from pretrain.model import presets
-from pretrain.model.config import ClassificationConfig, ModelConfig
+from pretrain.model.classification import ClassificationConfig
+from pretrain.model.config import ModelConfig
 from pretrain.model.heads import ClassificationHead
 from pretrain.model.language_model import LanguageModel
 from pretrain.objectives.masked import MaskedLMConfig

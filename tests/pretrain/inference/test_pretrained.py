@@ -7,7 +7,7 @@ from data_prep import tokenizer as tokenizers
 from pretrain.inference import model_folder
 from pretrain.inference.pretrained import Pretrained
 from pretrain.model import presets
-from pretrain.model.config import ClassificationConfig
+from pretrain.model.classification import ClassificationConfig
 from pretrain.model.heads import ClassificationHead
 from pretrain.model.language_model import LanguageModel
 

@@ -8,8 +8,8 @@ import torch.nn.functional as F  # noqa: N812
 from safetensors.torch import load_file
 
 from pretrain.model import presets
+from pretrain.model.classification import ClassificationConfig
 from pretrain.model.classifier import Classifier
-from pretrain.model.config import ClassificationConfig
 from pretrain.model.heads import ClassificationHead
 from pretrain.model.stacks import Encoder
 

@@ -10,8 +10,9 @@ from torch.nn.functional import cross_entropy
 from pretrain.model import presets
 from pretrain.model.alibi import Alibi
 from pretrain.model.cache import KeyValueCache
+from pretrain.model.classification import ClassificationConfig
 from pretrain.model.classifier import Classifier
-from pretrain.model.config import ClassificationConfig, ModelConfig
+from pretrain.model.config import ModelConfig
 from pretrain.model.heads import ClassificationHead
 from pretrain.model.language_model import LanguageModel
 from pretrain.model.layers import checkpoint_activations, compile_layers

@@ -1,0 +1,52 @@
+"""How attention is computed: the back ends, and which of them a run takes. Imports no torch."""
+
+from __future__ import annotations
+
+from .checks import check_value
+from .config import ModelConfig
+
+ATTENTION_BACKENDS = ("dense", "flex", "flex-flash")
+"""How attention is computed. This changes speed only, so it is not a field of the record.
+dense: scaled_dot_product_attention with a float bias, on any device; flex: FlexAttention, on CUDA;
+flex-flash: its kernels for Hopper and later, which need the flash-attn-4 package."""
+AUTOMATIC = "auto"
+"""The setting that leaves the choice of the back end to `choose_backend`."""
+SMALLEST_FLEX_HEAD = 16
+"""FlexAttention's kernels refuse smaller heads on a GPU (torch 2.13, _inductor/kernel/flex)."""
+
+
+def check_backend(config: ModelConfig, backend: str) -> None:
+    """Refuse an unknown attention back end, or one that cannot compute the model.
+
+    Raises:
+        ValueError: the back end is unknown, or is FlexAttention and the model has attention
+            dropout, which that has not, or latents.
+    """
+    known = ATTENTION_BACKENDS
+    check_value("model.attention_backend", backend, backend in known, known)
+    fits = backend == "dense" or not config.latents
+    check_value("model.attention_backend", backend, fits, f"'dense' with latents {config.latents}")
+    fits = backend == "dense" or config.attention_dropout == 0
+    expected = f"0 with attention backend {backend!r}; 'dense' has attention dropout"
+    check_value("model.attention_dropout", config.attention_dropout, fits, expected)
+
+
+def choose_backend(config: ModelConfig, wanted: str, on_gpu: bool) -> str:
+    """Return the attention back end of a run.
+
+    "auto" stands for flex on a GPU if it can compute the model, and for dense otherwise: flex makes
+    no [T, T] tensor, but has no attention dropout, no latents and no heads below 16.
+
+    Args:
+        config: the model.
+        wanted: "auto", or the back end that the recipe names, which is returned as it is.
+        on_gpu: whether the run uses GPUs.
+    """
+    if wanted != AUTOMATIC:
+        return wanted
+    is_possible = (
+        config.attention_dropout == 0
+        and not config.latents
+        and config.hidden_size // config.num_heads >= SMALLEST_FLEX_HEAD
+    )
+    return "flex" if on_gpu and is_possible else "dense"

@@ -1,0 +1,51 @@
+"""What the records of this folder refuse when they are made. Imports no torch."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+_KINDS: dict[str, tuple[type | tuple[type, ...], str]] = {
+    "int": (int, "a whole number"),
+    "float": ((int, float), "a number"),
+    "bool": (bool, "true or false"),
+}
+
+
+def check_value(name: str, value: object, condition: bool, accepted: str | tuple[str, ...]) -> None:
+    """Refuse a value unless the condition holds; `accepted` is words, or the values accepted.
+
+    Raises:
+        ValueError: says what would be accepted.
+    """
+    if not condition:
+        expected = accepted if isinstance(accepted, str) else f"one of {', '.join(accepted)}"
+        raise ValueError(f"{name}: {value!r} is not accepted; it must be {expected}")
+
+
+def check_kinds(record: Any, prefix: str) -> None:  # noqa: ANN401 - any dataclass
+    """Refuse fields of a record whose value is not of the type that the record states.
+
+    Raises:
+        ValueError: names the first one.
+    """
+    for field in dataclasses.fields(record):
+        if field.type in _KINDS:
+            value, (kind, expected) = getattr(record, field.name), _KINDS[str(field.type)]
+            fits = isinstance(value, kind) and isinstance(value, bool) == (kind is bool)
+            check_value(f"{prefix}.{field.name}", value, fits, expected)
+
+
+def check_names(record: type[Any], source: str, values: Mapping[str, object]) -> None:
+    """Refuse values that are not those of a record: fields may be missing if they have a default.
+
+    Raises:
+        ValueError: names the missing and the unknown ones.
+    """
+    fields = dataclasses.fields(record)
+    known = {field.name for field in fields}
+    needed = {field.name for field in fields if field.default is dataclasses.MISSING}
+    missing, unknown = sorted(needed - set(values)), sorted(set(values) - known)
+    if missing or unknown:
+        raise ValueError(f"{source}: missing {missing}, unknown {unknown}")

@@ -1,0 +1,64 @@
+"""What a classification head is: a record, and which models it fits. Imports no torch."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+from .checks import check_kinds, check_names, check_value
+from .config import ModelConfig
+
+POOLINGS = ("first", "mean")
+
+
+@dataclasses.dataclass(frozen=True)
+class ClassificationConfig:
+    """One classification head."""
+
+    classes: int
+    """Number of logits; 1 for a regression."""
+    labels: tuple[str, ...] = ()
+    """A name for each class, in the order of the logits; empty where the names are unknown."""
+    pooling: str = "first"
+    """What the head reads: "first", the feature of `<s>`; "mean", the mean over all real tokens."""
+    dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Refuse values that are not accepted."""
+        prefix = "classification head"
+        check_kinds(self, prefix)
+        check_value(f"{prefix}.classes", self.classes, self.classes >= 1, "a positive number")
+        named = isinstance(self.labels, tuple) and all(isinstance(x, str) for x in self.labels)
+        fits = named and len(self.labels) in (0, self.classes)
+        expected = f"no name, or one for each of {self.classes} classes"
+        check_value(f"{prefix}.labels", self.labels, fits, expected)
+        check_value(f"{prefix}.pooling", self.pooling, self.pooling in POOLINGS, POOLINGS)
+        check_value(f"{prefix}.dropout", self.dropout, 0.0 <= self.dropout < 1.0, "in [0, 1)")
+
+    def to_dict(self) -> dict[str, object]:
+        """Return every field as a plain mapping, for `model.json`."""
+        return {**dataclasses.asdict(self), "labels": list(self.labels)}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, object]) -> ClassificationConfig:
+        """Build the record from a mapping; fields with a default may be missing.
+
+        Raises:
+            ValueError: `classes` is missing, a field is unknown, or a value is not accepted.
+        """
+        check_names(cls, "classification head", values)
+        labels = values.get("labels", ())
+        fields = {**values, "labels": tuple(labels) if isinstance(labels, list) else labels}
+        return cls(**fields)  # type: ignore[arg-type]
+
+
+def check_pooling(config: ModelConfig, pooling: str) -> None:
+    """Refuse to pool the first token of a causal model, which sees no other.
+
+    Raises:
+        ValueError: the model is causal and the pooling is "first".
+    """
+    fits = pooling != "first" or not config.causal
+    check_value(
+        "pooling", pooling, fits, "'mean' for a causal model: its first token sees no other"
+    )
