@@ -129,7 +129,7 @@ def test_show_documents_every_setting_and_names_its_source(capsys):
         ("  # Decay rate of the first moment.", "  beta1: 0.9  # pile-base.yaml"),
         ("  # Positions, embeddings and head, by name.", "  variant: alibi  # command line"),
         (
-            '    # Shape of the bias where `position` is "alibi"',
+            '    # Shape of ALiBi\'s bias, where `position` is "alibi"',
             "    alibi: offset  # command line",
         ),
         ("  # What goes wrong.", "  kind: none  # default"),
