@@ -94,8 +94,8 @@ def _logits(
     from pretrain.model.classifier import Classifier
 
     classifier = Classifier(loaded.model.encoder, loaded.classification_heads[head]).to(device)
-    # A converted model has no record of its fine-tuning.
-    max_tokens = int(loaded.provenance.get("max_tokens", FinetuneConfig.max_tokens))
+    # A model from elsewhere has no record of its fine-tuning.
+    max_tokens = int(loaded.recorded("max_tokens") or FinetuneConfig.max_tokens)
     config = loaded.model.config
     limit = longest_input(max_tokens, config)
     encoded = EncodedExamples(rows, loaded.tokenizer, limit, segments=config.segments)

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from pretrain.config.run import RunConfig
 
 
+_SHARE_OF_PEAK = 0.5
+
+
 def add_plan_arguments(command: argparse.ArgumentParser) -> None:
     """Add the arguments of `plan`."""
     add_recipe(command)
@@ -22,8 +25,8 @@ def add_plan_arguments(command: argparse.ArgumentParser) -> None:
     add("--gpus", type=int, default=8, help="number of GPUs in all (default: %(default)s)")
     kinds = ("a100-40gb", "a100", "h100", "h200")
     add("--kind", default="a100", choices=kinds, help="(default: %(default)s)")
-    mfu = "expected share of the GPUs' peak that is reached (default: %(default)s)"
-    add("--mfu", type=float, default=0.5, help=mfu)
+    mfu = f"expected share of the GPUs' peak that is reached (default: {_SHARE_OF_PEAK})"
+    add("--mfu", type=float, help=mfu)
     measured = "take that share from this file, which bench --json wrote on such a GPU"
     add("--bench", type=Path, metavar="FILE", help=measured)
     add("--json", type=Path, help="also write the figures to this file")
@@ -43,7 +46,9 @@ def plan(options: argparse.Namespace) -> None:
     from pretrain.run.checkpoints import write_json
 
     config = load(options.recipe, options.overrides)
-    share, source = options.mfu, planning.STATED
+    if options.bench and options.mfu is not None:
+        raise ValueError(f"--mfu {options.mfu} with --bench: accepted: one of the two")
+    share, source = _SHARE_OF_PEAK if options.mfu is None else options.mfu, planning.STATED
     if options.bench:
         share, source = measured_speed.utilization(options.bench, options.kind, config)
     planned = planning.plan(config, options.gpus, options.kind, share, source)

@@ -145,9 +145,9 @@ def cases(on_gpu: bool, size: str | None = None, length: int | None = None) -> l
     Raises:
         ValueError: an unknown size, or a length without room for text.
     """
-    length, size = length or 512, size or ("base" if on_gpu else "small")
+    length, size = 512 if length is None else length, size or ("base" if on_gpu else "small")
     tokens, vocab_size = (32768, 50265) if on_gpu else (1024, 2000)
-    rows = max(1, tokens // length)
+    rows = max(1, tokens // max(1, length))
     found = [
         Case(contender, size, f"causal-{method}", length, rows, "full", vocab_size)
         for contender in USES

@@ -144,13 +144,13 @@ def cases(on_gpu: bool, size: str | None = None, length: int | None = None) -> l
     """
     sizes = [size] if size else ["base", "large"] if on_gpu else ["tiny", "small"]
     default = 2048 if on_gpu else 256
-    lengths = [length] if length else [default, *((512, 4096) if on_gpu else (128, 512))]
+    lengths = [length] if length is not None else [default, *((512, 4096) if on_gpu else (128, 512))]
     usual, others = lengths[0], lengths[1:]
     tokens, vocab_size = (32768, 50265) if on_gpu else (1024, 2000)
     variants = ("baseline", "zero-clap")
 
     def case(contender: str, size: str, variant: str, length: int, layout: str) -> Case:
-        rows = max(1, tokens // length // (2 if size == "large" else 1))
+        rows = max(1, tokens // max(1, length) // (2 if size == "large" else 1))
         parts = contender == PLAIN and length == usual and layout == "full"
         return Case(contender, size, variant, length, rows, layout, vocab_size, parts)
 

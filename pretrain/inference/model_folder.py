@@ -117,20 +117,35 @@ class LoadedModel:
 
     def recipe_section(self, name: str) -> dict[str, Any]:
         """Return a section of the recipe of its training, upgraded; empty where it is not known."""
-        recipe = self.provenance.get("recipe")
+        recipe = self.recorded("recipe")
         section = upgrade(recipe).get(name) if isinstance(recipe, dict) else None
         return section if isinstance(section, dict) else {}
+
+    def recorded(self, name: str) -> Any:  # noqa: ANN401 - any JSON value
+        """Return what is recorded of the model, or of the one that it was made from; None: nothing.
+
+        A converted model keeps the record of the model that was converted, a fine-tuned one that of
+        the pretrained model.
+        """
+        record: Any = self.provenance
+        while isinstance(record, dict):
+            if (value := record.get(name)) is not None:
+                return value
+            record = record.get("provenance") or record.get("pretrained")
+        return None
 
     @property
     def objective(self) -> ObjectiveSettings:
         """Settings of the objective it was trained with.
 
-        Where nothing says, masked LM; with sentence order where the model has a pair head.
+        Where nothing says, masked LM; with sentence order where the model has a pair head, and
+        causal LM where it is causal.
 
         Raises:
             ValueError: this version does not know the objective, or one of its settings.
         """
-        default = "sentence-pairs" if self.model.config.pair_head else "masked-lm"
+        default = "causal-lm" if self.model.config.causal else "masked-lm"
+        default = "sentence-pairs" if self.model.config.pair_head else default
         section = {"name": default, **self.recipe_section("objective")}
         name = section["name"]
         if name not in SETTINGS_BY_NAME:

@@ -135,6 +135,7 @@ def test_an_error_is_reported_as_a_result():
         (["--plot", "cost.txt"], "--plot cost.txt: accepted: a name that ends in .png"),
         (["--size", "huge"], "'huge' is not one of base, large"),
         (["--length", "4"], "length 4: accepted: 8 or more"),
+        (["--length", "0"], "length 0: accepted: 8 or more"),
     ],
 )
 def test_bad_options_are_refused_before_anything_is_measured(arguments, message, capsys):

@@ -167,6 +167,7 @@ def test_out_of_memory_is_reported_as_a_result(monkeypatch):
         (["--plot", "cost.txt"], "--plot cost.txt: accepted: a name that ends in .png"),
         (["--size", "huge"], "'huge' is not one of base, large"),
         (["--length", "4"], "length 4: accepted: 8 or more"),
+        (["--length", "0"], "length 0: accepted: 8 or more"),
         (["--suite"], "--suite: leave it out"),
     ],
 )

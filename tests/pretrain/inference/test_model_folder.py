@@ -14,6 +14,7 @@ from pretrain.model.classification import ClassificationConfig
 from pretrain.model.config import ModelConfig
 from pretrain.model.heads import ClassificationHead
 from pretrain.model.language_model import LanguageModel
+from pretrain.objectives.causal import CausalLMConfig
 from pretrain.objectives.masked import MaskedLMConfig
 from pretrain.objectives.sentence_pairs import SentencePairsConfig
 
@@ -245,3 +246,22 @@ def test_a_model_without_a_vocabulary_takes_ids_and_says_so_when_asked_for_text(
     assert loaded.vocabulary is None
     with pytest.raises(ValueError, match="without: has no vocabulary"):
         loaded.tokenizer  # noqa: B018
+
+
+@pytest.mark.parametrize("key", ["provenance", "pretrained"])
+def test_a_converted_or_fine_tuned_model_knows_the_training_of_the_model_it_was_made_from(
+    saved, key
+):
+    folder, _ = saved
+    of_training = {"recipe": {"objective": {"name": "masked-lm", "probability": 0.3}}, "step": 9}
+    change(folder, provenance={"step": 7, key: {"max_tokens": 2048, "pretrained": of_training}})
+    loaded = model_folder.load(folder)
+    assert loaded.objective == MaskedLMConfig(probability=0.3)
+    assert [loaded.recorded(name) for name in ("step", "max_tokens")] == [7, 2048]
+    assert loaded.recorded("packing") is None
+
+
+def test_a_causal_model_without_a_record_has_the_causal_objective(tokenizer, tmp_path):
+    config = presets.build("tiny", "causal-alibi", tokenizer.vocab_size, {})
+    save(tmp_path / "model", LanguageModel(config), tokenizer, {})
+    assert model_folder.load(tmp_path / "model").objective == CausalLMConfig()
