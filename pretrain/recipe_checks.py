@@ -338,7 +338,9 @@ def refuse_device(
         )
     name = config.training.deepspeed
     clipping = config.optimizer.gradient_clipping
-    settings = deepspeed_settings.read(name, config.batch, clipping, world_size)
+    # A run with phases may use the recipe's batch in none of them.
+    batch = config.phase(0).config.batch
+    settings = deepspeed_settings.read(name, batch, clipping, world_size)
     if settings.get("bf16", {}).get("enabled", False) and capability < _AMPERE:
         half = name.replace("bf16", "fp16")
         known = (deepspeed_settings.DS_CONFIGS / f"{half}.json").is_file()

@@ -144,7 +144,9 @@ def cases(on_gpu: bool, size: str | None = None, length: int | None = None) -> l
     """
     sizes = [size] if size else ["base", "large"] if on_gpu else ["tiny", "small"]
     default = 2048 if on_gpu else 256
-    lengths = [length] if length is not None else [default, *((512, 4096) if on_gpu else (128, 512))]
+    lengths = [default, *((512, 4096) if on_gpu else (128, 512))]
+    if length is not None:
+        lengths = [length]
     usual, others = lengths[0], lengths[1:]
     tokens, vocab_size = (32768, 50265) if on_gpu else (1024, 2000)
     variants = ("baseline", "zero-clap")

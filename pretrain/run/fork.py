@@ -105,7 +105,7 @@ def take(config: RunConfig) -> None:
         shutil.copytree(fork.run / folder.INITIAL, own / folder.INITIAL, dirs_exist_ok=True)
     for name, last in ((metrics.METRICS, fork.step - 1), (metrics.VALIDATION, fork.step)):
         _copy_lines(fork.run / name, own / name, _until(attempt, last))
-    dump(fork.recipe, own / "run.yaml")
+    dump(config, own / "run.yaml")
     path = own / ledger.FILE_NAME
     new = path.with_suffix(".fork")
     new.unlink(missing_ok=True)

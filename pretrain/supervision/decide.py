@@ -111,9 +111,18 @@ def records_of(records: Sequence[ledger.Record], token: str) -> list[ledger.Reco
     return []
 
 
+def since_fork(records: Sequence[ledger.Record]) -> list[ledger.Record]:
+    """Return the records of the run itself: of a fork those after its newest fork, else all."""
+    forks = [index for index, record in enumerate(records) if record["kind"] == "fork"]
+    return list(records[forks[-1] + 1 :] if forks else records)
+
+
 def open_attempt(records: Sequence[ledger.Record]) -> ledger.Record | None:
-    """Return the newest attempt if no record says how it ended."""
-    for record in reversed(records):
+    """Return the newest attempt if no record says how it ended.
+
+    Attempts before a fork are the source's.
+    """
+    for record in reversed(since_fork(records)):
         if record["kind"] == "attempt":
             return record
         if record["kind"] in {*ledger.ENDINGS, "spike", "done"}:

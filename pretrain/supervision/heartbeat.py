@@ -91,9 +91,12 @@ def silence_limit(phase: str, step_seconds: Sequence[float], config: Supervision
     Args:
         phase: of the last beat.
         step_seconds: durations of the last steps. They matter for phase `step`, whose limit is
-            `hang_seconds`, or ten times a typical duration if that is longer.
+            `hang_seconds`, or ten times a typical duration if that is longer. While none is known,
+            it is that of the start-up: nothing says how long a step may take.
         config: limits of the phases.
     """
+    if phase == STEP and not step_seconds:
+        return max(config.hang_seconds, config.init_seconds)
     if phase == STEP:
         return max(config.hang_seconds, _STEP_FACTOR * _typical(step_seconds))
     limits = {SAVE: config.save_seconds, EVALUATE: config.evaluate_seconds}
@@ -101,7 +104,7 @@ def silence_limit(phase: str, step_seconds: Sequence[float], config: Supervision
 
 
 def _typical(step_seconds: Sequence[float]) -> float:
-    """Return the 99th percentile; of fewer than 100 steps the lower median, of none 0."""
+    """Return the 99th percentile; of fewer than 100 steps the lower median."""
     if len(step_seconds) >= _MIN_STEPS:
         return sorted(step_seconds)[math.ceil(0.99 * len(step_seconds)) - 1]
-    return statistics.median_low(step_seconds) if step_seconds else 0.0
+    return statistics.median_low(step_seconds)

@@ -276,7 +276,8 @@ class Supervisor:
         cause, log = failures.cause(errors), jobs.tail(job.log)
         # Once a recipe was accepted, what refuses it may go away, such as a full disk.
         code = cause.code if cause else job.code()
-        if code == EXIT_USAGE and not any(record["kind"] == "attempt" for record in records):
+        begun = any(record["kind"] == "attempt" for record in decide.since_fork(records))
+        if code == EXIT_USAGE and not begun:
             self._print(f"error: {failures.explain(errors)}" if cause else log)
             self._print(f"log: {job.log}")
             return EXIT_USAGE

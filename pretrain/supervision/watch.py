@@ -74,15 +74,14 @@ class Watch:
             beat = self._beat
         if lines or beat != self._beat:
             self._beat, self._last_sign = beat, now
-        limit = heartbeat.silence_limit(beat.phase, self._step_seconds(), self._config)
+        limit = heartbeat.silence_limit(beat.phase, self._step_seconds(beat.step), self._config)
         if now - self._last_sign <= limit:
             return ""
         return f"no sign of life for {limit:.0f} s in phase {beat.phase}, step {beat.step}"
 
-    def _step_seconds(self) -> list[float]:
-        """Durations of the last steps, without those of earlier phases."""
-        newest = self.lines[-1]["step"] if self.lines else 0
-        first = max((step for step in self._phases if step <= newest), default=0)
+    def _step_seconds(self, step: int) -> list[float]:
+        """Durations of the last steps of the phase that a step belongs to."""
+        first = max((start for start in self._phases if start <= step), default=0)
         return [line["seconds"] for line in self.lines if line["step"] >= first]
 
     def lost_ranks(self, ranks: set[str]) -> str:

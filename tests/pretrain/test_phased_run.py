@@ -10,7 +10,8 @@ import yaml
 
 from pretrain import train
 from pretrain.__main__ import main as pretrain
-from pretrain.run import checkpoints, ledger, metrics
+from pretrain.config.load import load
+from pretrain.run import checkpoints, fork, ledger, metrics
 
 SETTINGS = [
     "training.steps=14",
@@ -223,6 +224,14 @@ def test_a_fork_that_changes_nothing_repeats_the_source_bit_for_bit(
     code, said = attempt(run, phases, forked(straight, 8))
     assert code == 2
     assert "began as a fork of" in said
+
+
+def test_a_fork_that_has_not_begun_to_train_has_its_own_recipe(straight, tmp_path):
+    """`status` names it as what to run next."""
+    run = tmp_path / "run"
+    own = load(str(straight / "run.yaml"), [f"folder={run}", forked(straight, 6)])
+    fork.take(own)
+    assert load(str(run / "run.yaml")) == own
 
 
 def test_a_decay_branch_has_the_sources_steps_and_a_schedule_of_its_own(

@@ -140,6 +140,14 @@ def test_a_file_of_its_own_with_bf16_is_refused_on_an_old_gpu(recipe, tmp_path):
         recipe_checks.refuse_device(config, 2, "cuda", 7.0)
 
 
+def test_a_batch_that_no_phase_has_is_not_looked_at(recipe, tmp_path):
+    phase = "{steps: 4, batch: {global_batch_size: 6, micro_batch_size: 2}}"
+    config = recipe.load(tmp_path, f"phases=[{phase}, {phase}]", "training.steps=8")
+    with pytest.raises(ValueError, match="is not a multiple"):
+        config.batch.accumulation_steps(3)
+    recipe_checks.refuse_device(config, 3, "cuda", 8.0)
+
+
 @pytest.mark.parametrize(
     ("word", "message"),
     [

@@ -145,6 +145,10 @@ def test_record_of_an_attempt_s_end(recorded, seen, preempting, kind):
 
 def test_an_attempt_is_open_until_a_record_says_how_it_ended():
     assert open_attempt([]) is None
+    of_a_fork = records([ATTEMPT, commit(100), ("fork", {"step": 100})])
+    assert open_attempt(of_a_fork) is None
+    of_a_fork += records([ATTEMPT])
+    assert open_attempt(of_a_fork) == of_a_fork[-1]
     for last in (crash(), hang(), PREEMPTED, spike(3), DONE, ("interrupted", {})):
         begun = records([ATTEMPT, commit(100)])
         assert open_attempt(begun) == begun[0]

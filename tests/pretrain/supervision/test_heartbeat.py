@@ -46,7 +46,7 @@ def test_a_torn_heartbeat_is_ignored(tmp_path):
         (INIT, [99.0], 500),
         (SAVE, [99.0], 300),
         (EVALUATE, [99.0], 400),
-        (STEP, [], 60),
+        (STEP, [], 500),
         (STEP, [0.1] * 1000, 60),
         (STEP, [8.0] * 1000, 80),
         (STEP, [8.0] * 98 + [1000.0] * 2, 10_000),

@@ -306,12 +306,12 @@ def test_it_gives_up_when_attempts_keep_failing_and_records_the_reason(
 
 def test_a_silent_attempt_is_ended_and_launched_again(opened, tmp_path, monkeypatch):
     output = []
-    hang = "record('attempt'); heartbeat.Heartbeat(run, token).beat('step', 7); time.sleep(60)"
+    hang = "record('attempt'); heartbeat.Heartbeat(run, token).beat('save', 7); time.sleep(60)"
     Launcher(monkeypatch, hang, "record('attempt'); record('done')")
-    assert supervise(opened, tmp_path, output, hang_seconds=1.0) == 0
+    assert supervise(opened, tmp_path, output, save_seconds=1.0) == 0
     assert kinds(tmp_path) == ["attempt", "hang", "attempt", "done"]
     reason = ledger.read(tmp_path / "ledger.jsonl")[1]["reason"]
-    assert reason == "no sign of life for 1 s in phase step, step 7"
+    assert reason == "no sign of life for 1 s in phase save, step 7"
 
 
 def test_a_rank_that_is_stopped_during_the_start_up_is_a_hang(opened, tmp_path, monkeypatch):

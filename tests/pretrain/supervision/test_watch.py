@@ -34,7 +34,7 @@ def test_silence_is_accepted_for_as_long_as_the_phase_may_take(tmp_path, now, wa
     assert watch.silence() == ""
     heart.beat(STEP, 7)
     assert watch.silence() == ""
-    now[0] += 10
+    now[0] += 100  # no step says yet how long one takes
     assert watch.silence() == ""
     heart.beat(SAVE, 7)
     assert watch.silence() == ""
@@ -79,6 +79,19 @@ def test_steps_of_an_earlier_phase_do_not_say_how_long_a_step_may_take(tmp_path,
     assert watch.silence() == ""
     now[0] += 1
     assert "for 40 s in phase step" in watch.silence()
+
+
+def test_the_first_step_of_a_phase_may_take_as_long_as_the_start_up(tmp_path, now):
+    watch = Watch(tmp_path, "t", CONFIG, clock=lambda: now[0], phases=[0, 7])
+    line = {**dict.fromkeys(metrics.NEEDED[metrics.METRICS], 1), "seconds": 1.0}
+    lines = [{**line, "step": step} for step in range(7)]
+    (tmp_path / metrics.METRICS).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    Heartbeat(tmp_path, "t", seconds=0.0).beat(STEP, 7)
+    assert watch.silence() == ""
+    now[0] += 100
+    assert watch.silence() == ""
+    now[0] += 1
+    assert "for 100 s in phase step, step 7" in watch.silence()
 
 
 def test_a_supervisor_that_was_stopped_does_not_take_its_pause_for_silence(tmp_path, now, watch):
@@ -175,7 +188,7 @@ def test_a_torn_line_that_the_next_writer_cuts_off_is_skipped(tmp_path):
 def test_an_unreadable_heartbeat_is_neither_a_sign_of_life_nor_another_phase(
     tmp_path, now, watch, monkeypatch, number
 ):
-    Heartbeat(tmp_path, "t", seconds=0.0).beat(STEP, 7)
+    Heartbeat(tmp_path, "t", seconds=0.0).beat(SAVE, 7)
     assert watch.silence() == ""
 
     def fails(self, *_, **__):
@@ -184,11 +197,11 @@ def test_an_unreadable_heartbeat_is_neither_a_sign_of_life_nor_another_phase(
     with monkeypatch.context() as patch:
         for name in ("read_bytes", "open", "exists"):
             patch.setattr(Path, name, fails)
-        now[0] += 10
+        now[0] += 50
         assert watch.silence() == ""
         now[0] += 1
-        assert watch.silence() == "no sign of life for 10 s in phase step, step 7"
-    assert "in phase step, step 7" in watch.silence()  # reading it again is not a sign of life
+        assert watch.silence() == "no sign of life for 50 s in phase save, step 7"
+    assert "in phase save, step 7" in watch.silence()  # reading it again is not a sign of life
 
 
 def test_an_invalid_line_of_metrics_is_skipped(tmp_path, watch):
