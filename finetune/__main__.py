@@ -279,14 +279,15 @@ def _acceptability(options: argparse.Namespace) -> None:
     from data_prep.inputs import find_inputs
     from finetune import acceptability
 
+    folder = acceptability.task_folder(options.output)
     documents = acceptability.find(find_inputs(options.input), find_inputs(options.exclude))
     numbers = {"train": options.train, "dev": options.dev, "seed": options.seed}
     files = acceptability.make(documents, **numbers)
-    acceptability.write(options.output, files, numbers)
+    acceptability.write(folder, files, numbers)
     found = sum(len(document.sentences) for document in documents)
     print(
-        f"{options.output / acceptability.TASK.name}: {options.train:,} train and "
-        f"{options.dev:,} dev of {found:,} sentences in {len(documents):,} documents"
+        f"{folder}: {options.train:,} train and {options.dev:,} dev of {found:,} sentences in "
+        f"{len(documents):,} documents"
     )
 
 

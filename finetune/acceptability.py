@@ -111,13 +111,35 @@ def find(sources: Sequence[Input], exclude: Sequence[Input] = ()) -> list[Senten
     return result
 
 
-def write(output: Path, files: Mapping[str, str], numbers: Mapping[str, int]) -> None:
-    """Write the task's folder below `output`, with the `numbers` that were passed to `make`."""
+def task_folder(output: Path) -> Path:
+    """Return the task's folder below `output`.
+
+    Raises:
+        ValueError: it has TSV files that `write` did not write, such as the benchmark's own.
+    """
     folder = output / TASK.name
-    for split, content in files.items():
-        write_atomically(folder / f"{split}.tsv", content.encode())
+    if not (folder / PROVENANCE).is_file():
+        for file in sorted(folder.glob("*.tsv")):
+            raise ValueError(
+                f"{file}: was not written by acceptability; accepted: another --output, or a "
+                f"{TASK.name} folder without TSV files"
+            )
+    return folder
+
+
+def write(folder: Path, files: Mapping[str, str], numbers: Mapping[str, int]) -> None:
+    """Write the task's files.
+
+    Args:
+        folder: the result of `task_folder`.
+        files: the result of `make`.
+        numbers: those that were passed to `make`.
+    """
+    # First, so that no files are without it after an interruption.
     made = "intact against scrambled sentences, in CoLA's layout"
     write_json(folder / PROVENANCE, {"made": made, **numbers})
+    for split, content in files.items():
+        write_atomically(folder / f"{split}.tsv", content.encode())
 
 
 def _documents(paths: Sequence[Input]) -> Iterator[Document]:

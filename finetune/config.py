@@ -119,16 +119,21 @@ class FinetuneConfig:
             return self.learning_rate * (step + 1) / warmup
         return self.learning_rate * max(0, end - step) / max(1, end - warmup)
 
-    def steadier(self, retry: int) -> FinetuneConfig:
+    def steadier(self, retry: int, steps: int) -> FinetuneConfig:
         """Return the settings of a retry, counted from 1: each doubles the warm-up, up to half.
 
-        A low rate early in training prevents most collapses (Mosbach et al. 2021).
+        Half of `steps`, those of the run, or of the schedule where that is shorter. A longer
+        warm-up stays as it is. A low rate early in training prevents most collapses (Mosbach et
+        al. 2021).
         """
         if retry == 0:
             return self
         fraction = min(0.5, max(0.06, self.warmup_fraction) * 2**retry)
+        half = min(steps, self.schedule_steps or steps) // 2
         return dataclasses.replace(
-            self, warmup_fraction=fraction, warmup_steps=self.warmup_steps * 2**retry
+            self,
+            warmup_fraction=max(self.warmup_fraction, fraction),
+            warmup_steps=max(self.warmup_steps, min(half, self.warmup_steps * 2**retry)),
         )
 
 
@@ -175,10 +180,9 @@ class RunPlan:
         ending = f"-retry{self.retry}" if self.retry else ""
         return f"{self.task}-{self.weights}-seed{self.seed}{ending}"
 
-    @property
-    def training_config(self) -> FinetuneConfig:
-        """The settings to train with."""
-        return self.config.steadier(self.retry)
+    def training_config(self, examples: int) -> FinetuneConfig:
+        """Return the settings to train with, on this number of examples."""
+        return self.config.steadier(self.retry, self.config.steps(examples))
 
     @property
     def training_seed(self) -> int:

@@ -81,7 +81,7 @@ def read_rows(path: Path) -> list[list[str]]:
         ValueError: the file is not UTF-8, or is empty.
     """
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        text = path.read_bytes().decode("utf-8-sig")  # read_text would end a line at each "\r"
     except UnicodeDecodeError as error:
         raise ValueError(f"{path}: is not UTF-8: {error}") from error
     if not text:

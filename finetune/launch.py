@@ -21,8 +21,8 @@ from pathlib import Path
 from types import FrameType
 
 from finetune import glue
-from finetune.config import LOG, RESULT, RunPlan
-from finetune.planning import next_run, result_of
+from finetune.config import LOG, RunPlan
+from finetune.planning import is_finished, next_run, result_of
 from pretrain.supervision.gpus import gpus_of, visible_gpus
 from pretrain.supervision.jobs import describe_exit, tail
 from pretrain.supervision.launch import free_port
@@ -100,7 +100,7 @@ def run_all(
                     running[slot] = _start(output, waiting.popleft(), gpus, threads, world_size)
             time.sleep(_POLL_SECONDS)
             for run in _take_ended(running):
-                if not (output / run.plan.name / RESULT).is_file():
+                if _has_failed(output, run):
                     failed[run.plan.name] = _cause(output, run)
                 elif following := next_run(output, run.plan, retries):
                     following.write(output / following.name)
@@ -195,6 +195,12 @@ def _start(
     return _Running(plan, process)
 
 
+def _has_failed(output: Path, run: _Running) -> bool:
+    """Return whether a run that has ended failed; it may have the result of an earlier one."""
+    finished = is_finished(output / run.plan.name, run.plan.save_model)
+    return run.process.returncode != 0 or not finished
+
+
 def _cause(output: Path, run: _Running) -> str:
     """Return the last error in the log of a run that failed, or else how its process ended."""
     lines = tail(output / run.plan.name / LOG, _CAUSE_LINES).splitlines()
@@ -204,7 +210,7 @@ def _cause(output: Path, run: _Running) -> str:
 
 def _outcome(output: Path, run: _Running) -> str:
     name, folder = run.plan.name, output / run.plan.name
-    if not (folder / RESULT).is_file():
+    if _has_failed(output, run):
         end = textwrap.indent(tail(folder / LOG, _TAIL_LINES), "    ").rstrip()
         exit_code = describe_exit(run.process.returncode)
         return f"{name}: failed, {exit_code}; {folder / LOG} ends:\n{end}"

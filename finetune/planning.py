@@ -131,12 +131,13 @@ def prepare(output: Path, plans: Sequence[RunPlan], retries: int = 0) -> list[Ru
 def next_run(output: Path, first: RunPlan, retries: int) -> RunPlan | None:
     """Return the plan itself if it is not finished, else the retry that is due, else None."""
     plan: RunPlan | None = first
-    while plan and _is_finished(output / plan.name, plan.save_model):
+    while plan and is_finished(output / plan.name, plan.save_model):
         plan = retry_after(plan, result_of(output / plan.name), retries)
     return plan
 
 
-def _is_finished(folder: Path, with_model: bool) -> bool:
+def is_finished(folder: Path, with_model: bool) -> bool:
+    """Return whether a run's folder has its result, and its model if that is wanted."""
     return (folder / RESULT).is_file() and ((folder / MODEL).is_dir() or not with_model)
 
 

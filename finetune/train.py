@@ -87,9 +87,9 @@ def train(plan: RunPlan, folder: Path) -> dict[str, Any]:
     from pretrain.engine.engine import start
 
     started = time.perf_counter()
-    task, config = glue.find(plan.task), plan.training_config
-    loaded = model_folder.load(Path(plan.model))
+    task, loaded = glue.find(plan.task), model_folder.load(Path(plan.model))
     splits, skipped = _read_data(plan, task, loaded)
+    config = plan.training_config(len(splits["train"]))
     dev_sets = {name: splits[name] for name in task.dev}
     process = start()
     engine = _engine(config, classifiers.build(loaded, plan, task), process)

@@ -117,6 +117,39 @@ def test_the_command_writes_what_the_task_reads(tmp_path, source, capsys):
     assert "200 sentences in 40 documents" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("split", ["train", "dev", "test"])
+def test_files_that_the_command_did_not_write_are_not_replaced(tmp_path, source, capsys, split):
+    """Regression test: --output GLUE replaced the benchmark's CoLA."""
+    file = tmp_path / "glue" / "CoLA" / f"{split}.tsv"
+    file.parent.mkdir(parents=True)
+    file.write_text("gj04\t1\t\tHe left.\n")
+    arguments = ["acceptability", "--input", str(source), "--output", str(tmp_path / "glue")]
+    assert main([*arguments, "--train", "60", "--dev", "20"]) == 2
+    error = capsys.readouterr().err
+    assert f"{file}: was not written by acceptability; accepted: another --output" in error
+    assert error.count("\n") == 1
+    assert [path.read_text() for path in file.parent.iterdir()] == ["gj04\t1\t\tHe left.\n"]
+
+
+def test_files_of_the_command_are_replaced_even_if_it_was_interrupted(
+    tmp_path, source, monkeypatch
+):
+    arguments = ["acceptability", "--input", str(source), "--output", str(tmp_path / "glue")]
+    arguments += ["--train", "60"]
+
+    def interrupted(path, content):
+        write(path, content)
+        raise KeyboardInterrupt
+
+    write = acceptability.write_atomically
+    with monkeypatch.context() as patched:
+        patched.setattr(acceptability, "write_atomically", interrupted)
+        assert main([*arguments, "--dev", "20"]) == 130
+    for dev in (20, 30):
+        assert main([*arguments, "--dev", str(dev)]) == 0
+        assert len(examples.read(COLA, str(tmp_path / "glue"), "dev").examples) == 2 * dev
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

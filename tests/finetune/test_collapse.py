@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from finetune import collapse, published
+from finetune import collapse, glue, published
 from finetune.config import FinetuneConfig, RunPlan, retry_after
 
 PLAN = RunPlan(
@@ -63,11 +63,12 @@ def test_published_scores_no_better_than_a_constant_are_marked():
 
 
 def test_a_collapsed_run_is_retried_up_to_the_limit_with_another_seed_and_a_longer_warm_up():
-    plan, seeds, fractions = PLAN, {PLAN.training_seed}, [PLAN.training_config.warmup_fraction]
+    plan, seeds = PLAN, {PLAN.training_seed}
+    fractions = [PLAN.training_config(8000).warmup_fraction]
     while following := retry_after(plan, {"collapsed": "always the same answer"}, 4):
         plan = following
         seeds.add(plan.training_seed)
-        fractions.append(plan.training_config.warmup_fraction)
+        fractions.append(plan.training_config(8000).warmup_fraction)
     assert plan.name == "CoLA-pretrained-seed1-retry4"
     assert len(seeds) == 5
     assert fractions == pytest.approx([0.06, 0.12, 0.24, 0.48, 0.5])
@@ -75,8 +76,30 @@ def test_a_collapsed_run_is_retried_up_to_the_limit_with_another_seed_and_a_long
 
 
 def test_a_retry_doubles_a_warm_up_in_steps_and_adds_one_if_there_is_none():
-    assert FinetuneConfig(warmup_steps=100).steadier(2).warmup_steps == 400
-    assert FinetuneConfig(warmup_fraction=0.0).steadier(1).warmup_fraction == 0.12
+    assert FinetuneConfig(warmup_steps=100).steadier(2, 1000).warmup_steps == 400
+    assert FinetuneConfig(warmup_fraction=0.0).steadier(1, 1000).warmup_fraction == 0.12
+
+
+def test_the_warm_up_of_a_retry_is_at_most_half_of_the_steps():
+    """Regression test: in the second retry of the published QQP it was the whole run."""
+    config, examples = glue.find("QQP").config("published"), 363_846
+    plan = dataclasses.replace(PLAN, config=config)
+    warm_ups = [
+        dataclasses.replace(plan, retry=retry).training_config(examples).warmup_steps
+        for retry in range(4)
+    ]
+    assert warm_ups == [28318, 56636, 56636, 56636]
+    short = FinetuneConfig(warmup_steps=100, schedule_steps=1000)
+    assert short.steadier(3, 600).warmup_steps == 300
+    assert short.steadier(3, 5000).warmup_steps == 500
+
+
+@pytest.mark.parametrize(
+    "config", [FinetuneConfig(warmup_steps=800), FinetuneConfig(warmup_fraction=0.8)]
+)
+def test_a_retry_does_not_warm_up_for_less_long_than_the_first_run(config):
+    rates = [config.steadier(1, 1000).rate(step, 1000) for step in range(1000)]
+    assert rates == [config.rate(step, 1000) for step in range(1000)]
 
 
 @pytest.mark.parametrize(

@@ -107,6 +107,14 @@ def test_any_line_ending_and_a_byte_order_mark_are_accepted(tmp_path, ending):
     assert read(tmp_path, task="MRPC") == [Example(("one", "two"), 1)]
 
 
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_a_carriage_return_within_a_line_is_part_of_the_text(tmp_path, end):
+    """Regression test: it ended the line."""
+    path = write(tmp_path, f"a\t1\t\tone \rtwo{end}b\t0\t*\tthree{end}")
+    assert read(tmp_path) == [Example(("one \rtwo",), 1), Example(("three",), 0)]
+    assert [row[3] for row in examples.read_rows(path)] == ["one \rtwo", "three"]
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [

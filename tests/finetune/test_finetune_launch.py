@@ -233,6 +233,49 @@ def test_a_run_that_fails_is_named_with_its_log_and_does_not_stop_the_others(
     assert (tmp_path / names[1] / "result.json").is_file()
 
 
+def test_a_repeated_run_that_fails_is_named_and_keeps_its_earlier_scores(finished, tmp_path):
+    """Regression test: its earlier result made it a success, and it was repeated for ever."""
+    output, name = tmp_path / "runs", "CoLA-pretrained-seed2"
+    shutil.copytree(finished[0], output)
+    shutil.rmtree(output / name / "model")  # as --no-models leaves it
+    (output / name / ".best").touch()  # so that the model cannot be kept
+    before = result_of(output, name)
+    arguments = [str(output) if word == str(finished[0]) else word for word in finished[1]]
+    done = subprocess.run(
+        [sys.executable, "-m", "finetune", *arguments, *QUICK],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "runs to do: 1, finished before: 1" in done.stdout
+    assert f"[1/1] {name}: failed, ended with code 1; " in done.stdout
+    assert "runs that failed: 1\n" in done.stderr
+    assert f"  {name}: " in done.stderr
+    assert result_of(output, name) == before
+
+
+def test_a_run_that_ends_well_without_the_model_it_was_to_keep_is_named_and_not_repeated(
+    finished, tiny_model, easy_glue, tmp_path, monkeypatch
+):
+    output = tmp_path / "runs"
+    shutil.copytree(finished[0], output)
+    shutil.rmtree(output / "CoLA-pretrained-seed2" / "model")
+    waiting = planning.prepare(output, plans(tiny_model, easy_glue, *QUICK, seeds=(2,)))
+    log = []
+
+    def start(output, plan, *_):
+        assert not log
+        return launch._Running(plan, subprocess.Popen([sys.executable, "-c", ""]))
+
+    monkeypatch.setattr(launch, "_start", start)
+    failed = launch.run_all(output, waiting, log.append, retries=2)
+    assert failed == {"CoLA-pretrained-seed2": "ended with code 0"}
+    assert "CoLA-pretrained-seed2: failed, ended with code 0" in log[0]
+
+
 def test_pretrained_and_random_weights_differ_in_the_encoder_only(tiny_model, easy_glue):
     from finetune import classifiers
     from pretrain.inference import model_folder
