@@ -5,6 +5,7 @@ and renamed. A killed process leaves `*.partial` files, which nothing reads.
 """
 
 import fcntl
+import glob
 import hashlib
 import json
 import math
@@ -40,9 +41,7 @@ class AtomicFile:
         """Open a temporary file next to `path`, and create the folder if it is missing."""
         path.parent.mkdir(parents=True, exist_ok=True)
         self._path = path
-        # A random name, because another machine may write the same file under the same process id,
-        # and a killed run may have left one.
-        self._partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}{PARTIAL_SUFFIX}")
+        self._partial = _partial(path)
         with naming(path):
             self._file = self._partial.open("wb", buffering=1 << 20)
         self._hash = hashlib.sha256()
@@ -143,7 +142,7 @@ def new_folder(folder: Path) -> Iterator[Path]:
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise ValueError(f"{folder}: is not empty; accepted: a new folder, or an empty one")
     folder.parent.mkdir(parents=True, exist_ok=True)
-    partial = folder.with_name(f".{folder.name}.{os.getpid()}{PARTIAL_SUFFIX}")
+    partial = _partial(folder)
     partial.mkdir()
     try:
         yield partial
@@ -158,6 +157,21 @@ def new_folder(folder: Path) -> Iterator[Path]:
         fsync_folder(folder.parent)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+def remove_partial_folders(folder: Path) -> None:
+    """Remove what killed processes left of a `new_folder`; no other may be at work on it."""
+    for partial in folder.parent.glob(f".{glob.escape(folder.name)}.*{PARTIAL_SUFFIX}"):
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _partial(path: Path) -> Path:
+    """Return a temporary name for a file or folder.
+
+    It is random, because another machine may write the same one under the same process id, and a
+    killed process may have left one.
+    """
+    return path.with_name(f".{path.name}.{secrets.token_hex(8)}{PARTIAL_SUFFIX}")
 
 
 def lock(path: Path, busy: str) -> TextIO:

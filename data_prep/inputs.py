@@ -44,6 +44,9 @@ def add_input_argument(parser: argparse.ArgumentParser) -> None:
 def find_inputs(patterns: Sequence[str]) -> list[Input]:
     """Return the inputs that match, sorted by name and without duplicates.
 
+    A file of several names (by ".." or links) that is read in the same way is one input, by the
+    first of them.
+
     Args:
         patterns: Files, folders or glob patterns, whose format follows from the name, or one of
             these after a prefix: "lines:" makes a document of each line, including blank lines as
@@ -66,7 +69,8 @@ def find_inputs(patterns: Sequence[str]) -> list[Input]:
         if not matches:
             raise ValueError(f"--input {pattern}: no such file; accepted: files or glob patterns")
         found.update(f"{prefix}:{match}" if prefix else Path(match) for match in matches)
-    return sorted(found, key=str)
+    named = sorted(found, key=str, reverse=True)
+    return sorted({(layout_of(s), place_of(s)): s for s in named}.values(), key=str)
 
 
 def layout_of(source: Input) -> str:
@@ -76,6 +80,12 @@ def layout_of(source: Input) -> str:
         return prefix or suffix(Path(place))
     _, config, split = split_dataset(place)
     return f"{prefix}:{config}:{split}"
+
+
+def place_of(source: Input) -> Input:
+    """Return the resolved path of an input, however it is read; of a dataset its name."""
+    prefix, place = split_prefix(source)
+    return source if prefix == "datasets" else Path(place).resolve()
 
 
 def input_state(source: Input) -> tuple[int, int]:

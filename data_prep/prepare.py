@@ -62,9 +62,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--near-duplicate-ngram",
         type=int,
-        default=Settings.near_duplicate_ngram,
         metavar="WORDS",
-        help=f"{words} --near-duplicates (default: %(default)s)",
+        help=f"{words} --near-duplicates (default: {Settings.near_duplicate_ngram})",
     )
     add(
         "--decontaminate",
@@ -79,10 +78,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--decontaminate-ngram",
         type=int,
-        default=Settings.decontaminate_ngram,
         metavar="WORDS",
-        help=f"{words} --decontaminate (default: %(default)s); shorter texts are looked for as a "
-        f"whole from {LEAST_WORDS} words",
+        help=f"{words} --decontaminate (default: {Settings.decontaminate_ngram}); shorter texts "
+        f"are looked for as a whole from {LEAST_WORDS} words",
     )
     add("--sentences", action="store_true", help="write a sequence per sentence, not per document")
     add(
@@ -128,6 +126,7 @@ def run(options: argparse.Namespace) -> int:
         )
     if options.valid_fraction is None:
         options.valid_fraction = 0.0 if options.valid_input else Settings.valid_fraction
+    _check_ngrams(options)
     options.decontaminate = (
         digests(find_files(options.decontaminate), options.decontaminate_ngram)
         if options.decontaminate
@@ -154,6 +153,20 @@ def run(options: argparse.Namespace) -> int:
         print(f"{options.parser.prog}: warning: {warning}", file=sys.stderr)
         return EXIT_DONE if options.allow_broken else EXIT_FAILED
     return EXIT_DONE
+
+
+def _check_ngrams(options: argparse.Namespace) -> None:
+    """Set the sizes of n-grams that were not given; refuse one that has no effect."""
+    for name, used_by in (
+        ("near_duplicate_ngram", "near_duplicates"),
+        ("decontaminate_ngram", "decontaminate"),
+    ):
+        size = getattr(options, name)
+        if size is None:
+            setattr(options, name, getattr(Settings, name))
+        elif not getattr(options, used_by):
+            option, other = (f"--{each.replace('_', '-')}" for each in (name, used_by))
+            raise ValueError(f"{option} {size}: accepted: with {other}")
 
 
 def _summary(output: Path, manifest: CorpusManifest, seconds: float) -> Iterator[str]:

@@ -31,6 +31,15 @@ def import_matplotlib() -> None:
 
 def draw(manifest: CorpusManifest, path: Path) -> None:
     """Draw a corpus and write the figure as a PNG."""
+    from matplotlib import rc_context
+
+    # A subset may be called "$5_$10", which is no formula. Some texts are made by savefig only.
+    with rc_context({"text.parse_math": False}):
+        content = _png(manifest)
+    write_atomically(path, content)
+
+
+def _png(manifest: CorpusManifest) -> bytes:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -49,7 +58,7 @@ def draw(manifest: CorpusManifest, path: Path) -> None:
     _shares(axes[1, 1], manifest)
     content = io.BytesIO()
     figure.savefig(content, dpi=110, format="png")
-    write_atomically(path, content.getvalue())
+    return content.getvalue()
 
 
 def by_subset(kept: Mapping[str, Mapping[str, Count]]) -> dict[str, dict[str, int]]:

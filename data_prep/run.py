@@ -17,7 +17,7 @@ from data_prep.documents import reader_of
 from data_prep.engines import ENGINES, WorkFunction
 from data_prep.files import PARTIAL_SUFFIX
 from data_prep.filters import FILTERS, filters_of
-from data_prep.inputs import Input, input_state
+from data_prep.inputs import Input, input_state, place_of
 from data_prep.manifest import SPLITS, CorpusManifest, Settings, ShardManifest
 from data_prep.merge import merge
 from data_prep.parts import LOCK, Part, hold
@@ -83,8 +83,10 @@ def prepare(
         shards = _existing_shards(tasks, tasks)
         if len(shards) == len(tasks) and (output / records.FILE_NAME).is_file():
             _remove(output, *_OF_FILTERS)  # of a run killed after its manifest
-            return records.load_manifest(output)
-        _remove(output, records.FILE_NAME)
+            corpus = records.load_manifest(output)
+            _draw_once(corpus, output / REPORT_FILE)
+            return corpus
+        _remove(output, records.FILE_NAME, REPORT_FILE)
         tokenizer.save(output / TOKENIZER_FILE)
         missing = [task for task in tasks if task.index not in shards]
         if missing:
@@ -93,7 +95,7 @@ def prepare(
         threading.Thread(target=import_matplotlib).start()
         shards |= _work_on(prepare_shard, missing, engine, workers, "prepare")
         corpus = merge([shards[task.index] for task in tasks], tokenizer, output)
-        draw(corpus, output / REPORT_FILE)
+        _draw_once(corpus, output / REPORT_FILE)
         records.write_record(output / records.FILE_NAME, corpus)
         _remove(output, *_OF_FILTERS)
         return corpus
@@ -161,9 +163,10 @@ def plan(
         raise ValueError(
             f"--valid-fraction {settings.valid_fraction} with --valid-input: accepted: one of them"
         )
-    if both := {*map(_place, inputs)} & {*map(_place, valid_inputs)}:
+    places = set(map(place_of, inputs))
+    if both := [source for source in valid_inputs if place_of(source) in places]:
         raise ValueError(
-            f"--valid-input {min(both)}: is an --input as well; accepted: inputs of one split each"
+            f"--valid-input {both[0]}: is an --input as well; accepted: inputs of one split each"
         )
     roles = ["train" if valid_inputs else "both"] * len(inputs) + ["valid"] * len(valid_inputs)
     sources = [*inputs, *valid_inputs]
@@ -269,6 +272,17 @@ def _work_on(
     return results
 
 
+def _draw_once(corpus: CorpusManifest, file: Path) -> None:
+    """Draw a corpus if it is not drawn yet; it is complete and can be used without the picture."""
+    if file.is_file():
+        return
+    try:
+        draw(corpus, file)
+    except Exception as error:  # matplotlib raises exceptions of many types
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        _say(f"{file}: cannot be drawn: {reason}; the corpus is complete without it")
+
+
 def _save_tokenizer_once(tokenizer: Tokenizer, output: Path) -> None:
     """Write the vocabulary if it is missing; other parts may be reading it."""
     file = output / TOKENIZER_FILE
@@ -295,7 +309,3 @@ def _remove(output: Path, *patterns: str) -> None:
     for pattern in patterns:
         for file in output.glob(pattern):
             file.unlink(missing_ok=True)
-
-
-def _place(source: Input) -> Input:
-    return source.resolve() if isinstance(source, Path) else source

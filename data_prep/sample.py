@@ -13,6 +13,7 @@ not seen in pretraining.
 import argparse
 import ast
 import inspect
+import re
 import sysconfig
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
@@ -30,6 +31,7 @@ _LONGEST_ENGLISH_CHARACTERS = 6_000  # about 1,500 tokens
 _LONGEST_SOURCE_CHARACTERS = 20_000
 _SHORTEST_CHARACTERS = 80  # shorter docstrings say little more than "Return the name."
 _COMPRESSION_LEVEL = 10
+_FILE_NAME = re.compile(r"sample-([0-9]{5,})\.jsonl\.zst")
 
 
 class _Text(NamedTuple):
@@ -62,7 +64,7 @@ def write_sample(
     """Write `sample-NNNNN.jsonl.zst` files and `held-out/held-out.jsonl.zst` in the Pile's format.
 
     Args:
-        output: A folder, which is created if missing.
+        output: A folder, which is created if missing. The files of an earlier call are replaced.
         num_files: Number of files of the corpus; documents are distributed over them by a hash of
             their content.
         held_out_fraction: Share of the English documents that is written only to held-out/.
@@ -91,6 +93,7 @@ def write_sample(
     allowance = int(_SOURCE_TO_ENGLISH_BYTES * sum(len(text.text.encode()) for text in kept))
     corpus = _mixed([*kept, *_unique(_sources(library, allowance))])
     held_out = _mixed(held_out)
+    _remove_from(output, num_files)
     for number in range(num_files):
         _write(output / f"sample-{number:05d}.jsonl.zst", corpus[number::num_files])
     _write(output / HELD_OUT / f"{HELD_OUT}.jsonl.zst", held_out)
@@ -177,6 +180,14 @@ def _unique(texts: Iterable[_Text]) -> list[_Text]:
 def _mixed(texts: Sequence[_Text]) -> list[_Text]:
     """Sort by a hash of the content, so that every file has a mixture of everything."""
     return sorted(texts, key=lambda text: content_share(text.text.encode(), "order"))
+
+
+def _remove_from(output: Path, number: int) -> None:
+    """Remove the files from this number on, which an earlier call for more files left."""
+    for file in output.glob("sample-*.jsonl.zst"):
+        name = _FILE_NAME.fullmatch(file.name)
+        if name and int(name[1]) >= number:
+            file.unlink()
 
 
 def _write(file: Path, texts: Iterable[_Text]) -> None:

@@ -31,6 +31,9 @@ _ACCEPTED = (
 # Possible names on the Hugging Face hub.
 _HUB_NAME = re.compile(r"(\w[\w.-]*/)?\w[\w.-]*", re.ASCII)
 
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_SHOWN_CHARACTERS = 30  # on either side of a lone surrogate
+
 
 class Tokenizer:
     """A vocabulary with its special ids. It can be pickled and forked."""
@@ -57,8 +60,16 @@ class Tokenizer:
         _check_special_tokens(backend, self.vocab_size)
 
     def encode_batch(self, texts: Sequence[str]) -> list[npt.NDArray[np.int32]]:
-        """Return the ids of each text, without special tokens; text never encodes to them."""
-        encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
+        """Return the ids of each text, without special tokens; text never encodes to them.
+
+        Raises:
+            ValueError: A text is not valid Unicode, such as one of the command line may be.
+        """
+        try:
+            encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
+        except TypeError:
+            _refuse_lone_surrogates(texts)
+            raise
         return [np.array(encoding.ids, dtype=np.int32) for encoding in encodings]
 
     def lay_out(self, texts: Sequence[Sequence[int]], separators: int = 2) -> list[int]:
@@ -319,6 +330,17 @@ def _download(name: str) -> Path:
             f"tokenizer {name}: no such file, and no {FILE_NAME} of that name on the Hugging Face "
             f"hub ({type(error).__name__}: {reason}); without a network: {_ACCEPTED}"
         ) from error
+
+
+def _refuse_lone_surrogates(texts: Sequence[str]) -> None:
+    for text in texts:
+        if found := _SURROGATE.search(text):
+            shown = text[
+                max(found.start() - _SHOWN_CHARACTERS, 0) : found.end() + _SHOWN_CHARACTERS
+            ]
+            raise ValueError(
+                f"text {shown!r}: has a lone surrogate, {found[0]!r}; accepted: valid Unicode"
+            )
 
 
 def _check_special_tokens(backend: "tokenizers.Tokenizer", vocab_size: int) -> None:

@@ -10,6 +10,7 @@ someone who knows them can make texts that collide.
 """
 
 import hashlib
+import re
 import string
 from collections.abc import Iterator
 
@@ -32,6 +33,10 @@ _SEPARATORS = (
     (0xE3, 0x80, 0x80, 3),  # U+3000 to U+303F
 )
 _ALONE = (0xE3, 0xE9)  # first bytes of U+3000 to U+9FFF
+# The text up to the last place between two words: before a separator, or a word that stands alone.
+_UP_TO_A_WORD = re.compile(
+    rb"(?s).*(?=[\0%c-%c]|%s)" % (*_ALONE, b"|".join(b"%c[%c-%c]" % row[:3] for row in _SEPARATORS))
+)
 _BASE = 0x9E3779B97F4A7C15  # odd, so that it has an inverse
 
 
@@ -56,22 +61,32 @@ def word_hashes(text: str) -> Hashes:
 
     A word of over 16 kB may count as several.
     """
-    content = text.lower().encode()
+    content = text.lower().encode().translate(_WORD_BYTES)
     is_ascii = len(content) == len(text)
     found = [np.empty(0, np.uint64)]
     start = 0
     while start < len(content):
-        end = start + _PIECE_BYTES
-        if end < len(content):
-            end = content.rfind(b" ", start, end) + 1 or end
+        end = _end_of_piece(content, start)
         found.append(_word_hashes(content[start:end], is_ascii))
         start = end
     return np.concatenate(found)
 
 
+def _end_of_piece(content: bytes, start: int) -> int:
+    """Return where to cut: between two words or, in one that is too long, two characters."""
+    end = start + _PIECE_BYTES
+    if end >= len(content):
+        return len(content)
+    if between := _UP_TO_A_WORD.match(content, start + 1, end + 1):
+        return between.end()
+    while content[end] & 0xC0 == 0x80:  # inside a character
+        end -= 1
+    return end
+
+
 def _word_hashes(content: bytes, is_ascii: bool) -> Hashes:
     """Hash the words of at most `_PIECE_BYTES`: sums of byte * base ** (place in the word)."""
-    codes = np.frombuffer(content.translate(_WORD_BYTES), np.uint8)
+    codes = np.frombuffer(content, np.uint8)
     if not is_ascii:
         codes = _without_separators(codes)
     is_word = codes != 0

@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from data_prep.files import remove_partial_folders
 from finetune.config import MODEL, FinetuneConfig, RunPlan
 from finetune.glue import Task
 from pretrain.inference import model_folder
@@ -75,6 +76,7 @@ def save(
         part, _, rest = name.partition(".")
         weights[f"{model_folder.HEADS}{task.name}.{rest}" if part == "head" else name] = tensor
     shutil.rmtree(folder / MODEL, ignore_errors=True)  # left by an interrupted run
+    remove_partial_folders(folder / MODEL)
     contents = model_folder.ModelContents(
         loaded.model.config,
         weights,

@@ -150,6 +150,15 @@ def test_sample_prints_its_sizes(
             "prepare --input {h}/in/* --output {h}/y --tokenizer {h}/t --long split",
             "long 'split' without max-tokens: accepted: together with max-tokens, ",
         ),
+        (
+            "prepare --input {h}/in/* --output {h}/y --tokenizer {h}/t --near-duplicate-ngram 7",
+            "--near-duplicate-ngram 7: accepted: with --near-duplicates",
+        ),
+        (
+            "prepare --input {h}/in/* --output {h}/y --tokenizer {h}/t --near-duplicates 0.8 "
+            "--decontaminate-ngram 13",
+            "--decontaminate-ngram 13: accepted: with --decontaminate",
+        ),
         ("verify {h}/c --workers 0", "--workers 0: accepted: 1 or more"),
         ("train-tokenizer --input {h}/in/* --vocab-size 9 --output {h}/x", "vocabulary size 9"),
         (

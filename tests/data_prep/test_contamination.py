@@ -99,6 +99,24 @@ def test_an_ngram_is_found_anywhere_whatever_its_case_and_punctuation(
     assert reasons_of(tmp_path, [file], 13, texts) == [reason, reason, None]
 
 
+@pytest.mark.parametrize("first", [0x3040, 0x4E00])
+def test_every_text_of_a_script_without_spaces_is_found_and_none_across_two(
+    tmp_path: Path, first: int
+) -> None:
+    """Kana and Chinese; the texts are hashed together, in pieces."""
+    file = tmp_path / "test.txt"
+    numbers = np.random.default_rng(0).integers(0, 60, (2000, 20))
+    texts = ["".join(chr(first + number) for number in row) for row in numbers]
+    file.write_text("\n".join(texts))
+    filler = "".join(chr(0x9000 + number) for number in range(3000)) * 2
+    documents = [f"{filler}{text}{filler}" if n % 100 else text for n, text in enumerate(texts)]
+    reason = f"contaminated:{tmp_path.name}/test.txt"
+    found = reasons_of(tmp_path, [file], 13, documents)
+    assert [n for n, each in enumerate(found) if each != reason] == []
+    across = [one[-7:] + other[:7] for one, other in zip(texts, texts[1:], strict=False)]
+    assert set(reasons_of(tmp_path, [file], 13, across)) == {None}
+
+
 def test_texts_are_cells_of_lines_or_strings_of_json(tmp_path: Path) -> None:
     tsv = tmp_path / "dev.tsv"
     tsv.write_text('\ufeffid\tsentence\n1\tit "is\n\n2\té\u2028f\r\n')

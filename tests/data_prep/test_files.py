@@ -4,6 +4,7 @@ import json
 import math
 import os
 import resource
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,13 @@ from pathlib import Path
 import pytest
 
 from data_prep import files
-from data_prep.files import AtomicFile, new_folder, sha256_of, write_atomically
+from data_prep.files import (
+    AtomicFile,
+    new_folder,
+    remove_partial_folders,
+    sha256_of,
+    write_atomically,
+)
 
 
 def test_json_has_null_for_every_number_that_is_not_finite() -> None:
@@ -112,6 +119,29 @@ def test_failure_to_fill_a_folder_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError), new_folder(tmp_path / "target") as folder:
         (folder / "nowhere" / "file").write_text("content")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_folder_left_by_a_killed_process_does_not_stop_one_with_the_same_id(tmp_path: Path) -> None:
+    """Processes of containers often have the same id."""
+    left = tmp_path / f".target.{os.getpid()}.partial"
+    left.mkdir()
+    (left / "file").write_text("half")
+    with new_folder(tmp_path / "target") as folder:
+        (folder / "file").write_text("whole")
+    assert (tmp_path / "target" / "file").read_text() == "whole"
+    assert (left / "file").read_text() == "half"  # another process may be writing it
+
+
+def test_folders_left_by_killed_processes_can_be_removed(tmp_path: Path) -> None:
+    target, kept = tmp_path / "target", ("target", ".target", ".other.1.partial", ".target.1")
+    for name in kept:
+        (tmp_path / name).mkdir()
+    (tmp_path / ".target.12.partial").mkdir()
+    with new_folder(tmp_path / "new") as folder:
+        (folder / "file").write_text("content")
+        shutil.copytree(folder, folder.with_name(folder.name.replace("new", "target")))
+    remove_partial_folders(target)
+    assert {path.name for path in tmp_path.iterdir()} == {"new", *kept}
 
 
 def test_only_a_new_or_an_empty_folder_is_filled(tmp_path: Path) -> None:

@@ -54,6 +54,26 @@ def test_inputs_are_unique_and_sorted(tmp_path: Path) -> None:
         find_inputs([f"lines:{tmp_path}/*.zst"])
 
 
+def test_a_file_is_read_once_however_it_is_spelled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("c.jsonl", "l.txt"):
+        Path(name).write_text("{}\n")
+    Path("z.jsonl").symlink_to("c.jsonl")
+    assert find_inputs(["./c.jsonl", "c.jsonl", "*.jsonl"]) == [Path("c.jsonl")]
+    assert find_inputs([f"{tmp_path}/c.jsonl", "c.jsonl"]) == [tmp_path / "c.jsonl"]
+    spellings = ["lines:l.txt", "lines:./l.txt", f"lines:{tmp_path}/l.txt"]
+    assert find_inputs(spellings) == find_inputs(spellings[::-1]) == ["lines:./l.txt"]
+    # Read in two ways, it is two inputs.
+    assert find_inputs(["l.txt", "lines:l.txt", "wikitext:l.txt"]) == [
+        *(Path("l.txt"), "lines:l.txt", "wikitext:l.txt")
+    ]
+    Path("d").mkdir()
+    folders = ["datasets:d:raw", "datasets:d:raw:valid"]
+    assert find_inputs(folders) == folders
+
+
 def test_path_has_no_prefix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("lines:a.txt").write_text("one\ntwo")

@@ -246,8 +246,8 @@ def test_exact_duplicates_are_counted_as_such_and_subsets_beside_them(
         ("--near-duplicates", "0", "more than 0, and at most 1"),
         ("--near-duplicates", "1.1", "more than 0, and at most 1"),
         ("--near-duplicates", "nan", "more than 0, and at most 1"),
-        ("--near-duplicate-ngram", "0", "1 to 1000 words"),
-        ("--decontaminate-ngram", "0", "1 to 1000 words"),
+        ("--near-duplicates 0.8 --near-duplicate-ngram", "0", "1 to 1000 words"),
+        ("--decontaminate {file} --decontaminate-ngram", "0", "1 to 1000 words"),
     ],
 )
 def test_values_out_of_range_are_refused_before_any_work(
@@ -260,9 +260,11 @@ def test_values_out_of_range_are_refused_before_any_work(
     accepted: str,
 ) -> None:
     arguments = ["prepare", "--input", str(inputs[0]), "--tokenizer", str(tokenizer_folder)]
-    output = tmp_path / "corpus"
-    assert main([*arguments, "--output", str(output), option, value]) == 2
+    output, file = tmp_path / "corpus", tmp_path / "test.txt"
+    file.write_text("one two three")
+    words = option.format(file=file).split()
+    assert main([*arguments, "--output", str(output), *words, value]) == 2
     errors = capsys.readouterr().err
-    assert f"{option.removeprefix('--')} {value}" in errors
+    assert f"{words[-1].removeprefix('--')} {value}" in errors
     assert accepted in errors
     assert not output.exists()

@@ -35,6 +35,24 @@ def test_figure_is_a_png_and_depends_only_on_the_content(
     assert {file.name for file in tmp_path.iterdir()} == {"a", "b", "c", "d"}
 
 
+@pytest.mark.parametrize("name", ["$5_$10", "$x$", "a_{$b$", "\\frac$"])
+def test_names_of_subsets_are_drawn_as_they_are_and_not_as_formulas(
+    manifest: CorpusManifest, tmp_path: Path, name: str
+) -> None:
+    from matplotlib.mathtext import MathTextParser
+
+    kept = {split: {name: counts["Pile-CC"]} for split, counts in manifest.kept.items()}
+    rejects = {"too-long": Rejects({name: 5}, [], {name: 9})}
+
+    def parse(_: MathTextParser, text: str, *more: object) -> None:
+        raise AssertionError(text)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(MathTextParser, "parse", parse)
+        draw(replace(manifest, kept=kept, rejects=rejects), tmp_path / "corpus.png")
+    assert (tmp_path / "corpus.png").is_file()
+
+
 def test_smallest_of_many_subsets_are_merged() -> None:
     kept = {"train": {f"{n:03d}": Count(1, 1000 - n, 0) for n in range(100)}, "valid": {}}
     rows = by_subset(kept)

@@ -144,6 +144,43 @@ def test_files_of_the_filters_left_by_a_killed_run_go_with_the_next(
 
 
 @pytest.mark.usefixtures("in_process")
+def test_corpus_whose_picture_cannot_be_drawn_is_finished_and_drawn_by_the_next_run(
+    corpus_folder: Path,
+    inputs: list[Path],
+    tokenizer_folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def fail(*_: object) -> None:
+        raise KeyError("no such\ncolour")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("data_prep.run.draw", fail)
+        prepare(inputs, tmp_path, tokenizer_folder, SETTINGS)
+    assert f"prepare: {tmp_path / 'corpus.png'}: cannot be drawn: KeyError" in (
+        capsys.readouterr().err
+    )
+    finished = content(corpus_folder)
+    picture = finished.pop("corpus.png")
+    assert content(tmp_path) == finished
+    prepare(inputs, tmp_path, tokenizer_folder, SETTINGS)
+    assert content(tmp_path) == {**finished, "corpus.png": picture}
+
+
+@pytest.mark.usefixtures("in_process")
+def test_picture_of_an_earlier_corpus_goes_with_its_manifest(
+    inputs: list[Path], tokenizer_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepare(inputs, tmp_path, tokenizer_folder, SETTINGS)
+    (tmp_path / "manifest.json").unlink()
+    (tmp_path / "corpus.png").write_bytes(b"of another")
+    monkeypatch.setattr("data_prep.run.draw", lambda *_: 1 / 0)
+    prepare(inputs, tmp_path, tokenizer_folder, SETTINGS)
+    assert not (tmp_path / "corpus.png").exists()
+
+
+@pytest.mark.usefixtures("in_process")
 def test_only_a_missing_file_is_made_again(
     inputs: list[Path], tokenizer_folder: Path, tmp_path: Path
 ) -> None:
@@ -455,6 +492,25 @@ def test_validation_fraction_and_validation_inputs_exclude_each_other(
     again = inputs[0].parent / ".." / inputs[0].parent.name / inputs[0].name
     with pytest.raises(ValueError, match="is an --input as well"):
         plan(inputs, [again], tmp_path, settings, "")
+
+
+def test_a_file_in_both_splits_is_refused_however_it_is_spelled_and_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("l.txt").write_text("one\ntwo\n")
+    Path("link.txt").symlink_to("l.txt")
+    Path("folder").mkdir()
+    settings = Settings(valid_fraction=0.0)
+    same = ("lines:l.txt", "lines:./l.txt", f"wikitext:{tmp_path}/l.txt", "lines:link.txt")
+    for source in (Path("l.txt"), *same):
+        for other in (Path("folder/../l.txt"), *same):
+            with pytest.raises(ValueError, match=f"--valid-input {other}: is an --input as well"):
+                plan([Path("a.txt"), "datasets:l.txt", source], [other], tmp_path, settings, "")
+    both: list[Path | str] = ["datasets:x", Path("l.txt")]
+    with pytest.raises(ValueError, match="--valid-input datasets:x: is an --input as well"):
+        plan(both, both, tmp_path, settings, "")
+    assert len(plan(["datasets:l.txt"], ["lines:l.txt"], tmp_path, settings, "")) == 2
 
 
 @pytest.mark.usefixtures("in_process")

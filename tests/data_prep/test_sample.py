@@ -1,6 +1,7 @@
 import os
 import subprocess
 import sys
+import sysconfig
 from collections import Counter
 from pathlib import Path
 
@@ -101,6 +102,24 @@ def test_same_library_gives_the_same_files_in_every_process(tmp_path: Path) -> N
         written.append([(file.name, file.read_bytes()) for file in files])
     assert written[0] == written[1]
     assert len(written[0]) == 5
+
+
+def test_fewer_files_leave_none_of_an_earlier_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = Path(sysconfig.get_path("stdlib"), "asyncio")  # all of it takes seconds
+    monkeypatch.setattr("sysconfig.get_path", lambda _: str(library))
+    theirs = [tmp_path / name for name in ("sample-2.jsonl.zst", "sample-00002.txt", "a-00002")]
+    for file in theirs:
+        file.write_bytes(b"theirs")
+    write_sample(tmp_path, num_files=3)
+    (tmp_path / "sample-100000.jsonl.zst").write_bytes(b"of a call for many files")
+    write_sample(tmp_path, num_files=2)
+    ours = [tmp_path / f"sample-{number:05d}.jsonl.zst" for number in range(2)]
+    assert sorted(path for path in tmp_path.iterdir() if path.is_file()) == sorted(theirs + ours)
+    write_sample(tmp_path / "fresh", num_files=2)
+    for file in ours:
+        assert file.read_bytes() == (tmp_path / "fresh" / file.name).read_bytes()
 
 
 def test_invalid_numbers_are_refused(tmp_path: Path) -> None:

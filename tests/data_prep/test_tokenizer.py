@@ -45,6 +45,21 @@ def test_any_text_round_trips_without_special_ids(tokenizer: Tokenizer, text: st
     assert ids.dtype == np.int32
 
 
+@pytest.mark.parametrize("before", ["", "a", "long " * 1000])
+def test_text_that_is_not_valid_unicode_is_refused_and_shown_in_short(
+    tokenizer: Tokenizer, before: str
+) -> None:
+    """Such text comes from a command line that is not UTF-8."""
+    with pytest.raises(ValueError, match="accepted: valid Unicode") as refused:
+        tokenizer.encode_batch(["good", f"{before}\udcff b{before}", "good"])
+    message = str(refused.value)
+    assert f"{before[-5:]}\\udcff b{before[:5]}" in message
+    assert "has a lone surrogate" in message
+    assert len(message.encode()) < 200  # so it can be printed
+    with pytest.raises(TypeError):
+        tokenizer.encode_batch(["good", None])  # type: ignore[list-item]
+
+
 def test_training_is_deterministic_and_uses_the_text(tokenizer: Tokenizer) -> None:
     again = train(iter(make_texts(300, 40)), 320)
     assert again.digest() == tokenizer.digest()

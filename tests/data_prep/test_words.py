@@ -39,6 +39,37 @@ def test_pieces_of_a_long_text_cut_no_word(monkeypatch: pytest.MonkeyPatch) -> N
     assert len(word_hashes("a" * 1050)) == 11  # a word that is longer than a piece
 
 
+SEPARATED = ("the ", "b\t", "c,", "naïve\n", "é—é\u00a0", "한。", "漢", "字か", "猫x ", "\ue000\n")
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.sampled_from(SEPARATED), max_size=40), st.integers(20, 60))
+def test_pieces_are_cut_between_words_in_any_script(parts: list[str], piece_bytes: int) -> None:
+    text = "".join(parts)
+    whole = word_hashes(text).tolist()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(words, "_PIECE_BYTES", piece_bytes)
+        assert word_hashes(text).tolist() == whole
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.text(alphabet="aé한😀", max_size=60), st.integers(4, 20))
+def test_pieces_of_a_word_that_is_too_long_are_cut_between_characters(
+    word: str, piece_bytes: int
+) -> None:
+    expected, piece = [], ""
+    for character in word:
+        if len((piece + character).encode()) > piece_bytes:
+            expected.append(piece)
+            piece = ""
+        piece += character
+    expected += [piece] * bool(piece)
+    hashes = [number for each in expected for number in word_hashes(each).tolist()]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(words, "_PIECE_BYTES", piece_bytes)
+        assert word_hashes(word).tolist() == hashes
+
+
 def test_hashes_are_the_same_in_every_version() -> None:
     found = word_hashes("The cat, the CAT: 猫。")
     assert found.tolist() == [
