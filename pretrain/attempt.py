@@ -24,6 +24,7 @@ from pretrain.data.batches import validation_note
 from pretrain.data.prefetch import prefetched
 from pretrain.data.sources import Joined
 from pretrain.engine.schedules import learning_rate
+from pretrain.engine.settings import refuse_other
 from pretrain.exit_codes import EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED
 from pretrain.loop import GO_ON, Hook, StepRecord
 from pretrain.loop import run as run_loop
@@ -152,6 +153,8 @@ class Attempt:
                 resume_checks.refuse_other_checkpoint(
                     point.manifest, point.step, self.architecture, before
                 )
+                saved = point.manifest.get("deepspeed")
+                refuse_other(config.training.deepspeed, self.settings, saved, point.step)
             launched = control.read(self.run_folder)
             number = state.next_attempt
             if launched and launched.token == self.token:
@@ -213,7 +216,7 @@ class Attempt:
         for phase in self.config.resolved_phases:
             if verdict == GO_ON and phase.end_step > self.start.step:
                 verdict = self._train(phase, observers)
-        self.profiler.close()
+        self._end_trace(self.profiler.steps)
         self.log.close()
         begun = self.saver.begun
         if begun is not None and verdict != EXIT_FAILED:  # a superseded attempt commits nothing
@@ -227,7 +230,11 @@ class Attempt:
         return verdict
 
     def _build_engine(self) -> None:
-        """Build the engine and load the checkpoint."""
+        """Build the engine and load the checkpoint.
+
+        Raises:
+            Failure: the checkpoint does not fit the engine, which is so on every rank.
+        """
         from pretrain.engine.engine import Engine
         from pretrain.engine.forward_timer import ForwardTimer
 
@@ -245,7 +252,11 @@ class Attempt:
         )
         self.supervisor.report_setup()
         if self.start.step:
-            self.engine.load(checkpoints.folder_of(self.run_folder, self.start.step))
+            try:
+                self.engine.load(checkpoints.folder_of(self.run_folder, self.start.step))
+            except ValueError as error:
+                reason = f"the checkpoint of step {self.start.step} cannot be loaded: {error}"
+                raise Failure(f"{self.run_folder}: {reason}") from error
             self.supervisor.report_setup()
 
     def _train(self, phase: Phase, observers: Sequence[Callable[[StepRecord], None]]) -> int:
@@ -283,7 +294,7 @@ class Attempt:
                 hooks=hooks,
                 observers=observers,
                 watch=lambda record: self.watch(record),
-                stop=self.supervisor.verdict,
+                stop=self._verdict,
                 after_step=self._after_step,
                 background=self.saver,
                 measure=lambda: self.measured,
@@ -318,15 +329,16 @@ class Attempt:
         phases = [phase.config.objective for phase in config.resolved_phases]
         if any(objective != objective.for_validation() for objective in phases):
             validation = metrics.with_standard_masks(validation)
+        changes = declared_changes(config, start.state)
         self.watch = SpikeWatch(
-            SpikeDetector(
-                config.spike, declared_changes(config, start.state), changed_measures(config)
-            ),
+            SpikeDetector(config.spike, changes, changed_measures(config)),
             *history_before(start.step, lines, validation),
             lambda event: self.log.suspicion(**dataclasses.asdict(event)),
         )
         records = ledger.read(self.run_folder / ledger.FILE_NAME)
-        continuity = continuity_check(config, start, records, lines, self.log.discontinuity)
+        continuity = continuity_check(
+            config, start, records, lines, changes, self.log.discontinuity
+        )
         figures = self._figures()
 
         def observe(record: StepRecord) -> None:
@@ -399,8 +411,23 @@ class Attempt:
     def _after_step(self, step: int) -> None:
         self._note_pace(step)
         if self.profiler.ends(step):
-            self.supervisor.in_phase(SAVE, self.profiler.end)(step)  # it may take long to write
+            self._end_trace(step)
         self.profiler.begin_if_due(step)
+
+    def _end_trace(self, step: int) -> None:
+        """End the trace that goes on, if one does, after `step` updates.
+
+        It may take long to write. Rank 0 waits where it next meets a rank that writes one.
+        """
+        if self.profiler.is_on:
+            self.supervisor.in_phase(SAVE, self.profiler.end, after=SAVE)(step)
+
+    def _verdict(self, steps: int) -> int:
+        """The supervisor's verdict towards the end of a step; called on rank 0."""
+        verdict = self.supervisor.verdict(steps)
+        if self.profiler.ended(steps - 1):  # this step waits for ranks that still write a trace
+            self.supervisor.in_phase(SAVE, lambda step: None, after=SAVE)(steps)
+        return verdict
 
     def _note_pace(self, step: int) -> None:
         """Note what this rank measured in the last step; warn on rank 0 of slow ranks."""

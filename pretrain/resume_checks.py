@@ -47,7 +47,7 @@ def refuse_other_recipe(config: RunConfig, manifests: Manifests) -> None:
     read = max([done, *(r["skip"][1] for r in state.rollbacks if r.get("skip"))])
     changed = _other_corpora(records, config, manifests, read)
     if old:
-        changed += [*_other_recipe(old, config, done), *_other_weights(old, config, read)]
+        changed += [*_other_recipe(old, config, done, read), *_other_weights(old, config, read)]
     known = (
         f"{run} is a run with another recipe; name a new folder, or resume it unchanged, with the "
         f"recipe {run / RUN_FILE}: "
@@ -63,10 +63,13 @@ def refuse_other_recipe(config: RunConfig, manifests: Manifests) -> None:
         )
 
 
-def _other_recipe(old: RunConfig, new: RunConfig, done: int) -> list[str]:
-    """List how the recipe differs from the one that a run of `done` steps had so far."""
-    changed = _differences(old, new, done, MAY_CHANGE)
-    others = _differences(old, new, done, (*MAY_CHANGE, *SCHEDULE))
+def _other_recipe(old: RunConfig, new: RunConfig, done: int, read: int) -> list[str]:
+    """List how the recipe differs from the one that a run of `done` steps had so far.
+
+    The steps below `read` read or skipped blocks.
+    """
+    changed = _differences(old, new, done, read, MAY_CHANGE)
+    others = _differences(old, new, done, read, (*MAY_CHANGE, *SCHEDULE))
     if changed == others:
         return changed
     steps = new.training.steps
@@ -91,8 +94,14 @@ def _other_recipe(old: RunConfig, new: RunConfig, done: int) -> list[str]:
     return [*changed, reason]
 
 
-def _differences(old: RunConfig, new: RunConfig, done: int, may_change: Sequence[str]) -> list[str]:
-    """List how the settings of the steps done differ, and those of the first step."""
+def _differences(
+    old: RunConfig, new: RunConfig, done: int, read: int, may_change: Sequence[str]
+) -> list[str]:
+    """List how the settings of the steps done differ, and those of the first step.
+
+    Of the steps that a rollback skipped, those from `done` to `read`, only the sizes of batches are
+    compared: they say which blocks are skipped.
+    """
     found: dict[str, None] = {}
     for before, now in itertools.product(old.resolved_phases, new.resolved_phases):
         first, end = max(before.first_step, now.first_step), min(before.end_step, now.end_step)
@@ -102,10 +111,11 @@ def _differences(old: RunConfig, new: RunConfig, done: int, may_change: Sequence
                 found[where + text] = None
     if not (old.phases or new.phases):
         return list(found)
-    places = [[c.sizes.first_block(step) for step in range(done + 1)] for c in (old, new)]
+    places = [[c.sizes.first_block(step) for step in range(read + 1)] for c in (old, new)]
     if not found and places[0] != places[1]:
-        step = next(step for step in range(done + 1) if places[0][step] != places[1][step])
-        found[f"batch: the sizes of the steps before {step}, which are done, were others"] = None
+        step = next(step for step in range(read + 1) if places[0][step] != places[1][step])
+        which = "done" if step <= done else "done or skipped"
+        found[f"batch: the sizes of the steps before {step}, which are {which}, were others"] = None
     return list(found)
 
 

@@ -24,7 +24,10 @@ _POLL_SECONDS = 1.0
 
 
 class Profiler:
-    """Traces windows of one rank's steps: the recipe's, and those that are asked for meanwhile."""
+    """Traces windows of one rank's steps: the recipe's, and those that are asked for meanwhile.
+
+    Ranks that trace nothing follow the recipe's window, to know when others write a trace.
+    """
 
     def __init__(
         self,
@@ -52,20 +55,37 @@ class Profiler:
         self._attempt, self._rank, self._requested, self._say = attempt, rank, requested, say
         self._next_poll, self._seen = 0.0, ""
         self._profile: Any = None  # torch's has no complete annotations
-        self._first = self._end = self._steps = 0
+        self._first = self._end = 0
+        self._ended = -1
+        self.steps = 0
+        """Number of updates done."""
+
+    @property
+    def is_on(self) -> bool:
+        """Whether a window has begun and not ended."""
+        return self._end > 0
 
     def ends(self, steps: int) -> bool:
-        """Whether a trace ends after `steps` updates."""
-        return self._profile is not None and steps >= self._end
+        """Whether a window ends after `steps` updates."""
+        return 0 < self._end <= steps
+
+    def ended(self, steps: int) -> bool:
+        """Whether a window ended after `steps` updates, so that the next step waits for a trace."""
+        return steps == self._ended
 
     def begin_if_due(self, steps: int) -> None:
-        """Begin a trace after `steps` updates, if it is time for one; call it between any two."""
-        self._steps = steps
-        if not self._traces or self._profile is not None:
+        """Begin a window after `steps` updates, if it is time for one; call it between any two."""
+        self.steps = steps
+        if self.is_on:
             return
         end = self._window[1] if self._window and steps == self._window[0] else self._asked(steps)
         if not end:
             return
+        self._first, self._end = steps, end
+        if self._traces:
+            self._begin()
+
+    def _begin(self) -> None:
         activities = [torch.profiler.ProfilerActivity.CPU]
         if torch.cuda.is_available():
             activities.append(torch.profiler.ProfilerActivity.CUDA)
@@ -73,13 +93,13 @@ class Profiler:
             profile = torch.profiler.profile(activities=activities)
             profile.start()
         except RuntimeError as error:  # another tool has the device's counters
-            self._say(f"WARNING: no trace from step {steps} on: {error}")
+            self._say(f"WARNING: no trace from step {self._first} on: {error}")
             return
-        self._profile, self._first, self._end = profile, steps, end
+        self._profile = profile
 
     def _asked(self, steps: int) -> int:
         """The step before which a trace ends that was asked for since the last look, or 0."""
-        if time.monotonic() < self._next_poll:
+        if not self._traces or time.monotonic() < self._next_poll:
             return 0
         self._next_poll = time.monotonic() + _POLL_SECONDS
         name, number = self._requested() or ("", 0)
@@ -88,13 +108,10 @@ class Profiler:
         self._seen = name
         return steps + number
 
-    def close(self) -> None:
-        """End the trace where the loop has stopped."""
-        self.end(self._steps)
-
     def end(self, steps: int) -> None:
-        """End the trace after `steps` updates, and write it; does nothing without one."""
+        """End the window after `steps` updates, and write the trace, if this rank has one."""
         profile, self._profile = self._profile, None
+        self._end, self._ended = 0, steps
         if profile is None:
             return
         which = f"attempt-{self._attempt:03d}-steps-{self._first}-{steps}-rank-{self._rank}"

@@ -15,6 +15,7 @@ from pretrain.config.run import BatchConfig
 
 DS_CONFIGS = Path(__file__).parents[2] / "ds_configs"
 _SECTIONS = ("zero_optimization", "fp16", "bf16", "data_types")
+_OFFLOADS = ("offload_optimizer", "offload_param")
 _TOP_LEVEL_KEYS = {
     *_SECTIONS,
     *("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"),
@@ -22,6 +23,16 @@ _TOP_LEVEL_KEYS = {
     *("zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer"),
     *("communication_data_type", "wall_clock_breakdown", "steps_per_print", "dump_state"),
 }
+_ONE_SUB_GROUP = 10**12
+"""Elements of a parameter group that a rank of ZeRO 3 keeps in one piece: more than there are."""
+_FIXED = {
+    "zero_optimization.stage": 0,
+    "bf16.enabled": False,
+    "fp16.enabled": False,
+    "data_types.grad_accum_dtype": None,
+    "communication_data_type": None,
+}
+"""What the numbers of a run or the files of its checkpoints depend on, with DeepSpeed's default."""
 
 
 def read(name: str, batch: BatchConfig, clipping: float, world_size: int) -> dict[str, Any]:
@@ -67,6 +78,8 @@ def read(name: str, batch: BatchConfig, clipping: float, world_size: int) -> dic
     # DeepSpeed asks for this in order to use any optimizer that it does not know, such as ours.
     settings["zero_allow_untested_optimizer"] = True
     settings.setdefault("steps_per_print", 1_000_000_000)
+    if settings.get("zero_optimization", {}).get("stage", 0) == 3:
+        settings["zero_optimization"]["sub_group_size"] = _ONE_SUB_GROUP
     return settings
 
 
@@ -81,13 +94,17 @@ def _load(name: str) -> tuple[Path, dict[str, Any]]:
         settings = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ValueError(f"{path}: is not valid JSON: {error}") from error
-    parts = {str(path): settings}
-    if isinstance(settings, dict):
-        parts |= {f"{path}: {name}": settings[name] for name in _SECTIONS if name in settings}
-    for where, part in parts.items():
-        if not isinstance(part, dict):
-            raise ValueError(f"{where}: is {part!r}, not an object of keys and values")
+    _refuse_no_object(str(path), settings)
+    for name in _SECTIONS:
+        _refuse_no_object(f"{path}: {name}", settings.get(name, {}))
+    for name in _OFFLOADS:  # DeepSpeed takes null for one that is not used
+        _refuse_no_object(f"{path}: {name}", settings.get("zero_optimization", {}).get(name) or {})
     return path, settings
+
+
+def _refuse_no_object(where: str, part: object) -> None:
+    if not isinstance(part, dict):
+        raise ValueError(f"{where}: is {part!r}, not an object of keys and values")
 
 
 def _refuse_misleading(path: Path, settings: Mapping[str, Any]) -> None:
@@ -109,6 +126,22 @@ def _refuse_misleading(path: Path, settings: Mapping[str, Any]) -> None:
             "non-finite gradient, so that every later update is skipped; use stage 3",
         ),
         (stage == 0 and offload, "DeepSpeed offloads nothing at ZeRO stage 0; use stage 2"),
+        (
+            _device(zero, "offload_optimizer") == "nvme",
+            "with offload_optimizer.device nvme DeepSpeed copies its swap folder into each "
+            "checkpoint, which then cannot be committed; accepted: cpu",
+        ),
+        (
+            _device(zero, "offload_param") == "nvme",
+            "with offload_param.device nvme weights that are on the disk can neither be prepared "
+            "for training nor be loaded from a checkpoint; accepted: cpu",
+        ),
+        (
+            stage == 3 and zero.get("sub_group_size", _ONE_SUB_GROUP) != _ONE_SUB_GROUP,
+            f"with sub_group_size {zero.get('sub_group_size')} the number of parts of the "
+            "optimizer state depends on the number of ranks, so that no other number of ranks can "
+            "resume; remove it",
+        ),
         (
             zero.get("round_robin_gradients", False),
             "with round_robin_gradients the order of the optimizer state depends on the number of "
@@ -143,6 +176,11 @@ def _refuse_misleading(path: Path, settings: Mapping[str, Any]) -> None:
             raise ValueError(f"{path}: {message}")
 
 
+def _device(zero: Mapping[str, Any], offload: str) -> str:
+    """Where a section of the ZeRO settings offloads to."""
+    return str((zero.get(offload) or {}).get("device", "none"))
+
+
 def refuse_compiling(settings: Mapping[str, Any]) -> None:
     """Refuse torch.compile where it has no effect.
 
@@ -160,12 +198,12 @@ def refuse_optimizer(settings: Mapping[str, Any], optimizer: str) -> None:
     """Refuse optimizers by parameter where DeepSpeed does not show them whole partitions.
 
     Raises:
-        ValueError: with ZenFlow or SuperOffload, or with weights or optimizer state on a disk.
+        ValueError: with ZenFlow or SuperOffload.
     """
     if optimizer != "adamw" and _hides_weights(settings):
         raise ValueError(
-            f"optimizer.name: {optimizer} needs whole parameters, which DeepSpeed's zenflow, "
-            'super_offload and offload to "nvme" do not give; offload to "cpu", or use adamw'
+            f"optimizer.name: {optimizer} needs whole parameters, which DeepSpeed's zenflow and "
+            'super_offload do not give; accepted: offload to "cpu" without them'
         )
 
 
@@ -179,18 +217,52 @@ def refuse_guard(settings: Mapping[str, Any], guard: str) -> None:
     if guard != "none" and (_hides_weights(settings) or offload.get("ratio", 1.0) < 1.0):
         raise ValueError(
             f"optimizer.guard: {guard} has to see every gradient before the optimizer does, which "
-            'with DeepSpeed\'s zenflow, super_offload, offload to "nvme" or a ratio of '
-            'offload_optimizer below 1 it does not; offload to "cpu" as a whole, or use none'
+            "with DeepSpeed's zenflow, super_offload or a ratio of offload_optimizer below 1 it "
+            'does not; offload to "cpu" as a whole, or use none'
         )
 
 
 def _hides_weights(settings: Mapping[str, Any]) -> bool:
     """Whether the wrapped optimizer does not see whole partitions of the weights."""
     zero = settings.get("zero_optimization", {})
-    offload = [zero.get(f"offload_{what}") or {} for what in ("optimizer", "param")]
-    return bool(zero.get("zenflow")) or any(
-        part.get("device") == "nvme" or part.get("super_offload") for part in offload
-    )
+    return bool(zero.get("zenflow") or (zero.get("offload_optimizer") or {}).get("super_offload"))
+
+
+def refuse_other(
+    name: str, settings: Mapping[str, Any], saved: Mapping[str, Any] | None, step: int
+) -> None:
+    """Refuse to continue a checkpoint with other arithmetic, or from other files, than it has.
+
+    A run keeps the name of its configuration, but the file of that name may have been edited.
+
+    Args:
+        name: of the configuration, in the recipe.
+        settings: the result of `read`.
+        saved: the same according to the checkpoint; None if an earlier version wrote it.
+        step: of the checkpoint.
+
+    Raises:
+        ValueError: lists each key with both values.
+    """
+    if saved is None:
+        return
+    changed = [
+        f"{key}: {before!r}, now {now!r}"
+        for key, default in _FIXED.items()
+        if (now := _value(settings, key, default)) != (before := _value(saved, key, default))
+    ]
+    if changed:
+        raise ValueError(
+            f"training.deepspeed: {name} is not what it was at the checkpoint of step {step}: "
+            f"{'; '.join(changed)}; accepted: what it was"
+        )
+
+
+def _value(settings: Mapping[str, Any], key: str, default: object) -> object:
+    *sections, last = key.split(".")
+    for section in sections:
+        settings = settings.get(section, {})
+    return settings.get(last, default)
 
 
 def refuse_unknown(where: str, values: Mapping[str, Any], known: Collection[str]) -> None:

@@ -107,7 +107,7 @@ def examine(records: Sequence[ledger.Record], lines: Sequence[metrics.Line]) -> 
 
 
 def _sizes(record: ledger.Record, created: ledger.Record) -> Sizes:
-    """The sizes of batches of an attempt; those of the run's creation if it has no phases."""
+    """The sizes of batches of an attempt; those of the run's creation if its record has none."""
     name = f"{ledger.FILE_NAME}: "
     if "batches" not in record:
         return Sizes(((0, 0, decode(BatchConfig, created["batch"], f"{name}created.batch.")),))

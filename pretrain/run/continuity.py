@@ -85,6 +85,7 @@ def continuity_check(
     start: Start,
     records: Sequence[ledger.Record],
     lines: Sequence[dict[str, Any]],
+    changes: Sequence[int],
     report: Callable[[int, str], None],
 ) -> Callable[[StepRecord], None]:
     """Return an observer of an attempt's first steps that calls `report` at a discontinuity.
@@ -94,6 +95,8 @@ def continuity_check(
         start: how the attempt begins.
         records: of the ledger.
         lines: of metrics.jsonl, from before the attempt.
+        changes: steps from which on another level of the loss is expected. No loss is compared with
+            the history before such a step.
         report: called at most once, with a step and the reason.
     """
     size = config.phase(start.step).config.batch.micro_batch_size
@@ -103,8 +106,12 @@ def continuity_check(
         if record["kind"] == "attempt" and record["micro_batch_size"] == size
     }
     recorded = recorded_losses(lines, start.step, start.seed, attempts)
-    survived = metrics.surviving(lines)
-    history = [metrics.loss_of(line) for line in survived if line["step"] < start.step]
+    begun = max((step for step in changes if step < start.step + FIRST_LOSSES), default=0)
+    history = [
+        metrics.loss_of(line)
+        for line in metrics.surviving(lines)
+        if begun <= line["step"] < start.step
+    ]
     losses: list[float] = []
     reason = ""
 

@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from data_prep import tokenizer as tokenizers
+from data_prep.records import decode
 from pretrain.config.load import dump
-from pretrain.config.run import RunConfig
+from pretrain.config.run import BatchConfig, RunConfig
 from pretrain.data.mixture import Order
 from pretrain.run import checkpoints, ledger
 
@@ -93,7 +94,8 @@ def begin(
         ledger.append(path, "reject", step=step, reason=reason)
     kept = {*start.state.checkpoints} - {*resume_point.rejected}
     # A checkpoint that could not be read may be intact: it stays until the next commit.
-    rejected = {r["step"] for r in ledger.read(path) if r["kind"] == "reject"}
+    records = ledger.read(path)
+    rejected = {r["step"] for r in records if r["kind"] == "reject"}
     unproven = rejected - resume_point.damaged
     checkpoints.remove(run, kept | unproven, lambda text: sys.stdout.write(f"{text}\n"))
     # One more than are kept: the oldest is deleted after the newest is committed.
@@ -107,7 +109,7 @@ def begin(
     mixed: dict[str, object] = {}
     if start.corpora:
         mixed = {"corpora": start.corpora, "weights": config.weights()}
-    if config.phases:
+    if config.phases or _other_sizes(config, records):
         mixed["batches"] = config.sizes.to_record()
     ledger.append(
         path,
@@ -126,3 +128,17 @@ def begin(
         host=socket.gethostname(),
         pid=os.getpid(),
     )
+
+
+def _other_sizes(config: RunConfig, records: Sequence[ledger.Record]) -> bool:
+    """Whether a recipe without phases has other sizes of batches than the run was created with.
+
+    So it is where the run had phases before, whose sizes the recipe now has.
+    """
+    created = ledger.created(records)
+    if created is None:
+        return False
+    then = decode(BatchConfig, created["batch"], f"{ledger.FILE_NAME}: created.batch.")
+    # The micro-batches read the same blocks.
+    then, now = (dataclasses.replace(batch, micro_batch_size=1) for batch in (then, config.batch))
+    return then != now

@@ -166,6 +166,18 @@ def test_phases_to_come_may_change_and_those_begun_may_not(attempt, phases, stra
     assert "made@32, epoch 0: 40 blocks" in said
 
 
+def test_a_run_with_phases_that_goes_on_without_them_is_audited_as_it_read(attempt, tmp_path):
+    run, branch = tmp_path / "run", tmp_path / "branch"
+    plain = "batch.global_batch_size=4"
+    attempt(run, "phases=[{batch: {global_batch_size: 4}}]", fails_at=7)
+    for folder, words in ((branch, [forked(run, 4)]), (run, [])):
+        code, said = attempt(folder, plain, *words)
+        assert code == 0, said
+        code, said = main("audit", folder)
+        assert code == 0, said
+        assert "14 steps survive, each once: 56 blocks" in said
+
+
 def test_a_rollback_into_an_earlier_phase_trains_it_with_its_own_settings(
     attempt, phases, straight, tmp_path
 ):

@@ -1,6 +1,7 @@
 """What may change in a run that is resumed, and what its checkpoints must agree with."""
 
 import dataclasses
+import json
 
 import pytest
 
@@ -15,7 +16,7 @@ def test_steps_with_the_learning_rate_0_are_not_added_to_a_run():
     linear = ["schedule.name=linear", "schedule.minimum_learning_rate=0"]
     old = load("small", [*linear, "training.steps=200"])
     longer = load("small", [*linear, "training.steps=300", "schedule.decay_steps=200"])
-    (refused,) = _other_recipe(old, longer, 200)
+    (refused,) = _other_recipe(old, longer, 200, 200)
     assert refused.startswith("training.steps 300: the learning rate of the last steps would be 0")
 
 
@@ -97,6 +98,21 @@ def test_weights_of_steps_to_come_may_change(resumed, mixed, corpora):
 def test_what_was_read_or_skipped_stays(resumed, mixed, corpora, message):
     with pytest.raises(ValueError, match=message):
         resumed(mixed(*corpora))
+
+
+def sizes_change_at(step):
+    """Settings of a run whose batches are larger from a step on."""
+    phases = [{"steps": step}, {"batch": {"global_batch_size": 16}}]
+    return ["phases=" + json.dumps(phases)]
+
+
+def test_batch_sizes_of_steps_that_were_skipped_stay(resumed, mixed):
+    corpora = ["a: weight: 2", "b: weight: 1, weight_from: {10: 3}"]
+    resumed(mixed(*corpora, words=sizes_change_at(26)))
+    for step in (22, 25):
+        message = f"batch: the sizes of the steps before {step + 1}, which are done or skipped"
+        with pytest.raises(ValueError, match=message):
+            resumed(mixed(*corpora, words=sizes_change_at(step)))
 
 
 def test_a_corpus_may_follow_those_of_a_run_of_one(mixed, recipe, corpus, tmp_path):

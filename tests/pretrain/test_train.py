@@ -156,6 +156,34 @@ def test_steps_are_traced_by_the_recipe_and_on_request_and_no_bit_changes(
     assert "is not being trained on this machine; it is finished" in capsys.readouterr().err
 
 
+def test_rank_0_shows_that_it_waits_where_another_rank_writes_a_trace(attempt, tmp_path):
+    """The heartbeat says so until the next step has ended, or from the loop's end on."""
+
+    def sabotage(rank):
+        from pretrain.supervision import heartbeat
+
+        usual = heartbeat.Heartbeat.beat
+
+        def noted(self, phase, step):
+            with (tmp_path / "beats").open("a") as file:
+                file.write(f"{step} {phase}\n")
+            return usual(self, phase, step)
+
+        heartbeat.Heartbeat.beat = noted
+
+    steps = ["training.steps=7", "training.checkpoint_interval=7", "training.evaluation_interval=7"]
+    words = [*steps, "profile.steps=[1, 3]", "profile.ranks=[1]"]
+    assert [code for code, _, _ in attempt(tmp_path / "run", *words, sabotage=sabotage)] == [0, 0]
+    last = dict(line.split() for line in (tmp_path / "beats").read_text().splitlines())
+    shown = {"2": "step", "3": "save", "4": "save", "5": "step", "6": "step", "7": "step"}
+    assert last == {"0": "init", "1": "step", **shown}
+    (tmp_path / "beats").unlink()
+    words[-2] = "profile.steps=[5, 9]"
+    attempt(tmp_path / "other", *words, sabotage=sabotage)
+    last = dict(line.split() for line in (tmp_path / "beats").read_text().splitlines())
+    assert (last["6"], last["7"]) == ("step", "save")
+
+
 def test_the_attention_back_end_that_was_chosen_is_said_and_recorded(attempt, tmp_path):
     ((code, output, _),) = attempt(tmp_path / "run", ranks=1)
     assert (code, "attention dense, chosen automatically)" in output) == (0, True)
@@ -985,6 +1013,7 @@ def older(run, folder):
     path = checkpoints.folder_of(run, 4) / checkpoints.MANIFEST
     manifest = json.loads(path.read_text())
     del manifest["architecture"]["layer_norm_epsilon"], manifest["recipe"]["batch"]["ramp_steps"]
+    del manifest["deepspeed"]
     checkpoints.write_json(path, manifest)
     found = records(run)
     (run / ledger.FILE_NAME).unlink()
@@ -1046,6 +1075,41 @@ def test_a_checkpoint_of_another_architecture_than_the_recipe_now_means_is_refus
     assert [code for code, _, _ in answers] == [2, 2]
     assert "num_heads: 16, now " in answers[0][2]
     assert len(records(run, "attempt")) == 1
+
+
+def test_an_edited_deepspeed_configuration_is_refused_before_the_checkpoint_is_loaded(
+    attempt, tmp_path
+):
+    """The recipe has its name alone, and the engine would load other files or none."""
+    mine = tmp_path / "mine.json"
+    mine.write_text(json.dumps({"zero_optimization": {"stage": 1}}))
+    run, words = tmp_path / "run", [f"training.deepspeed={mine}"]
+    assert [code for code, _, _ in attempt(run, *words)] == [0, 0]
+    run = interrupted(run, tmp_path / "run-2")
+    mine.write_text(json.dumps({"zero_optimization": {"stage": 1}, "bf16": {"enabled": True}}))
+    answers = attempt(run, *words)
+    assert [code for code, _, _ in answers] == [2, 2]
+    assert f"{mine} is not what it was at the checkpoint of step 4: bf16.ena" in answers[0][2]
+    assert len(records(run, "attempt")) == 1
+
+
+def test_a_checkpoint_that_does_not_fit_the_engine_ends_every_rank_with_one_message(
+    straight, attempt, tmp_path
+):
+    def sabotage(rank):
+        from pretrain.engine.engine import Engine
+
+        def refuse(*_):
+            raise ValueError("the optimizer state has 3 parameter groups")
+
+        Engine.load = refuse
+
+    run = interrupted(straight, tmp_path / "run")
+    answers = attempt(run, sabotage=sabotage)
+    assert [code for code, _, _ in answers] == [EXIT_FAILED] * 2
+    assert "checkpoint of step 4 cannot be loaded: the optimizer state has 3 p" in answers[0][2]
+    assert answers[0][2].count("\n") == 1
+    assert answers[1][2] == ""
 
 
 @pytest.mark.parametrize(

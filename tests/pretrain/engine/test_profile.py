@@ -23,7 +23,8 @@ def traced(tmp_path, config, requests=(), rank=0, steps=range(8)):
         if one.ends(step + 1):
             one.end(step + 1)
     one.begin_if_due(steps.stop)
-    one.close()
+    if one.is_on:
+        one.end(steps.stop)
     files = sorted((tmp_path / profile.FOLDER).glob("*"))
     return {path.name: path for path in files}, said
 
@@ -56,6 +57,19 @@ def test_the_recipe_s_window_is_traced_and_nothing_else(tmp_path):
 )
 def test_nothing_is_traced_unless_it_is_asked_for_on_this_rank(config, rank, tmp_path):
     assert traced(tmp_path, config, rank=rank) == ({}, [])
+
+
+def test_every_rank_knows_where_the_recipe_s_window_ends_and_that_the_next_step_waits(tmp_path):
+    config = ProfileConfig([2, 4], ranks=[3])
+    ended = []
+    for rank in (0, 3):
+        one = Profiler(config, tmp_path, 1, rank, lambda: None, lambda text: None)
+        for steps in range(8):
+            if one.ends(steps):
+                one.end(steps)
+            one.begin_if_due(steps)
+            ended.append((rank, steps, one.ended(steps)))
+    assert [(rank, steps) for rank, steps, waits in ended if waits] == [(0, 4), (3, 4)]
 
 
 def test_each_request_is_traced_once(tmp_path):

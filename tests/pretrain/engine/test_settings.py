@@ -7,7 +7,7 @@ import pytest
 
 from pretrain.config.run import BatchConfig
 from pretrain.engine import engine
-from pretrain.engine.settings import DS_CONFIGS, refuse_guard, refuse_optimizer
+from pretrain.engine.settings import DS_CONFIGS, refuse_guard, refuse_optimizer, refuse_other
 
 BATCH = BatchConfig(global_batch_size=8, micro_batch_size=2)
 
@@ -92,6 +92,22 @@ def test_the_loss_scale_of_fp16_starts_and_grows_as_in_fairseq(ranks, micro, win
             "no norm of the gradient",
         ),
         ({"zero_optimization": {"stage": 2, "cpu_offload": True}}, "use offload_optimizer"),
+        (
+            {"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "nvme"}}},
+            "offload_optimizer.device nvme .* cannot be committed; accepted: cpu",
+        ),
+        (
+            {"zero_optimization": {"stage": 3, "offload_param": {"device": "nvme"}}},
+            "offload_param.device nvme .* loaded from a checkpoint; accepted: cpu",
+        ),
+        (
+            {"zero_optimization": {"stage": 3, "offload_optimizer": "nvme"}},
+            "offload_optimizer: is 'nvme', not an object",
+        ),
+        (
+            {"zero_optimization": {"stage": 3, "sub_group_size": 100_000_000}},
+            "sub_group_size 100000000 .* no other number of ranks can resume; remove it",
+        ),
         ({"data_types": {"grad_acum_dtype": "fp32"}}, "did you mean grad_accum_dtype"),
         ({"checkpoint": {"load_universal": True}}, "unknown DeepSpeed key checkpoint"),
         ({"zero_optimization": 1}, "zero_optimization: is 1, not an object"),
@@ -112,6 +128,17 @@ def test_a_configuration_may_repeat_numbers_of_the_recipe(tmp_path):
     assert engine.deepspeed_json(str(path), BATCH, 0.0, 2)["gradient_accumulation_steps"] == 2
 
 
+def test_stage_3_keeps_the_optimizer_state_of_each_parameter_group_in_one_piece(tmp_path):
+    """DeepSpeed's default splits what a rank has of a group at 10^9 elements."""
+    read = engine.deepspeed_json("zero3_fp32", BATCH, 0.0, 2)
+    assert read["zero_optimization"]["sub_group_size"] == 10**12
+    path = tmp_path / "mine.json"
+    for stage, size in [(3, 10**12), (2, 1000)]:  # stages 1 and 2 do not read it
+        path.write_text(json.dumps({"zero_optimization": {"stage": stage, "sub_group_size": size}}))
+        found = engine.deepspeed_json(str(path), BATCH, 0.0, 2)
+        assert found["zero_optimization"]["sub_group_size"] == size
+
+
 def test_a_configuration_that_does_not_exist_or_parse_is_refused(tmp_path):
     with pytest.raises(ValueError, match="'zero9' is neither a file nor one of zero0_fp32"):
         engine.deepspeed_json("zero9", BATCH, 0.0, 2)
@@ -129,8 +156,6 @@ def test_a_world_size_that_does_not_divide_the_batch_is_refused():
 @pytest.mark.parametrize(
     "zero",
     [
-        {"stage": 3, "offload_optimizer": {"device": "nvme"}},
-        {"stage": 3, "offload_param": {"device": "nvme"}},
         {"stage": 2, "zenflow": {"topk_ratio": 0.1}},
         {"stage": 3, "offload_optimizer": {"device": "cpu", "super_offload": True}},
     ],
@@ -138,7 +163,7 @@ def test_a_world_size_that_does_not_divide_the_batch_is_refused():
 @pytest.mark.parametrize("optimizer", ["lamb", "muon", "stable-adamw"])
 def test_optimizers_by_parameter_are_refused_where_they_do_not_see_the_weights(zero, optimizer):
     with pytest.raises(
-        ValueError, match=f'optimizer.name: {optimizer} .* offload to "cpu", or use adamw'
+        ValueError, match=f'optimizer.name: {optimizer} .*; accepted: offload to "cpu" without them'
     ):
         refuse_optimizer({"zero_optimization": zero}, optimizer)
     refuse_optimizer({"zero_optimization": zero}, "adamw")
@@ -149,7 +174,6 @@ def test_optimizers_by_parameter_are_refused_where_they_do_not_see_the_weights(z
 @pytest.mark.parametrize(
     "zero",
     [
-        {"stage": 3, "offload_optimizer": {"device": "nvme"}},
         {"stage": 2, "zenflow": {"topk_ratio": 0.1}},
         {"stage": 3, "offload_optimizer": {"device": "cpu", "ratio": 0.5}},
     ],
@@ -166,3 +190,31 @@ def test_lamb_is_accepted_with_every_shipped_configuration(path):
     refuse_optimizer(settings, "lamb")
     refuse_guard(settings, "adagc")
     assert settings["zero_allow_untested_optimizer"]
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "message"),
+    [
+        ("zero1_fp32", "zero1_bf16", "bf16.enabled: False, now True"),
+        ("zero1_fp32", "zero1_fp16", "fp16.enabled: False, now True"),
+        ("zero1_fp32", "zero3_fp32", "zero_optimization.stage: 1, now 3"),
+        ("zero1_fp32", "zero2_fp32", "zero_optimization.stage: 1, now 2"),
+        (
+            "zero2_bf16",
+            "zero2_bf16_offload",
+            "data_types.grad_accum_dtype: 'fp32', now None; accepted: ",
+        ),
+    ],
+)
+def test_an_edited_configuration_that_changes_numbers_or_files_is_refused(before, now, message):
+    saved, settings = (engine.deepspeed_json(name, BATCH, 0.0, 2) for name in (before, now))
+    with pytest.raises(ValueError, match=f"mine.json is .* the checkpoint of step 30.*{message}"):
+        refuse_other("mine.json", settings, saved, 30)
+
+
+def test_a_configuration_may_change_where_the_numbers_and_files_stay():
+    saved = engine.deepspeed_json("zero3_fp16", BATCH, 0.0, 2)
+    settings = engine.deepspeed_json("zero3_fp16_offload", BATCH, 1.0, 1)
+    settings["zero_optimization"] |= {"overlap_comm": False, "reduce_bucket_size": 1000}
+    refuse_other("mine.json", settings | {"steps_per_print": 1}, saved, 30)
+    refuse_other("mine.json", settings, None, 30)  # an earlier version's

@@ -93,9 +93,39 @@ def test_a_discontinuity_is_reported_once():
         start,
         records,
         lines(1, 1, {9: 5.1, 10: 5.0, 11: 4.9}),
+        [],
         lambda *report: reports.append(report),
     )
     for step, loss in enumerate((5.5, 6.5, 7.5), start=10):
         observe(StepRecord(step, loss, 1.0, 1e-3, 1, 0.5, 1200, 180, 2.0, 0.1))
     ((step, reason),) = reports
     assert (step, reason.partition(" where")[0]) == (10, "loss 5.500000")
+
+
+def reported(changes, first_step, losses):
+    """Steps where an attempt reports a discontinuity, after 80 steps of another seed at 3 nats."""
+    start = Start(2, "t", first_step, ledger.run_state([], 2), Lineage.begin(10, 2), 1.0, 0)
+    before = lines(1, 1, {step: 3.0 if step < 80 else 5.0 for step in range(first_step)})
+    reports = []
+    observe = continuity_check(
+        RunConfig(), start, [], before, changes, lambda *report: reports.append(report[0])
+    )
+    for step, loss in enumerate(losses, start=first_step):
+        observe(StepRecord(step, loss, 1.0, 1e-3, 2, 0.5, 1200, 180, 2.0, 0.1))
+    return reports
+
+
+@pytest.mark.parametrize(
+    ("first_step", "losses"),
+    [(80, [5.0] * 4), (79, [3.0, 5.0, 5.0, 5.0]), (90, [5.0] * 4)],
+    ids=["there", "after the first step", "before"],
+)
+def test_another_level_that_a_declared_change_brings_is_no_discontinuity(first_step, losses):
+    assert reported([40, 80, 400], first_step, losses) == []
+    assert reported([40, 400], first_step, losses) == [first_step + 3]
+
+
+def test_where_enough_steps_follow_a_declared_change_only_they_are_compared():
+    assert reported([80], 112, [5.0] * 4) == []
+    assert reported([80], 112, [3.0] * 4) == [115]
+    assert reported([80, 116], 112, [3.0] * 4) == [115]

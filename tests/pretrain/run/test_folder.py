@@ -2,12 +2,14 @@
 
 import os
 import socket
+from pathlib import Path
 
 import pytest
 
 from pretrain import recipe_checks
+from pretrain.data.mixture import Order
+from pretrain.run import checkpoints, ledger, resume
 from pretrain.run import folder as run_folder
-from pretrain.run import ledger, resume
 
 
 def test_a_run_is_locked_for_as_long_as_the_file_is_open(tmp_path):
@@ -52,3 +54,30 @@ def test_no_attempt_resumes_from_checkpoints_that_a_spike_may_have_spoiled(recip
     resume.refuse_spike(config, ledger.run_state(records[:1], 1))
     with pytest.raises(ValueError, match=r"spiked since step 7 .* `python -m pretrain supervise`"):
         resume.refuse_spike(config, ledger.run_state(records, 1))
+
+
+def begun(config):
+    """The record of an attempt that begins at step 0."""
+    _, manifests = recipe_checks.check(config, 1)
+    state = run_folder.open_run(config, manifests)
+    order = Order.begin(config.mixture(), [50], 1)
+    start = resume.Start(state.next_attempt, "t", 0, state, order, 1.0, 0)
+    resume.begin(config, {}, start, checkpoints.ResumePoint(0, None, {}), 1, 4, {})
+    return ledger.read(Path(config.folder) / ledger.FILE_NAME)[-1]
+
+
+@pytest.mark.parametrize(
+    ("settings", "recorded"),
+    [
+        ([], False),
+        (["batch.micro_batch_size=1"], False),
+        (["phases=[{}]"], True),
+        (["batch.global_batch_size=4"], True),
+        (["batch.ramp_from=4", "batch.ramp_steps=3"], True),
+    ],
+)
+def test_an_attempt_records_sizes_of_batches_that_the_creation_does_not_tell(
+    recipe, tmp_path, settings, recorded
+):
+    run_folder.open_run(recipe.load(tmp_path), recipe_checks.check(recipe.load(tmp_path), 1)[1])
+    assert ("batches" in begun(recipe.load(tmp_path, *settings))) == recorded
