@@ -24,10 +24,11 @@ _STREAM = 1
 def end_rows(arrays: Arrays, latents: int, keys: Sequence[Key]) -> Arrays:
     """End each row at a random place, and keep the targets that the last latents predict.
 
-    The number of tokens up to the end is uniform in [L, T], and depends on the key alone. Where a
-    text is shorter, the padding behind it counts as tokens, which no token of the text sees; where
-    it is longer, the rest is not read. Rows of T <= L tokens stay as they are: all their tokens are
-    latents.
+    A row ends as a prompt of n tokens does, with n uniform in [1, T]: its tokens are latents as
+    often as where a text of T tokens is generated. Of the prompts of up to L tokens the longest
+    stands for all, because all tokens of such a prompt are latents. The end depends on the key
+    alone. Where a text is shorter, the padding behind it counts as tokens, which no token of the
+    text sees; where it is longer, the rest is not read. Rows of T <= L tokens stay as they are.
 
     Args:
         arrays: of a micro-batch of B rows of T tokens, one text each, as `TokenObjective.arrange`
@@ -43,7 +44,7 @@ def end_rows(arrays: Arrays, latents: int, keys: Sequence[Key]) -> Arrays:
     if length <= latents:
         return arrays
     draws = [np.random.default_rng([*key, _STREAM]) for key in keys]
-    ends = np.array([draw.integers(latents, length + 1) for draw in draws])
+    ends = np.array([max(latents, draw.integers(1, length + 1)) for draw in draws])
     row, place = np.divmod(arrays["target_positions"], length)
     kept = (place < ends[row]) & (place >= ends[row] - latents)
     return {
