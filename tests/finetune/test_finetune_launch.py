@@ -39,13 +39,9 @@ def in_root(monkeypatch):
     monkeypatch.chdir(ROOT)
 
 
-@pytest.fixture(scope="module")
-def finished(tiny_model, easy_glue, tmp_path_factory):
-    """Run two seeds with the command."""
-    output = tmp_path_factory.mktemp("runs")
-    arguments = ["glue", str(tiny_model), "--data", str(easy_glue), "--tasks", "CoLA"]
-    arguments += ["--seeds", "1,2", "--output", str(output), "--jobs", "2", "--retries", "0"]
-    done = subprocess.run(
+def run_command(arguments):
+    """Run a command of finetune with quick settings, as a user does."""
+    return subprocess.run(
         [sys.executable, "-m", "finetune", *arguments, *QUICK],
         cwd=ROOT,
         capture_output=True,
@@ -53,6 +49,15 @@ def finished(tiny_model, easy_glue, tmp_path_factory):
         timeout=300,
         check=False,
     )
+
+
+@pytest.fixture(scope="module")
+def finished(tiny_model, easy_glue, tmp_path_factory):
+    """Run two seeds with the command."""
+    output = tmp_path_factory.mktemp("runs")
+    arguments = ["glue", str(tiny_model), "--data", str(easy_glue), "--tasks", "CoLA"]
+    arguments += ["--seeds", "1,2", "--output", str(output), "--jobs", "2", "--retries", "0"]
+    done = run_command(arguments)
     assert done.returncode == 0, done.stdout + done.stderr
     return output, arguments, done.stdout
 
@@ -241,14 +246,7 @@ def test_a_repeated_run_that_fails_is_named_and_keeps_its_earlier_scores(finishe
     (output / name / ".best").touch()  # so that the model cannot be kept
     before = result_of(output, name)
     arguments = [str(output) if word == str(finished[0]) else word for word in finished[1]]
-    done = subprocess.run(
-        [sys.executable, "-m", "finetune", *arguments, *QUICK],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    done = run_command(arguments)
     assert done.returncode == 1, done.stdout + done.stderr
     assert "runs to do: 1, finished before: 1" in done.stdout
     assert f"[1/1] {name}: failed, ended with code 1; " in done.stdout

@@ -481,6 +481,28 @@ def test_a_run_s_validation_is_that_of_its_exported_model(
     assert line["loss"] == pytest.approx(found.total.loss, rel=1e-14 if ranks > 1 else 0, abs=0)
 
 
+def test_a_model_of_last_latents_is_trained_and_validated_on_what_these_predict(attempt, tmp_path):
+    """At most 16 tokens of each of 8 rows of 64, and of 6 in validation, also in `evaluate`."""
+    from data_prep.corpus import Corpus
+    from pretrain.inference.evaluate import evaluate_blocks, validation_objective
+    from pretrain.inference.model_folder import export, load
+
+    run = tmp_path / "run"
+    latents = ["model.variant=char-perceiver-ar", "model.overrides.latents=16"]
+    (code, _, output), *_ = attempt(run, *CAUSAL, *latents, "data.packing=contiguous")
+    assert code == 0, output
+    assert all(0 < line["targets"] <= 8 * 16 for line in metrics.read(run / metrics.METRICS))
+    validation = metrics.read(run / metrics.VALIDATION)[-1]
+    assert 0 < validation["targets"] <= 6 * 16
+    export(run, tmp_path / "model")
+    loaded = load(tmp_path / "model")
+    valid = Corpus(Path(loaded.recipe_section("data")["corpus"]), "valid")
+    digest = loaded.tokenizer.digest()
+    objective = validation_objective(loaded.model, digest, valid, loaded.objective)
+    found = evaluate_blocks(loaded.model, objective, SOURCES[loaded.packing](valid, 64), 6, 2)
+    assert (validation["targets"], validation["loss"]) == (found.total.targets, found.total.loss)
+
+
 def test_an_export_names_the_checkpoints_that_it_passes_over(straight, tmp_path, capsys):
     run = tmp_path / "run"
     shutil.copytree(straight, run)

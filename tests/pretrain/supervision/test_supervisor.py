@@ -109,6 +109,16 @@ def test_a_recipe_that_the_launcher_refuses_is_not_tried_again(opened, tmp_path,
     assert "no such thing" in "".join(output)
 
 
+def test_the_first_launch_of_a_fork_that_is_refused_is_no_crash(opened, tmp_path, monkeypatch):
+    """The attempts before the fork are the source's."""
+    for kind in ("attempt", "commit", "fork"):
+        ledger.append(tmp_path / "ledger.jsonl", kind, step=4, attempt=1)
+    launcher = Launcher(monkeypatch, "print('error: no such thing'); raise SystemExit(2)")
+    assert supervise(opened, tmp_path, []) == 2
+    assert launcher.started == 2  # numbers go on
+    assert kinds(tmp_path) == ["attempt", "commit", "fork"]
+
+
 FAILS = """
 def fail(rank, code, error, unexpected):
     os.environ["RANK"] = str(rank)
