@@ -9,7 +9,10 @@ import sys
 import textwrap
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pretrain.config.run import ModelRecipe
 
 
 def add_recipes_arguments(command: argparse.ArgumentParser) -> None:
@@ -46,7 +49,8 @@ def show(options: argparse.Namespace) -> None:
     """Print every setting of a run, with its documentation and where its value comes from.
 
     What is printed is a recipe of the same run; without a folder of its own, it runs in the folder
-    of the name that you save it under.
+    of the name that you save it under. Fields of the model that its size and variant decide are
+    comments.
 
     example: python -m pretrain show pile-large model.variant=zero-clap
     """
@@ -71,6 +75,33 @@ def _described(record: Any, sources: Mapping[str, str], path: str = "") -> Itera
             text = (inspect.getdoc(type(value)) or "").partition("\n")[0]
             yield ""
         yield from _setting(field.name, value, text, sources, path)
+        if (path, field.name) == ("model.", "overrides"):
+            yield from _not_overridden(record)
+
+
+def _not_overridden(model: ModelRecipe) -> Iterator[str]:
+    """Yield the other fields that `model.overrides` may set, with the named model's values."""
+    import yaml
+
+    from data_prep.records import docstrings
+    from pretrain.model.config import ModelConfig
+    from pretrain.model.presets import SIZES, VARIANTS
+
+    texts, begin = docstrings(ModelConfig), "    # "
+    named = {f"size {model.size}": SIZES, f"variant {model.variant}": VARIANTS}
+    for field in dataclasses.fields(ModelConfig):
+        if field.name in {"vocab_size", "pair_head", *model.overrides}:
+            continue
+        value, source = field.default, "default"
+        for origin, table in named.items():
+            delta = table[origin.partition(" ")[2]]
+            if field.name in delta:
+                value, source = delta[field.name], origin
+        yield from textwrap.wrap(
+            texts[field.name], 100, initial_indent=begin, subsequent_indent=begin
+        )
+        line = yaml.safe_dump({field.name: value}).rstrip()
+        yield f"    #{line}  # {source}"
 
 
 def _setting(
@@ -146,8 +177,8 @@ def _listing() -> Iterator[str]:
     for name, settings in SETTINGS_BY_NAME.items():
         yield f"  {name:<34} {(inspect.getdoc(settings) or '').partition(chr(10))[0]}"
     yield "\nother settings with names:"
-    for key, names in _named_settings(recipe_schema()):
-        if key not in tables and not key.startswith("model.overrides"):
+    for key, names in dict(_named_settings(recipe_schema())).items():
+        if key not in tables:
             yield f"  {key:<34} {', '.join(names)}"
 
 
@@ -160,11 +191,13 @@ def _named_settings(schema: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]
         properties: Mapping[str, Any] = found["properties"]
         return properties
 
+    def named(path: str, field: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
+        if "enum" in field:
+            yield path, field["enum"]
+        for name, below in field.get("properties", {}).items():
+            yield from named(f"{path}.{name}", below)
+
     for section, entry in schema["properties"].items():
-        if "enum" in entry:
-            yield section, entry["enum"]
-        variants = [record(variant) for variant in entry.get("anyOf", ())]
-        for fields in (record(entry), *variants):
-            for name, field in fields.items():
-                if "enum" in field:
-                    yield f"{section}.{name}", field["enum"]
+        yield from named(section, entry)
+        for fields in (record(entry), *map(record, entry.get("anyOf", ()))):
+            yield from named(section, {"properties": fields})

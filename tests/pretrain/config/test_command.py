@@ -42,6 +42,7 @@ def test_the_list_has_every_recipe_size_variant_objective_and_named_setting(caps
     assert rows["demo"].startswith("A small zero-clap")
     assert rows["schedule.name"] == "cosine, linear, constant, wsd"
     assert rows["data.packing"] == ", ".join(SOURCES)
+    assert rows["model.overrides.sharing"] == "none, all, attention, feed-forward"
 
 
 @pytest.mark.parametrize("path", sorted(RECIPES.glob("*.yaml")), ids=lambda path: path.stem)
@@ -138,6 +139,21 @@ def test_show_documents_every_setting_and_names_its_source(capsys):
     settings = [n for n, line in enumerate(lines) if "  # " in line and line.lstrip()[0] != "#"]
     undocumented = [lines[n] for n in settings if not lines[n - 1].lstrip().startswith("# ")]
     assert undocumented == ["  name: masked-lm  # default"]
+
+
+def test_show_has_every_field_of_the_model_and_what_decides_it(capsys):
+    assert main(["show", "small", "model.overrides.num_heads=2"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    fields = [line.strip(" #").partition(":")[0] for line in lines if line.startswith("    ")]
+    names = {field.name for field in dataclasses.fields(ModelConfig)} - {"vocab_size", "pair_head"}
+    assert names == {name for name in fields if name in names}
+    assert "    num_heads: 2  # command line" in lines
+    for line in (
+        "    #num_layers: 4  # size small",
+        "    #position: alibi  # variant zero-clap",
+        "    #alibi: offset  # default",
+    ):
+        assert lines[lines.index(line) - 1].startswith("    # ")
 
 
 def test_show_refuses_what_supervise_would(capsys):
