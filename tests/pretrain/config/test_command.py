@@ -69,10 +69,13 @@ def test_the_schema_knows_every_key_of_every_shipped_recipe(schema, path):
 def test_the_schema_has_every_setting_with_a_description(schema):
     for section, entry in schema["properties"].items():
         assert (entry if "anyOf" in entry else resolved(schema, entry))["description"], section
+    for name, record in schema["$defs"].items():
+        for field, entry in record["properties"].items():
+            assert entry.get("description") or "const" in entry, f"{name}.{field}"
     settings = schema["$defs"]["SupervisionConfig"]["properties"]
-    assert all(entry["description"] for entry in settings.values())
     assert settings["launcher"]["enum"] == ["deepspeed", "torchrun", "srun"]
     overrides = schema["$defs"]["ModelRecipe"]["properties"]["overrides"]["properties"]
+    assert all(entry["description"] for entry in overrides.values())
     assert set(overrides) == {f.name for f in dataclasses.fields(ModelConfig)} - {"vocab_size"}
     assert "alibi" in overrides["position"]["enum"]
     assert schema["properties"].keys() == {f.name for f in dataclasses.fields(RunConfig)} | {
