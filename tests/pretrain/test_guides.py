@@ -1,136 +1,136 @@
-"""The guides: what they say about settings and files is what the code has.
+"""The documents: what they name exists, and they stay short.
 
-Their commands are run by tests/walks/test_guides.py.
+tests/walks/test_guides.py runs their commands.
 """
 
-import os
 import re
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from data_prep.arguments import Parser, parse_arguments
+from finetune.zeroclap import _parser
 from pretrain.config.command import recipe_schema
+from pretrain.config.load import load
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *ROOT.glob("*/README.md"), *ROOT.glob("pretrain/*/*.md")]
-RECIPE_GUIDE = ROOT / "pretrain" / "guides" / "writing-a-recipe.md"
-OVERRIDES = """### `model.overrides`
+GUIDES = sorted(ROOT.glob("pretrain/guides/*.md"))
+PACKAGES = [*ROOT.glob("*/README.md"), *ROOT.glob("tests/*/README.md")]
+PAGES = [*ROOT.glob("*.md"), *PACKAGES, *GUIDES, *ROOT.glob("pretrain/notes/*.md")]
+EACH_PAGE = pytest.mark.parametrize(
+    "page", [pytest.param(page, id=str(page.relative_to(ROOT))) for page in PAGES]
+)
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$|((?:^    .*\n)+)", re.MULTILINE | re.DOTALL)
 
-The defaults are those of `model.size=base` and `model.variant=baseline`; `zeroclap recipes` lists what other sizes and
-variants change. [Choosing a model](choosing-a-model.md) explains position methods, the shapes of ALiBi and latents.
-"""  # noqa: E501
+
+def blocks(page: Path) -> Iterator[tuple[str, str]]:
+    """Language and text of each block of code, fenced or indented."""
+    for language, fenced, indented in BLOCK.findall(page.read_text()):
+        yield language, fenced or indented
 
 
-def settings_table() -> str:
-    """Every setting with its default and its documentation, as the guide has it."""
+def spans(page: Path) -> list[str]:
+    """The code within sentences."""
+    return re.findall(r"`([^`]+)`", BLOCK.sub("", page.read_text()))
+
+
+def called(text: str) -> Iterator[list[str]]:
+    """The arguments of each `zeroclap` in a shell script."""
+    for line in text.replace("\\\n", " ").splitlines():
+        if line.strip().startswith("zeroclap "):
+            words = shlex.split(line, comments=True)[1:]
+            ends = (n for n, word in enumerate(words) if word in ("&", "&&", "|", "||", ";"))
+            yield words[: next(ends, None)]
+
+
+@EACH_PAGE
+def test_a_command_of_a_block_is_accepted(page: Path) -> None:
+    for _, text in blocks(page):
+        for words in called(text):
+            parse_arguments(_parser(), words)
+
+
+@EACH_PAGE
+def test_commands_and_options_in_sentences_exist(page: Path) -> None:
+    program = _parser()
+    (commands,) = program._get_positional_actions()
+    assert isinstance(commands.choices, dict)
+    for text in spans(page):
+        for name, *words in called(text):
+            command = commands.choices.get(name, program)
+            assert isinstance(command, Parser)
+            assert command is not program or name.startswith("--"), text
+            command.load()
+            options = {word.partition("=")[0] for word in words if word.startswith("--")}
+            assert options <= command._option_string_actions.keys(), text
+
+
+def settings() -> set[str]:
+    """Every setting as `section.name`."""
     schema = recipe_schema()
-    sections = schema["properties"]
-    whole = {
-        name: entry
-        for name, entry in sections.items()
-        if "$ref" not in entry and "anyOf" not in entry
-    }
-    lines = ["### the whole run", "", *_table(whole)]
-    for section, entry in sections.items():
-        is_one_value = section in whole and "$ref" not in entry.get("items", {})
-        if is_one_value:
-            continue
-        lines.append(f"### `{section}`\n")
-        if section == "objective":
-            lines += _objective_tables(entry)
-        elif section == "model":
-            lines += _model_tables(_fields(entry))
-        elif section == "data":
-            corpora = schema["$defs"]["CorpusConfig"]["properties"]
-            of_corpora = {f"corpora.NAME.{name}": field for name, field in corpora.items()}
-            lines += _table({**_fields(entry), **of_corpora})
-        else:
-            lines += _table(_fields(entry))
-    return "\n".join(lines)
+
+    def below(path: str, entry: dict) -> Iterator[str]:  # type: ignore[type-arg]
+        entry = entry.get("items", entry)
+        for record in (entry, *entry.get("anyOf", ())):
+            record = schema["$defs"].get(record.get("$ref", "").rpartition("/")[2], record)
+            for name, field in record.get("properties", {}).items():
+                yield f"{path}{name}"
+                yield from below(f"{path}{name}.", field)
+
+    return set(below("", schema))
 
 
-def _objective_tables(entry: dict[str, Any]) -> Iterator[str]:
-    """The name, then the other settings of each objective."""
-    records = map(_fields, entry["anyOf"])
-    objectives = {fields["name"]["const"]: fields for fields in records}
-    masked = objectives["masked-lm"]
-    name = {"description": entry["description"], "enum": list(objectives)}
-    yield from _table({"name": masked["name"] | name})
-    for objective, fields in objectives.items():
-        own = {key: field for key, field in fields.items() if key != "name"}
-        yield f"#### `{objective}`\n"
-        if not own:
-            yield "No other settings.\n"
-        elif objective == "sentence-pairs":
-            inherited = {key: own.pop(key)["default"] for key in masked if key != "name"}
-            assert all(masked[key]["default"] == default for key, default in inherited.items())
-            yield "Those of `masked-lm`, where `z_loss` must be 0, and:\n"
-        if own:
-            yield from _table(own)
+@EACH_PAGE
+def test_a_setting_that_is_named_exists(page: Path) -> None:
+    known = settings()
+    sections = {name.partition(".")[0] for name in known if "." in name}
+    named = re.compile(rf"(?<![\w./-])(?:{'|'.join(sections)})\.[a-z_]\w*(?:\.[a-z]\w*)*(?![\w(])")
+    code = "\n".join([*(text for _, text in blocks(page)), *spans(page)])
+    for name in named.findall(code):
+        is_file = name.endswith((".json", ".safetensors", ".params"))
+        assert is_file or name in known or name.startswith("data.corpora."), name
 
 
-def _model_tables(fields: dict[str, Any]) -> Iterator[str]:
-    """The section, then the fields of ModelConfig that `model.overrides` may set."""
-    overrides = fields["overrides"]["properties"]
-    yield from _table({name: field for name, field in fields.items() if name != "overrides"})
-    yield OVERRIDES
-    # The objective decides on the pair head.
-    yield from _table({name: each for name, each in overrides.items() if name != "pair_head"})
+@EACH_PAGE
+def test_a_recipe_is_accepted(page: Path, tmp_path: Path) -> None:
+    for language, text in blocks(page):
+        if language == "yaml":
+            (tmp_path / "recipe.yaml").write_text(text)
+            load(str(tmp_path / "recipe.yaml"))
 
 
-def _table(fields: dict[str, Any]) -> Iterator[str]:
-    yield "| setting | default | |\n|---|---|---|"
-    for name, field in fields.items():
-        assert _meaning(field), f"{name} has no documentation"
-        yield f"| `{name}` | {_default(field)} | {_meaning(field)} |"
-    yield ""
+@EACH_PAGE
+def test_a_file_of_the_project_that_is_named_exists(page: Path) -> None:
+    for name in spans(page):
+        if re.fullmatch(r"[\w-]+/[\w/.-]+\.(py|sh|sbatch|yaml)", name):
+            folders = (ROOT, ROOT / "pretrain", page.parent)
+            assert any((folder / name).exists() for folder in folders), name
 
 
-def _fields(entry: dict[str, Any]) -> dict[str, Any]:
-    records = recipe_schema()["$defs"]
-    entry = entry.get("items", entry)
-    (first, *_) = [entry, *entry.get("anyOf", ())] if "$ref" in entry else entry["anyOf"]
-    fields: dict[str, Any] = records[first["$ref"].rpartition("/")[2]]["properties"]
-    return fields
+@EACH_PAGE
+def test_links_and_anchors_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)]+)\)", page.read_text()):
+        if "://" not in target:
+            name, _, anchor = target.partition("#")
+            found = page.parent / name if name else page
+            assert found.exists(), target
+            assert not anchor or anchor in anchors(found), target
 
 
-def _default(field: dict[str, Any]) -> str:
-    value = field.get("default", field.get("const", ""))
-    if isinstance(value, bool):
-        return str(value).lower()
-    return f"`{value}`" if isinstance(value, str) and value else f"{value!s}"
-
-
-def _meaning(field: dict[str, Any]) -> str:
-    text = " ".join(field.get("description", "").split()).replace("|", "\\|")
-    names = ", ".join(f"`{name}`" for name in field.get("enum", ()))
-    return f"{text} One of {names}." if names else text
-
-
-def test_the_guide_lists_every_setting_with_its_default_and_documentation() -> None:
-    text = RECIPE_GUIDE.read_text()
-    before, heading, _ = text.partition("## Every setting\n\n")
-    expected = before + heading + settings_table()
-    if os.environ.get("ZEROCLAP_WRITE_GUIDES"):
-        RECIPE_GUIDE.write_text(expected)
-    assert RECIPE_GUIDE.read_text() == expected, (
-        "the guide's tables differ from the settings in the code; "
-        "ZEROCLAP_WRITE_GUIDES=1 writes them anew"
-    )
-
-
-def links() -> Iterator[tuple[Path, str]]:
-    for page in PAGES:
-        for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()):
-            if "://" not in target:
-                yield page, target
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", each.lower()).replace(" ", "-") for each in headings}
 
 
 @pytest.mark.parametrize(
-    ("page", "target"),
-    [pytest.param(*link, id=f"{link[0].relative_to(ROOT)}:{link[1]}") for link in links()],
+    ("pages", "words"),
+    [([ROOT / "README.md"], 1200), (GUIDES, 900), (PACKAGES, 500)],
+    ids=["README", "guides", "packages"],
 )
-def test_links_between_pages_lead_somewhere(page: Path, target: str) -> None:
-    assert (page.parent / target).exists()
+def test_a_page_is_short(pages: list[Path], words: int) -> None:
+    assert len(pages) <= 10
+    longest = max(pages, key=lambda page: len(page.read_text().split()))
+    assert len(longest.read_text().split()) <= words, longest

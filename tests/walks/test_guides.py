@@ -18,11 +18,10 @@ ROOT = Path(__file__).parents[2]
 GUIDES = ROOT / "pretrain" / "guides"
 PAGES = [
     GUIDES / "writing-a-recipe.md",
-    GUIDES / "several-corpora.md",
-    GUIDES / "phases.md",
+    GUIDES / "corpora-and-phases.md",
     GUIDES / "using-a-model.md",
-    GUIDES / "train-short-test-long.md",
-    GUIDES / "albert.md",
+    GUIDES / "choosing-a-model.md",
+    GUIDES / "watching-a-run.md",
     GUIDES / "run-folder.md",
     GUIDES / "when-something-goes-wrong.md",
     GUIDES / "continuing-a-run.md",

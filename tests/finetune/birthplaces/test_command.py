@@ -1,4 +1,4 @@
-"""The command lines of the assignment, of the README and of the demo."""
+"""The command lines of the assignment, of the documents and of the demo."""
 
 import os
 import re
@@ -16,8 +16,8 @@ from finetune.birthplaces.models import Choice
 from finetune.birthplaces.pretraining import EXPERIMENTS
 
 ROOT = Path(demo.__file__).parents[2]
-README = (ROOT / "finetune/README.md").read_text().replace("\\\n", "")
-IN_README = re.findall(r"^    python -m finetune birthplaces (.*)$", README, re.MULTILINE)
+RESULTS = (ROOT / "pretrain/notes/measurements.md").read_text().replace("\\\n", "")
+MEASURED = re.findall(r"^    zeroclap birthplaces (.*)$", RESULTS, re.MULTILINE)
 
 TRAIN = "--finetune_corpus_path birth_places_train.tsv"
 DEV, TEST = "--eval_corpus_path birth_dev.tsv", "--eval_corpus_path birth_test_inputs.tsv"
@@ -46,7 +46,7 @@ ASSIGNMENT = [
 """In its order: without pretraining, the ordinary transformer, the Perceiver."""
 
 
-@pytest.mark.parametrize("words", [*ASSIGNMENT, *IN_README, *demo.commands()])
+@pytest.mark.parametrize("words", [*ASSIGNMENT, *MEASURED, *demo.commands()])
 def test_a_command_line_is_accepted(words):
     options = parse_arguments(_parser(), ["birthplaces", *shlex.split(words)])
     assert options.function == words.split()[0]
@@ -54,8 +54,8 @@ def test_a_command_line_is_accepted(words):
         assert (options.variant, options.bottleneck_dim) == ("perceiver", 64)
 
 
-@pytest.mark.parametrize("words", [line for line in IN_README if line.startswith("pretrain ")])
-def test_a_pretraining_of_the_readme_can_be_divided_among_the_processes_of_a_cpu(words):
+@pytest.mark.parametrize("words", [line for line in MEASURED if line.startswith("pretrain ")])
+def test_a_pretraining_that_was_measured_can_be_divided_among_the_processes_of_a_cpu(words):
     options = parse_arguments(_parser(), ["birthplaces", *shlex.split(words)])
     choice = Choice(options.variant, options.bottleneck_dim, options.position)
     config = choice.config(["supervision.processes_per_node=2", *options.overrides])
