@@ -27,9 +27,6 @@ a line that says what it does, and at the end an example. `options.parser.prog` 
 the user called it. It raises ValueError or OSError for errors that the user can correct."""
 Command = tuple[AddArguments, Run]
 
-_RENAMED_OPTIONS = {"--ranks": "--world-size", "--suite": "--bench"}
-"""Options of earlier versions of `glue` and `plan`."""
-
 
 class Parser(argparse.ArgumentParser):
     """An ArgumentParser that refuses a second value for the same option.
@@ -166,10 +163,6 @@ def parse_arguments(
     """
     options, rest = parser.parse_known_args(arguments)
     unknown = [word for word in rest if word.startswith("-") or not hasattr(options, "overrides")]
-    for word in unknown:
-        new = _RENAMED_OPTIONS.get(word.partition("=")[0])
-        if new in options.parser._option_string_actions:
-            options.parser.error(f"{word}: this option is now {new}")
     if unknown:
         options.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     if rest:

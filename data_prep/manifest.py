@@ -285,7 +285,7 @@ def read_record(kind: type[T], file: Path) -> T:
     except ValueError as error:
         raise ValueError(f"{file}: damaged, not JSON: {error}") from error
     version = content.get("format_version", 1) if isinstance(content, dict) else FORMAT_VERSION
-    check_format(version, FORMAT_VERSION, file, oldest=FORMAT_VERSION)
+    check_format(version, FORMAT_VERSION, file)
     try:
         return decode(kind, content)
     except ValueError as error:

@@ -135,24 +135,22 @@ def not_accepted(path: str, value: object, accepted: str) -> str:
     return f"{f'{path}: ' if path else ''}{value!r} is not accepted; it must be {accepted}"
 
 
-def check_format(found: object, known: int, source: object, oldest: int = 1) -> None:
-    """Refuse a file of a format version that this version of the project does not read.
+def check_format(found: object, known: int, source: object) -> None:
+    """Refuse a file of another format version than the one that is read.
 
     Args:
         found: Version in the file.
-        known: Newest version that is known.
+        known: The version that is read.
         source: File, for messages.
-        oldest: Oldest version that is read.
 
     Raises:
-        ValueError: The version is unknown.
+        ValueError: It is another version; names the file and both.
     """
-    if type(found) is int and oldest <= found <= known:
+    if type(found) is int and found == known:
         return
     later = type(found) is int and found > known
     reason = "was written by a later version of zeroclap" if later else "is not accepted"
-    accepted = str(known) if oldest == known else f"{oldest} to {known}"
-    raise ValueError(f"{source}: format version {found!r} {reason}; known: {accepted}")
+    raise ValueError(f"{source}: format version {found!r} {reason}; known: {known}")
 
 
 class _RefusedError(ValueError):

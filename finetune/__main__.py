@@ -23,10 +23,7 @@ from pretrain.exit_codes import EXIT_DONE, EXIT_FAILED
 @console.lasting()
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
-    parser = _parser()
-    if (sys.argv[1:] if arguments is None else arguments)[:1] == ["report"]:
-        parser.error("report: this command is now glue-report")
-    return run_command(parser, arguments)
+    return run_command(_parser(), arguments)
 
 
 def _parser() -> Parser:

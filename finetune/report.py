@@ -134,9 +134,8 @@ def published_score(run: Result) -> float:
 
 
 def _scores_of_best(run: Result) -> tuple[str, ...]:
-    """Return the scores that chose a run's best epoch; "published" in runs of earlier versions."""
-    best_epoch_by = run["plan"]["config"].get("best_epoch_by", "published")
-    return glue.find(run["task"]).scores_of_best(best_epoch_by)
+    """Return the scores that chose a run's best epoch."""
+    return glue.find(run["task"]).scores_of_best(run["plan"]["config"]["best_epoch_by"])
 
 
 def write_report(folder: Path) -> str:

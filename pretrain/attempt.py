@@ -153,7 +153,7 @@ class Attempt:
                 resume_checks.refuse_other_checkpoint(
                     point.manifest, point.step, self.architecture, before
                 )
-                saved = point.manifest.get("deepspeed")
+                saved = point.manifest["deepspeed"]
                 refuse_other(config.training.deepspeed, self.settings, saved, point.step)
             launched = control.read(self.run_folder)
             number = state.next_attempt

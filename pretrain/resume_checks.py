@@ -190,8 +190,6 @@ def refuse_other_checkpoint(
 ) -> None:
     """Refuse a checkpoint of another model or another history than the run's.
 
-    A field of the architecture that an earlier version did not write has its default.
-
     Args:
         manifest: the checkpoint's. Its recipe is compared elsewhere; but the architecture that a
             recipe's names stand for may have changed since.

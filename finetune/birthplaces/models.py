@@ -90,8 +90,7 @@ def refuse_overrides(
     Raises:
         ValueError: names the override, and what to write.
     """
-    from pretrain.config.settings import apply_override
-    from pretrain.config.upgrades import is_within
+    from pretrain.config.settings import apply_override, is_within
 
     for override in overrides:
         values: dict[str, object] = {}

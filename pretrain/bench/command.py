@@ -75,7 +75,6 @@ def _initial_weights(config: RunConfig) -> str:
 def add_bench_arguments(command: argparse.ArgumentParser) -> None:
     """Add the arguments of `bench`."""
     add = command.add_argument
-    add("--suite", action="store_true", help=argparse.SUPPRESS)
     positions = "measure causal models with each position method, beside sinusoidal positions"
     add("--positions", action="store_true", help=positions)
     minutes = "time limit; cases that do not fit are left out and named (default: %(default)s)"
@@ -100,8 +99,6 @@ def bench(options: argparse.Namespace) -> None:
     from pretrain.bench.worker import log
     from pretrain.run.checkpoints import write_json
 
-    if options.suite:
-        raise ValueError("--suite: leave it out; bench always measures the whole suite")
     if options.plot and options.plot.suffix != ".png":
         raise ValueError(f"--plot {options.plot}: accepted: a name that ends in .png")
     import torch

@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from data_prep.files import write_atomically
-from data_prep.records import decode
+from data_prep.records import check_format, decode
 from pretrain.config.run import RunConfig
-from pretrain.config.settings import apply_override, merge, parse
-from pretrain.config.upgrades import FORMAT_VERSION, flatten, is_within, refuse_renamed, upgrade
+from pretrain.config.settings import apply_override, flatten, is_within, merge, parse
 
+FORMAT_VERSION = 1
+"""Of the recipes that the project writes: a run's, and those in checkpoints."""
 RECIPES = Path(__file__).parents[1] / "recipes"
 RUN_FILE = "run.yaml"
 """Name of the merged recipe in a run's folder."""
@@ -57,9 +58,8 @@ def load(recipe: str, overrides: Sequence[str] = ()) -> RunConfig:
         overrides: such as "optimizer.learning_rate=1e-4".
 
     Raises:
-        ValueError: no such recipe, a key that does not exist (the nearest is named) or was renamed,
-            a value of the wrong type, or values that contradict each other; names the file or the
-            override.
+        ValueError: no such recipe, a key that does not exist (the nearest is named), a value of the
+            wrong type, or values that contradict each other; names the file or the override.
     """
     values: dict[str, Any] = {}
     for _, delta in _read(find(recipe)):
@@ -67,7 +67,7 @@ def load(recipe: str, overrides: Sequence[str] = ()) -> RunConfig:
     for override in overrides:
         apply_override(values, override)
     try:
-        config = _decode(values)
+        config = decode(RunConfig, values)
     except ValueError as error:
         raise ValueError(f"{_source_of(str(error), recipe, overrides)}: {error}") from error
     folder = config.folder or f"runs/{find(recipe).stem}"
@@ -126,8 +126,8 @@ def to_dict(config: RunConfig) -> dict[str, Any]:
 
 
 def from_dict(values: Mapping[str, Any], source: object) -> RunConfig:
-    """Return a recipe that `to_dict` gave, also an earlier version's; `source` is for messages."""
-    return _decode(upgrade(values, source))
+    """Return a recipe that `to_dict` gave; `source` is for messages."""
+    return decode(RunConfig, _current(values, source))
 
 
 def dump(config: RunConfig, path: Path) -> None:
@@ -137,9 +137,10 @@ def dump(config: RunConfig, path: Path) -> None:
     write_atomically(path, yaml.safe_dump(to_dict(config), sort_keys=False).encode())
 
 
-def _decode(values: Mapping[str, Any]) -> RunConfig:
-    refuse_renamed(values)
-    return decode(RunConfig, values)
+def _current(values: Mapping[str, Any], source: object) -> dict[str, Any]:
+    """Return a recipe without its format version, which must be the present one if it has any."""
+    check_format(values.get("format_version", FORMAT_VERSION), FORMAT_VERSION, source)
+    return {key: value for key, value in values.items() if key != "format_version"}
 
 
 def _source_of(message: str, recipe: str, overrides: Sequence[str]) -> str:
@@ -161,7 +162,7 @@ def _source_of(message: str, recipe: str, overrides: Sequence[str]) -> str:
 
 def _error(values: Mapping[str, Any]) -> str:
     try:
-        _decode(values)
+        decode(RunConfig, values)
     except ValueError as error:
         return str(error)
     return ""
@@ -174,9 +175,7 @@ def _read(path: Path, extending: tuple[Path, ...] = ()) -> list[tuple[Path, dict
     values = parse(path.read_text(encoding="utf-8"), str(path))
     if not isinstance(values, dict):
         raise ValueError(f"{path}: does not hold a mapping of keys to values")
-    # Format 1 has no version; what the project writes extends nothing.
-    if "format_version" in values or (path.name == RUN_FILE and "extends" not in values):
-        values = upgrade(values, path)
+    values = _current(values, path)
     base = values.pop("extends", None)
     if base is None:
         return [(path, values)]

@@ -19,8 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from data_prep.records import NonNegativeInt, decode
-from pretrain.config.settings import merge
-from pretrain.config.upgrades import flatten, is_within
+from pretrain.config.settings import flatten, is_within, merge
 
 if TYPE_CHECKING:
     from pretrain.config.run import BatchConfig, RunConfig

@@ -75,6 +75,22 @@ def merge(base: Mapping[str, Any], delta: Mapping[str, Any]) -> dict[str, Any]:
     return merged
 
 
+def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return the values of nested mappings by their dotted keys."""
+    result: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            result |= flatten(value, f"{prefix}{key}.")
+        else:
+            result[f"{prefix}{key}"] = value
+    return result
+
+
+def is_within(key: str, section: str) -> bool:
+    """Whether a dotted key is the section or a key below it."""
+    return f"{key}.".startswith(f"{section}.")
+
+
 def apply_override(values: dict[str, Any], override: str) -> None:
     """Set the key that an override such as "optimizer.learning_rate=1e-4" names, in place.
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from data_prep.files import strict_json
-from pretrain.config.upgrades import flatten
+from pretrain.config.settings import flatten
 from pretrain.convert import huggingface_layout as layout
 from pretrain.inference.model_folder import ModelContents
 from pretrain.run import ledger

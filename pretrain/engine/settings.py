@@ -229,7 +229,7 @@ def _hides_weights(settings: Mapping[str, Any]) -> bool:
 
 
 def refuse_other(
-    name: str, settings: Mapping[str, Any], saved: Mapping[str, Any] | None, step: int
+    name: str, settings: Mapping[str, Any], saved: Mapping[str, Any], step: int
 ) -> None:
     """Refuse to continue a checkpoint with other arithmetic, or from other files, than it has.
 
@@ -238,14 +238,12 @@ def refuse_other(
     Args:
         name: of the configuration, in the recipe.
         settings: the result of `read`.
-        saved: the same according to the checkpoint; None if an earlier version wrote it.
+        saved: the same according to the checkpoint.
         step: of the checkpoint.
 
     Raises:
         ValueError: lists each key with both values.
     """
-    if saved is None:
-        return
     changed = [
         f"{key}: {before!r}, now {now!r}"
         for key, default in _FIXED.items()

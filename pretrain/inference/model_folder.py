@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 from data_prep import tokenizer as tokenizers
 from data_prep.files import new_folder
 from data_prep.records import check_format, decode
-from pretrain.config.upgrades import upgrade
 from pretrain.model.classification import ClassificationConfig
 from pretrain.model.config import ModelConfig
 from pretrain.objectives.base import ObjectiveSettings
@@ -116,9 +115,9 @@ class LoadedModel:
         return int(self.recipe_section("training").get("evaluation_blocks", 0))
 
     def recipe_section(self, name: str) -> dict[str, Any]:
-        """Return a section of the recipe of its training, upgraded; empty where it is not known."""
+        """Return a section of the recipe of its training; empty where it is not known."""
         recipe = self.recorded("recipe")
-        section = upgrade(recipe).get(name) if isinstance(recipe, dict) else None
+        section = recipe.get(name) if isinstance(recipe, dict) else None
         return section if isinstance(section, dict) else {}
 
     def recorded(self, name: str) -> Any:  # noqa: ANN401 - any JSON value
@@ -253,7 +252,7 @@ def _read_description(path: Path) -> Description:
     if isinstance(values, dict):
         if "format_version" not in values:
             values["format_version"] = values.pop("format", 1)
-        check_format(values["format_version"], FORMAT_VERSION, path, oldest=2)
+        check_format(values["format_version"], FORMAT_VERSION, path)
     try:
         return decode(Description, values)
     except ValueError as error:

@@ -221,7 +221,7 @@ def read_manifest(folder: Path, part: int = 0, parts: int = 1) -> dict[str, Any]
         raise ValueError(
             f"{folder}: not a checkpoint, {MANIFEST} cannot be read: {error}"
         ) from None
-    check_format(version, FORMAT_VERSION, folder / MANIFEST, oldest=FORMAT_VERSION)
+    check_format(version, FORMAT_VERSION, folder / MANIFEST)
     try:
         for name, size in sizes.items():
             found = files.retried((folder / name).stat).st_size

@@ -15,8 +15,7 @@ from data_prep.files import strict_json
 from pretrain.config.load import RUN_FILE, load
 from pretrain.config.phases import Phase, PhaseConfig
 from pretrain.config.run import RunConfig
-from pretrain.config.settings import override
-from pretrain.config.upgrades import flatten
+from pretrain.config.settings import flatten, override
 from pretrain.run import fork, ledger, metrics, pace
 from pretrain.run.folder import LOCK, SUPERVISED, SUPERVISOR_LOCK
 from pretrain.run.history import sentences

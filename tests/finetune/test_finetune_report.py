@@ -15,7 +15,7 @@ def write_run(folder, weights, seed, best, last, *, retry=0, collapsed="", task=
     run = folder / f"{task}-{weights}-seed{seed}-{retry}"
     run.mkdir(parents=True)
     result = {
-        "plan": {"data": str(folder / "glue"), "config": {}},
+        "plan": {"data": str(folder / "glue"), "config": {"best_epoch_by": "published"}},
         "task": task,
         "weights": weights,
         "seed": seed,
@@ -144,13 +144,6 @@ def test_data_that_is_not_the_benchmark_s_is_reported(runs):
 def test_a_folder_without_runs_is_refused(tmp_path, capsys):
     assert main(["glue-report", str(tmp_path)]) == 2
     assert "has no finished run" in capsys.readouterr().err
-
-
-def test_the_former_name_of_the_report_is_refused_with_the_new_one(runs, capsys):
-    with pytest.raises(SystemExit) as ended:
-        main(["report", str(runs)])
-    assert ended.value.code == 2
-    assert "report: this command is now glue-report" in capsys.readouterr().err
 
 
 def test_scores_beside_the_published_are_of_the_epoch_that_the_study_would_have_chosen(tmp_path):

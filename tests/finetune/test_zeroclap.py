@@ -170,22 +170,3 @@ def test_overrides_may_stand_anywhere_and_unknown_arguments_nowhere(capsys):
             arguments.parse_arguments(parser, words)
         error = f"x {words[0]}: error: unrecognized arguments: {words[-1]} (see x {words[0]} -h)\n"
         assert capsys.readouterr().err == error
-
-
-@pytest.mark.parametrize(
-    ("package", "words", "message"),
-    [
-        ("pretrain", ["plan", "pile-base", "--suite", "a.json"], "--suite: this option is now --b"),
-        (
-            "finetune",
-            ["glue", "m", "--data", "d", "--output", "o", "--ranks=2"],
-            "--ranks=2: this option is now --world-size",
-        ),
-    ],
-)
-def test_renamed_options_are_refused_with_their_new_names(package, words, message, capsys):
-    main = importlib.import_module(f"{package}.__main__").main
-    with pytest.raises(SystemExit) as end:
-        main(words)
-    assert end.value.code == 2
-    assert message in capsys.readouterr().err

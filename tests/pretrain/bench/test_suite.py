@@ -168,7 +168,6 @@ def test_out_of_memory_is_reported_as_a_result(monkeypatch):
         (["--size", "huge"], "'huge' is not one of base, large"),
         (["--length", "4"], "length 4: accepted: 8 or more"),
         (["--length", "0"], "length 0: accepted: 8 or more"),
-        (["--suite"], "--suite: leave it out"),
     ],
 )
 def test_bad_options_are_refused_before_anything_is_measured(arguments, message, capsys):
