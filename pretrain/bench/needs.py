@@ -110,7 +110,8 @@ def least_states(config: RunConfig, model: ModelConfig, world_size: int) -> tupl
         count, int(zero.get("stage", 0)), world_size, settings, moments
     )
     optimizer_device, weights_device = (
-        zero.get(name, {}).get("device", "none") for name in ("offload_optimizer", "offload_param")
+        deepspeed_settings.offload_device(settings, part)
+        for part in ("offload_optimizer", "offload_param")
     )
     device = 0 if weights_device != "none" else weights
     # Offloaded with the optimizer's state, gradients pass through the GPU one by one.

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from data_prep.corpus import Corpus
 from data_prep.manifest import load_manifest
@@ -196,11 +195,11 @@ def plan(
 
     heaviest = max(config.resolved_phases, key=activations).config
 
+    offloaded = deepspeed_settings.offload_device(settings, "offload_optimizer") != "none"
+
     def memory(backend: str, rows: int, stage: int) -> Memory:
         kept = _activations_with(heaviest, model, backend, rows, width)
-        return Memory(
-            *needs.states(trained, stage, world_size, settings), kept, _offloads(settings)
-        )
+        return Memory(*needs.states(trained, stage, world_size, settings), kept, offloaded)
 
     fits = [
         _fit(
@@ -250,12 +249,6 @@ def _phase_costs(config: RunConfig, model: ModelConfig, flops_per_second: float)
         steps = phase.end_step - phase.first_step
         costs.append(PhaseCost(str(phase), steps, blocks, tokens, per_token, seconds))
     return costs
-
-
-def _offloads(settings: Mapping[str, Any]) -> bool:
-    """Whether the optimizer state is in host memory."""
-    zero = settings.get("zero_optimization", {})
-    return bool(zero.get("offload_optimizer", {}).get("device", "none") != "none")
 
 
 def _activations_with(

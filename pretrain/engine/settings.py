@@ -113,7 +113,7 @@ def _refuse_misleading(path: Path, settings: Mapping[str, Any]) -> None:
     stage = zero.get("stage", 0)
     half = [name for name in ("bf16", "fp16") if settings.get(name, {}).get("enabled", False)]
     accumulation = settings.get("data_types", {}).get("grad_accum_dtype")
-    offload = "offload_optimizer" in zero or "offload_param" in zero
+    offload = any(offload_device(settings, part) != "none" for part in _OFFLOADS)
     combinations = (
         (
             stage == 0 and half,
@@ -127,12 +127,12 @@ def _refuse_misleading(path: Path, settings: Mapping[str, Any]) -> None:
         ),
         (stage == 0 and offload, "DeepSpeed offloads nothing at ZeRO stage 0; use stage 2"),
         (
-            _device(zero, "offload_optimizer") == "nvme",
+            offload_device(settings, "offload_optimizer") == "nvme",
             "with offload_optimizer.device nvme DeepSpeed copies its swap folder into each "
             "checkpoint, which then cannot be committed; accepted: cpu",
         ),
         (
-            _device(zero, "offload_param") == "nvme",
+            offload_device(settings, "offload_param") == "nvme",
             "with offload_param.device nvme weights that are on the disk can neither be prepared "
             "for training nor be loaded from a checkpoint; accepted: cpu",
         ),
@@ -176,9 +176,9 @@ def _refuse_misleading(path: Path, settings: Mapping[str, Any]) -> None:
             raise ValueError(f"{path}: {message}")
 
 
-def _device(zero: Mapping[str, Any], offload: str) -> str:
-    """Where a section of the ZeRO settings offloads to."""
-    return str((zero.get(offload) or {}).get("device", "none"))
+def offload_device(settings: Mapping[str, Any], part: str) -> str:
+    """Where `offload_optimizer` or `offload_param` offloads to: "cpu", "nvme" or "none"."""
+    return str((settings.get("zero_optimization", {}).get(part) or {}).get("device", "none"))
 
 
 def refuse_compiling(settings: Mapping[str, Any]) -> None:

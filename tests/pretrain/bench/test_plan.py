@@ -17,6 +17,7 @@ from pretrain.config import load as recipes
 from pretrain.config.run import BatchConfig, OptimizerConfig
 from pretrain.data.sources import BestFitBlocks
 from pretrain.engine import engine
+from pretrain.engine.settings import DS_CONFIGS
 from pretrain.loop import MicroBatch
 from pretrain.model import presets
 from pretrain.model.attention import dense_bias
@@ -467,6 +468,19 @@ def test_offloaded_state_takes_no_memory_of_the_gpu():
     assert not dataclasses.replace(memory, offloaded=False).fits(
         memory.on_device / devices.HEADROOM
     )
+
+
+def test_an_offload_that_is_null_is_planned_as_none(tmp_path):
+    settings = json.loads((DS_CONFIGS / "zero2_bf16.json").read_text())
+    settings["zero_optimization"] |= {"offload_optimizer": None, "offload_param": None}
+    (tmp_path / "null.json").write_text(json.dumps(settings))
+    name = f"training.deepspeed={tmp_path / 'null.json'}"
+    planned, plain = of("pile-base", name), of("pile-base", "training.deepspeed=zero2_bf16")
+    assert planned.memory == plain.memory
+    config = recipes.load("pile-base", [*PILE, name])
+    plain_config = recipes.load("pile-base", [*PILE, "training.deepspeed=zero2_bf16"])
+    model = plan.model_of(config)
+    assert needs.least_states(config, model, 8) == needs.least_states(plain_config, model, 8)
 
 
 @pytest.mark.parametrize(

@@ -122,6 +122,24 @@ def test_an_invalid_configuration_is_refused_by_name(settings, message, tmp_path
     assert str(path) in str(caught.value)
 
 
+@pytest.mark.parametrize("part", [None, {}, {"device": "none"}])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"zero_optimization": {"stage": 0}},
+        {"zero_optimization": {"stage": 1}, "data_types": {"grad_accum_dtype": "fp32"}},
+    ],
+)
+def test_an_offload_that_is_not_used_is_none(settings, part, tmp_path):
+    path = tmp_path / "mine.json"
+    unused = dict.fromkeys(("offload_optimizer", "offload_param"), part)
+    zero = {"zero_optimization": settings["zero_optimization"] | unused}
+    path.write_text(json.dumps(settings | zero))
+    assert engine.deepspeed_json(str(path), BATCH, 0.0, 2)["zero_optimization"].items() >= (
+        unused.items()
+    )
+
+
 def test_a_configuration_may_repeat_numbers_of_the_recipe(tmp_path):
     path = tmp_path / "mine.json"
     path.write_text(json.dumps({"train_batch_size": 8, "gradient_clipping": "auto"}))
