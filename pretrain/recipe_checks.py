@@ -1,19 +1,17 @@
-"""Check a recipe before a run starts.
-
-Imports no torch.
-"""
+"""Check a recipe before a run starts."""
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from data_prep.corpus import Corpus
 from data_prep.manifest import SPLITS, CorpusManifest, load_manifest
-from pretrain.config.phases import Stream
+from pretrain.config.phases import Phase, Stream
 from pretrain.config.run import DataConfig, RunConfig
 from pretrain.data.batches import (
     refuse_other_packing,
@@ -36,8 +34,39 @@ Manifests = Mapping[str, CorpusManifest]
 """Of a recipe's corpora, by name; the name of a single one is ""."""
 
 
+USUAL_VOCABULARY = 50_265
+"""RoBERTa's, which is assumed where none is known."""
+
+
 def check(config: RunConfig, world_size: int) -> tuple[ModelConfig, Manifests]:
-    """Check everything about a recipe that can be checked before a run starts.
+    """Check everything about a recipe that can be checked before a run starts here.
+
+    `check_recipe`, and what the launch and the installed packages decide; arguments, results and
+    errors are the same.
+    """
+    if max(config.profile.ranks, default=0) >= world_size:
+        raise ValueError(
+            f"profile.ranks {config.profile.ranks}: accepted: ranks below {world_size}, the number "
+            "of this launch"
+        )
+    _refuse_missing_tracker(config)
+    return check_recipe(config, world_size)
+
+
+def check_settings(config: RunConfig, world_size: int = 1) -> None:
+    """Check what can be checked of a recipe without its corpora.
+
+    Raises:
+        ValueError: something does not fit; both values are named, and the phase.
+    """
+    vocab_size = config.data.vocab_size or USUAL_VOCABULARY
+    for phase in config.resolved_phases:
+        with _naming(phase, config):
+            _check_settings(phase.config, phase.config.architecture(vocab_size), world_size)
+
+
+def check_recipe(config: RunConfig, world_size: int) -> tuple[ModelConfig, Manifests]:
+    """Check a recipe and its corpora.
 
     Args:
         config: the recipe.
@@ -52,15 +81,22 @@ def check(config: RunConfig, world_size: int) -> tuple[ModelConfig, Manifests]:
     """
     found: list[tuple[ModelConfig, Manifests]] = []
     for phase in config.resolved_phases:
-        try:
+        with _naming(phase, config):
             found.append(_check_phase(phase.config, world_size))
-        except ValueError as error:
-            raise ValueError(f"{phase}: {error}" if config.phases else str(error)) from None
     manifests: dict[str, CorpusManifest] = {}
     for (_, of_phase), names in zip(found, config.stream_names, strict=True):
         manifests |= dict(zip(names, of_phase.values(), strict=True))
     _refuse_corpora_of_phases(config, manifests)
     return found[0][0], manifests
+
+
+@contextlib.contextmanager
+def _naming(phase: Phase, config: RunConfig) -> Iterator[None]:
+    """Put the phase of a recipe that has some before the messages of errors."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{phase}: {error}" if config.phases else str(error)) from None
 
 
 def _refuse_corpora_of_phases(config: RunConfig, manifests: Manifests) -> None:
@@ -90,11 +126,18 @@ def _check_phase(config: RunConfig, world_size: int) -> tuple[ModelConfig, Manif
     manifests = read_manifests(config.data)
     manifest = next(iter(manifests.values()))
     model = config.architecture(manifest.vocab_size)
+    _check_settings(config, model, world_size)
+    for source in (*open_sources(config.data, "train"), *open_sources(config.data, "valid")):
+        _refuse_small_share(source, config, model)
+    _refuse_bad_blocks(config, manifest.vocab_size, model)
+    return model, manifests
+
+
+def _check_settings(config: RunConfig, model: ModelConfig, world_size: int) -> None:
+    """Check the settings of one phase against each other, the model and the number of ranks."""
     _refuse_other_objective(config, model)
     _refuse_one_segment(config, model)
     refuse_other_packing(SOURCES[config.data.packing], config.objective, model.latents)
-    for source in (*open_sources(config.data, "train"), *open_sources(config.data, "valid")):
-        _refuse_small_share(source, config, model)
     if model.longest_input and config.data.sequence_length > model.longest_input:
         raise ValueError(
             f"data.sequence_length {config.data.sequence_length} is above the model's "
@@ -113,10 +156,6 @@ def _check_phase(config: RunConfig, world_size: int) -> tuple[ModelConfig, Manif
     check_backend(model, choose_backend(model, config.training.attention_backend, on_gpu=False))
     if config.training.compile:
         deepspeed_settings.refuse_compiling(settings)
-    _refuse_profile(config, world_size)
-    _refuse_missing_tracker(config)
-    _refuse_bad_blocks(config, manifest.vocab_size, model)
-    return model, manifests
 
 
 def _refuse_missing_tracker(config: RunConfig) -> None:
@@ -125,20 +164,6 @@ def _refuse_missing_tracker(config: RunConfig) -> None:
         raise ValueError(
             f"tracker {config.tracker}: its package is not installed; accepted: after "
             f'`pip install "zeroclap[{config.tracker}]"`, or tracker none'
-        )
-
-
-def _refuse_profile(config: RunConfig, world_size: int) -> None:
-    """Refuse to trace steps or ranks that the run will not have."""
-    steps, ranks = config.profile.steps, config.profile.ranks
-    if steps and steps[0] >= config.training.steps:
-        raise ValueError(
-            f"profile.steps {steps}: accepted: from a step below training.steps "
-            f"{config.training.steps} on"
-        )
-    if max(ranks, default=0) >= world_size:
-        raise ValueError(
-            f"profile.ranks {ranks}: accepted: ranks below {world_size}, the number of this launch"
         )
 
 

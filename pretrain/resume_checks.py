@@ -1,7 +1,4 @@
-"""Compare a run that is resumed, or forked, with its past.
-
-Imports no torch.
-"""
+"""Compare a run that is resumed, or forked, with its past."""
 
 from __future__ import annotations
 

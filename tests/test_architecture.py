@@ -72,7 +72,7 @@ PRETRAIN = {
         "other projects' files to model folders, and back; the model that a run starts from",
     ),
     "bench": (
-        "config data engine loop model objectives run spikes",
+        "config data engine loop model objectives recipe_checks run spikes",
         "measures and plans what the rooms below do",
     ),
     "machine": (

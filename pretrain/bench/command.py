@@ -43,9 +43,15 @@ def plan(options: argparse.Namespace) -> None:
     from pretrain.bench import plan as planning
     from pretrain.bench.plan_table import table
     from pretrain.config.load import load
+    from pretrain.recipe_checks import check_recipe, check_settings
     from pretrain.run.checkpoints import write_json
 
     config = load(options.recipe, options.overrides)
+    if options.gpus < 1:
+        raise ValueError(f"--gpus {options.gpus}: accepted: 1 or more")
+    corpora = [Path(stream.path) for stream in config.streams]
+    has_corpora = corpora and all(corpus.exists() for corpus in corpora)
+    (check_recipe if has_corpora else check_settings)(config, options.gpus)
     if options.bench and options.mfu is not None:
         raise ValueError(f"--mfu {options.mfu} with --bench: accepted: one of the two")
     share, source = _SHARE_OF_PEAK if options.mfu is None else options.mfu, planning.STATED

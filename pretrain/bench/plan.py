@@ -9,6 +9,7 @@ from pathlib import Path
 
 from data_prep.corpus import Corpus
 from data_prep.manifest import load_manifest
+from pretrain import recipe_checks
 from pretrain.bench import needs
 from pretrain.bench.devices import DEVICES, HEADROOM
 from pretrain.config.phases import Phase
@@ -19,8 +20,6 @@ from pretrain.model.backends import check_backend, choose_backend
 from pretrain.model.config import ModelConfig
 from pretrain.spikes.policy import max_checkpoints_kept, usual_checkpoints_kept
 
-USUAL_VOCABULARY = 50_265
-"""RoBERTa's, which a plan assumes where none is known."""
 STATED = "stated, not measured"
 """Source of a utilization that the user gave."""
 
@@ -167,8 +166,6 @@ def plan(
         ValueError: the recipe's batch does not divide over the ranks, or an argument is out of
             range.
     """
-    if world_size < 1:
-        raise ValueError(f"--gpus {world_size}: accepted: 1 or more")
     if not 0 < utilization <= 1:
         raise ValueError(f"--mfu {utilization}: accepted: above 0, at most 1")
     model = model_of(config)
@@ -293,7 +290,7 @@ def model_of(config: RunConfig) -> ModelConfig:
     Raises:
         ValueError: a value that ModelConfig refuses.
     """
-    size = config.data.vocab_size or USUAL_VOCABULARY
+    size = config.data.vocab_size or recipe_checks.USUAL_VOCABULARY
     for folder in _folders(config)[:1]:  # all have the same vocabulary
         size = load_manifest(folder).vocab_size
     return config.architecture(size)

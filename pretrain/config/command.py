@@ -55,8 +55,10 @@ def show(options: argparse.Namespace) -> None:
     example: python -m pretrain show pile-large model.variant=zero-clap
     """
     from pretrain.config.load import load, sources
+    from pretrain.recipe_checks import check_settings
 
     config = load(options.recipe, options.overrides)
+    check_settings(config)
     found = sources(options.recipe, options.overrides)
     if "folder" not in found:  # saved under another name, the recipe has a folder of that name
         config = dataclasses.replace(config, folder="")

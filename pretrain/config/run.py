@@ -652,6 +652,11 @@ class RunConfig:
                     f"{self.training.steps}: the run would end before the change"
                 )
         steps = self.training.steps
+        if self.profile.steps and self.profile.steps[0] >= steps:
+            raise ValueError(
+                f"profile.steps {self.profile.steps}: accepted: from a step below training.steps "
+                f"{steps} on"
+            )
         self.schedule.refuse_misfit(steps, f"training.steps {steps}")
         if self.schedule.minimum_learning_rate > self.optimizer.learning_rate:
             raise ValueError(

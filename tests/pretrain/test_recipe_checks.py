@@ -99,6 +99,34 @@ def test_a_wrong_recipe_is_refused_before_anything_starts(words, message, recipe
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize("here", [True, False])
+@pytest.mark.parametrize(
+    ("words", "setting"),
+    [
+        (["model.variant=baseline", "data.sequence_length=65"], "data.sequence_length 65"),
+        (["objective.name=causal-lm"], "objective.name causal-lm"),
+        (["training.deepspeed=zero9"], "training.deepspeed: 'zero9'"),
+        (["profile.steps=[1000000, 1000001]"], "profile.steps"),
+        (["phases=[{steps: 20, objective: {probability: 0.2}, data: {packing: lines}}, {}]"], "1"),
+    ],
+)
+def test_show_and_plan_refuse_the_settings_that_supervise_refuses(
+    words, setting, here, recipe, tmp_path, capsys
+):
+    corpus = [] if here else ["data.corpus=/nowhere", "data.vocab_size=400"]
+    words = [str(recipe.path), f"folder={tmp_path / 'run'}", *corpus, *words]
+    for command in ([["supervise"]] if here else []) + [["plan", "--gpus", "2"], ["show"]]:
+        assert command_line.main([*command, *words]) == 2
+        assert setting in capsys.readouterr().err
+
+
+def test_plan_refuses_a_corpus_that_supervise_refuses(recipe, tmp_path, capsys):
+    words = [str(recipe.path), f"folder={tmp_path / 'run'}", "batch.global_batch_size=1024"]
+    for command in (["supervise"], ["plan", "--gpus", "2"]):
+        assert command_line.main([*command, *words]) == 2
+        assert "fewer than the batch.global_batch_size 1,024" in capsys.readouterr().err
+
+
 DEVICES = [
     ("training.deepspeed=zero1_bf16", "cuda", 7.5, "zero1_bf16 computes .* 7.5; write zero1_fp16$"),
     ("training.deepspeed=zero1_bf16", "cuda", 8.0, None),
