@@ -59,43 +59,29 @@ _ACCEPTED = {
 """What would be accepted, by pydantic's type of error; formatted with the error's context."""
 
 
-class _ReadDigits:
-    """Annotation of whole numbers for which text of digits is read: JSON has no other keys."""
+class _Convert:
+    """Annotation of values that a function converts before they are checked."""
+
+    def __init__(self, convert: Callable[[object], object]) -> None:
+        self._convert = convert
 
     def __get_pydantic_core_schema__(self, source: object, handler: Callable[..., Any]) -> Any:  # noqa: ANN401 - pydantic's types are not imported
-        """Tell pydantic to try to read text as a whole number first."""
+        """Tell pydantic to convert first."""
         from pydantic_core import core_schema
 
-        def read(value: object) -> object:
-            return int(value) if isinstance(value, str) and value.isdecimal() else value
-
-        return core_schema.no_info_before_validator_function(read, handler(source))
+        return core_schema.no_info_before_validator_function(self._convert, handler(source))
 
 
-StepNumber = Annotated[int, Gt(0), _ReadDigits()]
-"""Key of a mapping: a step after the first."""
+def _digits(value: object) -> object:
+    return int(value) if isinstance(value, str) and value.isdecimal() else value
 
 
-class ReadNumber:
-    """Annotation of values for which text such as "6e-4" is read as a number.
-
-    YAML 1.1 takes 6e-4 for text. Every float is read like this.
-    """
-
-    def __get_pydantic_core_schema__(self, source: object, handler: Callable[..., Any]) -> Any:  # noqa: ANN401 - pydantic's types are not imported
-        """Tell pydantic to try to read text as a number first."""
-        from pydantic_core import core_schema
-
-        return core_schema.no_info_before_validator_function(_number, handler(source))
+def _whole(value: object) -> object:
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def _number(value: object) -> object:
-    if not isinstance(value, str):
-        return value
-    try:
-        return float(value)
-    except ValueError:
-        return value
+StepNumber = Annotated[int, Gt(0), _Convert(_digits)]
+"""Key of a mapping: a step after the first. JSON has no keys but text."""
 
 
 def decode(kind: type[T], values: object, prefix: str = "") -> T:
@@ -231,12 +217,12 @@ def _form(kind: Any) -> Any:  # noqa: ANN401 - any annotation
     """The annotation that pydantic is given in place of a field's own."""
     if dataclasses.is_dataclass(kind):
         return _record(typing.cast(type, kind))
-    if kind is float:
-        return Annotated[float, ReadNumber()]
+    if kind is int:  # 1e5 is a whole number too, as JSON schemas have it
+        return Annotated[int, _Convert(_whole)]
     origin, arguments = get_origin(kind), get_args(kind)
     if origin is Annotated:
         base, *limits = arguments
-        return Annotated[base, *limits, *([ReadNumber()] if base is float else [])]
+        return Annotated[base, *limits, *([_Convert(_whole)] if base is int else [])]
     if origin is types.UnionType:
         return functools.reduce(operator.or_, map(_form, arguments))
     if origin in (list, dict):

@@ -113,7 +113,7 @@ def _setting(
     sources: Mapping[str, str],
     path: str,
 ) -> Iterator[str]:
-    import yaml
+    from pretrain.config.settings import to_yaml
 
     key, indent = f"{path}{name}", "  " * path.count(".")
     begin = f"{indent}# "
@@ -132,12 +132,12 @@ def _setting(
     elif isinstance(value, list) and value and dataclasses.is_dataclass(value[0]):  # phases
         parts = [{k: v for k, v in dataclasses.asdict(each).items() if v} for each in value]
         yield f"{indent}{name}:  # {sources.get(key, 'default')}"
-        yield from yaml.safe_dump(parts, sort_keys=False).splitlines()
+        yield from to_yaml(parts).splitlines()
     elif isinstance(value, list):
-        line = yaml.safe_dump(value, default_flow_style=True, width=sys.maxsize).rstrip()
+        line = to_yaml(value, default_flow_style=True, width=sys.maxsize).rstrip()
         yield f"{indent}{name}: {line}  # {sources.get(key, 'default')}"
     else:
-        line = yaml.safe_dump({name: value}, default_flow_style=False, width=sys.maxsize).rstrip()
+        line = to_yaml({name: value}, default_flow_style=False, width=sys.maxsize).rstrip()
         yield f"{indent}{line}  # {sources.get(key, 'default')}"
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from data_prep.files import write_atomically
 from data_prep.records import check_format, decode
 from pretrain.config.run import RunConfig
-from pretrain.config.settings import apply_override, flatten, is_within, merge, parse
+from pretrain.config.settings import apply_override, flatten, is_within, merge, parse, to_yaml
 
 FORMAT_VERSION = 1
 """Of the recipes that the project writes: a run's, and those in checkpoints."""
@@ -132,9 +132,7 @@ def from_dict(values: Mapping[str, Any], source: object) -> RunConfig:
 
 def dump(config: RunConfig, path: Path) -> None:
     """Write the merged recipe, complete or not at all, as YAML that `load` reads back."""
-    import yaml
-
-    write_atomically(path, yaml.safe_dump(to_dict(config), sort_keys=False).encode())
+    write_atomically(path, to_yaml(to_dict(config)).encode())
 
 
 def _current(values: Mapping[str, Any], source: object) -> dict[str, Any]:
@@ -172,7 +170,11 @@ def _read(path: Path, extending: tuple[Path, ...] = ()) -> list[tuple[Path, dict
     """Read a recipe and the recipes that it extends, base first: each file with its own values."""
     if path.resolve() in extending:
         raise ValueError(f"{path}: extends itself, through {', '.join(map(str, extending))}")
-    values = parse(path.read_text(encoding="utf-8"), str(path))
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: is not UTF-8: {error}") from None
+    values = parse(text, str(path))
     if not isinstance(values, dict):
         raise ValueError(f"{path}: does not hold a mapping of keys to values")
     values = _current(values, path)

@@ -22,7 +22,6 @@ from data_prep.records import (
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
-    ReadNumber,
     StepNumber,
     not_accepted,
     unknown_key,
@@ -120,7 +119,7 @@ class ModelRecipe:
     """Hidden size, layers and heads, by name."""
     variant: str = dataclasses.field(default="baseline", metadata={"choices": VARIANTS})
     """Positions, embeddings and head, by name."""
-    overrides: dict[str, Annotated[Any, ReadNumber()]] = dataclasses.field(default_factory=dict)
+    overrides: dict[str, Any] = dataclasses.field(default_factory=dict)
     """Fields of ModelConfig that differ from the named model's."""
     init_from: str = ""
     """Model whose weights the run starts from: a model folder, or a Hugging Face folder such as

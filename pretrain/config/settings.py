@@ -1,14 +1,22 @@
 """Settings as a user writes them: YAML, `key=value` overrides, and options of the command line.
 
-Pretraining and fine-tuning share it. Imports no torch.
+Pretraining and fine-tuning share it. Floats are those of YAML 1.2, as the JSON schema of recipes
+and editors have them: 1e-3 is a number.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import math
+import re
 from collections.abc import Mapping
 from typing import Any
+
+_MOST_VALUES = 100_000
+"""Values of a YAML text, aliases counted as often as they stand for something."""
+_FLOAT = r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)[eE][-+]?[0-9]+|[-+]\.[0-9]+"
+"""Floats of YAML 1.2 that YAML 1.1, and so PyYAML, takes for text."""
 
 
 def add_recipe(command: argparse.ArgumentParser) -> None:
@@ -39,14 +47,81 @@ def parse(text: str, source: str) -> Any:  # noqa: ANN401 - any YAML value
     """Parse YAML.
 
     Raises:
-        ValueError: the text is not valid YAML; `source` is named.
+        ValueError: the text is not valid YAML, has a key twice, or stands for more values than any
+            recipe has; `source` is named.
     """
     import yaml
 
     try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError as error:
+        values = yaml.load(text, Loader=_loader())  # noqa: S506 - a SafeLoader
+    except RecursionError:
+        raise ValueError(f"{source}: is nested too deeply") from None
+    # Tags such as !!int raise what int() and the like raise.
+    except (yaml.YAMLError, ValueError, LookupError, AttributeError) as error:
         raise ValueError(f"{source}: is not valid YAML: {error}") from error
+    _refuse_many(values, source)
+    return values
+
+
+def to_yaml(values: object, **form: Any) -> str:  # noqa: ANN401 - PyYAML's options
+    """Return YAML that `parse` reads back, in the order of the keys."""
+    import yaml
+
+    text: str = yaml.dump(values, Dumper=_dumper(), sort_keys=False, **form)
+    return text
+
+
+@functools.cache
+def _loader() -> Any:  # noqa: ANN401 - a class made at run time, so that yaml is imported late
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        """Refuses a key that stands twice in a mapping, and merged mappings."""
+
+        def flatten_mapping(self, node: Any) -> None:  # noqa: ANN401 - PyYAML has no types
+            lines: dict[tuple[str, str], int] = {}
+            for key, _ in node.value:
+                line = key.start_mark.line + 1
+                if key.tag == "tag:yaml.org,2002:merge":
+                    raise ValueError(f"line {line}: << is not read; a recipe extends another one")
+                name = (key.tag, str(key.value))
+                if name in lines:
+                    raise ValueError(f"{key.value} is given twice (lines {lines[name]} and {line})")
+                lines[name] = line
+
+    _read_floats(Loader)
+    return Loader
+
+
+@functools.cache
+def _dumper() -> Any:  # noqa: ANN401 - as `_loader`
+    import yaml
+
+    class Dumper(yaml.SafeDumper):
+        """Quotes text that would be read as a number."""
+
+    _read_floats(Dumper)
+    return Dumper
+
+
+def _read_floats(kind: Any) -> None:  # noqa: ANN401 - a class of PyYAML
+    pattern = re.compile(f"^(?:{_FLOAT})$")
+    kind.add_implicit_resolver("tag:yaml.org,2002:float", pattern, list("-+.0123456789"))
+
+
+def _refuse_many(values: object, source: str) -> None:
+    """Refuse a few lines of aliases that stand for more values than memory holds."""
+    count, waiting = 0, [values]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, dict | list):
+            waiting.extend(value.values() if isinstance(value, dict) else value)
+        count += 1
+        if count + len(waiting) > _MOST_VALUES:
+            raise ValueError(
+                f"{source}: stands for more than {_MOST_VALUES:,} values, aliases included; write "
+                "values out instead of aliases"
+            )
 
 
 def override(key: str, text: str) -> str:
@@ -54,14 +129,12 @@ def override(key: str, text: str) -> str:
 
     Without quotes, the path `runs/a #2` would be read as `runs/a`.
     """
-    import yaml
-
     try:
-        if yaml.safe_load(text) == text:
+        if parse(text, key) == text:
             return f"{key}={text}"
-    except yaml.YAMLError:
+    except ValueError:
         pass
-    quoted: str = yaml.safe_dump(text, default_style='"', allow_unicode=True, width=math.inf)
+    quoted = to_yaml(text, default_style='"', allow_unicode=True, width=math.inf)
     return f"{key}={quoted.strip()}"
 
 

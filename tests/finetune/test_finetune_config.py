@@ -35,7 +35,7 @@ def test_overrides_have_the_type_of_the_setting():
         ("dropout=1", r"must be in \[0, 1\)"),
         ("epochs=0", "must be above 0"),
         ("pooling=max", "must be one of first, mean"),
-        ("learning_rate=nan", "must be above 0"),
+        ("learning_rate=.nan", "must be above 0"),
         ("max_tokens=5", "must be at least 6"),
         ("max_train_examples=-1", "must be 0 or above"),
         ("length_window=0", "must be above 0"),

@@ -261,6 +261,28 @@ def test_what_changes_results_may_not_change_on_resume(override, difference):
     assert recipes.differences(old, recipes.load("demo", [override])) == [difference]
 
 
+def test_a_recipe_that_is_not_utf_8_is_refused_by_name(tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_bytes("folder: café".encode("latin-1"))
+    with pytest.raises(ValueError, match=f"^{path}: .*UTF-8"):
+        recipes.load(str(path))
+
+
+def test_whole_numbers_may_be_written_as_floats():
+    config = recipes.load("demo", ["training.steps=1e3", "profile.steps=[1e2, 105.0]"])
+    assert config.training.steps == 1000
+    assert type(config.training.steps) is int
+    assert config.profile.steps == [100, 105]
+    for text in ("1.5", "1e-3", ".inf", ".nan", "'1e3'"):
+        with pytest.raises(ValueError, match=r"training.steps: .* a whole number"):
+            recipes.load("demo", [f"training.steps={text}"])
+
+
+def test_a_number_in_quotes_is_text_as_the_schema_says():
+    with pytest.raises(ValueError, match=r"learning_rate: '1e-3' .* a number"):
+        recipes.load("demo", ["optimizer.learning_rate='1e-3'"])
+
+
 # --- the format of recipes that the project writes ----------------------------------------------
 
 

@@ -15,6 +15,49 @@ def test_yaml_that_would_run_code_is_refused():
         settings.parse("!!python/object/apply:os.getcwd []", "here")
 
 
+@pytest.mark.parametrize("text", ["1e-3", "1E-3", "+1.e-3", ".1e-2", "1.0e-3", "0.001"])
+def test_a_float_is_one_however_it_is_written(text):
+    """As the JSON schema and editors read it: YAML 1.1 has no floats without a point."""
+    assert settings.parse(text, "here") == 1e-3
+
+
+@pytest.mark.parametrize("text", ["1e3", "0.5", "3", "true", "null", "run 1", "é"])
+def test_text_that_looks_like_another_value_is_written_in_quotes(text):
+    assert settings.parse(settings.to_yaml({"name": text}), "here") == {"name": text}
+
+
+def bomb(levels, link):
+    lines = [f"a{n}: &a{n} {link.format(', '.join([f'*a{n - 1}'] * 9))}" for n in range(1, levels)]
+    return "\n".join(["a0: &a0 {x: 1}", *lines])
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (bomb(9, "[{}]"), "aliases"),
+        (bomb(9, "{{<<: [{}]}}"), "<<"),
+        ("a: &a [*a]", "aliases"),
+        ("[" * 2000, "nested too deeply"),
+        ("{a: " * 2000, "nested too deeply"),
+        ("training:\n  steps: 10\n  seed: 1\n  steps: 20", "steps.*lines 2 and 4"),
+        ("{a: 1, b: {c: 1}, a: 1}", "a.*lines 1 and 1"),
+        ("!!int x", "int"),
+        ("2024-13-45", "month"),
+        ("!!float ''", "not valid YAML"),
+        ("!!bool maybe", "not valid YAML"),
+        ("!!timestamp x", "not valid YAML"),
+    ],
+)
+def test_hostile_yaml_is_refused_with_its_source(text, said):
+    with pytest.raises(ValueError, match=said) as caught:
+        settings.parse(text, "mine.yaml")
+    assert str(caught.value).startswith("mine.yaml: ")
+
+
+def test_a_value_may_be_repeated_by_an_alias():
+    assert settings.parse("{a: &a [1, 2], b: *a}", "here") == {"a": [1, 2], "b": [1, 2]}
+
+
 def test_overrides_reach_any_depth_and_read_their_value_as_yaml():
     values = {"inner": {"rate": 1.0}}
     for word in ("inner.count=7", "name=a=b", "flag=true", "extra.deep=[1, 2]"):
