@@ -47,7 +47,7 @@ def read(folder: Path) -> tuple[Ids, Merges]:
 def _read_ids(path: Path) -> Ids:
     try:
         ids = json.loads(_text(path))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}: is not valid JSON: {error}") from error
     # isinstance would accept bool.
     if not isinstance(ids, dict) or not all(type(id) is int for id in ids.values()):

@@ -282,7 +282,7 @@ def read_record(kind: type[T], file: Path) -> T:
     """
     try:
         content = json.loads(file.read_bytes())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{file}: damaged, not JSON: {error}") from error
     version = content.get("format_version", 1) if isinstance(content, dict) else FORMAT_VERSION
     check_format(version, FORMAT_VERSION, file)

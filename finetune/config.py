@@ -237,5 +237,5 @@ def read_plan(folder: Path) -> RunPlan:
             f"{folder}: not the folder of a run: it has no {PLAN}, which `python -m finetune glue` "
             "writes"
         ) from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}: not a plan that this version can read: {error}") from error

@@ -40,7 +40,7 @@ def utilization(bench: Path, kind: str, config: RunConfig) -> tuple[float, str]:
             and case["layout"] == "full"
             and case["contender"] in (OURS, PLAIN)
         ]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, RecursionError, KeyError, TypeError) as error:
         raise ValueError(f"--bench {bench}: {error or type(error).__name__}; {accepted}") from error
     if not all(word in device.lower() for word in kind.split("-")):
         raise ValueError(f"--bench {bench}: measured on {device!r}, not on {kind}; {accepted}")

@@ -26,7 +26,7 @@ def read_json(path: Path) -> dict[str, Any]:
         raise ValueError(f"{path}: no such file; a Hugging Face folder has one")
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}: is not valid JSON: {error}") from None
     if not isinstance(values, dict):
         raise ValueError(f"{path}: is not a mapping but {type(values).__name__}")

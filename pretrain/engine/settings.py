@@ -92,7 +92,7 @@ def _load(name: str) -> tuple[Path, dict[str, Any]]:
         )
     try:
         settings = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}: is not valid JSON: {error}") from error
     _refuse_no_object(str(path), settings)
     for name in _SECTIONS:

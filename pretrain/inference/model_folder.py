@@ -247,7 +247,7 @@ def load(folder: Path) -> LoadedModel:
 def _read_description(path: Path) -> Description:
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}: is not valid JSON: {error}") from error
     if isinstance(values, dict):
         if "format_version" not in values:

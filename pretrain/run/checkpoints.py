@@ -217,7 +217,14 @@ def read_manifest(folder: Path, part: int = 0, parts: int = 1) -> dict[str, Any]
         fingerprints: Fingerprints = manifest["files"]
         sizes = {name: written["bytes"] for name, written in fingerprints.items()}
         version = manifest.get("format_version") or manifest["format"]
-    except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (
+        FileNotFoundError,
+        ValueError,
+        RecursionError,
+        KeyError,
+        TypeError,
+        AttributeError,
+    ) as error:
         raise ValueError(
             f"{folder}: not a checkpoint, {MANIFEST} cannot be read: {error}"
         ) from None

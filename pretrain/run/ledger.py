@@ -61,7 +61,7 @@ def _read(path: Path) -> tuple[list[Record], int, str]:
         try:
             record = json.loads(line)
             valid = record["previous"] == previous and record["number"] == len(records)
-        except (ValueError, TypeError, KeyError):
+        except (ValueError, RecursionError, TypeError, KeyError):
             valid = False
         if not valid:
             raise ValueError(

@@ -172,7 +172,7 @@ def _read_json_lines(path: Path) -> tuple[list[Row], list[str]]:
     for number, line in enumerate(lines, start=1):
         try:
             record = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             record = None
         if not isinstance(record, dict) and path.name not in _OUR_FILES:
             raise ValueError(f"{path}: line {number} is not a JSON object")

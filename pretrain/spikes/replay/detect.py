@@ -164,7 +164,7 @@ def read_labels(path: Path, names: Sequence[str]) -> dict[str, list[Label]]:
             )
             for name, entries in content.items()
         }
-    except (ValueError, TypeError, KeyError, AttributeError):
+    except (ValueError, RecursionError, TypeError, KeyError, AttributeError):
         raise ValueError(f"{path}: is not of the form {form}") from None
     unknown = sorted(set(labels) - set(names))
     if unknown:

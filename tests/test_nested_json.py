@@ -1,0 +1,37 @@
+"""A JSON file that is nested too deeply to be parsed is refused by name."""
+
+import pytest
+
+from data_prep import gpt2_vocabulary, manifest
+from finetune import config as finetune
+from pretrain.bench import measured_speed
+from pretrain.config.run import BatchConfig, RunConfig
+from pretrain.convert import huggingface_files
+from pretrain.engine import settings
+from pretrain.inference import model_folder
+from pretrain.run import checkpoints, ledger
+from pretrain.spikes.replay import curves, detect
+
+READERS = {
+    "manifest.json": lambda path: manifest.load_manifest(path.parent),
+    "vocab.json": lambda path: gpt2_vocabulary.read(path.parent),
+    "run.json": lambda path: finetune.read_plan(path.parent),
+    "bench.json": lambda path: measured_speed.utilization(path, "a100", RunConfig()),
+    "config.json": huggingface_files.read_json,
+    "zero.json": lambda path: settings.read(str(path), BatchConfig(8, 8), 0.0, 1),
+    "model.json": lambda path: model_folder.load(path.parent),
+    "MANIFEST.json": lambda path: checkpoints.read_manifest(path.parent),
+    "ledger.jsonl": ledger.read,
+    "labels.json": lambda path: detect.read_labels(path, []),
+    "curve.jsonl": curves.read,
+}
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_json_that_is_nested_too_deeply_is_refused_by_name(name, tmp_path):
+    (tmp_path / "merges.txt").touch()
+    (tmp_path / "model.safetensors").touch()
+    path = tmp_path / name
+    path.write_text("[" * 100_000 + "]" * 100_000 + "\n")
+    with pytest.raises(ValueError, match=str(tmp_path)):
+        READERS[name](path)
