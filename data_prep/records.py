@@ -14,11 +14,12 @@ import dataclasses
 import difflib
 import functools
 import inspect
+import itertools
 import operator
 import textwrap
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import (
     TYPE_CHECKING,
     Annotated,
@@ -57,6 +58,28 @@ _ACCEPTED = {
     "literal_error": "one of {expected}",
 }
 """What would be accepted, by pydantic's type of error; formatted with the error's context."""
+_SYNONYMS = {
+    "lr": "learning_rate",
+    "max_lr": "learning_rate",
+    "min_lr": "minimum_learning_rate",
+    "wd": "weight_decay",
+    "eps": "epsilon",
+    "betas": "beta1",
+    "grad_clip": "gradient_clipping",
+    "max_grad_norm": "gradient_clipping",
+    "batch_size": "global_batch_size",
+    "per_device_train_batch_size": "micro_batch_size",
+    "max_steps": "steps",
+    "num_steps": "steps",
+    "max_length": "sequence_length",
+    "seq_length": "sequence_length",
+    "seq_len": "sequence_length",
+    "block_size": "sequence_length",
+    "save_steps": "checkpoint_interval",
+    "eval_steps": "evaluation_interval",
+    "warmup": "warmup_steps",
+}
+"""Names that other programs give to settings, by ours."""
 
 
 class _Convert:
@@ -101,7 +124,7 @@ def decode(kind: type[T], values: object, prefix: str = "") -> T:
     try:
         return typing.cast(T, _adapter(typing.cast(type, kind)).validate_python(values))
     except ValidationError as error:
-        raise ValueError(_message(error, prefix)) from None
+        raise ValueError(_message(error, prefix, _keys(kind, prefix))) from None
 
 
 def json_schema(kind: type) -> dict[str, Any]:
@@ -109,11 +132,34 @@ def json_schema(kind: type) -> dict[str, Any]:
     return _adapter(kind).json_schema()
 
 
-def unknown_key(path: str, name: str, known: Iterable[str]) -> str:
-    """The message for an unknown key: with the nearest known one, or all of them."""
-    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(sorted(known))}"
-    return f"unknown key {path!r}; {hint}"
+def unknown_key(path: str, siblings: Iterable[str], elsewhere: Iterable[str] = ()) -> str:
+    """The message for an unknown key: with the key that was probably meant, or the known ones.
+
+    Args:
+        path: The key, with the sections that it is in.
+        siblings: Known names in its section.
+        elsewhere: Known keys of all sections, with these.
+    """
+    above, dot, name = path.rpartition(".")
+    beside = {sibling: [f"{above}{dot}{sibling}"] for sibling in siblings}
+    by_name: dict[str, list[str]] = {}
+    for key in (key for key in elsewhere if key != path):
+        by_name.setdefault(key.rpartition(".")[2], []).append(key)
+    meant = _SYNONYMS.get(name, name)
+    found = (
+        beside.get(meant)
+        or by_name.get(meant)
+        or _nearest(name, beside, 0.6)
+        or _nearest(name, by_name, 0.75)
+    )
+    hint = f"did you mean {' or '.join(map(repr, found))}?" if found else ""
+    return f"unknown key {path!r}; {hint or 'known are ' + ', '.join(sorted(beside))}"
+
+
+def _nearest(name: str, known: Mapping[str, list[str]], cutoff: float) -> list[str]:
+    return [
+        key for near in difflib.get_close_matches(name, known, 1, cutoff) for key in known[near]
+    ]
 
 
 def not_accepted(path: str, value: object, accepted: str) -> str:
@@ -140,14 +186,14 @@ def check_format(found: object, known: int, source: object) -> None:
 
 
 class _RefusedError(ValueError):
-    """What is wrong with a key of a mapping: a message about the key's full path."""
+    """A wrong key of a mapping: a message about its full path, given all known keys."""
 
-    def __init__(self, key: str, message: Callable[[str], str]) -> None:
+    def __init__(self, key: str, message: Callable[[str, Sequence[str]], str]) -> None:
         super().__init__(key)
         self.key, self.message = key, message
 
 
-def _message(error: ValidationError, prefix: str) -> str:
+def _message(error: ValidationError, prefix: str, known: Sequence[str]) -> str:
     """The first error in our words, with the full path of the key."""
     first = error.errors()[0]
     path = prefix.removesuffix(".") if not first["loc"] else prefix
@@ -158,15 +204,31 @@ def _message(error: ValidationError, prefix: str) -> str:
     kind, context = first["type"], first.get("ctx", {})
     cause = context.get("error")
     if isinstance(cause, type(error)):
-        return _message(cause, f"{path}.")
+        return _message(cause, f"{path}.", known)
     if isinstance(cause, _RefusedError):
-        return cause.message(f"{path}.{cause.key}".strip("."))
+        return cause.message(f"{path}.{cause.key}".strip("."), known)
     if cause:
         return str(cause)
     if kind == "missing":
         return f"{path}: is missing"
     accepted = _ACCEPTED.get(kind, f"valid: {first['msg']}").format(**context).replace("'", "")
     return not_accepted(path, first["input"], accepted)
+
+
+def _keys(kind: type, prefix: str) -> list[str]:
+    """All keys of a record and of the records in it, each after the sections that it is in."""
+    found = []
+    for field in dataclasses.fields(kind):
+        table, keys_of = (field.metadata.get(name) for name in ("choices", "keys_of"))
+        records = [keys_of or type(_default(field))]
+        records += table.values() if isinstance(table, Mapping) else []
+        below = [
+            _keys(each, f"{prefix}{field.name}.")
+            for each in records
+            if dataclasses.is_dataclass(each)
+        ]
+        found += [f"{prefix}{field.name}", *dict.fromkeys(itertools.chain(*below))]
+    return found
 
 
 @functools.cache
@@ -196,7 +258,7 @@ def _record(kind: type) -> Any:  # noqa: ANN401 - types made at run time
     def refuse_unknown(values: object) -> object:
         if isinstance(values, dict) and (unknown := [key for key in values if key not in forms]):
             name = str(unknown[0])
-            raise _RefusedError(name, lambda path: unknown_key(path, name, forms))
+            raise _RefusedError(name, lambda path, known: unknown_key(path, forms, known))
         return values
 
     make: Any = TypedDict  # mypy would have its arguments written out
@@ -252,7 +314,7 @@ class _Choice:
         name = values.get("name", self.default.name)
         if not isinstance(name, str) or name not in self.table:
             accepted = f"one of {', '.join(self.table)}"
-            raise _RefusedError("name", lambda path: not_accepted(path, name, accepted))
+            raise _RefusedError("name", lambda path, _: not_accepted(path, name, accepted))
         return _adapter(self.table[name]).validate_python(values)
 
 

@@ -119,7 +119,9 @@ class ModelRecipe:
     """Hidden size, layers and heads, by name."""
     variant: str = dataclasses.field(default="baseline", metadata={"choices": VARIANTS})
     """Positions, embeddings and head, by name."""
-    overrides: dict[str, Any] = dataclasses.field(default_factory=dict)
+    overrides: dict[str, Any] = dataclasses.field(
+        default_factory=dict, metadata={"keys_of": ModelConfig}
+    )
     """Fields of ModelConfig that differ from the named model's."""
     init_from: str = ""
     """Model whose weights the run starts from: a model folder, or a Hugging Face folder such as
@@ -133,7 +135,7 @@ class ModelRecipe:
         known -= {"vocab_size", "pair_head"}
         for name in self.overrides:
             if name not in known:
-                raise ValueError(unknown_key(f"model.overrides.{name}", name, known))
+                raise ValueError(unknown_key(f"model.overrides.{name}", known))
 
 
 @dataclasses.dataclass(frozen=True)

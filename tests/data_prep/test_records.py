@@ -67,7 +67,7 @@ def test_a_whole_number_is_a_number_and_stays_whole_elsewhere():
     ("text", "message"),
     [
         ("{nmae: x}", "unknown key 'nmae'; did you mean 'name'"),
-        ("{inner: {cuont: 1}}", "unknown key 'inner.cuont'; did you mean 'count'"),
+        ("{inner: {cuont: 1}}", "unknown key 'inner.cuont'; did you mean 'inner.count'"),
         ("{zzz: 1}", "known are extra, flag, inner, kind, name"),
         ("{3: 1}", "unknown key '3'"),
         ("{inner: {count: 1.5}}", "inner.count: 1.5 is not accepted; it must be a whole number"),
@@ -190,7 +190,7 @@ def test_the_key_name_picks_a_record_from_the_table():
         ("{shape: {name: [1]}}", "shape.name: [1] is not accepted; it must be one of circle, squa"),
         ("{shape: square}", "shape: 'square' is not accepted; it must be a mapping"),
         ("{shape: {side: 3}}", "unknown key 'shape.side'; known are name, radius"),
-        ("{shape: {name: square, sdie: 3}}", "unknown key 'shape.sdie'; did you mean 'side'"),
+        ("{shape: {name: square, sdie: 3}}", "unknown key 'shape.sdie'; did you mean 'shape.side'"),
         ("{shape: {name: square, side: x}}", "shape.side: 'x' is not accepted; it must be a whole"),
         ("{shape: {radius: -1}}", "shape.radius: -1 is not accepted; it must be above 0"),
         ("{colour: blue}", "colour: 'blue' is not accepted; it must be one of red or green"),

@@ -103,7 +103,7 @@ def spike_config(overrides: Sequence[str]) -> SpikeConfig:
         apply_override(values, override)
     other = sorted(set(values) - {"spike"})
     if other:
-        raise ValueError(records.unknown_key(other[0], other[0], ["spike"]))
+        raise ValueError(records.unknown_key(other[0], ["spike"]))
     return records.decode(SpikeConfig, values.get("spike", {}), "spike.")
 
 

@@ -117,7 +117,7 @@ def test_recipes_that_extend_each_other_are_refused(tmp_path):
         ("{model: {variant: clap}}", "model.variant: 'clap' .* one of baseline"),
         (
             "{model: {overrides: {dropuot: 0}}}",
-            "unknown key 'model.overrides.dropuot'; did you mean 'dropout'",
+            "unknown key 'model.overrides.dropuot'; did you mean 'model.overrides.dropout'",
         ),
         ("{model: {overrides: {vocab_size: 9}}}", "unknown key 'model.overrides.vocab_size'"),
     ],
@@ -266,6 +266,32 @@ def test_a_recipe_that_is_not_utf_8_is_refused_by_name(tmp_path):
     path.write_bytes("folder: café".encode("latin-1"))
     with pytest.raises(ValueError, match=f"^{path}: .*UTF-8"):
         recipes.load(str(path))
+
+
+@pytest.mark.parametrize(
+    ("key", "meant"),
+    [
+        ("lr", "'optimizer.learning_rate'"),
+        ("training.lr", "'optimizer.learning_rate'"),
+        ("lerning_rate", "'optimizer.learning_rate'"),
+        ("optimizer.lerning_rate", "'optimizer.learning_rate'"),
+        ("optimizer.warmup_steps", "'schedule.warmup_steps'"),
+        ("seed", "'training.seed'"),
+        ("steps", "'training.steps' or 'profile.steps'"),
+        ("batch_size", "'batch.global_batch_size'"),
+        ("model.hidden_size", "'model.overrides.hidden_size'"),
+        ("probability", "'objective.probability'"),
+        ("spike.deviatons", "'spike.deviations'"),
+    ],
+)
+def test_an_unknown_key_is_answered_with_the_whole_key_that_was_meant(key, meant):
+    with pytest.raises(ValueError, match=f"unknown key '{key}'; did you mean {meant}[?]"):
+        recipes.load("demo", [f"{key}=3"])
+
+
+def test_an_unknown_key_that_is_like_none_is_answered_with_the_section():
+    with pytest.raises(ValueError, match="unknown key 'optimizer.zzz'; known are beta1, beta2, "):
+        recipes.load("demo", ["optimizer.zzz=3"])
 
 
 def test_whole_numbers_may_be_written_as_floats():

@@ -80,7 +80,7 @@ def test_thresholds_can_be_overridden(files, capsys):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["spike.deviatons=3"], "unknown key 'spike.deviatons'; did you mean 'deviations'"),
+        (["spike.deviatons=3"], "unknown key 'spike.deviatons'; did you mean 'spike.deviations'"),
         (["spike.deviations=-1"], "spike.deviations: -1 is not accepted"),
         (["optimizer.beta2=0.9"], "unknown key 'optimizer'"),
         (["--checkpoint-interval", "0"], "--checkpoint-interval 0: must be above 0"),
