@@ -34,6 +34,8 @@ def _parser() -> Parser:
 
 
 def _glue_arguments(command: argparse.ArgumentParser) -> None:
+    from finetune.config import LEAST_RETRIED, USUAL_RETRIES
+
     command.add_argument("model", type=Path, help="a model folder")
     command.add_argument(
         "--data",
@@ -76,10 +78,10 @@ def _glue_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--retries",
         type=int,
-        default=2,
         metavar="N",
         help="repeat a pretrained run that collapsed up to N times, with another seed and a longer "
-        "warm-up (default: 2)",
+        f"warm-up (default: {USUAL_RETRIES}, or 0 with fewer than {LEAST_RETRIED:,} training "
+        "examples)",
     )
     command.add_argument(
         "--recipe",
@@ -129,7 +131,7 @@ def _glue(options: argparse.Namespace) -> int:
     from finetune.report import write_report
 
     for name, least in (("jobs", 0), ("world_size", 1), ("retries", 0)):
-        if (value := getattr(options, name)) < least:
+        if (value := getattr(options, name)) is not None and value < least:
             raise ValueError(f"--{name.replace('_', '-')} {value}: accepted: {least} or more")
     plans = plan_runs(
         options.model,

@@ -28,6 +28,11 @@ LOG = "log.txt"
 WEIGHTS = ("pretrained", "random")
 """Weights to start from; random ones show what pretraining is worth."""
 
+USUAL_RETRIES = 2
+LEAST_RETRIED = 1000
+"""Training examples from which a run that collapsed is retried unless the user asks for it: with
+fewer, another seed usually collapses as well."""
+
 BEST_EPOCH_BY = ("benchmark", "published")
 
 
@@ -213,11 +218,18 @@ class RunPlan:
         write_json(folder / PLAN, dataclasses.asdict(self))
 
 
-def retry_after(plan: RunPlan, result: Mapping[str, Any], limit: int) -> RunPlan | None:
+def retry_after(plan: RunPlan, result: Mapping[str, Any], limit: int | None) -> RunPlan | None:
     """Return the plan of the retry that a result calls for, or None.
 
     Runs from random weights are never retried: they are the baseline, and may well collapse.
+
+    Args:
+        plan: of the run that ended.
+        result: its result.
+        limit: how often a run is retried; None: as often as is usual for the number of examples.
     """
+    if limit is None:
+        limit = USUAL_RETRIES if result["train_examples"] >= LEAST_RETRIED else 0
     due = result["collapsed"] and plan.weights == "pretrained" and plan.retry < limit
     return dataclasses.replace(plan, retry=plan.retry + 1) if due else None
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from types import FrameType
 
 from finetune import glue
-from finetune.config import LOG, RunPlan
+from finetune.config import LEAST_RETRIED, LOG, USUAL_RETRIES, RunPlan, retry_after
 from finetune.planning import is_finished, next_run, result_of
 from pretrain.supervision.gpus import gpus_of, visible_gpus
 from pretrain.supervision.jobs import describe_exit, tail
@@ -69,7 +69,7 @@ def run_all(
     *,
     jobs: int = 0,
     world_size: int = 1,
-    retries: int = 0,
+    retries: int | None = 0,
 ) -> dict[str, str]:
     """Do the runs; a run that fails does not stop the others.
 
@@ -79,7 +79,7 @@ def run_all(
         log: receives a line for each run that ends, and each minute one for each in progress.
         jobs: runs at once; 0: as the devices allow.
         world_size: processes per run.
-        retries: how often a run that collapsed is repeated.
+        retries: how often a run that collapsed is repeated; None: see `retry_after`.
 
     Returns:
         Why each run that failed did so, by the run's name.
@@ -106,7 +106,7 @@ def run_all(
                     following.write(output / following.name)
                     waiting.append(following)
                 left = [*waiting, *(other.plan for other in running.values())]
-                log(f"[{progress.count(run.plan, left)}] {_outcome(output, run)}")
+                log(f"[{progress.count(run.plan, left)}] {_outcome(output, run, retries)}")
             if time.monotonic() - logged >= _PROGRESS_SECONDS:
                 logged = time.monotonic()
                 _log_progress(output, running, log)
@@ -208,7 +208,7 @@ def _cause(output: Path, run: _Running) -> str:
     return errors[-1] if errors else describe_exit(run.process.returncode)
 
 
-def _outcome(output: Path, run: _Running) -> str:
+def _outcome(output: Path, run: _Running, retries: int | None) -> str:
     name, folder = run.plan.name, output / run.plan.name
     if _has_failed(output, run):
         end = textwrap.indent(tail(folder / LOG, _TAIL_LINES), "    ").rstrip()
@@ -221,6 +221,13 @@ def _outcome(output: Path, run: _Running) -> str:
         for epoch in ("best", "last")
     )
     collapsed = f"; collapsed: {result['collapsed']}" if result["collapsed"] else ""
+    if retry_after(run.plan, result, retries):
+        collapsed += ", and is repeated (not with --retries 0)"
+    elif retries is None and retry_after(run.plan, result, USUAL_RETRIES):
+        collapsed += (
+            f", not repeated: fewer than {LEAST_RETRIED:,} training examples "
+            f"(with --retries {USUAL_RETRIES} it is)"
+        )
     return (
         f"{name}: {best} in epoch {result['best']['epoch']}; {last} in the last; "
         f"{result['seconds']:.0f} s, {result['tokens_per_second']:,.0f} tokens/s{collapsed}"

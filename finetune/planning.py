@@ -106,10 +106,11 @@ def _read_all(data: str, configs: Mapping[str, FinetuneConfig]) -> dict[str, tup
     return found
 
 
-def prepare(output: Path, plans: Sequence[RunPlan], retries: int = 0) -> list[RunPlan]:
+def prepare(output: Path, plans: Sequence[RunPlan], retries: int | None = 0) -> list[RunPlan]:
     """Write the plans of the runs that are still to do, and return them.
 
-    A finished run that collapsed is replaced by its retry, up to `retries` times.
+    A finished run that collapsed is replaced by its retry, up to `retries` times (None: see
+    `retry_after`).
 
     Raises:
         ValueError: the folder has results of the same task that are not comparable.
@@ -128,7 +129,7 @@ def prepare(output: Path, plans: Sequence[RunPlan], retries: int = 0) -> list[Ru
     return waiting
 
 
-def next_run(output: Path, first: RunPlan, retries: int) -> RunPlan | None:
+def next_run(output: Path, first: RunPlan, retries: int | None) -> RunPlan | None:
     """Return the plan itself if it is not finished, else the retry that is due, else None."""
     plan: RunPlan | None = first
     while plan and is_finished(output / plan.name, plan.save_model):

@@ -239,11 +239,11 @@ def read_manifests(data: DataConfig) -> Manifests:
 
 
 def data_summary(config: RunConfig) -> list[str]:
-    """Say of each split how many of its tokens the run's blocks hold, in a sentence.
+    """Say of each split how many of its tokens the run's blocks hold, in a sentence, and warn.
 
     Cuts the splits into blocks where that was not done before.
     """
-    sentences = []
+    sentences = [f"WARNING: {config.short_reach}"] if config.short_reach else []
     for split, stream in itertools.product(SPLITS, config.streams):
         name = f"{stream.name}, " if stream.name else ""
         source = open_stream(stream, split)

@@ -664,12 +664,23 @@ class RunConfig:
                 f"schedule.minimum_learning_rate {self.schedule.minimum_learning_rate} is above "
                 f"optimizer.learning_rate {self.optimizer.learning_rate}"
             )
+        needed = self.spike.margin_steps + self.spike.longest_alarm
+        if self.short_reach and steps > needed:
+            raise ValueError(self.short_reach)
+
+    @property
+    def short_reach(self) -> str:
+        """Why no rollback would be possible once a spike is confirmed; "" where one is.
+
+        A run of fewer steps than it takes to confirm a spike is only warned.
+        """
         reach = (self.training.checkpoints_kept - 1) * self.training.checkpoint_interval
         needed = self.spike.margin_steps + self.spike.longest_alarm
-        if reach < needed:
-            raise ValueError(
-                f"(training.checkpoints_kept - 1) x training.checkpoint_interval = {reach} steps "
-                "is below spike.margin_steps + the larger of spike.confirm_steps and "
-                f"spike.patience + 1 = {needed}: when a spike is confirmed, no checkpoint from "
-                "before it would be left"
-            )
+        if reach >= needed:
+            return ""
+        return (
+            f"(training.checkpoints_kept - 1) x training.checkpoint_interval = {reach} steps "
+            "is below spike.margin_steps + the larger of spike.confirm_steps and "
+            f"spike.patience + 1 = {needed}: when a spike is confirmed, no checkpoint from "
+            "before it would be left"
+        )

@@ -103,6 +103,15 @@ def test_a_retry_does_not_warm_up_for_less_long_than_the_first_run(config):
 
 
 @pytest.mark.parametrize(
+    ("examples", "limit", "due"),
+    [(600, None, False), (600, 1, True), (1000, None, True), (1000, 0, False)],
+)
+def test_a_small_trial_is_retried_only_if_the_user_asks_for_it(examples, limit, due):
+    result = {"collapsed": "always the same answer", "train_examples": examples}
+    assert bool(retry_after(PLAN, result, limit)) == due
+
+
+@pytest.mark.parametrize(
     ("weights", "collapsed", "limit"),
     [("random", "always the same answer", 2), ("pretrained", "", 2), ("pretrained", "x", 0)],
 )

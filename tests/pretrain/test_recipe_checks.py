@@ -309,6 +309,9 @@ def test_the_share_of_the_validation_split_counts_as_well(recipe, tmp_path):
 
 
 def test_a_summary_says_what_is_read_and_what_is_dropped(recipe, tmp_path):
+    trial = ("training.steps=5", "schedule.warmup_steps=0", "training.checkpoint_interval=1")
+    warning, *_ = recipe_checks.data_summary(recipe.load(tmp_path, *trial))
+    assert warning.startswith("WARNING: (training.checkpoints_kept - 1)")
     train, valid = recipe_checks.data_summary(recipe.load(tmp_path))
     assert re.fullmatch(
         r"train: \d+ blocks of 64 hold 100.0% of [\d,]+ tokens \(chunked, 9\d.\d% full\)", train

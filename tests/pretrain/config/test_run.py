@@ -1,11 +1,14 @@
 """Records of a recipe: refused combinations, and numbers that follow from others."""
 
+import dataclasses
+
 import pytest
 
 from pretrain.config.run import (
     BatchConfig,
     FaultConfig,
     RunConfig,
+    ScheduleConfig,
     SpikeConfig,
     TrainingConfig,
 )
@@ -24,6 +27,15 @@ def test_a_fault_strikes_in_its_steps_and_only_under_the_recipe_s_seed():
     assert [step for step in range(20) if fault.strikes(step, 1, 1)] == [10, 11]
     assert not any(fault.strikes(step, 2, 1) for step in range(20))
     assert not any(FaultConfig("none", 0, 99).strikes(step, 1, 1) for step in range(20))
+
+
+@pytest.mark.parametrize("steps", [1, 5, 150])
+def test_a_trial_that_ends_before_a_spike_could_be_confirmed_is_only_warned(steps):
+    training = TrainingConfig(steps=steps, checkpoint_interval=1, checkpoints_kept=2)
+    config = RunConfig(training=training, schedule=ScheduleConfig(warmup_steps=0))
+    assert "spike.margin_steps" in config.short_reach
+    with pytest.raises(ValueError, match="spike.margin_steps"):
+        dataclasses.replace(config, training=dataclasses.replace(training, steps=151))
 
 
 @pytest.mark.parametrize("margin", [0, 5, 20])
