@@ -85,9 +85,7 @@ class _StoreOnce(argparse.Action):
         if option_string is not None:  # not a positional argument
             if self.dest in parser.given:
                 before = getattr(namespace, self.dest)
-                raise argparse.ArgumentError(
-                    self, f"given twice, as {before} and as {values}; accepted: once"
-                )
+                raise argparse.ArgumentError(self, f"given twice ({before}, {values})")
             parser.given.add(self.dest)
         setattr(namespace, self.dest, values)
 

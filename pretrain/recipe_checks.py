@@ -298,7 +298,7 @@ def _refuse_one_segment(config: RunConfig, model: ModelConfig) -> None:
 def _refuse_small_share(source: Source, config: RunConfig, model: ModelConfig) -> None:
     """Refuse blocks that hold a smaller share of their split's tokens than the recipe asks for."""
     data = config.data
-    if source.share_of_tokens >= data.minimum_share_of_tokens:
+    if source.share_of_tokens >= data.min_token_coverage:
         return
     tokens, dropped = _tokens(source)
     whole = "contiguous" if config.objective.one_text or model.latents else "chunked"
@@ -307,9 +307,9 @@ def _refuse_small_share(source: Source, config: RunConfig, model: ModelConfig) -
         f"{source.corpus.split!r} of {source.corpus.folder}: {source.dropped}, with "
         f"data.sequence_length "
         f"{data.sequence_length}. That leaves {source.share_of_tokens:.1%}, below "
-        f"data.minimum_share_of_tokens {data.minimum_share_of_tokens:g}; accepted: "
+        f"data.min_token_coverage {data.min_token_coverage:g}; accepted: "
         + ("" if source.pairs else f"data.packing={whole} (drops nothing), ")
-        + "longer blocks, or a lower share by name, such as data.minimum_share_of_tokens=0"
+        + "longer blocks, or a lower share by name, such as data.min_token_coverage=0"
     )
 
 

@@ -111,8 +111,8 @@ def _differences(
     places = [[c.sizes.first_block(step) for step in range(read + 1)] for c in (old, new)]
     if not found and places[0] != places[1]:
         step = next(step for step in range(read + 1) if places[0][step] != places[1][step])
-        which = "done" if step <= done else "done or skipped"
-        found[f"batch: the sizes of the steps before {step}, which are {which}, were others"] = None
+        which = "completed" if step <= done else "completed or skipped"
+        found[f"batch: sizes of {which} steps changed (first: step {step - 1})"] = None
     return list(found)
 
 

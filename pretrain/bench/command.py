@@ -53,7 +53,7 @@ def plan(options: argparse.Namespace) -> None:
     has_corpora = corpora and all(corpus.exists() for corpus in corpora)
     (check_recipe if has_corpora else check_settings)(config, options.gpus)
     if options.bench and options.mfu is not None:
-        raise ValueError(f"--mfu {options.mfu} with --bench: accepted: one of the two")
+        raise ValueError("--mfu and --bench are mutually exclusive")
     share, source = _SHARE_OF_PEAK if options.mfu is None else options.mfu, planning.STATED
     if options.bench:
         share, source = measured_speed.utilization(options.bench, options.kind, config)

@@ -30,7 +30,7 @@ MAY_CHANGE = (
     "batch.micro_batch_size",
     "data.corpus",
     "data.corpora",
-    "data.minimum_share_of_tokens",
+    "data.min_token_coverage",
     "spike",
     "supervision",
     "notify",

@@ -29,7 +29,7 @@ MAY_CHANGE = (
     "data.corpora",
     "data.sequence_length",
     "data.packing",
-    "data.minimum_share_of_tokens",
+    "data.min_token_coverage",
     "objective",
     "batch",
     "optimizer.learning_rate",
@@ -53,7 +53,7 @@ class PhaseConfig:
     tokens: NonNegativeInt = 0
     """Length in place of `steps`: as many updates as read so many tokens, padding included."""
     data: dict[str, Any] = dataclasses.field(default_factory=dict)
-    """Other corpora, weights, sequence_length, packing or minimum_share_of_tokens. A corpus that an
+    """Other corpora, weights, sequence_length, packing or min_token_coverage. A corpus that an
     earlier phase read with the same length and packing goes on where that phase ended."""
     objective: dict[str, Any] = dataclasses.field(default_factory=dict)
     """Other settings of the objective, such as {probability: 0.15}; its name stays."""

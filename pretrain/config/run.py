@@ -48,7 +48,7 @@ class CorpusConfig:
     """Folder that `data_prep prepare` made."""
     weight: NonNegativeFloat = 1.0
     """Share of the blocks that are read from this corpus, relative to the weights of the others. A
-    corpus of weight 0 is not read, but validated on."""
+    corpus of weight 0 is used for validation only."""
     weight_from: dict[StepNumber, NonNegativeFloat] = dataclasses.field(default_factory=dict)
     """Other weights from later steps on, such as {20000: 0.5, 40000: 2}."""
 
@@ -73,7 +73,7 @@ class DataConfig:
     order are one text, which is cut into blocks (for causal models). one-document: the beginning of
     one document a block; the rest is dropped. sentence-pairs: consecutive sentences of one document
     a block (for objective.name sentence-pairs)."""
-    minimum_share_of_tokens: Annotated[float, Ge(0), Le(1)] = 0.9
+    min_token_coverage: Annotated[float, Ge(0), Le(1)] = 0.9
     """A run is refused if its blocks hold a smaller share of the tokens of the train or valid split
     of the corpus; 0 accepts any."""
     vocab_size: NonNegativeInt = 0

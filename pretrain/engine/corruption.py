@@ -189,7 +189,7 @@ def compare(prints: Sequence[Fingerprint], names: Sequence[str] = ()) -> Finding
     for kind in {each.processor for each in prints}:
         ranks = {rank: each for rank, each in enumerate(prints) if each.processor == kind}
         held = {rank: each.weights for rank, each in ranks.items() if rank not in reasons}
-        text = f"holds other weights than the others: {_differing(held.values(), names)}"
+        text = f"has weights that differ from the majority: {_differing(held.values(), names)}"
         reasons |= dict.fromkeys(outliers(held), text)
         computed = {rank: each.results[0] for rank, each in ranks.items() if rank not in reasons}
         text = "computed other results than the others from the same micro-batch"

@@ -169,7 +169,7 @@ def _bad_steps(
     for line in lines:
         step = line["step"]
         if step <= before:
-            yield f"metrics.jsonl has step {step} where a step above {before} must follow"
+            yield f"metrics.jsonl: step {step} follows step {before}; steps must increase"
             return
         before, place = step, batch.first_block(step)
         if line["blocks"] != order.digest(place, batch.size(step)):

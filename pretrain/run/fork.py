@@ -54,7 +54,7 @@ def find(config: RunConfig) -> Fork | None:
         if began is None or (began["run"], began["step"]) != (str(run), wanted.step):
             how = describe(began) if began else "from initial weights"
             raise ValueError(
-                f"fork_from: {own} is a run that began {how}; accepted: another folder, or no "
+                f"fork_from: {own} is a run that began {how}; use another folder or remove "
                 "fork_from"
             )
         return None

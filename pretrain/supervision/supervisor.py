@@ -249,7 +249,7 @@ class Supervisor:
     def _problem(self, job: Job, watch: Watch, deadline: float) -> Problem | None:
         """Return why the attempt has to be ended, if it has to."""
         if self._stop_requests.count > 1 or time.monotonic() > deadline:
-            return Problem(CRASH, "it was asked to stop and had no time left to save")
+            return Problem(CRASH, "it was asked to stop, and the time to save ran out")
         other = self._other_nodes.problem(job.control_file.token)
         return other or watch.problem(job.members())
 

@@ -205,7 +205,7 @@ def test_a_corpus_without_validation_documents_is_refused(corpus, recipe, tmp_pa
 
 
 PAIRS = ["model.variant=albert", "objective.name=sentence-pairs", "data.packing=sentence-pairs"]
-ANY_SHARE = "data.minimum_share_of_tokens=0"
+ANY_SHARE = "data.min_token_coverage=0"
 
 
 @pytest.mark.parametrize(
@@ -228,7 +228,7 @@ ANY_SHARE = "data.minimum_share_of_tokens=0"
         (["objective.pair_task=order"], "objective.pair_task: 'order'.*sop"),
         (["data.sequence_length=4"], "data.sequence_length 4: accepted .* 5 or more"),
         (
-            ["data.minimum_share_of_tokens=0.9"],
+            ["data.min_token_coverage=0.9"],
             "sentence-pairs would drop .*: documents of one sentence, and of sentences longer than "
             "a block, .* 0.9; accepted: longer blocks, or a lower share",
         ),
@@ -287,7 +287,7 @@ def test_blocks_that_drop_much_of_the_corpus_are_refused_unless_the_recipe_says_
         f"data.packing {packing} would drop {dropped:,} of the {tokens:,} tokens of split 'train'",
         "of split 'train' of",
         ": longer documents, with data.sequence_length 24",
-        f"leaves {1 - dropped / tokens:.1%}, below data.minimum_share_of_tokens 0.9; accepted: "
+        f"leaves {1 - dropped / tokens:.1%}, below data.min_token_coverage 0.9; accepted: "
         "data.packing=chunked",
     ):
         assert words in error
@@ -295,7 +295,7 @@ def test_blocks_that_drop_much_of_the_corpus_are_refused_unless_the_recipe_says_
     share = source.share_of_tokens
     overrides = [f"data.packing={packing}", "data.sequence_length=24"]
     lowest = min(share, recipe_checks.open_sources(config.data, "valid")[0].share_of_tokens)
-    for accepted in ("data.minimum_share_of_tokens=0", f"data.minimum_share_of_tokens={lowest}"):
+    for accepted in ("data.min_token_coverage=0", f"data.min_token_coverage={lowest}"):
         assert check(recipe.load(tmp_path, *overrides, accepted), 2)
     assert check(recipe.load(tmp_path, "data.packing=chunked", "data.sequence_length=24"), 2)
 

@@ -110,7 +110,7 @@ def test_batch_sizes_of_steps_that_were_skipped_stay(resumed, mixed):
     corpora = ["a: weight: 2", "b: weight: 1, weight_from: {10: 3}"]
     resumed(mixed(*corpora, words=sizes_change_at(26)))
     for step in (22, 25):
-        message = f"batch: the sizes of the steps before {step + 1}, which are done or skipped"
+        message = rf"batch: sizes of completed or skipped steps changed \(first: step {step}\)"
         with pytest.raises(ValueError, match=message):
             resumed(mixed(*corpora, words=sizes_change_at(step)))
 

@@ -359,7 +359,7 @@ CAUSAL = [
 
 
 PAIRS = ["model.variant=albert", "objective.name=sentence-pairs", "data.packing=sentence-pairs"]
-PAIRS += ["data.minimum_share_of_tokens=0"]
+PAIRS += ["data.min_token_coverage=0"]
 
 
 MODERN = ["model.variant=modern", "model.overrides.local_window=8", "optimizer.name=muon"]
@@ -367,7 +367,7 @@ MODERN += ["objective.probability=0.3", "objective.z_loss=1e-4"]
 
 
 SPANS = ["model.variant=causal-alibi", "objective.name=span-corruption"]
-SPANS += ["data.packing=one-document", "data.minimum_share_of_tokens=0"]
+SPANS += ["data.packing=one-document", "data.min_token_coverage=0"]
 
 
 @pytest.mark.parametrize(

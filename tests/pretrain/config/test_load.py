@@ -201,7 +201,7 @@ def test_a_recipe_that_does_not_exist_is_refused_with_the_shipped_names():
         (["training.checkpoint_interval=0"], "training.checkpoint_interval: 0"),
         (["training.checkpoints_kept=1"], "training.checkpoints_kept: 1 .* 2 or above"),
         (["data.sequence_length=1"], "data.sequence_length: 1"),
-        (["data.minimum_share_of_tokens=1.1"], "data.minimum_share_of_tokens: 1.1"),
+        (["data.min_token_coverage=1.1"], "data.min_token_coverage: 1.1"),
         (["fault.kind=bitflip"], "fault.kind: 'bitflip' .* none or random-labels"),
         (["spike.minimum_history=65"], "spike.minimum_history 65 is above spike.window 64"),
         (["spike.patience=0"], "spike.patience: 0"),
@@ -230,7 +230,7 @@ def test_values_out_of_range_are_refused_by_name(overrides, message):
         "training.background_saving=true",
         "spike.max_rollbacks=7",
         "data.corpus=moved",
-        "data.minimum_share_of_tokens=0",
+        "data.min_token_coverage=0",
     ],
 )
 def test_what_changes_no_result_may_change_on_resume(override):
@@ -315,7 +315,7 @@ def test_a_number_in_quotes_is_text_as_the_schema_says():
 @pytest.mark.parametrize("name", ["run", "mine"])
 def test_a_recipe_means_the_same_under_any_file_name(name, tmp_path):
     data = recipes.load(write(tmp_path, name, "{data: {corpus: corpus}}")).data
-    assert (data.packing, data.minimum_share_of_tokens) == ("chunked", 0.9)
+    assert (data.packing, data.min_token_coverage) == ("chunked", 0.9)
 
 
 @pytest.mark.parametrize("version", [0, 2, 99, "1", None])
@@ -431,11 +431,11 @@ def test_every_published_configuration_is_a_recipe_and_a_variant(published, name
 def test_only_published_recipes_may_drop_text(path):
     data = recipes.load(str(path)).data
     if path.stem in {row[1] for row in PUBLISHED}:
-        assert (data.packing, data.minimum_share_of_tokens) == ("complete", 0)
+        assert (data.packing, data.min_token_coverage) == ("complete", 0)
     elif path.stem.startswith("birthplaces"):
-        assert (data.packing, data.minimum_share_of_tokens) == ("one-document", 0)
+        assert (data.packing, data.min_token_coverage) == ("one-document", 0)
     else:
-        assert data.minimum_share_of_tokens == (0.5 if path.stem == "albert-demo" else 0.9)
+        assert data.min_token_coverage == (0.5 if path.stem == "albert-demo" else 0.9)
         pinned = "complete" if path.stem.startswith(("unstable", "poisoned")) else "chunked"
         of_objective = {"causal": "contiguous", "albert": "sentence-pairs"}
         found = [packing for word, packing in of_objective.items() if word in path.stem]

@@ -368,7 +368,7 @@ def test_scores_of_pairs_are_those_of_the_run_to_the_last_digit(
 ):
     overrides = [f"folder={tmp_path / 'run'}", f"data.corpus={sentence_corpus}", "training.steps=4"]
     overrides += ["training.evaluation_blocks=6", "data.packing=sentence-pairs"]
-    overrides += ["data.minimum_share_of_tokens=0", "model.variant=albert", "spike.margin_steps=0"]
+    overrides += ["data.min_token_coverage=0", "model.variant=albert", "spike.margin_steps=0"]
     overrides += [f"objective={{name: sentence-pairs, pair_task: {task}, longest_ngram: 3}}"]
     overrides += ["schedule.warmup_steps=2"]
     assert run_ranks(1, train.main, [str(recipe.path), *overrides]) == [0]

@@ -180,7 +180,7 @@ def test_numbers_are_shortened_to_ranges():
 def test_a_step_recorded_twice_by_an_attempt_is_found():
     history = finished()
     history.lines.insert(3, dict(history.lines[2]))
-    assert "has step 2 where a step above 2 must follow" in problems(history)[0]
+    assert "step 2 follows step 2" in problems(history)[0]
 
 
 def test_lines_of_an_attempt_that_the_ledger_does_not_know_are_found():
@@ -312,7 +312,7 @@ def test_the_command_says_sound_or_names_the_problem(tmp_path, capsys):
     path.write_text(lines.replace('"step": 3', '"step": 2'))
     assert command_line.main(["audit", str(tmp_path / "run")]) == 1
     out = capsys.readouterr().out
-    assert "PROBLEM  attempt 1: metrics.jsonl has step 2 where" in out
+    assert "PROBLEM  attempt 1: metrics.jsonl: step 2 follows step 2" in out
     assert out.endswith("not sound\n")
     path.write_text("".join(line for line in lines.splitlines(True) if '"step": 3' not in line))
     assert command_line.main(["audit", str(tmp_path / "run")]) == 3
