@@ -17,7 +17,7 @@ from pretrain.config.run import RunConfig
 from pretrain.data.sources import SOURCES
 from pretrain.engine import settings as deepspeed_settings
 from pretrain.model.backends import check_backend, choose_backend
-from pretrain.model.config import ModelConfig
+from pretrain.model.config import VOCABULARY_MULTIPLE, ModelConfig
 from pretrain.spikes.policy import max_checkpoints_kept, usual_checkpoints_kept
 
 STATED = "stated, not measured"
@@ -178,7 +178,7 @@ def plan(
     )
     width = needs.weight_bytes(settings)
     stage = int(settings.get("zero_optimization", {}).get("stage", 0))
-    count, trained = needs.parameters(model), needs.parameters(model, training.vocabulary_multiple)
+    count, trained = needs.parameters(model), needs.parameters(model, VOCABULARY_MULTIPLE)
     device = DEVICES[kind]
     costs = _phase_costs(config, model, world_size * device.flops * utilization)
     tokens, flops = sum(cost.tokens for cost in costs), sum(cost.flops for cost in costs)

@@ -235,8 +235,6 @@ class OptimizerConfig:
     """Parameters that decay: all (EIFY/fairseq), or matrices (no bias, no layer norm; ALBERT)."""
     gradient_clipping: NonNegativeFloat = 0.0
     """Largest norm of the whole gradient; 0 does not clip."""
-    momentum: Fraction = 0.95
-    """Decay rate of Muon's momentum; beta1 is that of its AdamW."""
     guard: Literal["none", "skip-step", "zclip", "adagc"] = "none"
     """What is done against loss spikes before each update. skip-step: an update whose loss or
     gradient norm is 6 standard deviations above the last 128 is left out (OLMo-core). zclip: such a
@@ -273,9 +271,7 @@ class ScheduleConfig:
     the earlier one as decay_steps."""
     cooldown_steps: NonNegativeInt = 0
     """Updates of wsd, the last ones before `decay_steps`, over which the learning rate falls to the
-    minimum."""
-    cooldown: Literal["1-sqrt", "linear"] = "1-sqrt"
-    """Shape of this decay (Hägele et al. 2024, "Scaling laws and compute-optimal training beyond
+    minimum, as 1 - sqrt (Hägele et al. 2024, "Scaling laws and compute-optimal training beyond
     fixed training durations", section 3)."""
 
     def refuse_misfit(self, steps: int, named: str) -> None:
@@ -338,9 +334,6 @@ class TrainingConfig:
     else dense. See model/backends.py."""
     evaluation_interval: PositiveInt = 5000
     """Updates between evaluations."""
-    vocabulary_multiple: PositiveInt = 128
-    """While it is trained, the token table has a multiple of this number of rows, which makes its
-    matrix multiplications faster. Exported models do not have the additional rows."""
     evaluation_blocks: NonNegativeInt = 0
     """Validation blocks read at each evaluation; 0: all."""
     checkpoint_interval: PositiveInt = 500
@@ -409,10 +402,8 @@ class SpikeConfig:
     region_steps: NonNegativeInt = 1000
     """Spikes that begin at most this many steps apart count as the same problem: the next rollback
     changes more (spikes/policy.py)."""
-    rollbacks_per_10k_steps: NonNegativeInt = 5
-    """Rollbacks after which the run is given up, per 10,000 steps."""
     max_rollbacks: NonNegativeInt = 20
-    """Rollbacks after which the run is given up, in all."""
+    """Rollbacks after which the run is given up; it is, too, after 5 within 10,000 steps."""
 
     def __post_init__(self) -> None:
         """Refuse a detector that could never judge."""
@@ -474,10 +465,8 @@ class SupervisionConfig:
     """Crashes without a new checkpoint in between after which the run is still relaunched."""
     max_hangs: NonNegativeInt = 2
     """Hangs, likewise."""
-    max_preemptions: NonNegativeInt = 20
-    """Preemptions, likewise."""
     max_stalled: NonNegativeInt = 5
-    """All three together, likewise."""
+    """Crashes, hangs and preemptions together, likewise."""
 
     def __post_init__(self) -> None:
         """Refuse a hostfile for a launcher that has its own list of machines."""

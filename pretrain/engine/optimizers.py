@@ -42,6 +42,9 @@ class Kind(NamedTuple):
     """Options of the group of a parameter, given its name, beside the weight decay."""
 
 
+_MOMENTUM = 0.95
+"""Decay rate of Muon's momentum, as in Jordan et al. 2024 and Liu et al. 2025; nobody has gained by
+another one, and beta1 and beta2 are those of its AdamW."""
 QUERY_KEY_VALUE = 3
 """Matrices in the weight of that name."""
 
@@ -51,7 +54,7 @@ def _muon_options(name: str, parameter: nn.Parameter, config: OptimizerConfig) -
     if parameter.ndim != 2 or ".layers." not in name:
         return {"matrices": 0}
     matrices = QUERY_KEY_VALUE if name.endswith("query_key_value.weight") else 1
-    return {"matrices": matrices, "momentum": config.momentum}
+    return {"matrices": matrices, "momentum": _MOMENTUM}
 
 
 OPTIMIZERS = {

@@ -16,8 +16,8 @@ def learning_rate(config: RunConfig, step: int) -> float:
         linear: minimum + (peak - minimum) * (steps - step) / (steps - warmup)
         constant: peak
         wsd: minimum + (peak - minimum) * f(1 - (steps - step) / cooldown_steps) from update
-            steps - cooldown_steps on, where f(x) = 1 - sqrt(x), or 1 - x if `cooldown` is linear;
-            peak before (Hägele et al. 2024, section 3)
+            steps - cooldown_steps on, where f(x) = 1 - sqrt(x), which ends lower than
+            1 - x; peak before (Hägele et al. 2024, section 3)
 
     where `steps` is `schedule.decay_steps`, or `training.steps` if that is 0, and period =
     floor(overestimate * steps), counted from the end of the warm-up as in EIFY/fairseq, so that the
@@ -49,8 +49,7 @@ def _learning_rate(config: RunConfig, step: int, length: int) -> float:
         if step < steps - cooldown or not cooldown:
             return peak
         left = max(0, steps - step) / cooldown
-        share = left if config.schedule.cooldown == "linear" else 1.0 - math.sqrt(1.0 - left)
-        return minimum + (peak - minimum) * share
+        return minimum + (peak - minimum) * (1.0 - math.sqrt(1.0 - left))
     # Rounded first, because 1.15 * 100 is 114.99999999999999.
     period = math.floor(round(config.schedule.overestimate * steps, 6))
     phase = min(step - warmup, period) / period

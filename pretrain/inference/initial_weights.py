@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 from data_prep.files import sha256_of
 from pretrain.config.run import RunConfig
-from pretrain.model.config import ModelConfig
+from pretrain.model.config import VOCABULARY_MULTIPLE, ModelConfig
 from pretrain.model.language_model import LanguageModel
 from pretrain.run import folder, ledger
 
@@ -36,7 +36,7 @@ def initial_model(
         ValueError: the run's copy of another model is missing, or is not what was recorded.
     """
     torch.manual_seed(config.training.seed)
-    model = LanguageModel(architecture, config.training.vocabulary_multiple, backend)
+    model = LanguageModel(architecture, VOCABULARY_MULTIPLE, backend)
     if read and config.model.init_from:
         weights = load_file(str(_verified(Path(config.folder))))
         table = model.encoder.embeddings.tokens.weight

@@ -12,6 +12,10 @@ from collections.abc import Mapping
 
 from .checks import check_kinds, check_names, check_value
 
+VOCABULARY_MULTIPLE = 128
+"""While a model is trained, its token table has a multiple of this number of rows, which makes its
+matrix multiplications faster on every GPU; exported models do not have the additional rows."""
+
 
 @dataclasses.dataclass(frozen=True)
 class PositionMethod:

@@ -26,7 +26,9 @@ from pretrain.run import ledger
 _LAST_RUNG = 3
 _NON_FINITE_CHANNELS = ("non-finite", "loss-scale")
 """Channels on which the onset is exact: the loss did not rise unnoticed before it."""
-_BUDGET_STEPS = 10_000
+_BUDGET, _BUDGET_STEPS = 5, 10_000
+"""Rollbacks within so many steps after which a run is given up: a recipe that spikes more often has
+a cause that rollbacks do not mend."""
 
 Records = Sequence[ledger.Record]
 
@@ -131,11 +133,8 @@ def _spent_budget(
             f"came back after {len(near)} rollbacks in its region: another order, skipped data and "
             "a lower learning rate did not help"
         )
-    elif len(recent) >= policy.rollbacks_per_10k_steps:
-        cause = (
-            f"follows {len(recent)} rollbacks within {_BUDGET_STEPS:,} steps "
-            "(spike.rollbacks_per_10k_steps)"
-        )
+    elif len(recent) >= _BUDGET:
+        cause = f"follows {len(recent)} rollbacks within {_BUDGET_STEPS:,} steps"
     elif len(rollbacks) >= policy.max_rollbacks:
         cause = f"follows {len(rollbacks)} rollbacks (spike.max_rollbacks)"
     else:

@@ -72,7 +72,6 @@ def answer_to_endings(
     for verb, counted, limit in (
         ("crashed", {CRASH}, config.max_crashes),
         ("hung", {HANG}, config.max_hangs),
-        ("stopped on request", {PREEMPTED}, config.max_preemptions),
         ("ended", {CRASH, HANG, PREEMPTED}, config.max_stalled),
     ):
         matching = [record for record in endings if record["kind"] in counted]

@@ -14,7 +14,6 @@ from pretrain.config.run import (
     FaultConfig,
     OptimizerConfig,
     SpikeConfig,
-    TrainingConfig,
 )
 from pretrain.data.batches import PretrainingBatches
 from pretrain.data.order import Lineage
@@ -25,6 +24,7 @@ from pretrain.exit_codes import EXIT_SPIKE
 from pretrain.loop import GO_ON
 from pretrain.loop import run as run_loop
 from pretrain.model import presets
+from pretrain.model.config import VOCABULARY_MULTIPLE
 from pretrain.model.language_model import LanguageModel
 from pretrain.objectives.base import Block
 from pretrain.objectives.masked import MaskedLM, MaskedLMConfig
@@ -121,7 +121,7 @@ def fresh_model(dropout, variant="zero-clap"):
     variant, changes = VARIANTS.get(variant, (variant, {}))
     overrides = {"dropout": dropout, "attention_dropout": dropout, **changes}
     config = presets.build("tiny", variant, VOCABULARY, overrides)
-    return LanguageModel(config, TrainingConfig().vocabulary_multiple)
+    return LanguageModel(config, VOCABULARY_MULTIPLE)
 
 
 def build(

@@ -100,26 +100,17 @@ def test_a_constant_schedule_stays_at_its_peak_after_the_warm_up():
     assert {learning_rate(config, step) for step in range(10, 100)} == {1e-3}
 
 
-@pytest.mark.parametrize(
-    ("cooldown", "shares"),
-    [
-        ("linear", [1, 0.75, 0.5, 0.25]),
-        ("1-sqrt", [1, 0.5, 1 - math.sqrt(0.5), 1 - math.sqrt(0.75)]),
-    ],
-)
-def test_wsd_stays_at_the_peak_and_falls_in_its_last_steps(cooldown, shares):
+def test_wsd_stays_at_the_peak_and_falls_in_its_last_steps():
     """Hägele et al. 2024: 1 - sqrt((n - (N - N_decay)) / N_decay) for n > N - N_decay."""
 
     def rates(steps, decay_steps=0):
-        schedule = ScheduleConfig(
-            "wsd", 10, 1e-4, decay_steps=decay_steps, cooldown_steps=4, cooldown=cooldown
-        )
+        schedule = ScheduleConfig("wsd", 10, 1e-4, decay_steps=decay_steps, cooldown_steps=4)
         optimizer = OptimizerConfig(learning_rate=1e-3)
         training = TrainingConfig(steps=steps)
         config = RunConfig(optimizer=optimizer, schedule=schedule, training=training)
         return [learning_rate(config, step) for step in range(steps)]
 
-    found = rates(100)
+    found, shares = rates(100), [1, 0.5, 1 - math.sqrt(0.5), 1 - math.sqrt(0.75)]
     assert found[5] == pytest.approx(5.5e-4)
     assert set(found[10:97]) == {1e-3}
     assert found[96:] == pytest.approx([1e-4 + 9e-4 * share for share in shares])

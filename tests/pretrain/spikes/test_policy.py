@@ -131,7 +131,7 @@ def test_the_third_rung_goes_at_least_twice_as_far_back():
         (
             [2000, 4000, 6000, 8000, 10_000, 11_500],
             {},
-            "5 rollbacks within 10,000 steps .spike.rollbacks_per_10k_steps",
+            "5 rollbacks within 10,000 steps",
         ),
     ],
 )

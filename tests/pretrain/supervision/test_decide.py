@@ -23,7 +23,7 @@ from pretrain.supervision.failures import RankError
 CONFIG = RunConfig(
     training=TrainingConfig(seed=1, checkpoint_interval=100, checkpoints_kept=5),
     spike=SpikeConfig(margin_steps=100),
-    supervision=SupervisionConfig(max_crashes=2, max_hangs=1, max_preemptions=3, max_stalled=4),
+    supervision=SupervisionConfig(max_crashes=2, max_hangs=1, max_stalled=4),
 )
 
 CREATED, DONE = ("created", {}), ("done", {"step": CONFIG.training.steps})
@@ -87,7 +87,7 @@ def test_a_spike_is_rolled_back_even_if_its_launcher_crashed_afterwards():
 
 
 def test_each_kind_of_ending_has_a_budget_that_progress_restores():
-    for event, limit in ((crash("x"), 2), (hang("x"), 1), (PREEMPTED, 3)):
+    for event, limit in ((crash("x"), 2), (hang("x"), 1), (PREEMPTED, 4)):
         events = [ATTEMPT, event] * limit
         assert isinstance(decide(records(events), CONFIG), Launch)
         given_up = decide(records([*events, ATTEMPT, event]), CONFIG)
