@@ -1029,40 +1029,6 @@ def test_what_rank_0_cannot_open_ends_every_rank_with_one_message(attempt, tmp_p
     assert answers[1][2] == ""
 
 
-def older(run, folder):
-    """A run as a version wrote it that did not know some of the fields, interrupted at step 4."""
-    run = interrupted(run, folder)
-    path = checkpoints.folder_of(run, 4) / checkpoints.MANIFEST
-    manifest = json.loads(path.read_text())
-    del manifest["architecture"]["layer_norm_epsilon"], manifest["recipe"]["batch"]["ramp_steps"]
-    del manifest["deepspeed"]
-    checkpoints.write_json(path, manifest)
-    found = records(run)
-    (run / ledger.FILE_NAME).unlink()
-    for record in found:
-        fields = {k: v for k, v in record.items() if k not in ("number", "time", "previous")}
-        if record["kind"] == "created":
-            fields["batch"] = {k: v for k, v in record["batch"].items() if "ramp" not in k}
-        if (record["kind"], record.get("step")) == ("commit", 4):
-            fields["manifest"] = checkpoints.manifest_hash(run, 4)
-        ledger.append(run / ledger.FILE_NAME, **fields)
-    settings = yaml.safe_load((run / "run.yaml").read_text())
-    del settings["batch"]["ramp_steps"], settings["training"]["compile"], settings["supervision"]
-    (run / "run.yaml").write_text(yaml.safe_dump(settings))
-    return run
-
-
-def test_a_run_of_an_earlier_version_is_resumed_audited_and_exported(straight, attempt, tmp_path):
-    run = older(straight, tmp_path / "run")
-    assert model_folder.export(run, tmp_path / "model", 4) == 4
-    assert model_folder.load(tmp_path / "model").model.config.layer_norm_epsilon == 1e-5
-    answers = attempt(run)
-    assert [code for code, _, _ in answers] == [0, 0], answers
-    assert "steps 4 to 6" in answers[0][1]
-    assert audit.audit(run).problems == []
-    assert_same_run(run, straight)
-
-
 def test_a_run_of_a_later_version_is_refused_by_the_name_of_what_is_new(
     straight, attempt, tmp_path
 ):
