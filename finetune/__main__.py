@@ -16,6 +16,7 @@ from pathlib import Path
 from data_prep import console
 from data_prep.arguments import Command, Parser, program, run_command
 from finetune.birthplaces import command as birthplaces
+from finetune.collapse import LEAST_RETRIED, USUAL_RETRIES
 from pretrain.config.settings import add_device
 from pretrain.exit_codes import EXIT_DONE, EXIT_FAILED
 
@@ -34,8 +35,6 @@ def _parser() -> Parser:
 
 
 def _glue_arguments(command: argparse.ArgumentParser) -> None:
-    from finetune.config import LEAST_RETRIED, USUAL_RETRIES
-
     command.add_argument("model", type=Path, help="a model folder")
     command.add_argument(
         "--data",

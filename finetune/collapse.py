@@ -14,6 +14,11 @@ LEAST_EXPLAINED = 0.1
 
 The published large ALiBi model explains less on STS-B (published.py)."""
 
+USUAL_RETRIES = 2
+LEAST_RETRIED = 1000
+"""Training examples from which a run that collapsed is retried without the user asking for it: with
+fewer, another seed usually collapses as well."""
+
 
 def reason(
     metric: str, best: Mapping[str, float], constant: Mapping[str, float], answers: int

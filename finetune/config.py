@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from data_prep.records import decode
+from finetune.collapse import LEAST_RETRIED, USUAL_RETRIES
 from pretrain.config.run import BatchConfig
 from pretrain.config.settings import apply_override, check
 from pretrain.model.classification import POOLINGS
@@ -27,11 +28,6 @@ LOG = "log.txt"
 
 WEIGHTS = ("pretrained", "random")
 """Weights to start from; random ones show what pretraining is worth."""
-
-USUAL_RETRIES = 2
-LEAST_RETRIED = 1000
-"""Training examples from which a run that collapsed is retried unless the user asks for it: with
-fewer, another seed usually collapses as well."""
 
 BEST_EPOCH_BY = ("benchmark", "published")
 

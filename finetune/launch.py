@@ -21,7 +21,8 @@ from pathlib import Path
 from types import FrameType
 
 from finetune import glue
-from finetune.config import LEAST_RETRIED, LOG, USUAL_RETRIES, RunPlan, retry_after
+from finetune.collapse import LEAST_RETRIED, USUAL_RETRIES
+from finetune.config import LOG, RunPlan, retry_after
 from finetune.planning import is_finished, next_run, result_of
 from pretrain.supervision.gpus import gpus_of, visible_gpus
 from pretrain.supervision.jobs import describe_exit, tail

@@ -190,6 +190,15 @@ def test_what_could_never_be_shown_is_refused(word, message, recipe, tmp_path, m
         check(recipe.load(tmp_path, word), 2)
 
 
+def test_a_folder_of_the_tracker_s_name_is_no_package(recipe, tmp_path, monkeypatch):
+    (tmp_path / "mere_folder").mkdir()
+    monkeypatch.syspath_prepend(tmp_path)
+    folder = recipe_checks.importlib.util.find_spec("mere_folder")
+    monkeypatch.setattr(recipe_checks.importlib.util, "find_spec", lambda name: folder)
+    with pytest.raises(ValueError, match="its package is not installed"):
+        check(recipe.load(tmp_path, "tracker=wandb"), 2)
+
+
 def test_alibi_is_trained_on_longer_blocks_than_its_preset(recipe, tmp_path):
     assert check(recipe.load(tmp_path, "data.sequence_length=100"), 2)
 
