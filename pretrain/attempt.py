@@ -40,7 +40,6 @@ from pretrain.run.saver import Saver
 from pretrain.spikes.detector import SpikeDetector
 from pretrain.spikes.live import (
     SpikeWatch,
-    changed_measures,
     declared_changes,
     history_before,
 )
@@ -210,9 +209,8 @@ class Attempt:
         observers: list[Callable[[StepRecord], None]] = []
         self.group.on_rank_0(lambda: observers.extend(self._open_log()))
         self.profiler = self._profiler()
-        self._evaluate_if_missed()
+        verdict = self._evaluate_if_missed()
         self.profiler.begin_if_due(self.start.step)
-        verdict = GO_ON
         for phase in self.config.resolved_phases:
             if verdict == GO_ON and phase.end_step > self.start.step:
                 verdict = self._train(phase, observers)
@@ -223,11 +221,21 @@ class Attempt:
             self.supervisor.in_phase(SAVE, lambda step: self.saver.finish())(begun)
         if verdict == GO_ON:
             steps = self.config.training.steps
-            self.group.on_rank_0(lambda: self.log.record("done", step=steps, **self.log.guarded))
+            self.group.on_rank_0(lambda: self._record_done(steps))
             return EXIT_DONE
         if verdict == EXIT_PREEMPTED:
             self._save_and_leave()
         return verdict
+
+    def _record_done(self, steps: int) -> None:
+        """Record that the run has finished, and since when a spike is suspected, if one is.
+
+        What only the last evaluations or steps showed can neither heal nor be confirmed.
+        """
+        records = ledger.read(self.run_folder / ledger.FILE_NAME)
+        since = ledger.run_state(records, self.config.training.seed).suspected_since
+        suspected = {} if since is None else {"suspected_since": since}
+        self.log.record("done", step=steps, **suspected, **self.log.guarded)
 
     def _build_engine(self) -> None:
         """Build the engine and load the checkpoint.
@@ -263,9 +271,10 @@ class Attempt:
         """Train to the end of a phase; returns the loop's verdict."""
         if phase is not self.phase:
             enter = self.supervisor.in_phase(
-                EVALUATE, lambda step: self._enter_phase(phase), after=INIT
+                EVALUATE, lambda step: self._begin_phase(phase), after=INIT
             )
-            enter(phase.first_step)
+            if (verdict := enter(phase.first_step)) != GO_ON:
+                return verdict
         training, first = phase.config.training, max(phase.first_step, self.start.step)
         if self.config.phases:
             self.group.on_rank_0(
@@ -319,6 +328,16 @@ class Attempt:
             self.group.world_size,
         )
 
+    def _begin_phase(self, phase: Phase) -> int:
+        """Enter a phase; where it validates on something else, measure what its losses begin at.
+
+        Returns:
+            The watch's verdict.
+        """
+        before = self.reading.measure
+        self._enter_phase(phase)
+        return GO_ON if self.reading.measure == before else self._evaluate_once(phase.first_step)
+
     def _open_log(self) -> list[Callable[[StepRecord], None]]:
         """Open the run's records on rank 0, and bring the detector to the attempt's first step."""
         config, start = self.config, self.start
@@ -326,13 +345,10 @@ class Attempt:
         observers = self.log.open()
         lines = metrics.read(self.run_folder / metrics.METRICS)
         validation = metrics.read(self.run_folder / metrics.VALIDATION)
-        phases = [phase.config.objective for phase in config.resolved_phases]
-        if any(objective != objective.for_validation() for objective in phases):
-            validation = metrics.with_standard_masks(validation)
         changes = declared_changes(config, start.state)
         self.watch = SpikeWatch(
-            SpikeDetector(config.spike, changes, changed_measures(config)),
-            *history_before(start.step, lines, validation),
+            SpikeDetector(config.spike, changes),
+            history_before(start.step, lines, validation),
             lambda event: self.log.suspicion(**dataclasses.asdict(event)),
         )
         records = ledger.read(self.run_folder / ledger.FILE_NAME)
@@ -440,13 +456,27 @@ class Attempt:
                 text = "is slow and every step waits for it; `status` says how slow"
                 self.log.warn_once(f"WARNING: {slow.who} {text}")
 
-    def _evaluate(self, step: int) -> None:
-        """Measure the validation loss after `step` updates."""
+    def _evaluate(self, step: int) -> int:
+        """Measure and judge the validation loss after `step` updates; returns the watch's verdict.
+
+        What the detector finds is recorded first: an attempt that ends in between measures again.
+        """
         sums = self.engine.evaluate(self.reading.validation, self.reading.sums)
-        if self.group.rank == 0:
+
+        def judge() -> int:
             scores, record = self.reading.scores(sums)
-            self.log.validated(step, record)
-            self.watch.validation_loss = scores.total.loss
+            verdict = self.watch.evaluated(step, scores.total.loss, self.reading.measure)
+            self.log.validated(step, record, self.reading.measure)
+            return verdict
+
+        return self.group.on_rank_0(judge)
+
+    def _evaluate_once(self, step: int) -> int:
+        """The same, unless an earlier attempt has done it."""
+        measure = self.reading.measure
+        if self.group.on_rank_0(lambda: self.watch.has_evaluated(step, measure)):
+            return GO_ON
+        return self._evaluate(step)
 
     def _compare(self, step: int) -> None:
         """Look for silent corruption after `step` updates.
@@ -466,8 +496,8 @@ class Attempt:
             self.group.on_rank_0(lambda: self.log.record("corruption", step=step, **found))
             raise Failure(f"silent corruption: {finding.reason}")
 
-    def _evaluate_if_missed(self) -> None:
-        """Do the evaluation that is due before the attempt's first step.
+    def _evaluate_if_missed(self) -> int:
+        """Do the evaluation that is due before the attempt's first step; returns the verdict.
 
         An attempt that is asked to stop saves and leaves out the evaluation that is due after the
         same step. It is done here, before the next step, where the detector expects it. So is that
@@ -475,12 +505,11 @@ class Attempt:
         """
         step = self.start.step
         if not step and not self.config.model.init_from:
-            return
+            return GO_ON
         interval = self.phase.config.training.evaluation_interval
         if not Hook(interval, self._evaluate).is_due(step, self.phase.end_step):
-            return
-        if not self.group.on_rank_0(lambda: self.watch.validation_loss is not None):
-            self.supervisor.in_phase(EVALUATE, self._evaluate, after=INIT)(step)
+            return GO_ON
+        return self.supervisor.in_phase(EVALUATE, self._evaluate_once, after=INIT)(step)
 
     def _save_and_leave(self) -> None:
         """Save where the loop was asked to stop, and record that."""

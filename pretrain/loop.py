@@ -213,7 +213,8 @@ class Hook:
     """An action of all ranks after every `interval` updates, and after the last."""
 
     interval: int
-    action: Callable[[int], None]
+    action: Callable[[int], int | None]
+    """Its verdict, if it gives one, is equal on all ranks; see `GO_ON`."""
 
     def is_due(self, steps: int, last_step: int) -> bool:
         """Whether the action is due after `steps` updates."""
@@ -231,7 +232,16 @@ class Background(Protocol):
 
 
 GO_ON = 0
-"""The watch's verdict to continue; any other number stops the loop on all ranks."""
+"""The verdict to continue; any other number stops the loop on all ranks."""
+
+
+def _act(hooks: Sequence[Hook], steps: int) -> int:
+    """Do the hooks' actions until one gives a verdict other than GO_ON; returns the last one."""
+    for hook in hooks:
+        verdict = hook.action(steps)
+        if verdict is not None and verdict != GO_ON:
+            return verdict
+    return GO_ON
 
 
 class _Judge:
@@ -327,7 +337,8 @@ def run(
         learning_rate: function of the step.
         first_step: number of updates done before.
         last_step: number of updates at the end.
-        hooks: called on every rank, in order.
+        hooks: called on every rank, in order; a verdict other than GO_ON ends the loop before the
+            next one.
         observers: called on rank 0 with each finished step; they cannot steer.
         watch: called on rank 0 after the observers; a verdict other than GO_ON stops every rank
             before any other hook. The update that was computed meanwhile, if any, is in no record.
@@ -394,6 +405,6 @@ def run(
                 verdict = engine.agree(result.code if found == GO_ON else found)
                 if verdict != GO_ON:
                     return verdict
-            for hook in due:
-                hook.action(done)
+            if (verdict := _act(due, done)) != GO_ON:
+                return verdict
     return GO_ON

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import itertools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -59,7 +60,12 @@ class Reading:
         vocabulary = Vocabulary(manifest.vocab_size, architecture.vocab_size, corpus)
         objective = phase.config.objective
         self.objective = objective.build(vocabulary, compiled=training.compile)
-        self._measure = objective.for_validation().build(vocabulary)
+        validated = objective.for_validation()
+        self._measure = validated.build(vocabulary)
+        digests = [manifest.digest() for manifest in self._corpora.values()]
+        sized = (data.sequence_length, data.packing, training.evaluation_blocks)
+        self.measure = hashlib.blake2b(repr((digests, sized, validated)).encode()).hexdigest()[:12]
+        """Names what validation measures: losses of equal measures can be compared."""
         subsets = [len(manifest.subsets) for manifest in self._corpora.values()]
         firsts = itertools.accumulate(subsets[:-1], initial=0)
         self.validation = [

@@ -28,11 +28,8 @@ def export(options: argparse.Namespace) -> None:
 
     step = model_folder.export(options.run, options.output, options.step)
     sys.stdout.write(f"{options.output}: the model of {options.run} after {step} steps\n")
-    if options.step is None and (newest := model_folder.newest_checkpoint(options.run)) > step:
-        sys.stdout.write(
-            f"later checkpoints, up to step {newest}, follow a suspected spike; --step {newest} "
-            "exports the newest\n"
-        )
+    if options.step is None and (reason := model_folder.why_not_newest(options.run, step)):
+        sys.stdout.write(f"{reason}\n")
 
 
 def add_fill_mask_arguments(command: argparse.ArgumentParser) -> None:

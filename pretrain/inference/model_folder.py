@@ -340,13 +340,22 @@ def _checkpoint(run: Path, config: RunConfig, state: RunState, step: int) -> _Re
     return architecture, weights, manifest["recipe"]
 
 
-def newest_checkpoint(run: Path) -> int:
-    """The step of a run's newest checkpoint, also if it follows a suspected spike.
+def why_not_newest(run: Path, step: int) -> str:
+    """Say why `export` chose the checkpoint of `step`; "" if it is the newest one.
 
     Raises:
         ValueError: no run.
     """
-    return _config_and_state(run)[1].checkpoints[-1]
+    from pretrain.run.history import suspicion
+
+    state = _config_and_state(run)[1]
+    newest = state.checkpoints[-1]
+    if newest == step:
+        return ""
+    return (
+        f"not of step {newest}, the newest: the run is"
+        f"{suspicion(state.suspected_since).removeprefix(',')}; --step {newest} exports it"
+    )
 
 
 def _config_and_state(run: Path) -> tuple[RunConfig, RunState]:

@@ -33,6 +33,11 @@ def describe(record: Record) -> str:
     return sentence(record) if sentence else str(record["kind"])
 
 
+def suspicion(since: int | None) -> str:
+    """The end of a sentence about a run that is suspected since a step; "" if it is not."""
+    return "" if since is None else f", under suspicion of a loss spike since step {since:,}"
+
+
 def _attempt(r: Record) -> str:
     origin = f"from the checkpoint of step {r['step']:,}" if r["step"] else "from initial weights"
     ranks = metrics.count(r["ranks"], "rank")
@@ -80,7 +85,7 @@ _SENTENCES: Mapping[str, Callable[[Record], str]] = MappingProxyType(
         "discontinuity": lambda r: f"WARNING, does not continue at {r['step']:,}: {r['reason']}",
         "preempted": lambda r: f"attempt {r['attempt']} stopped by request at step {r['step']:,}",
         "gave-up": lambda r: f"given up: {r['reason']}",
-        "done": lambda r: f"done: {r['step']:,} steps",
+        "done": lambda r: f"done: {r['step']:,} steps{suspicion(r.get('suspected_since'))}",
         "fork": lambda r: f"from here on, {fork.describe(r)}",
     }
 )

@@ -159,11 +159,12 @@ class RunLog:
         folder.refuse_superseded(ledger.read(self._ledger), self._start.token)
         self._refuse_superseded()
 
-    def validated(self, step: int, scores: Mapping[str, Any]) -> None:
+    def validated(self, step: int, scores: Mapping[str, Any], measure: str) -> None:
         """Write a measurement on the validation split after `step` updates.
 
         Args:
             step: number of updates.
+            measure: `Reading.measure`: losses of equal measures can be compared.
             scores: `total` with loss, perplexity and number of targets; `subsets`, and `terms` and
                 `corpora` if there are several, with the same by name.
         """
@@ -172,7 +173,7 @@ class RunLog:
         if not parts["terms"]:
             del parts["terms"]
         line = {"attempt": self._start.attempt, "step": step, **total}
-        self._validation.write({**line, "masks": metrics.STANDARD_MASKS, **parts})
+        self._validation.write({**line, "measure": measure, **parts})
         values = {f"validation/{name}": total[name] for name in ("loss", "perplexity")}
         for name, score in parts.get("terms", {}).items():
             values[f"validation/loss/{name}"] = score["loss"]

@@ -39,8 +39,6 @@ NEEDED: Mapping[str, frozenset[str]] = MappingProxyType(
     }
 )
 """The keys that readers of these files rely on."""
-STANDARD_MASKS = "standard"
-"""Value of `masks` in validation.jsonl for a measurement with the masks of every validation."""
 _RENEW_SECONDS = 0.5
 _ERASE_LINE = "\r\x1b[K"
 RECENT = 50
@@ -155,10 +153,17 @@ def invalid_lines(run: Path) -> str:
 
 
 def surviving(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the records of the surviving lineage: a repeated step replaces all from it on."""
+    """Return the records of the surviving lineage: a repeated step replaces all from it on.
+
+    Evaluations after the same step stand beside each other if they measured different things.
+    """
     result: list[dict[str, Any]] = []
     for record in records:
-        while result and result[-1]["step"] >= record["step"]:
+        step, measure = record["step"], record.get("measure")
+        while result and (
+            result[-1]["step"] > step
+            or (result[-1]["step"] == step and result[-1].get("measure") == measure)
+        ):
             result.pop()
         result.append(record)
     return result
@@ -182,14 +187,6 @@ def surviving_validation(
         for line in surviving(validation)
         if attempts.get(line["step"] - 1, line["attempt"]) <= line["attempt"]
     ]
-
-
-def with_standard_masks(validation: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the lines of validation.jsonl that name the standard masks.
-
-    Lines of earlier versions name none; theirs were the recipe's.
-    """
-    return [line for line in validation if line.get("masks") == STANDARD_MASKS]
 
 
 class MetricsWriter:
@@ -313,9 +310,17 @@ def seconds_left(records: Sequence[Line], last_step: int) -> float:
 
 
 def best_validation(validation: Sequence[Line]) -> Line | None:
-    """Return the measurement with the lowest loss among those that are finite."""
-    finite = [line for line in validation if not math.isnan(loss_of(line))]
-    return min(finite, key=loss_of, default=None)
+    """Return the measurement with the lowest loss among those that are finite.
+
+    Only those count that measured the same as the newest one.
+    """
+    measures = {line.get("measure") for line in validation[-1:]}
+    comparable = [
+        line
+        for line in validation
+        if line.get("measure") in measures and not math.isnan(loss_of(line))
+    ]
+    return min(comparable, key=loss_of, default=None)
 
 
 def validation_line(validation: Sequence[Line]) -> str:

@@ -18,7 +18,7 @@ from pretrain.config.run import RunConfig
 from pretrain.config.settings import flatten, override
 from pretrain.run import fork, ledger, metrics, pace
 from pretrain.run.folder import LOCK, SUPERVISED, SUPERVISOR_LOCK
-from pretrain.run.history import sentences
+from pretrain.run.history import sentences, suspicion
 from pretrain.run.ledger import Record
 
 FINISHED, TRAINING, STARTING = "finished", "training", "starting"
@@ -338,15 +338,14 @@ def current_activity(seen: RunView) -> str:
     state, steps = seen.state, seen.config.training.steps
     if seen.activity == FINISHED:
         attempts = metrics.count(state.attempts, "attempt")
-        return f"finished: {steps:,} of {steps:,} steps in {attempts}"
+        text = f"finished: {steps:,} of {steps:,} steps in {attempts}"
+        return text + suspicion(state.suspected_since)
     if seen.activity == STARTING:
         return f"starting: no attempt trains now; from step {state.resume_step():,} of {steps:,}"
     if seen.activity == TRAINING:
         progress = metrics.progress_line(seen.lines, steps) if seen.lines else "no step yet"
-        suspicion = ""
-        if state.suspected_since is not None:
-            suspicion = f"\nunder suspicion of a loss spike since step {state.suspected_since}"
-        return f"training now, attempt {state.next_attempt - 1}: {progress}{suspicion}"
+        text = f"training now, attempt {state.next_attempt - 1}: {progress}"
+        return text + suspicion(state.suspected_since)
     rest = f"it would continue from step {state.resume_step():,} of {steps:,}"
     if seen.activity == SPIKED:
         return f"stopped at a loss spike, not yet rolled back; {rest}"

@@ -27,6 +27,9 @@ The numbers are the defaults of SpikeConfig. They count records, so a curve that
 few steps is judged alike. Outliers never enter the statistics that judge. The onset is dated by the
 change point of the last losses, not by the alarm.
 
+An evaluation is judged when it is measured, so that the last one of a run counts, too. It is
+compared with the one before only if both measured the same.
+
 The detector is a fold over its records: after a restart it is fed the surviving records and is in
 the same state as before. Imports no torch.
 """
@@ -37,7 +40,7 @@ import dataclasses
 import math
 import statistics
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from pretrain.config.run import SpikeConfig
 from pretrain.spikes.statistics import TOLERANCE, FlagWindow, Level, LowestLevel, change_point
@@ -68,8 +71,6 @@ class Observation:
     """Whether the update was skipped because its gradient was not finite."""
     scale_exhausted: bool = False
     """Whether fp16 skipped the update at its smallest loss scale, which cannot be lowered."""
-    validation_loss: float | None = None
-    """Nats per target, where there was an evaluation since the step before."""
 
     @property
     def corrupts_weights(self) -> bool:
@@ -90,6 +91,28 @@ class Observation:
 
 
 @dataclasses.dataclass(frozen=True)
+class Evaluation:
+    """A measurement on the validation split."""
+
+    updates: int
+    """Number of updates before it."""
+    loss: float
+    """Nats per target; NaN where it was not finite."""
+    measure: str = ""
+    """Names what was measured: which blocks, and with which loss."""
+
+
+Seen = Observation | Evaluation
+"""What the detector judges, one after the other."""
+
+
+def in_order(observations: Iterable[Observation], evaluations: Iterable[Evaluation]) -> list[Seen]:
+    """Order steps and evaluations as a run saw them: one after n updates comes before step n."""
+    seen: list[Seen] = [*evaluations, *observations]
+    return sorted(seen, key=lambda s: s.updates if isinstance(s, Evaluation) else s.step)
+
+
+@dataclasses.dataclass(frozen=True)
 class Event:
     """A finding of the detector."""
 
@@ -98,7 +121,7 @@ class Event:
     channel: str
     """fast, slow, gradient-norm, loss-scale, validation or non-finite"""
     step: int
-    """Step of the record that led to the finding."""
+    """Step of the record that led to the finding; the last one before an evaluation that did."""
     onset: int
     """First step of the rise."""
     loss: float
@@ -152,9 +175,7 @@ class _Channel:
 class SpikeDetector:
     """Finds loss spikes in a sequence of records, given one by one to `update`."""
 
-    def __init__(
-        self, config: SpikeConfig, changes: Sequence[int] = (), measures: Sequence[int] = ()
-    ) -> None:
+    def __init__(self, config: SpikeConfig, changes: Sequence[int] = ()) -> None:
         """Start with an empty history.
 
         Args:
@@ -163,11 +184,9 @@ class SpikeDetector:
                 batch grows, the learning rate jumps). The statistics of earlier records are
                 forgotten there, unless a suspicion is open, which is judged first. Until there is a
                 new history, only gross rises above the old level are suspected.
-            measures: steps from which on validation measures something else. An evaluation at such
-                a step is still the old one; the next is compared with none before.
         """
         self.config = config
-        self._measures = measures
+        self._measure = ""
         self._changes = sorted(changes)
         self._records = 0
         self._spike_continues = False
@@ -203,7 +222,7 @@ class SpikeDetector:
     def _new_level(self, smallest_deviation: float) -> Level:
         return Level(self.config.window, self.config.minimum_history, smallest_deviation)
 
-    def update(self, observation: Observation) -> list[Event]:
+    def update(self, seen: Seen) -> list[Event]:
         """Judge the next record.
 
         After a spike the history is forgotten, so that a curve that goes on has a new level.
@@ -211,15 +230,13 @@ class SpikeDetector:
         Returns:
             What was found; a spike comes last.
         """
+        return self._evaluated(seen) if isinstance(seen, Evaluation) else self._observed(seen)
+
+    def _observed(self, observation: Observation) -> list[Event]:
         self._records += 1
         self._apply_changes(observation.step)
         events: list[Event] = []
-        for judge in (
-            self._judge_update,
-            self._judge_gradient_norm,
-            self._judge_loss,
-            self._judge_validation,
-        ):
+        for judge in (self._judge_update, self._judge_gradient_norm, self._judge_loss):
             events += judge(observation)
             if events and events[-1].kind == "spike":
                 non_finite = events[-1].channel == "non-finite"
@@ -471,22 +488,27 @@ class SpikeDetector:
             return [self._event("spike", channel.name, observation, channel.onset)]
         return []
 
-    def _judge_validation(self, observation: Observation) -> list[Event]:
-        value, step = observation.validation_loss, observation.step
-        if value is None:
-            return []
+    def _evaluated(self, evaluation: Evaluation) -> list[Event]:
+        value, step = evaluation.loss, evaluation.updates - 1
+        is_other, self._measure = evaluation.measure != self._measure, evaluation.measure
         # Compared with the last evaluation, not with the best one: a loss that creeps up is
         # overfitting, which no rollback cures. `before` is NaN where there is none yet, and then
         # every finite value is good.
+        if is_other:
+            self._good_validation = (self._good_validation[0], math.nan)
         last_good, before = self._good_validation
-        if any(last_good <= change < step for change in self._measures):
-            before = math.nan
+        suspected = self._validation_onset
         if not math.isfinite(value) or value > before + self.config.validation_nats:
-            kind = "suspect" if self._validation_onset is None else "spike"
             onset = self._validation_onset = last_good + 1  # the earliest possible one
-            return [Event(kind, "validation", step, onset, value, before)]
-        self._good_validation = (step, value)
-        suspected, self._validation_onset = self._validation_onset, None
+            event = Event("suspect", "validation", step, onset, value, before)
+            if suspected is None:
+                return [event]
+            self._reset(step)
+            return [dataclasses.replace(event, kind="spike")]
+        if is_other and suspected is not None:  # the next evaluation is compared with this one
+            self._good_validation = (last_good, value)
+            return []
+        self._good_validation, self._validation_onset = (step, value), None
         if suspected is None:
             return []
         return [Event("healed", "validation", step, suspected, value, before)]

@@ -11,10 +11,13 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 from pretrain.exit_codes import EXIT_FAILED, EXIT_PREEMPTED
 from pretrain.loop import GO_ON
 from pretrain.supervision import control, heartbeat
+
+T = TypeVar("T")
 
 
 class SupervisorClient:
@@ -44,14 +47,15 @@ class SupervisorClient:
         self._beat(heartbeat.INIT, 0)
 
     def in_phase(
-        self, phase: str, action: Callable[[int], None], after: str = heartbeat.STEP
-    ) -> Callable[[int], None]:
+        self, phase: str, action: Callable[[int], T], after: str = heartbeat.STEP
+    ) -> Callable[[int], T]:
         """Wrap `action` so that the heartbeat shows `phase` during it, and `after` after it."""
 
-        def act(step: int) -> None:
+        def act(step: int) -> T:
             self._beat(phase, step)
-            action(step)
+            result = action(step)
             self._beat(after, step)
+            return result
 
         return act
 

@@ -190,8 +190,8 @@ class Run:
         lines: list[dict[str, Any]] = []
         if self.engine.rank == 0:
             detector = SpikeDetector(self.config.spike)
-            history = observations([line for line in self.lines if line["step"] < first], [])
-            watch = SpikeWatch(detector, history, None, lambda event: None)
+            history = observations([line for line in self.lines if line["step"] < first])
+            watch = SpikeWatch(detector, history, lambda event: None)
 
         def compare(step: int) -> None:
             if self.compare(step):

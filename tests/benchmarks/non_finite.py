@@ -86,7 +86,7 @@ class Outcome:
 def outcome(case: Case) -> Outcome:
     """Run a case live, replay what it recorded, and compare."""
     live: list[Event] = []
-    watch = SpikeWatch(SpikeDetector(SpikeConfig()), [], None, live.append)
+    watch = SpikeWatch(SpikeDetector(SpikeConfig()), [], live.append)
     with tempfile.TemporaryDirectory() as folder:
         writer = metrics.MetricsWriter(Path(folder), 1)
         for step in range(STEPS):
@@ -100,7 +100,7 @@ def outcome(case: Case) -> Outcome:
         writer._lines.close()
         (curve,) = read(Path(folder))
     detector = SpikeDetector(SpikeConfig())
-    replayed = [event for seen in curve.observations for event in detector.update(seen)]
+    replayed = [event for seen in curve.seen for event in detector.update(seen)]
     spike = next((event for event in live if event.kind == "spike"), None)
     return Outcome(
         case,

@@ -120,7 +120,6 @@ def test_what_ends_an_attempt_waits_for_the_checkpoint_that_is_being_written(
             return verdict(self, steps)
 
         def judge(self, record):
-            self.validation_loss = None
             return EXIT_SPIKE if record.step == 2 and why == "spike" else 0
 
         SupervisorClient.verdict, SpikeWatch.__call__ = ask, judge

@@ -264,3 +264,11 @@ def test_speed_is_tokens_per_second_of_the_step():
 def test_the_loss_weighs_each_term_and_leaves_out_terms_without_targets():
     terms = {"masked": TermLoss(2.0, 10), "order": TermLoss(0.5, 4), "unused": TermLoss(None, 0)}
     assert weighted_loss({"masked": 1.0, "order": 3.0, "unused": 9.0}, terms) == 3.5
+
+
+def test_a_hook_may_stop_the_loop_before_the_next_hook():
+    recorder = Recorder()
+    hooks = [Hook(4, lambda step: 7), Hook(4, recorder.hook("save"))]
+    assert go(recorder, hooks=hooks) == 7
+    assert ("save", 4) not in recorder.events
+    assert max(event[1] for event in recorder.events if event[0] == "update") == 3

@@ -111,8 +111,12 @@ def test_every_step_has_the_settings_of_its_phase(straight):
     assert min(shares[5:9]) > max(*shares[:5], *shares[9:])
     assert max(line["tokens"] for line in lines[5:9]) <= 4 * 48
     measured = metrics.read(straight / metrics.VALIDATION)
-    assert [line["step"] for line in measured] == [3, 5, 6, 8, 9, 12, 14]
-    assert ["corpora" in line for line in measured] == [False] * 2 + [True] * 3 + [False] * 2
+    # A boundary is measured in both ways, so that either side has something to compare with.
+    assert [line["step"] for line in measured] == [3, 5, 5, 6, 8, 9, 9, 12, 14]
+    assert ["corpora" in line for line in measured] == [False] * 2 + [True] * 4 + [False] * 3
+    measures = [line["measure"] for line in measured]
+    assert measures == [measures[0]] * 2 + [measures[2]] * 4 + [measures[0]] * 3
+    assert measures[0] != measures[2]
     steps = ledger.run_state(ledger.read(straight / ledger.FILE_NAME), 1).checkpoints
     assert 9 in steps  # the end of the second phase
 
@@ -127,7 +131,7 @@ def test_the_audit_proves_each_corpus_in_each_way_it_was_cut(straight):
     assert "made@64" not in said
 
 
-@pytest.mark.parametrize("fails_at", [4, 6, 10])
+@pytest.mark.parametrize("fails_at", [4, 5, 6, 10])
 def test_a_run_that_is_killed_in_any_phase_ends_with_the_same_bits(
     attempt, phases, straight, tmp_path, fails_at
 ):
@@ -135,11 +139,13 @@ def test_a_run_that_is_killed_in_any_phase_ends_with_the_same_bits(
     code, said = attempt(tmp_path / "run", phases)
     assert code == 0, said
     assert same(final_weights(straight), final_weights(tmp_path / "run"))
-    keys = ("step", "loss", "blocks", "learning_rate")
-    runs = [
-        metrics.surviving(metrics.read(r / metrics.METRICS)) for r in (straight, tmp_path / "run")
-    ]
-    assert [[line[k] for k in keys] for line in runs[0]] == [[x[k] for k in keys] for x in runs[1]]
+    for name, keys in (
+        (metrics.METRICS, ("step", "loss", "blocks", "learning_rate")),
+        (metrics.VALIDATION, ("step", "loss", "measure")),
+    ):
+        runs = [metrics.surviving(metrics.read(r / name)) for r in (straight, tmp_path / "run")]
+        mine, others = ([[line[key] for key in keys] for line in lines] for lines in runs)
+        assert mine == others
     assert main("audit", tmp_path / "run")[0] == 0
 
 

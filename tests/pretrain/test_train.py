@@ -1,6 +1,7 @@
 """One attempt, from its command line to its exit code, with everything that may fail."""
 
 import contextlib
+import dataclasses
 import errno
 import fcntl
 import io
@@ -27,10 +28,13 @@ from pretrain.__main__ import main as pretrain
 from pretrain.bench import plan
 from pretrain.config.load import load
 from pretrain.data.sources import SOURCES, CompleteBlocks
-from pretrain.exit_codes import EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED
+from pretrain.exit_codes import EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED, EXIT_SPIKE
 from pretrain.inference import model_folder
 from pretrain.run import audit, checkpoints, ledger, metrics, resume, status
 from pretrain.run import folder as run_folder
+from pretrain.spikes import policy
+from pretrain.spikes.detector import SpikeDetector
+from pretrain.spikes.replay import curves
 from pretrain.supervision import control
 
 SHORT = [
@@ -308,7 +312,7 @@ def leaving_after(step, seen):
         from pretrain.spikes.live import SpikeWatch
         from pretrain.supervision.client import SupervisorClient
 
-        verdict, watch = SupervisorClient.verdict, SpikeWatch.__call__
+        verdict, watch = SupervisorClient.verdict, SpikeWatch._judge
 
         def ask(self, steps):
             if steps == step:
@@ -317,10 +321,10 @@ def leaving_after(step, seen):
 
         def note(self, record):
             with seen.open("a") as file:
-                file.write(json.dumps([record.step, self.validation_loss]) + "\n")
+                file.write(f"{record!r}\n")
             return watch(self, record)
 
-        SupervisorClient.verdict, SpikeWatch.__call__ = ask, note
+        SupervisorClient.verdict, SpikeWatch._judge = ask, note
 
     return sabotage
 
@@ -346,8 +350,108 @@ def test_an_evaluation_that_a_stop_left_out_is_done_on_resume(settings, attempt,
         del line["attempt"]
     assert measured[1] == measured[0]
     assert noted[1].read_text() == noted[0].read_text()
-    assert json.loads(noted[1].read_text().splitlines()[3]) == [3, measured[0][0]["loss"]]
+    loss = measured[0][0]["loss"]
+    assert noted[1].read_text().splitlines()[3].startswith(f"Evaluation(updates=3, loss={loss},")
     assert_same_run(stopped, straight)
+
+
+def broken_evaluations(*steps, stop_after=None):
+    """The validation loss is not finite after so many updates."""
+
+    def sabotage(rank):
+        from pretrain.attempt import Attempt
+        from pretrain.reading import Reading
+        from pretrain.supervision.client import SupervisorClient
+
+        evaluate, scores, verdict = Attempt._evaluate, Reading.scores, SupervisorClient.verdict
+        now = []
+
+        def noted(self, step):
+            now[:] = [step]
+            return evaluate(self, step)
+
+        def broken(self, sums):
+            found, record = scores(self, sums)
+            if now[0] in steps:
+                record["total"]["loss"] = math.nan
+                found = dataclasses.replace(
+                    found, total=dataclasses.replace(found.total, loss=math.nan)
+                )
+            return found, record
+
+        def ask(self, steps):
+            if steps == stop_after:
+                control.request_stop(self._run, self._token)
+            return verdict(self, steps)
+
+        Attempt._evaluate, Reading.scores, SupervisorClient.verdict = noted, broken, ask
+
+    return sabotage
+
+
+OFTEN = ["training.evaluation_interval=2"]
+
+
+def found_live(run):
+    """What the detector found, from the ledger; it is what a replay of the run finds."""
+    found = [
+        (r["kind"], r["channel"], r["step"], r["onset"])
+        for r in records(run)
+        if r["kind"] in ("suspect", "healed", "spike")
+    ]
+    (curve,) = curves.read(run)
+    detector = SpikeDetector(load(str(run / "run.yaml")).spike)
+    events = [event for seen in curve.seen for event in detector.update(seen)]
+    assert [(e.kind, e.channel, e.step, e.onset) for e in events] == found
+    return found
+
+
+def test_a_spike_that_the_last_evaluation_confirms_is_rolled_back(attempt, tmp_path):
+    """Like any other: the run is not done, and what it ended with is not saved."""
+    answers = attempt(tmp_path, *OFTEN, sabotage=broken_evaluations(4, 6))
+    assert [code for code, _, _ in answers] == [EXIT_SPIKE] * 2
+    suspect, spike = found_live(tmp_path)
+    assert (suspect, spike) == (
+        ("suspect", "validation", 3, 2),
+        ("spike", "validation", 5, 2),
+    )
+    assert committed(tmp_path) == [2, 4]
+    assert records(tmp_path, "done") == []
+    config = load(str(tmp_path / "run.yaml"))
+    rollback = policy.answer_to_spike(records(tmp_path), config)
+    assert rollback.step == 2
+
+
+def test_a_suspicion_heals_at_the_last_evaluation(attempt, tmp_path):
+    run = tmp_path / "run"
+    assert attempt(run, *OFTEN, ranks=1, sabotage=broken_evaluations(4))[0][0] == EXIT_DONE
+    assert [kind for kind, *_ in found_live(run)] == ["suspect", "healed"]
+    assert model_folder.export(run, tmp_path / "model") == 6
+    assert "suspicion" not in status.describe_run(status.view(run)).splitlines()[1]
+
+
+def test_a_last_evaluation_that_only_suspects_is_told_where_the_run_ends(attempt, tmp_path, capsys):
+    run = tmp_path / "run"
+    answer, *_ = attempt(run, *OFTEN, ranks=1, sabotage=broken_evaluations(6))
+    assert answer[0] == EXIT_DONE
+    assert found_live(run) == [("suspect", "validation", 5, 4)]
+    (done,) = records(run, "done")
+    assert done["suspected_since"] == 4
+    said = "under suspicion of a loss spike since step 4"
+    assert f"finished: 6 of 6 steps in 1 attempt, {said}" in status.describe_run(status.view(run))
+    assert pretrain(["export", str(run), "--output", str(tmp_path / "model")]) == 0
+    told = capsys.readouterr().out
+    assert "after 4 steps" in told
+    assert f"not of step 6, the newest: the run is {said}" in told
+    assert "--step 6" in told
+
+
+def test_an_evaluation_that_a_stop_left_out_is_judged_before_the_next_step(attempt, tmp_path):
+    broken = broken_evaluations(2, 4, stop_after=4)
+    assert attempt(tmp_path, *OFTEN, ranks=1, sabotage=broken)[0][0] == EXIT_PREEMPTED
+    assert attempt(tmp_path, *OFTEN, ranks=1, sabotage=broken)[0][0] == EXIT_SPIKE
+    assert [line["step"] for line in metrics.read(tmp_path / metrics.METRICS)] == [0, 1, 2, 3]
+    assert found_live(tmp_path)[-1] == ("spike", "validation", 3, 0)
 
 
 CAUSAL = [
@@ -475,7 +579,6 @@ def test_a_run_s_validation_is_that_of_its_exported_model(
     objective = validation_objective(loaded.model, digest, valid, loaded.objective)
     found = evaluate_blocks(loaded.model, objective, SOURCES[loaded.packing](valid, 64), 6, 2)
     line = metrics.read(tmp_path / "run" / metrics.VALIDATION)[-1]
-    assert line["masks"] == "standard"
     assert line["targets"] == found.total.targets
     # Ranks add their sums in another order.
     assert line["loss"] == pytest.approx(found.total.loss, rel=1e-14 if ranks > 1 else 0, abs=0)
@@ -511,7 +614,10 @@ def test_an_export_names_the_checkpoints_that_it_passes_over(straight, tmp_path,
     assert pretrain(model) == 0
     told = capsys.readouterr().out
     assert "after 2 steps" in told
-    assert "up to step 6, follow a suspected spike; --step 6 exports the newest" in told
+    assert (
+        "not of step 6, the newest: the run is under suspicion of a loss spike since step 3; "
+        in told
+    )
     assert pretrain([*model[:-1], str(tmp_path / "last"), "--step", "6"]) == 0
     assert "suspected" not in capsys.readouterr().out
 

@@ -16,8 +16,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from pretrain.run import metrics
 from pretrain.run.metrics import METRICS, VALIDATION, surviving
-from pretrain.spikes.detector import Observation
+from pretrain.spikes.detector import Evaluation, Observation, Seen, in_order
+from pretrain.spikes.live import evaluations
 
 _COLUMN_NAMES = {
     "step": ("step", "iteration", "iter", "global_step", "_step", "update", "num_updates"),
@@ -32,10 +34,8 @@ _COLUMN_NAMES = {
 """Fields of Observation, and the names that they have in logs."""
 _SEPARATORS = str.maketrans({" ": "_", "-": "_", "/": "_", ".": "_"})
 
-_OUR_FILES = (METRICS, VALIDATION)
-
 Row = dict[str, Any]
-"""Fields of an Observation."""
+"""Fields of an Observation, and of a run of this package the attempt."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,6 +47,13 @@ class Curve:
     """In order of rising steps."""
     notes: tuple[str, ...] = ()
     """Messages on records that were left out or replaced."""
+    evaluations: tuple[Evaluation, ...] = ()
+    """Of a run of this package; in the order in which they were done."""
+
+    @property
+    def seen(self) -> list[Seen]:
+        """What a detector would have judged, in order."""
+        return in_order(self.observations, self.evaluations)
 
 
 def read_all(
@@ -94,10 +101,7 @@ def read(
     if not rows:
         raise ValueError(f"{path}: holds no record with a step and a loss")
     name = name or _name(path)
-    validation = path / VALIDATION
-    evaluations = _read_json_lines(validation)[0] if validation.is_file() else []
-    # The evaluation after n updates is judged with step n, as live. The last one of a step counts.
-    measured = {row["step"]: row["loss"] for row in evaluations}
+    validation = metrics.read(path / VALIDATION) if (path / METRICS).is_file() else []
     starts = [n for n in range(1, len(rows)) if rows[n]["step"] <= rows[n - 1]["step"]]
     if starts and not every_attempt:
         notes.append(
@@ -109,13 +113,20 @@ def read(
         Curve(
             f"{name}#{number}" if every_attempt else name,
             tuple(
-                Observation(**row, validation_loss=measured.get(row["step"]))
-                for row in surviving(rows[:end])
+                Observation(**{key: row[key] for key in row.keys() - {"attempt"}}) for row in kept
             ),
             tuple(notes),
+            tuple(evaluations(metrics.surviving_validation(known, kept) if known else [])),
         )
         for number, end in enumerate(ends, start=1)
+        for kept in [surviving(rows[:end])]
+        for known in [[line for line in validation if not _is_later(line, rows[end:])]]
     ]
+
+
+def _is_later(line: Row, rows: Sequence[Row]) -> bool:
+    """Whether a line of validation.jsonl is of the attempt that these rows begin with, or later."""
+    return bool(rows) and line["attempt"] >= rows[0]["attempt"]
 
 
 def _rows(path: Path, tag: str) -> tuple[list[Row], list[str]]:
@@ -174,9 +185,9 @@ def _read_json_lines(path: Path) -> tuple[list[Row], list[str]]:
             record = json.loads(line)
         except (ValueError, RecursionError):
             record = None
-        if not isinstance(record, dict) and path.name not in _OUR_FILES:
+        if not isinstance(record, dict) and path.name != METRICS:
             raise ValueError(f"{path}: line {number} is not a JSON object")
-        # In our own files such a line is left out with a note, as by their other readers.
+        # In our own file such a line is left out with a note, as by their other readers.
         records.append(record if isinstance(record, dict) else {})
     return _numbers(path, records, first_line=1, torn=len(lines) + 1 if rest else 0)
 
@@ -195,10 +206,12 @@ def _numbers(
     rows = []
     for number, record in enumerate(records, start=first_line):
         fields = {field: record[column] for field, column in _columns(list(record)).items()}
-        if path.name in _OUR_FILES:  # null stands for a number that is not finite
+        if path.name == METRICS:  # null stands for a number that is not finite
             fields |= {f: math.nan for f in ("loss", "gradient_norm") if fields.get(f, 0) is None}
         if fields.get("step") not in (None, "") and fields.get("loss") not in (None, ""):
             rows.append(_row(fields, f"{path}: line {number}"))
+            if path.name == METRICS:
+                rows[-1]["attempt"] = record.get("attempt", 0)
     notes = [f"line {torn} was cut off and is left out"] if torn else []
     if len(rows) < len(records):
         notes.append(f"{len(records) - len(rows)} lines without a step or a loss are left out")

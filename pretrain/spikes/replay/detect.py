@@ -114,7 +114,7 @@ def detect(curve: Curve, config: SpikeConfig, checkpoint_interval: int) -> Detec
     learns the level anew.
     """
     detector = SpikeDetector(config)
-    events = [event for seen in curve.observations for event in detector.update(seen)]
+    events = [event for seen in curve.seen for event in detector.update(seen)]
     steps = [observation.step for observation in curve.observations]
     spikes: list[ConfirmedSpike] = []
     rollbacks: list[dict[str, Any]] = []

@@ -775,7 +775,7 @@ def watched(built, steps, folder, **non_finite):
     )
     if built.rank == 0:
         lines, again = metrics.read(folder / metrics.METRICS), SpikeDetector(WATCHED)
-        replayed = [event for seen in observations(lines, []) for event in again.update(seen)]
+        replayed = [event for seen in observations(lines) for event in again.update(seen)]
         assert repr(replayed) == repr(events)
     return verdict, records, [(e.kind, e.channel, e.step, e.onset) for e in events]
 

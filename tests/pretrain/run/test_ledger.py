@@ -14,7 +14,7 @@ from pretrain.config.run import SpikeConfig
 from pretrain.data.mixture import Mixture
 from pretrain.data.order import Lineage
 from pretrain.run import ledger
-from pretrain.spikes.detector import Observation, SpikeDetector
+from pretrain.spikes.detector import Evaluation, Observation, Seen, SpikeDetector
 
 
 @pytest.fixture
@@ -311,7 +311,7 @@ def test_open_suspicions_are_those_of_the_detector_that_an_attempt_begins_with(s
     """Crashes, resumes, rejected checkpoints and rollbacks, at random."""
     draw = random.Random(seed)
     events, attempts = [], 0
-    surviving: list[Observation] = []
+    surviving: list[list[Seen]] = []  # of each step, with the evaluation after it
     opened = 0
     while len(surviving) < 400 and attempts < 40:
         attempts += 1
@@ -323,7 +323,7 @@ def test_open_suspicions_are_those_of_the_detector_that_an_attempt_begins_with(s
         events.append(attempt(first))
         refed = SpikeDetector(DETECTOR)
         open_now: dict[str, int] = {}
-        for event in [event for seen in surviving for event in refed.update(seen)]:
+        for event in [e for step in surviving for seen in step for e in refed.update(seen)]:
             assert event.kind != "spike"
             open_now.pop(event.channel, None)
             open_now |= {event.channel: event.onset} if event.kind == "suspect" else {}
@@ -331,8 +331,12 @@ def test_open_suspicions_are_those_of_the_detector_that_an_attempt_begins_with(s
         opened += len(open_now)
         troubled = troubles(draw)
         for step in range(first, min(400, first + draw.randrange(120))):
-            surviving.append(next(troubled)(step))
-            events_now = refed.update(surviving[-1])
+            surviving.append([next(troubled)(step)])
+            events_now = refed.update(surviving[-1][0])
+            if draw.random() < 0.3 and not any(e.kind == "spike" for e in events_now):
+                loss = draw.choice([5.0, 5.0, 5.0, math.nan])
+                surviving[-1].append(Evaluation(step + 1, loss, draw.choice("aaaab")))
+                events_now += refed.update(surviving[-1][1])
             events += [(e.kind, dataclasses.asdict(e)) for e in events_now]
             if events_now and events_now[-1].kind == "spike":
                 before = [c for c in state(*events).checkpoints if c <= events_now[-1].onset]
@@ -357,7 +361,6 @@ def troubles(draw):
             values = {
                 "loss": draw.gauss(5.0, 0.05) + (1.0 if hit and trouble == "blip" else 0.0),
                 "gradient_norm": draw.lognormvariate(5.0 if hit and trouble == "norm" else 0, 0.2),
-                "validation_loss": draw.choice([None] * 8 + [5.0, 5.0, 5.0, math.nan]),
             }
             if hit and trouble == "lost" and draw.random() < 0.3:
                 values |= {"loss": math.nan, "skipped": True}

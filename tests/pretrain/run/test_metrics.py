@@ -87,9 +87,30 @@ def test_a_line_of_metrics_without_what_readers_need_is_left_out_with_a_warning(
     assert metrics.invalid_lines(tmp_path) == f"{path}: 1 lines are not valid and are left out"
 
 
-def test_measurements_that_do_not_name_the_standard_masks_are_left_out():
-    validation = [{"step": 2}, {"step": 4, "masks": "standard"}]
-    assert metrics.with_standard_masks(validation) == validation[1:]
+def evaluation(step, loss, measure, attempt=1):
+    return {"step": step, "loss": loss, "measure": measure, "attempt": attempt}
+
+
+def test_the_best_is_among_those_that_measured_the_same_as_the_newest():
+    first = [evaluation(10, 5.0, "a"), evaluation(20, 4.0, "a")]
+    assert metrics.best_validation(first) is first[1]
+    second = [*first, evaluation(20, 6.0, "b"), evaluation(30, 5.5, "b"), evaluation(40, 5.7, "b")]
+    assert metrics.best_validation(second) is second[3]
+    again = [*second, evaluation(50, 4.5, "a")]
+    assert metrics.best_validation(again) is first[1]
+    assert metrics.best_validation([]) is None
+
+
+def test_evaluations_after_one_step_survive_beside_each_other():
+    """Those of a phase's end and of the next one's beginning, until the steps are repeated."""
+    both = [evaluation(20, 4.0, "a"), evaluation(20, 6.0, "b")]
+    kept = lines(*range(20))
+    assert metrics.surviving_validation(both, kept) == both
+    second = evaluation(20, 6.5, "b", attempt=2)  # the first attempt ended between the two
+    assert metrics.surviving_validation([both[0], second], kept) == [both[0], second]
+    repeated = [evaluation(20, 4.5, "a", attempt=2), second]
+    rolled_back = metrics.surviving([*kept, *lines(*range(15, 20), attempt=2)])
+    assert metrics.surviving_validation([*both, *repeated], rolled_back) == repeated
 
 
 class Disk:

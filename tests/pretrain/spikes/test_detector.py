@@ -7,7 +7,7 @@ import random
 import pytest
 
 from pretrain.config.run import SpikeConfig
-from pretrain.spikes.detector import Observation, SpikeDetector
+from pretrain.spikes.detector import Evaluation, Observation, SpikeDetector, in_order
 from pretrain.spikes.statistics import TOLERANCE, LowestLevel, SortedWindow, change_point
 from tests.benchmarks import non_finite
 from tests.benchmarks.spikes import SPIKES, curve, detections
@@ -32,9 +32,9 @@ def observed(losses, **channels):
         yield Observation(step, loss, **{k: v for k, v in given.items() if v is not None})
 
 
-def events(records, policy=POLICY, changes=(), measures=()):
+def events(records, policy=POLICY, changes=()):
     """Events until the first spike, where the loop would stop."""
-    detector, found = SpikeDetector(policy, changes, measures), []
+    detector, found = SpikeDetector(policy, changes), []
     for record in records:
         found += detector.update(record)
         if found and found[-1].kind == "spike":
@@ -473,41 +473,61 @@ def test_a_loss_scale_that_keeps_falling_is_a_spike_and_one_that_settles_heals()
     assert spike.step - suspect.step == POLICY.confirm_steps
 
 
-def test_a_jump_of_the_validation_loss_is_confirmed_by_the_next_evaluation():
-    def validation(values):
-        return {"validation_loss": lambda step: values.get(step)}
+def evaluated(values, steps=800):
+    """Events of a calm curve with evaluations: {updates: loss, or several (loss, measure)}."""
+    losses = {n: given if isinstance(given, list) else [(given, "")] for n, given in values.items()}
+    evaluations = [Evaluation(n, *each) for n, several in losses.items() for each in several]
+    return events(in_order(observed(decay(steps)), evaluations))
 
-    fine = {99: 4.0, 199: 3.8, 299: 3.85}
-    assert events(observed(decay(800), **validation(fine))) == []
-    healed = events(observed(decay(800), **validation({**fine, 399: 4.5, 499: 3.7})))
+
+def test_a_jump_of_the_validation_loss_is_confirmed_by_the_next_evaluation():
+    fine = {100: 4.0, 200: 3.8, 300: 3.85}
+    assert evaluated(fine) == []
+    healed = evaluated({**fine, 400: 4.5, 500: 3.7})
     assert kinds(healed) == [("suspect", "validation"), ("healed", "validation")]
-    suspect, spike = events(observed(decay(800), **validation({**fine, 399: 4.5, 499: 4.4})))
+    suspect, spike = evaluated({**fine, 400: 4.5, 500: 4.4})
     assert (spike.kind, spike.channel, spike.step) == ("spike", "validation", 499)
-    assert suspect.onset == spike.onset == 300, "somewhere after the last good evaluation"
+    assert suspect.onset == spike.onset == 300, "the first step after the last good evaluation"
     assert (spike.loss, spike.baseline) == (4.4, 3.85)
-    gaps = {**fine, 399: 4.5, 400: None, 499: 4.4}
-    assert events(observed(decay(800), **validation(gaps)))[-1] == spike
-    # From step 400 on validation measures something else; what step 400 brings is the old.
-    jump = {**fine, 400: 3.8, 499: 4.5, 599: 4.5}
-    assert events(observed(decay(800), **validation(jump)))[-1].kind == "spike"
-    assert events(observed(decay(800), **validation(jump)), measures=[400]) == []
-    later = {**fine, 400: 4.5, 499: 4.5}
-    assert kinds(events(observed(decay(800), **validation(later)), measures=[400])) == [
+    creeping = {step: 3.0 + step / 250 for step in range(100, 801, 100)}
+    assert evaluated(creeping) == [], "this is overfitting"
+
+
+def test_the_last_evaluation_of_a_run_is_judged():
+    """No step follows it."""
+    fine = {600: 4.0}
+    assert kinds(evaluated({**fine, 700: math.nan, 800: math.nan})) == [
         ("suspect", "validation"),
-        ("healed", "validation"),
+        ("spike", "validation"),
     ]
-    creeping = {step: 3.0 + step / 250 for step in range(99, 800, 100)}
-    assert events(observed(decay(800), **validation(creeping))) == [], "this is overfitting"
+    assert evaluated({**fine, 700: math.nan, 800: 3.9})[-1].kind == "healed"
+    (suspect,) = evaluated({**fine, 800: 5.0})
+    assert (suspect.kind, suspect.step, suspect.onset) == ("suspect", 799, 600)
+
+
+def test_evaluations_of_other_measures_are_not_compared():
+    """At a boundary the same weights are measured in both ways."""
+    fine = {300: [(3.85, "a")]}
+    jump = {**fine, 400: [(3.8, "a"), (4.5, "b")], 500: [(4.4, "b")]}
+    assert evaluated(jump) == []
+    assert kinds(evaluated({**jump, 600: [(5.0, "b")]})) == [("suspect", "validation")]
+    # A finite loss of the new measure says nothing of a rise in the old one; the next one does.
+    risen = {**fine, 400: [(4.5, "a"), (6.0, "b")]}
+    assert kinds(evaluated(risen)) == [("suspect", "validation")]
+    assert kinds(evaluated({**risen, 500: [(5.9, "b")]}))[-1] == ("healed", "validation")
+    spike = evaluated({**risen, 500: [(6.6, "b")]})[-1]
+    assert (spike.kind, spike.onset) == ("spike", 300)
+    # Nothing of the new measure is known yet after one that is not finite.
+    broken = {**fine, 400: [(3.8, "a"), (math.nan, "b")], 500: [(9.0, "b")]}
+    assert kinds(evaluated(broken))[-1] == ("healed", "validation")
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_a_non_finite_validation_loss_is_suspected_and_never_a_baseline(bad):
     def found(**values):
         at = {int(name[1:]): value for name, value in values.items()}
-        return [
-            (e.kind, e.channel, e.step, e.onset)
-            for e in events(observed(decay(600), validation_loss=at.get))
-        ]
+        found = evaluated({step + 1: value for step, value in at.items()}, 600)
+        return [(e.kind, e.channel, e.step, e.onset) for e in found]
 
     suspect = ("suspect", "validation", 199, 100)
     assert found(_99=4.0, _199=bad) == [suspect]
@@ -525,9 +545,9 @@ def test_a_non_finite_validation_loss_is_suspected_and_never_a_baseline(bad):
 
 
 def test_an_evaluation_before_a_step_with_a_non_finite_loss_counts():
-    records = [Observation(s, 3.0, validation_loss={10: 4.0}.get(s)) for s in range(20)]
-    skipped_step = Observation(20, math.nan, skipped=True, validation_loss=5.0)
-    assert kinds(events([*records, skipped_step])) == [NON_FINITE[0], ("suspect", "validation")]
+    steps = [*(Observation(s, 3.0) for s in range(20)), Observation(20, math.nan, skipped=True)]
+    seen = in_order(steps, [Evaluation(10, 4.0), Evaluation(20, 5.0)])
+    assert kinds(events(seen)) == [("suspect", "validation"), NON_FINITE[0]]
 
 
 def test_a_rise_at_a_declared_change_causes_no_event():
@@ -565,19 +585,23 @@ def records_with_every_event(seed):
         first = draw.randrange(100, 1300)
         losses = raised(losses, first, first + draw.choice([2, 5, 7, 40]), draw.choice([0.5, 1, 4]))
     losses = raised(losses, draw.randrange(200, 1400), 1400, 0.4)
-    return [
+    steps = [
         Observation(
             step,
             math.nan if lost else loss,
             gradient_norm=draw.lognormvariate(0, 0.3) * (20 if step // 20 % 9 == 5 else 1),
             loss_scale=64.0,
             skipped=lost or draw.random() < (0.8 if step // 30 % 11 == 7 else 0.01),
-            validation_loss=draw.choice([loss, loss, math.nan]) if step % 100 == 99 else None,
             scale_exhausted=lost and draw.random() < 0.1,
         )
         for step, loss in enumerate(losses)
         for lost in [draw.random() < (0.3 if step // 25 % 10 == 4 else 0.01)]
     ]
+    evaluations = [
+        Evaluation(n, draw.choice([losses[n], losses[n], math.nan]), draw.choice("ab"))
+        for n in range(100, 1400, 100)
+    ]
+    return in_order(steps, evaluations)
 
 
 def continues_alike(records, policy, changes, cuts):

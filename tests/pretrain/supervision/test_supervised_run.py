@@ -149,7 +149,7 @@ def test_a_replay_of_its_curve_gives_the_events_of_its_ledger(run, records):
     config = recipes.load(str(run / "run.yaml"))
     first = curves.read(run, every_attempt=True)[0]
     detector = SpikeDetector(config.spike)
-    events = [event for o in first.observations for event in detector.update(o)]
+    events = [event for seen in first.seen for event in detector.update(seen)]
     recorded = [r for r in records if r["kind"] in ("suspect", "healed", "spike")]
     fields = ("kind", "channel", "step", "onset", "loss", "baseline")
     live = [

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from pretrain.config.run import SpikeConfig
-from pretrain.spikes.detector import Observation, SpikeDetector
+from pretrain.spikes.detector import Evaluation, Observation, SpikeDetector
 from pretrain.spikes.live import observations
 from pretrain.spikes.replay.curves import read, read_all
 
@@ -113,11 +113,20 @@ def test_a_run_folder_gives_its_surviving_steps_with_their_evaluations(write):
     lines = [(1, 0, 9.0), (1, 1, 8.0), (1, 2, 7.0), (2, 1, 6.0), (2, 2, 5.0)]
     text = "".join(json.dumps({"attempt": a, "step": s, "loss": x}) + "\n" for a, s, x in lines)
     path = write(text, "run/metrics.jsonl")
-    write('{"step": 2, "loss": 7.5}\n{"step": 2, "loss": 6.5}\n', "run/validation.jsonl")
+    made = {"perplexity": 1.0, "subsets": {}, "measure": "a"}
+    measured = [(1, 2, 7.5), (2, 2, 6.5), (2, 3, None)]
+    text = "".join(
+        json.dumps({"attempt": a, "step": s, "loss": x, **made}) + "\n" for a, s, x in measured
+    )
+    write(text, "run/validation.jsonl")
     (curve,) = read(path.parent)
     assert curve.name == "run"
     assert steps_and_losses(curve) == [(0, 9.0), (1, 6.0), (2, 5.0)]
-    assert [observation.validation_loss for observation in curve.observations] == [None, None, 6.5]
+    assert repr(curve.evaluations) == repr((Evaluation(2, 6.5, "a"), Evaluation(3, math.nan, "a")))
+    assert [type(seen).__name__[0] for seen in curve.seen] == ["O", "O", "E", "O", "E"]
+    # An attempt that was rolled back is replayed with its own evaluations.
+    abandoned, _ = read(path.parent, every_attempt=True)
+    assert abandoned.evaluations == (Evaluation(2, 7.5, "a"),)
 
 
 def test_a_run_folder_gives_the_observations_of_the_live_detector(write):
@@ -130,9 +139,8 @@ def test_a_run_folder_gives_the_observations_of_the_live_detector(write):
         {"step": 3, **line, "gradient_norm": None, "scale_exhausted": False},
     ]
     path = write("".join(json.dumps(line) + "\n" for line in lines), "run/metrics.jsonl")
-    write('{"step": 2, "loss": null}\n', "run/validation.jsonl")
     (curve,) = read(path.parent)
-    assert repr(curve.observations) == repr(tuple(observations(lines, [{"step": 2, "loss": None}])))
+    assert repr(curve.observations) == repr(tuple(observations(lines)))
     assert [o.scale_exhausted for o in curve.observations] == [False, False, True, False]
     assert [o.corrupts_weights for o in curve.observations] == [False, False, False, True]
 
