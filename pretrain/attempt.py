@@ -381,9 +381,17 @@ class Attempt:
             ),
             deviations=self.watch.deviations,
             shows_beta=self.beta is not None,
+            blocks=self._blocks,
             flops_per_position=lambda step: flops[config.phase(step).number],
             peak_flops=self.peak_flops,
         )
+
+    def _blocks(self, step: int) -> dict[str, int]:
+        """Blocks that a step reads of each of several corpora, by name."""
+        places = map(self.config.sizes.first_block, (step, step + 1))
+        counts = zip(*map(self.start.order.mixture.counts, places), strict=True)
+        names = (str(corpus["name"]) for corpus in self.start.corpora)
+        return {name: end - first for name, (first, end) in zip(names, counts, strict=False)}
 
     def _announce(self) -> None:
         config, table = self.config, self.model.encoder.embeddings.tokens
@@ -404,9 +412,7 @@ class Attempt:
         )
         shares = self.start.order.mixture.shares(config.sizes.first_block(self.start.step))
         for corpus, share in zip(self.start.corpora, shares, strict=False):
-            self.log.say(
-                f"{corpus['name'] or 'corpus'}: {share:.1%} of the blocks, of {corpus['blocks']:,}"
-            )
+            self.log.say(f"{corpus['name']}: {share:.1%} of the blocks, of {corpus['blocks']:,}")
         self.log.say(validation_note(now.objective))
 
     def _learning_rate(self, step: int) -> float:

@@ -243,7 +243,8 @@ class Stream:
     """Blocks with an order of their own: a corpus, cut in one way."""
 
     name: str
-    """The corpus's; of another length or packing than the corpus's first, with these."""
+    """The corpus's, with the length and where needed the packing if a run cuts it in several ways;
+    empty where a run has a single one without a name."""
     path: str
     """Folder of the corpus."""
     sequence_length: int
@@ -269,19 +270,27 @@ def streams(phases: Sequence[Phase]) -> tuple[list[Stream], list[list[int]]]:
         for name, corpus in data.named_corpora.items():
             stream = Stream(name, corpus.path, data.sequence_length, data.packing)
             if stream.key not in known:
-                found.append(_named(stream, found) if phase.number > 1 else stream)
+                found.append(stream)
             own.append(known.get(stream.key, len(found) - 1))
         numbers.append(own)
-    return found, numbers
+    pairs = zip(found, _names(found), strict=True)
+    return [dataclasses.replace(stream, name=name) for stream, name in pairs], numbers
 
 
-def _named(stream: Stream, earlier: Sequence[Stream]) -> Stream:
-    """Name a stream of a later phase unlike the others."""
-    taken = {other.name for other in earlier}
-    longer = f"{stream.name or Path(stream.path).name}@{stream.sequence_length}"
-    names = (stream.name or longer, longer, f"{longer}/{stream.packing}", f"{longer}/{len(taken)}")
-    name = next(name for name in names if name not in taken)
-    return dataclasses.replace(stream, name=name)
+def _names(streams: Sequence[Stream]) -> list[str]:
+    """Different names: of the corpora, and of one that is cut in several ways with the length."""
+    if len(streams) == 1:
+        return [streams[0].name]
+    given = {s.key[0]: s.name for s in reversed(streams) if s.name}  # by a phase, to a path
+    plain = [given.get(s.key[0], Path(s.path).name) for s in streams]
+    longer = [f"{n}@{s.sequence_length}" for n, s in zip(plain, streams, strict=True)]
+    packed = [f"{n}/{s.packing}" for n, s in zip(longer, streams, strict=True)]
+    numbered = [f"{n}/{number}" for number, n in enumerate(longer)]
+    forms = (plain, longer, packed)
+    return [
+        next((form[n] for form in forms if form.count(form[n]) == 1), numbered[n])
+        for n in range(len(streams))
+    ]
 
 
 def weights(

@@ -91,8 +91,8 @@ class Mixture:
             first_block: returns the place of a step's first block.
 
         Raises:
-            ValueError: no weight of a stage is above 0, or the ratios of the weights need too large
-                whole numbers.
+            ValueError: no weight of a stage is above 0, one is below, or the ratios of the weights
+                need too large whole numbers.
         """
         stages: list[tuple[int, tuple[int, ...]]] = []
         for step, of_corpora in weights:
@@ -199,9 +199,9 @@ def _whole_numbers(weights: Sequence[float]) -> tuple[int, ...]:
     """The smallest whole numbers in the ratios of weights, which count as they are written.
 
     Raises:
-        ValueError: none is above 0, or the numbers are too large.
+        ValueError: none is above 0, one is below, or the numbers are too large.
     """
-    if not any(weights) or not all(map(math.isfinite, weights)):
+    if not any(weights) or not all(math.isfinite(weight) and weight >= 0 for weight in weights):
         raise ValueError(
             f"the weights are {_listed(weights)}; accepted: numbers of 0 or more, one above 0"
         )

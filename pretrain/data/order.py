@@ -21,7 +21,18 @@ from pretrain.data.permutation import Indices, permute
 
 
 def digest(blocks: Indices, epochs: Indices) -> str:
-    """Hash of the names (epoch, block) in their order: 16 hexadecimal digits."""
+    """Hash which blocks a batch reads, as metrics.jsonl has it under `blocks`.
+
+    BLAKE2b with a digest of 8 bytes, as 16 hexadecimal digits, of the blocks' names one after the
+    other in the order in which they are read. A name is 16 bytes: the epoch of the block's corpus
+    and the number of the block, each as a signed 64-bit integer with the lowest byte first. Epochs
+    count from 0. Blocks are numbered through: those of the first corpus from 0 on, then those of
+    the next; an attempt's record in the ledger lists the corpora with their numbers of blocks.
+
+    Args:
+        blocks: their numbers, [n].
+        epochs: of each, [n].
+    """
     names = np.column_stack([epochs, blocks]).astype("<i8")
     return hashlib.blake2b(names.tobytes(), digest_size=8).hexdigest()
 

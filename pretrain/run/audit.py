@@ -263,10 +263,13 @@ def _count_blocks(
     if found.problems:
         return
     end = first_block(len(steps))
-    found.proved.append(
-        f"{len(steps):,} steps survive, each once: {end:,} blocks, {order.epoch(end):.2f} epochs "
-        f"of {order.total:,}"
+    drawn = zip(order.mixture.counts(end), order.epochs(end), corpora.names, strict=True)
+    parts = (
+        f"{metrics.count(count, 'block')}{f' of {name}' if name else ''} "
+        f"({metrics.epochs(read)} epochs)"
+        for count, read, name in drawn
     )
+    found.proved.append(f"{len(steps):,} steps survive, each once: {', '.join(parts)}")
     for corpus, epoch, counts, complete in _epochs(order, end):
         name, lineage = corpora.names[corpus], order.lineages[corpus]
         _judge_epoch(f"{name}, epoch" if name else "epoch", lineage, epoch, counts, complete, found)

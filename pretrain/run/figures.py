@@ -17,6 +17,8 @@ from pretrain.run.metrics import finite_or_nan
 NOT_MEASURED = (math.nan, math.nan)
 """What a rank sends in its first step: see `Figures`."""
 _LARGEST_EXPONENT = 700.0
+_BLOCKS = "blocks/"
+"""Begins the names of figures that count the blocks of a corpus."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,6 +35,8 @@ class Figures:
     """`SpikeWatch.deviations`."""
     shows_beta: bool
     """Whether the record's gauge is the beta of a CLAP head."""
+    blocks: Callable[[int], Mapping[str, int]] = lambda step: {}
+    """Blocks that a step reads of each of several corpora, by name."""
     flops_per_position: Callable[[int], float] = lambda step: 0.0
     peak_flops: float | None = None
     """Of all devices, per second; None where it is not known."""
@@ -45,6 +49,7 @@ class Figures:
             "tokens_per_second": record.tokens_per_second,
             "padding": 1 - record.tokens / positions,
             **self.deviations(record),
+            **{f"{_BLOCKS}{name}": count for name, count in self.blocks(record.step).items()},
         }
         if self.shows_beta:
             found["beta"] = record.gauge
@@ -101,4 +106,5 @@ def curves(record: StepRecord) -> dict[str, float]:
         "speed/data_seconds": record.data_seconds,
         "data/epoch": record.epoch,
         **{_CURVES[n]: value for n, value in record.figures.items() if n in _CURVES},
+        **{f"data/{n}": value for n, value in record.figures.items() if n.startswith(_BLOCKS)},
     }

@@ -375,6 +375,11 @@ def count(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
+def epochs(number: float) -> str:
+    """A number of epochs: with two decimals, or two significant digits of a small one."""
+    return f"{number:.2f}" if number >= 1 or not number else f"{number:.2g}"
+
+
 def duration(seconds: float) -> str:
     """Hours, minutes and seconds, as in "1:02:03"."""
     minutes, rest = divmod(round(seconds), 60)

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pretrain.config.load import RUN_FILE, load
 from pretrain.run import ledger, metrics
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
 LOSS_PLOT = "loss.png"
 _LINE_HEIGHT, _LINES = 0.05, 8
 """Height of a line of text as a share of the picture's, and the number of lines that fit."""
+
+_COLOURS = ("black", "tab:green", "tab:purple", "tab:orange")
+"""Of validation losses; those of one colour measured the same."""
 
 
 def plot_loss(run: Path) -> Path:
@@ -38,9 +45,7 @@ def plot_loss(run: Path) -> Path:
         axes.plot(*_losses(part), color="tab:red", alpha=0.6, lw=1, label=label)
     axes.plot(*_losses(kept), color="tab:blue", lw=1, label="training loss")
     validation = metrics.surviving_validation(metrics.read(run / metrics.VALIDATION), kept)
-    if validation:
-        label = "validation loss"
-        axes.plot(*_losses(validation), "o-", color="black", ms=4, lw=1, label=label)
+    _plot_validation(axes, validation)
     rollbacks = [r for r in ledger.read(run / ledger.FILE_NAME) if r["kind"] == "rollback"]
     for number, record in enumerate(rollbacks):
         axes.axvline(record["step"], color="tab:red", ls="--", lw=1)
@@ -71,6 +76,18 @@ def plot_loss(run: Path) -> Path:
     figure.savefig(path, dpi=130)
     pyplot.close(figure)
     return path
+
+
+def _plot_validation(axes: Axes, validation: Sequence[dict[str, Any]]) -> None:
+    """Draw a curve for each stretch of evaluations that measured the same, and can be compared."""
+    colours: dict[str | None, str] = {}
+    for measure, group in itertools.groupby(validation, lambda line: line.get("measure")):
+        lines, label = list(group), None
+        if measure not in colours:
+            label = "validation loss"
+            label += f", other blocks from step {lines[0]['step']:,}" if colours else ""
+            colours[measure] = _COLOURS[len(colours) % len(_COLOURS)]
+        axes.plot(*_losses(lines), "o-", color=colours[measure], ms=4, lw=1, label=label)
 
 
 def _change(rollback: ledger.Record) -> str:

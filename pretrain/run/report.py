@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from data_prep.files import write_atomically
+from pretrain.config.phases import Phase
 from pretrain.run import ledger, metrics
 from pretrain.run.history import sentences
 from pretrain.run.metrics import Line, duration, format_number
 from pretrain.run.plots import LOSS_PLOT, plot_loss
 from pretrain.run.status import (
-    Drawn,
     RunView,
     current_activity,
     describe_phases,
@@ -33,12 +33,11 @@ def write_report(run: Path) -> Path:
     """
     plot_loss(run)
     seen = view(run)
-    state, share, happened = seen.state, seen.share_of_tokens, sentences(seen.records)
+    state, happened = seen.state, sentences(seen.records)
     lines = metrics.read(run / metrics.METRICS)
     rows = {"model": f"{seen.config.model.variant} {seen.config.model.size}"}
     rows |= {"initial weights": seen.origin} if seen.origin else {}
     rows |= {"began": seen.forked} if seen.forked else {}
-    rows |= {"share of the corpus's tokens read": f"{share:.1%}"} if share is not None else {}
     rows |= {"guard, surviving steps": seen.guard_summary} if seen.guard_summary else {}
     new_levels = sum(record["kind"] == "new-level" for record in seen.records)
     rows |= costs(seen.records, lines, seen.lines)
@@ -63,7 +62,7 @@ def write_report(run: Path) -> Path:
             *(f"| {name} | {value} |" for name, value in rows.items()),
             "",
             *_phases(seen),
-            *_corpora(seen.drawn, seen.validation),
+            *_corpora(seen),
             *_validation(seen.validation),
             "## What happened",
             "",
@@ -108,38 +107,48 @@ def _phases(seen: RunView) -> list[str]:
         return []
     phases, rows = seen.config.resolved_phases, []
     for phase, text in zip(phases, describe_phases(seen.config), strict=True):
-        within = range(phase.first_step + 1, phase.end_step + 1)
-        measured = [line for line in seen.validation if line["step"] in within]
-        score = format_number(measured[-1]["loss"], ".4f") if measured else ""
+        measured = _last(seen, phase)
+        score = format_number(measured["loss"], ".4f") if measured else "-"
         name, _, settings = text.partition(": ")
         rows.append(f"| {name} | {settings} | {score} |")
     head = ["## Phases", "", "| | settings | last validation loss, nats |", "|---|---|---|"]
     return [*head, *rows, ""]
 
 
-def _corpora(corpora: Sequence[Drawn], measured: Sequence[Line]) -> list[str]:
-    """A table of what was drawn from each of several corpora, and its newest validation."""
-    if not corpora:
-        return []
-    scores = measured[-1].get("corpora", {}) if measured else {}
+def _last(seen: RunView, phase: Phase) -> Line | None:
+    """The last evaluation of a phase, as it measures. After its last step the next may, too."""
+    within = range(phase.first_step + 1, phase.end_step + 1)
+    first_of_step = {line["step"]: line for line in reversed(seen.validation)}
+    return first_of_step.get(max(first_of_step.keys() & set(within), default=-1))
+
+
+def _corpora(seen: RunView) -> list[str]:
+    """A table of what was drawn from each corpus, and its newest validation."""
+    scores: dict[str, Line] = {}
+    config = seen.config
+    for phase, names in zip(config.resolved_phases, config.stream_names, strict=True):
+        measured = _last(seen, phase)
+        for corpus, name in zip(phase.config.data.named_corpora, names, strict=True):
+            if measured:
+                scores[name or "corpus"] = measured.get("corpora", {}).get(corpus, measured)
     rows = [
-        f"| {c.name} | {c.share:.1%} | {c.blocks:,} | {c.epochs:.2f} | {c.skipped:,} | "
-        f"{_perplexity(scores.get(c.name))} |"
-        for c in corpora
+        f"| {c.name} | {c.share:.1%} | {c.blocks:,} | {metrics.epochs(c.epochs)} | "
+        f"{c.share_of_tokens:.1%} | {c.skipped:,} | {_perplexity(scores.get(c.name))} |"
+        for c in seen.drawn
     ]
     return [
-        "## Corpora",
+        "## What was read",
         "",
-        "| corpus | share of a batch, last step | blocks drawn | epochs | blocks skipped | "
-        "validation perplexity |",
-        "|---|---|---|---|---|---|",
+        "| corpus | share of a batch, last step | blocks drawn | epochs | tokens that its blocks "
+        "hold | blocks skipped | validation perplexity |",
+        "|---|---|---|---|---|---|---|",
         *rows,
         "",
     ]
 
 
 def _perplexity(score: Line | None) -> str:
-    return format_number(score["perplexity"], ".2f") if score else ""
+    return format_number(score["perplexity"], ".2f") if score else "-"
 
 
 def _validation(measured: Sequence[Line]) -> list[str]:

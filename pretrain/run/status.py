@@ -29,7 +29,7 @@ _CLEAR_SCREEN = "\x1b[H\x1b[2J\x1b[3J"
 
 @dataclasses.dataclass(frozen=True)
 class Drawn:
-    """What a run has read of one of its corpora."""
+    """What a run has read of a corpus."""
 
     name: str
     blocks: int
@@ -46,8 +46,10 @@ class Drawn:
         """A sentence."""
         skipped = f", {self.skipped:,} skipped" if self.skipped else ""
         return (
-            f"{self.name}: {metrics.count(self.blocks, 'block')} drawn, {self.epochs:.2f} epochs"
-            f"{skipped}; {self.share:.1%} of a batch now"
+            f"{self.name}: {metrics.count(self.blocks, 'block')} drawn, "
+            f"{metrics.epochs(self.epochs)} epochs{skipped}; its blocks hold "
+            f"{self.share_of_tokens:.1%} of its tokens"
+            + (f"; {self.share:.1%} of a batch now" if self.share < 1 else "")
         )
 
 
@@ -91,12 +93,6 @@ class RunView:
         return f"{metrics.count(left_out, 'update')} left out, {clipped:,} clipped ({guard})"
 
     @property
-    def share_of_tokens(self) -> float | None:
-        """Share of the corpus's tokens that the newest attempt's blocks hold, if it is recorded."""
-        begun = [record for record in self.records if record["kind"] == "attempt"]
-        return begun[-1].get("share_of_tokens") if begun else None
-
-    @property
     def origin(self) -> str:
         """The model that the run continues; "" where its weights were drawn."""
         found = ledger.origin(self.records)
@@ -115,16 +111,17 @@ class RunView:
 
     @property
     def drawn(self) -> list[Drawn]:
-        """What the surviving steps drew from each of several corpora; [] of a single one."""
+        """What the surviving steps drew from each corpus; [] before the first attempt."""
         begun = [record for record in self.records if record["kind"] == "attempt"]
-        if not begun or "corpora" not in begun[-1]:
+        if not begun:
             return []
-        first_block = self.config.sizes.first_block
-        order = ledger.Corpora.of(begun[-1]).order(self.state, first_block)
+        first_block, corpora = self.config.sizes.first_block, ledger.Corpora.of(begun[-1])
+        order = corpora.order(self.state, first_block)
         done = self.lines[-1]["step"] + 1 if self.lines else 0
         place = first_block(done)
         rows = zip(
-            begun[-1]["corpora"],
+            corpora.names,
+            [c["share_of_tokens"] for c in begun[-1].get("corpora", begun[-1:])],
             order.mixture.counts(place),
             order.epochs(place),
             order.mixture.shares(first_block(max(0, done - 1))),
@@ -132,15 +129,8 @@ class RunView:
             strict=True,
         )
         return [
-            Drawn(
-                c["name"] or "corpus",  # a single one that is cut in several ways
-                blocks,
-                epochs,
-                share,
-                len(lineage.skipped()[0]),
-                c["share_of_tokens"],
-            )
-            for c, blocks, epochs, share, lineage in rows
+            Drawn(name or "corpus", blocks, epochs, share, len(lineage.skipped()[0]), of_tokens)
+            for name, of_tokens, blocks, epochs, share, lineage in rows
         ]
 
     @property
@@ -215,7 +205,7 @@ def describe_run(seen: RunView) -> str:
         f"{step:,}{' (tainted: after the onset)' if step in state.tainted else ''}"
         for step in state.checkpoints
     )
-    share, is_done = seen.share_of_tokens, seen.state.is_done(config.training.steps)
+    is_done = seen.state.is_done(config.training.steps)
     parts = [
         f"{run}: {config.model.variant} {config.model.size}, {config.training.steps:,} steps, "
         f"recipe's seed {config.training.seed}",
@@ -227,7 +217,6 @@ def describe_run(seen: RunView) -> str:
         *([f"initial weights: {seen.origin}"] if seen.origin else []),
         *([f"began {seen.forked}"] if seen.forked else []),
         *(describe_phases(config, None if is_done else seen.phase) if config.phases else []),
-        *([f"reads {share:.1%} of the corpus's tokens"] if share is not None else []),
         *map(str, seen.drawn),
         *filter(None, [metrics.invalid_lines(run)]),
         "",
@@ -251,7 +240,8 @@ def describe_phases(config: RunConfig, now: Phase | None = None) -> list[str]:
 def _settings(settings: PhaseConfig) -> str:
     """What a phase changes."""
     changes = flatten(settings.delta).items()
-    return ", ".join(f"{key} {value}" for key, value in changes) or "as the recipe"
+    shown = (f"{key} {value if value != '' else repr(value)}" for key, value in changes)
+    return ", ".join(shown) or "as the recipe"
 
 
 def as_json(seen: RunView) -> str:
@@ -282,7 +272,6 @@ def as_json(seen: RunView) -> str:
             "first_step": seen.phase.first_step,
             "end_step": seen.phase.end_step,
         },
-        "share_of_tokens": seen.share_of_tokens,
         "corpora": [dataclasses.asdict(drawn) for drawn in seen.drawn],
         "slow_ranks": [dataclasses.asdict(slow) for slow in seen.slow_ranks],
         "reason": state.last.get("reason") if state.last else None,

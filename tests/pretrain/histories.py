@@ -55,9 +55,9 @@ class History:
             ),
             "",
         )
-        read: dict[str, Any] = {"blocks": self.total}
+        read: dict[str, Any] = {"blocks": self.total, "share_of_tokens": 0.75}
         if self.totals:
-            corpora = [{"name": n, "blocks": blocks} for n, blocks in self.totals.items()]
+            corpora = [{**read, "name": n, "blocks": blocks} for n, blocks in self.totals.items()]
             read |= {"corpora": corpora, "weights": self.weights}
         self.order = ledger.Corpora.of(read).order(state, self.batch.first_block)
         self.add(

@@ -84,7 +84,9 @@ def test_status_report_and_checkpoints_say_what_was_drawn_from_each(run):
         ("b", counts[1], 0.2),
     ]
     report = (run / "report.md").read_text()
-    assert f"| a | 80.0% | {counts[0]:,} | {drawn[0]['epochs']:.2f} | 0 | " in report
+    assert f"| a | 80.0% | {counts[0]:,} | {metrics.epochs(drawn[0]['epochs'])} | " in report
+    lines = metrics.surviving(metrics.read(run / metrics.METRICS))
+    assert [sum(line[f"blocks/{name}"] for line in lines) for name in "ab"] == counts
     assert "| b/" in report
     measured = metrics.read(run / metrics.VALIDATION)[-1]
     assert {*measured["corpora"]} == {"a", "b"}

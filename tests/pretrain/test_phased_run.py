@@ -4,6 +4,7 @@ import contextlib
 import io
 import json
 import os
+import shutil
 
 import pytest
 import yaml
@@ -124,11 +125,12 @@ def test_every_step_has_the_settings_of_its_phase(straight):
 def test_the_audit_proves_each_corpus_in_each_way_it_was_cut(straight):
     code, said = main("audit", straight)
     assert code == 0, said
-    assert "14 steps survive, each once: 96 blocks" in said
-    assert "first, epoch 0: " in said
-    assert "second, epoch 0: " in said
-    # 5 + 5 steps of 8 blocks: the third phase goes on in the order of the first.
-    assert "made@64" not in said
+    # 5 + 5 steps of 8 blocks: the third phase goes on in the order of the first. The second has 4
+    # steps of 4 blocks: blocks of different lengths are counted apart.
+    assert "14 steps survive, each once: 80 blocks of first@64 (" in said
+    for name, blocks in (("first@48", 5), ("second", 11)):
+        assert f"{blocks} blocks of {name} (" in said
+        assert f"{name}, epoch 0: {blocks} blocks read, none twice" in said
 
 
 @pytest.mark.parametrize("fails_at", [4, 5, 6, 10])
@@ -169,7 +171,8 @@ def test_phases_to_come_may_change_and_those_begun_may_not(attempt, phases, stra
     assert code == 0, said
     code, said = main("audit", run)
     assert code == 0, said
-    assert "made@32, epoch 0: 40 blocks" in said
+    assert "first@32, epoch 0: 40 blocks" in said
+    assert "first@64, epoch 0: 40 blocks" in said
 
 
 def test_a_run_with_phases_that_goes_on_without_them_is_audited_as_it_read(attempt, tmp_path):
@@ -230,7 +233,7 @@ def test_a_fork_that_changes_nothing_repeats_the_source_bit_for_bit(
     ]
     code, said = main("audit", run)
     assert code == 0, said
-    assert "14 steps survive, each once: 96 blocks" in said
+    assert "14 steps survive, each once: 80 blocks of first@64 (" in said
     assert ledger.run_state(ledger.read(run / ledger.FILE_NAME), 1).checkpoints[0] == 6
     code, said = main("status", run)
     assert f"began as a fork of {straight} at step 6" in said
@@ -290,3 +293,28 @@ def test_a_fork_needs_a_run(recipe, tmp_path):
     words = [recipe.path, f"folder={tmp_path / 'run'}", forked(tmp_path / "none", 5)]
     code, said = main("supervise", *words)
     assert (code, "is not the folder of a run that has begun" in said) == (2, True)
+
+
+def test_each_corpus_has_one_name_and_no_column_is_empty(straight, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(straight, run)
+    assert main("report", run)[0] == 0
+    text = (run / "report.md").read_text()
+    assert "|  |" not in text
+    assert "| made" not in text
+    measured = metrics.read(run / metrics.VALIDATION)
+    shares = {"first@64": 1.0, "first@48": 0.0, "second": 0.0}
+    scores = dict.fromkeys(shares, measured[-1]) | {
+        "first@48": measured[5]["corpora"]["first"],
+        "second": measured[5]["corpora"]["second"],
+    }
+    for name, share in shares.items():
+        (row,) = (line for line in text.splitlines() if line.startswith(f"| {name} | "))
+        assert row.split(" | ")[1] == f"{share:.1%}"
+        assert row.endswith(f" | {scores[name]['perplexity']:.2f} |")
+    # Phase 2 ended with its own measure, though the next one measured after the same step.
+    assert f" | {measured[5]['loss']:.4f} |" in text
+    lines = metrics.read(run / metrics.METRICS)
+    drawn = {name: [line[f"blocks/{name}"] for line in lines] for name in shares}
+    assert drawn["first@64"] == [8] * 5 + [0] * 4 + [8] * 5
+    assert [sum(drawn[name]) for name in shares] == [80, 5, 11]

@@ -163,9 +163,9 @@ def test_a_corpus_goes_on_where_it_was_cut_alike(phased):
     config = phased(
         f"[{{steps: 20}}, {{steps: 20, {both}}}, {{steps: 20, {LONG[1:-1]}}}, {{{only}}}]"
     )
-    names = ["", "books", "web@256", "books@64"]
+    names = ["web@128", "books@128", "web@256", "books@64"]
     assert [stream.name for stream in config.streams] == names
-    assert config.stream_names == [[""], ["", "books"], ["web@256"], ["books@64"]]
+    assert config.stream_names == [[names[0]], names[:2], [names[2]], [names[3]]]
     assert config.weights() == [
         (0, [1, 0, 0, 0]),
         (20, [1, 3, 0, 0]),

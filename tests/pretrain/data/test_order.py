@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from pretrain.data import permutation
-from pretrain.data.order import Lineage, Segment
+from pretrain.data.order import Lineage, Segment, digest
 
 
 def start(total, seed=1):
@@ -28,7 +28,7 @@ def skipped_names(lineage):
 
 
 @pytest.mark.parametrize(
-    ("total", "rollbacks", "first_position", "count", "digest"),
+    ("total", "rollbacks", "first_position", "count", "expected"),
     [
         (97, [], 0, 500, "ac4c07e928e0b5d9"),
         (97, [(30, 2), (140, 9)], 0, 500, "f7fea05e18a96eaa"),
@@ -39,7 +39,7 @@ def skipped_names(lineage):
     ],
 )
 def test_a_run_of_an_older_version_continues_with_the_same_order(
-    total, rollbacks, first_position, count, digest
+    total, rollbacks, first_position, count, expected
 ):
     """The digests are those of version 0.1.0, which had no skips."""
     lineage = start(total)
@@ -47,7 +47,7 @@ def test_a_run_of_an_older_version_continues_with_the_same_order(
         lineage = lineage.rolled_back(position, seed)
     blocks, epochs = lineage.blocks(first_position, count)
     content = blocks.tobytes() + epochs.tobytes()
-    assert hashlib.blake2b(content, digest_size=8).hexdigest() == digest
+    assert hashlib.blake2b(content, digest_size=8).hexdigest() == expected
 
 
 def test_blocks_of_any_range_are_a_slice_of_all_blocks():
@@ -238,3 +238,15 @@ def test_seeking_in_two_hundred_million_blocks_computes_only_the_requested_posit
     assert max(touched) <= 512
     # on average at most four iterations per position and permutation; at most three permutations
     assert sum(touched) <= 512 * 6 * 4 * 3
+
+
+def test_the_digest_of_a_batch_can_be_recounted_with_hashlib_alone():
+    """By the words of `digest`: epoch and number of each block, 8 bytes each, lowest byte first."""
+    blocks, epochs = [7, 2**33 + 1, 0], [0, 3, 12]
+    content = b"".join(
+        number.to_bytes(8, "little", signed=True)
+        for name in zip(epochs, blocks, strict=True)
+        for number in name
+    )
+    expected = hashlib.blake2b(content, digest_size=8).hexdigest()
+    assert digest(np.array(blocks), np.array(epochs)) == expected

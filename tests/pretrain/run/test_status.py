@@ -67,8 +67,6 @@ def test_it_says_what_was_drawn_from_each_corpus(tmp_path, capsys):
     history.roll_back(9, skip=(10, 12))
     history.begin()
     history.train(2)
-    for corpus in history.records[-1]["corpora"]:
-        corpus["share_of_tokens"] = 0.75
     history.write(tmp_path / "run")
     config = RunConfig(folder=str(tmp_path / "run"), batch=history.batch)
     recipes.dump(config, tmp_path / "run" / "run.yaml")
@@ -78,8 +76,25 @@ def test_it_says_what_was_drawn_from_each_corpus(tmp_path, capsys):
     epochs = history.order.epochs(place)
     skipped = [len(lineage.skipped()[0]) for lineage in history.order.lineages]
     assert skipped == [6, 6]
-    assert f"web: {web} blocks drawn, {epochs[0]:.2f} epochs, 6 skipped; 50.0% of a batch" in text
-    assert f"books: {books} blocks drawn, {epochs[1]:.2f} epochs, 6 skipped; 50.0% of a" in text
+    held = "its blocks hold 75.0% of its tokens; 50.0% of a batch now"
+    assert f"web: {web} blocks drawn, {metrics.epochs(epochs[0])} epochs, 6 skipped; {held}" in text
+    assert f"books: {books} blocks drawn, {epochs[1]:.2f} epochs, 6 skipped; {held}" in text
+
+
+def test_what_the_blocks_hold_and_what_was_read_are_two_figures(tmp_path, capsys):
+    """A run that read a ten-thousandth of its corpus does not say that it reads all of it."""
+    history = History(total=100_000)
+    history.begin()
+    history.train(2)
+    history.write(tmp_path / "run")
+    config = RunConfig(folder=str(tmp_path / "run"), batch=history.batch)
+    recipes.dump(config, tmp_path / "run" / "run.yaml")
+    text = shown(tmp_path / "run", capsys)
+    assert "corpus: 4 blocks drawn, 4e-05 epochs; its blocks hold 75.0% of its tokens\n" in text
+    assert "reads" not in text
+    assert command_line.main(["report", str(tmp_path / "run")]) == 0
+    report = (tmp_path / "run" / "report.md").read_text()
+    assert "| corpus | 100.0% | 4 | 4e-05 | 75.0% | 0 | - |" in report
 
 
 def test_it_says_what_the_run_is_doing(run, capsys):
@@ -163,19 +178,19 @@ def test_json_has_the_state_the_scores_and_null_for_what_is_unknown(run, capsys)
     assert found["eta_seconds"] == (20000 - 11) * 0.5
     assert (found["attempts"], found["rollbacks"], found["checkpoints"]) == (2, 1, [9])
     assert found["reason"] == "the launcher ended with code 9"
-    for name in ("validation", "best_validation", "share_of_tokens", "log", "suspected_since"):
+    for name in ("validation", "best_validation", "log", "suspected_since"):
         assert found[name] is None
     assert (found["updates_left_out"], found["updates_clipped"]) == (0, 0)
     validate(run, 5.0, math.inf)
     found = read()
     assert found["validation"] == {"step": 6, "loss": None, "perplexity": None}
     assert found["best_validation"]["step"] == 3
-    fields = {"attempt": 3, "step": 9, "ranks": 1, "seed": 1, "host": "here"}
-    ledger.append(run / ledger.FILE_NAME, "attempt", **fields, share_of_tokens=0.97)
-    assert "reads 97.0% of the corpus's tokens\n" in status.describe_run(status.view(run))
     (run / "metrics.jsonl").unlink()
     found = read()
-    assert (found["share_of_tokens"], found["step"], found["loss"]) == (0.97, 0, None)
+    assert (found["step"], found["loss"]) == (0, None)
+    assert [(c["name"], c["blocks"], c["share_of_tokens"]) for c in found["corpora"]] == [
+        ("corpus", 0, 0.75)
+    ]
     ledger.append(run / ledger.FILE_NAME, "gave-up", reason="it looks structural")
     assert (read()["state"], read()["reason"]) == ("given-up", "it looks structural")
     with (run / run_folder.SUPERVISOR_LOCK).open("w") as held:
