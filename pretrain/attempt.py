@@ -8,10 +8,13 @@ Read `Attempt.__init__` for what happens before the first step, then `Attempt.ru
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import secrets
+import socket
 import sys
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,7 +36,7 @@ from pretrain.reading import Reading
 from pretrain.run import checkpoints, folder, fork, ledger, metrics, pace, resume
 from pretrain.run.collective import Failure, Group
 from pretrain.run.continuity import continuity_check
-from pretrain.run.figures import NOT_MEASURED, Figures
+from pretrain.run.figures import BETA, MEMORY, SECONDS, Figures
 from pretrain.run.log import RunLog
 from pretrain.run.resume import Start
 from pretrain.run.saver import Saver
@@ -49,6 +52,8 @@ from pretrain.supervision.client import SupervisorClient
 from pretrain.supervision.heartbeat import EVALUATE, INIT, SAVE
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from pretrain.engine.profile import Profiler
 
 
@@ -108,7 +113,6 @@ class Attempt:
         self.model = initial_model(
             config, self.architecture, self.backend, read=not state.checkpoints
         )
-        self.beta = getattr(self.model.head, "beta", None)
         self.parameters = sum(parameter.numel() for parameter in self.model.parameters())
         self.supervisor.report_setup()
         self.done = state.is_done(config.training.steps)
@@ -141,6 +145,8 @@ class Attempt:
         config = self.config
         totals = [len(source) for source in self.blocks.sources]
         order = state.order(config.mixture(), totals, config.sizes.first_block)
+        self.hosts: list[str] = self.group.gather(socket.gethostname())
+        self.recent: deque[Mapping[str, float]] = deque(maxlen=pace.STEPS)
         point = checkpoints.find_resume_point(self.run_folder, state.checkpoints, self.group)
         size = checkpoints.BYTES_PER_PARAMETER * self.parameters
         if point.manifest:
@@ -160,9 +166,9 @@ class Attempt:
                 number = launched.attempt
             share, corpora = self.blocks.share_of_tokens, self._corpora()
             start = Start(number, self.token, point.step, state, order, share, size, corpora)
-            world_size, most_kept = self.group.world_size, max_checkpoints_kept(config)
+            most_kept = max_checkpoints_kept(config)
             resume.begin(
-                config, self.settings, start, point, world_size, most_kept, self.environment
+                config, self.settings, start, point, self.hosts, most_kept, self.environment
             )
             return start
 
@@ -247,8 +253,9 @@ class Attempt:
         from pretrain.engine.forward_timer import ForwardTimer
 
         self.forward_timer = ForwardTimer(self.model, self.process.device)
-        self.pace = pace.PaceWriter(self.run_folder, self.token, self.group.rank)
-        self.measured = NOT_MEASURED
+        beta = getattr(self.model.head, "beta", None)
+        self.measured: dict[str, Tensor | float] = {SECONDS: math.nan, MEMORY: math.nan}
+        self.measured |= {} if beta is None else {BETA: beta}
         self.engine = Engine(
             self.model,
             self.config.optimizer,
@@ -307,7 +314,6 @@ class Attempt:
                 after_step=self._after_step,
                 background=self.saver,
                 measure=lambda: self.measured,
-                gauge=0.0 if self.beta is None else self.beta,
             )
 
     def _retained(self, records: Sequence[ledger.Record], step: int) -> set[int]:
@@ -358,8 +364,8 @@ class Attempt:
         figures = self._figures()
 
         def observe(record: StepRecord) -> None:
-            record = dataclasses.replace(record, figures=figures(record), measured=())
-            for observer in (*observers, continuity):
+            record = dataclasses.replace(record, figures=figures(record))
+            for observer in (*observers, continuity, self._warn_of_slow_rank):
                 observer(record)
 
         return [observe]
@@ -380,7 +386,6 @@ class Attempt:
                 config.sizes.size(step) * config.phase(step).config.data.sequence_length
             ),
             deviations=self.watch.deviations,
-            shows_beta=self.beta is not None,
             blocks=self._blocks,
             flops_per_position=lambda step: flops[config.phase(step).number],
             peak_flops=self.peak_flops,
@@ -431,7 +436,7 @@ class Attempt:
         )
 
     def _after_step(self, step: int) -> None:
-        self._note_pace(step)
+        self._measure()
         if self.profiler.ends(step):
             self._end_trace(step)
         self.profiler.begin_if_due(step)
@@ -451,16 +456,19 @@ class Attempt:
             self.supervisor.in_phase(SAVE, lambda step: None, after=SAVE)(steps)
         return verdict
 
-    def _note_pace(self, step: int) -> None:
-        """Note what this rank measured in the last step; warn on rank 0 of slow ranks."""
+    def _measure(self) -> None:
+        """Measure what this rank did in the last step, for the record of the next one."""
         from pretrain.engine.memory import most_bytes
 
-        seconds = pace.own_seconds(self.timed.take(), self.forward_timer.take())
-        self.measured = (seconds, float(most_bytes(self.process.device)))
-        if self.pace.add(step, seconds) and self.group.rank == 0:
-            for slow in pace.slow_ranks(pace.read(self.run_folder, self.token)):
-                text = "is slow and every step waits for it; `status` says how slow"
-                self.log.warn_once(f"WARNING: {slow.who} {text}")
+        self.measured[SECONDS] = pace.own_seconds(self.timed.take(), self.forward_timer.take())
+        self.measured[MEMORY] = float(most_bytes(self.process.device))
+
+    def _warn_of_slow_rank(self, record: StepRecord) -> None:
+        """Warn on rank 0 of a rank that the others wait for, once in an attempt."""
+        self.recent.append(record.figures)
+        if record.step % pace.STEPS == 0 and (slow := pace.slow_rank(self.recent, self.hosts)):
+            text = "is slow and every step waits for it; `status` says how slow"
+            self.log.warn_once(f"WARNING: {slow.who} {text}")
 
     def _evaluate(self, step: int) -> int:
         """Measure and judge the validation loss after `step` updates; returns the watch's verdict.

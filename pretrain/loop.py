@@ -120,10 +120,8 @@ class StepResult:
     """Whether `Ahead.is_ready` is true on every rank."""
     next_counts: tuple[int, ...] | None = None
     """Tokens, and targets of each term, in the global batch of `Ahead.micro_batches`."""
-    measured: tuple[tuple[float, ...], ...] = ()
-    """`Ahead.measured` of every rank, in their order."""
-    gauge: float = 0.0
-    """`Ahead.gauge` of rank 0."""
+    measured: Mapping[str, tuple[float, ...]] = dataclasses.field(default_factory=dict)
+    """`Ahead.measured` of every rank, in their order; of a parameter, rank 0's alone."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,10 +134,9 @@ class Ahead:
     """Rank 0's reaches every rank; those of other ranks are ignored."""
     is_ready: bool = False
     """See `Background.is_ready`."""
-    measured: tuple[float, ...] = ()
-    """What this rank measured, for the records of rank 0; as many numbers on every rank."""
-    gauge: Tensor | float = 0.0
-    """A parameter of one number that rank 0's records show; on the model's device."""
+    measured: Mapping[str, Tensor | float] = dataclasses.field(default_factory=dict)
+    """What this rank measured, for the records of rank 0; the same names on every rank. Of a
+    parameter of one number, rank 0's value before the update."""
 
 
 class StepEngine(Protocol):
@@ -175,30 +172,19 @@ class StepEngine(Protocol):
         """Rank 0's code, on every rank."""
 
 
-@dataclasses.dataclass(frozen=True)
-class StepRecord:
-    """A finished step, as observers see it; fields without a text are StepResult's."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StepRecord(StepResult):
+    """A finished step, as observers see it: its result, and what the loop knows of it."""
 
     step: int
-    loss: float
-    gradient_norm: float | None
     learning_rate: float
     seed: int
     epoch: float
-    tokens: int
-    targets: int
     seconds: float
     data_seconds: float
     """Part of `seconds`: waiting for the batch of the next step."""
-    loss_scale: float = 1.0
-    skipped: bool = False
-    scale_exhausted: bool = False
-    guard_factor: float = 1.0
     batch_digest: str = ""
     """As in MicroBatch."""
-    terms: Mapping[str, TermLoss] = dataclasses.field(default_factory=dict)
-    measured: tuple[tuple[float, ...], ...] = ()
-    gauge: float = 0.0
     figures: Mapping[str, float] = dataclasses.field(default_factory=dict)
     """What observers are shown beside, by name (run/figures.py)."""
 
@@ -321,8 +307,7 @@ def run(
     stop: Callable[[int], int] = lambda steps: GO_ON,
     after_step: Callable[[int], None] = lambda steps: None,
     background: Background | None = None,
-    measure: Callable[[], tuple[float, ...]] = tuple,
-    gauge: Tensor | float = 0.0,
+    measure: Callable[[], Mapping[str, Tensor | float]] = dict,
 ) -> int:
     """Train from `first_step` up to, not including, `last_step`.
 
@@ -348,7 +333,6 @@ def run(
         after_step: called on every rank with the number of updates done; must not wait for others.
         background: finished between two steps, when all ranks are ready.
         measure: called on every rank in each step, gives `Ahead.measured`.
-        gauge: see Ahead; its value in the step's forward pass counts.
 
     Returns:
         The verdict: GO_ON after the last step.
@@ -367,7 +351,7 @@ def run(
             def ahead(done: int = done) -> Ahead:
                 is_ready = background is not None and background.is_ready()
                 code = judge.code(done)  # before waiting for the batch
-                return Ahead(reader.read(done), code, is_ready, measure(), gauge)
+                return Ahead(reader.read(done), code, is_ready, measure())
 
             rate, seed = learning_rate(step), batches.seed(step)
             result = engine.step(
@@ -376,24 +360,14 @@ def run(
             counts = result.next_counts
             judge.add(
                 StepRecord(
+                    **vars(result),
                     step=step,
-                    loss=result.loss,
-                    gradient_norm=result.gradient_norm,
                     learning_rate=rate,
                     seed=seed,
                     epoch=batches.epoch(step),
-                    tokens=result.tokens,
-                    targets=result.targets,
                     seconds=time.perf_counter() - started,
                     data_seconds=reader.seconds,
-                    loss_scale=result.loss_scale,
-                    skipped=result.skipped,
-                    scale_exhausted=result.scale_exhausted,
-                    guard_factor=result.guard_factor,
                     batch_digest=micro_batches[0].batch_digest,
-                    terms=result.terms,
-                    measured=result.measured,
-                    gauge=result.gauge,
                 )
             )
             after_step(done)

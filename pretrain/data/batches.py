@@ -16,7 +16,7 @@ import numpy as np
 from pretrain.config.phases import Sizes
 from pretrain.config.run import BatchConfig, FaultConfig
 from pretrain.data.mixture import Order
-from pretrain.data.order import Lineage, digest
+from pretrain.data.order import digest
 from pretrain.data.row_ends import end_rows
 from pretrain.data.sources import SOURCES, Readable, Source
 from pretrain.loop import MicroBatch
@@ -47,33 +47,28 @@ class PretrainingBatches:
 
     source: Readable
     objective: PretrainingObjective
-    order: Order | Lineage
-    """A lineage is the order of a single corpus."""
+    order: Order
     batch: BatchConfig
     """Of the phase; its micro-batches are those of all steps that are asked for."""
     fault: FaultConfig
     recipe_seed: int
-    sizes: Sizes | None = None
-    """Of a run with phases; None: those of `batch`."""
+    sizes: Sizes
+    """Of all phases."""
     last_latents: int = 0
     """`ModelConfig.last_latents` of the model."""
 
-    def _first_block(self, step: int) -> int:
-        return (self.sizes or self.batch).first_block(step)
-
     def seed(self, step: int) -> int:
         """The seed of the order, the objective's draws and the dropout of a step."""
-        return self.order.seed_at(self._first_block(step))
+        return self.order.seed_at(self.sizes.first_block(step))
 
     def epoch(self, step: int) -> float:
         """Epochs read before a step; of several corpora, the mean over all their blocks."""
-        return self.order.epoch(self._first_block(step))
+        return self.order.epoch(self.sizes.first_block(step))
 
     def micro_batches(self, step: int, rank: int, world_size: int) -> list[MicroBatch]:
         """The micro-batches of one rank in a step, in order."""
         size, seed = self.batch.micro_batch_size, self.seed(step)
-        count = (self.sizes or self.batch).size(step)
-        chosen, epochs = self.order.blocks(self._first_block(step), count)
+        chosen, epochs = self.order.blocks(self.sizes.first_block(step), self.sizes.size(step))
         batch_digest = digest(chosen, epochs)
         result = []
         for index in range(rank, len(chosen) // size, world_size):

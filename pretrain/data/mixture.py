@@ -104,11 +104,6 @@ class Mixture:
                 stages.append((first_block(step), whole))
         return cls(tuple(stages))
 
-    @classmethod
-    def of_one(cls) -> Mixture:
-        """The mixture of a single corpus."""
-        return cls(((0, (1,)),))
-
     def until(self, place: int) -> tuple[tuple[int, tuple[int, ...]], ...]:
         """The stages that begin before a place, without the last corpora if these have no weight.
 
@@ -249,11 +244,6 @@ class Order:
         seeds = (_seed_of(seed, corpus) for corpus in range(len(totals)))
         lineages = tuple(map(Lineage.begin, totals, seeds))
         return cls(mixture, lineages, ((0, seed),))
-
-    @classmethod
-    def of_one(cls, total: int, seed: int) -> Order:
-        """The order of a run of one corpus with so many blocks."""
-        return cls.begin(Mixture.of_one(), [total], seed)
 
     def rolled_back(self, place: int, seed: int, skip: tuple[int, int] | None = None) -> Order:
         """The order that follows this one up to `place`, then continues with `seed`.

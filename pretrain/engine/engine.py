@@ -237,7 +237,7 @@ class Engine:
             functools.partial(
                 self._reduce,
                 self._stage_zero_norm(),
-                self._own_gauge(added.gauge),
+                self._slots(added.measured),
                 sums,
                 targets,
                 added,
@@ -268,7 +268,7 @@ class Engine:
     def _reduce(
         self,
         own_norm: Tensor | None,
-        own_gauge: Tensor | float,
+        slots: Sequence[Tensor | list[float]],
         sums: Tensor,
         targets: Sequence[int],
         added: Ahead,
@@ -278,7 +278,7 @@ class Engine:
 
         Args:
             own_norm: of the whole gradient, where DeepSpeed does not report it.
-            own_gauge: of the forward pass; 0 on other ranks than the first.
+            slots: `_slots` of what was measured.
             sums: this rank's loss of each term.
             targets: of each term, in the global batch.
             added: by the loop.
@@ -290,12 +290,10 @@ class Engine:
         following = _counts(added.micro_batches) if added.micro_batches else none
         speaks = self.rank == 0  # the norm is every rank's
         flags = [float(added.code) if speaks else 0.0, float(added.is_ready)]
-        own = [own_norm if speaks else 0.0, flags, following, sums, own_gauge, self._slots(added)]
+        own = [own_norm if speaks else 0.0, flags, following, sums, *slots]
         norm, code, ready, *found = all_sum(_joined(own, self.device), self.device)
         ends = len(following), len(following) + len(targets)
         next_counts, totals = found[: ends[0]], found[ends[0] : ends[1]]
-        gauge, *slots = found[ends[1] :]
-        width = len(added.measured)
         terms = {
             name: TermLoss(total / count if count else None, count)
             for name, total, count in zip(weights, totals, targets, strict=True)
@@ -310,24 +308,36 @@ class Engine:
             code=int(code),
             all_ready=ready == self.world_size,
             next_counts=_whole(next_counts) if added.micro_batches else None,
-            measured=tuple(
-                tuple(slots[rank * width : (rank + 1) * width]) for rank in range(self.world_size)
-            ),
-            gauge=gauge,
+            measured=self._by_name(added.measured, found[ends[1] :]),
         )
 
-    def _own_gauge(self, gauge: Tensor | float) -> Tensor | float:
-        """This rank's summand of a gauge before the update."""
-        if self.rank:
-            return 0.0
-        own = workarounds.held_by_rank_0(gauge) if isinstance(gauge, Tensor) else gauge
-        return torch.as_tensor(own, dtype=torch.float64, device=self.device).detach()
+    def _slots(self, measured: Mapping[str, Tensor | float]) -> list[Tensor | list[float]]:
+        """This rank's summands of what was measured: a slot a rank, and one for a parameter.
 
-    def _slots(self, added: Ahead) -> list[float]:
-        """This rank's summand of what all ranks measured."""
-        before = [0.0] * (len(added.measured) * self.rank)
-        after = [0.0] * (len(added.measured) * (self.world_size - self.rank - 1))
-        return [*before, *added.measured, *after]
+        Numbers come first, then parameters as they are before the update.
+        """
+        numbers = [value for value in measured.values() if not isinstance(value, Tensor)]
+        own = [0.0] * (len(numbers) * self.world_size)
+        own[self.rank :: self.world_size] = numbers
+        parameters = (value for value in measured.values() if isinstance(value, Tensor))
+        held = (
+            [0.0]
+            if self.rank
+            else workarounds.held_by_rank_0(p).detach().to(torch.float64, copy=True)
+            for p in parameters
+        )
+        return [own, *held]
+
+    def _by_name(
+        self, measured: Mapping[str, Tensor | float], slots: Sequence[float]
+    ) -> dict[str, tuple[float, ...]]:
+        """What was measured, from the sums of `_slots`: of each rank, of a parameter of rank 0."""
+        of_ranks = [name for name, value in measured.items() if not isinstance(value, Tensor)]
+        size = self.world_size
+        found = {name: tuple(slots[n * size :][:size]) for n, name in enumerate(of_ranks)}
+        parameters = (name for name in measured if name not in found)
+        held = slots[len(of_ranks) * size :]
+        return {**found, **{name: (value,) for name, value in zip(parameters, held, strict=True)}}
 
     def _stage_zero_norm(self) -> Tensor | None:
         """Norm of the whole gradients at stage 0, where DeepSpeed reports none; else None."""

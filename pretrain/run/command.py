@@ -29,7 +29,7 @@ def add_status_arguments(command: argparse.ArgumentParser) -> None:
         "and updates_clipped (by optimizer.guard), checkpoints (steps), suspected_since (step), "
         "init_from (path, files, sha256), corpora (of each: name, blocks, "
         "epochs, share, skipped, share_of_tokens), fork_from (run, step), phase (number, name, "
-        "first_step, end_step), slow_ranks (rank, host, seconds, "
+        "first_step, end_step), slow_rank (rank, host, seconds, "
         "others_seconds), reason, log, next (a command); null where there is "
         "none"
     )

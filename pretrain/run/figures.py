@@ -14,8 +14,10 @@ from collections.abc import Callable, Mapping
 from pretrain.loop import StepRecord
 from pretrain.run.metrics import finite_or_nan
 
-NOT_MEASURED = (math.nan, math.nan)
-"""What a rank sends in its first step: see `Figures`."""
+SECONDS, MEMORY, BETA = "seconds", "memory_bytes", "beta"
+"""Names of what ranks measure (`loop.Ahead.measured`): the seconds that a rank worked by itself in
+the step before (`pace.own_seconds`), the most bytes of memory that it has used, and the beta of a
+CLAP head. NaN: not measured."""
 _LARGEST_EXPONENT = 700.0
 _BLOCKS = "blocks/"
 """Begins the names of figures that count the blocks of a corpus."""
@@ -23,18 +25,12 @@ _BLOCKS = "blocks/"
 
 @dataclasses.dataclass(frozen=True)
 class Figures:
-    """Computes the figures of a step.
-
-    Every rank measures two numbers: the seconds that it worked by itself in the step before
-    (`pace.own_seconds`), and the most bytes of memory that it has used.
-    """
+    """Computes the figures of a step."""
 
     positions: Callable[[int], int]
     """Places of the blocks that a step reads, padding included."""
     deviations: Callable[[StepRecord], Mapping[str, float]]
     """`SpikeWatch.deviations`."""
-    shows_beta: bool
-    """Whether the record's gauge is the beta of a CLAP head."""
     blocks: Callable[[int], Mapping[str, int]] = lambda step: {}
     """Blocks that a step reads of each of several corpora, by name."""
     flops_per_position: Callable[[int], float] = lambda step: 0.0
@@ -51,17 +47,17 @@ class Figures:
             **self.deviations(record),
             **{f"{_BLOCKS}{name}": count for name, count in self.blocks(record.step).items()},
         }
-        if self.shows_beta:
-            found["beta"] = record.gauge
+        found["beta"] = record.measured.get(BETA, (math.nan,))[0]
         if self.peak_flops:
             flops = self.flops_per_position(record.step) * positions
             found["mfu"] = flops / record.seconds / self.peak_flops
-        seconds = [own for own, _ in record.measured if not math.isnan(own)]
-        if len(seconds) == len(record.measured) > 1:
-            found["slowest_rank"] = seconds.index(max(seconds))
-            found["slowest_rank_seconds"] = max(seconds)
-            found["median_rank_seconds"] = statistics.median(seconds)
-        found["memory_bytes"] = max((used for _, used in record.measured), default=math.nan)
+        seconds = record.measured.get(SECONDS, ())
+        if len(seconds) > 1 and not any(map(math.isnan, seconds)):
+            slowest = max(seconds)
+            found["slowest_rank"] = rank = seconds.index(slowest)
+            found["slowest_rank_seconds"] = slowest
+            found["other_ranks_seconds"] = statistics.median(seconds[:rank] + seconds[rank + 1 :])
+        found["memory_bytes"] = max(record.measured.get(MEMORY, (math.nan,)))
         return {name: value for name, value in found.items() if not math.isnan(value)}
 
 
@@ -84,7 +80,7 @@ _CURVES = {
     "memory_bytes": "memory/bytes",
     "slowest_rank": "ranks/slowest",
     "slowest_rank_seconds": "ranks/slowest_seconds",
-    "median_rank_seconds": "ranks/median_seconds",
+    "other_ranks_seconds": "ranks/others_seconds",
     "loss_deviations": "spike/loss_deviations",
     "gradient_norm_deviations": "spike/gradient_norm_deviations",
 }

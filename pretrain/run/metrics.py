@@ -200,9 +200,10 @@ class MetricsWriter:
 
     def __call__(self, record: StepRecord) -> None:
         """Write one finished step."""
-        line = {"attempt": self._attempt, **dataclasses.asdict(record)}
+        line = {"attempt": self._attempt, "step": record.step, **dataclasses.asdict(record)}
         line["blocks"] = line.pop("batch_digest")
-        del line["measured"], line["gauge"]
+        for name in ("code", "all_ready", "next_counts", "measured"):  # of the loop
+            del line[name]
         line |= line.pop("figures")
         if not record.terms:
             del line["terms"]

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import socket
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -67,7 +66,7 @@ def begin(
     settings: Mapping[str, Any],
     start: Start,
     resume_point: checkpoints.ResumePoint,
-    world_size: int,
+    hosts: Sequence[str],
     most_kept: int,
     environment: Mapping[str, object],
 ) -> None:
@@ -78,7 +77,7 @@ def begin(
         settings: DeepSpeed's.
         start: how the attempt begins.
         resume_point: the checkpoint that it continues from.
-        world_size: number of ranks.
+        hosts: of each rank.
         most_kept: upper bound on the checkpoints that are kept at once.
         environment: versions and machine.
 
@@ -117,7 +116,7 @@ def begin(
         attempt=start.attempt,
         token=start.token,
         step=start.step,
-        ranks=world_size,
+        ranks=len(hosts),
         micro_batch_size=config.phase(start.step).config.batch.micro_batch_size,
         seed=start.seed,
         blocks=start.order.total,
@@ -125,7 +124,8 @@ def begin(
         **mixed,
         lineage=ledger.lineage_record(start.order),
         manifest=checkpoints.manifest_hash(run, start.step) if start.step else "",
-        host=socket.gethostname(),
+        host=hosts[0],
+        hosts=hosts,
         pid=os.getpid(),
     )
 

@@ -69,8 +69,8 @@ class RunView:
     activity: str
     """FINISHED, TRAINING, STARTING (a supervisor runs, but no attempt trains), SPIKED (not rolled
     back yet), GIVEN_UP or STOPPED."""
-    slow_ranks: Sequence[pace.SlowRank] = ()
-    """Ranks that the others wait for now, slowest first."""
+    slow_rank: pace.SlowRank | None = None
+    """The rank that the others wait for now."""
 
     @property
     def log(self) -> Path | None:
@@ -176,14 +176,17 @@ def view(run: Path) -> RunView:
     lines = metrics.surviving(metrics.read(run / metrics.METRICS))
     validation = metrics.surviving_validation(metrics.read(run / metrics.VALIDATION), lines)
     activity = _activity(run, state, config.training.steps)
-    slow = _slow_ranks(run, records) if activity == TRAINING else []
+    slow = _slow_rank(lines, records) if activity == TRAINING else None
     return RunView(run, config, records, state, lines, validation, activity, slow)
 
 
-def _slow_ranks(run: Path, records: Sequence[Record]) -> list[pace.SlowRank]:
-    """Return the slow ranks of the newest attempt."""
+def _slow_rank(lines: Sequence[metrics.Line], records: Sequence[Record]) -> pace.SlowRank | None:
+    """Return the slow rank of the newest attempt, if it has one."""
     begun = [record for record in records if record["kind"] == "attempt"]
-    return pace.slow_ranks(pace.read(run, begun[-1].get("token", ""))) if begun else []
+    if not begun:
+        return None
+    own = [line for line in lines[-pace.STEPS :] if line["attempt"] == begun[-1]["attempt"]]
+    return pace.slow_rank(own, begun[-1]["hosts"])
 
 
 def _activity(run: Path, state: ledger.RunState, steps: int) -> str:
@@ -211,7 +214,7 @@ def describe_run(seen: RunView) -> str:
         f"recipe's seed {config.training.seed}",
         current_activity(seen),
         *([f"expected end: {_expected_end(seen)}"] if seen.activity == TRAINING else []),
-        *map(str, seen.slow_ranks),
+        *([str(seen.slow_rank)] if seen.slow_rank else []),
         *([metrics.validation_line(seen.validation)] if seen.validation else []),
         *([f"guard: {seen.guard_summary}"] if seen.guard_summary else []),
         *([f"initial weights: {seen.origin}"] if seen.origin else []),
@@ -273,7 +276,7 @@ def as_json(seen: RunView) -> str:
             "end_step": seen.phase.end_step,
         },
         "corpora": [dataclasses.asdict(drawn) for drawn in seen.drawn],
-        "slow_ranks": [dataclasses.asdict(slow) for slow in seen.slow_ranks],
+        "slow_rank": dataclasses.asdict(seen.slow_rank) if seen.slow_rank else None,
         "reason": state.last.get("reason") if state.last else None,
         "log": str(seen.log) if seen.log else None,
         "next": seen.next_command or None,

@@ -142,11 +142,10 @@ class Run:
     def __init__(self, recipe: Path) -> None:
         from pretrain import recipe_checks
         from pretrain.config.load import load
-        from pretrain.data.batches import PretrainingBatches
-        from pretrain.data.order import Lineage
         from pretrain.engine import engine
         from pretrain.inference.initial_weights import initial_model
         from pretrain.objectives.base import Vocabulary
+        from tests.pretrain.builders import batches_of
 
         self.config = config = load(str(recipe))
         architecture, manifests = recipe_checks.check(config, 2)
@@ -163,9 +162,9 @@ class Run:
             manifest.vocab_size, architecture.vocab_size, Path(config.streams[0].path)
         )
         self.objective = config.objective.build(vocabulary)
-        order = Lineage.begin(len(source), config.training.seed)
-        self.batches = PretrainingBatches(
-            source, self.objective, order, config.batch, config.fault, config.training.seed
+        seed = config.training.seed
+        self.batches = batches_of(
+            source, self.objective, config.batch, seed=seed, fault=config.fault
         )
         self.lines: list[dict[str, Any]] = []
         """Of the undisturbed run, on rank 0."""

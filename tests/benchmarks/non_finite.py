@@ -12,11 +12,11 @@ from typing import Any
 
 from pretrain.config.run import SpikeConfig
 from pretrain.exit_codes import EXIT_SPIKE
-from pretrain.loop import StepRecord
 from pretrain.run import metrics
 from pretrain.spikes.detector import Event, SpikeDetector
 from pretrain.spikes.live import SpikeWatch
 from pretrain.spikes.replay.curves import read
+from tests.pretrain.builders import step_record
 
 STEPS, ONSET = 1_000, 600
 _NAN = {"loss": math.nan, "gradient_norm": None}
@@ -91,7 +91,7 @@ def outcome(case: Case) -> Outcome:
         writer = metrics.MetricsWriter(Path(folder), 1)
         for step in range(STEPS):
             loss = 3.0 + 0.05 * math.sin(step * step)
-            record = StepRecord(step, loss, 1.0, 1e-3, 1, 0.0, 10, 2, 0.1, 0.0)
+            record = step_record(step, loss)
             changes = case.measured(step - ONSET) if step >= ONSET else {}
             record = dataclasses.replace(record, **changes)
             writer(record)

@@ -37,12 +37,12 @@ from data_prep.manifest import (
     ShardFiles,
     write_record,
 )
-from pretrain.config.run import BatchConfig, FaultConfig
-from pretrain.data.batches import PretrainingBatches
+from pretrain.config.run import BatchConfig
 from pretrain.data.order import Lineage
 from pretrain.data.prefetch import prefetched
 from pretrain.data.sources import SOURCES, BestFitBlocks
 from pretrain.objectives.masked import MaskedLM, MaskedLMConfig
+from tests.pretrain.builders import batches_of
 
 BLOCK_TOKENS = 2048
 BATCH = 512  # blocks
@@ -157,14 +157,8 @@ def data_wait(folder: Path) -> list[Row]:
     """Measure how long a rank waits for data if a step takes as long as on an H200."""
     write_corpus(folder, 200_000)
     blocks = BestFitBlocks(Corpus(folder, "train"), BLOCK_TOKENS)
-    batches = PretrainingBatches(
-        blocks,
-        MaskedLM(MaskedLMConfig(), VOCABULARY - 1, VOCABULARY - 1),
-        Lineage.begin(len(blocks), 1),
-        BatchConfig(BATCH, MICRO_BATCH),
-        FaultConfig(),
-        1,
-    )
+    objective = MaskedLM(MaskedLMConfig(), VOCABULARY - 1, VOCABULARY - 1)
+    batches = batches_of(blocks, objective, BatchConfig(BATCH, MICRO_BATCH))
     step_tokens = BATCH * BLOCK_TOKENS // WORLD_SIZE
     step_seconds = step_tokens / TOKENS_PER_SECOND
     rows = []

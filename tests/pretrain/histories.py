@@ -70,6 +70,7 @@ class History:
             ranks=2,
             seed=state.segments[-1][1],
             host="here",
+            hosts=["here", "there"],
         )
 
     def train(self, steps: int) -> None:

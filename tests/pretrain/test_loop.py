@@ -8,12 +8,12 @@ from pretrain.loop import (
     GO_ON,
     Hook,
     MicroBatch,
-    StepRecord,
     StepResult,
     TermLoss,
     run,
     weighted_loss,
 )
+from tests.pretrain.builders import step_record
 
 
 class Recorder:
@@ -48,8 +48,7 @@ class Recorder:
             code=code,
             all_ready=added.is_ready and self.others_ready,
             next_counts=(64, 10, step + 1) if added.micro_batches else None,
-            measured=(added.measured, (0.2, 6.0)),
-            gauge=added.gauge,
+            measured={name: (value, 0.2) for name, value in added.measured.items()},
         )
 
     def agree(self, code):
@@ -125,7 +124,7 @@ def test_hooks_count_from_the_first_step_of_the_run_not_of_the_attempt():
 
 def test_observers_see_every_record_with_all_fields():
     seen = []
-    go(Recorder(), 2, 5, observers=[seen.append], measure=lambda: (0.1, 5.0), gauge=1.5)
+    go(Recorder(), 2, 5, observers=[seen.append], measure=lambda: {"seconds": 0.1})
     assert [record.step for record in seen] == [2, 3, 4]
     first = dataclasses.asdict(seen[0])
     assert first.pop("seconds") >= first.pop("data_seconds") >= 0
@@ -144,8 +143,10 @@ def test_observers_see_every_record_with_all_fields():
         "guard_factor": 1.0,
         "batch_digest": "blocks of 2",
         "terms": {},
-        "measured": ((0.1, 5.0), (0.2, 6.0)),
-        "gauge": 1.5,
+        "measured": {"seconds": (0.1, 0.2)},
+        "code": GO_ON,
+        "all_ready": False,
+        "next_counts": (64, 10, 3),
         "figures": {},
     }
 
@@ -257,7 +258,7 @@ def test_a_finished_run_does_nothing():
 
 
 def test_speed_is_tokens_per_second_of_the_step():
-    record = StepRecord(0, 1.0, 1.0, 1e-3, 1, 0.0, 1000, 150, 4.0, 1.0)
+    record = step_record(0, tokens=1000, seconds=4.0)
     assert record.tokens_per_second == 250.0
 
 

@@ -11,13 +11,11 @@ from data_prep.corpus import Corpus
 from data_prep.records import decode
 from pretrain.config.run import BatchConfig, FaultConfig
 from pretrain.data.batches import (
-    PretrainingBatches,
     refuse_other_packing,
     refuse_without_targets,
     validation_batches,
 )
 from pretrain.data.mixture import Mixture, Order
-from pretrain.data.order import Lineage
 from pretrain.data.sentence_pairs import SentencePairs
 from pretrain.data.sources import SOURCES, BestFitBlocks, CompleteBlocks, Joined
 from pretrain.inference.evaluate import summed
@@ -29,6 +27,7 @@ from pretrain.objectives.masked import MaskedLM, MaskedLMConfig
 from pretrain.objectives.sentence_pairs import SentencePairsConfig
 from pretrain.objectives.spans import SpanCorruptionConfig
 from pretrain.objectives.tokens import IGNORED
+from tests.pretrain.builders import batches_of
 
 LENGTH = 64
 
@@ -60,8 +59,7 @@ def batches(blocks, objective):
 
 
 def training(blocks, objective, batch, **more):
-    lineage = Lineage.begin(len(blocks), 1)
-    return PretrainingBatches(blocks, objective, lineage, batch, FaultConfig(), 1, **more)
+    return batches_of(blocks, objective, batch, **more)
 
 
 @pytest.fixture(
@@ -469,7 +467,7 @@ def test_a_mixture_reads_each_corpus_in_its_order_whatever_the_ranks(
     assert joined.fill == pytest.approx(
         (packed.fill * len(packed) + other.fill * len(other)) / (len(packed) + len(other))
     )
-    made = PretrainingBatches(joined, objective, order, size, FaultConfig(), 1)
+    made = batches_of(joined, objective, size, order)
     causal = CausalLMConfig().build(objective_vocabulary(packed))
     plain = dataclasses.replace(made, objective=causal)
     draws = [0, 0]

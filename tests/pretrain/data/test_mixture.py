@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from pretrain.data.mixture import Mixture, Order
 from pretrain.data.order import Lineage
+from tests.pretrain.builders import order_of
 
 WEIGHTS = st.lists(st.integers(0, 50), min_size=5, max_size=5).filter(any)
 STAGES = st.dictionaries(st.integers(1, 150), WEIGHTS, max_size=4).flatmap(
@@ -181,7 +182,7 @@ def test_no_block_of_any_corpus_is_lost_or_repeated(number):
 def test_a_mixture_of_one_is_the_corpus_alone(number):
     draw = random.Random(number)
     total = draw.randrange(1, 40)
-    alone, order = Lineage.begin(total, 1), Order.of_one(total, 1)
+    alone, order = Lineage.begin(total, 1), order_of(total)
     for seed in range(2, 5):
         place, first = draw.randrange(90), draw.randrange(90)
         skip = draw.choice([None, (first, first + draw.randrange(40))])

@@ -13,9 +13,7 @@ import psutil
 import pytest
 
 from data_prep.corpus import Corpus
-from pretrain.config.run import BatchConfig, FaultConfig
-from pretrain.data.batches import PretrainingBatches
-from pretrain.data.order import Lineage
+from pretrain.config.run import BatchConfig
 from pretrain.data.prefetch import prefetched
 from pretrain.data.sources import SOURCES
 from pretrain.loop import MicroBatch, StepResult, run
@@ -23,6 +21,7 @@ from pretrain.objectives.base import Vocabulary
 from pretrain.objectives.masked import MaskedLMConfig
 from pretrain.objectives.sentence_pairs import SentencePairsConfig
 from pretrain.objectives.spans import SpanCorruptionConfig
+from tests.pretrain.builders import batches_of, order_of
 
 BROKEN_STEP = 40
 DEADLY_STEP = 60
@@ -208,8 +207,8 @@ def test_a_run_s_batches_survive_the_way_to_a_worker(packing, settings, corpus_f
     blocks = SOURCES[packing](Corpus(folder, "train"), 64)
     size = blocks.corpus.manifest.vocab_size
     objective = settings.build(Vocabulary(size, size, folder))
-    lineage = Lineage.begin(len(blocks), 1).rolled_back(17, 3, (17, 30))
-    batches = PretrainingBatches(blocks, objective, lineage, BatchConfig(8, 2), FaultConfig(), 1)
+    order = order_of(len(blocks)).rolled_back(17, 3, (17, 30))
+    batches = batches_of(blocks, objective, BatchConfig(8, 2), order)
     there = pickle.loads(pickle.dumps(batches))
     for step in (0, 5):
         for here, sent in zip(

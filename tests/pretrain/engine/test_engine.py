@@ -11,12 +11,9 @@ from torch.nn.functional import cross_entropy
 
 from pretrain.config.run import (
     BatchConfig,
-    FaultConfig,
     OptimizerConfig,
     SpikeConfig,
 )
-from pretrain.data.batches import PretrainingBatches
-from pretrain.data.order import Lineage
 from pretrain.engine import engine, optimizers
 from pretrain.engine.distributed import gather
 from pretrain.engine.settings import DS_CONFIGS
@@ -31,6 +28,7 @@ from pretrain.objectives.masked import MaskedLM, MaskedLMConfig
 from pretrain.run import checkpoints, metrics
 from pretrain.spikes.detector import SpikeDetector
 from pretrain.spikes.live import SpikeWatch, observations
+from tests.pretrain.builders import batches_of
 
 VOCABULARY = 101
 LENGTH = 24
@@ -83,14 +81,8 @@ class MaskedAndPairs(MaskedLM):
 
 def batches(micro, **ramp):
     blocks = RandomBlocks()
-    return PretrainingBatches(
-        blocks,
-        MaskedAndPairs(MaskedLMConfig(), VOCABULARY - 1, VOCABULARY - 1),
-        Lineage.begin(len(blocks), 1),
-        sizes(micro, **ramp),
-        FaultConfig(),
-        1,
-    )
+    objective = MaskedAndPairs(MaskedLMConfig(), VOCABULARY - 1, VOCABULARY - 1)
+    return batches_of(blocks, objective, sizes(micro, **ramp))
 
 
 OUTSIDE_LAYERS = {
@@ -704,6 +696,7 @@ def test_a_loop_reduces_once_a_step_and_gives_what_single_updates_give(run_ranks
         alone = train(build("zero1_fp32", micro=2, dropout=0.1), 2, range(5))
         calls.clear()
         built, data, records = build("zero1_fp32", micro=2, dropout=0.1), batches(2), []
+        beta = torch.nn.Parameter(torch.tensor([1.25 if built.rank == 0 else 7.0]))
         run_loop(
             built,
             data,
@@ -712,14 +705,13 @@ def test_a_loop_reduces_once_a_step_and_gives_what_single_updates_give(run_ranks
             first_step=0,
             last_step=5,
             observers=[records.append],
-            measure=lambda: (built.rank + 0.5, 3.0),
-            gauge=torch.nn.Parameter(torch.tensor([1.25 if built.rank == 0 else 7.0])),
+            measure=lambda: {"seconds": built.rank + 0.5, "beta": beta, "memory": 3.0},
         )
-        shown = {(record.measured, record.gauge) for record in records}
+        shown = [record.measured for record in records]
         return figures(alone), figures(records), calls, shown
 
     (alone, looped, calls, shown), (_, other, _, _) = run_ranks(2, work)
-    assert shown == {(((0.5, 3.0), (1.5, 3.0)), 1.25)}
+    assert shown == [{"seconds": (0.5, 1.5), "memory": (3.0, 3.0), "beta": (1.25,)}] * 5
     assert looped == alone
     assert other == []
     # The first counts come by themselves, and the ranks agree on the end.

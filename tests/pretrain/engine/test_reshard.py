@@ -6,9 +6,7 @@ import functools
 import pytest
 import torch
 
-from pretrain.config.run import BatchConfig, FaultConfig, OptimizerConfig
-from pretrain.data.batches import PretrainingBatches
-from pretrain.data.order import Lineage
+from pretrain.config.run import BatchConfig, OptimizerConfig
 from pretrain.engine import engine
 from pretrain.engine.distributed import gather
 from pretrain.engine.reshard import KEYS, Partitioned, repartition
@@ -17,6 +15,7 @@ from pretrain.model.language_model import LanguageModel
 from pretrain.objectives.base import Block
 from pretrain.objectives.masked import MaskedLM, MaskedLMConfig
 from pretrain.run import checkpoints
+from tests.pretrain.builders import batches_of
 
 VOCABULARY, LENGTH, GLOBAL_BATCH, MICRO_BATCH = 101, 24, 12, 2
 # Two parameter groups; a large epsilon makes the update smooth in the gradient.
@@ -45,9 +44,8 @@ class RandomBlocks:
 def batches():
     blocks = RandomBlocks()
     objective = MaskedLM(MaskedLMConfig(), VOCABULARY - 1, VOCABULARY - 1)
-    lineage = Lineage.begin(len(blocks), 1)
     sizes = BatchConfig(global_batch_size=GLOBAL_BATCH, micro_batch_size=MICRO_BATCH)
-    return PretrainingBatches(blocks, objective, lineage, sizes, FaultConfig(), 1)
+    return batches_of(blocks, objective, sizes)
 
 
 def build(name, optimizer=ADAMW, **zero):

@@ -10,9 +10,7 @@ import torch
 
 from data_prep.corpus import Corpus
 from pretrain import train
-from pretrain.config.run import BatchConfig, FaultConfig, OptimizerConfig
-from pretrain.data.batches import PretrainingBatches
-from pretrain.data.order import Lineage
+from pretrain.config.run import BatchConfig, OptimizerConfig
 from pretrain.data.sources import SOURCES
 from pretrain.engine import engine, optimizers
 from pretrain.engine.distributed import gather
@@ -24,6 +22,7 @@ from pretrain.model.language_model import LanguageModel
 from pretrain.objectives.base import Block
 from pretrain.objectives.registry import SETTINGS_BY_NAME
 from pretrain.run import checkpoints, metrics
+from tests.pretrain.builders import batches_of
 from tests.pretrain.objectives.toy import Toy, ToyConfig
 from tests.pretrain.test_train import interrupted, records
 
@@ -49,8 +48,7 @@ class RandomBlocks:
 def batches(micro, settings):
     source = RandomBlocks()
     objective, sizes = Toy(settings, VOCABULARY - 1), BatchConfig(GLOBAL_BATCH, micro)
-    lineage = Lineage.begin(len(source), 1)
-    return PretrainingBatches(source, objective, lineage, sizes, FaultConfig(), 1)
+    return batches_of(source, objective, sizes)
 
 
 def fresh_model():

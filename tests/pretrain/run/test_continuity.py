@@ -6,10 +6,10 @@ import pytest
 
 from pretrain.config.run import BatchConfig, RunConfig
 from pretrain.data.order import Lineage
-from pretrain.loop import StepRecord
 from pretrain.run import ledger
 from pretrain.run.continuity import continuity_check, discontinuity, recorded_losses
 from pretrain.run.resume import Start
+from tests.pretrain.builders import step_record
 
 
 def lines(attempt, seed, losses):
@@ -97,7 +97,7 @@ def test_a_discontinuity_is_reported_once():
         lambda *report: reports.append(report),
     )
     for step, loss in enumerate((5.5, 6.5, 7.5), start=10):
-        observe(StepRecord(step, loss, 1.0, 1e-3, 1, 0.5, 1200, 180, 2.0, 0.1))
+        observe(step_record(step, loss, seed=1))
     ((step, reason),) = reports
     assert (step, reason.partition(" where")[0]) == (10, "loss 5.500000")
 
@@ -111,7 +111,7 @@ def reported(changes, first_step, losses):
         RunConfig(), start, [], before, changes, lambda *report: reports.append(report[0])
     )
     for step, loss in enumerate(losses, start=first_step):
-        observe(StepRecord(step, loss, 1.0, 1e-3, 2, 0.5, 1200, 180, 2.0, 0.1))
+        observe(step_record(step, loss, seed=2))
     return reports
 
 

@@ -6,7 +6,7 @@ import math
 import pytest
 
 from pretrain.loop import StepRecord, TermLoss
-from pretrain.run.figures import NOT_MEASURED, Figures, curves, perplexity
+from pretrain.run.figures import BETA, MEMORY, SECONDS, Figures, curves, perplexity
 
 RECORD = StepRecord(
     step=7,
@@ -19,8 +19,7 @@ RECORD = StepRecord(
     targets=180,
     seconds=2.0,
     data_seconds=0.1,
-    measured=((0.1, 4e9), (0.4, 6e9), (0.2, 5e9)),
-    gauge=1.25,
+    measured={SECONDS: (0.1, 0.4, 0.2), MEMORY: (4e9, 6e9, 5e9), BETA: (1.25,)},
 )
 
 
@@ -28,7 +27,6 @@ def figures_of(record=RECORD, **changes):
     settings = {
         "positions": lambda step: 2000 if step == 7 else 1000,
         "deviations": lambda record: {"loss_deviations": record.loss, "other": math.nan},
-        "shows_beta": True,
         "flops_per_position": lambda step: 3e9,
         "peak_flops": 6e12,
     }
@@ -45,7 +43,7 @@ def test_figures_say_what_a_step_was_like():
         "mfu": 3e9 * 2000 / 2.0 / 6e12,
         "slowest_rank": 1,
         "slowest_rank_seconds": 0.4,
-        "median_rank_seconds": 0.2,
+        "other_ranks_seconds": pytest.approx(0.15),
         "memory_bytes": 6e9,
     }
 
@@ -54,21 +52,26 @@ def test_figures_say_what_a_step_was_like():
     ("record", "changes", "absent"),
     [
         (RECORD, {"peak_flops": None}, {"mfu"}),
-        (RECORD, {"shows_beta": False}, {"beta"}),
-        (dataclasses.replace(RECORD, gauge=math.nan), {}, {"beta"}),
+        (
+            dataclasses.replace(RECORD, measured={**RECORD.measured, BETA: (math.nan,)}),
+            {},
+            {"beta"},
+        ),
         (dataclasses.replace(RECORD, loss=math.nan), {}, {"perplexity", "loss_deviations"}),
         (
-            dataclasses.replace(RECORD, measured=((0.1, 6e9),)),
+            dataclasses.replace(RECORD, measured={SECONDS: (0.1,), MEMORY: (6e9,), BETA: (1.25,)}),
             {},
-            {"slowest_rank", "slowest_rank_seconds", "median_rank_seconds"},
+            {"slowest_rank", "slowest_rank_seconds", "other_ranks_seconds"},
         ),
         (
-            dataclasses.replace(RECORD, measured=(NOT_MEASURED, NOT_MEASURED)),
+            dataclasses.replace(
+                RECORD, measured={SECONDS: (math.nan,) * 2, MEMORY: (math.nan,) * 2}
+            ),
             {},
-            {"slowest_rank", "slowest_rank_seconds", "median_rank_seconds", "memory_bytes"},
+            {"slowest_rank", "slowest_rank_seconds", "other_ranks_seconds", "memory_bytes", "beta"},
         ),
     ],
-    ids=["other device", "no CLAP", "beta elsewhere", "not finite", "one rank", "first step"],
+    ids=["other device", "beta elsewhere", "not finite", "one rank", "first step, no CLAP"],
 )
 def test_a_figure_that_is_not_known_is_left_out(record, changes, absent):
     assert figures_of().keys() - figures_of(record, **changes).keys() == absent

@@ -62,7 +62,7 @@ def begun(config):
     state = run_folder.open_run(config, manifests)
     order = Order.begin(config.mixture(), [50], 1)
     start = resume.Start(state.next_attempt, "t", 0, state, order, 1.0, 0)
-    resume.begin(config, {}, start, checkpoints.ResumePoint(0, None, {}), 1, 4, {})
+    resume.begin(config, {}, start, checkpoints.ResumePoint(0, None, {}), ["here"], 4, {})
     return ledger.read(Path(config.folder) / ledger.FILE_NAME)[-1]
 
 

@@ -11,10 +11,10 @@ import random
 import pytest
 
 from pretrain.config.run import SpikeConfig
-from pretrain.data.mixture import Mixture
 from pretrain.data.order import Lineage
 from pretrain.run import ledger
 from pretrain.spikes.detector import Evaluation, Observation, Seen, SpikeDetector
+from tests.pretrain.builders import ONE
 
 
 @pytest.fixture
@@ -383,7 +383,7 @@ def test_a_lowered_learning_rate_holds_for_its_steps_and_falls_with_its_rollback
 
 def test_the_lineage_counts_places_in_blocks_and_skips_what_was_declared():
     events = [*commits(10), rollback(10, 2, skip=[12, 14]), rollback(11, 3)]
-    found = state(*events).order(Mixture.of_one(), [1000], lambda step: 32 * step)
+    found = state(*events).order(ONE, [1000], lambda step: 32 * step)
     expected = Lineage.begin(1000, 1).rolled_back(320, 2, (384, 448)).rolled_back(352, 3)
     assert found.lineages == (expected,)
     assert len(expected.skipped()[0]) == 64

@@ -8,12 +8,13 @@ import re
 
 import pytest
 
-from pretrain.loop import StepRecord, TermLoss
+from pretrain.loop import TermLoss
 from pretrain.run import metrics
+from tests.pretrain.builders import step_record
 
 
 def record(step, loss=2.0):
-    return StepRecord(step, loss, 1.0, 1e-3, 1, 0.5, 1200, 180, 2.0, 0.1)
+    return step_record(step, loss)
 
 
 @pytest.fixture
@@ -211,7 +212,11 @@ def test_a_step_s_line_has_every_number_and_the_attempt(tmp_path):
     assert line["attempt"] == 3
     assert "terms" not in line
     fields = {k: v for k, v in line.items() if k not in ("attempt", "blocks")}
-    assert StepRecord(**fields, batch_digest=line["blocks"]) == record(7)
+    assert step_record(**fields, batch_digest=line["blocks"]) == record(7)
+    names = [field.name for field in dataclasses.fields(record(7))]
+    of_the_loop = {"code", "all_ready", "next_counts", "measured"}
+    others = {"terms", "figures", "guard_factor", "batch_digest"}
+    assert fields.keys() == {*names} - of_the_loop - others
 
 
 def test_a_line_has_every_term_where_there_are_several(tmp_path):

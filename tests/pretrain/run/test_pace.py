@@ -1,84 +1,42 @@
 """How long ranks work by themselves, and which of them is slow."""
 
-import errno
-import os
-from pathlib import Path
-
 import pytest
 
 from pretrain.run import pace
 
-
-def write(run, rank, seconds, token="t", steps=pace._LEAST_STEPS):
-    now = [0.0]
-    writer = pace.PaceWriter(run, token, rank, clock=lambda: now[0])
-    now[0] = pace.WRITE_SECONDS
-    return [writer.add(step + 1, seconds) for step in range(steps)]
+HOSTS = [f"gpu-{rank}" for rank in range(4)]
 
 
-def test_a_rank_writes_the_median_of_its_last_steps_now_and_then(tmp_path):
-    now = [0.0]
-    writer = pace.PaceWriter(tmp_path, "t", 3, clock=lambda: now[0])
-    for step in range(100):
-        assert not writer.add(step, 9.0)
-    now[0] = pace.WRITE_SECONDS
-    for step in range(100, 100 + pace._STEPS):
-        writer.add(step, 1.0)
-    assert pace.read(tmp_path, "t")[0].seconds == 9.0
-    now[0] = 2 * pace.WRITE_SECONDS
-    assert writer.add(200, 50.0)
-    (found,) = pace.read(tmp_path, "t")
-    assert (found.rank, found.step, found.seconds) == (3, 200, 1.0)
-    assert not writer.add(201, 1.0)
-
-
-def test_too_few_steps_say_nothing(tmp_path):
-    assert not any(write(tmp_path, 0, 1.0, steps=pace._LEAST_STEPS - 1))
-    assert pace.read(tmp_path, "t") == []
-
-
-def test_other_attempts_and_torn_files_are_left_out(tmp_path):
-    write(tmp_path, 0, 1.0, token="old")
-    write(tmp_path, 1, 1.0)
-    (tmp_path / pace.FOLDER / "00002.json").write_text('{"token": "t"')
-    (tmp_path / pace.FOLDER / "00003.json").write_text('{"token": "t"}')
-    assert [found.rank for found in pace.read(tmp_path, "t")] == [1]
-
-
-def test_a_full_disk_does_not_end_a_rank(tmp_path, monkeypatch):
-    def full(*_, **__):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(Path, "write_text", full)
-    assert write(tmp_path, 0, 1.0)[-1]
-    assert pace.read(tmp_path, "t") == []
-
-
-@pytest.mark.parametrize(
-    ("seconds", "slow"),
-    [
-        ([1.0], []),
-        ([1.0, 1.2], []),
-        ([1.0, 1.3], [1]),
-        ([1.0, 1.0, 1.0, 1.0], []),
-        ([1.0, 1.0, 1.3, 1.0], [2]),
-        ([1.0, 1.0, 1.3, 2.0], [3, 2]),
-        ([1.0, 0.1, 1.0, 1.0], []),
-    ],
-)
-def test_ranks_are_slow_beside_the_others(tmp_path, seconds, slow):
-    for rank, own in enumerate(seconds):
-        write(tmp_path, rank, own)
-    assert [found.rank for found in pace.slow_ranks(pace.read(tmp_path, "t"))] == slow
+def lines(count, rank=1, seconds=0.523, others=0.4):
+    names = ("slowest_rank", "slowest_rank_seconds", "other_ranks_seconds")
+    return [dict(zip(names, (rank, seconds, others), strict=True))] * count
 
 
 def test_a_slow_rank_is_named_with_its_host():
-    paces = [pace.Pace("t", rank, f"gpu-{rank}", 9, own) for rank, own in ((0, 0.4), (1, 0.523))]
-    (slow,) = pace.slow_ranks(paces)
+    slow = pace.slow_rank(lines(pace.LEAST_STEPS), HOSTS)
     assert str(slow) == (
         "rank 1 on gpu-1 is slow: it works 0.523 s in a step by itself, the others 0.4 s; every "
         "step waits for it"
     )
+
+
+@pytest.mark.parametrize(
+    ("seen", "slow"),
+    [
+        ([], None),
+        (lines(pace.LEAST_STEPS - 1), None),
+        ([{}] * 5 + lines(pace.LEAST_STEPS), 1),
+        (lines(pace.STEPS, seconds=0.49), None),
+        (lines(24, rank=1) + lines(26, rank=2), 2),
+        (lines(25, rank=1) + lines(25, rank=2), None),
+        (lines(40, rank=3) + lines(pace.STEPS, seconds=0.4), None),
+        (lines(45) + lines(5, seconds=0.1), 1),
+    ],
+    ids=["none", "few", "enough", "alike", "most", "by turns", "long ago", "a short lull"],
+)
+def test_a_rank_is_slow_if_the_others_wait_for_it_in_most_steps(seen, slow):
+    found = pace.slow_rank(seen, HOSTS)
+    assert (found and found.rank) == slow
 
 
 def test_loading_a_batch_is_timed_and_changes_nothing():

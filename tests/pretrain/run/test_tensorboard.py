@@ -5,12 +5,12 @@ import os
 
 import pytest
 
-from pretrain.loop import StepRecord
 from pretrain.run.tensorboard import TensorBoard
+from tests.pretrain.builders import step_record
 
 
 def record(step, loss=2.0):
-    return StepRecord(step, loss, 1.0, 1e-3, 1, 0.5, 1200, 180, 2.0, 0.1)
+    return step_record(step, loss)
 
 
 def events_of(folder):

@@ -10,14 +10,14 @@ import sys
 import pytest
 
 from pretrain import train
-from pretrain.loop import StepRecord
 from pretrain.run.wandb_run import STATE, WandbRun
+from tests.pretrain.builders import step_record
 
 NO_WANDB = "the extra wandb is not installed"
 
 
 def record(step, loss=2.0):
-    return StepRecord(step, loss, 1.0, 1e-3, 1, 0.5, 1200, 180, 2.0, 0.1)
+    return step_record(step, loss)
 
 
 def records_of(path):

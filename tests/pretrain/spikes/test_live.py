@@ -8,7 +8,7 @@ import pytest
 from pretrain.config.phases import PhaseConfig
 from pretrain.config.run import BatchConfig, CorpusConfig, DataConfig, RunConfig, SpikeConfig
 from pretrain.exit_codes import EXIT_SPIKE
-from pretrain.loop import GO_ON, StepRecord
+from pretrain.loop import GO_ON
 from pretrain.run import metrics
 from pretrain.run.ledger import run_state
 from pretrain.spikes.detector import SpikeDetector
@@ -17,6 +17,7 @@ from pretrain.spikes.live import (
     declared_changes,
     history_before,
 )
+from tests.pretrain.builders import step_record
 
 CONFIG = SpikeConfig(
     window=24, minimum_history=8, deviations=4.0, patience=3, confirm_steps=12, slow_window=12
@@ -36,8 +37,11 @@ def curve(seed, steps=160):
             loss = float("nan")
         norm = None if draw.random() < 0.02 else draw.lognormvariate(0.0, 0.2)
         records.append(
-            StepRecord(
-                *(step, loss, norm, 1e-3, 1, 0.0, 10, 2, 0.1, 0.0, 2.0 ** draw.randrange(9)),
+            step_record(
+                step,
+                loss,
+                norm,
+                loss_scale=2.0 ** draw.randrange(9),
                 skipped=norm is None,
                 scale_exhausted=norm is None and draw.random() < 0.1,
             )

@@ -11,13 +11,13 @@ from pretrain import __main__ as command_line
 from pretrain.config import load as recipes
 from pretrain.config.run import FaultConfig
 from pretrain.data.batches import validation_note
-from pretrain.data.mixture import Mixture
 from pretrain.data.order import Lineage
 from pretrain.data.sources import CompleteBlocks
 from pretrain.inference import model_folder
 from pretrain.run import checkpoints, ledger, metrics
 from pretrain.spikes.detector import SpikeDetector
 from pretrain.spikes.replay import curves
+from tests.pretrain.builders import ONE
 
 EVENTS = "events/text_summary"
 FAULT = ["fault.kind=random-labels", "fault.first_step=22", "fault.last_step=34"]
@@ -84,7 +84,7 @@ def test_without_a_new_seed_it_would_hit_the_fault_again(run, state):
 
 def test_every_block_is_used_once_an_epoch_and_the_consumed_prefix_stays(run, state, corpus):
     total = len(CompleteBlocks(Corpus(corpus, "train"), 64))
-    lineage = state.order(Mixture.of_one(), [total], lambda step: 8 * step)
+    lineage = state.order(ONE, [total], lambda step: 8 * step)
     blocks, epochs = lineage.blocks(0, 6 * total)
     assert epochs[40 * 8 - 1] >= 1, "the run must cross the end of an epoch"
     for epoch in range(6):
@@ -116,7 +116,7 @@ def test_its_checkpoints_record_their_lineage(run, state):
     for step in state.checkpoints:
         manifest = checkpoints.read_manifest(checkpoints.folder_of(run, step))
         total = manifest["position"]["blocks"]
-        order = state.order(Mixture.of_one(), [total], lambda step: 8 * step)
+        order = state.order(ONE, [total], lambda step: 8 * step)
         assert manifest["lineage"] == ledger.lineage_record(order, step * 8)
         assert manifest["position"]["blocks"] == step * 8
 

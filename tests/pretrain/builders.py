@@ -1,0 +1,36 @@
+"""Small objects that many tests need."""
+
+from pretrain.config.phases import Sizes
+from pretrain.config.run import FaultConfig
+from pretrain.data.batches import PretrainingBatches
+from pretrain.data.mixture import Mixture, Order
+from pretrain.loop import StepRecord
+
+ONE = Mixture(((0, (1,)),))
+"""The mixture of a single corpus."""
+
+
+def order_of(total, seed=1):
+    """The order of a run of one corpus with so many blocks."""
+    return Order.begin(ONE, [total], seed)
+
+
+def batches_of(source, objective, batch, order=None, seed=1, **more):
+    """The batches of a run without phases that reads one source."""
+    order = order or order_of(len(source), seed)
+    sizes = Sizes(((0, 0, batch),))
+    return PretrainingBatches(
+        source, objective, order, batch, more.pop("fault", FaultConfig()), seed, sizes, **more
+    )
+
+
+def step_record(step, loss=5.0, gradient_norm=1.0, seed=1, **more):
+    """A finished step with usual numbers."""
+    usual = {"tokens": 1200, "targets": 180, "learning_rate": 1e-3, "epoch": 0.5, "seconds": 2.0}
+    return StepRecord(
+        step=step,
+        loss=loss,
+        gradient_norm=gradient_norm,
+        seed=seed,
+        **{**usual, "data_seconds": 0.1, **more},
+    )
