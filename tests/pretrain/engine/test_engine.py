@@ -754,7 +754,7 @@ def watched(built, steps, folder, **non_finite):
     Also asserts that a replay of the recorded lines gives the same events.
     """
     data, records, events = NonFiniteAt(batches(2), built.rank, **non_finite), [], []
-    watch = SpikeWatch(SpikeDetector(WATCHED), [], None, events.append)
+    watch = SpikeWatch(SpikeDetector(WATCHED), [], events.append)
     verdict = run_loop(
         built,
         data,
