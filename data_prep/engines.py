@@ -24,7 +24,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol, TypeVar
 
-from data_prep import console
+from data_prep import children, console
 from data_prep.inputs import input_state
 from data_prep.progress import Done, Progress
 from data_prep.shard import ShardTask
@@ -68,7 +68,7 @@ def run_locally(
     # leave locked.
     counters = RawArray("q", _WIDTH * len(tasks))
     # Not fork, because the caller may have threads, and hold locks that a fork would copy.
-    context = multiprocessing.get_context("spawn")
+    context = children.spawn_context()
     others = set(multiprocessing.active_children())
     pool = ProcessPoolExecutor(
         min(workers, len(tasks)), context, initializer=_start_worker, initargs=(counters,)

@@ -16,6 +16,8 @@ import sys
 import time
 from pathlib import Path
 
+from data_prep import children
+
 MARK = ".made-by-zeroclap-demo"
 """Marks a folder that the next demo may delete."""
 
@@ -106,7 +108,7 @@ def run_demo(output: Path) -> int:
         print(f"\n[{number}/{len(plan)}] {stage.title}\n$ python -m {stage.command}", flush=True)
         started = time.monotonic()
         command = [sys.executable, "-m", *shlex.split(stage.command)]
-        if code := subprocess.run(command, check=False).returncode:
+        if code := subprocess.run(command, env=children.environment(), check=False).returncode:
             print(f"stage {number} failed with exit code {code}")
             return code
         print(f"({time.monotonic() - started:.0f} s)", flush=True)

@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
+from data_prep import children
 from finetune import glue
 from finetune.collapse import LEAST_RETRIED, USUAL_RETRIES
 from finetune.config import LOG, RunPlan, retry_after
@@ -174,7 +175,9 @@ def _start(
     output: Path, plan: RunPlan, gpus: Sequence[str], threads: int, world_size: int
 ) -> _Running:
     # Each run is a process group of its own, even if a launcher started this process.
-    environment = {key: v for key, v in os.environ.items() if key not in _LAUNCHER_VARIABLES}
+    environment = children.environment()
+    for name in _LAUNCHER_VARIABLES & environment.keys():
+        del environment[name]
     port = str(free_port())
     environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     environment["OMP_NUM_THREADS"] = str(threads)

@@ -7,13 +7,13 @@ would type them.
 from __future__ import annotations
 
 import collections
-import os
 import random
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+from data_prep import children
 from data_prep.files import write_atomically
 from finetune.birthplaces import making, questions
 from finetune.demo import empty_folder
@@ -90,13 +90,12 @@ def run_demo(output: Path) -> int:
     empty_folder(output)
     started = time.monotonic()
     write_atomically(output / "people.txt", text(PEOPLE, seed=1).encode())
-    # The commands work in the folder, so that their expt/ is there, and import this very package.
-    paths = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
     for words in commands():
         print(f"\n$ python -m finetune birthplaces {words}", flush=True)
         command = [sys.executable, "-m", "finetune", "birthplaces", *words.split()]
-        if code := subprocess.run(command, cwd=output, env=environment, check=False).returncode:
+        if code := subprocess.run(
+            command, cwd=output, env=children.environment(), check=False
+        ).returncode:
             return code
     print(f"\n{table(output)}\nwhole demo: {time.monotonic() - started:.0f} s")
     return 0

@@ -14,12 +14,12 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from data_prep import children
 from pretrain.bench import needs
 from pretrain.bench.contenders import EAGER, FAIRSEQ, FLASH, OURS, PLAIN, TRANSFORMERS, Case
 from pretrain.bench.worker import Measured, log, matmul_peak, measure, prepare_process
@@ -246,7 +246,7 @@ class Processes:
         if left <= 0:
             return LEFT_OUT
         if name not in self._pools:
-            self._pools[name] = ProcessPoolExecutor(1, get_context("spawn"), prepare_process)
+            self._pools[name] = ProcessPoolExecutor(1, children.spawn_context(), prepare_process)
         try:
             return self._pools[name].submit(*call).result(timeout=left)
         except TimeoutError:

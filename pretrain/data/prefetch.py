@@ -14,8 +14,9 @@ import signal
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
-from multiprocessing import connection, get_context, parent_process
+from multiprocessing import connection, parent_process
 
+from data_prep import children
 from pretrain.loop import Batches, MicroBatch
 
 _STEPS_PER_WORKER = 2  # hides one slow read
@@ -41,7 +42,7 @@ def prefetched(batches: Batches, workers: int) -> Iterator[Batches]:
         yield batches
         return
     # Spawned: neither CUDA nor a rank's threads survive a fork.
-    pool = ProcessPoolExecutor(workers, get_context("spawn"), _begin, (batches,))
+    pool = ProcessPoolExecutor(workers, children.spawn_context(), _begin, (batches,))
     try:
         yield _Prefetched(batches, pool, workers * _STEPS_PER_WORKER)
     finally:

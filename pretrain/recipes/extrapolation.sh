@@ -34,7 +34,7 @@ for method in "${methods[@]}"; do
 done
 
 documents() {  # TOKENS: how many documents of the validation split hold about so many tokens
-    python - "$folder/corpus" "$1" <<'END'
+    python -P - "$folder/corpus" "$1" <<'END'
 import sys
 from pathlib import Path
 from data_prep.corpus import Corpus

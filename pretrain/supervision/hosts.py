@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from data_prep import children
 from pretrain.config.run import RunConfig
 from pretrain.supervision import launch, nodes
 from pretrain.supervision.nodes import Node, OtherNodes
@@ -110,7 +111,7 @@ def exported(environ: Mapping[str, str]) -> dict[str, str]:
 
 def remote(name: str, words: Sequence[str], environ: Mapping[str, str]) -> list[str]:
     """Return ssh's last arguments: a machine, and how it runs a Python module as this one does."""
-    variables = [f"{key}={value}" for key, value in exported(environ).items()]
+    variables = [f"{key}={value}" for key, value in exported(children.environment(environ)).items()]
     command = shlex.join(["env", *variables, sys.executable, "-u", "-m", *words])
     return ["--", name, f"cd {shlex.quote(os.getcwd())} && exec {command}"]
 

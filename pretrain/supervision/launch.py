@@ -14,7 +14,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from data_prep import files
+from data_prep import children, files
 from pretrain.config.run import RunConfig, SupervisionConfig
 from pretrain.run import ledger
 from pretrain.run.folder import SUPERVISED
@@ -172,7 +172,7 @@ def environment(
         processes.RUN_VARIABLE: processes.mark(run, node),
         control.TOKEN_VARIABLE: control_file.token,
     }
-    result = {**os.environ, **marks, **accelerator(config, os.environ)}
+    result = {**children.environment(), **marks, **accelerator(config, os.environ)}
     result.pop(notify.WEBHOOK_VARIABLE, None)  # a secret, and of no use there
     if control_file.nodes > 1 and device_type(config, os.environ) == "cpu":
         result.setdefault("OMP_NUM_THREADS", str(control_file.threads))

@@ -326,8 +326,8 @@ def test_help_imports_nothing_heavy(command: str) -> None:
 def test_slurm_example_makes_a_corpus_from_parts(home: Path, tmp_path: Path) -> None:
     """Run the script as Slurm does, with a replacement for `srun`."""
     (tmp_path / "srun").write_text('#!/bin/sh\nexec "$@"\n')
-    (tmp_path / "python").write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
-    for name in ("srun", "python"):
+    (tmp_path / "zeroclap").write_text(f'#!/bin/sh\nexec {sys.executable} -m data_prep "$@"\n')
+    for name in ("srun", "zeroclap"):
         (tmp_path / name).chmod(0o755)
     script = (ROOT / "data_prep" / "slurm.sbatch").read_text()
     for place, ours in (

@@ -10,9 +10,9 @@ from tests.chaos.fault import PLAN
 from tests.machines.conftest import SBIN, wait_until
 
 SCRIPT = ROOT / "pretrain" / "recipes" / "supervise.sbatch"
-PYTHON = f"""#!/bin/sh
-# python -m pretrain supervise ARGUMENTS: with the faults that are planned.
-shift 3
+PROGRAM = f"""#!/bin/sh
+# zeroclap supervise ARGUMENTS: with the faults that are planned.
+shift
 exec {sys.executable} -m tests.chaos.supervise "$@"
 """
 
@@ -27,8 +27,8 @@ class Job:
 
     def submit(self, *options):
         (self.folder / "bin").mkdir()
-        (self.folder / "bin" / "python").write_text(PYTHON)
-        (self.folder / "bin" / "python").chmod(0o755)
+        (self.folder / "bin" / "zeroclap").write_text(PROGRAM)
+        (self.folder / "bin" / "zeroclap").chmod(0o755)
         settings = [f"folder={self.chaos.run}", *SHORT, "supervision.processes_per_node=1"]
         self.number = self.cluster.slurm(
             "sbatch",

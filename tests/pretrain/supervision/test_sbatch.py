@@ -33,7 +33,7 @@ def submit(tmp_path):
 def test_without_a_signal_the_job_ends_with_the_code_of_its_agents(submit, tmp_path, code):
     assert submit(f"exit {code}").wait(60) == code
     assert not (tmp_path / "requeued").exists()
-    assert (tmp_path / "arguments").read_text().endswith("-m pretrain supervise demo folder=a b\n")
+    assert (tmp_path / "arguments").read_text().endswith(" zeroclap supervise demo folder=a b\n")
 
 
 @pytest.mark.parametrize(("code", "requeued"), [(0, False), (1, False), (76, True)])

@@ -18,6 +18,7 @@ from pretrain.run import checkpoints, ledger, metrics
 from pretrain.spikes.detector import SpikeDetector
 from pretrain.spikes.replay import curves
 from tests.pretrain.builders import ONE
+from tests.data_prep.test_children import hostile_folder
 
 EVENTS = "events/text_summary"
 FAULT = ["fault.kind=random-labels", "fault.first_step=22", "fault.last_step=34"]
@@ -38,9 +39,12 @@ def words(request):
 
 @pytest.fixture(scope="module")
 def run(recipe, words, tmp_path_factory):
+    """A run in a working directory whose files have the names of what the ranks import."""
     folder = tmp_path_factory.mktemp("supervised") / "run"
     arguments = [str(recipe.path), f"folder={folder}", *words]
-    assert command_line.main(["supervise", *arguments]) == 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(hostile_folder(folder.parent / "hostile"))
+        assert command_line.main(["supervise", *arguments]) == 0
     return folder
 
 
