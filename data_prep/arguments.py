@@ -5,6 +5,7 @@ function that adds its arguments, which is called when the command is parsed, an
 """
 
 import argparse
+import difflib
 import inspect
 import re
 import sys
@@ -26,6 +27,8 @@ Run = Callable[[argparse.Namespace], int | None]
 a line that says what it does, and at the end an example. `options.parser.prog` is the command as
 the user called it. It raises ValueError or OSError for errors that the user can correct."""
 Command = tuple[AddArguments, Run]
+
+_PACKAGES = ("data_prep", "pretrain", "finetune")
 
 
 class Parser(argparse.ArgumentParser):
@@ -68,6 +71,14 @@ class Parser(argparse.ArgumentParser):
         self.given.clear()
         return super().parse_known_args(args, namespace)
 
+    def _check_value(self, action: argparse.Action, value: Any) -> None:  # noqa: ANN401
+        """Suggest the nearest command in place of one that does not exist."""
+        if isinstance(action, argparse._SubParsersAction) and value not in action.choices:
+            near = difflib.get_close_matches(value, action.choices, 1)
+            hint = f"did you mean {near[0]}?" if near else f"accepted: {', '.join(action.choices)}"
+            raise argparse.ArgumentError(None, f"no command {value!r}; {hint}")
+        super()._check_value(action, value)
+
     def error(self, message: str) -> NoReturn:
         """Print the error in one line and exit."""
         self.exit(EXIT_USAGE, f"{self.prog}: error: {message} (see {self.prog} -h)\n")
@@ -107,6 +118,20 @@ def version() -> str:
         return importlib.metadata.version("zeroclap")
     except importlib.metadata.PackageNotFoundError:
         return f"of unknown version: not installed, run from {Path(__file__).parents[1]}"
+
+
+def typed(command: str) -> str:
+    """Return a command as the user of this process calls it.
+
+    Args:
+        command: package and name, such as "data_prep prepare".
+
+    Returns:
+        `zeroclap prepare`; `python -m data_prep prepare` where a package was started like that.
+    """
+    started = Path(sys.argv[0])
+    is_module = started.name == "__main__.py" and started.parent.name in _PACKAGES
+    return f"python -m {command}" if is_module else f"zeroclap {command.partition(' ')[2]}"
 
 
 def program(

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TypeVar
 
+from data_prep.arguments import typed
 from data_prep.fields import SUBSET_KEY, TEXT_KEY
 from data_prep.files import strict_json, write_atomically
 from data_prep.records import check_format, decode
@@ -247,7 +248,7 @@ def load_manifest(folder: Path) -> CorpusManifest:
         ValueError: The folder is missing, is not a corpus, is not finished, or its manifest is
             damaged.
     """
-    accepted = "accepted: a folder written by `data_prep prepare`"
+    accepted = f"accepted: a folder written by `{typed('data_prep prepare')}`"
     if not folder.is_dir():
         raise ValueError(f"{folder}: no such folder; {accepted}")
     file = folder / FILE_NAME

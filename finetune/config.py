@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from data_prep.arguments import typed
 from data_prep.records import decode
 from finetune.collapse import LEAST_RETRIED, USUAL_RETRIES
 from pretrain.config.run import BatchConfig
@@ -242,8 +243,8 @@ def read_plan(folder: Path) -> RunPlan:
         return decode(RunPlan, values)
     except FileNotFoundError:
         raise ValueError(
-            f"{folder}: not the folder of a run: it has no {PLAN}, which `python -m finetune glue` "
-            "writes"
+            f"{folder}: not the folder of a run: it has no {PLAN}, which "
+            f"`{typed('finetune glue')}` writes"
         ) from None
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}: not a plan that this version can read: {error}") from error

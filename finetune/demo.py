@@ -17,6 +17,7 @@ import time
 from pathlib import Path
 
 from data_prep import children
+from data_prep.arguments import typed
 
 MARK = ".made-by-zeroclap-demo"
 """Marks a folder that the next demo may delete."""
@@ -105,7 +106,7 @@ def run_demo(output: Path) -> int:
     began = time.monotonic()
     plan = stages(output, min(2, len(visible_gpus()) or 2))
     for number, stage in enumerate(plan, start=1):
-        print(f"\n[{number}/{len(plan)}] {stage.title}\n$ python -m {stage.command}", flush=True)
+        print(f"\n[{number}/{len(plan)}] {stage.title}\n$ {typed(stage.command)}", flush=True)
         started = time.monotonic()
         command = [sys.executable, "-m", *shlex.split(stage.command)]
         if code := subprocess.run(command, env=children.environment(), check=False).returncode:

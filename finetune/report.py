@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from data_prep.arguments import typed
 from data_prep.files import strict_json, write_atomically
 from finetune import glue, published
 from finetune.acceptability import PROVENANCE
@@ -78,7 +79,7 @@ def collect(folder: Path) -> list[dict[str, Any]]:
     paths = sorted(folder.glob(f"*/{RESULT}"))
     if not paths:
         raise ValueError(
-            f"{folder}: has no finished run; accepted: the --output of `python -m finetune glue`"
+            f"{folder}: has no finished run; accepted: the --output of `{typed('finetune glue')}`"
         )
     results = [result_of(path.parent) for path in paths]
     lines = "".join(strict_json(result) + "\n" for result in results)

@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from data_prep.arguments import typed
 from data_prep.corpus import Corpus
 from data_prep.manifest import SPLITS, CorpusManifest, load_manifest
 from pretrain.config.phases import Phase, Stream
@@ -209,7 +210,8 @@ def read_manifests(data: DataConfig) -> Manifests:
             another vocabulary than the recipe's or the first corpus, or is given twice.
     """
     if not data.named_corpora:
-        raise ValueError("data.corpus: is not set; name a folder that `data_prep prepare` made")
+        made = f"a folder that `{typed('data_prep prepare')}` made"
+        raise ValueError(f"data.corpus: is not set; name {made}")
     manifests: dict[str, CorpusManifest] = {}
     named: dict[str, str] = {}
     for name, corpus in data.named_corpora.items():

@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 from data_prep import children
+from data_prep.arguments import typed
 from data_prep.files import write_atomically
 from finetune.birthplaces import making, questions
 from finetune.demo import empty_folder
@@ -91,7 +92,7 @@ def run_demo(output: Path) -> int:
     started = time.monotonic()
     write_atomically(output / "people.txt", text(PEOPLE, seed=1).encode())
     for words in commands():
-        print(f"\n$ python -m finetune birthplaces {words}", flush=True)
+        print(f"\n$ {typed(f'finetune birthplaces {words}')}", flush=True)
         command = [sys.executable, "-m", "finetune", "birthplaces", *words.split()]
         if code := subprocess.run(
             command, cwd=output, env=children.environment(), check=False

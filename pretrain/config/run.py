@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Le
 
+from data_prep.arguments import typed
 from data_prep.records import (
     Fraction,
     NonNegativeFloat,
@@ -92,8 +93,8 @@ class DataConfig:
                 raise ValueError(not_accepted("data.corpora", name, f"a name of {accepted}"))
             if not corpus.path:
                 raise ValueError(
-                    f"data.corpora.{name}.path: is not set; name a folder that `data_prep prepare` "
-                    "made"
+                    f"data.corpora.{name}.path: is not set; name a folder that "
+                    f"`{typed('data_prep prepare')}` made"
                 )
 
     @property

@@ -6,6 +6,8 @@ import argparse
 import sys
 from pathlib import Path
 
+from data_prep.arguments import typed
+
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
     """Add the arguments of `convert`."""
@@ -17,7 +19,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     add(
         "--tokenizer",
         help="the vocabulary, where the source has none: roberta-base, or a file or folder that "
-        "`data_prep prepare` accepts",
+        f"`{typed('data_prep prepare')}` accepts",
     )
     head = "with --to huggingface: export this classification head instead of the language model's"
     add("--head", metavar="NAME", help=head)

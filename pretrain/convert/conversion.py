@@ -11,6 +11,7 @@ import dataclasses
 from pathlib import Path
 
 from data_prep import tokenizer as tokenizers
+from data_prep.arguments import typed
 from pretrain.convert import fairseq_export, fairseq_import, huggingface_export, huggingface_import
 from pretrain.inference import model_folder
 from pretrain.inference.model_folder import ModelContents
@@ -69,7 +70,7 @@ def _read_scores(path: Path, form: str) -> str:
     except (OSError, ValueError) as error:
         raise ValueError(
             f"--scores {path}: cannot be read ({error}); accepted: a Markdown file, such as the "
-            "report.md of `python -m finetune glue-report`"
+            f"report.md of `{typed('finetune glue-report')}`"
         ) from None
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from data_prep.arguments import typed
+
 _NEEDED = ("config.json", "model.safetensors", "README.md")
 
 
@@ -29,8 +31,8 @@ def push(folder: Path, name: str, private: bool) -> str:
 
     if missing := [file for file in _NEEDED if not (folder / file).is_file()]:
         raise ValueError(
-            f"{folder}: has no {', '.join(missing)}; accepted: a folder that `python -m pretrain "
-            "convert MODEL --to huggingface --output FOLDER` made"
+            f"{folder}: has no {', '.join(missing)}; accepted: a folder that "
+            f"`{typed('pretrain convert')} MODEL --to huggingface --output FOLDER` made"
         )
     if get_token() is None:
         raise ValueError(

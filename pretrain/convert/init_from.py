@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from data_prep.arguments import typed
 from data_prep.files import sha256_of
 from data_prep.manifest import CorpusManifest
 from pretrain.config.load import to_dict
@@ -146,15 +147,15 @@ def _refuse_other_vocabulary(
         notes = "; ".join(contents.provenance.get("notes", []))
         raise ValueError(
             f"{name}: has no vocabulary to compare with that of the corpus {corpus}"
-            f"{notes and f' ({notes})'}; accepted: a model folder with one (`python -m pretrain "
-            "convert ... --tokenizer ...` adds it)"
+            f"{notes and f' ({notes})'}; accepted: a model folder with one "
+            f"(`{typed('pretrain convert')} ... --tokenizer ...` adds it)"
         )
     if (digest := vocabulary.digest()) != manifest.tokenizer_digest:
         raise ValueError(
             f"{name}: has a vocabulary of {vocabulary.vocab_size} ids ({digest[:12]}), but "
             f"the corpus {corpus} was made with one of {manifest.vocab_size} ids "
-            f"({manifest.tokenizer_digest[:12]}); accepted: a corpus made with `python -m "
-            f"data_prep prepare --tokenizer` and the model's vocabulary"
+            f"({manifest.tokenizer_digest[:12]}); accepted: a corpus made with "
+            f"`{typed('data_prep prepare')} --tokenizer` and the model's vocabulary"
         )
     needed = vocabulary.vocab_size - (contents.config.mask_embedding == "zero")
     if contents.config.vocab_size != needed:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from data_prep import tokenizer as tokenizers
+from data_prep.arguments import typed
 from data_prep.files import new_folder
 from data_prep.records import check_format, decode
 from pretrain.model.classification import ClassificationConfig
@@ -212,7 +213,7 @@ def load(folder: Path) -> LoadedModel:
     if not description.is_file():
         raise ValueError(
             f"{folder}: is not a model folder, it has no model.json "
-            "(`python -m pretrain export RUN --output FOLDER` makes one)"
+            f"(`{typed('pretrain export')} RUN --output FOLDER` makes one)"
         )
     values = _read_description(description)
     try:
@@ -331,7 +332,7 @@ def _checkpoint(run: Path, config: RunConfig, state: RunState, step: int) -> _Re
         if not state.is_done(config.training.steps) or step != state.checkpoints[-1]:
             raise
         raise ValueError(
-            f"{error}; `python -m pretrain supervise` with the same recipe trains the last steps "
+            f"{error}; `{typed('pretrain supervise')}` with the same recipe trains the last steps "
             "again"
         ) from None
     source = f"{folder / checkpoints.MANIFEST}: architecture"

@@ -24,7 +24,8 @@ def add_status_arguments(command: argparse.ArgumentParser) -> None:
     either.add_argument("--watch", action="store_true", help=watch)
     json = (
         "print one JSON object: run, state (starting, training, stopped, spiked, given-up or "
-        "finished), step, steps, loss, tokens_per_second, eta_seconds, validation and "
+        "finished), orphaned (true: it trains, and its supervisor is gone), step, steps, loss, "
+        "tokens_per_second, eta_seconds, validation and "
         "best_validation (step, loss, perplexity), attempts, spikes, rollbacks, updates_left_out "
         "and updates_clipped (by optimizer.guard), checkpoints (steps), suspected_since (step), "
         "init_from (path, files, sha256), corpora (of each: name, blocks, "

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from data_prep import tokenizer as tokenizers
+from data_prep.arguments import typed
 from data_prep.records import decode
 from pretrain.config.load import dump
 from pretrain.config.run import BatchConfig, RunConfig
@@ -57,7 +58,7 @@ def refuse_spike(config: RunConfig, state: ledger.RunState) -> None:
     if spike is not None:
         raise ValueError(
             f"{config.folder}: the loss has spiked since step {spike['onset']} and the run was not "
-            "rolled back yet; `python -m pretrain supervise` rolls it back and continues"
+            f"rolled back yet; `{typed('pretrain supervise')}` rolls it back and continues"
         )
 
 

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from data_prep.arguments import typed
 from data_prep.files import strict_json
 from pretrain.config.load import RUN_FILE, load
 from pretrain.config.phases import Phase, PhaseConfig
@@ -71,6 +72,8 @@ class RunView:
     back yet), GIVEN_UP or STOPPED."""
     slow_rank: pace.SlowRank | None = None
     """The rank that the others wait for now."""
+    orphaned: bool = False
+    """Whether the attempt that trains now has lost its supervisor."""
 
     @property
     def log(self) -> Path | None:
@@ -135,15 +138,15 @@ class RunView:
 
     @property
     def next_command(self) -> str:
-        """What a user would run next; "" while the run is being trained."""
-        if self.activity in (TRAINING, STARTING):
+        """What a user would run next; "" while a run is trained that has what it needs."""
+        if self.activity in (TRAINING, STARTING) and not self.orphaned:
             return ""
         if self.activity == FINISHED:
-            return f"python -m pretrain export {shlex.quote(str(self.folder))} --output MODEL"
+            return f"{typed('pretrain export')} {shlex.quote(str(self.folder))} --output MODEL"
         recipe = shlex.quote(str(_recipe_of(self.folder)))
         moved = self.folder.resolve() != Path(self.config.folder).resolve()
         folder = f" {shlex.quote(override('folder', str(self.folder)))}" if moved else ""
-        return f"python -m pretrain supervise {recipe}{folder}"
+        return f"{typed('pretrain supervise')} {recipe}{folder}"
 
     def pointers(self) -> list[str]:
         """Say where the log is, and what to do next."""
@@ -177,7 +180,18 @@ def view(run: Path) -> RunView:
     validation = metrics.surviving_validation(metrics.read(run / metrics.VALIDATION), lines)
     activity = _activity(run, state, config.training.steps)
     slow = _slow_rank(lines, records) if activity == TRAINING else None
-    return RunView(run, config, records, state, lines, validation, activity, slow)
+    seen = RunView(run, config, records, state, lines, validation, activity, slow)
+    return dataclasses.replace(seen, orphaned=_is_orphaned(seen))
+
+
+def _is_orphaned(seen: RunView) -> bool:
+    """Return whether an attempt trains that a supervisor launched, and none is there now.
+
+    Only a supervisor keeps a log of each attempt.
+    """
+    if seen.activity != TRAINING or is_locked(seen.folder / SUPERVISOR_LOCK):
+        return False
+    return seen.log is not None and seen.log.stem == f"attempt-{seen.state.next_attempt - 1:03d}"
 
 
 def _slow_rank(lines: Sequence[metrics.Line], records: Sequence[Record]) -> pace.SlowRank | None:
@@ -254,6 +268,7 @@ def as_json(seen: RunView) -> str:
     values = {
         "run": str(seen.folder),
         "state": seen.activity,
+        "orphaned": seen.orphaned,
         "step": last[0]["step"] + 1 if last else 0,
         "steps": steps,
         "loss": last[0]["loss"] if last else None,
@@ -337,7 +352,10 @@ def current_activity(seen: RunView) -> str:
     if seen.activity == TRAINING:
         progress = metrics.progress_line(seen.lines, steps) if seen.lines else "no step yet"
         text = f"training now, attempt {state.next_attempt - 1}: {progress}"
-        return text + suspicion(state.suspected_since)
+        text += suspicion(state.suspected_since)
+        return text + (
+            f"\nno supervisor: run `{seen.next_command}` to adopt it" if seen.orphaned else ""
+        )
     rest = f"it would continue from step {state.resume_step():,} of {steps:,}"
     if seen.activity == SPIKED:
         return f"stopped at a loss spike, not yet rolled back; {rest}"

@@ -27,7 +27,7 @@ _SLOW_BYTES_PER_SECOND = 20e6
 """Below this, a checkpoint of a base model takes more than a minute."""
 _WAY_OUT = (
     "use a smaller model, a higher ZeRO stage on more GPUs, or offload (training.deepspeed; "
-    "`python -m pretrain plan` shows the memory of each stage)"
+    "`plan` shows the memory of each stage)"
 )
 
 

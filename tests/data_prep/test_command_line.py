@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from data_prep.__main__ import main
+from data_prep.arguments import typed
 from tests.data_prep.conftest import make_texts, write_pile
 
 ROOT = Path(__file__).parents[2]
@@ -204,7 +205,8 @@ def test_user_errors_give_one_line_and_exit_code_2(
         ("prepare --long split", "required: --input, --output, --tokenizer"),
         ("train-tokenizer --input a --output b", "one of the arguments --vocab-size --characters"),
         ("prepare --input a --output b --tokenizer c --worker-count 2", "--worker-count"),
-        ("prepair", "choose from sample, train-tokenizer, prepare"),
+        ("prepair", "no command 'prepair'; did you mean prepare?"),
+        ("xyz", "no command 'xyz'; accepted: sample, train-tokenizer, prepare"),
     ],
 )
 def test_usage_errors_give_one_line_and_exit_code_2(
@@ -296,6 +298,23 @@ def test_characters_that_the_vocabulary_lacks_are_counted(
     assert message in capsys.readouterr().out
     assert main(["inspect", f"{tmp_path}/c"]) == 0
     assert message in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("started", "expected"),
+    [
+        ("/opt/bin/zeroclap", "zeroclap prepare"),
+        ("/opt/pretrain/__main__.py", "python -m data_prep prepare"),
+        ("/opt/pretrain/train.py", "zeroclap prepare"),
+        ("/opt/pytest/__main__.py", "zeroclap prepare"),
+        ("", "zeroclap prepare"),
+    ],
+)
+def test_hints_name_the_program_as_the_user_typed_it(
+    started: str, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", [started])
+    assert typed("data_prep prepare") == expected
 
 
 def test_help_shows_no_empty_defaults(capsys: pytest.CaptureFixture[str]) -> None:

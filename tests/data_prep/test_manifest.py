@@ -49,7 +49,7 @@ def test_a_manifest_round_trips(tmp_path: Path, manifest: CorpusManifest) -> Non
 
 
 def test_missing_unfinished_and_other_folders_have_different_messages(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"nowhere: no such folder; accepted: .*data_prep prepare"):
+    with pytest.raises(ValueError, match=r"nowhere: no such folder; accepted: .*zeroclap prepare"):
         load_manifest(tmp_path / "nowhere")
     with pytest.raises(ValueError, match=r"no manifest\.json; accepted"):
         load_manifest(tmp_path)

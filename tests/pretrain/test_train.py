@@ -941,7 +941,7 @@ def test_a_finished_run_with_a_damaged_checkpoint_is_finished_again(straight, at
     run = tmp_path / "run"
     shutil.copytree(straight, run)
     path = touch(run, 6)
-    with pytest.raises(ValueError, match=r"its hash differs; `python -m pretrain supervise` with"):
+    with pytest.raises(ValueError, match=r"its hash differs; `zeroclap supervise` with"):
         model_folder.export(run, tmp_path / "model")
     answers = attempt(run)
     assert [code for code, _, _ in answers] == [0, 0]

@@ -144,7 +144,7 @@ def test_a_format_from_the_future_is_refused(saved):
 
 
 def test_a_folder_that_is_none_says_how_to_make_one(tmp_path):
-    with pytest.raises(ValueError, match="python -m pretrain export"):
+    with pytest.raises(ValueError, match="zeroclap export"):
         model_folder.load(tmp_path)
 
 

@@ -52,7 +52,7 @@ def test_no_attempt_resumes_from_checkpoints_that_a_spike_may_have_spoiled(recip
         {"number": 1, "kind": "spike", "onset": 7, "channel": "fast"},
     ]
     resume.refuse_spike(config, ledger.run_state(records[:1], 1))
-    with pytest.raises(ValueError, match=r"spiked since step 7 .* `python -m pretrain supervise`"):
+    with pytest.raises(ValueError, match=r"spiked since step 7 .* `zeroclap supervise`"):
         resume.refuse_spike(config, ledger.run_state(records, 1))
 
 

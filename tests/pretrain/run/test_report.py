@@ -53,7 +53,7 @@ def test_the_report_has_picture_table_validation_and_history(history, tmp_path, 
         "## Validation after 20 steps",
         "| B | 1,200 | 5.1000 | 164.00 |",
         "| all, best (after 5 steps) | 1,200 | 4.9000 | 134.00 |",
-        f"- next: python -m pretrain export {run} --output MODEL",
+        f"- next: zeroclap export {run} --output MODEL",
         "2. LOSS SPIKE confirmed at step 13",
     ):
         assert part in text

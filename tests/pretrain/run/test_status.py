@@ -113,6 +113,37 @@ def test_it_says_what_the_run_is_doing(run, capsys):
     assert "finished: 20,000 of 20,000 steps in 2 attempts" in shown(run, capsys)
 
 
+def test_an_attempt_that_lost_its_supervisor_is_told_with_the_way_to_adopt_it(
+    run, capsys, monkeypatch
+):
+    """A run that was started without a supervisor has no log of its attempt, and lost none."""
+    needed = f"no supervisor: run `zeroclap supervise {run}/run.yaml` to adopt it"
+
+    def found():
+        assert command_line.main(["status", str(run), "--json"]) == 0
+        values = json.loads(capsys.readouterr().out)
+        return needed in shown(run, capsys), values["orphaned"], values["next"] is not None
+
+    def interrupt(seconds):
+        raise KeyboardInterrupt
+
+    (run / "logs").mkdir()
+    with (run / run_folder.LOCK).open("w") as attempt:
+        fcntl.flock(attempt, fcntl.LOCK_EX)
+        assert found() == (False, False, False)
+        (run / "logs" / "attempt-001.log").touch()  # the one before was supervised
+        assert found() == (False, False, False)
+        (run / "logs" / "attempt-002.log").touch()
+        assert found() == (True, True, True)
+        monkeypatch.setattr(status.time, "sleep", interrupt)
+        assert command_line.main(["status", str(run), "--watch"]) == 0
+        assert needed in capsys.readouterr().out
+        with (run / run_folder.SUPERVISOR_LOCK).open("w") as supervisor:
+            fcntl.flock(supervisor, fcntl.LOCK_EX)
+            assert found() == (False, False, False)
+    assert found() == (False, False, True)  # it does not train, and may be continued
+
+
 def test_a_slow_rank_is_named_while_the_run_is_trained(run, capsys):
     path = run / metrics.METRICS
     lines = metrics.read(path)
@@ -158,10 +189,10 @@ def test_it_names_the_newest_and_the_best_validation_the_log_and_the_next_comman
     assert expected in text.splitlines()
     assert text.splitlines()[-2:] == [
         f"log: {run}/logs/attempt-010.log",
-        f"next: python -m pretrain supervise {run}/run.yaml",
+        f"next: zeroclap supervise {run}/run.yaml",
     ]
     ledger.append(run / ledger.FILE_NAME, "done", step=20000)
-    assert f"next: python -m pretrain export {run} --output" in shown(run, capsys)
+    assert f"next: zeroclap export {run} --output" in shown(run, capsys)
 
 
 def test_json_has_the_state_the_scores_and_null_for_what_is_unknown(run, capsys):
@@ -225,7 +256,7 @@ def test_a_run_whose_first_attempt_has_not_begun_is_shown(run, capsys):
     (run / metrics.METRICS).unlink()
     text = shown(run, capsys)
     assert "not being trained; it would continue from step 0 of 20,000" in text
-    assert text.endswith(f"next: python -m pretrain supervise {run}/supervised.yaml\n")
+    assert text.endswith(f"next: zeroclap supervise {run}/supervised.yaml\n")
 
 
 def test_a_finished_run_that_is_being_extended_is_not_finished(run, capsys):
@@ -240,7 +271,7 @@ def test_a_finished_run_that_is_being_extended_is_not_finished(run, capsys):
 def test_the_next_command_of_a_run_that_was_moved_names_its_folder(run, capsys):
     moved = run.rename(run.parent / "moved here")
     assert shown(moved, capsys).endswith(
-        f"next: python -m pretrain supervise '{moved}/run.yaml' 'folder={moved}'\n"
+        f"next: zeroclap supervise '{moved}/run.yaml' 'folder={moved}'\n"
     )
 
 
