@@ -2,7 +2,8 @@
 
 Each line is a JSON object with `number`, `time`, `kind`, `previous` (the hash of the line before)
 and the fields of its kind. A last line that a crash left incomplete is ignored, and cut off at the
-next append; any other line that does not verify is an error.
+next append; if it lacks nothing but its line feed, it counts. Any other line that does not verify
+is an error.
 
 While an attempt lives, only its rank 0 appends; the supervisor appends when no rank is left. What
 the run does next follows from the ledger alone: see `run_state`.
@@ -32,6 +33,8 @@ FORMAT_VERSION = 1
 ENDINGS = frozenset({"crash", "hang", "preempted", "interrupted"})
 """Kinds of records with which the supervisor says how a launch ended."""
 _START = "0" * 32
+_BEGINNING = b'{"number": '
+"""Of every line."""
 
 
 def _digest(line: bytes) -> str:
@@ -42,27 +45,32 @@ def read(path: Path) -> list[Record]:
     """Return the records of a ledger, oldest first, without an incomplete last line.
 
     Raises:
-        ValueError: a line does not follow from the one before it.
+        ValueError: a line does not follow from the one before it, or the file is a symbolic link,
+            through which another file would be changed.
     """
     return _read(path)[0]
 
 
-def _read(path: Path) -> tuple[list[Record], int, str]:
-    """Return the records, the number of bytes that hold them, and the hash of the last line."""
+def _read(path: Path) -> tuple[list[Record], int, bytes, str]:
+    """Return the records, how many bytes hold them, what the last line lacks, and its hash."""
+    if path.is_symlink():
+        raise ValueError(f"{path}: is a symbolic link; put the file itself in the run's folder")
     try:
         data = files.retried(path.read_bytes)
     except FileNotFoundError:
         data = b""
     records: list[Record] = []
-    previous, size = _START, 0
+    previous, size, lacks = _START, 0, b""
     for line in data.splitlines(keepends=True):
-        if not line.endswith(b"\n"):
-            break
+        lacks = b"" if line.endswith(b"\n") else b"\n"
         try:
             record = json.loads(line)
             valid = record["previous"] == previous and record["number"] == len(records)
         except (ValueError, RecursionError, TypeError, KeyError):
             valid = False
+        if not valid and lacks and _is_torn(line):
+            lacks = b""
+            break
         if not valid:
             raise ValueError(
                 f"{path}: line {len(records) + 1} does not follow from the line before it; the "
@@ -71,8 +79,14 @@ def _read(path: Path) -> tuple[list[Record], int, str]:
         if not records:
             check_format(record.get("format_version", 1), FORMAT_VERSION, path)
         records.append(record)
-        previous, size = _digest(line), size + len(line)
-    return records, size, previous
+        previous, size = _digest(line + lacks), size + len(line)
+    return records, size, lacks, previous
+
+
+def _is_torn(line: bytes) -> bool:
+    """Return whether a last line may be the beginning of a record, with zeros for what is lost."""
+    written = line.rstrip(b"\0")
+    return written.startswith(_BEGINNING) or _BEGINNING.startswith(written)
 
 
 def append(path: Path, kind: str, **fields: object) -> Record:
@@ -81,7 +95,7 @@ def append(path: Path, kind: str, **fields: object) -> Record:
     Raises:
         OSError: names the file; the record was not added.
     """
-    records, size, previous = _read(path)
+    records, size, lacks, previous = _read(path)
     if not records:
         fields = {"format_version": FORMAT_VERSION, **fields}
     record: Record = {
@@ -91,7 +105,7 @@ def append(path: Path, kind: str, **fields: object) -> Record:
         **fields,
         "previous": previous,
     }
-    line = files.strict_json(record).encode() + b"\n"
+    line = lacks + files.strict_json(record).encode() + b"\n"
     with files.naming(path):
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o644)
         try:

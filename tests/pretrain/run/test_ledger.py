@@ -102,12 +102,46 @@ def test_a_torn_last_line_is_left_out_wherever_it_was_torn_and_cut_off_by_the_ne
     records = filled(path)
     whole = path.read_bytes()
     last = whole.splitlines(keepends=True)[-1]
-    for length in range(1, len(last)):
+    for length in range(1, len(last) - 1):
         path.write_bytes(whole[: len(whole) - len(last) + length])
         assert ledger.read(path) == records[:4]
     appended = ledger.append(path, "crash", reason="torn")
     assert ledger.read(path) == [*records[:4], appended]
     assert path.read_bytes().endswith(b"\n")
+
+
+def test_a_whole_last_record_without_its_line_feed_is_kept(path):
+    records = filled(path)
+    path.write_bytes(path.read_bytes()[:-1])
+    assert ledger.read(path) == records
+    appended = ledger.append(path, "done", step=50)
+    assert ledger.read(path) == [*records, appended]
+    assert path.read_bytes().count(b"\n") == 6
+
+
+@pytest.mark.parametrize("text", [b"my notes", b'{"a": 1}', b"\0notes"])
+def test_a_file_that_is_no_ledger_is_refused_and_stays_as_it_is(path, text):
+    path.write_bytes(text)
+    for action in (lambda: ledger.read(path), lambda: ledger.append(path, "done")):
+        with pytest.raises(ValueError, match="line 1 does not follow"):
+            action()
+    assert path.read_bytes() == text
+
+
+def test_a_tail_that_a_power_failure_filled_with_zeros_is_cut_off(path):
+    records = filled(path)
+    path.write_bytes(path.read_bytes() + b"\0" * 100)
+    assert ledger.append(path, "done") == ledger.read(path)[-1]
+    assert ledger.read(path)[:-1] == records
+
+
+def test_a_ledger_that_is_a_symbolic_link_is_refused(path, tmp_path):
+    other = tmp_path / "notes"
+    other.write_text("not ours")
+    path.symlink_to(other)
+    with pytest.raises(ValueError, match=f"{path}: is a symbolic link"):
+        ledger.append(path, "done")
+    assert other.read_text() == "not ours"
 
 
 def test_any_change_of_an_earlier_line_is_refused_with_its_place(path):
