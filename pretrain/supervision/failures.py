@@ -32,7 +32,7 @@ _OF_THE_MACHINE = re.compile(
     # of a disk that is too small for the checkpoints.
     # A rank that was killed did not fail by itself either.
     r"\[Errno (?!(2|13|20|21)\])|EADDRINUSE|port \d+, where the ranks meet|CUDA error|"
-    r"its disk has|exitcode: -",
+    r"its disk has|exitcode: -|^was killed by signal",
 )
 _IN_A_LOG = re.compile(
     # The last line of a traceback, `python -m` without its module, argparse, and torchrun's words

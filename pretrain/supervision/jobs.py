@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -22,6 +23,12 @@ from pretrain.config.run import RunConfig
 from pretrain.supervision import control, launch, processes
 from pretrain.supervision.control import ControlFile
 
+_KILLED = re.compile(
+    # As the deepspeed launcher and torchrun say it.
+    r"--local_rank=(?P<rank>\d+)\b.* exits with return code = -(?P<signal>\d+)|"
+    r"failed \(exitcode: -(?P<number>\d+)\) local_rank: (?P<local>\d+)"
+)
+_LAST_LINES = 200
 _SCAN_SECONDS = 1.0
 """Between two searches through all processes of the machine."""
 
@@ -144,6 +151,19 @@ def describe_exit(code: int | None) -> str:
     number = 256 - code if code > 192 else code - 128
     killed = f" (a process was killed by {_signal_name(number)})" if number > 0 else ""
     return f"ended with code {code}{killed}"
+
+
+def killed_rank(log: Path) -> tuple[int, str] | None:
+    """Return the rank that a signal ended, and how, as the launcher's log tells.
+
+    Returns:
+        The rank's number on its node, and a description; `None` if the log tells of none.
+    """
+    if not (found := _KILLED.search(tail(log, _LAST_LINES))):
+        return None
+    number = int(found["signal"] or found["number"])
+    memory = "; out of memory? `dmesg` tells" if number == signal.SIGKILL else ""
+    return int(found["rank"] or found["local"]), f"{describe_exit(-number)}{memory}"
 
 
 def _signal_name(number: int) -> str:

@@ -39,6 +39,7 @@ from pretrain.supervision import (
 )
 from pretrain.supervision.control import ControlFile
 from pretrain.supervision.decide import CRASH, Problem
+from pretrain.supervision.failures import RankError
 from pretrain.supervision.jobs import Job
 from pretrain.supervision.nodes import Node, OtherNodes
 from pretrain.supervision.watch import Follower, Watch
@@ -146,8 +147,12 @@ class Supervisor:
         processes.end_all(self.run_folder, self._settings.grace_seconds)
         run_folder.lock(self.run_folder).close()  # raises if it is trained without supervisor
         errors = failures.read(self.run_folder, control_file.token) if control_file else []
-        reason = failures.explain(errors) or "it ended while no supervisor was running"
-        self._record_open(CRASH, reason)
+        reason = failures.explain(errors)
+        if control_file and not reason:
+            logged = failures.in_log(jobs.log_of(self.run_folder, control_file))
+            reason = f"first error in its log: {logged}" if logged else ""
+        unrecorded = "its end was not recorded: its supervisor was killed, or the disk was full"
+        self._record_open(CRASH, reason or unrecorded)
         state = ledger.run_state(self._records(), self.config.training.seed)
         self._wait_for_disk(lambda: run_folder.reject_damaged_result(self.run_folder, state))
         self._print_news()
@@ -209,8 +214,9 @@ class Supervisor:
         control_file = launch.next_control_file(self.config, self._node, self._records())
         self._write_control_file(control_file)
         job = self._wait_for_disk(lambda: jobs.start(self.config, run, control_file, 0))
-        command = " ".join(launch.command(self.config, run, control_file))
-        self._print(f"attempt {control_file.attempt}: {command}  (log: {job.log})")
+        ranks = launch.world_size(self._settings, self._node.count)
+        through = f"{metrics.count(ranks, 'rank')} through {self._settings.launcher}"
+        self._print(f"attempt {control_file.attempt}: {through}  (log: {job.log})")
         return self._run_to_end(job)
 
     def _run_to_end(self, job: Job) -> int | None:
@@ -273,6 +279,8 @@ class Supervisor:
         own = decide.records_of(records, token)
         kinds = {record["kind"] for record in own}
         errors = failures.read(self.run_folder, token)
+        if problem is None and failures.cause(errors) is None:
+            errors = [*self._killed(job, errors), *errors]
         cause, log = failures.cause(errors), jobs.tail(job.log)
         # Once a recipe was accepted, what refuses it may go away, such as a full disk.
         code = cause.code if cause else job.code()
@@ -296,11 +304,24 @@ class Supervisor:
             self._record(kind, attempt=attempt, step=step, **fields)
         self._print_news()
         if kind in (CRASH, decide.HANG) and (not error or error != self._last_error):
-            details = cause.traceback or cause.message if cause else f"the end of its log:\n{log}"
-            self._print(f"{details.rstrip()}\n(log: {job.log})")
+            details = cause.traceback if cause else f"the end of its log:\n{log}"
+            self._print(f"{details.rstrip()}\n(log: {job.log})".lstrip())
         self._last_error = error
         stopped = self._stop_requests.count or decide.PREEMPTED in kinds
         return EXIT_PREEMPTED if stopped and "done" not in kinds else None
+
+    def _killed(self, job: Job, errors: Sequence[RankError]) -> list[RankError]:
+        """Return the error of the rank that a signal ended, as far as the logs of the nodes tell.
+
+        The others only lost their connection to it.
+        """
+        at = errors[0].time if errors else time.time()
+        for node in range(self._node.count):
+            found = jobs.killed_rank(jobs.log_of(self.run_folder, job.control_file, node))
+            if found:
+                rank = node * job.control_file.processes_per_node + found[0]
+                return [RankError(rank, self._other_nodes.host(node), at, 1, found[1])]
+        return []
 
     def _record_open(self, kind: str, reason: str) -> None:
         """Record how the newest attempt ended, if no record says so."""
@@ -368,6 +389,10 @@ def forecast(config: RunConfig, node: Node = _ONLY_NODE) -> str:
     if job := jobs.find(run, control.read(run)):
         return f"attempt {job.control_file.attempt} runs: it would be watched\n"
     decision = decide.decide(records, config)
+    if isinstance(decision, Rollback):
+        return f"next: roll back to step {decision.step:,}, with seed {decision.seed}\n"
+    if isinstance(decision, GiveUp):
+        return f"next: give up: {decision.reason}\n"
     text = f"next: {decision}\n"
     if isinstance(decision, decide.Launch):
         step = ledger.run_state(records, config.training.seed).resume_step()

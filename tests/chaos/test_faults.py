@@ -154,10 +154,8 @@ def test_the_ledger_says_which_rank_failed_and_why(launcher, chaos, undisturbed)
         r"rank 1 on \S+: KeyError: 'a fault of this rank alone' \(pretrain/.*, line \d+\)", failed
     )
     print(killed)
-    # torchrun may end the other rank before that one notices its lost connection.
-    by_torchrun = "failed (exitcode: -9) local_rank: 1"
-    assert "rank 1 ended without a message" in killed or by_torchrun in killed
-    assert launcher == "torchrun" or "SIGKILL" in killed or "still run" in killed
+    # The launcher may look at the other rank first, which has lost its connection.
+    assert re.search(r"rank 1 (on \S+: was killed by signal 9|ended without a message)", killed)
     console = chaos.log.read_text()
     assert "KeyError" in console
     chaos.assert_same_as(undisturbed)

@@ -40,8 +40,8 @@ def test_a_dry_run_prints_the_decision_and_the_command_and_changes_nothing(super
     code, output, _ = supervise("--dry-run")
     assert code == 0
     assert output.startswith("train: ")
-    assert "\nvalid: " in output.partition("next: Launch")[0]
-    assert "next: Launch" in output
+    assert "\nvalid: " in output.partition("next: launch")[0]
+    assert "next: launch an attempt\n" in output
     assert "from step 0: " in output
     assert world_of(output) == {"node-0": [0, 1]}
     assert "--module pretrain.train" in output

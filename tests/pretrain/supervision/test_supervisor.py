@@ -160,6 +160,31 @@ def test_the_reason_is_the_first_error_and_not_a_lost_connection(opened, tmp_pat
     assert "the gloo traceback" not in text
 
 
+KILLED = {
+    "deepspeed": "[launch.py:259] ['python', '--local_rank=1', 'a'] exits with return code = -9",
+    "torchrun": "E1 7 torch/api.py:20] failed (exitcode: -9) local_rank: 1 (pid: 9) of",
+}
+
+
+@pytest.mark.parametrize("line", KILLED.values(), ids=KILLED)
+def test_a_rank_that_was_killed_is_named_and_not_the_one_that_lost_its_connection(
+    opened, tmp_path, monkeypatch, line
+):
+    output = []
+    script = f"record('attempt'); print('a traceback'); fail(0, 1, closed, True); print({line!r})"
+    Launcher(
+        monkeypatch, f"{FAILS}{script}; raise SystemExit(247)", "record('attempt'); record('done')"
+    )
+    assert supervise(opened, tmp_path, output) == 0
+    reason = ledger.read(tmp_path / "ledger.jsonl")[1]["reason"]
+    assert reason.startswith("rank 1 on ")
+    assert reason.endswith(": was killed by signal 9 (SIGKILL); out of memory? `dmesg` tells")
+    text = "".join(output)
+    assert reason in text
+    assert "a traceback" not in text
+    assert "world_info" not in text
+
+
 def test_an_error_without_a_supervisor_is_read_by_the_next_one(opened, tmp_path, monkeypatch):
     control.write(tmp_path, control.ControlFile("t", 1, control.RUN))
     ledger.append(tmp_path / "ledger.jsonl", "attempt", attempt=1, step=0, token="t")
@@ -537,6 +562,7 @@ def test_a_disk_that_stays_full_ends_the_supervisor_with_a_message_and_no_proces
     refusing("ledger.jsonl", 0)
     assert supervise(opened, tmp_path, []) == 0
     assert kinds(tmp_path) == ["attempt", "crash", "attempt", "done"]
+    assert "the disk was full" in ledger.read(tmp_path / "ledger.jsonl")[1]["reason"]
 
 
 def test_a_request_to_stop_is_followed_on_a_disk_that_stays_full(
@@ -625,14 +651,14 @@ def test_a_stale_build_lock_is_deleted_before_a_launch(opened, tmp_path, monkeyp
 def test_a_dry_run_prints_the_decision_and_the_command_and_changes_nothing(tmp_path):
     config = RunConfig(folder=str(tmp_path / "run"))
     text = supervisor.forecast(config)
-    assert "next: Launch" in text
+    assert "next: launch an attempt\n" in text
     assert "pretrain.train" in text
     assert not (tmp_path / "run").exists()
     ledger_path = tmp_path / "run" / "ledger.jsonl"
     ledger_path.parent.mkdir()
     ledger.append(ledger_path, "done", step=STEPS)
     before = ledger_path.read_bytes()
-    assert supervisor.forecast(config) == "next: Finished()\n"
+    assert supervisor.forecast(config) == "next: nothing, the run is finished\n"
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["ledger.jsonl"]
     assert ledger_path.read_bytes() == before
 
