@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import re
 import subprocess
+import sys
 from collections.abc import Iterable, Mapping
 from itertools import takewhile
 from pathlib import Path
 
+from data_prep import children
 from pretrain.run import metrics
 
 VARIABLE = "CUDA_VISIBLE_DEVICES"
+_DEVICES, _DRIVERS = Path("/dev"), ("dxg", "kfd")
+"""Drivers of WSL2 and of ROCm."""
+_COUNT = "import torch; print(torch.cuda.device_count())"
 
 
 def visible_gpus(environ: Mapping[str, str] = os.environ) -> list[str]:
@@ -23,10 +29,10 @@ def visible_gpus(environ: Mapping[str, str] = os.environ) -> list[str]:
     Names (GPU-..., MIG-...) cannot be checked here.
 
     Returns:
-        Numbers from "0" on, or names; empty on a machine without GPUs.
+        Numbers from "0" on, or names; empty on a machine without GPUs, and if DS_ACCELERATOR is
+        cpu.
     """
-    present = len(list(Path("/dev").glob("nvidia[0-9]*")))
-    variable = environ.get(VARIABLE)
+    present, variable = _present(environ), environ.get(VARIABLE)
     if variable is None or not present:
         return [str(number) for number in range(present)]
     entries = variable.split(",")
@@ -37,6 +43,34 @@ def visible_gpus(environ: Mapping[str, str] = os.environ) -> list[str]:
         str(int(entry)) for entry in takewhile(bool, map(_leading_number, entries))
     )
     return list(takewhile(lambda number: int(number) < present, numbers))
+
+
+def _present(environ: Mapping[str, str]) -> int:
+    """Return the number of this machine's GPUs; 0 if DS_ACCELERATOR is cpu.
+
+    Each GPU with NVIDIA's driver for Linux has a file in /dev. Under WSL2 and ROCm only the driver
+    has one, and torch has to count.
+    """
+    chosen = environ.get("DS_ACCELERATOR")
+    if chosen == "cpu":
+        return 0
+    if numbered := len(list(_DEVICES.glob("nvidia[0-9]*"))):
+        return numbered
+    asked = chosen == "cuda" or any((_DEVICES / driver).exists() for driver in _DRIVERS)
+    return _counted_by_torch() if asked else 0
+
+
+@functools.cache
+def _counted_by_torch() -> int:
+    """Return the number of GPUs that torch finds, in seconds, in a process of its own."""
+    environ = {name: v for name, v in children.environment().items() if name != VARIABLE}
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", _COUNT], env=environ, capture_output=True, text=True, timeout=300
+        )
+        return int(done.stdout.split()[-1])
+    except (OSError, ValueError, IndexError, subprocess.SubprocessError):
+        return 0
 
 
 def _leading_number(entry: str) -> str:

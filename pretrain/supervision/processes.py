@@ -137,20 +137,23 @@ def reap(pids: Iterable[int]) -> None:
             os.waitpid(pid, os.WNOHANG)
 
 
-def clear_build_locks(folder: Path) -> list[Path]:
+def clear_build_locks(folder: Path, least_age: float) -> list[Path]:
     """Delete the locks that killed builds of torch extensions left; return what was deleted.
 
     Every later build would wait for such a lock forever. A running build keeps its lock file open,
-    so a lock that no process has open is stale. Only processes of the lock's owner are examined,
-    and only on this machine: each machine needs an extensions folder of its own.
+    but perhaps on another machine that shares the folder. So a lock is stale if no process of its
+    owner has it open here, and if it is so old that an attempt that builds would have been ended.
 
     Args:
         folder: of the extensions, see `extensions_folder`.
+        least_age: of a stale lock, in seconds.
     """
-    locks = [*folder.glob("*/lock"), *folder.glob("*/*/lock")]
-    stale = [lock for lock in locks if lock.is_file() and not _is_open(lock)]
-    for lock in stale:
-        lock.unlink(missing_ok=True)
+    stale = []
+    for lock in (*folder.glob("*/lock"), *folder.glob("*/*/lock")):
+        with contextlib.suppress(OSError):  # its build has ended meanwhile, or it is not ours
+            if time.time() - lock.stat().st_mtime > least_age and not _is_open(lock):
+                lock.unlink()
+                stale.append(lock)
     return stale
 
 

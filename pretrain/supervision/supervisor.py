@@ -206,7 +206,8 @@ class Supervisor:
 
     def _launch(self) -> int | None:
         """Launch the next attempt and run it to its end."""
-        for lock in processes.clear_build_locks(processes.extensions_folder(os.environ)):
+        extensions = processes.extensions_folder(os.environ)
+        for lock in processes.clear_build_locks(extensions, self._settings.init_seconds):
             self._print(f"{lock}: deleted, because its build was killed")
         run = self.run_folder
         for line in capacity.check_launch(run):

@@ -138,7 +138,8 @@ def machine(monkeypatch):
     def make(present, visible=None):
         found = [Path(f"/dev/nvidia{number}") for number in range(present)]
         monkeypatch.setattr(Path, "glob", lambda path, pattern: iter(found))
-        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        for name in ("CUDA_VISIBLE_DEVICES", "DS_ACCELERATOR"):
+            monkeypatch.delenv(name, raising=False)
         if visible is not None:
             monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
 
