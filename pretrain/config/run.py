@@ -480,10 +480,7 @@ class SupervisionConfig:
 
 @dataclasses.dataclass(frozen=True)
 class NotifyConfig:
-    """Who is told of rollbacks, of giving up, and of the end of `supervise`.
-
-    The URL of a webhook is a secret: it is read from the environment (supervision/notify.py).
-    """
+    """Who is told of rollbacks, of giving up, and of the end of `supervise`."""
 
     command: list[str] = dataclasses.field(default_factory=list)
     """Program and arguments that each event is given to, as JSON on its standard input. It is run

@@ -106,15 +106,15 @@ def _ask(
     control.folder_of(folder).mkdir()
     dump(config, folder / SUPERVISED)
     others = OtherNodes(folder, node.count, settings.node_silence_seconds)
-    agents = hosts.Agents(machines, folder, jobs.write_stdout, MODULE)
+    agents = hosts.Agents(machines, folder, jobs.write_stdout)
     deadline = time.monotonic() + seconds
     with agents.kept(others):
         while others.unavailable() and time.monotonic() < deadline:
             time.sleep(0.1)
         control_file = launch.next_control_file(config, node, [])
+        control_file = dataclasses.replace(control_file, module=MODULE)
         control.write(folder, control_file)
-        command = launch.command(config, folder, control_file, module=MODULE)
-        job = jobs.start(config, folder, control_file, 0, command)
+        job = jobs.start(config, folder, control_file, 0)
         while not job.ended() and time.monotonic() < deadline:
             time.sleep(0.1)
         hint = f"the launcher {jobs.describe_exit(job.code())}"

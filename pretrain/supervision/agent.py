@@ -191,12 +191,11 @@ def main(arguments: Sequence[str]) -> int:
     """Run the agent that `hosts.Agents` starts on another machine of a hostfile.
 
     Args:
-        arguments: the run's folder, the node's number, the number of nodes, and the module that
-            each rank runs.
+        arguments: the run's folder, the node's number, and the number of nodes.
     """
     from pretrain.config.load import load
 
-    folder, rank, count, launch.MODULE = arguments
+    folder, rank, count = arguments
     config = load(str(Path(folder) / SUPERVISED))
     return Agent(config, Node(int(rank), int(count))).run()
 

@@ -57,6 +57,8 @@ class ControlFile:
     """Of each rank on a CPU, with several nodes."""
     code: int = 0
     """Exit code of the agents in state `exit`."""
+    module: str = "pretrain.train"
+    """What each rank runs, with the recipe in the run's folder as its argument."""
 
 
 def folder_of(run: Path) -> Path:

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from data_prep import children
 from pretrain.config.run import RunConfig
-from pretrain.supervision import launch, nodes
+from pretrain.supervision import nodes
 from pretrain.supervision.nodes import Node, OtherNodes
 
 SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=5")
@@ -124,7 +124,6 @@ class Agents:
         names: Sequence[str],
         run: Path,
         write: Callable[[str], object],
-        module: str = "",
     ) -> None:
         """Start none yet.
 
@@ -132,10 +131,8 @@ class Agents:
             names: the machines, this one first; empty if others start the agents.
             run: the run's folder.
             write: receives messages, without line ends, about agents that could not be started.
-            module: what each rank runs; "" for an attempt.
         """
         self._names, self._run, self._write = names, run, write
-        self._module = module or launch.MODULE
         self._children: dict[int, subprocess.Popen[bytes]] = {}
         self._started: dict[int, float] = {}
         self._printed: dict[int, str] = {}
@@ -165,7 +162,7 @@ class Agents:
 
     def _start(self, node: int) -> None:
         numbers = str(node), str(len(self._names))
-        words = ("pretrain.supervision.agent", str(self._run), *numbers, self._module)
+        words = ("pretrain.supervision.agent", str(self._run), *numbers)
         log = self._log(node)
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as file:

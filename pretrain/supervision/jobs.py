@@ -78,13 +78,7 @@ class Job:
             self.child.wait()
 
 
-def start(
-    config: RunConfig,
-    run: Path,
-    control_file: ControlFile,
-    node: int,
-    command: Sequence[str] = (),
-) -> Job:
+def start(config: RunConfig, run: Path, control_file: ControlFile, node: int) -> Job:
     """Launch an attempt on this node, in a session of its own.
 
     Args:
@@ -92,12 +86,11 @@ def start(
         run: folder of the run.
         control_file: describes the attempt.
         node: number of this node.
-        command: the launcher's command line; by default that of an attempt.
 
     Raises:
         ValueError: The launcher is not installed, or there are too few GPUs.
     """
-    command = command or launch.command(config, run, control_file, node)
+    command = launch.command(config, run, control_file, node)
     log = log_of(run, control_file, node)
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as file:

@@ -18,12 +18,9 @@ from data_prep import children, files
 from pretrain.config.run import RunConfig, SupervisionConfig
 from pretrain.run import ledger
 from pretrain.run.folder import SUPERVISED
-from pretrain.supervision import control, gpus, notify, processes
+from pretrain.supervision import control, gpus, processes
 from pretrain.supervision.control import ControlFile
 from pretrain.supervision.nodes import Node
-
-MODULE = "pretrain.train"
-"""What the launcher starts. Tests of faults replace it with a module that calls this one."""
 
 
 def processes_per_node(config: SupervisionConfig) -> int:
@@ -92,23 +89,21 @@ def find_launcher(config: SupervisionConfig) -> str:
     return program
 
 
-def command(
-    config: RunConfig, run: Path, control_file: ControlFile, node: int = 0, module: str = ""
-) -> list[str]:
+def command(config: RunConfig, run: Path, control_file: ControlFile, node: int = 0) -> list[str]:
     """Return the launcher's command line for an attempt on one node.
 
     Args:
         config: the recipe.
         run: folder of the run.
-        control_file: gives the address of rank 0 and the numbers of nodes and processes.
+        control_file: gives the address of rank 0, the numbers of nodes and processes, and what each
+            rank runs.
         node: number of this node.
-        module: what each rank runs, with the recipe in `run` as its argument; "" for an attempt.
 
     Raises:
         ValueError: The launcher is not installed, or there are too few GPUs.
     """
     settings = config.supervision
-    program, started = find_launcher(settings), [module or MODULE, str(run / SUPERVISED)]
+    program, started = find_launcher(settings), [control_file.module, str(run / SUPERVISED)]
     count, port = control_file.processes_per_node, str(control_file.port)
     if settings.launcher == "srun":
         options = ["--kill-on-bad-exit=1", "--ntasks-per-node", str(count)]
@@ -173,7 +168,6 @@ def environment(
         control.TOKEN_VARIABLE: control_file.token,
     }
     result = {**children.environment(), **marks, **accelerator(config, os.environ)}
-    result.pop(notify.WEBHOOK_VARIABLE, None)  # a secret, and of no use there
     if control_file.nodes > 1 and device_type(config, os.environ) == "cpu":
         result.setdefault("OMP_NUM_THREADS", str(control_file.threads))
     return result

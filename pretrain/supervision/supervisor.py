@@ -82,9 +82,7 @@ class Supervisor:
         from pretrain.config.load import dump
 
         launch.check(config.supervision, node.count)
-        self._notifier = notify.Notifier(
-            config.notify.command, Path(config.folder), os.environ, self._print
-        )
+        self._notifier = notify.Notifier(config.notify.command, Path(config.folder), self._print)
         self.config, self.run_folder, self._node = config, Path(config.folder), node
         self._settings, self.ledger = config.supervision, self.run_folder / ledger.FILE_NAME
         self._write, self._poll_seconds = write, poll_seconds

@@ -3,6 +3,7 @@
 CHAOS_PLAN names the plan (fault.py). CHAOS_CLOCK=1 makes the clock of the supervisor jump.
 """
 
+import dataclasses
 import os
 import sys
 
@@ -10,8 +11,12 @@ from pretrain import __main__ as command_line
 from pretrain.supervision import launch
 from tests.chaos.fault import let_the_clock_jump
 
+real = launch.next_control_file
+
 if __name__ == "__main__":
-    launch.MODULE = "tests.chaos.fault"
+    launch.next_control_file = lambda *words: dataclasses.replace(
+        real(*words), module="tests.chaos.fault"
+    )
     if os.environ.get("CHAOS_CLOCK"):
         let_the_clock_jump()
     sys.exit(command_line.main(["supervise", *sys.argv[1:]]))

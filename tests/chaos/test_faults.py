@@ -5,6 +5,7 @@ those of the undisturbed run. Each attempt takes about ten seconds.
 """
 
 import contextlib
+import dataclasses
 import json
 import os
 import re
@@ -356,9 +357,9 @@ def start_by_hand(chaos, config, mark):
     chaos.run.mkdir(parents=True)
     dump(config, chaos.run / SUPERVISED)
     control_file = launch.next_control_file(config, Node(), [])
+    control_file = dataclasses.replace(control_file, module="tests.chaos.fault")
     control.write(chaos.run, control_file)
     command = launch.command(config, chaos.run, control_file)
-    command[command.index(launch.MODULE)] = "tests.chaos.fault"
     environment = launch.environment(config.supervision, chaos.run, control_file)
     environment |= {PLAN: str(chaos.plan), processes.RUN_VARIABLE: mark}
     with (chaos.run / "zombie.log").open("wb") as log:
