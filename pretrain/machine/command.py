@@ -44,8 +44,7 @@ def preflight(options: argparse.Namespace) -> int:
     The launcher of the recipe starts its ranks. They measure a matrix product, an all-reduce, and
     writing to the disk of the run's folder, and print versions and free memory. The machines of a
     hostfile are first asked over ssh for their versions and for the run's folder. Nothing is left
-    there. The exit code is 1 if something is wrong, with the reason; GPUs are judged by
-    their data sheets and by each other, CPUs are only measured.
+    there. The exit code is 1 if something is wrong, with the reason; speeds are only shown.
 
     example: python -m pretrain preflight --hostfile hosts pile-base folder=runs/base
     """
@@ -133,17 +132,9 @@ def _needs(config: RunConfig, ranks: int, on_gpus: bool) -> Needs:
     from pretrain.bench.devices import DEVICES
     from pretrain.machine.judge import Needs
 
-    needs = Needs(ranks, on_gpus, config.supervision.save_seconds)
+    needs = Needs(ranks, on_gpus)
     corpora = [Path(stream.path).exists() for stream in config.streams]
     if not any(corpora) and not config.data.vocab_size:
         return needs
     planned = planning.plan(config, ranks, next(iter(DEVICES)), 1.0)
-    memory = planned.memory[planned.stage]
-    tokens = config.batch.global_batch_size * config.data.sequence_length
-    return dataclasses.replace(
-        needs,
-        device_bytes=memory.on_device,
-        checkpoint_bytes=planned.checkpoint,
-        gradient_bytes=planned.memory[min(planned.memory)].weights,  # sent as wide as weights
-        update_flops=planned.flops_per_token * tokens / ranks,
-    )
+    return dataclasses.replace(needs, device_bytes=planned.memory[planned.stage].on_device)

@@ -3,18 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import statistics
 from collections.abc import Callable, Iterator, Sequence
 
-from pretrain.bench.devices import DEVICES, HEADROOM, kind_of
+from pretrain.bench.devices import HEADROOM
 from pretrain.machine.measure import Answer
 from pretrain.run import metrics
-
-LEAST_OF_DATA_SHEET = 0.5
-"""Share of the data sheet's rate below which a GPU is slow: a large product in bf16 reaches more on
-a GPU that is cooled, has its full power and is used by nobody else."""
-LEAST_OF_OTHERS = 0.8
-"""Share of the other ranks' median rate below which a GPU is slow. Every step waits for it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,28 +17,20 @@ class Needs:
     ranks: int
     on_gpus: bool
     """Whether the machines show GPUs."""
-    save_seconds: float
-    """Limit for writing a checkpoint."""
     device_bytes: int = 0
     """Of each rank's GPU, with activations; 0 if it is not known."""
-    checkpoint_bytes: int = 0
-    """Of all ranks; 0 if it is not known."""
-    gradient_bytes: int = 0
-    """That the ranks add up in an update; 0 if it is not known."""
-    update_flops: float = 0.0
-    """Of one rank in an update."""
 
 
 def problems(answers: Sequence[Answer], needs: Needs) -> list[str]:
     """Return what is wrong, most basic first; nothing if the run can begin.
 
-    On a CPU speeds are not judged, as there is nothing that they should be.
+    Speeds are shown and not judged.
     """
     given = {answer.rank for answer in answers}
     missing = [str(rank) for rank in range(needs.ranks) if rank not in given]
     found = [f"rank {', '.join(missing)} did not start"] if missing else []
     found += [f"{_who(a)} stopped in {a.stopped_in}" for a in answers if a.stopped_in]
-    for rule in (_versions, _devices, _memory, _slow_gpus, _slow_disk, _slow_network):
+    for rule in (_versions, _devices, _memory):
         found += rule(answers, needs)
     return found
 
@@ -85,51 +70,6 @@ def _memory(answers: Sequence[Answer], needs: Needs) -> Iterator[str]:
                 f"{text}, of which {_gigabytes(a.free_bytes)} are free; end the other programs "
                 "that `nvidia-smi` shows"
             )
-
-
-def _slow_gpus(answers: Sequence[Answer], needs: Needs) -> Iterator[str]:
-    rates = {a.rank: a.matmul_flops for a in answers if _is_gpu(a) and a.matmul_flops}
-    for a in answers:
-        if a.rank not in rates:
-            continue
-        rate, kind = rates[a.rank], kind_of(a.name or "")
-        others = [other for rank, other in rates.items() if rank != a.rank]
-        usual = statistics.median(others) if others else rate
-        if kind and rate < LEAST_OF_DATA_SHEET * DEVICES[kind].flops:
-            share = rate / DEVICES[kind].flops
-            yield (
-                f"{_who(a)}: a matrix product reaches {_rate(rate)}, {share:.0%} of the data "
-                f"sheet's; at least {LEAST_OF_DATA_SHEET:.0%} is expected (`nvidia-smi -q` shows "
-                "power limit, temperature and clocks)"
-            )
-        elif rate < LEAST_OF_OTHERS * usual:
-            yield f"{_who(a)} is slow: {_rate(rate)} where the others reach {_rate(usual)}"
-
-
-def _slow_disk(answers: Sequence[Answer], needs: Needs) -> Iterator[str]:
-    speeds = [a.write_bytes_per_second for a in answers if a.write_bytes_per_second]
-    if speeds and needs.checkpoint_bytes / sum(speeds) > needs.save_seconds:
-        yield (
-            f"the run's folder takes {sum(speeds) / 1e6:,.1f} MB/s: a checkpoint of "
-            f"{_gigabytes(needs.checkpoint_bytes)} would take longer than "
-            f"supervision.save_seconds {needs.save_seconds:g}"
-        )
-
-
-def _slow_network(answers: Sequence[Answer], needs: Needs) -> Iterator[str]:
-    """Adding up gradients should take less time than computing them."""
-    speeds = [a.all_reduce_bytes_per_second for a in answers if a.all_reduce_bytes_per_second]
-    rates = [a.matmul_flops for a in answers if _is_gpu(a) and a.matmul_flops]
-    if len(speeds) < 2 or not rates:
-        return
-    adding = needs.gradient_bytes / min(speeds)
-    computing = needs.update_flops / min(rates)
-    if adding > computing:
-        yield (
-            f"all-reduce: {_gigabytes(min(speeds))}/s, so that adding up the gradients of an "
-            f"update takes {adding:.3g} s and computing them {computing:.3g} s; use a larger "
-            "batch, or find out with NCCL_DEBUG=INFO which connection NCCL takes"
-        )
 
 
 def _is_gpu(answer: Answer) -> bool:

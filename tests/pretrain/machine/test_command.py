@@ -21,7 +21,7 @@ def test_two_ranks_measure_everything(run_ranks, tmp_path):
     assert run_ranks(2, measure.main, ["--local_rank=0", recipe]) == [0, 0]
     answers = measure.read_answers(tmp_path, 3)
     assert [(a.rank, a.device, a.stopped_in) for a in answers] == [(0, "cpu", ""), (1, "cpu", "")]
-    assert problems(answers, Needs(2, on_gpus=False, save_seconds=1e9)) == []
+    assert problems(answers, Needs(2, on_gpus=False)) == []
 
 
 def test_a_wrong_sum_of_the_ranks_ends_the_measurement(run_ranks, tmp_path, monkeypatch):

@@ -12,11 +12,7 @@ VERSIONS = {"python": "3.11", "torch": "2.13", "CUDA": "12.8", "NCCL": "2.27", "
 NEEDS = Needs(
     ranks=3,
     on_gpus=True,
-    save_seconds=1800,
     device_bytes=18 * 10**9,
-    checkpoint_bytes=5 * 10**9,
-    gradient_bytes=7 * 10**8,
-    update_flops=2e14,
 )
 
 
@@ -70,46 +66,11 @@ def test_healthy_machines_have_no_problem():
             {"total_bytes": 16 * 10**9, "free_bytes": 15 * 10**9},
             r"^rank 1 on gpu-1 needs about 18\.0 GB of its GPU, which has 16\.0 GB; `plan` says",
         ),
-        (
-            {"matmul_flops": 1.5e14},
-            "^rank 1 on gpu-1: a matrix product reaches 150 TFLOP/s, 48% of the data sheet's",
-        ),
-        (
-            {"matmul_flops": 1.9e14},
-            "^rank 1 on gpu-1 is slow: 190 TFLOP/s where the others reach 250 TFLOP/s$",
-        ),
-        (
-            {"all_reduce_bytes_per_second": 8e8},
-            r"^all-reduce: 0\.8 GB/s, .* takes 0\.875 s and computing them 0\.8 s; .*NCCL_DEBUG",
-        ),
     ],
 )
 def test_each_problem_is_named_with_its_rank_and_host(changes, message):
     (text,) = found(**changes)
     assert re.search(message, text), text
-
-
-def test_a_card_without_a_data_sheet_is_compared_with_the_others_alone():
-    unknown = [answer(rank, name="NVIDIA H100 PCIe", matmul_flops=1e14) for rank in range(3)]
-    assert problems(unknown, NEEDS) == []
-    unknown[2] = dataclasses.replace(unknown[2], matmul_flops=7e13)
-    (text,) = problems(unknown, NEEDS)
-    assert text.startswith("rank 2 on gpu-2 is slow: 70 TFLOP/s")
-
-
-def test_of_two_ranks_each_is_compared_with_the_other():
-    pair = [answer(0), answer(1, matmul_flops=1.9e14)]
-    (text,) = problems(pair, dataclasses.replace(NEEDS, ranks=2))
-    assert text.startswith("rank 1 on gpu-1 is slow: 190 TFLOP/s where the others reach 250")
-
-
-def test_a_folder_that_takes_too_long_for_a_checkpoint_is_a_problem():
-    slow = [answer(rank, write_bytes_per_second=9e5) for rank in range(3)]
-    (text,) = problems(slow, NEEDS)
-    assert (
-        "2.7 MB/s: a checkpoint of 5.0 GB would take longer than supervision.save_seconds" in text
-    )
-    assert problems(slow, dataclasses.replace(NEEDS, save_seconds=1900)) == []
 
 
 @pytest.mark.parametrize("field", STAGES)
@@ -123,13 +84,9 @@ def test_a_rank_that_never_answered_is_named():
     assert problems([answer(0), answer(2)], NEEDS)[0] == "rank 1 did not start"
 
 
-def test_on_a_cpu_speeds_are_not_judged():
-    cpus = [
-        answer(rank, device="cpu", name="CPU", capability=None, matmul_flops=speed)
-        for rank, speed in enumerate((1e9, 9e10, 9e10))
-    ]
-    slow = [dataclasses.replace(cpu, all_reduce_bytes_per_second=1e6) for cpu in cpus]
-    assert problems(slow, dataclasses.replace(NEEDS, on_gpus=False)) == []
+def test_speeds_are_not_judged():
+    slow = {"matmul_flops": 1e9, "write_bytes_per_second": 1.0, "all_reduce_bytes_per_second": 1e6}
+    assert found(**slow) == []
 
 
 def test_the_table_has_a_line_for_each_rank():
