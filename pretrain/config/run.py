@@ -433,7 +433,7 @@ class SpikeConfig:
 class SupervisionConfig:
     """How a run is launched and watched, and how often it is relaunched (supervision/)."""
 
-    launcher: Literal["deepspeed", "torchrun", "srun"] = "deepspeed"
+    launcher: Literal["deepspeed", "torchrun"] = "deepspeed"
     """Command that starts the ranks."""
     processes_per_node: NonNegativeInt = 0
     """Ranks that `supervise` starts on each machine; 0: one per GPU, or 2 on a CPU."""
@@ -468,14 +468,6 @@ class SupervisionConfig:
     """Hangs, likewise."""
     max_stalled: NonNegativeInt = 5
     """Crashes, hangs and preemptions together, likewise."""
-
-    def __post_init__(self) -> None:
-        """Refuse a hostfile for a launcher that has its own list of machines."""
-        if self.hostfile and self.launcher == "srun":
-            raise ValueError(
-                f"supervision.hostfile {self.hostfile!r} with supervision.launcher "
-                f"{self.launcher!r}: srun starts ranks on the machines of its Slurm job"
-            )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -63,14 +63,12 @@ def preflight(options: argparse.Namespace) -> int:
         overrides = [*overrides, f"supervision.hostfile={options.hostfile}"]
     config, machines = hosts.resolve(load(recipe, overrides), Node())
     count = len(machines) or 1
-    launch.check(config.supervision, count)
+    launch.check(config.supervision)
     ranks = launch.world_size(config.supervision, count)
-    device = launch.device_type(config.supervision, os.environ)
-    elsewhere = launch.starts_elsewhere(config.supervision)
-    if not elsewhere:
-        capability = min((gpu.capability for gpu in gpus.describe()), default=None)
-        refuse_device(config, ranks, device, capability)
-    needs = _needs(config, ranks, device == "cuda" and not elsewhere)
+    device = launch.device_type(os.environ)
+    capability = min((gpu.capability for gpu in gpus.describe()), default=None)
+    refuse_device(config, ranks, device, capability)
+    needs = _needs(config, ranks, device == "cuda")
     near = capacity.existing_folder(Path(config.folder))
     node = connect(machines, near, 0.0, jobs.write_stdout) if machines else Node()
     with tempfile.TemporaryDirectory(prefix=".preflight-", dir=near) as name:
@@ -79,9 +77,6 @@ def preflight(options: argparse.Namespace) -> int:
         answers, log = read_answers(folder, ranks), jobs.tail(job.log)
     sys.stdout.write(table(answers))
     found = problems(answers, needs)
-    if elsewhere:
-        capability = min((a.capability for a in answers if a.capability), default=None)
-        refuse_device(config, ranks, "cuda" if capability else "cpu", capability)
     if any(answer.stopped_in for answer in answers) or len(answers) < ranks:
         sys.stdout.write(f"\n{hint}; the end of the launcher's log:\n{log}")
     for text in found:

@@ -48,7 +48,7 @@ class Agent:
             ValueError: This node has an agent already, or cannot launch (see `launch.check`).
         """
         self._settings = config.supervision
-        launch.check(self._settings, node.count)
+        launch.check(self._settings)
         self._config, self._run, self._node = config, Path(config.folder), node.rank
         self._write, self._poll_seconds = write, poll_seconds
         self._stop_requests = control.StopRequests()

@@ -120,11 +120,9 @@ def _check_machine(config: RunConfig, model: ModelConfig, ranks: int, node: Node
     from pretrain.supervision import capacity, gpus, launch
 
     parameters, device_bytes, host_bytes = least_states(config, model, ranks)
-    if not launch.starts_elsewhere(config.supervision):
-        device = launch.device_type(config.supervision, os.environ)
-        capability = min((gpu.capability for gpu in gpus.describe()), default=None)
-        refuse_device(config, ranks, device, capability)
-        for text in capacity.check_memory(device_bytes, host_bytes, ranks // node.count):
-            sys.stdout.write(f"WARNING: {text}\n")
+    capability = min((gpu.capability for gpu in gpus.describe()), default=None)
+    refuse_device(config, ranks, launch.device_type(os.environ), capability)
+    for text in capacity.check_memory(device_bytes, host_bytes, ranks // node.count):
+        sys.stdout.write(f"WARNING: {text}\n")
     if node.rank == 0:
         capacity.refuse_small_disk(config, parameters)

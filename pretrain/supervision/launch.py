@@ -40,33 +40,18 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def check(config: SupervisionConfig, nodes: int) -> None:
+def check(config: SupervisionConfig) -> None:
     """Check that the launcher can be started from this node.
 
     Raises:
-        ValueError: The launcher is not installed, it would start all nodes itself although each
-            has an agent, or its ranks could not have the GPUs that are visible here.
+        ValueError: The launcher is not installed, or its ranks could not have the GPUs that are
+            visible here.
     """
-    refuse_agents(config, nodes)
     find_launcher(config)
     if config.launcher == "deepspeed":
         gpus.numbers_of(processes_per_node(config))
-    elif config.launcher == "torchrun":
+    else:
         gpus.gpus_of(processes_per_node(config))
-
-
-def refuse_agents(config: SupervisionConfig, nodes: int) -> None:
-    """Refuse agents on several nodes together with a launcher that starts all nodes itself.
-
-    Raises:
-        ValueError: The message names both ways out.
-    """
-    if nodes > 1 and starts_elsewhere(config):
-        raise ValueError(
-            f"--nodes {nodes} with supervision.launcher srun, which starts the ranks of all nodes "
-            "from one; start one supervisor without --nodes, or an agent on each node without that "
-            "setting"
-        )
 
 
 def find_launcher(config: SupervisionConfig) -> str:
@@ -79,12 +64,10 @@ def find_launcher(config: SupervisionConfig) -> str:
     beside = Path(sys.executable).with_name(name)
     program = str(beside) if beside.is_file() else shutil.which(name)
     if program is None:
-        way = f"install the package {'torch' if name == 'torchrun' else name} in this environment"
-        if name == "srun":
-            way = "start this inside a Slurm allocation"
+        package = "torch" if name == "torchrun" else name
         raise ValueError(
-            f"supervision.launcher: no `{name}` beside {sys.executable} or on PATH; {way}, or "
-            "choose another launcher"
+            f"supervision.launcher: no `{name}` beside {sys.executable} or on PATH; install the "
+            f"package {package} in this environment, or choose another launcher"
         )
     return program
 
@@ -105,9 +88,6 @@ def command(config: RunConfig, run: Path, control_file: ControlFile, node: int =
     settings = config.supervision
     program, started = find_launcher(settings), [control_file.module, str(run / SUPERVISED)]
     count, port = control_file.processes_per_node, str(control_file.port)
-    if settings.launcher == "srun":
-        options = ["--kill-on-bad-exit=1", "--ntasks-per-node", str(count)]
-        return [program, *options, sys.executable, "-u", "-m", *started]
     if settings.launcher == "torchrun":
         gpus.gpus_of(count)
         options = ["--nnodes", str(control_file.nodes), "--node-rank", str(node)]
@@ -167,28 +147,20 @@ def environment(
         processes.RUN_VARIABLE: processes.mark(run, node),
         control.TOKEN_VARIABLE: control_file.token,
     }
-    result = {**children.environment(), **marks, **accelerator(config, os.environ)}
-    if control_file.nodes > 1 and device_type(config, os.environ) == "cpu":
+    result = {**children.environment(), **marks, **accelerator(os.environ)}
+    if control_file.nodes > 1 and device_type(os.environ) == "cpu":
         result.setdefault("OMP_NUM_THREADS", str(control_file.threads))
     return result
 
 
-def starts_elsewhere(config: SupervisionConfig) -> bool:
-    """Return whether the launcher starts ranks on other machines than this one."""
-    return config.launcher == "srun"
-
-
-def accelerator(config: SupervisionConfig, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variable that makes DeepSpeed use the CPU, if this machine shows no GPU.
-
-    It is not set for srun: its ranks run on other machines, which may have GPUs.
-    """
-    if starts_elsewhere(config) or "DS_ACCELERATOR" in environ or gpus.visible_gpus(environ):
+def accelerator(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variable that makes DeepSpeed use the CPU, if this machine shows no GPU."""
+    if "DS_ACCELERATOR" in environ or gpus.visible_gpus(environ):
         return {}
     return {"DS_ACCELERATOR": "cpu"}
 
 
-def device_type(config: SupervisionConfig, environ: Mapping[str, str]) -> str:
+def device_type(environ: Mapping[str, str]) -> str:
     """Return the device that ranks on this machine use, "cpu" or "cuda"."""
-    chosen = accelerator(config, environ) or environ
+    chosen = accelerator(environ) or environ
     return "cpu" if chosen.get("DS_ACCELERATOR") == "cpu" else "cuda"

@@ -57,7 +57,7 @@ class Member:
 
     @property
     def rank(self) -> str | None:
-        """Rank of a rank and its child processes; `None` for a launcher, and under srun for all.
+        """Rank of a rank and its child processes; `None` for a launcher.
 
         SLURM_PROCID is not used: every process in a Slurm job inherits one.
         """

@@ -81,7 +81,7 @@ class Supervisor:
         """
         from pretrain.config.load import dump
 
-        launch.check(config.supervision, node.count)
+        launch.check(config.supervision)
         self._notifier = notify.Notifier(config.notify.command, Path(config.folder), self._print)
         self.config, self.run_folder, self._node = config, Path(config.folder), node
         self._settings, self.ledger = config.supervision, self.run_folder / ledger.FILE_NAME
@@ -382,7 +382,7 @@ def forecast(config: RunConfig, node: Node = _ONLY_NODE) -> str:
         ValueError: The ledger does not verify, or this node cannot launch the run (see
             `launch.check`).
     """
-    launch.check(config.supervision, node.count)
+    launch.check(config.supervision)
     run = Path(config.folder)
     records = ledger.read(run / ledger.FILE_NAME)
     if job := jobs.find(run, control.read(run)):

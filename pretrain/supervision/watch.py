@@ -88,14 +88,11 @@ class Watch:
         """Describe ranks that ended while others, or the launcher, still run; else return "".
 
         The launcher does not notice a rank that exits early with code 0. It has `grace_seconds` to
-        end the other ranks. Under srun the environment does not tell ranks from other processes,
-        so only silence is noticed.
+        end the other ranks.
 
         Args:
             ranks: that are alive on this node.
         """
-        if self._config.launcher == "srun":
-            return ""
         now = self._clock()
         self._known_ranks |= ranks
         lost = self._known_ranks - ranks

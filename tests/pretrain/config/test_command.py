@@ -73,7 +73,7 @@ def test_the_schema_has_every_setting_with_a_description(schema):
         for field, entry in record["properties"].items():
             assert entry.get("description") or "const" in entry, f"{name}.{field}"
     settings = schema["$defs"]["SupervisionConfig"]["properties"]
-    assert settings["launcher"]["enum"] == ["deepspeed", "torchrun", "srun"]
+    assert settings["launcher"]["enum"] == ["deepspeed", "torchrun"]
     overrides = schema["$defs"]["ModelRecipe"]["properties"]["overrides"]["properties"]
     assert all(entry["description"] for entry in overrides.values())
     assert set(overrides) == {f.name for f in dataclasses.fields(ModelConfig)} - {"vocab_size"}

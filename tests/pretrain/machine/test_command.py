@@ -71,7 +71,6 @@ def test_a_rank_that_fails_is_named_and_its_error_shown(tmp_path, capsys, monkey
     ("words", "message"),
     [
         (["training.attention_backend=flex"], "'flex' needs a GPU; on cpu write dense"),
-        (["supervision.launcher=srun"], "supervision.launcher: no `srun` beside"),
         (["nothing"], "recipe 'nothing' is neither a file nor one of"),
     ],
 )

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from data_prep.records import decode
 from pretrain.config.run import RunConfig, SupervisionConfig
 from pretrain.supervision import control, launch
 from pretrain.supervision.control import ControlFile
@@ -26,7 +25,7 @@ TWO = ControlFile("aa", 3, control.RUN, nodes=2, processes_per_node=4, address="
 @pytest.fixture(autouse=True)
 def _programs(monkeypatch, tmp_path):
     """Put every launcher beside a Python of this test."""
-    for name in ("deepspeed", "torchrun", "srun"):
+    for name in ("deepspeed", "torchrun"):
         (tmp_path / name).touch()
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
 
@@ -69,12 +68,9 @@ def test_command_of_deepspeed_on_one_node_and_on_several():
         assert options == f"--node_rank {node} {address} --module {MODULE}"
 
 
-def test_commands_of_torchrun_and_srun():
+def test_command_of_torchrun():
     options = "--nnodes 2 --node-rank 1 --nproc-per-node 4 --master-addr 10.0.0.1 --master-port 999"
     assert command(TWO, 1, launcher="torchrun") == f"torchrun {options} --module {MODULE}"
-    started = command(TWO, launcher="srun")
-    assert started.startswith("srun --kill-on-bad-exit=1 --ntasks-per-node 4 ")
-    assert started.endswith(f"/python -u -m {MODULE}")
 
 
 def test_a_missing_launcher_is_refused_with_the_way_to_get_it(monkeypatch, tmp_path):
@@ -83,23 +79,9 @@ def test_a_missing_launcher_is_refused_with_the_way_to_get_it(monkeypatch, tmp_p
     for name, way in (
         ("deepspeed", "install the package deepspeed"),
         ("torchrun", "install the package torch"),
-        ("srun", "start this inside a Slurm allocation"),
     ):
         with pytest.raises(ValueError, match=rf"supervision.launcher: no `{name}` .*{way}"):
             launch.find_launcher(SupervisionConfig(launcher=name))
-
-
-def test_invalid_combinations_of_settings_are_refused():
-    with pytest.raises(ValueError, match="supervision.launcher: 'mpirun' .*deepspeed, torchrun"):
-        decode(SupervisionConfig, {"launcher": "mpirun"}, "supervision.")
-    with pytest.raises(ValueError, match="srun starts ranks on the machines of its Slurm job"):
-        SupervisionConfig(launcher="srun", hostfile="hosts")
-
-
-def test_agents_and_a_launcher_that_starts_all_nodes_exclude_each_other():
-    launch.refuse_agents(SupervisionConfig(launcher="srun"), 1)
-    with pytest.raises(ValueError, match=r"--nodes 2 with supervision\..*without --nodes, or"):
-        launch.refuse_agents(SupervisionConfig(launcher="srun"), 2)
 
 
 def test_the_launcher_gets_the_marks_and_ranks_of_several_nodes_equal_threads(
@@ -223,7 +205,7 @@ def test_the_ranks_of_an_agent_get_the_gpus_visible_on_its_node(
 
 def refusal(**settings):
     try:
-        launch.check(SupervisionConfig(**{"processes_per_node": 2, **settings}), 1)
+        launch.check(SupervisionConfig(**{"processes_per_node": 2, **settings}))
     except ValueError as error:
         return str(error)
     return ""
@@ -241,7 +223,6 @@ def test_more_ranks_than_visible_gpus_are_refused_before_a_launch(machine):
         machine(8, "-1")
         assert not refusal(launcher=launcher, processes_per_node=16)  # on the CPU
     machine(1)
-    assert not refusal(launcher="srun")  # its ranks run on other machines
     with pytest.raises(ValueError, match="2 ranks on a machine with 1"):
         command(ONE)
 
@@ -254,16 +235,14 @@ def test_gpus_by_name_are_accepted_with_torchrun_only(machine):
         assert "supervision.launcher=torchrun" in refusal()
 
 
-def test_the_cpu_is_chosen_only_for_ranks_on_this_machine(machine):
+def test_the_cpu_is_chosen_where_no_gpu_is_visible(machine):
     machine(0)
     cpu = {"DS_ACCELERATOR": "cpu"}
-    for launcher in ("deepspeed", "torchrun"):
-        assert launch.accelerator(SupervisionConfig(launcher=launcher), {}) == cpu
-    assert launch.accelerator(SupervisionConfig(launcher="srun"), {}) == {}
-    assert launch.accelerator(SupervisionConfig(), {"DS_ACCELERATOR": "cuda"}) == {}
+    assert launch.accelerator({}) == cpu
+    assert launch.accelerator({"DS_ACCELERATOR": "cuda"}) == {}
     machine(2)
-    assert launch.accelerator(SupervisionConfig(), {}) == {}
-    assert launch.accelerator(SupervisionConfig(), {"CUDA_VISIBLE_DEVICES": "-1"}) == cpu
+    assert launch.accelerator({}) == {}
+    assert launch.accelerator({"CUDA_VISIBLE_DEVICES": "-1"}) == cpu
 
 
 @pytest.mark.slow

@@ -118,15 +118,6 @@ def test_a_rank_that_ends_before_the_others_is_noticed_after_the_grace_time(now,
     assert "rank 0, 1, 10 ended" in watch.lost_ranks(set())
 
 
-def test_under_srun_lost_ranks_are_not_noticed(tmp_path, now):
-    watch = Watch(tmp_path, "t", SupervisionConfig(launcher="srun"), clock=lambda: now[0])
-    assert watch.lost_ranks({"1"}) == ""
-    now[0] += 1000
-    assert watch.lost_ranks(set()) == ""
-    now[0] += 1000
-    assert watch.lost_ranks(set()) == ""
-
-
 def member(pid, rank="1", stopped=True):
     return Member(SimpleNamespace(pid=pid), {} if rank is None else {"RANK": rank}, stopped)
 
