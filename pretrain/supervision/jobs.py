@@ -24,9 +24,9 @@ from pretrain.supervision import control, launch, processes
 from pretrain.supervision.control import ControlFile
 
 _KILLED = re.compile(
-    # As the deepspeed launcher and torchrun say it.
-    r"--local_rank=(?P<rank>\d+)\b.* exits with return code = -(?P<signal>\d+)|"
-    r"failed \(exitcode: -(?P<number>\d+)\) local_rank: (?P<local>\d+)"
+    # As the deepspeed launcher and torchrun say it. SIGTERM (15) is how these end the other ranks.
+    r"--local_rank=(?P<rank>\d+)\b.* exits with return code = -(?!15\b)(?P<signal>\d+)|"
+    r"failed \(exitcode: -(?!15\b)(?P<number>\d+)\) local_rank: (?P<local>\d+)"
 )
 _LAST_LINES = 200
 _SCAN_SECONDS = 1.0
