@@ -442,11 +442,11 @@ class Engine:
     def load(self, folder: Path) -> None:
         """Read a checkpoint that `save` wrote with this or another number of ranks.
 
-        Unpickles the files, so the caller must have checked their hashes.
+        Nothing in its files is executed.
 
         Raises:
             ValueError: the folder holds no checkpoint, or one of another ZeRO stage or other
-                parameters.
+                parameters; or a file asks for code to be run.
         """
         if self._kept:
             self._kept.forget()
@@ -455,7 +455,8 @@ class Engine:
             # Names differ only in the rank; rank 10 comes after rank 9.
             self._reshard(folder, sorted(parts, key=lambda path: (len(path.name), path.name)))
             return
-        found, _ = self._deepspeed.load_checkpoint(str(folder.parent), tag=folder.name)
+        with workarounds.load_without_code():
+            found, _ = self._deepspeed.load_checkpoint(str(folder.parent), tag=folder.name)
         if found is None:
             raise ValueError(f"{folder}: holds no DeepSpeed checkpoint")
 
@@ -496,21 +497,29 @@ def _joined(parts: Sequence[Any], device: torch.device) -> Tensor:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    states: dict[str, Any] = torch.load(path, map_location="cpu", mmap=True, weights_only=False)
+    with workarounds.load_without_code():
+        states: dict[str, Any] = torch.load(path, map_location="cpu", mmap=True)
     return states
 
 
 def consolidated_weights(folder: Path) -> dict[str, torch.Tensor]:
     """Assemble the fp32 weights of a checkpoint folder, on the CPU.
 
-    They come from ZeRO's fp32 partitions, and at stage 0 from the module itself. Unpickles the
-    files, so the caller must have checked their hashes.
+    They come from ZeRO's fp32 partitions, and at stage 0 from the module itself. Nothing in the
+    files is executed.
+
+    Raises:
+        ValueError: a file asks for code to be run.
     """
     workarounds.select_cpu_without_gpu()
     from deepspeed.utils import zero_to_fp32
 
     if list(folder.glob("*_optim_states.pt")):
-        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        with (
+            contextlib.redirect_stdout(io.StringIO()),
+            contextlib.redirect_stderr(io.StringIO()),
+            workarounds.load_without_code(),
+        ):
             weights = zero_to_fp32.get_fp32_state_dict_from_zero_checkpoint(
                 str(folder.parent), tag=folder.name
             )

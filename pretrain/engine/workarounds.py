@@ -10,6 +10,8 @@ import functools
 import importlib
 import io
 import os
+import pickle
+import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -216,6 +218,44 @@ def hold_files(checkpoint_engine: object, files: dict[Path, io.BytesIO]) -> Iter
         yield
     finally:
         del checkpoint_engine.save  # type: ignore[attr-defined]
+
+
+@contextlib.contextmanager
+def load_without_code() -> Iterator[None]:
+    """Make torch.load unpickle nothing but tensors, plain values and DeepSpeed's records.
+
+    DeepSpeed passes `weights_only=False` wherever it loads a checkpoint
+    (runtime/checkpoint_engine/torch_checkpoint_engine.py, utils/zero_to_fp32.py): whoever wrote the
+    file could have any code executed, and hashes in a folder prove nothing about who wrote it.
+
+    Raises:
+        ValueError: a file asks for something else; names both.
+    """
+    import torch
+    from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
+    from deepspeed.runtime.zero.config import ZeroStageEnum
+    from deepspeed.utils.tensor_fragment import fragment_address
+
+    original = torch.load
+
+    def load(file: Any, *arguments: Any, **keywords: Any) -> Any:  # noqa: ANN401
+        try:
+            return original(file, *arguments, **{**keywords, "weights_only": True})
+        except pickle.UnpicklingError as error:
+            refused = re.search(r"GLOBAL (\S+)", str(error))
+            reason = f"it asks for {refused[1]}" if refused else str(error).partition("\n")[0]
+            raise ValueError(
+                f"{file}: was not loaded, because it may run code: {reason}; accepted: what "
+                "DeepSpeed saves"
+            ) from None
+
+    torch.load = load  # type: ignore[assignment]
+    try:
+        written = [DynamicLossScaler, LossScaler, ZeroStageEnum, fragment_address]
+        with torch.serialization.safe_globals(written):
+            yield
+    finally:
+        torch.load = original
 
 
 def clear_padding(parameters: Sequence[Any]) -> None:

@@ -591,6 +591,51 @@ def test_consolidated_weights_are_the_fp32_weights_of_the_ranks(name, run_ranks,
     assert all(not torch.equal(consolidated[n], untrained[n]) for n in untrained if "weight" in n)
 
 
+class Bomb:
+    """Makes a folder where it is unpickled."""
+
+    def __init__(self, folder):
+        self.folder = folder
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.folder),)
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in DS_CONFIGS.glob("*.json")))
+def test_nothing_that_a_checkpoint_holds_is_executed(name, run_ranks, tmp_path, monkeypatch):
+    """Whichever of its files holds it: when a run resumes, on other ranks, and for an export."""
+    from deepspeed.accelerator import get_accelerator
+
+    monkeypatch.setattr(get_accelerator(), "is_fp16_supported", lambda: True)  # slowly
+
+    def work():
+        built = build(name, micro=8)
+        train(built, 8, range(1))
+        save(built, tmp_path, 1)
+        folder, refused = checkpoints.folder_of(tmp_path, 1), []
+        paths = sorted(folder.glob("*.pt"))
+        loads = [built.load, engine.consolidated_weights]
+        if parts := list(folder.glob("*_optim_states.pt")):
+            loads.append(lambda folder: built._reshard(folder, parts))
+        for path in paths:
+            sound = path.read_bytes()
+            torch.save({**torch.load(path, weights_only=False), "more": Bomb(tmp_path / "x")}, path)
+            for load in loads:
+                try:
+                    load(folder)
+                except ValueError as error:
+                    refused.append((path.name, str(error)))
+            path.write_bytes(sound)
+        for load in loads:
+            load(folder)
+        return len(loads), [path.name for path in paths], refused
+
+    ((loads, names, refused),) = run_ranks(1, work)
+    assert not (tmp_path / "x").exists()
+    assert sorted(name for name, _ in refused) == sorted(names * loads)
+    assert all(name in message and "posix.mkdir" in message for name, message in refused)
+
+
 def masters(deepspeed_engine):
     """The fp32 weights from DeepSpeed, one parameter at a time (a collective at ZeRO stage 3)."""
     from deepspeed.utils import safe_get_full_fp32_param
