@@ -25,7 +25,9 @@ def export(options: argparse.Namespace) -> None:
     example: python -m pretrain export runs/base --output models/base
     """
     from pretrain.inference import model_folder
+    from pretrain.run.folder import writable_by_others
 
+    sys.stdout.write(writable_by_others(options.run))
     step = model_folder.export(options.run, options.output, options.step)
     sys.stdout.write(f"{options.output}: the model of {options.run} after {step} steps\n")
     if options.step is None and (reason := model_folder.why_not_newest(options.run, step)):

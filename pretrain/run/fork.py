@@ -14,6 +14,7 @@ import dataclasses
 import json
 import os
 import shutil
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,7 @@ class Fork:
     records: list[ledger.Record]
     """Of the source's ledger, up to the commit of the checkpoint."""
     recipe: RunConfig
-    """The source's when it saved the checkpoint."""
+    """The public part of the source's when it saved the checkpoint."""
 
 
 def find(config: RunConfig) -> Fork | None:
@@ -91,6 +92,7 @@ def take(config: RunConfig) -> None:
     fork = find(config)
     if fork is None:
         return
+    sys.stdout.write(folder.writable_by_others(fork.run))
     own, attempt = Path(config.folder), fork.records[-1]["attempt"]
     checkpoint = checkpoints.folder_of(own, fork.step)
     shutil.rmtree(checkpoint.parent, ignore_errors=True)
