@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from pretrain import recipe_checks, resume_checks
 from pretrain.bench import devices, needs
-from pretrain.config.load import to_dict
+from pretrain.config.load import public
 from pretrain.config.phases import Phase
 from pretrain.config.run import RunConfig
 from pretrain.data.batches import validation_note
@@ -540,7 +540,7 @@ class Attempt:
         (manifest, *_) = self.manifests.values()
         return {
             "architecture": self.architecture.to_dict(),
-            "recipe": to_dict(self.config),
+            "recipe": public(self.config),
             "deepspeed": self.settings,
             "ranks": self.group.world_size,
             "lineage": ledger.lineage_record(order, blocks),

@@ -7,7 +7,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pretrain.config.load import MAY_CHANGE, RUN_FILE, SCHEDULE, differences, load
+from pretrain.config.load import (
+    MAY_CHANGE,
+    RUN_FILE,
+    SCHEDULE,
+    differences,
+    from_dict,
+    load,
+    public,
+)
 from pretrain.config.run import RunConfig
 from pretrain.engine.schedules import learning_rate
 from pretrain.model.config import ModelConfig
@@ -44,7 +52,9 @@ def refuse_other_recipe(config: RunConfig, manifests: Manifests) -> None:
     read = max([done, *(r["skip"][1] for r in state.rollbacks if r.get("skip"))])
     changed = _other_corpora(records, config, manifests, read)
     if old:
-        changed += [*_other_recipe(old, config, done, read), *_other_weights(old, config, read)]
+        # A checkpoint, which a fork begins from, says no more of a recipe than what is public.
+        new = from_dict(public(config), "recipe") if fork else config
+        changed += [*_other_recipe(old, new, done, read), *_other_weights(old, new, read)]
     known = (
         f"{run} is a run with another recipe; name a new folder, or resume it unchanged, with the "
         f"recipe {run / RUN_FILE}: "

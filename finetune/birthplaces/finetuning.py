@@ -74,7 +74,7 @@ def finetune(
         ValueError: a file or a setting is not accepted, the output exists, or a launcher started
             several processes.
     """
-    from pretrain.config.load import to_dict
+    from pretrain.config.load import public
     from pretrain.inference import model_folder
 
     epochs = (PRETRAINED_EPOCHS if reading else FRESH_EPOCHS) if epochs is None else epochs
@@ -106,7 +106,7 @@ def finetune(
     )
     steps = math.ceil(epochs * rows / batches.batch_size)
     print(f"{data}: rows: {rows:,}, epochs: {epochs:,}, steps: {steps:,}", flush=True)
-    trained: dict[str, Any] = start.provenance.get("recipe") or to_dict(recipe)
+    trained: dict[str, Any] = start.provenance.get("recipe") or public(recipe)
     is_pretrained = bool("run" in start.provenance or start.provenance.get("pretrained"))
     folder = run_folder(
         "finetune",
@@ -134,7 +134,7 @@ def finetune(
         "learning_rate": learning_rate,
         "seed": seed,
         "optimizer": dataclasses.asdict(recipe.optimizer),
-        "deepspeed": recipe.training.deepspeed,
+        "deepspeed": Path(recipe.training.deepspeed).name,
         "pretrained": of_pretraining if reading else None,
         # Of the pretraining: other commands read the objective in it.
         "recipe": trained,

@@ -140,7 +140,7 @@ def fresh(text: Path, recipe: RunConfig) -> ModelContents:
     """
     import torch
 
-    from pretrain.config.load import to_dict
+    from pretrain.config.load import public
     from pretrain.config.settings import check
     from pretrain.inference.model_folder import ModelContents
     from pretrain.model.language_model import LanguageModel
@@ -152,7 +152,7 @@ def fresh(text: Path, recipe: RunConfig) -> ModelContents:
     check(fits, "model.overrides.mask_embedding", "zero", "'row', because <mask> is predicted")
     torch.manual_seed(recipe.training.seed)
     weights = LanguageModel(architecture).state_dict()
-    return ModelContents(architecture, weights, tokenizer, {"recipe": to_dict(recipe)})
+    return ModelContents(architecture, weights, tokenizer, {"recipe": public(recipe)})
 
 
 def load(folder: Path, choice: Choice, text: Path) -> LoadedModel:

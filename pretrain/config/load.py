@@ -46,6 +46,13 @@ weights of corpora for the steps that are done (resume_checks.py).
 """
 SCHEDULE = ("training.steps", "schedule")
 """What may differ as well if the learning rate of every step done stays the same."""
+_PUBLIC = (
+    *("format_version", "data", "model", "objective", "batch", "optimizer", "schedule"),
+    *("training", "spike", "fault", "phases", "fork_from"),
+)
+"""What decides the weights. The rest names people, machines and programs."""
+_PATHS = ("corpus", "path", "init_from", "deepspeed", "run")
+"""Keys of these sections, and of those in them, that may hold a path."""
 
 
 def load(recipe: str, overrides: Sequence[str] = ()) -> RunConfig:
@@ -123,6 +130,28 @@ def differences(
 def to_dict(config: RunConfig) -> dict[str, Any]:
     """Return a recipe as it is written to files, with its format version."""
     return {"format_version": FORMAT_VERSION, **dataclasses.asdict(config)}
+
+
+def public(config: RunConfig) -> dict[str, Any]:
+    """Return what may leave a run's folder of its recipe, which is what decides the weights.
+
+    Of each path only the last name is left. `from_dict` reads the result.
+    """
+    values = to_dict(config)
+    return {name: _without_paths(values[name]) for name in _PUBLIC}
+
+
+def _without_paths(value: Any) -> Any:  # noqa: ANN401 - any value of a recipe
+    if isinstance(value, list):
+        return [_without_paths(each) for each in value]
+    if not isinstance(value, dict):
+        return value
+    return {
+        key: Path(each).absolute().name
+        if each and isinstance(each, str) and key in _PATHS
+        else _without_paths(each)
+        for key, each in value.items()
+    }
 
 
 def from_dict(values: Mapping[str, Any], source: object) -> RunConfig:

@@ -19,7 +19,7 @@ from torch import Tensor
 from data_prep.arguments import typed
 from data_prep.files import sha256_of
 from data_prep.manifest import CorpusManifest
-from pretrain.config.load import to_dict
+from pretrain.config.load import public
 from pretrain.config.run import RunConfig
 from pretrain.convert import conversion
 from pretrain.convert.huggingface_files import weight_files
@@ -73,8 +73,8 @@ def take(
     provenance = {
         "run": Path(config.folder).name,
         "step": 0,
-        "recipe": to_dict(config),
-        "init_from": {"path": str(path), "files": files, "provenance": contents.provenance},
+        "recipe": public(config),
+        "init_from": {"path": path.name, "files": files, "provenance": contents.provenance},
     }
     model_folder.save(copy, dataclasses.replace(contents, provenance=provenance))
     copied = sha256_of(Path(config.folder) / folder.INITIAL_WEIGHTS)

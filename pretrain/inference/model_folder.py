@@ -308,7 +308,7 @@ _Read = tuple[ModelConfig, "dict[str, Tensor]", dict[str, Any]]
 
 
 def _initial(run: Path, config: RunConfig) -> _Read:
-    from pretrain.config.load import to_dict
+    from pretrain.config.load import public
     from pretrain.inference.initial_weights import initial_model
     from pretrain.run import ledger
 
@@ -318,7 +318,7 @@ def _initial(run: Path, config: RunConfig) -> _Read:
     architecture = config.architecture(created["vocab_size"])
     # The folder may have been moved since.
     model = initial_model(dataclasses.replace(config, folder=str(run)), architecture)
-    return architecture, _without_padding(model.state_dict(), architecture), to_dict(config)
+    return architecture, _without_padding(model.state_dict(), architecture), public(config)
 
 
 def _checkpoint(run: Path, config: RunConfig, state: RunState, step: int) -> _Read:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from pretrain.config.load import to_dict
+from pretrain.config.load import public
 from pretrain.config.run import RunConfig
 from pretrain.loop import StepRecord
 from pretrain.run import folder, ledger, metrics
@@ -73,7 +73,7 @@ class RunLog:
             self._note_guard,
         ]
         if self._config.tracker == "wandb":
-            recipe = to_dict(self._config)
+            recipe = public(self._config)
             self._wandb = WandbRun(self._run, recipe, start.attempt, start.step, self.say)
             observers.append(self._wandb)
         return observers

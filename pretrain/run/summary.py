@@ -46,7 +46,7 @@ def summary(run: Path, config: RunConfig, step: int) -> dict[str, Any]:
             name: before[-1][name] for name in ("step", "loss", "perplexity", "subsets")
         }
     if origin := ledger.origin(records):
-        found["init_from"] = origin
+        found["init_from"] = {**origin, "path": Path(origin["path"]).name}
     return found
 
 

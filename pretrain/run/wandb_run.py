@@ -70,6 +70,7 @@ class WandbRun:
                 silent=True,
                 save_code=False,
                 disable_git=True,
+                x_disable_meta=True,  # the command line and paths of this machine
                 init_timeout=_INIT_SECONDS,
                 finish_timeout=_FINISH_SECONDS,
             ),

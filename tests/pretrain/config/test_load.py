@@ -38,6 +38,31 @@ def test_a_dumped_recipe_loads_as_the_same_record(tmp_path):
     assert recipes.load(str(tmp_path / "run.yaml")) == config
 
 
+def test_what_leaves_a_run_says_nothing_of_its_machine_or_people():
+    """Of paths the last name is left; sections that decide no weights are left out."""
+    settings = [
+        "folder=/S3CRET/run",
+        "tracker=wandb",
+        'data.corpus=""',
+        "data.corpora={a: {path: /S3CRET/wiki}}",
+        "model.init_from=../S3CRET/roberta/",
+        "training.deepspeed=/S3CRET/mine.json",
+        "training.steps=9000",
+        "supervision.hostfile=/S3CRET/hosts",
+        "notify.command=[/S3CRET/send, --token, S3CRET]",
+        "phases=[{steps: 5000}, {data: {corpora: {a: {path: /S3CRET/books}}}}]",
+        "fork_from={run: /S3CRET/before, step: 3}",
+    ]
+    config = recipes.load("small", settings)
+    public = recipes.public(config)
+    text = json.dumps(public)
+    assert "S3CRET" not in text
+    assert all(name in text for name in ("wiki", "roberta", "mine.json", "books", "before"))
+    again = recipes.from_dict(public, "public")
+    allowed = [*recipes.MAY_CHANGE, "model.init_from", "training.deepspeed", "phases"]
+    assert recipes.differences(config, again, allowed) == []
+
+
 def test_a_dump_that_is_killed_leaves_the_old_recipe(tmp_path, monkeypatch):
     import os
 
