@@ -18,8 +18,8 @@ from torch import Tensor
 
 from data_prep.tokenizer import Tokenizer
 from pretrain.convert import fairseq_layout as layout
-from pretrain.convert.weights import empty_weights, head_of, joined, load_pickled
-from pretrain.inference.model_folder import HEADS, ModelContents
+from pretrain.convert.weights import empty_weights, head_of, joined, load_pickled, weights_in
+from pretrain.inference.model_folder import HEADS, ModelContents, refuse_oversized
 from pretrain.model.classification import ClassificationConfig
 from pretrain.model.config import ModelConfig
 
@@ -60,6 +60,7 @@ def _contents(content: object, source: str, vocabulary: Tokenizer | None) -> Mod
     weights = _upgrade(_model_weights(content))
     config = architecture(settings, weights[layout.TOKENS].shape[0])
     heads = _heads(weights, settings, _plain(content.get("extra_state")).get(layout.LABELS))
+    refuse_oversized(config, heads, sum(weight.nbytes for weight in weights.values()))
     provenance = {
         "source": source,
         "format": "fairseq",
@@ -72,12 +73,7 @@ def _contents(content: object, source: str, vocabulary: Tokenizer | None) -> Mod
 
 
 def _model_weights(content: Mapping[str, Any]) -> Mapping[str, Tensor]:
-    weights = content.get("model")
-    if not isinstance(weights, dict) or not all(
-        isinstance(name, str) and isinstance(weight, Tensor) for name, weight in weights.items()
-    ):
-        raise ValueError("holds no weights under `model`; accepted: a fairseq checkpoint")
-    return weights
+    return weights_in(content.get("model"), "holds no fairseq checkpoint: `model`")
 
 
 def _upgrade(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -6,12 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from pretrain.convert.weights import load_pickled
+from pretrain.convert.weights import load_pickled, weights_in
 
 _INDEX = "model.safetensors.index.json"
 
@@ -81,7 +80,4 @@ def _read_parts(index: Path) -> dict[str, Tensor]:
 
 
 def _read_pickled(path: Path) -> dict[str, Tensor]:
-    content = load_pickled(path)
-    if not isinstance(content, dict) or not all(torch.is_tensor(x) for x in content.values()):
-        raise ValueError(f"{path}: is not a mapping of names to weights")
-    return content
+    return weights_in(load_pickled(path), f"{path}: its content")

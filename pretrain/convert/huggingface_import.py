@@ -19,7 +19,7 @@ from pretrain.convert import huggingface_layout as layout
 from pretrain.convert import huggingface_tokenizer
 from pretrain.convert.huggingface_files import read_json, read_weights
 from pretrain.convert.weights import Names, empty_weights, joined
-from pretrain.inference.model_folder import ModelContents
+from pretrain.inference.model_folder import ModelContents, refuse_oversized
 from pretrain.model.classification import ClassificationConfig
 from pretrain.model.config import ModelConfig
 
@@ -82,6 +82,7 @@ def read(folder: Path) -> ModelContents:
     try:
         config = _architecture(settings, theirs)
         heads = _classification_heads(settings, theirs)
+        refuse_oversized(config, heads, sum(weight.nbytes for weight in theirs.values()))
     except ValueError as error:
         raise ValueError(f"{config_file}: {error}") from None
     empty = empty_weights(config, heads)
@@ -172,25 +173,19 @@ def _albert_config(settings: Mapping[str, Any]) -> ModelConfig:
 def _own_config(settings: Mapping[str, Any]) -> ModelConfig:
     """Read the fields that this version has, and those that the export lists as architecture."""
     names = {field.name for field in dataclasses.fields(ModelConfig)}
-    listed = settings.get("architecture_fields", [])
+    listed = _setting(settings, "architecture_fields")
     if not isinstance(listed, list):
         raise ValueError(f"architecture_fields is {listed!r}; accepted: a list of names")
     names |= {str(name) for name in listed}
     values = {name: settings[name] for name in names if name in settings}
-    # Exports of earlier versions have no such rows.
     rows, masks = values.get("vocab_size"), settings.get("mask_token_ids")
-    if rows is not None and masks:
-        first = masks[0] if isinstance(masks, list) else None
-        if (
-            not isinstance(rows, int)
-            or not isinstance(first, int)
-            or masks != [*range(first, rows)]
-        ):
+    if isinstance(rows, int):
+        if not isinstance(masks, list) or masks != [*range(rows - len(masks), rows)]:
             raise ValueError(
-                f"mask_token_ids is {masks!r} with {rows!r} rows; accepted: the last ids, since "
+                f"mask_token_ids is {masks!r} with {rows} rows; accepted: the last ids, since "
                 "`<mask>` has the last id of a vocabulary here"
             )
-        values["vocab_size"] = first
+        values["vocab_size"] = rows - len(masks)
     return ModelConfig.from_dict(values)
 
 

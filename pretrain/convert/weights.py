@@ -158,13 +158,41 @@ def load_pickled(path: Path, classes: Sequence[type] = ()) -> object:
         raise ValueError(f"{path}: {reason}") from None
 
 
+def weights_in(content: object, what: str) -> dict[str, Tensor]:
+    """Return a mapping of names to weights that a file held.
+
+    Args:
+        content: what `load_pickled` returned, or a part of it.
+        what: what messages call it.
+
+    Raises:
+        ValueError: it is none; or a weight has no bytes of its own for each element, so that a
+            small file would ask for any amount of memory.
+    """
+    if not isinstance(content, dict) or not all(
+        isinstance(name, str) and isinstance(weight, Tensor) for name, weight in content.items()
+    ):
+        raise ValueError(f"{what} is not a mapping of names to weights")
+    for name, weight in content.items():
+        is_plain = weight.layout == torch.strided and weight.device.type == "cpu"
+        if not is_plain or weight.nbytes > weight.untyped_storage().nbytes():
+            raise ValueError(
+                f"{what} has {name} {list(weight.shape)}, whose elements are not all in the file; "
+                "accepted: dense weights"
+            )
+    return content
+
+
 def _check_archive(path: Path) -> None:
     """Refuse a damaged archive, which torch does not: a flipped bit would become a weight.
 
-    Files of torch before 1.6 are not zip archives and have no checksums.
+    So is one that grows when it is read. Files of torch before 1.6 are not zip archives and have
+    no checksums.
     """
     if zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as archive:
+            if sum(entry.file_size for entry in archive.infolist()) > path.stat().st_size:
+                raise zipfile.BadZipFile("its entries are larger than the file")
             if damaged := archive.testzip():
                 raise zipfile.BadZipFile(damaged)
 

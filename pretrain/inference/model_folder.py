@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 FORMAT_VERSION = 2
 HEADS = "classification_heads."
+_MOST_LAYERS = 10_000
+"""Of a model from outside: layers that share their weights are not limited by a file's size."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -197,6 +199,35 @@ def save(folder: Path, contents: ModelContents) -> None:
         write_json(partial / "model.json", dataclasses.asdict(description))
 
 
+def refuse_oversized(
+    config: ModelConfig, heads: Mapping[str, ClassificationConfig], size: int
+) -> None:
+    """Refuse a description that names more weights than its file has, before any are made.
+
+    Only the matrices are counted, at one byte a weight.
+
+    Args:
+        config: of the language model.
+        heads: its classification heads.
+        size: bytes of the weights.
+
+    Raises:
+        ValueError: names both numbers; or there are more than 10,000 layers.
+    """
+    hidden, layers = config.hidden_size, config.num_layers
+    attention = config.layer_groups if config.shares_attention else layers
+    feed_forward = config.layer_groups if config.shares_feed_forward else layers
+    rows = config.vocab_size + (config.longest_input or 0) + config.segments
+    per_feature = 4 * hidden * attention + 2 * config.intermediate_size * feed_forward
+    per_feature += config.latents - config.last_latents
+    per_feature += sum(head.classes for head in heads.values())
+    least = hidden * per_feature + config.token_size * rows
+    if least > size:
+        raise ValueError(f"describes {least:,} weights or more, its file has {size:,} bytes")
+    if layers > _MOST_LAYERS:
+        raise ValueError(f"num_layers: {layers:,}; accepted: at most {_MOST_LAYERS:,}")
+
+
 def load(folder: Path) -> LoadedModel:
     """Load the model of a folder, in evaluation mode, on the CPU.
 
@@ -216,21 +247,25 @@ def load(folder: Path) -> LoadedModel:
             f"(`{typed('pretrain export')} RUN --output FOLDER` makes one)"
         )
     values = _read_description(description)
+    path = folder / "model.safetensors"
+    if not path.is_file():
+        raise ValueError(f"{path}: no such file; a model folder has one")
     try:
         config = ModelConfig.from_dict(values.architecture)
-        heads = {
-            name: ClassificationHead(config.hidden_size, ClassificationConfig.from_dict(head))
+        described = {
+            name: ClassificationConfig.from_dict(head)
             for name, head in values.classification_heads.items()
         }
+        refuse_oversized(config, described, path.stat().st_size)
     except (ValueError, TypeError) as error:
         raise ValueError(f"{description}: {error}") from error
+    heads = {name: ClassificationHead(config.hidden_size, one) for name, one in described.items()}
     tokenizer = None
     if values.tokenizer is not None:
         tokenizer = tokenizers.load(folder)
         if tokenizer.digest() != values.tokenizer:
             raise ValueError(f"{folder}: tokenizer.json is not the vocabulary of the model")
     model = LanguageModel(config)
-    path = folder / "model.safetensors"
     try:
         weights = load_file(str(path))
         for name, head in heads.items():

@@ -5,6 +5,7 @@ import json
 import os
 import pickle
 import re
+import zipfile
 from collections import OrderedDict
 
 import pytest
@@ -409,6 +410,37 @@ def test_a_checkpoint_cannot_run_code(place, archive, path, tmp_path):
     assert not sprung.exists()
     pickle.loads(pickle.dumps(Trap(sprung)))
     assert sprung.exists(), "the trap itself must work"
+
+
+def stretched(path):
+    """One element of the file for each element of a matrix of 800 GB."""
+    change_weights(path, **{TOKENS: torch.zeros(1).expand(10**9, 200)})
+
+
+def compressed(path):
+    """An archive whose weights are written in fewer bytes than they have."""
+    with zipfile.ZipFile(path) as archive:
+        entries = {entry: archive.read(entry) for entry in archive.namelist()}
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in entries.items():
+            archive.writestr(name, data + bytes(10**6))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (
+            stretched,
+            r"has encoder\.sentence_encoder\.embed_tokens\.weight \[1000000000, 200\], who",
+        ),
+        (compressed, "is cut short or damaged"),
+        (lambda path: change(path, encoder_layers=10**8), "its file has"),
+        (lambda path: change(path, encoder_embed_dim=2**24), "its file has"),
+    ],
+)
+def test_a_small_file_does_not_ask_for_much_memory(spoil, message, path):
+    spoil(path)
+    assert re.search(message, refusal(path))
 
 
 @pytest.mark.parametrize("archive", [True, False], ids=["zip archive", "as before torch 1.6"])

@@ -588,22 +588,26 @@ def test_settings_of_our_own_exports_are_named_too(values, message, exported, tm
         huggingface_import.read(folder)
 
 
-def test_a_folder_of_an_earlier_version_is_read(exported, tmp_path):
-    """It lacks the mask's row, a field that has a default, and the list of the fields."""
-    export = exported("zero-clap")
-    folder = shutil.copytree(export.folder, tmp_path / "model")
-    change(
-        folder / "config.json",
-        layer_norm_epsilon=None,
-        architecture_fields=None,
-        mask_token_ids=None,
-        vocab_size=export.contents.config.vocab_size,
-    )
-    path = folder / "model.safetensors"
-    save_file(load_file(path) | {TOKENS: export.contents.weights[TOKENS]}, path)
-    back = huggingface_import.read(folder)
-    assert back.config == export.contents.config
-    assert torch.equal(back.weights[TOKENS], export.contents.weights[TOKENS])
+@pytest.mark.parametrize(
+    ("variant", "values"),
+    [
+        ("baseline", {"num_hidden_layers": 10**8}),
+        ("baseline", {"hidden_size": 2**24}),
+        ("baseline", {"max_position_embeddings": 10**12}),
+        ("albert", {"num_hidden_layers": 10**8}),
+        ("albert", {"hidden_size": 2**24, "embedding_size": 2**24}),
+        ("zero-clap", {"vocab_size": 10**12}),
+        ("zero-clap", {"intermediate_size": 2**40}),
+    ],
+)
+def test_more_weights_than_the_file_has_are_refused_before_they_are_made(
+    variant, values, exported, tmp_path
+):
+    folder = shutil.copytree(exported(variant).folder, tmp_path / "model")
+    change(folder / "config.json", **values)
+    message = "has .* bytes|num_layers: 100,000,000; accepted|mask_token_ids"
+    with pytest.raises(ValueError, match=rf"config\.json: .*({message})"):
+        huggingface_import.read(folder)
 
 
 def weights_without(*names, **more):

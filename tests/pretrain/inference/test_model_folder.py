@@ -106,6 +106,29 @@ def test_a_description_that_does_not_fit_the_weights_is_refused(saved):
         model_folder.load(folder)
 
 
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"num_layers": 10**8},
+        {"num_layers": 10**8, "sharing": "all"},
+        {"hidden_size": 2**24},
+        {"max_positions": 10**12, "position": "learned"},
+        {"segments": 10**12},
+        {"latents": 10**12, "causal": True, "layer_norm": "pre", "position": "none"},
+        {"classes": 10**12},
+    ],
+)
+def test_more_weights_than_the_file_has_are_refused_before_they_are_made(values, saved):
+    folder, model = saved
+    classes = values.get("classes")
+    heads = {"topic": {"classes": classes}} if classes else {}
+    more = {} if classes else values
+    change(folder, architecture={**model.config.to_dict(), **more}, classification_heads=heads)
+    message = "its file has|num_layers: 100,000,000; accepted: at most 10,000"
+    with pytest.raises(ValueError, match=rf"model\.json: .*({message})"):
+        model_folder.load(folder)
+
+
 def test_a_folder_of_an_earlier_version_is_read_with_the_defaults_of_later_fields(saved):
     folder, model = saved
     architecture = model.config.to_dict()
