@@ -7,7 +7,7 @@ The ids follow RoBERTa's order: `<s>` 0, `<pad>` 1, `</s>` 2, `<unk>` 3, then th
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,7 @@ import numpy.typing as npt
 from data_prep import gpt2_vocabulary, unigram
 from data_prep.files import retried, write_atomically
 from data_prep.gpt2_vocabulary import FIRST_TOKENS, MASK_TOKEN
+from data_prep.growth import refuse_growth
 
 if TYPE_CHECKING:
     import tokenizers
@@ -31,6 +32,7 @@ _ACCEPTED = (
 # Possible names on the Hugging Face hub.
 _HUB_NAME = re.compile(r"(\w[\w.-]*/)?\w[\w.-]*", re.ASCII)
 
+_SPECIAL_TEXT = "<s> <pad> </s> <mask>"
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _SHOWN_CHARACTERS = 30  # on either side of a lone surrogate
 
@@ -66,7 +68,9 @@ class Tokenizer:
             ValueError: A text is not valid Unicode, such as one of the command line may be.
         """
         try:
-            encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
+            encodings = _unpanicked(
+                self._backend.encode_batch_fast, list(texts), add_special_tokens=False
+            )
         except TypeError:
             _refuse_lone_surrogates(texts)
             raise
@@ -98,7 +102,8 @@ class Tokenizer:
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of the ids, including special tokens."""
-        return str(self._backend.decode([int(id) for id in ids], skip_special_tokens=False))
+        ids = [int(id) for id in ids]
+        return str(_unpanicked(self._backend.decode, ids, skip_special_tokens=False))
 
     def token_text(self, id: int) -> str:
         """Return the text of one id; part of a character becomes U+FFFD."""
@@ -295,14 +300,35 @@ def _from_json(file: Path) -> Tokenizer:
 
 
 def _read_json(file: Path) -> "tokenizers.Tokenizer":
+    import orjson
     import tokenizers
 
-    content = retried(file.read_bytes)
     try:
-        # The library raises bare Exception for any error in the file.
-        return tokenizers.Tokenizer.from_buffer(content)
+        content = orjson.loads(retried(file.read_bytes))
+        refuse_growth(content)
+        # What was checked is read. The library raises bare Exception for any error in the file.
+        backend: tokenizers.Tokenizer = _unpanicked(
+            tokenizers.Tokenizer.from_buffer, orjson.dumps(content)
+        )
+        return backend
+    except OSError:
+        raise
     except Exception as error:
         raise ValueError(f"not a {FILE_NAME} of the tokenizers library: {error}") from error
+
+
+def _unpanicked(function: Callable[..., Any], *arguments: object, **keywords: object) -> Any:  # noqa: ANN401
+    """Call a function of the tokenizers library.
+
+    Raises:
+        ValueError: The library panicked, which is no Exception in Python.
+    """
+    try:
+        return function(*arguments, **keywords)
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        raise ValueError(f"the tokenizers library cannot use this vocabulary: {error}") from None
 
 
 def _find(name_or_path: str | Path) -> Path:
@@ -350,9 +376,10 @@ def _check_special_tokens(backend: "tokenizers.Tokenizer", vocab_size: int) -> N
         raise ValueError(
             f"special ids {found}; accepted: {expected} (RoBERTa's order, with <mask> last)"
         )
-    written = backend.encode("<s> <pad> </s> <mask>", add_special_tokens=False).ids
+    written = _unpanicked(backend.encode, _SPECIAL_TEXT, add_special_tokens=False).ids
+    _unpanicked(backend.decode, written)
     if control := sorted(set(written) & {0, 1, 2, vocab_size - 1}):
         raise ValueError(
-            f"the text '<s> <pad> </s> <mask>' encodes to the special ids {control}; accepted: a "
+            f"the text {_SPECIAL_TEXT!r} encodes to the special ids {control}; accepted: a "
             "vocabulary that marks its special tokens as special, so that text cannot encode to it"
         )

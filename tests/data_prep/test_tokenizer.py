@@ -1,3 +1,4 @@
+import base64
 import itertools
 import json
 import os
@@ -8,6 +9,7 @@ import shutil
 import unicodedata
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import huggingface_hub
 import numpy as np
@@ -115,6 +117,60 @@ def test_invalid_tokenizer_files_are_refused(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(ValueError, match=r"tokenizer\.json: not a tokenizer\.json"):
         load(tmp_path)
+
+
+DOUBLED = {"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}
+
+
+def nested(part: dict[str, Any], times: int) -> dict[str, Any]:
+    for _ in range(times):
+        part = {"type": "Sequence", "normalizers": [part, DOUBLED]}
+    return part
+
+
+def table(*texts: bytes, index: bytes = b"") -> dict[str, str]:
+    content = len(index).to_bytes(4, "little") + index + b"\0".join(texts)
+    return {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(content).decode()}
+
+
+BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+REGEX = {"type": "Replace", "pattern": {"Regex": "b*"}, "content": "c" * 5000}
+TEXT = {"Sequence": {"id": "A", "type_id": 0}}
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (
+            {"normalizer": nested(DOUBLED, 39)},
+            r"may make a text 4,398,046,511,104 times as long; accepted: up",
+        ),
+        ({"normalizer": REGEX}, "times as long"),
+        ({"normalizer": {"type": "Sequence", "normalizers": [table(b"x" * 9999)] * 9}}, "times"),
+        ({"normalizer": {"normalizers": []}}, "normalizer 'None'; accepted: Replace, Precomp"),
+        ({"pre_tokenizer": {"type": "Sequence", "pretokenizers": [BYTES] * 40}}, "times as long"),
+        ({"decoder": {"type": "Sequence", "decoders": [REGEX]}}, "times as long"),
+        (
+            {"post_processor": {"type": "TemplateProcessing", "single": [TEXT] * 9999, "pair": []}},
+            "times as long",
+        ),
+        ({"normalizer": {"type": "Replace", "pattern": 3, "content": "a"}}, "is damaged"),
+        ({"normalizer": table(b"abc")}, "cannot use this vocabulary"),
+        ({"normalizer": table(b"abc", index=b"\xff" * 8)}, "cannot use this vocabulary"),
+        ({"pre_tokenizer": {"type": "FixedLength", "length": 0}}, "cannot use this vocabulary"),
+        (
+            {"decoder": {"type": "Strip", "content": "a", "start": 10**9, "stop": 10**9}},
+            "cannot use this vocabulary",
+        ),
+    ],
+)
+def test_a_file_that_makes_texts_long_or_the_library_panic_is_refused(
+    values: dict[str, Any], message: str, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    file = tmp_path / "tokenizer.json"
+    file.write_text(json.dumps({**tokenizer.content(), **values}))
+    with pytest.raises(ValueError, match=rf"tokenizer\.json: .*{message}"):
+        load(file)
 
 
 def test_other_special_ids_are_refused(tokenizer: Tokenizer, tmp_path: Path) -> None:
