@@ -67,10 +67,13 @@ def _head_name(loaded: model_folder.LoadedModel, name: str) -> str:
         return name
     if not name and len(known) == 1:
         return known[0]
-    raise ValueError(
-        f"{loaded.folder}: {f'has no head {name!r}' if name else 'has no single head'}; accepted: "
-        f"{', '.join(known) or 'a fine-tuned model, this one has no head'}"
-    )
+    if not known:
+        raise ValueError(
+            f"{loaded.folder}: has no classification head, so it predicts no labels; accepted: a "
+            "fine-tuned model, such as the folder model/ in a run of `python -m finetune glue`"
+        )
+    what = f"has no head {name!r}" if name else f"has {len(known)} heads; choose one with --head"
+    raise ValueError(f"{loaded.folder}: {what}; accepted: {', '.join(known)}")
 
 
 def _read_lines(file: Path, count: int | None) -> list[Example]:

@@ -26,6 +26,8 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     scores = "with --to huggingface: a Markdown file that becomes a part of the model card, such "
     scores += "as the report.md that `glue-report` writes"
     add("--scores", type=Path, metavar="FILE", help=scores)
+    plain = "with --to huggingface: refuse a model that transformers has no class for"
+    add("--plain", action="store_true", help=plain)
 
 
 def convert(options: argparse.Namespace) -> None:
@@ -47,6 +49,7 @@ def convert(options: argparse.Namespace) -> None:
         options.tokenizer,
         options.head,
         options.scores,
+        options.plain,
     )
     for note in notes:
         sys.stdout.write(f"note: {note}\n")

@@ -26,6 +26,7 @@ def convert(
     tokenizer: str | None = None,
     head: str | None = None,
     scores: Path | None = None,
+    only_plain: bool = False,
 ) -> list[str]:
     """Write a model in another form.
 
@@ -36,6 +37,7 @@ def convert(
         tokenizer: the vocabulary of a source that has none, as `data_prep.tokenizer.load` takes it.
         head: for Hugging Face, the classification head to export instead of a language model.
         scores: for Hugging Face, a Markdown file of scores that the model card shows.
+        only_plain: for Hugging Face, refuse a model that transformers has no class for.
 
     Returns:
         Notes for the user, one line each.
@@ -45,6 +47,8 @@ def convert(
     """
     if head is not None and form != "huggingface":
         raise ValueError(f"--head {head}: --to {form} exports every head; leave it out")
+    if only_plain and form != "huggingface":
+        raise ValueError(f"--plain: --to {form} never carries code; leave it out")
     text = _read_scores(scores, form) if scores else ""
     contents = read(source, tokenizer)
     notes = list(contents.provenance.get("notes", []))
@@ -56,7 +60,7 @@ def convert(
     if form == "fairseq":
         fairseq_export.write(output, contents)
     elif form == "huggingface":
-        notes += huggingface_export.write(output, contents, head, text)
+        notes += huggingface_export.write(output, contents, head, text, only_plain)
     else:
         model_folder.save(output, contents)
     return notes

@@ -54,7 +54,11 @@ _SPECIAL_IDS = {"bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2}
 
 
 def write(
-    folder: Path, contents: ModelContents, head: str | None = None, scores: str = ""
+    folder: Path,
+    contents: ModelContents,
+    head: str | None = None,
+    scores: str = "",
+    only_plain: bool = False,
 ) -> list[str]:
     """Write a folder that transformers loads, whole or not at all.
 
@@ -63,14 +67,15 @@ def write(
         contents: of a model folder.
         head: the classification head to export; None: export a language model.
         scores: of fine-tuning, in Markdown, for the model card.
+        only_plain: refuse a model that transformers has no class for.
 
     Returns:
-        What was left out, one sentence each.
+        The class and the line that loads it, and what was left out, one sentence each.
 
     Raises:
         ValueError: the model has latents or an untied head, which exports do not hold; it has no
-            such classification head or cannot have it (`check_pooling`); or the folder is not
-            empty.
+            such classification head or cannot have it (`check_pooling`); the folder is not empty;
+            or, with `only_plain`, the model needs its own code.
     """
     _refuse_unsupported(folder, contents.config)
     heads = contents.classification_heads
@@ -83,6 +88,12 @@ def write(
     if classifier is not None:
         check_pooling(contents.config, classifier.pooling)
     plain = layout.plain_type(contents.config, classifier)
+    if only_plain and plain is None:
+        raise ValueError(
+            f"--plain: {folder}: transformers has no class that computes this model; accepted: a "
+            "baseline, an ALBERT or a causal model with learned positions; or without --plain, "
+            "which adds the model's code to the folder"
+        )
     form = {"roberta": _roberta, "albert": _albert, "opt": _opt, None: _own}[plain]
     settings, tensors = form(contents, head, classifier)
     if classifier is not None:
@@ -102,7 +113,10 @@ def write(
             _write_code(partial)
         card = model_card(folder.resolve().name, contents, head, scores)
         (partial / "README.md").write_text(card, "utf-8")
-    return _left_out(contents, head, plain is not None)
+    whose = "a class of transformers" if plain else "its code is in the folder; no other class fits"
+    call = layout.loading_call(contents.config, classifier, repr(str(folder)))
+    loaded = f"{settings['architectures'][0]} ({whose}): {call}"
+    return [loaded, *_left_out(contents, head, plain is not None)]
 
 
 def _refuse_unsupported(folder: Path, config: ModelConfig) -> None:
@@ -143,6 +157,16 @@ _Form = tuple[dict[str, Any], dict[str, Tensor]]
 """What a form of export writes: the settings of config.json, and the weights."""
 
 
+def _classifier_dropout(
+    contents: ModelContents, head: ClassificationConfig | None, default: float | None
+) -> float | None:
+    """Return the dropout of a head; without one, what the model was imported with."""
+    if head is not None:
+        return head.dropout
+    kept: float | None = contents.provenance.get("classifier_dropout")
+    return default if kept is None else kept
+
+
 def _roberta(contents: ModelContents, name: str | None, head: ClassificationConfig | None) -> _Form:
     config = contents.config
     kind = "RobertaForMaskedLM" if head is None else "RobertaForSequenceClassification"
@@ -153,7 +177,7 @@ def _roberta(contents: ModelContents, name: str | None, head: ClassificationConf
         "max_position_embeddings": config.max_positions + layout.UNUSED_POSITIONS,
         "type_vocab_size": 1,
         "hidden_act": "gelu",
-        "classifier_dropout": None if head is None else head.dropout,
+        "classifier_dropout": _classifier_dropout(contents, head, None),
         "tie_word_embeddings": True,
     }
     names = layout.roberta_names(_exported(contents.weights, name, plain=True))
@@ -173,7 +197,7 @@ def _albert(contents: ModelContents, name: str | None, head: ClassificationConfi
         "num_hidden_groups": layout.albert_groups(config),
         "inner_group_num": 1,
         "hidden_act": layout.ALBERT_ACTIVATIONS[config.activation],
-        "classifier_dropout_prob": config.dropout if head is None else head.dropout,
+        "classifier_dropout_prob": _classifier_dropout(contents, head, config.dropout),
         "tie_word_embeddings": True,
     }
     names = layout.albert_names(_exported(contents.weights, name, plain=True), config)

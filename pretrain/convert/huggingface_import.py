@@ -102,6 +102,8 @@ def read(folder: Path) -> ModelContents:
         "format": "Hugging Face",
         "model_type": kind,
         "provenance": settings.get("provenance"),
+        # Of a classifier to come; that of a head stands in its own record.
+        "classifier_dropout": None if heads else _classifier_dropout(settings),
         "notes": notes,
     }
     if vocabulary is None and kind == "albert" and (other := _other_special_ids(settings)):
@@ -205,7 +207,7 @@ def _classification_heads(
             f"problem_type is {problem!r} with {len(labels)} labels; accepted: "
             f"{layout.problem_types(len(labels))[0]!r}"
         )
-    dropout = settings.get("classifier_dropout", settings.get("classifier_dropout_prob"))
+    dropout = _classifier_dropout(settings)
     head = ClassificationConfig(
         len(labels),
         () if labels == layout.unnamed(len(labels)) else labels,
@@ -216,6 +218,17 @@ def _classification_heads(
     if not isinstance(name, str) or not name:
         raise ValueError(f"classifier_name is {name!r}; accepted: a name")
     return {name: head}
+
+
+def _classifier_dropout(settings: Mapping[str, Any]) -> float | None:
+    """Return the dropout of classifiers; None: that of the encoder. AlbertConfig has a default."""
+    is_albert = settings["model_type"] == "albert"
+    found: float | None = (
+        settings.get("classifier_dropout_prob", 0.1)
+        if is_albert
+        else settings.get("classifier_dropout")
+    )
+    return found
 
 
 def _labels(listed: object) -> tuple[str, ...]:

@@ -156,6 +156,19 @@ def plain_type(config: ModelConfig, head: ClassificationConfig | None = None) ->
     return "opt" if is_opt else None
 
 
+def loading_call(config: ModelConfig, head: ClassificationConfig | None, folder: str) -> str:
+    """Return the call that loads an export; `folder` is an expression in Python."""
+    plain, kind = plain_type(config, head), "MaskedLM"
+    if head is not None:
+        kind = "SequenceClassification"
+    elif config.causal:
+        kind = "CausalLM"
+    elif plain == "albert" and config.pair_head:
+        kind = "PreTraining"
+    trust = "" if plain else ", trust_remote_code=True"
+    return f"AutoModelFor{kind}.from_pretrained({folder}{trust})"
+
+
 def roberta_names(weights: Iterable[str]) -> Names:
     """Return the names in transformers' RoBERTa of our weights, with at most one head."""
     weights = list(weights)

@@ -64,8 +64,8 @@ def write(folder: Path, vocabulary: Tokenizer, config: ModelConfig, generates: b
     }
     if generates:
         settings["padding_side"] = "left"
-    if config.longest_input:
-        settings["model_max_length"] = config.longest_input
+    # Without it, a pipeline truncates nothing. A model that reads longer texts does so on request.
+    settings["model_max_length"] = config.max_positions
     write_json(folder / "tokenizer_config.json", settings)
 
 

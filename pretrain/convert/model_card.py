@@ -45,14 +45,20 @@ def model_card(name: str, contents: ModelContents, head: str | None, scores: str
 def _use(name: str, contents: ModelContents, head: str | None) -> str:
     classifier = None if head is None else contents.classification_heads[head]
     plain = layout.plain_type(contents.config, classifier)
-    task, kind, what = "fill-mask", "MaskedLM", "A masked language model"
-    if plain == "albert" and contents.config.pair_head:
-        kind = "PreTraining"
+    call = layout.loading_call(contents.config, classifier, "folder")
+    task, what = "fill-mask", "A masked language model"
     if contents.config.causal:
-        task, kind, what = "text-generation", "CausalLM", "A causal language model"
+        task, what = "text-generation", "A causal language model"
     if classifier is not None:
-        task, kind, what = "text-classification", "SequenceClassification", "A text classifier"
+        task, what = "text-classification", "A text classifier"
     trust = "" if plain else ", trust_remote_code=True"
+    longer = ""
+    if contents.config.longest_input is None:
+        trained = contents.config.max_positions
+        longer = (
+            f"\nThe tokenizer truncates texts to {trained} tokens, the longest input in training. "
+            "The model reads longer ones: set `tokenizer.model_max_length`.\n"
+        )
     code = "not in transformers; the Python files beside this one are its code."
     if plain is not None:
         name_there = {"roberta": "RoBERTa", "albert": "ALBERT", "opt": "OPT"}[plain]
@@ -67,13 +73,13 @@ pipeline_tag: {task}
 {what}, exported by zeroclap. Its architecture is {code}
 
 ```python
-from transformers import AutoModelFor{kind}, AutoTokenizer
+from transformers import {call.partition(".")[0]}, AutoTokenizer
 
 folder = "."  # where this file is, or its name on the hub
 tokenizer = AutoTokenizer.from_pretrained(folder{trust})
-model = AutoModelFor{kind}.from_pretrained(folder{trust})
+model = {call}
 ```
-"""
+{longer}"""
 
 
 def _training(facts: Mapping[str, Any] | None) -> Iterator[str]:

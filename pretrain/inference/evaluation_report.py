@@ -94,7 +94,10 @@ def pair_table(measured: Sequence[Measured]) -> str:
     if not found:
         return ""
     width = max(5, *(len(each.model) for each, _ in found))
-    title = "accuracy ± its standard error, of masked tokens and of each task's pairs\n"
+    title = (
+        "accuracy ± its standard error, of masked tokens and of each task's pairs\n"
+        "MLM: of pairs in their order; `masked` above: of pairs as in training, also false ones\n"
+    )
     names = f"{'tokens':>9} {'MLM':>15} {'pairs':>8} {'NSP':>15} {'SOP':>15}"
     return f"{title}{'model':<{width}}  trained on {names}\n" + "".join(
         f"{each.model:<{width}}  {each.pair_task:<10} {scores['masked'].targets:>9,} "

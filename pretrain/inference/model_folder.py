@@ -322,9 +322,10 @@ def export(run: Path, output: Path, step: int | None = None) -> int:
             f"{state.checkpoints[-1]}, which exports the newest"
         )
     if step is None or step not in (0, *state.checkpoints):
-        have = ", ".join(map(str, state.checkpoints)) or "none"
+        which = "checkpoint yet" if step is None else f"checkpoint of step {step}"
+        steps = ", ".join(map(str, (*state.checkpoints, 0)))
         raise ValueError(
-            f"{run}: has no checkpoint of step {step}; it has {have}, and 0, the initial weights"
+            f"{run}: has no {which}; accepted: --step {steps}, where 0 is the initial weights"
         )
     read = _checkpoint(run, config, state, step) if step else _initial(run, config)
     architecture, weights, recipe = read

@@ -195,15 +195,16 @@ class Pretrained:
         """Return the most likely fillers of each `<mask>` (see `fill_mask.fill_mask`)."""
         return fill_mask(self.loaded.model, self.loaded.tokenizer, text, top_k)
 
-    def generate(self, *prompts: str, **settings: Any) -> list[str]:  # noqa: ANN401 - of several types
+    def generate(self, *prompts: str | Sequence[str], **settings: Any) -> list[str]:  # noqa: ANN401 - of several types
         """Return what follows each prompt, in one batch (see `generate.generate`).
 
         Args:
-            *prompts: of any lengths.
+            *prompts: of any lengths; texts, or lists of texts.
             **settings: fields of `GenerationSettings`.
         """
+        texts = [text for each in prompts for text in ([each] if isinstance(each, str) else each)]
         chosen = GenerationSettings(**settings)
-        return generate(self.loaded.model, self.loaded.tokenizer, prompts, chosen)
+        return generate(self.loaded.model, self.loaded.tokenizer, texts, chosen)
 
     def _segment_ids(self, batch: Tensor) -> Tensor | None:
         segments = self._config.segments

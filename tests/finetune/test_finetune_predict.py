@@ -88,7 +88,7 @@ def test_a_bad_file_is_refused_with_its_line(trained, tmp_path, capsys, text, me
 
 def test_a_model_without_a_head_and_an_unknown_head_are_refused(trained, tiny_model, tmp_path):
     file = write(tmp_path / "new.tsv", "one\n")
-    with pytest.raises(ValueError, match="this one has no head"):
+    with pytest.raises(ValueError, match="has no classification head, so it predicts no"):
         predict.predict(tiny_model, file)
     with pytest.raises(ValueError, match="has no head 'RTE'; accepted: CoLA"):
         predict.predict(trained / "CoLA-pretrained-seed1" / "model", file, "RTE")

@@ -250,6 +250,22 @@ def test_an_albert_of_theirs_gives_the_same_logits_here(kind, hidden_act, albert
     assert settings["pad_token_id"] == 0
 
 
+@pytest.mark.parametrize("dropout", [0.25, None])
+def test_the_dropout_of_classifiers_to_come_survives(dropout, albert, tmp_path):
+    """Where it is not written, it is the 0.1 of AlbertConfig, and not that of the encoder."""
+    albert("AlbertForPreTraining").save_pretrained(tmp_path / "theirs")
+    settings = tmp_path / "theirs" / "config.json"
+    values = json.loads(settings.read_text())
+    del values["classifier_dropout_prob"]
+    if dropout is not None:
+        values["classifier_dropout_prob"] = dropout
+    settings.write_text(json.dumps(values))
+    conversion.convert(tmp_path / "theirs", "zeroclap", tmp_path / "ours")
+    conversion.convert(tmp_path / "ours", "huggingface", tmp_path / "back")
+    written = json.loads((tmp_path / "back" / "config.json").read_text())
+    assert written["classifier_dropout_prob"] == (dropout or 0.1)
+
+
 @torch.no_grad()
 def test_an_encoder_alone_keeps_its_features_and_not_its_pooler(albert, tmp_path):
     theirs = albert("AlbertModel")

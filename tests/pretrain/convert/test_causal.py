@@ -28,7 +28,7 @@ def exports(tokenizer, transformers, tmp_path_factory):
         ours = random_model(variant, tokenizer, **overrides)
         folder = tmp_path_factory.mktemp("causal") / "export"
         contents = ModelContents(ours.config, ours.state_dict(), tokenizer, {})
-        assert huggingface_export.write(folder, contents) == []
+        assert len(huggingface_export.write(folder, contents)) == 1
         theirs = loaded(transformers, folder, "ForCausalLM")
         auto = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
         return SimpleNamespace(folder=folder, ours=ours, theirs=theirs, tokenizer=auto)

@@ -165,17 +165,48 @@ def test_a_classifier_survives_a_round_trip(variant, name, transformers, exporte
     )
 
 
+@pytest.mark.parametrize(
+    ("variant", "head", "overrides"),
+    [
+        *(("baseline", None, {}), ("baseline", "topic", {}), ("zero-clap", None, {})),
+        *(("zero-clap", "topic", {}), ("causal-alibi", None, {}), ("albert", None, {})),
+        *(("albert", None, {"pair_head": True}), ("alibi", None, {"pair_head": True})),
+    ],
+)
+def test_the_line_that_is_printed_loads_the_class_that_is_printed(
+    variant, head, overrides, transformers, exported
+):
+    export = exported(variant, head, **overrides)
+    name, _, line = export.notes[0].partition(": ")
+    auto = line.partition(".")[0]
+    model = eval(line, {auto: getattr(transformers, auto)})
+    assert type(model).__name__ == name.split()[0]
+    assert ("its code is in the folder" in name) == ("trust_remote_code=True" in line)
+    assert line.partition("(")[0] in (export.folder / "README.md").read_text()
+
+
+def test_plain_refuses_a_model_that_needs_code(tokenizer, tmp_path):
+    for variant in ("baseline", "zero-clap"):
+        contents, _, _ = random_model(variant, tokenizer)
+        if variant == "baseline":
+            huggingface_export.write(tmp_path / variant, contents, only_plain=True)
+            continue
+        with pytest.raises(ValueError, match=r"--plain: .*no class that computes this model; acc"):
+            huggingface_export.write(tmp_path / variant, contents, only_plain=True)
+        assert not (tmp_path / variant).exists()
+
+
 def test_what_is_left_out_is_reported(exported, tokenizer, tmp_path):
-    assert exported("zero-clap").notes == [
+    assert exported("zero-clap").notes[1:] == [
         "classification heads were left out: average, likeness, topic"
     ]
-    assert exported("zero-clap", "topic").notes == [
+    assert exported("zero-clap", "topic").notes[1:] == [
         "classification heads were left out: average, likeness"
     ]
     assert "the head over the vocabulary" in exported("baseline", "topic").notes[-1]
     contents, _, _ = random_model("baseline", tokenizer)
     without = ModelContents(contents.config, contents.weights, None, {}, {})
-    assert huggingface_export.write(tmp_path / "without", without) == []
+    assert len(huggingface_export.write(tmp_path / "without", without)) == 1
     assert not list((tmp_path / "without").glob("tokenizer*"))
     back = huggingface_import.read(tmp_path / "without")
     assert back.vocabulary is None
@@ -206,11 +237,12 @@ def test_the_tokenizer_gives_our_ids(transformers, exported, tokenizer):
         assert theirs.decode(ids[1]) == texts[1]
         padded = theirs(texts, padding=True, return_tensors="pt")
         assert padded["input_ids"][3].tolist()[2:] == [1] * (padded["input_ids"].shape[1] - 2)
-    assert theirs.model_max_length > 10**6
-    assert (
-        transformers.AutoTokenizer.from_pretrained(exported("baseline").folder).model_max_length
-        == exported("baseline").contents.config.max_positions
-    )
+    trained = exported("zero-clap").contents.config.max_positions
+    assert theirs.model_max_length == trained, "so that pipelines truncate"
+    assert len(theirs(" a" * 2 * trained, truncation=True)["input_ids"]) == trained
+    card = (exported("zero-clap").folder / "README.md").read_text()
+    assert f"truncates texts to {trained} tokens" in card
+    assert "truncates" not in (exported("baseline").folder / "README.md").read_text()
 
 
 @pytest.mark.parametrize("variant", ["baseline", "learned-clap", "zero-clap"])

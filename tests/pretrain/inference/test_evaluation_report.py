@@ -83,8 +83,10 @@ def of_pairs():
 
 
 def test_the_table_of_pairs_has_a_line_for_each_model_with_a_pair_head(of_pairs):
-    title, columns, *lines = pair_table(of_pairs).splitlines()
+    title, pairs, columns, *lines = pair_table(of_pairs).splitlines()
     assert title == "accuracy ± its standard error, of masked tokens and of each task's pairs"
+    assert "of pairs in their order" in pairs
+    assert "`masked` above: of pairs as in training" in pairs
     assert columns.split() == ["model", "trained", "on", "tokens", "MLM", "pairs", "NSP", "SOP"]
     assert [" ".join(line.split()) for line in lines] == [
         "order sop 9,000 54.0% ± 0.5% 400 78.9% ± 2.0% 86.5% ± 1.7%",

@@ -8,6 +8,7 @@ import torch
 from safetensors.torch import load_file
 
 from data_prep import tokenizer as tokenizers
+from pretrain.config.load import dump
 from pretrain.inference import model_folder
 from pretrain.model import presets
 from pretrain.model.classification import ClassificationConfig
@@ -288,3 +289,14 @@ def test_a_causal_model_without_a_record_has_the_causal_objective(tokenizer, tmp
     config = presets.build("tiny", "causal-alibi", tokenizer.vocab_size, {})
     save(tmp_path / "model", LanguageModel(config), tokenizer, {})
     assert model_folder.load(tmp_path / "model").objective == CausalLMConfig()
+
+
+def test_a_run_without_checkpoints_says_so(recipe, tmp_path):
+    config = recipe.load(tmp_path / "run")
+    (tmp_path / "run").mkdir()
+    dump(config, tmp_path / "run" / "run.yaml")
+    for step, message in ((None, "has no checkpoint yet"), (7, "has no checkpoint of step 7")):
+        with pytest.raises(
+            ValueError, match=rf"run: {message}; accepted: --step 0, where 0 is the"
+        ):
+            model_folder.export(tmp_path / "run", tmp_path / "model", step)

@@ -199,6 +199,8 @@ def test_masks_are_filled_from_text_and_causal_models_continue_it(model):
         made = model.generate("the value of", "a", max_tokens=3, temperature=1.0, seed=4)
         assert len(made) == 2
         assert all(isinstance(text, str) for text in made)
+        drawn = {"max_tokens": 3, "temperature": 1.0, "seed": 4}
+        assert model.generate(["the value of", "a"], **drawn) == made
         return
     (fillers,) = model.fill_mask("the value of <mask>.", top_k=3)
     assert len(fillers) == 3
