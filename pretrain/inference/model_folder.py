@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from pretrain.model.language_model import LanguageModel
     from pretrain.run.ledger import RunState
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 1
 HEADS = "classification_heads."
 _MOST_LAYERS = 10_000
 """Of a model from outside: layers that share their weights are not limited by a file's size."""
@@ -43,7 +43,6 @@ class Description:
     """The content of model.json."""
 
     format_version: int
-    """Called `format` in files of earlier versions."""
     architecture: dict[str, Any]
     """Fields of ModelConfig."""
     classification_heads: dict[str, Any]
@@ -286,9 +285,7 @@ def _read_description(path: Path) -> Description:
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}: is not valid JSON: {error}") from error
     if isinstance(values, dict):
-        if "format_version" not in values:
-            values["format_version"] = values.pop("format", 1)
-        check_format(values["format_version"], FORMAT_VERSION, path)
+        check_format(values.get("format_version"), FORMAT_VERSION, path)
     try:
         return decode(Description, values)
     except ValueError as error:

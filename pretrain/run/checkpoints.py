@@ -4,7 +4,7 @@ DeepSpeed writes each rank's files under their final names and points `latest` a
 other ranks are done, so a crash leaves a pointer to an incomplete checkpoint. Here the ranks write
 into a staging folder and each hashes its own files; when all have answered, rank 0 writes
 MANIFEST.json and renames the folder. A folder without a manifest is not a checkpoint, and no
-checkpoint is loaded before its hashes are verified: DeepSpeed unpickles what it loads.
+checkpoint is loaded before its hashes are verified.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from data_prep.records import check_format
 from pretrain.run.collective import Failure, Gather, Group, join_reasons, on_every_rank
 
 MANIFEST = "MANIFEST.json"
-FORMAT_VERSION = 3
-"""Of the manifest, which also says `format` in place of `format_version`."""
+FORMAT_VERSION = 1
+"""Of the manifest."""
 BYTES_PER_PARAMETER = 16
 """Upper bound for a checkpoint: the weights as trained, and in fp32 with Adam's two moments."""
 
@@ -216,7 +216,7 @@ def read_manifest(folder: Path, part: int = 0, parts: int = 1) -> dict[str, Any]
         manifest: dict[str, Any] = json.loads(data)
         fingerprints: Fingerprints = manifest["files"]
         sizes = {name: written["bytes"] for name, written in fingerprints.items()}
-        version = manifest.get("format_version") or manifest["format"]
+        version = manifest["format_version"]
     except (
         FileNotFoundError,
         ValueError,

@@ -88,7 +88,7 @@ def test_a_part_that_is_missing_or_damaged_is_named(part, saved):
     model_folder.load(folder)
 
 
-@pytest.mark.parametrize("text", ["[]", "3", '{"format": 2}', '{"format": 2, "architecture": 3}'])
+@pytest.mark.parametrize("text", ["[]", "3", "{}", '{"format_version": 1, "architecture": 3}'])
 def test_a_description_of_another_shape_is_named(text, saved):
     folder, _ = saved
     (folder / "model.json").write_text(text)
