@@ -166,10 +166,29 @@ def load(name_or_path: str | Path) -> Tokenizer:
     Raises:
         ValueError: It does not exist, cannot be read, or has unexpected special ids.
     """
+    return load_with_order(name_or_path)[0]
+
+
+def load_with_order(name_or_path: str | Path) -> tuple[Tokenizer, list[int]]:
+    """Load a vocabulary as `load` does, and say how the ids differ from those in its files.
+
+    Where the special tokens have other ids there, as where `<mask>` was trained as the fifth, all
+    tokens are renumbered: the others keep their order.
+
+    Returns:
+        The vocabulary; and the files' id of each of its ids, empty where they are the same.
+
+    Raises:
+        ValueError: As `load`.
+    """
     place = _find(name_or_path)
     contents = gpt2_vocabulary.read(place) if place.is_dir() else None
     try:
-        return from_vocabulary(*contents) if contents else _from_json(place)
+        if contents is None:
+            return _from_json(place)
+        vocab, merges = contents
+        order = _order(vocab)
+        return from_vocabulary(_renumbered(vocab, order), merges), order
     except ValueError as error:
         raise ValueError(f"tokenizer {place}: {error}") from error
 
@@ -294,9 +313,38 @@ def _byte_level(model: "tokenizers.models.Model") -> "tokenizers.Tokenizer":
     return backend
 
 
-def _from_json(file: Path) -> Tokenizer:
+def _from_json(file: Path) -> tuple[Tokenizer, list[int]]:
+    import orjson
+    import tokenizers
+
     backend = _read_json(file)
-    return Tokenizer(unigram.from_albert(backend)[0] if unigram.is_albert(backend) else backend)
+    if unigram.is_albert(backend):
+        renamed, order = unigram.from_albert(backend)
+        return Tokenizer(renamed), order
+    content, ids = orjson.loads(backend.to_str()), backend.get_vocab(with_added_tokens=True)
+    order = _order(ids) if content["model"]["type"] == "BPE" else []
+    if order:
+        new = {old: id for id, old in enumerate(order)}
+        content["model"]["vocab"] = _renumbered(ids, order)
+        content["added_tokens"] = [{**t, "id": new[t["id"]]} for t in content["added_tokens"]]
+        content["post_processor"] = None  # it has ids of special tokens, which are not asked for
+        backend = tokenizers.Tokenizer.from_buffer(orjson.dumps(content))
+    return Tokenizer(backend), order
+
+
+def _order(ids: Mapping[str, int]) -> list[int]:
+    """Return the old id of each new one, or an empty list where nothing changes or can."""
+    special = (*FIRST_TOKENS, MASK_TOKEN)
+    if sorted(ids.values()) != [*range(len(ids))] or not ids.keys() >= {*special}:
+        return []
+    others = sorted(id for token, id in ids.items() if token not in special)
+    order = [*(ids[token] for token in FIRST_TOKENS), *others, ids[MASK_TOKEN]]
+    return order if order != [*range(len(ids))] else []
+
+
+def _renumbered(ids: Mapping[str, int], order: Sequence[int]) -> dict[str, int]:
+    new = {old: id for id, old in enumerate(order or range(len(ids)))}
+    return {token: new.get(id, id) for token, id in ids.items()}
 
 
 def _read_json(file: Path) -> "tokenizers.Tokenizer":

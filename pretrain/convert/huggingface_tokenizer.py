@@ -115,23 +115,32 @@ def read(
     elif not all(path.is_file() for path in pair):
         return None, []
     try:
-        vocabulary, order = _load_vocabulary(folder)
+        vocabulary, order = _load_vocabulary(folder, kind)
+        if kind == "roberta" and order and order[Tokenizer.pad_id] != Tokenizer.pad_id:
+            # Its pad_token_id, from which positions are counted, is another token's.
+            raise ValueError(f"special ids: <pad> has {order[1]}, the model's pad_token_id is 1")
     except ValueError as error:
         notes.append(f"the vocabulary was left out: {error}")
         return None, []
     ids, rows = vocabulary.vocab_size, config.vocab_size
-    if order and kind != "albert":
-        notes.append(f"the vocabulary was left out: it is ALBERT's, the model_type is {kind!r}")
-    elif ids <= rows if config.mask_embedding == "row" else vocabulary.mask_id >= rows:
+    if ids <= rows if config.mask_embedding == "row" else vocabulary.mask_id >= rows:
+        if order and kind != "albert":
+            notes.append(
+                f"the ids were put in this project's order: <mask>, which had {order[-1]}, has the "
+                f"last, {ids - 1}; the rows of the tokens follow"
+            )
         return vocabulary, order and [*order, *range(ids, rows)]
     else:
         notes.append(f"the vocabulary was left out: it has {ids} ids, the model {rows} rows")
     return None, []
 
 
-def _load_vocabulary(folder: Path) -> tuple[Tokenizer, list[int]]:
-    """Return the vocabulary; of ALBERT's also the file's id of each of our ids."""
+def _load_vocabulary(folder: Path, kind: str) -> tuple[Tokenizer, list[int]]:
+    """Return the vocabulary, and the folder's id of each of its ids where they differ."""
     try:
-        return tokenizers.load_albert(folder / tokenizers.FILE_NAME)
+        found = tokenizers.load_albert(folder / tokenizers.FILE_NAME)
     except (OSError, ValueError):  # another kind of vocabulary, or in other files
-        return tokenizers.load(folder), []
+        return tokenizers.load_with_order(folder)
+    if kind != "albert":
+        raise ValueError(f"it is ALBERT's, the model_type is {kind!r}")
+    return found

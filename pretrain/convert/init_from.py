@@ -44,14 +44,14 @@ def check(config: RunConfig, architecture: ModelConfig, manifest: CorpusManifest
     """
     if found := ledger.origin(ledger.read(Path(config.folder) / ledger.FILE_NAME)):
         return f"initial weights: {ledger.describe_origin(found)}"
-    theirs, _ = read(config, architecture, manifest)
+    theirs, contents = read(config, architecture, manifest)
     text = f"initial weights: those of {config.model.init_from}"
     if theirs.longest_input and architecture.max_positions > theirs.max_positions:
         text += (
             f", whose {theirs.max_positions} learned positions are repeated up to "
             f"{architecture.max_positions}"
         )
-    return text
+    return "; ".join([text, *contents.provenance.get("notes", [])])
 
 
 def take(

@@ -17,7 +17,7 @@ import pytest
 import tokenizers
 
 from data_prep.gpt2_vocabulary import read
-from data_prep.tokenizer import Tokenizer, from_vocabulary, load, train
+from data_prep.tokenizer import Tokenizer, from_vocabulary, load, load_with_order, train
 from tests.data_prep.conftest import make_texts
 
 CONTROL_TEXT = "<s> </s><pad><mask> <unk>"
@@ -173,14 +173,45 @@ def test_a_file_that_makes_texts_long_or_the_library_panic_is_refused(
         load(file)
 
 
-def test_other_special_ids_are_refused(tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_missing_special_tokens_are_refused(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    content = tokenizer.content()
+    content["added_tokens"] = [t for t in content["added_tokens"] if t["content"] != "<mask>"]
+    content["model"]["vocab"].pop("<mask>", None)
     file = tmp_path / "tokenizer.json"
-    tokenizer.save(file)
-    backend = tokenizers.Tokenizer.from_file(str(file))
-    backend.add_tokens(["one more"])
-    backend.save(str(file))
-    with pytest.raises(ValueError, match=r"special ids .*'<mask>': 319.*accepted: .*'<mask>': 320"):
+    file.write_text(json.dumps(content))
+    with pytest.raises(
+        ValueError, match=r"special ids .*'<mask>': None.*accepted: .*'<mask>': 318"
+    ):
         load(file)
+
+
+@pytest.mark.parametrize(
+    ("layout", "later"),
+    [("vocab.json", []), ("tokenizer.json", []), ("tokenizer.json", ["one more"])],
+)
+def test_special_tokens_at_other_ids_are_renumbered(
+    layout: str, later: list[str], tmp_path: Path
+) -> None:
+    """As people train them: `<mask>` is the fifth token, and tokens are added after the others."""
+    trained = tokenizers.ByteLevelBPETokenizer()
+    special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+    trained.train_from_iterator(
+        iter(["words and some more words"] * 9), 280, special_tokens=special
+    )
+    trained.add_tokens(later)
+    trained.save(str(tmp_path / layout)) if "tok" in layout else trained.save_model(str(tmp_path))
+    ours, order = load_with_order(tmp_path)
+    count = trained.get_vocab_size()
+    assert (ours.vocab_size, ours.mask_id) == (count, count - 1)
+    assert order == [0, 1, 2, 3, *range(5, count), 4]
+    for text in ("some words and one more, na\xefve", ""):
+        (ids,) = ours.encode_batch([text])
+        assert [order[id] for id in ids] == trained.encode(text).ids
+    (ids,) = ours.encode_batch(["<mask> </s>"])
+    assert ours.decode(ids.tolist()) == "<mask> </s>"
+    ours.save(tmp_path / "again.json")
+    again, same = load_with_order(tmp_path / "again.json")
+    assert (again.digest(), same) == (ours.digest(), [])
 
 
 def test_vocabulary_in_which_text_encodes_to_special_ids_is_refused(

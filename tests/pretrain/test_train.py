@@ -599,7 +599,7 @@ def test_a_model_of_last_latents_is_trained_and_validated_on_what_these_predict(
     assert 0 < validation["targets"] <= 6 * 16
     export(run, tmp_path / "model")
     loaded = load(tmp_path / "model")
-    valid = Corpus(Path(loaded.recipe_section("data")["corpus"]), "valid")
+    valid = Corpus(Path(yaml.safe_load((run / "run.yaml").read_text())["data"]["corpus"]), "valid")
     digest = loaded.tokenizer.digest()
     objective = validation_objective(loaded.model, digest, valid, loaded.objective)
     found = evaluate_blocks(loaded.model, objective, SOURCES[loaded.packing](valid, 64), 6, 2)

@@ -620,6 +620,29 @@ def test_settings_of_our_own_exports_are_named_too(values, message, exported, tm
         huggingface_import.read(folder)
 
 
+def test_a_mask_with_another_id_moves_with_its_row(exported, tokenizer, tmp_path):
+    """The same model after the ids were changed as in tokenizers that people train."""
+    export = exported("baseline")
+    folder = shutil.copytree(export.folder, tmp_path / "theirs")
+    new = [0, 1, 2, 3, *range(5, tokenizer.vocab_size), 4]  # of each of our ids
+    content = json.loads((folder / "tokenizer.json").read_text())
+    vocab, added = content["model"]["vocab"], content["added_tokens"]
+    content["model"]["vocab"] = {t["content"]: new[t["id"]] for t in added}
+    content["model"]["vocab"] |= {token: new[id] for token, id in vocab.items()}
+    content["added_tokens"] = [{**t, "id": new[t["id"]]} for t in added]
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+    weights = load_file(folder / "model.safetensors")
+    for name in ("roberta.embeddings.word_embeddings.weight", "lm_head.bias"):
+        weights[name] = weights[name][torch.tensor(new).argsort()]
+    save_file(weights, folder / "model.safetensors")
+    back = huggingface_import.read(folder)
+    (note,) = back.provenance["notes"]
+    assert f"<mask>, which had 4, has the last, {tokenizer.mask_id}" in note
+    assert back.vocabulary.digest() == tokenizer.digest()
+    for name, weight in huggingface_import.read(export.folder).weights.items():
+        assert torch.equal(back.weights[name], weight), name
+
+
 @pytest.mark.parametrize(
     ("variant", "values"),
     [

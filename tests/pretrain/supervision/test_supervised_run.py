@@ -17,8 +17,8 @@ from pretrain.inference import model_folder
 from pretrain.run import checkpoints, ledger, metrics
 from pretrain.spikes.detector import SpikeDetector
 from pretrain.spikes.replay import curves
-from tests.pretrain.builders import ONE
 from tests.data_prep.test_children import hostile_folder
+from tests.pretrain.builders import ONE
 
 EVENTS = "events/text_summary"
 FAULT = ["fault.kind=random-labels", "fault.first_step=22", "fault.last_step=34"]
