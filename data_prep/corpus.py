@@ -4,17 +4,14 @@ import bisect
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from data_prep.indexed import open_indexed, read_document_bounds, read_lengths
+from data_prep.indexed import IndexedReader
 from data_prep.manifest import SPLITS, CorpusManifest, ShardFiles, load_manifest
 from data_prep.tokenizer import Tokenizer
-
-if TYPE_CHECKING:
-    from megatron.core.datasets.indexed_dataset import IndexedDataset
 
 
 class Corpus:
@@ -50,7 +47,7 @@ class Corpus:
             )
         # Index of the first document of each shard, and the number of documents.
         self._firsts = [0, *accumulate(files.documents for files in self._shards)]
-        self._open: dict[int, IndexedDataset] = {}
+        self._open: dict[int, IndexedReader] = {}
 
     def __len__(self) -> int:
         """Number of documents."""
@@ -59,7 +56,7 @@ class Corpus:
     @cached_property
     def lengths(self) -> npt.NDArray[np.int32]:
         """Tokens of each document, including the final `</s>`; int32 [documents]."""
-        return np.concatenate([self._shard_lengths(files) for files in self._shards])
+        return np.concatenate([self._shard_lengths(shard) for shard in range(len(self._shards))])
 
     @cached_property
     def subsets(self) -> npt.NDArray[np.uint8]:
@@ -69,28 +66,29 @@ class Corpus:
     def document(
         self, index: int, first: int = 0, end: int | None = None
     ) -> npt.NDArray[np.integer[Any]]:
-        """Return a copy of the ids [first, end) of a document, including the final `</s>`.
+        """Return the ids [first, end) of a document, including the final `</s>`; a read-only view.
 
-        A view would not be safe: megatron-core unmaps the file when its dataset is collected, and
-        reading the view then ends the process.
+        Raises:
+            ValueError: An id is not in the vocabulary; the file and the document are named.
         """
-        sequences = self._sequences(index)
-        ids = sequences[0] if len(sequences) == 1 else np.concatenate(sequences)
-        return ids[first:end].copy()
+        reader, begin, last = self._sequences(index)
+        return self._checked(reader.ids[reader.span(begin, last)][first:end], index)
 
     def sentences(
         self, index: int, first: int = 0, end: int | None = None
     ) -> list[npt.NDArray[np.integer[Any]]]:
-        """Return copies of the sentences [first, end) of a document, without the final `</s>`.
+        """Return the sentences [first, end) of a document, without the final `</s>`.
 
         The concatenation of all sentences followed by `</s>` is `document(index)`.
 
         Raises:
-            ValueError: The corpus was prepared without --sentences.
+            ValueError: The corpus was prepared without --sentences, or as in `document`.
         """
         self._refuse_documents()
-        sequences = self._sequences(index, first, end)
-        return [text for ids in sequences if (text := ids[ids != Tokenizer.eos_id]).size]
+        reader, begin, last = self._sequences(index)
+        chosen = range(begin, last)[first:end]
+        found = (self._checked(reader[number], index) for number in chosen)
+        return [text for ids in found if (text := ids[ids != Tokenizer.eos_id]).size]
 
     def sentence_lengths(self) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]:
         """Return the lengths of all sentences, found without reading them.
@@ -104,9 +102,9 @@ class Corpus:
             ValueError: The corpus was prepared without --sentences.
         """
         self._refuse_documents()
-        prefixes = [self.folder / files.stem for files in self._shards]
-        lengths = np.concatenate([read_lengths(prefix) for prefix in prefixes])
-        counts = [np.diff(read_document_bounds(prefix)) for prefix in prefixes]
+        readers = [self._reader(shard) for shard in range(len(self._shards))]
+        lengths = np.concatenate([reader.lengths for reader in readers])
+        counts = [np.diff(reader.bounds) for reader in readers]
         bounds = np.concatenate([[0], np.cumsum(np.concatenate(counts))])
         lengths[bounds[1:] - 1] -= 1
         return lengths, bounds
@@ -124,48 +122,65 @@ class Corpus:
         state = {name: value for name, value in vars(self).items() if name not in left_out}
         return state | {"_open": {}}
 
-    def _sequences(
-        self, index: int, first: int = 0, end: int | None = None
-    ) -> list[npt.NDArray[np.integer[Any]]]:
-        """Return views of the sequences [first, end) of a document; its last includes `</s>`."""
+    def _sequences(self, index: int) -> tuple[IndexedReader, int, int]:
+        """Return the shard of a document, its first sequence there, and the one after its last."""
         if not 0 <= index < len(self):
             raise IndexError(
                 f"document {index} of {self.folder} {self.split}, which has {len(self)}"
             )
         shard = bisect.bisect_right(self._firsts, index) - 1
         number = int(index) - self._firsts[shard]
-        dataset = self._dataset(shard)
-        if self.manifest.settings.unit == "document":
-            return [dataset[number]]
-        chosen = range(*dataset.document_indices[number : number + 2].tolist())[first:end]
-        return list(dataset[chosen.start : chosen.stop]) if chosen else []
+        reader = self._reader(shard)
+        return reader, int(reader.bounds[number]), int(reader.bounds[number + 1])
 
-    def _dataset(self, shard: int) -> "IndexedDataset":
+    def _checked(
+        self, ids: npt.NDArray[np.integer[Any]], index: int
+    ) -> npt.NDArray[np.integer[Any]]:
+        """Return the ids of a document, or refuse them where the vocabulary lacks one."""
+        vocab_size = self.manifest.vocab_size
+        unsigned = ids.view(f"u{ids.itemsize}")  # a negative id becomes one that is too large
+        if unsigned.size and unsigned.max() >= vocab_size:
+            shard = bisect.bisect_right(self._firsts, index) - 1
+            raise ValueError(
+                f"{self.folder / self._shards[shard].stem}.bin: document "
+                f"{index - self._firsts[shard]} has id {ids[unsigned.argmax()]}; accepted: 0 to "
+                f"{vocab_size - 1}, as the vocabulary has {vocab_size} ids"
+            )
+        return ids
+
+    def _reader(self, shard: int) -> IndexedReader:
         if shard not in self._open:
-            self._open[shard] = open_indexed(self.folder / self._shards[shard].stem)
+            files = self._shards[shard]
+            reader = self._open[shard] = IndexedReader(self.folder / files.stem)
+            found = (len(reader.bounds) - 1, len(reader.lengths), str(reader.ids.dtype))
+            if found != (files.documents, files.sequences, self.manifest.dtype):
+                raise ValueError(
+                    f"{self.folder / files.stem}.idx: {found[0]} documents, {found[1]} sequences, "
+                    f"ids as {found[2]}, but the manifest has {files.documents}, "
+                    f"{files.sequences} and {self.manifest.dtype}"
+                )
         return self._open[shard]
 
-    def _shard_lengths(self, files: ShardFiles) -> npt.NDArray[np.int32]:
-        prefix = self.folder / files.stem
-        lengths = read_lengths(prefix)
-        if self.manifest.settings.unit == "sentence":
-            # reduceat needs a sequence per document; each has one, because of its `</s>`.
-            lengths = np.add.reduceat(lengths, read_document_bounds(prefix)[:-1], dtype=np.int32)
-        self._check_count(files, ".idx", len(lengths))
-        return lengths
+    def _shard_lengths(self, shard: int) -> npt.NDArray[np.int32]:
+        reader = self._reader(shard)
+        if self.manifest.settings.unit == "document":
+            return reader.lengths
+        # reduceat needs a sequence per document; each has one, because of its `</s>`.
+        return np.add.reduceat(reader.lengths, reader.bounds[:-1], dtype=np.int32)
 
     def _shard_subsets(self, files: ShardFiles) -> npt.NDArray[np.uint8]:
         side_file = self.folder / f"{files.stem}.subsets"
         if not side_file.is_file():
             raise ValueError(f"{side_file}: no such file")
         numbers = np.fromfile(side_file, dtype=np.uint8)
-        self._check_count(files, ".subsets", len(numbers))
+        if len(numbers) != files.documents:
+            raise ValueError(
+                f"{side_file}: {len(numbers)} documents, but the manifest has {files.documents}"
+            )
+        if numbers.size and numbers.max() >= len(files.subsets):
+            raise ValueError(
+                f"{side_file}: document {numbers.argmax()} has the subset {numbers.max()}, but the "
+                f"manifest has {len(files.subsets)} subsets"
+            )
         table = [self.manifest.subsets.index(name) for name in files.subsets]
         return np.array(table, dtype=np.uint8)[numbers]
-
-    def _check_count(self, files: ShardFiles, suffix: str, count: int) -> None:
-        if count != files.documents:
-            raise ValueError(
-                f"{self.folder / files.stem}{suffix}: {count} documents, "
-                f"but the manifest has {files.documents}"
-            )

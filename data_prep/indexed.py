@@ -8,10 +8,11 @@ r"""Megatron's indexed format; no other file knows its layout.
                  i64 first sequence of each document, and the number of sequences
 
 Little-endian, without padding. A sequence is a document or one of its sentences. The writer gives
-the same bytes as megatron-core's `IndexedDatasetBuilder`, but needs numpy only, so that a worker
-starts quickly. Documents are read through megatron-core.
+the same bytes as megatron-core's `IndexedDatasetBuilder`, and the reader the same arrays as its
+`IndexedDataset`, but both need numpy only, so that a process starts quickly. `verify` and the tests
+read the files through megatron-core too.
 
-Order: layout, writer, readers, check.
+Order: layout, writer, reader.
 """
 
 import struct
@@ -22,15 +23,12 @@ from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from data_prep.files import AtomicFile, FileRecord
-
-if TYPE_CHECKING:
-    from megatron.core.datasets.indexed_dataset import IndexedDataset
 
 _MAGIC = b"MMIDIDX\x00\x00"
 _VERSION = 1
@@ -170,26 +168,53 @@ def _starts(sizes: npt.NDArray[np.int32], unit: int) -> Iterator[bytes]:
         start = int(ends[-1])
 
 
-def open_indexed(prefix: Path) -> "IndexedDataset":
-    """Open a dataset through megatron-core, memory-mapped.
+class IndexedReader:
+    """A dataset, memory-mapped. Arrays that it returns are read-only views and may outlive it."""
 
-    The arrays it returns are views of the map and must not outlive the dataset: megatron-core
-    unmaps the file in `__del__`, and reading a view then ends the process. Importing torch and
-    megatron-core takes about 3 s.
+    def __init__(self, prefix: Path) -> None:
+        """Open a dataset and check its index against itself and the size of its data.
 
-    Raises:
-        ValueError: A file is missing or damaged.
-    """
-    _read_header(prefix)
-    data = Path(f"{prefix}.bin")
-    if not data.is_file():
-        raise ValueError(f"{data}: no such file, but {prefix.name}.idx exists")
-    # An empty file cannot be memory-mapped.
-    return import_megatron().IndexedDataset(str(prefix), mmap=data.stat().st_size > 0)
+        Args:
+            prefix: Path without `.bin` and `.idx`.
+
+        Raises:
+            ValueError: A file is missing, of another format or version, or the index is damaged.
+                The message names the file, the sequence or document, and the value.
+        """
+        header = _read_header(prefix)
+        index, data = Path(f"{prefix}.idx"), Path(f"{prefix}.bin")
+        if not data.is_file():
+            raise ValueError(f"{data}: no such file, but {index.name} exists")
+        start = _HEADER.size
+        self.lengths: npt.NDArray[np.int32] = _mapped(index, "<i4", start, header.sequences)
+        """Number of ids in each sequence; int32 [sequences]."""
+        start += 4 * header.sequences
+        self.offsets: npt.NDArray[np.int64] = _mapped(index, "<i8", start, header.sequences)
+        """Place of each sequence in the data, in bytes; int64 [sequences]."""
+        start += 8 * header.sequences
+        self.bounds: npt.NDArray[np.int64] = _mapped(index, "<i8", start, header.documents + 1)
+        """First sequence of each document, and the number of sequences; int64 [documents + 1]."""
+        _check(index, data, header.dtype, self.lengths, self.offsets, self.bounds)
+        size = data.stat().st_size // header.dtype.itemsize
+        self.ids: npt.NDArray[np.integer[Any]] = _mapped(data, header.dtype, 0, size)
+        """All ids; [ids]."""
+
+    def __getitem__(self, number: int) -> npt.NDArray[np.integer[Any]]:
+        """Return the ids of a sequence."""
+        return self.ids[self.span(number, number + 1)]
+
+    def span(self, first: int, end: int) -> slice:
+        """Return the places in `ids` of the sequences [first, end), at least one."""
+        stop = int(self.offsets[end - 1]) // self.ids.itemsize + int(self.lengths[end - 1])
+        return slice(int(self.offsets[first]) // self.ids.itemsize, stop)
 
 
 def import_megatron() -> ModuleType:
-    """Import megatron-core's module for this format without its warnings."""
+    """Import megatron-core's module for this format without its warnings, which takes about 2 s.
+
+    The arrays of its `IndexedDataset` are views that must not outlive the dataset: it unmaps the
+    file in `__del__`, and reading a view then ends the process.
+    """
     with warnings.catch_warnings():
         # Transformer Engine, Apex and deprecations do not matter for reading files.
         warnings.filterwarnings("ignore", message="Transformer Engine and Apex are not installed")
@@ -197,58 +222,49 @@ def import_megatron() -> ModuleType:
         return import_module("megatron.core.datasets.indexed_dataset")
 
 
-def read_lengths(prefix: Path) -> npt.NDArray[np.int32]:
-    """Return the number of ids in each sequence; int32 [sequences].
-
-    Raises:
-        ValueError: The index is missing, of another format or version, or its size contradicts its
-            header.
-    """
-    header = _read_header(prefix)
-    return _column(prefix, "<i4", header.sequences, _HEADER.size)
+def _mapped(file: Path, dtype: npt.DTypeLike, offset: int, count: int) -> npt.NDArray[Any]:
+    if not count:  # an empty file cannot be mapped
+        return np.empty(0, dtype)
+    # The base class: making a slice of a numpy.memmap takes ten times as long.
+    return np.asarray(np.memmap(file, dtype, mode="r", offset=offset, shape=(count,)))
 
 
-def read_document_bounds(prefix: Path) -> npt.NDArray[np.int64]:
-    """Return each document's first sequence, and the number of sequences; int64 [documents + 1].
-
-    Raises:
-        ValueError: As in `read_lengths`.
-    """
-    header = _read_header(prefix)
-    start = _HEADER.size + 12 * header.sequences
-    return _column(prefix, "<i8", header.documents + 1, start)
-
-
-def read_ids(prefix: Path) -> npt.NDArray[np.integer[Any]]:
-    """Return all ids of a dataset as a flat, memory-mapped array."""
-    header = _read_header(prefix)
-    data = Path(f"{prefix}.bin")
-    if not data.stat().st_size:
-        return np.empty(0, header.dtype)
-    return np.memmap(data, dtype=header.dtype, mode="r")
-
-
-def check_indexed(prefix: Path) -> None:
+def _check(
+    index: Path,
+    data: Path,
+    dtype: np.dtype[Any],
+    lengths: npt.NDArray[np.int32],
+    offsets: npt.NDArray[np.int64],
+    bounds: npt.NDArray[np.int64],
+) -> None:
     """Check an index against itself and against the size of its data.
 
     Raises:
-        ValueError: Something does not match; the message names the file.
+        ValueError: Something does not match.
     """
-    header = _read_header(prefix)
-    index, data = f"{prefix}.idx", Path(f"{prefix}.bin")
-    lengths = read_lengths(prefix).astype(np.int64)
-    sizes = lengths * header.dtype.itemsize
-    if lengths.size and lengths.min() < 0:
-        raise ValueError(f"{index}: sequence {int(lengths.argmin())} has a negative length")
-    if data.stat().st_size != sizes.sum():
-        raise ValueError(f"{data}: {data.stat().st_size} bytes, but its index says {sizes.sum()}")
-    start = _HEADER.size + 4 * header.sequences
-    offsets = _column(prefix, "<i8", header.sequences, start)
-    if not np.array_equal(offsets, np.cumsum(sizes) - sizes):
-        raise ValueError(f"{index}: the byte offsets do not follow from the lengths")
-    bounds = read_document_bounds(prefix)
-    if bounds[0] != 0 or bounds[-1] != header.sequences or np.any(np.diff(bounds) < 0):
-        raise ValueError(f"{index}: the document bounds do not cover the sequences in order")
+    place = 0
+    for first in range(0, len(lengths), _WINDOW):
+        sizes = lengths[first : first + _WINDOW].astype(np.int64) * dtype.itemsize
+        ends = place + np.cumsum(sizes)
+        if (is_bad := sizes < 0).any():
+            bad = int(is_bad.argmax())
+            raise ValueError(
+                f"{index}: sequence {first + bad} has the length {lengths[first + bad]}; accepted: "
+                "0 or more"
+            )
+        if (is_bad := offsets[first : first + _WINDOW] != ends - sizes).any():
+            bad = int(is_bad.argmax())
+            raise ValueError(
+                f"{index}: sequence {first + bad} has the offset {offsets[first + bad]}, but the "
+                f"lengths before it sum to {ends[bad] - sizes[bad]} bytes"
+            )
+        place = int(ends[-1])
+    if (size := data.stat().st_size) != place:
+        raise ValueError(f"{data}: {size} bytes, but its index says {place}")
+    if bounds[0] != 0 or bounds[-1] != len(lengths) or np.any(bounds[1:] <= bounds[:-1]):
+        raise ValueError(
+            f"{index}: the documents' first sequences do not ascend from 0 to {len(lengths)}"
+        )
 
 
 @dataclass(frozen=True)
@@ -279,7 +295,3 @@ def _read_header(prefix: Path) -> _Header:
             f"{bounds} document bounds) requires {expected}"
         )
     return _Header(_TYPE_OF_CODE[code], sequences, bounds - 1)
-
-
-def _column(prefix: Path, dtype: str, count: int, offset: int) -> npt.NDArray[Any]:
-    return np.fromfile(f"{prefix}.idx", dtype=dtype, count=count, offset=offset)

@@ -13,7 +13,7 @@ import numpy as np
 from data_prep.arguments import EXIT_FAILED, check_workers
 from data_prep.files import sha256_of
 from data_prep.filters import Tally
-from data_prep.indexed import check_indexed, read_document_bounds, read_ids, read_lengths
+from data_prep.indexed import IndexedReader, import_megatron
 from data_prep.manifest import (
     CorpusManifest,
     Count,
@@ -26,6 +26,7 @@ from data_prep.tokenizer import FILE_NAME as TOKENIZER_FILE
 from data_prep.tokenizer import load
 
 _CHUNK_BYTES = 1 << 20  # a multiple of the size of an id
+_CHUNK_SEQUENCES = 1 << 10
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -50,9 +51,9 @@ def verify(folder: Path, workers: int = 1) -> Iterator[str]:
     """Yield a line for each problem found, which names the file.
 
     Checks the digest of the vocabulary, every checksum, every index against its data and the
-    manifest, every id against the vocabulary size, that every document ends with `</s>`, the
-    totals, and the rejects. Each file is read once. Shards are checked in threads, because hashing
-    and numpy release the interpreter lock.
+    manifest, every id against the vocabulary size, that every document ends with `</s>`, that
+    megatron-core reads the same sequences as training does, the totals, and the rejects. Shards are
+    checked in threads, because hashing and numpy release the interpreter lock.
 
     Args:
         folder: The corpus.
@@ -66,6 +67,7 @@ def verify(folder: Path, workers: int = 1) -> Iterator[str]:
     yield from _check_tokenizer(folder, manifest)
     yield from _check_totals(folder, manifest)
     yield from _check_rejects(folder, manifest)
+    import_megatron()  # before the threads: it changes the filters of warnings meanwhile
     shards = [files for split in manifest.shards.values() for files in split]
     with ThreadPoolExecutor(workers) as pool:
         yield from filter(None, pool.map(partial(_problem, folder, manifest), shards))
@@ -132,23 +134,27 @@ def _problem(folder: Path, manifest: CorpusManifest, files: ShardFiles) -> str |
 
 
 def _sha256_and_top_id(file: Path, dtype: np.dtype[np.generic]) -> tuple[str, int]:
-    """Return the hash and the largest id of a .bin file; an incomplete last id is ignored."""
+    """Return the hash and the largest id of a .bin file; an incomplete last id is ignored.
+
+    A negative id counts as the large one that has the same bits.
+    """
     digest = hashlib.sha256()
     top_id = -1
     with file.open("rb") as stream:
         while chunk := stream.read(_CHUNK_BYTES):
             digest.update(chunk)
-            ids = np.frombuffer(chunk, dtype, count=len(chunk) // dtype.itemsize)
+            unsigned, count = f"u{dtype.itemsize}", len(chunk) // dtype.itemsize
+            ids = np.frombuffer(chunk, unsigned, count=count)
             top_id = max(top_id, int(ids.max(initial=0)))
     return digest.hexdigest(), top_id
 
 
 def _index_problem(prefix: Path, files: ShardFiles, manifest: CorpusManifest) -> str | None:
     try:
-        check_indexed(prefix)
+        reader = IndexedReader(prefix)
     except ValueError as error:
         return str(error)
-    lengths, bounds, ids = read_lengths(prefix), read_document_bounds(prefix), read_ids(prefix)
+    lengths, bounds, ids = reader.lengths, reader.bounds, reader.ids
     if ids.dtype != manifest.dtype:
         return f"{prefix}.idx: ids as {ids.dtype}, but the manifest has {manifest.dtype}"
     found = (len(bounds) - 1, len(lengths), len(ids))
@@ -166,4 +172,21 @@ def _index_problem(prefix: Path, files: ShardFiles, manifest: CorpusManifest) ->
             f"{prefix}.subsets: {len(subsets)} documents, the highest subset {subsets.max()}, but "
             f"the manifest has {files.documents} documents and {len(files.subsets)} subsets"
         )
+    return _megatron_problem(prefix, reader)
+
+
+def _megatron_problem(prefix: Path, reader: IndexedReader) -> str | None:
+    """Read every sequence through megatron-core, and compare it with what training reads."""
+    dataset = import_megatron().IndexedDataset(str(prefix), mmap=reader.ids.size > 0)
+    if not np.array_equal(dataset.document_indices, reader.bounds):
+        return f"{prefix}.idx: megatron-core finds other documents than training"
+    for first in range(0, len(reader.lengths), _CHUNK_SEQUENCES):
+        theirs = dataset[first : first + _CHUNK_SEQUENCES]
+        end = first + len(theirs)
+        sizes = np.fromiter(map(len, theirs), np.int64)
+        if not (
+            np.array_equal(sizes, reader.lengths[first:end])
+            and np.array_equal(np.concatenate(theirs), reader.ids[reader.span(first, end)])
+        ):
+            return f"{prefix}.bin: megatron-core reads other ids than training does"
     return None

@@ -35,8 +35,7 @@ def prefetched(batches: Batches, workers: int) -> Iterator[Batches]:
 
     Args:
         batches: pickled once per worker.
-        workers: number of processes; 0 yields `batches` unchanged. They take 5 s to start where a
-            corpus is read through megatron-core.
+        workers: number of processes; 0 yields `batches` unchanged.
     """
     if not workers:
         yield batches

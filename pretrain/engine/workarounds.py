@@ -16,8 +16,6 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from data_prep.indexed import import_megatron
-
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -60,12 +58,11 @@ def disable_shared_memory_op() -> None:
 
 
 def import_without_compiler() -> None:
-    """Import what decorates functions with torch.compile, without importing torch's compiler.
+    """Import DeepSpeed's kernels for Muon without importing torch's compiler.
 
-    DeepSpeed imports its kernels for Muon with every optimizer (runtime/zero/utils.py,
-    `is_zero_supported_optimizer`), and megatron-core its fused functions (core/jit.py). Their
-    decorators import the compiler's back end: two seconds of each rank's start-up. Here such a
-    function is compiled when it is first called.
+    DeepSpeed imports them with every optimizer (runtime/zero/utils.py,
+    `is_zero_supported_optimizer`). Their decorators call torch.compile, which imports its back end:
+    about a second of each rank's start-up. Here such a function is compiled when it is first called.
     """
     import torch
 
@@ -82,7 +79,6 @@ def import_without_compiler() -> None:
 
     torch.compile = compile_late  # type: ignore[assignment]
     try:
-        import_megatron()
         with contextlib.suppress(ImportError):  # as DeepSpeed does
             importlib.import_module("deepspeed.runtime.zero.muon.muon_optimizer")
     finally:

@@ -145,7 +145,7 @@ def reject_damaged_result(run: Path, state: ledger.RunState) -> str:
 
 def environment(accelerator: str) -> dict[str, object]:
     """Versions and machine, for reproducing a run."""
-    packages = ("torch", "deepspeed", "megatron-core", "tokenizers", "numpy")
+    packages = ("torch", "deepspeed", "tokenizers", "numpy")
     return {
         "python": platform.python_version(),
         "platform": platform.platform(),

@@ -16,7 +16,6 @@ def prepare() -> None:
     os.environ.update(OMP_NUM_THREADS="1", DS_ACCELERATOR="cpu", CUDA_VISIBLE_DEVICES="")
     warnings.simplefilter("ignore")
     import deepspeed.ops.adam  # noqa: F401
-    import megatron.core.datasets.indexed_dataset  # noqa: F401
     import torch._inductor.compile_fx
     import torch.utils.cpp_extension
     import torch.utils.tensorboard.writer  # noqa: F401

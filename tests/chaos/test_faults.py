@@ -176,7 +176,7 @@ def test_a_recipe_that_only_ranks_can_refuse_is_refused_once(launcher, chaos, tm
     assert not chaos.kinds("crash")
 
 
-@pytest.mark.parametrize("module", ["deepspeed", "megatron"])  # of the launcher; of the ranks
+@pytest.mark.parametrize("module", ["deepspeed", "safetensors"])  # of the launcher; of the ranks
 def test_a_broken_installation_is_told_after_two_launches(module, chaos, tmp_path):
     broken = tmp_path / "broken"
     broken.mkdir()

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from data_prep.corpus import Corpus
-from data_prep.indexed import open_indexed
+from data_prep.indexed import import_megatron
 from data_prep.manifest import Settings
 from data_prep.run import prepare
 from data_prep.sentences import sentences
@@ -43,7 +43,7 @@ def test_documents_come_in_the_order_of_the_inputs(folder: Path, tokenizer: Toke
 def test_stock_megatron_opens_the_shards(folder: Path) -> None:
     corpus = Corpus(folder, "train")
     stem = corpus.manifest.shards["train"][1].stem
-    dataset = open_indexed(folder / stem)
+    dataset = import_megatron().IndexedDataset(str(folder / stem))
     assert np.array_equal(dataset[3], corpus.document(123))
 
 
@@ -146,3 +146,24 @@ def test_files_that_contradict_the_manifest_are_refused(
     side_file.unlink()
     with pytest.raises(ValueError, match=r"shard-00000\.subsets: no such file"):
         _ = Corpus(tmp_path / "corpus", "train").subsets
+
+
+@pytest.mark.parametrize("unit", ["document", "sentence"])
+def test_ids_beyond_the_vocabulary_are_refused_when_they_are_read(
+    tokenizer_folder: Path, tmp_path: Path, unit: str
+) -> None:
+    file = write_pile(tmp_path / "a.jsonl.zst", make_texts(20, 20))
+    settings = Settings(valid_fraction=0.0, unit=unit)
+    manifest = prepare([file], tmp_path / "corpus", tokenizer_folder, settings)
+    data = tmp_path / "corpus" / "train" / "shard-00000.bin"
+    ids = np.fromfile(data, dtype=np.uint16)
+    ids[Corpus(tmp_path / "corpus", "train").lengths[:7].sum()] = manifest.vocab_size
+    ids.tofile(data)
+    corpus = Corpus(tmp_path / "corpus", "train")
+    corpus.document(6)
+    message = f"{data}: document 7 has id 320; accepted: 0 to 319"
+    with pytest.raises(ValueError, match=message):
+        corpus.document(7)
+    if unit == "sentence":
+        with pytest.raises(ValueError, match=message):
+            corpus.sentences(7)

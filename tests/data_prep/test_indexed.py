@@ -1,3 +1,4 @@
+import gc
 import subprocess
 import sys
 from pathlib import Path
@@ -6,13 +7,10 @@ import numpy as np
 import pytest
 
 from data_prep.indexed import (
+    IndexedReader,
     IndexedWriter,
-    check_indexed,
     dtype_for,
     import_megatron,
-    open_indexed,
-    read_ids,
-    read_lengths,
 )
 
 
@@ -62,7 +60,7 @@ def test_extend_names_the_document_of_an_invalid_id_and_writes_nothing(tmp_path:
         with pytest.raises(ValueError, match="data: document 3 has id 100; accepted: 0 to 99"):
             writer.extend(np.array([1, 2, 3, 100, 5]), [2, 0, 3])
         writer.append(np.array([7]))
-    assert read_ids(tmp_path / "data").tolist() == [0, 2, 4, 7]
+    assert IndexedReader(tmp_path / "data").ids.tolist() == [0, 2, 4, 7]
 
 
 def test_index_does_not_depend_on_the_window_size(
@@ -79,20 +77,32 @@ def test_dtype_follows_megatrons_rule() -> None:
         assert dtype_for(vocab_size) == np.dtype(import_megatron().DType.optimal_dtype(vocab_size))
 
 
-def test_written_content_is_read_back(tmp_path: Path, documents: list[np.ndarray]) -> None:
+def test_written_content_is_read_back_by_megatron_too(
+    tmp_path: Path, documents: list[np.ndarray]
+) -> None:
     prefix = write(tmp_path / "data", documents)
-    dataset = open_indexed(prefix)
-    assert len(dataset) == len(documents)
-    assert all(np.array_equal(dataset[i], ids) for i, ids in enumerate(documents))
-    assert read_lengths(prefix).tolist() == [len(ids) for ids in documents]
-    assert np.array_equal(read_ids(prefix), np.concatenate(documents))
-    check_indexed(prefix)
+    reader, theirs = IndexedReader(prefix), import_megatron().IndexedDataset(str(prefix))
+    assert len(theirs) == len(documents)
+    for number, ids in enumerate(documents):
+        assert reader[number].tolist() == theirs[number].tolist() == ids.tolist()
+    assert reader.lengths.tolist() == [len(ids) for ids in documents]
+    assert reader.bounds.tolist() == theirs.document_indices.tolist()
+    assert np.array_equal(reader.ids, np.concatenate(documents))
+
+
+def test_arrays_outlive_their_reader_and_cannot_be_changed(
+    tmp_path: Path, documents: list[np.ndarray]
+) -> None:
+    ids = IndexedReader(write(tmp_path / "data", documents))[2]
+    gc.collect()
+    assert ids.tolist() == documents[2].tolist()
+    with pytest.raises(ValueError, match="read-only"):
+        ids[0] = 1
 
 
 def test_empty_dataset_opens(tmp_path: Path) -> None:
-    prefix = write(tmp_path / "data", [])
-    assert len(open_indexed(prefix)) == len(read_lengths(prefix)) == len(read_ids(prefix)) == 0
-    check_indexed(prefix)
+    reader = IndexedReader(write(tmp_path / "data", []))
+    assert (len(reader.lengths), len(reader.ids), reader.bounds.tolist()) == (0, 0, [0])
 
 
 @pytest.mark.parametrize(
@@ -134,54 +144,70 @@ def test_damaged_header_is_refused(
     content = bytearray(index.read_bytes())
     content[position : position + 1] = value
     index.write_bytes(content)
-    for reader in (read_lengths, read_ids, open_indexed, check_indexed):
-        with pytest.raises(ValueError, match=rf"data\.idx: .*{message}"):
-            reader(prefix)
+    with pytest.raises(ValueError, match=rf"data\.idx: .*{message}"):
+        IndexedReader(prefix)
 
 
 def test_missing_and_short_files_are_refused(tmp_path: Path, documents: list[np.ndarray]) -> None:
+    prefix, data, index = tmp_path / "data", tmp_path / "data.bin", tmp_path / "data.idx"
     with pytest.raises(ValueError, match=r"data\.idx: no such file"):
-        read_lengths(tmp_path / "data")
-    prefix = write(tmp_path / "data", documents)
-    index = tmp_path / "data.idx"
+        IndexedReader(prefix)
+    write(prefix, documents)
     index.write_bytes(index.read_bytes()[:-1])
     with pytest.raises(ValueError, match="its header"):
-        read_lengths(prefix)
-    (tmp_path / "data.bin").unlink()
-    with pytest.raises(ValueError, match="its header"):
-        open_indexed(prefix)
+        IndexedReader(prefix)
     write(prefix, documents)
-    (tmp_path / "data.bin").unlink()
-    with pytest.raises(ValueError, match=r"data\.bin: no such file"):
-        open_indexed(prefix)
-
-
-def test_check_finds_inconsistent_index_and_data(
-    tmp_path: Path, documents: list[np.ndarray]
-) -> None:
-    prefix = write(tmp_path / "data", documents)
-    data, index = tmp_path / "data.bin", tmp_path / "data.idx"
-    whole_data, whole_index = data.read_bytes(), bytearray(index.read_bytes())
-    data.write_bytes(whole_data[:-2])
+    data.write_bytes(data.read_bytes()[:-2])
     with pytest.raises(ValueError, match=r"data\.bin: \d+ bytes"):
-        check_indexed(prefix)
-    data.write_bytes(whole_data)
-    whole_index[34 + 4 * len(documents) + 8] ^= 1  # the second offset
-    index.write_bytes(whole_index)
-    with pytest.raises(ValueError, match="offsets"):
-        check_indexed(prefix)
-    whole_index[34 + 4 * len(documents) + 8] ^= 1
-    whole_index[-1] ^= 1  # the end of the last document
-    index.write_bytes(whole_index)
-    with pytest.raises(ValueError, match="document bounds"):
-        check_indexed(prefix)
+        IndexedReader(prefix)
+    data.unlink()
+    with pytest.raises(ValueError, match=r"data\.bin: no such file"):
+        IndexedReader(prefix)
 
 
-def test_opening_is_silent(tmp_path: Path, documents: list[np.ndarray]) -> None:
+@pytest.mark.parametrize(
+    ("column", "row", "value", "message"),
+    [
+        ("lengths", 3, -3, "sequence 3 has the length -3"),
+        ("lengths", 3, 2**31 - 1, "sequence 4 has the offset 2018"),
+        ("lengths", 6, 2**31 - 1, r"2176 bytes, but its index says"),
+        ("offsets", 4, -8, "sequence 4 has the offset -8"),
+        ("offsets", 1, 2**62, f"sequence 1 has the offset {2**62}"),
+        ("bounds", 7, 6, "ascend from 0 to 7"),
+        ("bounds", 3, 2, "ascend from 0 to 7"),
+        ("bounds", 3, -1, "ascend from 0 to 7"),
+    ],
+)
+def test_a_damaged_index_is_refused_with_file_and_place(
+    tmp_path: Path,
+    documents: list[np.ndarray],
+    column: str,
+    row: int,
+    value: int,
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("data_prep.indexed._WINDOW", 2)
+    prefix, count = write(tmp_path / "data", documents), len(documents)
+    start, dtype = {
+        "lengths": (34, "<i4"),
+        "offsets": (34 + 4 * count, "<i8"),
+        "bounds": (34 + 12 * count, "<i8"),
+    }[column]
+    content = bytearray((tmp_path / "data.idx").read_bytes())
+    bad = np.array(value, dtype).tobytes()
+    content[start + row * len(bad) : start + (row + 1) * len(bad)] = bad
+    (tmp_path / "data.idx").write_bytes(content)
+    with pytest.raises(ValueError, match=rf"{tmp_path}/data\..*{message}"):
+        IndexedReader(prefix)
+
+
+def test_opening_imports_nothing_heavy(tmp_path: Path, documents: list[np.ndarray]) -> None:
     prefix = write(tmp_path / "data", documents)
     program = (
-        "import pathlib; from data_prep.indexed import open_indexed\n"
-        f"open_indexed(pathlib.Path({str(prefix)!r}))"
+        "import pathlib, sys; from data_prep.indexed import IndexedReader\n"
+        f"IndexedReader(pathlib.Path({str(prefix)!r}))\n"
+        "assert not {'torch', 'megatron'} & sys.modules.keys()"
     )
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert (result.returncode, result.stdout, result.stderr) == (0, "", "")

@@ -4,7 +4,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data_prep.indexed import read_ids
+from data_prep.indexed import IndexedReader
 from data_prep.manifest import CorpusManifest, Count, Settings, ShardManifest, read_record
 from data_prep.merge import merge
 from data_prep.run import prepare
@@ -28,7 +28,7 @@ def made(
 def test_totals_match_the_files(made: Made) -> None:
     folder, manifest, _ = made
     for split, files in manifest.shards.items():
-        ids = np.concatenate([read_ids(folder / file.stem) for file in files])
+        ids = np.concatenate([IndexedReader(folder / file.stem).ids for file in files])
         assert manifest.totals[split].tokens == len(ids)
         assert manifest.totals[split].documents == (ids == Tokenizer.eos_id).sum()
     rejected = sum(rejects.count for rejects in manifest.rejects.values())

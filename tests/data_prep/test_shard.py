@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data_prep.indexed import read_ids, read_lengths
+from data_prep.indexed import IndexedReader
 from data_prep.manifest import Settings
 from data_prep.shard import ShardTask, existing_manifest, prepare_shard
 from data_prep.statistics import count_ids
@@ -52,8 +52,8 @@ def test_every_piece_ends_with_the_end_token_and_the_manifest_counts_them(task: 
     manifest = prepare_shard(task)
     assert set(manifest.files) == {"train", "valid"}
     for files in manifest.files.values():
-        ids = read_ids(task.corpus / files.stem)
-        lengths = read_lengths(task.corpus / files.stem)
+        reader = IndexedReader(task.corpus / files.stem)
+        ids, lengths = reader.ids, reader.lengths
         assert (ids[np.cumsum(lengths) - 1] == Tokenizer.eos_id).all()
         assert (ids == Tokenizer.eos_id).sum() == len(lengths) == files.documents
         assert files.tokens == len(ids)

@@ -56,7 +56,6 @@ def attempt(run_ranks, recipe):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         # What each rank would otherwise import by itself.
-        import megatron.core.datasets.indexed_dataset  # noqa: F401
         import torch.utils.tensorboard.writer  # noqa: F401
 
     def run(folder, *overrides, ranks=2, sabotage=lambda rank: None):

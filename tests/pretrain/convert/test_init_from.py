@@ -39,7 +39,6 @@ def attempt(run_ranks, recipe):
     """`attempt(folder, *overrides)`: exit code and output of a run of one rank."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        import megatron.core.datasets.indexed_dataset  # noqa: F401
         import torch.utils.tensorboard.writer  # noqa: F401
 
     def run(folder, *overrides, ranks=1):
