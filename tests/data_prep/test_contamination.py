@@ -1,4 +1,5 @@
 import json
+import unicodedata
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -97,6 +98,22 @@ def test_an_ngram_is_found_anywhere_whatever_its_case_and_punctuation(
     ]
     reason = f"contaminated:{tmp_path.name}/test.txt"
     assert reasons_of(tmp_path, [file], 13, texts) == [reason, reason, None]
+
+
+def test_an_ngram_is_found_however_its_accents_and_spaces_are_written(tmp_path: Path) -> None:
+    french = "Le préfet a été étonné que l’élève ait préféré à la forêt son siège près du château"
+    chinese = "中国的首都是北京，它是一座历史悠久的城市"
+    file = tmp_path / "test.txt"
+    file.write_text(f"{french}\n{chinese}")
+    texts = [
+        unicodedata.normalize("NFD", french).upper(),
+        french.replace(" ", "\u3000").replace("’", "＇"),
+        " ".join(chinese),
+        chinese.replace("，", "\u2003、"),
+        chinese[:12],
+    ]
+    reason = f"contaminated:{tmp_path.name}/test.txt"
+    assert reasons_of(tmp_path, [file], 13, texts) == [*[reason] * 4, None]
 
 
 @pytest.mark.parametrize("first", [0x3040, 0x4E00])
