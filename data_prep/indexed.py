@@ -16,11 +16,11 @@ Order: layout, writer, reader.
 """
 
 import struct
+import sys
 import warnings
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Self
@@ -219,7 +219,8 @@ def import_megatron() -> ModuleType:
         # Transformer Engine, Apex and deprecations do not matter for reading files.
         warnings.filterwarnings("ignore", message="Transformer Engine and Apex are not installed")
         warnings.filterwarnings("ignore", category=DeprecationWarning, module=r"(torch|megatron)\.")
-        return import_module("megatron.core.datasets.indexed_dataset")
+        import megatron.core.datasets.indexed_dataset as module
+    return sys.modules[module.__name__]
 
 
 def _mapped(file: Path, dtype: npt.DTypeLike, offset: int, count: int) -> npt.NDArray[Any]:

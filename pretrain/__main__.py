@@ -31,7 +31,7 @@ GROUPS: dict[str, dict[str, Command]] = {
         "supervise": (supervision.add_arguments, supervision.supervise),
         "status": (run.add_status_arguments, run.status),
         "profile": (supervision.add_profile_arguments, supervision.profile),
-        "audit": (run.add_run, run.audit),
+        "audit": (run.add_audit_arguments, run.audit),
         "report": (run.add_run, run.report),
         "replay": (replay.add_arguments, replay.replay),
         "bench": (bench.add_bench_arguments, bench.bench),

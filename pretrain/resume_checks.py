@@ -17,6 +17,7 @@ from pretrain.config.load import (
     public,
 )
 from pretrain.config.run import RunConfig
+from pretrain.data import sources
 from pretrain.engine.schedules import learning_rate
 from pretrain.model.config import ModelConfig
 from pretrain.recipe_checks import Manifests
@@ -171,6 +172,14 @@ def _other_corpora(
             f"({began['tokenizer'][:12]}), now with one of {manifest.vocab_size} "
             f"({manifest.tokenizer_digest[:12]})"
         ]
+    cut: list[str] = next((record["cut"] for record in reversed(records) if "cut" in record), [])
+    now_cut = sources.algorithms(config.streams)
+    for before, after in zip(cut, now_cut, strict=False):
+        if before != after and before.rpartition("-")[0] == after.rpartition("-")[0]:
+            return [
+                f"data.packing: the blocks were cut by {before}, and this version cuts them by "
+                f"{after}; accepted: the version of zeroclap that the run began with"
+            ]
     then = ledger.corpora_digests(records)
     now = [(name, manifest.digest()) for name, manifest in manifests.items()]
     if config.phases or any("batches" in record for record in records):

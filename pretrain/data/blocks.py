@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from contextlib import suppress
 from functools import cached_property
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
+from data_prep import cache
 from data_prep.corpus import Corpus
-from data_prep.files import new_folder
+from data_prep.files import sha256_of, write_atomically
 from data_prep.tokenizer import Tokenizer
 from pretrain.objectives.base import Block, Ids
 from pretrain.objectives.tokens import FIRST_WORD_ID
@@ -23,6 +24,8 @@ class Blocks(ABC):
     """Blocks of documents. Longer documents are dropped, unless a subclass cuts them."""
 
     name: ClassVar[str]
+    algorithm: ClassVar[int] = 1
+    """Increased with every change of what `_cut` returns: a run cannot go on with other blocks."""
     pairs: ClassVar[bool] = False
     dropped: ClassVar[str] = "longer documents"
     documents_apart: ClassVar[bool]
@@ -48,20 +51,36 @@ class Blocks(ABC):
     def _tables(self) -> Tables:
         """Where documents stand in blocks: found from lengths alone, or as it was found before.
 
-        The tables are kept in the corpus's folder, so that the ranks of a machine share their
-        memory and a restart takes no time.
+        The tables are kept on disk, so that the processes of a machine share their memory and a
+        restart takes no time.
+
+        Raises:
+            ValueError: they can be kept nowhere, or a file is damaged.
         """
-        corpus, digest = self.corpus, self.corpus.manifest.digest()[:16]
-        name = f"{corpus.split}-{self.name}-{self.sequence_length}-{digest}"
-        folder = corpus.folder / "blocks" / name
-        if folder.is_dir():
-            return {path.stem: np.load(path, mmap_mode="r") for path in folder.glob("*.npy")}
-        tables = self._cut()
-        # The folder may be read-only, and another process may have been faster.
-        with suppress(OSError, ValueError), new_folder(folder) as partial:
-            for table, array in tables.items():
-                np.save(partial / f"{table}.npy", array)
-        return tables
+        corpus, digest = self.corpus, self.corpus.manifest.digest()
+        name = f"{corpus.split}-{self.name}-{self.algorithm}-{self.sequence_length}-{digest[:16]}"
+        return _load(cache.made(corpus.folder, digest, name, self._save))
+
+    def _save(self, folder: Path) -> None:
+        for name, array in self._cut().items():
+            np.save(folder / f"{name}.npy", array)
+        hashes = "".join(f"{sha256_of(file)}  {file.name}\n" for file in sorted(folder.iterdir()))
+        write_atomically(folder / cache.HASHES, hashes.encode())
+
+    def refuse_other_tables(self) -> None:
+        """Cut the split again.
+
+        Raises:
+            ValueError: the kept tables are others.
+        """
+        for name, array in self._cut().items():
+            kept = self._tables.get(name)
+            if kept is None or not np.array_equal(kept, array):
+                raise ValueError(
+                    f"{self.corpus.folder}: the kept table {name} of the blocks of split "
+                    f"{self.corpus.split!r} (data.packing={self.name}, data.sequence_length "
+                    f"{self.sequence_length}) is not what the corpus gives"
+                )
 
     @abstractmethod
     def _cut(self) -> Tables:
@@ -139,3 +158,15 @@ class Blocks(ABC):
     def fill(self) -> float:
         """Share of the blocks' capacity that holds tokens."""
         return (self._tokens + self._starts) / (len(self) * self.sequence_length)
+
+
+def _load(folder: Path) -> Tables:
+    tables = {}
+    for path in folder.glob("*.npy"):
+        try:
+            tables[path.stem] = np.load(path, mmap_mode="r")
+        except (EOFError, ValueError) as error:
+            raise ValueError(
+                f"{path}: is damaged ({error}); accepted: without {folder}, which is made again"
+            ) from None
+    return tables

@@ -11,10 +11,10 @@ from __future__ import annotations
 import bisect
 import dataclasses
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +24,9 @@ from data_prep.corpus import Corpus
 from pretrain.data.blocks import Blocks, Tables
 from pretrain.data.sentence_pairs import SentencePairs
 from pretrain.objectives.base import Block, Ids
+
+if TYPE_CHECKING:
+    from pretrain.config.phases import Stream
 
 
 class Readable(Protocol):
@@ -294,3 +297,8 @@ SOURCES: Mapping[str, type[Blocks]] = MappingProxyType(
     }
 )
 """The values of `data.packing` in a recipe."""
+
+
+def algorithms(streams: Iterable[Stream]) -> list[str]:
+    """Name the algorithm that cuts each stream, as the ledger does: its packing and version."""
+    return [f"{stream.packing}-{SOURCES[stream.packing].algorithm}" for stream in streams]

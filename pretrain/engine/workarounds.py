@@ -61,8 +61,8 @@ def import_without_compiler() -> None:
     """Import DeepSpeed's kernels for Muon without importing torch's compiler.
 
     DeepSpeed imports them with every optimizer (runtime/zero/utils.py,
-    `is_zero_supported_optimizer`). Their decorators call torch.compile, which imports its back end:
-    about a second of each rank's start-up. Here such a function is compiled when it is first called.
+    `is_zero_supported_optimizer`). Their decorators import the compiler's back end: a second or two
+    of each rank's start-up. Here such a function is compiled when it is first called.
     """
     import torch
 

@@ -3,6 +3,9 @@
 Two records are compared. The ledger holds the lineage that each attempt followed, and so the blocks
 that each step must have read. Each line of metrics.jsonl holds the hash of the blocks that its step
 did read. A step without a line is unproved: only the ledger speaks for it. Start with `examine`.
+
+Both name blocks by number. That a number stands for the same text is checked at each start (see
+`folder.check_corpora`); `compare_contents` reads the corpora and proves it again.
 """
 
 from __future__ import annotations
@@ -14,12 +17,17 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from data_prep import contents
+from data_prep.corpus import Corpus
 from data_prep.files import sha256_of
+from data_prep.manifest import SPLITS, load_manifest
 from data_prep.records import decode
-from pretrain.config.phases import Sizes
-from pretrain.config.run import BatchConfig
+from pretrain.config.load import RUN_FILE, load
+from pretrain.config.phases import Sizes, Stream
+from pretrain.config.run import BatchConfig, RunConfig
 from pretrain.data.mixture import Mixture, Order
 from pretrain.data.order import Lineage
+from pretrain.data.sources import SOURCES, algorithms
 from pretrain.exit_codes import EXIT_DONE, EXIT_FAILED, EXIT_UNPROVED
 from pretrain.run import checkpoints, folder, ledger, metrics
 
@@ -38,10 +46,16 @@ class Audit:
     """What may hold, but a record that would prove it is missing."""
     problems: list[str] = dataclasses.field(default_factory=list)
     """What does not hold; empty for a sound run."""
+    left_out: list[str] = dataclasses.field(default_factory=list)
+    """What was not examined."""
 
 
-def audit(run: Path) -> Audit:
+def audit(run: Path, *, content: bool = False) -> Audit:
     """Examine a run's folder.
+
+    Args:
+        run: the folder.
+        content: read the corpora too, about a second a GB.
 
     Raises:
         ValueError: it has no ledger, or a line of the ledger does not verify; the line is named.
@@ -54,7 +68,63 @@ def audit(run: Path) -> Audit:
     found = examine(records, metrics.read(run / metrics.METRICS))
     _compare_with_disk(run, records, found)
     _compare_initial_weights(run, records, found)
+    if content:
+        compare_contents(load(str(run / RUN_FILE)), records, found)
+    else:
+        found.left_out.append(
+            "the corpora: blocks are compared by number. Each start compared the corpora's files "
+            "with their manifests, by size, time and bytes at some places; --content reads them all"
+        )
     return found
+
+
+def compare_contents(config: RunConfig, records: Sequence[ledger.Record], found: Audit) -> None:
+    """Check that the numbers of blocks still stand for the text that the run began with.
+
+    Args:
+        config: the run's recipe.
+        records: of the ledger.
+        found: the findings are added to it.
+    """
+    if ledger.created(records) is None:
+        return
+    digests = dict(ledger.corpora_digests(records))
+    cut: list[str] = next((record["cut"] for record in reversed(records) if "cut" in record), [])
+    problems: dict[str, list[str]] = {}  # of each corpus
+    for stream, then, now in zip(config.streams, cut, algorithms(config.streams), strict=False):
+        path = Path(stream.path)
+        if then != now:
+            found.unproved.append(f"{path}: was cut by {then}; this version cuts by {now}")
+        if stream.path not in problems:
+            problems[stream.path] = _content_problems(path, digests[stream.name])
+        if not problems[stream.path]:
+            problems[stream.path] = _table_problems(stream)
+    found.problems += [problem for each in problems.values() for problem in each]
+    found.proved += [
+        f"{path}: every file is as its manifest says, and gives the blocks that training reads"
+        for path, each in problems.items()
+        if not each
+    ]
+
+
+def _content_problems(corpus: Path, digest: str) -> list[str]:
+    try:
+        manifest = load_manifest(corpus)
+    except ValueError as error:
+        return [str(error)]
+    if manifest.digest() != digest:
+        return [f"{corpus}: is not the corpus that the run began with"]
+    return list(contents.differences(corpus, manifest))
+
+
+def _table_problems(stream: Stream) -> list[str]:
+    try:
+        for split in SPLITS:
+            corpus = Corpus(Path(stream.path), split)
+            SOURCES[stream.packing](corpus, stream.sequence_length).refuse_other_tables()
+    except ValueError as error:
+        return [str(error)]
+    return []
 
 
 def examine(records: Sequence[ledger.Record], lines: Sequence[metrics.Line]) -> Audit:
@@ -403,6 +473,7 @@ def write_findings(found: Audit, write: Callable[[str], object]) -> int:
         ("proved  ", found.proved),
         ("UNPROVED", found.unproved),
         ("PROBLEM ", found.problems),
+        ("not read", found.left_out),
     )
     for mark, sentences in marks:
         for sentence in sentences:

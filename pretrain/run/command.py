@@ -51,6 +51,16 @@ def status(options: argparse.Namespace) -> None:
         sys.stdout.write((as_json if options.json else describe_run)(view(options.run)))
 
 
+def add_audit_arguments(command: argparse.ArgumentParser) -> None:
+    """Add the arguments of `audit`."""
+    add_run(command)
+    content = (
+        "read the corpora too, and compare every file and table of blocks with what the run began "
+        "with; about a second a GB"
+    )
+    command.add_argument("--content", action="store_true", help=content)
+
+
 def audit(options: argparse.Namespace) -> int:
     """Prove from a run's ledger that every block was read once an epoch.
 
@@ -59,7 +69,7 @@ def audit(options: argparse.Namespace) -> int:
     from pretrain.run.audit import audit as audit_run
     from pretrain.run.audit import write_findings
 
-    return write_findings(audit_run(options.run), sys.stdout.write)
+    return write_findings(audit_run(options.run, content=options.content), sys.stdout.write)
 
 
 def report(options: argparse.Namespace) -> None:

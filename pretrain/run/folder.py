@@ -15,7 +15,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TextIO
 
-from data_prep import files
+from data_prep import contents, files
 from data_prep.manifest import CorpusManifest
 from pretrain.config.run import RunConfig
 from pretrain.run import checkpoints, ledger
@@ -79,6 +79,23 @@ def refuse_superseded(records: Sequence[ledger.Record], token: str) -> None:
         )
 
 
+def check_corpora(config: RunConfig, manifests: Mapping[str, CorpusManifest]) -> None:
+    """Check that the files of a recipe's corpora are those that their manifests list.
+
+    Files that may have changed since the last check are hashed, which takes about a second a GB;
+    of the others, some places are.
+
+    Args:
+        config: the recipe.
+        manifests: of its corpora, by name.
+
+    Raises:
+        ValueError: a file is another one; it is named.
+    """
+    for path, name in {stream.path: stream.name for stream in config.streams}.items():
+        contents.check(Path(path), manifests[name])
+
+
 def open_run(
     config: RunConfig,
     manifests: Mapping[str, CorpusManifest],
@@ -91,7 +108,11 @@ def open_run(
         manifests: of its corpora, by name.
         take_weights: called before the creation is recorded, if the run starts from another model:
             copies it into the run's folder, and returns what `ledger.origin` will.
+
+    Raises:
+        ValueError: as `check_corpora`.
     """
+    check_corpora(config, manifests)
     path, seed = Path(config.folder) / ledger.FILE_NAME, config.training.seed
     # A failed launch may have been recorded before.
     if ledger.created(ledger.read(path)) is None:

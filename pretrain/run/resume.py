@@ -18,6 +18,7 @@ from data_prep.arguments import typed
 from data_prep.records import decode
 from pretrain.config.load import dump
 from pretrain.config.run import BatchConfig, RunConfig
+from pretrain.data import sources
 from pretrain.data.mixture import Order
 from pretrain.run import checkpoints, ledger
 
@@ -122,6 +123,7 @@ def begin(
         seed=start.seed,
         blocks=start.order.total,
         share_of_tokens=start.share_of_tokens,
+        cut=sources.algorithms(config.streams),
         **mixed,
         lineage=ledger.lineage_record(start.order),
         manifest=checkpoints.manifest_hash(run, start.step) if start.step else "",

@@ -37,8 +37,7 @@ def supervise(options: argparse.Namespace) -> int:
     from pretrain.machine.reach import connect
     from pretrain.recipe_checks import check, data_summary
     from pretrain.resume_checks import refuse_other_recipe
-    from pretrain.run import fork
-    from pretrain.run.folder import writable_by_others
+    from pretrain.run import folder, fork
     from pretrain.run.metrics import METRICS
     from pretrain.run.report import write_report
     from pretrain.run.status import view
@@ -72,7 +71,8 @@ def supervise(options: argparse.Namespace) -> int:
     if machines:
         wait_seconds = config.supervision.node_wait_seconds
         node = connect(machines, run, wait_seconds, lambda text: jobs.write_stdout(f"{text}\n"))
-    sys.stdout.write(writable_by_others(run))
+    sys.stdout.write(folder.writable_by_others(run))
+    folder.check_corpora(config, manifests)
     fork.take_alone(config)
     code = Supervisor(config, node, machines=machines, renews=sys.stdout.isatty()).run()
     try:

@@ -2,14 +2,13 @@
 
 import pickle
 import shutil
-from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from data_prep.blocks import best_fit
 from data_prep.corpus import Corpus
+from data_prep.verify import verify
 from pretrain.data.sources import (
     SOURCES,
     BestFitBlocks,
@@ -78,8 +77,7 @@ def test_packed_blocks_are_fewer_and_fuller(packed, complete):
 class Texts:
     """A split whose token n, counted over all documents, has the id n + 10."""
 
-    folder, split = Path("/dev/null"), "train"  # no table can be kept there
-    manifest = SimpleNamespace(digest=lambda: "0" * 64)
+    split = "train"
 
     def __init__(self, lengths):
         self.lengths = np.array(lengths, dtype=np.int32)
@@ -93,11 +91,18 @@ class Texts:
         return np.arange(stop - self.lengths[index], stop)[first:end]
 
 
+def cut(kind, texts, block_tokens):
+    """Blocks whose tables are not kept on disk."""
+    source = kind(texts, block_tokens)
+    source._tables = source._cut()
+    return source
+
+
 @bounded
 @given(some.lists(some.integers(1, 40), min_size=1, max_size=40), some.integers(2, 16))
 def test_chunked_blocks_hold_each_token_once_in_the_order_of_its_document(lengths, block_tokens):
     texts = Texts(lengths)
-    source = ChunkedBlocks(texts, block_tokens)
+    source = cut(ChunkedBlocks, texts, block_tokens)
     place = {}
     for index, block in enumerate(source):
         assert len(block.ids) == source.size(index) <= block_tokens
@@ -123,7 +128,7 @@ def test_chunked_blocks_are_best_fit_blocks_of_the_last_chunks_and_full_chunks(
     lengths, block_tokens
 ):
     room = block_tokens - 1
-    source = ChunkedBlocks(Texts(lengths), block_tokens)
+    source = cut(ChunkedBlocks, Texts(lengths), block_tokens)
     last_chunks, ends = best_fit(
         np.array([(n - 1) % room + 1 for n in lengths]), block_tokens, exact=True
     )
@@ -140,7 +145,7 @@ def test_contiguous_blocks_are_the_text_of_the_split_cut_every_so_many_tokens(
     lengths, block_tokens
 ):
     texts = Texts(lengths)
-    source = ContiguousBlocks(texts, block_tokens)
+    source = cut(ContiguousBlocks, texts, block_tokens)
     text = np.concatenate([texts.document(number) for number in range(len(texts))])
     cuts = range(block_tokens - 1, len(text), block_tokens - 1)
     blocks = [source[index] for index in range(len(source))]
@@ -164,7 +169,7 @@ def test_contiguous_blocks_are_the_text_of_the_split_cut_every_so_many_tokens(
 @given(some.lists(some.integers(1, 40), min_size=1, max_size=40), some.integers(2, 16))
 def test_a_block_of_one_document_is_its_beginning(lengths, block_tokens):
     texts = Texts(lengths)
-    source = OneDocumentBlocks(texts, block_tokens)
+    source = cut(OneDocumentBlocks, texts, block_tokens)
     blocks = [source[index] for index in range(len(source))]
     for index, block in enumerate(blocks):
         assert block.document_ids is None
@@ -226,11 +231,57 @@ def test_blocks_pickle_small_and_come_back(name, corpus_for):
 
 
 @pytest.mark.parametrize("name", SOURCES)
-def test_a_corpus_that_cannot_be_written_to_is_cut_by_each_process(name, corpus_for, tmp_path):
+def test_blocks_of_a_corpus_that_cannot_be_written_are_kept_in_the_cache_folder(
+    name, corpus_for, tmp_path, monkeypatch
+):
     folder = tmp_path / "corpus"
     shutil.copytree(corpus_for(name), folder, ignore=shutil.ignore_patterns("blocks"))
     (folder / "blocks").write_text("a file where the folder would be")
-    assert len(SOURCES[name](Corpus(folder, "train"), LENGTH)[0].ids) > 1
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    first = SOURCES[name](Corpus(folder, "train"), LENGTH)
+    assert len(first[0].ids) > 1
+    assert len(list(tmp_path.glob("cache/zeroclap/*/*"))) == (name != "one-document")
+    monkeypatch.setattr(SOURCES[name], "_cut", None)  # another process computes nothing
+    again = pickle.loads(pickle.dumps(first))
+    assert again[0].ids.tolist() == first[0].ids.tolist()
+    if name != "one-document":
+        assert all(isinstance(table, np.memmap) for table in first._tables.values())
+
+
+def test_blocks_that_can_be_kept_nowhere_are_refused(corpus, tmp_path, monkeypatch):
+    folder = tmp_path / "corpus"
+    shutil.copytree(corpus, folder, ignore=shutil.ignore_patterns("blocks"))
+    for path in (folder / "blocks", tmp_path / "cache"):
+        path.write_text("a file where the folder would be")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    with pytest.raises(ValueError, match="cannot be kept: .*accepted: .*XDG_CACHE_HOME"):
+        len(ChunkedBlocks(Corpus(folder, "train"), LENGTH))
+
+
+def test_another_algorithm_reads_no_table_of_this_one(corpus, tmp_path, monkeypatch):
+    folder = tmp_path / "corpus"
+    shutil.copytree(corpus, folder, ignore=shutil.ignore_patterns("blocks"))
+    length = len(ChunkedBlocks(Corpus(folder, "train"), LENGTH))
+    cut = ChunkedBlocks._cut
+    monkeypatch.setattr(
+        ChunkedBlocks, "_cut", lambda self: {**cut(self), "ranges": cut(self)["ranges"][:-1]}
+    )
+    assert len(ChunkedBlocks(Corpus(folder, "train"), LENGTH)) == length
+    monkeypatch.setattr(ChunkedBlocks, "algorithm", 2)
+    assert len(ChunkedBlocks(Corpus(folder, "train"), LENGTH)) == length - 1
+
+
+def test_a_damaged_table_is_named(corpus, tmp_path):
+    folder = tmp_path / "corpus"
+    shutil.copytree(corpus, folder, ignore=shutil.ignore_patterns("blocks"))
+    len(ChunkedBlocks(Corpus(folder, "train"), LENGTH))
+    (file,) = folder.glob("blocks/*/ranges.npy")
+    file.write_bytes(file.read_bytes()[:-4])
+    with pytest.raises(
+        ValueError, match=rf"{file}: is damaged .*; accepted: without {file.parent}"
+    ):
+        len(ChunkedBlocks(Corpus(folder, "train"), LENGTH))
+    assert any(str(file.parent) in problem for problem in verify(folder))
 
 
 def test_a_corpus_without_a_document_that_fits_is_refused(corpus):

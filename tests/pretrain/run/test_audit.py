@@ -2,14 +2,20 @@
 
 import random
 import re
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from data_prep.manifest import load_manifest
 from pretrain import __main__ as command_line
 from pretrain.config.run import BatchConfig
 from pretrain.data.mixture import Order
 from pretrain.data.order import Lineage
+from pretrain.data.sources import algorithms
+from pretrain.recipe_checks import open_stream
 from pretrain.run import audit, ledger, metrics
 from tests.pretrain.histories import TOTAL, History, random_history
 
@@ -349,3 +355,51 @@ def test_surviving_steps_end_where_the_next_attempt_began():
     kept = audit.surviving_steps(attempts, done)
     assert kept == [(1, range(0, 3)), (2, range(5, 5)), (3, range(3, 6))]
     assert audit.surviving_steps(attempts, done, end=4)[-1] == (3, range(3, 4))
+
+
+@pytest.fixture
+def began(corpus, recipe, tmp_path):
+    """A copy of the corpus, and `compare()`: the findings on the contents of a run that read it."""
+    folder = Path(shutil.copytree(corpus, tmp_path / "corpus"))
+    config = recipe.load(tmp_path / "run", f"data.corpus={folder}")
+    records = [
+        {"kind": "created", "corpus": load_manifest(folder).digest()},
+        {"kind": "attempt", "cut": algorithms(config.streams)},
+    ]
+    open_stream(config.streams[0], "train")[0]
+
+    def compare():
+        found = audit.Audit()
+        audit.compare_contents(config, records, found)
+        return found
+
+    return SimpleNamespace(folder=folder, records=records, compare=compare)
+
+
+def test_the_corpus_that_a_run_began_with_is_proved_to_be_unchanged(began):
+    found = began.compare()
+    assert (found.problems, found.unproved) == ([], [])
+    assert any(str(began.folder) in text for text in found.proved)
+
+
+def test_shuffled_ids_are_found_by_reading_the_corpus(began):
+    file = began.folder / "train" / "shard-00000.bin"
+    np.random.default_rng(0).permutation(np.fromfile(file, np.uint16)).tofile(file)
+    (problem,) = began.compare().problems
+    assert f"{file}: its sha256 is" in problem
+
+
+def test_another_table_of_blocks_is_found_though_its_hash_was_made_anew(began):
+    (file,) = began.folder.glob("blocks/train-chunked-1-64-*/ranges.npy")
+    np.save(file, np.load(file)[::-1])
+    (problem,) = began.compare().problems
+    assert "the kept table ranges of the blocks of split 'train'" in problem
+
+
+def test_another_corpus_or_none_is_found_and_another_algorithm_is_not_proved(began):
+    began.records[1]["cut"] = ["chunked-0"]
+    assert "chunked-0; this version cuts by chunked-1" in began.compare().unproved[0]
+    began.records[0]["corpus"] = "0" * 64
+    assert "is not the corpus" in began.compare().problems[0]
+    shutil.rmtree(began.folder)
+    assert "no such folder" in began.compare().problems[0]

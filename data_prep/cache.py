@@ -1,0 +1,75 @@
+"""Folders of what is derived from a corpus, such as how it is cut into blocks.
+
+They are made once for all processes: in the corpus's folder or, where that cannot be written, in
+the user's cache folder ($XDG_CACHE_HOME, or ~/.cache).
+"""
+
+import fcntl
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from data_prep.files import new_folder
+
+HASHES = "SHA256SUMS"
+"""File in a folder with the sha256 of its other files, as the program `sha256sum` writes them."""
+
+
+def folders(corpus: Path, digest: str) -> tuple[Path, Path]:
+    """Return the folder beside a corpus, and that of the user.
+
+    Args:
+        corpus: The corpus's folder.
+        digest: `CorpusManifest.digest`.
+    """
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return corpus / "blocks", Path(home) / "zeroclap" / digest[:32]
+
+
+def made(corpus: Path, digest: str, name: str, make: Callable[[Path], None]) -> Path:
+    """Return the folder `name` of a corpus's cache, and make it where it is missing.
+
+    Other processes of the machine that ask for it meanwhile wait.
+
+    Args:
+        corpus: The corpus's folder.
+        digest: As in `folders`.
+        name: It says all that the content depends on besides the corpus.
+        make: Writes the content into a new folder.
+
+    Raises:
+        ValueError: No folder can be written.
+    """
+    errors = []
+    for folder in folders(corpus, digest):
+        path = folder / name
+        try:
+            with _alone(folder, path):
+                if not path.is_dir():
+                    with new_folder(path) as partial:
+                        make(partial)
+        except OSError as error:
+            errors.append(str(error))
+        if path.is_dir():  # or another machine was faster
+            return path
+    raise ValueError(
+        f"{corpus}: its blocks cannot be kept: {'; '.join(errors)}; accepted: a folder that can be "
+        "written, for the corpus or as the environment's XDG_CACHE_HOME"
+    )
+
+
+@contextmanager
+def _alone(folder: Path, path: Path) -> Iterator[None]:
+    """Keep other processes out of a folder that is to be written, where it can be locked."""
+    if path.is_dir():
+        yield
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # not every network file system can
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,121 @@
+"""Compare the binaries of a corpus with the hashes that its manifest lists.
+
+A corpus is known by the digest of these hashes, so a file with other contents would go unnoticed.
+`check` hashes all files once, and notes the path, size and time of each and a hash of bytes at
+fixed places. While these stay the same, a later call reads only the bytes at those places.
+"""
+
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+
+from data_prep import cache
+from data_prep.files import replace_json, sha256_of, strict_json
+from data_prep.manifest import CorpusManifest
+
+_SUFFIXES = ("bin", "idx", "subsets")
+_PLACES = 256
+_PLACE_BYTES = 4096
+_LARGE_BYTES = 1 << 30  # hashing takes more than about a second: say so
+
+
+def check(folder: Path, manifest: CorpusManifest) -> None:
+    """Refuse binaries that differ from the manifest, wherever they may have changed.
+
+    Args:
+        folder: The corpus.
+        manifest: The corpus's.
+
+    Raises:
+        ValueError: A file is missing or differs; it is named.
+    """
+    now = _state(folder, manifest)
+    notes = [place / _name(now) for place in cache.folders(folder, manifest.digest())]
+    if any(note.is_file() and json.loads(note.read_bytes()) == now for note in notes):
+        return
+    if problem := next(differences(folder, manifest), None):
+        raise ValueError(
+            f"{problem}; accepted: the files that `data_prep prepare` wrote, or a new corpus"
+        )
+    for note in notes:
+        with suppress(OSError):
+            replace_json(note, now)
+            return
+
+
+def differences(folder: Path, manifest: CorpusManifest) -> Iterator[str]:
+    """Hash all binaries, in threads, and yield a line for each that differs from the manifest."""
+    expected = {
+        folder / f"{shard.stem}.{suffix}": getattr(shard, f"{suffix}_sha256")
+        for split in manifest.shards.values()
+        for shard in split
+        for suffix in _SUFFIXES
+    }
+    say = _progress(folder, sum(file.stat().st_size for file in expected if file.is_file()))
+    with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:
+        for file, found in zip(expected, pool.map(_sha256, expected), strict=True):
+            if found != expected[file]:
+                what = f"its sha256 is {found}" if found else "no such file"
+                yield f"{file}: {what}, but the manifest has {expected[file]}"
+            if found:
+                say(file.stat().st_size)
+
+
+def _sha256(file: Path) -> str:
+    return sha256_of(file) if file.is_file() else ""
+
+
+def _progress(folder: Path, size: int) -> Callable[[int], None]:
+    """Return a function that is told of hashed bytes and prints every tenth of a large corpus."""
+    done = 0
+
+    def add(more: int) -> None:
+        nonlocal done
+        tenths, done = 10 * done // max(size, 1), done + more
+        if size >= _LARGE_BYTES and 10 * done // size > tenths:
+            text = f"{folder}: {done / 1e9:,.1f} of {size / 1e9:,.1f} GB compared with its manifest"
+            print(text, file=sys.stderr, flush=True)
+
+    add(0)
+    return add
+
+
+def _name(state: dict[str, str]) -> str:
+    return f"contents-{state['path']}.json"
+
+
+def _state(folder: Path, manifest: CorpusManifest) -> dict[str, str]:
+    """What identifies the state of a corpus's files: path, size and time, and sampled bytes."""
+    names = [
+        f"{shard.stem}.{suffix}"
+        for split in manifest.shards.values()
+        for shard in split
+        for suffix in _SUFFIXES
+    ]
+    try:
+        states = [(folder / name).stat() for name in names]
+    except OSError as error:
+        raise ValueError(f"{error.filename}: no such file, but the manifest names it") from None
+    listed = [(name, s.st_size, s.st_mtime_ns) for name, s in zip(names, states, strict=True)]
+    ends = np.cumsum([state.st_size for state in states])
+    sampled = hashlib.blake2b(digest_size=16)
+    total = int(ends[-1]) if len(ends) else 0
+    draw = np.random.RandomState(int(manifest.digest()[:8], 16))
+    for place in np.sort(draw.random_sample(_PLACES) * total).astype(np.int64).tolist():
+        number = int(np.searchsorted(ends, place, side="right"))
+        with (folder / names[number]).open("rb") as file:
+            file.seek(place - (int(ends[number - 1]) if number else 0))
+            sampled.update(file.read(_PLACE_BYTES))
+    return {
+        "path": hashlib.blake2b(str(folder.resolve()).encode(), digest_size=8).hexdigest(),
+        "digest": manifest.digest(),
+        "files": hashlib.blake2b(strict_json(listed).encode(), digest_size=16).hexdigest(),
+        "sampled": sampled.hexdigest(),
+    }

@@ -1,0 +1,96 @@
+"""The binaries of a corpus are bound to the hashes that its manifest lists."""
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from data_prep import contents
+from data_prep.manifest import Settings, load_manifest
+from data_prep.run import prepare
+
+
+@pytest.fixture(scope="module")
+def made(
+    inputs: list[Path], tokenizer_folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    folder = tmp_path_factory.mktemp("contents") / "corpus"
+    prepare(inputs[:2], folder, tokenizer_folder, Settings(valid_fraction=0.2))
+    return folder
+
+
+@pytest.fixture
+def hashed(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """The files that are hashed as a whole from now on."""
+    seen: list[Path] = []
+    original = contents.sha256_of
+    monkeypatch.setattr(contents, "sha256_of", lambda path: seen.append(path) or original(path))
+    return seen
+
+
+@pytest.fixture
+def copy(made: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(made, tmp_path / "corpus"))
+
+
+def shuffle(file: Path) -> None:
+    """Give a file other contents of the same size, and the time that it had."""
+    state, ids = file.stat(), np.fromfile(file, dtype=np.uint16)
+    np.random.default_rng(0).permutation(ids).tofile(file)
+    os.utime(file, ns=(state.st_atime_ns, state.st_mtime_ns))
+
+
+def test_a_corpus_is_hashed_once_and_so_is_a_copy(
+    made: Path, tmp_path: Path, hashed: list[Path]
+) -> None:
+    first = shutil.copytree(made, tmp_path / "first")
+    for folder, count in ((first, 12), (first, 12), (tmp_path / "second", 24)):
+        if not folder.is_dir():
+            shutil.copytree(first, folder)
+        contents.check(folder, load_manifest(folder))
+        assert len(hashed) == count
+
+
+def test_a_file_with_another_time_is_hashed_again(copy: Path, hashed: list[Path]) -> None:
+    manifest = load_manifest(copy)
+    contents.check(copy, manifest)
+    hashed.clear()
+    (copy / "train" / "shard-00000.bin").touch()
+    contents.check(copy, manifest)
+    assert len(hashed) == 12
+
+
+@pytest.mark.parametrize("notice", [lambda file: None, Path.touch])
+@pytest.mark.parametrize("is_known", [False, True])
+def test_other_ids_of_the_same_size_are_refused(
+    copy: Path, is_known: bool, notice: Callable[[Path], object]
+) -> None:
+    manifest = load_manifest(copy)
+    if is_known:
+        contents.check(copy, manifest)
+    file = copy / "train" / "shard-00001.bin"
+    shuffle(file)
+    notice(file)
+    for _ in range(2):
+        with pytest.raises(ValueError, match=rf"{file}: its sha256 is .* the manifest has"):
+            contents.check(copy, manifest)
+
+
+def test_a_missing_file_is_named(copy: Path) -> None:
+    manifest = load_manifest(copy)
+    (copy / "valid" / "shard-00000.idx").unlink()
+    with pytest.raises(ValueError, match=r"valid/shard-00000\.idx: no such file"):
+        contents.check(copy, manifest)
+
+
+def test_a_corpus_that_cannot_be_written_is_hashed_once(
+    copy: Path, hashed: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (copy / "blocks").write_text("a file where the folder would be")
+    for _ in range(2):
+        contents.check(copy, load_manifest(copy))
+    assert len(hashed) == 12
