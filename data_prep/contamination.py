@@ -20,7 +20,6 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -31,11 +30,9 @@ from data_prep.duplicates import STAMP_BYTES
 from data_prep.files import sha256_of, strict_json, write_atomically
 from data_prep.inputs import suffix
 from data_prep.json_lines import BadLine, parse
+from data_prep.manifest import Settings
+from data_prep.task import ShardTask
 from data_prep.words import Hashes, ngram_hashes, ngrams_at, word_hashes
-
-if TYPE_CHECKING:
-    from data_prep.manifest import Settings
-    from data_prep.shard import ShardTask
 
 NGRAMS_SUFFIX = ".ngrams"
 REASON = "contaminated"
@@ -130,14 +127,17 @@ def _cells(line: bytes) -> list[str]:
 
 
 def _strings(value: object) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict | list):
-        for inner in value.values() if isinstance(value, dict) else value:
-            yield from _strings(inner)
+    """Yield the strings in a value of JSON in their order; it may be nested deeply."""
+    left = [value]
+    while left:
+        value = left.pop()
+        if isinstance(value, str):
+            yield value
+        elif isinstance(value, dict | list):
+            left += reversed([*(value.values() if isinstance(value, dict) else value)])
 
 
-def write_ngrams(tasks: Sequence["ShardTask"]) -> None:
+def write_ngrams(tasks: Sequence[ShardTask]) -> None:
     """Write the n-grams of the files that the settings name, if they are missing or outdated.
 
     Raises:
@@ -163,7 +163,7 @@ def write_ngrams(tasks: Sequence["ShardTask"]) -> None:
     )
 
 
-def contaminated(task: "ShardTask") -> Verdict:
+def contaminated(task: ShardTask) -> Verdict:
     """Return the filter of a task's documents.
 
     Raises:
@@ -244,12 +244,12 @@ def _ngrams(texts: Sequence[str], size: int, file: int) -> npt.NDArray[np.void]:
     return np.concatenate(found)
 
 
-def _stamp(settings: "Settings") -> bytes:
+def _stamp(settings: Settings) -> bytes:
     content = strict_json([settings.decontaminate, settings.decontaminate_ngram], sort_keys=True)
     return hashlib.blake2b(content.encode(), digest_size=STAMP_BYTES).digest()
 
 
-def _file(task: "ShardTask") -> Path:
+def _file(task: ShardTask) -> Path:
     return task.corpus / "shards" / f"contamination{NGRAMS_SUFFIX}"
 
 

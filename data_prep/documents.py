@@ -28,11 +28,11 @@ from data_prep.compressed import DamagedInput, open_stream
 from data_prep.fields import MISSING, SUBSET_KEY, TEXT_KEY, UNKNOWN_SUBSET, Fields
 from data_prep.inputs import ACCEPTED, Input, naming_input, split_dataset, split_prefix, suffix
 from data_prep.json_lines import BadLine, parse
+from data_prep.task import ShardTask
 
 if TYPE_CHECKING:
     import pyarrow
 
-    from data_prep.shard import ShardTask
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 # 100 MB of text may take 300 MB as JSON in which many characters are escaped.
@@ -322,7 +322,7 @@ def _judge(record: object, fields: Fields, line: int, size_bytes: int = 0) -> Do
     return Reject(reason, subset, fields.source, line, size_bytes)
 
 
-def of_subset(task: "ShardTask") -> Verdict:
+def of_subset(task: ShardTask) -> Verdict:
     """Return the filter of documents of the other subsets."""
     return lambda _, document: None if document.subset == task.settings.subset else "other-subset"
 

@@ -20,7 +20,7 @@ near_duplicates.py takes the same steps, with other keys than hashes of the whol
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -29,9 +29,7 @@ from data_prep.documents import Document, Verdict, read
 from data_prep.files import AtomicFile, write_atomically
 from data_prep.inputs import input_state
 from data_prep.progress import Done, Progress
-
-if TYPE_CHECKING:
-    from data_prep.shard import ShardTask
+from data_prep.task import ShardTask
 
 HASHES_SUFFIX = ".hashes"
 MARKS_SUFFIX = ".duplicates"
@@ -43,7 +41,7 @@ _HASH = np.dtype([("high", "<u8"), ("low", "<u8")])
 _CHUNK_DOCUMENTS = 1 << 20
 
 
-def hash_input(task: "ShardTask", progress: Progress = lambda _: None) -> int:
+def hash_input(task: ShardTask, progress: Progress = lambda _: None) -> int:
     """Write the hashes of one input's documents, if they are missing or outdated.
 
     Returns:
@@ -60,7 +58,7 @@ def hash_input(task: "ShardTask", progress: Progress = lambda _: None) -> int:
     return write_keys(task, HASHES_SUFFIX, stamp(task), key, b"".join, progress)
 
 
-def mark_duplicates(tasks: Sequence["ShardTask"]) -> int:
+def mark_duplicates(tasks: Sequence[ShardTask]) -> int:
     """Write which documents of each input are duplicates.
 
     Args:
@@ -84,7 +82,7 @@ def mark_duplicates(tasks: Sequence["ShardTask"]) -> int:
     return int(is_duplicate.sum())
 
 
-def duplicates(task: "ShardTask") -> Verdict:
+def duplicates(task: ShardTask) -> Verdict:
     """Return the filter of a task's documents.
 
     Raises:
@@ -94,7 +92,7 @@ def duplicates(task: "ShardTask") -> Verdict:
 
 
 def write_keys(
-    task: "ShardTask",
+    task: ShardTask,
     suffix: str,
     stamp: bytes,
     key: Callable[[str], bytes],
@@ -144,12 +142,12 @@ def write_keys(
     return documents
 
 
-def write_marks(task: "ShardTask", suffix: str, stamp: bytes, marks: npt.NDArray[np.bool_]) -> None:
+def write_marks(task: ShardTask, suffix: str, stamp: bytes, marks: npt.NDArray[np.bool_]) -> None:
     """Write a bit per document of an input."""
     write_atomically(task.file(suffix), stamp + np.packbits(marks).tobytes())
 
 
-def marked(task: "ShardTask", suffix: str, stamp: bytes, reason: str) -> Verdict:
+def marked(task: ShardTask, suffix: str, stamp: bytes, reason: str) -> Verdict:
     """Return a filter that rejects the marked documents.
 
     Raises:
@@ -161,7 +159,7 @@ def marked(task: "ShardTask", suffix: str, stamp: bytes, reason: str) -> Verdict
     return lambda number, _: reason if number < len(marks) and marks[number] else None
 
 
-def stamp(task: "ShardTask", *more: object) -> bytes:
+def stamp(task: ShardTask, *more: object) -> bytes:
     """Return bytes that identify an input, its state, how it is read, and `more`."""
     settings = task.settings
     state = (task.input, input_state(task.input), settings.damaged, settings.text_key, *more)
@@ -169,7 +167,7 @@ def stamp(task: "ShardTask", *more: object) -> bytes:
     return hashlib.blake2b(text.encode(), digest_size=STAMP_BYTES).digest()
 
 
-def checked_file(task: "ShardTask", suffix: str, stamp: bytes) -> Path:
+def checked_file(task: ShardTask, suffix: str, stamp: bytes) -> Path:
     """Return a file of the task, or raise ValueError if it is missing or outdated."""
     file = task.file(suffix)
     if not _has_stamp(file, stamp):
@@ -191,7 +189,7 @@ def is_in_part(numbers: npt.NDArray[np.uint64], part: int, num_parts: int) -> np
     return found
 
 
-def _texts(task: "ShardTask") -> Iterator[str]:
+def _texts(task: ShardTask) -> Iterator[str]:
     settings = task.settings
     damages: list[str] | None = [] if settings.damaged == "keep" else None
     records = read(task.input, damages, settings.text_key, settings.subset_key)

@@ -27,7 +27,7 @@ from typing import Any, Protocol, TypeVar
 from data_prep import children, console
 from data_prep.inputs import input_state
 from data_prep.progress import Done, Progress
-from data_prep.shard import ShardTask
+from data_prep.task import ShardTask
 
 T = TypeVar("T")
 WorkFunction = Callable[[ShardTask, Progress], T]

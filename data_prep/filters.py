@@ -6,7 +6,7 @@ own, and a line in the table. `judge` judges it by its length in tokens.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -15,22 +15,20 @@ from data_prep import contamination, duplicates, near_duplicates
 from data_prep.documents import Document, Records, Reject, Verdict, of_subset
 from data_prep.manifest import Count, Rejects, Settings
 from data_prep.progress import Progress
-
-if TYPE_CHECKING:
-    from data_prep.shard import ShardTask
+from data_prep.task import ShardTask
 
 
 class Filter(NamedTuple):
     """A filter of documents by their texts, and what it does before the first shard is made."""
 
     is_on: Callable[[Settings], bool]
-    judge: "Callable[[ShardTask], Verdict]"
+    judge: Callable[[ShardTask], Verdict]
     """Returns the function that judges the documents of one input."""
     suffixes: tuple[str, ...] = ()
     """Of the files that it leaves in shards/ until the corpus is finished; that of `read` first."""
-    read: "Callable[[ShardTask, Progress], int] | None" = None
+    read: Callable[[ShardTask, Progress], int] | None = None
     """Reads each input once, in a worker."""
-    finish: "Callable[[Sequence[ShardTask]], object] | None" = None
+    finish: Callable[[Sequence[ShardTask]], object] | None = None
     """Called when all inputs have been read."""
 
 
@@ -65,7 +63,7 @@ def filters_of(settings: Settings) -> dict[str, Filter]:
     return {name: each for name, each in FILTERS.items() if each.is_on(settings)}
 
 
-def filtered(records: Records, task: "ShardTask") -> Records:
+def filtered(records: Records, task: ShardTask) -> Records:
     """Yield the records of a task's input, with the documents that are rejected as rejects.
 
     Raises:
@@ -128,7 +126,7 @@ class Tally:
     kept: dict[str, dict[str, Count]] = field(default_factory=dict)
     rejects: dict[str, Rejects] = field(default_factory=dict)
     cut: int = 0
-    cut_tokens: int | None = 0
+    cut_tokens: int = 0
 
     def keep(self, split: str, subset: str, count: Count) -> None:
         """Count documents written to a split."""
@@ -146,10 +144,7 @@ class Tally:
         for reason, rejects in other.rejects.items():
             self.reject(reason, rejects)
         self.cut += other.cut
-        if self.cut_tokens is not None and other.cut_tokens is not None:
-            self.cut_tokens += other.cut_tokens
-        else:
-            self.cut_tokens = None
+        self.cut_tokens += other.cut_tokens
 
     def rejects_summary(self) -> str:
         """Return the rejects as "3 too-long (first at a.jsonl:7), 1 not-json (first at ...)"."""

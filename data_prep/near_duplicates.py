@@ -27,7 +27,6 @@ until the corpus is finished.
 from collections.abc import Sequence
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -46,10 +45,8 @@ from data_prep.duplicates import (
     write_marks,
 )
 from data_prep.progress import Progress
+from data_prep.task import ShardTask
 from data_prep.words import Hashes, mixed, ngram_hashes, random_numbers, word_hashes
-
-if TYPE_CHECKING:
-    from data_prep.shard import ShardTask
 
 SIGNATURES_SUFFIX = ".signatures"
 MARKS_SUFFIX = ".near-duplicates"
@@ -63,7 +60,7 @@ _PAIRS = 1 << 16  # compared at once
 _NOTHING = np.uint64(0xFFFF_FFFF_FFFF_FFFF)
 
 
-def sign_input(task: "ShardTask", progress: Progress = lambda _: None) -> int:
+def sign_input(task: ShardTask, progress: Progress = lambda _: None) -> int:
     """Write the signatures of one input's documents, if they are missing or outdated.
 
     Returns:
@@ -102,7 +99,7 @@ def signature(text: str, size: int) -> bytes:
     return smallest.astype(np.uint8).tobytes()
 
 
-def mark_near_duplicates(tasks: Sequence["ShardTask"]) -> int:
+def mark_near_duplicates(tasks: Sequence[ShardTask]) -> int:
     """Write which documents of each input are near-duplicates of an earlier one.
 
     Args:
@@ -131,7 +128,7 @@ def mark_near_duplicates(tasks: Sequence["ShardTask"]) -> int:
     return int(is_duplicate.sum())
 
 
-def near_duplicates(task: "ShardTask") -> Verdict:
+def near_duplicates(task: ShardTask) -> Verdict:
     """Return the filter of a task's documents.
 
     Raises:

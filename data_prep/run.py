@@ -24,7 +24,8 @@ from data_prep.parts import LOCK, Part, hold
 from data_prep.progress import ProgressReport, duration
 from data_prep.report import FILE_NAME as REPORT_FILE
 from data_prep.report import draw, import_matplotlib
-from data_prep.shard import ShardTask, existing_manifest, prepare_shard
+from data_prep.shard import existing_manifest, prepare_shard
+from data_prep.task import ShardTask
 from data_prep.tokenizer import FILE_NAME as TOKENIZER_FILE
 from data_prep.tokenizer import Tokenizer, load
 

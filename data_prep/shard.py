@@ -7,7 +7,6 @@ shard is not made again. An engine may therefore run it on any machine and any n
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
@@ -26,7 +25,6 @@ from data_prep.manifest import (
     Count,
     InputFile,
     Rejects,
-    Settings,
     ShardFiles,
     ShardManifest,
     read_record,
@@ -35,41 +33,13 @@ from data_prep.manifest import (
 from data_prep.progress import Done, Progress
 from data_prep.sentences import cut_lengths, encode_sentences
 from data_prep.statistics import UPPER_EDGES, count_lengths, write_counts
+from data_prep.task import ShardTask
 from data_prep.tokenizer import FILE_NAME as TOKENIZER_FILE
 from data_prep.tokenizer import Tokenizer, load
 
 _BATCH_DOCUMENTS = 256
 _BATCH_CHARACTERS = 4_000_000  # bounds memory if documents are long
 MAX_SUBSETS = 256  # a uint8 numbers them
-
-
-@dataclass(frozen=True)
-class ShardTask:
-    """Description of a shard, small enough to send to any process.
-
-    The vocabulary is read from the corpus folder.
-    """
-
-    index: int
-    input: Input
-    corpus: Path
-    settings: Settings
-    tokenizer_digest: str
-    role: str = "both"
-
-    @property
-    def name(self) -> str:
-        """File stem of the shard."""
-        return f"shard-{self.index:05d}"
-
-    @property
-    def manifest_file(self) -> Path:
-        """The shard's manifest, which is written last and marks the shard as finished."""
-        return self.file(".json")
-
-    def file(self, suffix: str) -> Path:
-        """Return the path of one of the shard's files in `shards/`."""
-        return self.corpus / "shards" / f"{self.name}{suffix}"
 
 
 def existing_manifest(task: ShardTask) -> ShardManifest | None:

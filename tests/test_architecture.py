@@ -1,6 +1,7 @@
 """Import directions, read from the source and tried in fresh processes."""
 
 import ast
+import graphlib
 import subprocess
 import sys
 from pathlib import Path
@@ -247,3 +248,10 @@ def test_json_is_written_by_one_function():
         if isinstance(node.value, ast.Name) and "json" in node.value.id
     }
     assert callers == {"data_prep.files", *hashed}
+
+
+def test_no_module_of_data_prep_imports_one_that_imports_it():
+    """Imports for types alone count too."""
+    names = {module_of(path): path for path in files_of("data_prep")}
+    graph = {name: (imports_of(path) & names.keys()) - {name} for name, path in names.items()}
+    graphlib.TopologicalSorter(graph).prepare()  # raises where there is a circle

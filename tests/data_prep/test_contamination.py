@@ -146,6 +146,17 @@ def test_texts_are_cells_of_lines_or_strings_of_json(tmp_path: Path) -> None:
     assert list(texts_of(packed)) == ["one", "two", "three", "four"]
 
 
+@pytest.mark.parametrize("depth", [500, 1000, 100_000])
+def test_deeply_nested_json_is_read_or_refused(tmp_path: Path, depth: int) -> None:
+    file = tmp_path / "test.jsonl"
+    file.write_text("[" * depth + '"a", ["b"], {"c": "d"}' + "]" * depth)
+    if depth < 100_000:
+        assert list(texts_of(file)) == ["a", "b", "d"]
+    else:
+        with pytest.raises(ValueError, match=f"{file}: line 1: nested-too-deeply"):
+            list(texts_of(file))
+
+
 def test_a_folder_stands_for_the_sets_of_glue_that_are_not_for_training(tmp_path: Path) -> None:
     kept = ("CoLA/dev.tsv", "MNLI/dev_matched.tsv", "MNLI/test_mismatched.tsv", "AX/AX.tsv")
     others = ("CoLA/train.tsv", "MRPC/dev_ids.tsv", "MRPC/msr_paraphrase_test.txt")

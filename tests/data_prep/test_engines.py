@@ -13,7 +13,7 @@ from data_prep.manifest import Settings
 from data_prep.prepare import add_arguments
 from data_prep.progress import Done, Progress
 from data_prep.run import plan, prepare
-from data_prep.shard import ShardTask
+from data_prep.task import ShardTask
 from tests.data_prep.test_run import ROOT, SETTINGS, content
 
 needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed")

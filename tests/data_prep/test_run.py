@@ -23,7 +23,7 @@ from data_prep.engines import ENGINES
 from data_prep.manifest import Settings, load_manifest
 from data_prep.parts import Part
 from data_prep.run import idle_workers, plan, prepare, prepare_part
-from data_prep.shard import ShardTask
+from data_prep.task import ShardTask
 from data_prep.tokenizer import Tokenizer, train
 from data_prep.verify import verify
 from tests.data_prep.conftest import make_texts, write_pile
