@@ -6,7 +6,6 @@ fixed places. While these stay the same, a later call reads only the bytes at th
 """
 
 import hashlib
-import json
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -37,8 +36,9 @@ def check(folder: Path, manifest: CorpusManifest) -> None:
         ValueError: A file is missing or differs; it is named.
     """
     now = _state(folder, manifest)
+    expected = f"{strict_json(now)}\n".encode()  # as `replace_json` writes it
     notes = [place / _name(now) for place in cache.folders(folder, manifest.digest())]
-    if any(note.is_file() and json.loads(note.read_bytes()) == now for note in notes):
+    if any(note.is_file() and note.read_bytes() == expected for note in notes):
         return
     if problem := next(differences(folder, manifest), None):
         raise ValueError(

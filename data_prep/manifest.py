@@ -6,7 +6,7 @@ A `ShardManifest` is written when a shard is complete, the `CorpusManifest` when
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -15,7 +15,7 @@ from data_prep.fields import SUBSET_KEY, TEXT_KEY
 from data_prep.files import strict_json, write_atomically
 from data_prep.records import check_format, decode
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 1
 FILE_NAME = "manifest.json"
 SPLITS = ("train", "valid")
 CHOICES = {
@@ -30,7 +30,6 @@ PLACES_KEPT = 5  # examples per reject reason
 MOST_WORDS = 1000  # of an n-gram
 
 T = TypeVar("T")
-_ADDED = {"added": True}  # fields that are not written while they have their default
 
 
 @dataclass(frozen=True)
@@ -48,11 +47,11 @@ class Settings:
     subset_key: str = SUBSET_KEY
     subset: str = ""  # the only subset whose documents are kept; empty: all are
     # Jaccard similarity to an earlier document from which on one is dropped; None: all are kept
-    near_duplicates: float | None = field(default=None, metadata=_ADDED)
-    near_duplicate_ngram: int = field(default=5, metadata=_ADDED)  # words
+    near_duplicates: float | None = None
+    near_duplicate_ngram: int = 5  # words
     # hex sha256 of test sets, by file name; documents with an n-gram of them are dropped
-    decontaminate: dict[str, str] | None = field(default=None, metadata=_ADDED)
-    decontaminate_ngram: int = field(default=13, metadata=_ADDED)  # words
+    decontaminate: dict[str, str] | None = None
+    decontaminate_ngram: int = 13  # words
 
     def __post_init__(self) -> None:
         """Refuse values out of range, and unknown choices."""
@@ -124,8 +123,8 @@ class Rejects:
 
     by_subset: dict[str, int]
     places: list[str]
-    text_bytes: dict[str, int] | None = None  # None: an earlier version did not record it
-    tokens: dict[str, int] | None = None  # None: not encoded, or not recorded
+    text_bytes: dict[str, int]
+    tokens: dict[str, int] | None = None  # None: not encoded
 
     @property
     def count(self) -> int:
@@ -135,23 +134,17 @@ class Rejects:
     def add(self, other: "Rejects") -> None:
         """Add the documents of `other`, which come later."""
         _add(self.by_subset, other.by_subset)
-        self.text_bytes = _add_if_known(self.text_bytes, other.text_bytes)
-        self.tokens = _add_if_known(self.tokens, other.tokens)
+        _add(self.text_bytes, other.text_bytes)
+        if self.tokens is None or other.tokens is None:
+            self.tokens = None
+        else:
+            _add(self.tokens, other.tokens)
         self.places += other.places[: PLACES_KEPT - len(self.places)]
 
 
 def _add(counts: dict[str, int], more: Mapping[str, int]) -> None:
     for name, number in more.items():
         counts[name] = counts.get(name, 0) + number
-
-
-def _add_if_known(
-    counts: dict[str, int] | None, more: Mapping[str, int] | None
-) -> dict[str, int] | None:
-    if counts is None or more is None:
-        return None
-    _add(counts, more)
-    return counts
 
 
 @dataclass(frozen=True)
@@ -203,7 +196,7 @@ class ShardManifest:
     cut: int  # documents truncated or split, as settings.long says
     rejects: dict[str, Rejects]  # by reason
     length_counts: list[int]
-    cut_tokens: int | None = None  # removed from truncated documents; None: not recorded
+    cut_tokens: int  # removed from truncated documents
 
 
 @dataclass(frozen=True)
@@ -227,7 +220,7 @@ class CorpusManifest:
     rejects: dict[str, Rejects]  # by reason
     length_histogram: LengthHistogram
     unigram_perplexity: float | None  # None where a split is empty
-    cut_tokens: int | None = None  # removed from truncated documents; None: not recorded
+    cut_tokens: int  # removed from truncated documents
 
     def digest(self) -> str:
         """Hex sha256 that identifies the documents, their order and their ids."""
@@ -264,18 +257,12 @@ def load_manifest(folder: Path) -> CorpusManifest:
 
 def write_record(file: Path, record: CorpusManifest | ShardManifest) -> None:
     """Write a manifest, complete or not at all."""
-    content = asdict(record)
-    for name in (added.name for added in fields(Settings) if added.metadata == _ADDED):
-        if content["settings"][name] == getattr(Settings, name):
-            del content["settings"][name]  # the file is the same as that of earlier versions
-    text = strict_json(content, indent=1, ensure_ascii=False, sort_keys=True)
+    text = strict_json(asdict(record), indent=1, ensure_ascii=False, sort_keys=True)
     write_atomically(file, (text + "\n").encode())
 
 
 def read_record(kind: type[T], file: Path) -> T:
     """Read a manifest of the given kind.
-
-    A field with a default may be missing: an earlier version did not write it.
 
     Raises:
         ValueError: Not JSON, of another format version, or a field is missing, unknown or of

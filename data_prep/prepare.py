@@ -15,7 +15,14 @@ from data_prep.inputs import add_input_argument, find_inputs
 from data_prep.manifest import CHOICES, CorpusManifest, Settings
 from data_prep.parts import Part
 from data_prep.run import prepare, prepare_part
-from data_prep.summary import ALLOWED_BROKEN, broken_warning, table, unknown_tokens
+from data_prep.summary import (
+    ALLOWED_BROKEN,
+    broken_warning,
+    density,
+    table,
+    unknown_tokens,
+    warnings,
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -149,6 +156,8 @@ def run(options: argparse.Namespace) -> int:
         return EXIT_FAILED
     for line in _summary(options.output, manifest, time.monotonic() - started):
         print(line)
+    for text in warnings(manifest):
+        print(f"{options.parser.prog}: warning: {text}", file=sys.stderr)
     if warning := broken_warning(manifest):
         print(f"{options.parser.prog}: warning: {warning}", file=sys.stderr)
         return EXIT_DONE if options.allow_broken else EXIT_FAILED
@@ -176,6 +185,7 @@ def _summary(output: Path, manifest: CorpusManifest, seconds: float) -> Iterator
     )
     yield f"{output}: {totals}, {seconds:.1f} s"
     yield from table(manifest)
+    yield density(manifest)
     yield from unknown_tokens(output, manifest)
     yield from (f"damaged: {damage}" for damage in manifest.damages)
     if not manifest.totals["valid"].documents:

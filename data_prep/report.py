@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from data_prep import summary
 from data_prep.files import write_atomically
 from data_prep.manifest import SPLITS, CorpusManifest, Count, LengthHistogram
-from data_prep.summary import by_frequency, has_sizes
+from data_prep.summary import by_frequency
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -77,20 +77,16 @@ def by_subset(kept: Mapping[str, Mapping[str, Count]]) -> dict[str, dict[str, in
 def shares(manifest: CorpusManifest) -> dict[str, dict[str, float]]:
     """Return for each subset the share of its text that was kept or rejected for each reason.
 
-    They are shares of the bytes of text or, where these were not recorded, of the documents. The
-    less frequent reasons are merged. Subsets and reasons are sorted, most frequent first, because
-    the order of a manifest's dictionaries has no meaning.
+    They are shares of the bytes of text. The less frequent reasons are merged. Subsets and reasons
+    are sorted, most frequent first, because the order of a manifest's dictionaries has no meaning.
     """
     counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for subsets in manifest.kept.values():
         for subset, count in subsets.items():
-            size = count.text_bytes if has_sizes(manifest) else count.documents
-            counts[subset]["kept"] += size
+            counts[subset]["kept"] += count.text_bytes
     for rank, reason in enumerate(by_frequency(manifest.rejects)):
         name = reason if rank < _REASONS_SHOWN else _REST
-        rejects = manifest.rejects[reason]
-        sizes = rejects.text_bytes if has_sizes(manifest) else None
-        for subset, size in (rejects.by_subset if sizes is None else sizes).items():
+        for subset, size in manifest.rejects[reason].text_bytes.items():
             counts[subset][name] += size
     return {
         subset: {name: number / max(row.total(), 1) for name, number in row.items()}
@@ -116,10 +112,8 @@ def _summary(manifest: CorpusManifest) -> str:
         for split, total in manifest.totals.items()
     ]
     rejected = sum(rejects.count for rejects in manifest.rejects.values())
-    text = ""
-    if has_sizes(manifest):
-        kept = summary.shares(summary.rows(manifest))[0].text_bytes or 0.0
-        text = f" ({1 - kept:.1%} of the text)"
+    kept = summary.shares(summary.rows(manifest))[0].text_bytes or 0.0
+    text = f" ({1 - kept:.1%} of the text)"
     return "   ·   ".join([*parts, f"{in_short(rejected)} documents rejected{text}"])
 
 
@@ -175,18 +169,15 @@ def _rejects(axes: "Axes", manifest: CorpusManifest) -> None:
     found = summary.rows(manifest)
     rejected = list(zip(found, summary.shares(found), strict=True))[1 : _MOST_BARS + 1]
     axes.set_title("Rejected: share of the documents, and of the text", loc="left")
-    if not has_sizes(manifest):
-        axes.set_title("Rejected: share of the documents (sizes were not recorded)", loc="left")
     if not rejected:
         axes.set_axis_off()
         axes.text(0.5, 0.5, "none", horizontalalignment="center", transform=axes.transAxes)
         return
     for number, (row, share) in enumerate(rejected):
         bars = [
-            (share.documents, f"{row.documents:,} documents, {share.documents:.1%}", _LIGHT_RED)
+            (share.documents, f"{row.documents:,} documents, {share.documents:.1%}", _LIGHT_RED),
+            (*_text_bar(row, share), _RED),
         ]
-        if has_sizes(manifest):
-            bars.append((*_text_bar(row, share), _RED))
         for place, (length, label, colour) in enumerate(bars):
             y = number + 0.4 * place - 0.2 * (len(bars) - 1)
             axes.barh(y, length, 0.36, color=colour)
@@ -213,8 +204,7 @@ def _shares(axes: "Axes", manifest: CorpusManifest) -> None:
     names = ("kept", *reasons[:_REASONS_SHOWN], _REST)
     _stack(axes, rows, [name for name in names if name in found], (_BLUE, *_REASON_COLOURS))
     _label(axes, [1.0] * len(rows), [f" {row.get('kept', 0.0):.1%}" for row in rows.values()])
-    unit = "bytes of text" if has_sizes(manifest) else "documents"
-    axes.set_title(f"Share of {unit} kept", loc="left")
+    axes.set_title("Share of bytes of text kept", loc="left")
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.02), ncols=5, frameon=False)
     axes.set_xticks([])
 

@@ -3,6 +3,7 @@
 `prepare`, `inspect` and the figure show these rows.
 """
 
+import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -13,13 +14,17 @@ from data_prep.statistics import count_ids
 
 ALLOWED_BROKEN = 0.1
 """Largest share of broken records, and of their bytes, without a warning."""
+LEAST_VALID_TOKENS = 50_000
+"""Below them a validation loss is known to less than about 0.035 nats."""
+_NATS_PER_TARGET = 3.0  # standard deviation of the loss of a token
+_MASKED = 0.15
+LEAST_BYTES_PER_TOKEN = 2.0
+"""In GPT-2's vocabulary, texts in Latin letters and code have 2.0 to 4.3 bytes per token, Russian,
+Arabic, Hindi and Chinese 1.5 to 1.8, and Korean 1.2."""
+_SUBSETS_SHOWN = 8
 _ENCODED = {"too-long", "too-short"}
 _NOT_BROKEN = {*_ENCODED, "contaminated", "duplicate", "empty", "near-duplicate", "other-subset"}
 _WIDTHS = (("documents", 14), ("tokens", 18), ("MB of text", 14))
-_NOT_RECORDED = (
-    "tokens and bytes are left out: an earlier version made this corpus, or a part of it, and did "
-    "not record those of rejected documents"
-)
 
 
 class Row(NamedTuple):
@@ -44,11 +49,6 @@ def by_frequency(rejects: Mapping[str, Rejects]) -> list[str]:
     return sorted(rejects, key=lambda reason: (-rejects[reason].count, reason))
 
 
-def has_sizes(manifest: CorpusManifest) -> bool:
-    """Return whether the bytes of the rejected documents were recorded."""
-    return all(rejects.text_bytes is not None for rejects in manifest.rejects.values())
-
-
 def rows(manifest: CorpusManifest) -> list[Row]:
     """Return what was kept, then what was rejected, most frequent reason first.
 
@@ -60,7 +60,8 @@ def rows(manifest: CorpusManifest) -> list[Row]:
     found = [Row("kept", kept.documents, kept.tokens, kept.text_bytes)]
     for reason in by_frequency(manifest.rejects):
         rejects = manifest.rejects[reason]
-        found.append(Row(reason, rejects.count, _sum(rejects.tokens), _sum(rejects.text_bytes)))
+        tokens = None if rejects.tokens is None else sum(rejects.tokens.values())
+        found.append(Row(reason, rejects.count, tokens, sum(rejects.text_bytes.values())))
     if manifest.cut_tokens:
         found.append(Row("cut off", 0, manifest.cut_tokens, None))
     return found
@@ -87,23 +88,64 @@ def table(manifest: CorpusManifest) -> Iterator[str]:
     if len(found) == 1:
         yield "rejected: nothing"
         return
-    with_sizes = has_sizes(manifest)
-    widths = _WIDTHS if with_sizes else _WIDTHS[:1]
     first = max(len(row.name) for row in found) + 2
-    yield " " * first + "".join(f"{title:>{width}}{'share':>8}" for title, width in widths)
+    yield " " * first + "".join(f"{title:>{width}}{'share':>8}" for title, width in _WIDTHS)
     for row, share in zip(found, shares(found), strict=True):
         tokens = "-" if row.tokens is None else f"{row.tokens:,}"
         megabytes = "-" if row.text_bytes is None else f"{row.text_bytes / 1e6:,.2f}"
-        cells = zip(widths, (f"{row.documents:,}", tokens, megabytes), share, strict=False)
+        cells = zip(_WIDTHS, (f"{row.documents:,}", tokens, megabytes), share, strict=True)
         line = "".join(
             f"{size:>{width}}{'' if part is None else f'{part:.1%}':>8}"
             for (_, width), size, part in cells
         )
         yield f"{row.name:{first}}{line}".rstrip()
-    if not with_sizes:
-        yield _NOT_RECORDED
-    elif any(row.tokens is None for row in found):
+    if any(row.tokens is None for row in found):
         yield "(-: tokens of documents that were not encoded, which the shares leave out)"
+
+
+def bytes_per_token(manifest: CorpusManifest) -> dict[str, float]:
+    """Return the bytes of text per token of each subset, lowest first."""
+    sizes: dict[str, Count] = {}
+    for subsets in manifest.kept.values():
+        for subset, count in subsets.items():
+            sizes.setdefault(subset, Count()).add(count)
+    found = {name: size.text_bytes / max(size.tokens, 1) for name, size in sizes.items()}
+    return dict(sorted(found.items(), key=lambda item: item[1]))
+
+
+def density(manifest: CorpusManifest) -> str:
+    """Return a line with the bytes of text per token."""
+    by_subset = bytes_per_token(manifest)
+    kept = rows(manifest)[0]
+    line = f"{(kept.text_bytes or 0) / max(kept.tokens or 0, 1):.2f} bytes of text per token"
+    if len(by_subset) == 1:
+        return line
+    named = [f"{name} {found:.2f}" for name, found in by_subset.items()]
+    rest = ", ..." if len(named) > _SUBSETS_SHOWN else ""
+    return f"{line}; lowest first: {', '.join(named[:_SUBSETS_SHOWN])}{rest}"
+
+
+def warnings(manifest: CorpusManifest) -> Iterator[str]:
+    """Yield what makes a corpus less useful than its author may expect, and what to do."""
+    tokens = manifest.totals["valid"].tokens
+    if 0 < tokens < LEAST_VALID_TOKENS:
+        all_tokens = tokens + manifest.totals["train"].tokens
+        share = min(math.ceil(100 * LEAST_VALID_TOKENS / all_tokens) / 100, 0.5)
+        use = f"--valid-fraction {share:g}" if manifest.settings.valid_fraction else "--valid-input"
+        error = _NATS_PER_TARGET / math.sqrt(_MASKED * tokens)
+        yield (
+            f"the validation split has {tokens:,} tokens: with {_MASKED:.0%} of them masked, its "
+            f"loss is known to about ±{error:.2f} nats. From {LEAST_VALID_TOKENS:,} tokens on that "
+            f"is little; see {use}"
+        )
+    low = {n: b for n, b in bytes_per_token(manifest).items() if b < LEAST_BYTES_PER_TOKEN}
+    if low:
+        named = ", ".join(f"{name} {found:.2f}" for name, found in [*low.items()][:_SUBSETS_SHOWN])
+        yield (
+            f"under {LEAST_BYTES_PER_TOKEN:g} bytes of text per token, {named}: the vocabulary has "
+            "few words of this text and spells the rest in bytes. A vocabulary that was trained on "
+            "such text (train-tokenizer) needs fewer tokens"
+        )
 
 
 def unknown_tokens(folder: Path, manifest: CorpusManifest) -> Iterator[str]:
@@ -135,13 +177,9 @@ def broken_warning(manifest: CorpusManifest) -> str | None:
     )
     if max(count / max(records, 1), share_of_bytes) <= ALLOWED_BROKEN:
         return None
-    size = f" and {share_of_bytes:.1%} of the bytes" if has_sizes(manifest) else ""
     return (
-        f"{count:,} of {records:,} records ({count / records:.1%}){size} are broken: "
+        f"{count:,} of {records:,} records ({count / records:.1%}) and {share_of_bytes:.1%} of "
+        "the bytes are broken: "
         f"{Tally(rejects=broken).rejects_summary()}. The corpus is complete without them; "
         "--allow-broken accepts that"
     )
-
-
-def _sum(by_subset: Mapping[str, int] | None) -> int | None:
-    return None if by_subset is None else sum(by_subset.values())

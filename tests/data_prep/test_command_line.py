@@ -261,7 +261,7 @@ def test_more_than_a_tenth_of_broken_lines_is_a_failure_unless_allowed(
     assert "train   en " in capsys.readouterr().out
     file.write_text(good + "{\n")
     assert main([*command, "--overwrite"]) == 0
-    assert "warning" not in capsys.readouterr().err
+    assert "broken" not in capsys.readouterr().err
 
 
 def test_a_vocabulary_is_trained_on_the_text_of_another_key(

@@ -46,15 +46,6 @@ def test_tallies_are_added_in_order() -> None:
     assert second.rejects["too-long"].count == 10
 
 
-def test_sum_with_what_an_earlier_version_did_not_record_is_not_known() -> None:
-    recorded, earlier = Tally(cut_tokens=1), Tally(cut_tokens=None)
-    recorded.reject("empty", Rejects({"X": 1}, ["a:1"], {"X": 5}))
-    earlier.reject("empty", Rejects({"X": 2}, ["b:1"]))
-    recorded.add(earlier)
-    assert recorded.rejects == {"empty": Rejects({"X": 3}, ["a:1", "b:1"])}
-    assert recorded.cut_tokens is None
-
-
 @pytest.mark.parametrize("count", [0, 1, 29, 30, 31, 60, 61, 100])
 def test_windows_respect_the_limit_and_lose_nothing(count: int) -> None:
     ids = np.arange(count, dtype=np.int32)

@@ -3,9 +3,9 @@ from pathlib import Path
 
 import pytest
 
-from data_prep.manifest import CorpusManifest, Rejects, Settings
+from data_prep.manifest import CorpusManifest, Count, Rejects, Settings
 from data_prep.run import prepare
-from data_prep.summary import broken_warning, has_sizes, rows, shares, table
+from data_prep.summary import broken_warning, bytes_per_token, rows, shares, table, warnings
 from tests.data_prep.conftest import make_texts
 
 
@@ -15,12 +15,6 @@ def manifest(
 ) -> CorpusManifest:
     folder = tmp_path_factory.mktemp("summary") / "corpus"
     return prepare(inputs, folder, tokenizer_folder, Settings(max_tokens=64, valid_fraction=0.2))
-
-
-def without_sizes(manifest: CorpusManifest) -> CorpusManifest:
-    """The manifest as an earlier version wrote it."""
-    rejects = {name: Rejects(r.by_subset, r.places) for name, r in manifest.rejects.items()}
-    return replace(manifest, rejects=rejects, cut_tokens=None)
 
 
 def test_rows_have_all_documents_and_all_text(manifest: CorpusManifest) -> None:
@@ -51,16 +45,6 @@ def test_documents_that_were_not_encoded_have_no_tokens(manifest: CorpusManifest
     assert "not encoded" in note
 
 
-def test_corpus_of_an_earlier_version_shows_documents_and_says_why(
-    manifest: CorpusManifest,
-) -> None:
-    earlier = without_sizes(manifest)
-    assert not has_sizes(earlier)
-    header, _, _, note = table(earlier)
-    assert header.split() == ["documents", "share"]
-    assert "an earlier version made this corpus" in note
-
-
 def test_truncation_has_a_row_of_the_tokens_cut_off(
     inputs: list[Path], tokenizer_folder: Path, tmp_path: Path
 ) -> None:
@@ -71,7 +55,6 @@ def test_truncation_has_a_row_of_the_tokens_cut_off(
     assert cut.name == "cut off"
     assert kept.tokens + cut.tokens == everything.tokens
     assert "cut off" in list(table(manifest))[-1] or "cut off" in list(table(manifest))[-2]
-    assert rows(replace(manifest, cut_tokens=None)) == [kept]
 
 
 @pytest.mark.parametrize(
@@ -95,4 +78,36 @@ def test_filtered_documents_are_not_broken(manifest: CorpusManifest) -> None:
     many = Rejects({"unknown": 10**6}, ["a.jsonl:7"], {"unknown": 10**9})
     for reason in ("empty", "duplicate", "too-short"):
         assert broken_warning(replace(manifest, rejects={reason: many})) is None
-    assert broken_warning(without_sizes(replace(manifest, rejects={"no-text": many}))) is not None
+    assert broken_warning(replace(manifest, rejects={"no-text": many})) is not None
+
+
+def counted(manifest: CorpusManifest, **valid: Count) -> CorpusManifest:
+    train = {"en": Count(10, 1_000_000, 4_000_000)}
+    totals = {"train": Count(10, 1_000_000, 4_000_000), "valid": Count()}
+    for count in valid.values():
+        totals["valid"].add(count)
+    return replace(manifest, kept={"train": train, "valid": valid}, totals=totals)
+
+
+def test_a_small_validation_split_is_a_warning_with_its_error_and_what_to_do(
+    manifest: CorpusManifest,
+) -> None:
+    small = counted(manifest, en=Count(3, 2_811, 11_244))
+    (warning,) = warnings(small)
+    assert "2,811 tokens" in warning
+    assert "±0.15 nats" in warning
+    assert "--valid-fraction 0.05" in warning
+    assert list(warnings(counted(manifest, en=Count(3, 50_000, 200_000)))) == []
+    assert list(warnings(counted(manifest))) == []  # an empty one is told by itself
+    separate = replace(small, settings=replace(small.settings, valid_fraction=0.0))
+    assert "--valid-input" in next(warnings(separate))
+
+
+def test_text_that_the_vocabulary_spells_in_bytes_is_a_warning_that_names_its_subset(
+    manifest: CorpusManifest,
+) -> None:
+    korean = counted(manifest, en=Count(3, 50_000, 200_000), ko=Count(2, 60_000, 66_000))
+    assert bytes_per_token(korean) == {"ko": 1.1, "en": 4.0}
+    (warning,) = warnings(korean)
+    assert "ko 1.10" in warning
+    assert "en 4" not in warning

@@ -6,6 +6,7 @@ import json
 import pytest
 
 from pretrain.config.load import RUN_FILE, dump, load
+from pretrain.data.sources import SOURCES
 from pretrain.recipe_checks import check
 from pretrain.resume_checks import _other_recipe, refuse_other_checkpoint, refuse_other_recipe
 from pretrain.run import folder as run_folder
@@ -127,3 +128,19 @@ def test_a_corpus_may_follow_those_of_a_run_of_one(mixed, recipe, corpus, tmp_pa
     sooner = mixed("a: weight: 1", "b: weight: 0, weight_from: {19: 1}")
     with pytest.raises(ValueError, match="accepted: changes from step 20 on"):
         refuse_other_recipe(sooner, check(sooner, 2)[1])
+
+
+def test_a_run_goes_on_only_with_the_algorithm_that_cut_its_blocks(recipe, tmp_path, monkeypatch):
+    config = recipe.load(tmp_path / "run")
+    manifests = check(config, 1)[1]
+    run_folder.lock(tmp_path / "run").close()
+    run_folder.open_run(config, manifests)
+    ledger.append(
+        tmp_path / "run" / ledger.FILE_NAME, "attempt", attempt=1, step=0, cut=["chunked-1"]
+    )
+    refuse_other_recipe(config, manifests)
+    monkeypatch.setattr(SOURCES["chunked"], "algorithm", 2)
+    with pytest.raises(
+        ValueError, match="cut by chunked-1, and this version cuts them by chunked-2"
+    ):
+        refuse_other_recipe(config, manifests)

@@ -1,9 +1,11 @@
 """The lock and the creation of a run, and what its attempts refuse."""
 
 import os
+import shutil
 import socket
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from pretrain import recipe_checks
@@ -97,3 +99,24 @@ def test_a_folder_that_others_may_write_to_is_warned_of(tmp_path, mode, who):
     warning = run_folder.writable_by_others(tmp_path)
     assert warning.startswith(f"WARNING: {tmp_path}: {who} may") == bool(who) == bool(warning)
     assert run_folder.writable_by_others(tmp_path / "none") == ""
+
+
+@pytest.mark.parametrize("is_noticed", [False, True])
+def test_a_run_is_neither_begun_nor_resumed_on_other_ids_of_the_same_size(
+    is_noticed, recipe, corpus, tmp_path
+):
+    folder = Path(shutil.copytree(corpus, tmp_path / "corpus"))
+    config = recipe.load(tmp_path / "run", f"data.corpus={folder}")
+    manifests = recipe_checks.check(config, 1)[1]
+    run_folder.lock(tmp_path / "run").close()
+    run_folder.open_run(config, manifests)
+    file = folder / "train" / "shard-00000.bin"
+    state = file.stat()
+    np.random.default_rng(0).permutation(np.fromfile(file, np.uint16)).tofile(file)
+    if not is_noticed:
+        os.utime(file, ns=(state.st_atime_ns, state.st_mtime_ns))
+    for name in ("run", "another"):
+        config = recipe.load(tmp_path / name, f"data.corpus={folder}")
+        with pytest.raises(ValueError, match=f"{file}: its sha256 is .* the manifest has"):
+            run_folder.open_run(config, recipe_checks.check(config, 1)[1])
+    assert not (tmp_path / "another" / ledger.FILE_NAME).exists()
