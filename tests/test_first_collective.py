@@ -88,29 +88,18 @@ def fine_tuning(tiny_model, easy_glue, tmp_path):  # noqa: F811 - fixtures
 @pytest.fixture
 def benchmark():
     def program(patch):
-        from pretrain.bench import contenders, worker
-        from pretrain.model.language_model import LanguageModel
+        from pretrain.__main__ import main
 
-        # The model would go to the GPU before it is sharded.
-        patch.setattr(contenders, "model_of", lambda case, _: LanguageModel(case.architecture()))
-        case = contenders.Case(contenders.OURS, "tiny", "baseline", 8, 1, "full", vocab_size=50)
-        worker.measure(case, seconds=0.0)
+        sizes = ["batch.global_batch_size=2", "batch.micro_batch_size=1", "model.size=tiny"]
+        main(["bench", "small", "data.vocab_size=50", "data.sequence_length=8", *sizes])
 
     return program
 
 
-@pytest.mark.parametrize("program", ["pretraining", "fine_tuning"])
+@pytest.mark.parametrize("program", ["pretraining", "fine_tuning", "benchmark"])
 def test_each_rank_sets_its_device_before_the_first_collective(program, request, run_ranks):
     program = request.getfixturevalue(program)
     for rank, calls in enumerate(run_ranks(2, calls_until_the_first_collective, program)):
         *before, first = calls
         assert before == [f"cuda:{rank}", ("init_process_group nccl", str(rank))]
         assert first in COLLECTIVES
-
-
-def test_the_benchmark_sets_its_device_before_the_first_collective(benchmark, run_ranks):
-    """It has one rank; each contender's process chooses the device before it builds anything."""
-    (calls,) = run_ranks(1, calls_until_the_first_collective, benchmark)
-    *before, first = calls
-    assert before == ["cuda:0", "cuda:0", ("init_process_group nccl", "0")]
-    assert first in COLLECTIVES

@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING
 from pretrain.config.settings import add_recipe
 
 if TYPE_CHECKING:
-    from pretrain.bench.positions import Comparison
-    from pretrain.bench.suite import Suite
     from pretrain.config.run import RunConfig
 
 
@@ -80,46 +78,30 @@ def _initial_weights(config: RunConfig) -> str:
 
 def add_bench_arguments(command: argparse.ArgumentParser) -> None:
     """Add the arguments of `bench`."""
+    add_recipe(command)
     add = command.add_argument
-    positions = "measure causal models with each position method, beside sinusoidal positions"
-    add("--positions", action="store_true", help=positions)
-    minutes = "time limit; cases that do not fit are left out and named (default: %(default)s)"
-    add("--minutes", type=float, default=8.0, help=minutes)
-    add("--size", help="measure this model size only, such as base")
-    add("--length", type=int, help="measure rows of this many tokens only")
-    add("--json", type=Path, help="also write the figures to this file")
-    add("--plot", type=Path, help="plot time per token, or the ratios, to this file (.png)")
+    seconds = "train for so long after two updates to warm up (default: %(default)s)"
+    add("--seconds", type=float, default=10.0, help=seconds)
+    add("--json", type=Path, help="also write the figures to this file, which plan --bench reads")
 
 
 def bench(options: argparse.Namespace) -> None:
-    """Measure training speed and memory beside other implementations.
+    """Measure a recipe on this machine: tokens/s, MFU, memory, and the parts of an update.
 
-    Model sizes, lengths and packing, through DeepSpeed and beside a plain PyTorch loop,
-    transformers and the attention of EIFY/fairseq, in the same run. On a CPU the models are small.
-    With --positions: training and evaluation of one causal model with each position method.
+    Trains on random tokens, so that no corpus is needed. On several GPUs: `deepspeed
+    --no_local_rank --module pretrain bench RECIPE`.
 
-    example: python -m pretrain bench --minutes 7.5 --json bench.json --plot cost.png
+    example: python -m pretrain bench pile-base data.vocab_size=50265 --json bench.json
     """
-    from pretrain.bench import positions
-    from pretrain.bench import suite as benchmark
-    from pretrain.bench.worker import log
+    import dataclasses
+
+    from pretrain.bench import measured_speed, speed
+    from pretrain.config.load import load
     from pretrain.run.checkpoints import write_json
 
-    if options.plot and options.plot.suffix != ".png":
-        raise ValueError(f"--plot {options.plot}: accepted: a name that ends in .png")
-    import torch
-
-    kind = positions if options.positions else benchmark
-    todo = kind.cases(torch.cuda.is_available(), options.size, options.length)
-
-    def report(so_far: Suite | Comparison) -> None:
-        outcome = so_far.outcomes[-1]
-        speed = f"{outcome.tokens_per_second():,.0f} tokens/s"
-        log(f"{outcome.case.name()}: {outcome.problem or speed}")
-        if options.json:  # after every case: a later one may be killed
-            write_json(options.json, so_far.figures())
-
-    measured = kind.run(todo, options.minutes, report)
-    sys.stdout.write(kind.table(measured))
-    if options.plot:
-        kind.plot(measured, options.plot)
+    measured = speed.measure(load(options.recipe, options.overrides), options.seconds)
+    if measured is None:  # on other ranks than the first
+        return
+    sys.stdout.write(measured_speed.table(measured))
+    if options.json:
+        write_json(options.json, dataclasses.asdict(measured))

@@ -1,24 +1,78 @@
-"""The share of a GPU's peak that a benchmark reached, for `plan`."""
+"""What `bench` measured of a recipe, and what `plan` takes from it."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
-import math
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-from pretrain.bench import devices, needs
-from pretrain.bench.contenders import OURS, PLAIN
+from data_prep.records import decode
+from pretrain.bench import devices
 from pretrain.config.run import RunConfig
-from pretrain.model import presets
+
+
+@dataclasses.dataclass(frozen=True)
+class Speed:
+    """What `bench --json` writes."""
+
+    device: str
+    """Name of the GPU, or "CPU"."""
+    torch: str
+    """Its version."""
+    world_size: int
+    size: str
+    """The recipe's `model.size`."""
+    variant: str
+    """The recipe's `model.variant`."""
+    backend: str
+    """Of attention."""
+    length: int
+    """Tokens per row."""
+    micro_batch_size: int
+    global_batch_size: int
+    seconds: float
+    """Median time of an update."""
+    tokens_per_second: float
+    """Of all devices."""
+    flops: float
+    """FLOP/s of one device that the model needs at this speed (needs.flops_per_token)."""
+    matmul_flops: float
+    """FLOP/s of a large matrix product on one device, measured in the same process."""
+    peak_bytes: int
+    """Peak memory in training: of a GPU, or of a process on the CPU."""
+    start_seconds: float
+    """Time to build and compile the model, with the first updates."""
+    parts: dict[str, float]
+    """Seconds by part of an update; each is measured alone, forward and backward."""
+
+    @property
+    def case(self) -> str:
+        """What was measured, in a few words."""
+        shape = f"{self.micro_batch_size} x {self.length}"
+        return f"{self.size} {self.variant}, {shape}, {self.world_size} x {self.device}"
+
+
+def table(speed: Speed) -> str:
+    """Format what was measured as text."""
+    kind = devices.kind_of(speed.device)
+    shares = [(speed.matmul_flops, "of a matrix product's FLOP/s (measured)")]
+    if kind:
+        shares.append((devices.DEVICES[kind].flops, f"MFU (of the data sheet of {kind})"))
+    lines = [
+        f"{speed.case}, torch {speed.torch}, attention {speed.backend}",
+        f"{speed.tokens_per_second:,.0f} tokens/s; {1e3 * speed.seconds:,.1f} ms an update of "
+        f"{speed.global_batch_size} x {speed.length} tokens",
+        *(f"{speed.flops / peak:.1%} {name}" for peak, name in shares),
+        f"{speed.peak_bytes / 1e9:.2f} GB peak memory; {speed.start_seconds:.1f} s to the "
+        "end of the second update",
+        "parts of an update, each measured by itself and not compiled:",
+        *(f"{part:>12} {1e3 * seconds:>10,.1f} ms" for part, seconds in speed.parts.items()),
+    ]
+    return "\n".join(lines) + "\n"
 
 
 def utilization(bench: Path, kind: str, config: RunConfig) -> tuple[float, str]:
     """Return the share of the data sheet's peak that was reached, and a description of the case.
-
-    Of the cases of the recipe's size, those through DeepSpeed are preferred, then those of the
-    recipe's variant, then the length nearest to the recipe's.
 
     Args:
         bench: a file that `bench --json` wrote.
@@ -26,41 +80,19 @@ def utilization(bench: Path, kind: str, config: RunConfig) -> tuple[float, str]:
         config: the recipe.
 
     Raises:
-        ValueError: the file is missing, is not a benchmark, comes from another GPU, or has no
-            figure for the recipe's size.
+        ValueError: the file is missing, is not a benchmark, comes from another GPU, or from another
+            size of model.
     """
-    accepted = "accepted: what `bench --json` wrote on such a GPU"
+    accepted = f"accepted: what `bench --json` wrote for this recipe on {kind}"
     try:
-        figures = json.loads(bench.read_bytes())
-        device = figures["device"]
-        ours = [
-            case
-            for case in figures["cases"]
-            if case["tokens_per_second"]
-            and case["layout"] == "full"
-            and case["contender"] in (OURS, PLAIN)
-        ]
-    except (OSError, ValueError, RecursionError, KeyError, TypeError) as error:
-        raise ValueError(f"--bench {bench}: {error or type(error).__name__}; {accepted}") from error
-    if not all(word in device.lower() for word in kind.split("-")):
-        raise ValueError(f"--bench {bench}: measured on {device!r}, not on {kind}; {accepted}")
-    size, length = config.model.size, config.data.sequence_length
-    sizes = sorted({case["size"] for case in ours})
-    if size not in sizes:
+        speed = decode(Speed, json.loads(bench.read_bytes()))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ValueError(f"--bench {bench}: {error}; {accepted}") from error
+    if not all(word in speed.device.lower() for word in kind.split("-")):
+        raise ValueError(f"--bench {bench}: measured on {speed.device!r}; {accepted}")
+    if speed.size != config.model.size:
         raise ValueError(
-            f"--bench {bench}: no figure for model.size {size} "
-            f"(it has: {', '.join(sizes) or 'none'})"
+            f"--bench {bench}: measured model.size {speed.size}, the recipe has "
+            f"{config.model.size}; {accepted}"
         )
-
-    def distance(case: Mapping[str, Any]) -> tuple[bool, bool, float]:
-        return (
-            case["contender"] != OURS,
-            case["variant"] != config.model.variant,
-            abs(math.log2(case["length"] / length)),
-        )
-
-    best = min((case for case in ours if case["size"] == size), key=distance)
-    model = presets.build(size, best["variant"], best["vocab_size"], {})
-    flops = needs.flops_per_token(model, best["length"], 0.15) * best["tokens_per_second"]
-    case = f"{best['contender']}, {best['variant']}, {best['rows']} x {best['length']}"
-    return flops / devices.DEVICES[kind].flops, f"measured: {case}, {device}"
+    return speed.flops / devices.DEVICES[kind].flops, f"measured: {speed.case}"

@@ -149,7 +149,7 @@ def _device(process: Process, folder: Path) -> dict[str, Any]:
 
 
 def _matmul(process: Process, folder: Path) -> dict[str, Any]:
-    from pretrain.bench.worker import matmul_peak
+    from pretrain.bench.speed import matmul_peak
 
     return {"matmul_flops": matmul_peak(str(process.device))}
 

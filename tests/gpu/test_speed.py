@@ -1,10 +1,11 @@
 """Training speed on the GPU, as a share of what a large matrix product reaches on it."""
 
+import json
+
 import pytest
 
-from pretrain.bench import suite
-from pretrain.bench.contenders import PLAIN, Case
-from pretrain.bench.worker import Measured, matmul_peak, measure
+from pretrain.bench.measured_speed import Speed
+from tests.gpu.conftest import run
 
 # Alone: other work on the GPU would slow it down.
 pytestmark = [pytest.mark.gpu, pytest.mark.alone, pytest.mark.filterwarnings("default")]
@@ -14,13 +15,13 @@ before any measurement; raise it to what was measured."""
 
 
 @pytest.mark.parametrize("variant", ["baseline", "zero-clap"])
-def test_an_update_reaches_a_share_of_the_matmul_peak(variant, device):
-    on_gpu = device.type == "cuda"
-    size, length, rows, ids = ("base", 2048, 16, 50265) if on_gpu else ("tiny", 64, 4, 2000)
-    peak = matmul_peak()
-    case = Case(PLAIN, size, variant, length, rows, "full", ids)
-    measured = measure(case, 2.0 if on_gpu else 0.1)
-    assert isinstance(measured, Measured), measured
-    share = suite.Outcome(case, measured, "").utilization(peak)
-    print(f"{case.name()}: {share:.1%} of {peak / 1e12:.1f} TFLOP/s")
-    assert share > (FLOOR if on_gpu else 0)
+def test_an_update_reaches_a_share_of_the_matmul_peak(variant, device, tmp_path):
+    on_gpu, path = device.type == "cuda", tmp_path / "bench.json"
+    words = [f"model.variant={variant}", "model.overrides.attention_dropout=0.0"]
+    words += ["data.vocab_size=50265", "batch.global_batch_size=32", "batch.micro_batch_size=16"]
+    words += ["training.deepspeed=zero1_bf16", "training.compile=true"]
+    if not on_gpu:
+        words += ["model.size=tiny", "data.sequence_length=64", "training.compile=false"]
+    print(run("pretrain", "bench", "pile-base", *words, "--seconds", "2", "--json", path))
+    speed = Speed(**json.loads(path.read_text()))
+    assert speed.flops / speed.matmul_flops > (FLOOR if on_gpu else 0)
