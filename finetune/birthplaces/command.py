@@ -186,7 +186,6 @@ FUNCTIONS: dict[
     "evaluate": (_evaluate_arguments, _evaluate),
     "london": (data_commands.add_london_arguments, data_commands.london),
     "dataset": (data_commands.add_dataset_arguments, data_commands.dataset),
-    "make": (data_commands.add_make_arguments, data_commands.make),
     "demo": (data_commands.add_demo_arguments, data_commands.demo),
 }
 """Every function, in the order of the work."""

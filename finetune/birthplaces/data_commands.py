@@ -68,33 +68,6 @@ def dataset(options: argparse.Namespace) -> None:
     print("\n".join(lines))
 
 
-def add_make_arguments(command: argparse.ArgumentParser) -> None:
-    """Add the arguments of `make`."""
-    from data_prep.inputs import add_input_argument
-
-    add_input_argument(command)
-    add = command.add_argument
-    add("--output", type=Path, required=True, help="folder for text.txt, train.tsv and dev.tsv")
-    share = "share of the people whom the development set asks about (default: 0.2)"
-    add("--dev_fraction", type=float, default=0.2, help=share)
-
-
-def make(options: argparse.Namespace) -> None:
-    """Make the task from text in which sentences say where people were born.
-
-    example: python -m finetune birthplaces make --input articles.jsonl.zst --output task
-    """
-    from data_prep.inputs import find_inputs
-    from finetune.birthplaces import making
-    from finetune.birthplaces.models import refuse_existing
-
-    refuse_existing(options.output)
-    making.refuse_fraction(options.dev_fraction)
-    found = making.find(find_inputs(options.input))
-    print("\n".join(found.lines()))
-    print(making.write(options.output, making.make(found.facts, options.dev_fraction)))
-
-
 def add_demo_arguments(command: argparse.ArgumentParser) -> None:
     """Add the arguments of `demo`."""
     command.add_argument(

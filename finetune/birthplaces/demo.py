@@ -1,7 +1,7 @@
 """The birthplace task on people who do not exist, from nothing to its table, in minutes.
 
-`text` writes sentences about made-up people. `run_demo` calls the task's own commands, as a user
-would type them.
+`make` writes sentences and questions about made-up people. `run_demo` calls the task's own
+commands, as a user would type them.
 """
 
 from __future__ import annotations
@@ -15,9 +15,13 @@ from pathlib import Path
 
 from data_prep import children
 from data_prep.arguments import typed
-from data_prep.files import write_atomically
-from finetune.birthplaces import making, questions
+from data_prep.documents import content_share
+from finetune.birthplaces import questions
+from finetune.birthplaces.corpus import QUESTION
 from finetune.demo import empty_folder
+
+TEXT, TRAIN, DEV = "text.txt", "train.tsv", "dev.tsv"
+"""The files of a task."""
 
 _WORDS = {
     "first": "Ada Alma Anton Bela Bruno Carl Clara Dora Edgar Elsa Emil Erik Eva Felix Frida Georg "
@@ -37,20 +41,37 @@ _FORMS = (
 )
 
 
-def text(people: int, seed: int) -> str:
-    """Write a line about each of some made-up people: the same arguments give the same text."""
-    draw, lines = random.Random(seed), dict[str, str]()
-    while len(lines) < people:
+def make(folder: Path, people: int, seed: int, dev_fraction: float = 0.2) -> None:
+    """Write a task about made-up people into a new folder.
+
+    Every birthplace is in the text. A person is in the development set by a hash of the name.
+
+    Args:
+        folder: to make.
+        people: how many; the same number and seed give the same files.
+        seed: of every random choice.
+        dev_fraction: share of the people in the development set.
+    """
+    draw, facts = random.Random(seed), dict[str, tuple[str, str]]()
+    while len(facts) < people:
         word = {kind: draw.choice(words.split()) for kind, words in _WORDS.items()}
         name = f"{word['first']} {word['last']}{word['last_end']}"
-        lines[name] = draw.choice(_FORMS).format(
+        place = word["place"] + word["place_end"]
+        sentence = draw.choice(_FORMS).format(
             name=name,
-            place=word["place"] + word["place_end"],
+            place=place,
             year=draw.randrange(1850, 2000),
             day=draw.randrange(1, 32),
             work=word["work"],
         )
-    return "".join(f"{line}\n" for line in lines.values())
+        facts[name] = place, f"{name}. {sentence}"
+    rows: dict[str, list[str]] = {TEXT: [line for _, line in facts.values()], TRAIN: [], DEV: []}
+    for name, (place, _) in facts.items():
+        is_dev = content_share(name.encode(), "birthplaces") < dev_fraction
+        rows[DEV if is_dev else TRAIN].append(f"{QUESTION.format(name)}\t{place}")
+    folder.mkdir()
+    for file, content in rows.items():
+        (folder / file).write_text("".join(f"{line}\n" for line in content), encoding="utf-8")
 
 
 PEOPLE, EPOCHS = 200, 200
@@ -61,11 +82,10 @@ FINETUNE_EPOCHS = {"fresh": 60, "after": 10}
 
 def commands() -> list[str]:
     """Return the arguments of the task's commands in the demo's folder, in order."""
-    corpus, train = f"vanilla task/{making.TEXT}", f"--finetune_corpus_path task/{making.TRAIN}"
-    dev = f"--eval_corpus_path task/{making.DEV}"
+    corpus, train = f"vanilla task/{TEXT}", f"--finetune_corpus_path task/{TRAIN}"
+    dev = f"--eval_corpus_path task/{DEV}"
     result = [
-        "make --input lines:people.txt --output task",
-        f"dataset charcorruption task/{making.TEXT} --count 2",
+        f"dataset charcorruption task/{TEXT} --count 2",
         f"pretrain {corpus} --writing_params_path pretrained --epochs {EPOCHS} --pretrain_lr 3e-3 "
         "model.size=small batch.global_batch_size=32 batch.micro_batch_size=16 "
         "objective.truncate=false model.overrides.dropout=0.0 "
@@ -90,7 +110,7 @@ def run_demo(output: Path) -> int:
     """
     empty_folder(output)
     started = time.monotonic()
-    write_atomically(output / "people.txt", text(PEOPLE, seed=1).encode())
+    make(output / "task", PEOPLE, seed=1)
     for words in commands():
         print(f"\n$ {typed(f'finetune birthplaces {words}')}", flush=True)
         command = [sys.executable, "-m", "finetune", "birthplaces", *words.split()]
@@ -104,7 +124,7 @@ def run_demo(output: Path) -> int:
 
 def table(output: Path) -> str:
     """Format the accuracies of the demo, and that of the commonest answer of the training."""
-    train, dev = (questions.read(output / "task" / name) for name in (making.TRAIN, making.DEV))
+    train, dev = (questions.read(output / "task" / name) for name in (TRAIN, DEV))
     [(constant, _)] = collections.Counter(str(row.answer) for row in train).most_common(1)
     answers = {f"always {constant}": [constant] * len(dev)}
     for name, title in (("fresh", "without pretraining"), ("after", "after pretraining")):

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from finetune.birthplaces import demo, making
+from finetune.birthplaces import demo
 
 TINY = ["model.size=tiny", "model.overrides.dropout=0", "model.overrides.attention_dropout=0"]
 
@@ -19,12 +19,9 @@ def tiny():
 @pytest.fixture(scope="session")
 def task(tmp_path_factory):
     """Paths of text, train and dev, of 60 people."""
-    folder = tmp_path_factory.mktemp("task")
-    (folder / "people.txt").write_text(demo.text(60, seed=1))
-    found = making.find([f"lines:{folder / 'people.txt'}"])
-    folder = folder / "task"
-    making.write(folder, making.make(found.facts, 0.3))
-    names = {"text": making.TEXT, "train": making.TRAIN, "dev": making.DEV}
+    folder = tmp_path_factory.mktemp("task") / "task"
+    demo.make(folder, 60, seed=1, dev_fraction=0.3)
+    names = {"text": demo.TEXT, "train": demo.TRAIN, "dev": demo.DEV}
     return SimpleNamespace(folder=folder, **{name: folder / file for name, file in names.items()})
 
 
