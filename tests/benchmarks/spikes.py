@@ -23,9 +23,9 @@ from pretrain.config.run import SpikeConfig
 from pretrain.spikes.detector import Event, Observation, SpikeDetector
 from pretrain.spikes.replay.curves import read_all
 from pretrain.spikes.replay.detect import NEAR_RECORDS, detect
-from pretrain.spikes.replay.published_rules import RULES, incidents
 from pretrain.spikes.replay.report import report
 from tests.benchmarks import non_finite
+from tests.benchmarks.published_rules import RULES, incidents
 
 Losses = npt.NDArray[np.float64]
 
@@ -430,6 +430,10 @@ def main() -> int:
         paths = sorted(options.curves.rglob("*.csv"))
         found = [detect(c, SpikeConfig(), 500) for c in read_all(paths)]
         print("\n" + report(found, {}))
+        print("alarms of other projects' rules, near ones once:", *RULES)
+        for each in found:
+            losses = [observation.loss for observation in each.curve.observations]
+            print(each.curve.name, *(len(incidents(rule(losses))) for rule in RULES.values()))
     return int(missed > 0)
 
 

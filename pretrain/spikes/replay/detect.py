@@ -11,7 +11,7 @@ import functools
 import json
 import operator
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,6 @@ from pretrain.config.settings import apply_override
 from pretrain.spikes import policy
 from pretrain.spikes.detector import Event, SpikeDetector
 from pretrain.spikes.replay.curves import Curve
-from pretrain.spikes.replay.published_rules import RULES, incidents
 
 NEAR_RECORDS = 100
 """A spike is the labelled one if its onset lies within so many records of the label."""
@@ -42,13 +41,11 @@ class ConfirmedSpike:
 
 @dataclasses.dataclass(frozen=True)
 class Detections:
-    """Findings of the detector and of the published rules on a curve."""
+    """Findings of the detector on a curve."""
 
     curve: Curve
     events: tuple[Event, ...]
     spikes: tuple[ConfirmedSpike, ...]
-    rules: Mapping[str, Sequence[int]]
-    """Record numbers at which each published rule raises an alarm; nearby alarms count once."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,9 +139,7 @@ def detect(curve: Curve, config: SpikeConfig, checkpoint_interval: int) -> Detec
                 plan=plan,
             )
         )
-    losses = [observation.loss for observation in curve.observations]
-    alarms = {name: incidents(rule(losses)) for name, rule in RULES.items()}
-    return Detections(curve, tuple(events), tuple(spikes), alarms)
+    return Detections(curve, tuple(events), tuple(spikes))
 
 
 def read_labels(path: Path, names: Sequence[str]) -> dict[str, list[Label]]:

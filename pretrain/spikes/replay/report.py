@@ -11,29 +11,24 @@ from typing import Any
 
 from pretrain.spikes import policy
 from pretrain.spikes.replay.detect import ConfirmedSpike, Detections, Label, score, total
-from pretrain.spikes.replay.published_rules import RULES
 
 
 def report(found: Sequence[Detections], labels: Mapping[str, Sequence[Label]]) -> str:
     """Format the detections on several curves, and their score, as text."""
     width = max(len(each.curve.name) for each in found)
-    lines = [
-        f"{'curve':{width}}  records  suspicions  healed  new levels  spikes  " + "  ".join(RULES)
-    ]
+    lines = [f"{'curve':{width}}  records  suspicions  healed  new levels  spikes"]
     for each in found:
         kinds = [event.kind for event in each.events]
-        alarms = "  ".join(f"{len(each.rules[name]):>{len(name)}}" for name in RULES)
         lines.append(
             f"{each.curve.name:{width}}  {len(each.curve.observations):>7,}  "
             f"{kinds.count('suspect'):>10}  {kinds.count('healed'):>6}  "
-            f"{kinds.count('new-level'):>10}  {kinds.count('spike'):>6}  "
-            f"{alarms}"
+            f"{kinds.count('new-level'):>10}  {kinds.count('spike'):>6}"
         )
     records = sum(len(each.curve.observations) for each in found)
     confirmed = sum(len(each.spikes) for each in found)
     lines.append(
         f"{records:,} records, {confirmed} confirmed spikes: {1e5 * confirmed / records:.2f} per "
-        "100,000 records. Columns of other projects' rules count alarms, near ones once."
+        "100,000 records"
     )
     for each in found:
         lines += [f"{each.curve.name}: note: {note}" for note in each.curve.notes]
@@ -99,7 +94,6 @@ def as_json(found: Sequence[Detections], labels: Mapping[str, Sequence[Label]]) 
                 }
                 for spike in each.spikes
             ],
-            "rules": {name: [steps[i] for i in alarms] for name, alarms in each.rules.items()},
         }
         if each.curve.name in labels:
             entry["score"] = dataclasses.asdict(score(each, labels[each.curve.name]))

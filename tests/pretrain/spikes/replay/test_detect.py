@@ -13,7 +13,7 @@ from pretrain.spikes.detector import Observation
 from pretrain.spikes.policy import Rollback
 from pretrain.spikes.replay.curves import Curve, read
 from pretrain.spikes.replay.detect import Label, detect, score, spike_config, total
-from pretrain.spikes.replay.published_rules import RULES, incidents
+from tests.benchmarks.published_rules import RULES, incidents
 from tests.benchmarks.spikes import SPIKES, curve
 
 
@@ -54,7 +54,6 @@ def test_the_command_prints_a_table_and_writes_json_and_a_figure(files, tmp_path
     assert "24,000 records, 2 confirmed spikes" in out
     assert "labelled curves: 2 of 2 found, 0 false" in out
     assert "precision 1.00, recall 1.00" in out
-    assert all(name in out for name in RULES)
     assert (tmp_path / "sheet.png").read_bytes().startswith(b"\x89PNG")
     found = json.loads((tmp_path / "found.json").read_text())
     assert found["clean"]["spikes"] == found["blip"]["spikes"] == []
