@@ -57,7 +57,8 @@ class Reading:
         )
         self._has_several = bool(data.corpora)
         (manifest, *_), corpus = self._corpora.values(), blocks.sources[0].corpus.folder
-        vocabulary = Vocabulary(manifest.vocab_size, architecture.vocab_size, corpus)
+        ids, latents = (manifest.vocab_size, architecture.vocab_size), architecture.last_latents
+        vocabulary = Vocabulary(*ids, corpus, latents)
         objective = phase.config.objective
         self.objective = objective.build(vocabulary, compiled=training.compile)
         validated = objective.for_validation()
@@ -79,7 +80,6 @@ class Reading:
                 rank,
                 world_size,
                 first,
-                architecture.last_latents,
             )
         ]
         """This rank's batches of all validation splits."""
@@ -91,7 +91,6 @@ class Reading:
             phase.config.fault,
             training.seed,
             config.sizes,
-            architecture.last_latents,
         )
 
     @property

@@ -128,7 +128,9 @@ def _measure(config: RunConfig, seconds: float, process: Process) -> Speed | Non
     architecture = config.architecture(config.data.vocab_size)
     backend = choose_backend(architecture, training.attention_backend, device.type == "cuda")
     folder = Path(next((stream.path for stream in config.streams), ""))
-    vocabulary = Vocabulary(config.data.vocab_size, architecture.vocab_size, folder)
+    vocabulary = Vocabulary(
+        config.data.vocab_size, architecture.vocab_size, folder, architecture.last_latents
+    )
     objective = config.objective.build(vocabulary, compiled=training.compile)
     world_size = process.world_size
     batches = RandomBatches(config, objective, config.batch.accumulation_steps(world_size))

@@ -17,10 +17,10 @@ from pretrain.config.phases import Sizes
 from pretrain.config.run import BatchConfig, FaultConfig
 from pretrain.data.mixture import Order
 from pretrain.data.order import digest
-from pretrain.data.row_ends import end_rows
 from pretrain.data.sources import SOURCES, Readable, Source
 from pretrain.loop import MicroBatch
 from pretrain.objectives.base import Block, Key, ObjectiveSettings, PretrainingObjective
+from pretrain.objectives.tokens import PAD_ID
 
 _VALIDATION_SEED = 0
 
@@ -31,13 +31,10 @@ def _collate(
     blocks: Sequence[Block],
     keys: Sequence[Key],
     index: int,
-    last_latents: int,
 ) -> MicroBatch:
     arrays = objective.collate(blocks, keys, source.sequence_length)
-    is_read = arrays["document_ids"] != 0
-    if last_latents:
-        arrays = end_rows(arrays, last_latents, keys)
-        is_read = is_read & arrays["document_ids"]
+    # A row may end behind its text, where padding is input that no token of the text sees.
+    is_read = (arrays["document_ids"] != 0) & (arrays["input_ids"] != PAD_ID)
     return MicroBatch(index, arrays, int(np.count_nonzero(is_read)), objective.targets(arrays))
 
 
@@ -54,8 +51,6 @@ class PretrainingBatches:
     recipe_seed: int
     sizes: Sizes
     """Of all phases."""
-    last_latents: int = 0
-    """`ModelConfig.last_latents` of the model."""
 
     def seed(self, step: int) -> int:
         """The seed of the order, the objective's draws and the dropout of a step."""
@@ -76,7 +71,7 @@ class PretrainingBatches:
             names = list(zip(epochs[part].tolist(), chosen[part].tolist(), strict=True))
             blocks = [self.source[block] for _, block in names]
             keys = [(seed, epoch, block) for epoch, block in names]
-            batch = _collate(self.source, self.objective, blocks, keys, index, self.last_latents)
+            batch = _collate(self.source, self.objective, blocks, keys, index)
             if self.fault.strikes(step, seed, self.recipe_seed):
                 draw = np.random.default_rng([step, index])
                 arrays = self.objective.corrupted(batch.arrays, draw)
@@ -93,13 +88,11 @@ def validation_batches(
     rank: int,
     world_size: int,
     first_subset: int = 0,
-    last_latents: int = 0,
 ) -> Iterator[MicroBatch]:
     """This rank's share of `limit` blocks spread over the split (0: all), the same in every run.
 
     Every rank gets the same number of micro-batches, as ZeRO 3 needs: where there are too few, a
     last one without targets, whose sums do not count. Subsets are numbered from `first_subset` on.
-    `last_latents` is that of the model's config.
     """
     chosen_blocks = spread(len(source), limit)
     total = -(-len(chosen_blocks) // size)
@@ -111,22 +104,19 @@ def validation_batches(
             dataclasses.replace(source[n], subsets=source.subsets(n) + first_subset) for n in read
         ]
         keys = [validation_key(n) for n in read]
-        batch = _collate(source, objective, blocks, keys, index, last_latents)
+        batch = _collate(source, objective, blocks, keys, index)
         if not chosen:
             batch = dataclasses.replace(batch, tokens=0, targets=(0,) * len(batch.targets))
         yield batch
 
 
-def refuse_without_targets(
-    source: Source, objective: PretrainingObjective, limit: int, last_latents: int = 0
-) -> None:
+def refuse_without_targets(source: Source, objective: PretrainingObjective, limit: int) -> None:
     """Refuse to validate on blocks that have no targets. Stops at the first block that has one.
 
     Args:
         source: of the validation split.
         objective: for validation.
         limit: as in `validation_batches`.
-        last_latents: as in `validation_batches`.
 
     Raises:
         ValueError: names the corpus, the length and the cause; or the source is of another kind
@@ -137,7 +127,7 @@ def refuse_without_targets(
     for index in chosen:
         # In validation the number of targets depends on the number of ids alone: none is read.
         block, keys = source.blank(index), [validation_key(index)]
-        if any(_collate(source, objective, [block], keys, 0, last_latents).targets):
+        if any(_collate(source, objective, [block], keys, 0).targets):
             return
         tokens += len(block.ids)
     raise ValueError(

@@ -169,7 +169,9 @@ def validation_objective(
             f"({manifest.tokenizer_digest[:12]}, {manifest.vocab_size} ids) than the model's "
             f"({tokenizer_digest[:12]})"
         )
-    vocabulary = Vocabulary(manifest.vocab_size, model.config.vocab_size, corpus.folder)
+    vocabulary = Vocabulary(
+        manifest.vocab_size, model.config.vocab_size, corpus.folder, model.config.last_latents
+    )
     return settings.for_validation().build(vocabulary)
 
 
@@ -195,12 +197,9 @@ def evaluate_blocks(
     Raises:
         ValueError: nothing to predict, or a length that the model cannot read.
     """
-    latents = model.config.last_latents
-    refuse_without_targets(source, objective, limit, latents)
+    refuse_without_targets(source, objective, limit)
     chosen, corpus = spread(len(source), limit), source.corpus
-    batches = validation_batches(
-        source, objective, limit, micro_batch_size, 0, 1, last_latents=latents
-    )
+    batches = validation_batches(source, objective, limit, micro_batch_size, 0, 1)
     ids = sum(source.size(index) for index in chosen)
     names = corpus.manifest.subsets
     shown = _with_bar(batches, source.sequence_length, ids)

@@ -220,7 +220,7 @@ def _block_results(
     limit = loaded.evaluation_blocks if options.blocks is None else options.blocks
     pairs = pair_objectives(objective)
     for each in [objective, *pairs.values()]:
-        refuse_without_targets(source, each, limit, loaded.model.config.last_latents)
+        refuse_without_targets(source, each, limit)
 
     def measure() -> Iterator[Evaluation]:
         evaluate = evaluate_pairs if pairs else evaluate_blocks

@@ -258,7 +258,7 @@ class ModelConfig:
     def last_latents(self) -> int:
         """How many of the last tokens of a row are its latents; 0 where no token is one.
 
-        Such a model is trained on rows that end at random places (`pretrain.data.row_ends`).
+        Such a model is trained on rows that end at random places (`pretrain.objectives.row_ends`).
         """
         return self.latents if self.latent_queries == "tokens" else 0
 

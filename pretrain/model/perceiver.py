@@ -20,7 +20,7 @@ x + feed-forward(norm(x)). There are two kinds of queries.
             L outputs depend on all tokens before them, as in Perceiver AR. Tokens before these see
             no latent. Attention adds nothing to them, and their outputs depend on their own token.
             An output depends on how many tokens follow, by the number of latents before it: rows
-            of training therefore end at random places (pretrain/data/row_ends.py).
+            of training therefore end at random places (pretrain/objectives/row_ends.py).
             Z is X with Y at the places of the latents. A row of at most L tokens is computed as by
             a model without latents.
 

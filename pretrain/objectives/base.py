@@ -50,7 +50,7 @@ class Block:
 
 @dataclasses.dataclass(frozen=True)
 class Vocabulary:
-    """The ids that an objective may use."""
+    """What an objective knows of the corpus and the model: above all, the ids it may use."""
 
     size: int
     """Ids of the corpus; the last one is `<mask>`."""
@@ -58,6 +58,8 @@ class Vocabulary:
     """Ids below this one have a row in the model's token table: all, or all but `<mask>`."""
     folder: Path
     """Where the tokenizer is: the corpus."""
+    last_latents: int = 0
+    """`ModelConfig.last_latents`: above 0 rows end at random places (row_ends.py)."""
 
     @property
     def mask_id(self) -> int:

@@ -33,7 +33,7 @@ def end_rows(arrays: Arrays, latents: int, keys: Sequence[Key]) -> Arrays:
     Args:
         arrays: of a micro-batch of B rows of T tokens, one text each, as `TokenObjective.arrange`
             makes them.
-        latents: L, at least 1.
+        latents: L; 0 of other models, whose rows stay as they are.
         keys: of each row's draws.
 
     Returns:
@@ -41,7 +41,7 @@ def end_rows(arrays: Arrays, latents: int, keys: Sequence[Key]) -> Arrays:
         predicts is none of the last L.
     """
     length = arrays["input_ids"].shape[1]
-    if length <= latents:
+    if not latents or length <= latents:
         return arrays
     draws = [np.random.default_rng([*key, _STREAM]) for key in keys]
     ends = np.array([max(latents, draw.integers(1, length + 1)) for draw in draws])

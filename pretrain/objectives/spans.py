@@ -21,6 +21,7 @@ from data_prep import tokenizer as tokenizers
 from data_prep.tokenizer import Tokenizer
 from pretrain.loop import Arrays
 from pretrain.objectives.base import Block, Ids, Key, Vocabulary
+from pretrain.objectives.row_ends import end_rows
 from pretrain.objectives.tokens import TokenObjective
 
 _SPECIAL_TOKENS = 4
@@ -74,7 +75,8 @@ class SpanCorruptionConfig:
                 "accepted: model.overrides.mask_embedding=row"
             )
         words = Words.of(tokenizers.load(vocabulary.folder)) if self.whole_words else None
-        return SpanCorruptionLM(self, vocabulary.mask_id, vocabulary.mask_id, words, compiled)
+        ids, latents = vocabulary.mask_id, vocabulary.last_latents
+        return SpanCorruptionLM(self, ids, ids, words, compiled, latents)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -130,6 +132,8 @@ class SpanCorruptionLM(TokenObjective):
     words: Words | None = None
     """Where words begin and end, where whole words are moved."""
     compiled: bool = False
+    last_latents: int = 0
+    """As in Vocabulary."""
 
     term = "next-token"
     places_before = 1
@@ -157,7 +161,8 @@ class SpanCorruptionLM(TokenObjective):
             )
         pairs = zip(blocks, keys, strict=True)
         rows = [self.rearranged(block, key, length) for block, key in pairs]
-        return self.arrange(rows, [(row.ids, np.arange(1, len(row.ids))) for row in rows], length)
+        read = [(row.ids, np.arange(1, len(row.ids))) for row in rows]
+        return end_rows(self.arrange(rows, read, length), self.last_latents, keys)
 
     def rearranged(self, block: Block, key: Key, length: int) -> Block:
         """One text with its span at the end.

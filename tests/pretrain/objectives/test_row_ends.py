@@ -5,11 +5,11 @@ import pytest
 import torch
 
 from data_prep.tokenizer import Tokenizer
-from pretrain.data.row_ends import end_rows
 from pretrain.model import presets
 from pretrain.model.language_model import LanguageModel
 from pretrain.objectives.base import Block
 from pretrain.objectives.causal import CausalLM, CausalLMConfig
+from pretrain.objectives.row_ends import end_rows
 from pretrain.objectives.tokens import IGNORED
 
 LATENTS, LENGTH, VOCABULARY = 8, 24, 50
