@@ -27,8 +27,8 @@ from pretrain.model.config import ModelConfig
 from pretrain.objectives.base import Vocabulary
 from pretrain.objectives.registry import SETTINGS_BY_NAME
 
-_AMPERE, _HOPPER = 8.0, 9.0
-"""Compute capabilities: the first GPUs with bf16, and those of FlexAttention's FLASH kernels."""
+_AMPERE = 8.0
+"""Compute capability of the first GPUs with bf16."""
 
 
 Manifests = Mapping[str, CorpusManifest]
@@ -361,11 +361,6 @@ def refuse_device(
     if device != "cuda" or capability is None:
         return
     has = f"the GPU has compute capability {capability:.1f}"
-    if backend == "flex-flash" and capability < _HOPPER:
-        raise ValueError(
-            f"training.attention_backend: 'flex-flash' needs compute capability {_HOPPER:.1f} "
-            f"(Hopper) or later, and {has}; write flex"
-        )
     name = config.training.deepspeed
     clipping = config.optimizer.gradient_clipping
     # A run with phases may use the recipe's batch in none of them.

@@ -236,20 +236,10 @@ class OptimizerConfig:
     """Parameters that decay: all (EIFY/fairseq), or matrices (no bias, no layer norm; ALBERT)."""
     gradient_clipping: NonNegativeFloat = 0.0
     """Largest norm of the whole gradient; 0 does not clip."""
-    guard: Literal["none", "skip-step", "zclip", "adagc"] = "none"
+    guard: Literal["none", "skip-step", "zclip"] = "none"
     """What is done against loss spikes before each update. skip-step: an update whose loss or
     gradient norm is 6 standard deviations above the last 128 is left out (OLMo-core). zclip: such a
-    gradient is clipped, from 2.5 deviations of its running mean on (Kumar et al. 2025). adagc: the
-    gradient of each parameter is clipped to 1.05 times its running mean, in the first 100 updates
-    the whole gradient to 1 (Wang et al. 2025)."""
-
-    def __post_init__(self) -> None:
-        """Refuse two owners of the clipping."""
-        if self.guard == "adagc" and self.gradient_clipping:
-            raise ValueError(
-                f"optimizer.gradient_clipping {self.gradient_clipping} beside optimizer.guard "
-                "adagc, which clips each gradient by itself: accepted: 0"
-            )
+    gradient is clipped, from 2.5 deviations of its running mean on (Kumar et al. 2025)."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -330,9 +320,8 @@ class TrainingConfig:
     attention_backend: str = dataclasses.field(
         default=AUTOMATIC, metadata={"choices": (AUTOMATIC, *ATTENTION_BACKENDS)}
     )
-    """How attention is computed: dense (any device), flex (FlexAttention, on GPUs), or flex-flash
-    (its kernels for Hopper and later); auto: flex on a GPU for a model without attention dropout,
-    else dense. See model/backends.py."""
+    """How attention is computed: dense (any device) or flex (FlexAttention, on GPUs); auto:
+    flex on a GPU for a model without attention dropout, else dense. See model/backends.py."""
     evaluation_interval: PositiveInt = 5000
     """Updates between evaluations."""
     evaluation_blocks: NonNegativeInt = 0

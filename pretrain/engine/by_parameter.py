@@ -1,7 +1,7 @@
-"""What depends on the whole parameter that an element belongs to: optimizers, and a guard.
+"""Optimizers whose update of an element depends on the whole parameter that it belongs to.
 
 ZeRO gives an optimizer one flat tensor for a group of parameters, or for a part of a group: this
-rank's pieces of them. The subclasses read norms or matrices of whole parameters; `Partitioned`
+rank's pieces of them. The subclasses read norms or matrices of whole parameters; `ByParameter`
 knows where the pieces lie, and adds up what the ranks have.
 """
 
@@ -28,16 +28,21 @@ class Piece(NamedTuple):
     """Elements, some of which may lie beyond the parameter's end (padding)."""
 
 
-class Partitioned:
-    """Reads whole parameters in tensors that are parameters, or pieces of concatenated ones."""
+class ByParameter(torch.optim.Optimizer):
+    """An optimizer whose tensors are whole parameters, or pieces of concatenated parameters."""
 
     _pieces: Mapping[Tensor, Sequence[Piece]] = {}
     _device: torch.device | None = None
 
-    @property
-    def needs_pieces(self) -> bool:
-        """Whether `set_pieces` must be called under ZeRO."""
-        return True
+    def __init__(
+        self,
+        groups: Iterable[dict[str, Any]],
+        lr: float,
+        betas: tuple[float, float],
+        eps: float,
+    ) -> None:
+        """Take parameter groups with all other options."""
+        super().__init__(groups, {"lr": lr, "betas": betas, "eps": eps})
 
     def set_pieces(
         self, pieces: Mapping[Tensor, Sequence[Piece]], device: torch.device | None = None
@@ -72,20 +77,6 @@ class Partitioned:
     def sizes(self, tensors: Iterable[Tensor]) -> list[int]:
         """Return the number of elements of each parameter, in the order of `parts`."""
         return [math.prod(piece.shape) for tensor in tensors for piece in self.pieces(tensor)]
-
-
-class ByParameter(Partitioned, torch.optim.Optimizer):
-    """An optimizer whose tensors are whole parameters, or pieces of concatenated parameters."""
-
-    def __init__(
-        self,
-        groups: Iterable[dict[str, Any]],
-        lr: float,
-        betas: tuple[float, float],
-        eps: float,
-    ) -> None:
-        """Take parameter groups with all other options."""
-        super().__init__(groups, {"lr": lr, "betas": betas, "eps": eps})
 
 
 def with_gradient(group: Mapping[str, Any]) -> tuple[list[Tensor], list[Tensor]]:

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from pretrain.config.run import BatchConfig, OptimizerConfig
 from pretrain.engine import corruption, optimizers, reshard, workarounds
-from pretrain.engine.by_parameter import Partitioned
+from pretrain.engine.by_parameter import ByParameter
 from pretrain.engine.copies import Copies
 from pretrain.engine.distributed import (
     Process,
@@ -149,14 +149,12 @@ class Engine:
                 model=model, optimizer=wrapped, config=dict(settings)
             )
         stage = self._deepspeed.zero_optimization_stage()
-        readers = [part for part in (wrapped, self._guard) if isinstance(part, Partitioned)]
-        if stage > 0 and any(reader.needs_pieces for reader in readers):
+        if stage > 0 and isinstance(wrapped, ByParameter):
             pieces = {
                 tensor: reshard.pieces(stage, shapes, len(tensor), self.rank, self.world_size)
                 for tensor, shapes in workarounds.partitions(self._deepspeed.optimizer)
             }
-            for reader in readers:
-                reader.set_pieces(pieces, self.device)
+            wrapped.set_pieces(pieces, self.device)
         workarounds.clear_padding(list(self._deepspeed.module.parameters()))
 
     @property

@@ -5,10 +5,10 @@ from __future__ import annotations
 from .checks import check_value
 from .config import ModelConfig
 
-ATTENTION_BACKENDS = ("dense", "flex", "flex-flash")
+ATTENTION_BACKENDS = ("dense", "flex")
 """How attention is computed. This changes speed only, so it is not a field of the record.
-dense: scaled_dot_product_attention with a float bias, on any device; flex: FlexAttention, on CUDA;
-flex-flash: its kernels for Hopper and later, which need the flash-attn-4 package."""
+dense: scaled_dot_product_attention with a float bias, on any device; flex: FlexAttention, on
+CUDA."""
 AUTOMATIC = "auto"
 """The setting that leaves the choice of the back end to `choose_backend`."""
 SMALLEST_FLEX_HEAD = 16

@@ -22,9 +22,6 @@ TILE = 128
 """Lengths are padded to a multiple. With shorter tiles, gradients are known to be NaN where there
 is a score_mod beside a block mask (pytorch issue 153799)."""
 
-KERNELS = {"flex": "AUTO", "flex-flash": "FLASH"}
-"""BACKEND of FlexAttention's kernel options, by the name of our back end."""
-
 
 @dataclasses.dataclass(frozen=True)
 class FlexBias:
@@ -32,7 +29,6 @@ class FlexBias:
 
     score_mod: Callable[..., Tensor] | None
     block_mask: BlockMask | None
-    kernel: str
 
 
 # A model that is compiled as a whole takes the result as an input, as in torch's own examples: if
@@ -42,7 +38,6 @@ class FlexBias:
 def flex_bias(
     scores: ScoreFunction | None,
     document_ids: Tensor | None,
-    backend: str,
     length: int,
     causal: bool = False,
     window: int = 0,
@@ -53,7 +48,6 @@ def flex_bias(
     Args:
         scores: the position method's bias, on the device of the scores.
         document_ids: [B, T] or None, see the package's docstring.
-        backend: a key of KERNELS.
         length: T, a multiple of TILE.
         causal: whether a query sees no later keys.
         window: tokens that a query sees around itself; 0: all.
@@ -74,21 +68,14 @@ def flex_bias(
     if rule is not None:
         ids = document_ids if depends_on_documents(document_ids, causal) else None
         block_mask = _block_mask(rule, ids, length // TILE, causal, window, device)
-    return FlexBias(score_mod if scores else None, block_mask, KERNELS[backend])
+    return FlexBias(score_mod if scores else None, block_mask)
 
 
 def flex_attend(query: Tensor, key: Tensor, value: Tensor, bias: FlexBias) -> Tensor:
     """softmax(q k^T / sqrt(K) + bias) v, all [B, H, T, K]; zeros where a query sees nothing."""
     inside: Callable[..., Any] = flex_attention
     kernel = inside if torch.compiler.is_compiling() else _kernel()
-    mixed: Tensor = kernel(
-        query,
-        key,
-        value,
-        score_mod=bias.score_mod,
-        block_mask=bias.block_mask,
-        kernel_options={"BACKEND": bias.kernel},
-    )
+    mixed: Tensor = kernel(query, key, value, score_mod=bias.score_mod, block_mask=bias.block_mask)
     return mixed
 
 

@@ -43,7 +43,7 @@ SILENT = [
 ]
 NO_ROLLBACK = ["spike.max_rollbacks=0"]
 UNEVENTFUL = ["optimizer.learning_rate=5e-3"]
-GUARDS = ("skip-step", "zclip", "adagc")
+GUARDS = ("skip-step", "zclip")
 ARMS: dict[str, list[str]] = {
     "ladder": [],
     "let it run": SILENT,

@@ -211,7 +211,7 @@ def test_a_recipe_that_does_not_exist_is_refused_with_the_shipped_names():
         (["optimizer.weight_decay=-1"], "optimizer.weight_decay: -1 .* 0 or above"),
         (["schedule.name=step"], "schedule.name: 'step' .* cosine, linear, constant or wsd"),
         (["spike.learning_rate_factor=1.1"], "spike.learning_rate_factor: 1.1 .* at most 1"),
-        (["training.attention_backend=fast"], "'fast' .* one of auto, dense, flex or flex-flash"),
+        (["training.attention_backend=fast"], "'fast' .* one of auto, dense or flex"),
         (
             ["data.packing=loose"],
             "data.packing: 'loose' .* best-fit, complete, .* or sentence-pairs",

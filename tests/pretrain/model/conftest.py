@@ -7,13 +7,13 @@ from torch.nn.attention import flex_attention as library
 from pretrain.model import flex
 
 
-def unfused_kernel(query, key, value, score_mod, block_mask, kernel_options):
+def unfused_kernel(query, key, value, score_mod, block_mask):
     """FlexAttention as torch computes it without a compiler: gradients on a CPU as well."""
     block_mask = block_mask or library._create_empty_block_mask(query, key)
     score_mod = score_mod or library._identity
     scale = query.shape[-1] ** -0.5
     mask = block_mask.as_tuple()
-    return unfused(query, key, value, score_mod, mask, scale, kernel_options)[0]
+    return unfused(query, key, value, score_mod, mask, scale, {})[0]
 
 
 @pytest.fixture

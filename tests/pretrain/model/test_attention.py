@@ -68,7 +68,7 @@ def both(config, length, mask, dtype):
             out = F.scaled_dot_product_attention(query, key, value, attn_mask=bias)
         else:
             scores, window = scores_of(config), config.local_window
-            bias = flex.flex_bias(scores, mask, "flex", length, config.causal, window)
+            bias = flex.flex_bias(scores, mask, length, config.causal, window)
             assert bias is not None
             out = flex.flex_attend(query, key, value, bias)
         gradient = drawn(*out.shape, seed=1, dtype=dtype)
@@ -148,7 +148,7 @@ def test_flex_adds_the_same_fp32_numbers_as_dense(position, kind):
     config = config_of(position, kind, heads=12)
     if not config.method.score_bias:
         pytest.skip("nothing is added")
-    score_mod = flex.flex_bias(scores_of(config), None, "flex", 512).score_mod
+    score_mod = flex.flex_bias(scores_of(config), None, 512).score_mod
     places, head = torch.arange(512), torch.arange(12)[:, None, None]
     zero = torch.zeros(12, 512, 512, dtype=torch.bfloat16)
     added = score_mod(zero, None, head, places[:, None], places)
@@ -162,7 +162,7 @@ def test_flex_adds_the_same_fp32_numbers_as_dense(position, kind):
 def test_the_block_mask_is_torch_s_own_and_no_block_is_kept_without_need(mask, causal, window):
     if mask == "none" and not causal and not window:
         pytest.skip("there is no mask")
-    ours = flex.flex_bias(None, masks(640)[mask], "flex", 640, causal, window).block_mask
+    ours = flex.flex_bias(None, masks(640)[mask], 640, causal, window).block_mask
     rows = ours.kv_num_blocks.shape[0]  # one where all rows have the same mask
     theirs = library.create_block_mask(ours.mask_mod, rows, None, 640, 640, device="cpu")
     assert ours.sparsity() == theirs.sparsity()
@@ -190,7 +190,7 @@ def test_texts_in_any_order_of_numbers_see_themselves_alone(without_compiler):
 
 
 def test_a_model_without_bias_or_padding_takes_torch_s_own_kernels():
-    assert flex.flex_bias(None, None, "flex", 256) is None
+    assert flex.flex_bias(None, None, 256) is None
 
 
 @pytest.mark.slow  # compiles C++
@@ -253,7 +253,7 @@ def test_compiled_layers_have_the_same_gradients_and_names(variant, checkpointin
 @pytest.mark.parametrize(
     ("backend", "dropout", "message"),
     [
-        ("flax", 0.0, "'flax' is not accepted; it must be one of dense, flex, flex-flash"),
+        ("flax", 0.0, "'flax' is not accepted; it must be one of dense, flex"),
         ("flex", 0.1, "attention_dropout: 0.1 is not accepted; it must be 0 with .* 'flex'"),
     ],
 )
