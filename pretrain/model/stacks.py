@@ -210,8 +210,9 @@ class Encoder(nn.Module):
         def bias(window: int) -> AttentionBias:
             if self.attention_backend == "dense":
                 return dense_bias(scores, document_ids, heads, x, tiled, causal, window)
-            backend, length = self.attention_backend, x.shape[1]
-            made: AttentionBias = flex_bias(scores, document_ids, length, causal, window, x.device)
+            made: AttentionBias = flex_bias(
+                scores, document_ids, x.shape[1], causal, window, x.device
+            )
             return made
 
         local_bias = bias(window) if window else None
