@@ -52,7 +52,7 @@ def test_skip_step_leaves_out_every_bad_batch_of_a_row_and_accepts_a_level_that_
 
 
 def test_a_norm_that_is_not_finite_never_enters_a_state():
-    for guard in guards.BY_WHOLE_NORM.values():
+    for guard in guards.RULES.values():
         before, _ = guard({}, 3.0, 1.0)
         assert guard(before, math.inf, 1.0)[0] == before
     assert guards.skip_step({}, 3.0, math.nan) == ({}, 0.0)
