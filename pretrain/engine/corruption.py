@@ -4,7 +4,7 @@ At ZeRO stages 0 to 2 all ranks hold the same weights, and ranks with processors
 the same bits from the same micro-batch. `find` hashes both on every rank and compares. The weights
 and moments of the optimizer, of which each rank has a part, must not change between two updates:
 `Kept` hashes them after each and before the next. What is found, what is not, and what it costs is
-measured in tests/benchmarks/corruption.py.
+in the guide on what goes wrong.
 """
 
 from __future__ import annotations
