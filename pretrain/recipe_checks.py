@@ -161,13 +161,11 @@ def _check_settings(config: RunConfig, model: ModelConfig, world_size: int) -> N
 
 def _refuse_missing_tracker(config: RunConfig) -> None:
     """Refuse a tracker whose package is not installed."""
-    if config.tracker == "none":
-        return
     package = importlib.util.find_spec(config.tracker)
     if package is None or package.origin is None:  # without an origin: a mere folder of that name
         raise ValueError(
             f"tracker {config.tracker}: its package is not installed; accepted: after "
-            f'`pip install "zeroclap[{config.tracker}]"`, or tracker none'
+            f'`pip install "zeroclap[{config.tracker}]"`, or tracker tensorboard'
         )
 
 

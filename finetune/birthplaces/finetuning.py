@@ -159,8 +159,10 @@ def _train(
     from pretrain.engine import engine as engines
     from pretrain.loop import run
     from pretrain.model.language_model import LanguageModel
+    from pretrain.run.figures import curves
     from pretrain.run.metrics import MetricsWriter, ProgressPrinter
     from pretrain.run.tensorboard import TensorBoard
+    from pretrain.run.trackers import Shown
 
     process = engines.start()
     model: LanguageModel = LanguageModel(start.config)
@@ -170,6 +172,7 @@ def _train(
         recipe.training.deepspeed, BatchConfig(size, size), optimizer.gradient_clipping, 1
     )
     engine = engines.Engine(model, optimizer, settings, process)
+    board = TensorBoard(Shown(folder, {}, attempt=1, first_step=0, say=print))
     metrics, last_loss = MetricsWriter(folder, attempt=1), math.nan
 
     def keep_loss(record: StepRecord) -> None:
@@ -178,7 +181,7 @@ def _train(
 
     observers: list[Callable[[StepRecord], None]] = [
         metrics,
-        TensorBoard(folder / _CURVES, attempt=1, first_step=0),
+        lambda record: board.scalars(record.step, curves(record)),
         ProgressPrinter(steps),
         keep_loss,
     ]

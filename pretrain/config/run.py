@@ -523,14 +523,24 @@ class ForkConfig:
     steps to come."""
 
 
+TRACKERS = {
+    "tensorboard": "pretrain.run.tensorboard.TensorBoard",
+    "wandb": "pretrain.run.wandb_run.WandbRun",
+    "mlflow": "pretrain.run.mlflow_run.MlflowRun",
+}
+"""The class of each tracker (run/trackers.py), imported when it is opened. The name is its
+package's, and that of the extra that installs it."""
+
+
 @dataclasses.dataclass(frozen=True)
 class RunConfig:
     """One pretraining run."""
 
     folder: str = ""
     """The run's folder: checkpoints, metrics, ledger, plots. Empty: runs/ and the recipe's name."""
-    tracker: Literal["none", "wandb"] = "none"
-    """What shows the run beside TensorBoard. wandb: Weights & Biases (run/wandb_run.py)."""
+    tracker: str = dataclasses.field(default="tensorboard", metadata={"choices": TRACKERS})
+    """What shows the run's curves beside TensorBoard, which always does: wandb (Weights & Biases),
+    mlflow (MLflow)."""
     data: DataConfig = dataclasses.field(default_factory=DataConfig)
     model: ModelRecipe = dataclasses.field(default_factory=ModelRecipe)
     objective: ObjectiveSettings = dataclasses.field(

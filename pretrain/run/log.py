@@ -18,10 +18,10 @@ from pretrain.config.load import public
 from pretrain.config.run import RunConfig
 from pretrain.loop import StepRecord
 from pretrain.run import folder, ledger, metrics
+from pretrain.run.figures import curves
 from pretrain.run.history import describe, since_last_attempt
 from pretrain.run.resume import Start
-from pretrain.run.tensorboard import TensorBoard
-from pretrain.run.wandb_run import WandbRun
+from pretrain.run.trackers import Shown, Tracker, open_tracker
 
 _MOST_UNPRINTED = 1000
 """Lines for the console that are kept while its log is on a full disk."""
@@ -48,17 +48,17 @@ class RunLog:
         self._waiting: list[tuple[str, dict[str, object]]] = []
         self._warned: set[str] = set()
         self._progress: metrics.ProgressPrinter | None = None
-        self._wandb: WandbRun | None = None
+        self._trackers: list[Tracker] = []
         self._guarded = metrics.guarded([])
 
     def open(self) -> list[Callable[[StepRecord], None]]:
         """Open the files for the attempt's first step; returns the observers that write them."""
         start = self._start
-        self._tensorboard = TensorBoard(
-            self._run / "tensorboard", start.attempt, start.step, self.say
-        )
+        shown = Shown(self._run, public(self._config), start.attempt, start.step, self.say)
+        names = dict.fromkeys(("tensorboard", self._config.tracker))
+        self._trackers += [open_tracker(name, shown) for name in names]
         for text in since_last_attempt(ledger.read(self._ledger)):
-            self._tensorboard.text(start.step, text)
+            self._text(start.step, text)
         self._metrics = metrics.MetricsWriter(self._run, start.attempt)
         self._validation = metrics.JsonLines(self._run / metrics.VALIDATION)
         if reason := metrics.invalid_lines(self._run):
@@ -66,22 +66,25 @@ class RunLog:
         self._progress = metrics.ProgressPrinter(
             self._config.training.steps, renews=sys.stdout.isatty()
         )
-        observers: list[Callable[[StepRecord], None]] = [
+        return [
             self._metrics,
-            self._tensorboard,
+            lambda record: self._scalars(record.step, curves(record)),
             self._progress,
             self._note_guard,
         ]
-        if self._config.tracker == "wandb":
-            recipe = public(self._config)
-            self._wandb = WandbRun(self._run, recipe, start.attempt, start.step, self.say)
-            observers.append(self._wandb)
-        return observers
+
+    def _scalars(self, step: int, values: Mapping[str, float]) -> None:
+        for tracker in self._trackers:
+            tracker.scalars(step, values)
+
+    def _text(self, step: int, text: str) -> None:
+        for tracker in self._trackers:
+            tracker.text(step, text)
 
     def close(self) -> None:
         """End what shows the attempt elsewhere."""
-        if self._wandb:
-            self._wandb.close()
+        for tracker in self._trackers:
+            tracker.close()
 
     def _note_guard(self, record: StepRecord) -> None:
         for what, number in metrics.guarded([record.guard_factor]).items():
@@ -148,7 +151,8 @@ class RunLog:
         self._metrics.sync()
         self._validation.sync()
         self._record_waiting()
-        self._tensorboard.open(step)
+        for tracker in self._trackers:
+            tracker.sync(step)
 
     def refuse_superseded(self) -> None:
         """Refuse to continue if another attempt has begun, or the supervisor has ended this one.
@@ -179,16 +183,14 @@ class RunLog:
             values[f"validation/loss/{name}"] = score["loss"]
         for name, score in {**parts["subsets"], **parts.get("corpora", {})}.items():
             values[f"validation perplexity/{name}"] = score["perplexity"]
-        self._tensorboard.scalars(step, values)
-        if self._wandb:
-            self._wandb.scalars(step, values)
+        self._scalars(step, values)
         self.say(metrics.validation_line([line]))
 
     def suspicion(self, kind: str, **fields: Any) -> None:  # noqa: ANN401 - a record's values
         """Record what the spike detector found: the fields of an `Event`."""
         text = describe({"kind": kind, **fields})
         self.say(text)
-        self._tensorboard.text(fields["step"], text)
+        self._text(fields["step"], text)
         # A spike ends the attempt: the supervisor has to find it in the ledger.
         (self.record if kind == "spike" else self.note)(kind, **fields)
 

@@ -3,38 +3,33 @@
 from __future__ import annotations
 
 import contextlib
-import sys
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from pretrain.loop import StepRecord
-from pretrain.run.figures import curves
+from pretrain.run.trackers import Shown
+
+FOLDER = "tensorboard"
+"""Of the event files, in the run's folder."""
 
 
 class TensorBoard:
-    """Observer that writes TensorBoard scalars: one run for each attempt, and a stitched one.
+    """Writes TensorBoard scalars: one run for each attempt, and a stitched one.
 
     The stitched run shows only the surviving steps: what an attempt does again replaces what was
     there (TensorBoard's purge step). Its texts tell of rollbacks and spikes. Curves must not end a
-    run: after an error nothing is written until `open` is called again.
+    run: after an error nothing is written until `sync` is called.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        attempt: int,
-        first_step: int,
-        warn: Callable[[str], object] = lambda text: sys.stderr.write(f"{text}\n"),
-    ) -> None:
-        """Open event files below `folder` for an attempt that begins at `first_step`."""
-        self._folder, self._attempt, self._warn = folder, attempt, warn
+    def __init__(self, shown: Shown) -> None:
+        """Open event files in the run's folder for an attempt."""
+        self._folder, self._attempt = shown.folder / FOLDER, shown.attempt
+        self._warn = shown.say
         self._writers: list[Any] = []  # SummaryWriter has no complete annotations
         self._warned = False
-        self.open(first_step)
+        self.sync(shown.first_step)
 
-    def open(self, first_step: int) -> None:
-        """Open event files for the steps from `first_step` on, unless they are open."""
+    def sync(self, step: int) -> None:
+        """Open event files for the steps from `step` on, unless they are open."""
         if self._writers:
             return
         from torch.utils.tensorboard.writer import SummaryWriter
@@ -42,7 +37,7 @@ class TensorBoard:
         with self._closing_on_error():
             self._writers.append(SummaryWriter(str(self._folder / f"attempt-{self._attempt:03d}")))
             stitched = str(self._folder / "stitched")
-            self._writers.append(SummaryWriter(stitched, purge_step=first_step))
+            self._writers.append(SummaryWriter(stitched, purge_step=step))
 
     @contextlib.contextmanager
     def _closing_on_error(self) -> Iterator[None]:
@@ -57,11 +52,7 @@ class TensorBoard:
                     writer.file_writer.close()  # ends its thread though it cannot write the rest
             self._writers = []
 
-    def __call__(self, record: StepRecord) -> None:
-        """Write one finished step."""
-        self.scalars(record.step, curves(record))
-
-    def scalars(self, step: int, values: dict[str, float]) -> None:
+    def scalars(self, step: int, values: Mapping[str, float]) -> None:
         """Write named numbers of a step."""
         with self._closing_on_error():
             for writer in self._writers:
@@ -75,3 +66,6 @@ class TensorBoard:
             for writer in self._writers:
                 writer.add_text("events", text, step)
                 writer.flush()
+
+    def close(self) -> None:
+        """Nothing is left to end: every call writes all that it shows."""

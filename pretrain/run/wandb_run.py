@@ -10,13 +10,12 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from data_prep import files
-from pretrain.loop import StepRecord
-from pretrain.run.figures import curves
+from pretrain.run.trackers import Shown
 
 STATE = "wandb.json"
 """In the run's folder: the run at W&B that the last attempt wrote to."""
@@ -25,34 +24,19 @@ _INIT_SECONDS, _FINISH_SECONDS = 15.0, 8.0
 
 
 class WandbRun:
-    """Observer that shows the surviving curve at W&B.
+    """Shows the surviving curve at W&B.
 
     Online, a later attempt rewinds the run to its first step (`resume_from`), as after a rollback,
     so that one curve shows the steps that count. Where W&B refuses that, offline, and from step 0,
     the attempt is a run of its own, in a group with the name of the run's folder.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        config: Mapping[str, Any],
-        attempt: int,
-        first_step: int,
-        say: Callable[[str], object],
-    ) -> None:
-        """Begin or rewind a run at W&B.
-
-        Args:
-            folder: of our run.
-            config: the recipe, as it is shown.
-            attempt: its number.
-            first_step: of the attempt.
-            say: receives messages.
-        """
-        self._say = say
+    def __init__(self, shown: Shown) -> None:
+        """Begin or rewind a run at W&B."""
+        self._say = shown.say
         self._run: Any = None  # wandb may not be installed where types are checked
         try:
-            self._run = self._begin(folder, config, attempt, first_step)
+            self._run = self._begin(shown.folder, shown.recipe, shown.attempt, shown.first_step)
         except Exception as error:  # wandb's have no common class
             self._fail(error)
 
@@ -98,10 +82,6 @@ class WandbRun:
                 return run
         raise AssertionError
 
-    def __call__(self, record: StepRecord) -> None:
-        """Show one finished step."""
-        self.scalars(record.step, curves(record))
-
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
         """Show named numbers of a step."""
         if self._run is not None:
@@ -109,6 +89,12 @@ class WandbRun:
                 self._run.log(dict(values), step=step)
             except Exception as error:
                 self._fail(error)
+
+    def text(self, step: int, text: str) -> None:
+        """W&B has no texts along a run's steps: nothing is shown."""
+
+    def sync(self, step: int) -> None:
+        """Do nothing: what failed is not begun again in this attempt."""
 
     def _fail(self, error: Exception) -> None:
         self._run = None

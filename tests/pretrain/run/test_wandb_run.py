@@ -10,6 +10,8 @@ import sys
 import pytest
 
 from pretrain import train
+from pretrain.run.figures import curves
+from pretrain.run.trackers import Shown
 from pretrain.run.wandb_run import STATE, WandbRun
 from tests.pretrain.builders import step_record
 
@@ -18,6 +20,10 @@ NO_WANDB = "the extra wandb is not installed"
 
 def record(step, loss=2.0):
     return step_record(step, loss)
+
+
+def show(tracker, record):
+    tracker.scalars(record.step, curves(record))
 
 
 def records_of(path):
@@ -70,9 +76,9 @@ def offline(monkeypatch, tmp_path):
 def test_the_curves_of_an_attempt_are_written_offline_with_steps_as_their_axis(offline):
     said, run = [], offline / "mine"
     run.mkdir()
-    one = WandbRun(run, {"training": {"steps": 9}}, 3, 5, said.append)
+    one = WandbRun(Shown(run, {"training": {"steps": 9}}, 3, 5, said.append))
     for step in (5, 6):
-        one(dataclasses.replace(record(step, loss=step / 2), figures={"beta": 1.5}))
+        show(one, dataclasses.replace(record(step, loss=step / 2), figures={"beta": 1.5}))
     one.scalars(7, {"validation/loss": 1.25})
     one.close()
     rows, begun = history(run)
@@ -145,7 +151,7 @@ def attempts(tmp_path, monkeypatch, wandb, *first_steps):
     monkeypatch.setitem(sys.modules, "wandb", wandb)
     said = []
     for number, step in enumerate(first_steps, start=1):
-        WandbRun(tmp_path, {}, number, step, said.append)(record(step))
+        show(WandbRun(Shown(tmp_path, {}, number, step, said.append)), record(step))
     return said
 
 
@@ -180,9 +186,9 @@ def test_offline_nothing_is_rewound(tmp_path, monkeypatch):
 def test_what_fails_is_said_once_and_ends_nothing(wandb, said, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", wandb)
     texts = []
-    one = WandbRun(tmp_path, {}, 1, 0, texts.append)
+    one = WandbRun(Shown(tmp_path, {}, 1, 0, texts.append))
     for step in range(3):
-        one(record(step))
+        show(one, record(step))
     one.close()
     assert len(texts) == 1
     assert texts[0].startswith(said)
