@@ -11,7 +11,7 @@ import contextlib
 import os
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from pretrain.run.trackers import Shown
@@ -39,7 +39,7 @@ class MlflowRun:
             self._client = client
 
     @contextlib.contextmanager
-    def _ended_by_errors(self) -> Any:  # noqa: ANN401 - a context manager
+    def _ended_by_errors(self) -> Iterator[None]:
         try:
             yield
         except Exception as error:  # of many libraries
