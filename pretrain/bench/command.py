@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -97,9 +98,12 @@ def bench(options: argparse.Namespace) -> None:
 
     from pretrain.bench import measured_speed, speed
     from pretrain.config.load import load
+    from pretrain.recipe_checks import check_settings
     from pretrain.run.checkpoints import write_json
 
-    measured = speed.measure(load(options.recipe, options.overrides), options.seconds)
+    config = load(options.recipe, options.overrides)
+    check_settings(config, int(os.environ.get("WORLD_SIZE", "1")))
+    measured = speed.measure(config, options.seconds)
     if measured is None:  # on other ranks than the first
         return
     sys.stdout.write(measured_speed.table(measured))

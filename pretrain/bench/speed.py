@@ -31,6 +31,7 @@ from pretrain.loop import GO_ON, MicroBatch, StepRecord
 from pretrain.loop import run as run_loop
 from pretrain.model import attention
 from pretrain.model.backends import choose_backend
+from pretrain.model.config import VOCABULARY_MULTIPLE
 from pretrain.model.language_model import LanguageModel
 from pretrain.model.layers import EncoderLayer
 from pretrain.objectives.base import Block, PretrainingObjective, Vocabulary
@@ -139,7 +140,7 @@ def _measure(config: RunConfig, seconds: float, process: Process) -> Speed | Non
 
     def model() -> LanguageModel:
         torch.manual_seed(training.seed)
-        return LanguageModel(architecture, training.vocabulary_multiple, backend)
+        return LanguageModel(architecture, VOCABULARY_MULTIPLE, backend)
 
     engine = Engine(
         model(),

@@ -85,9 +85,10 @@ def test_pieces_do_not_mix_letters_with_digits_or_punctuation(vocabulary: Tokeni
 
 @pytest.mark.parametrize("threads", ["1", "2"])
 def test_training_is_deterministic_in_other_processes(vocabulary: Tokenizer, threads: str) -> None:
+    variables = {"RAYON_NUM_THREADS": threads, "TOKENIZERS_PARALLELISM": "true"}
     done = subprocess.run(
         [sys.executable, "-c", TRAIN_AGAIN],
-        env=os.environ | {"RAYON_NUM_THREADS": threads, "TOKENIZERS_PARALLELISM": "true"},
+        env={**os.environ, **variables, "PYTHONPATH": str(Path(__file__).parents[2])},
         capture_output=True,
         text=True,
         check=True,

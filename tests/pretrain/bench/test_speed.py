@@ -97,6 +97,14 @@ def written(path, **changes):
     return path
 
 
+def test_what_supervise_refuses_is_refused(capsys):
+    longer = ["model.variant=baseline", "model.overrides.max_positions=16"]
+    assert main(["bench", "small", *TINY, *longer, "--seconds", "0"]) == 2
+    assert (
+        "data.sequence_length 32 is above the model's max_positions 16" in capsys.readouterr().err
+    )
+
+
 def test_the_table_names_both_shares_of_the_peak():
     text = measured_speed.table(MEASURED)
     assert "base zero-clap, 8 x 2048, 2 x NVIDIA H200" in text

@@ -123,7 +123,7 @@ from pretrain.run import metrics
 line = {**dict.fromkeys(metrics.NEEDED[metrics.METRICS], 1), "step": 0, "skipped": False}
 (run / "metrics.jsonl").write_text(json.dumps(line) + chr(10))
 record("created")
-record("attempt")
+record("attempt", blocks=1, share_of_tokens=1.0)
 """
 
 
