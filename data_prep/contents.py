@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from data_prep import cache
+from data_prep.arguments import typed
 from data_prep.files import replace_json, sha256_of, strict_json
 from data_prep.manifest import CorpusManifest
 
@@ -42,7 +43,7 @@ def check(folder: Path, manifest: CorpusManifest) -> None:
         return
     if problem := next(differences(folder, manifest), None):
         raise ValueError(
-            f"{problem}; accepted: the files that `data_prep prepare` wrote, or a new corpus"
+            f"{problem}; accepted: the files that `{typed('data_prep prepare')}` wrote, or a new corpus"
         )
     for note in notes:
         with suppress(OSError):

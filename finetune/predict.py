@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from data_prep.arguments import typed
 from data_prep.files import write_atomically
 from finetune import examples, glue, scores
 from finetune.batches import EncodedExamples
@@ -70,7 +71,8 @@ def _head_name(loaded: model_folder.LoadedModel, name: str) -> str:
     if not known:
         raise ValueError(
             f"{loaded.folder}: has no classification head, so it predicts no labels; accepted: a "
-            "fine-tuned model, such as the folder model/ in a run of `python -m finetune glue`"
+            "fine-tuned model, such as the folder model/ in a run of "
+            f"`{typed('finetune glue')}`"
         )
     what = f"has no head {name!r}" if name else f"has {len(known)} heads; choose one with --head"
     raise ValueError(f"{loaded.folder}: {what}; accepted: {', '.join(known)}")

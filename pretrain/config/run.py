@@ -9,6 +9,7 @@ checked by `__post_init__`. The docstrings below fields are the descriptions in 
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from collections.abc import Mapping
 from functools import cached_property
@@ -660,5 +661,6 @@ class RunConfig:
             f"(training.checkpoints_kept - 1) x training.checkpoint_interval = {reach} steps "
             "is below spike.margin_steps + the larger of spike.confirm_steps and "
             f"spike.patience + 1 = {needed}: when a spike is confirmed, no checkpoint from "
-            "before it would be left"
+            "before it would be left; accepted: a training.checkpoints_kept of "
+            f"{math.ceil(needed / self.training.checkpoint_interval) + 1} or more, or a longer interval"
         )
