@@ -43,7 +43,8 @@ def check(folder: Path, manifest: CorpusManifest) -> None:
         return
     if problem := next(differences(folder, manifest), None):
         raise ValueError(
-            f"{problem}; accepted: the files that `{typed('data_prep prepare')}` wrote, or a new corpus"
+            f"{problem}; accepted: the files that `{typed('data_prep prepare')}` wrote, or a new "
+            "corpus"
         )
     for note in notes:
         with suppress(OSError):

@@ -135,8 +135,8 @@ def warnings(manifest: CorpusManifest) -> Iterator[str]:
         error = _NATS_PER_TARGET / math.sqrt(_MASKED * tokens)
         yield (
             f"the validation split has {tokens:,} tokens: with {_MASKED:.0%} of them masked, its "
-            f"loss is known to about ±{error:.2f} nats. Use at least {LEAST_VALID_TOKENS:,} tokens, "
-            f"as with {use}"
+            f"loss is known to about ±{error:.2f} nats. Use at least {LEAST_VALID_TOKENS:,} "
+            f"tokens, as with {use}"
         )
     low = {n: b for n, b in bytes_per_token(manifest).items() if b < LEAST_BYTES_PER_TOKEN}
     if low:

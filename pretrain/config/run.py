@@ -661,6 +661,7 @@ class RunConfig:
             f"(training.checkpoints_kept - 1) x training.checkpoint_interval = {reach} steps "
             "is below spike.margin_steps + the larger of spike.confirm_steps and "
             f"spike.patience + 1 = {needed}: when a spike is confirmed, no checkpoint from "
-            "before it would be left; accepted: a training.checkpoints_kept of "
-            f"{math.ceil(needed / self.training.checkpoint_interval) + 1} or more, or a longer interval"
+            "before it would be left; accepted: training.checkpoints_kept "
+            f"{math.ceil(needed / self.training.checkpoint_interval) + 1} or more, or a longer "
+            "interval"
         )
