@@ -57,6 +57,10 @@ if TYPE_CHECKING:
     from pretrain.engine.profile import Profiler
 
 
+class NotLoaded(ValueError):
+    """A checkpoint that this rank, maybe this one alone, cannot load."""
+
+
 class Attempt:
     """One attempt at a run, on one rank."""
 
@@ -247,7 +251,7 @@ class Attempt:
         """Build the engine and load the checkpoint.
 
         Raises:
-            Failure: the checkpoint does not fit the engine, which is so on every rank.
+            NotLoaded: the checkpoint does not fit the engine, or a file of this rank is refused.
         """
         from pretrain.engine.engine import Engine
         from pretrain.engine.forward_timer import ForwardTimer
@@ -271,7 +275,7 @@ class Attempt:
                 self.engine.load(checkpoints.folder_of(self.run_folder, self.start.step))
             except ValueError as error:
                 reason = f"the checkpoint of step {self.start.step} cannot be loaded: {error}"
-                raise Failure(f"{self.run_folder}: {reason}") from error
+                raise NotLoaded(f"{self.run_folder}: {reason}") from error
             self.supervisor.report_setup()
 
     def _train(self, phase: Phase, observers: Sequence[Callable[[StepRecord], None]]) -> int:

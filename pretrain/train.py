@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from data_prep import console
-from pretrain.attempt import Attempt
+from pretrain.attempt import Attempt, NotLoaded
 from pretrain.config.load import load
 from pretrain.exit_codes import EXIT_DONE, EXIT_FAILED, EXIT_USAGE
 from pretrain.run.collective import Failure
@@ -57,7 +57,7 @@ def main(arguments: Sequence[str]) -> int:
         raise
     try:
         return attempt.run()
-    except Failure as error:
+    except (Failure, NotLoaded) as error:
         return _fail(run, error, EXIT_FAILED, local_rank)
     except Exception as error:
         failures.report(run, EXIT_FAILED, error, unexpected=True)

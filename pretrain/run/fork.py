@@ -148,6 +148,6 @@ def _copy_lines(source: Path, target: Path, wanted: Callable[[dict[str, Any]], b
     kept = []
     for line in source.read_bytes().splitlines(keepends=True) if source.exists() else ():
         with contextlib.suppress(ValueError):  # a torn or damaged line
-            if line.endswith(b"\n") and wanted(json.loads(line)):
-                kept.append(line)
+            if wanted(json.loads(line)):
+                kept.append(line.removesuffix(b"\n") + b"\n")  # the last one may lack it
     files.write_atomically(target, b"".join(kept))

@@ -61,6 +61,7 @@ class RunLog:
             self._text(start.step, text)
         self._metrics = metrics.MetricsWriter(self._run, start.attempt)
         self._validation = metrics.JsonLines(self._run / metrics.VALIDATION)
+        self._measures = [line["measure"] for line in metrics.read(self._run / metrics.VALIDATION)]
         if reason := metrics.invalid_lines(self._run):
             self.say(f"WARNING: {reason}")
         self._progress = metrics.ProgressPrinter(
@@ -178,12 +179,15 @@ class RunLog:
             del parts["terms"]
         line = {"attempt": self._start.attempt, "step": step, **total}
         self._validation.write({**line, "measure": measure, **parts})
+        self._measures.append(measure)
+        # What cannot be compared is another curve.
+        other = "" if measure == self._measures[0] else f"@{measure}"
         values = {f"validation/{name}": total[name] for name in ("loss", "perplexity")}
         for name, score in parts.get("terms", {}).items():
             values[f"validation/loss/{name}"] = score["loss"]
         for name, score in {**parts["subsets"], **parts.get("corpora", {})}.items():
             values[f"validation perplexity/{name}"] = score["perplexity"]
-        self._scalars(step, values)
+        self._scalars(step, {f"{name}{other}": value for name, value in values.items()})
         self.say(metrics.validation_line([line]))
 
     def suspicion(self, kind: str, **fields: Any) -> None:  # noqa: ANN401 - a record's values

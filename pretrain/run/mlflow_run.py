@@ -2,7 +2,8 @@
 
 MLFLOW_TRACKING_URI says where they go; without it, to a database in the run's folder. MLflow cannot
 take back what it has: each attempt is a run of its own, in an experiment with the name of the run's
-folder. Nothing here ends a run: what fails is said once.
+folder. Nothing here ends a run: what fails is said once, and a server that does not answer is given
+up after seconds, because the other ranks wait for rank 0.
 """
 
 from __future__ import annotations
@@ -24,14 +25,17 @@ class MlflowRun:
         """Begin a run at MLflow."""
         self._say = shown.say
         self._client: Any = None  # mlflow may not be installed where types are checked
+        for variable, value in (("TIMEOUT", "5"), ("MAX_RETRIES", "0")):
+            os.environ.setdefault(f"MLFLOW_HTTP_REQUEST_{variable}", value)
         with self._ended_by_errors():
             from mlflow import MlflowClient
 
+            is_elsewhere = "MLFLOW_TRACKING_URI" in os.environ
             local = f"sqlite:///{(shown.folder / 'mlflow.db').absolute()}"
-            client = MlflowClient(None if "MLFLOW_TRACKING_URI" in os.environ else local)
+            client = MlflowClient(None if is_elsewhere else local)
             name = shown.folder.name
             known = client.get_experiment_by_name(name)
-            artifacts = (shown.folder / "mlflow").absolute().as_uri()
+            artifacts = None if is_elsewhere else (shown.folder / "mlflow").absolute().as_uri()
             experiment = known.experiment_id if known else client.create_experiment(name, artifacts)
             run = client.create_run(experiment, run_name=f"{name}, attempt {shown.attempt}")
             self._id = run.info.run_id
@@ -66,8 +70,7 @@ class MlflowRun:
         self._call(log)
 
     def text(self, step: int, text: str) -> None:
-        """Show a text about a step, as a tag."""
-        self._call(lambda client: client.set_tag(self._id, f"step {step}", text))
+        """Show none: the texts name hosts and folders, and the server may be anybody's."""
 
     def sync(self, step: int) -> None:
         """Do nothing: what failed is not begun again in this attempt."""

@@ -203,6 +203,8 @@ class SpikeDetector:
         self._window_skips = FlagWindow(most + 1, self.config.window)
         self._good_validation = (last_step, math.nan)
         self._validation_onset: int | None = None
+        self._validation_rise = (-1, math.nan)
+        """Updates before the evaluation that raised the suspicion, and its rise in nats."""
         self._level_to_regain = math.nan
         """The level before small rises that were learnt, until the loss has fallen to it again."""
         self._restart_levels(old_level=math.nan)
@@ -502,11 +504,15 @@ class SpikeDetector:
             onset = self._validation_onset = last_good + 1  # the earliest possible one
             event = Event("suspect", "validation", step, onset, value, before)
             if suspected is None:
+                self._validation_rise = (evaluation.updates, value - before)
                 return [event]
             self._reset(step)
             return [dataclasses.replace(event, kind="spike")]
-        if is_other and suspected is not None:  # the next evaluation is compared with this one
-            self._good_validation = (last_good, value)
+        if is_other and suspected is not None:
+            # The next evaluation is compared with this one. Of the same weights, it has risen too.
+            updates, rise = self._validation_rise
+            risen = rise if updates == evaluation.updates and math.isfinite(rise) else 0.0
+            self._good_validation = (last_good, value - risen)
             return []
         self._good_validation, self._validation_onset = (step, value), None
         if suspected is None:

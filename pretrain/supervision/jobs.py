@@ -135,7 +135,7 @@ def find(run: Path, control_file: ControlFile | None, node: int = 0) -> Job | No
 def describe_exit(code: int | None) -> str:
     """Describe how a launcher with this exit code ended; `None` if the code is unknown.
 
-    deepspeed exits with 256 - N if signal N killed a rank, srun and shells with 128 + N.
+    deepspeed exits with 256 - N if signal N killed a rank, shells with 128 + N.
     """
     if code is None:
         return "ended"

@@ -145,6 +145,8 @@ class Supervisor:
         processes.end_all(self.run_folder, self._settings.grace_seconds)
         run_folder.lock(self.run_folder).close()  # raises if it is trained without supervisor
         errors = failures.read(self.run_folder, control_file.token) if control_file else []
+        if control_file and failures.cause(errors) is None:
+            errors = [*self._killed(control_file, errors), *errors]
         reason = failures.explain(errors)
         if control_file and not reason:
             logged = failures.in_log(jobs.log_of(self.run_folder, control_file))
@@ -279,7 +281,7 @@ class Supervisor:
         kinds = {record["kind"] for record in own}
         errors = failures.read(self.run_folder, token)
         if problem is None and failures.cause(errors) is None:
-            errors = [*self._killed(job, errors), *errors]
+            errors = [*self._killed(job.control_file, errors), *errors]
         cause, log = failures.cause(errors), jobs.tail(job.log)
         # Once a recipe was accepted, what refuses it may go away, such as a full disk.
         code = cause.code if cause else job.code()
@@ -309,16 +311,16 @@ class Supervisor:
         stopped = self._stop_requests.count or decide.PREEMPTED in kinds
         return EXIT_PREEMPTED if stopped and "done" not in kinds else None
 
-    def _killed(self, job: Job, errors: Sequence[RankError]) -> list[RankError]:
+    def _killed(self, control_file: ControlFile, errors: Sequence[RankError]) -> list[RankError]:
         """Return the error of the rank that a signal ended, as far as the logs of the nodes tell.
 
         The others only lost their connection to it.
         """
         at = errors[0].time if errors else time.time()
         for node in range(self._node.count):
-            found = jobs.killed_rank(jobs.log_of(self.run_folder, job.control_file, node))
+            found = jobs.killed_rank(jobs.log_of(self.run_folder, control_file, node))
             if found:
-                rank = node * job.control_file.processes_per_node + found[0]
+                rank = node * control_file.processes_per_node + found[0]
                 return [RankError(rank, self._other_nodes.host(node), at, 1, found[1])]
         return []
 

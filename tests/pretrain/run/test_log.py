@@ -16,7 +16,9 @@ from pretrain.run.resume import Start
 @pytest.fixture
 def log(tmp_path):
     path = tmp_path / ledger.FILE_NAME
-    ledger.append(path, "attempt", attempt=1, token="t", step=0, pid=1, host="here")
+    ledger.append(
+        path, "attempt", attempt=1, token="t", step=0, pid=1, host="here", ranks=1, seed=1
+    )
     state = ledger.run_state(ledger.read(path), 1)
     start = Start(1, "t", 0, state, Lineage.begin(10, 1), share_of_tokens=1.0, checkpoint_size=100)
     return RunLog(RunConfig(folder=str(tmp_path)), start, refuse_superseded=lambda: None)
@@ -60,3 +62,15 @@ def test_what_the_console_cannot_take_now_is_printed_later(log, monkeypatch, cap
     assert capsys.readouterr().out == ""
     log.say("three")
     assert capsys.readouterr().out == "one\ntwo\nthree\n"
+
+
+def test_evaluations_that_cannot_be_compared_are_other_curves(log, monkeypatch):
+    shown = []
+    log.open()
+    monkeypatch.setattr(log, "_scalars", lambda step, values: shown.append({*values}))
+    scores = {"total": {"loss": 2.0, "perplexity": 7.4, "targets": 9}, "terms": {}, "subsets": {}}
+    for step, measure in ((10, "a"), (20, "a"), (20, "b")):
+        log.validated(step, scores, measure)
+    first = {"validation/loss", "validation/perplexity"}
+    assert shown == [first, first, {f"{name}@b" for name in first}]
+    log.close()
