@@ -86,17 +86,20 @@ def compare_contents(config: RunConfig, records: Sequence[ledger.Record], found:
         records: of the ledger.
         found: the findings are added to it.
     """
-    if ledger.created(records) is None:
-        return
-    digests = dict(ledger.corpora_digests(records))
     cut: list[str] = next((record["cut"] for record in reversed(records) if "cut" in record), [])
+    if ledger.created(records) is None or not cut:
+        found.unproved.append("the corpora: no attempt has begun")
+        return
+    digests = [digest for _, digest in ledger.corpora_digests(records)]
+    now = algorithms(config.streams)
     problems: dict[str, list[str]] = {}  # of each corpus
-    for stream, then, now in zip(config.streams, cut, algorithms(config.streams), strict=False):
+    # A fork may have streams that no attempt has read yet.
+    for stream, digest, before, after in zip(config.streams, digests, cut, now, strict=False):
         path = Path(stream.path)
-        if then != now:
-            found.unproved.append(f"{path}: was cut by {then}; this version cuts by {now}")
+        if before != after:
+            found.unproved.append(f"{path}: was cut by {before}; this version cuts by {after}")
         if stream.path not in problems:
-            problems[stream.path] = _content_problems(path, digests[stream.name])
+            problems[stream.path] = _content_problems(path, digest)
         if not problems[stream.path]:
             problems[stream.path] = _table_problems(stream)
     found.problems += [problem for each in problems.values() for problem in each]

@@ -403,3 +403,16 @@ def test_another_corpus_or_none_is_found_and_another_algorithm_is_not_proved(beg
     assert "is not the corpus" in began.compare().problems[0]
     shutil.rmtree(began.folder)
     assert "no such folder" in began.compare().problems[0]
+
+
+def test_streams_that_no_attempt_has_read_are_not_compared(began, recipe, tmp_path):
+    phases = "phases=[{steps: 2, data: {sequence_length: 32}}, {}]"
+    config = recipe.load(tmp_path / "run", f"data.corpus={began.folder}", phases)
+    assert len(config.streams) == 2
+    for records in (began.records[:1], began.records):
+        found = audit.Audit()
+        audit.compare_contents(config, records, found)
+        assert found.problems == []
+        expected = [] if records[1:] else ["the corpora: no attempt has begun"]
+        assert found.unproved == expected
+        assert len(found.proved) == len(records) - 1
