@@ -51,6 +51,9 @@ def made(corpus: Path, digest: str, name: str, make: Callable[[Path], None]) -> 
                         make(partial)
         except OSError as error:
             errors.append(str(error))
+        except ValueError:
+            if not path.is_dir():
+                raise
         if path.is_dir():  # or another machine was faster
             return path
     raise ValueError(

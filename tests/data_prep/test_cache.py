@@ -1,0 +1,38 @@
+"""A folder of the cache is made once, whoever makes it."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import pytest
+
+from data_prep import cache
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_a_folder_that_another_machine_has_made_meanwhile_is_returned(
+    is_late: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the new folder is begun, or after."""
+    original: Callable[[Path], AbstractContextManager[Path]] = cache.new_folder
+
+    def theirs() -> None:
+        with original(tmp_path / "blocks" / "train") as folder:
+            (folder / "theirs").touch()
+
+    def raced(path: Path) -> AbstractContextManager[Path]:
+        if not is_late:
+            theirs()
+        return original(path)
+
+    monkeypatch.setattr(cache, "new_folder", raced)
+    made = cache.made(tmp_path, "0" * 64, "train", lambda folder: theirs())
+    assert [path.name for path in made.iterdir()] == ["theirs"]
+
+
+def test_what_cannot_be_made_is_said_as_it_is(tmp_path: Path) -> None:
+    def refuse(folder: Path) -> None:
+        raise ValueError("no sentences")
+
+    with pytest.raises(ValueError, match=r"^no sentences$"):
+        cache.made(tmp_path, "0" * 64, "train", refuse)
