@@ -110,7 +110,7 @@ class Attempt:
             **folder.environment(accelerator),
             "attention_backend": self.backend,
         }
-        state, self.token = self.group.on_rank_0(self._enter)
+        state, self.token = self.group.on_rank_0_slowly(self._enter)
         self.supervisor = SupervisorClient(
             self.run_folder, self.token, self.group.rank, config.training.steps
         )

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, TypeVar, cast
 
 Gather = Callable[[Any], list[Any]]
 """Returns every rank's value, on every rank, in rank order."""
 T = TypeVar("T")
+_WAIT_SECONDS = 60.0
+"""Far below the timeout of a collective, which is 10 minutes."""
 
 
 class Failure(Exception):
@@ -61,3 +64,14 @@ class Group:
         """
         values = on_every_rank(lambda: action() if self.rank == 0 else None, self.gather)
         return cast(T, values[0])
+
+    def on_rank_0_slowly(self, action: Callable[[], T]) -> T:
+        """As `on_rank_0`, for what may take longer than a collective waits; runs in a thread.
+
+        The ranks meet every minute, so that no collective waits longer.
+        """
+        with ThreadPoolExecutor(1) as pool:
+            result = pool.submit(action) if self.rank == 0 else None
+            while any(self.gather(bool(result and wait([result], _WAIT_SECONDS).not_done))):
+                pass
+        return self.on_rank_0(lambda: cast(Future[T], result).result())

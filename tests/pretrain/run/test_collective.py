@@ -1,7 +1,12 @@
 """Actions that succeed or fail on all ranks alike."""
 
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
+from pretrain.run import collective
 from pretrain.run.collective import Failure, Group, on_every_rank
 
 
@@ -25,3 +30,32 @@ def test_rank_0_alone_acts_and_every_rank_gets_its_result():
     assert Group(1, 2, lambda mine: [answers, mine]).on_rank_0(pytest.fail) == 3
     with pytest.raises(Failure, match=r"full \(rank 0\)"):
         Group(1, 2, lambda mine: [(None, "full"), mine]).on_rank_0(pytest.fail)
+
+
+def test_ranks_meet_again_and_again_while_rank_0_takes_long(monkeypatch):
+    monkeypatch.setattr(collective, "_WAIT_SECONDS", 0.01)
+    met = threading.Barrier(2, timeout=10)
+    shared = [None, None]
+    times = []
+
+    def rank(number):
+        def gather(value):
+            shared[number] = value
+            met.wait()
+            values = list(shared)
+            met.wait()
+            times.append(time.monotonic())
+            return values
+
+        group = Group(number, 2, gather)
+        done = group.on_rank_0_slowly(lambda: time.sleep(0.2) or number)
+        with pytest.raises(Failure, match=r"^full \(rank 0\)$"):
+            group.on_rank_0_slowly(refuse)
+        return done
+
+    def refuse():
+        raise ValueError("full")
+
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(rank, range(2))) == [0, 0]
+    assert len(times) > 10
