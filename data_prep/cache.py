@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from data_prep.files import new_folder
+from data_prep.files import new_folder, sha256_of
 
 HASHES = "SHA256SUMS"
 """File in a folder with the sha256 of its other files, as the program `sha256sum` writes them."""
@@ -25,6 +25,21 @@ def folders(corpus: Path, digest: str) -> tuple[Path, Path]:
     """
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     return corpus / "blocks", Path(home) / "zeroclap" / digest[:32]
+
+
+def kept(corpus: Path, digest: str) -> list[Path]:
+    """Return the folders of both caches that hold what is derived from this corpus."""
+    return sorted(
+        each for place in folders(corpus, digest) for each in place.glob(f"*-{digest[:16]}")
+    )
+
+
+def differences(tables: Path) -> Iterator[str]:
+    """Yield a line if the tables in a folder differ from their hashes, which finds damage only."""
+    listed = (tables / HASHES).read_bytes() if (tables / HASHES).is_file() else b""
+    found = "".join(f"{sha256_of(file)}  {file.name}\n" for file in sorted(tables.glob("*.npy")))
+    if not listed or listed != found.encode():
+        yield f"{tables}: is not as it was made; accepted: without it, training makes it again"
 
 
 def made(corpus: Path, digest: str, name: str, make: Callable[[Path], None]) -> Path:

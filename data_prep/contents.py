@@ -2,13 +2,14 @@
 
 A corpus is known by the digest of these hashes, so a file with other contents would go unnoticed.
 `check` hashes all files once, and notes the path, size and time of each and a hash of bytes at
-fixed places. While these stay the same, a later call reads only the bytes at those places.
+fixed places. While these stay the same, a later call reads only the bytes at those places. The kept
+tables of blocks are compared with their hashes in the same way.
 """
 
 import hashlib
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -27,25 +28,37 @@ _LARGE_BYTES = 1 << 30  # hashing takes more than about a second: say so
 
 
 def check(folder: Path, manifest: CorpusManifest) -> None:
-    """Refuse binaries that differ from the manifest, wherever they may have changed.
+    """Refuse binaries that differ from the manifest, and kept tables from their hashes.
+
+    Files are read wherever they may have changed since the last check.
 
     Args:
         folder: The corpus.
         manifest: The corpus's.
 
     Raises:
-        ValueError: A file is missing or differs; it is named.
+        ValueError: A file is missing or differs; it is named, or the folder of tables is.
     """
-    now = _state(folder, manifest)
+    digest = manifest.digest()
+    places, command = cache.folders(folder, digest), typed("data_prep prepare")
+    problems = (
+        f"{problem}; accepted: the files that `{command}` wrote, or a new corpus"
+        for problem in differences(folder, manifest)
+    )
+    _check(_state(folder, digest, _names(manifest)), places, problems)
+    for tables in cache.kept(folder, digest):
+        names = sorted(file.name for file in tables.iterdir())
+        _check(_state(tables, digest, names), places, cache.differences(tables))
+
+
+def _check(now: dict[str, str], places: Sequence[Path], problems: Iterator[str]) -> None:
+    """Refuse the first of the problems, which are looked for unless a note has the state `now`."""
     expected = f"{strict_json(now)}\n".encode()  # as `replace_json` writes it
-    notes = [place / _name(now) for place in cache.folders(folder, manifest.digest())]
+    notes = [place / f"contents-{now['path']}.json" for place in places]
     if any(note.is_file() and note.read_bytes() == expected for note in notes):
         return
-    if problem := next(differences(folder, manifest), None):
-        raise ValueError(
-            f"{problem}; accepted: the files that `{typed('data_prep prepare')}` wrote, or a new "
-            "corpus"
-        )
+    if problem := next(problems, None):
+        raise ValueError(problem)
     for note in notes:
         with suppress(OSError):
             replace_json(note, now)
@@ -89,18 +102,17 @@ def _progress(folder: Path, size: int) -> Callable[[int], None]:
     return add
 
 
-def _name(state: dict[str, str]) -> str:
-    return f"contents-{state['path']}.json"
-
-
-def _state(folder: Path, manifest: CorpusManifest) -> dict[str, str]:
-    """What identifies the state of a corpus's files: path, size and time, and sampled bytes."""
-    names = [
+def _names(manifest: CorpusManifest) -> list[str]:
+    return [
         f"{shard.stem}.{suffix}"
         for split in manifest.shards.values()
         for shard in split
         for suffix in _SUFFIXES
     ]
+
+
+def _state(folder: Path, digest: str, names: Sequence[str]) -> dict[str, str]:
+    """What identifies the state of a corpus's files: path, size and time, and sampled bytes."""
     try:
         states = [(folder / name).stat() for name in names]
     except OSError as error:
@@ -109,7 +121,7 @@ def _state(folder: Path, manifest: CorpusManifest) -> dict[str, str]:
     ends = np.cumsum([state.st_size for state in states])
     sampled = hashlib.blake2b(digest_size=16)
     total = int(ends[-1]) if len(ends) else 0
-    draw = np.random.RandomState(int(manifest.digest()[:8], 16))
+    draw = np.random.RandomState(int(digest[:8], 16))
     for place in np.sort(draw.random_sample(_PLACES) * total).astype(np.int64).tolist():
         number = int(np.searchsorted(ends, place, side="right"))
         with (folder / names[number]).open("rb") as file:
@@ -117,7 +129,7 @@ def _state(folder: Path, manifest: CorpusManifest) -> dict[str, str]:
             sampled.update(file.read(_PLACE_BYTES))
     return {
         "path": hashlib.blake2b(str(folder.resolve()).encode(), digest_size=8).hexdigest(),
-        "digest": manifest.digest(),
+        "digest": digest,
         "files": hashlib.blake2b(strict_json(listed).encode(), digest_size=16).hexdigest(),
         "sampled": sampled.hexdigest(),
     }

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from data_prep import cache, contents
 from pretrain import recipe_checks
 from pretrain.data.mixture import Order
 from pretrain.run import checkpoints, ledger, resume
@@ -120,3 +121,25 @@ def test_a_run_is_neither_begun_nor_resumed_on_other_ids_of_the_same_size(
         with pytest.raises(ValueError, match=f"{file}: its sha256 is .* the manifest has"):
             run_folder.open_run(config, recipe_checks.check(config, 1)[1])
     assert not (tmp_path / "another" / ledger.FILE_NAME).exists()
+
+
+@pytest.mark.parametrize("is_known", [False, True])
+def test_kept_tables_of_blocks_are_compared_with_their_hashes_once(
+    is_known, recipe, corpus, tmp_path, monkeypatch
+):
+    folder = Path(shutil.copytree(corpus, tmp_path / "corpus"))
+    config = recipe.load(tmp_path / "run", f"data.corpus={folder}")
+    manifests = recipe_checks.check(config, 1)[1]
+    (file,) = folder.glob(f"blocks/train-*-{config.streams[0].sequence_length}-*/ranges.npy")
+    if is_known:
+        run_folder.check_corpora(config, manifests)
+        with monkeypatch.context() as patch:
+            patch.setattr(cache, "sha256_of", None)
+            patch.setattr(contents, "sha256_of", None)
+            run_folder.check_corpora(config, manifests)
+    np.save(file, np.load(file)[::-1])
+    for _ in range(2):
+        with pytest.raises(ValueError, match=f"{file.parent}: is not as it was made; accepted"):
+            run_folder.check_corpora(config, manifests)
+    shutil.rmtree(file.parent)
+    run_folder.check_corpora(config, manifests)
