@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -94,3 +95,15 @@ def test_a_corpus_that_cannot_be_written_is_hashed_once(
     for _ in range(2):
         contents.check(copy, load_manifest(copy))
     assert len(hashed) == 12
+
+
+def test_no_file_that_waits_is_hashed_after_the_first_difference(
+    copy: Path, hashed: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 1)
+    original = contents.sha256_of
+    monkeypatch.setattr(contents, "sha256_of", lambda path: time.sleep(0.05) or original(path))
+    shuffle(copy / "train" / "shard-00000.bin")
+    with pytest.raises(ValueError, match=r"shard-00000\.bin: its sha256 is"):
+        contents.check(copy, load_manifest(copy))
+    assert len(hashed) < 6, "of 12"
