@@ -13,7 +13,6 @@ from pretrain.config.load import (
     SCHEDULE,
     differences,
     from_dict,
-    load,
     public,
 )
 from pretrain.config.run import RunConfig
@@ -44,9 +43,7 @@ def refuse_other_recipe(config: RunConfig, manifests: Manifests) -> None:
     _refuse_other_folder(run)
     fork = forks.find(config)
     records = fork.records if fork else ledger.read(run / ledger.FILE_NAME)
-    old = fork.recipe if fork else None
-    if not fork and (run / RUN_FILE).is_file():
-        old = load(str(run / RUN_FILE))
+    old = forks.recorded(config, fork)
     state = ledger.run_state(records, config.training.seed)
     done = state.resume_step()
     # What a rollback skipped is named by the steps that had read it.

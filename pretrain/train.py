@@ -20,7 +20,7 @@ from pathlib import Path
 
 from data_prep import console
 from pretrain.attempt import Attempt, NotLoaded
-from pretrain.config.load import load
+from pretrain.convert.recipe import load_complete
 from pretrain.exit_codes import EXIT_DONE, EXIT_FAILED, EXIT_USAGE
 from pretrain.run.collective import Failure
 from pretrain.supervision import control, failures
@@ -45,7 +45,9 @@ def main(arguments: Sequence[str]) -> int:
         adopt_launcher(os.environ)
         local_rank = int(os.environ["LOCAL_RANK"])
         workarounds.import_without_compiler()
-        config = load(arguments[0], arguments[1:])
+        config, architecture = load_complete(arguments[0], arguments[1:])
+        if os.environ["RANK"] == "0":
+            sys.stdout.write(architecture)
         run = Path(config.folder)
         attempt = Attempt(config, int(os.environ["WORLD_SIZE"]))
     except (ValueError, Failure) as error:

@@ -89,7 +89,7 @@ PRETRAIN = {
         "resume_checks run spikes supervision",
         "puts the parts of a training attempt together",
     ),
-    "train": ("attempt config engine exit_codes run supervision", "the launcher's entry"),
+    "train": ("attempt convert engine exit_codes run supervision", "the launcher's entry"),
     "commands": (
         "bench config convert data engine exit_codes inference machine model objectives "
         "recipe_checks resume_checks run spikes supervision",

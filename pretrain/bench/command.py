@@ -41,11 +41,12 @@ def plan(options: argparse.Namespace) -> None:
     from pretrain.bench import measured_speed
     from pretrain.bench import plan as planning
     from pretrain.bench.plan_table import table
-    from pretrain.config.load import load
+    from pretrain.convert.recipe import load_complete
     from pretrain.recipe_checks import check_recipe, check_settings
     from pretrain.run.checkpoints import write_json
 
-    config = load(options.recipe, options.overrides)
+    config, architecture = load_complete(options.recipe, options.overrides)
+    sys.stdout.write(architecture)
     if options.gpus < 1:
         raise ValueError(f"--gpus {options.gpus}: accepted: 1 or more")
     corpora = [Path(stream.path) for stream in config.streams]
@@ -97,15 +98,16 @@ def bench(options: argparse.Namespace) -> None:
     import dataclasses
 
     from pretrain.bench import measured_speed, speed
-    from pretrain.config.load import load
+    from pretrain.convert.recipe import load_complete
     from pretrain.recipe_checks import check_settings
     from pretrain.run.checkpoints import write_json
 
-    config = load(options.recipe, options.overrides)
+    config, architecture = load_complete(options.recipe, options.overrides)
     check_settings(config, int(os.environ.get("WORLD_SIZE", "1")))
     measured = speed.measure(config, options.seconds)
     if measured is None:  # on other ranks than the first
         return
+    sys.stdout.write(architecture)
     sys.stdout.write(measured_speed.table(measured))
     if options.json:
         write_json(options.json, dataclasses.asdict(measured))

@@ -54,12 +54,16 @@ def show(options: argparse.Namespace) -> None:
 
     example: python -m pretrain show pile-large model.variant=zero-clap
     """
-    from pretrain.config.load import load, sources
+    from pretrain.config.load import sources
+    from pretrain.convert.recipe import ARCHITECTURE, load_complete
     from pretrain.recipe_checks import check_settings
 
-    config = load(options.recipe, options.overrides)
+    config, architecture = load_complete(options.recipe, options.overrides)
     check_settings(config)
     found = sources(options.recipe, options.overrides)
+    if architecture:
+        names = [*ARCHITECTURE, *(f"overrides.{name}" for name in config.model.overrides)]
+        found |= {f"model.{name}": "model.init_from" for name in names}
     if "folder" not in found:  # saved under another name, the recipe has a folder of that name
         config = dataclasses.replace(config, folder="")
     sys.stdout.write("".join(f"{line}\n" for line in _described(config, found)))

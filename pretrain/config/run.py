@@ -127,9 +127,9 @@ class ModelRecipe:
     """Fields of ModelConfig that differ from the named model's."""
     init_from: str = ""
     """Model whose weights the run starts from: a model folder, or a Hugging Face folder such as
-    RoBERTa's. It has the architecture that this section names, save for dropout and a longer
-    `max_positions`, and the vocabulary of the corpus. Empty: weights are drawn from
-    training.seed."""
+    RoBERTa's. It has the vocabulary of the corpus, and the architecture that this section names,
+    save for dropout and a longer `max_positions`; if this section names none, the run has the
+    model's. Empty: weights are drawn from training.seed."""
 
     def __post_init__(self) -> None:
         """Refuse overrides of fields that do not exist, or that other sections decide."""

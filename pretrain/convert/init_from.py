@@ -1,6 +1,7 @@
 """The model that a run continues from (`model.init_from`): checked, fitted and copied.
 
-Order: `check` (before a launch), `take` (before the first attempt). Both end in `read`.
+Order: `recipe_of` (where the recipe names no architecture), `check` (before a launch), `take`
+(before the first attempt). The last two end in `read`.
 """
 
 from __future__ import annotations
@@ -9,9 +10,8 @@ import contextlib
 import dataclasses
 import itertools
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,7 +20,7 @@ from data_prep.arguments import typed
 from data_prep.files import sha256_of
 from data_prep.manifest import CorpusManifest
 from pretrain.config.load import public
-from pretrain.config.run import RunConfig
+from pretrain.config.run import ModelRecipe, RunConfig
 from pretrain.convert import conversion
 from pretrain.convert.huggingface_files import weight_files
 from pretrain.convert.huggingface_layout import POSITIONS
@@ -32,6 +32,17 @@ from pretrain.run import folder, ledger
 
 _FREE = ("dropout", "attention_dropout", "initial_weights", "initial_beta")
 """Fields that may differ: they change nothing that trained weights compute."""
+_OF_OTHERS = ("vocab_size", "pair_head")
+"""Fields that other sections of a recipe decide than `model`."""
+
+
+def recipe_of(config: RunConfig) -> ModelRecipe:
+    """Return the settings that describe the model that a run starts from, with its dropout.
+
+    Raises:
+        ValueError: there is no model.
+    """
+    return _nearest(_contents(config).config, _OF_OTHERS)
 
 
 def check(config: RunConfig, architecture: ModelConfig, manifest: CorpusManifest) -> str:
@@ -102,10 +113,7 @@ def read(
             the recipe's; or it has no head over the vocabulary. Both sides are named.
     """
     name = f"model.init_from {config.model.init_from}"
-    try:
-        contents = conversion.read(Path(config.model.init_from))
-    except ValueError as error:
-        raise ValueError(f"model.init_from: {error}") from None
+    contents = _contents(config)
     _refuse_other_vocabulary(name, contents, config.streams[0].path, manifest)
     theirs = contents.config
     if found := list(_differences(theirs, architecture)):
@@ -130,6 +138,13 @@ def read(
         contents, config=architecture, weights=weights, classification_heads={}
     )
     return theirs, fitted
+
+
+def _contents(config: RunConfig) -> ModelContents:
+    try:
+        return conversion.read(Path(config.model.init_from))
+    except ValueError as error:
+        raise ValueError(f"model.init_from: {error}") from None
 
 
 def _repeated(table: Tensor, config: ModelConfig, positions: int) -> Tensor:
@@ -179,25 +194,32 @@ def _differences(theirs: ModelConfig, ours: ModelConfig) -> Iterator[str]:
             yield name
 
 
-def _settings(theirs: ModelConfig, overrides: Mapping[str, Any]) -> str:
-    """Return the settings that describe a model: the nearest named one, and what differs."""
-    wanted = _described(theirs)
-    candidates = []
-    for size, variant in itertools.product(SIZES, VARIANTS):
-        with contextlib.suppress(ValueError):  # some sizes do not go with some variants
-            named = _described(build(size, variant, theirs.vocab_size, {}))
-            stated = {name for name in wanted if named[name] != wanted[name]}
-            stated |= overrides.keys() & wanted.keys()  # they would remain
-            words = [f"model.size={size}", f"model.variant={variant}"]
-            words += [f"model.overrides.{name}={wanted[name]}" for name in sorted(stated)]
-            candidates.append(words)
-    words = min(candidates, key=len)
+def _settings(theirs: ModelConfig, overrides: Collection[str]) -> str:
+    """Return the settings that describe a model for a recipe whose overrides would remain."""
+    model = _nearest(theirs, (*_OF_OTHERS, *_FREE), overrides)
+    words = [f"model.size={model.size}", f"model.variant={model.variant}"]
+    words += [f"model.overrides.{name}={value}" for name, value in model.overrides.items()]
     if theirs.pair_head:
         words.append("objective.name=sentence-pairs")
     return " ".join(words)
 
 
-def _described(config: ModelConfig) -> dict[str, object]:
-    """Return the fields that a recipe's section `model` decides and trained weights depend on."""
-    left_out = (*_FREE, "vocab_size", "pair_head")
-    return {name: value for name, value in config.to_dict().items() if name not in left_out}
+def _nearest(
+    theirs: ModelConfig, left_out: Collection[str], stated: Collection[str] = ()
+) -> ModelRecipe:
+    """Return the named model nearest to a model, and as overrides what differs or is `stated`."""
+
+    def described(config: ModelConfig) -> dict[str, object]:
+        return {name: v for name, v in sorted(config.to_dict().items()) if name not in left_out}
+
+    candidates = []
+    for size, variant in itertools.product(SIZES, VARIANTS):
+        with contextlib.suppress(ValueError):  # some sizes do not go with some variants
+            named = described(build(size, variant, theirs.vocab_size, {}))
+            overrides = {
+                name: value
+                for name, value in described(theirs).items()
+                if named[name] != value or name in stated
+            }
+            candidates.append(ModelRecipe(size, variant, overrides))
+    return min(candidates, key=lambda model: len(model.overrides))

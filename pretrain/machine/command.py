@@ -48,7 +48,7 @@ def preflight(options: argparse.Namespace) -> int:
 
     example: python -m pretrain preflight --hostfile hosts pile-base folder=runs/base
     """
-    from pretrain.config.load import load
+    from pretrain.convert.recipe import load_complete
     from pretrain.machine.judge import problems, table
     from pretrain.machine.measure import read_answers
     from pretrain.machine.reach import connect
@@ -61,7 +61,9 @@ def preflight(options: argparse.Namespace) -> int:
         recipe, overrides = _RECIPE, [recipe, *overrides]
     if options.hostfile:
         overrides = [*overrides, f"supervision.hostfile={options.hostfile}"]
-    config, machines = hosts.resolve(load(recipe, overrides), Node())
+    config, architecture = load_complete(recipe, overrides)
+    sys.stdout.write(architecture)
+    config, machines = hosts.resolve(config, Node())
     count = len(machines) or 1
     launch.check(config.supervision)
     ranks = launch.world_size(config.supervision, count)

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from data_prep import files
-from pretrain.config.load import dump, from_dict
+from pretrain.config.load import RUN_FILE, dump, from_dict, load
 from pretrain.config.run import RunConfig
 from pretrain.run import checkpoints, folder, ledger, metrics
 
@@ -81,6 +81,22 @@ def find(config: RunConfig) -> Fork | None:
     return Fork(run, wanted.step, records[: end + 1], from_dict(manifest["recipe"], source))
 
 
+def recorded(config: RunConfig, fork: Fork | None) -> RunConfig | None:
+    """Return the recipe of the past of a run that is resumed or forked; None for a new run.
+
+    Args:
+        config: the recipe.
+        fork: what `find` returned for it.
+
+    Raises:
+        ValueError: the recipe in the run's folder cannot be read.
+    """
+    if fork:
+        return fork.recipe
+    path = Path(config.folder) / RUN_FILE
+    return load(str(path)) if path.is_file() else None
+
+
 def take(config: RunConfig) -> None:
     """Copy what a fork begins with into its folder, unless that was done.
 
@@ -107,7 +123,7 @@ def take(config: RunConfig) -> None:
         shutil.copytree(fork.run / folder.INITIAL, own / folder.INITIAL, dirs_exist_ok=True)
     for name, last in ((metrics.METRICS, fork.step - 1), (metrics.VALIDATION, fork.step)):
         _copy_lines(fork.run / name, own / name, _until(attempt, last))
-    dump(config, own / "run.yaml")
+    dump(config, own / RUN_FILE)
     path = own / ledger.FILE_NAME
     new = path.with_suffix(".fork")
     new.unlink(missing_ok=True)

@@ -33,7 +33,7 @@ def supervise(options: argparse.Namespace) -> int:
 
     example: python -m pretrain supervise pile-base data.corpus=corpora/pile folder=runs/base
     """
-    from pretrain.config.load import load
+    from pretrain.convert.recipe import load_complete
     from pretrain.machine.reach import connect
     from pretrain.recipe_checks import check, data_summary
     from pretrain.resume_checks import refuse_other_recipe
@@ -47,7 +47,8 @@ def supervise(options: argparse.Namespace) -> int:
     from pretrain.supervision.nodes import Node, this_node
     from pretrain.supervision.supervisor import Supervisor, forecast
 
-    config = load(options.recipe, options.overrides)
+    config, architecture = load_complete(options.recipe, options.overrides)
+    sys.stdout.write(architecture)
     node = this_node(options.node_rank, options.nodes, options.master_addr, os.environ)
     config, machines = hosts.resolve(config, node)
     if machines:

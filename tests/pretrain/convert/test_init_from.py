@@ -16,9 +16,10 @@ from data_prep.__main__ import main as data_prep
 from data_prep.manifest import load_manifest
 from pretrain import train
 from pretrain.__main__ import main as pretrain
-from pretrain.config.load import public
+from pretrain.config.load import load, public
 from pretrain.convert import conversion, init_from
 from pretrain.convert.huggingface_layout import POSITIONS
+from pretrain.convert.recipe import load_complete
 from pretrain.inference import model_folder
 from pretrain.run import folder as run_folder
 from pretrain.run import ledger, metrics
@@ -135,7 +136,7 @@ def test_a_run_begins_with_the_loss_of_the_model_and_never_needs_it_again(
 
 @pytest.mark.slow
 def test_a_roberta_of_transformers_is_continued_on_longer_blocks(
-    attempt, transformers, tokenizer, corpus, tmp_path
+    attempt, transformers, tokenizer, corpus, recipe, tmp_path
 ):
     """As the guide says: converted, its vocabulary taken for the corpus, and continued.
 
@@ -165,6 +166,10 @@ def test_a_roberta_of_transformers_is_continued_on_longer_blocks(
     code, output = attempt(run, f"model.init_from={folder}", *begin)
     assert code == 0, output
     assert pretrain(["plan", str(run / "run.yaml"), "--gpus=1", f"model.init_from={model}"]) == 0
+    for same in (folder, model):
+        settings = [f"model={{init_from: {same}}}", f"data.corpus={domain}"]
+        named, _ = load_complete(str(recipe.path), settings)
+        assert checked(named)[1].config.max_positions == 32, "that of the model, not the size's"
     initial = exported(run, 0, tmp_path)
     assert validation(run)[0] == evaluated(initial, domain, tmp_path)
     ids = torch.arange(4, 36)[None]
@@ -277,6 +282,60 @@ def test_another_architecture_is_refused_with_the_settings_that_describe_it(
     theirs, fitted = checked(recipe.load(tmp_path, f"model.init_from={model}", *settings))
     assert theirs == conversion.read(model).config
     assert fitted.config.num_layers == theirs.num_layers
+
+
+@pytest.mark.parametrize(
+    ("variant", "overrides"),
+    [
+        ("baseline", {"max_positions": 100, "dropout": 0.3}),
+        ("zero-clap-unscaled-no-dropout", {"num_layers": 1}),
+        ("modern", {"intermediate_size": 48, "num_heads": 2}),
+        ("albert", {}),
+    ],
+)
+def test_a_recipe_without_an_architecture_gets_that_of_the_model(
+    variant, overrides, source, recipe, tmp_path, capsys
+):
+    model = source(variant, **overrides)
+    words = [str(recipe.path), f"folder={tmp_path / 'run'}", f"model={{init_from: {model}}}"]
+    config, line = load_complete(words[0], words[1:])
+    theirs, fitted = checked(config)
+    assert theirs == fitted.config == conversion.read(model).config
+    assert line.startswith(f"architecture: that of {model}: size tiny, variant {variant}")
+    for command in (["supervise", "--dry-run"], ["plan", "--gpus=1"]):
+        assert pretrain([*command, *words]) == 0
+        assert line in capsys.readouterr().out
+    assert pretrain(["show", *words]) == 0
+    (tmp_path / "shown.yaml").write_text(shown := capsys.readouterr().out)
+    assert f"  variant: {variant}  # model.init_from\n" in shown
+    assert load_complete(str(tmp_path / "shown.yaml")) == (config, ""), "it names everything"
+    for setting in ("size=base", "variant=sinusoidal", "overrides.num_layers=3"):
+        assert pretrain(["plan", "--gpus=1", *words, f"model.{setting}"]) == 2
+        assert "is not the model that the recipe describes" in capsys.readouterr().err
+    shutil.rmtree(model)
+    for command in ("supervise", "plan", "show", "bench", "preflight"):
+        assert pretrain([command, *words]) == 2
+        assert f"model.init_from: {model}: holds no model; accepted" in capsys.readouterr().err
+
+
+def test_a_run_keeps_the_architecture_that_it_took_from_a_model(
+    attempt, source, recipe, tmp_path, capsys
+):
+    model, run = source("baseline", num_layers=1), tmp_path / "run"
+    words = [f"model={{init_from: {model}}}", "training.steps=2", "schedule.decay_steps=4"]
+    code, output = attempt(run, *words)
+    assert code == 0, output
+    assert f"that of {model}: size tiny, variant baseline, " in output
+    recorded = load(str(run / "run.yaml")).model
+    assert recorded.overrides["num_layers"] == 1
+    shutil.rmtree(model)
+    code, output = attempt(run, *words, "training.steps=4")
+    assert code == 0, output
+    assert "architecture: that of the run so far: size tiny, variant baseline, " in output
+    assert load(str(run / "run.yaml")).model == recorded
+    fork = [f"folder={tmp_path / 'fork'}", f"fork_from={{run: {run}, step: 2}}"]
+    assert load_complete(str(recipe.path), [*SHORT, *words, *fork])[0].model == recorded
+    assert pretrain(["audit", str(run)]) == 0
 
 
 @pytest.mark.parametrize(
