@@ -76,7 +76,7 @@ def _loader() -> Any:  # noqa: ANN401 - a class made at run time, so that yaml i
     import yaml
 
     class Loader(yaml.SafeLoader):
-        """Refuses a key that stands twice in a mapping, and merged mappings."""
+        """Refuses a key that is no text or stands twice in a mapping, and merged mappings."""
 
         def flatten_mapping(self, node: Any) -> None:  # noqa: ANN401 - PyYAML has no types
             lines: dict[tuple[str, str], int] = {}
@@ -84,6 +84,8 @@ def _loader() -> Any:  # noqa: ANN401 - a class made at run time, so that yaml i
                 line = key.start_mark.line + 1
                 if key.tag == "tag:yaml.org,2002:merge":
                     raise ValueError(f"line {line}: << is not read; a recipe extends another one")
+                if not isinstance(key, yaml.ScalarNode):
+                    raise ValueError(f"line {line}: a key must be a text")
                 name = (key.tag, str(key.value))
                 if name in lines:
                     raise ValueError(f"{key.value} is given twice (lines {lines[name]} and {line})")
@@ -114,7 +116,7 @@ def _refuse_many(values: object, source: str) -> None:
     count, waiting = 0, [values]
     while waiting:
         value = waiting.pop()
-        if isinstance(value, dict | list):
+        if isinstance(value, dict | list | tuple):
             waiting.extend(value.values() if isinstance(value, dict) else value)
         count += 1
         if count + len(waiting) > _MOST_VALUES:

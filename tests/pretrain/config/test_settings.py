@@ -37,6 +37,8 @@ def bomb(levels, link):
         (bomb(9, "[{}]"), "aliases"),
         (bomb(9, "{{<<: [{}]}}"), "<<"),
         ("a: &a [*a]", "aliases"),
+        (bomb(9, "[{}]") + "\n? *a8\n: 1", "line 9: a key must be a text"),
+        (bomb(9, "!!pairs [x: [{}]]"), "aliases"),
         ("[" * 2000, "nested too deeply"),
         ("{a: " * 2000, "nested too deeply"),
         ("training:\n  steps: 10\n  seed: 1\n  steps: 20", "steps.*lines 2 and 4"),
