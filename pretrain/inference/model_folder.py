@@ -216,9 +216,12 @@ def refuse_oversized(
     hidden, layers = config.hidden_size, config.num_layers
     attention = config.layer_groups if config.shares_attention else layers
     feed_forward = config.layer_groups if config.shares_feed_forward else layers
-    rows = config.vocab_size + (config.longest_input or 0) + config.segments
+    rows = config.vocab_size + config.segments
+    if config.longest_input:
+        rows += config.longest_input + config.position_offset
     per_feature = 4 * hidden * attention + 2 * config.intermediate_size * feed_forward
     per_feature += config.latents - config.last_latents
+    per_feature += config.vocab_size if config.head == "untied" else 0
     per_feature += sum(head.classes for head in heads.values())
     least = hidden * per_feature + config.token_size * rows
     if least > size:

@@ -114,6 +114,8 @@ def test_a_description_that_does_not_fit_the_weights_is_refused(saved):
         {"num_layers": 10**8, "sharing": "all"},
         {"hidden_size": 2**24},
         {"max_positions": 10**12, "position": "learned"},
+        {"position_offset": 10**12, "position": "learned"},
+        {"head": "untied", "vocab_size": 10**5, "embedding_size": 1, "position": "learned"},
         {"segments": 10**12},
         {"latents": 10**12, "causal": True, "layer_norm": "pre", "position": "none"},
         {"classes": 10**12},
