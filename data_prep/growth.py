@@ -5,16 +5,19 @@ applies them as soon as it reads the file, to the added tokens.
 """
 
 import base64
+import functools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 MOST = 4096
 """ALBERT's normalizers and splitters reach about 1500, most others less than 200."""
+MOST_ADDED = 1 << 22
+"""Bytes of all added tokens after the normalizer: the library takes about 75 times as many."""
 _NORMALIZERS: Mapping[str, int] = {
     # In bytes: U+FDFA becomes 18 letters, a single letter with marks up to three times as many.
     **{"NFC": 3, "NFD": 3, "NFKC": 11, "NFKD": 11, "BertNormalizer": 6, "Lowercase": 2},
-    **{"ByteLevel": 2, "Nmt": 1, "Prepend": 1, "Strip": 1, "StripAccents": 1, "Sequence": 1},
+    **{"ByteLevel": 2, "Nmt": 1, "Strip": 1, "StripAccents": 1, "Sequence": 1},
 }
 _LISTS = ("normalizers", "pretokenizers", "processors", "decoders")
 
@@ -23,26 +26,37 @@ def refuse_growth(content: Mapping[str, Any]) -> None:
     """Check the content of a `tokenizer.json`.
 
     Raises:
-        ValueError: It may make a text more than `MOST` times as long, or has a normalizer that is
-            not known here.
+        ValueError: It may make a text more than `MOST` times as long, or its added tokens longer
+            than `MOST_ADDED`, or has a normalizer that is not known here.
     """
     try:
         normalizers = [*_parts(content.get("normalizer"))]
         others = ("pre_tokenizer", "post_processor", "decoder")
         parts = [part for name in others for part in _parts(content.get(name))]
         factors = [_of_normalizer(part) for part in normalizers] + [_of(part) for part in parts]
+        tokens = content.get("added_tokens") or ()
+        added = sum(len(token["content"].encode()) for token in tokens)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"a normalizer, splitter or decoder is damaged: {error!r}") from None
+        raise ValueError(f"a normalizer, splitter or added token is damaged: {error!r}") from None
     if None in factors:
         unknown = normalizers[factors.index(None)]
         raise ValueError(
             f"normalizer {str(unknown.get('type'))[:40]!r}; accepted: Replace, Precompiled, "
-            f"{', '.join(_NORMALIZERS)}"
+            f"Prepend, {', '.join(_NORMALIZERS)}"
         )
-    if (growth := math.prod(factor or 1 for factor in factors)) > MOST:
+    if _product(factors) > MOST:
         raise ValueError(
-            f"it may make a text {growth:,} times as long; accepted: up to {MOST:,} times"
+            f"it may make a text more than {MOST:,} times as long; accepted: up to {MOST:,} times"
         )
+    if (added := _product(factors[: len(normalizers)]) * added) > MOST_ADDED:
+        raise ValueError(
+            f"its added tokens may take {added:,} bytes; accepted: up to {MOST_ADDED:,}"
+        )
+
+
+def _product(factors: Iterable[int | None]) -> int:
+    """Return the product up to `MOST`; above, a larger number."""
+    return functools.reduce(lambda x, factor: min(x * (factor or 1), MOST + 1), factors, 1)
 
 
 def _parts(part: dict[str, Any] | None) -> Iterator[dict[str, Any]]:
@@ -57,6 +71,8 @@ def _of_normalizer(part: dict[str, Any]) -> int | None:
     """Bound on the growth of a text in bytes; None where the normalizer is not known."""
     if part.get("type") == "Precompiled":
         return _of_table(base64.b64decode(part["precompiled_charsmap"]))
+    if part.get("type") == "Prepend":
+        return 1 + len(part["prepend"].encode())
     return _of(part) if part.get("type") == "Replace" else _NORMALIZERS.get(str(part.get("type")))
 
 

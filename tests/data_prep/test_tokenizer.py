@@ -135,6 +135,7 @@ def table(*texts: bytes, index: bytes = b"") -> dict[str, str]:
 
 BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
 REGEX = {"type": "Replace", "pattern": {"Regex": "b*"}, "content": "c" * 5000}
+LONG = {"id": 9, "content": "a" * 5000, "normalized": True, "special": False}
 TEXT = {"Sequence": {"id": "A", "type_id": 0}}
 
 
@@ -143,8 +144,18 @@ TEXT = {"Sequence": {"id": "A", "type_id": 0}}
     [
         (
             {"normalizer": nested(DOUBLED, 39)},
-            r"may make a text 4,398,046,511,104 times as long; accepted: up",
+            r"may make a text more than 4,096 times as long; accepted: up",
         ),
+        (
+            {"normalizer": {"type": "Sequence", "normalizers": [DOUBLED] * 15000}},
+            "more than 4,096 times as long",
+        ),
+        ({"normalizer": {"type": "Prepend", "prepend": "a" * 5000}}, "times as long"),
+        (
+            {"normalizer": nested(DOUBLED, 9), "added_tokens": [LONG]},
+            "added tokens may take 5,120,000 bytes; accepted: up to 4,194,304",
+        ),
+        ({"added_tokens": [3]}, "is damaged"),
         ({"normalizer": REGEX}, "times as long"),
         ({"normalizer": {"type": "Sequence", "normalizers": [table(b"x" * 9999)] * 9}}, "times"),
         ({"normalizer": {"normalizers": []}}, "normalizer 'None'; accepted: Replace, Precomp"),
