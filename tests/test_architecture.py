@@ -69,7 +69,7 @@ PRETRAIN = {
         "model folders come from a run's checkpoints, and are evaluated on corpora",
     ),
     "convert": (
-        "config inference model run",
+        "config engine inference model run",
         "other projects' files to model folders, and back; the model that a run starts from",
     ),
     "bench": (

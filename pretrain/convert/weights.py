@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from pretrain.engine.stored import refuse_unstored
 from pretrain.inference.model_folder import HEADS
 from pretrain.model.classification import ClassificationConfig
 from pretrain.model.config import ModelConfig
@@ -166,20 +167,13 @@ def weights_in(content: object, what: str) -> dict[str, Tensor]:
         what: what messages call it.
 
     Raises:
-        ValueError: it is none; or a weight has no bytes of its own for each element, so that a
-            small file would ask for any amount of memory.
+        ValueError: it is none, or as `refuse_unstored`.
     """
     if not isinstance(content, dict) or not all(
         isinstance(name, str) and isinstance(weight, Tensor) for name, weight in content.items()
     ):
         raise ValueError(f"{what} is not a mapping of names to weights")
-    for name, weight in content.items():
-        is_plain = weight.layout == torch.strided and weight.device.type == "cpu"
-        if not is_plain or weight.nbytes > weight.untyped_storage().nbytes():
-            raise ValueError(
-                f"{what} has {name} {list(weight.shape)}, whose elements are not all in the file; "
-                "accepted: dense weights"
-            )
+    refuse_unstored(content.items(), what)
     return content
 
 

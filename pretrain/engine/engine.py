@@ -33,6 +33,7 @@ from pretrain.engine.distributed import (
 )
 from pretrain.engine.guards import Guard
 from pretrain.engine.settings import read, refuse_compiling, refuse_unknown
+from pretrain.engine.stored import refuse_unstored
 from pretrain.loop import Ahead, MicroBatch, Objective, StepResult, TermLoss, weighted_loss
 
 
@@ -507,7 +508,7 @@ def consolidated_weights(folder: Path) -> dict[str, torch.Tensor]:
     files is executed.
 
     Raises:
-        ValueError: a file asks for code to be run.
+        ValueError: a file asks for code to be run, or for much more memory than it has bytes.
     """
     workarounds.select_cpu_without_gpu()
     from deepspeed.utils import zero_to_fp32
@@ -524,4 +525,5 @@ def consolidated_weights(folder: Path) -> dict[str, torch.Tensor]:
     else:
         (states,) = folder.glob("mp_rank_*_model_states.pt")
         weights = _read(states)["module"]
+    refuse_unstored(weights.items(), str(folder))
     return {name: tensor.detach().float().clone() for name, tensor in weights.items()}

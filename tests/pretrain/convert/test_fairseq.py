@@ -417,6 +417,12 @@ def stretched(path):
     change_weights(path, **{TOKENS: torch.zeros(1).expand(10**9, 200)})
 
 
+def repeated(path):
+    """A thousand names for one matrix of the file."""
+    weight = content(path)["model"][TOKENS]
+    change_weights(path, **{TOKENS: weight, **{f"more.{n}": weight for n in range(1000)}})
+
+
 def compressed(path):
     """An archive whose weights are written in fewer bytes than they have."""
     with zipfile.ZipFile(path) as archive:
@@ -433,6 +439,7 @@ def compressed(path):
             stretched,
             r"has encoder\.sentence_encoder\.embed_tokens\.weight \[1000000000, 200\], who",
         ),
+        (repeated, "has weights that share memory: copies would take"),
         (compressed, "is cut short or damaged"),
         (lambda path: change(path, encoder_layers=10**8), "its file has"),
         (lambda path: change(path, encoder_embed_dim=2**24), "its file has"),
