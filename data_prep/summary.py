@@ -142,9 +142,9 @@ def warnings(manifest: CorpusManifest) -> Iterator[str]:
     if low:
         named = ", ".join(f"{name} {found:.2f}" for name, found in [*low.items()][:_SUBSETS_SHOWN])
         yield (
-            f"under {LEAST_BYTES_PER_TOKEN:g} bytes of text per token, {named}: the vocabulary has "
-            "few words of this text and spells the rest in bytes. A vocabulary that was trained on "
-            "such text (train-tokenizer) needs fewer tokens"
+            f"under {LEAST_BYTES_PER_TOKEN:g} bytes of text per token ({named}): the vocabulary "
+            "has few words of this text and spells the rest in bytes. One that was trained on such "
+            "text (train-tokenizer) needs fewer tokens"
         )
 
 
