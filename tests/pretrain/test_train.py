@@ -1200,9 +1200,9 @@ def test_a_checkpoint_that_does_not_fit_the_engine_ends_every_rank_with_one_mess
     run = interrupted(straight, tmp_path / "run")
     answers = attempt(run, sabotage=sabotage)
     assert [code for code, _, _ in answers] == [EXIT_FAILED] * 2
-    assert "checkpoint of step 4 cannot be loaded: the optimizer state has 3 p" in answers[0][2]
-    assert answers[0][2].count("\n") == 1
-    assert answers[1][2] == ""
+    for _, _, printed in answers:  # a launcher ends the second rank before it prints
+        assert "checkpoint of step 4 cannot be loaded: the optimizer state has 3 p" in printed
+        assert printed.count("\n") == 1
 
 
 @pytest.mark.parametrize(
