@@ -5,8 +5,8 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-from data_prep import console
-from data_prep.arguments import Command, Parser, program, run_command
+from data_prep.common import console
+from data_prep.common.arguments import Command, Parser, program, run_command
 
 
 def _command(name: str, summary: str, example: str) -> Command:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from data_prep.files import new_folder, sha256_of
+from data_prep.common.files import new_folder, sha256_of
 
 HASHES = "SHA256SUMS"
 """File in a folder with the sha256 of its other files, as the program `sha256sum` writes them."""

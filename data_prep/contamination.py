@@ -24,10 +24,10 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from data_prep.common.files import sha256_of, strict_json, write_atomically
 from data_prep.compressed import open_stream
 from data_prep.documents import Document, Verdict
 from data_prep.duplicates import STAMP_BYTES
-from data_prep.files import sha256_of, strict_json, write_atomically
 from data_prep.inputs import suffix
 from data_prep.json_lines import BadLine, parse
 from data_prep.manifest import Settings

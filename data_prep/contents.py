@@ -17,8 +17,8 @@ from pathlib import Path
 import numpy as np
 
 from data_prep import cache
-from data_prep.arguments import typed
-from data_prep.files import replace_json, sha256_of, strict_json
+from data_prep.common.arguments import typed
+from data_prep.common.files import replace_json, sha256_of, strict_json
 from data_prep.manifest import CorpusManifest
 
 _SUFFIXES = ("bin", "idx", "subsets")

@@ -28,7 +28,7 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from data_prep.files import AtomicFile, FileRecord
+from data_prep.common.files import AtomicFile, FileRecord
 
 _MAGIC = b"MMIDIDX\x00\x00"
 _VERSION = 1

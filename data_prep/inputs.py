@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from data_prep.files import sha256_of
+from data_prep.common.files import sha256_of
 
 ACCEPTED = (
     "a .jsonl or .txt file (plain, .zst or .gz), a .parquet file, a folder written by "

@@ -10,10 +10,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from data_prep.arguments import typed
+from data_prep.common.arguments import typed
+from data_prep.common.files import strict_json, write_atomically
+from data_prep.common.records import check_format, decode
 from data_prep.fields import SUBSET_KEY, TEXT_KEY
-from data_prep.files import strict_json, write_atomically
-from data_prep.records import check_format, decode
 
 FORMAT_VERSION = 1
 FILE_NAME = "manifest.json"

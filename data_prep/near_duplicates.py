@@ -32,6 +32,7 @@ import numpy as np
 import numpy.typing as npt
 
 from data_prep import duplicates
+from data_prep.common.progress import Progress
 from data_prep.documents import Verdict
 from data_prep.duplicates import (
     BLOCK_DOCUMENTS,
@@ -44,7 +45,6 @@ from data_prep.duplicates import (
     write_keys,
     write_marks,
 )
-from data_prep.progress import Progress
 from data_prep.task import ShardTask
 from data_prep.words import Hashes, mixed, ngram_hashes, random_numbers, word_hashes
 

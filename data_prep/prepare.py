@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 
-from data_prep.arguments import EXIT_DONE, EXIT_FAILED
+from data_prep.common.arguments import EXIT_DONE, EXIT_FAILED
 from data_prep.contamination import LEAST_WORDS, digests, find_files
 from data_prep.engines import ENGINES, WorkerDied
 from data_prep.fields import SUBSET_KEY, add_text_key, parse_key

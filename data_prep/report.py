@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from data_prep import summary
-from data_prep.files import write_atomically
+from data_prep.common.files import write_atomically
 from data_prep.manifest import SPLITS, CorpusManifest, Count, LengthHistogram
 from data_prep.summary import by_frequency
 

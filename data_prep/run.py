@@ -12,16 +12,17 @@ from pathlib import Path
 from typing import TypeVar
 
 from data_prep import manifest as records
-from data_prep.arguments import check_workers
+from data_prep.common.arguments import check_workers
+from data_prep.common.files import PARTIAL_SUFFIX
+from data_prep.common.progress import ProgressReport
+from data_prep.common.wording import duration
 from data_prep.documents import reader_of
 from data_prep.engines import ENGINES, WorkFunction
-from data_prep.files import PARTIAL_SUFFIX
 from data_prep.filters import FILTERS, filters_of
 from data_prep.inputs import Input, input_state, place_of
 from data_prep.manifest import SPLITS, CorpusManifest, Settings, ShardManifest
 from data_prep.merge import merge
 from data_prep.parts import LOCK, Part, hold
-from data_prep.progress import ProgressReport, duration
 from data_prep.report import FILE_NAME as REPORT_FILE
 from data_prep.report import draw, import_matplotlib
 from data_prep.shard import existing_manifest, prepare_shard

@@ -20,8 +20,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from data_prep.common.files import strict_json, write_atomically
 from data_prep.documents import content_share
-from data_prep.files import strict_json, write_atomically
 from data_prep.manifest import Count
 
 HELD_OUT = "held-out"

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from data_prep.files import FileRecord, write_atomically
+from data_prep.common.files import FileRecord, write_atomically
 from data_prep.manifest import LengthHistogram
 
 # Four buckets per octave up to 2^31 tokens. Powers of two are edges, so that the shares of

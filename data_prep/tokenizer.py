@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from data_prep import gpt2_vocabulary, unigram
-from data_prep.files import retried, write_atomically
+from data_prep.common.files import retried, write_atomically
 from data_prep.gpt2_vocabulary import FIRST_TOKENS, MASK_TOKEN
 from data_prep.growth import refuse_growth
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 
 from data_prep import cache
-from data_prep.arguments import EXIT_FAILED, check_workers
-from data_prep.files import sha256_of
+from data_prep.common.arguments import EXIT_FAILED, check_workers
+from data_prep.common.files import sha256_of
 from data_prep.filters import Tally
 from data_prep.indexed import IndexedReader, import_megatron
 from data_prep.manifest import (

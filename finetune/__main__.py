@@ -13,12 +13,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from data_prep import console
-from data_prep.arguments import Command, Parser, program, run_command
+from data_prep.common import console
+from data_prep.common.arguments import Command, Parser, program, run_command
 from finetune.birthplaces import command as birthplaces
 from finetune.collapse import LEAST_RETRIED, USUAL_RETRIES
 from pretrain.config.settings import add_device
-from pretrain.exit_codes import EXIT_DONE, EXIT_FAILED
+from pretrain.records.exit_codes import EXIT_DONE, EXIT_FAILED
 
 
 @console.lasting()
@@ -203,7 +203,7 @@ def _predict(options: argparse.Namespace) -> None:
 
     example: python -m finetune predict scores/RTE-pretrained-seed1/model pairs.tsv
     """
-    from data_prep.files import write_atomically
+    from data_prep.common.files import write_atomically
     from finetune.predict import predict
 
     lines = predict(options.model, options.file, options.head, options.device)

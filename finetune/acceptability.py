@@ -19,11 +19,10 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from data_prep.common.files import write_atomically, write_json
 from data_prep.documents import Document, read
-from data_prep.files import write_atomically
 from data_prep.inputs import Input
 from finetune.glue import TASKS
-from pretrain.run.checkpoints import write_json
 
 PROVENANCE = "provenance.json"
 """A file beside the splits that says how they were made; the benchmark's own data has none."""

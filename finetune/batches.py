@@ -16,7 +16,7 @@ import numpy.typing as npt
 from data_prep.tokenizer import Tokenizer
 from finetune.examples import Example
 from pretrain.data.order import Lineage
-from pretrain.loop import MicroBatch
+from pretrain.loop.protocols import MicroBatch
 
 Ids = npt.NDArray[np.int32]
 

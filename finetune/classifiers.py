@@ -7,12 +7,12 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from data_prep.files import remove_partial_folders
+from data_prep.common.files import remove_partial_folders
 from finetune.config import MODEL, FinetuneConfig, RunPlan
 from finetune.glue import Task
-from pretrain.inference import model_folder
 from pretrain.model.classification import ClassificationConfig
 from pretrain.model.config import ModelConfig
+from pretrain.models import model_folder
 
 if TYPE_CHECKING:
     from pretrain.model.classifier import Classifier

@@ -13,13 +13,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from data_prep.arguments import typed
-from data_prep.records import decode
+from data_prep.common.arguments import typed
+from data_prep.common.files import write_json
+from data_prep.common.records import decode
 from finetune.collapse import LEAST_RETRIED, USUAL_RETRIES
-from pretrain.config.run import BatchConfig
+from pretrain.config.sections import BatchConfig
 from pretrain.config.settings import apply_override, check
 from pretrain.model.classification import POOLINGS
-from pretrain.run.checkpoints import write_json
 
 PLAN = "run.json"
 RESULT = "result.json"

@@ -16,8 +16,8 @@ import sys
 import time
 from pathlib import Path
 
-from data_prep import children
-from data_prep.arguments import typed
+from data_prep.common import children
+from data_prep.common.arguments import typed
 
 MARK = ".made-by-zeroclap-demo"
 """Marks a folder that the next demo may delete."""
@@ -100,7 +100,7 @@ def run_demo(output: Path) -> int:
     Raises:
         ValueError: the folder has files that no demo made.
     """
-    from pretrain.supervision.gpus import visible_gpus
+    from pretrain.processes.gpus import visible_gpus
 
     empty_folder(output)
     began = time.monotonic()
@@ -121,7 +121,7 @@ def table(output: Path, seconds: float) -> str:
     """Format what the demo measured, and where to find more."""
     from data_prep.manifest import load_manifest
     from finetune.report import MAJORITY, collect, summary
-    from pretrain.run import ledger, metrics
+    from pretrain.records import ledger, metrics
 
     corpus = load_manifest(output / "corpus")
     records = ledger.read(output / "run" / ledger.FILE_NAME)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import torch
 
     from pretrain.engine.engine import Engine
-    from pretrain.loop import Model
+    from pretrain.loop.protocols import Model
 
 _BATCH_SIZE = 64
 Logits = npt.NDArray[np.float32]

@@ -11,8 +11,10 @@ import difflib
 import re
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
+from typing import Any
 
 from finetune.config import FinetuneConfig
+from finetune.scores import best
 
 HUB_REPOSITORY = "nyu-mll/glue"
 DIAGNOSTIC = "diagnostic"
@@ -252,3 +254,9 @@ def _known(names: Sequence[str]) -> list[Task]:
 def _with_nearest(name: str) -> str:
     near = difflib.get_close_matches(_simplified(name), _NAMES, n=1)
     return f"{name!r}" + (f" (did you mean {_NAMES[near[0]]}?)" if near else "")
+
+
+def published_score(run: Mapping[str, Any]) -> float:
+    """Return the published score of a run: its first metric in the epoch where that is best."""
+    metric = find(run["task"]).metrics[0]
+    return float(best(run["epochs"], [metric])[metric])

@@ -8,7 +8,7 @@ from types import MappingProxyType
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from pretrain.loop import Model
+from pretrain.loop.protocols import Model
 
 
 class Classification:

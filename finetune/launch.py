@@ -20,14 +20,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
-from data_prep import children
+from data_prep.common import children
 from finetune import glue
 from finetune.collapse import LEAST_RETRIED, USUAL_RETRIES
 from finetune.config import LOG, RunPlan, retry_after
 from finetune.planning import is_finished, next_run, result_of
-from pretrain.supervision.gpus import gpus_of, visible_gpus
-from pretrain.supervision.jobs import describe_exit, tail
-from pretrain.supervision.launch import free_port
+from pretrain.processes.gpus import gpus_of, visible_gpus
+from pretrain.processes.launching import describe_exit, free_port, tail
 
 _POLL_SECONDS = 0.1
 _PROGRESS_SECONDS = 60.0

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from finetune import glue, published, scores
 from finetune.config import WEIGHTS
-from finetune.report import published_score
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -120,7 +119,7 @@ def _draw_task(axes: Axes, task: str, runs: Sequence[Mapping[str, Any]]) -> None
         group = [run for run in runs if run["weights"] == weights]
         for number, run in enumerate(group):
             x = 2 + WEIGHTS.index(weights) + _offset(range(len(group)), number)
-            value, collapsed = scale * published_score(run), bool(run["collapsed"])
+            value, collapsed = scale * glue.published_score(run), bool(run["collapsed"])
             _mark(axes, x, value, "D", _COLORS[weights], collapsed, f"ours, {weights}")
     constant = scale * runs[0]["majority"][glue.find(task).metrics[0]]
     axes.axhline(constant, color="black", ls=":", lw=1, label="best constant answer")

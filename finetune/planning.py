@@ -13,13 +13,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from data_prep.files import sha256_of
+from data_prep.common.files import sha256_of
 from finetune import config as settings
 from finetune import examples, glue
 from finetune.config import MODEL, RESULT, FinetuneConfig, RunPlan, read_plan, retry_after
-from pretrain.engine import settings as deepspeed
-from pretrain.inference import model_folder
+from pretrain.config import deepspeed
 from pretrain.model.classification import check_pooling
+from pretrain.models import model_folder
 
 
 def plan_runs(

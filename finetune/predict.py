@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from data_prep.arguments import typed
-from data_prep.files import write_atomically
+from data_prep.common.arguments import typed
+from data_prep.common.files import write_atomically
 from finetune import examples, glue, scores
 from finetune.batches import EncodedExamples
 from finetune.classifiers import longest_input
@@ -16,7 +16,7 @@ from finetune.config import MODEL, RESULT, FinetuneConfig
 from finetune.evaluation import Logits, logits_of
 from finetune.examples import Example
 from finetune.planning import result_of
-from pretrain.inference import model_folder
+from pretrain.models import model_folder
 
 if TYPE_CHECKING:
     import torch

@@ -16,13 +16,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from data_prep.arguments import typed
-from data_prep.files import strict_json, write_atomically
+from data_prep.common.arguments import typed
+from data_prep.common.files import strict_json, write_atomically
 from finetune import glue, published
 from finetune.acceptability import PROVENANCE
 from finetune.config import RESULT, WEIGHTS
 from finetune.planning import result_of
-from finetune.scores import LOWER_IS_BETTER, best, title
+from finetune.scores import LOWER_IS_BETTER, title
 
 RESULTS = "results.jsonl"
 REPORT = "report.md"
@@ -124,14 +124,8 @@ def _row(runs: Sequence[Result], task: str) -> Row:
         {name: Spread.of([run[when][name] for run in runs]) for name in glue.find(task).score_names}
         for when in ("best", "last")
     )
-    comparable = Spread.of([published_score(run) for run in runs])
+    comparable = Spread.of([glue.published_score(run) for run in runs])
     return Row(len(runs), best, last, comparable, sum(bool(run["collapsed"]) for run in runs))
-
-
-def published_score(run: Result) -> float:
-    """Return the published score of a run: its first metric in the epoch where that is best."""
-    metric = glue.find(run["task"]).metrics[0]
-    return float(best(run["epochs"], [metric])[metric])
 
 
 def _scores_of_best(run: Result) -> tuple[str, ...]:

@@ -15,19 +15,19 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from data_prep import console
-from data_prep.files import lock
+from data_prep.common import console
+from data_prep.common.files import lock, write_json
 from finetune import classifiers, collapse, examples, glue, scores
 from finetune.batches import EncodedExamples, ShuffledBatches
 from finetune.config import RESULT, FinetuneConfig, RunPlan, read_plan
 from finetune.evaluation import Evaluation
-from pretrain.config.run import OptimizerConfig
-from pretrain.exit_codes import EXIT_DONE, EXIT_USAGE
-from pretrain.inference import model_folder
-from pretrain.loop import Hook, StepRecord
-from pretrain.loop import run as run_loop
-from pretrain.run.checkpoints import write_json
-from pretrain.run.metrics import METRICS, MetricsWriter, ProgressPrinter
+from pretrain.config.sections import OptimizerConfig
+from pretrain.loop.loop import Hook
+from pretrain.loop.loop import run as run_loop
+from pretrain.loop.protocols import StepRecord
+from pretrain.models import model_folder
+from pretrain.records.exit_codes import EXIT_DONE, EXIT_USAGE
+from pretrain.records.metrics import METRICS, MetricsWriter, ProgressPrinter
 
 if TYPE_CHECKING:
     from pretrain.engine.distributed import Process

@@ -11,8 +11,8 @@ from typing import Any
 import data_prep.__main__ as data_prep
 import finetune.__main__ as finetune
 import pretrain.__main__ as pretrain
-from data_prep import console
-from data_prep.arguments import Command, Parser, program, run_command
+from data_prep.common import console
+from data_prep.common.arguments import Command, Parser, program, run_command
 
 
 @console.lasting()

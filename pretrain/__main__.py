@@ -8,42 +8,45 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 
-from data_prep import console
-from data_prep.arguments import Command, Parser, program, run_command
-from pretrain.bench import command as bench
-from pretrain.config import command as config
-from pretrain.config.settings import add_recipe
-from pretrain.convert import command as convert
-from pretrain.inference import command as inference
-from pretrain.inference import evaluate_command
-from pretrain.machine import command as machine
-from pretrain.run import command as run
-from pretrain.spikes.replay import command as replay
-from pretrain.supervision import command as supervision
+from data_prep.common import console
+from data_prep.common.arguments import Command, Parser, program, run_command
 
-GROUPS: dict[str, dict[str, Command]] = {
+_ROOMS = {
     "pretrain": {
-        "recipes": (config.add_recipes_arguments, config.recipes),
-        "show": (add_recipe, config.show),
-        "plan": (bench.add_plan_arguments, bench.plan),
-        "preflight": (machine.add_arguments, machine.preflight),
-        "supervise": (supervision.add_arguments, supervision.supervise),
-        "status": (run.add_status_arguments, run.status),
-        "profile": (supervision.add_profile_arguments, supervision.profile),
-        "audit": (run.add_audit_arguments, run.audit),
-        "report": (run.add_run, run.report),
-        "replay": (replay.add_arguments, replay.replay),
-        "bench": (bench.add_bench_arguments, bench.bench),
+        "recipes": "plan.recipe_command",
+        "show": "plan.recipe_command",
+        "plan": "plan.command",
+        "preflight": "preflight.command",
+        "supervise": "supervision.command",
+        "status": "records.command",
+        "profile": "supervision.command",
+        "audit": "records.command",
+        "report": "records.command",
+        "replay": "spikes.replay.command",
+        "bench": "plan.command",
     },
     "use a model": {
-        "export": (inference.add_export_arguments, inference.export),
-        "evaluate": (evaluate_command.add_evaluate_arguments, evaluate_command.evaluate),
-        "fill-mask": (inference.add_fill_mask_arguments, inference.fill_mask),
-        "generate": (inference.add_generate_arguments, inference.generate),
-        "convert": (convert.add_arguments, convert.convert),
-        "push": (convert.add_push_arguments, convert.push),
+        "export": "models.command",
+        "evaluate": "models.evaluate_command",
+        "fill-mask": "models.command",
+        "generate": "models.command",
+        "convert": "convert.command",
+        "push": "convert.command",
     },
+}
+
+
+def _command(name: str, module: str) -> Command:
+    """Return a command and what adds its arguments, from the COMMANDS of a module."""
+    found: Command = import_module(f"pretrain.{module}").COMMANDS[name]
+    return found
+
+
+GROUPS: dict[str, dict[str, Command]] = {
+    title: {name: _command(name, module) for name, module in commands.items()}
+    for title, commands in _ROOMS.items()
 }
 """Every command, in the order of `--help`."""
 

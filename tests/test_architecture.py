@@ -42,67 +42,51 @@ def tops(names: set[str]) -> set[str]:
     return {name.split(".")[0] for name in names}
 
 
-PRETRAIN = {
-    "exit_codes": ("", "numbers that every process knows"),
+ROOMS: dict[str, tuple[str, str]] = {
     "loop": ("", "the loop and its protocols serve every objective, and fine-tuning"),
     "model": ("", "tensors only: exports carry these files with them"),
+    "processes": ("", "starts and ends groups of processes; knows no run"),
     "objectives": ("loop", "what is hidden and the loss; a recipe's settings build them"),
-    "config": (
-        "data model objectives",
-        "a recipe names sources, presets, objectives; nothing runs",
-    ),
+    "config": ("model objectives", "a recipe as typed records; nothing runs"),
     "data": ("config loop objectives", "batches depend only on corpus, order and objective"),
     "engine": ("config loop model", "DeepSpeed trains any model on any batches"),
-    "run": ("config data exit_codes loop", "records of a run, with or without a supervisor"),
-    "spikes": ("config exit_codes loop run", "judges and decides from a run's records"),
-    "supervision": ("config exit_codes loop run spikes", "decides from the ledger; no model"),
-    "recipe_checks": (
-        "config data engine model objectives",
-        "checks a recipe against everything that it names",
-    ),
-    "resume_checks": (
-        "config data engine model recipe_checks run supervision",
-        "compares a resumed run with its past",
-    ),
-    "inference": (
-        "config data engine loop model objectives run",
+    "records": ("config data loop", "a run's folder, with or without a supervisor"),
+    "spikes": ("config loop records", "judges and decides from a run's records"),
+    "models": (
+        "config data engine loop model objectives records",
         "model folders come from a run's checkpoints, and are evaluated on corpora",
     ),
+    "checks": (
+        "config data model objectives processes records spikes",
+        "what is refused before a start: recipe, past of the run, size of the machine",
+    ),
     "convert": (
-        "config engine inference model run",
+        "config engine model models records",
         "other projects' files to model folders, and back; the model that a run starts from",
     ),
-    "bench": (
-        "config data engine loop model objectives recipe_checks run spikes",
-        "measures and plans what the rooms below do",
+    "plan": (
+        "checks config convert data engine loop model objectives spikes",
+        "what a run is, needs and how fast it is; a bench of one's own recipe",
     ),
-    "machine": (
-        "bench engine exit_codes run supervision",
-        "measures what a run will use, through its launcher",
+    "supervision": (
+        "checks config convert model processes records spikes",
+        "decides from the ledger; trains nothing",
     ),
-    "reading": (
-        "config data inference loop model objectives recipe_checks",
-        "what a phase reads, and the scores of its validation",
-    ),
-    "attempt": (
-        "bench config convert data engine exit_codes inference loop model reading recipe_checks "
-        "resume_checks run spikes supervision",
+    "train": (
+        "checks config convert data engine loop model models objectives records spikes",
         "puts the parts of a training attempt together",
     ),
-    "train": ("attempt convert engine exit_codes run supervision", "the launcher's entry"),
-    "commands": (
-        "bench config convert data engine exit_codes inference machine model objectives "
-        "recipe_checks resume_checks run spikes supervision",
-        "__main__.py and each room's command.py: arguments, and a call",
+    "preflight": (
+        "checks config convert engine plan processes records supervision",
+        "measures what a run will use, through its launcher",
     ),
 }
-"""Rooms, with the other rooms that each may import, and why. Modules at the top are rooms too."""
+"""Rooms of pretrain, with the other rooms that each may import, and why."""
 
 
 def room_of(module: str) -> str:
-    """The room of a module of pretrain, in PRETRAIN."""
-    parts = module.split(".")
-    return "commands" if parts[-1] in ("__main__", "command") else parts[1]
+    """The room of a module of pretrain, in ROOMS."""
+    return module.split(".")[1]
 
 
 def modules_imported_by(path: Path) -> set[str]:
@@ -110,9 +94,9 @@ def modules_imported_by(path: Path) -> set[str]:
     return {name for name in imports_of(path) if name in MODULES}
 
 
-MODULES = {
-    name for name in map(module_of, FILES) if name.startswith("pretrain.") and name.count(".")
-} - {f"pretrain.{path.name}" for path in (ROOT / "pretrain").iterdir() if path.is_dir()}
+MODULES = {module_of(path) for path in files_of("pretrain") if path.name != "__init__.py"} - {
+    "pretrain.__main__"
+}
 
 
 def test_there_is_something_to_look_at():
@@ -120,7 +104,7 @@ def test_there_is_something_to_look_at():
         map(module_of, FILES)
     )
     assert imports_of(ROOT / "pretrain/model/heads.py") >= {"torch", "pretrain.model.config"}
-    assert {room_of(module) for module in MODULES} == PRETRAIN.keys()
+    assert {room_of(module) for module in MODULES} == ROOMS.keys()
 
 
 @pytest.mark.parametrize(
@@ -132,9 +116,9 @@ def test_a_package_imports_none_that_is_built_on_it(package, above):
     assert {name: what for name, what in wrong.items() if what} == {}
 
 
-@pytest.mark.parametrize("room", PRETRAIN)
+@pytest.mark.parametrize("room", ROOMS)
 def test_a_room_of_pretrain_imports_only_what_the_table_says(room):
-    allowed, reason = PRETRAIN[room]
+    allowed, reason = ROOMS[room]
     wrong = {}
     for path in files_of("pretrain"):
         module = module_of(path)
@@ -174,7 +158,7 @@ def test_only_the_indexed_format_imports_megatron():
 
 
 def test_no_module_imports_an_entry_point():
-    entries = {f"{package}.{name}" for package in PACKAGES for name in ("train", "__main__")}
+    entries = {module_of(path) for path in FILES if path.name == "__main__.py"} | {"finetune.train"}
     joins_them = ROOT / "finetune/zeroclap.py"
     wrong = {module_of(path): imports_of(path) & entries for path in FILES if path != joins_them}
     assert {name: what for name, what in wrong.items() if what} == {}
@@ -204,14 +188,12 @@ def imported_by(code: str) -> set[str]:
 WITHOUT_TORCH = [
     *(
         module_of(path)
-        for room in ("config", "spikes", "run", "supervision")
+        for room in ("config", "loop", "processes", "records", "spikes", "supervision")
         for path in files_of(f"pretrain.{room}")
     ),
+    "pretrain.checks.capacity",
     "pretrain.data.order",
     "pretrain.data.permutation",
-    "pretrain.engine.schedules",
-    "pretrain.engine.settings",
-    "pretrain.loop",
     "pretrain.model.config",
     "pretrain.model.presets",
 ]
@@ -247,11 +229,30 @@ def test_json_is_written_by_one_function():
         if isinstance(node, ast.Attribute) and node.attr in ("dump", "dumps")
         if isinstance(node.value, ast.Name) and "json" in node.value.id
     }
-    assert callers == {"data_prep.files", *hashed}
+    assert callers == {"data_prep.common.files", *hashed}
 
 
-def test_no_module_of_data_prep_imports_one_that_imports_it():
+@pytest.mark.parametrize("package", PACKAGES)
+def test_no_module_imports_one_that_imports_it(package):
     """Imports for types alone count too."""
-    names = {module_of(path): path for path in files_of("data_prep")}
+    names = {module_of(path): path for path in files_of(package) if path.name != "__init__.py"}
     graph = {name: (imports_of(path) & names.keys()) - {name} for name, path in names.items()}
     graphlib.TopologicalSorter(graph).prepare()  # raises where there is a circle
+
+
+def test_the_house_has_nine_floors_and_no_arrow_up():
+    """Each package of raw text, fine-tuning and each room of pretrain is a room of the house."""
+
+    def room(module: str) -> str:
+        return module.split(".")[module.startswith("pretrain.")]
+
+    names = {module_of(path) for path in FILES if path.name not in ("__init__.py", "__main__.py")}
+    arrows: dict[str, set[str]] = {room(name): set() for name in names}
+    for path in FILES:
+        if module_of(path) in names:
+            here = room(module_of(path))
+            arrows[here] |= {room(name) for name in imports_of(path) & names} - {here}
+    floors: dict[str, int] = {}
+    for name in graphlib.TopologicalSorter(arrows).static_order():
+        floors[name] = 1 + max((floors[below] for below in arrows[name]), default=0)
+    assert max(floors.values()) <= 9, floors

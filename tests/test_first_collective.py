@@ -63,7 +63,7 @@ def calls_until_the_first_collective(program):
 @pytest.fixture
 def pretraining(recipe, tmp_path):  # noqa: F811 - a fixture
     def program(patch):
-        from pretrain import train
+        from pretrain.train import __main__ as train
 
         train.main([str(recipe.path), f"folder={tmp_path / 'run'}"])
 

@@ -4,12 +4,13 @@ import pytest
 
 from data_prep import gpt2_vocabulary, manifest
 from finetune import config as finetune
-from pretrain.bench import measured_speed
-from pretrain.config.run import BatchConfig, RunConfig
+from pretrain.config import deepspeed as settings
+from pretrain.config.run import RunConfig
+from pretrain.config.sections import BatchConfig
 from pretrain.convert import huggingface_files
-from pretrain.engine import settings
-from pretrain.inference import model_folder
-from pretrain.run import checkpoints, ledger
+from pretrain.models import model_folder
+from pretrain.plan import measured_speed
+from pretrain.records import checkpoints, ledger
 from pretrain.spikes.replay import curves, detect
 
 READERS = {

@@ -8,7 +8,7 @@ import pytest
 import data_prep.__main__ as data_prep
 import finetune.__main__ as finetune
 import pretrain.__main__ as pretrain
-from data_prep.arguments import Parser, parse_arguments
+from data_prep.common.arguments import Parser, parse_arguments
 from data_prep.manifest import load_manifest
 
 

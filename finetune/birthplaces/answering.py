@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from data_prep.files import write_atomically
+from data_prep.common.files import write_atomically
 from finetune.birthplaces import questions
 from finetune.birthplaces.models import Choice, load, refuse_existing
 from finetune.birthplaces.rows import encode
@@ -38,7 +38,7 @@ def answers(model: LanguageModel, rows: Sequence[Ids], mask_id: int) -> list[Ids
     """
     import torch
 
-    from pretrain.inference.generate import next_logits
+    from pretrain.models.generate import next_logits
     from pretrain.objectives.tokens import FIRST_WORD_ID
 
     texts = [row.tolist() for row in rows]

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from data_prep.common.files import write_atomically
 from data_prep.documents import Document, read
-from data_prep.files import write_atomically
 
 if TYPE_CHECKING:
     from data_prep.tokenizer import Tokenizer

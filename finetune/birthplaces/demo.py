@@ -13,8 +13,8 @@ import sys
 import time
 from pathlib import Path
 
-from data_prep import children
-from data_prep.arguments import typed
+from data_prep.common import children
+from data_prep.common.arguments import typed
 from data_prep.documents import content_share
 from finetune.birthplaces import questions
 from finetune.birthplaces.corpus import QUESTION

@@ -18,7 +18,7 @@ from pretrain.objectives.tokens import IGNORED, PAD_ID
 
 if TYPE_CHECKING:
     from data_prep.tokenizer import Tokenizer
-    from pretrain.loop import Arrays
+    from pretrain.loop.protocols import Arrays
 
 PAD_SHOWN, MASK_SHOWN = "\u25a1", "\u2047"
 

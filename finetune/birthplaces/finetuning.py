@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from data_prep.files import lock
+from data_prep.common.files import lock
 from finetune.birthplaces import questions
 from finetune.birthplaces.models import (
     Choice,
@@ -23,13 +23,13 @@ from finetune.birthplaces.models import (
 )
 from finetune.birthplaces.pretraining import FINETUNE_RATE, refuse_name, run_folder
 from finetune.birthplaces.rows import AnswerBatches, AnswerObjective, encode
-from pretrain.run.metrics import METRICS
+from pretrain.records.metrics import METRICS
 
 if TYPE_CHECKING:
     from pretrain.config.run import RunConfig
-    from pretrain.inference.model_folder import ModelContents
-    from pretrain.loop import StepRecord
+    from pretrain.loop.protocols import StepRecord
     from pretrain.model.language_model import LanguageModel
+    from pretrain.models.model_folder import ModelContents
 
 FRESH_EPOCHS, PRETRAINED_EPOCHS = 75, 10
 """Default epochs, from fresh and from pretrained weights."""
@@ -75,7 +75,7 @@ def finetune(
             several processes.
     """
     from pretrain.config.load import public
-    from pretrain.inference import model_folder
+    from pretrain.models import model_folder
 
     epochs = (PRETRAINED_EPOCHS if reading else FRESH_EPOCHS) if epochs is None else epochs
     refuse_existing(output)
@@ -155,14 +155,14 @@ def _train(
     start: ModelContents, recipe: RunConfig, batches: AnswerBatches, steps: int, folder: Path
 ) -> tuple[dict[str, Any], float]:
     """Return the weights at the end, in fp32 on the CPU, and the last loss."""
-    from pretrain.config.run import BatchConfig
+    from pretrain.config.sections import BatchConfig
     from pretrain.engine import engine as engines
-    from pretrain.loop import run
+    from pretrain.loop.loop import run
     from pretrain.model.language_model import LanguageModel
-    from pretrain.run.figures import curves
-    from pretrain.run.metrics import MetricsWriter, ProgressPrinter
-    from pretrain.run.tensorboard import TensorBoard
-    from pretrain.run.trackers import Shown
+    from pretrain.records.figures import curves
+    from pretrain.records.metrics import MetricsWriter, ProgressPrinter
+    from pretrain.train.trackers.table import Shown
+    from pretrain.train.trackers.tensorboard_run import TensorBoard
 
     process = engines.start()
     model: LanguageModel = LanguageModel(start.config)

@@ -12,8 +12,8 @@ from finetune.birthplaces import corpus
 
 if TYPE_CHECKING:
     from pretrain.config.run import RunConfig
-    from pretrain.inference.model_folder import LoadedModel, ModelContents
     from pretrain.model.config import ModelConfig
+    from pretrain.models.model_folder import LoadedModel, ModelContents
 
 VARIANTS = ("vanilla", "perceiver", "perceiver-ar")
 BOTTLENECK = 32
@@ -142,8 +142,8 @@ def fresh(text: Path, recipe: RunConfig) -> ModelContents:
 
     from pretrain.config.load import public
     from pretrain.config.settings import check
-    from pretrain.inference.model_folder import ModelContents
     from pretrain.model.language_model import LanguageModel
+    from pretrain.models.model_folder import ModelContents
 
     tokenizer = corpus.vocabulary(corpus.documents(text))
     architecture = recipe.architecture(tokenizer.vocab_size)
@@ -167,7 +167,7 @@ def load(folder: Path, choice: Choice, text: Path) -> LoadedModel:
         ValueError: not a model folder, or one of a model that is not causal, of another variant,
             bottleneck, position method or vocabulary.
     """
-    from pretrain.inference import model_folder
+    from pretrain.models import model_folder
 
     loaded = model_folder.load(folder)
     architecture = loaded.model.config

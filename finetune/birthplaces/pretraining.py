@@ -19,7 +19,7 @@ from finetune.birthplaces.models import (
     variant_of,
 )
 from pretrain.config.settings import override
-from pretrain.exit_codes import EXIT_DONE
+from pretrain.records.exit_codes import EXIT_DONE
 
 if TYPE_CHECKING:
     from pretrain.config.run import RunConfig
@@ -117,9 +117,9 @@ def pretrain(
         ValueError: the text or a setting is not accepted, the output exists, or an earlier run of
             the same folder (see `run_folder`) had another text or other settings.
     """
-    from pretrain.inference import model_folder
+    from pretrain.models import model_folder
+    from pretrain.processes.gpus import visible_gpus
     from pretrain.supervision.command import supervise
-    from pretrain.supervision.gpus import visible_gpus
 
     refuse_existing(output)
     refuse_name(name)

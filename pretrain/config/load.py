@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from data_prep.files import write_atomically
-from data_prep.records import check_format, decode
+from data_prep.common.files import write_atomically
+from data_prep.common.records import check_format, decode
 from pretrain.config.run import RunConfig
 from pretrain.config.settings import apply_override, flatten, is_within, merge, parse, to_yaml
 

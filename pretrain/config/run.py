@@ -1,536 +1,63 @@
-"""The recipe of a pretraining run, as typed records.
+"""The recipe of a pretraining run, and its phases: stretches of steps with settings of their own.
 
-Read `RunConfig` first. Every number has one owner: what follows from other fields is a property,
-and DeepSpeed's JSON takes its sizes from here. Limits of single values stand in the annotations
-and are checked when a recipe is decoded (data_prep/records.py); rules about several values are
-checked by `__post_init__`. The docstrings below fields are the descriptions in the JSON schema.
+Read `RunConfig`, then `Phase` and `resolve`. Every setting of a step is a function of the recipe
+and the step. A phase's settings change the recipe's, not those of the phase before; the optimizer's
+state, the numbers of the steps and the order of the blocks go on. A run without phases is a run of
+one phase.
 """
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
+import itertools
 import math
-import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Annotated, Any, Literal
+from typing import Any
 
-from annotated_types import Ge, Le
-
-from data_prep.arguments import typed
-from data_prep.records import (
-    Fraction,
-    NonNegativeFloat,
-    NonNegativeInt,
-    PositiveFloat,
-    PositiveInt,
-    StepNumber,
-    not_accepted,
-    unknown_key,
+from data_prep.common.records import decode
+from pretrain.config.sections import (
+    TRACKERS,
+    BatchConfig,
+    DataConfig,
+    FaultConfig,
+    ForkConfig,
+    ModelRecipe,
+    NotifyConfig,
+    OptimizerConfig,
+    PhaseConfig,
+    ProfileConfig,
+    ScheduleConfig,
+    Sizes,
+    SpikeConfig,
+    SupervisionConfig,
+    TrainingConfig,
 )
-from pretrain.config import phases as run_phases
-from pretrain.config.phases import Phase, PhaseConfig, Sizes, Stream
-from pretrain.data.mixture import Mixture
-from pretrain.data.sources import SOURCES
-from pretrain.model.backends import ATTENTION_BACKENDS, AUTOMATIC
+from pretrain.config.settings import flatten, is_within, merge
+from pretrain.config.streams import Stream, named
 from pretrain.model.config import ModelConfig
-from pretrain.model.presets import SIZES, VARIANTS, build
+from pretrain.model.presets import build
 from pretrain.objectives.base import ObjectiveSettings
 from pretrain.objectives.masked import MaskedLMConfig
 from pretrain.objectives.registry import SETTINGS_BY_NAME
 
-MOST_STEPS_PROFILED = 20
-
-
-@dataclasses.dataclass(frozen=True)
-class CorpusConfig:
-    """One of several corpora."""
-
-    path: str = ""
-    """Folder that `data_prep prepare` made."""
-    weight: NonNegativeFloat = 1.0
-    """Share of the blocks that are read from this corpus, relative to the weights of the others. A
-    corpus of weight 0 is used for validation only."""
-    weight_from: dict[StepNumber, NonNegativeFloat] = dataclasses.field(default_factory=dict)
-    """Other weights from later steps on, such as {20000: 0.5, 40000: 2}."""
-
-
-@dataclasses.dataclass(frozen=True)
-class DataConfig:
-    """The corpus or corpora, and how they are cut into blocks."""
-
-    corpus: str = ""
-    """Folder that `data_prep prepare` made."""
-    corpora: dict[str, CorpusConfig] = dataclasses.field(default_factory=dict)
-    """Several corpora by name, in place of `corpus`, such as {web: {path: corpora/web, weight: 3},
-    books: {path: corpora/books, weight: 1, weight_from: {20000: 2}}}. Each has an order and epochs
-    of its own. Their order must not change; another one may be added at the end."""
-    sequence_length: Annotated[int, Ge(2)] = 2048
-    """Tokens of a block, `<s>` included."""
-    packing: str = dataclasses.field(default="chunked", metadata={"choices": SOURCES})
-    """How documents fill blocks. chunked: documents that are longer than a block are cut into
-    chunks; several documents or chunks a block, which do not see each other. best-fit: the same,
-    but longer documents are dropped. complete: longer documents are dropped as well; the others
-    stand in their order and are read as one text (EIFY/fairseq). contiguous: all documents in their
-    order are one text, which is cut into blocks (for causal models). one-document: the beginning of
-    one document a block; the rest is dropped. sentence-pairs: consecutive sentences of one document
-    a block (for objective.name sentence-pairs)."""
-    min_token_coverage: Annotated[float, Ge(0), Le(1)] = 0.9
-    """A run is refused if its blocks hold a smaller share of the tokens of the train or valid split
-    of the corpus; 0 accepts any."""
-    vocab_size: NonNegativeInt = 0
-    """Ids that the corpus must have been encoded with, `<mask>` included; 0 accepts any number."""
-
-    def __post_init__(self) -> None:
-        """Refuse corpora without a usable name or a path, or beside a single one."""
-        if self.corpus and self.corpora:
-            raise ValueError(
-                f"data.corpus {self.corpus!r} beside data.corpora ({', '.join(self.corpora)}): "
-                'accepted: one of both; data.corpus="" unsets what a recipe says'
-            )
-        for name, corpus in self.corpora.items():
-            if not re.fullmatch(r"[\w-]+", name):
-                accepted = "letters, digits, - and _"
-                raise ValueError(not_accepted("data.corpora", name, f"a name of {accepted}"))
-            if not corpus.path:
-                raise ValueError(
-                    f"data.corpora.{name}.path: is not set; name a folder that "
-                    f"`{typed('data_prep prepare')}` made"
-                )
-
-    @property
-    def named_corpora(self) -> Mapping[str, CorpusConfig]:
-        """The corpora by name; the name of a single one, `corpus`, is ""."""
-        return self.corpora or ({"": CorpusConfig(self.corpus)} if self.corpus else {})
-
-    def weights(self) -> list[tuple[int, list[float]]]:
-        """(first step, weight of each corpus), ascending, from step 0 on."""
-        corpora = [{0: c.weight, **c.weight_from} for c in self.named_corpora.values()]
-        steps = sorted({step for weights in corpora for step in weights})
-        return [
-            (step, [weights[max(s for s in weights if s <= step)] for weights in corpora])
-            for step in steps
-        ]
-
-
-@dataclasses.dataclass(frozen=True)
-class ModelRecipe:
-    """A named model, and what differs from it."""
-
-    size: str = dataclasses.field(default="base", metadata={"choices": SIZES})
-    """Hidden size, layers and heads, by name."""
-    variant: str = dataclasses.field(default="baseline", metadata={"choices": VARIANTS})
-    """Positions, embeddings and head, by name."""
-    overrides: dict[str, Any] = dataclasses.field(
-        default_factory=dict, metadata={"keys_of": ModelConfig}
-    )
-    """Fields of ModelConfig that differ from the named model's."""
-    init_from: str = ""
-    """Model whose weights the run starts from: a model folder, or a Hugging Face folder such as
-    RoBERTa's. It has the vocabulary of the corpus, and the architecture that this section names,
-    save for dropout and a longer `max_positions`; if this section names none, the run has the
-    model's. Empty: weights are drawn from training.seed."""
-
-    def __post_init__(self) -> None:
-        """Refuse overrides of fields that do not exist, or that other sections decide."""
-        known = {field.name for field in dataclasses.fields(ModelConfig)}
-        known -= {"vocab_size", "pair_head"}
-        for name in self.overrides:
-            if name not in known:
-                raise ValueError(unknown_key(f"model.overrides.{name}", known))
-
-
-@dataclasses.dataclass(frozen=True)
-class BatchConfig:
-    """Sizes of batches, in blocks."""
-
-    global_batch_size: PositiveInt = 512
-    """Blocks that an update reads, over all ranks."""
-    micro_batch_size: PositiveInt = 4
-    """Blocks of one forward pass of one rank."""
-    ramp_from: NonNegativeInt = 0
-    """Blocks of the first updates; the batch grows by this number until it has its full size. 0: it
-    has its full size from the start."""
-    ramp_steps: NonNegativeInt = 0
-    """Updates at each size below the full one."""
-
-    def __post_init__(self) -> None:
-        """Refuse half a ramp, and sizes that do not divide each other."""
-        if bool(self.ramp_from) != bool(self.ramp_steps):
-            raise ValueError(
-                f"batch.ramp_from {self.ramp_from} with batch.ramp_steps {self.ramp_steps}: set "
-                "both above 0 for a ramp, or neither"
-            )
-        if self.global_batch_size % self._smallest:
-            raise ValueError(
-                f"batch.global_batch_size {self.global_batch_size} is not a multiple of "
-                f"batch.ramp_from {self.ramp_from}"
-            )
-        self._refuse_remainder(self.micro_batch_size, "")
-
-    @property
-    def _smallest(self) -> int:
-        """Blocks of the first update; every batch size is a multiple of it."""
-        return self.ramp_from or self.global_batch_size
-
-    def _refuse_remainder(self, divisor: int, factor: str) -> None:
-        if self._smallest % divisor:
-            name = "ramp_from" if self.ramp_from else "global_batch_size"
-            raise ValueError(
-                f"batch.{name} {self._smallest} is not a multiple of "
-                f"batch.micro_batch_size {self.micro_batch_size}{factor}"
-            )
-
-    def accumulation_steps(self, world_size: int) -> int:
-        """Micro-batches of each rank in a full batch.
-
-        Raises:
-            ValueError: the ranks do not divide the batch, at the start of its ramp or later.
-        """
-        ranks = f"{world_size} rank{'' if world_size == 1 else 's'}"
-        self._refuse_remainder(self.micro_batch_size * world_size, f" x {ranks}")
-        return self.global_batch_size // (self.micro_batch_size * world_size)
-
-    def size(self, step: int) -> int:
-        """Blocks that a step reads."""
-        return self._smallest * (self._stage(step) + 1)
-
-    def first_block(self, step: int) -> int:
-        """Number of blocks that the steps before a step read."""
-        stage = self._stage(step)
-        # 1 + 2 + ... + stage units for ramp_steps each, and the steps at this size since.
-        units = self.ramp_steps * stage * (stage + 1) // 2
-        return self._smallest * (units + (step - self.ramp_steps * stage) * (stage + 1))
-
-    def changes(self) -> list[int]:
-        """The steps that read more blocks than the step before."""
-        stages = self.global_batch_size // self._smallest
-        return [self.ramp_steps * stage for stage in range(1, stages)]
-
-    def _stage(self, step: int) -> int:
-        """Number of times that the batch has grown."""
-        last = self.global_batch_size // self._smallest - 1
-        return min(step // self.ramp_steps, last) if self.ramp_steps else 0
-
-
-@dataclasses.dataclass(frozen=True)
-class OptimizerConfig:
-    """The optimizer; the files of engine/ with their names have the formulas."""
-
-    name: Literal["adamw", "lamb", "stable-adamw", "muon"] = "adamw"
-    """adamw: Adam with decoupled weight decay. lamb: LAMB (You et al. 2020), which moves each
-    matrix in proportion to its norm, for large batches. stable-adamw: AdamW that slows down where a
-    gradient is larger than before (Wortsman et al. 2023), in place of gradient_clipping. muon:
-    orthogonal updates of the layers' matrices, AdamW for the rest, with the same learning rate
-    (Liu et al. 2025)."""
-    learning_rate: PositiveFloat = 6e-4
-    """Peak of the schedule."""
-    beta1: Fraction = 0.9
-    """Decay rate of the first moment."""
-    beta2: Fraction = 0.98
-    """Decay rate of the second moment."""
-    epsilon: NonNegativeFloat = 1e-6
-    """Added to the root of the second moment."""
-    weight_decay: NonNegativeFloat = 0.01
-    """Per unit of the learning rate."""
-    weight_decay_on: Literal["all", "matrices"] = "all"
-    """Parameters that decay: all (EIFY/fairseq), or matrices (no bias, no layer norm; ALBERT)."""
-    gradient_clipping: NonNegativeFloat = 0.0
-    """Largest norm of the whole gradient; 0 does not clip."""
-    guard: Literal["none", "skip-step", "zclip"] = "none"
-    """What is done against loss spikes before each update. skip-step: an update whose loss or
-    gradient norm is 6 standard deviations above the last 128 is left out (OLMo-core). zclip: such a
-    gradient is clipped, from 2.5 deviations of its running mean on (Kumar et al. 2025)."""
-
-
-@dataclasses.dataclass(frozen=True)
-class ScheduleConfig:
-    """Learning rate by step; engine/schedules.py has the formulas."""
-
-    name: Literal["cosine", "linear", "constant", "wsd"] = "cosine"
-    """Shape of the decay after the warm-up; constant: the peak to the end; wsd: warm-up, stable,
-    decay: the peak up to the last `cooldown_steps`."""
-    warmup_steps: NonNegativeInt = 10000
-    """Updates until the learning rate reaches its peak."""
-    minimum_learning_rate: NonNegativeFloat = 6e-5
-    """Learning rate that the warm-up starts from and the decay leads to."""
-    overestimate: Annotated[float, Ge(1)] = 1.1
-    """Half period of the cosine, as a multiple of the run's steps: above 1, the run ends before the
-    minimum (Hoffmann et al. 2022, appendix B; 1.1 as published)."""
-    decay_steps: NonNegativeInt = 0
-    """Steps of the run for which the decay is computed; 0: training.steps. After the decay the
-    learning rate stays at the minimum. A finished run is extended by a larger training.steps and
-    the earlier one as decay_steps."""
-    cooldown_steps: NonNegativeInt = 0
-    """Updates of wsd, the last ones before `decay_steps`, over which the learning rate falls to the
-    minimum, as 1 - sqrt (Hägele et al. 2024, "Scaling laws and compute-optimal training beyond
-    fixed training durations", section 3)."""
-
-    def refuse_misfit(self, steps: int, named: str) -> None:
-        """Refuse a schedule that a run of so many steps does not get through.
-
-        Args:
-            steps: that the schedule is for.
-            named: what messages call them.
-
-        Raises:
-            ValueError: names both numbers.
-        """
-        if self.warmup_steps >= steps:
-            raise ValueError(
-                f"schedule.warmup_steps {self.warmup_steps} is not below {named}: the run would "
-                "end during its warm-up"
-            )
-        if 0 < self.decay_steps <= self.warmup_steps:
-            raise ValueError(
-                f"schedule.decay_steps {self.decay_steps} is not above schedule.warmup_steps "
-                f"{self.warmup_steps}: the decay would end during the warm-up"
-            )
-        if self.cooldown_steps and self.name != "wsd":
-            raise ValueError(
-                f"schedule.cooldown_steps {self.cooldown_steps} with schedule.name {self.name}; "
-                "accepted: schedule.name=wsd, or 0"
-            )
-        if self.warmup_steps + self.cooldown_steps > (self.decay_steps or steps):
-            end = f"schedule.decay_steps {self.decay_steps}" if self.decay_steps else named
-            raise ValueError(
-                f"schedule.cooldown_steps {self.cooldown_steps} and schedule.warmup_steps "
-                f"{self.warmup_steps} are more than {end}: the decay would begin during the warm-up"
-            )
-
-
-@dataclasses.dataclass(frozen=True)
-class TrainingConfig:
-    """Length of the run, engine, evaluation and checkpoints."""
-
-    steps: PositiveInt = 133082
-    """Updates of the whole run."""
-    seed: NonNegativeInt = 1
-    """Start value of all randomness: initial weights, order of blocks, masks, dropout."""
-    deepspeed: str = "zero1_bf16"
-    """A file of ds_configs/ (without .json), or a path to a DeepSpeed JSON file."""
-    data_workers: NonNegativeInt = 0
-    """Processes per rank that prepare the batches of the next steps; 0: the rank itself."""
-    activation_checkpointing: bool = False
-    """Compute each layer again in the backward pass: less memory, one more forward pass."""
-    compile: bool = False
-    """Compile each layer, the head and the loss with torch.compile."""
-    deterministic: bool = False
-    """Choose kernels that give the same bits in every attempt, and keep what is compiled in the
-    run's folder. Needed on a GPU only, to resume bitwise; slower there."""
-    attention_backend: str = dataclasses.field(
-        default=AUTOMATIC, metadata={"choices": (AUTOMATIC, *ATTENTION_BACKENDS)}
-    )
-    """How attention is computed: dense (any device) or flex (FlexAttention, on GPUs); auto:
-    flex on a GPU for a model without attention dropout, else dense. See model/backends.py."""
-    evaluation_interval: PositiveInt = 5000
-    """Updates between evaluations."""
-    evaluation_blocks: NonNegativeInt = 0
-    """Validation blocks read at each evaluation; 0: all."""
-    checkpoint_interval: PositiveInt = 500
-    """Updates between checkpoints."""
-    background_saving: bool = False
-    """Write checkpoints while training goes on, from a copy in host memory: as many bytes as the
-    rank's files have. A checkpoint is committed some steps after it was saved."""
-    checkpoints_kept: Annotated[int, Ge(2)] = 5
-    """Newest checkpoints that are kept; a rollback needs one from before the spike. Checkpoints
-    that a rollback may go back to are kept as well (spikes/policy.py)."""
-    comparison_interval: NonNegativeInt = 0
-    """Updates between comparisons that find silent corruption (engine/corruption.py): bit for bit,
-    of the ranks' weights, of what they compute from one micro-batch, and of what the optimizer
-    keeps from one update to the next. 0: none. It divides checkpoint_interval, so that a checkpoint
-    is saved after a comparison. On a GPU it needs `deterministic`."""
-
-    def __post_init__(self) -> None:
-        """Refuse an interval of comparisons that checkpoints fall between."""
-        interval, saved = self.comparison_interval, self.checkpoint_interval
-        if interval and saved % interval:
-            raise ValueError(
-                f"training.comparison_interval {interval} does not divide "
-                f"training.checkpoint_interval {saved}; accepted: 0 or a divisor"
-            )
-
-
-@dataclasses.dataclass(frozen=True)
-class SpikeConfig:
-    """When a loss counts as a spike, and what a rollback changes (spikes/)."""
-
-    window: PositiveInt = 256
-    """Losses by whose scatter the next one is judged. At most a tenth of as many updates may be
-    skipped because their gradient is not finite."""
-    minimum_history: PositiveInt = 64
-    """Losses before any is judged, at the start and after a declared change."""
-    deviations: PositiveFloat = 6.0
-    """Robust standard deviations from the median of the last losses that make an outlier."""
-    patience: PositiveInt = 6
-    """Outliers among the last `patience + 2` losses that make a suspicion."""
-    confirm_steps: NonNegativeInt = 50
-    """Steps that a suspected loss has to come down before it is a spike."""
-    slow_window: PositiveInt = 64
-    """Losses whose median is compared with its lowest value among the last `window`."""
-    slow_deviations: PositiveFloat = 2.0
-    """Robust standard deviations of one loss between the two that make a suspicion."""
-    slow_confirm_steps: NonNegativeInt = 200
-    """Steps that a slowly rising loss has to come down before it is a spike."""
-    new_level_nats: NonNegativeFloat = 0.2
-    """Largest rise that counts as a new level of the loss, and not as a spike, once it no longer
-    rises."""
-    gross_nats: NonNegativeFloat = 3.0
-    """Rise of the suspected losses' median over the baseline that is a spike at once."""
-    validation_nats: PositiveFloat = 0.5
-    """Rise of the validation loss since the last evaluation that makes a suspicion; it is a spike
-    if the next evaluation shows it too."""
-    margin_steps: NonNegativeInt = 100
-    """Steps between the checkpoint of a rollback and the spike's onset, at least."""
-    skip_before_steps: NonNegativeInt = 100
-    """Steps before the onset whose blocks the second rollback skips."""
-    skip_after_steps: NonNegativeInt = 400
-    """Steps from the onset on whose blocks the second rollback skips, where they were read."""
-    learning_rate_factor: Annotated[PositiveFloat, Le(1)] = 0.7
-    """Factor on the learning rate after the third rollback."""
-    learning_rate_steps: NonNegativeInt = 1000
-    """Steps after the onset for which the factor holds."""
-    region_steps: NonNegativeInt = 1000
-    """Spikes that begin at most this many steps apart count as the same problem: the next rollback
-    changes more (spikes/policy.py)."""
-    max_rollbacks: NonNegativeInt = 20
-    """Rollbacks after which the run is given up; it is, too, after 5 within 10,000 steps."""
-
-    def __post_init__(self) -> None:
-        """Refuse a detector that could never judge."""
-        if self.minimum_history > self.window:
-            raise ValueError(
-                f"spike.minimum_history {self.minimum_history} is above spike.window "
-                f"{self.window}: the window would never hold enough losses to judge by"
-            )
-
-    @property
-    def longest_alarm(self) -> int:
-        """Most steps from the onset of a rise that the fast channel sees to its confirmation."""
-        return max(self.confirm_steps, self.patience + 1)
-
-    @property
-    def longest_delay(self) -> int:
-        """Most steps from an onset to its suspicion, on the slowest channel but validation.
-
-        The channel `non-finite` counts over a whole window, and may date a spike to its first step
-        after earlier suspicions have healed.
-        """
-        return max(2 * self.slow_window, self.patience + 2, self.window)
-
-
-@dataclasses.dataclass(frozen=True)
-class SupervisionConfig:
-    """How a run is launched and watched, and how often it is relaunched (supervision/)."""
-
-    launcher: Literal["deepspeed", "torchrun"] = "deepspeed"
-    """Command that starts the ranks."""
-    processes_per_node: NonNegativeInt = 0
-    """Ranks that `supervise` starts on each machine; 0: one per GPU, or 2 on a CPU."""
-    hostfile: str = ""
-    """File of machines with lines such as `gpu-1 slots=8`, this machine first; `supervise` reaches
-    the others by ssh. Empty: this machine, or one `supervise` on each."""
-    hang_seconds: PositiveFloat = 60.0
-    """Silence after which a step counts as hanging, unless ten times the 99th percentile of the
-    last 1000 steps is longer (of the median, while fewer than 100 steps are known). Until a step of
-    the attempt, or of a new phase, is recorded, `init_seconds` counts if it is longer. A process
-    that is stopped (SIGSTOP) for `hang_seconds` counts as hanging at any time."""
-    init_seconds: PositiveFloat = 600.0
-    """Silence after which the start-up counts as hanging. It is the longest time between two of:
-    launch, ranks joined, model built, checkpoint verified, engine made, checkpoint loaded, batches
-    ready, end of the first step (which compiles where `training.compile` is set)."""
-    save_seconds: PositiveFloat = 1800.0
-    """Silence after which saving a checkpoint counts as hanging."""
-    evaluate_seconds: PositiveFloat = 1800.0
-    """Silence after which an evaluation counts as hanging."""
-    grace_seconds: PositiveFloat = 10.0
-    """Time that processes have to exit when they are told to, or when their launcher or other ranks
-    have exited."""
-    preemption_seconds: PositiveFloat = 240.0
-    """Time to finish the step and save when the run is asked to stop."""
-    node_silence_seconds: PositiveFloat = 60.0
-    """Silence after which the agent of another machine counts as dead."""
-    node_wait_seconds: PositiveFloat = 1800.0
-    """Time to wait for missing machines."""
-    max_crashes: NonNegativeInt = 3
-    """Crashes without a new checkpoint in between after which the run is still relaunched."""
-    max_hangs: NonNegativeInt = 2
-    """Hangs, likewise."""
-    max_stalled: NonNegativeInt = 5
-    """Crashes, hangs and preemptions together, likewise."""
-
-
-@dataclasses.dataclass(frozen=True)
-class NotifyConfig:
-    """Who is told of rollbacks, of giving up, and of the end of `supervise`."""
-
-    command: list[str] = dataclasses.field(default_factory=list)
-    """Program and arguments that each event is given to, as JSON on its standard input. It is run
-    without a shell where `supervise` runs, and has 30 seconds. Empty: none."""
-
-
-@dataclasses.dataclass(frozen=True)
-class ProfileConfig:
-    """Steps that torch.profiler traces; `profile` asks a running attempt for others."""
-
-    steps: list[NonNegativeInt] = dataclasses.field(default_factory=list)
-    """First step that is traced, and the first that no longer is, such as [100, 105]; at most 20.
-    Empty: none."""
-    ranks: list[NonNegativeInt] = dataclasses.field(default_factory=lambda: [0])
-    """Ranks that write a trace; by default rank 0."""
-
-    def __post_init__(self) -> None:
-        """Refuse what is no window, or one whose traces would be too large to open."""
-        if self.steps:
-            first, end = self.steps if len(self.steps) == 2 else (0, 0)
-            if not 0 < end - first <= MOST_STEPS_PROFILED:
-                raise ValueError(
-                    f"profile.steps {self.steps}: accepted: the first step and the first step "
-                    f"after, at most {MOST_STEPS_PROFILED} apart, such as [100, 105]"
-                )
-
-
-@dataclasses.dataclass(frozen=True)
-class FaultConfig:
-    """A rehearsed fault: the labels of steps [first_step, last_step) become random tokens.
-
-    It strikes only while the order's seed is the recipe's own. A plain relaunch runs into it again
-    and a reseed escapes, as with a spike that certain data cause in a certain state.
-    """
-
-    kind: Literal["none", "random-labels"] = "none"
-    """What goes wrong."""
-    first_step: int = 0
-    """First step that the fault strikes."""
-    last_step: int = 0
-    """First step after the fault."""
-
-    def strikes(self, step: int, seed: int, recipe_seed: int) -> bool:
-        """Whether the fault strikes a step."""
-        return (
-            self.kind != "none" and seed == recipe_seed and self.first_step <= step < self.last_step
-        )
-
-
-@dataclasses.dataclass(frozen=True)
-class ForkConfig:
-    """The checkpoint of another run that the run goes on from (run/fork.py)."""
-
-    run: str = ""
-    """Folder of the other run, which stays as it is. Empty: the run begins at step 0."""
-    step: NonNegativeInt = 0
-    """Step of one of its checkpoints. The steps before it are the other run's; the recipe may
-    differ from the other run's as where a run is resumed: in the schedule and the phases of the
-    steps to come."""
-
-
-TRACKERS = {
-    "tensorboard": "pretrain.run.tensorboard.TensorBoard",
-    "wandb": "pretrain.run.wandb_run.WandbRun",
-    "mlflow": "pretrain.run.mlflow_run.MlflowRun",
-}
-"""The class of each tracker (run/trackers.py), imported when it is opened. The name is its
-package's, and that of the extra that installs it."""
+PHASES_MAY_CHANGE = (
+    "data.corpus",
+    "data.corpora",
+    "data.sequence_length",
+    "data.packing",
+    "data.min_token_coverage",
+    "objective",
+    "batch",
+    "optimizer.learning_rate",
+    "schedule",
+    "training.evaluation_interval",
+    "training.evaluation_blocks",
+    "training.checkpoint_interval",
+    "training.checkpoints_kept",
+)
+"""What a phase may change, except `objective.name`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -565,7 +92,7 @@ class RunConfig:
     @cached_property
     def resolved_phases(self) -> tuple[Phase, ...]:
         """The phases with all their settings; a run without phases is one phase."""
-        return run_phases.resolve(self)
+        return resolve(self)
 
     def phase(self, step: int) -> Phase:
         """The phase of a step; of `training.steps` and later, the last one."""
@@ -580,7 +107,7 @@ class RunConfig:
 
     @cached_property
     def _streams(self) -> tuple[list[Stream], list[list[int]]]:
-        return run_phases.streams(self.resolved_phases)
+        return streams_of(self.resolved_phases)
 
     @property
     def streams(self) -> list[Stream]:
@@ -595,18 +122,7 @@ class RunConfig:
 
     def weights(self) -> list[tuple[int, list[float]]]:
         """(first step, weight of each of `streams`), ascending, from step 0 on."""
-        return run_phases.weights(self.resolved_phases, self._streams[1], len(self.streams))
-
-    def mixture(self) -> Mixture:
-        """Which of `streams` each place of the run reads.
-
-        Raises:
-            ValueError: weights that no place could follow.
-        """
-        try:
-            return Mixture.by_step(self.weights(), self.sizes.first_block)
-        except ValueError as error:
-            raise ValueError(f"data.corpora ({', '.join(self.data.corpora)}): {error}") from None
+        return weights_of(self.resolved_phases, self._streams[1], len(self.streams))
 
     def architecture(self, vocab_size: int) -> ModelConfig:
         """Return the model's architecture for a corpus of `vocab_size` ids.
@@ -622,8 +138,6 @@ class RunConfig:
         """Refuse values of different sections that do not fit together."""
         if self.phases:
             _ = self.resolved_phases  # refuses
-        elif self.data.corpora:
-            self.mixture()
         for name, corpus in self.data.corpora.items():
             late = [step for step in corpus.weight_from if step >= self.training.steps]
             if late:
@@ -665,3 +179,161 @@ class RunConfig:
             f"{math.ceil(needed / self.training.checkpoint_interval) + 1} or more, or a longer "
             "interval"
         )
+
+
+@dataclasses.dataclass(frozen=True)
+class Phase:
+    """One phase of a run, with all its settings."""
+
+    number: int
+    """From 1."""
+    name: str
+    first_step: int
+    end_step: int
+    config: RunConfig
+    """The recipe with the phase's settings, and without phases."""
+    schedule_start: int
+    """Step that the learning rate schedule counts from."""
+    schedule_steps: int
+    """Steps that the schedule is for."""
+    ramp_start: int
+    """Step that the ramp of the batch counts from."""
+
+    def __str__(self) -> str:
+        """What messages call the phase."""
+        return f"phase {self.number}" + (f" ({self.name})" if self.name else "")
+
+
+def resolve(config: RunConfig) -> tuple[Phase, ...]:
+    """Return the phases of a run, first one first.
+
+    Raises:
+        ValueError: a phase changes what it may not, has no length, ends during a warm-up, or its
+            settings do not fit together; names the phase.
+    """
+    steps = config.training.steps
+    if not config.phases:
+        return (Phase(1, "", 0, steps, config, 0, steps, 0),)
+    base = dataclasses.asdict(config)
+    del base["phases"]
+    found: list[Phase] = []
+    first = 0
+    for number, settings in enumerate(config.phases, start=1):
+        name = str(Phase(number, settings.name, 0, 0, config, 0, 0, 0))
+        last = number == len(config.phases)
+        try:
+            found.append(_resolve_one(config, base, number, first, last))
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from None
+        first = found[-1].end_step
+    if first != steps:
+        raise ValueError(
+            f"phases: have {first:,} steps in all, training.steps is {steps}; accepted: "
+            f"training.steps={first}, or a last phase without a length, which takes the rest"
+        )
+    for phase, following in itertools.zip_longest(found, found[1:]):
+        goes_on = following is not None and following.schedule_start == phase.schedule_start
+        warmup = phase.config.schedule.warmup_steps
+        if not goes_on and phase.end_step <= phase.schedule_start + warmup:
+            raise ValueError(
+                f"{phase}: ends at step {phase.end_step}, during its warm-up: "
+                f"schedule.warmup_steps {warmup} counted from step {phase.schedule_start}"
+            )
+    return tuple(found)
+
+
+def _resolve_one(
+    config: RunConfig, base: Mapping[str, Any], number: int, first: int, last: bool
+) -> Phase:
+    """Return the phase that begins at step `first`."""
+    settings = config.phases[number - 1]
+    delta = settings.delta
+    before = flatten(base)
+    for key, value in flatten(delta).items():
+        fits = any(is_within(key, name) for name in PHASES_MAY_CHANGE) and key != "objective.name"
+        if not fits and before.get(key) != value:
+            raise ValueError(
+                f"{key}: a phase cannot change it; accepted: {', '.join(PHASES_MAY_CHANGE)} "
+                "(without objective.name)"
+            )
+    own = "schedule" in delta
+    if own:  # another length than the run's
+        delta["schedule"] = {"decay_steps": 0, **delta["schedule"]}
+    merged = decode(type(config), merge(base, delta))
+    ramp_start = first if {"ramp_from", "ramp_steps"} & {*delta.get("batch", {})} else 0
+    length = _length(settings, merged, first, ramp_start, last)
+    if own:
+        merged.schedule.refuse_misfit(length, f"the {length} steps of the phase")
+    return Phase(
+        number,
+        settings.name,
+        first,
+        first + length,
+        merged,
+        first if own else 0,
+        length if own else config.training.steps,
+        ramp_start,
+    )
+
+
+def _length(
+    settings: PhaseConfig, config: RunConfig, first: int, ramp_start: int, last: bool
+) -> int:
+    """Number of steps of a phase."""
+    if settings.steps and settings.tokens:
+        raise ValueError(
+            f"steps {settings.steps} beside tokens {settings.tokens}; accepted: one of both"
+        )
+    if settings.steps:
+        return settings.steps
+    if settings.tokens:
+        blocks = -(-settings.tokens // config.data.sequence_length)
+        sizes = Sizes(((0, ramp_start, config.batch),))
+        begun = sizes.first_block(first)
+        steps = range(first, first + blocks + 1)
+        return bisect.bisect_left(steps, blocks, key=lambda step: sizes.first_block(step) - begun)
+    if not last:
+        raise ValueError("has neither steps nor tokens; only the last phase may leave them out")
+    if first >= config.training.steps:
+        raise ValueError(
+            f"has no length, and the phases before it have {first} steps, no fewer than "
+            f"training.steps {config.training.steps}; accepted: steps, or a larger training.steps"
+        )
+    return config.training.steps - first
+
+
+def streams_of(phases: Sequence[Phase]) -> tuple[list[Stream], list[list[int]]]:
+    """Return what a run reads, in the order in which phases first name it.
+
+    Returns:
+        The streams, and for each phase the number of the stream of each of its corpora.
+    """
+    found: list[Stream] = []
+    numbers: list[list[int]] = []
+    for phase in phases:
+        data, own = phase.config.data, []
+        known = {stream.key: number for number, stream in enumerate(found)}
+        for name, corpus in data.named_corpora.items():
+            stream = Stream(name, corpus.path, data.sequence_length, data.packing)
+            if stream.key not in known:
+                found.append(stream)
+            own.append(known.get(stream.key, len(found) - 1))
+        numbers.append(own)
+    return named(found), numbers
+
+
+def weights_of(
+    phases: Sequence[Phase], numbers: Sequence[Sequence[int]], count: int
+) -> list[tuple[int, list[float]]]:
+    """(first step, weight of each of `count` streams), ascending, from step 0 on."""
+    stages: list[tuple[int, list[float]]] = []
+    for phase, own in zip(phases, numbers, strict=True):
+        all_stages = phase.config.data.weights()
+        begun = [stage for stage in all_stages if stage[0] <= phase.first_step][-1:]
+        later = [s for s in all_stages if phase.first_step < s[0] < phase.end_step]
+        for step, of_corpora in (*begun, *later):
+            row = [0.0] * count
+            for number, weight in zip(own, of_corpora, strict=True):
+                row[number] = weight
+            stages.append((max(step, phase.first_step), row))
+    return stages

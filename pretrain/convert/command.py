@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from data_prep.arguments import typed
+from data_prep.common.arguments import typed
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
@@ -75,3 +75,6 @@ def push(options: argparse.Namespace) -> None:
     from pretrain.convert import hub
 
     sys.stdout.write(f"{hub.push(options.folder, options.name, options.private)}\n")
+
+
+COMMANDS = {"convert": (add_arguments, convert), "push": (add_push_arguments, push)}

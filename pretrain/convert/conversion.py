@@ -11,10 +11,10 @@ import dataclasses
 from pathlib import Path
 
 from data_prep import tokenizer as tokenizers
-from data_prep.arguments import typed
+from data_prep.common.arguments import typed
 from pretrain.convert import fairseq_export, fairseq_import, huggingface_export, huggingface_import
-from pretrain.inference import model_folder
-from pretrain.inference.model_folder import ModelContents
+from pretrain.models import model_folder
+from pretrain.models.model_folder import ModelContents
 
 FORMS = ("zeroclap", "fairseq", "huggingface")
 

@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from data_prep.files import write_atomically
+from data_prep.common.files import write_atomically
 from pretrain.convert import fairseq_layout as layout
 from pretrain.convert.weights import separated
-from pretrain.inference.model_folder import ModelContents
 from pretrain.model.classification import ClassificationConfig
 from pretrain.model.config import ModelConfig
+from pretrain.models.model_folder import ModelContents
 
 
 def write(path: Path, contents: ModelContents) -> None:

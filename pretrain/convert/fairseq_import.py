@@ -19,9 +19,9 @@ from torch import Tensor
 from data_prep.tokenizer import Tokenizer
 from pretrain.convert import fairseq_layout as layout
 from pretrain.convert.weights import empty_weights, head_of, joined, load_pickled, weights_in
-from pretrain.inference.model_folder import HEADS, ModelContents, refuse_oversized
 from pretrain.model.classification import ClassificationConfig
 from pretrain.model.config import ModelConfig
+from pretrain.models.model_folder import HEADS, ModelContents, refuse_oversized
 
 _ABANDONED: Mapping[str, object] = {"encoder_l2norm": False, "encoding_repeat": 1, "vae_beta": 0}
 """Like NOT_MODELLED, for experiments in the history of EIFY/fairseq that its code has dropped."""

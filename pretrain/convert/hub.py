@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from data_prep.arguments import typed
+from data_prep.common.arguments import typed
 
 _NEEDED = ("config.json", "model.safetensors", "README.md")
 

@@ -23,16 +23,15 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
-from data_prep.files import new_folder
+from data_prep.common.files import new_folder, write_json
 from data_prep.tokenizer import Tokenizer
 from pretrain.convert import huggingface_layout as layout
 from pretrain.convert import huggingface_tokenizer
 from pretrain.convert.model_card import model_card
 from pretrain.convert.weights import separated
-from pretrain.inference.model_folder import HEADS, ModelContents
 from pretrain.model.classification import ClassificationConfig, check_pooling
 from pretrain.model.config import ModelConfig
-from pretrain.run.checkpoints import write_json
+from pretrain.models.model_folder import HEADS, ModelContents
 
 _PACKAGE = Path(__file__).parent.parent
 _ADAPTER = "modeling_zeroclap"

@@ -19,9 +19,9 @@ from pretrain.convert import huggingface_layout as layout
 from pretrain.convert import huggingface_tokenizer
 from pretrain.convert.huggingface_files import read_json, read_weights
 from pretrain.convert.weights import Names, empty_weights, joined
-from pretrain.inference.model_folder import ModelContents, refuse_oversized
 from pretrain.model.classification import ClassificationConfig
 from pretrain.model.config import ModelConfig
+from pretrain.models.model_folder import ModelContents, refuse_oversized
 
 Weights = Mapping[str, Tensor]
 

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from data_prep import tokenizer as tokenizers
+from data_prep.common.files import write_json
 from data_prep.tokenizer import Tokenizer
 from pretrain.convert.huggingface_files import read_json
 from pretrain.model.config import ModelConfig
-from pretrain.run.checkpoints import write_json
 
 _SPECIAL_TOKENS = {
     "bos_token": "<s>",

@@ -16,19 +16,20 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from data_prep.arguments import typed
-from data_prep.files import sha256_of
+from data_prep.common.arguments import typed
+from data_prep.common.files import sha256_of
 from data_prep.manifest import CorpusManifest
 from pretrain.config.load import public
-from pretrain.config.run import ModelRecipe, RunConfig
+from pretrain.config.run import RunConfig
+from pretrain.config.sections import ModelRecipe
 from pretrain.convert import conversion
 from pretrain.convert.huggingface_files import weight_files
 from pretrain.convert.huggingface_layout import POSITIONS
-from pretrain.inference import model_folder
-from pretrain.inference.model_folder import HEADS, ModelContents
 from pretrain.model.config import ModelConfig
 from pretrain.model.presets import SIZES, VARIANTS, build
-from pretrain.run import folder, ledger
+from pretrain.models import model_folder
+from pretrain.models.model_folder import HEADS, ModelContents
+from pretrain.records import folder, ledger
 
 _FREE = ("dropout", "attention_dropout", "initial_weights", "initial_beta")
 """Fields that may differ: they change nothing that trained weights compute."""

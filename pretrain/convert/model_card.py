@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from data_prep.files import strict_json
+from data_prep.common.files import strict_json
 from pretrain.config.settings import flatten
 from pretrain.convert import huggingface_layout as layout
-from pretrain.inference.model_folder import ModelContents
-from pretrain.run import ledger
-from pretrain.run.metrics import format_number
+from pretrain.models.model_folder import ModelContents
+from pretrain.records import ledger
+from pretrain.records.metrics import format_number
 
 _SHOWN = ("recipe", "training")
 """Parts of the provenance that have sections of their own."""

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pretrain.config.load import load, sources
 from pretrain.config.run import RunConfig
 from pretrain.config.settings import is_within
-from pretrain.run import fork
+from pretrain.records import fork
 
 ARCHITECTURE = ("size", "variant", "overrides")
 """The settings in section `model` that name an architecture."""

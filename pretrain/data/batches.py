@@ -13,12 +13,11 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from pretrain.config.phases import Sizes
-from pretrain.config.run import BatchConfig, FaultConfig
+from pretrain.config.sections import BatchConfig, FaultConfig, Sizes
 from pretrain.data.mixture import Order
 from pretrain.data.order import digest
 from pretrain.data.sources import SOURCES, Readable, Source
-from pretrain.loop import MicroBatch
+from pretrain.loop.protocols import MicroBatch
 from pretrain.objectives.base import Block, Key, ObjectiveSettings, PretrainingObjective
 from pretrain.objectives.tokens import PAD_ID
 

@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from data_prep import cache
+from data_prep.common.files import sha256_of, write_atomically
 from data_prep.corpus import Corpus
-from data_prep.files import sha256_of, write_atomically
 from data_prep.tokenizer import Tokenizer
 from pretrain.objectives.base import Block, Ids
 from pretrain.objectives.tokens import FIRST_WORD_ID

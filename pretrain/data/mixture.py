@@ -22,6 +22,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from pretrain.config.run import RunConfig
 from pretrain.data.order import Lineage, digest
 from pretrain.data.permutation import Indices
 
@@ -103,6 +104,18 @@ class Mixture:
             if not stages or stages[-1][1] != whole:
                 stages.append((first_block(step), whole))
         return cls(tuple(stages))
+
+    @classmethod
+    def of_run(cls, config: RunConfig) -> Mixture:
+        """Which of `config.streams` each place of a run reads.
+
+        Raises:
+            ValueError: weights that no place could follow.
+        """
+        try:
+            return cls.by_step(config.weights(), config.sizes.first_block)
+        except ValueError as error:
+            raise ValueError(f"data.corpora ({', '.join(config.data.corpora)}): {error}") from None
 
     def until(self, place: int) -> tuple[tuple[int, tuple[int, ...]], ...]:
         """The stages that begin before a place, without the last corpora if these have no weight.

@@ -16,8 +16,8 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from multiprocessing import connection, parent_process
 
-from data_prep import children
-from pretrain.loop import Batches, MicroBatch
+from data_prep.common import children
+from pretrain.loop.protocols import Batches, MicroBatch
 
 _STEPS_PER_WORKER = 2  # hides one slow read
 

@@ -26,7 +26,7 @@ from pretrain.data.sentence_pairs import SentencePairs
 from pretrain.objectives.base import Block, Ids
 
 if TYPE_CHECKING:
-    from pretrain.config.phases import Stream
+    from pretrain.config.streams import Stream
 
 
 class Readable(Protocol):

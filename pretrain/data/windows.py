@@ -20,7 +20,7 @@ import numpy as np
 from data_prep.corpus import Corpus
 from data_prep.tokenizer import Tokenizer
 from pretrain.data.batches import validation_key
-from pretrain.loop import MicroBatch
+from pretrain.loop.protocols import MicroBatch
 from pretrain.objectives.base import Block, DocumentObjective, Ids
 from pretrain.objectives.tokens import IGNORED
 

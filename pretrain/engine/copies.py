@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pretrain.loop import MicroBatch
+from pretrain.loop.protocols import MicroBatch
 
 
 class Copies:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from pretrain.engine.distributed import gather
-from pretrain.loop import Objective
+from pretrain.loop.protocols import Objective
 
 Hashes = tuple[int, ...]
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}

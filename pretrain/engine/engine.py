@@ -20,7 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pretrain.config.run import BatchConfig, OptimizerConfig
+from pretrain.config.deepspeed import read, refuse_compiling, refuse_unknown
+from pretrain.config.sections import BatchConfig, OptimizerConfig
 from pretrain.engine import corruption, optimizers, reshard, workarounds
 from pretrain.engine.by_parameter import ByParameter
 from pretrain.engine.copies import Copies
@@ -32,9 +33,15 @@ from pretrain.engine.distributed import (
     refuse_busy_port,
 )
 from pretrain.engine.guards import Guard
-from pretrain.engine.settings import read, refuse_compiling, refuse_unknown
 from pretrain.engine.stored import refuse_unstored
-from pretrain.loop import Ahead, MicroBatch, Objective, StepResult, TermLoss, weighted_loss
+from pretrain.loop.protocols import (
+    Ahead,
+    MicroBatch,
+    Objective,
+    StepResult,
+    TermLoss,
+    weighted_loss,
+)
 
 
 def deepspeed_json(

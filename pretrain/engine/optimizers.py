@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from pretrain.config.run import OptimizerConfig
+from pretrain.config.sections import OptimizerConfig
 from pretrain.engine.lamb import Lamb
 from pretrain.engine.muon import Muon
 from pretrain.engine.stable_adamw import StableAdamW

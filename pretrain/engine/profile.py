@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from pretrain.config.run import ProfileConfig
+from pretrain.config.sections import ProfileConfig
 
 FOLDER = "profile"
 """Folder of the traces in a run's folder."""

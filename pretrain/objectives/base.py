@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, ClassVar, Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-from pretrain.loop import Arrays, Model, Objective
+from pretrain.loop.protocols import Arrays, Model, Objective
 
 if TYPE_CHECKING:
     from torch import Tensor

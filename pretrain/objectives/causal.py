@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from data_prep.tokenizer import Tokenizer
-from pretrain.loop import Arrays
+from pretrain.loop.protocols import Arrays
 from pretrain.objectives.base import Block, Ids, Key, Vocabulary
 from pretrain.objectives.row_ends import end_rows
 from pretrain.objectives.tokens import DocumentTokenObjective

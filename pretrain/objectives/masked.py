@@ -11,8 +11,8 @@ import numpy.typing as npt
 from annotated_types import Ge, Gt, Le
 
 from data_prep import tokenizer as tokenizers
-from data_prep.records import not_accepted
-from pretrain.loop import Arrays, Model
+from data_prep.common.records import not_accepted
+from pretrain.loop.protocols import Arrays, Model
 from pretrain.objectives.base import Ids, Key, Vocabulary
 from pretrain.objectives.tokens import FIRST_WORD_ID, DocumentTokenObjective, logits_of
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from pretrain.loop import Arrays
+from pretrain.loop.protocols import Arrays
 from pretrain.objectives.base import Key
 from pretrain.objectives.tokens import IGNORED
 

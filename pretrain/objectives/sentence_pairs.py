@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import numpy as np
 
 from data_prep.tokenizer import Tokenizer
-from pretrain.loop import Arrays, Model
+from pretrain.loop.protocols import Arrays, Model
 from pretrain.objectives.base import PAIR_SPECIAL_TOKENS, Block, Ids, Key, Vocabulary, padded
 from pretrain.objectives.masked import MaskedLM, MaskedLMConfig
 from pretrain.objectives.tokens import summed_loss, sums_by_subset

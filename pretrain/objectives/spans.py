@@ -19,7 +19,7 @@ from annotated_types import Gt, Le
 
 from data_prep import tokenizer as tokenizers
 from data_prep.tokenizer import Tokenizer
-from pretrain.loop import Arrays
+from pretrain.loop.protocols import Arrays
 from pretrain.objectives.base import Block, Ids, Key, Vocabulary
 from pretrain.objectives.row_ends import end_rows
 from pretrain.objectives.tokens import TokenObjective

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from pretrain.loop import Arrays, Model
+from pretrain.loop.protocols import Arrays, Model
 from pretrain.objectives.base import (
     Block,
     Ids,

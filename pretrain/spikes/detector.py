@@ -42,7 +42,7 @@ import statistics
 from collections import deque
 from collections.abc import Iterable, Sequence
 
-from pretrain.config.run import SpikeConfig
+from pretrain.config.sections import SpikeConfig
 from pretrain.spikes.statistics import TOLERANCE, FlagWindow, Level, LowestLevel, change_point
 
 _SMALLEST_DEVIATION = 0.01

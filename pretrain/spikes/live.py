@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pretrain.config.run import RunConfig
-from pretrain.exit_codes import EXIT_SPIKE
-from pretrain.loop import GO_ON, StepRecord
-from pretrain.run import metrics
-from pretrain.run.ledger import RunState
+from pretrain.loop.protocols import GO_ON, StepRecord
+from pretrain.records import metrics
+from pretrain.records.exit_codes import EXIT_SPIKE
+from pretrain.records.ledger import RunState
 from pretrain.spikes.detector import (
     Evaluation,
     Event,

@@ -20,8 +20,9 @@ import dataclasses
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from pretrain.config.run import RunConfig, SpikeConfig
-from pretrain.run import ledger
+from pretrain.config.run import RunConfig
+from pretrain.config.sections import SpikeConfig
+from pretrain.records import ledger
 
 _LAST_RUNG = 3
 _NON_FINITE_CHANNELS = ("non-finite", "loss-scale")

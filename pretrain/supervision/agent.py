@@ -15,13 +15,14 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from data_prep import files
+from data_prep.common import files
 from pretrain.config.run import RunConfig
-from pretrain.exit_codes import EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED
-from pretrain.run import ledger
-from pretrain.run.folder import SUPERVISED
-from pretrain.supervision import control, decide, jobs, launch, nodes, processes
-from pretrain.supervision.control import ControlFile
+from pretrain.processes import launching, processes
+from pretrain.records import control, ledger
+from pretrain.records.control import ControlFile
+from pretrain.records.exit_codes import EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED
+from pretrain.records.folder import SUPERVISED
+from pretrain.supervision import decide, jobs, launch, nodes
 from pretrain.supervision.nodes import Hearing, Node, Report
 from pretrain.supervision.watch import StoppedProcesses
 
@@ -160,7 +161,7 @@ class Agent:
             return
         self._idle_since = time.monotonic()
         if self._job.ended():
-            launcher = f"its launcher {jobs.describe_exit(self._job.code())}"
+            launcher = f"its launcher {launching.describe_exit(self._job.code())}"
             reason = self._hearing.silence() or launcher
             self._end_job()
             self._print(reason)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pretrain.config.settings import add_recipe
-from pretrain.exit_codes import EXIT_DONE
+from pretrain.records.exit_codes import EXIT_DONE
 
 if TYPE_CHECKING:
     from pretrain.config.run import RunConfig
@@ -33,18 +33,18 @@ def supervise(options: argparse.Namespace) -> int:
 
     example: python -m pretrain supervise pile-base data.corpus=corpora/pile folder=runs/base
     """
+    from pretrain.checks.recipe import check, data_summary
+    from pretrain.checks.resume import refuse_other_recipe
     from pretrain.convert.recipe import load_complete
-    from pretrain.machine.reach import connect
-    from pretrain.recipe_checks import check, data_summary
-    from pretrain.resume_checks import refuse_other_recipe
-    from pretrain.run import folder, fork
-    from pretrain.run.metrics import METRICS
-    from pretrain.run.report import write_report
-    from pretrain.run.status import view
+    from pretrain.records import folder, fork
+    from pretrain.records.metrics import METRICS
+    from pretrain.records.report import write_report
+    from pretrain.records.status import view
     from pretrain.supervision import hosts, jobs
     from pretrain.supervision.agent import Agent
     from pretrain.supervision.launch import world_size
     from pretrain.supervision.nodes import Node, this_node
+    from pretrain.supervision.reach import connect
     from pretrain.supervision.supervisor import Supervisor, forecast
 
     config, architecture = load_complete(options.recipe, options.overrides)
@@ -96,9 +96,9 @@ def profile(options: argparse.Namespace) -> None:
 
     example: python -m pretrain profile runs/base --steps 5
     """
-    from pretrain.config.run import MOST_STEPS_PROFILED
-    from pretrain.run.status import TRAINING, view
-    from pretrain.supervision import control
+    from pretrain.config.sections import MOST_STEPS_PROFILED
+    from pretrain.records import control
+    from pretrain.records.status import TRAINING, view
 
     if not 1 <= options.steps <= MOST_STEPS_PROFILED:
         raise ValueError(f"--steps {options.steps}: accepted: 1 to {MOST_STEPS_PROFILED}")
@@ -118,9 +118,11 @@ def profile(options: argparse.Namespace) -> None:
 
 def _check_machine(config: RunConfig, model: ModelConfig, ranks: int, node: Node) -> None:
     """Refuse a run that this machine's devices, memory or disk cannot hold; warn if it is tight."""
-    from pretrain.bench.needs import least_states
-    from pretrain.recipe_checks import refuse_device
-    from pretrain.supervision import capacity, gpus, launch
+    from pretrain.checks import capacity
+    from pretrain.checks.needs import least_states
+    from pretrain.checks.recipe import refuse_device
+    from pretrain.processes import gpus
+    from pretrain.supervision import launch
 
     parameters, device_bytes, host_bytes = least_states(config, model, ranks)
     capability = min((gpu.capability for gpu in gpus.describe()), default=None)
@@ -129,3 +131,6 @@ def _check_machine(config: RunConfig, model: ModelConfig, ranks: int, node: Node
         sys.stdout.write(f"WARNING: {text}\n")
     if node.rank == 0:
         capacity.refuse_small_disk(config, parameters)
+
+
+COMMANDS = {"supervise": (add_arguments, supervise), "profile": (add_profile_arguments, profile)}

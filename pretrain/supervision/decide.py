@@ -12,10 +12,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection, Sequence
 
-from pretrain.config.run import RunConfig, SupervisionConfig
-from pretrain.run import ledger, metrics
+from data_prep.common.wording import count
+from pretrain.config.run import RunConfig
+from pretrain.config.sections import SupervisionConfig
+from pretrain.records import failures, ledger
 from pretrain.spikes import policy
-from pretrain.supervision import failures
 
 CRASH, HANG, PREEMPTED, INTERRUPTED = "crash", "hang", "preempted", "interrupted"
 """Kinds of records that say how a launch ended, even one whose attempt never began."""
@@ -85,7 +86,7 @@ def answer_to_endings(
         matching = [record for record in endings if record["kind"] in counted]
         if len(matching) > limit:
             return policy.GiveUp(
-                f"{metrics.count(len(matching), 'attempt')} {verb} without a new checkpoint; "
+                f"{count(len(matching), 'attempt')} {verb} without a new checkpoint; "
                 f"reason of the last one: {matching[-1]['reason']}"
             )
     failed = len(endings) - kinds.count(PREEMPTED)

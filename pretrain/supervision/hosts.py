@@ -2,7 +2,7 @@
 
 The supervisor runs on the first machine. The agents on the others are those that a user may start
 with --node-rank instead: they follow the control file, and end their processes by themselves. So
-ssh only has to start them. `pretrain.machine.reach` checks the machines before. Imports no torch.
+ssh only has to start them. `pretrain.supervision.reach` checks the machines before.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from data_prep import children
+from data_prep.common import children
 from pretrain.config.run import RunConfig
 from pretrain.supervision import nodes
 from pretrain.supervision.nodes import Node, OtherNodes

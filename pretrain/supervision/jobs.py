@@ -20,8 +20,11 @@ from pathlib import Path
 import psutil
 
 from pretrain.config.run import RunConfig
-from pretrain.supervision import control, launch, processes
-from pretrain.supervision.control import ControlFile
+from pretrain.processes import processes
+from pretrain.processes.launching import describe_exit, tail
+from pretrain.records import control
+from pretrain.records.control import ControlFile
+from pretrain.supervision import launch
 
 _KILLED = re.compile(
     # As the deepspeed launcher and torchrun say it. SIGTERM (15) is how these end the other ranks.
@@ -132,20 +135,6 @@ def find(run: Path, control_file: ControlFile | None, node: int = 0) -> Job | No
     return Job(run, control_file, node, leader) if leader else None
 
 
-def describe_exit(code: int | None) -> str:
-    """Describe how a launcher with this exit code ended; `None` if the code is unknown.
-
-    deepspeed exits with 256 - N if signal N killed a rank, shells with 128 + N.
-    """
-    if code is None:
-        return "ended"
-    if code < 0:
-        return f"was killed by {_signal_name(-code)}"
-    number = 256 - code if code > 192 else code - 128
-    killed = f" (a process was killed by {_signal_name(number)})" if number > 0 else ""
-    return f"ended with code {code}{killed}"
-
-
 def killed_rank(log: Path) -> tuple[int, str] | None:
     """Return the rank that a signal ended, and how, as the launcher's log tells.
 
@@ -159,24 +148,10 @@ def killed_rank(log: Path) -> tuple[int, str] | None:
     return int(found["rank"] or found["local"]), f"{describe_exit(-number)}{memory}"
 
 
-def _signal_name(number: int) -> str:
-    names = [f" ({item.name})" for item in signal.Signals if item == number]
-    return f"signal {number}{''.join(names)}"
-
-
 def log_of(run: Path, control_file: ControlFile, node: int = 0) -> Path:
     """Return the file with the output of an attempt's launcher and ranks on a node."""
     suffix = f"-node-{node:03d}" if node else ""
     return run / "logs" / f"attempt-{control_file.attempt:03d}{suffix}.log"
-
-
-def tail(log: Path, lines: int = 20) -> str:
-    """Return the last lines of a log; "" if it cannot be read."""
-    try:
-        text = log.read_text(errors="replace")
-    except OSError:
-        return ""
-    return "\n".join(text.splitlines()[-lines:]) + "\n"
 
 
 def write_stdout(text: str) -> None:

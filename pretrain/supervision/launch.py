@@ -9,17 +9,18 @@ import base64
 import os
 import secrets
 import shutil
-import socket
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from data_prep import children, files
-from pretrain.config.run import RunConfig, SupervisionConfig
-from pretrain.run import ledger
-from pretrain.run.folder import SUPERVISED
-from pretrain.supervision import control, gpus, processes
-from pretrain.supervision.control import ControlFile
+from data_prep.common import children, files
+from pretrain.config.run import RunConfig
+from pretrain.config.sections import SupervisionConfig
+from pretrain.processes import gpus, processes
+from pretrain.processes.launching import free_port
+from pretrain.records import control, ledger
+from pretrain.records.control import ControlFile
+from pretrain.records.folder import SUPERVISED
 from pretrain.supervision.nodes import Node
 
 
@@ -31,13 +32,6 @@ def processes_per_node(config: SupervisionConfig) -> int:
 def world_size(config: SupervisionConfig, nodes: int) -> int:
     """Return the number of ranks of a launch."""
     return nodes * processes_per_node(config)
-
-
-def free_port() -> int:
-    """Return a TCP port that no process listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def check(config: SupervisionConfig) -> None:

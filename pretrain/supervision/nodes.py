@@ -16,8 +16,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from data_prep import files
-from pretrain.supervision import control, heartbeat
+from data_prep.common import files
+from pretrain.records import control, heartbeat
 from pretrain.supervision.decide import CRASH, HANG, Problem
 
 READY, RUNNING, ENDED = "ready", "running", "ended"

@@ -16,8 +16,8 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from data_prep.files import strict_json
-from pretrain.run.ledger import Record
+from data_prep.common.files import strict_json
+from pretrain.records.ledger import Record
 
 KINDS = frozenset({"rollback", "corruption", "gave-up", "done", "preempted", "interrupted"})
 """The ledger's records that are told."""

@@ -19,27 +19,19 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from data_prep import files
+from data_prep.common import files
+from data_prep.common.wording import count
+from pretrain.checks import capacity
 from pretrain.config.run import RunConfig
-from pretrain.exit_codes import EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED, EXIT_USAGE
-from pretrain.run import folder as run_folder
-from pretrain.run import history, ledger, metrics
+from pretrain.processes import launching, processes
+from pretrain.records import control, failures, heartbeat, history, ledger, metrics
+from pretrain.records import folder as run_folder
+from pretrain.records.control import ControlFile
+from pretrain.records.exit_codes import EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED, EXIT_USAGE
+from pretrain.records.failures import RankError
 from pretrain.spikes.policy import GiveUp, Rollback
-from pretrain.supervision import (
-    capacity,
-    control,
-    decide,
-    failures,
-    heartbeat,
-    hosts,
-    jobs,
-    launch,
-    notify,
-    processes,
-)
-from pretrain.supervision.control import ControlFile
+from pretrain.supervision import decide, hosts, jobs, launch, notify
 from pretrain.supervision.decide import CRASH, Problem
-from pretrain.supervision.failures import RankError
 from pretrain.supervision.jobs import Job
 from pretrain.supervision.nodes import Node, OtherNodes
 from pretrain.supervision.watch import Follower, Watch
@@ -187,7 +179,7 @@ class Supervisor:
         """Wait until every node can start an attempt; else describe those that cannot."""
         if self._node.count == 1 or self._stop_requests.count:
             return ""
-        self._print(f"waiting for {metrics.count(self._node.count - 1, 'other node')}")
+        self._print(f"waiting for {count(self._node.count - 1, 'other node')}")
         seconds = self._settings.node_wait_seconds
         came = self._wait_until(lambda: not self._other_nodes.unavailable(), seconds)
         if came or self._stop_requests.count:
@@ -216,7 +208,7 @@ class Supervisor:
         self._write_control_file(control_file)
         job = self._wait_for_disk(lambda: jobs.start(self.config, run, control_file, 0))
         ranks = launch.world_size(self._settings, self._node.count)
-        through = f"{metrics.count(ranks, 'rank')} through {self._settings.launcher}"
+        through = f"{count(ranks, 'rank')} through {self._settings.launcher}"
         self._print(f"attempt {control_file.attempt}: {through}  (log: {job.log})")
         return self._run_to_end(job)
 
@@ -282,7 +274,7 @@ class Supervisor:
         errors = failures.read(self.run_folder, token)
         if problem is None and failures.cause(errors) is None:
             errors = [*self._killed(job.control_file, errors), *errors]
-        cause, log = failures.cause(errors), jobs.tail(job.log)
+        cause, log = failures.cause(errors), launching.tail(job.log)
         # Once a recipe was accepted, what refuses it may go away, such as a full disk.
         code = cause.code if cause else job.code()
         begun = any(record["kind"] == "attempt" for record in decide.since_fork(records))
@@ -290,7 +282,7 @@ class Supervisor:
             self._print(f"error: {failures.explain(errors)}" if cause else log)
             self._print(f"log: {job.log}")
             return EXIT_USAGE
-        launcher = jobs.describe_exit(job.code())
+        launcher = launching.describe_exit(job.code())
         logged = failures.in_log(job.log) if 0 < (job.code() or 0) < 128 else ""
         each = job.control_file.processes_per_node
         ranks = range(own[0]["ranks"] if own else 0)

@@ -14,11 +14,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from pretrain.config.run import SupervisionConfig
-from pretrain.run import metrics
-from pretrain.supervision import control, heartbeat
+from pretrain.config.sections import SupervisionConfig
+from pretrain.processes.processes import Member
+from pretrain.records import control, heartbeat, metrics
 from pretrain.supervision.decide import CRASH, HANG, Problem
-from pretrain.supervision.processes import Member
 
 _MAX_PAUSE = 10.0
 """Seconds between two looks at the processes. If more have passed, the watcher was stopped too."""

@@ -31,10 +31,10 @@ from data_prep import tokenizer as tokenizers
 from data_prep.corpus import Corpus
 from pretrain.data.batches import spread, validation_key
 from pretrain.data.sentence_pairs import SentencePairs
-from pretrain.inference import model_folder
+from pretrain.models import model_folder
 from pretrain.objectives.base import Ids, Vocabulary
 from pretrain.objectives.sentence_pairs import SentencePairsConfig
-from pretrain.run import checkpoints, ledger, metrics
+from pretrain.records import checkpoints, ledger, metrics
 from tests.benchmarks.trainings import arguments, mean_and_deviation, run
 
 SHARING = ("all", "attention", "feed-forward", "none")

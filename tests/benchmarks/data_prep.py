@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from data_prep.files import strict_json
+from data_prep.common.files import strict_json
 
 ROOT = Path(__file__).parents[2]
 COPIES = 12  # of each input for the comparison of workers, so that start-up is a small part

@@ -18,8 +18,8 @@ import argparse
 import sys
 from pathlib import Path
 
-from pretrain.exit_codes import EXIT_DONE, EXIT_SPIKE
-from pretrain.run import metrics
+from pretrain.records import metrics
+from pretrain.records.exit_codes import EXIT_DONE, EXIT_SPIKE
 from tests.benchmarks import ranks
 from tests.benchmarks.trainings import arguments, mean_and_deviation, run
 
@@ -90,7 +90,7 @@ def train(arm: Arm, rate: float, seed: int, options: argparse.Namespace, corpus:
 
 
 def _train(words: tuple[str, ...]) -> int:
-    from pretrain.train import main as train_main
+    from pretrain.train.__main__ import main as train_main
 
     return train_main(words)
 

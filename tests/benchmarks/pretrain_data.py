@@ -24,8 +24,8 @@ from typing import TypeVar, cast
 import numpy as np
 import numpy.typing as npt
 
+from data_prep.common.files import strict_json
 from data_prep.corpus import Corpus
-from data_prep.files import strict_json
 from data_prep.indexed import IndexedWriter, dtype_for
 from data_prep.manifest import (
     FILE_NAME,
@@ -37,7 +37,7 @@ from data_prep.manifest import (
     ShardFiles,
     write_record,
 )
-from pretrain.config.run import BatchConfig
+from pretrain.config.sections import BatchConfig
 from pretrain.data.order import Lineage
 from pretrain.data.prefetch import prefetched
 from pretrain.data.sources import SOURCES, BestFitBlocks

@@ -31,8 +31,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from data_prep.files import strict_json
-from pretrain.run import ledger, metrics
+from data_prep.common.files import strict_json
+from pretrain.records import ledger, metrics
 
 RECIPES = ("unstable-learning-rate", "unstable-beta2", "poisoned")
 SILENT = [

@@ -25,10 +25,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from pretrain.config.run import BatchConfig, OptimizerConfig
+from data_prep.common.files import write_json
+from pretrain.config.sections import BatchConfig, OptimizerConfig
 from pretrain.engine import engine, optimizers
 from pretrain.engine.distributed import Process, choose_device
-from pretrain.loop import MicroBatch
+from pretrain.loop.protocols import MicroBatch
 from pretrain.model import attention, presets
 from pretrain.model.config import ModelConfig
 from pretrain.model.language_model import LanguageModel
@@ -37,7 +38,6 @@ from pretrain.objectives.base import Block, PretrainingObjective, Vocabulary
 from pretrain.objectives.causal import CausalLMConfig
 from pretrain.objectives.masked import MaskedLMConfig
 from pretrain.objectives.tokens import FIRST_WORD_ID, labels_by_position
-from pretrain.run.checkpoints import write_json
 
 Update = Callable[[MicroBatch], object]
 DEEPSPEED, PLAIN, FORWARD = "DeepSpeed", "plain loop", "forward pass"

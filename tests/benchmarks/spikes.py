@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from pretrain.config.run import SpikeConfig
+from pretrain.config.sections import SpikeConfig
 from pretrain.spikes.detector import Event, Observation, SpikeDetector
 from pretrain.spikes.replay.curves import read_all
 from pretrain.spikes.replay.detect import NEAR_RECORDS, detect

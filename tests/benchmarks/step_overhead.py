@@ -148,7 +148,7 @@ def train(words: list[str]) -> list[Update]:
     import torch.distributed
     from deepspeed import DeepSpeedEngine
 
-    from pretrain import train as entry
+    from pretrain.train import __main__ as entry
 
     updates: list[Update] = []
     seconds, collectives, depth = 0.0, 0, 0

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from pretrain.run import audit, checkpoints, ledger, metrics
-from pretrain.supervision import processes
+from pretrain.processes import processes
+from pretrain.records import audit, checkpoints, ledger, metrics
 from tests.chaos.fault import PLAN
 from tests.pretrain.conftest import corpus, recipe  # noqa: F401 - fixtures
 
@@ -38,7 +38,7 @@ PATIENCE = 300.0
 @pytest.fixture(scope="session")
 def undisturbed(run_ranks, recipe, tmp_path_factory):  # noqa: F811
     """The final weights of a run without faults."""
-    from pretrain import train
+    from pretrain.train import __main__ as train
 
     folder = tmp_path_factory.mktemp("undisturbed") / "run"
 

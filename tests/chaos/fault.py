@@ -63,7 +63,7 @@ def before_engine(action):
 
 
 def before_save(step, action):
-    from pretrain.run import checkpoints
+    from pretrain.records import checkpoints
 
     original = checkpoints.save
 
@@ -113,7 +113,7 @@ def in_background(step, action):
 
 def before_manifest(step, action):
     """Act when all files are written and hashed, and nothing is committed."""
-    from pretrain.run import checkpoints
+    from pretrain.records import checkpoints
 
     original = checkpoints.write_json
 
@@ -127,7 +127,7 @@ def before_manifest(step, action):
 
 def before_record(step, action):
     """Act when the checkpoint is committed and the ledger does not have it yet."""
-    from pretrain.run.saver import Saver
+    from pretrain.train.saver import Saver
 
     original = Saver._commit
 
@@ -141,7 +141,7 @@ def before_record(step, action):
 
 def before_check(step, action):
     """Act when all files are written, before the attempt checks whether it was superseded."""
-    from pretrain.run import checkpoints
+    from pretrain.records import checkpoints
 
     original = checkpoints.save
 
@@ -271,8 +271,8 @@ def plan(fault, run):
 
 
 def main():
-    from pretrain.supervision import control
-    from pretrain.train import main as train
+    from pretrain.records import control
+    from pretrain.train.__main__ import main as train
 
     run = Path(sys.argv[-1]).parent
     control_file = control.read(run)

@@ -30,9 +30,9 @@ from pathlib import Path
 
 import psutil
 
-from pretrain.exit_codes import EXIT_DONE, EXIT_USAGE
-from pretrain.run import audit, checkpoints, ledger, metrics
-from pretrain.supervision import control, processes
+from pretrain.processes import processes
+from pretrain.records import audit, checkpoints, control, ledger, metrics
+from pretrain.records.exit_codes import EXIT_DONE, EXIT_USAGE
 from tests.pretrain.conftest import RECIPE, make_corpus
 
 ROOT = Path(__file__).parents[2]

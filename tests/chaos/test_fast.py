@@ -6,9 +6,9 @@ import os
 
 import pytest
 
-from pretrain.exit_codes import EXIT_PREEMPTED
-from pretrain.supervision import control, heartbeat
-from pretrain.supervision.control import ControlFile
+from pretrain.records import control, heartbeat
+from pretrain.records.control import ControlFile
+from pretrain.records.exit_codes import EXIT_PREEMPTED
 from tests.chaos.conftest import SHORT
 
 
@@ -23,7 +23,7 @@ def test_ranks_killed_during_a_save_and_right_after_it_change_nothing(chaos, und
 @pytest.fixture
 def attempt(run_ranks, recipe, tmp_path):
     """`attempt(token)`: one attempt with this token at the run below `tmp_path`."""
-    from pretrain import train
+    from pretrain.train import __main__ as train
 
     def run(token):
         def work():

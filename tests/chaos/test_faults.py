@@ -18,12 +18,13 @@ import psutil
 import pytest
 from deepspeed.accelerator import get_accelerator
 
+from pretrain.config.deepspeed import DS_CONFIGS
 from pretrain.config.load import dump
-from pretrain.engine.settings import DS_CONFIGS
-from pretrain.exit_codes import EXIT_PREEMPTED
-from pretrain.run import metrics
-from pretrain.run.folder import SUPERVISED
-from pretrain.supervision import control, launch, processes
+from pretrain.processes import processes
+from pretrain.records import control, metrics
+from pretrain.records.exit_codes import EXIT_PREEMPTED
+from pretrain.records.folder import SUPERVISED
+from pretrain.supervision import launch
 from pretrain.supervision.nodes import Node
 from tests.chaos.conftest import PATIENCE, ROOT, SHORT, weights
 from tests.chaos.fault import PLAN

@@ -11,7 +11,7 @@ import subprocess
 
 import pytest
 
-from pretrain.supervision import processes
+from pretrain.processes import processes
 from tests.chaos.conftest import PATIENCE
 
 pytestmark = pytest.mark.slow

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from data_prep.__main__ import main
-from data_prep.arguments import typed
+from data_prep.common.arguments import typed
 from tests.data_prep.conftest import make_texts, write_pile
 
 ROOT = Path(__file__).parents[2]

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from data_prep.common.progress import Done, Progress
 from data_prep.engines import ENGINES, run_locally, run_on_ray
 from data_prep.manifest import Settings
 from data_prep.prepare import add_arguments
-from data_prep.progress import Done, Progress
 from data_prep.run import plan, prepare
 from data_prep.task import ShardTask
 from tests.data_prep.test_run import ROOT, SETTINGS, content
@@ -110,7 +110,7 @@ from pathlib import Path
 sys.path.insert(0, {root!r})
 from data_prep.engines import WorkerDied, run_on_ray
 from data_prep.manifest import Settings
-from data_prep.progress import Done
+from data_prep.common.progress import Done
 from data_prep.run import plan
 
 inputs = [Path(name) for name in sys.argv[1:]]

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data_prep.files import sha256_of
+from data_prep.common.files import sha256_of
 from data_prep.indexed import IndexedWriter
 from data_prep.manifest import Settings, load_manifest, write_record
 from data_prep.run import prepare

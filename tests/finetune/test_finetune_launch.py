@@ -14,7 +14,7 @@ import finetune.__main__ as arguments
 from finetune import examples, glue, launch, planning
 from finetune.__main__ import main
 from finetune.config import read_plan
-from pretrain.supervision import gpus
+from pretrain.processes import gpus
 
 ROOT = Path(__file__).parents[2]
 QUICK = ["epochs=6", "learning_rate=1e-2", "pooling=mean", "dropout=0", "attention_dropout=0.1"]
@@ -88,8 +88,8 @@ def test_runs_learn_and_write_their_results(finished):
 def test_the_kept_model_is_that_of_the_best_epoch(finished, tiny_model, easy_glue):
     import torch
 
-    from pretrain.inference import model_folder
     from pretrain.model.classifier import Classifier
+    from pretrain.models import model_folder
 
     output, *_ = finished
     dev = examples.read(glue.find("CoLA"), str(easy_glue), "dev").examples
@@ -276,7 +276,7 @@ def test_a_run_that_ends_well_without_the_model_it_was_to_keep_is_named_and_not_
 
 def test_pretrained_and_random_weights_differ_in_the_encoder_only(tiny_model, easy_glue):
     from finetune import classifiers
-    from pretrain.inference import model_folder
+    from pretrain.models import model_folder
 
     loaded, task = model_folder.load(tiny_model), glue.find("CoLA")
     both = plans(tiny_model, easy_glue, weights=("pretrained", "random"))

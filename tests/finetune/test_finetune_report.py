@@ -6,9 +6,9 @@ import math
 
 import pytest
 
+from data_prep.common.files import write_json
 from finetune import published, report
 from finetune.__main__ import main
-from pretrain.run.checkpoints import write_json
 
 
 def write_run(folder, weights, seed, best, last, *, retry=0, collapsed="", task="CoLA"):

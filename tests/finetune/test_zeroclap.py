@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from data_prep import arguments
+from data_prep.common import arguments
 from finetune import zeroclap
 from pretrain.config.settings import add_recipe
 

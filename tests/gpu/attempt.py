@@ -7,7 +7,7 @@ import sys
 
 import torch
 
-from pretrain import train
+from pretrain.train import __main__ as train
 
 if __name__ == "__main__":
     code = train.main(sys.argv[1:])

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from pretrain.run import metrics
+from pretrain.records import metrics
 from tests.finetune.conftest import easy_glue  # noqa: F401 - a fixture
 from tests.pretrain.conftest import corpus, recipe  # noqa: F401 - fixtures
 

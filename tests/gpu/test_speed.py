@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from pretrain.bench.measured_speed import Speed
+from pretrain.plan.measured_speed import Speed
 from tests.gpu.conftest import run
 
 # Alone: other work on the GPU would slow it down.

@@ -8,10 +8,10 @@ import pytest
 import torch
 from deepspeed.accelerator import get_accelerator
 
-from pretrain.bench import plan
+from pretrain.config.deepspeed import DS_CONFIGS
 from pretrain.engine.engine import consolidated_weights
-from pretrain.engine.settings import DS_CONFIGS
-from pretrain.run import checkpoints, metrics
+from pretrain.plan import plan
+from pretrain.records import checkpoints, metrics
 from tests.gpu.conftest import ON_CPU, SETTINGS, finish, losses
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]

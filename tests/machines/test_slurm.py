@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from pretrain.supervision import control
+from pretrain.records import control
 from tests.chaos.conftest import ROOT, SHORT
 from tests.chaos.fault import PLAN
 from tests.machines.conftest import SBIN, wait_until

@@ -1,10 +1,9 @@
 """Small objects that many tests need."""
 
-from pretrain.config.phases import Sizes
-from pretrain.config.run import FaultConfig
+from pretrain.config.sections import FaultConfig, Sizes
 from pretrain.data.batches import PretrainingBatches
 from pretrain.data.mixture import Mixture, Order
-from pretrain.loop import StepRecord
+from pretrain.loop.protocols import StepRecord
 
 ONE = Mixture(((0, (1,)),))
 """The mixture of a single corpus."""

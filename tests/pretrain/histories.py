@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pretrain.config.run import BatchConfig
-from pretrain.run import audit, ledger, metrics
+from pretrain.config.sections import BatchConfig
+from pretrain.records import audit, ledger, metrics
 
 TOTAL = 37
 """Blocks of an epoch."""

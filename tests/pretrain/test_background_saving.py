@@ -8,10 +8,9 @@ import time
 
 import pytest
 
-from pretrain.exit_codes import EXIT_PREEMPTED, EXIT_SPIKE
-from pretrain.run import checkpoints, ledger, metrics
-from pretrain.supervision import control
-from tests.pretrain.test_train import assert_same_run, attempt, straight  # noqa: F401
+from pretrain.records import checkpoints, control, ledger, metrics
+from pretrain.records.exit_codes import EXIT_PREEMPTED, EXIT_SPIKE
+from tests.pretrain.train.test_train import assert_same_run, attempt, straight  # noqa: F401
 
 BACKGROUND = "training.background_saving=true"
 
@@ -110,7 +109,7 @@ def test_what_ends_an_attempt_waits_for_the_checkpoint_that_is_being_written(
 
     def sabotage(rank):
         from pretrain.spikes.live import SpikeWatch
-        from pretrain.supervision.client import SupervisorClient
+        from pretrain.train.client import SupervisorClient
 
         verdict = SupervisorClient.verdict
 

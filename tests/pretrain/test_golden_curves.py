@@ -21,12 +21,12 @@ from pathlib import Path
 import pytest
 
 from data_prep.__main__ import main as data_prep
-from pretrain import train
 from pretrain.config import load as recipes
-from pretrain.exit_codes import EXIT_SPIKE
 from pretrain.model.presets import VARIANTS
-from pretrain.run import checkpoints, ledger, metrics
+from pretrain.records import checkpoints, ledger, metrics
+from pretrain.records.exit_codes import EXIT_SPIKE
 from pretrain.spikes.policy import answer_to_spike
+from pretrain.train import __main__ as train
 
 RECORDED = Path(__file__).parent / "golden" / "curves.json"
 STEPS = 20

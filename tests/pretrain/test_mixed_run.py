@@ -8,7 +8,7 @@ import pytest
 
 from pretrain import __main__ as command_line
 from pretrain.data.mixture import Mixture
-from pretrain.run import checkpoints, ledger, metrics
+from pretrain.records import checkpoints, ledger, metrics
 
 FAULT = ["fault.kind=random-labels", "fault.first_step=22", "fault.last_step=34"]
 LONGER = ["training.steps=52", "schedule.decay_steps=40", "supervision.processes_per_node=1"]

@@ -9,10 +9,10 @@ import shutil
 import pytest
 import yaml
 
-from pretrain import train
 from pretrain.__main__ import main as pretrain
 from pretrain.config.load import load
-from pretrain.run import checkpoints, fork, ledger, metrics
+from pretrain.records import checkpoints, fork, ledger, metrics
+from pretrain.train import __main__ as train
 
 SETTINGS = [
     "training.steps=14",

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from pretrain.run import ledger, metrics
+from pretrain.records import ledger, metrics
 
 FAULT = ["fault.kind=random-labels", "fault.first_step=22", "fault.last_step=34"]
 KILLED_AFTER, STEPS = 46, 56
@@ -55,7 +55,7 @@ def supervised(words, run, kill=False):
 
 def weights(run):
     from pretrain.engine.engine import consolidated_weights
-    from pretrain.run import checkpoints
+    from pretrain.records import checkpoints
 
     return consolidated_weights(checkpoints.folder_of(run, STEPS))
 

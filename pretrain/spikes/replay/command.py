@@ -6,6 +6,8 @@ import argparse
 import sys
 from pathlib import Path
 
+from data_prep.common.files import write_json
+
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
     """Add the arguments of `replay`."""
@@ -33,7 +35,6 @@ def replay(options: argparse.Namespace) -> None:
 
     example: python -m pretrain replay runs/base other.csv spike.deviations=5 --plot curves.png
     """
-    from pretrain.run.checkpoints import write_json
     from pretrain.spikes.replay import curves, detect, report
 
     if options.checkpoint_interval < 1:
@@ -50,3 +51,6 @@ def replay(options: argparse.Namespace) -> None:
         write_json(options.json, report.as_json(found, labels))
     if options.plot:
         report.plot(found, labels, options.plot)
+
+
+COMMANDS = {"replay": (add_arguments, replay)}

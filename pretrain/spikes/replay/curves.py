@@ -16,8 +16,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pretrain.run import metrics
-from pretrain.run.metrics import METRICS, VALIDATION, surviving
+from pretrain.records import metrics
+from pretrain.records.metrics import METRICS, VALIDATION, surviving
 from pretrain.spikes.detector import Evaluation, Observation, Seen, in_order
 from pretrain.spikes.live import evaluations
 

@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from data_prep import records
-from pretrain.config.run import SpikeConfig
+from data_prep.common import records
+from pretrain.config.sections import SpikeConfig
 from pretrain.config.settings import apply_override
 from pretrain.spikes import policy
 from pretrain.spikes.detector import Event, SpikeDetector

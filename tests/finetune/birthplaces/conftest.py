@@ -33,8 +33,8 @@ def make_model(task):
         import torch
 
         from finetune.birthplaces import corpus
-        from pretrain.inference import model_folder
         from pretrain.model.language_model import LanguageModel
+        from pretrain.models import model_folder
 
         tokenizer = corpus.vocabulary(corpus.documents(task.text))
         config = choice.config(TINY).architecture(tokenizer.vocab_size)

@@ -9,7 +9,7 @@ import torch
 from finetune.birthplaces import answering, corpus, questions
 from finetune.birthplaces.models import VARIANTS, Choice
 from finetune.birthplaces.rows import encode
-from pretrain.inference import model_folder
+from pretrain.models import model_folder
 
 MASK, LAST = 99, 60
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from data_prep.arguments import parse_arguments
+from data_prep.common.arguments import parse_arguments
 from finetune.__main__ import _parser, main
 from finetune.birthplaces import demo
 from finetune.birthplaces.models import Choice

@@ -6,12 +6,12 @@ import shlex
 
 import pytest
 
-from data_prep.files import lock
+from data_prep.common.files import lock
 from finetune.__main__ import main
 from finetune.birthplaces import answering, finetuning, questions
 from finetune.birthplaces.models import Choice
 from finetune.birthplaces.pretraining import run_folder
-from pretrain.inference import model_folder
+from pretrain.models import model_folder
 
 
 def finetune(run_ranks, choice, task, reading, output, data=None, **settings):

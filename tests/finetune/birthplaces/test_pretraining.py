@@ -13,7 +13,7 @@ from finetune.birthplaces import corpus, demo
 from finetune.birthplaces.models import Choice
 from finetune.birthplaces.pretraining import run_folder
 from pretrain.config.load import dump
-from pretrain.inference import model_folder
+from pretrain.models import model_folder
 
 
 def folder_of(choice, output="a/p.params", seed=1, **rates):

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from pretrain.config import load as recipes
-from pretrain.config.run import OptimizerConfig, RunConfig
+from pretrain.config.run import RunConfig
+from pretrain.config.sections import OptimizerConfig
 from pretrain.model import presets
 from pretrain.model.config import ModelConfig
 from pretrain.objectives.masked import MaskedLMConfig

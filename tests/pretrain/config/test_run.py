@@ -4,10 +4,10 @@ import dataclasses
 
 import pytest
 
-from pretrain.config.run import (
+from pretrain.config.run import RunConfig
+from pretrain.config.sections import (
     BatchConfig,
     FaultConfig,
-    RunConfig,
     ScheduleConfig,
     SpikeConfig,
     TrainingConfig,

@@ -10,12 +10,12 @@ import torch
 
 from data_prep import tokenizer as tokenizers
 from pretrain.convert import huggingface_export
-from pretrain.inference import model_folder
-from pretrain.inference.model_folder import ModelContents
 from pretrain.model import presets
 from pretrain.model.classification import ClassificationConfig
 from pretrain.model.heads import ClassificationHead
 from pretrain.model.language_model import LanguageModel
+from pretrain.models import model_folder
+from pretrain.models.model_folder import ModelContents
 
 EXPORTED = [name for name in presets.VARIANTS if not name.startswith("char-")]
 """Variants that transformers can load."""

@@ -10,13 +10,13 @@ import torch.nn.functional as F  # noqa: N812
 from pretrain.convert import huggingface_export, huggingface_import
 from pretrain.convert.fairseq_export import export_settings
 from pretrain.convert.huggingface_layout import plain_type
-from pretrain.inference.generate import GenerationSettings, generate
-from pretrain.inference.model_folder import ModelContents
 from pretrain.model import presets
 from pretrain.model.config import ModelConfig
+from pretrain.models.generate import GenerationSettings, generate
+from pretrain.models.model_folder import ModelContents
 from tests.pretrain.convert.conftest import HEADS, batch, loaded
 from tests.pretrain.convert.conftest import random_model as with_heads
-from tests.pretrain.inference.test_generate import PROMPTS, VARIANTS, random_model
+from tests.pretrain.models.test_generate import PROMPTS, VARIANTS, random_model
 
 
 @pytest.fixture(scope="module")

@@ -8,11 +8,11 @@ import torch
 from data_prep import tokenizer as tokenizers
 from pretrain.__main__ import main
 from pretrain.convert import conversion
-from pretrain.inference import model_folder
 from pretrain.model import presets
 from pretrain.model.classification import ClassificationConfig
 from pretrain.model.heads import ClassificationHead
 from pretrain.model.language_model import LanguageModel
+from pretrain.models import model_folder
 
 
 @pytest.fixture(scope="module")

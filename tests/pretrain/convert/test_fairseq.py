@@ -17,14 +17,14 @@ from torch.nn.functional import cross_entropy
 
 from data_prep.tokenizer import Tokenizer
 from pretrain.convert import fairseq_export, fairseq_import, fairseq_layout
-from pretrain.inference import model_folder
-from pretrain.inference.fill_mask import fill_mask
-from pretrain.inference.model_folder import ModelContents
 from pretrain.model import presets
 from pretrain.model.classification import ClassificationConfig
 from pretrain.model.classifier import Classifier
 from pretrain.model.heads import ClassificationHead
 from pretrain.model.language_model import LanguageModel
+from pretrain.models import model_folder
+from pretrain.models.fill_mask import fill_mask
+from pretrain.models.model_folder import ModelContents
 
 VARIANTS = sorted(
     name
@@ -686,7 +686,7 @@ def test_a_write_that_fails_leaves_nothing_behind(tmp_path, monkeypatch):
     def fail(*_):
         raise OSError(28, "no space left")
 
-    monkeypatch.setattr("data_prep.files.os.fsync", fail)
+    monkeypatch.setattr("data_prep.common.files.os.fsync", fail)
     with pytest.raises(OSError, match="no space left"):
         fairseq_export.write(tmp_path / "model.pt", tiny("baseline"))
     assert list(tmp_path.iterdir()) == []

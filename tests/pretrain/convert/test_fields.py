@@ -8,11 +8,11 @@ import torch
 from pretrain.convert import conversion, huggingface_export
 from pretrain.convert.fairseq_export import export_settings
 from pretrain.convert.huggingface_layout import plain_type
-from pretrain.inference import model_folder
-from pretrain.inference.model_folder import ModelContents
 from pretrain.model import presets
 from pretrain.model.config import ModelConfig
 from pretrain.model.language_model import LanguageModel
+from pretrain.models import model_folder
+from pretrain.models.model_folder import ModelContents
 
 OTHER = {
     "vocab_size": {"vocab_size": 61},

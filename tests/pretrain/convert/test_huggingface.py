@@ -13,12 +13,12 @@ from safetensors.torch import load_file, save_file
 
 from pretrain.convert import fairseq_import, huggingface_export, huggingface_import
 from pretrain.convert.huggingface_layout import TOKEN_TYPES
-from pretrain.inference import model_folder
-from pretrain.inference.fill_mask import fill_mask
-from pretrain.inference.model_folder import ModelContents
 from pretrain.model.classification import ClassificationConfig
 from pretrain.model.classifier import Classifier
 from pretrain.model.language_model import LanguageModel
+from pretrain.models import model_folder
+from pretrain.models.fill_mask import fill_mask
+from pretrain.models.model_folder import ModelContents
 from tests.pretrain.convert.conftest import EXPORTED, HEADS, batch, loaded, random_model
 
 MODEL = Path(model_folder.__file__).parents[1] / "model"

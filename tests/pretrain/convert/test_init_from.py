@@ -14,15 +14,15 @@ from safetensors.torch import load_file
 
 from data_prep.__main__ import main as data_prep
 from data_prep.manifest import load_manifest
-from pretrain import train
 from pretrain.__main__ import main as pretrain
 from pretrain.config.load import load, public
 from pretrain.convert import conversion, init_from
 from pretrain.convert.huggingface_layout import POSITIONS
 from pretrain.convert.recipe import load_complete
-from pretrain.inference import model_folder
-from pretrain.run import folder as run_folder
-from pretrain.run import ledger, metrics
+from pretrain.models import model_folder
+from pretrain.records import folder as run_folder
+from pretrain.records import ledger, metrics
+from pretrain.train import __main__ as train
 from tests.pretrain.convert.conftest import random_model
 
 SHORT = [

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
+from data_prep.common.records import decode
 from data_prep.corpus import Corpus
-from data_prep.records import decode
-from pretrain.config.run import BatchConfig, FaultConfig
+from pretrain.config.sections import BatchConfig, FaultConfig
 from pretrain.data.batches import (
     refuse_other_packing,
     refuse_without_targets,
@@ -18,9 +18,9 @@ from pretrain.data.batches import (
 from pretrain.data.mixture import Mixture, Order
 from pretrain.data.sentence_pairs import SentencePairs
 from pretrain.data.sources import SOURCES, BestFitBlocks, CompleteBlocks, Joined
-from pretrain.inference.evaluate import summed
 from pretrain.model import presets
 from pretrain.model.language_model import LanguageModel
+from pretrain.models.evaluate import summed
 from pretrain.objectives.base import Vocabulary
 from pretrain.objectives.causal import CausalLMConfig
 from pretrain.objectives.masked import MaskedLM, MaskedLMConfig

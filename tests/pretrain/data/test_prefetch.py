@@ -13,10 +13,11 @@ import psutil
 import pytest
 
 from data_prep.corpus import Corpus
-from pretrain.config.run import BatchConfig
+from pretrain.config.sections import BatchConfig
 from pretrain.data.prefetch import prefetched
 from pretrain.data.sources import SOURCES
-from pretrain.loop import MicroBatch, StepResult, run
+from pretrain.loop.loop import run
+from pretrain.loop.protocols import MicroBatch, StepResult
 from pretrain.objectives.base import Vocabulary
 from pretrain.objectives.masked import MaskedLMConfig
 from pretrain.objectives.sentence_pairs import SentencePairsConfig

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from pretrain.config.run import OptimizerConfig
+from pretrain.config.sections import OptimizerConfig
 from pretrain.engine import muon, optimizers, reshard
 from pretrain.engine.by_parameter import Piece
 from pretrain.engine.lamb import Lamb

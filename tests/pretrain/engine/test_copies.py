@@ -8,7 +8,7 @@ import torch
 
 from pretrain.engine import copies
 from pretrain.engine.copies import Copies
-from pretrain.loop import MicroBatch
+from pretrain.loop.protocols import MicroBatch
 
 
 class Stream:

@@ -18,7 +18,7 @@ from pretrain.engine.distributed import (
     choose_device,
     refuse_busy_port,
 )
-from pretrain.supervision.launch import free_port
+from pretrain.processes.launching import free_port
 
 CUDA_0, CUDA_1 = torch.device("cuda", 0), torch.device("cuda", 1)
 

@@ -9,23 +9,19 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from pretrain.config.run import (
-    BatchConfig,
-    OptimizerConfig,
-    SpikeConfig,
-)
+from pretrain.config.deepspeed import DS_CONFIGS
+from pretrain.config.sections import BatchConfig, OptimizerConfig, SpikeConfig
 from pretrain.engine import engine, optimizers
 from pretrain.engine.distributed import gather
-from pretrain.engine.settings import DS_CONFIGS
-from pretrain.exit_codes import EXIT_SPIKE
-from pretrain.loop import GO_ON
-from pretrain.loop import run as run_loop
+from pretrain.loop.loop import run as run_loop
+from pretrain.loop.protocols import GO_ON
 from pretrain.model import presets
 from pretrain.model.config import VOCABULARY_MULTIPLE
 from pretrain.model.language_model import LanguageModel
 from pretrain.objectives.base import Block
 from pretrain.objectives.masked import MaskedLM, MaskedLMConfig
-from pretrain.run import checkpoints, metrics
+from pretrain.records import checkpoints, metrics
+from pretrain.records.exit_codes import EXIT_SPIKE
 from pretrain.spikes.detector import SpikeDetector
 from pretrain.spikes.live import SpikeWatch, observations
 from tests.pretrain.builders import batches_of

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from pretrain.config.run import OptimizerConfig
+from pretrain.config.sections import OptimizerConfig
 from pretrain.engine import by_parameter, distributed, engine, guards, optimizers
-from pretrain.run import checkpoints
+from pretrain.records import checkpoints
 from tests.pretrain.engine import test_engine as engines
 
 GUARDS = ["skip-step", "zclip"]

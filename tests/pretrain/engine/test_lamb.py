@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from pretrain.config.run import OptimizerConfig
+from pretrain.config.sections import OptimizerConfig
 from pretrain.engine import optimizers
 from pretrain.engine.lamb import Lamb
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from pretrain.config.run import OptimizerConfig
+from pretrain.config.sections import OptimizerConfig
 from pretrain.engine import optimizers
 from pretrain.model import presets
 from pretrain.model.language_model import LanguageModel

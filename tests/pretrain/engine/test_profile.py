@@ -6,7 +6,7 @@ import json
 import pytest
 import torch
 
-from pretrain.config.run import ProfileConfig
+from pretrain.config.sections import ProfileConfig
 from pretrain.engine import profile
 from pretrain.engine.profile import Profiler
 

@@ -6,7 +6,7 @@ import functools
 import pytest
 import torch
 
-from pretrain.config.run import BatchConfig, OptimizerConfig
+from pretrain.config.sections import BatchConfig, OptimizerConfig
 from pretrain.engine import engine
 from pretrain.engine.distributed import gather
 from pretrain.engine.reshard import KEYS, Partitioned, repartition
@@ -14,7 +14,7 @@ from pretrain.model import presets
 from pretrain.model.language_model import LanguageModel
 from pretrain.objectives.base import Block
 from pretrain.objectives.masked import MaskedLM, MaskedLMConfig
-from pretrain.run import checkpoints
+from pretrain.records import checkpoints
 from tests.pretrain.builders import batches_of
 
 VOCABULARY, LENGTH, GLOBAL_BATCH, MICRO_BATCH = 101, 24, 12, 2

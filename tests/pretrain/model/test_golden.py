@@ -10,14 +10,10 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from pretrain.config import load as recipe
-from pretrain.config.run import (
-    OptimizerConfig,
-    RunConfig,
-    ScheduleConfig,
-    TrainingConfig,
-)
+from pretrain.config.run import RunConfig
+from pretrain.config.schedules import learning_rate
+from pretrain.config.sections import OptimizerConfig, ScheduleConfig, TrainingConfig
 from pretrain.engine import optimizers
-from pretrain.engine.schedules import learning_rate
 from pretrain.model import presets
 from pretrain.model.alibi import _UNSEEN, alibi_slopes
 from pretrain.model.config import ModelConfig

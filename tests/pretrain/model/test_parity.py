@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from safetensors.torch import load_file
 
-from pretrain.config.run import OptimizerConfig
+from pretrain.config.sections import OptimizerConfig
 from pretrain.convert import fairseq_export, fairseq_import
 from pretrain.engine import optimizers
 from pretrain.model.language_model import LanguageModel

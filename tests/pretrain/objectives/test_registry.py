@@ -28,6 +28,6 @@ def test_only_the_registry_the_recipe_s_default_and_two_measurements_name_an_obj
         "objectives/sentence_pairs.py",
         "config/run.py",
         # What is measured is theirs alone: tokens without masks, and both tasks of pairs.
-        "inference/layers.py",
-        "inference/pairs.py",
+        "models/layers.py",
+        "models/pairs.py",
     }

@@ -9,7 +9,7 @@ from data_prep.corpus import Corpus
 from data_prep.tokenizer import Tokenizer, load, train_characters
 from pretrain.data.batches import validation_key
 from pretrain.data.sources import SOURCES
-from pretrain.inference.evaluate import evaluate_lengths
+from pretrain.models.evaluate import evaluate_lengths
 from pretrain.objectives.base import Block, DocumentObjective, Vocabulary
 from pretrain.objectives.spans import SpanCorruptionConfig, SpanCorruptionLM, Words
 from pretrain.objectives.tokens import IGNORED

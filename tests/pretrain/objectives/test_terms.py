@@ -9,22 +9,22 @@ import pytest
 import torch
 
 from data_prep.corpus import Corpus
-from pretrain import train
-from pretrain.config.run import BatchConfig, OptimizerConfig
+from pretrain.config.sections import BatchConfig, OptimizerConfig
 from pretrain.data.sources import SOURCES
 from pretrain.engine import engine, optimizers
 from pretrain.engine.distributed import gather
-from pretrain.inference.evaluate import evaluate_blocks, evaluate_lengths, validation_objective
-from pretrain.inference.model_folder import export, load
-from pretrain.loop import TermLoss
+from pretrain.loop.protocols import TermLoss
 from pretrain.model import presets
 from pretrain.model.language_model import LanguageModel
+from pretrain.models.evaluate import evaluate_blocks, evaluate_lengths, validation_objective
+from pretrain.models.model_folder import export, load
 from pretrain.objectives.base import Block
 from pretrain.objectives.registry import SETTINGS_BY_NAME
-from pretrain.run import checkpoints, metrics
+from pretrain.records import checkpoints, metrics
+from pretrain.train import __main__ as train
 from tests.pretrain.builders import batches_of
 from tests.pretrain.objectives.toy import Toy, ToyConfig
-from tests.pretrain.test_train import interrupted, records
+from tests.pretrain.train.test_train import interrupted, records
 
 VOCABULARY, LENGTH, GLOBAL_BATCH, STEPS = 61, 20, 8, 3
 # A large epsilon makes the update smooth in the gradient, so that weights show its error.

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from pretrain.config.run import SpikeConfig
+from pretrain.config.sections import SpikeConfig
 from pretrain.spikes.detector import Evaluation, Observation, SpikeDetector, in_order
 from pretrain.spikes.statistics import TOLERANCE, LowestLevel, SortedWindow, change_point
 from tests.benchmarks import non_finite

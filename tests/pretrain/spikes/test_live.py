@@ -5,12 +5,12 @@ import random
 
 import pytest
 
-from pretrain.config.phases import PhaseConfig
-from pretrain.config.run import BatchConfig, CorpusConfig, DataConfig, RunConfig, SpikeConfig
-from pretrain.exit_codes import EXIT_SPIKE
-from pretrain.loop import GO_ON
-from pretrain.run import metrics
-from pretrain.run.ledger import run_state
+from pretrain.config.run import RunConfig
+from pretrain.config.sections import BatchConfig, CorpusConfig, DataConfig, PhaseConfig, SpikeConfig
+from pretrain.loop.protocols import GO_ON
+from pretrain.records import metrics
+from pretrain.records.exit_codes import EXIT_SPIKE
+from pretrain.records.ledger import run_state
 from pretrain.spikes.detector import SpikeDetector
 from pretrain.spikes.live import (
     SpikeWatch,

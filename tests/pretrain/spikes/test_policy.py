@@ -6,7 +6,8 @@ import re
 
 import pytest
 
-from pretrain.config.run import RunConfig, SpikeConfig, TrainingConfig
+from pretrain.config.run import RunConfig
+from pretrain.config.sections import SpikeConfig, TrainingConfig
 from pretrain.spikes.policy import (
     GiveUp,
     Rollback,

@@ -5,8 +5,9 @@ import random
 
 import pytest
 
-from pretrain.config.run import RunConfig, ScheduleConfig, SpikeConfig, TrainingConfig
-from pretrain.run import ledger
+from pretrain.config.run import RunConfig
+from pretrain.config.sections import ScheduleConfig, SpikeConfig, TrainingConfig
+from pretrain.records import ledger
 from pretrain.spikes.detector import Observation, SpikeDetector
 from pretrain.spikes.policy import (
     GiveUp,

@@ -10,13 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from data_prep import files
-from pretrain.config.run import RunConfig, SupervisionConfig
-from pretrain.exit_codes import EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED
-from pretrain.run import ledger
-from pretrain.supervision import control, launch, nodes, processes
+from data_prep.common import files
+from pretrain.config.run import RunConfig
+from pretrain.config.sections import SupervisionConfig
+from pretrain.processes import processes
+from pretrain.records import control, ledger
+from pretrain.records.control import ControlFile
+from pretrain.records.exit_codes import EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED
+from pretrain.supervision import launch, nodes
 from pretrain.supervision.agent import Agent
-from pretrain.supervision.control import ControlFile
 from pretrain.supervision.nodes import Node, Report, write_report
 from tests.pretrain.supervision.test_supervisor import HEAD
 

@@ -2,7 +2,9 @@
 
 import pytest
 
-from pretrain.config.run import RunConfig, SpikeConfig, SupervisionConfig, TrainingConfig
+from pretrain.config.run import RunConfig
+from pretrain.config.sections import SpikeConfig, SupervisionConfig, TrainingConfig
+from pretrain.records.failures import RankError
 from pretrain.spikes.policy import GiveUp, Rollback
 from pretrain.supervision.decide import (
     CRASH,
@@ -18,7 +20,6 @@ from pretrain.supervision.decide import (
     records_of,
     why_ended,
 )
-from pretrain.supervision.failures import RankError
 
 CONFIG = RunConfig(
     training=TrainingConfig(seed=1, checkpoint_interval=100, checkpoints_kept=5),

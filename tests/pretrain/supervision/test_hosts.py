@@ -4,7 +4,8 @@ import os
 
 import pytest
 
-from pretrain.config.run import RunConfig, SupervisionConfig
+from pretrain.config.run import RunConfig
+from pretrain.config.sections import SupervisionConfig
 from pretrain.supervision import hosts
 from pretrain.supervision.nodes import Node
 

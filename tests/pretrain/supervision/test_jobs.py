@@ -11,8 +11,10 @@ import psutil
 import pytest
 
 from pretrain.config.run import RunConfig
-from pretrain.supervision import control, jobs, launch, processes
-from pretrain.supervision.control import ControlFile
+from pretrain.processes import launching, processes
+from pretrain.records import control
+from pretrain.records.control import ControlFile
+from pretrain.supervision import jobs, launch
 
 CONTROL_FILE = ControlFile("t", 1, control.RUN)
 
@@ -52,7 +54,7 @@ def test_a_launcher_is_started_with_its_token_and_ended_with_its_ranks(run):
     assert job.ended()
     assert job.code() != 0
     assert processes.members(run) == []
-    assert jobs.tail(job.log) == "rank\n"
+    assert launching.tail(job.log) == "rank\n"
 
 
 def test_a_request_to_stop_that_reaches_the_launcher_does_not_end_it(run):
@@ -113,7 +115,7 @@ def test_a_zombie_launcher_has_ended(run):
     ],
 )
 def test_the_description_of_an_exit_code_names_the_signal(code, description):
-    assert jobs.describe_exit(code) == description
+    assert launching.describe_exit(code) == description
 
 
 def test_a_rank_that_its_launcher_terminated_is_not_the_one_that_was_killed(tmp_path):
@@ -127,4 +129,4 @@ def test_a_rank_that_its_launcher_terminated_is_not_the_one_that_was_killed(tmp_
 def test_each_node_has_its_own_logs(tmp_path):
     assert jobs.log_of(tmp_path, CONTROL_FILE).name == "attempt-001.log"
     assert jobs.log_of(tmp_path, CONTROL_FILE, 2).name == "attempt-001-node-002.log"
-    assert jobs.tail(jobs.log_of(tmp_path, CONTROL_FILE)) == ""
+    assert launching.tail(jobs.log_of(tmp_path, CONTROL_FILE)) == ""

@@ -11,9 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from pretrain.config.run import RunConfig, SupervisionConfig
-from pretrain.supervision import control, launch
-from pretrain.supervision.control import ControlFile
+from pretrain.config.run import RunConfig
+from pretrain.config.sections import SupervisionConfig
+from pretrain.processes import launching
+from pretrain.records import control
+from pretrain.records.control import ControlFile
+from pretrain.supervision import launch
 from pretrain.supervision.nodes import Node
 
 PYTHON = sys.executable
@@ -255,7 +258,7 @@ def test_torchrun_does_not_change_the_visible_gpus(tmp_path):
     )
     command = [PYTHON, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
     done = subprocess.run(
-        [*command, "--master-port", str(launch.free_port()), str(program)],
+        [*command, "--master-port", str(launching.free_port()), str(program)],
         env=os.environ | {"CUDA_VISIBLE_DEVICES": "GPU-a,GPU-b"},
         stdout=subprocess.PIPE,
         text=True,

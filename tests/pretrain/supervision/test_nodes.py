@@ -4,8 +4,8 @@ import socket
 
 import pytest
 
+from pretrain.records.heartbeat import Heartbeat
 from pretrain.supervision.decide import CRASH, HANG, Problem
-from pretrain.supervision.heartbeat import Heartbeat
 from pretrain.supervision.nodes import (
     ENDED,
     READY,

@@ -12,9 +12,10 @@ import pytest
 
 from pretrain import __main__ as command_line
 from pretrain.config.run import RunConfig
-from pretrain.exit_codes import EXIT_PREEMPTED
-from pretrain.run import ledger
-from pretrain.supervision import gpus, processes, supervisor
+from pretrain.processes import gpus, processes
+from pretrain.records import ledger
+from pretrain.records.exit_codes import EXIT_PREEMPTED
+from pretrain.supervision import supervisor
 from tests.pretrain.supervision.test_supervisor import HEAD, ROOT, WAIT_FOR_REQUEST
 
 
@@ -119,7 +120,7 @@ sys.exit(command_line.main(["supervise", *sys.argv[3:]]))
 ATTEMPT = """
 import json, shutil
 shutil.copy(run / "supervised.yaml", run / "run.yaml")
-from pretrain.run import metrics
+from pretrain.records import metrics
 line = {**dict.fromkeys(metrics.NEEDED[metrics.METRICS], 1), "step": 0, "skipped": False}
 (run / "metrics.jsonl").write_text(json.dumps(line) + chr(10))
 record("created")

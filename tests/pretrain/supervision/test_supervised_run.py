@@ -9,15 +9,15 @@ import pytest
 from data_prep.corpus import Corpus
 from pretrain import __main__ as command_line
 from pretrain.config import load as recipes
-from pretrain.config.run import FaultConfig
+from pretrain.config.sections import FaultConfig
 from pretrain.data.batches import validation_note
 from pretrain.data.order import Lineage
 from pretrain.data.sources import CompleteBlocks
-from pretrain.inference import model_folder
-from pretrain.run import checkpoints, ledger, metrics
+from pretrain.models import model_folder
+from pretrain.records import checkpoints, ledger, metrics
 from pretrain.spikes.detector import SpikeDetector
 from pretrain.spikes.replay import curves
-from tests.data_prep.test_children import hostile_folder
+from tests.data_prep.common.test_children import hostile_folder
 from tests.pretrain.builders import ONE
 
 EVENTS = "events/text_summary"

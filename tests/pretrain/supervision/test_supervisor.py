@@ -12,11 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from data_prep import files
-from pretrain.config.run import NotifyConfig, RunConfig, SupervisionConfig
-from pretrain.exit_codes import EXIT_FAILED, EXIT_PREEMPTED
-from pretrain.run import ledger, metrics
-from pretrain.supervision import control, failures, jobs, launch, processes, supervisor
+from data_prep.common import files
+from pretrain.config.run import RunConfig
+from pretrain.config.sections import NotifyConfig, SupervisionConfig
+from pretrain.processes import processes
+from pretrain.records import control, failures, ledger, metrics
+from pretrain.records.exit_codes import EXIT_FAILED, EXIT_PREEMPTED
+from pretrain.supervision import jobs, launch, supervisor
 from pretrain.supervision.decide import Problem
 
 ROOT = Path(__file__).parents[3]
@@ -50,9 +52,9 @@ STEPS = RunConfig().training.steps
 HEAD = """
 import os, signal, sys, time
 from pathlib import Path
-from pretrain.run import ledger
-from pretrain.supervision import control
-from pretrain.supervision import failures, heartbeat
+from pretrain.records import ledger
+from pretrain.records import control
+from pretrain.records import failures, heartbeat
 run, token = Path({run!r}), os.environ["ZEROCLAP_ATTEMPT"]
 def record(kind, **fields):
     defaults = {{"token": token, "step": 0, "attempt": 1, "ranks": 2, "seed": 1, "host": "here"}}
@@ -594,7 +596,7 @@ def test_a_finished_run_with_a_damaged_last_checkpoint_continues_from_the_one_be
     opened, tmp_path, monkeypatch
 ):
     """A finished run without damage is not launched again."""
-    from pretrain.run import checkpoints
+    from pretrain.records import checkpoints
 
     def write(step):
         checkpoints.save(
@@ -627,7 +629,7 @@ def test_a_finished_run_with_a_damaged_last_checkpoint_continues_from_the_one_be
 
 
 def test_a_run_that_is_trained_without_a_supervisor_is_refused(opened, tmp_path, monkeypatch):
-    from pretrain.run import folder as run_folder
+    from pretrain.records import folder as run_folder
 
     Launcher(monkeypatch, "record('attempt'); record('done')")
     with run_folder.lock(tmp_path), pytest.raises(ValueError, match="being trained by another"):
@@ -670,8 +672,8 @@ def test_it_uses_little_memory_and_no_torch(tmp_path):
 import sys, psutil
 sys.path.insert(0, {str(ROOT)!r})
 HEAD = {HEAD!r}
-from pretrain import recipe_checks, resume_checks
-from pretrain.run import report
+from pretrain.checks import recipe as recipe_checks, resume as resume_checks
+from pretrain.records import report
 from pretrain.supervision import agent, launch, supervisor
 from pretrain.config.run import RunConfig
 script = HEAD.format(run={str(tmp_path)!r}) + "record('attempt'); time.sleep(1); record('done')"

@@ -8,11 +8,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from pretrain.config.run import SupervisionConfig
-from pretrain.run import metrics
+from pretrain.config.sections import SupervisionConfig
+from pretrain.processes.processes import Member
+from pretrain.records import metrics
+from pretrain.records.heartbeat import SAVE, STEP, Heartbeat
 from pretrain.supervision.decide import CRASH, HANG, Problem
-from pretrain.supervision.heartbeat import SAVE, STEP, Heartbeat
-from pretrain.supervision.processes import Member
 from pretrain.supervision.watch import Follower, StoppedProcesses, Watch
 
 CONFIG = SupervisionConfig(hang_seconds=10, init_seconds=100, save_seconds=50, grace_seconds=5)

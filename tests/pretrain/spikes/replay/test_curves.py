@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from pretrain.config.run import SpikeConfig
+from pretrain.config.sections import SpikeConfig
 from pretrain.spikes.detector import Evaluation, Observation, SpikeDetector
 from pretrain.spikes.live import observations
 from pretrain.spikes.replay.curves import read, read_all

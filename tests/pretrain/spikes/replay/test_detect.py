@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pretrain import __main__ as command_line
-from pretrain.config.run import SpikeConfig
+from pretrain.config.sections import SpikeConfig
 from pretrain.spikes.detector import Observation
 from pretrain.spikes.policy import Rollback
 from pretrain.spikes.replay.curves import Curve, read

@@ -1,0 +1,222 @@
+"""Command lines: the parser and the way to run a command that all programs of the project share.
+
+A program is a table of commands, in groups that `--help` shows in this order. A command is a
+function that adds its arguments, which is called when the command is parsed, and one that runs it.
+"""
+
+import argparse
+import difflib
+import inspect
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+EXIT_DONE = 0
+EXIT_FAILED = 1
+"""The work was tried and did not succeed, or a check found a problem."""
+EXIT_USAGE = 2
+"""The command line, or a file that it names, cannot be used."""
+EXIT_INTERRUPTED = 130
+"""Stopped by Ctrl-C."""
+
+AddArguments = Callable[[argparse.ArgumentParser], None]
+Run = Callable[[argparse.Namespace], int | None]
+"""Runs a command and returns its exit code, None for success. Its docstring is the command's help:
+a line that says what it does, and at the end an example. `options.parser.prog` is the command as
+the user called it. It raises ValueError or OSError for errors that the user can correct."""
+Command = tuple[AddArguments, Run]
+
+_PACKAGES = ("data_prep", "pretrain", "finetune")
+
+
+class Parser(argparse.ArgumentParser):
+    """An ArgumentParser that refuses a second value for the same option.
+
+    Options with action="extend" collect the values of all occurrences, and flags may be repeated.
+    Sub-parsers are of the same class.
+    """
+
+    def __init__(
+        self,
+        *arguments: Any,  # noqa: ANN401
+        add_arguments: AddArguments | None = None,
+        **keywords: Any,  # noqa: ANN401
+    ) -> None:
+        """Create a parser.
+
+        Args:
+            arguments: Those of ArgumentParser.
+            add_arguments: Called with the parser before it parses its first command line, so that
+                a program's `--help` imports nothing that a command needs.
+            keywords: Those of ArgumentParser.
+        """
+        super().__init__(*arguments, **keywords)
+        self._add_arguments = add_arguments
+        self.given: set[str] = set()
+        """Destinations of the options seen so far in the current command line."""
+        for name in (None, "store"):
+            self.register("action", name, _StoreOnce)
+
+    def load(self) -> None:
+        """Call `add_arguments`, if not done yet."""
+        if self._add_arguments:
+            self._add_arguments(self)
+            self._add_arguments = None
+
+    def parse_known_args(self, args=None, namespace=None):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201
+        """Parse a command line; every other parsing method calls this one."""
+        self.load()
+        self.given.clear()
+        return super().parse_known_args(args, namespace)
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:  # noqa: ANN401
+        """Suggest the nearest command in place of one that does not exist."""
+        if isinstance(action, argparse._SubParsersAction) and value not in action.choices:
+            near = difflib.get_close_matches(value, action.choices, 1)
+            hint = f"did you mean {near[0]}?" if near else f"accepted: {', '.join(action.choices)}"
+            raise argparse.ArgumentError(None, f"no command {value!r}; {hint}")
+        super()._check_value(action, value)
+
+    def error(self, message: str) -> NoReturn:
+        """Print the error in one line and exit."""
+        self.exit(EXIT_USAGE, f"{self.prog}: error: {message} (see {self.prog} -h)\n")
+
+
+class _StoreOnce(argparse.Action):
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: str | Sequence[Any] | None,
+        option_string: str | None = None,
+    ) -> None:
+        assert isinstance(parser, Parser)
+        if option_string is not None:  # not a positional argument
+            if self.dest in parser.given:
+                before = getattr(namespace, self.dest)
+                raise argparse.ArgumentError(self, f"given twice ({before}, {values})")
+            parser.given.add(self.dest)
+        setattr(namespace, self.dest, values)
+
+
+class _PrintVersion(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, *_: object, **__: object) -> None:
+        sys.stdout.write(f"zeroclap {version()}\n")
+        parser.exit()
+
+
+def version() -> str:
+    """Return the version of the installed package, or say where the code is that is not installed.
+
+    pyproject.toml states the version.
+    """
+    import importlib.metadata
+
+    try:
+        return importlib.metadata.version("zeroclap")
+    except importlib.metadata.PackageNotFoundError:
+        return f"of unknown version: not installed, run from {Path(__file__).parents[2]}"
+
+
+def typed(command: str) -> str:
+    """Return a command as the user of this process calls it.
+
+    Args:
+        command: package and name, such as "data_prep prepare".
+
+    Returns:
+        `zeroclap prepare`; `python -m data_prep prepare` where a package was started like that.
+    """
+    started = Path(sys.argv[0])
+    is_module = started.name == "__main__.py" and started.parent.name in _PACKAGES
+    return f"python -m {command}" if is_module else f"zeroclap {command.partition(' ')[2]}"
+
+
+def program(
+    name: str, description: str, example: str, groups: Mapping[str, Mapping[str, Command]]
+) -> Parser:
+    """Return the parser of a program.
+
+    Args:
+        name: As a user calls it, such as "python -m pretrain". In the commands' help it replaces
+            the name by which their examples call a program.
+        description: One sentence.
+        example: Arguments of a useful call.
+        groups: Commands by name, by title of the group.
+    """
+    lines = [description]
+    parser = Parser(
+        prog=name,
+        usage=f"{name} [-h] [--version] COMMAND ...",
+        epilog=f"example: {name} {example}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    version = "print the version and exit"
+    parser.add_argument("--version", action=_PrintVersion, nargs=0, help=version)
+    # argparse itself would list the commands without groups.
+    added = parser.add_subparsers(
+        dest="command", required=True, metavar="COMMAND", prog=name, help=argparse.SUPPRESS
+    )
+    for title, commands in groups.items():
+        lines += ["", f"{title}:"]
+        for command_name, (add_arguments, run) in commands.items():
+            text = re.sub(r"python -m \w+(?= )", name, inspect.getdoc(run) or "")
+            summary = text.partition("\n")[0].rstrip(".")
+            lines.append(f"  {command_name:<16} {summary}")
+            command = added.add_parser(
+                command_name,
+                help=summary,
+                description=text,
+                formatter_class=argparse.RawDescriptionHelpFormatter,
+                add_arguments=add_arguments,
+            )
+            command.set_defaults(run_command=run, parser=command)
+    parser.description = "\n".join(lines)
+    return parser
+
+
+def parse_arguments(
+    parser: argparse.ArgumentParser, arguments: Sequence[str] | None
+) -> argparse.Namespace:
+    """Parse a command line whose key=value arguments (`overrides`) may stand anywhere.
+
+    argparse itself accepts positional arguments only where they follow each other.
+    """
+    options, rest = parser.parse_known_args(arguments)
+    unknown = [word for word in rest if word.startswith("-") or not hasattr(options, "overrides")]
+    if unknown:
+        options.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+    if rest:
+        options.overrides = [*options.overrides, *rest]
+    return options
+
+
+def run_command(parser: argparse.ArgumentParser, arguments: Sequence[str] | None) -> int:
+    """Parse a command line, run its command and return the exit code.
+
+    An error that the user can correct is reported in one line.
+    """
+    options = parse_arguments(parser, arguments)
+    name = options.parser.prog
+    try:
+        code: int = options.run_command(options) or EXIT_DONE
+        if code == EXIT_DONE:
+            sys.stdout.flush()
+    except (ValueError, OSError) as error:
+        message = str(error)
+        if isinstance(error, OSError) and error.filename is not None:
+            message = f"{error.filename}: {error.strerror}"
+        print(f"{name}: error: {' '.join(message.split())}", file=sys.stderr)
+        return EXIT_USAGE
+    except KeyboardInterrupt:
+        print(f"{name}: stopped", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    return code
+
+
+def check_workers(workers: int) -> None:
+    """Raise ValueError if `workers` is not a positive number."""
+    if workers < 1:
+        raise ValueError(f"--workers {workers}: accepted: 1 or more")

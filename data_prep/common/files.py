@@ -1,0 +1,235 @@
+"""Atomic file writes, strict JSON, retried reads, lock files.
+
+Files are written under a temporary name in the same folder, hashed on the way, flushed to the disk
+and renamed. A killed process leaves `*.partial` files, which nothing reads.
+"""
+
+import fcntl
+import glob
+import hashlib
+import json
+import math
+import os
+import secrets
+import shutil
+import socket
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TextIO, TypeVar
+
+PARTIAL_SUFFIX = ".partial"
+_PAUSES = (0.1, 0.4, 1.0)
+"""Seconds between the attempts of `retried`."""
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class FileRecord:
+    """Size and content hash of a finished file."""
+
+    size_bytes: int
+    sha256: str
+
+
+class AtomicFile:
+    """A file that appears under its name on `commit`, and is removed on `discard`."""
+
+    def __init__(self, path: Path) -> None:
+        """Open a temporary file next to `path`, and create the folder if it is missing."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._path = path
+        self._partial = _partial(path)
+        with naming(path):
+            self._file = self._partial.open("wb", buffering=1 << 20)
+        self._hash = hashlib.sha256()
+        self._size_bytes = 0
+
+    def write(self, data: bytes | memoryview) -> None:
+        """Append `data`."""
+        with naming(self._path):
+            self._file.write(data)
+        self._hash.update(data)
+        self._size_bytes += memoryview(data).nbytes
+
+    def commit(self) -> FileRecord:
+        """Flush to the disk and rename to the final name."""
+        with naming(self._path):
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            self._file.close()
+            self._partial.replace(self._path)
+            fsync_folder(self._path.parent)
+        return FileRecord(self._size_bytes, self._hash.hexdigest())
+
+    def discard(self) -> None:
+        """Close and remove the temporary file; has no effect after `commit`."""
+        with suppress(OSError):  # closing writes what is buffered, which a full disk refuses
+            self._file.close()
+        self._partial.unlink(missing_ok=True)
+
+
+def write_atomically(path: Path, data: bytes) -> FileRecord:
+    """Write a file that appears complete or not at all."""
+    file = AtomicFile(path)
+    try:
+        file.write(data)
+        return file.commit()
+    finally:
+        file.discard()
+
+
+def write_json(path: Path, value: object) -> FileRecord:
+    """Write JSON atomically; a number that is not finite becomes null."""
+    return write_atomically(path, (strict_json(value, indent=1) + "\n").encode())
+
+
+def replace_json(path: Path, values: Mapping[str, object]) -> None:
+    """Replace a small JSON file atomically, without waiting for the disk (no fsync)."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    partial.write_text(strict_json(values) + "\n", encoding="utf-8")
+    partial.replace(path)
+
+
+def strict_json(
+    value: object, indent: int | None = None, ensure_ascii: bool = True, sort_keys: bool = False
+) -> str:
+    """Return `value` as JSON with null in place of numbers that are not finite, at any depth.
+
+    `json.dumps` writes NaN and Infinity, which are not JSON and which many parsers refuse. This
+    function writes all JSON of the project, so readers must accept null for a number. The other
+    arguments are those of `json.dumps`.
+    """
+    return json.dumps(
+        _finite(value),
+        allow_nan=False,
+        indent=indent,
+        ensure_ascii=ensure_ascii,
+        sort_keys=sort_keys,
+    )
+
+
+def _finite(value: object) -> object:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return value
+
+
+def retried(action: Callable[[], T], sleep: Callable[[float], object] = time.sleep) -> T:
+    """Return `action()`, with up to four attempts within 1.5 s if it raises OSError.
+
+    FileNotFoundError is raised at once.
+    """
+    for pause in _PAUSES:
+        try:
+            return action()
+        except FileNotFoundError:
+            raise
+        except OSError:
+            sleep(pause)
+    return action()
+
+
+@contextmanager
+def new_folder(folder: Path) -> Iterator[Path]:
+    """Yield a temporary folder that is renamed to `folder` when the block ends without an error.
+
+    Raises:
+        ValueError: `folder` is a file, or is not empty.
+    """
+    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
+        raise ValueError(f"{folder}: is not empty; accepted: a new folder, or an empty one")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    partial = _partial(folder)
+    partial.mkdir()
+    try:
+        yield partial
+        for path in partial.rglob("*"):
+            if path.is_dir():
+                fsync_folder(path)
+            else:
+                with path.open("rb") as file:
+                    os.fsync(file.fileno())
+        fsync_folder(partial)
+        partial.replace(folder)
+        fsync_folder(folder.parent)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def remove_partial_folders(folder: Path) -> None:
+    """Remove what killed processes left of a `new_folder`; no other may be at work on it."""
+    for partial in folder.parent.glob(f".{glob.escape(folder.name)}.*{PARTIAL_SUFFIX}"):
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _partial(path: Path) -> Path:
+    """Return a temporary name for a file or folder.
+
+    It is random, because another machine may write the same one under the same process id, and a
+    killed process may have left one.
+    """
+    return path.with_name(f".{path.name}.{secrets.token_hex(8)}{PARTIAL_SUFFIX}")
+
+
+def lock(path: Path, busy: str) -> TextIO:
+    """Lock a file for as long as the returned file object is open.
+
+    Args:
+        path: The lock file; it names the process that holds it.
+        busy: What to say of the folder if another process holds the lock.
+
+    Raises:
+        ValueError: Another process holds the lock; the message names the folder and the process.
+    """
+    file = path.open("a+", encoding="utf-8")
+    try:
+        with naming(path):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        with file:
+            file.seek(0)
+            holder = file.read().strip()
+        raise ValueError(
+            f"{path.parent}: {busy} ({holder}); wait for it, end it, or name another folder"
+        ) from None
+    try:
+        with naming(path):
+            file.truncate(0)
+            os.write(file.fileno(), f"process {os.getpid()} on {socket.gethostname()}".encode())
+    except OSError:
+        file.close()
+        raise
+    return file
+
+
+def sha256_of(path: Path) -> str:
+    """Return the hex sha256 of a file's content."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Add the file's name to an OSError; it is missing when a disk is full."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = str(path)
+        raise
+
+
+def fsync_folder(folder: Path) -> None:
+    """Flush a folder, so that renames in it survive a power failure."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

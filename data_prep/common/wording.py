@@ -1,0 +1,15 @@
+"""Numbers as messages and tables show them."""
+
+from __future__ import annotations
+
+
+def count(number: int, noun: str) -> str:
+    """A number with its noun: "1 rank", "2 ranks"."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def duration(seconds: float) -> str:
+    """Hours, minutes and seconds, as in "1:02:03"."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}"

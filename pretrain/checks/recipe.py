@@ -1,0 +1,378 @@
+"""Check a recipe before a run starts."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import itertools
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from data_prep.common.arguments import typed
+from data_prep.corpus import Corpus
+from data_prep.manifest import SPLITS, CorpusManifest, load_manifest
+from pretrain.config import deepspeed as deepspeed_settings
+from pretrain.config.run import Phase, RunConfig
+from pretrain.config.sections import DataConfig
+from pretrain.config.streams import Stream
+from pretrain.data.batches import (
+    refuse_other_packing,
+    refuse_without_targets,
+    validation_key,
+)
+from pretrain.data.mixture import Mixture
+from pretrain.data.sources import SOURCES, Source
+from pretrain.model import presets
+from pretrain.model.backends import AUTOMATIC, check_backend, choose_backend
+from pretrain.model.config import ModelConfig
+from pretrain.objectives.base import Vocabulary
+from pretrain.objectives.registry import SETTINGS_BY_NAME
+
+_AMPERE = 8.0
+"""Compute capability of the first GPUs with bf16."""
+
+
+Manifests = Mapping[str, CorpusManifest]
+"""Of a recipe's corpora, by name; the name of a single one is ""."""
+
+
+USUAL_VOCABULARY = 50_265
+"""RoBERTa's, which is assumed where none is known."""
+
+
+def check(config: RunConfig, world_size: int) -> tuple[ModelConfig, Manifests]:
+    """Check everything about a recipe that can be checked before a run starts here.
+
+    `check_recipe`, and what the launch and the installed packages decide; arguments, results and
+    errors are the same.
+    """
+    if max(config.profile.ranks, default=0) >= world_size:
+        raise ValueError(
+            f"profile.ranks {config.profile.ranks}: accepted: ranks below {world_size}, the number "
+            "of this launch"
+        )
+    _refuse_missing_tracker(config)
+    return check_recipe(config, world_size)
+
+
+def check_settings(config: RunConfig, world_size: int = 1) -> None:
+    """Check what can be checked of a recipe without its corpora.
+
+    Raises:
+        ValueError: something does not fit; both values are named, and the phase.
+    """
+    vocab_size = config.data.vocab_size or USUAL_VOCABULARY
+    for phase in config.resolved_phases:
+        with _naming(phase, config):
+            _check_settings(phase.config, phase.config.architecture(vocab_size), world_size)
+
+
+def check_recipe(config: RunConfig, world_size: int) -> tuple[ModelConfig, Manifests]:
+    """Check a recipe and its corpora.
+
+    Args:
+        config: the recipe.
+        world_size: number of processes that share a batch.
+
+    Returns:
+        The model's architecture with the corpora's vocabulary, and the manifests of
+        `config.streams`.
+
+    Raises:
+        ValueError: something is missing or does not fit; both values are named, and the phase.
+    """
+    found: list[tuple[ModelConfig, Manifests]] = []
+    for phase in config.resolved_phases:
+        with _naming(phase, config):
+            found.append(_check_phase(phase.config, world_size))
+    manifests: dict[str, CorpusManifest] = {}
+    for (_, of_phase), names in zip(found, config.stream_names, strict=True):
+        manifests |= dict(zip(names, of_phase.values(), strict=True))
+    _refuse_corpora_of_phases(config, manifests)
+    return found[0][0], manifests
+
+
+@contextlib.contextmanager
+def _naming(phase: Phase, config: RunConfig) -> Iterator[None]:
+    """Put the phase of a recipe that has some before the messages of errors."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{phase}: {error}" if config.phases else str(error)) from None
+
+
+def _refuse_corpora_of_phases(config: RunConfig, manifests: Manifests) -> None:
+    """Refuse other vocabularies in later phases, and a corpus under two paths."""
+    first, streams = next(iter(manifests.values())), {s.name: s for s in config.streams}
+    paths: dict[str, str] = {}
+    for phase, names in zip(config.resolved_phases, config.stream_names, strict=True):
+        for name in names if config.phases else ():
+            stream, manifest = streams[name], manifests[name]
+            if manifest.tokenizer_digest != first.tokenizer_digest:
+                raise ValueError(
+                    f"{phase}: {stream.path} was made with another vocabulary "
+                    f"({manifest.tokenizer_digest[:12]}, {manifest.vocab_size} ids) than "
+                    f"{config.streams[0].path} ({first.tokenizer_digest[:12]}, {first.vocab_size} "
+                    "ids); accepted: corpora that were prepared with the same --tokenizer"
+                )
+            path = paths.setdefault(manifest.digest(), stream.key[0])
+            if path != stream.key[0]:
+                raise ValueError(
+                    f"{phase}: {stream.path} is the same corpus as {path}; accepted: one path for "
+                    "it, so that no phase reads again what another has read"
+                )
+
+
+def _check_phase(config: RunConfig, world_size: int) -> tuple[ModelConfig, Manifests]:
+    """Check the settings of one phase; returns the architecture, and its corpora's manifests."""
+    manifests = read_manifests(config.data)
+    manifest = next(iter(manifests.values()))
+    model = config.architecture(manifest.vocab_size)
+    _check_settings(config, model, world_size)
+    for source in (*open_sources(config.data, "train"), *open_sources(config.data, "valid")):
+        _refuse_small_share(source, config, model)
+    _refuse_bad_blocks(config, manifest.vocab_size, model)
+    return model, manifests
+
+
+def _check_settings(config: RunConfig, model: ModelConfig, world_size: int) -> None:
+    """Check the settings of one phase against each other, the model and the number of ranks."""
+    _refuse_other_objective(config, model)
+    _refuse_one_segment(config, model)
+    if config.data.named_corpora:
+        Mixture.of_run(config)  # refuses weights that no order could follow
+    refuse_other_packing(SOURCES[config.data.packing], config.objective, model.latents)
+    if model.longest_input and config.data.sequence_length > model.longest_input:
+        raise ValueError(
+            f"data.sequence_length {config.data.sequence_length} is above the model's "
+            f"max_positions {model.max_positions}, the number of its learned positions"
+        )
+    if model.latents > config.data.sequence_length:
+        raise ValueError(
+            f"model.overrides.latents {model.latents}: accepted: at most data.sequence_length "
+            f"{config.data.sequence_length}; latents beyond it would read nothing"
+        )
+    clipping = config.optimizer.gradient_clipping
+    name = config.training.deepspeed
+    settings = deepspeed_settings.read(name, config.batch, clipping, world_size)
+    deepspeed_settings.refuse_optimizer(settings, config.optimizer.name)
+    deepspeed_settings.refuse_guard(settings, config.optimizer.guard)
+    check_backend(model, choose_backend(model, config.training.attention_backend, on_gpu=False))
+    if config.training.compile:
+        deepspeed_settings.refuse_compiling(settings)
+
+
+def _refuse_missing_tracker(config: RunConfig) -> None:
+    """Refuse a tracker whose package is not installed."""
+    package = importlib.util.find_spec(config.tracker)
+    if package is None or package.origin is None:  # without an origin: a mere folder of that name
+        raise ValueError(
+            f"tracker {config.tracker}: its package is not installed; accepted: after "
+            f'`pip install "zeroclap[{config.tracker}]"`, or tracker tensorboard'
+        )
+
+
+def _refuse_bad_blocks(config: RunConfig, vocab_size: int, model: ModelConfig) -> None:
+    """Refuse blocks that the objective finds nothing in, or too few of them."""
+    folder = Path(next(iter(config.data.named_corpora.values())).path)
+    vocabulary = Vocabulary(vocab_size, model.vocab_size, folder, model.last_latents)
+    objective = config.objective.for_validation().build(vocabulary)
+    for valid in open_sources(config.data, "valid"):
+        limit = config.training.evaluation_blocks
+        refuse_without_targets(valid, objective, limit)
+    for number, train in enumerate(open_sources(config.data, "train")):
+        _refuse_few_blocks(train, number, config)
+        # Raises where the objective takes text of other documents, and there are none.
+        objective.collate([train.blank(0)], [validation_key(0)], train.sequence_length)
+
+
+def open_sources(data: DataConfig, split: str) -> tuple[Source, ...]:
+    """Return the blocks of one split of each of a recipe's corpora.
+
+    Raises:
+        ValueError: no document fits into a block, or the packing needs another kind of corpus.
+    """
+    folders = (Path(corpus.path) for corpus in data.named_corpora.values())
+    cut = SOURCES[data.packing]
+    return tuple(cut(Corpus(folder, split), data.sequence_length) for folder in folders)
+
+
+def open_stream(stream: Stream, split: str) -> Source:
+    """Return the blocks of one split of a corpus, cut in one way."""
+    corpus = Corpus(Path(stream.path), split)
+    return SOURCES[stream.packing](corpus, stream.sequence_length)
+
+
+def read_manifests(data: DataConfig) -> Manifests:
+    """Read the manifests of a recipe's corpora.
+
+    Raises:
+        ValueError: none is named or a folder is no corpus, a split has no documents, a corpus has
+            another vocabulary than the recipe's or the first corpus, or is given twice.
+    """
+    if not data.named_corpora:
+        made = f"a folder that `{typed('data_prep prepare')}` made"
+        raise ValueError(f"data.corpus: is not set; name {made}")
+    manifests: dict[str, CorpusManifest] = {}
+    named: dict[str, str] = {}
+    for name, corpus in data.named_corpora.items():
+        path = corpus.path
+        manifest = manifests[name] = load_manifest(Path(path))
+        first = next(iter(manifests))
+        for split in SPLITS:
+            if not manifest.totals[split].documents:
+                raise ValueError(f"{path}: its {split} split has no documents")
+        if data.vocab_size not in (0, manifest.vocab_size):
+            raise ValueError(
+                f"data.vocab_size is {data.vocab_size}, but {path} was made with a vocabulary of "
+                f"{manifest.vocab_size} ids"
+            )
+        if manifest.tokenizer_digest != manifests[first].tokenizer_digest:
+            raise ValueError(
+                f"data.corpora.{name}: {path} was made with another vocabulary "
+                f"({manifest.tokenizer_digest[:12]}, {manifest.vocab_size} ids) than "
+                f"data.corpora.{first} ({manifests[first].tokenizer_digest[:12]}, "
+                f"{manifests[first].vocab_size} ids); accepted: corpora that were prepared with "
+                "the same --tokenizer"
+            )
+        other = named.setdefault(manifest.digest(), name)
+        if other != name:
+            raise ValueError(
+                f"data.corpora.{name}: {path} is the same corpus as data.corpora.{other}; "
+                "accepted: each corpus once, with the sum of the weights"
+            )
+    return manifests
+
+
+def data_summary(config: RunConfig) -> list[str]:
+    """Say of each split how many of its tokens the run's blocks hold, in a sentence, and warn.
+
+    Cuts the splits into blocks where that was not done before.
+    """
+    sentences = [f"WARNING: {config.short_reach}"] if config.short_reach else []
+    for split, stream in itertools.product(SPLITS, config.streams):
+        name = f"{stream.name}, " if stream.name else ""
+        source = open_stream(stream, split)
+        tokens, dropped = _tokens(source)
+        sentences.append(
+            f"{name}{source.corpus.split}: {len(source):,} blocks of {source.sequence_length} hold "
+            f"{source.share_of_tokens:.1%} of {tokens:,} tokens ({stream.packing}, "
+            f"{source.fill:.1%} full)"
+            + (f"; {dropped:,} tokens of {source.dropped} are dropped" if dropped else "")
+        )
+    return sentences
+
+
+def _tokens(source: Source) -> tuple[int, int]:
+    """Return the tokens of a source's split, and how many of them its blocks do not hold."""
+    tokens = int(source.corpus.lengths.sum())
+    return tokens, tokens - round(source.share_of_tokens * tokens)
+
+
+def _refuse_other_objective(config: RunConfig, model: ModelConfig) -> None:
+    """Refuse to train a causal model to fill masks, or one that sees the next token to predict it.
+
+    The first would be wasted, and the second has a loss of zero.
+    """
+    objective = config.objective
+    if objective.causal == model.causal:
+        return
+    names = [n for n, settings in SETTINGS_BY_NAME.items() if settings.causal == model.causal]
+    variants = [
+        name
+        for name, delta in presets.VARIANTS.items()
+        if delta.get("causal", False) == objective.causal
+    ]
+    sees = "sees no later tokens" if model.causal else "sees the tokens that it would predict"
+    raise ValueError(
+        f"objective.name {objective.name} does not fit model.variant {config.model.variant}, which "
+        f"{sees}; accepted: objective.name={names[0]}, or for model.variant one of "
+        f"{', '.join(variants)}"
+    )
+
+
+def _refuse_one_segment(config: RunConfig, model: ModelConfig) -> None:
+    """Refuse to train a model on pairs of segments that it cannot tell apart."""
+    if config.objective.pairs and model.segments < 2:
+        raise ValueError(
+            f"objective.name {config.objective.name} reads pairs of segments, but a model of "
+            f"model.variant {config.model.variant} has segments {model.segments}; accepted: "
+            "model.variant=albert, or model.overrides.segments=2"
+        )
+
+
+def _refuse_small_share(source: Source, config: RunConfig, model: ModelConfig) -> None:
+    """Refuse blocks that hold a smaller share of their split's tokens than the recipe asks for."""
+    data = config.data
+    if source.share_of_tokens >= data.min_token_coverage:
+        return
+    tokens, dropped = _tokens(source)
+    whole = "contiguous" if config.objective.one_text or model.latents else "chunked"
+    raise ValueError(
+        f"data.packing {data.packing} would drop {dropped:,} of the {tokens:,} tokens of split "
+        f"{source.corpus.split!r} of {source.corpus.folder}: {source.dropped}, with "
+        f"data.sequence_length "
+        f"{data.sequence_length}. That leaves {source.share_of_tokens:.1%}, below "
+        f"data.min_token_coverage {data.min_token_coverage:g}; accepted: "
+        + ("" if source.pairs else f"data.packing={whole} (drops nothing), ")
+        + "longer blocks, or a lower share by name, such as data.min_token_coverage=0"
+    )
+
+
+def _refuse_few_blocks(train: Source, number: int, config: RunConfig) -> None:
+    """Refuse the training split of corpus `number` if it has fewer blocks than an update reads."""
+    data, size, mixture = config.data, config.batch.global_batch_size, Mixture.of_run(config)
+    share = max(mixture.shares(first)[number] for first, _ in mixture.stages)
+    needed, blocks = math.ceil(share * size), len(train)
+    if blocks < needed:
+        part = "" if share == 1 else f"{needed:,} blocks of "
+        raise ValueError(
+            f"{train.corpus.folder}: its train split has {blocks:,} blocks of data.sequence_length "
+            f"{data.sequence_length}, fewer than the {part}batch.global_batch_size {size:,} that "
+            "each update reads; accepted: more text, shorter blocks, or a smaller batch"
+            + ("" if share == 1 else ", or a smaller weight")
+        )
+
+
+def refuse_device(
+    config: RunConfig, world_size: int, device: str, capability: float | None
+) -> None:
+    """Refuse an attention back end, a precision or comparisons that a device does not allow.
+
+    Args:
+        config: the recipe.
+        world_size: number of ranks.
+        device: "cpu" or "cuda".
+        capability: compute capability of the GPU, such as 8.0; None where it is not known.
+
+    Raises:
+        ValueError: names the setting, the device, and what would work there.
+    """
+    backend = config.training.attention_backend
+    if backend not in ("dense", AUTOMATIC) and device != "cuda":
+        raise ValueError(
+            f"training.attention_backend: {backend!r} needs a GPU; on {device} write dense"
+        )
+    training = config.training
+    if device == "cuda" and training.comparison_interval and not training.deterministic:
+        raise ValueError(
+            f"training.comparison_interval {training.comparison_interval} on a GPU: its kernels "
+            "may give other bits each time; accepted: 0, or training.deterministic=true"
+        )
+    if device != "cuda" or capability is None:
+        return
+    has = f"the GPU has compute capability {capability:.1f}"
+    name = config.training.deepspeed
+    clipping = config.optimizer.gradient_clipping
+    # A run with phases may use the recipe's batch in none of them.
+    batch = config.phase(0).config.batch
+    settings = deepspeed_settings.read(name, batch, clipping, world_size)
+    if settings.get("bf16", {}).get("enabled", False) and capability < _AMPERE:
+        half = name.replace("bf16", "fp16")
+        known = (deepspeed_settings.DS_CONFIGS / f"{half}.json").is_file()
+        raise ValueError(
+            f"training.deepspeed: {name} computes in bf16, which needs compute capability "
+            f"{_AMPERE:.1f} (A100) or later, and {has}; write "
+            + (half if known and half != name else "a file with fp16, such as zero1_fp16")
+        )

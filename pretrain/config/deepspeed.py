@@ -1,0 +1,281 @@
+"""DeepSpeed configurations: a JSON file of ds_configs/, completed with numbers of the recipe.
+
+Imports neither torch nor deepspeed, so that an invalid file is refused before a launch.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from pretrain.config.sections import BatchConfig
+
+DS_CONFIGS = Path(__file__).parents[2] / "ds_configs"
+_SECTIONS = ("zero_optimization", "fp16", "bf16", "data_types")
+_OFFLOADS = ("offload_optimizer", "offload_param")
+_TOP_LEVEL_KEYS = {
+    *_SECTIONS,
+    *("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"),
+    *("gradient_clipping", "prescale_gradients", "gradient_predivide_factor"),
+    *("zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer"),
+    *("communication_data_type", "wall_clock_breakdown", "steps_per_print", "dump_state"),
+}
+_ONE_SUB_GROUP = 10**12
+"""Elements of a parameter group that a rank of ZeRO 3 keeps in one piece: more than there are."""
+_FIXED = {
+    "zero_optimization.stage": 0,
+    "bf16.enabled": False,
+    "fp16.enabled": False,
+    "data_types.grad_accum_dtype": None,
+    "communication_data_type": None,
+}
+"""What the numbers of a run or the files of its checkpoints depend on, with DeepSpeed's default."""
+
+
+def read(name: str, batch: BatchConfig, clipping: float, world_size: int) -> dict[str, Any]:
+    """Read the DeepSpeed configuration of a run, with every "auto" replaced by the recipe's number.
+
+    DeepSpeed ignores unknown keys at the top level, so they are refused here. Keys of the sections
+    are checked by `engine.deepspeed_json`, with DeepSpeed's own records.
+
+    Args:
+        name: a file of ds_configs/ without its suffix, or a path to a JSON file.
+        batch: batch sizes of the recipe.
+        clipping: gradient clipping of the recipe.
+        world_size: number of ranks.
+
+    Raises:
+        ValueError: there is no such file, it is not a JSON object, a key is unknown, a number
+            contradicts the recipe, or DeepSpeed would run a combination of settings differently
+            from what it says.
+    """
+    path, settings = _load(name)
+    refuse_unknown(str(path), settings, _TOP_LEVEL_KEYS)
+    refuse_unknown(f"{path}: data_types", settings.get("data_types", {}), {"grad_accum_dtype"})
+    _refuse_misleading(path, settings)
+    accumulation = batch.accumulation_steps(world_size)
+    owned = {
+        "train_batch_size": batch.global_batch_size,
+        "train_micro_batch_size_per_gpu": batch.micro_batch_size,
+        "gradient_accumulation_steps": accumulation,
+        "gradient_clipping": clipping,
+    }
+    for key, value in owned.items():
+        if settings.get(key, "auto") not in ("auto", value):
+            raise ValueError(
+                f"{path}: {key} is {settings[key]}, but the recipe, which owns it, has {value}; "
+                'write "auto"'
+            )
+    settings |= owned
+    if settings.get("fp16", {}).get("loss_scale_window") == "auto":
+        # As in fairseq: the scale doubles after 2^14 backward passes of all ranks together.
+        settings["fp16"]["loss_scale_window"] = max(1, 2**14 // world_size // accumulation)
+    # DeepSpeed's timer would synchronise with the GPU before each forward pass.
+    settings["timers"] = {"throughput": {"enabled": False}}
+    # DeepSpeed asks for this in order to use any optimizer that it does not know, such as ours.
+    settings["zero_allow_untested_optimizer"] = True
+    settings.setdefault("steps_per_print", 1_000_000_000)
+    if settings.get("zero_optimization", {}).get("stage", 0) == 3:
+        settings["zero_optimization"]["sub_group_size"] = _ONE_SUB_GROUP
+    return settings
+
+
+def _load(name: str) -> tuple[Path, dict[str, Any]]:
+    path = next((p for p in (DS_CONFIGS / f"{name}.json", Path(name)) if p.is_file()), None)
+    if path is None:
+        names = sorted(p.stem for p in DS_CONFIGS.glob("*.json"))
+        raise ValueError(
+            f"training.deepspeed: {name!r} is neither a file nor one of {', '.join(names)}"
+        )
+    try:
+        settings = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path}: is not valid JSON: {error}") from error
+    _refuse_no_object(str(path), settings)
+    for name in _SECTIONS:
+        _refuse_no_object(f"{path}: {name}", settings.get(name, {}))
+    for name in _OFFLOADS:  # DeepSpeed takes null for one that is not used
+        _refuse_no_object(f"{path}: {name}", settings.get("zero_optimization", {}).get(name) or {})
+    return path, settings
+
+
+def _refuse_no_object(where: str, part: object) -> None:
+    if not isinstance(part, dict):
+        raise ValueError(f"{where}: is {part!r}, not an object of keys and values")
+
+
+def _refuse_misleading(path: Path, settings: Mapping[str, Any]) -> None:
+    """Refuse combinations of settings that DeepSpeed runs differently from what they say."""
+    zero = settings.get("zero_optimization", {})
+    stage = zero.get("stage", 0)
+    half = [name for name in ("bf16", "fp16") if settings.get(name, {}).get("enabled", False)]
+    accumulation = settings.get("data_types", {}).get("grad_accum_dtype")
+    offload = any(offload_device(settings, part) != "none" for part in _OFFLOADS)
+    combinations = (
+        (
+            stage == 0 and half,
+            f"{' and '.join(half)} with ZeRO stage 0 takes another code path in DeepSpeed, whose "
+            "losses differ from those of stages 1 to 3; use stage 1",
+        ),
+        (
+            stage in (1, 2) and accumulation and offload,
+            f"grad_accum_dtype {accumulation} with offload at ZeRO stage {stage} keeps a "
+            "non-finite gradient, so that every later update is skipped; use stage 3",
+        ),
+        (stage == 0 and offload, "DeepSpeed offloads nothing at ZeRO stage 0; use stage 2"),
+        (
+            offload_device(settings, "offload_optimizer") == "nvme",
+            "with offload_optimizer.device nvme DeepSpeed copies its swap folder into each "
+            "checkpoint, which then cannot be committed; accepted: cpu",
+        ),
+        (
+            offload_device(settings, "offload_param") == "nvme",
+            "with offload_param.device nvme weights that are on the disk can neither be prepared "
+            "for training nor be loaded from a checkpoint; accepted: cpu",
+        ),
+        (
+            stage == 3 and zero.get("sub_group_size", _ONE_SUB_GROUP) != _ONE_SUB_GROUP,
+            f"with sub_group_size {zero.get('sub_group_size')} the number of parts of the "
+            "optimizer state depends on the number of ranks, so that no other number of ranks can "
+            "resume; remove it",
+        ),
+        (
+            zero.get("round_robin_gradients", False),
+            "with round_robin_gradients the order of the optimizer state depends on the number of "
+            "ranks, so that no other number of ranks can resume; remove it",
+        ),
+        (
+            zero.get("parameter_alignment", False),
+            "with parameter_alignment the optimizer state has padding between parameters, which "
+            "another number of ranks cannot resume; remove it",
+        ),
+        (
+            not zero.get("load_from_fp32_weights", True),
+            "with load_from_fp32_weights false each resume rounds the weights to the precision "
+            "of the model; remove it",
+        ),
+        (
+            zero.get("elastic_checkpoint", False),
+            "DeepSpeed does not load what it saves with elastic_checkpoint; remove it",
+        ),
+        (
+            not zero.get("compute_grad_norm", True),
+            "without compute_grad_norm there is no norm of the gradient to record and to clip by; "
+            "remove it",
+        ),
+        (
+            zero.get("cpu_offload", False),
+            'cpu_offload is an old name; use offload_optimizer: {"device": "cpu"}',
+        ),
+    )
+    for given, message in combinations:
+        if given:
+            raise ValueError(f"{path}: {message}")
+
+
+def offload_device(settings: Mapping[str, Any], part: str) -> str:
+    """Where `offload_optimizer` or `offload_param` offloads to: "cpu", "nvme" or "none"."""
+    return str((settings.get("zero_optimization", {}).get(part) or {}).get("device", "none"))
+
+
+def refuse_compiling(settings: Mapping[str, Any]) -> None:
+    """Refuse torch.compile where it has no effect.
+
+    Raises:
+        ValueError: at ZeRO stage 3.
+    """
+    if settings.get("zero_optimization", {}).get("stage", 0) == 3:
+        raise ValueError(
+            "training.compile: at ZeRO stage 3 each module fetches its weights during the forward "
+            "pass, so that nothing is left to compile; use stage 2"
+        )
+
+
+def refuse_optimizer(settings: Mapping[str, Any], optimizer: str) -> None:
+    """Refuse optimizers by parameter where DeepSpeed does not show them whole partitions.
+
+    Raises:
+        ValueError: with ZenFlow or SuperOffload.
+    """
+    if optimizer != "adamw" and _hides_weights(settings):
+        raise ValueError(
+            f"optimizer.name: {optimizer} needs whole parameters, which DeepSpeed's zenflow and "
+            'super_offload do not give; accepted: offload to "cpu" without them'
+        )
+
+
+def refuse_guard(settings: Mapping[str, Any], guard: str) -> None:
+    """Refuse a guard where DeepSpeed updates weights past the optimizer that it wraps.
+
+    Raises:
+        ValueError: as `refuse_optimizer`, or where a share of the optimizer stays on the GPU.
+    """
+    offload = settings.get("zero_optimization", {}).get("offload_optimizer") or {}
+    if guard != "none" and (_hides_weights(settings) or offload.get("ratio", 1.0) < 1.0):
+        raise ValueError(
+            f"optimizer.guard: {guard} has to see every gradient before the optimizer does, which "
+            "with DeepSpeed's zenflow, super_offload or a ratio of offload_optimizer below 1 it "
+            'does not; offload to "cpu" as a whole, or use none'
+        )
+
+
+def _hides_weights(settings: Mapping[str, Any]) -> bool:
+    """Whether the wrapped optimizer does not see whole partitions of the weights."""
+    zero = settings.get("zero_optimization", {})
+    return bool(zero.get("zenflow") or (zero.get("offload_optimizer") or {}).get("super_offload"))
+
+
+def refuse_other(
+    name: str, settings: Mapping[str, Any], saved: Mapping[str, Any], step: int
+) -> None:
+    """Refuse to continue a checkpoint with other arithmetic, or from other files, than it has.
+
+    A run keeps the name of its configuration, but the file of that name may have been edited.
+
+    Args:
+        name: of the configuration, in the recipe.
+        settings: the result of `read`.
+        saved: the same according to the checkpoint.
+        step: of the checkpoint.
+
+    Raises:
+        ValueError: lists each key with both values.
+    """
+    changed = [
+        f"{key}: {before!r}, now {now!r}"
+        for key, default in _FIXED.items()
+        if (now := _value(settings, key, default)) != (before := _value(saved, key, default))
+    ]
+    if changed:
+        raise ValueError(
+            f"training.deepspeed: {name} is not what it was at the checkpoint of step {step}: "
+            f"{'; '.join(changed)}; accepted: what it was"
+        )
+
+
+def _value(settings: Mapping[str, Any], key: str, default: object) -> object:
+    *sections, last = key.split(".")
+    for section in sections:
+        settings = settings.get(section, {})
+    return settings.get(last, default)
+
+
+def refuse_unknown(where: str, values: Mapping[str, Any], known: Collection[str]) -> None:
+    """Refuse unknown keys.
+
+    Args:
+        where: the file or section, for the message.
+        values: its keys and values.
+        known: the keys that DeepSpeed knows there.
+
+    Raises:
+        ValueError: names the key and the nearest known one.
+    """
+    for key in values:
+        if key not in known:
+            near = difflib.get_close_matches(key, known, n=1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            raise ValueError(f"{where}: unknown DeepSpeed key {key}{hint}")

@@ -1,0 +1,602 @@
+"""The sections of a recipe, as typed records (run.py puts them together).
+
+Every number has one owner: what follows from other fields is a property, and DeepSpeed's JSON takes
+its sizes from here. Limits of single values stand in the annotations and are checked when a recipe
+is decoded (data_prep/common/records.py); rules about several are checked by `__post_init__`. The
+docstrings below fields are the descriptions in the JSON schema.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Literal
+
+from annotated_types import Ge, Le
+
+from data_prep.common.arguments import typed
+from data_prep.common.records import (
+    Fraction,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    StepNumber,
+    not_accepted,
+    unknown_key,
+)
+from pretrain.model.backends import ATTENTION_BACKENDS, AUTOMATIC
+from pretrain.model.config import ModelConfig
+from pretrain.model.presets import SIZES, VARIANTS
+
+MOST_STEPS_PROFILED = 20
+
+
+@dataclasses.dataclass(frozen=True)
+class CorpusConfig:
+    """One of several corpora."""
+
+    path: str = ""
+    """Folder that `data_prep prepare` made."""
+    weight: NonNegativeFloat = 1.0
+    """Share of the blocks that are read from this corpus, relative to the weights of the others. A
+    corpus of weight 0 is used for validation only."""
+    weight_from: dict[StepNumber, NonNegativeFloat] = dataclasses.field(default_factory=dict)
+    """Other weights from later steps on, such as {20000: 0.5, 40000: 2}."""
+
+
+@dataclasses.dataclass(frozen=True)
+class DataConfig:
+    """The corpus or corpora, and how they are cut into blocks."""
+
+    corpus: str = ""
+    """Folder that `data_prep prepare` made."""
+    corpora: dict[str, CorpusConfig] = dataclasses.field(default_factory=dict)
+    """Several corpora by name, in place of `corpus`, such as {web: {path: corpora/web, weight: 3},
+    books: {path: corpora/books, weight: 1, weight_from: {20000: 2}}}. Each has an order and epochs
+    of its own. Their order must not change; another one may be added at the end."""
+    sequence_length: Annotated[int, Ge(2)] = 2048
+    """Tokens of a block, `<s>` included."""
+    packing: Literal[
+        "chunked", "best-fit", "complete", "contiguous", "one-document", "sentence-pairs"
+    ] = "chunked"
+    """How documents fill blocks. chunked: documents that are longer than a block are cut into
+    chunks; several documents or chunks a block, which do not see each other. best-fit: the same,
+    but longer documents are dropped. complete: longer documents are dropped as well; the others
+    stand in their order and are read as one text (EIFY/fairseq). contiguous: all documents in their
+    order are one text, which is cut into blocks (for causal models). one-document: the beginning of
+    one document a block; the rest is dropped. sentence-pairs: consecutive sentences of one document
+    a block (for objective.name sentence-pairs)."""
+    min_token_coverage: Annotated[float, Ge(0), Le(1)] = 0.9
+    """A run is refused if its blocks hold a smaller share of the tokens of the train or valid split
+    of the corpus; 0 accepts any."""
+    vocab_size: NonNegativeInt = 0
+    """Ids that the corpus must have been encoded with, `<mask>` included; 0 accepts any number."""
+
+    def __post_init__(self) -> None:
+        """Refuse corpora without a usable name or a path, or beside a single one."""
+        if self.corpus and self.corpora:
+            raise ValueError(
+                f"data.corpus {self.corpus!r} beside data.corpora ({', '.join(self.corpora)}): "
+                'accepted: one of both; data.corpus="" unsets what a recipe says'
+            )
+        for name, corpus in self.corpora.items():
+            if not re.fullmatch(r"[\w-]+", name):
+                accepted = "letters, digits, - and _"
+                raise ValueError(not_accepted("data.corpora", name, f"a name of {accepted}"))
+            if not corpus.path:
+                raise ValueError(
+                    f"data.corpora.{name}.path: is not set; name a folder that "
+                    f"`{typed('data_prep prepare')}` made"
+                )
+
+    @property
+    def named_corpora(self) -> Mapping[str, CorpusConfig]:
+        """The corpora by name; the name of a single one, `corpus`, is ""."""
+        return self.corpora or ({"": CorpusConfig(self.corpus)} if self.corpus else {})
+
+    def weights(self) -> list[tuple[int, list[float]]]:
+        """(first step, weight of each corpus), ascending, from step 0 on."""
+        corpora = [{0: c.weight, **c.weight_from} for c in self.named_corpora.values()]
+        steps = sorted({step for weights in corpora for step in weights})
+        return [
+            (step, [weights[max(s for s in weights if s <= step)] for weights in corpora])
+            for step in steps
+        ]
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelRecipe:
+    """A named model, and what differs from it."""
+
+    size: str = dataclasses.field(default="base", metadata={"choices": SIZES})
+    """Hidden size, layers and heads, by name."""
+    variant: str = dataclasses.field(default="baseline", metadata={"choices": VARIANTS})
+    """Positions, embeddings and head, by name."""
+    overrides: dict[str, Any] = dataclasses.field(
+        default_factory=dict, metadata={"keys_of": ModelConfig}
+    )
+    """Fields of ModelConfig that differ from the named model's."""
+    init_from: str = ""
+    """Model whose weights the run starts from: a model folder, or a Hugging Face folder such as
+    RoBERTa's. It has the vocabulary of the corpus, and the architecture that this section names,
+    save for dropout and a longer `max_positions`; if this section names none, the run has the
+    model's. Empty: weights are drawn from training.seed."""
+
+    def __post_init__(self) -> None:
+        """Refuse overrides of fields that do not exist, or that other sections decide."""
+        known = {field.name for field in dataclasses.fields(ModelConfig)}
+        known -= {"vocab_size", "pair_head"}
+        for name in self.overrides:
+            if name not in known:
+                raise ValueError(unknown_key(f"model.overrides.{name}", known))
+
+
+@dataclasses.dataclass(frozen=True)
+class BatchConfig:
+    """Sizes of batches, in blocks."""
+
+    global_batch_size: PositiveInt = 512
+    """Blocks that an update reads, over all ranks."""
+    micro_batch_size: PositiveInt = 4
+    """Blocks of one forward pass of one rank."""
+    ramp_from: NonNegativeInt = 0
+    """Blocks of the first updates; the batch grows by this number until it has its full size. 0: it
+    has its full size from the start."""
+    ramp_steps: NonNegativeInt = 0
+    """Updates at each size below the full one."""
+
+    def __post_init__(self) -> None:
+        """Refuse half a ramp, and sizes that do not divide each other."""
+        if bool(self.ramp_from) != bool(self.ramp_steps):
+            raise ValueError(
+                f"batch.ramp_from {self.ramp_from} with batch.ramp_steps {self.ramp_steps}: set "
+                "both above 0 for a ramp, or neither"
+            )
+        if self.global_batch_size % self._smallest:
+            raise ValueError(
+                f"batch.global_batch_size {self.global_batch_size} is not a multiple of "
+                f"batch.ramp_from {self.ramp_from}"
+            )
+        self._refuse_remainder(self.micro_batch_size, "")
+
+    @property
+    def _smallest(self) -> int:
+        """Blocks of the first update; every batch size is a multiple of it."""
+        return self.ramp_from or self.global_batch_size
+
+    def _refuse_remainder(self, divisor: int, factor: str) -> None:
+        if self._smallest % divisor:
+            name = "ramp_from" if self.ramp_from else "global_batch_size"
+            raise ValueError(
+                f"batch.{name} {self._smallest} is not a multiple of "
+                f"batch.micro_batch_size {self.micro_batch_size}{factor}"
+            )
+
+    def accumulation_steps(self, world_size: int) -> int:
+        """Micro-batches of each rank in a full batch.
+
+        Raises:
+            ValueError: the ranks do not divide the batch, at the start of its ramp or later.
+        """
+        ranks = f"{world_size} rank{'' if world_size == 1 else 's'}"
+        self._refuse_remainder(self.micro_batch_size * world_size, f" x {ranks}")
+        return self.global_batch_size // (self.micro_batch_size * world_size)
+
+    def size(self, step: int) -> int:
+        """Blocks that a step reads."""
+        return self._smallest * (self._stage(step) + 1)
+
+    def first_block(self, step: int) -> int:
+        """Number of blocks that the steps before a step read."""
+        stage = self._stage(step)
+        # 1 + 2 + ... + stage units for ramp_steps each, and the steps at this size since.
+        units = self.ramp_steps * stage * (stage + 1) // 2
+        return self._smallest * (units + (step - self.ramp_steps * stage) * (stage + 1))
+
+    def changes(self) -> list[int]:
+        """The steps that read more blocks than the step before."""
+        stages = self.global_batch_size // self._smallest
+        return [self.ramp_steps * stage for stage in range(1, stages)]
+
+    def _stage(self, step: int) -> int:
+        """Number of times that the batch has grown."""
+        last = self.global_batch_size // self._smallest - 1
+        return min(step // self.ramp_steps, last) if self.ramp_steps else 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+    """Sizes of global batches by step, over all phases; see `BatchConfig`, which has one size."""
+
+    parts: tuple[tuple[int, int, BatchConfig], ...]
+    """(first step, step that its ramp counts from, sizes), ascending; the first begins at 0."""
+
+    def size(self, step: int) -> int:
+        """Blocks that a step reads."""
+        _, start, batch = [part for part in self.parts if part[0] <= step][-1]
+        return batch.size(step - start)
+
+    def first_block(self, step: int) -> int:
+        """Number of blocks that the steps before a step read."""
+        blocks = 0
+        for (first, start, batch), end in self._ended():
+            if first < step:
+                last = int(min(step, end))
+                blocks += batch.first_block(last - start) - batch.first_block(first - start)
+        return blocks
+
+    def changes(self) -> list[int]:
+        """The steps that read more or fewer blocks than the step before."""
+        grown = {
+            start + change
+            for (first, start, batch), end in self._ended()
+            for change in batch.changes()
+            if first < start + change < end
+        }
+        begun = {first for first, *_ in self.parts[1:] if self.size(first) != self.size(first - 1)}
+        return sorted(grown | begun)
+
+    def to_record(self) -> list[list[Any]]:
+        """For a ledger: one list a part."""
+        return [[first, start, dataclasses.asdict(batch)] for first, start, batch in self.parts]
+
+    def _ended(self) -> Iterator[tuple[tuple[int, int, BatchConfig], float]]:
+        """Each part with the first step after it."""
+        ends = [first for first, *_ in self.parts[1:]]
+        return zip(self.parts, [*ends, math.inf], strict=True)
+
+
+@dataclasses.dataclass(frozen=True)
+class OptimizerConfig:
+    """The optimizer; the files of engine/ with their names have the formulas."""
+
+    name: Literal["adamw", "lamb", "stable-adamw", "muon"] = "adamw"
+    """adamw: Adam with decoupled weight decay. lamb: LAMB (You et al. 2020), which moves each
+    matrix in proportion to its norm, for large batches. stable-adamw: AdamW that slows down where a
+    gradient is larger than before (Wortsman et al. 2023), in place of gradient_clipping. muon:
+    orthogonal updates of the layers' matrices, AdamW for the rest, with the same learning rate
+    (Liu et al. 2025)."""
+    learning_rate: PositiveFloat = 6e-4
+    """Peak of the schedule."""
+    beta1: Fraction = 0.9
+    """Decay rate of the first moment."""
+    beta2: Fraction = 0.98
+    """Decay rate of the second moment."""
+    epsilon: NonNegativeFloat = 1e-6
+    """Added to the root of the second moment."""
+    weight_decay: NonNegativeFloat = 0.01
+    """Per unit of the learning rate."""
+    weight_decay_on: Literal["all", "matrices"] = "all"
+    """Parameters that decay: all (EIFY/fairseq), or matrices (no bias, no layer norm; ALBERT)."""
+    gradient_clipping: NonNegativeFloat = 0.0
+    """Largest norm of the whole gradient; 0 does not clip."""
+    guard: Literal["none", "skip-step", "zclip"] = "none"
+    """What is done against loss spikes before each update. skip-step: an update whose loss or
+    gradient norm is 6 standard deviations above the last 128 is left out (OLMo-core). zclip: such a
+    gradient is clipped, from 2.5 deviations of its running mean on (Kumar et al. 2025)."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ScheduleConfig:
+    """Learning rate by step; config/schedules.py has the formulas."""
+
+    name: Literal["cosine", "linear", "constant", "wsd"] = "cosine"
+    """Shape of the decay after the warm-up; constant: the peak to the end; wsd: warm-up, stable,
+    decay: the peak up to the last `cooldown_steps`."""
+    warmup_steps: NonNegativeInt = 10000
+    """Updates until the learning rate reaches its peak."""
+    minimum_learning_rate: NonNegativeFloat = 6e-5
+    """Learning rate that the warm-up starts from and the decay leads to."""
+    overestimate: Annotated[float, Ge(1)] = 1.1
+    """Half period of the cosine, as a multiple of the run's steps: above 1, the run ends before the
+    minimum (Hoffmann et al. 2022, appendix B; 1.1 as published)."""
+    decay_steps: NonNegativeInt = 0
+    """Steps of the run for which the decay is computed; 0: training.steps. After the decay the
+    learning rate stays at the minimum. A finished run is extended by a larger training.steps and
+    the earlier one as decay_steps."""
+    cooldown_steps: NonNegativeInt = 0
+    """Updates of wsd, the last ones before `decay_steps`, over which the learning rate falls to the
+    minimum, as 1 - sqrt (Hägele et al. 2024, "Scaling laws and compute-optimal training beyond
+    fixed training durations", section 3)."""
+
+    def refuse_misfit(self, steps: int, named: str) -> None:
+        """Refuse a schedule that a run of so many steps does not get through.
+
+        Args:
+            steps: that the schedule is for.
+            named: what messages call them.
+
+        Raises:
+            ValueError: names both numbers.
+        """
+        if self.warmup_steps >= steps:
+            raise ValueError(
+                f"schedule.warmup_steps {self.warmup_steps} is not below {named}: the run would "
+                "end during its warm-up"
+            )
+        if 0 < self.decay_steps <= self.warmup_steps:
+            raise ValueError(
+                f"schedule.decay_steps {self.decay_steps} is not above schedule.warmup_steps "
+                f"{self.warmup_steps}: the decay would end during the warm-up"
+            )
+        if self.cooldown_steps and self.name != "wsd":
+            raise ValueError(
+                f"schedule.cooldown_steps {self.cooldown_steps} with schedule.name {self.name}; "
+                "accepted: schedule.name=wsd, or 0"
+            )
+        if self.warmup_steps + self.cooldown_steps > (self.decay_steps or steps):
+            end = f"schedule.decay_steps {self.decay_steps}" if self.decay_steps else named
+            raise ValueError(
+                f"schedule.cooldown_steps {self.cooldown_steps} and schedule.warmup_steps "
+                f"{self.warmup_steps} are more than {end}: the decay would begin during the warm-up"
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainingConfig:
+    """Length of the run, engine, evaluation and checkpoints."""
+
+    steps: PositiveInt = 133082
+    """Updates of the whole run."""
+    seed: NonNegativeInt = 1
+    """Start value of all randomness: initial weights, order of blocks, masks, dropout."""
+    deepspeed: str = "zero1_bf16"
+    """A file of ds_configs/ (without .json), or a path to a DeepSpeed JSON file."""
+    data_workers: NonNegativeInt = 0
+    """Processes per rank that prepare the batches of the next steps; 0: the rank itself."""
+    activation_checkpointing: bool = False
+    """Compute each layer again in the backward pass: less memory, one more forward pass."""
+    compile: bool = False
+    """Compile each layer, the head and the loss with torch.compile."""
+    deterministic: bool = False
+    """Choose kernels that give the same bits in every attempt, and keep what is compiled in the
+    run's folder. Needed on a GPU only, to resume bitwise; slower there."""
+    attention_backend: str = dataclasses.field(
+        default=AUTOMATIC, metadata={"choices": (AUTOMATIC, *ATTENTION_BACKENDS)}
+    )
+    """How attention is computed: dense (any device) or flex (FlexAttention, on GPUs); auto:
+    flex on a GPU for a model without attention dropout, else dense. See model/backends.py."""
+    evaluation_interval: PositiveInt = 5000
+    """Updates between evaluations."""
+    evaluation_blocks: NonNegativeInt = 0
+    """Validation blocks read at each evaluation; 0: all."""
+    checkpoint_interval: PositiveInt = 500
+    """Updates between checkpoints."""
+    background_saving: bool = False
+    """Write checkpoints while training goes on, from a copy in host memory: as many bytes as the
+    rank's files have. A checkpoint is committed some steps after it was saved."""
+    checkpoints_kept: Annotated[int, Ge(2)] = 5
+    """Newest checkpoints that are kept; a rollback needs one from before the spike. Checkpoints
+    that a rollback may go back to are kept as well (spikes/policy.py)."""
+    comparison_interval: NonNegativeInt = 0
+    """Updates between comparisons that find silent corruption (engine/corruption.py): bit for bit,
+    of the ranks' weights, of what they compute from one micro-batch, and of what the optimizer
+    keeps from one update to the next. 0: none. It divides checkpoint_interval, so that a checkpoint
+    is saved after a comparison. On a GPU it needs `deterministic`."""
+
+    def __post_init__(self) -> None:
+        """Refuse an interval of comparisons that checkpoints fall between."""
+        interval, saved = self.comparison_interval, self.checkpoint_interval
+        if interval and saved % interval:
+            raise ValueError(
+                f"training.comparison_interval {interval} does not divide "
+                f"training.checkpoint_interval {saved}; accepted: 0 or a divisor"
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class SpikeConfig:
+    """When a loss counts as a spike, and what a rollback changes (spikes/)."""
+
+    window: PositiveInt = 256
+    """Losses by whose scatter the next one is judged. At most a tenth of as many updates may be
+    skipped because their gradient is not finite."""
+    minimum_history: PositiveInt = 64
+    """Losses before any is judged, at the start and after a declared change."""
+    deviations: PositiveFloat = 6.0
+    """Robust standard deviations from the median of the last losses that make an outlier."""
+    patience: PositiveInt = 6
+    """Outliers among the last `patience + 2` losses that make a suspicion."""
+    confirm_steps: NonNegativeInt = 50
+    """Steps that a suspected loss has to come down before it is a spike."""
+    slow_window: PositiveInt = 64
+    """Losses whose median is compared with its lowest value among the last `window`."""
+    slow_deviations: PositiveFloat = 2.0
+    """Robust standard deviations of one loss between the two that make a suspicion."""
+    slow_confirm_steps: NonNegativeInt = 200
+    """Steps that a slowly rising loss has to come down before it is a spike."""
+    new_level_nats: NonNegativeFloat = 0.2
+    """Largest rise that counts as a new level of the loss, and not as a spike, once it no longer
+    rises."""
+    gross_nats: NonNegativeFloat = 3.0
+    """Rise of the suspected losses' median over the baseline that is a spike at once."""
+    validation_nats: PositiveFloat = 0.5
+    """Rise of the validation loss since the last evaluation that makes a suspicion; it is a spike
+    if the next evaluation shows it too."""
+    margin_steps: NonNegativeInt = 100
+    """Steps between the checkpoint of a rollback and the spike's onset, at least."""
+    skip_before_steps: NonNegativeInt = 100
+    """Steps before the onset whose blocks the second rollback skips."""
+    skip_after_steps: NonNegativeInt = 400
+    """Steps from the onset on whose blocks the second rollback skips, where they were read."""
+    learning_rate_factor: Annotated[PositiveFloat, Le(1)] = 0.7
+    """Factor on the learning rate after the third rollback."""
+    learning_rate_steps: NonNegativeInt = 1000
+    """Steps after the onset for which the factor holds."""
+    region_steps: NonNegativeInt = 1000
+    """Spikes that begin at most this many steps apart count as the same problem: the next rollback
+    changes more (spikes/policy.py)."""
+    max_rollbacks: NonNegativeInt = 20
+    """Rollbacks after which the run is given up; it is, too, after 5 within 10,000 steps."""
+
+    def __post_init__(self) -> None:
+        """Refuse a detector that could never judge."""
+        if self.minimum_history > self.window:
+            raise ValueError(
+                f"spike.minimum_history {self.minimum_history} is above spike.window "
+                f"{self.window}: the window would never hold enough losses to judge by"
+            )
+
+    @property
+    def longest_alarm(self) -> int:
+        """Most steps from the onset of a rise that the fast channel sees to its confirmation."""
+        return max(self.confirm_steps, self.patience + 1)
+
+    @property
+    def longest_delay(self) -> int:
+        """Most steps from an onset to its suspicion, on the slowest channel but validation.
+
+        The channel `non-finite` counts over a whole window, and may date a spike to its first step
+        after earlier suspicions have healed.
+        """
+        return max(2 * self.slow_window, self.patience + 2, self.window)
+
+
+@dataclasses.dataclass(frozen=True)
+class SupervisionConfig:
+    """How a run is launched and watched, and how often it is relaunched (supervision/)."""
+
+    launcher: Literal["deepspeed", "torchrun"] = "deepspeed"
+    """Command that starts the ranks."""
+    processes_per_node: NonNegativeInt = 0
+    """Ranks that `supervise` starts on each machine; 0: one per GPU, or 2 on a CPU."""
+    hostfile: str = ""
+    """File of machines with lines such as `gpu-1 slots=8`, this machine first; `supervise` reaches
+    the others by ssh. Empty: this machine, or one `supervise` on each."""
+    hang_seconds: PositiveFloat = 60.0
+    """Silence after which a step counts as hanging, unless ten times the 99th percentile of the
+    last 1000 steps is longer (of the median, while fewer than 100 steps are known). Until a step of
+    the attempt, or of a new phase, is recorded, `init_seconds` counts if it is longer. A process
+    that is stopped (SIGSTOP) for `hang_seconds` counts as hanging at any time."""
+    init_seconds: PositiveFloat = 600.0
+    """Silence after which the start-up counts as hanging. It is the longest time between two of:
+    launch, ranks joined, model built, checkpoint verified, engine made, checkpoint loaded, batches
+    ready, end of the first step (which compiles where `training.compile` is set)."""
+    save_seconds: PositiveFloat = 1800.0
+    """Silence after which saving a checkpoint counts as hanging."""
+    evaluate_seconds: PositiveFloat = 1800.0
+    """Silence after which an evaluation counts as hanging."""
+    grace_seconds: PositiveFloat = 10.0
+    """Time that processes have to exit when they are told to, or when their launcher or other ranks
+    have exited."""
+    preemption_seconds: PositiveFloat = 240.0
+    """Time to finish the step and save when the run is asked to stop."""
+    node_silence_seconds: PositiveFloat = 60.0
+    """Silence after which the agent of another machine counts as dead."""
+    node_wait_seconds: PositiveFloat = 1800.0
+    """Time to wait for missing machines."""
+    max_crashes: NonNegativeInt = 3
+    """Crashes without a new checkpoint in between after which the run is still relaunched."""
+    max_hangs: NonNegativeInt = 2
+    """Hangs, likewise."""
+    max_stalled: NonNegativeInt = 5
+    """Crashes, hangs and preemptions together, likewise."""
+
+
+@dataclasses.dataclass(frozen=True)
+class NotifyConfig:
+    """Who is told of rollbacks, of giving up, and of the end of `supervise`."""
+
+    command: list[str] = dataclasses.field(default_factory=list)
+    """Program and arguments that each event is given to, as JSON on its standard input. It is run
+    without a shell where `supervise` runs, and has 30 seconds. Empty: none."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ProfileConfig:
+    """Steps that torch.profiler traces; `profile` asks a running attempt for others."""
+
+    steps: list[NonNegativeInt] = dataclasses.field(default_factory=list)
+    """First step that is traced, and the first that no longer is, such as [100, 105]; at most 20.
+    Empty: none."""
+    ranks: list[NonNegativeInt] = dataclasses.field(default_factory=lambda: [0])
+    """Ranks that write a trace; by default rank 0."""
+
+    def __post_init__(self) -> None:
+        """Refuse what is no window, or one whose traces would be too large to open."""
+        if self.steps:
+            first, end = self.steps if len(self.steps) == 2 else (0, 0)
+            if not 0 < end - first <= MOST_STEPS_PROFILED:
+                raise ValueError(
+                    f"profile.steps {self.steps}: accepted: the first step and the first step "
+                    f"after, at most {MOST_STEPS_PROFILED} apart, such as [100, 105]"
+                )
+
+
+@dataclasses.dataclass(frozen=True)
+class FaultConfig:
+    """A rehearsed fault: the labels of steps [first_step, last_step) become random tokens.
+
+    It strikes only while the order's seed is the recipe's own. A plain relaunch runs into it again
+    and a reseed escapes, as with a spike that certain data cause in a certain state.
+    """
+
+    kind: Literal["none", "random-labels"] = "none"
+    """What goes wrong."""
+    first_step: int = 0
+    """First step that the fault strikes."""
+    last_step: int = 0
+    """First step after the fault."""
+
+    def strikes(self, step: int, seed: int, recipe_seed: int) -> bool:
+        """Whether the fault strikes a step."""
+        return (
+            self.kind != "none" and seed == recipe_seed and self.first_step <= step < self.last_step
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class ForkConfig:
+    """The checkpoint of another run that the run goes on from (records/fork.py)."""
+
+    run: str = ""
+    """Folder of the other run, which stays as it is. Empty: the run begins at step 0."""
+    step: NonNegativeInt = 0
+    """Step of one of its checkpoints. The steps before it are the other run's; the recipe may
+    differ from the other run's as where a run is resumed: in the schedule and the phases of the
+    steps to come."""
+
+
+TRACKERS = {
+    "tensorboard": "pretrain.train.trackers.tensorboard_run.TensorBoard",
+    "wandb": "pretrain.train.trackers.wandb_run.WandbRun",
+    "mlflow": "pretrain.train.trackers.mlflow_run.MlflowRun",
+}
+"""The class of each tracker (train/trackers/table.py), imported when it is opened. The name is its
+package's, and that of the extra that installs it."""
+
+
+@dataclasses.dataclass(frozen=True)
+class PhaseConfig:
+    """One phase: its length, and what differs from the recipe in it."""
+
+    name: str = ""
+    """What messages call the phase, beside its number."""
+    steps: NonNegativeInt = 0
+    """Updates of the phase. 0, of the last phase only: up to training.steps."""
+    tokens: NonNegativeInt = 0
+    """Length in place of `steps`: as many updates as read so many tokens, padding included."""
+    data: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """Other corpora, weights, sequence_length, packing or min_token_coverage. A corpus that an
+    earlier phase read with the same length and packing goes on where that phase ended."""
+    objective: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """Other settings of the objective, such as {probability: 0.15}; its name stays."""
+    batch: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """Other sizes of batches. A ramp that is set here counts from the phase's first step."""
+    optimizer: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """Another learning_rate: the peak of the schedule."""
+    schedule: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """Another schedule. If anything is set here, warm-up and decay count from the phase's first
+    step, `training.steps` stands for the phase's length, and decay_steps is 0 unless it is set
+    here; else the run's schedule goes on."""
+    training: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """Another evaluation_interval, evaluation_blocks, checkpoint_interval or checkpoints_kept."""
+
+    @property
+    def delta(self) -> dict[str, Any]:
+        """What differs from the recipe, by section."""
+        sections = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        return {name: each for name, each in sections.items() if isinstance(each, dict) and each}

@@ -1,0 +1,212 @@
+"""The training loop, for every objective and for fine-tuning.
+
+It owns the order of events in a step and nothing else: batches, engine, schedule and hooks are
+arguments (protocols.py). A hook called with `s` sees a model after `s` updates.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from pretrain.loop.protocols import (
+    GO_ON,
+    Ahead,
+    Batches,
+    MicroBatch,
+    Objective,
+    StepEngine,
+    StepRecord,
+)
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclasses.dataclass(frozen=True)
+class Hook:
+    """An action of all ranks after every `interval` updates, and after the last."""
+
+    interval: int
+    action: Callable[[int], int | None]
+    """Its verdict, if it gives one, is equal on all ranks; see `GO_ON`."""
+
+    def is_due(self, steps: int, last_step: int) -> bool:
+        """Whether the action is due after `steps` updates."""
+        return steps % self.interval == 0 or steps == last_step
+
+
+class Background(Protocol):
+    """Work that goes on beside the steps and is finished by all ranks together."""
+
+    def is_ready(self) -> bool:
+        """Whether there is work, and this rank's part is done."""
+
+    def finish(self) -> None:
+        """Finish the work; called on every rank once all are ready."""
+
+
+def _act(hooks: Sequence[Hook], steps: int) -> int:
+    """Do the hooks' actions until one gives a verdict other than GO_ON; returns the last one."""
+    for hook in hooks:
+        verdict = hook.action(steps)
+        if verdict is not None and verdict != GO_ON:
+            return verdict
+    return GO_ON
+
+
+class _Judge:
+    """Shows finished steps to observers and watch, and asks whether to stop."""
+
+    def __init__(
+        self,
+        observers: Sequence[Callable[[StepRecord], None]],
+        watch: Callable[[StepRecord], int],
+        stop: Callable[[int], int],
+    ) -> None:
+        self._observers, self._watch, self._stop = observers, watch, stop
+        self._record: StepRecord | None = None
+        self._verdict = GO_ON
+
+    def add(self, record: StepRecord) -> None:
+        """Take a step that is to be shown; one that follows a spike is not."""
+        if self._verdict == GO_ON:
+            self._record = record
+
+    def settle(self) -> int:
+        """Show the newest step unless it was shown before; returns the watch's verdict."""
+        record, self._record = self._record, None
+        if record is not None:
+            for observer in self._observers:
+                observer(record)
+            self._verdict = self._watch(record)
+        return self._verdict
+
+    @contextlib.contextmanager
+    def settled_if_raises(self) -> Iterator[None]:
+        """Show the newest step even if what comes after it fails."""
+        try:
+            yield
+        except BaseException:
+            self.settle()
+            raise
+
+    def code(self, steps: int) -> int:
+        """The watch's verdict on the step before, or whether to stop after `steps` updates."""
+        verdict = self.settle()
+        return verdict if verdict != GO_ON else self._stop(steps)
+
+
+class _Reader:
+    """Reads this rank's batch of one step after the other."""
+
+    def __init__(self, batches: Batches, engine: StepEngine, last_step: int) -> None:
+        self._batches, self._engine, self._last_step = batches, engine, last_step
+        self.seconds = 0.0
+        """Time that the last call of `read` took."""
+
+    def read(self, step: int) -> Sequence[MicroBatch]:
+        """Read the batch of a step; there is none after the last one."""
+        self.seconds = 0.0
+        if step == self._last_step:
+            return ()
+        started = time.perf_counter()
+        self.micro_batches = self._batches.micro_batches(
+            step, self._engine.rank, self._engine.world_size
+        )
+        self.seconds = time.perf_counter() - started
+        return self.micro_batches
+
+
+def run(
+    engine: StepEngine,
+    batches: Batches,
+    objective: Objective,
+    *,
+    learning_rate: Callable[[int], float],
+    first_step: int,
+    last_step: int,
+    hooks: Sequence[Hook] = (),
+    observers: Sequence[Callable[[StepRecord], None]] = (),
+    watch: Callable[[StepRecord], int] = lambda record: GO_ON,
+    stop: Callable[[int], int] = lambda steps: GO_ON,
+    after_step: Callable[[int], None] = lambda steps: None,
+    background: Background | None = None,
+    measure: Callable[[], Mapping[str, Tensor | float]] = dict,
+) -> int:
+    """Train from `first_step` up to, not including, `last_step`.
+
+    The ranks meet once a step: the reduction of a step's losses also carries the counts of the next
+    global batch and rank 0's code. Rank 0 shows a step to observers and watch while the device
+    computes the next one, but before any hook that is due.
+
+    Args:
+        engine: does the update.
+        batches: gives each step's micro-batches.
+        objective: gives each micro-batch's loss.
+        learning_rate: function of the step.
+        first_step: number of updates done before.
+        last_step: number of updates at the end.
+        hooks: called on every rank, in order; a verdict other than GO_ON ends the loop before the
+            next one.
+        observers: called on rank 0 with each finished step; they cannot steer.
+        watch: called on rank 0 after the observers; a verdict other than GO_ON stops every rank
+            before any other hook. The update that was computed meanwhile, if any, is in no record.
+        stop: called on rank 0 towards the end of each step, with the number of updates at its end;
+            a verdict other than GO_ON stops every rank after this step, before its hooks. The
+            watch's verdict on this step takes precedence.
+        after_step: called on every rank with the number of updates done; must not wait for others.
+        background: finished between two steps, when all ranks are ready.
+        measure: called on every rank in each step, gives `Ahead.measured`.
+
+    Returns:
+        The verdict: GO_ON after the last step.
+    """
+    judge = _Judge(observers, watch, stop)
+    if engine.rank:
+        judge = _Judge((), lambda record: GO_ON, lambda steps: GO_ON)
+    reader = _Reader(batches, engine, last_step)
+    reader.read(first_step)
+    counts: tuple[int, ...] | None = None
+    with judge.settled_if_raises():
+        for step in range(first_step, last_step):
+            started = time.perf_counter()
+            micro_batches, done = reader.micro_batches, step + 1
+
+            def ahead(done: int = done) -> Ahead:
+                is_ready = background is not None and background.is_ready()
+                code = judge.code(done)  # before waiting for the batch
+                return Ahead(reader.read(done), code, is_ready, measure())
+
+            rate, seed = learning_rate(step), batches.seed(step)
+            result = engine.step(
+                micro_batches, objective, rate, seed, step, counts=counts, ahead=ahead
+            )
+            counts = result.next_counts
+            judge.add(
+                StepRecord(
+                    **vars(result),
+                    step=step,
+                    learning_rate=rate,
+                    seed=seed,
+                    epoch=batches.epoch(step),
+                    seconds=time.perf_counter() - started,
+                    data_seconds=reader.seconds,
+                    batch_digest=micro_batches[0].batch_digest,
+                )
+            )
+            after_step(done)
+            if background is not None and result.all_ready:
+                background.finish()
+            due = [hook for hook in hooks if hook.is_due(done, last_step)]
+            if due or result.code != GO_ON or done == last_step:
+                found = judge.settle()
+                verdict = engine.agree(result.code if found == GO_ON else found)
+                if verdict != GO_ON:
+                    return verdict
+            if (verdict := _act(due, done)) != GO_ON:
+                return verdict
+    return GO_ON

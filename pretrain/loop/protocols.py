@@ -1,0 +1,194 @@
+"""What the loop, batches, objectives and engines know of each other.
+
+Steps count from 0; step `s` reads global batch `s`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+    import torch
+    from torch import Tensor
+
+Model = Callable[..., "Tensor"]
+Arrays = dict[str, "npt.NDArray[np.generic]"]
+
+
+@dataclasses.dataclass(frozen=True)
+class MicroBatch:
+    """What one rank sees in one forward pass."""
+
+    index: int
+    """Number among the micro-batches of the global batch: keys the dropout of this pass."""
+    arrays: Arrays
+    tokens: int
+    """Input tokens without padding."""
+    targets: tuple[int, ...]
+    """Number of targets of each term of the objective."""
+    batch_digest: str = ""
+    """Hash of the names of all blocks of the global batch (`order.digest`), for audits."""
+
+    def to(self, device: torch.device) -> dict[str, Tensor]:
+        """The arrays as tensors on a device."""
+        import torch
+
+        return {
+            name: torch.from_numpy(array).to(device, non_blocking=True)
+            for name, array in self.arrays.items()
+        }
+
+
+class Objective(Protocol):
+    """A loss made of named terms.
+
+    loss = sum over terms of weight x (sum of the term over the global batch / number of the term's
+    targets in the global batch). A term without targets in a global batch contributes nothing.
+    """
+
+    @property
+    def terms(self) -> Mapping[str, float]:
+        """Weight of each term, by name."""
+
+    def loss(self, model: Model, batch: Mapping[str, Tensor]) -> Tensor:
+        """Each term summed over its targets in the batch, in nats: [terms], in fp32.
+
+        Differentiable. A term without targets in the batch is 0, but computed from the model too:
+        the backward passes of all ranks have to reach the same parameters.
+        """
+
+
+class Batches(Protocol):
+    """Where batches come from."""
+
+    def seed(self, step: int) -> int:
+        """Seed of the randomness (dropout) of a step."""
+
+    def epoch(self, step: int) -> float:
+        """Epochs read before a step."""
+
+    def micro_batches(self, step: int, rank: int, world_size: int) -> Sequence[MicroBatch]:
+        """What one rank reads in a step."""
+
+
+@dataclasses.dataclass(frozen=True)
+class TermLoss:
+    """One term of the loss over a global batch."""
+
+    loss: float | None
+    """Nats per target; None where there is no target."""
+    targets: int
+
+
+def weighted_loss(weights: Mapping[str, float], terms: Mapping[str, TermLoss]) -> float:
+    """The loss of a global batch (see `Objective`)."""
+    return sum(weights[name] * t.loss for name, t in terms.items() if t.loss is not None)
+
+
+@dataclasses.dataclass(frozen=True)
+class StepResult:
+    """Result of a finished update, over all ranks."""
+
+    loss: float
+    """The weighted sum over the terms, in nats per target."""
+    targets: int
+    """Of all terms."""
+    tokens: int
+    gradient_norm: float | None
+    """Before clipping; None where it was not finite."""
+    terms: Mapping[str, TermLoss] = dataclasses.field(default_factory=dict)
+    """Each term by name, where the objective has several."""
+    loss_scale: float = 1.0
+    """fp16 loss scale of this update; 1 in any other precision."""
+    skipped: bool = False
+    """The engine skipped the update because its gradient was not finite."""
+    scale_exhausted: bool = False
+    """fp16 skipped this update at its smallest loss scale, which cannot be lowered further."""
+    guard_factor: float = 1.0
+    """Share of the gradient's norm that `optimizer.guard` left; 0: it left the update out."""
+    code: int = 0
+    """`Ahead.code` of rank 0."""
+    all_ready: bool = False
+    """Whether `Ahead.is_ready` is true on every rank."""
+    next_counts: tuple[int, ...] | None = None
+    """Tokens, and targets of each term, in the global batch of `Ahead.micro_batches`."""
+    measured: Mapping[str, tuple[float, ...]] = dataclasses.field(default_factory=dict)
+    """`Ahead.measured` of every rank, in their order; of a parameter, rank 0's alone."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Ahead:
+    """What a rank adds to the reduction at the end of a step."""
+
+    micro_batches: Sequence[MicroBatch] = ()
+    """This rank's of the next step; none after the last one."""
+    code: int = 0
+    """Rank 0's reaches every rank; those of other ranks are ignored."""
+    is_ready: bool = False
+    """See `Background.is_ready`."""
+    measured: Mapping[str, Tensor | float] = dataclasses.field(default_factory=dict)
+    """What this rank measured, for the records of rank 0; the same names on every rank. Of a
+    parameter of one number, rank 0's value before the update."""
+
+
+class StepEngine(Protocol):
+    """An engine as the loop needs it."""
+
+    rank: int
+    world_size: int
+
+    def step(
+        self,
+        micro_batches: Sequence[MicroBatch],
+        objective: Objective,
+        learning_rate: float,
+        seed: int,
+        step: int,
+        *,
+        counts: tuple[int, ...] | None = None,
+        ahead: Callable[[], Ahead] = Ahead,
+    ) -> StepResult:
+        """One optimiser update from this rank's micro-batches.
+
+        Args:
+            micro_batches: this rank's.
+            objective: gives the loss of each.
+            learning_rate: of this update.
+            seed: keys the dropout.
+            step: number of updates before this one.
+            counts: `next_counts` of the step before; None costs a reduction.
+            ahead: called once, while the device computes the gradient.
+        """
+
+    def agree(self, code: int) -> int:
+        """Rank 0's code, on every rank."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StepRecord(StepResult):
+    """A finished step, as observers see it: its result, and what the loop knows of it."""
+
+    step: int
+    learning_rate: float
+    seed: int
+    epoch: float
+    seconds: float
+    data_seconds: float
+    """Part of `seconds`: waiting for the batch of the next step."""
+    batch_digest: str = ""
+    """As in MicroBatch."""
+    figures: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    """What observers are shown beside, by name (records/figures.py)."""
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Input tokens of all ranks without padding, per second of the step."""
+        return self.tokens / self.seconds
+
+
+GO_ON = 0
+"""The verdict to continue; any other number stops the loop on all ranks."""

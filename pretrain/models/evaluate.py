@@ -1,0 +1,370 @@
+"""Validation of a model folder, at the training length and beyond it."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from tqdm import tqdm
+
+from data_prep.corpus import Corpus
+from data_prep.tokenizer import Tokenizer
+from pretrain.data.batches import (
+    refuse_without_targets,
+    spread,
+    validation_batches,
+    validation_note,
+)
+from pretrain.data.sources import Source
+from pretrain.data.windows import Windows
+from pretrain.loop.protocols import MicroBatch
+from pretrain.model.config import ModelConfig
+from pretrain.model.language_model import LanguageModel
+from pretrain.objectives.base import (
+    PAIR_SPECIAL_TOKENS,
+    DocumentObjective,
+    ObjectiveSettings,
+    PretrainingObjective,
+    Vocabulary,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Score:
+    """Loss over some targets."""
+
+    loss: float
+    """Nats per target; of several terms, their weighted sum."""
+    perplexity: float
+    """exp(loss); of several terms, that of the first one, which is of tokens. NaN without any."""
+    targets: int
+    accuracy: float
+    """Share of the targets that the model finds most likely."""
+
+    @property
+    def accuracy_error(self) -> float:
+        """Standard error of the accuracy p of n targets, sqrt(p (1 - p) / n)."""
+        return math.sqrt(self.accuracy * (1 - self.accuracy) / self.targets)
+
+    @classmethod
+    def of(cls, sums: npt.NDArray[np.float64], weights: Sequence[float]) -> Score:
+        """The score of summed losses.
+
+        Args:
+            sums: [terms, 3]: nats, correct predictions, targets; at least one target.
+            weights: of the terms.
+        """
+        loss = sum(
+            weight * nats / targets
+            for weight, (nats, _, targets) in zip(weights, sums.tolist(), strict=True)
+            if targets
+        )
+        (nats, _, tokens), *_ = sums.tolist()
+        _, correct, targets = sums.sum(axis=0).tolist()
+        # exp of more is infinite.
+        perplexity = math.exp(min(nats / tokens, 700.0)) if tokens else math.nan
+        return cls(loss, perplexity, int(targets), correct / targets)
+
+
+@dataclasses.dataclass(frozen=True)
+class Scores:
+    """One pass over the validation split."""
+
+    total: Score
+    subsets: dict[str, Score]
+    """By Pile subset, those with targets alone."""
+    terms: dict[str, Score]
+    """By term of the objective, where it has several, those with targets alone."""
+
+    @classmethod
+    def of(cls, sums: npt.ArrayLike, terms: Mapping[str, float], names: Sequence[str]) -> Scores:
+        """The scores of `PretrainingObjective.evaluate`'s sums over all batches.
+
+        Args:
+            sums: [subsets, terms, 3], or flat.
+            terms: of the objective.
+            names: of the subsets.
+        """
+        parts = np.asarray(sums, dtype=np.float64).reshape(len(names), len(terms), 3)
+        weights, whole = list(terms.values()), parts.sum(axis=0)
+        subsets = zip(names, parts, strict=True)
+        by_term = zip(terms, whole, strict=True) if len(terms) > 1 else ()
+        return cls(
+            Score.of(whole, weights),
+            {name: Score.of(part, weights) for name, part in subsets if part[:, 2].any()},
+            {name: Score.of(part[None], [1.0]) for name, part in by_term if part[2]},
+        )
+
+
+def scores_by_corpus(
+    sums: npt.ArrayLike, terms: Mapping[str, float], subsets: Mapping[str, int]
+) -> dict[str, Score]:
+    """The scores of each of several corpora, those with targets alone.
+
+    Args:
+        sums: [subsets of all corpora, terms, 3], or flat.
+        terms: of the objective.
+        subsets: number of subsets of each corpus, by name.
+    """
+    parts = np.asarray(sums, dtype=np.float64).reshape(sum(subsets.values()), len(terms), 3)
+    ends = np.cumsum(list(subsets.values()))[:-1]
+    wholes = (part.sum(axis=0) for part in np.split(parts, ends))
+    named = zip(subsets, wholes, strict=True)
+    return {n: Score.of(whole, list(terms.values())) for n, whole in named if whole[:, 2].any()}
+
+
+@dataclasses.dataclass(frozen=True)
+class Evaluation(Scores):
+    """Scores on blocks, or on windows of texts, of one length."""
+
+    length: int
+    """Most tokens of a block or window, with special tokens."""
+    blocks: int
+    """Number of blocks; of `evaluate_lengths`: of windows."""
+    coverage: float
+    """Share of the split's tokens that the blocks or windows hold. Span corruption reads less."""
+    stride: int | None = None
+    """Of windows that overlap."""
+    positions: dict[int, Score] = dataclasses.field(default_factory=dict)
+    """Of `evaluate_lengths`: by the number of tokens before the target in its window, from each of
+    these numbers to below the next (`Windows.edges`); those with targets alone."""
+    interpolated: Score | None = None
+    """With position interpolation."""
+    pairs: dict[str, Score] = dataclasses.field(default_factory=dict)
+    """Of `pairs.evaluate_pairs`: of "masked", "nsp" and "sop"."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Refusal:
+    """A length that could not be measured."""
+
+    length: int
+    refused: str
+    """Why."""
+
+
+def validation_objective(
+    model: LanguageModel, tokenizer_digest: str, corpus: Corpus, settings: ObjectiveSettings
+) -> PretrainingObjective:
+    """What a model is measured by on a corpus: the objective's validation form.
+
+    Args:
+        model: the model.
+        tokenizer_digest: of the model's vocabulary.
+        corpus: the validation split.
+        settings: of the objective.
+
+    Raises:
+        ValueError: the corpus has another vocabulary than the model.
+    """
+    manifest = corpus.manifest
+    if manifest.tokenizer_digest != tokenizer_digest:
+        raise ValueError(
+            f"{corpus.folder}: was made with another vocabulary "
+            f"({manifest.tokenizer_digest[:12]}, {manifest.vocab_size} ids) than the model's "
+            f"({tokenizer_digest[:12]})"
+        )
+    vocabulary = Vocabulary(
+        manifest.vocab_size, model.config.vocab_size, corpus.folder, model.config.last_latents
+    )
+    return settings.for_validation().build(vocabulary)
+
+
+def evaluate_blocks(
+    model: LanguageModel,
+    objective: PretrainingObjective,
+    source: Source,
+    limit: int = 0,
+    micro_batch_size: int = 8,
+) -> Evaluation:
+    """Scores as a run measures them: on the same blocks, with the same targets.
+
+    They equal those that a run of one rank logged bit by bit, if the packing, the length, the
+    number of blocks, the micro-batch size, the precision and the machine are the same.
+
+    Args:
+        model: any device, evaluation mode.
+        objective: for validation.
+        source: blocks of the validation split.
+        limit: most blocks; 0: all.
+        micro_batch_size: blocks per forward pass.
+
+    Raises:
+        ValueError: nothing to predict, or a length that the model cannot read.
+    """
+    refuse_without_targets(source, objective, limit)
+    chosen, corpus = spread(len(source), limit), source.corpus
+    batches = validation_batches(source, objective, limit, micro_batch_size, 0, 1)
+    ids = sum(source.size(index) for index in chosen)
+    names = corpus.manifest.subsets
+    shown = _with_bar(batches, source.sequence_length, ids)
+    scores = Scores.of(summed(model, objective, shown, len(names)).tolist(), objective.terms, names)
+    # Of a longer pair the objective cuts the rest.
+    most = source.sequence_length - PAIR_SPECIAL_TOKENS if source.pairs else source.sequence_length
+    # Text never encodes to <s>.
+    sizes = (int((source[index].ids != Tokenizer.bos_id).sum()) for index in chosen)
+    tokens = sum(min(size, most) for size in sizes)
+    coverage = tokens / int(corpus.lengths.sum())
+    return Evaluation(
+        **vars(scores), length=source.sequence_length, blocks=len(chosen), coverage=coverage
+    )
+
+
+def _refuse_latents(config: ModelConfig, one_text: bool) -> None:
+    if config.latents and not one_text:
+        raise ValueError(
+            f"--lengths puts several documents into a row, which the model's {config.latents} "
+            "latents read as one; accepted: --packing contiguous, or no --lengths"
+        )
+
+
+def evaluate_lengths(
+    model: LanguageModel,
+    objective: PretrainingObjective,
+    corpus: Corpus,
+    lengths: Sequence[int],
+    limit: int = 0,
+    tokens: int = 8192,
+    *,
+    stride: int | None = None,
+    one_text: bool = False,
+    interpolate_from: int | None = None,
+) -> Iterator[Evaluation | Refusal]:
+    """Scores of the same targets at every length, each as soon as it is measured.
+
+    What is refused is refused at once, before anything is measured. Documents, or the split as one
+    text, are cut into windows (`pretrain.data.windows`).
+
+    Args:
+        model: any device, evaluation mode.
+        objective: for validation.
+        corpus: the validation split.
+        lengths: most tokens of a window, `<s>` included; each at least 2.
+        limit: most documents; 0: all.
+        tokens: most tokens per forward pass; a pass has at least one window.
+        stride: of the windows; None: they do not overlap.
+        one_text: read the documents as one text, so that windows cross their boundaries.
+        interpolate_from: the length of training. Longer windows are also scored with all positions
+            multiplied by `interpolate_from` / length (Chen et al. 2023, "Extending Context Window
+            of Large Language Models via Positional Interpolation"), where the position method can.
+
+    Raises:
+        ValueError: the objective cannot draw the targets of a document, a model with latents would
+            read several documents in a row, a window is longer than the documents together, or the
+            stride is below 1 or above a window; while it measures: there is nothing to predict.
+    """
+    if not isinstance(objective, DocumentObjective):
+        raise ValueError(
+            f"objective {objective.settings.name!r} cannot draw targets for whole documents, so "
+            "every length would measure others; accepted: to evaluate without --lengths"
+        )
+    _refuse_latents(model.config, one_text)
+    documents = spread(len(corpus), limit)
+    read = int(corpus.lengths[documents].sum())
+    if max(lengths) > read + 1:
+        raise ValueError(
+            f"--lengths {max(lengths)}: the text to read has {read} tokens (documents: "
+            f"{len(documents)}), fewer than one window; accepted: up to {read + 1}"
+        )
+    if stride is not None and not 1 <= stride <= min(lengths):
+        raise ValueError(
+            f"--stride {stride}: accepted: 1 to {min(lengths)}, the shortest window of --lengths"
+        )
+    longest_input, coverage = model.config.longest_input, read / int(corpus.lengths.sum())
+
+    def measure(length: int) -> Evaluation | Refusal:
+        if longest_input and length > longest_input:
+            return Refusal(length, f"the model's learned positions end at {longest_input}")
+        windows = Windows(corpus, documents, length, stride or length, one_text)
+        rows = max(1, tokens // windows.row)
+        interpolated = None
+        try:
+            scores, positions = _window_scores(model, objective, windows, rows)
+            if interpolate_from and length > interpolate_from and model.config.method.scalable:
+                scale = interpolate_from / length
+                interpolated = _interpolated(model, objective, windows, rows, scale)
+        except torch.OutOfMemoryError as error:
+            return Refusal(length, str(error).partition("\n")[0])
+        return Evaluation(
+            **vars(scores),
+            length=length,
+            blocks=len(windows),
+            coverage=coverage,
+            stride=stride,
+            positions=positions,
+            interpolated=interpolated,
+        )
+
+    return map(measure, lengths)
+
+
+def _interpolated(
+    model: LanguageModel, objective: DocumentObjective, windows: Windows, rows: int, scale: float
+) -> Score:
+    """The score over windows with all positions multiplied by `scale`."""
+    before, model.encoder.position_scale = model.encoder.position_scale, scale
+    try:
+        return _window_scores(model, objective, windows, rows)[0].total
+    finally:
+        model.encoder.position_scale = before
+
+
+def _window_scores(
+    model: LanguageModel, objective: DocumentObjective, windows: Windows, rows: int
+) -> tuple[Scores, dict[int, Score]]:
+    """The scores over windows, and those by position; see `Evaluation`."""
+    corpus, edges, terms = windows.corpus, windows.edges, objective.terms
+    names = corpus.manifest.subsets
+    batches = _with_bar(windows.batches(objective, rows), windows.length, windows.ids)
+    # Added one by one: there may be as many passes as tokens.
+    parts = (summed(model, objective, [each], len(names) * len(edges)) for each in batches)
+    sums = functools.reduce(torch.add, parts).cpu().numpy()
+    if not sums[..., 2].any():
+        raise ValueError(
+            f"{corpus.folder}: split {corpus.split!r} has nothing to predict: none of the "
+            f"{windows.ids} tokens read is a target ({validation_note(objective.settings)}); "
+            "accepted: more validation documents"
+        )
+    sums = sums.reshape(len(names), len(edges), len(terms), 3)
+    by_position = zip(edges, sums.sum(axis=0), strict=True)
+    weights = list(terms.values())
+    positions = {edge: Score.of(part, weights) for edge, part in by_position if part[:, 2].any()}
+    return Scores.of(sums.sum(axis=1), terms, names), positions
+
+
+def _with_bar(batches: Iterable[MicroBatch], length: int, tokens: int) -> Iterator[MicroBatch]:
+    """Batches of `tokens` tokens in all, with a progress bar on a terminal."""
+    with tqdm(
+        desc=f"length {length}",
+        total=tokens,
+        unit=" tokens",
+        unit_scale=True,
+        leave=False,
+        disable=None,  # where stderr is no terminal
+    ) as bar:
+        for batch in batches:
+            yield batch
+            bar.update(batch.tokens)
+
+
+def summed(
+    model: LanguageModel,
+    objective: PretrainingObjective,
+    batches: Iterable[MicroBatch],
+    subsets: int,
+) -> torch.Tensor:
+    """The objective's sums over at least one batch: [subsets, terms, 3] in fp64."""
+    device = next(model.parameters()).device
+    nothing = torch.zeros((subsets, len(objective.terms), 3), dtype=torch.float64, device=device)
+    with torch.no_grad():
+        parts = [
+            objective.evaluate(model, batch.to(device), subsets) if any(batch.targets) else nothing
+            for batch in batches
+        ]
+    # As in Engine.evaluate, so that the sum has the same bits.
+    return torch.stack(parts).sum(dim=0)

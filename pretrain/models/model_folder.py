@@ -1,0 +1,410 @@
+"""Model folders: weights, architecture and vocabulary of a model in one place.
+
+model.safetensors   fp32 weights: the language model's by their names, and those of classification
+                    heads as `classification_heads.NAME.`
+model.json          the fields of `Description`
+tokenizer.json      the vocabulary, where one is known
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from data_prep import tokenizer as tokenizers
+from data_prep.common.arguments import typed
+from data_prep.common.files import new_folder, write_json
+from data_prep.common.records import check_format, decode
+from pretrain.model.classification import ClassificationConfig
+from pretrain.model.config import ModelConfig
+from pretrain.objectives.base import ObjectiveSettings
+from pretrain.objectives.registry import SETTINGS_BY_NAME
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from pretrain.config.run import RunConfig
+    from pretrain.model.heads import ClassificationHead
+    from pretrain.model.language_model import LanguageModel
+    from pretrain.records.ledger import RunState
+
+FORMAT_VERSION = 1
+HEADS = "classification_heads."
+_MOST_LAYERS = 10_000
+"""Of a model from outside: layers that share their weights are not limited by a file's size."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Description:
+    """The content of model.json."""
+
+    format_version: int
+    architecture: dict[str, Any]
+    """Fields of ModelConfig."""
+    classification_heads: dict[str, Any]
+    """Fields of ClassificationConfig, by the head's name."""
+    tokenizer: str | None
+    """Digest of the vocabulary; None where none is known."""
+    provenance: dict[str, Any]
+    """Where the model comes from."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelContents:
+    """The content of a model folder as plain values, for converters."""
+
+    config: ModelConfig
+    weights: Mapping[str, Tensor]
+    """Of the language model, and `classification_heads.NAME.` of each head; fp32 on the CPU."""
+    vocabulary: tokenizers.Tokenizer | None
+    """None where the model was converted from a checkpoint without one."""
+    provenance: Mapping[str, Any]
+    """Where the model comes from."""
+    classification_heads: Mapping[str, ClassificationConfig] = dataclasses.field(
+        default_factory=dict
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class LoadedModel:
+    """The modules of a model folder, in evaluation mode."""
+
+    folder: Path
+    model: LanguageModel
+    classification_heads: dict[str, ClassificationHead]
+    vocabulary: tokenizers.Tokenizer | None
+    provenance: dict[str, Any]
+
+    @property
+    def tokenizer(self) -> tokenizers.Tokenizer:
+        """The vocabulary.
+
+        Raises:
+            ValueError: the folder has none.
+        """
+        if self.vocabulary is None:
+            raise ValueError(
+                f"{self.folder}: has no vocabulary, so the model takes ids but no text (convert "
+                "the checkpoint again with --tokenizer)"
+            )
+        return self.vocabulary
+
+    @property
+    def packing(self) -> str:
+        """How documents filled the blocks of its training; as in fairseq where it is not known."""
+        default = "sentence-pairs" if self.objective.pairs else "complete"
+        return str(self.recipe_section("data").get("packing", default))
+
+    @property
+    def sequence_length(self) -> int:
+        """Tokens of the blocks of its training; its positions where that is not known."""
+        return int(
+            self.recipe_section("data").get("sequence_length", self.model.config.max_positions)
+        )
+
+    @property
+    def micro_batch_size(self) -> int:
+        """Blocks of a micro-batch of its training; 8 where that is not known."""
+        return int(self.recipe_section("batch").get("micro_batch_size", 8))
+
+    @property
+    def evaluation_blocks(self) -> int:
+        """Blocks of a validation in its training; 0, all, where that is not known."""
+        return int(self.recipe_section("training").get("evaluation_blocks", 0))
+
+    def recipe_section(self, name: str) -> dict[str, Any]:
+        """Return a section of the recipe of its training; empty where it is not known."""
+        recipe = self.recorded("recipe")
+        section = recipe.get(name) if isinstance(recipe, dict) else None
+        return section if isinstance(section, dict) else {}
+
+    def recorded(self, name: str) -> Any:  # noqa: ANN401 - any JSON value
+        """Return what is recorded of the model, or of the one that it was made from; None: nothing.
+
+        A converted model keeps the record of the model that was converted, a fine-tuned one that of
+        the pretrained model.
+        """
+        record: Any = self.provenance
+        while isinstance(record, dict):
+            if (value := record.get(name)) is not None:
+                return value
+            record = record.get("provenance") or record.get("pretrained")
+        return None
+
+    @property
+    def objective(self) -> ObjectiveSettings:
+        """Settings of the objective it was trained with.
+
+        Where nothing says, masked LM; with sentence order where the model has a pair head, and
+        causal LM where it is causal.
+
+        Raises:
+            ValueError: this version does not know the objective, or one of its settings.
+        """
+        default = "causal-lm" if self.model.config.causal else "masked-lm"
+        default = "sentence-pairs" if self.model.config.pair_head else default
+        section = {"name": default, **self.recipe_section("objective")}
+        name = section["name"]
+        if name not in SETTINGS_BY_NAME:
+            known = ", ".join(SETTINGS_BY_NAME)
+            raise ValueError(f"{self.folder}: its objective {name!r} is not one of {known}")
+        try:
+            return decode(SETTINGS_BY_NAME[name], section, "objective.")
+        except ValueError as error:
+            raise ValueError(f"{self.folder}: {error}") from None
+
+    def contents(self) -> ModelContents:
+        """Return the same as plain values."""
+        weights = dict(self.model.state_dict())
+        for name, head in self.classification_heads.items():
+            weights |= {f"{HEADS}{name}.{key}": value for key, value in head.state_dict().items()}
+        return ModelContents(
+            self.model.config,
+            weights,
+            self.vocabulary,
+            self.provenance,
+            {name: head.config for name, head in self.classification_heads.items()},
+        )
+
+
+def save(folder: Path, contents: ModelContents) -> None:
+    """Write a model folder, complete or not at all.
+
+    Raises:
+        ValueError: the folder is not empty.
+    """
+    from safetensors import torch as safetensors
+
+    vocabulary = contents.vocabulary
+    weights = {name: tensor.contiguous() for name, tensor in contents.weights.items()}
+    description = Description(
+        FORMAT_VERSION,
+        architecture=contents.config.to_dict(),
+        classification_heads={
+            name: head.to_dict() for name, head in contents.classification_heads.items()
+        },
+        tokenizer=vocabulary.digest() if vocabulary else None,
+        provenance=dict(contents.provenance),
+    )
+    with new_folder(folder) as partial:
+        # Not save_file, which lets nobody but the owner read what it writes.
+        (partial / "model.safetensors").write_bytes(safetensors.save(weights))
+        if vocabulary:
+            vocabulary.save(partial / "tokenizer.json")
+        write_json(partial / "model.json", dataclasses.asdict(description))
+
+
+def refuse_oversized(
+    config: ModelConfig, heads: Mapping[str, ClassificationConfig], size: int
+) -> None:
+    """Refuse a description that names more weights than its file has, before any are made.
+
+    Only the matrices are counted, at one byte a weight.
+
+    Args:
+        config: of the language model.
+        heads: its classification heads.
+        size: bytes of the weights.
+
+    Raises:
+        ValueError: names both numbers; or there are more than 10,000 layers.
+    """
+    hidden, layers = config.hidden_size, config.num_layers
+    attention = config.layer_groups if config.shares_attention else layers
+    feed_forward = config.layer_groups if config.shares_feed_forward else layers
+    rows = config.vocab_size + config.segments
+    if config.longest_input:
+        rows += config.longest_input + config.position_offset
+    per_feature = 4 * hidden * attention + 2 * config.intermediate_size * feed_forward
+    per_feature += config.latents - config.last_latents
+    per_feature += config.vocab_size if config.head == "untied" else 0
+    per_feature += sum(head.classes for head in heads.values())
+    least = hidden * per_feature + config.token_size * rows
+    if least > size:
+        raise ValueError(f"describes {least:,} weights or more, its file has {size:,} bytes")
+    if layers > _MOST_LAYERS:
+        raise ValueError(f"num_layers: {layers:,}; accepted: at most {_MOST_LAYERS:,}")
+
+
+def load(folder: Path) -> LoadedModel:
+    """Load the model of a folder, in evaluation mode, on the CPU.
+
+    Raises:
+        ValueError: not a model folder, or its parts do not fit together; the part is named.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    from pretrain.model.heads import ClassificationHead
+    from pretrain.model.language_model import LanguageModel
+
+    description = folder / "model.json"
+    if not description.is_file():
+        raise ValueError(
+            f"{folder}: is not a model folder, it has no model.json "
+            f"(`{typed('pretrain export')} RUN --output FOLDER` makes one)"
+        )
+    values = _read_description(description)
+    path = folder / "model.safetensors"
+    if not path.is_file():
+        raise ValueError(f"{path}: no such file; a model folder has one")
+    try:
+        config = ModelConfig.from_dict(values.architecture)
+        described = {
+            name: ClassificationConfig.from_dict(head)
+            for name, head in values.classification_heads.items()
+        }
+        refuse_oversized(config, described, path.stat().st_size)
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{description}: {error}") from error
+    heads = {name: ClassificationHead(config.hidden_size, one) for name, one in described.items()}
+    tokenizer = None
+    if values.tokenizer is not None:
+        tokenizer = tokenizers.load(folder)
+        if tokenizer.digest() != values.tokenizer:
+            raise ValueError(f"{folder}: tokenizer.json is not the vocabulary of the model")
+    model = LanguageModel(config)
+    try:
+        weights = load_file(str(path))
+        for name, head in heads.items():
+            mine = [key for key in weights if key.startswith(f"{HEADS}{name}.")]
+            head.load_state_dict(
+                {key.removeprefix(f"{HEADS}{name}."): weights.pop(key) for key in mine}
+            )
+        model.load_state_dict(weights)
+    except (RuntimeError, SafetensorError, OSError) as error:
+        raise ValueError(f"{path}: does not fit model.json: {error}") from error
+    heads = {name: head.eval() for name, head in heads.items()}
+    return LoadedModel(folder, model.eval(), heads, tokenizer, values.provenance)
+
+
+def _read_description(path: Path) -> Description:
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path}: is not valid JSON: {error}") from error
+    if isinstance(values, dict):
+        check_format(values.get("format_version"), FORMAT_VERSION, path)
+    try:
+        return decode(Description, values)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+
+
+def export(run: Path, output: Path, step: int | None = None) -> int:
+    """Export a checkpoint of a run as a model folder.
+
+    Args:
+        run: the run's folder.
+        output: the new model folder.
+        step: step of the checkpoint; None: the newest one before any suspected spike; 0: the
+            weights that the run began with.
+
+    Returns:
+        The step of the exported checkpoint.
+
+    Raises:
+        ValueError: no run, no such checkpoint, or a damaged one.
+    """
+    from pretrain.records.summary import summary
+
+    config, state = _config_and_state(run)
+    sound = [step for step in state.checkpoints if step not in state.tainted]
+    if step is None and sound:
+        step = sound[-1]
+    if step is None and state.checkpoints:
+        raise ValueError(
+            f"{run}: all its checkpoints follow a suspected spike; accepted: --step "
+            f"{state.checkpoints[-1]}, which exports the newest"
+        )
+    if step is None or step not in (0, *state.checkpoints):
+        which = "checkpoint yet" if step is None else f"checkpoint of step {step}"
+        steps = ", ".join(map(str, (*state.checkpoints, 0)))
+        raise ValueError(
+            f"{run}: has no {which}; accepted: --step {steps}, where 0 is the initial weights"
+        )
+    read = _checkpoint(run, config, state, step) if step else _initial(run, config)
+    architecture, weights, recipe = read
+    provenance = {
+        "run": run.resolve().name,
+        "step": step,
+        "recipe": recipe,
+        "training": summary(run, config, step),
+    }
+    save(output, ModelContents(architecture, weights, tokenizers.load(run), provenance))
+    return step
+
+
+_Read = tuple[ModelConfig, "dict[str, Tensor]", dict[str, Any]]
+"""Architecture, weights and recipe of a step of a run."""
+
+
+def _initial(run: Path, config: RunConfig) -> _Read:
+    from pretrain.config.load import public
+    from pretrain.models.initial_weights import initial_model
+    from pretrain.records import ledger
+
+    created = ledger.created(ledger.read(run / ledger.FILE_NAME))
+    if created is None:
+        raise ValueError(f"{run}: has not begun, so there are no initial weights yet")
+    architecture = config.architecture(created["vocab_size"])
+    # The folder may have been moved since.
+    model = initial_model(dataclasses.replace(config, folder=str(run)), architecture)
+    return architecture, _without_padding(model.state_dict(), architecture), public(config)
+
+
+def _checkpoint(run: Path, config: RunConfig, state: RunState, step: int) -> _Read:
+    from pretrain.engine.engine import consolidated_weights
+    from pretrain.records import checkpoints
+
+    folder = checkpoints.folder_of(run, step)
+    try:
+        manifest = checkpoints.read_manifest(folder)
+    except ValueError as error:
+        if not state.is_done(config.training.steps) or step != state.checkpoints[-1]:
+            raise
+        raise ValueError(
+            f"{error}; `{typed('pretrain supervise')}` with the same recipe trains the last steps "
+            "again"
+        ) from None
+    source = f"{folder / checkpoints.MANIFEST}: architecture"
+    architecture = ModelConfig.from_dict(manifest["architecture"], source)
+    weights = _without_padding(consolidated_weights(folder), architecture)
+    return architecture, weights, manifest["recipe"]
+
+
+def why_not_newest(run: Path, step: int) -> str:
+    """Say why `export` chose the checkpoint of `step`; "" if it is the newest one.
+
+    Raises:
+        ValueError: no run.
+    """
+    from pretrain.records.history import suspicion
+
+    state = _config_and_state(run)[1]
+    newest = state.checkpoints[-1]
+    if newest == step:
+        return ""
+    return (
+        f"not of step {newest}, the newest: the run is"
+        f"{suspicion(state.suspected_since).removeprefix(',')}; --step {newest} exports it"
+    )
+
+
+def _config_and_state(run: Path) -> tuple[RunConfig, RunState]:
+    from pretrain.config import load as recipes
+    from pretrain.records import ledger
+
+    if not (run / "run.yaml").is_file():
+        raise ValueError(f"{run}: is not a run folder, it has no run.yaml")
+    config = recipes.load(str(run / "run.yaml"))
+    return config, ledger.run_state(ledger.read(run / ledger.FILE_NAME), config.training.seed)
+
+
+def _without_padding(weights: dict[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
+    """Remove the rows that the token table has only while it is trained."""
+    table = "encoder.embeddings.tokens.weight"
+    return {**weights, table: weights[table][: config.vocab_size].clone()}

@@ -1,0 +1,277 @@
+"""The Python interface to a model folder: texts to ids, features, predictions and words.
+
+Example:
+    model = Pretrained.load("models/zero-clap")
+    ids = model.encode("A premise.", "A hypothesis.")
+    model.features(ids)
+    model.predict("entailment", model.collate([ids, model.encode("Hello world!")]))
+    model.fill_mask("The capital of China is <mask>.", top_k=3)
+    model.generate("The capital of China is", max_tokens=20)  # a causal model
+    model.follows("A sentence.", "The next one.")  # a model with a pair head
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal, overload
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from data_prep.tokenizer import Tokenizer
+from pretrain.model.classifier import Classifier
+from pretrain.model.config import ModelConfig
+from pretrain.model.embeddings import PAD_ID
+from pretrain.models import model_folder
+from pretrain.models.fill_mask import Filler, fill_mask
+from pretrain.models.generate import GenerationSettings, generate
+
+
+class Pretrained:
+    """A model in evaluation mode on one device, with its tokenizer and classification heads.
+
+    Token ids are integer tensors on any device: [T] for one text, or [B, T] padded with `<pad>`,
+    which is recognized by its id. Results are on the model's device and have no gradient.
+    """
+
+    def __init__(self, loaded: model_folder.LoadedModel, device: str | torch.device) -> None:
+        """Move the modules of a loaded folder to the device."""
+        self.loaded = loaded
+        self.device = torch.device(device)
+        for module in (loaded.model, *loaded.classification_heads.values()):
+            module.to(self.device).eval()
+
+    @classmethod
+    def load(cls, folder: str | Path, device: str | torch.device = "cpu") -> Pretrained:
+        """Load the model of a folder.
+
+        Args:
+            folder: a folder that `python -m pretrain export` or `convert` wrote.
+            device: such as "cuda". The default is the CPU, so that a script gives the same results
+                on every machine.
+
+        Raises:
+            ValueError: not a model folder, or its parts do not fit together.
+        """
+        return cls(model_folder.load(Path(folder)), device)
+
+    def encode(self, text: str, *more: str) -> Tensor:
+        """Return the ids [T] of one text, `<s> a </s>`, or of several, `<s> a </s> </s> b </s>`.
+
+        A model with segments reads two texts as `<s> a </s> b </s>`. Everything is plain text, also
+        "<mask>" and "</s>"; `fill_mask` reads masks.
+
+        Raises:
+            ValueError: the folder has no tokenizer, or more texts than the model has segments.
+        """
+        tokenizer = self.loaded.tokenizer
+        texts = [ids.tolist() for ids in tokenizer.encode_batch([text, *more])]
+        segments = self._config.segments
+        if segments and len(texts) > max(segments, 2):
+            raise ValueError(f"{len(texts)} texts; the model has segments for {segments}")
+        return torch.tensor(tokenizer.lay_out(texts, separators=1 if segments else 2))
+
+    def decode(self, ids: Tensor) -> str | tuple[str, ...]:
+        """Return the text of ids [T], or a tuple of the texts that `encode` joined.
+
+        The outer `<s>` and `</s>` and all padding are removed; other special tokens are shown.
+
+        Raises:
+            ValueError: not the ids of one row, or the folder has no tokenizer.
+        """
+        tokenizer = self.loaded.tokenizer
+        batch = self._checked(ids)
+        if len(batch) > 1:
+            raise ValueError(f"ids of shape {list(ids.shape)}; decode takes one row")
+        rest = [id for id in batch[0].tolist() if id != PAD_ID]
+        start = 1 if rest[0] == tokenizer.bos_id else 0
+        end = len(rest) - (rest[-1] == tokenizer.eos_id)
+        separator = [tokenizer.eos_id] * (1 if self._config.segments else 2)
+        texts = [tokenizer.decode(text) for text in _split(rest[start:end], separator)]
+        return tuple(texts) if len(texts) > 1 else texts[0]
+
+    @staticmethod
+    def collate(texts: Sequence[Tensor]) -> Tensor:
+        """Return a batch [B, T] of the ids [T] of several texts, padded on the right with `<pad>`.
+
+        Raises:
+            ValueError: no text, or not tensors of ids.
+        """
+        if not len(texts):
+            raise ValueError("an empty batch; collate takes one text or more")
+        for ids in texts:
+            if not isinstance(ids, Tensor) or ids.dim() != 1:
+                raise ValueError(f"{ids!r}: collate takes tensors of ids [T]; encode() makes them")
+        return pad_sequence(list(texts), batch_first=True, padding_value=PAD_ID)
+
+    @overload
+    def features(self, ids: Tensor, all_layers: Literal[False] = False) -> Tensor: ...
+
+    @overload
+    def features(self, ids: Tensor, all_layers: Literal[True]) -> list[Tensor]: ...
+
+    def features(self, ids: Tensor, all_layers: bool = False) -> Tensor | list[Tensor]:
+        """Return the encoder's features of ids [T] or [B, T].
+
+        Args:
+            ids: [T] is a batch of one. Features at `<pad>` have no meaning.
+            all_layers: return the features of every layer.
+
+        Returns:
+            The last layer's output [B, T, D]; with `all_layers` a list of the first layer's input
+            and every layer's output.
+
+        Raises:
+            ValueError: not a tensor of ids, an empty text, an id that the model does not have, or a
+                text longer than the learned positions; with latents, padding before a text, or all
+                layers.
+        """
+        batch = self._checked(ids)
+        encoder, segments = self.loaded.model.encoder, self._segment_ids(batch)
+        with torch.no_grad():
+            if all_layers:
+                return encoder.hidden_states(batch, self._document_ids(batch), segments)
+            features: Tensor = encoder(batch, self._document_ids(batch), segment_ids=segments)
+        return features
+
+    def predict(self, head: str, ids: Tensor, return_logits: bool = False) -> Tensor:
+        """Return the predictions of a classification head.
+
+        Args:
+            head: name of the head; `loaded.classification_heads` has them, with their labels.
+            ids: [T] or [B, T].
+            return_logits: return logits instead of log-probabilities.
+
+        Returns:
+            [B, C] log-probabilities of the classes, or [B, 1] values of a regression head.
+
+        Raises:
+            ValueError: the folder has no such head, or `features` would refuse the ids.
+        """
+        heads = self.loaded.classification_heads
+        if head not in heads:
+            raise ValueError(
+                f"no classification head {head!r}; known: {', '.join(heads) or 'none'}"
+            )
+        batch = self._checked(ids)
+        with torch.no_grad():
+            classifier = Classifier(self.loaded.model.encoder, heads[head])
+            segments = self._segment_ids(batch)
+            logits: Tensor = classifier(batch, self._document_ids(batch), segments)
+        # Of a single logit, log_softmax would always be 0.
+        is_regression = heads[head].config.classes == 1
+        return logits if return_logits or is_regression else logits.log_softmax(dim=-1)
+
+    def follows(self, first: str, second: str) -> float:
+        """Return the probability that the second text follows the first, by the pair head.
+
+        What this means depends on the training: that the two are not swapped ("sop"), or that the
+        second is of the same document ("nsp").
+
+        Raises:
+            ValueError: the model has no pair head, or the folder no tokenizer; or `features` would
+                refuse the ids.
+        """
+        if not self._config.pair_head:
+            raise ValueError(
+                "the model has no pair head; accepted: a model trained with "
+                "objective.name=sentence-pairs"
+            )
+        batch = self._checked(self.encode(first, second))
+        with torch.no_grad():
+            _, logits = self.loaded.model(
+                batch,
+                None,
+                batch.new_empty(0),
+                segment_ids=self._segment_ids(batch),
+                with_pairs=True,
+            )
+        return float(logits.softmax(dim=-1)[0, 0])
+
+    def fill_mask(self, text: str, top_k: int = 5) -> list[list[Filler]]:
+        """Return the most likely fillers of each `<mask>` (see `fill_mask.fill_mask`)."""
+        return fill_mask(self.loaded.model, self.loaded.tokenizer, text, top_k)
+
+    def generate(self, *prompts: str | Sequence[str], **settings: Any) -> list[str]:  # noqa: ANN401 - of several types
+        """Return what follows each prompt, in one batch (see `generate.generate`).
+
+        Args:
+            *prompts: of any lengths; texts, or lists of texts.
+            **settings: fields of `GenerationSettings`.
+        """
+        texts = [text for each in prompts for text in ([each] if isinstance(each, str) else each)]
+        chosen = GenerationSettings(**settings)
+        return generate(self.loaded.model, self.loaded.tokenizer, texts, chosen)
+
+    def _segment_ids(self, batch: Tensor) -> Tensor | None:
+        segments = self._config.segments
+        if not segments:
+            return None
+        return torch.from_numpy(Tokenizer.segment_ids(batch.cpu().numpy(), segments)).to(
+            batch.device
+        )
+
+    @property
+    def _config(self) -> ModelConfig:
+        return self.loaded.model.config
+
+    def _document_ids(self, batch: Tensor) -> Tensor | None:
+        """Return [B, T], 0 or False at padding, or None if there is no padding."""
+        mask = batch != PAD_ID
+        if bool(mask.all()):
+            return None
+        # In a causal model the padding that bool marks must follow the tokens; integers allow it
+        # anywhere, but latents do not take them.
+        if self._config.latents and bool((early := mask[:, 1:] > mask[:, :-1]).any()):
+            row, place = early.nonzero()[0].tolist()
+            raise ValueError(
+                f"row {row}: <pad> at place {place} stands before other ids; accepted for a model "
+                "with latents: <pad> at the end of a row"
+            )
+        return mask.int() if self._config.causal and not self._config.latents else mask
+
+    def _checked(self, ids: Tensor) -> Tensor:
+        """Return valid ids as [B, T] on the model's device."""
+        if not isinstance(ids, Tensor):
+            raise ValueError(f"{ids!r} is not a tensor of ids; encode() makes one from a text")
+        if ids.dtype not in (torch.int32, torch.int64) or ids.dim() not in (1, 2):
+            raise ValueError(
+                f"a {ids.dtype} tensor of shape {list(ids.shape)}; ids are integers [T] or [B, T]"
+            )
+        if self.loaded.provenance.get("special_ids"):
+            raise ValueError(
+                f"{self.loaded.folder}: its ids are those of a vocabulary that is not here; "
+                "accepted: a model that `convert` made of a folder with tokenizer.json"
+            )
+        batch = ids if ids.dim() == 2 else ids[None]
+        if not batch.numel() or bool((batch == PAD_ID).all(dim=1).any()):
+            raise ValueError(f"ids of shape {list(ids.shape)}: an empty text, or padding only")
+        smallest, largest, limit = int(batch.min()), int(batch.max()), self._id_limit()
+        if smallest < 0 or largest >= limit:
+            wrong = smallest if smallest < 0 else largest
+            raise ValueError(f"id {wrong}: the model has ids from 0 to below {limit}")
+        return batch.to(self.device)
+
+    def _id_limit(self) -> float:
+        config, vocabulary = self._config, self.loaded.vocabulary
+        if config.mask_embedding == "row":
+            return config.vocab_size
+        # The mask has no row in the table. Without a tokenizer its id is not known.
+        return vocabulary.vocab_size if vocabulary else math.inf
+
+
+def _split(ids: list[int], separator: list[int]) -> list[list[int]]:
+    """Split ids at a separator of one or more ids."""
+    texts: list[list[int]] = [[]]
+    index, width = 0, len(separator)
+    while index < len(ids):
+        if ids[index : index + width] == separator:
+            texts.append([])
+            index += width
+        else:
+            texts[-1].append(ids[index])
+            index += 1
+    return texts

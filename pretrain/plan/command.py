@@ -1,0 +1,115 @@
+"""The commands about cost: plan and bench."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from data_prep.common.files import write_json
+from pretrain.config.settings import add_recipe
+
+if TYPE_CHECKING:
+    from pretrain.config.run import RunConfig
+
+
+_SHARE_OF_PEAK = 0.5
+
+
+def add_plan_arguments(command: argparse.ArgumentParser) -> None:
+    """Add the arguments of `plan`."""
+    add_recipe(command)
+    add = command.add_argument
+    add("--gpus", type=int, default=8, help="number of GPUs in all (default: %(default)s)")
+    kinds = ("a100-40gb", "a100", "h100", "h200")
+    add("--kind", default="a100", choices=kinds, help="(default: %(default)s)")
+    mfu = f"expected share of the GPUs' peak that is reached (default: {_SHARE_OF_PEAK})"
+    add("--mfu", type=float, help=mfu)
+    measured = "take that share from this file, which bench --json wrote on such a GPU"
+    add("--bench", type=Path, metavar="FILE", help=measured)
+    add("--json", type=Path, help="also write the figures to this file")
+
+
+def plan(options: argparse.Namespace) -> None:
+    """Estimate what a run will cost: parameters, memory, time, checkpoints.
+
+    example: python -m pretrain plan pile-base data.corpus=corpora/pile --gpus 8 --kind h100
+    """
+    import dataclasses
+
+    from pretrain.checks.recipe import check_recipe, check_settings
+    from pretrain.convert.recipe import load_complete
+    from pretrain.plan import measured_speed
+    from pretrain.plan import plan as planning
+    from pretrain.plan.plan_table import table
+
+    config, architecture = load_complete(options.recipe, options.overrides)
+    sys.stdout.write(architecture)
+    if options.gpus < 1:
+        raise ValueError(f"--gpus {options.gpus}: accepted: 1 or more")
+    corpora = [Path(stream.path) for stream in config.streams]
+    has_corpora = corpora and all(corpus.exists() for corpus in corpora)
+    (check_recipe if has_corpora else check_settings)(config, options.gpus)
+    if options.bench and options.mfu is not None:
+        raise ValueError("--mfu and --bench are mutually exclusive")
+    share, source = _SHARE_OF_PEAK if options.mfu is None else options.mfu, planning.STATED
+    if options.bench:
+        share, source = measured_speed.utilization(options.bench, options.kind, config)
+    planned = planning.plan(config, options.gpus, options.kind, share, source)
+    if config.model.init_from:
+        sys.stdout.write(f"{_initial_weights(config)}\n")
+    sys.stdout.write(table(planned))
+    if options.json:
+        write_json(options.json, dataclasses.asdict(planned))
+
+
+def _initial_weights(config: RunConfig) -> str:
+    """Say what the run continues, after checking it where it and the corpus are at hand."""
+    from data_prep.manifest import load_manifest
+    from pretrain.convert import init_from
+    from pretrain.plan.plan import model_of
+
+    source = Path(config.model.init_from)
+    corpora = [Path(stream.path) for stream in config.streams]
+    if corpora and corpora[0].exists() and source.exists():
+        return init_from.check(config, model_of(config), load_manifest(corpora[0]))
+    return f"initial weights: those of {source}, not checked: it or its corpus is not here"
+
+
+def add_bench_arguments(command: argparse.ArgumentParser) -> None:
+    """Add the arguments of `bench`."""
+    add_recipe(command)
+    add = command.add_argument
+    seconds = "train for so long after two updates to warm up (default: %(default)s)"
+    add("--seconds", type=float, default=10.0, help=seconds)
+    add("--json", type=Path, help="also write the figures to this file, which plan --bench reads")
+
+
+def bench(options: argparse.Namespace) -> None:
+    """Measure a recipe on this machine: tokens/s, MFU, memory, and the parts of an update.
+
+    Trains on random tokens, so that no corpus is needed. On several GPUs: `deepspeed
+    --no_local_rank --module pretrain bench RECIPE`.
+
+    example: python -m pretrain bench pile-base data.vocab_size=50265 --json bench.json
+    """
+    import dataclasses
+
+    from pretrain.checks.recipe import check_settings
+    from pretrain.convert.recipe import load_complete
+    from pretrain.plan import measured_speed, speed
+
+    config, architecture = load_complete(options.recipe, options.overrides)
+    check_settings(config, int(os.environ.get("WORLD_SIZE", "1")))
+    measured = speed.measure(config, options.seconds)
+    if measured is None:  # on other ranks than the first
+        return
+    sys.stdout.write(architecture)
+    sys.stdout.write(measured_speed.table(measured))
+    if options.json:
+        write_json(options.json, dataclasses.asdict(measured))
+
+
+COMMANDS = {"plan": (add_plan_arguments, plan), "bench": (add_bench_arguments, bench)}

@@ -1,0 +1,213 @@
+"""The commands about recipes: `recipes` lists them, `show` prints one with all its settings."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import inspect
+import sys
+import textwrap
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from data_prep.common.files import write_json
+from pretrain.config.settings import add_recipe
+
+if TYPE_CHECKING:
+    from pretrain.config.sections import ModelRecipe
+
+
+def add_recipes_arguments(command: argparse.ArgumentParser) -> None:
+    """Add the arguments of `recipes`."""
+    command.add_argument(
+        "--schema",
+        type=Path,
+        metavar="FILE",
+        help="write the JSON schema of recipes to this file, for editors that complete YAML",
+    )
+
+
+def recipes(options: argparse.Namespace) -> int:
+    """List recipes, and the names that their settings may have.
+
+    With --schema, write the JSON schema of recipes. An editor with a YAML language server then
+    completes, explains and checks a recipe whose first line names that file:
+
+        # yaml-language-server: $schema=recipe.schema.json
+
+    example: python -m pretrain recipes --schema recipe.schema.json
+    """
+    if options.schema:
+        write_json(options.schema, recipe_schema())
+        sys.stdout.write(f"{options.schema}: JSON schema of recipes\n")
+    else:
+        sys.stdout.write("".join(f"{line}\n" for line in _listing()))
+    return 0
+
+
+def show(options: argparse.Namespace) -> None:
+    """Print every setting of a run, with its documentation and where its value comes from.
+
+    What is printed is a recipe of the same run; without a folder of its own, it runs in the folder
+    of the name that you save it under. Fields of the model that its size and variant decide are
+    comments.
+
+    example: python -m pretrain show pile-large model.variant=zero-clap
+    """
+    from pretrain.checks.recipe import check_settings
+    from pretrain.config.load import sources
+    from pretrain.convert.recipe import ARCHITECTURE, load_complete
+
+    config, architecture = load_complete(options.recipe, options.overrides)
+    check_settings(config)
+    found = sources(options.recipe, options.overrides)
+    if architecture:
+        names = [*ARCHITECTURE, *(f"overrides.{name}" for name in config.model.overrides)]
+        found |= {f"model.{name}": "model.init_from" for name in names}
+    if "folder" not in found:  # saved under another name, the recipe has a folder of that name
+        config = dataclasses.replace(config, folder="")
+    sys.stdout.write("".join(f"{line}\n" for line in _described(config, found)))
+
+
+def _described(record: Any, sources: Mapping[str, str], path: str = "") -> Iterator[str]:  # noqa: ANN401
+    """Yield the fields of a dataclass as YAML, with comments."""
+    from data_prep.common.records import docstrings
+
+    texts = docstrings(type(record))
+    for field in dataclasses.fields(record):
+        value = getattr(record, field.name)
+        text = texts.get(field.name, "")
+        if dataclasses.is_dataclass(value):
+            text = (inspect.getdoc(type(value)) or "").partition("\n")[0]
+            yield ""
+        yield from _setting(field.name, value, text, sources, path)
+        if (path, field.name) == ("model.", "overrides"):
+            yield from _not_overridden(record)
+
+
+def _not_overridden(model: ModelRecipe) -> Iterator[str]:
+    """Yield the other fields that `model.overrides` may set, with the named model's values."""
+    import yaml
+
+    from data_prep.common.records import docstrings
+    from pretrain.model.config import ModelConfig
+    from pretrain.model.presets import SIZES, VARIANTS
+
+    texts, begin = docstrings(ModelConfig), "    # "
+    named = {f"size {model.size}": SIZES, f"variant {model.variant}": VARIANTS}
+    for field in dataclasses.fields(ModelConfig):
+        if field.name in {"vocab_size", "pair_head", *model.overrides}:
+            continue
+        value, source = field.default, "default"
+        for origin, table in named.items():
+            delta = table[origin.partition(" ")[2]]
+            if field.name in delta:
+                value, source = delta[field.name], origin
+        yield from textwrap.wrap(
+            texts[field.name], 100, initial_indent=begin, subsequent_indent=begin
+        )
+        line = yaml.safe_dump({field.name: value}).rstrip()
+        yield f"    #{line}  # {source}"
+
+
+def _setting(
+    name: str,
+    value: Any,  # noqa: ANN401 - any setting's
+    text: str,
+    sources: Mapping[str, str],
+    path: str,
+) -> Iterator[str]:
+    from pretrain.config.settings import to_yaml
+
+    key, indent = f"{path}{name}", "  " * path.count(".")
+    begin = f"{indent}# "
+    yield from textwrap.wrap(text, 100, initial_indent=begin, subsequent_indent=begin)
+    if dataclasses.is_dataclass(value):
+        yield f"{indent}{name}:"
+        yield from _described(value, sources, f"{key}.")
+    elif isinstance(value, dict) and value:  # model.overrides, or of data.corpora
+        from data_prep.common.records import docstrings
+        from pretrain.model.config import ModelConfig
+
+        texts = docstrings(ModelConfig) if name == "overrides" else {}
+        yield f"{indent}{name}:"
+        for below in value:
+            yield from _setting(below, value[below], texts.get(below, ""), sources, f"{key}.")
+    elif isinstance(value, list) and value and dataclasses.is_dataclass(value[0]):  # phases
+        parts = [{k: v for k, v in dataclasses.asdict(each).items() if v} for each in value]
+        yield f"{indent}{name}:  # {sources.get(key, 'default')}"
+        yield from to_yaml(parts).splitlines()
+    elif isinstance(value, list):
+        line = to_yaml(value, default_flow_style=True, width=sys.maxsize).rstrip()
+        yield f"{indent}{name}: {line}  # {sources.get(key, 'default')}"
+    else:
+        line = to_yaml({name: value}, default_flow_style=False, width=sys.maxsize).rstrip()
+        yield f"{indent}{line}  # {sources.get(key, 'default')}"
+
+
+def recipe_schema() -> dict[str, Any]:
+    """The JSON schema of a recipe's file: `RunConfig`, `extends`, and the fields of ModelConfig."""
+    from data_prep.common.records import json_schema
+    from pretrain.config.run import RunConfig
+    from pretrain.model.config import CHOICES, POSITION_METHODS, ModelConfig
+
+    model = json_schema(ModelConfig)
+    del model["required"], model["properties"]["vocab_size"]
+    for name, accepted in {"position": POSITION_METHODS, **CHOICES}.items():
+        model["properties"][name]["enum"] = list(accepted)
+    schema = json_schema(RunConfig)
+    schema["$defs"]["ModelRecipe"]["properties"]["overrides"] = model
+    extends = {"type": "string", "description": "Recipe whose values this one changes."}
+    objective = {"description": "What the model has to predict: `name` decides the other keys."}
+    schema["properties"] = {"extends": extends, **schema["properties"]}
+    schema["properties"]["objective"] |= objective
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
+
+
+def _listing() -> Iterator[str]:
+    from pretrain.config.load import RECIPES
+    from pretrain.model.presets import SIZES, VARIANTS
+    from pretrain.objectives.registry import SETTINGS_BY_NAME
+
+    yield "recipes, for show, plan and supervise:"
+    for path in sorted(RECIPES.glob("*.yaml")):
+        first = path.read_text(encoding="utf-8").partition("\n")[0]
+        yield f"  {path.stem:<34} {first.removeprefix('#').strip()}"
+    tables = {"model.size": SIZES, "model.variant": VARIANTS}
+    for key, table in tables.items():
+        yield f"\n{key}:"
+        for name, delta in table.items():
+            changes = ", ".join(f"{field} {value}" for field, value in delta.items())
+            yield f"  {name:<34} {changes or 'the defaults of ModelConfig'}"
+    yield "\nobjective.name:"
+    for name, settings in SETTINGS_BY_NAME.items():
+        yield f"  {name:<34} {(inspect.getdoc(settings) or '').partition(chr(10))[0]}"
+    yield "\nother settings with names:"
+    for key, names in dict(_named_settings(recipe_schema())).items():
+        if key not in tables:
+            yield f"  {key:<34} {', '.join(names)}"
+
+
+def _named_settings(schema: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
+    """Yield the settings of which a schema lists the accepted names, with these."""
+    records = schema["$defs"]
+
+    def record(entry: Mapping[str, Any]) -> Mapping[str, Any]:
+        found = records.get(entry.get("$ref", "").rpartition("/")[2], {"properties": {}})
+        properties: Mapping[str, Any] = found["properties"]
+        return properties
+
+    def named(path: str, field: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
+        if "enum" in field:
+            yield path, field["enum"]
+        for name, below in field.get("properties", {}).items():
+            yield from named(f"{path}.{name}", below)
+
+    for section, entry in schema["properties"].items():
+        yield from named(section, entry)
+        for fields in (record(entry), *map(record, entry.get("anyOf", ()))):
+            yield from named(section, {"properties": fields})
+
+
+COMMANDS = {"recipes": (add_recipes_arguments, recipes), "show": (add_recipe, show)}

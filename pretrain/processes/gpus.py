@@ -1,0 +1,183 @@
+"""The GPUs of this machine that a launch may use. Imports no torch."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping
+from itertools import takewhile
+from pathlib import Path
+
+from data_prep.common import children
+from data_prep.common.wording import count
+
+VARIABLE = "CUDA_VISIBLE_DEVICES"
+_DEVICES, _DRIVERS = Path("/dev"), ("dxg", "kfd")
+"""Drivers of WSL2 and of ROCm."""
+_COUNT = "import torch; print(torch.cuda.device_count())"
+
+
+def visible_gpus(environ: Mapping[str, str] = os.environ) -> list[str]:
+    """Return the GPUs of this machine that CUDA_VISIBLE_DEVICES shows, named as it names them.
+
+    Follows CUDA's rules as torch 2.13 implements them (`torch.cuda._parse_visible_devices`): the
+    first entry that is not a valid device ends the list, and a repeated entry leaves no device.
+    Names (GPU-..., MIG-...) cannot be checked here.
+
+    Returns:
+        Numbers from "0" on, or names; empty on a machine without GPUs, and if DS_ACCELERATOR is
+        cpu.
+    """
+    present, variable = _present(environ), environ.get(VARIABLE)
+    if variable is None or not present:
+        return [str(number) for number in range(present)]
+    entries = variable.split(",")
+    if variable.startswith(("GPU-", "MIG-")):
+        kind = variable[:4]
+        return _unless_repeated(takewhile(lambda entry: entry.startswith(kind), entries))
+    numbers = _unless_repeated(
+        str(int(entry)) for entry in takewhile(bool, map(_leading_number, entries))
+    )
+    return list(takewhile(lambda number: int(number) < present, numbers))
+
+
+def _present(environ: Mapping[str, str]) -> int:
+    """Return the number of this machine's GPUs; 0 if DS_ACCELERATOR is cpu.
+
+    Each GPU with NVIDIA's driver for Linux has a file in /dev. Under WSL2 and ROCm only the driver
+    has one, and torch has to count.
+    """
+    chosen = environ.get("DS_ACCELERATOR")
+    if chosen == "cpu":
+        return 0
+    if numbered := len(list(_DEVICES.glob("nvidia[0-9]*"))):
+        return numbered
+    asked = chosen == "cuda" or any((_DEVICES / driver).exists() for driver in _DRIVERS)
+    return _counted_by_torch() if asked else 0
+
+
+@functools.cache
+def _counted_by_torch() -> int:
+    """Return the number of GPUs that torch finds, in seconds, in a process of its own."""
+    environ = {name: v for name, v in children.environment().items() if name != VARIABLE}
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", _COUNT], env=environ, capture_output=True, text=True, timeout=300
+        )
+        return int(done.stdout.split()[-1])
+    except (OSError, ValueError, IndexError, subprocess.SubprocessError):
+        return 0
+
+
+def _leading_number(entry: str) -> str:
+    """Return the number that an entry begins with, as C's strtoul reads it; "" if there is none."""
+    found = re.match(r"\+?([0-9]+)", entry.strip())
+    return found.group(1) if found else ""
+
+
+def _unless_repeated(entries: Iterable[str]) -> list[str]:
+    listed = list(entries)
+    return listed if len({*listed}) == len(listed) else []
+
+
+@dataclasses.dataclass(frozen=True)
+class Gpu:
+    """A GPU as nvidia-smi describes it."""
+
+    number: str
+    name: str
+    driver: str
+    """Version."""
+    capability: float
+    """Compute capability, such as 8.0."""
+    total: int
+    """Bytes of memory."""
+    free: int
+    """Bytes of memory that no process uses now."""
+
+
+_FIELDS = ("index", "name", "driver_version", "compute_cap", "memory.total", "memory.free")
+
+
+def parse(text: str) -> list[Gpu]:
+    """Read what nvidia-smi prints for `_FIELDS` as CSV without header and units.
+
+    Raises:
+        ValueError: a line is not of that form.
+    """
+    gpus = []
+    for line in text.splitlines():
+        number, name, driver, capability, total, free = (cell.strip() for cell in line.split(","))
+        sizes = int(total) << 20, int(free) << 20
+        gpus.append(Gpu(number, name, driver, float(capability), *sizes))
+    return gpus
+
+
+def describe() -> list[Gpu]:
+    """Return the GPUs of this machine; none where nvidia-smi is missing or does not work.
+
+    Those that CUDA_VISIBLE_DEVICES hides by number are left out.
+    """
+    query = [f"--query-gpu={','.join(_FIELDS)}", "--format=csv,noheader,nounits"]
+    try:
+        done = subprocess.run(
+            ["nvidia-smi", *query], capture_output=True, text=True, timeout=30, check=True
+        )
+        found = parse(done.stdout)
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return []
+    visible = visible_gpus()
+    return [gpu for gpu in found if gpu.number in visible] or found
+
+
+def memory() -> list[tuple[int, int]]:
+    """Return total and free bytes of each GPU of this machine, as `describe`."""
+    return [(gpu.total, gpu.free) for gpu in describe()]
+
+
+def gpus_of(processes: int, setting: str = "supervision.processes_per_node") -> list[str]:
+    """Return the GPUs for this many processes on this machine: the first visible ones.
+
+    Args:
+        processes: number of ranks.
+        setting: what the user sets this number with, for the message.
+
+    Returns:
+        One GPU for each process; empty on a machine without GPUs, where ranks use the CPU.
+
+    Raises:
+        ValueError: There are fewer GPUs than processes.
+    """
+    gpus = visible_gpus()
+    if gpus and processes > len(gpus):
+        raise ValueError(
+            f"{setting}: {count(processes, 'rank')} on a machine with "
+            f"{count(len(gpus), 'usable GPU')} ({_setting()}); write at most {len(gpus)}"
+        )
+    return gpus[:processes]
+
+
+def numbers_of(processes: int) -> list[str]:
+    """Return `gpus_of` for the deepspeed launcher, which accepts GPU numbers only.
+
+    Raises:
+        ValueError: There are fewer GPUs than processes, or the GPUs are given by name.
+    """
+    gpus = gpus_of(processes)
+    if not all(gpu.isdecimal() for gpu in gpus):
+        raise ValueError(
+            f"{_setting()}: the deepspeed launcher takes GPUs by number only; write the "
+            "numbers that `nvidia-smi -L` lists, or set supervision.launcher=torchrun, which "
+            "takes names"
+        )
+    return gpus
+
+
+def _setting() -> str:
+    """Return the value of CUDA_VISIBLE_DEVICES for a message."""
+    variable = os.environ.get(VARIABLE)
+    return f"{VARIABLE} is not set" if variable is None else f"{VARIABLE}={variable}"

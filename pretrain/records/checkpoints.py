@@ -1,0 +1,350 @@
+"""Checkpoints that are committed by all ranks or do not exist.
+
+DeepSpeed writes each rank's files under their final names and points `latest` at them before the
+other ranks are done, so a crash leaves a pointer to an incomplete checkpoint. Here the ranks write
+into a staging folder and each hashes its own files; when all have answered, rank 0 writes
+MANIFEST.json and renames the folder. A folder without a manifest is not a checkpoint, and no
+checkpoint is loaded before its hashes are verified.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import os
+import re
+import secrets
+import shutil
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from data_prep.common import files
+from data_prep.common.files import fsync_folder, write_json
+from data_prep.common.records import check_format
+from pretrain.records.collective import Failure, Gather, Group, join_reasons, on_every_rank
+
+MANIFEST = "MANIFEST.json"
+FORMAT_VERSION = 1
+"""Of the manifest."""
+BYTES_PER_PARAMETER = 16
+"""Upper bound for a checkpoint: the weights as trained, and in fp32 with Adam's two moments."""
+
+Fingerprints = dict[str, dict[str, object]]
+
+
+class DamagedFile(ValueError):
+    """A file of a checkpoint is proven to differ from what was written."""
+
+
+def folder_of(run: Path, step: int) -> Path:
+    """The checkpoint folder of a run after `step` updates."""
+    return run / "checkpoints" / f"step-{step:08d}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Saving:
+    """A checkpoint that the ranks write and have not committed."""
+
+    run: Path
+    step: int
+    staging: Path
+    fingerprints: Future[Fingerprints]
+    """Of this rank's files, once they are on disk."""
+
+
+def begin(
+    run: Path,
+    step: int,
+    *,
+    hold: Callable[[Path], Callable[[], None]],
+    group: Group,
+    token: str = "",
+    in_background: bool = False,
+) -> Saving:
+    """Begin to write a checkpoint; every rank calls this after the same step.
+
+    Args:
+        run: the run's folder.
+        step: number of updates done.
+        hold: takes what is to be saved, and returns what writes this rank's files below a folder
+            (`Engine.hold`). It does not raise because of a disk.
+        group: the ranks.
+        token: of the attempt; separates its staging folder from those of earlier attempts.
+        in_background: write in a thread, which must not communicate with other ranks.
+
+    Raises:
+        Failure: on every rank; nothing was begun.
+    """
+    final = folder_of(run, step)
+    staging = final.with_name(f"{final.name}{token and '.'}{token}.partial")
+
+    def prepare() -> None:
+        shutil.rmtree(staging, ignore_errors=True)
+        staging.mkdir(parents=True)
+
+    def write() -> None:
+        try:
+            finish_writing()
+            own = [path for path in staging.iterdir() if _owner(path) == group.rank]
+            fingerprints.set_result({path.name: fingerprint(path) for path in own})
+        except BaseException as error:  # noqa: BLE001 - `commit` raises it
+            fingerprints.set_exception(error)
+
+    group.on_rank_0(prepare)
+    finish_writing, fingerprints = hold(staging), Future[Fingerprints]()
+    if in_background:
+        threading.Thread(target=write, daemon=True).start()
+    else:
+        write()
+    return Saving(run, step, staging, fingerprints)
+
+
+def commit(
+    saving: Saving,
+    facts: Mapping[str, object],
+    group: Group,
+    before_commit: Callable[[], None] = lambda: None,
+) -> None:
+    """Wait until every rank has written its files, and commit the checkpoint.
+
+    Args:
+        saving: what `begin` returned.
+        facts: stored in the manifest beside the hashes.
+        group: the ranks.
+        before_commit: called on rank 0 when everything is written; raises ValueError to prevent
+            the commit.
+
+    Raises:
+        Failure: on every rank; nothing was committed, and what was written is removed.
+    """
+    staging = saving.staging
+    try:
+        parts = on_every_rank(saving.fingerprints.result, group.gather)
+
+        def write_manifest() -> None:
+            before_commit()
+            fingerprints = {name: value for part in parts for name, value in part.items()}
+            manifest = {"format_version": FORMAT_VERSION, "step": saving.step, **facts}
+            manifest["files"] = fingerprints
+            write_json(staging / MANIFEST, manifest)  # also makes the folder's entries durable
+            _replace(folder_of(saving.run, saving.step), staging)
+
+        group.on_rank_0(write_manifest)
+    except Failure:
+        if group.rank == 0:
+            shutil.rmtree(staging, ignore_errors=True)  # frees space on a full disk
+        raise
+
+
+def save(
+    run: Path,
+    step: int,
+    facts: Mapping[str, object],
+    *,
+    write: Callable[[Path], None],
+    gather: Gather,
+    rank: int,
+    token: str = "",
+    before_commit: Callable[[], None] = lambda: None,
+) -> None:
+    """Write and commit a checkpoint; every rank calls this after the same step.
+
+    Args:
+        run: the run's folder.
+        step: number of updates done.
+        facts: stored in the manifest beside the hashes.
+        write: writes this rank's files below a folder (`Engine.save`).
+        gather: returns every rank's value, on every rank.
+        rank: of this process.
+        token: of the attempt; separates its staging folder from those of earlier attempts.
+        before_commit: called on rank 0 when everything is written; raises ValueError to prevent
+            the commit.
+
+    Raises:
+        Failure: on every rank; nothing was committed, and what was written is removed.
+    """
+    group = Group(rank, 0, gather)
+    saving = begin(run, step, hold=lambda folder: partial(write, folder), group=group, token=token)
+    commit(saving, facts, group, before_commit)
+
+
+def _replace(final: Path, staging: Path) -> None:
+    """Rename a finished checkpoint, replacing an older one of the same step."""
+    shutil.rmtree(final, ignore_errors=True)
+    if final.exists():  # one of its files cannot be deleted now; `remove` tries again
+        final.rename(final.with_name(f"{final.name}.{secrets.token_hex(8)}.old"))
+    staging.rename(final)
+    fsync_folder(final.parent)
+
+
+def _owner(path: Path) -> int:
+    """The rank that wrote a DeepSpeed file: the number after `pp_rank_`, else rank 0."""
+    found = re.search(r"pp_rank_(\d+)_", path.name)
+    return int(found.group(1)) if found else 0
+
+
+def fingerprint(path: Path) -> dict[str, object]:
+    """Size and hash of a file, after an fsync."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+        digest = hashlib.file_digest(file, "blake2b").hexdigest()
+    return {"bytes": path.stat().st_size, "blake2b": digest}
+
+
+def read_manifest(folder: Path, part: int = 0, parts: int = 1) -> dict[str, Any]:
+    """Verify the files of a checkpoint and return its manifest.
+
+    Args:
+        folder: the checkpoint.
+        part: index of this rank's share of the hashing: it compares the size of every file and the
+            hash of every `parts`-th one.
+        parts: number of ranks that share the hashing.
+
+    Raises:
+        DamagedFile: a file is cut short or changed; the message names it.
+        ValueError: the manifest is not valid, or a file is missing; the message names it.
+        OSError: a file cannot be read after several tries, which proves nothing about it.
+    """
+    try:
+        data = files.retried((folder / MANIFEST).read_bytes)
+        manifest: dict[str, Any] = json.loads(data)
+        fingerprints: Fingerprints = manifest["files"]
+        sizes = {name: written["bytes"] for name, written in fingerprints.items()}
+        version = manifest["format_version"]
+    except (
+        FileNotFoundError,
+        ValueError,
+        RecursionError,
+        KeyError,
+        TypeError,
+        AttributeError,
+    ) as error:
+        raise ValueError(
+            f"{folder}: not a checkpoint, {MANIFEST} cannot be read: {error}"
+        ) from None
+    check_format(version, FORMAT_VERSION, folder / MANIFEST)
+    try:
+        for name, size in sizes.items():
+            found = files.retried((folder / name).stat).st_size
+            if found != size:
+                raise DamagedFile(f"{folder / name}: has {found} bytes, {size} were written")
+        for name in sorted(fingerprints)[part::parts]:
+            if files.retried(partial(fingerprint, folder / name)) != fingerprints[name]:
+                raise DamagedFile(f"{folder / name}: is not what was written, its hash differs")
+    except FileNotFoundError as error:
+        raise ValueError(f"{error.filename}: is missing from the checkpoint") from None
+    return manifest
+
+
+@dataclasses.dataclass(frozen=True)
+class ResumePoint:
+    """The checkpoint that a run can continue from."""
+
+    step: int
+    """Number of updates that it holds; 0 without a checkpoint."""
+    manifest: dict[str, Any] | None
+    rejected: dict[int, str]
+    """Steps of newer checkpoints that do not verify, with the reasons."""
+    damaged: frozenset[int] = frozenset()
+    """The rejected steps with proven damage; the others could not be read."""
+
+
+def find_resume_point(run: Path, steps: Sequence[int], group: Group) -> ResumePoint:
+    """Find the newest checkpoint that verifies; the ranks share the hashing.
+
+    Args:
+        run: the run's folder.
+        steps: of its checkpoints, oldest first.
+        group: the ranks.
+
+    Raises:
+        Failure: there are checkpoints and none verifies. A missing disk looks the same, so the run
+            is not started from step 0 automatically.
+    """
+    rejected: dict[int, str] = {}
+    damaged: set[int] = set()
+    for step in reversed(steps):
+        answers = group.gather(_verify(folder_of(run, step), group.rank, group.world_size))
+        reasons = [reason for _, reason, _ in answers]
+        if not any(reasons):
+            return ResumePoint(step, answers[0][0], rejected, frozenset(damaged))
+        rejected[step] = join_reasons(reasons)
+        if any(is_damaged for _, _, is_damaged in answers):
+            damaged.add(step)
+    if rejected:
+        raise Failure(f"{run}: none of its checkpoints is intact: {'; '.join(rejected.values())}")
+    return ResumePoint(0, None, rejected)
+
+
+def _verify(folder: Path, part: int, parts: int) -> tuple[dict[str, Any] | None, str, bool]:
+    """Return the manifest, or the reason why it does not verify and whether damage is proven."""
+    try:
+        return read_manifest(folder, part, parts), "", False
+    except (OSError, ValueError) as error:
+        return None, str(error) or type(error).__name__, isinstance(error, DamagedFile)
+
+
+def manifest_hash(run: Path, step: int) -> str:
+    """Hash of a checkpoint's manifest, which contains the hashes of its files."""
+    data = files.retried((folder_of(run, step) / MANIFEST).read_bytes)
+    return hashlib.blake2b(data).hexdigest()[:32]
+
+
+def size_of(manifest: Mapping[str, Any]) -> int:
+    """Bytes of a checkpoint's files."""
+    return sum(written["bytes"] for written in manifest["files"].values())
+
+
+def refuse_small_disk(run: Path, count: int, size: int) -> None:
+    """Check that the disk has room for checkpoints.
+
+    Args:
+        run: the run's folder, which exists.
+        count: number of checkpoints to be written.
+        size: bytes of one.
+
+    Raises:
+        ValueError: names both numbers.
+    """
+    free = shutil.disk_usage(run).free
+    if free < count * size:
+        plural = "checkpoint" if count == 1 else "checkpoints"
+        raise ValueError(
+            f"{run}: {count} {plural} of {size / 1e6:,.1f} MB need {count * size / 1e6:,.1f} MB, "
+            f"its disk has {free / 1e6:,.1f} MB free"
+        )
+
+
+def remove(run: Path, keep: set[int], warn: Callable[[str], object]) -> None:
+    """Delete every checkpoint folder of a run except those of the steps in `keep`.
+
+    A folder that cannot be deleted, for instance because another machine has one of its files
+    open, is no longer a checkpoint; the next call tries again.
+
+    Args:
+        run: the run's folder.
+        keep: steps.
+        warn: called with a message for each folder that could not be deleted.
+    """
+    for folder in sorted((run / "checkpoints").glob("step-*")):
+        digits = folder.name.removeprefix("step-")
+        if digits.isdigit() and int(digits) in keep:
+            continue
+        try:
+            files.retried(partial(_delete, folder))
+        except OSError as error:
+            warn(f"WARNING: {folder}: cannot be deleted for now: {error}")
+
+
+def _delete(folder: Path) -> None:
+    """Delete a folder, its manifest first, so that what is left is not a checkpoint."""
+    (folder / MANIFEST).unlink(missing_ok=True)
+    shutil.rmtree(folder, ignore_errors=True)  # deletes as much as it can
+    with contextlib.suppress(FileNotFoundError):
+        shutil.rmtree(folder)  # raises the reason if anything is left

@@ -1,0 +1,89 @@
+"""The commands that read a run's folder: status, audit and report."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+from pathlib import Path
+
+
+def add_run(command: argparse.ArgumentParser) -> None:
+    """Add the argument of `status`, `audit` and `report`."""
+    command.add_argument("run", type=Path, help="the run's folder")
+
+
+def add_status_arguments(command: argparse.ArgumentParser) -> None:
+    """Add the arguments of `status`."""
+    add_run(command)
+    either = command.add_mutually_exclusive_group()
+    watch = (
+        "show it again every few seconds until the run is finished or given up, or Ctrl-C; where "
+        "the output is not a terminal, print a line for each change"
+    )
+    either.add_argument("--watch", action="store_true", help=watch)
+    json = (
+        "print one JSON object: run, state (starting, training, stopped, spiked, given-up or "
+        "finished), orphaned (true: it trains, and its supervisor is gone), step, steps, loss, "
+        "tokens_per_second, eta_seconds, validation and "
+        "best_validation (step, loss, perplexity), attempts, spikes, rollbacks, updates_left_out "
+        "and updates_clipped (by optimizer.guard), checkpoints (steps), suspected_since (step), "
+        "init_from (path, files, sha256), corpora (of each: name, blocks, "
+        "epochs, share, skipped, share_of_tokens), fork_from (run, step), phase (number, name, "
+        "first_step, end_step), slow_rank (rank, host, seconds, "
+        "others_seconds), reason, log, next (a command); null where there is "
+        "none"
+    )
+    either.add_argument("--json", action="store_true", help=json)
+
+
+def status(options: argparse.Namespace) -> None:
+    """Show what happened to a run and what it is doing now.
+
+    example: python -m pretrain status runs/base --watch
+    """
+    from pretrain.records.status import as_json, describe_run, view, watch
+
+    if options.watch:
+        with contextlib.suppress(KeyboardInterrupt):
+            watch(options.run, sys.stdout.write, redraw=sys.stdout.isatty())
+    else:
+        sys.stdout.write((as_json if options.json else describe_run)(view(options.run)))
+
+
+def add_audit_arguments(command: argparse.ArgumentParser) -> None:
+    """Add the arguments of `audit`."""
+    add_run(command)
+    content = (
+        "read the corpora too, and compare every file and table of blocks with what the run began "
+        "with; about a second a GB"
+    )
+    command.add_argument("--content", action="store_true", help=content)
+
+
+def audit(options: argparse.Namespace) -> int:
+    """Prove from a run's ledger that every block was read once an epoch.
+
+    example: python -m pretrain audit runs/base
+    """
+    from pretrain.records.audit import audit as audit_run
+    from pretrain.records.audit import write_findings
+
+    return write_findings(audit_run(options.run, content=options.content), sys.stdout.write)
+
+
+def report(options: argparse.Namespace) -> None:
+    """Write a run's report.md and loss.png; supervise does so when it ends.
+
+    example: python -m pretrain report runs/base
+    """
+    from pretrain.records.report import write_report
+
+    sys.stdout.write(f"{write_report(options.run)}\n")
+
+
+COMMANDS = {
+    "status": (add_status_arguments, status),
+    "audit": (add_audit_arguments, audit),
+    "report": (add_run, report),
+}

@@ -1,0 +1,230 @@
+"""Control files: how the supervisor, the ranks and the agents of other nodes communicate.
+
+They are small files in the run's folder `control/`, and each has one writer:
+
+    order.json               which attempt may train, where, and whether it is to stop
+    stop-TOKEN               request to an attempt to save and exit after the current step
+    profile-TOKEN            request to an attempt to trace its next steps
+    heartbeat.json           what rank 0 is doing (heartbeat.py)
+    failure-TOKEN-RANK.json  the error of a rank (failures.py)
+    node-NNN.json            the report of another node's agent (nodes.py)
+    supervisor.json          the supervisor's sign of life for these agents (nodes.py)
+
+A network file system may refuse to read a file while it is being replaced. Readers then keep what
+they knew and try again later. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import math
+import secrets
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from data_prep.common import files
+
+FOLDER = "control"
+FILE_NAME = "order.json"
+TOKEN_VARIABLE = "ZEROCLAP_ATTEMPT"
+"""Environment variable of an attempt's processes: the token of the attempt."""
+
+_SAME_REQUEST_SECONDS = 3.0
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
+RUN, STOP, EXIT = "run", "stop", "exit"
+
+
+@dataclasses.dataclass(frozen=True)
+class ControlFile:
+    """What every node of a run has to do, as the supervisor writes it."""
+
+    token: str
+    """Identifies the attempt; never used twice."""
+    attempt: int
+    state: str
+    """`run` the attempt, `stop` (end its processes), or `exit` (agents exit)."""
+    nodes: int = 1
+    processes_per_node: int = 1
+    address: str = "127.0.0.1"
+    """Of the node of rank 0."""
+    port: int = 0
+    threads: int = 1
+    """Of each rank on a CPU, with several nodes."""
+    code: int = 0
+    """Exit code of the agents in state `exit`."""
+    module: str = "pretrain.train"
+    """What each rank runs, with the recipe in the run's folder as its argument."""
+
+
+def folder_of(run: Path) -> Path:
+    """Return the folder of a run's control files."""
+    return run / FOLDER
+
+
+def write(run: Path, control_file: ControlFile) -> None:
+    """Replace the control file, and delete the requests and failures of other attempts."""
+    folder = folder_of(run)
+    for path in (p for kind in ("stop", "profile", "failure") for p in folder.glob(f"{kind}-*")):
+        if path.name.split("-")[1] != control_file.token:
+            path.unlink(missing_ok=True)
+    data = files.strict_json(dataclasses.asdict(control_file)) + "\n"
+    files.write_atomically(folder / FILE_NAME, data.encode())
+
+
+def read(run: Path) -> ControlFile | None:
+    """Read the control file; return `None` if there is none.
+
+    Raises:
+        ValueError: The file holds other fields than those that `write` writes.
+        OSError: The file cannot be read now.
+    """
+    path = folder_of(run) / FILE_NAME
+    try:
+        values = parse_object(files.retried(path.read_bytes))
+        return None if values is None else ControlFile(**values)
+    except FileNotFoundError:
+        return None
+    except TypeError as error:
+        raise ValueError(
+            f"{path}: is not a control file of this version ({error}); delete it if no process "
+            "trains this run"
+        ) from None
+
+
+def try_read(run: Path) -> ControlFile | None:
+    """Read the control file; return `None` if there is none, or it cannot be read now."""
+    with contextlib.suppress(OSError):
+        return read(run)
+    return None
+
+
+def token_of(environ: Mapping[str, str]) -> str:
+    """Return the token of the attempt that a process belongs to; "" without a supervisor."""
+    return environ.get(TOKEN_VARIABLE, "")
+
+
+def superseded(run: Path, token: str) -> ControlFile | None:
+    """Return the control file if it stops the attempt with this token, or starts another one.
+
+    An attempt without a supervisor (token "") cannot be superseded, and a control file that cannot
+    be read now supersedes no attempt. Cheap enough to call once a second.
+    """
+    newest = try_read(run) if token else None
+    return newest if newest and (newest.token, newest.state) != (token, RUN) else None
+
+
+def refuse_superseded(run: Path, token: str) -> None:
+    """Raise if the attempt with this token was superseded.
+
+    Called before an attempt starts, commits a checkpoint or appends to the ledger. The ledger
+    itself refuses an attempt only after a later one has begun.
+
+    Raises:
+        ValueError: The attempt was superseded; the message names the newest attempt.
+    """
+    if newest := superseded(run, token):
+        raise ValueError(
+            f"{run}: this attempt was superseded (the newest is attempt {newest.attempt}); "
+            "this one stops"
+        )
+
+
+def _stop_file(run: Path, token: str) -> Path:
+    return folder_of(run) / f"stop-{token}"
+
+
+def request_stop(run: Path, token: str) -> None:
+    """Ask an attempt to save and exit after the current step."""
+    folder_of(run).mkdir(parents=True, exist_ok=True)
+    _stop_file(run, token).touch()
+
+
+def stop_requested(run: Path, token: str) -> bool:
+    """Return whether the attempt was asked to stop; one `stat`, cheap enough for every step."""
+    try:
+        return _stop_file(run, token).exists()
+    except OSError:
+        return False  # asked again after the next step
+
+
+def request_profile(run: Path, token: str, steps: int) -> None:
+    """Ask an attempt to trace its next steps."""
+    request = {"name": secrets.token_hex(8), "steps": steps}
+    files.replace_json(folder_of(run) / f"profile-{token}", request)
+
+
+def profile_requested(run: Path, token: str) -> tuple[str, int] | None:
+    """Return the newest such request: its name, and the number of steps; `None` without one."""
+    request = read_json(folder_of(run) / f"profile-{token}")
+    return (str(request["name"]), int(request["steps"])) if request else None
+
+
+@dataclasses.dataclass
+class StopRequests:
+    """Counts how often a supervisor or an agent was asked to stop.
+
+    A request is a SIGTERM, a SIGUSR1, or the SIGHUP of a closed terminal (ignored under nohup).
+    Signals within `_SAME_REQUEST_SECONDS` of a request belong to it: Slurm sends one to every
+    process of a job step, and the job's script may forward another.
+    """
+
+    count: int = 0
+    clock: Callable[[], float] = time.monotonic
+
+    @contextlib.contextmanager
+    def counted(self) -> Iterator[None]:
+        """Count the signals that arrive in this block, instead of being ended by them."""
+        requested = -math.inf
+
+        def count(number: int, frame: object) -> None:
+            nonlocal requested
+            if self.clock() - requested > _SAME_REQUEST_SECONDS:
+                requested = self.clock()
+                self.count += 1
+
+        numbers = [n for n in _STOP_SIGNALS if signal.getsignal(n) != signal.SIG_IGN]
+        before = {number: signal.signal(number, count) for number in numbers}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def stop_on_signals(run: Path, token: str, environ: Mapping[str, str]) -> None:
+    """Make this rank treat SIGUSR1 as a request to stop; directly under srun, SIGTERM as well.
+
+    The deepspeed launcher and torchrun send SIGTERM to end the ranks of a failed attempt, which
+    must not wait. srun forwards the SIGTERM that Slurm sends before it revokes the allocation.
+    """
+
+    def request(number: int, frame: object) -> None:
+        with contextlib.suppress(OSError):  # on a full disk the rank continues
+            request_stop(run, token)
+
+    signal.signal(signal.SIGUSR1, request)
+    under_srun = {"SLURM_STEP_NUM_TASKS", "SLURM_PROCID"} <= environ.keys()
+    if under_srun and not {"CROSS_RANK", "TORCHELASTIC_RUN_ID"} & environ.keys():
+        signal.signal(signal.SIGTERM, request)
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """Read a JSON object; return `None` if there is no valid one, or it cannot be read now."""
+    try:
+        return parse_object(path.read_bytes())
+    except OSError:
+        return None
+
+
+def parse_object(data: bytes) -> dict[str, Any] | None:
+    """Parse a JSON object; return `None` if `data` is not one."""
+    try:
+        values = json.loads(data)
+    except ValueError:
+        return None
+    return values if isinstance(values, dict) else None

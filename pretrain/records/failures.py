@@ -1,0 +1,184 @@
+"""The errors that ended the ranks of an attempt, and which of them is the cause.
+
+The launcher reports an exit code of its own, and its log often ends with another rank's lost
+connection. So a rank that fails writes its error to a control file, and the supervisor reads all of
+them after the attempt has ended. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import re
+import socket
+import time
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+
+from data_prep.common import files
+from pretrain.records import control
+
+_SOURCE_ROOT = Path(__file__).parents[2]
+_PACKAGES = ("data_prep", "pretrain")
+_LOST_CONNECTION = re.compile(
+    r"gloo|nccl|connection (was )?(closed|reset|refused|aborted)|broken pipe|socket timeout|"
+    r"timed out waiting",
+    re.IGNORECASE,
+)
+_OF_THE_MACHINE = re.compile(
+    # Errors of the system other than ENOENT, EACCES, ENOTDIR and EISDIR, of a busy or lost GPU, and
+    # of a disk that is too small for the checkpoints.
+    # A rank that was killed did not fail by itself either.
+    r"\[Errno (?!(2|13|20|21)\])|EADDRINUSE|port \d+, where the ranks meet|CUDA error|"
+    r"its disk has|exitcode: -|^was killed by signal",
+)
+_IN_A_LOG = re.compile(
+    # The last line of a traceback, `python -m` without its module, argparse, and torchrun's words
+    # for a rank that was killed.
+    r"^(?:\[[^]]*\]:? ?|E\d{4} [^]]*\] )*("
+    r"(?:[\w.]*(?:Error|Exception)|\S*/python[\d.]*|[\w.-]+: error): .+|"
+    r"failed \(exitcode: -?\d+\) local_rank: \d+)",
+    re.MULTILINE,
+)
+_MAX_LOG = 1 << 20
+"""Bytes of a log that are searched."""
+_MAX_DELAY_SECONDS = 30.0
+"""From the first lost connection to the error of the rank that caused it."""
+_MAX_MESSAGE = 2000
+"""Characters."""
+_MAX_TRACEBACK = 20
+"""Lines."""
+
+
+@dataclasses.dataclass(frozen=True)
+class RankError:
+    """The error that ended a rank."""
+
+    rank: int
+    host: str
+    time: float
+    """Wall-clock time of the rank's host."""
+    code: int
+    """The rank's exit code."""
+    message: str
+    follows: bool = False
+    """Whether it only says that the connection to another rank was lost."""
+    traceback: str = ""
+    """Its last lines; "" if the rank refused to start or to continue."""
+
+
+def report(run: Path, code: int, error: Exception, unexpected: bool = False) -> None:
+    """Write down why this rank ends, if it has a supervisor that has not stopped it.
+
+    Args:
+        run: folder of the run.
+        code: exit code of this rank.
+        error: the error that ends it.
+        unexpected: whether to add the error's type, its place in our code and its traceback.
+    """
+    token = control.token_of(os.environ)
+    rank = int(os.environ.get("RANK") or os.environ.get("SLURM_PROCID") or 0)
+    message, last_lines = " ".join(str(error).split())[:_MAX_MESSAGE], ""
+    if unexpected:
+        message = f"{type(error).__name__}: {message}{_location(error)}"
+        lines = "".join(traceback.format_exception(error)).splitlines()
+        lines = [line for line in lines if "<frozen importlib" not in line]
+        last_lines = "\n".join(lines[-_MAX_TRACEBACK:])
+    rank_error = RankError(
+        rank, socket.gethostname(), time.time(), code, message, _follows(error), last_lines
+    )
+    with contextlib.suppress(OSError, ValueError):  # the caller still raises the error itself
+        if token and not control.superseded(run, token):
+            path = control.folder_of(run) / f"failure-{token}-{rank}.json"
+            files.replace_json(path, dataclasses.asdict(rank_error))
+
+
+def _location(error: Exception) -> str:
+    """Return the last line of our own code in an error's traceback."""
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        with contextlib.suppress(ValueError):
+            path = Path(frame.filename).relative_to(_SOURCE_ROOT)
+            if path.parts[0] in _PACKAGES:
+                return f" ({path}, line {frame.lineno})"
+    return ""
+
+
+def _follows(error: Exception) -> bool:
+    if "EADDRINUSE" in str(error):  # another program uses our port
+        return False
+    type_names = {kind.__name__ for kind in type(error).__mro__}  # torch is not imported here
+    lost = isinstance(error, RuntimeError | OSError) and _LOST_CONNECTION.search(str(error))
+    return "DistError" in type_names or bool(lost)
+
+
+def read(run: Path, token: str) -> list[RankError]:
+    """Return the errors of an attempt's ranks, the earliest first."""
+    errors = []
+    for path in control.folder_of(run).glob(f"failure-{token}-*.json"):
+        with contextlib.suppress(TypeError):
+            errors.append(RankError(**(control.read_json(path) or {})))
+    return sorted(errors, key=lambda error: error.time)
+
+
+def cause(errors: Sequence[RankError]) -> RankError | None:
+    """Return the first error that is not a lost connection; `None` if there is none.
+
+    Args:
+        errors: of one attempt, the earliest first. An error that comes more than 30 seconds after
+            the first one cannot be its cause. The clocks of several nodes may differ a little.
+    """
+    own = [error for error in errors if not error.follows]
+    if own and own[0].time - errors[0].time <= _MAX_DELAY_SECONDS:
+        return own[0]
+    return None
+
+
+def explain(errors: Sequence[RankError], hosts: Sequence[str] = ()) -> str:
+    """Describe the cause of an attempt's end, as far as the ranks' errors show it; "" if none do.
+
+    Args:
+        errors: of one attempt, the earliest first.
+        hosts: host of each rank; empty if even their number is unknown.
+    """
+    if not errors:
+        return ""
+    silent = sorted({*range(len(hosts))} - {error.rank for error in errors})
+    if silent and not cause(errors):
+        names = dict.fromkeys(hosts[rank] for rank in silent)
+        on = f" on {_joined(list(names))}" if len({*hosts}) > 1 else ""
+        return f"rank {_joined(silent)}{on} ended without a message"
+    first = cause(errors) or errors[0]
+    same = [error for error in errors if error.message == first.message]
+    ranks, where = {error.rank for error in same}, {error.host for error in same}
+    return f"rank {_joined(sorted(ranks))} on {_joined(sorted(where))}: {first.message}"
+
+
+def in_log(log: Path) -> str:
+    """Return the first error in a log whose ranks left none; "" if there is none.
+
+    Such are the errors of the launcher itself, and of imports before a rank can report any.
+    """
+    try:
+        with log.open("rb") as file:
+            text = file.read(_MAX_LOG).decode(errors="replace")
+    except OSError:
+        return ""
+    found = _IN_A_LOG.search(text)
+    return " ".join(found.group(1).split())[:_MAX_MESSAGE] if found else ""
+
+
+def lasting(message: str) -> str:
+    """Return what is the same in every message of an error, or "" if it may go away by itself.
+
+    Errors of the machine go away: a full disk, a lost connection, a busy port or GPU. Numbers are
+    left out: process ids and the memory in use differ each time.
+    """
+    if _OF_THE_MACHINE.search(message) or _LOST_CONNECTION.search(message):
+        return ""
+    return re.sub(r"\d[\d.,]*", "#", message)
+
+
+def _joined(values: Sequence[object]) -> str:
+    return ", ".join(map(str, values))

@@ -1,0 +1,106 @@
+"""What a step's record shows beside the loss: figures for metrics.jsonl, curves for trackers.
+
+Everything is computed on rank 0 from a finished record: nothing here waits for a device or for
+other ranks. What ranks measure rides in the reduction of the losses (`loop.Ahead.measured`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import statistics
+from collections.abc import Callable, Mapping
+
+from pretrain.loop.protocols import StepRecord
+from pretrain.records.metrics import finite_or_nan
+
+SECONDS, MEMORY, BETA = "seconds", "memory_bytes", "beta"
+"""Names of what ranks measure (`loop.Ahead.measured`): the seconds that a rank worked by itself in
+the step before (`pace.own_seconds`), the most bytes of memory that it has used, and the beta of a
+CLAP head. NaN: not measured."""
+_LARGEST_EXPONENT = 700.0
+_BLOCKS = "blocks/"
+"""Begins the names of figures that count the blocks of a corpus."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Figures:
+    """Computes the figures of a step."""
+
+    positions: Callable[[int], int]
+    """Places of the blocks that a step reads, padding included."""
+    deviations: Callable[[StepRecord], Mapping[str, float]]
+    """`SpikeWatch.deviations`."""
+    blocks: Callable[[int], Mapping[str, int]] = lambda step: {}
+    """Blocks that a step reads of each of several corpora, by name."""
+    flops_per_position: Callable[[int], float] = lambda step: 0.0
+    peak_flops: float | None = None
+    """Of all devices, per second; None where it is not known."""
+
+    def __call__(self, record: StepRecord) -> dict[str, float]:
+        """The figures of a step by name, those that are known; the guide explains them."""
+        positions = self.positions(record.step)
+        found = {
+            "perplexity": perplexity(record),
+            "tokens_per_second": record.tokens_per_second,
+            "padding": 1 - record.tokens / positions,
+            **self.deviations(record),
+            **{f"{_BLOCKS}{name}": count for name, count in self.blocks(record.step).items()},
+        }
+        found["beta"] = record.measured.get(BETA, (math.nan,))[0]
+        if self.peak_flops:
+            flops = self.flops_per_position(record.step) * positions
+            found["mfu"] = flops / record.seconds / self.peak_flops
+        seconds = record.measured.get(SECONDS, ())
+        if len(seconds) > 1 and not any(map(math.isnan, seconds)):
+            slowest = max(seconds)
+            found["slowest_rank"] = rank = seconds.index(slowest)
+            found["slowest_rank_seconds"] = slowest
+            found["other_ranks_seconds"] = statistics.median(seconds[:rank] + seconds[rank + 1 :])
+        found["memory_bytes"] = max(record.measured.get(MEMORY, (math.nan,)))
+        return {name: value for name, value in found.items() if not math.isnan(value)}
+
+
+def perplexity(record: StepRecord) -> float:
+    """Return exp of a step's loss; of several terms, of the first one, which is of tokens.
+
+    NaN where that is not finite.
+    """
+    loss = record.loss
+    if record.terms:
+        loss = finite_or_nan(next(iter(record.terms.values())).loss)
+    return math.exp(min(loss, _LARGEST_EXPONENT)) if math.isfinite(loss) else math.nan
+
+
+_CURVES = {
+    "perplexity": "train/perplexity",
+    "beta": "model/beta",
+    "mfu": "speed/mfu",
+    "padding": "data/padding",
+    "memory_bytes": "memory/bytes",
+    "slowest_rank": "ranks/slowest",
+    "slowest_rank_seconds": "ranks/slowest_seconds",
+    "other_ranks_seconds": "ranks/others_seconds",
+    "loss_deviations": "spike/loss_deviations",
+    "gradient_norm_deviations": "spike/gradient_norm_deviations",
+}
+"""Names of the figures' curves."""
+
+
+def curves(record: StepRecord) -> dict[str, float]:
+    """The curves of a step by name, as every tracker shows them."""
+    norm = record.gradient_norm
+    return {
+        "train/loss": record.loss,
+        **{f"train/loss/{n}": finite_or_nan(t.loss) for n, t in record.terms.items()},
+        "optimizer/gradient_norm": math.nan if norm is None else norm,
+        "optimizer/loss_scale": record.loss_scale,
+        "optimizer/learning_rate": record.learning_rate,
+        **({"optimizer/guard_factor": record.guard_factor} if record.guard_factor < 1 else {}),
+        "speed/tokens_per_second": record.tokens_per_second,
+        "speed/step_seconds": record.seconds,
+        "speed/data_seconds": record.data_seconds,
+        "data/epoch": record.epoch,
+        **{_CURVES[n]: value for n, value in record.figures.items() if n in _CURVES},
+        **{f"data/{n}": value for n, value in record.figures.items() if n.startswith(_BLOCKS)},
+    }

@@ -1,0 +1,177 @@
+"""A run's folder while it is trained: its lock, its creation, and the versions in use.
+
+Everything here is done by rank 0, or by the supervisor.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import platform
+import stat
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import TextIO
+
+from data_prep import contents
+from data_prep.common import files
+from data_prep.manifest import CorpusManifest
+from pretrain.config.run import RunConfig
+from pretrain.records import checkpoints, ledger
+
+LOCK = "train.lock"
+"""Held by the attempt that trains a run."""
+SUPERVISOR_LOCK = "supervisor.lock"
+"""Held by the supervisor of a run."""
+INITIAL = "initial"
+"""Model folder with the weights that the run starts from, where these are not drawn."""
+INITIAL_WEIGHTS = f"{INITIAL}/model.safetensors"
+SUPERVISED = "supervised.yaml"
+"""The merged recipe that the supervisor launches."""
+
+
+def lock(run: Path) -> TextIO:
+    """Keep other attempts out of a run for as long as the returned file is open.
+
+    Raises:
+        ValueError: another attempt trains the run; the message names its process.
+    """
+    run.mkdir(parents=True, exist_ok=True)
+    return files.lock(run / LOCK, "is being trained by another attempt")
+
+
+def writable_by_others(run: Path) -> str:
+    """Return a line of warning if other users may write to a run's folder, else "".
+
+    What they write there decides what is trained and exported. A group with the owner's number is
+    the owner's own, which many systems let write.
+    """
+    if not run.is_dir():
+        return ""
+    found = run.stat()
+    if found.st_mode & stat.S_IWOTH:
+        who = "every user"
+    elif found.st_mode & stat.S_IWGRP and found.st_gid != found.st_uid:
+        who = "its group"
+    else:
+        return ""
+    return f"WARNING: {run}: {who} may write to this folder; `chmod -R go-w {run}` ends that\n"
+
+
+def refuse_superseded(records: Sequence[ledger.Record], token: str) -> None:
+    """Check that no later attempt has begun.
+
+    The lock keeps attempts apart where it works; on some network file systems it does not.
+
+    Args:
+        records: the ledger as it is now.
+        token: of this attempt.
+
+    Raises:
+        ValueError: a later attempt has begun; the message names it.
+    """
+    newest = [record for record in records if record["kind"] == "attempt"][-1]
+    if newest["token"] != token:
+        raise ValueError(
+            f"attempt {newest['attempt']} (process {newest['pid']} on {newest['host']}) has begun "
+            "on this run since; this one stops"
+        )
+
+
+def check_corpora(config: RunConfig, manifests: Mapping[str, CorpusManifest]) -> None:
+    """Check that the files of a recipe's corpora are those that their manifests list.
+
+    Files that may have changed since the last check are hashed, which takes about a second a GB;
+    of the others, some places are.
+
+    Args:
+        config: the recipe.
+        manifests: of its corpora, by name.
+
+    Raises:
+        ValueError: a file is another one; it is named.
+    """
+    for path, name in {stream.path: stream.name for stream in config.streams}.items():
+        contents.check(Path(path), manifests[name])
+
+
+def open_run(
+    config: RunConfig,
+    manifests: Mapping[str, CorpusManifest],
+    take_weights: Callable[[], Mapping[str, object]] | None = None,
+) -> ledger.RunState:
+    """Return the state of a run, after recording its creation if that is not recorded yet.
+
+    Args:
+        config: the recipe.
+        manifests: of its corpora, by name.
+        take_weights: called before the creation is recorded, if the run starts from another model:
+            copies it into the run's folder, and returns what `ledger.origin` will.
+
+    Raises:
+        ValueError: as `check_corpora`.
+    """
+    check_corpora(config, manifests)
+    path, seed = Path(config.folder) / ledger.FILE_NAME, config.training.seed
+    # A failed launch may have been recorded before.
+    if ledger.created(ledger.read(path)) is None:
+        digests = {name: manifest.digest() for name, manifest in manifests.items()}
+        manifest = next(iter(manifests.values()))
+        ledger.append(
+            path,
+            "created",
+            **_identity(digests),
+            tokenizer=manifest.tokenizer_digest,
+            vocab_size=manifest.vocab_size,
+            seed=seed,
+            batch=dataclasses.asdict(config.batch),
+            **({"init_from": take_weights()} if take_weights else {}),
+        )
+    state = ledger.run_state(ledger.read(path), seed)
+    if reason := reject_damaged_result(path.parent, state):
+        sys.stdout.write(f"the last checkpoint is damaged, its steps are done again: {reason}\n")
+        state = ledger.run_state(ledger.read(path), seed)
+    return state
+
+
+def _identity(digests: Mapping[str, str]) -> dict[str, object]:
+    """How the ledger names the corpora of a run."""
+    if list(digests) == [""]:
+        return {"corpus": digests[""]}
+    return {"corpora": [{"name": name, "digest": digests[name]} for name in digests]}
+
+
+def reject_damaged_result(run: Path, state: ledger.RunState) -> str:
+    """Verify the last checkpoint of a finished run; if it is damaged, record that.
+
+    The record of the reject means that the run is no longer finished.
+
+    Returns:
+        What is wrong with the checkpoint; "" if it is intact, or the run is not finished.
+
+    Raises:
+        OSError: it cannot be read, which proves nothing.
+    """
+    if not state.finished_steps or not state.checkpoints:
+        return ""
+    step = state.checkpoints[-1]
+    try:
+        checkpoints.read_manifest(checkpoints.folder_of(run, step))
+    except ValueError as error:
+        ledger.append(run / ledger.FILE_NAME, "reject", step=step, reason=str(error))
+        return str(error)
+    return ""
+
+
+def environment(accelerator: str) -> dict[str, object]:
+    """Versions and machine, for reproducing a run."""
+    packages = ("torch", "deepspeed", "tokenizers", "numpy")
+    return {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "accelerator": accelerator,
+        "cores": os.cpu_count(),
+        "packages": {name: metadata.version(name) for name in packages},
+    }

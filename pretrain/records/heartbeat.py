@@ -1,0 +1,110 @@
+"""The heartbeat of a running attempt, and how long it may be silent.
+
+Rank 0 writes a small file that says what it is doing. It speaks for all ranks: it cannot pass a
+step, a save or an evaluation in which another rank does not take part. A reader judges by changes
+of the file and by its own monotonic clock, so other nodes' clocks and clock jumps do not matter.
+Imports no torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from data_prep.common import files
+from pretrain.config.sections import SupervisionConfig
+from pretrain.records import control
+
+FILE_NAME = "heartbeat.json"
+INIT, STEP, SAVE, EVALUATE = "init", "step", "save", "evaluate"
+_STEP_FACTOR = 10
+_MIN_STEPS = 100
+"""For a 99th percentile; that of fewer steps is their maximum, which is the slow first step."""
+
+
+class Heartbeat:
+    """Writes the heartbeat on rank 0."""
+
+    def __init__(
+        self,
+        run: Path,
+        token: str,
+        seconds: float = 1.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Prepare the heartbeat without writing it.
+
+        Args:
+            run: folder of the run.
+            token: of the attempt.
+            seconds: between two beats of one phase.
+            clock: in seconds.
+        """
+        self._path, self._token = control.folder_of(run) / FILE_NAME, token
+        self._seconds, self._clock = seconds, clock
+        self._phase, self._next, self._count = "", 0.0, 0
+
+    def beat(self, phase: str, step: int) -> bool:
+        """Write that `phase` is going on after `step` updates; return whether a beat was due.
+
+        A beat is due at each change of phase, and every `seconds` within a phase.
+        """
+        now = self._clock()
+        if phase == self._phase and now < self._next:
+            return False
+        self._phase, self._next, self._count = phase, now + self._seconds, self._count + 1
+        beat = {"token": self._token, "phase": phase, "step": step, "count": self._count}
+        with contextlib.suppress(OSError):  # on a full disk training continues
+            files.replace_json(self._path, beat)
+        return True
+
+
+@dataclasses.dataclass(frozen=True)
+class Beat:
+    """The last beat of rank 0."""
+
+    phase: str
+    step: int
+    count: int
+
+
+NO_BEAT = Beat(INIT, 0, 0)
+"""No beat has been written yet, or it cannot be read now. A written beat's count is at least 1."""
+
+
+def read(run: Path, token: str) -> Beat:
+    """Return the last beat of the attempt with this token, or `NO_BEAT`."""
+    values = control.read_json(control.folder_of(run) / FILE_NAME)
+    if values is None or values.get("token") != token:
+        return NO_BEAT
+    return Beat(values["phase"], values["step"], values["count"])
+
+
+def silence_limit(phase: str, step_seconds: Sequence[float], config: SupervisionConfig) -> float:
+    """Return the seconds without a beat after which an attempt counts as hung.
+
+    Args:
+        phase: of the last beat.
+        step_seconds: durations of the last steps. They matter for phase `step`, whose limit is
+            `hang_seconds`, or ten times a typical duration if that is longer. While none is known,
+            it is that of the start-up: nothing says how long a step may take.
+        config: limits of the phases.
+    """
+    if phase == STEP and not step_seconds:
+        return max(config.hang_seconds, config.init_seconds)
+    if phase == STEP:
+        return max(config.hang_seconds, _STEP_FACTOR * _typical(step_seconds))
+    limits = {SAVE: config.save_seconds, EVALUATE: config.evaluate_seconds}
+    return limits.get(phase, config.init_seconds)
+
+
+def _typical(step_seconds: Sequence[float]) -> float:
+    """Return the 99th percentile; of fewer than 100 steps the lower median."""
+    if len(step_seconds) >= _MIN_STEPS:
+        return sorted(step_seconds)[math.ceil(0.99 * len(step_seconds)) - 1]
+    return statistics.median_low(step_seconds)

@@ -1,0 +1,92 @@
+"""What happened to a run, in sentences, from its ledger alone.
+
+The status, the report, the log and the supervisor use the same sentences.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+
+from data_prep.common.wording import count
+from pretrain.records import fork, metrics
+from pretrain.records.ledger import Record
+
+
+def sentences(records: Sequence[Record]) -> list[tuple[Record, str]]:
+    """Return the records that matter to a reader, each with a sentence about it."""
+    routine = ("created", "commit", "delete")
+    return [(record, describe(record)) for record in records if record["kind"] not in routine]
+
+
+def since_last_attempt(records: Sequence[Record]) -> list[str]:
+    """Sentences about what happened between the beginnings of the last two attempts."""
+    begun = [number for number, r in enumerate(records) if r["kind"] == "attempt"]
+    kinds = ("crash", "hang", "preempted", "interrupted", "rollback", "attempt")
+    first = begun[-2] + 1 if len(begun) > 1 else 0
+    return [text for r, text in sentences(records[first:]) if r["kind"] in kinds]
+
+
+def describe(record: Record) -> str:
+    """Describe a record of the ledger in a sentence."""
+    sentence = _SENTENCES.get(record["kind"])
+    return sentence(record) if sentence else str(record["kind"])
+
+
+def suspicion(since: int | None) -> str:
+    """The end of a sentence about a run that is suspected since a step; "" if it is not."""
+    return "" if since is None else f", under suspicion of a loss spike since step {since:,}"
+
+
+def _attempt(r: Record) -> str:
+    origin = f"from the checkpoint of step {r['step']:,}" if r["step"] else "from initial weights"
+    ranks = count(r["ranks"], "rank")
+    return f"attempt {r['attempt']} began {origin}: {ranks}, seed {r['seed']}, {r['host']}"
+
+
+def _rise(r: Record) -> str:
+    """Describe what the detector saw; numbers may be null, or NaN in ledgers of old versions."""
+    loss, baseline = metrics.finite_or_nan(r["loss"]), metrics.finite_or_nan(r["baseline"])
+    text = "loss not finite" if math.isnan(loss) else f"{loss:.4g}"
+    if not math.isnan(baseline):
+        text += f" where {baseline:.4g} was usual"
+    channel = {
+        "non-finite": "non-finite loss or gradient",
+        "loss-scale": "overflows of fp16 (loss-scale)",
+    }.get(r["channel"], r["channel"])
+    return f"{channel}, {text}, since step {r['onset']:,}"
+
+
+def _rollback(r: Record) -> str:
+    target = f"the checkpoint of step {r['step']:,}" if r["step"] else "the initial weights"
+    text = f"rolled back to {target}, going on with seed {r['seed']}"
+    if r["skip"]:
+        text += f", without the blocks that steps {r['skip'][0]:,} to {r['skip'][1] - 1:,} had read"
+    if r["learning_rate_steps"]:
+        factor, end = r["learning_rate_factor"], r["step"] + r["learning_rate_steps"]
+        text += f", with {factor:g} times the learning rate until step {end:,}"
+    return text
+
+
+_SENTENCES: Mapping[str, Callable[[Record], str]] = MappingProxyType(
+    {
+        "attempt": _attempt,
+        "suspect": lambda r: f"suspicion at step {r['step']:,}: {_rise(r)}",
+        "healed": lambda r: f"healed at step {r['step']:,}: {_rise(r)}",
+        "new-level": lambda r: f"new level of the loss, told at step {r['step']:,}: {_rise(r)}",
+        "spike": lambda r: f"LOSS SPIKE confirmed at step {r['step']:,}: {_rise(r)}",
+        "rollback": _rollback,
+        "corruption": lambda r: f"SILENT CORRUPTION found after {r['step']:,} steps: {r['reason']}",
+        "crash": lambda r: f"attempt {r['attempt']} failed: {r['reason']}",
+        "hang": lambda r: f"attempt {r['attempt']} hung: {r['reason']}",
+        "interrupted": lambda r: f"attempt {r['attempt']} was interrupted: {r['reason']}",
+        "reject": lambda r: f"checkpoint of step {r['step']:,} rejected: {r['reason']}",
+        "save-failed": lambda r: f"no checkpoint of step {r['step']:,}: {r['reason']}",
+        "discontinuity": lambda r: f"WARNING, does not continue at {r['step']:,}: {r['reason']}",
+        "preempted": lambda r: f"attempt {r['attempt']} stopped by request at step {r['step']:,}",
+        "gave-up": lambda r: f"given up: {r['reason']}",
+        "done": lambda r: f"done: {r['step']:,} steps{suspicion(r.get('suspected_since'))}",
+        "fork": lambda r: f"from here on, {fork.describe(r)}",
+    }
+)

@@ -1,0 +1,101 @@
+"""How long each rank works in a step by itself, and which rank the others wait for.
+
+All ranks finish a step together, so its duration does not tell which of them is slow. Each rank
+therefore measures what it does alone: loading its batch, and the forward pass. The reduction of the
+losses carries it to rank 0, whose records name the slowest rank of each step (figures.py). A
+rank that stands still ends no step: the supervisor names it by its heartbeats.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pretrain.loop.protocols import Batches, MicroBatch
+
+STEPS = 50
+"""Last steps whose medians count."""
+LEAST_STEPS = 20
+SLOW_FACTOR = 1.25
+"""A rank is slow if it works so many times as long as the median of the others."""
+_FORWARD_SHARE = 3.0
+"""A backward pass costs two forward passes. It is not measured, as its end waits for the others."""
+
+
+@dataclasses.dataclass(frozen=True)
+class SlowRank:
+    """A rank that the others wait for."""
+
+    rank: int
+    host: str
+    seconds: float
+    """Median time that it works in a step by itself."""
+    others_seconds: float
+    """The same of the median of the other ranks."""
+
+    @property
+    def who(self) -> str:
+        """The rank with its host."""
+        return f"rank {self.rank} on {self.host}"
+
+    def __str__(self) -> str:
+        """Describe it in a sentence."""
+        return (
+            f"{self.who} is slow: it works {self.seconds:.3g} s in a step by "
+            f"itself, the others {self.others_seconds:.3g} s; every step waits for it"
+        )
+
+
+def own_seconds(data_seconds: float, forward_seconds: float) -> float:
+    """Return the time that a rank works in a step by itself.
+
+    Args:
+        data_seconds: time to load its batch.
+        forward_seconds: time of its forward passes.
+    """
+    return data_seconds + _FORWARD_SHARE * forward_seconds
+
+
+def slow_rank(lines: Sequence[Mapping[str, Any]], hosts: Sequence[str]) -> SlowRank | None:
+    """Return the rank that the others wait for in most of the last steps, if there is one.
+
+    Args:
+        lines: figures of an attempt's steps, oldest first; the last STEPS count.
+        hosts: of each rank.
+    """
+    known = [line for line in [*lines][-STEPS:] if "slowest_rank" in line]
+    if len(known) < LEAST_STEPS:
+        return None
+    ((rank, times),) = Counter(line["slowest_rank"] for line in known).most_common(1)
+    own = [line for line in known if line["slowest_rank"] == rank]
+    seconds, others = (
+        statistics.median(line[name] for line in own)
+        for name in ("slowest_rank_seconds", "other_ranks_seconds")
+    )
+    is_slow = 2 * times > len(known) and seconds > SLOW_FACTOR * others
+    return SlowRank(rank, hosts[rank], seconds, others) if is_slow else None
+
+
+class TimedBatches:
+    """Batches whose loading is timed."""
+
+    def __init__(self, batches: Batches) -> None:
+        """Wrap `batches`."""
+        self._batches, self._seconds = batches, 0.0
+        self.seed, self.epoch = batches.seed, batches.epoch
+
+    def micro_batches(self, step: int, rank: int, world_size: int) -> Sequence[MicroBatch]:
+        """Return those of the wrapped batches."""
+        started = time.perf_counter()
+        result = self._batches.micro_batches(step, rank, world_size)
+        self._seconds += time.perf_counter() - started
+        return result
+
+    def take(self) -> float:
+        """Return the seconds since the last call that were spent on loading."""
+        seconds, self._seconds = self._seconds, 0.0
+        return seconds

@@ -1,0 +1,178 @@
+"""A run's results, report.md and loss.png: `python -m pretrain report RUN`.
+
+`supervise` writes them when it ends.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+
+from data_prep.common.files import write_atomically
+from data_prep.common.wording import duration
+from pretrain.config.run import Phase
+from pretrain.records import ledger, metrics
+from pretrain.records.history import sentences
+from pretrain.records.metrics import Line, format_number
+from pretrain.records.plots import LOSS_PLOT, plot_loss
+from pretrain.records.status import (
+    RunView,
+    current_activity,
+    describe_phases,
+    view,
+)
+
+REPORT = "report.md"
+
+
+def write_report(run: Path) -> Path:
+    """Write a run's report and its picture; returns the report's path.
+
+    Raises:
+        ValueError: the run has no metrics yet, or its ledger does not verify.
+    """
+    plot_loss(run)
+    seen = view(run)
+    state, happened = seen.state, sentences(seen.records)
+    lines = metrics.read(run / metrics.METRICS)
+    rows = {"model": f"{seen.config.model.variant} {seen.config.model.size}"}
+    rows |= {"initial weights": seen.origin} if seen.origin else {}
+    rows |= {"began": seen.forked} if seen.forked else {}
+    rows |= {"guard, surviving steps": seen.guard_summary} if seen.guard_summary else {}
+    new_levels = sum(record["kind"] == "new-level" for record in seen.records)
+    rows |= costs(seen.records, lines, seen.lines)
+    rows |= {
+        "attempts; loss spikes; rollbacks; new levels of the loss": (
+            f"{state.attempts}; {len(state.spikes)}; {len(state.rollbacks)}; {new_levels}"
+        ),
+        "seeds of the surviving lineage, from step": ", ".join(
+            f"{seed} from {first:,}" for first, seed in state.segments
+        ),
+    }
+    text = "\n".join(
+        [
+            f"# {run.name}",
+            "",
+            current_activity(seen) + ".",
+            "",
+            f"![training and validation loss]({LOSS_PLOT})",
+            "",
+            "| | |",
+            "|---|---|",
+            *(f"| {name} | {value} |" for name, value in rows.items()),
+            "",
+            *_phases(seen),
+            *_corpora(seen),
+            *_validation(seen.validation),
+            "## What happened",
+            "",
+            *(f"{number}. {text}" for number, (_, text) in enumerate(happened, start=1)),
+            "",
+            *(f"- {text}" for text in seen.pointers()),
+            "",
+        ]
+    )
+    write_atomically(run / REPORT, text.encode())
+    return run / REPORT
+
+
+def costs(
+    records: Sequence[ledger.Record], lines: Sequence[Line], surviving: Sequence[Line]
+) -> dict[str, str]:
+    """Rows of the report about what a run took, and how much of it was lost.
+
+    Args:
+        records: of its ledger.
+        lines: of metrics.jsonl, at least one.
+        surviving: those of the surviving steps.
+    """
+    lost = len(lines) - len(surviving)
+    elapsed = records[-1]["time"] - records[0]["time"]
+    speed = statistics.median_high(line["tokens"] / line["seconds"] for line in surviving)
+    return {
+        "tokens read by the surviving steps": f"{sum(line['tokens'] for line in surviving):,}",
+        "tokens/s, median": f"{speed:,.0f}",
+        "steps done, of them lost to rollbacks and crashes": (
+            f"{len(lines):,}, {lost:,} ({lost / len(lines):.1%})"
+        ),
+        "time from begin to end, of it in steps": (
+            f"{duration(elapsed)}, {duration(sum(line['seconds'] for line in lines))}"
+        ),
+    }
+
+
+def _phases(seen: RunView) -> list[str]:
+    """What each phase changed, and how it ended."""
+    if not seen.config.phases:
+        return []
+    phases, rows = seen.config.resolved_phases, []
+    for phase, text in zip(phases, describe_phases(seen.config), strict=True):
+        measured = _last(seen, phase)
+        score = format_number(measured["loss"], ".4f") if measured else "-"
+        name, _, settings = text.partition(": ")
+        rows.append(f"| {name} | {settings} | {score} |")
+    head = ["## Phases", "", "| | settings | last validation loss, nats |", "|---|---|---|"]
+    return [*head, *rows, ""]
+
+
+def _last(seen: RunView, phase: Phase) -> Line | None:
+    """The last evaluation of a phase, as it measures. After its last step the next may, too."""
+    within = range(phase.first_step + 1, phase.end_step + 1)
+    first_of_step = {line["step"]: line for line in reversed(seen.validation)}
+    return first_of_step.get(max(first_of_step.keys() & set(within), default=-1))
+
+
+def _corpora(seen: RunView) -> list[str]:
+    """A table of what was drawn from each corpus, and its newest validation."""
+    scores: dict[str, Line] = {}
+    config = seen.config
+    for phase, names in zip(config.resolved_phases, config.stream_names, strict=True):
+        measured = _last(seen, phase)
+        for corpus, name in zip(phase.config.data.named_corpora, names, strict=True):
+            if measured:
+                scores[name or "corpus"] = measured.get("corpora", {}).get(corpus, measured)
+    rows = [
+        f"| {c.name} | {c.share:.1%} | {c.blocks:,} | {metrics.epochs(c.epochs)} | "
+        f"{c.share_of_tokens:.1%} | {c.skipped:,} | {_perplexity(scores.get(c.name))} |"
+        for c in seen.drawn
+    ]
+    return [
+        "## What was read",
+        "",
+        "| corpus | share of a batch, last step | blocks drawn | epochs | tokens that its blocks "
+        "hold | blocks skipped | validation perplexity |",
+        "|---|---|---|---|---|---|---|",
+        *rows,
+        "",
+    ]
+
+
+def _perplexity(score: Line | None) -> str:
+    return format_number(score["perplexity"], ".2f") if score else "-"
+
+
+def _validation(measured: Sequence[Line]) -> list[str]:
+    if not measured:
+        return []
+    newest = measured[-1]
+    # A sum of several terms has no perplexity.
+    terms = newest.get("terms", {})
+    subsets = newest["subsets"] if len(newest["subsets"]) > 1 else {}
+    rows = {"all": newest, **terms, **subsets}
+    best = metrics.best_validation(measured)
+    if best is not None and best is not newest:
+        rows[f"all, best (after {best['step']:,} steps)"] = best
+    return [
+        f"## Validation after {newest['step']:,} steps",
+        "",
+        "| subset | targets | loss, nats | perplexity |",
+        "|---|---|---|---|",
+        *(
+            f"| {name} | {row.get('targets', row.get('masked_tokens')):,} | "
+            f"{format_number(row['loss'], '.4f')} | "
+            f"{'-' if terms and name not in terms else format_number(row['perplexity'], '.2f')} |"
+            for name, row in rows.items()
+        ),
+        "",
+    ]

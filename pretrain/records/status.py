@@ -1,0 +1,377 @@
+"""What happened to a run and what it is doing: `python -m pretrain status RUN`."""
+
+from __future__ import annotations
+
+import dataclasses
+import fcntl
+import re
+import shlex
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from data_prep.common.arguments import typed
+from data_prep.common.files import strict_json
+from data_prep.common.wording import count
+from pretrain.config.load import RUN_FILE, load
+from pretrain.config.run import Phase, RunConfig
+from pretrain.config.sections import PhaseConfig
+from pretrain.config.settings import flatten, override
+from pretrain.records import fork, ledger, metrics, pace
+from pretrain.records.folder import LOCK, SUPERVISED, SUPERVISOR_LOCK
+from pretrain.records.history import sentences, suspicion
+from pretrain.records.ledger import Record
+
+FINISHED, TRAINING, STARTING = "finished", "training", "starting"
+SPIKED, GIVEN_UP, STOPPED = "spiked", "given-up", "stopped"
+_WATCH_SECONDS = 5.0
+_CLEAR_SCREEN = "\x1b[H\x1b[2J\x1b[3J"
+
+
+@dataclasses.dataclass(frozen=True)
+class Drawn:
+    """What a run has read of a corpus."""
+
+    name: str
+    blocks: int
+    epochs: float
+    """Skipped blocks count as read."""
+    share: float
+    """Of the weights in the last step that was done."""
+    skipped: int
+    """Blocks that rollbacks declared skipped, in all epochs."""
+    share_of_tokens: float
+    """Share of the corpus's tokens that its blocks hold."""
+
+    def __str__(self) -> str:
+        """A sentence."""
+        skipped = f", {self.skipped:,} skipped" if self.skipped else ""
+        return (
+            f"{self.name}: {count(self.blocks, 'block')} drawn, "
+            f"{metrics.epochs(self.epochs)} epochs{skipped}; its blocks hold "
+            f"{self.share_of_tokens:.1%} of its tokens"
+            + (f"; {self.share:.1%} of a batch now" if self.share < 1 else "")
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class RunView:
+    """A run's folder as it was read at one time."""
+
+    folder: Path
+    config: RunConfig
+    records: Sequence[Record]
+    """Of the ledger."""
+    state: ledger.RunState
+    lines: Sequence[metrics.Line]
+    """Lines of metrics.jsonl for the surviving steps."""
+    validation: Sequence[metrics.Line]
+    """Lines of validation.jsonl that belong to the surviving steps."""
+    activity: str
+    """FINISHED, TRAINING, STARTING (a supervisor runs, but no attempt trains), SPIKED (not rolled
+    back yet), GIVEN_UP or STOPPED."""
+    slow_rank: pace.SlowRank | None = None
+    """The rank that the others wait for now."""
+    orphaned: bool = False
+    """Whether the attempt that trains now has lost its supervisor."""
+
+    @property
+    def log(self) -> Path | None:
+        """The newest attempt's log; without a supervisor there is none."""
+        logs = (self.folder / "logs").glob("attempt-*.log")
+        numbered = {int(n[1]): p for p in logs if (n := re.fullmatch(r"attempt-(\d+)", p.stem))}
+        return numbered[max(numbered)] if numbered else None
+
+    @property
+    def guarded(self) -> dict[str, int]:
+        """Updates of the surviving steps that `optimizer.guard` left out, or clipped."""
+        return metrics.guarded(map(metrics.guard_factor, self.lines))
+
+    @property
+    def guard_summary(self) -> str:
+        """What the guard did in the surviving steps; "" without one."""
+        guard, (left_out, clipped) = self.config.optimizer.guard, self.guarded.values()
+        if guard == "none":
+            return ""
+        return f"{count(left_out, 'update')} left out, {clipped:,} clipped ({guard})"
+
+    @property
+    def origin(self) -> str:
+        """The model that the run continues; "" where its weights were drawn."""
+        found = ledger.origin(self.records)
+        return ledger.describe_origin(found) if found else ""
+
+    @property
+    def forked(self) -> str:
+        """The checkpoint of another run that the run branched off; "" if it is no fork."""
+        found = fork.forked(self.records)
+        return fork.describe(found) if found else ""
+
+    @property
+    def phase(self) -> Phase:
+        """The phase of the next step; of a finished run, the last one."""
+        return self.config.phase(self.lines[-1]["step"] + 1 if self.lines else 0)
+
+    @property
+    def drawn(self) -> list[Drawn]:
+        """What the surviving steps drew from each corpus; [] before the first attempt."""
+        begun = [record for record in self.records if record["kind"] == "attempt"]
+        if not begun:
+            return []
+        first_block, corpora = self.config.sizes.first_block, ledger.Corpora.of(begun[-1])
+        order = corpora.order(self.state, first_block)
+        done = self.lines[-1]["step"] + 1 if self.lines else 0
+        place = first_block(done)
+        rows = zip(
+            corpora.names,
+            [c["share_of_tokens"] for c in begun[-1].get("corpora", begun[-1:])],
+            order.mixture.counts(place),
+            order.epochs(place),
+            order.mixture.shares(first_block(max(0, done - 1))),
+            order.lineages,
+            strict=True,
+        )
+        return [
+            Drawn(name or "corpus", blocks, epochs, share, len(lineage.skipped()[0]), of_tokens)
+            for name, of_tokens, blocks, epochs, share, lineage in rows
+        ]
+
+    @property
+    def next_command(self) -> str:
+        """What a user would run next; "" while a run is trained that has what it needs."""
+        if self.activity in (TRAINING, STARTING) and not self.orphaned:
+            return ""
+        if self.activity == FINISHED:
+            return f"{typed('pretrain export')} {shlex.quote(str(self.folder))} --output MODEL"
+        recipe = shlex.quote(str(_recipe_of(self.folder)))
+        moved = self.folder.resolve() != Path(self.config.folder).resolve()
+        folder = f" {shlex.quote(override('folder', str(self.folder)))}" if moved else ""
+        return f"{typed('pretrain supervise')} {recipe}{folder}"
+
+    def pointers(self) -> list[str]:
+        """Say where the log is, and what to do next."""
+        log, command = self.log, self.next_command
+        return [f"log: {log}"] * bool(log) + [f"next: {command}"] * bool(command)
+
+
+def _recipe_of(run: Path) -> Path:
+    """The recipe of a run; while a supervisor runs or no attempt has begun, the one it launches."""
+    recipe, launched = run / RUN_FILE, run / SUPERVISED
+    if launched.is_file() and (is_locked(run / SUPERVISOR_LOCK) or not recipe.is_file()):
+        return launched
+    return recipe
+
+
+def view(run: Path) -> RunView:
+    """Read a run's folder.
+
+    Raises:
+        ValueError: it is not a run's folder, or its ledger does not verify.
+    """
+    if not _recipe_of(run).is_file():
+        raise ValueError(
+            f"{run}: has neither {RUN_FILE} nor {SUPERVISED}; accepted: the folder of a run that "
+            "has begun"
+        )
+    config = load(str(_recipe_of(run)))
+    records = ledger.read(run / ledger.FILE_NAME)
+    state = ledger.run_state(records, config.training.seed)
+    lines = metrics.surviving(metrics.read(run / metrics.METRICS))
+    validation = metrics.surviving_validation(metrics.read(run / metrics.VALIDATION), lines)
+    activity = _activity(run, state, config.training.steps)
+    slow = _slow_rank(lines, records) if activity == TRAINING else None
+    seen = RunView(run, config, records, state, lines, validation, activity, slow)
+    return dataclasses.replace(seen, orphaned=_is_orphaned(seen))
+
+
+def _is_orphaned(seen: RunView) -> bool:
+    """Return whether an attempt trains that a supervisor launched, and none is there now.
+
+    Only a supervisor keeps a log of each attempt.
+    """
+    if seen.activity != TRAINING or is_locked(seen.folder / SUPERVISOR_LOCK):
+        return False
+    return seen.log is not None and seen.log.stem == f"attempt-{seen.state.next_attempt - 1:03d}"
+
+
+def _slow_rank(lines: Sequence[metrics.Line], records: Sequence[Record]) -> pace.SlowRank | None:
+    """Return the slow rank of the newest attempt, if it has one."""
+    begun = [record for record in records if record["kind"] == "attempt"]
+    if not begun:
+        return None
+    own = [line for line in lines[-pace.STEPS :] if line["attempt"] == begun[-1]["attempt"]]
+    return pace.slow_rank(own, begun[-1]["hosts"])
+
+
+def _activity(run: Path, state: ledger.RunState, steps: int) -> str:
+    if state.is_done(steps):
+        return FINISHED
+    if is_locked(run / LOCK):
+        return TRAINING
+    if is_locked(run / SUPERVISOR_LOCK):
+        return STARTING
+    if state.unanswered_spike is not None:
+        return SPIKED
+    return GIVEN_UP if state.last and state.last["kind"] == "gave-up" else STOPPED
+
+
+def describe_run(seen: RunView) -> str:
+    """Describe a run on a page."""
+    run, config, state = seen.folder, seen.config, seen.state
+    checkpoints = ", ".join(
+        f"{step:,}{' (tainted: after the onset)' if step in state.tainted else ''}"
+        for step in state.checkpoints
+    )
+    is_done = seen.state.is_done(config.training.steps)
+    parts = [
+        f"{run}: {config.model.variant} {config.model.size}, {config.training.steps:,} steps, "
+        f"recipe's seed {config.training.seed}",
+        current_activity(seen),
+        *([f"expected end: {_expected_end(seen)}"] if seen.activity == TRAINING else []),
+        *([str(seen.slow_rank)] if seen.slow_rank else []),
+        *([metrics.validation_line(seen.validation)] if seen.validation else []),
+        *([f"guard: {seen.guard_summary}"] if seen.guard_summary else []),
+        *([f"initial weights: {seen.origin}"] if seen.origin else []),
+        *([f"began {seen.forked}"] if seen.forked else []),
+        *(describe_phases(config, None if is_done else seen.phase) if config.phases else []),
+        *map(str, seen.drawn),
+        *filter(None, [metrics.invalid_lines(run)]),
+        "",
+        *(f"  {_clock(record['time'])}  {text}" for record, text in sentences(seen.records)),
+        "",
+        f"checkpoints: {checkpoints or 'none'}",
+        *seen.pointers(),
+    ]
+    return "\n".join(parts) + "\n"
+
+
+def describe_phases(config: RunConfig, now: Phase | None = None) -> list[str]:
+    """A line on each phase of a recipe; `now` is marked."""
+    return [
+        f"{phase}: steps {phase.first_step:,} to {phase.end_step:,}, {_settings(settings)}"
+        + (" <- now" if phase is now else "")
+        for phase, settings in zip(config.resolved_phases, config.phases, strict=True)
+    ]
+
+
+def _settings(settings: PhaseConfig) -> str:
+    """What a phase changes."""
+    changes = flatten(settings.delta).items()
+    shown = (f"{key} {value if value != '' else repr(value)}" for key, value in changes)
+    return ", ".join(shown) or "as the recipe"
+
+
+def as_json(seen: RunView) -> str:
+    """Describe a run as a JSON object; its keys are in the help of `status`."""
+    state, steps, last = seen.state, seen.config.training.steps, seen.lines[-1:]
+    best, found = metrics.best_validation(seen.validation), fork.forked(seen.records)
+    values = {
+        "run": str(seen.folder),
+        "state": seen.activity,
+        "orphaned": seen.orphaned,
+        "step": last[0]["step"] + 1 if last else 0,
+        "steps": steps,
+        "loss": last[0]["loss"] if last else None,
+        "tokens_per_second": last[0]["tokens"] / last[0]["seconds"] if last else None,
+        "eta_seconds": metrics.seconds_left(seen.lines, steps) if last else None,
+        "validation": _score(seen.validation[-1] if seen.validation else None),
+        "best_validation": _score(best),
+        "attempts": state.attempts,
+        "spikes": len(state.spikes),
+        "rollbacks": len(state.rollbacks),
+        **seen.guarded,
+        "checkpoints": list(state.checkpoints),
+        "suspected_since": state.suspected_since,
+        "init_from": ledger.origin(seen.records),
+        "fork_from": {key: found[key] for key in ("run", "step")} if found else None,
+        "phase": {
+            "number": seen.phase.number,
+            "name": seen.phase.name,
+            "first_step": seen.phase.first_step,
+            "end_step": seen.phase.end_step,
+        },
+        "corpora": [dataclasses.asdict(drawn) for drawn in seen.drawn],
+        "slow_rank": dataclasses.asdict(seen.slow_rank) if seen.slow_rank else None,
+        "reason": state.last.get("reason") if state.last else None,
+        "log": str(seen.log) if seen.log else None,
+        "next": seen.next_command or None,
+    }
+    return strict_json(values) + "\n"
+
+
+def _score(line: metrics.Line | None) -> dict[str, object] | None:
+    return {name: line[name] for name in ("step", "loss", "perplexity")} if line else None
+
+
+def watch(run: Path, write: Callable[[str], object], redraw: bool) -> None:
+    """Show a run until it is finished or given up.
+
+    Args:
+        run: its folder.
+        write: receives the text.
+        redraw: whether to show the whole page again and again, on a terminal; else a line is
+            written for each change.
+
+    Raises:
+        ValueError: it is not a run's folder, or its ledger does not verify.
+    """
+    shown = ""
+    while True:
+        started = time.monotonic()
+        seen = view(run)
+        text = _CLEAR_SCREEN + describe_run(seen) if redraw else current_activity(seen) + "\n"
+        if text != shown:
+            write(text)
+            sys.stdout.flush()
+        shown = text
+        if seen.activity in (FINISHED, GIVEN_UP):
+            return
+        # Reading the metrics of a long run takes seconds: at most a tenth of a core.
+        time.sleep(max(_WATCH_SECONDS, 9 * (time.monotonic() - started)))
+
+
+def _expected_end(seen: RunView) -> str:
+    if not seen.lines:
+        return "not known yet"
+    return metrics.clock_time(metrics.seconds_left(seen.lines, seen.config.training.steps))
+
+
+def _clock(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
+
+
+def current_activity(seen: RunView) -> str:
+    """Say in a sentence or two what a run is doing."""
+    state, steps = seen.state, seen.config.training.steps
+    if seen.activity == FINISHED:
+        attempts = count(state.attempts, "attempt")
+        text = f"finished: {steps:,} of {steps:,} steps in {attempts}"
+        return text + suspicion(state.suspected_since)
+    if seen.activity == STARTING:
+        return f"starting: no attempt trains now; from step {state.resume_step():,} of {steps:,}"
+    if seen.activity == TRAINING:
+        progress = metrics.progress_line(seen.lines, steps) if seen.lines else "no step yet"
+        text = f"training now, attempt {state.next_attempt - 1}: {progress}"
+        text += suspicion(state.suspected_since)
+        return text + (
+            f"\nno supervisor: run `{seen.next_command}` to adopt it" if seen.orphaned else ""
+        )
+    rest = f"it would continue from step {state.resume_step():,} of {steps:,}"
+    if seen.activity == SPIKED:
+        return f"stopped at a loss spike, not yet rolled back; {rest}"
+    if seen.activity == GIVEN_UP and state.last:
+        return f"given up: {state.last['reason']}; {rest}"
+    return f"not being trained; {rest}"
+
+
+def is_locked(path: Path) -> bool:
+    """Whether a process of this machine holds a lock file."""
+    if not path.exists():
+        return False
+    with path.open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False

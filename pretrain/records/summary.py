@@ -1,0 +1,66 @@
+"""What a run did up to a checkpoint, in numbers: exports carry it, and model cards show it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from data_prep.manifest import load_manifest
+from pretrain.config.run import RunConfig
+from pretrain.records import ledger, metrics
+
+
+def summary(run: Path, config: RunConfig, step: int) -> dict[str, Any]:
+    """Sum up the steps of a run before a checkpoint, on the surviving lineage.
+
+    Args:
+        run: its folder.
+        config: its recipe.
+        step: of the checkpoint; 0 for the initial weights.
+
+    Returns:
+        `tokens` read, without padding; `attempts`, `loss_spikes` and `rollbacks` until then;
+        `corpora`; `validation`, the newest measurement until then, if there is one; `init_from`, if
+        the run continues another model (`ledger.origin`).
+
+    Raises:
+        ValueError: the run's ledger does not verify.
+    """
+    records = ledger.read(run / ledger.FILE_NAME)
+    lines = metrics.surviving(metrics.read(run / metrics.METRICS))
+    done = [line for line in lines if line["step"] < step]
+    measured = metrics.surviving_validation(metrics.read(run / metrics.VALIDATION), lines)
+    begun = {line["attempt"] for line in done}
+    spikes = [r for r in records if r["kind"] == "spike" and r["onset"] < step]
+    found: dict[str, Any] = {
+        "tokens": sum(line["tokens"] for line in done),
+        "attempts": max(begun, default=0),
+        "loss_spikes": len(spikes),
+        "rollbacks": sum(r["kind"] == "rollback" and r["step"] < step for r in records),
+        "corpora": _corpora(config, records),
+    }
+    if before := [line for line in measured if line["step"] <= step]:
+        found["validation"] = {
+            name: before[-1][name] for name in ("step", "loss", "perplexity", "subsets")
+        }
+    if origin := ledger.origin(records):
+        found["init_from"] = {**origin, "path": Path(origin["path"]).name}
+    return found
+
+
+def _corpora(config: RunConfig, records: Sequence[ledger.Record]) -> list[dict[str, Any]]:
+    """Describe the corpora; their sizes only where they are still there."""
+    found = []
+    paths = {stream.name: Path(stream.path) for stream in config.streams}
+    for name, digest in ledger.corpora_digests(records):
+        path = paths.get(name, Path(name))
+        facts: dict[str, Any] = {"name": name or path.name, "digest": digest}
+        with contextlib.suppress(OSError, ValueError):  # it may be on another machine
+            manifest = load_manifest(path)
+            if manifest.digest() == digest:
+                train = manifest.totals["train"]
+                facts |= {"documents": train.documents, "tokens": train.tokens}
+        found.append(facts)
+    return found

@@ -1,0 +1,84 @@
+"""One unsupervised attempt at a run: the entry of the launcher.
+
+usage: deepspeed [--hostfile FILE] --module pretrain.train RECIPE [key=value ...]
+
+`python -m pretrain supervise` does the same, and rolls back from loss spikes. RECIPE is a YAML file
+or a name from pretrain/recipes; key=value changes a setting, such as optimizer.learning_rate=1e-4
+or folder=runs/a.
+
+example: deepspeed --num_gpus 8 --module pretrain.train pile-base folder=runs/a
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from data_prep.common import console
+from pretrain.convert.recipe import load_complete
+from pretrain.records import control, failures
+from pretrain.records.collective import Failure
+from pretrain.records.exit_codes import EXIT_DONE, EXIT_FAILED, EXIT_USAGE
+from pretrain.train.attempt import Attempt, NotLoaded
+
+_SECONDS_TO_BE_ENDED = 3.0
+"""The deepspeed launcher checks its ranks once a second."""
+
+
+@console.lasting()
+def main(arguments: Sequence[str]) -> int:
+    """Train until the run is done or has spiked; returns the exit code."""
+    arguments = [word for word in arguments if not word.startswith("--local_rank")]
+    if not arguments or arguments[0] in ("-h", "--help"):
+        sys.stdout.write(__doc__)
+        return EXIT_DONE if arguments else EXIT_USAGE
+    from pretrain.engine import workarounds
+    from pretrain.engine.distributed import PortInUse, adopt_launcher
+
+    run = Path(arguments[0]).parent  # the supervisor puts its copy of the recipe there
+    local_rank = 0
+    try:
+        adopt_launcher(os.environ)
+        local_rank = int(os.environ["LOCAL_RANK"])
+        workarounds.import_without_compiler()
+        config, architecture = load_complete(arguments[0], arguments[1:])
+        if os.environ["RANK"] == "0":
+            sys.stdout.write(architecture)
+        run = Path(config.folder)
+        attempt = Attempt(config, int(os.environ["WORLD_SIZE"]))
+    except (ValueError, Failure) as error:
+        # A supervisor chose the port and will choose another one.
+        is_retried = isinstance(error, PortInUse) and control.token_of(os.environ)
+        return _fail(run, error, EXIT_FAILED if is_retried else EXIT_USAGE, local_rank)
+    except Exception as error:
+        failures.report(run, EXIT_FAILED, error, unexpected=True)
+        raise
+    try:
+        return attempt.run()
+    except (Failure, NotLoaded) as error:
+        return _fail(run, error, EXIT_FAILED, local_rank)
+    except Exception as error:
+        failures.report(run, EXIT_FAILED, error, unexpected=True)
+        raise
+
+
+def _fail(run: Path, error: Exception, code: int, local_rank: int) -> int:
+    """Report an error to the supervisor and the console; returns the exit code."""
+    failures.report(run, code, error)
+    if not local_rank:
+        with contextlib.suppress(OSError):  # the log may be on a full disk
+            sys.stderr.write(f"pretrain.train: error: {error}\n")
+    elif not isinstance(error, Failure):  # a Failure is every rank's
+        # Most other errors occur on every rank, and one message per machine is enough: the launcher
+        # ends the other ranks soon after the first has exited. If it does not, this error differs.
+        time.sleep(_SECONDS_TO_BE_ENDED)
+        sys.stderr.write(f"pretrain.train: error on rank {os.environ['RANK']}: {error}\n")
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

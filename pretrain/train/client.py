@@ -1,0 +1,83 @@
+"""The attempt's side of supervision: heartbeats out, stop requests and newer attempts in.
+
+An attempt without a supervisor uses it too: the heartbeat is written, but nobody reads it. Imports
+no torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from pretrain.loop.protocols import GO_ON
+from pretrain.records import control, heartbeat
+from pretrain.records.exit_codes import EXIT_FAILED, EXIT_PREEMPTED
+
+T = TypeVar("T")
+
+
+class SupervisorClient:
+    """The connection of one rank to its supervisor, by way of control files."""
+
+    def __init__(self, run: Path, token: str, rank: int, last_step: int) -> None:
+        """Listen for signals, and report on rank 0 that the attempt is being set up.
+
+        Args:
+            run: the run's folder.
+            token: of the attempt.
+            rank: of this process.
+            last_step: a stop request has no effect after so many updates.
+        """
+        self._run, self._token, self._last_step = run, token, last_step
+        self._heartbeat = heartbeat.Heartbeat(run, token) if rank == 0 else None
+        self.stopped_after = 0
+        """Number of updates done when the loop was asked to stop; known on rank 0 only."""
+        control.stop_on_signals(run, token, os.environ)
+        self.report_setup()
+
+    def _beat(self, phase: str, step: int) -> bool:
+        return self._heartbeat is not None and self._heartbeat.beat(phase, step)
+
+    def report_setup(self) -> None:
+        """Report on rank 0 that the set-up has made progress."""
+        self._beat(heartbeat.INIT, 0)
+
+    def in_phase(
+        self, phase: str, action: Callable[[int], T], after: str = heartbeat.STEP
+    ) -> Callable[[int], T]:
+        """Wrap `action` so that the heartbeat shows `phase` during it, and `after` after it."""
+
+        def act(step: int) -> T:
+            self._beat(phase, step)
+            result = action(step)
+            self._beat(after, step)
+            return result
+
+        return act
+
+    def refuse_superseded(self) -> None:
+        """Refuse to continue if the supervisor has ended this attempt.
+
+        Raises:
+            ValueError: names the newest attempt.
+        """
+        control.refuse_superseded(self._run, control.token_of(os.environ))
+
+    def verdict(self, steps: int) -> int:
+        """Return GO_ON, or the exit code to stop with after `steps` updates; called on rank 0."""
+        is_due = self._beat(heartbeat.STEP, steps)
+        # Once a second: a superseded attempt must not even go on writing metrics.
+        if is_due and control.superseded(self._run, control.token_of(os.environ)):
+            with contextlib.suppress(OSError):  # the log may be on a full disk
+                sys.stderr.write(
+                    "pretrain.train: another attempt has been ordered; this one stops\n"
+                )
+            return EXIT_FAILED
+        if steps < self._last_step and control.stop_requested(self._run, self._token):
+            self.stopped_after = steps
+            return EXIT_PREEMPTED
+        return GO_ON

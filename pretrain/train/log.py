@@ -1,0 +1,205 @@
+"""What rank 0 writes while an attempt runs.
+
+The ledger, metrics.jsonl, validation.jsonl, TensorBoard, the console. A full disk does not end an
+attempt here: what cannot be written is kept and written later, and no checkpoint is saved while
+anything waits (`sync`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections import deque
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from pretrain.config.load import public
+from pretrain.config.run import RunConfig
+from pretrain.loop.protocols import StepRecord
+from pretrain.records import folder, ledger, metrics
+from pretrain.records.figures import curves
+from pretrain.records.history import describe, since_last_attempt
+from pretrain.train.resume import Start
+from pretrain.train.trackers.table import Shown, Tracker, open_tracker
+
+_MOST_UNPRINTED = 1000
+"""Lines for the console that are kept while its log is on a full disk."""
+
+
+class RunLog:
+    """The records of one attempt; only rank 0 opens its own."""
+
+    def __init__(
+        self, config: RunConfig, start: Start, refuse_superseded: Callable[[], None]
+    ) -> None:
+        """Prepare to write the records of an attempt that the ledger knows.
+
+        Args:
+            config: the recipe.
+            start: how the attempt begins.
+            refuse_superseded: raises ValueError if the supervisor has ended this attempt.
+        """
+        self._config, self._start = config, start
+        self._refuse_superseded = refuse_superseded
+        self._run = Path(config.folder)
+        self._ledger = self._run / ledger.FILE_NAME
+        self._unprinted: deque[str] = deque(maxlen=_MOST_UNPRINTED)
+        self._waiting: list[tuple[str, dict[str, object]]] = []
+        self._warned: set[str] = set()
+        self._progress: metrics.ProgressPrinter | None = None
+        self._trackers: list[Tracker] = []
+        self._guarded = metrics.guarded([])
+
+    def open(self) -> list[Callable[[StepRecord], None]]:
+        """Open the files for the attempt's first step; returns the observers that write them."""
+        start = self._start
+        shown = Shown(self._run, public(self._config), start.attempt, start.step, self.say)
+        names = dict.fromkeys(("tensorboard", self._config.tracker))
+        self._trackers += [open_tracker(name, shown) for name in names]
+        for text in since_last_attempt(ledger.read(self._ledger)):
+            self._text(start.step, text)
+        self._metrics = metrics.MetricsWriter(self._run, start.attempt)
+        self._validation = metrics.JsonLines(self._run / metrics.VALIDATION)
+        self._measures = [line["measure"] for line in metrics.read(self._run / metrics.VALIDATION)]
+        if reason := metrics.invalid_lines(self._run):
+            self.say(f"WARNING: {reason}")
+        self._progress = metrics.ProgressPrinter(
+            self._config.training.steps, renews=sys.stdout.isatty()
+        )
+        return [
+            self._metrics,
+            lambda record: self._scalars(record.step, curves(record)),
+            self._progress,
+            self._note_guard,
+        ]
+
+    def _scalars(self, step: int, values: Mapping[str, float]) -> None:
+        for tracker in self._trackers:
+            tracker.scalars(step, values)
+
+    def _text(self, step: int, text: str) -> None:
+        for tracker in self._trackers:
+            tracker.text(step, text)
+
+    def close(self) -> None:
+        """End what shows the attempt elsewhere."""
+        for tracker in self._trackers:
+            tracker.close()
+
+    def _note_guard(self, record: StepRecord) -> None:
+        for what, number in metrics.guarded([record.guard_factor]).items():
+            self._guarded[what] += number
+
+    @property
+    def guarded(self) -> dict[str, int]:
+        """For the ledger: what `optimizer.guard` did in this attempt; empty without a guard."""
+        is_guarded = self._config.optimizer.guard != "none"
+        return self._guarded if is_guarded else {}
+
+    def say(self, text: str) -> None:
+        """Print a line now, or with a later one if the console's log is on a full disk."""
+        self._unprinted.append(text)
+        with contextlib.suppress(OSError):
+            if self._progress:
+                self._progress.leave()
+            while self._unprinted:
+                sys.stdout.write(self._unprinted[0] + "\n")
+                sys.stdout.flush()
+                self._unprinted.popleft()
+
+    def warn_once(self, text: str) -> None:
+        """Print a line unless it was printed before."""
+        if text not in self._warned:
+            self._warned.add(text)
+            self.say(text)
+
+    def record(self, kind: str, **fields: object) -> None:
+        """Append to the ledger, after what `note` could not append.
+
+        Raises:
+            ValueError: the attempt was superseded.
+            OSError: names the ledger; nothing was appended.
+        """
+        self._record_waiting()
+        ledger.append(self._ledger, kind, attempt=self._start.attempt, **fields)
+
+    def _record_waiting(self) -> None:
+        self.refuse_superseded()
+        while self._waiting:
+            kind, fields = self._waiting[0]
+            ledger.append(self._ledger, kind, attempt=self._start.attempt, **fields)
+            self._waiting.pop(0)
+
+    def note(self, kind: str, **fields: object) -> None:
+        """Append to the ledger, now or as soon as the disk accepts it.
+
+        Raises:
+            ValueError: the attempt was superseded.
+        """
+        try:
+            self.record(kind, **fields)
+        except OSError:
+            self._waiting.append((kind, fields))
+
+    def sync(self, step: int) -> None:
+        """Wait until everything is on disk that comes before a checkpoint after `step` updates.
+
+        Raises:
+            ValueError: the attempt was superseded.
+            OSError: names the file that cannot be written.
+        """
+        self._metrics.sync()
+        self._validation.sync()
+        self._record_waiting()
+        for tracker in self._trackers:
+            tracker.sync(step)
+
+    def refuse_superseded(self) -> None:
+        """Refuse to continue if another attempt has begun, or the supervisor has ended this one.
+
+        Raises:
+            ValueError: names the other attempt.
+        """
+        folder.refuse_superseded(ledger.read(self._ledger), self._start.token)
+        self._refuse_superseded()
+
+    def validated(self, step: int, scores: Mapping[str, Any], measure: str) -> None:
+        """Write a measurement on the validation split after `step` updates.
+
+        Args:
+            step: number of updates.
+            measure: `Reading.measure`: losses of equal measures can be compared.
+            scores: `total` with loss, perplexity and number of targets; `subsets`, and `terms` and
+                `corpora` if there are several, with the same by name.
+        """
+        parts = dict(scores)
+        total = parts.pop("total")
+        if not parts["terms"]:
+            del parts["terms"]
+        line = {"attempt": self._start.attempt, "step": step, **total}
+        self._validation.write({**line, "measure": measure, **parts})
+        self._measures.append(measure)
+        # What cannot be compared is another curve.
+        other = "" if measure == self._measures[0] else f"@{measure}"
+        values = {f"validation/{name}": total[name] for name in ("loss", "perplexity")}
+        for name, score in parts.get("terms", {}).items():
+            values[f"validation/loss/{name}"] = score["loss"]
+        for name, score in {**parts["subsets"], **parts.get("corpora", {})}.items():
+            values[f"validation perplexity/{name}"] = score["perplexity"]
+        self._scalars(step, {f"{name}{other}": value for name, value in values.items()})
+        self.say(metrics.validation_line([line]))
+
+    def suspicion(self, kind: str, **fields: Any) -> None:  # noqa: ANN401 - a record's values
+        """Record what the spike detector found: the fields of an `Event`."""
+        text = describe({"kind": kind, **fields})
+        self.say(text)
+        self._text(fields["step"], text)
+        # A spike ends the attempt: the supervisor has to find it in the ledger.
+        (self.record if kind == "spike" else self.note)(kind, **fields)
+
+    def discontinuity(self, step: int, reason: str) -> None:
+        """Warn that the losses after the resume do not continue the run."""
+        self.note("discontinuity", step=step, reason=reason)
+        first = self._start.step
+        self.say(f"WARNING: the run does not continue from step {first}: {reason}")

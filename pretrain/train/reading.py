@@ -1,0 +1,118 @@
+"""What one phase of a run reads: its objective, and batches for training and validation."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import itertools
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from pretrain.checks import recipe as recipe_checks
+from pretrain.config.run import Phase, RunConfig
+from pretrain.data.batches import PretrainingBatches, validation_batches
+from pretrain.data.mixture import Order
+from pretrain.data.sources import Joined
+from pretrain.loop.protocols import Model
+from pretrain.model.config import ModelConfig
+from pretrain.objectives.base import Vocabulary
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from pretrain.models.evaluate import Scores
+
+
+class Reading:
+    """The reading of one phase, on one rank."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        phase: Phase,
+        manifests: recipe_checks.Manifests,
+        architecture: ModelConfig,
+        blocks: Joined,
+        order: Order,
+        rank: int,
+        world_size: int,
+    ) -> None:
+        """Open the validation splits, and build objective and batches.
+
+        Args:
+            config: the recipe of the run.
+            phase: of the run.
+            manifests: of `config.streams`.
+            architecture: of the model.
+            blocks: of the training splits of all streams.
+            order: in which they are read.
+            rank: this process's.
+            world_size: number of ranks.
+        """
+        data, sizes, training = phase.config.data, phase.config.batch, phase.config.training
+        names = config.stream_names[phase.number - 1]
+        self._corpora = dict(
+            zip(data.named_corpora, map(manifests.__getitem__, names), strict=True)
+        )
+        self._has_several = bool(data.corpora)
+        (manifest, *_), corpus = self._corpora.values(), blocks.sources[0].corpus.folder
+        ids, latents = (manifest.vocab_size, architecture.vocab_size), architecture.last_latents
+        vocabulary = Vocabulary(*ids, corpus, latents)
+        objective = phase.config.objective
+        self.objective = objective.build(vocabulary, compiled=training.compile)
+        validated = objective.for_validation()
+        self._measure = validated.build(vocabulary)
+        digests = [manifest.digest() for manifest in self._corpora.values()]
+        sized = (data.sequence_length, data.packing, training.evaluation_blocks)
+        self.measure = hashlib.blake2b(repr((digests, sized, validated)).encode()).hexdigest()[:12]
+        """Names what validation measures: losses of equal measures can be compared."""
+        subsets = [len(manifest.subsets) for manifest in self._corpora.values()]
+        firsts = itertools.accumulate(subsets[:-1], initial=0)
+        self.validation = [
+            batch
+            for source, first in zip(recipe_checks.open_sources(data, "valid"), firsts, strict=True)
+            for batch in validation_batches(
+                source,
+                self._measure,
+                training.evaluation_blocks,
+                sizes.micro_batch_size,
+                rank,
+                world_size,
+                first,
+            )
+        ]
+        """This rank's batches of all validation splits."""
+        self.batches = PretrainingBatches(
+            dataclasses.replace(blocks, longest=data.sequence_length),
+            self.objective,
+            order,
+            sizes,
+            phase.config.fault,
+            training.seed,
+            config.sizes,
+        )
+
+    @property
+    def _names(self) -> list[str]:
+        """Of all subsets of the validation splits."""
+        return [
+            f"{corpus}/{subset}" if corpus else subset
+            for corpus, manifest in self._corpora.items()
+            for subset in manifest.subsets
+        ]
+
+    def sums(self, model: Model, batch: dict[str, Tensor]) -> Tensor:
+        """Sums over a batch of `validation`; those of all batches give `scores`."""
+        return self._measure.evaluate(model, batch, len(self._names))
+
+    def scores(self, sums: Sequence[float]) -> tuple[Scores, dict[str, Any]]:
+        """The scores of the validation splits, and as a record with those of each corpus."""
+        from pretrain.models.evaluate import Scores, scores_by_corpus
+
+        scores = Scores.of(sums, self._measure.terms, self._names)
+        record = dataclasses.asdict(scores)
+        if self._has_several:
+            sizes = {name: len(m.subsets) for name, m in self._corpora.items()}
+            by_corpus = scores_by_corpus(sums, self._measure.terms, sizes)
+            record["corpora"] = {name: dataclasses.asdict(s) for name, s in by_corpus.items()}
+        return scores, record

@@ -1,0 +1,149 @@
+"""The beginning of an attempt: what it continues from, and what it writes before the first step.
+
+Rank 0 does this after all ranks have verified the checkpoints.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from data_prep import tokenizer as tokenizers
+from data_prep.common.arguments import typed
+from data_prep.common.files import write_json
+from data_prep.common.records import decode
+from pretrain.config.load import dump
+from pretrain.config.run import RunConfig
+from pretrain.config.sections import BatchConfig
+from pretrain.data import sources
+from pretrain.data.mixture import Order
+from pretrain.records import checkpoints, ledger
+
+
+@dataclasses.dataclass(frozen=True)
+class Start:
+    """How an attempt begins."""
+
+    attempt: int
+    token: str
+    """Distinguishes this attempt from any other, even one that read the same ledger."""
+    step: int
+    """Its first."""
+    state: ledger.RunState
+    """The run's, before the attempt."""
+    order: Order
+    """The order of blocks that `state` leads to."""
+    share_of_tokens: float
+    """Share of the training splits' tokens that the blocks hold."""
+    checkpoint_size: int
+    """Bytes of a checkpoint; before the first one, an upper bound."""
+    corpora: Sequence[Mapping[str, object]] = ()
+    """Of several corpora, for the ledger: name, digest, blocks and share_of_tokens of each."""
+
+    @property
+    def seed(self) -> int:
+        """The seed in force from the first step on."""
+        return self.state.segments[-1][1]
+
+
+def refuse_spike(config: RunConfig, state: ledger.RunState) -> None:
+    """Refuse to continue from checkpoints that a loss spike may have spoiled.
+
+    Raises:
+        ValueError: a spike was not answered by a rollback.
+    """
+    spike = state.unanswered_spike
+    if spike is not None:
+        raise ValueError(
+            f"{config.folder}: the loss has spiked since step {spike['onset']} and the run was not "
+            f"rolled back yet; `{typed('pretrain supervise')}` rolls it back and continues"
+        )
+
+
+def begin(
+    config: RunConfig,
+    settings: Mapping[str, Any],
+    start: Start,
+    resume_point: checkpoints.ResumePoint,
+    hosts: Sequence[str],
+    most_kept: int,
+    environment: Mapping[str, object],
+) -> None:
+    """Write down that an attempt begins, with which settings and from which step.
+
+    Args:
+        config: the recipe.
+        settings: DeepSpeed's.
+        start: how the attempt begins.
+        resume_point: the checkpoint that it continues from.
+        hosts: of each rank.
+        most_kept: upper bound on the checkpoints that are kept at once.
+        environment: versions and machine.
+
+    Raises:
+        ValueError: the newest attempt ended in a spike that was not answered, or the disk has no
+            room for the checkpoints that may be kept.
+    """
+    refuse_spike(config, start.state)
+    run = Path(config.folder)
+    path = run / ledger.FILE_NAME
+    for step, reason in resume_point.rejected.items():
+        sys.stdout.write(f"checkpoint of step {step} rejected: {reason}\n")
+        ledger.append(path, "reject", step=step, reason=reason)
+    kept = {*start.state.checkpoints} - {*resume_point.rejected}
+    # A checkpoint that could not be read may be intact: it stays until the next commit.
+    records = ledger.read(path)
+    rejected = {r["step"] for r in records if r["kind"] == "reject"}
+    unproven = rejected - resume_point.damaged
+    checkpoints.remove(run, kept | unproven, lambda text: sys.stdout.write(f"{text}\n"))
+    # One more than are kept: the oldest is deleted after the newest is committed.
+    missing = max(1, most_kept + 1 - len(kept))
+    checkpoints.refuse_small_disk(run, missing, start.checkpoint_size)
+    dump(config, run / "run.yaml")
+    write_json(run / "deepspeed.json", settings)
+    started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    write_json(run / "environment.json", {**environment, "started": started})
+    tokenizers.load(Path(config.streams[0].path)).save(run / "tokenizer.json")
+    mixed: dict[str, object] = {}
+    if start.corpora:
+        mixed = {"corpora": start.corpora, "weights": config.weights()}
+    if config.phases or _other_sizes(config, records):
+        mixed["batches"] = config.sizes.to_record()
+    ledger.append(
+        path,
+        "attempt",
+        attempt=start.attempt,
+        token=start.token,
+        step=start.step,
+        ranks=len(hosts),
+        micro_batch_size=config.phase(start.step).config.batch.micro_batch_size,
+        seed=start.seed,
+        blocks=start.order.total,
+        share_of_tokens=start.share_of_tokens,
+        cut=sources.algorithms(config.streams),
+        **mixed,
+        lineage=ledger.lineage_record(start.order),
+        manifest=checkpoints.manifest_hash(run, start.step) if start.step else "",
+        host=hosts[0],
+        hosts=hosts,
+        pid=os.getpid(),
+    )
+
+
+def _other_sizes(config: RunConfig, records: Sequence[ledger.Record]) -> bool:
+    """Whether a recipe without phases has other sizes of batches than the run was created with.
+
+    So it is where the run had phases before, whose sizes the recipe now has.
+    """
+    created = ledger.created(records)
+    if created is None:
+        return False
+    then = decode(BatchConfig, created["batch"], f"{ledger.FILE_NAME}: created.batch.")
+    # The micro-batches read the same blocks.
+    then, now = (dataclasses.replace(batch, micro_batch_size=1) for batch in (then, config.batch))
+    return then != now

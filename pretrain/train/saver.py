@@ -1,0 +1,194 @@
+"""Saving checkpoints during an attempt: commit, retention, and saves that fail.
+
+With `training.background_saving` a checkpoint is serialised to memory between two steps, written in
+a thread while training goes on, and committed between two later steps: when every rank's files are
+on disk, at the latest before the next checkpoint and before the attempt ends. Until then it does
+not exist, as if the attempt were still in the middle of saving it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from pretrain.config.run import RunConfig
+from pretrain.records import checkpoints, ledger
+from pretrain.records.collective import Failure, Group
+from pretrain.train.log import RunLog
+from pretrain.train.resume import Start
+
+MAX_FAILED_SAVES = 3
+"""So many failed saves in a row end the attempt."""
+
+
+def may_continue(failed_saves: int, has_checkpoint: bool, is_last: bool) -> bool:
+    """Whether training continues after a failed save.
+
+    It does while little can be lost: an older checkpoint exists, and the disk may be given space
+    before a later save. No save follows the last step.
+
+    Args:
+        failed_saves: number of failed saves in a row.
+        has_checkpoint: whether an older checkpoint exists.
+        is_last: whether this was the run's last save.
+    """
+    return failed_saves < MAX_FAILED_SAVES and has_checkpoint and not is_last
+
+
+class Saver:
+    """Saves the checkpoints of an attempt.
+
+    Every rank calls each method after the same steps, except `is_ready`. It is the `Background` of
+    the loop.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        start: Start,
+        group: Group,
+        log: RunLog,
+        *,
+        write: Callable[[Path], None],
+        hold: Callable[[Path], Callable[[], None]],
+        facts: Callable[[int], Mapping[str, object]],
+        retained: Callable[[Sequence[ledger.Record], int], set[int]],
+    ) -> None:
+        """Prepare to save.
+
+        Args:
+            config: the recipe.
+            start: how the attempt began.
+            group: the ranks.
+            log: used on rank 0.
+            write: writes this rank's files below a folder (`Engine.save`).
+            hold: the same in two parts (`Engine.hold`).
+            facts: returns what a checkpoint's manifest says of a step.
+            retained: returns the steps whose checkpoints are kept, given the ledger's records and
+                the step of the newest commit.
+        """
+        self._config, self._start, self._group, self._log = config, start, group, log
+        self._write, self._hold = write, hold
+        self._facts, self._retained = facts, retained
+        self._run = Path(config.folder)
+        self._has_checkpoint = start.step > 0
+        self._pending: checkpoints.Saving | None = None
+        self.failed_saves = 0
+        """Number of failed saves since the last one that succeeded."""
+
+    def save(self, step: int) -> None:
+        """Save after `step` updates.
+
+        Raises:
+            Failure: on every rank; a save failed and the attempt must end.
+        """
+        self.finish()
+        with self._counted(step):
+            self._group.on_rank_0(lambda: self._prepare(step))
+            checkpoints.save(
+                self._run,
+                step,
+                self._facts(step),
+                write=self._write,
+                gather=self._group.gather,
+                rank=self._group.rank,
+                token=self._start.token,
+                before_commit=self._log.refuse_superseded,
+            )
+            self._record(step)
+
+    def begin(self, step: int) -> None:
+        """Begin to save after `step` updates, in the background; after the last one, save.
+
+        Raises:
+            Failure: as `save`.
+        """
+        if step == self._config.training.steps:
+            self.save(step)
+            return
+        self.finish()
+        with self._counted(step):
+            self._group.on_rank_0(lambda: self._prepare(step))
+            self._pending = checkpoints.begin(
+                self._run,
+                step,
+                hold=self._hold,
+                group=self._group,
+                token=self._start.token,
+                in_background=True,
+            )
+
+    def is_ready(self) -> bool:
+        """Whether a checkpoint has begun, and this rank's files are written or have failed."""
+        return self._pending is not None and self._pending.fingerprints.done()
+
+    @property
+    def begun(self) -> int | None:
+        """The step of the checkpoint that is not committed yet, if any."""
+        return self._pending.step if self._pending else None
+
+    def finish(self) -> None:
+        """Wait for the checkpoint that has begun, if any, and commit it.
+
+        Raises:
+            Failure: as `save`.
+        """
+        saving, self._pending = self._pending, None
+        if saving is None:
+            return
+        with self._counted(saving.step):
+            facts = self._facts(saving.step)
+            checkpoints.commit(saving, facts, self._group, self._log.refuse_superseded)
+            self._record(saving.step)
+
+    def _record(self, step: int) -> None:
+        self._group.on_rank_0(lambda: self._commit(step))
+        self.failed_saves, self._has_checkpoint = 0, True
+
+    @contextlib.contextmanager
+    def _counted(self, step: int) -> Iterator[None]:
+        """Count and report a save that fails in the block; raise if the attempt must end."""
+        try:
+            yield
+        except Failure as failure:
+            self.failed_saves += 1
+            reason = str(failure)
+            self._group.on_rank_0(lambda: self._report_failure(step, reason))
+            is_last = step == self._config.training.steps
+            if not may_continue(self.failed_saves, self._has_checkpoint, is_last):
+                raise
+
+    def _checkpoints(self) -> tuple[list[ledger.Record], tuple[int, ...]]:
+        """The ledger's records, and the steps of the checkpoints that they lead to."""
+        records = ledger.read(self._run / ledger.FILE_NAME)
+        return records, ledger.run_state(records, self._config.training.seed).checkpoints
+
+    def _prepare(self, step: int) -> None:
+        self._log.sync(step)
+        if self.failed_saves:  # a checkpoint that could not be recorded takes up space
+            checkpoints.remove(self._run, {*self._checkpoints()[1]}, self._log.warn_once)
+        checkpoints.refuse_small_disk(self._run, 1, self._start.checkpoint_size)
+
+    def _commit(self, step: int) -> None:
+        """Record a checkpoint in the ledger, so that the run can resume from it."""
+        digest = checkpoints.manifest_hash(self._run, step)
+        ranks = self._group.world_size
+        self._log.record("commit", step=step, ranks=ranks, manifest=digest, **self._log.guarded)
+        try:
+            self._delete_old(step)
+        except OSError as error:  # the next commit tries again
+            self._log.warn_once(f"WARNING: older checkpoints are not deleted for now: {error}")
+
+    def _delete_old(self, step: int) -> None:
+        """Delete the checkpoints that neither the recipe nor a possible rollback needs."""
+        records, steps = self._checkpoints()
+        keep = self._retained(records, step)
+        for old in steps:
+            if old not in keep:
+                self._log.record("delete", step=old)
+        checkpoints.remove(self._run, keep, self._log.warn_once)
+
+    def _report_failure(self, step: int, reason: str) -> None:
+        self._log.note("save-failed", step=step, reason=reason)
+        self._log.say(f"WARNING: no checkpoint of step {step}: {reason}")

@@ -1,0 +1,137 @@
+"""Child processes import nothing from the folder that a user works in."""
+
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from data_prep.common import children
+from pretrain.config.sections import SupervisionConfig
+from pretrain.records import control
+from pretrain.records.control import ControlFile
+from pretrain.supervision import hosts, launch
+
+ROOT = Path(__file__).parents[3]
+NAMES = ("pretrain", "finetune", "data_prep", "deepspeed", "torch", "numpy", "pickle", "random")
+
+
+def hostile_folder(folder):
+    """Return a folder with modules that end every process that imports them."""
+    (folder / "pretrain").mkdir(parents=True)
+    for name in (*NAMES, "pretrain/train", "pretrain/__init__"):
+        (folder / f"{name}.py").write_text(f"raise SystemExit('{name}.py of the user was run')\n")
+    return folder
+
+
+@pytest.fixture
+def hostile(tmp_path, monkeypatch):
+    folder = hostile_folder(tmp_path / "hostile")
+    monkeypatch.chdir(folder)
+    return folder
+
+
+IMPORT = (
+    "import random, numpy, pretrain.records.exit_codes; print(pretrain.records.exit_codes.__file__)"
+)
+
+
+@pytest.mark.parametrize("installed", [True, False])
+def test_a_child_finds_our_packages_and_none_in_its_folder(hostile, monkeypatch, installed):
+    """Without an installation `-S` hides the editable one, and the packages' folder is named."""
+    monkeypatch.setattr(children, "_is_installed", lambda: installed)
+    environ = {**os.environ, "PYTHONPATH": "" if installed else os.pathsep.join(third_party())}
+    command = [sys.executable, *([] if installed else ["-S"]), "-c", IMPORT]
+    done = subprocess.run(
+        command, env=children.environment(environ), capture_output=True, text=True, check=False
+    )
+    assert done.stdout.strip() == str(ROOT / "pretrain" / "records" / "exit_codes.py"), done.stderr
+
+
+def third_party():
+    return [path for path in sys.path if path.endswith("site-packages")]
+
+
+def test_packages_that_only_the_working_directory_has_are_named_to_a_child(monkeypatch):
+    """As in a checkout that is not installed."""
+    monkeypatch.setattr(sys, "meta_path", [f for f in sys.meta_path if "Editable" not in str(f)])
+    monkeypatch.setattr(sys, "path", [str(ROOT), *third_party()])
+    found = children.environment({"PYTHONPATH": "/a"})
+    assert found["PYTHONPATH"] == os.pathsep.join([str(ROOT), "/a"])
+    assert children.environment(found) == found
+    monkeypatch.setattr(sys, "path", ["", str(ROOT)])  # found without it
+    assert children.environment({}) == {"PYTHONSAFEPATH": "1"}
+
+
+def test_workers_of_a_pool_import_nothing_from_their_folder(hostile):
+    with children.spawn_context().Pool(1) as pool:
+        assert pool.apply(os.getcwd) == str(hostile)
+
+
+def of_a_launch(monkeypatch, folder):
+    return launch.environment(SupervisionConfig(), folder, ControlFile("t", 1, control.RUN))
+
+
+def of_ssh(monkeypatch, folder):
+    words = shlex.split(hosts.remote("gpu-2", ["module"], {})[-1])
+    return dict(word.partition("=")[::2] for word in words if "=" in word)
+
+
+def started(monkeypatch, call):
+    """Return the environment of the process that a call starts."""
+    seen = []
+
+    def popen(*_, env, **__):
+        seen.append(env)
+        raise InterruptedError
+
+    monkeypatch.setattr(subprocess, "Popen", popen)
+    with pytest.raises(InterruptedError):
+        call()
+    return seen[0]
+
+
+def of_fine_tuning(monkeypatch, folder):
+    from finetune import launch as finetuning
+
+    plan = SimpleNamespace(name="a")
+    (folder / "a").mkdir()
+    return started(monkeypatch, lambda: finetuning._start(folder, plan, [], 1, 1))
+
+
+def of_the_demo(monkeypatch, folder):
+    from finetune.demo import run_demo
+
+    return started(monkeypatch, lambda: run_demo(folder / "demo"))
+
+
+def of_the_birthplace_demo(monkeypatch, folder):
+    from finetune.birthplaces.demo import run_demo
+
+    return started(monkeypatch, lambda: run_demo(folder / "demo"))
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [of_a_launch, of_ssh, of_fine_tuning, of_the_demo, of_the_birthplace_demo],
+)
+def test_every_child_gets_the_environment(variables, tmp_path, monkeypatch):
+    assert variables(monkeypatch, tmp_path)["PYTHONSAFEPATH"] == "1"
+
+
+@pytest.mark.parametrize("script", ["data_prep/slurm.sbatch", "pretrain/recipes/supervise.sbatch"])
+def test_batch_scripts_start_the_program_that_ignores_the_working_directory(script):
+    text = (ROOT / script).read_text()
+    assert "zeroclap " in text
+    assert "python -m" not in text
+
+
+def test_the_program_itself_ignores_the_working_directory(hostile):
+    program = Path(sys.executable).with_name("zeroclap")
+    if not program.exists():
+        pytest.skip("not installed")
+    done = subprocess.run([program, "recipes"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

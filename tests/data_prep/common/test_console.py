@@ -1,0 +1,132 @@
+"""Commands whose output nobody reads any more."""
+
+import errno
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+COMMAND = """
+import sys
+from data_prep.common import console
+
+@console.lasting()
+def main():
+    for stream in (sys.stdout, sys.stderr):
+        stream.write("first\\n")
+        stream.flush()
+    sys.stdin.readline()
+    for number in range({lines}):
+        print("line", number)
+        print("line", number, file=sys.stderr)
+    open({done!r}, "w").close()
+    return 76
+
+sys.exit(main())
+"""
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Return a function that starts a command: it prints, waits, prints more, and exits with 76."""
+    children = []
+
+    def begin(lines, **streams):
+        code = COMMAND.format(lines=lines, done=str(tmp_path / "done"))
+        child = subprocess.Popen(
+            [sys.executable, "-c", code], cwd=ROOT, stdin=subprocess.PIPE, **streams
+        )
+        children.append(child)
+        return child
+
+    yield begin
+    for child in children:
+        child.kill()
+        child.wait()
+        child.stdin.close()
+
+
+def go_on(child):
+    child.stdin.write(b"\n")
+    child.stdin.flush()
+    return child.wait(30)
+
+
+LINES = pytest.mark.parametrize("lines", [1, 20_000])  # within the buffer, and far beyond it
+
+
+@LINES
+def test_a_command_whose_terminal_is_closed_ends_its_work_with_its_own_code(start, lines, tmp_path):
+    ours, theirs = pty.openpty()
+    child = start(lines, stdout=theirs, stderr=theirs)
+    os.close(theirs)
+    os.read(ours, 100)
+    os.close(ours)
+    assert go_on(child) == 76
+    assert (tmp_path / "done").exists()
+
+
+@LINES
+def test_a_command_whose_pipe_has_no_reader_ends_its_work_with_its_own_code(start, lines, tmp_path):
+    child = start(lines, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert child.stdout.readline() == b"first\n"
+    child.stdout.close()
+    child.stderr.close()
+    assert go_on(child) == 76
+    assert (tmp_path / "done").exists()
+
+
+def test_a_reader_gets_all_output(start):
+    child = start(3, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    with child.stdout as file:
+        assert go_on(child) == 76
+        assert file.read() == b"first\nline 0\nline 1\nline 2\n"
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
+@pytest.mark.parametrize("package", ["data_prep", "pretrain", "finetune"])
+def test_output_that_a_full_disk_refuses_is_an_error(package, tmp_path):
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", SHORT.format(package=package)],
+            cwd=ROOT,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    assert done.returncode == 2
+    assert os.strerror(errno.ENOSPC) in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+SHORT = """
+import argparse, sys
+from {package} import __main__ as command_line
+
+def action(options):
+    print("figures")
+    return 0
+
+def parser():
+    made = argparse.ArgumentParser()
+    made.set_defaults(run_command=action, parser=made)
+    return made
+
+command_line._parser = parser
+sys.exit(command_line.main([]))
+"""
+
+
+@pytest.mark.parametrize("package", ["data_prep", "pretrain", "finetune"])
+def test_help_into_a_pipe_without_a_reader_is_quiet(package):
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run(
+        [sys.executable, "-m", package, "--help"], cwd=ROOT, stdout=write, stderr=subprocess.PIPE
+    )
+    os.close(write)
+    assert (done.returncode, done.stderr) == (0, b"")

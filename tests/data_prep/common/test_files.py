@@ -1,0 +1,160 @@
+import errno
+import hashlib
+import json
+import math
+import os
+import resource
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from data_prep.common import files
+from data_prep.common.files import (
+    AtomicFile,
+    new_folder,
+    remove_partial_folders,
+    sha256_of,
+    write_atomically,
+)
+
+
+def test_json_has_null_for_every_number_that_is_not_finite() -> None:
+    value = {"a": math.nan, "b": [1.5, math.inf, {"c": (-math.inf, 2, True, None, "NaN")}]}
+    text = files.strict_json(value)
+    assert json.loads(text, parse_constant=pytest.fail) == {
+        "a": None,
+        "b": [1.5, None, {"c": [None, 2, True, None, "NaN"]}],
+    }
+    assert math.isnan(value["a"])  # type: ignore[arg-type]
+
+
+def test_failed_reads_are_retried_unless_the_file_is_missing() -> None:
+    waited: list[float] = []
+    errors: list[OSError] = [OSError(errno.ESTALE, "stale"), OSError(errno.EIO, "input")]
+
+    def read() -> str:
+        if errors:
+            raise errors.pop(0)
+        return "content"
+
+    assert files.retried(read, waited.append) == "content"
+    assert waited == list(files._PAUSES[:2])
+    errors += [OSError(errno.EIO, str(number)) for number in range(9)]
+    with pytest.raises(OSError, match="3"):
+        files.retried(read, waited.append)
+    errors[:] = [FileNotFoundError(errno.ENOENT, "none")]
+    with pytest.raises(FileNotFoundError):
+        files.retried(read, pytest.fail)
+
+
+def test_a_lock_on_a_full_disk_names_its_file_and_is_not_held(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", full)
+        with pytest.raises(OSError, match=r"No space left on device: .*/a.lock"):
+            files.lock(tmp_path / "a.lock", "is busy")
+    files.lock(tmp_path / "a.lock", "is busy").close()
+
+
+def test_file_appears_on_commit_only(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "a"
+    file = AtomicFile(path)
+    file.write(b"one")
+    file.write(memoryview(b" two"))
+    assert not path.exists()
+    record = file.commit()
+    file.discard()
+    assert path.read_bytes() == b"one two"
+    assert record.size_bytes == 7
+    assert record.sha256 == sha256_of(path) == hashlib.sha256(b"one two").hexdigest()
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_discarded_file_leaves_the_old_one(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    write_atomically(path, b"old")
+    file = AtomicFile(path)
+    file.write(b"new")
+    file.discard()
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_full_disk_error_names_the_file_and_leaves_nothing(tmp_path: Path) -> None:
+    # A limit on file sizes fails in the same way as a full disk.
+    program = (
+        "import pathlib, sys; from data_prep.common.files import write_atomically\n"
+        f"try: write_atomically(pathlib.Path({str(tmp_path / 'a')!r}), bytes(10_000))\n"
+        "except OSError as error: sys.exit(error.filename)"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=Path(__file__).parents[3],
+        capture_output=True,
+        text=True,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000)),
+    )
+    assert result.stderr.strip() == str(tmp_path / "a")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_folder_appears_when_it_is_complete(tmp_path: Path) -> None:
+    target = tmp_path / "deep" / "target"
+    with new_folder(target) as folder:
+        (folder / "inner").mkdir()
+        (folder / "inner" / "file").write_text("content")
+        assert not target.exists()
+    assert (target / "inner" / "file").read_text() == "content"
+    assert list(target.parent.iterdir()) == [target]
+
+
+def test_failure_to_fill_a_folder_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError), new_folder(tmp_path / "target") as folder:
+        (folder / "nowhere" / "file").write_text("content")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_folder_left_by_a_killed_process_does_not_stop_one_with_the_same_id(tmp_path: Path) -> None:
+    """Processes of containers often have the same id."""
+    left = tmp_path / f".target.{os.getpid()}.partial"
+    left.mkdir()
+    (left / "file").write_text("half")
+    with new_folder(tmp_path / "target") as folder:
+        (folder / "file").write_text("whole")
+    assert (tmp_path / "target" / "file").read_text() == "whole"
+    assert (left / "file").read_text() == "half"  # another process may be writing it
+
+
+def test_folders_left_by_killed_processes_can_be_removed(tmp_path: Path) -> None:
+    target, kept = tmp_path / "target", ("target", ".target", ".other.1.partial", ".target.1")
+    for name in kept:
+        (tmp_path / name).mkdir()
+    (tmp_path / ".target.12.partial").mkdir()
+    with new_folder(tmp_path / "new") as folder:
+        (folder / "file").write_text("content")
+        shutil.copytree(folder, folder.with_name(folder.name.replace("new", "target")))
+    remove_partial_folders(target)
+    assert {path.name for path in tmp_path.iterdir()} == {"new", *kept}
+
+
+def test_only_a_new_or_an_empty_folder_is_filled(tmp_path: Path) -> None:
+    empty, full, file = tmp_path / "empty", tmp_path / "full", tmp_path / "file"
+    empty.mkdir()
+    full.mkdir()
+    file.write_text("a file")
+    (full / "file").write_text("theirs")
+    with new_folder(empty) as folder:
+        (folder / "file").write_text("ours")
+    assert (empty / "file").read_text() == "ours"
+    for taken in (full, file):
+        with pytest.raises(ValueError, match=f"{taken.name}: is not empty"), new_folder(taken):
+            pass
+    assert (full / "file").read_text() == "theirs"
+    assert file.read_text() == "a file"

@@ -1,0 +1,122 @@
+"""What a machine can hold, before a launch."""
+
+import shutil
+from collections import namedtuple
+from types import SimpleNamespace
+
+import psutil
+import pytest
+
+from pretrain.checks import capacity
+from pretrain.config.run import RunConfig
+from pretrain.config.sections import TrainingConfig
+from pretrain.processes import gpus
+from pretrain.records import ledger
+from pretrain.spikes.policy import max_checkpoints_kept
+
+GB = 10**9
+NVIDIA_SMI = """\
+0, NVIDIA H200, 570.86.15, 9.0, 143771, 143128
+1, NVIDIA H200, 570.86.15, 9.0, 143771, 20
+"""
+"""What nvidia-smi prints for `gpus._FIELDS`, in the form of its manual; not from a real machine."""
+Disk = namedtuple("Disk", "free")
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    """`machine(host, cards)`: (total, free) GB of host memory and of each GPU."""
+
+    def describe(host, cards=()):
+        total, available = host
+        memory = SimpleNamespace(total=total * GB, available=available * GB)
+        monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
+        monkeypatch.setattr(gpus, "visible_gpus", lambda *_: [str(n) for n in range(len(cards))])
+        monkeypatch.setattr(gpus, "memory", lambda: [(t * GB, f * GB) for t, f in cards])
+
+    return describe
+
+
+def test_on_a_cpu_all_ranks_share_the_memory_of_the_machine(machine):
+    machine((24, 20))
+    assert capacity.check_memory(9 * GB, 1 * GB, 2) == []
+    (warning,) = capacity.check_memory(9 * GB, 2 * GB, 2)
+    assert "of 2 ranks need at least 22.0 GB of this machine" in warning
+    assert "has 24.0 GB, of which 20.0 GB are free now" in warning
+    with pytest.raises(ValueError, match=r"at least 26\.0 GB of this machine, .* 24\.0 GB; use"):
+        capacity.check_memory(10 * GB, 3 * GB, 2)
+
+
+def test_on_gpus_each_rank_has_its_own_and_what_is_offloaded_needs_host_memory(machine):
+    machine((24, 20), [(80, 79), (80, 10)])
+    assert capacity.check_memory(70 * GB, 1 * GB, 2) == []
+    with pytest.raises(ValueError, match=r"1 rank need at least 90\.0 GB of a GPU of this machine"):
+        capacity.check_memory(90 * GB, 0, 2)
+    with pytest.raises(ValueError, match=r"2 ranks need at least 26\.0 GB of this machine"):
+        capacity.check_memory(70 * GB, 13 * GB, 2)
+    machine((24, 20), [(80, 60)])
+    (warning,) = capacity.check_memory(70 * GB, 0, 1)
+    assert "60.0 GB are free now" in warning
+
+
+def test_gpus_whose_memory_is_unknown_are_not_judged(machine, monkeypatch, tmp_path):
+    machine((24, 20), [(80, 79)])
+    monkeypatch.undo()
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert gpus.memory() == []
+    program = tmp_path / "nvidia-smi"
+    program.write_text(f"#!/bin/sh\ncat <<END\n{NVIDIA_SMI}END\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+    assert gpus.memory() == [(143771 << 20, 143128 << 20), (143771 << 20, 20 << 20)]
+
+
+def test_a_disk_without_room_for_the_checkpoints_of_a_new_run_is_refused(tmp_path, monkeypatch):
+    run = tmp_path / "runs" / "new"
+    config = RunConfig(folder=str(run), training=TrainingConfig(checkpoints_kept=5))
+    needed = (max_checkpoints_kept(config) + 1) * 16 * 10**6
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: Disk(needed))
+    capacity.refuse_small_disk(config, 10**6)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: Disk(needed - 1))
+    with pytest.raises(ValueError, match=rf"^{tmp_path}: \d+ checkpoints of 16\.0 MB need"):
+        capacity.refuse_small_disk(config, 10**6)
+    run.mkdir(parents=True)
+    ledger.append(run / ledger.FILE_NAME, "commit", step=500, attempt=1)
+    capacity.refuse_small_disk(config, 10**6)  # the next attempt knows the size
+
+
+def test_gpus_are_read_from_nvidia_smi():
+    first, second = gpus.parse(NVIDIA_SMI)
+    assert first == gpus.Gpu("0", "NVIDIA H200", "570.86.15", 9.0, 143771 << 20, 143128 << 20)
+    assert second.number == "1"
+    for text in ("0, NVIDIA H200", "0, NVIDIA H200, 570, [N/A], 1, 1"):
+        with pytest.raises(ValueError, match=r"unpack|convert"):
+            gpus.parse(text)
+
+
+def test_gpus_that_are_hidden_by_number_are_left_out(monkeypatch, tmp_path):
+    program = tmp_path / "nvidia-smi"
+    program.write_text(f"#!/bin/sh\ncat <<END\n{NVIDIA_SMI}END\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+    for visible, numbers in ((["1"], ["1"]), (["0", "1"], ["0", "1"]), (["GPU-a"], ["0", "1"])):
+        monkeypatch.setattr(gpus, "visible_gpus", lambda visible=visible: visible)
+        assert [gpu.number for gpu in gpus.describe()] == numbers
+
+
+def test_a_launch_says_what_the_machine_has_and_warns_of_what_is_used(tmp_path):
+    found = gpus.parse(NVIDIA_SMI)
+    line, warning = capacity.describe(found, 5e8)
+    assert line == (
+        "machine: 2 GPUs (NVIDIA H200, driver 570.86.15), 0.0 GB or more are free on each; the "
+        "run's folder takes 500 MB/s"
+    )
+    assert warning.startswith("WARNING: GPU 1: 0.0 of 150.8 GB are free; another program uses it")
+    assert len(capacity.describe(found[:1], 5e8)) == 1
+    assert "checkpoints will take long" in capacity.describe([], 1e6)[-1]
+    (line,) = capacity.describe([], 5e8)
+    assert line == "machine: the run's folder takes 500 MB/s"
+    assert capacity.check_launch(tmp_path)[0].startswith("machine: the run's folder takes ")
+    assert list(tmp_path.iterdir()) == []
+    (warning,) = capacity.check_launch(tmp_path / "missing")
+    assert "cannot be written to now" in warning

@@ -1,0 +1,347 @@
+"""Checks of a recipe before a run starts, and their messages on the command line."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pretrain import __main__ as command_line
+from pretrain.checks import recipe as recipe_checks
+from pretrain.checks.recipe import check
+
+
+def test_a_valid_recipe_gives_the_model_and_the_corpus(recipe, corpus, tmp_path):
+    model, manifests = check(recipe.load(tmp_path), 2)
+    manifest = manifests[""]
+    assert model.vocab_size == manifest.vocab_size - 1
+    assert model.position == "alibi"
+
+
+PERCEIVER = ["model.variant=char-perceiver", "objective.name=causal-lm"]
+SHORT = ["data.sequence_length=24", "model.overrides.latents=8"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["folder="], "folder: None .* text"),
+        (["data.corpus=''"], "data.corpus: is not set"),
+        (["data.corpus=/nowhere"], "/nowhere: no such folder"),
+        (["data.vocab_size=50265"], "data.vocab_size is 50265, but .* a vocabulary of 400"),
+        (["batch.micro_batch_size=8"], "global_batch_size 8 is not a multiple of .* 8 x 2 ranks"),
+        (
+            ["supervision.processes_per_node=3"],
+            "global_batch_size 8 is not a multiple of .* 2 x 3 ranks",
+        ),
+        (
+            ["model.variant=baseline", "data.sequence_length=65"],
+            "data.sequence_length 65 is above the model's max_positions 64",
+        ),
+        (
+            ["model.variant=causal-learned", "objective.name=causal-lm", "data.sequence_length=65"],
+            "data.sequence_length 65 is above the model's max_positions 64",
+        ),
+        (
+            ["objective.name=causal-lm"],
+            "objective.name causal-lm does not fit model.variant zero-clap, which sees the tokens "
+            "that it would predict; accepted: objective.name=masked-lm, or .* of causal-learned",
+        ),
+        (
+            ["model.variant=causal-alibi"],
+            "objective.name masked-lm does not fit model.variant causal-alibi, which sees no later "
+            "tokens; accepted: objective.name=causal-lm, or .* of baseline, .*, albert, modern$",
+        ),
+        (
+            ["batch.global_batch_size=1024"],
+            "train split has [0-9]+ blocks of .* 64, fewer than the batch.global_batch_size 1,024",
+        ),
+        (
+            ["training.attention_backend=flex", "model.overrides.attention_dropout=0"],
+            "training.attention_backend: 'flex' needs a GPU; on cpu write dense",
+        ),
+        (
+            ["model.size=large", "model.overrides.num_layers=100000"],
+            "memory: weights, .* of 2 ranks need at least [0-9,.]+ GB of this machine, which has",
+        ),
+        (
+            [*PERCEIVER, "data.packing=best-fit"],
+            "packing best-fit does not fit a model with 64 latents, which reads a block as one "
+            "text; accepted: packing complete or contiguous or one-document",
+        ),
+        (
+            [*PERCEIVER, "data.packing=contiguous", "model.overrides.latents=65"],
+            "model.overrides.latents 65: accepted: at most data.sequence_length 64; latents beyond",
+        ),
+        (
+            [*PERCEIVER, *SHORT, "data.packing=one-document"],
+            "one-document would drop .*: the ends of longer documents, .* accepted: "
+            r"data.packing=contiguous \(drops nothing\), longer blocks",
+        ),
+        (
+            [*PERCEIVER, "data.packing=contiguous", "training.attention_backend=flex"],
+            "model.attention_backend: 'flex' is not accepted; it must be 'dense' with latents 64",
+        ),
+        (
+            ["training.attention_backend=flex", "model.overrides.attention_dropout=0.1"],
+            "model.attention_dropout: 0.1 .* must be 0 with attention backend 'flex'; 'dense' has",
+        ),
+        (["model.overrides.num_layers=two"], "model.num_layers: 'two' .* a whole number"),
+        (["optimizer.lerning_rate=1"], "unknown key 'optimizer.lerning_rate'; did you mean"),
+        (["training.steps"], "is not an override"),
+    ],
+)
+def test_a_wrong_recipe_is_refused_before_anything_starts(words, message, recipe, tmp_path, capsys):
+    arguments = ["supervise", str(recipe.path), f"folder={tmp_path / 'run'}", *words]
+    assert command_line.main(arguments) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("python -m pretrain supervise: error: ")
+    assert re.search(message, error), error
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("here", [True, False])
+@pytest.mark.parametrize(
+    ("words", "setting"),
+    [
+        (["model.variant=baseline", "data.sequence_length=65"], "data.sequence_length 65"),
+        (["objective.name=causal-lm"], "objective.name causal-lm"),
+        (["training.deepspeed=zero9"], "training.deepspeed: 'zero9'"),
+        (["profile.steps=[1000000, 1000001]"], "profile.steps"),
+        (["phases=[{steps: 20, objective: {probability: 0.2}, data: {packing: lines}}, {}]"], "1"),
+    ],
+)
+def test_show_and_plan_refuse_the_settings_that_supervise_refuses(
+    words, setting, here, recipe, tmp_path, capsys
+):
+    corpus = [] if here else ["data.corpus=/nowhere", "data.vocab_size=400"]
+    words = [str(recipe.path), f"folder={tmp_path / 'run'}", *corpus, *words]
+    for command in ([["supervise"]] if here else []) + [["plan", "--gpus", "2"], ["show"]]:
+        assert command_line.main([*command, *words]) == 2
+        assert setting in capsys.readouterr().err
+
+
+def test_plan_refuses_a_corpus_that_supervise_refuses(recipe, tmp_path, capsys):
+    words = [str(recipe.path), f"folder={tmp_path / 'run'}", "batch.global_batch_size=1024"]
+    for command in (["supervise"], ["plan", "--gpus", "2"]):
+        assert command_line.main([*command, *words]) == 2
+        assert "fewer than the batch.global_batch_size 1,024" in capsys.readouterr().err
+
+
+DEVICES = [
+    ("training.deepspeed=zero1_bf16", "cuda", 7.5, "zero1_bf16 computes .* 7.5; write zero1_fp16$"),
+    ("training.deepspeed=zero1_bf16", "cuda", 8.0, None),
+    ("training.deepspeed=zero1_bf16", "cuda", None, None),
+    ("training.deepspeed=zero1_bf16", "cpu", None, None),
+    ("training.deepspeed=zero1_fp16", "cuda", 7.5, None),
+    ("training.deepspeed=zero1_fp32", "cuda", 7.5, None),
+    ("training.attention_backend=flex", "cpu", None, "'flex' needs a GPU; on cpu write dense"),
+    ("training.attention_backend=flex", "cuda", 8.0, None),
+    ("training.attention_backend=auto", "cpu", None, None),
+    ("training.attention_backend=dense", "cpu", None, None),
+]
+
+
+@pytest.mark.parametrize(("word", "device", "capability", "message"), DEVICES)
+def test_what_a_device_does_not_have_is_refused_with_what_would_work(
+    word, device, capability, message, recipe, tmp_path
+):
+    config = recipe.load(tmp_path, word)
+    if message is None:
+        return recipe_checks.refuse_device(config, 2, device, capability)
+    with pytest.raises(ValueError, match=message):
+        recipe_checks.refuse_device(config, 2, device, capability)
+
+
+def test_a_file_of_its_own_with_bf16_is_refused_on_an_old_gpu(recipe, tmp_path):
+    own = tmp_path / "own.json"
+    own.write_text('{"bf16": {"enabled": true}, "zero_optimization": {"stage": 1}}')
+    config = recipe.load(tmp_path, f"training.deepspeed={own}")
+    with pytest.raises(ValueError, match="write a file with fp16, such as zero1_fp16$"):
+        recipe_checks.refuse_device(config, 2, "cuda", 7.0)
+
+
+def test_a_batch_that_no_phase_has_is_not_looked_at(recipe, tmp_path):
+    phase = "{steps: 4, batch: {global_batch_size: 6, micro_batch_size: 2}}"
+    config = recipe.load(tmp_path, f"phases=[{phase}, {phase}]", "training.steps=8")
+    with pytest.raises(ValueError, match="is not a multiple"):
+        config.batch.accumulation_steps(3)
+    recipe_checks.refuse_device(config, 3, "cuda", 8.0)
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("profile.steps=[40000, 40005]", "accepted: from a step below training.steps"),
+        ("profile.ranks=[0, 2]", "accepted: ranks below 2, the number of this launch"),
+        ("tracker=wandb", "tracker wandb: its package is not installed; .*zeroclap.wandb"),
+    ],
+)
+def test_what_could_never_be_shown_is_refused(word, message, recipe, tmp_path, monkeypatch):
+    monkeypatch.setattr(recipe_checks.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ValueError, match=message):
+        check(recipe.load(tmp_path, word), 2)
+
+
+def test_a_folder_of_the_tracker_s_name_is_no_package(recipe, tmp_path, monkeypatch):
+    (tmp_path / "mere_folder").mkdir()
+    monkeypatch.syspath_prepend(tmp_path)
+    folder = recipe_checks.importlib.util.find_spec("mere_folder")
+    monkeypatch.setattr(recipe_checks.importlib.util, "find_spec", lambda name: folder)
+    with pytest.raises(ValueError, match="its package is not installed"):
+        check(recipe.load(tmp_path, "tracker=wandb"), 2)
+
+
+def test_alibi_is_trained_on_longer_blocks_than_its_preset(recipe, tmp_path):
+    assert check(recipe.load(tmp_path, "data.sequence_length=100"), 2)
+
+
+def test_a_corpus_without_validation_documents_is_refused(corpus, recipe, tmp_path, capsys):
+    from data_prep.__main__ import main as data_prep
+
+    raw = str(corpus.parent / "topics.jsonl")
+    words = ["--tokenizer", str(corpus), "--max-tokens", "64", "--valid-fraction", "0"]
+    assert data_prep(["prepare", "--input", raw, "--output", str(tmp_path / "c"), *words]) == 0
+    with pytest.raises(ValueError, match="its valid split has no documents"):
+        check(recipe.load(tmp_path / "run", f"data.corpus={tmp_path / 'c'}"), 2)
+
+
+PAIRS = ["model.variant=albert", "objective.name=sentence-pairs", "data.packing=sentence-pairs"]
+ANY_SHARE = "data.min_token_coverage=0"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ["model.variant=alibi"],
+            "sentence-pairs reads pairs of segments, but .*variant alibi has segments 0; "
+            "accepted: model.variant=albert, or model.overrides.segments=2",
+        ),
+        (
+            ["data.packing=chunked"],
+            "packing chunked does not fit objective sentence-pairs, which reads pairs of segments; "
+            "accepted: packing sentence-pairs",
+        ),
+        (
+            ["objective.name=masked-lm"],
+            "packing sentence-pairs does not fit objective masked-lm, .* accepted: packing chunked",
+        ),
+        (["objective.pair_task=order"], "objective.pair_task: 'order'.*sop"),
+        (["data.sequence_length=4"], "data.sequence_length 4: accepted .* 5 or more"),
+        (
+            ["data.min_token_coverage=0.9"],
+            "sentence-pairs would drop .*: documents of one sentence, and of sentences longer than "
+            "a block, .* 0.9; accepted: longer blocks, or a lower share",
+        ),
+    ],
+)
+def test_a_wrong_recipe_of_pairs_is_refused(words, message, sentence_corpus, recipe, tmp_path):
+    words = [f"data.corpus={sentence_corpus}", *PAIRS, ANY_SHARE, *words]
+    with pytest.raises(ValueError, match=message):
+        check(recipe.load(tmp_path, *words), 2)
+
+
+@pytest.mark.parametrize("task", ["sop", "nsp", "none"])
+def test_a_recipe_of_pairs_gives_a_model_with_a_pair_head(task, sentence_corpus, recipe, tmp_path):
+    words = [f"data.corpus={sentence_corpus}", *PAIRS, ANY_SHARE, f"objective.pair_task={task}"]
+    config = recipe.load(tmp_path, *words)
+    assert check(config, 2)[0].pair_head
+    train, _ = recipe_checks.data_summary(config)
+    assert re.search(r"[\d,]+ tokens of documents of one sentence, .* are dropped$", train)
+
+
+def test_pairs_of_a_corpus_of_documents_are_refused(recipe, corpus, tmp_path):
+    with pytest.raises(ValueError, match=f"{corpus}: its sequences are documents; .*--sentences"):
+        check(recipe.load(tmp_path, *PAIRS), 2)
+
+
+@pytest.mark.parametrize("split", ["train", "valid"])
+def test_next_sentences_of_one_document_alone_are_refused(split, corpus, recipe, tmp_path):
+    from data_prep.__main__ import main as data_prep
+
+    for name in ("train", "valid"):
+        text = " ".join(f"Sentence {n} of {name}." for n in range(60))
+        texts = [text] if name == split else [text, text + " More."]
+        lines = "".join(json.dumps({"text": each}) + "\n" for each in texts)
+        (tmp_path / f"{name}.jsonl").write_text(lines)
+    words = ["--input", str(tmp_path / "train.jsonl"), "--output", str(tmp_path / "corpus")]
+    words += ["--valid-input", str(tmp_path / "valid.jsonl"), "--tokenizer", str(corpus)]
+    assert data_prep(["prepare", "--sentences", *words]) == 0
+    words = [f"data.corpus={tmp_path / 'corpus'}", *PAIRS, "batch.global_batch_size=2"]
+    assert check(recipe.load(tmp_path, *words, "objective.pair_task=sop"), 1)
+    with pytest.raises(ValueError, match=f"blocks of split '{split}' are of one document"):
+        check(recipe.load(tmp_path, *words, "objective.pair_task=nsp"), 1)
+
+
+@pytest.mark.parametrize("packing", ["best-fit", "complete"])
+def test_blocks_that_drop_much_of_the_corpus_are_refused_unless_the_recipe_says_so(
+    packing, recipe, tmp_path, capsys
+):
+    words = [f"folder={tmp_path / 'run'}", f"data.packing={packing}", "data.sequence_length=24"]
+    assert command_line.main(["supervise", str(recipe.path), *words]) == 2
+    error = capsys.readouterr().err
+    config = recipe.load(tmp_path / "run", *words[1:])
+    source = recipe_checks.open_sources(config.data, "train")[0]
+    tokens = int(source.corpus.lengths.sum())
+    dropped = int(source.corpus.lengths[source.corpus.lengths >= 24].sum())
+    for words in (
+        f"data.packing {packing} would drop {dropped:,} of the {tokens:,} tokens of split 'train'",
+        "of split 'train' of",
+        ": longer documents, with data.sequence_length 24",
+        f"leaves {1 - dropped / tokens:.1%}, below data.min_token_coverage 0.9; accepted: "
+        "data.packing=chunked",
+    ):
+        assert words in error
+    assert not (tmp_path / "run").exists()
+    share = source.share_of_tokens
+    overrides = [f"data.packing={packing}", "data.sequence_length=24"]
+    lowest = min(share, recipe_checks.open_sources(config.data, "valid")[0].share_of_tokens)
+    for accepted in ("data.min_token_coverage=0", f"data.min_token_coverage={lowest}"):
+        assert check(recipe.load(tmp_path, *overrides, accepted), 2)
+    assert check(recipe.load(tmp_path, "data.packing=chunked", "data.sequence_length=24"), 2)
+
+
+def test_the_share_of_the_validation_split_counts_as_well(recipe, tmp_path):
+    # At 60, more than a tenth of the tokens is dropped from the validation split alone.
+    config = recipe.load(tmp_path, "data.packing=best-fit", "data.sequence_length=60")
+    assert recipe_checks.open_sources(config.data, "train")[0].share_of_tokens > 0.9
+    with pytest.raises(ValueError, match="tokens of split 'valid'"):
+        check(config, 2)
+
+
+def test_a_summary_says_what_is_read_and_what_is_dropped(recipe, tmp_path):
+    trial = ("training.steps=5", "schedule.warmup_steps=0", "training.checkpoint_interval=1")
+    warning, *_ = recipe_checks.data_summary(recipe.load(tmp_path, *trial))
+    assert warning.startswith("WARNING: (training.checkpoints_kept - 1)")
+    train, valid = recipe_checks.data_summary(recipe.load(tmp_path))
+    assert re.fullmatch(
+        r"train: \d+ blocks of 64 hold 100.0% of [\d,]+ tokens \(chunked, 9\d.\d% full\)", train
+    )
+    assert valid.startswith("valid: ")
+    words = ["data.packing=best-fit", "data.sequence_length=24"]
+    train, _ = recipe_checks.data_summary(recipe.load(tmp_path, *words))
+    assert re.search(r"full\); [\d,]+ tokens of longer documents are dropped$", train)
+
+
+def test_a_validation_split_with_nothing_to_predict_is_refused_before_anything_starts(
+    unpredictable, recipe, tmp_path, capsys
+):
+    overrides = [f"folder={tmp_path / 'run'}", f"data.corpus={unpredictable}"]
+    assert command_line.main(["supervise", str(recipe.path), *overrides]) == 2
+    assert "has nothing to predict" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("lengths", [{3: -5, 4: 2**20}, {2: 2**31 - 1}])
+def test_a_damaged_index_is_refused_before_a_start(lengths, recipe, corpus, tmp_path):
+    folder = Path(shutil.copytree(corpus, tmp_path / "corpus"))
+    index = folder / "train" / "shard-00000.idx"
+    content = bytearray(index.read_bytes())
+    for number, length in lengths.items():
+        content[34 + 4 * number : 38 + 4 * number] = np.int32(length).tobytes()
+    index.write_bytes(content)
+    with pytest.raises(ValueError, match=rf"{index}: sequence \d"):
+        check(recipe.load(tmp_path / "run", f"data.corpus={folder}"), 1)

@@ -1,0 +1,39 @@
+"""Mixtures that are refused before anything starts."""
+
+import pytest
+
+from pretrain.checks.recipe import check, data_summary
+
+
+def test_a_mixture_is_checked_and_each_corpus_summarised(mixed):
+    config = mixed("a: weight: 2", "b: weight: 1")
+    _, manifests = check(config, 2)
+    assert list(manifests) == ["a", "b"]
+    summary = data_summary(config)
+    assert [sentence.partition(":")[0] for sentence in summary] == [
+        *("a, train", "b, train", "a, valid", "b, valid")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("corpora", "message"),
+    [
+        (["a: weight: 1", "c: weight: 1"], "data.corpora.c: .* another vocabulary .*380 ids.* than "
+         "data.corpora.a .*400 ids.*; accepted: .* the same --tokenizer"),
+        (["a: weight: 1", "again: weight: 1"], "data.corpora.again: .* is the same corpus as "
+         "data.corpora.a; accepted: each corpus once, with the sum of the weights"),
+        (["a: weight: 0", "b: weight: 0"], "from step 0 on, the weights are 0, 0; accepted"),
+        (["a: weight: 1, weight_from: {9: 0}", "b: weight: 0"], "from step 9 on, the weights"),
+        (["a: weight: 1, weight_from: {40: 2}", "b: weight: 1"], "weight_from 40 is not below "
+         "training.steps 40: the run would end before the change"),
+    ],
+)  # fmt: skip
+def test_a_mixture_that_cannot_be_read_is_refused(mixed, corpora, message):
+    with pytest.raises(ValueError, match=message):
+        check(mixed(*corpora), 2)
+
+
+def test_a_corpus_with_fewer_blocks_than_an_update_reads_of_it_is_refused(mixed):
+    big = ["batch.global_batch_size=256"]
+    with pytest.raises(ValueError, match="fewer than the 253 blocks of batch.*, or a smaller wei"):
+        check(mixed("a: weight: 80", "b: weight: 1", words=big), 2)

@@ -1,0 +1,67 @@
+"""Phases that cannot be trained are refused before a run starts, by name."""
+
+import json
+
+import pytest
+
+from pretrain.checks.recipe import check, data_summary
+
+
+@pytest.fixture
+def phased(recipe, corpus, other_corpus, other_vocabulary, tmp_path):
+    """`phased(phase, *overrides)`: a recipe with this second phase; corpora by name."""
+    folders = {"b": other_corpus, "c": other_vocabulary}
+    moved = tmp_path / "moved"
+    moved.symlink_to(corpus)
+    folders["moved"] = moved
+
+    def load(phase, *overrides):
+        if name := phase.pop("corpus", None):
+            phase["data"] = {"corpus": str(folders[name])}
+        phases = json.dumps([{"steps": 20}, {"name": "second", **phase}])
+        return recipe.load(tmp_path / "run", f"phases={phases}", *overrides)
+
+    return load
+
+
+def test_each_corpus_is_summarised_in_each_way_it_is_cut(phased):
+    config = phased({"data": {"sequence_length": 48}})
+    _, manifests = check(config, 2)
+    assert list(manifests) == ["made@64", "made@48"]
+    starts = [sentence.split(" blocks")[0].split(":")[0] for sentence in data_summary(config)]
+    assert starts == [f"{name}, {split}" for split in ("train", "valid") for name in manifests]
+
+
+@pytest.mark.parametrize(
+    ("phase", "overrides", "message"),
+    [
+        ({"corpus": "c"}, (), "phase 2 .second.: .* another vocabulary .*380 ids.*400 ids"),
+        ({"corpus": "moved"}, (), "phase 2 .second.: .*moved is the same corpus as .*made"),
+        ({"data": {"corpus": "none"}}, (), "phase 2 .second.: none"),
+        (
+            {"data": {"sequence_length": 128}},
+            ("model.variant=baseline", "model.overrides.max_positions=64"),
+            "phase 2 .second.: data.sequence_length 128 is above the model's max_positions 64",
+        ),
+        (
+            {"batch": {"global_batch_size": 80}},
+            (),
+            "phase 2 .second.: .*its train split has 50 blocks",
+        ),
+        ({"batch": {"global_batch_size": 6}}, (), "phase 2 .second.: batch.global_batch_size 6"),
+        (
+            {"data": {"packing": "sentence-pairs"}},
+            (),
+            "phase 2 .second.: packing sentence-pairs does not fit objective masked-lm",
+        ),
+    ],
+)
+def test_a_phase_that_cannot_be_trained_is_refused_by_name(phased, phase, overrides, message):
+    with pytest.raises(ValueError, match=message):
+        check(phased(phase, *overrides), 2)
+
+
+def test_weights_that_no_order_could_follow_are_refused(phased, corpus):
+    data = {"corpus": "", "corpora": {"a": {"path": str(corpus), "weight": 0}}}
+    with pytest.raises(ValueError, match="phase 2 .second.: data.corpora .*one above 0"):
+        check(phased({"data": data}), 2)

@@ -1,0 +1,237 @@
+"""DeepSpeed configurations: completed from the recipe, refused where they mislead."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from pretrain.config.deepspeed import DS_CONFIGS, refuse_guard, refuse_optimizer, refuse_other
+from pretrain.config.sections import BatchConfig
+from pretrain.engine import engine
+
+BATCH = BatchConfig(global_batch_size=8, micro_batch_size=2)
+
+
+@pytest.mark.parametrize("path", sorted(DS_CONFIGS.glob("*.json")), ids=lambda p: p.stem)
+def test_every_shipped_configuration_takes_its_numbers_from_the_recipe(path):
+    settings = engine.deepspeed_json(path.stem, BATCH, 1.5, 2)
+    assert settings["train_batch_size"] == 8
+    assert settings["train_micro_batch_size_per_gpu"] == 2
+    assert settings["gradient_accumulation_steps"] == 2
+    assert settings["gradient_clipping"] == 1.5
+    stage, precision, *offload = path.stem.removeprefix("zero").split("_")
+    assert settings["zero_optimization"]["stage"] == int(stage)
+    for half in ("bf16", "fp16"):
+        assert settings.get(half, {}).get("enabled", False) == (precision == half)
+    assert ("offload_optimizer" in settings["zero_optimization"]) == bool(offload)
+    assert "auto" not in json.dumps(settings)
+
+
+@pytest.mark.parametrize(("ranks", "micro", "window"), [(8, 4, 128), (1, 512, 16384), (512, 1, 32)])
+def test_the_loss_scale_of_fp16_starts_and_grows_as_in_fairseq(ranks, micro, window):
+    batch = BatchConfig(global_batch_size=512, micro_batch_size=micro)
+    scale = engine.deepspeed_json("zero2_fp16", batch, 0.0, ranks)["fp16"]
+    assert 2 ** scale["initial_scale_power"] == 128
+    assert scale["loss_scale_window"] == window
+    assert scale["hysteresis"] == 1  # one overflow halves it
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"zero_optimisation": {"stage": 1}}, "zero_optimisation; did you mean zero_optimization"),
+        ({"zero_optimization": {"stge": 1}}, "zero_optimization: .* stge; did you mean stage"),
+        (
+            {"zero_optimization": {"stage": 1}, "bf16": {"enable": True}},
+            "bf16: unknown .* enable; did you mean enabled",
+        ),
+        ({"fp16": {"initial_scale": 4}}, "fp16: .* did you mean initial_scale_power"),
+        ({"optimizer": {"type": "AdamW"}}, "unknown DeepSpeed key optimizer"),
+        ({"train_batch_size": 16}, "train_batch_size is 16, but the recipe, .* has 8"),
+        ({"gradient_clipping": 2.0}, "gradient_clipping is 2.0, but the recipe, .* has 0.0"),
+        ({"bf16": {"enabled": True}}, "bf16 with ZeRO stage 0"),
+        ({"bf16": {"enabled": True}, "zero_optimization": {"stage": 0}}, "bf16 with ZeRO stage 0"),
+        ({"fp16": {"enabled": True}}, "fp16 with ZeRO stage 0"),
+        *(
+            (
+                {
+                    "zero_optimization": {"stage": stage, "offload_optimizer": {"device": "cpu"}},
+                    "bf16": {"enabled": True},
+                    "data_types": {"grad_accum_dtype": "fp32"},
+                },
+                f"grad_accum_dtype fp32 with offload at ZeRO stage {stage} .* use stage 3",
+            )
+            for stage in (1, 2)
+        ),
+        (
+            {"zero_optimization": {"offload_optimizer": {"device": "cpu"}}},
+            "offloads nothing at ZeRO stage 0",
+        ),
+        (
+            {"zero_optimization": {"stage": 2, "offload_optimizer": {"devise": "cpu"}}},
+            "offload_optimizer: unknown .* devise; did you mean device",
+        ),
+        (
+            {"zero_optimization": {"stage": 2, "round_robin_gradients": True}},
+            "no other number",
+        ),
+        (
+            {"zero_optimization": {"stage": 1, "parameter_alignment": True}},
+            "padding between parameters",
+        ),
+        (
+            {"zero_optimization": {"stage": 1, "load_from_fp32_weights": False}},
+            "each resume rounds the weights",
+        ),
+        (
+            {"zero_optimization": {"stage": 1, "elastic_checkpoint": True}},
+            "does not load what it saves",
+        ),
+        (
+            {"zero_optimization": {"stage": 2, "compute_grad_norm": False}},
+            "no norm of the gradient",
+        ),
+        ({"zero_optimization": {"stage": 2, "cpu_offload": True}}, "use offload_optimizer"),
+        (
+            {"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "nvme"}}},
+            "offload_optimizer.device nvme .* cannot be committed; accepted: cpu",
+        ),
+        (
+            {"zero_optimization": {"stage": 3, "offload_param": {"device": "nvme"}}},
+            "offload_param.device nvme .* loaded from a checkpoint; accepted: cpu",
+        ),
+        (
+            {"zero_optimization": {"stage": 3, "offload_optimizer": "nvme"}},
+            "offload_optimizer: is 'nvme', not an object",
+        ),
+        (
+            {"zero_optimization": {"stage": 3, "sub_group_size": 100_000_000}},
+            "sub_group_size 100000000 .* no other number of ranks can resume; remove it",
+        ),
+        ({"data_types": {"grad_acum_dtype": "fp32"}}, "did you mean grad_accum_dtype"),
+        ({"checkpoint": {"load_universal": True}}, "unknown DeepSpeed key checkpoint"),
+        ({"zero_optimization": 1}, "zero_optimization: is 1, not an object"),
+        ([1], "is .1., not an object"),
+    ],
+)
+def test_an_invalid_configuration_is_refused_by_name(settings, message, tmp_path):
+    path = tmp_path / "mine.json"
+    path.write_text(json.dumps(settings))
+    with pytest.raises(ValueError, match=message) as caught:
+        engine.deepspeed_json(str(path), BATCH, 0.0, 2)
+    assert str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize("part", [None, {}, {"device": "none"}])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"zero_optimization": {"stage": 0}},
+        {"zero_optimization": {"stage": 1}, "data_types": {"grad_accum_dtype": "fp32"}},
+    ],
+)
+def test_an_offload_that_is_not_used_is_none(settings, part, tmp_path):
+    path = tmp_path / "mine.json"
+    unused = dict.fromkeys(("offload_optimizer", "offload_param"), part)
+    zero = {"zero_optimization": settings["zero_optimization"] | unused}
+    path.write_text(json.dumps(settings | zero))
+    assert engine.deepspeed_json(str(path), BATCH, 0.0, 2)["zero_optimization"].items() >= (
+        unused.items()
+    )
+
+
+def test_a_configuration_may_repeat_numbers_of_the_recipe(tmp_path):
+    path = tmp_path / "mine.json"
+    path.write_text(json.dumps({"train_batch_size": 8, "gradient_clipping": "auto"}))
+    assert engine.deepspeed_json(str(path), BATCH, 0.0, 2)["gradient_accumulation_steps"] == 2
+
+
+def test_stage_3_keeps_the_optimizer_state_of_each_parameter_group_in_one_piece(tmp_path):
+    """DeepSpeed's default splits what a rank has of a group at 10^9 elements."""
+    read = engine.deepspeed_json("zero3_fp32", BATCH, 0.0, 2)
+    assert read["zero_optimization"]["sub_group_size"] == 10**12
+    path = tmp_path / "mine.json"
+    for stage, size in [(3, 10**12), (2, 1000)]:  # stages 1 and 2 do not read it
+        path.write_text(json.dumps({"zero_optimization": {"stage": stage, "sub_group_size": size}}))
+        found = engine.deepspeed_json(str(path), BATCH, 0.0, 2)
+        assert found["zero_optimization"]["sub_group_size"] == size
+
+
+def test_a_configuration_that_does_not_exist_or_parse_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="'zero9' is neither a file nor one of zero0_fp32"):
+        engine.deepspeed_json("zero9", BATCH, 0.0, 2)
+    broken = Path(tmp_path / "broken.json")
+    broken.write_text("{")
+    with pytest.raises(ValueError, match="broken.json: is not valid JSON"):
+        engine.deepspeed_json(str(broken), BATCH, 0.0, 2)
+
+
+def test_a_world_size_that_does_not_divide_the_batch_is_refused():
+    with pytest.raises(ValueError, match="global_batch_size 8 is not a multiple of .* 2 x 3 ranks"):
+        engine.deepspeed_json("zero1_fp32", BATCH, 0.0, 3)
+
+
+@pytest.mark.parametrize(
+    "zero",
+    [
+        {"stage": 2, "zenflow": {"topk_ratio": 0.1}},
+        {"stage": 3, "offload_optimizer": {"device": "cpu", "super_offload": True}},
+    ],
+)
+@pytest.mark.parametrize("optimizer", ["lamb", "muon", "stable-adamw"])
+def test_optimizers_by_parameter_are_refused_where_they_do_not_see_the_weights(zero, optimizer):
+    with pytest.raises(
+        ValueError, match=f'optimizer.name: {optimizer} .*; accepted: offload to "cpu" without them'
+    ):
+        refuse_optimizer({"zero_optimization": zero}, optimizer)
+    refuse_optimizer({"zero_optimization": zero}, "adamw")
+    # DeepSpeed takes null for a section that is not used.
+    refuse_optimizer({"zero_optimization": {"offload_optimizer": None}}, "lamb")
+
+
+@pytest.mark.parametrize(
+    "zero",
+    [
+        {"stage": 2, "zenflow": {"topk_ratio": 0.1}},
+        {"stage": 3, "offload_optimizer": {"device": "cpu", "ratio": 0.5}},
+    ],
+)
+def test_a_guard_is_refused_where_weights_are_updated_past_it(zero):
+    with pytest.raises(ValueError, match='optimizer.guard: zclip .* offload to "cpu" as a whole'):
+        refuse_guard({"zero_optimization": zero}, "zclip")
+    refuse_guard({"zero_optimization": zero}, "none")
+
+
+@pytest.mark.parametrize("path", sorted(DS_CONFIGS.glob("*.json")), ids=lambda p: p.stem)
+def test_lamb_is_accepted_with_every_shipped_configuration(path):
+    settings = engine.deepspeed_json(path.stem, BATCH, 1.0, 2)
+    refuse_optimizer(settings, "lamb")
+    refuse_guard(settings, "zclip")
+    assert settings["zero_allow_untested_optimizer"]
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "message"),
+    [
+        ("zero1_fp32", "zero1_bf16", "bf16.enabled: False, now True"),
+        ("zero1_fp32", "zero1_fp16", "fp16.enabled: False, now True"),
+        ("zero1_fp32", "zero3_fp32", "zero_optimization.stage: 1, now 3"),
+        ("zero1_fp32", "zero2_fp32", "zero_optimization.stage: 1, now 2"),
+        (
+            "zero2_bf16",
+            "zero2_bf16_offload",
+            "data_types.grad_accum_dtype: 'fp32', now None; accepted: ",
+        ),
+    ],
+)
+def test_an_edited_configuration_that_changes_numbers_or_files_is_refused(before, now, message):
+    saved, settings = (engine.deepspeed_json(name, BATCH, 0.0, 2) for name in (before, now))
+    with pytest.raises(ValueError, match=f"mine.json is .* the checkpoint of step 30.*{message}"):
+        refuse_other("mine.json", settings, saved, 30)
+
+
+def test_a_configuration_may_change_where_the_numbers_and_files_stay():
+    saved = engine.deepspeed_json("zero3_fp16", BATCH, 0.0, 2)
+    settings = engine.deepspeed_json("zero3_fp16_offload", BATCH, 1.0, 1)
+    settings["zero_optimization"] |= {"overlap_comm": False, "reduce_bucket_size": 1000}
+    refuse_other("mine.json", settings | {"steps_per_print": 1}, saved, 30)

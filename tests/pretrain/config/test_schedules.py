@@ -1,0 +1,133 @@
+"""Learning rate schedules."""
+
+import json
+import math
+
+import pytest
+
+from pretrain.config.run import RunConfig
+from pretrain.config.schedules import learning_rate
+from pretrain.config.sections import OptimizerConfig, ScheduleConfig, TrainingConfig
+
+
+def recipe(peak, minimum, warmup, steps, name="cosine", overestimate=1.1, decay_steps=0):
+    return RunConfig(
+        optimizer=OptimizerConfig(learning_rate=peak),
+        schedule=ScheduleConfig(name, warmup, minimum, overestimate, decay_steps),
+        training=TrainingConfig(steps=steps),
+    )
+
+
+GOLDEN = [
+    ("pile_base_cosine", recipe(6e-4, 6e-5, 10000, 133082)),
+    ("pile_large_cosine", recipe(4e-4, 4e-5, 10000, 133082)),
+    ("wikitext_polynomial", recipe(5e-4, 0.0, 10000, 125000, name="linear")),
+]
+
+
+@pytest.mark.parametrize(("name", "config"), GOLDEN, ids=[name for name, _ in GOLDEN])
+def test_schedules_of_the_published_runs_equal_those_of_fairseq(name, config, golden):
+    table = json.loads((golden / "data_and_lr.json").read_text())["lr"]
+    assert len(table["steps"]) > 15
+    for step, rate in zip(table["steps"], table[name], strict=True):
+        if step == 156_390:  # fairseq's cosine starts again at its peak there; no run gets so far
+            continue
+        assert learning_rate(config, step) == pytest.approx(rate, rel=1e-9, abs=1e-15), step
+
+
+@pytest.mark.parametrize("name", ["cosine", "linear"])
+@pytest.mark.parametrize("warmup", [0, 1, 40, 299])
+@pytest.mark.parametrize("overestimate", [1.0, 1.1, 2.0])
+def test_a_schedule_is_continuous_has_one_peak_and_stays_within_its_bounds(
+    name, warmup, overestimate
+):
+    config = recipe(1e-3, 1e-4, warmup, 300, name, overestimate)
+    rates = [learning_rate(config, step) for step in range(300)]
+    assert max(rates) == rates[warmup] == pytest.approx(1e-3)
+    assert min(rates) >= 1e-4
+    assert rates[: warmup + 1] == sorted(rates[: warmup + 1])
+    assert rates[warmup:] == sorted(rates[warmup:], reverse=True)
+    steepest = 0.9e-3 / max(1, warmup) if warmup else 0.0
+    fall = 1e-3 * 3.15 / 2 / max(1, 300 - warmup)
+    jumps = [abs(after - before) for before, after in zip(rates, rates[1:], strict=False)]
+    assert max(jumps) <= max(steepest, fall) * 1.001
+
+
+def test_warm_up_starts_from_the_minimum_at_the_first_update():
+    config = recipe(1e-3, 1e-4, 10, 100)
+    assert learning_rate(config, 0) == 1e-4
+    assert learning_rate(config, 5) == pytest.approx(5.5e-4)
+
+
+@pytest.mark.parametrize("warmup", [0, 1, 40, 299])
+def test_a_linear_schedule_falls_linearly_to_its_minimum(warmup):
+    """It reaches the minimum at the update after the last one, and stays there."""
+    config = recipe(1e-3, 1e-4, warmup, 300, "linear")
+    rates = [learning_rate(config, step) for step in range(310)]
+    assert rates[warmup] == pytest.approx(1e-3)
+    assert rates[300:] == [1e-4] * 10
+    falls = [
+        before - after
+        for before, after in zip(rates[warmup:300], rates[warmup + 1 :], strict=False)
+    ]
+    assert falls == pytest.approx([0.9e-3 / (300 - warmup)] * (300 - warmup))
+    if warmup:
+        assert rates[0] == 1e-4
+
+
+def test_an_overestimated_cosine_ends_above_the_minimum():
+    exact, longer = recipe(1e-3, 1e-4, 0, 100, overestimate=1.0), recipe(1e-3, 1e-4, 0, 100)
+    assert learning_rate(exact, 99) == pytest.approx(1e-4, rel=0.01)
+    assert learning_rate(longer, 99) > 1.1e-4
+    assert learning_rate(longer, 109) == pytest.approx(1e-4, rel=0.01)
+
+
+@pytest.mark.parametrize("name", ["cosine", "linear"])
+@pytest.mark.parametrize("overestimate", [1.0, 1.1])
+def test_an_extended_run_keeps_its_learning_rates_and_goes_on_at_the_minimum(name, overestimate):
+    first = recipe(1e-3, 1e-4, 10, 100, name, overestimate)
+    longer = recipe(1e-3, 1e-4, 10, 400, name, overestimate, decay_steps=100)
+    rates = [learning_rate(longer, step) for step in range(400)]
+    assert rates[:100] == [learning_rate(first, step) for step in range(100)]
+    assert rates == [*rates[:10], *sorted(rates[10:], reverse=True)]
+    end = 100 if name == "linear" else 10 + int(round(100 * overestimate, 6))
+    assert rates[end - 1] > 1e-4
+    assert rates[end:] == [1e-4] * (400 - end)
+
+
+def test_a_constant_schedule_stays_at_its_peak_after_the_warm_up():
+    config = recipe(1e-3, 1e-4, 10, 100, "constant")
+    assert [learning_rate(config, step) for step in (0, 5)] == [1e-4, pytest.approx(5.5e-4)]
+    assert {learning_rate(config, step) for step in range(10, 100)} == {1e-3}
+
+
+def test_wsd_stays_at_the_peak_and_falls_in_its_last_steps():
+    """Hägele et al. 2024: 1 - sqrt((n - (N - N_decay)) / N_decay) for n > N - N_decay."""
+
+    def rates(steps, decay_steps=0):
+        schedule = ScheduleConfig("wsd", 10, 1e-4, decay_steps=decay_steps, cooldown_steps=4)
+        optimizer = OptimizerConfig(learning_rate=1e-3)
+        training = TrainingConfig(steps=steps)
+        config = RunConfig(optimizer=optimizer, schedule=schedule, training=training)
+        return [learning_rate(config, step) for step in range(steps)]
+
+    found, shares = rates(100), [1, 0.5, 1 - math.sqrt(0.5), 1 - math.sqrt(0.75)]
+    assert found[5] == pytest.approx(5.5e-4)
+    assert set(found[10:97]) == {1e-3}
+    assert found[96:] == pytest.approx([1e-4 + 9e-4 * share for share in shares])
+    # Where it is extended, the rate stays at the minimum.
+    assert rates(120, decay_steps=100) == [*found, *[1e-4] * 20]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"cooldown_steps": 91}, "cooldown_steps 91 and .*warmup_steps 10 are more than tr"),
+        ({"cooldown_steps": 41, "decay_steps": 50}, "are more than schedule.decay_steps 50"),
+        ({"name": "cosine", "cooldown_steps": 5}, "cooldown_steps 5 with schedule.name cosine"),
+    ],
+)
+def test_a_decay_that_cannot_be_is_refused(settings, message):
+    schedule = ScheduleConfig(**{"name": "wsd", "warmup_steps": 10, **settings})
+    with pytest.raises(ValueError, match=message):
+        RunConfig(schedule=schedule, training=TrainingConfig(steps=100))

@@ -1,0 +1,323 @@
+"""Validation of a model folder."""
+
+import math
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.functional import cross_entropy, one_hot
+
+from data_prep import tokenizer as tokenizers
+from data_prep.corpus import Corpus
+from pretrain.data.batches import validation_batches
+from pretrain.data.sources import SOURCES
+from pretrain.data.windows import Windows
+from pretrain.model import presets
+from pretrain.model.language_model import LanguageModel
+from pretrain.models import evaluate as evaluation
+from pretrain.models.evaluate import (
+    Refusal,
+    Score,
+    Scores,
+    evaluate_blocks,
+    evaluate_lengths,
+    validation_objective,
+)
+from pretrain.objectives.base import Vocabulary
+from pretrain.objectives.causal import CausalLMConfig
+from pretrain.objectives.masked import MaskedLM, MaskedLMConfig
+from tests.pretrain.memory import LiveBytes
+
+
+def model_of(corpus, variant):
+    torch.manual_seed(0)
+    size = tokenizers.load(corpus).vocab_size
+    return LanguageModel(presets.build("tiny", variant, size, {})).eval()
+
+
+def blocks_of(model, folder, limit=0, micro_batch_size=8, packing="complete"):
+    """Scores on blocks of 64 tokens."""
+    valid = Corpus(folder, "valid")
+    source = SOURCES[packing](valid, 64)
+    return evaluate_blocks(model, objective_of(model, valid), source, limit, micro_batch_size)
+
+
+def objective_of(model, valid):
+    digest = tokenizers.load(valid.folder).digest()
+    settings = CausalLMConfig() if model.config.causal else MaskedLMConfig()
+    return validation_objective(model, digest, valid, settings)
+
+
+def lengths_of(model, folder, lengths, limit=0, tokens=512, **reading):
+    """Scores by length of the objective that the model is for."""
+    valid = Corpus(folder, "valid")
+    objective = objective_of(model, valid)
+    return list(evaluate_lengths(model, objective, valid, lengths, limit, tokens, **reading))
+
+
+def test_a_model_that_knows_nothing_has_the_vocabulary_s_perplexity(corpus):
+    model = model_of(corpus, "baseline")
+    with torch.no_grad():
+        model.encoder.embeddings.tokens.weight.zero_()
+    for result in (blocks_of(model, corpus), *lengths_of(model, corpus, [20, 64])):
+        assert result.total.perplexity == pytest.approx(model.config.vocab_size, rel=1e-5)
+        assert result.total.loss == pytest.approx(math.log(model.config.vocab_size), rel=1e-6)
+
+
+@pytest.mark.parametrize("packing", [name for name, kind in SOURCES.items() if not kind.pairs])
+def test_the_loss_is_that_of_the_validation_batches(packing, corpus):
+    model = model_of(corpus, "alibi")
+    result = blocks_of(model, corpus, 5, 3, packing)
+    blocks = SOURCES[packing](Corpus(corpus, "valid"), 64)
+    objective = MaskedLM(MaskedLMConfig(), model.config.vocab_size - 1, model.config.vocab_size)
+    loss = targets = tokens = 0.0
+    for batch in validation_batches(blocks, objective, 5, 1, 0, 1):
+        tensors = {name: torch.from_numpy(array) for name, array in batch.arrays.items()}
+        with torch.no_grad():
+            loss += float(objective.loss(model, tensors))
+        targets += batch.targets[0]
+        documents = batch.arrays["document_ids"].max() if packing != "complete" else 1
+        tokens += batch.tokens - documents
+    assert result.blocks == 5
+    assert result.total.targets == targets
+    assert result.total.loss == pytest.approx(loss / targets, rel=1e-5)
+    assert result.coverage == tokens / blocks.corpus.lengths.sum()
+    assert blocks_of(model, corpus, packing=packing).coverage == blocks.share_of_tokens
+
+
+def test_subsets_are_scored_by_name_and_make_up_the_total(corpus):
+    model = model_of(corpus, "alibi")
+    for result in (blocks_of(model, corpus), *lengths_of(model, corpus, [64])):
+        assert list(result.subsets) == ["unknown"]
+        assert result.subsets["unknown"] == result.total
+    scores = Scores.of([6.0, 2, 3, 0, 0, 0, 8.0, 2, 2], {"masked": 1.0}, ["a", "b", "c"])
+    a, c = Score(2.0, math.exp(2.0), 3, 2 / 3), Score(4.0, math.exp(4.0), 2, 1.0)
+    assert scores == Scores(Score(14 / 5, math.exp(14 / 5), 5, 4 / 5), {"a": a, "c": c}, {})
+
+
+def test_the_loss_of_several_terms_is_their_weighted_sum_each_over_its_own_targets():
+    sums = [[[6.0, 1, 3], [1.0, 1, 1]], [[4.0, 2, 2], [0, 0, 0]]]
+    scores = Scores.of(sums, {"masked": 1.0, "order": 0.5}, ["a", "b"])
+    assert scores.terms == {
+        "masked": Score(2.0, math.exp(2.0), 5, 3 / 5),
+        "order": Score(1.0, math.exp(1.0), 1, 1.0),
+    }
+    # A sum of several terms has no perplexity: it is that of the first one, which is of tokens.
+    assert scores.total == Score(2.5, math.exp(2.0), 6, 4 / 6)
+    assert [scores.subsets[name].loss for name in "ab"] == [2.5, 2.0]
+
+
+def test_the_accuracy_has_the_standard_error_of_a_share():
+    assert Score(1.0, 1.0, 400, 0.8).accuracy_error == pytest.approx(0.02)
+    assert Score(1.0, 1.0, 400, 1.0).accuracy_error == 0
+
+
+@pytest.mark.parametrize("variant", ["zero-clap", "sinusoidal"])
+def test_every_length_scores_the_same_targets_of_the_whole_split(corpus, variant):
+    """Beyond the training length too; and all the same where every document is whole."""
+    model = model_of(corpus, variant)
+    results = lengths_of(model, corpus, [20, 64, 150, 200])
+    assert [result.length for result in results] == [20, 64, 150, 200]
+    assert len({result.total.targets for result in results}) == 1
+    assert all(result.coverage == 1 for result in results)
+    windows, documents = [result.blocks for result in results], len(Corpus(corpus, "valid"))
+    assert windows[0] > documents
+    assert windows[1:] == [documents] * 3
+    losses = [result.total.loss for result in results]
+    assert losses[1:] == pytest.approx([losses[1]] * 3, rel=1e-6)
+    assert losses[2] == losses[3]
+    assert losses[0] != pytest.approx(losses[1], rel=1e-4)
+
+
+READINGS = [{}, {"stride": 16}, {"one_text": True}, {"one_text": True, "stride": 1}]
+
+
+@pytest.mark.parametrize("variant", ["alibi", "causal-alibi", "causal-sinusoidal"])
+@pytest.mark.parametrize("reading", READINGS, ids=str)
+def test_the_batch_size_does_not_change_the_scores(corpus, variant, reading):
+    model = model_of(corpus, variant)
+    one, *others = (
+        lengths_of(model, corpus, [40], 9, tokens, **reading)[0] for tokens in (1, 120, 8000)
+    )
+    for other in others:
+        assert other.total.targets == one.total.targets
+        assert other.total.loss == pytest.approx(one.total.loss, rel=1e-6)
+        for edge, score in one.positions.items():
+            assert other.positions[edge].loss == pytest.approx(score.loss, rel=1e-6)
+
+
+@pytest.mark.parametrize("one_text", [False, True])
+def test_a_sliding_score_is_that_of_single_windows_one_after_another(corpus, one_text):
+    """Predictions of the last tokens of each window, without batches, padding or objective."""
+    model, valid = model_of(corpus, "causal-rotary"), Corpus(corpus, "valid")
+    (found,) = lengths_of(model, corpus, [21], 8, one_text=one_text, stride=6)
+    documents = [valid.document(len(valid) * n // 8).astype(np.int64) for n in range(8)]
+    losses = []
+    for text in [np.concatenate(documents)] if one_text else documents:
+        scored = 0
+        for first in range(0, len(text), 6):
+            window = torch.from_numpy(np.append(0, text[first : first + 20]))
+            if first + len(window) - 1 == scored:
+                break
+            with torch.no_grad():
+                logits = model(window[None], None, torch.arange(len(window) - 1))
+            loss = cross_entropy(logits, window[1:], reduction="none")
+            losses += loss[scored - first :].tolist()
+            scored = first + len(window) - 1
+    assert found.total.targets == len(losses) == sum(map(len, documents))
+    assert found.total.loss == pytest.approx(np.mean(losses), rel=1e-5)
+
+
+@pytest.mark.parametrize("variant", ["alibi", "causal-alibi"])
+def test_a_stride_of_the_window_gives_the_scores_without_overlap(corpus, variant):
+    model = model_of(corpus, variant)
+    (whole,) = lengths_of(model, corpus, [40])
+    (same,) = lengths_of(model, corpus, [40], stride=40)
+    assert vars(same) == {**vars(whole), "stride": 40}
+    (sliding,) = lengths_of(model, corpus, [40], stride=10)
+    assert sliding.total.targets == whole.total.targets
+    assert sliding.total != whole.total
+
+
+def test_windows_of_one_text_are_the_contiguous_blocks_of_the_training(corpus):
+    model = model_of(corpus, "causal-t5-bias")
+    (windows,) = lengths_of(model, corpus, [64], one_text=True)
+    blocks = blocks_of(model, corpus, packing="contiguous")
+    assert windows.blocks == blocks.blocks
+    assert windows.total.targets == blocks.total.targets
+    assert windows.total.loss == pytest.approx(blocks.total.loss, rel=1e-6)
+    (documents,) = lengths_of(model, corpus, [64])
+    assert documents.total.targets == windows.total.targets
+    assert documents.total != windows.total
+
+
+@pytest.mark.parametrize("reading", READINGS[:3], ids=str)
+def test_positions_make_up_the_total(corpus, reading):
+    for variant in ("alibi", "causal-alibi"):
+        (result,) = lengths_of(model_of(corpus, variant), corpus, [40], **reading)
+        assert [*result.positions] == [0, 16, 32]
+        scores = [*result.positions.values()]
+        assert sum(score.targets for score in scores) == result.total.targets
+        nats = sum(score.loss * score.targets for score in scores)
+        assert nats == pytest.approx(result.total.loss * result.total.targets)
+
+
+def test_positions_tell_where_in_the_window_predictions_are_good(corpus):
+    """A model that knows every token from the 16th on has its errors at the positions before."""
+    model = model_of(corpus, "causal-none")
+    known = model.forward
+
+    def forward(input_ids, document_ids, target_positions):
+        logits = 0 * known(input_ids, document_ids, target_positions)
+        right = input_ids.flatten().roll(-1)[target_positions]
+        place = target_positions % input_ids.shape[1]
+        return logits + 50.0 * (place >= 16)[:, None] * one_hot(right, logits.shape[1])
+
+    model.forward = forward
+    (result,) = lengths_of(model, corpus, [40], one_text=True)
+    losses = {edge: score.loss for edge, score in result.positions.items()}
+    assert losses == {0: pytest.approx(math.log(model.config.vocab_size)), 16: 0.0, 32: 0.0}
+
+
+@pytest.mark.parametrize("variant", ["sinusoidal", "causal-rotary", "causal-alibi"])
+def test_interpolation_multiplies_positions_beyond_the_training_length(corpus, variant):
+    model = model_of(corpus, variant)
+    reading = {"one_text": True, "interpolate_from": 48}
+    short, trained, long = lengths_of(model, corpus, [24, 48, 192], **reading)
+    assert short.interpolated is trained.interpolated is None
+    assert model.encoder.position_scale == 1.0
+    model.encoder.position_scale = 48 / 192
+    (by_hand,) = lengths_of(model, corpus, [192], one_text=True)
+    assert long.interpolated == by_hand.total != long.total
+    model.encoder.position_scale = 1.0
+    assert lengths_of(model, corpus, [192], one_text=True)[0].total == long.total
+
+
+def test_methods_without_a_scale_have_no_interpolation(corpus):
+    for variant in ("causal-none", "causal-learned"):
+        model = model_of(corpus, variant)
+        assert lengths_of(model, corpus, [64], interpolate_from=32)[0].interpolated is None
+
+
+@pytest.mark.parametrize(
+    ("lengths", "reading", "message"),
+    [
+        ([64, 32], {"stride": 33}, "--stride 33: accepted: 1 to 32, the shortest window"),
+        ([64], {"stride": 0}, "--stride 0: accepted: 1 to 64"),
+        ([64, 10**6], {}, "--lengths 1000000: the text to read has 230 tokens"),
+        ([64, 10**6], {"one_text": True}, "fewer than one window; accepted: up to 231"),
+    ],
+)
+def test_lengths_and_strides_that_mean_nothing_are_refused_at_once(
+    corpus, lengths, reading, message, monkeypatch
+):
+    monkeypatch.setattr(evaluation, "Windows", None)
+    with pytest.raises(ValueError, match=message):
+        lengths_of(model_of(corpus, "alibi"), corpus, lengths, 7, **reading)
+
+
+def test_memory_does_not_grow_with_the_corpus():
+    model = LanguageModel(presets.build("tiny", "causal-alibi", 10, {})).eval()
+    objective = CausalLMConfig().build(Vocabulary(10, 10, None))
+
+    def peak(documents):
+        split = SimpleNamespace(
+            document=lambda index: np.full(30, 5, dtype=np.uint16),
+            lengths=np.full(documents, 30, dtype=np.int32),
+            subsets=np.zeros(documents, dtype=np.uint8),
+            manifest=SimpleNamespace(subsets=["a"]),
+        )
+        with LiveBytes() as memory:
+            windows = Windows(split, range(documents), 16, 8, one_text=True)
+            evaluation._window_scores(model, objective, windows, 2)
+        return memory.peak
+
+    assert peak(40) == peak(8)
+
+
+def test_a_limit_is_of_documents_and_the_same_at_every_length(corpus):
+    model, lengths = model_of(corpus, "alibi"), Corpus(corpus, "valid").lengths
+    short, long = lengths_of(model, corpus, [20, 64], limit=5)
+    assert long.blocks == 5
+    assert short.total.targets == long.total.targets
+    chosen = [number * len(lengths) // 5 for number in range(5)]
+    assert short.coverage == long.coverage == lengths[chosen].sum() / lengths.sum()
+
+
+def test_learned_positions_beyond_their_table_are_refused_and_other_lengths_are_kept(corpus):
+    short, refused, whole = lengths_of(model_of(corpus, "baseline"), corpus, [32, 150, 64])
+    assert refused == Refusal(150, "the model's learned positions end at 64")
+    assert short.total.targets == whole.total.targets > 40
+
+
+def test_a_length_without_memory_is_refused_and_other_lengths_are_kept(corpus, monkeypatch):
+    made = Windows.batches
+
+    def batches(windows, objective, rows):
+        if windows.length > 40:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried 80 GiB.\nAdvice.")
+        yield from made(windows, objective, rows)
+
+    monkeypatch.setattr(Windows, "batches", batches)
+    results = lengths_of(model_of(corpus, "alibi"), corpus, [32, 150, 40])
+    assert results[1] == Refusal(150, "CUDA out of memory. Tried 80 GiB.")
+    assert [result.length for result in results] == [32, 150, 40]
+
+
+def test_a_split_with_nothing_to_predict_is_refused(unpredictable):
+    model = model_of(unpredictable, "alibi")
+    nothing = f"{unpredictable}: split 'valid' has nothing to predict: "
+    blocks = "its 1 blocks of at most 64 tokens hold .* none of them is a target .validation: 15 %"
+    with pytest.raises(ValueError, match=nothing + blocks):
+        blocks_of(model, unpredictable)
+    with pytest.raises(ValueError, match=f"{nothing}none of the 3 tokens read is a target"):
+        lengths_of(model, unpredictable, [3])
+
+
+def test_a_corpus_of_another_vocabulary_is_refused(corpus, other_vocabulary):
+    model, digest = model_of(corpus, "baseline"), tokenizers.load(corpus).digest()
+    valid = Corpus(other_vocabulary, "valid")
+    with pytest.raises(ValueError, match="was made with another vocabulary") as caught:
+        validation_objective(model, digest, valid, MaskedLMConfig())
+    assert digest[:12] in str(caught.value)

@@ -1,0 +1,281 @@
+"""The Python interface to a model folder."""
+
+import pytest
+import torch
+
+from data_prep import tokenizer as tokenizers
+from pretrain.model import presets
+from pretrain.model.classification import ClassificationConfig
+from pretrain.model.heads import ClassificationHead
+from pretrain.model.language_model import LanguageModel
+from pretrain.models import model_folder
+from pretrain.models.pretrained import Pretrained
+
+HEADS = {
+    "sentiment": ClassificationConfig(2, ("bad", "good"), "first", 0.1),
+    "topic": ClassificationConfig(3, (), "mean"),
+    "score": ClassificationConfig(1),
+}
+TEXTS = ["the value of a name", "a", "an object is a value; so is what it holds", "of"]
+
+
+@pytest.fixture(scope="module")
+def tokenizer(corpus):
+    return tokenizers.load(corpus)
+
+
+@pytest.fixture(scope="module")
+def make(tokenizer, tmp_path_factory):
+    """`make(variant)`: a model folder with three classification heads."""
+
+    def make_folder(variant, vocabulary=tokenizer, rows=tokenizer.vocab_size, overrides=None):
+        torch.manual_seed(0)
+        config = presets.build("tiny", variant, rows, overrides or {})
+        weights = LanguageModel(config).state_dict()
+        for name, head in HEADS.items():
+            state = ClassificationHead(config.hidden_size, head).state_dict()
+            weights |= {f"classification_heads.{name}.{key}": x for key, x in state.items()}
+        folder = tmp_path_factory.mktemp("made") / variant
+        contents = model_folder.ModelContents(config, weights, vocabulary, {}, HEADS)
+        model_folder.save(folder, contents)
+        return folder
+
+    return make_folder
+
+
+@pytest.fixture(scope="module", params=list(presets.VARIANTS))
+def model(make, request):
+    return Pretrained.load(make(request.param))
+
+
+@pytest.fixture(scope="module")
+def one(make):
+    return Pretrained.load(make("zero-clap"))
+
+
+def test_texts_become_ids_as_in_fairseq(one, tokenizer):
+    a, b = (ids.tolist() for ids in tokenizer.encode_batch(["a premise.", "a hypothesis."]))
+    assert one.encode("a premise.").tolist() == [0, *a, 2]
+    pair = one.encode("a premise.", "a hypothesis.")
+    assert pair.tolist() == [0, *a, 2, 2, *b, 2]
+    assert pair.dtype == torch.int64
+    assert one.encode("").tolist() == [0, 2]
+
+
+def test_a_model_with_segments_reads_two_texts_as_albert_does(make, tokenizer):
+    model = Pretrained.load(make("albert"))
+    a, b = (ids.tolist() for ids in tokenizer.encode_batch(["a premise.", "a hypothesis."]))
+    ids = model.encode("a premise.", "a hypothesis.")
+    assert ids.tolist() == [0, *a, 2, *b, 2]
+    assert model.encode("a premise.").tolist() == [0, *a, 2]
+    batch = model.collate([ids, model.encode("a premise.")])
+    segments = torch.tensor([[0] * (len(a) + 2) + [1] * (len(b) + 1)])
+    encoder = model.loaded.model.encoder
+    with torch.no_grad():
+        expected = encoder(ids[None], segment_ids=segments)
+        alone = encoder(batch[1:, : len(a) + 2])
+    torch.testing.assert_close(model.features(batch)[:1], expected)
+    torch.testing.assert_close(model.features(batch)[1:, : len(a) + 2], alone)
+    assert torch.equal(model.features(ids, all_layers=True)[-1], expected)
+    assert not torch.allclose(expected, encoder(ids[None]))
+    head = model.loaded.classification_heads["topic"]
+    with torch.no_grad():
+        assert torch.equal(model.predict("topic", ids, return_logits=True), head(expected, None))
+    for texts in (("a", "b"), ("", ""), ("a", ""), ("", "b")):
+        assert model.decode(model.encode(*texts)) == texts
+    assert model.decode(model.encode("a b")) == "a b"
+    with pytest.raises(ValueError, match="3 texts; the model has segments for 2"):
+        model.encode("a", "b", "c")
+
+
+def test_the_pair_head_says_whether_a_text_follows_another(make, tokenizer):
+    model = Pretrained.load(make("albert", overrides={"pair_head": True}))
+    language_model = model.loaded.model
+    ids = model.encode("a premise.", "a hypothesis.")
+    segments = (torch.arange(len(ids)) > ids.tolist().index(2)).int()[None]
+    with torch.no_grad():
+        features = language_model.encoder(ids[None], segment_ids=segments)
+        logits = language_model.pair_head(features, None)[0]
+    found = model.follows("a premise.", "a hypothesis.")
+    assert found == pytest.approx(float(logits.softmax(0)[0]))
+    assert found != model.follows("a hypothesis.", "a premise.")
+    with pytest.raises(ValueError, match="no pair head; accepted: .*sentence-pairs"):
+        Pretrained.load(make("alibi")).follows("a", "b")
+
+
+def test_special_tokens_in_a_text_are_plain_text(one, tokenizer):
+    ids = one.encode("a <mask> </s> b <pad>").tolist()
+    assert not {0, 1, 2, tokenizer.mask_id} & set(ids[1:-1])
+
+
+@pytest.mark.parametrize(
+    "texts", [("Hello world!",), ("",), ("a", "b"), ("", ""), ("a", ""), ("", "b", "<mask> </s>")]
+)
+def test_decoding_gives_the_texts_back(one, texts):
+    expected = texts if len(texts) > 1 else texts[0]
+    ids = one.encode(*texts)
+    assert one.decode(ids) == expected
+    padded = one.collate([ids, one.encode("longer than all of the others")])
+    assert one.decode(padded[:1]) == one.decode(padded[0]) == expected
+
+
+def test_decoding_shows_the_special_tokens_inside(one, tokenizer):
+    ids = one.encode("a b")
+    ids[1] = tokenizer.mask_id
+    shown = one.decode(ids)
+    assert shown.startswith("<mask>")
+    assert one.decode(torch.tensor([2])) == ""
+    assert one.decode(torch.tensor([0, 2, 5, 2])) == "</s>" + tokenizer.token_text(5)
+
+
+def test_features_are_those_of_the_encoder(model):
+    ids = model.encode(TEXTS[0])
+    encoder = model.loaded.model.encoder
+    with torch.no_grad():
+        assert torch.equal(model.features(ids), encoder(ids[None]))
+    if encoder.config.latents:
+        with pytest.raises(ValueError, match="accepted for a model without latents; .* has 64"):
+            model.features(ids, all_layers=True)
+        return
+    layers = model.features(ids, all_layers=True)
+    assert len(layers) == len(encoder.layers) + 1
+    with torch.no_grad():
+        expected = encoder.hidden_states(ids[None])
+    assert all(torch.equal(x, y) for x, y in zip(layers, expected, strict=True))
+    assert torch.equal(layers[-1], model.features(ids))
+    assert not layers[-1].requires_grad
+
+
+def test_padding_does_not_change_features(model):
+    encoded = [model.encode(text) for text in TEXTS]
+    batch = model.collate(encoded)
+    assert batch.shape == (4, max(len(ids) for ids in encoded))
+    wide = torch.nn.functional.pad(batch, (0, 3), value=1)
+    for features in (model.features(batch), model.features(wide)):
+        for row, ids in zip(features, encoded, strict=True):
+            torch.testing.assert_close(row[: len(ids)], model.features(ids)[0])
+    if model.loaded.model.config.latents:
+        with pytest.raises(ValueError, match="accepted for a model with latents: <pad> at the end"):
+            model.features(torch.nn.functional.pad(encoded[0], (3, 0), value=1))
+        return
+    if model.loaded.model.config.causal:  # the position of a masked model counts from the left
+        left = model.features(torch.nn.functional.pad(encoded[0], (3, 0), value=1))
+        torch.testing.assert_close(left[0, 3:], model.features(encoded[0])[0])
+    for layer, alone in zip(
+        model.features(batch, all_layers=True),
+        model.features(encoded[1], all_layers=True),
+        strict=True,
+    ):
+        torch.testing.assert_close(layer[1, : len(encoded[1])], alone[0])
+
+
+@pytest.mark.parametrize("head", list(HEADS))
+def test_predictions_are_those_of_the_head_and_ignore_padding(model, head):
+    encoded = [model.encode(text) for text in TEXTS]
+    if model.loaded.model.config.causal and HEADS[head].pooling == "first":
+        with pytest.raises(ValueError, match="pooling: 'first' .* must be 'mean' for a causal"):
+            model.predict(head, encoded[0])
+        return
+    together = model.predict(head, model.collate(encoded), return_logits=True)
+    assert together.shape == (4, HEADS[head].classes)
+    module = model.loaded.classification_heads[head]
+    for row, ids in zip(together, encoded, strict=True):
+        torch.testing.assert_close(row[None], module(model.features(ids), None))
+
+
+def test_predictions_are_log_probabilities_except_for_a_regression(one):
+    ids = one.encode("a premise.", "a hypothesis.")
+    for head in ("sentiment", "topic"):
+        logits = one.predict(head, ids, return_logits=True)
+        torch.testing.assert_close(one.predict(head, ids), logits.log_softmax(-1))
+        assert float(one.predict(head, ids).exp().sum()) == pytest.approx(1.0)
+    value = one.predict("score", ids)
+    assert torch.equal(value, one.predict("score", ids, return_logits=True))
+    assert float(value) != 0.0
+
+
+def test_masks_are_filled_from_text_and_causal_models_continue_it(model):
+    if model.loaded.model.config.causal:
+        made = model.generate("the value of", "a", max_tokens=3, temperature=1.0, seed=4)
+        assert len(made) == 2
+        assert all(isinstance(text, str) for text in made)
+        drawn = {"max_tokens": 3, "temperature": 1.0, "seed": 4}
+        assert model.generate(["the value of", "a"], **drawn) == made
+        return
+    (fillers,) = model.fill_mask("the value of <mask>.", top_k=3)
+    assert len(fillers) == 3
+    assert all(filler.text == f"the value of{filler.token}." for filler in fillers)
+
+
+def test_a_model_is_loaded_in_evaluation_mode_on_the_given_device(make):
+    folder = make("baseline")
+    model = Pretrained.load(str(folder), device="cpu")
+    assert model.device == torch.device("cpu")
+    modules = [model.loaded.model, *model.loaded.classification_heads.values()]
+    assert not any(part.training for module in modules for part in module.modules())
+
+
+def test_an_unknown_head_is_refused_with_the_known_ones(one):
+    with pytest.raises(ValueError, match="no classification head 'mood'; known: .*sentiment"):
+        one.predict("mood", one.encode("a"))
+
+
+@pytest.mark.parametrize(
+    ("ids", "message"),
+    [
+        ("a text", r"'a text' is not a tensor of ids; encode\(\) makes one"),
+        ([0, 5, 2], r"\[0, 5, 2\] is not a tensor of ids"),
+        (torch.zeros(4), r"torch.float32 tensor of shape \[4\]; ids are integers"),
+        (torch.zeros(1, 2, 3, dtype=torch.long), r"shape \[1, 2, 3\]"),
+        (torch.tensor(4), r"shape \[\]"),
+        (torch.zeros(0, dtype=torch.long), r"\[0\]: an empty text"),
+        (torch.zeros(0, 5, dtype=torch.long), r"\[0, 5\]: an empty text"),
+        (torch.zeros(3, 0, dtype=torch.long), r"\[3, 0\]: an empty text"),
+        (torch.tensor([[0, 5, 2], [1, 1, 1]]), r"\[2, 3\]: .* padding only"),
+        (torch.tensor([0, -1, 2]), r"id -1: the model has ids from 0 to below \d+"),
+        (torch.tensor([0, 70000, 2]), r"id 70000: the model has ids from 0 to below \d+"),
+    ],
+)
+@pytest.mark.parametrize("variant", ["baseline", "zero-clap"])
+def test_invalid_ids_are_refused_before_the_model_reads_them(make, variant, ids, message):
+    model = Pretrained.load(make(variant))
+    for reader in (model.features, model.decode, lambda ids: model.predict("topic", ids)):
+        with pytest.raises(ValueError, match=message):
+            reader(ids)
+
+
+def test_decoding_a_batch_and_an_empty_batch_are_refused(one):
+    ids = one.encode("a b")
+    with pytest.raises(ValueError, match=r"shape \[2, \d\]; decode takes one row"):
+        one.decode(one.collate([ids, ids]))
+    with pytest.raises(ValueError, match="an empty batch"):
+        one.collate([])
+    with pytest.raises(ValueError, match=r"'a b': collate takes tensors of ids \[T\]"):
+        one.collate(["a b"])
+
+
+def test_a_text_longer_than_learned_positions_is_refused_and_alibi_reads_it(make):
+    ids = torch.full((70,), 5)
+    with pytest.raises(ValueError, match="input of 70 tokens: learned positions end at 64"):
+        Pretrained.load(make("baseline")).features(ids)
+    assert Pretrained.load(make("alibi")).features(ids).shape == (1, 70, 32)
+
+
+def test_without_a_tokenizer_ids_are_accepted_and_texts_refused(make):
+    model = Pretrained.load(make("zero-clap", vocabulary=None))
+    assert model.features(torch.tensor([0, 7, 2])).shape == (1, 3, 32)
+    for reader in (model.encode, model.fill_mask):
+        with pytest.raises(ValueError, match="has no vocabulary"):
+            reader("a <mask>")
+    with pytest.raises(ValueError, match="has no vocabulary"):
+        model.decode(torch.tensor([0, 7, 2]))
+
+
+def test_any_id_beyond_the_rows_is_the_mask(make, tokenizer):
+    """Published zero-mask models have fewer rows than their vocabulary has ids."""
+    model = Pretrained.load(make("zero-clap", rows=tokenizer.vocab_size - 2))
+    rows = model.loaded.model.config.vocab_size
+    first, last = (model.features(torch.tensor([0, 7, id, 2])) for id in (rows, tokenizer.mask_id))
+    assert torch.equal(first, last)
+    with pytest.raises(ValueError, match=f"id {tokenizer.vocab_size}: "):
+        model.features(torch.tensor([0, tokenizer.vocab_size, 2]))

@@ -1,0 +1,519 @@
+"""Plans agree with what real engines and models use."""
+
+import dataclasses
+import gc
+import json
+import re
+
+import numpy as np
+import pytest
+import torch
+from torch.autograd.graph import saved_tensors_hooks
+
+from data_prep.corpus import Corpus
+from pretrain.__main__ import main
+from pretrain.checks import devices, needs
+from pretrain.config import load as recipes
+from pretrain.config.deepspeed import DS_CONFIGS
+from pretrain.config.sections import BatchConfig, OptimizerConfig
+from pretrain.data.sources import BestFitBlocks
+from pretrain.engine import engine
+from pretrain.loop.protocols import MicroBatch
+from pretrain.model import presets
+from pretrain.model.attention import dense_bias
+from pretrain.model.language_model import LanguageModel
+from pretrain.model.layers import checkpoint_activations
+from pretrain.model.positions import position_module
+from pretrain.objectives.base import Block
+from pretrain.objectives.masked import MaskedLM, MaskedLMConfig
+from pretrain.plan import plan, plan_table
+from tests.pretrain.memory import LiveBytes
+
+OBJECTIVE = MaskedLM(MaskedLMConfig(), 999, 999)
+PILE = ["data.vocab_size=50265"]
+
+
+def of(name, *overrides, gpus=8, kind="a100", utilization=0.5):
+    return plan.plan(recipes.load(name, [*PILE, *overrides]), gpus, kind, utilization)
+
+
+@pytest.mark.parametrize(
+    ("size", "variant"),
+    [
+        ("large", "baseline"),
+        ("base", "sinusoidal"),
+        ("base", "learned-clap"),
+        ("base", "zero-clap"),
+        ("large", "causal-learned"),
+        ("base", "causal-alibi"),
+    ],
+)
+def test_parameters_follow_the_formula(size, variant):
+    config = presets.build(size, variant, 50265, {})
+    hidden, inner, rows = config.hidden_size, config.intermediate_size, 50304
+    layer = 4 * hidden**2 + 2 * hidden * inner + 9 * hidden + inner
+    expected = rows * hidden + config.num_layers * layer
+    expected += 2 * hidden if config.embedding_norm else 0
+    # fairseq's two rows for padding are never read.
+    expected += (config.max_positions + 2) * hidden if config.position == "learned" else 0
+    # A bias of the logits has no padding.
+    roberta = hidden**2 + 3 * hidden + config.vocab_size
+    expected += {"clap": 1, "tied": 0, "roberta": roberta}[config.head]
+    assert needs.parameters(config, 128) == expected
+    assert needs.parameters(config) == expected - (rows - config.vocab_size) * hidden
+
+
+@pytest.mark.parametrize("variant", presets.VARIANTS)
+def test_the_lower_bound_is_close_to_what_is_counted_and_never_above_it(variant):
+    for name in ("zero1_bf16", "zero3_bf16_offload"):
+        config = recipes.load(
+            "pile-base",
+            ["data.vocab_size=50265", f"model.variant={variant}", f"training.deepspeed={name}"],
+        )
+        planned = plan.plan(config, 8, "h100", 0.5)
+        model = presets.build("base", variant, 50265, {})
+        count, device, host = needs.least_states(config, model, 8)
+        assert 0.98 * planned.parameters < count <= planned.parameters
+        memory = planned.memory[planned.stage]
+        if name == "zero1_bf16":
+            states = memory.weights + memory.gradients + memory.optimizer
+            assert (0.98 * states < device <= states, host) == (True, 0)
+        else:  # gradients pass through the GPU one by one
+            assert 0.98 * memory.weights < device <= memory.weights
+            assert 0.98 * memory.optimizer < host <= memory.optimizer
+
+
+@pytest.mark.parametrize("size", ["tiny", "large"])
+def test_the_lower_bound_holds_for_the_smallest_and_the_largest(size):
+    config = recipes.load("pile-base", ["data.vocab_size=50265"])
+    models = [presets.build(size, variant, 50265, {}) for variant in presets.VARIANTS]
+    for model in {dataclasses.replace(model, num_layers=2) for model in models}:
+        count, _, _ = needs.least_states(config, model, 8)
+        assert 0.95 * needs.parameters(model) < count <= needs.parameters(model), model
+
+
+@pytest.mark.parametrize("latents", [0, 16])
+@pytest.mark.parametrize(("head", "size"), [("tied", 64), ("untied", 16), ("roberta", 64)])
+def test_flops_count_every_matrix_product_of_the_layers_and_the_head(latents, head, size):
+    """Of RoBERTa's head the published count knows the last matrix alone."""
+    length, vocabulary, hidden, share = 48, 100, 64, 0.25
+    values = {"hidden_size": hidden, "num_heads": 4, "intermediate_size": 96, "num_layers": 3}
+    values |= {"embedding_size": size % hidden, "latents": latents, "head": head}
+    config = presets.build("tiny", "char-vanilla", vocabulary, values)
+    with torch.device("meta"):
+        layers = LanguageModel(config).encoder.layers
+    sizes = [latents or length] * 3
+    per_row = 0
+    for number, layer in enumerate(layers):
+        tokens, ends = sizes[number], number in (0, 2)
+        if latents and number == 2:
+            tokens = length
+        keys = (length if number == 0 else latents) if latents else length
+        for name, part in layer.named_modules():
+            if isinstance(part, torch.nn.Linear):
+                weights = part.weight.numel()
+                if latents and ends and name.endswith("query_key_value"):
+                    per_row += weights // 3 * (tokens + 2 * keys)
+                else:
+                    per_row += weights * tokens
+        per_row += 2 * tokens * keys * hidden
+    if size < hidden:
+        per_row += length * size * hidden
+    head_size = hidden if head == "untied" else size
+    per_row += share * length * head_size * vocabulary
+    found = needs.flops_per_token(config, length, share)
+    assert found == pytest.approx(6 * per_row / length)
+
+
+def test_flops_of_a_gate_and_of_windows():
+    """Layers 1 and 2 of 4 see 33 tokens; where a text is shorter, all of it."""
+    values = {"num_layers": 4, "local_window": 32, "intermediate_size": 96}
+    config = presets.build("tiny", "modern", 100, values)
+    for length, keys in ((512, 33), (16, 16)):
+        matrices = 4 * (4 * 32 * 32 + 3 * 32 * 96)
+        attention = 2 * 32 * (2 * length + 2 * keys)
+        expected = 6 * (matrices + attention + 0.3 * 32 * 100)
+        assert needs.flops_per_token(config, length, 0.3) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("name", ["modern-base", "modern-large"])
+def test_the_modern_recipes_are_planned(name):
+    """ModernBERT's sizes, with this vocabulary and its own embedding counted once."""
+    planned = of(name)
+    model = plan.model_of(recipes.load(name, PILE))
+    layer = 4 * model.hidden_size**2 + 3 * model.hidden_size * model.intermediate_size
+    assert planned.parameters == pytest.approx(
+        model.num_layers * layer + 50265 * model.hidden_size + model.hidden_size**2, rel=0.001
+    )
+    assert planned.backend == "flex"
+    assert max(fit.largest for fit in planned.fits) >= planned.fits[1].micro_batch_size
+
+
+def test_flops_and_hours_of_the_pile_recipes():
+    """771 and 2462 MFLOP per token; 23.9 and 76.5 hours on 8 A100 at half their peak."""
+    base, large = of("pile-base"), of("pile-large")
+    assert round(base.flops_per_token / 1e6) == 771
+    assert round(large.flops_per_token / 1e6) == 2462
+    assert base.tokens == 133_082 * 512 * 2048
+    assert base.seconds / 3600 == pytest.approx(23.9, abs=0.05)
+    assert large.seconds / 3600 == pytest.approx(76.5, abs=0.05)
+
+
+def test_a_ramp_reads_fewer_tokens():
+    ramp = ["batch.ramp_from=128", "batch.ramp_steps=1000"]
+    assert of("pile-base", *ramp).tokens == (133_082 * 512 - 1000 * (384 + 256 + 128)) * 2048
+
+
+def live_bytes():
+    """Bytes of all storages of live tensors."""
+    gc.collect()
+    storages = [
+        thing.untyped_storage() for thing in gc.get_objects() if isinstance(thing, torch.Tensor)
+    ]
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+
+
+@pytest.mark.parametrize(
+    ("name", "world_size"),
+    [
+        *[(name, 2) for name in ("zero0_fp32", "zero1_fp32", "zero3_fp32")],
+        *[(name, 2) for name in ("zero1_bf16", "zero2_bf16", "zero3_bf16")],
+        ("zero1_bf16", 1),
+    ],
+)
+def test_an_engine_uses_the_planned_memory_and_disk(name, world_size, run_ranks, tmp_path):
+    config = presets.build("small", "alibi", 1000, {})
+    batch = BatchConfig(global_batch_size=4, micro_batch_size=2)
+
+    def work():
+        group = engine.start()
+        settings = engine.deepspeed_json(name, batch, 0.0, group.world_size)
+        if name.startswith("zero3"):  # otherwise so small a model is not partitioned at all
+            settings["zero_optimization"]["stage3_param_persistence_threshold"] = 0
+            settings["zero_optimization"]["reduce_bucket_size"] = 200_000
+        before = live_bytes()
+        built = engine.Engine(LanguageModel(config), OptimizerConfig(), settings, group)
+        parts = [(0, 0, 0), (0, 0, 1)]
+        arrays = OBJECTIVE.collate([Block(np.arange(4, 30))] * 2, parts, 30)
+        mine = [MicroBatch(index, arrays, 52, (8,)) for index in range(2 // group.world_size)]
+        built.step(mine, OBJECTIVE, 1e-3, 0, 0)
+        held = live_bytes() - before
+        built.save(tmp_path / "saved")
+        return held, settings
+
+    held, settings = run_ranks(world_size, work)[0]
+    count, stage = needs.parameters(config), int(name[4])
+    weights, gradients, optimizer, bucket = needs.states(count, stage, world_size, settings)
+    kept = gradients if stage == 3 else 0  # other stages free them after the update
+    assert held == pytest.approx(weights + kept + optimizer + bucket, rel=0.03)
+    written = sum(path.stat().st_size for path in (tmp_path / "saved").rglob("*"))
+    planned = needs.checkpoint_bytes(count, needs.weight_bytes(settings), stage)
+    assert written == pytest.approx(planned, rel=0.01)
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["padded", "packed"])
+@pytest.mark.parametrize("variant", ["baseline", "zero-clap", "alibi", "modern"])
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_a_forward_pass_saves_what_is_planned(variant, checkpointing, packed):
+    """Without attention dropout, so that the attention kernels save no scores."""
+    hidden_dropout = 0.1 if variant == "baseline" else 0.0
+    overrides = {"attention_dropout": 0.0, "dropout": hidden_dropout}
+    config = presets.build("small", variant, 1000, overrides)
+    model, rows, length = LanguageModel(config).train(), 3, 128
+    if checkpointing:
+        checkpoint_activations(model)
+    ids = np.random.default_rng(0).integers(4, 999, (rows, length))
+    parts = [*ids[:-1], ids[-1][:-1]]  # where nothing is hidden, a CPU makes a smaller bias
+    blocks = [Block(part, np.arange(len(part)) // 50 + 1 if packed else None) for part in parts]
+    arrays = OBJECTIVE.collate(blocks, [(0, 0, row) for row in range(rows)], length)
+    batch = {name: torch.from_numpy(array) for name, array in arrays.items()}
+    own = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    kept = {}
+
+    def keep(tensor):
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            kept[storage.data_ptr()] = storage
+        return tensor
+
+    with saved_tensors_hooks(keep, lambda tensor: tensor):
+        loss = OBJECTIVE.loss(model, batch)
+    measured = sum(storage.nbytes() for storage in kept.values())
+    del loss
+    with LiveBytes() as memory:
+        OBJECTIVE.loss(model, batch)
+    bias = needs.bias_bytes(config, rows, length, 4, packed)
+    planned = needs.activations(config, rows, length, 0.15, 4, checkpointing, bias)
+    assert measured <= memory.peak <= 1.15 * planned
+    if checkpointing:  # the recomputed layer comes in the backward pass
+        measured += bias[0]  # part of AttentionContext, which is kept but not as a saved tensor
+        first, more = (
+            needs.activations(
+                dataclasses.replace(config, num_layers=n), rows, length, 0.15, 4, False, bias
+            )
+            for n in (1, 2)
+        )
+        planned -= more - first
+    # The plan does not count the target positions and small tensors of the loss.
+    assert measured == pytest.approx(planned, rel=0.15)
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["padded", "packed"])
+@pytest.mark.parametrize("rows", [1, 2, 5])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("variant", ["baseline", "zero-clap"])
+def test_the_dense_bias_takes_the_planned_memory_while_it_is_built_and_after(
+    variant, dtype, rows, packed
+):
+    """To the byte, but for single numbers and a few numbers per token."""
+    config, length = presets.build("tiny", variant, 1000, {}), 80
+    mask = torch.ones(rows, length, dtype=torch.int64 if packed else torch.bool)
+    mask[:, -1] = 0  # where nothing is hidden, a CPU makes less
+    method, x = position_module(config.method.score_bias, config), torch.empty(1, dtype=dtype)
+    x = x.expand(rows, length, config.hidden_size)
+    with LiveBytes() as memory:
+        scores = None if method is None else method(x.device)
+        bias = dense_bias(scores, mask, config.num_heads, x)
+        held = memory.live
+    planned = needs.bias_bytes(config, rows, length, dtype.itemsize, packed)
+    assert bias.untyped_storage().nbytes() == planned[0]
+    assert (held, memory.peak) == pytest.approx(planned, abs=16 * length)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("position", ["learned", "rotary", "alibi"])
+@pytest.mark.parametrize("variant", ["char-perceiver", "char-perceiver-ar"])
+def test_the_biases_of_latents_take_the_planned_memory(variant, position, dtype):
+    """And at most the planned peak; what the embeddings and rotations take is small beside it."""
+    overrides = {"latents": 96, "position": position, "max_positions": 384}
+    overrides["attention_dropout"] = 0.0  # on a CPU its bias is in parts
+    config = presets.build("tiny", variant, 1000, overrides)
+    encoder, rows, length = LanguageModel(config).to(dtype).encoder, 4, 384
+    ids = torch.ones(rows, length, dtype=torch.int64)
+    mask = torch.arange(length) < torch.tensor([length, 200, 300, 90])[:, None]
+    with LiveBytes() as memory, torch.no_grad():
+        _, context = encoder.embed(ids, mask)
+        held = memory.live
+    biases = [context.bias, context.down.bias, context.up.bias]
+    sizes = [0 if bias is None else bias.untyped_storage().nbytes() for bias in biases]
+    kept, peak = needs.bias_bytes(config, rows, length, dtype.itemsize, False)
+    assert sum(sizes) == kept
+    assert memory.peak - held <= peak - kept + 32 * rows * length * config.hidden_size
+    if position == "alibi" and variant == "char-perceiver-ar":  # otherwise the biases are small
+        assert memory.peak - held >= 0.8 * (peak - kept)
+
+
+def test_the_plan_counts_the_bias_of_the_back_end():
+    """[16, 12, 2048, 2048] in bf16, and none with FlexAttention."""
+    dense, flex, learned = (
+        of("pile-base", f"model.variant={variant}", "model.overrides.attention_dropout=0.0", *words)
+        for variant, *words in [
+            ("alibi", "training.attention_backend=dense"),
+            ("alibi", "training.attention_backend=flex"),
+            ("sinusoidal", "training.attention_backend=dense"),
+        ]
+    )
+    saved = [planned.memory[1].activations for planned in (dense, flex, learned)]
+    assert saved[0] - saved[1] == 16 * 12 * 2048**2 * 2
+    assert saved[2] - saved[1] == 16 * 2048 * 2
+
+
+def test_the_command_prints_a_table_and_writes_what_it_prints(tmp_path, capsys):
+    path = tmp_path / "plan.json"
+    arguments = ["pile-large", *PILE, "model.variant=zero-clap", "--gpus", "16", "--kind", "h100"]
+    assert main(["plan", *arguments, "--mfu", "0.4", "--json", str(path)]) == 0
+    printed, written = capsys.readouterr().out, json.loads(path.read_text())
+    assert written["parameters"] == 353_779_713
+    assert "353,779,713" in printed
+    assert "on 16 h100, at 40% of their peak (stated, not measured)" in printed
+    assert "ZeRO 1" in printed
+    assert set(written["memory"]) == {"1", "2", "3"}
+
+
+def test_a_plan_without_a_vocabulary_assumes_roberta_s_and_says_so(capsys):
+    assert main(["plan", "modern-base"]) == 0
+    assumed = capsys.readouterr().out
+    line = "vocabulary   50,265 ids, assumed: data.vocab_size is not set, and no corpus is on"
+    assert line in assumed
+    assert main(["plan", "modern-base", "data.vocab_size=50265"]) == 0
+    known = capsys.readouterr().out
+    assert known.splitlines() == [x for x in assumed.splitlines() if not x.startswith("vocab")]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["pile-base", *PILE, "--gpus", "0"], "--gpus 0: accepted: 1 or more"),
+        (["pile-base", *PILE, "--mfu", "40"], "--mfu 40.0: accepted: above 0, at most 1"),
+        (
+            ["pile-base", *PILE, "--mfu", "0.4", "--bench", "b.json"],
+            "--mfu and --bench",
+        ),
+        (["pile-base", *PILE, "--gpus", "3"], "is not a multiple of"),
+        (["pile-small", *PILE], "'pile-small' is neither a file nor one of"),
+    ],
+)
+def test_bad_arguments_are_refused(arguments, message, capsys):
+    assert main(["plan", *arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_an_existing_corpus_gives_the_vocabulary_and_the_epochs(corpus):
+    words = [f"data.corpus={corpus}", "data.packing=best-fit"]
+    config = recipes.load("demo", words)
+    planned = plan.plan(config, 2, "a100", 0.5)
+    assert planned.parameters == needs.parameters(presets.build("small", "zero-clap", 400, {}))
+    source = BestFitBlocks(Corpus(corpus, "train"), 128)
+    assert planned.reading[""].epochs == 850 * 16 / len(source)
+    lines = plan_table.table(planned).splitlines()
+    assert f" of {len(source)} blocks, {source.fill:.1%} full, with 100.0% of the" in lines[2]
+    for epochs, warned in ((40.0, False), (40.5, True)):
+        reading = {"": dataclasses.replace(planned.reading[""], epochs=epochs)}
+        text = plan_table.table(dataclasses.replace(planned, reading=reading))
+        assert ("WARNING: beyond 40 epochs" in text) == warned
+
+
+def test_a_mixture_gives_the_epochs_of_each_corpus(corpus, other_corpus):
+    weights = f"data.corpora={{a: {{path: {corpus}}}, b: {{path: {other_corpus}, weight: 3}}}}"
+    config = recipes.load("small", [weights, "training.steps=200"])
+    reading = plan.plan(config, 2, "a100", 0.5).reading
+    read = [reading[name].epochs * reading[name].blocks for name in ("a", "b")]
+    assert read == pytest.approx([800, 2400])
+    lines = plan_table.table(plan.plan(config, 2, "a100", 0.5)).splitlines()
+    assert lines[2].startswith("epochs       a: ")
+    assert lines[3].startswith("             b: ")
+
+
+def test_without_a_corpus_the_epochs_are_unknown():
+    assert of("pile-base").reading is None
+    assert "epochs       unknown: data.corpus is not a folder" in plan_table.table(of("pile-base"))
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.25, "0.25 seconds"),
+        (119, "119 seconds"),
+        (120, "2.0 minutes"),
+        (7199, "120.0 minutes"),
+        (86_000, "23.9 hours"),
+        (86_400 * 9.5, "9.5 days"),
+    ],
+)
+def test_times_have_a_unit_that_fits(seconds, text):
+    planned = dataclasses.replace(of("pile-base"), seconds=seconds)
+    assert f"time         {text} on 8 a100" in plan_table.table(planned)
+
+
+def test_the_checkpoints_of_the_pile_recipe():
+    """10 newest, which are also all that a rollback may go back to."""
+    planned = of("pile-base")
+    assert (planned.checkpoints_usual, planned.checkpoints_most) == (10, 23)
+    text = plan_table.table(planned)
+    assert "1.76 GB each; 10 kept without a spike (17.63 GB): the newest 10, and" in text
+    assert "at most 23 at once (40.54 GB): after rollbacks" in text
+
+
+PUBLISHED = ("baseline", "sinusoidal", "alibi", "learned-clap", "zero-clap")
+NO_DROPOUT = "model.overrides.attention_dropout=0.0"
+
+
+@pytest.mark.parametrize("variant", PUBLISHED)
+@pytest.mark.parametrize("recipe", ["pile-base", "pile-large"])
+def test_the_pile_recipes_fit_the_machine_of_the_study_as_they_are(recipe, variant):
+    """8 A100 with 40 GB, with dropout and `dense`, and without it and `flex`."""
+    for words, backend in (([], "dense"), ([NO_DROPOUT], "flex")):
+        planned = of(recipe, f"model.variant={variant}", *words, kind="a100-40gb")
+        assert planned.backend == backend
+        assert planned.memory[planned.stage].fits(40e9)
+        dense, flex = planned.fits
+        chosen = {"dense": dense, "flex": flex}[backend]
+        assert (chosen.problem, chosen.bytes) == ("", planned.memory[planned.stage].on_device)
+        assert bool(flex.problem) == (backend == "dense")
+        assert flex.bytes < dense.bytes or flex.problem
+
+
+def test_the_largest_micro_batch_fits_and_the_next_does_not():
+    planned = of("pile-large", NO_DROPOUT, kind="a100-40gb")
+    for fit in planned.fits:
+        words = [NO_DROPOUT, f"training.attention_backend={fit.backend}"]
+        sizes = [fit.largest, 2 * fit.largest]
+        largest, beyond = (
+            of("pile-large", *words, f"batch.micro_batch_size={size}", kind="a100-40gb")
+            for size in sizes
+        )
+        assert largest.memory[1].on_device == fit.largest_bytes <= devices.HEADROOM * 40e9
+        assert beyond.memory[1].on_device > devices.HEADROOM * 40e9
+        assert not beyond.memory[1].fits(40e9)
+
+
+def test_the_table_says_what_fits():
+    lines = plan_table.table(of("pile-large", kind="a100-40gb")).splitlines()
+    assert lines[-3] == "attention    dense on a GPU; at ZeRO 1, on one GPU:"
+    assert (
+        "dense: micro-batches of 8 need 17.26 GB, which fits (a100-40gb, 40.00 GB); " in lines[-2]
+    )
+    assert "flex: cannot compute this model (model.attention_dropout: 0.1" in lines[-1]
+    much = plan_table.table(of("pile-large", "batch.micro_batch_size=32", kind="a100-40gb"))
+    assert re.search(r"micro-batches of 32 need \d\d\.\d\d GB, which does not fit \(a100", much)
+    assert "too much for the 40.00 GB of a100-40gb" in much
+    none = of("pile-large", "data.sequence_length=2048", "training.deepspeed=zero1_fp32")
+    fits = [dataclasses.replace(fit, largest=0) for fit in none.fits]
+    assert "; none fits" in plan_table.table(dataclasses.replace(none, fits=fits))
+
+
+def test_offloaded_state_takes_no_memory_of_the_gpu():
+    memory = of("pile-base", "training.deepspeed=zero2_bf16_offload").memory[2]
+    assert memory.on_device == memory.total - memory.optimizer
+    assert memory.fits(memory.on_device / devices.HEADROOM)
+    assert not dataclasses.replace(memory, offloaded=False).fits(
+        memory.on_device / devices.HEADROOM
+    )
+
+
+def test_an_offload_that_is_null_is_planned_as_none(tmp_path):
+    settings = json.loads((DS_CONFIGS / "zero2_bf16.json").read_text())
+    settings["zero_optimization"] |= {"offload_optimizer": None, "offload_param": None}
+    (tmp_path / "null.json").write_text(json.dumps(settings))
+    name = f"training.deepspeed={tmp_path / 'null.json'}"
+    planned, plain = of("pile-base", name), of("pile-base", "training.deepspeed=zero2_bf16")
+    assert planned.memory == plain.memory
+    config = recipes.load("pile-base", [*PILE, name])
+    plain_config = recipes.load("pile-base", [*PILE, "training.deepspeed=zero2_bf16"])
+    model = plan.model_of(config)
+    assert needs.least_states(config, model, 8) == needs.least_states(plain_config, model, 8)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("NVIDIA A100-SXM4-40GB", "a100-40gb"),
+        ("NVIDIA A100-PCIE-40GB", "a100-40gb"),
+        ("NVIDIA A100-SXM4-80GB", "a100"),
+        ("NVIDIA H100 80GB HBM3", "h100"),
+        ("NVIDIA H200", "h200"),
+        ("NVIDIA H100 PCIe", None),
+        ("NVIDIA H200 NVL", None),
+        ("Tesla T4", None),
+    ],
+)
+def test_a_card_is_known_by_its_name(name, kind):
+    assert devices.kind_of(name) == kind
+
+
+def test_a_plan_of_phases_is_the_sum_of_their_plans_and_holds_the_heaviest():
+    rest = {"data": {"sequence_length": 512}, "objective": {"probability": 0.3}}
+    phases = json.dumps([{"steps": 100}, rest])
+    schedule = ("schedule.warmup_steps=10", "training.deepspeed=zero1_bf16")
+    phased = of("pile-base", f"phases={phases}", "training.steps=300", *schedule)
+    long = of("pile-base", "training.steps=100", *schedule)
+    short_settings = ("data.sequence_length=512", "objective.probability=0.3")
+    short = of("pile-base", "training.steps=200", *short_settings, *schedule)
+    assert phased.tokens == long.tokens + short.tokens
+    assert phased.flops == pytest.approx(long.flops + short.flops)
+    assert phased.seconds == pytest.approx(long.seconds + short.seconds)
+    assert phased.memory == long.memory
+    assert [cost.steps for cost in phased.phases] == [100, 200]
+    assert long.phases == []
+    table = plan_table.table(phased)
+    assert f"phase 2: 200 steps, {short.tokens:,} tokens" in table

@@ -1,0 +1,164 @@
+"""`python -m pretrain recipes` and `show`: the list, the JSON schema, and all settings of one."""
+
+import dataclasses
+import json
+
+import pytest
+import yaml
+
+from pretrain.__main__ import main
+from pretrain.config.load import RECIPES, load
+from pretrain.config.run import RunConfig
+from pretrain.data.sources import SOURCES
+from pretrain.model.config import ModelConfig
+from pretrain.model.presets import SIZES, VARIANTS
+from pretrain.objectives.registry import SETTINGS_BY_NAME
+from pretrain.plan import recipe_command as command
+
+
+@pytest.fixture(scope="module")
+def schema():
+    return command.recipe_schema()
+
+
+def resolved(schema, entry, name="masked-lm"):
+    """The record that an entry refers to; of several, the one with this `name`."""
+    if "$ref" in entry:
+        return schema["$defs"][entry["$ref"].rpartition("/")[2]]
+    records = [resolved(schema, other) for other in entry.get("anyOf", ())]
+    if not records or "properties" not in records[0]:
+        return entry
+    return next(record for record in records if record["properties"]["name"]["const"] == name)
+
+
+def test_the_list_has_every_recipe_size_variant_objective_and_named_setting(capsys):
+    assert main(["recipes"]) == 0
+    rows = dict(
+        line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines() if line[:2] == "  "
+    )
+    assert {path.stem for path in RECIPES.glob("*.yaml")} <= rows.keys()
+    assert {*SIZES, *VARIANTS, *SETTINGS_BY_NAME} <= rows.keys()
+    assert rows["large"].startswith("hidden_size 1024, num_layers 24")
+    assert rows["demo"].startswith("A small zero-clap")
+    assert rows["schedule.name"] == "cosine, linear, constant, wsd"
+    assert rows["data.packing"] == ", ".join(SOURCES)
+    assert rows["model.overrides.sharing"] == "none, all, attention, feed-forward"
+
+
+@pytest.mark.parametrize("path", sorted(RECIPES.glob("*.yaml")), ids=lambda path: path.stem)
+def test_a_shipped_recipe_begins_with_a_sentence_that_describes_it(path):
+    first = path.read_text().splitlines()[0]
+    assert first.startswith("# ")
+    assert first.endswith(".")
+
+
+@pytest.mark.parametrize("path", sorted(RECIPES.glob("*.yaml")), ids=lambda path: path.stem)
+def test_the_schema_knows_every_key_of_every_shipped_recipe(schema, path):
+    def check(values, entry):
+        entry = resolved(schema, entry, values.get("name", "masked-lm"))
+        for key, value in values.items():
+            named = "properties" not in entry  # a mapping from names to records
+            below = entry["additionalProperties"] if named else entry["properties"][key]
+            assert "enum" not in below or value in below["enum"]
+            if isinstance(value, dict):
+                check(value, below)
+
+    check(yaml.safe_load(path.read_text()), schema)
+
+
+def test_the_schema_has_every_setting_with_a_description(schema):
+    for section, entry in schema["properties"].items():
+        assert (entry if "anyOf" in entry else resolved(schema, entry))["description"], section
+    for name, record in schema["$defs"].items():
+        for field, entry in record["properties"].items():
+            assert entry.get("description") or "const" in entry, f"{name}.{field}"
+    settings = schema["$defs"]["SupervisionConfig"]["properties"]
+    assert settings["launcher"]["enum"] == ["deepspeed", "torchrun"]
+    overrides = schema["$defs"]["ModelRecipe"]["properties"]["overrides"]["properties"]
+    assert all(entry["description"] for entry in overrides.values())
+    assert set(overrides) == {f.name for f in dataclasses.fields(ModelConfig)} - {"vocab_size"}
+    assert "alibi" in overrides["position"]["enum"]
+    assert schema["properties"].keys() == {f.name for f in dataclasses.fields(RunConfig)} | {
+        "extends"
+    }
+
+
+def test_the_schema_is_written_as_json(tmp_path, schema, capsys):
+    path = tmp_path / "recipe.schema.json"
+    assert main(["recipes", "--schema", str(path)]) == 0
+    assert json.loads(path.read_text()) == schema
+    assert str(path) in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("recipe", "overrides"),
+    [
+        *((path.stem, []) for path in sorted(RECIPES.glob("*.yaml"))),
+        (
+            "demo",
+            ["folder=a # b: c", "optimizer.learning_rate=3e-3", "model.overrides.dropout=0.1"],
+        ),
+        ("demo", ["model.overrides={}", "data.corpus='yes'", "objective.whole_words=true"]),
+        ("demo", ["profile.steps=[1, 3]", "notify.command=[mail, 'a: # b', ']']", "tracker=wandb"]),
+        (
+            "small",
+            [
+                "data.corpora={web: {path: w, weight: 3}, dropout: {path: b}}",
+                "data.corpora.web.weight_from={20: 0.5, 40: 2}",
+                "data.corpora.web.weight_from.40=0",
+            ],
+        ),
+    ],
+)
+def test_what_show_prints_is_a_recipe_of_the_same_run(recipe, overrides, tmp_path, capsys):
+    assert main(["show", recipe, *overrides]) == 0
+    shown = tmp_path / "shown.yaml"
+    shown.write_text(capsys.readouterr().out)
+    expected = load(recipe, overrides)
+    if expected.folder == f"runs/{recipe}":
+        expected = dataclasses.replace(expected, folder="runs/shown")
+    assert load(str(shown)) == expected
+    assert max(map(len, shown.read_text().splitlines())) <= 100
+
+
+def test_show_documents_every_setting_and_names_its_source(capsys):
+    assert main(["show", "pile-large", "model.variant=alibi", "model.overrides.alibi=offset"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    sections = [line for line in lines if line.endswith(":") and line[0] not in " #"]
+    names = [field.name for field in dataclasses.fields(RunConfig)]
+    values = ("folder", "tracker", "phases")
+    assert sections == [f"{name}:" for name in names if name not in values]
+    for before, line in (
+        ("  # Peak of the schedule.", "  learning_rate: 0.0004  # pile-large.yaml"),
+        ("  # Decay rate of the first moment.", "  beta1: 0.9  # pile-base.yaml"),
+        ("  # Positions, embeddings and head, by name.", "  variant: alibi  # command line"),
+        (
+            '    # Shape of ALiBi\'s bias, where `position` is "alibi"',
+            "    alibi: offset  # command line",
+        ),
+        ("  # What goes wrong.", "  kind: none  # default"),
+    ):
+        assert lines[lines.index(line) - 1].startswith(before)
+    settings = [n for n, line in enumerate(lines) if "  # " in line and line.lstrip()[0] != "#"]
+    undocumented = [lines[n] for n in settings if not lines[n - 1].lstrip().startswith("# ")]
+    assert undocumented == ["  name: masked-lm  # default"]
+
+
+def test_show_has_every_field_of_the_model_and_what_decides_it(capsys):
+    assert main(["show", "small", "model.overrides.num_heads=2"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    fields = [line.strip(" #").partition(":")[0] for line in lines if line.startswith("    ")]
+    names = {field.name for field in dataclasses.fields(ModelConfig)} - {"vocab_size", "pair_head"}
+    assert names == {name for name in fields if name in names}
+    assert "    num_heads: 2  # command line" in lines
+    for line in (
+        "    #num_layers: 4  # size small",
+        "    #position: alibi  # variant zero-clap",
+        "    #alibi: offset  # default",
+    ):
+        assert lines[lines.index(line) - 1].startswith("    # ")
+
+
+def test_show_refuses_what_supervise_would(capsys):
+    assert main(["show", "demo", "training.sed=1"]) == 2
+    assert "'training.sed=1' on the command line: unknown key" in capsys.readouterr().err

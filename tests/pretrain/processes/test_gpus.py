@@ -1,0 +1,83 @@
+"""The visible GPUs of a machine, by CUDA's rules."""
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from pretrain.processes import gpus
+from pretrain.processes.gpus import visible_gpus
+
+PRESENT = 4
+ENTRIES = ["0", "1", "3", "4", "-1", "", " 2", "+1", "2gpu", "x", "GPU-a", "GPU-b", "MIG-a"]
+
+
+@pytest.fixture
+def four(monkeypatch):
+    found = [Path(f"/dev/nvidia{number}") for number in range(PRESENT)]
+    monkeypatch.setattr(Path, "glob", lambda path, pattern: list(found))
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(st.lists(st.sampled_from(ENTRIES), max_size=4).map(",".join))
+@example("2,3,-1,1")
+@example("1,1")
+@example("0,7,1")
+def test_the_variable_is_parsed_as_torch_does(four, variable):
+    import torch
+
+    before = os.environ["CUDA_VISIBLE_DEVICES"]
+    os.environ["CUDA_VISIBLE_DEVICES"] = variable
+    try:
+        theirs = [str(entry) for entry in torch.cuda._parse_visible_devices()]
+    finally:
+        os.environ["CUDA_VISIBLE_DEVICES"] = before
+    ours = visible_gpus({"CUDA_VISIBLE_DEVICES": variable})
+    # torch counts the machine's devices elsewhere: a number beyond them ends the list.
+    beyond = [n for n, entry in enumerate(theirs) if entry.isdecimal() and int(entry) >= PRESENT]
+    assert ours == theirs[: beyond[0] if beyond else None]
+
+
+@pytest.fixture
+def machine(monkeypatch, tmp_path):
+    """`machine(counted, *files)`: the files of /dev, and how many GPUs torch counts."""
+
+    def make(counted, *files):
+        for name in files:
+            (tmp_path / name).touch()
+        monkeypatch.setattr(gpus, "_DEVICES", tmp_path)
+        monkeypatch.setattr(gpus, "_COUNT", f"print('a warning'); print({counted})")
+        gpus._counted_by_torch.cache_clear()
+
+    yield make
+    gpus._counted_by_torch.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("files", "environ", "expected"),
+    [
+        ([], {}, []),  # torch is not asked
+        ([], {"DS_ACCELERATOR": "cuda"}, ["0", "1", "2"]),  # a driver that is not known here
+        (["nvidia0", "nvidiactl"], {}, ["0"]),
+        (["nvidia0"], {"DS_ACCELERATOR": "cpu"}, []),
+        (["dxg"], {}, ["0", "1", "2"]),  # WSL2
+        (["kfd"], {"CUDA_VISIBLE_DEVICES": "1"}, ["1"]),  # ROCm
+        (["kfd"], {"DS_ACCELERATOR": "cpu"}, []),
+    ],
+)
+def test_gpus_are_counted_by_their_files_and_where_they_have_none_by_torch(
+    machine, files, environ, expected
+):
+    machine(3, *files)
+    assert visible_gpus(environ) == expected
+
+
+def test_a_torch_that_cannot_count_sees_no_gpu(machine):
+    machine("nothing", "dxg")
+    assert visible_gpus({}) == []
+
+
+def test_without_the_variable_all_gpus_are_visible(four):
+    assert visible_gpus({}) == ["0", "1", "2", "3"]

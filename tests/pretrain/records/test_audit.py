@@ -1,0 +1,418 @@
+"""The auditor proves what is so, and finds whatever is not."""
+
+import random
+import re
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from data_prep.manifest import load_manifest
+from pretrain import __main__ as command_line
+from pretrain.checks.recipe import open_stream
+from pretrain.config.sections import BatchConfig
+from pretrain.data.mixture import Order
+from pretrain.data.order import Lineage
+from pretrain.data.sources import algorithms
+from pretrain.records import audit, ledger, metrics
+from tests.pretrain.histories import TOTAL, History, random_history
+
+
+def finished(epochs=3, **parts):
+    """A run with a crash, a rollback with a skip past an epoch's end, and another one."""
+    history = History(**parts)
+    history.begin()
+    history.train(8)
+    history.commit()
+    history.train(3)  # lost to a crash
+    history.begin()
+    history.train(6)
+    history.spike(onset=10)
+    history.roll_back(8, skip=(10, 14))
+    history.begin()
+    while history.batch.first_block(history.step) < epochs * TOTAL:
+        history.train(1)
+    history.commit()
+    history.add("done", attempt=history.attempt, step=history.step)
+    return history
+
+
+def problems(history):
+    return history.audit().problems
+
+
+def test_a_sound_run_is_proved_sound_with_its_numbers():
+    found = finished().audit()
+    assert found.problems == []
+    text = "\n".join(found.proved)
+    assert "3 attempts" in text
+    assert f"epoch 0: {TOTAL} blocks read, each once\n" in text
+    assert "epoch 1: 13 blocks read, each once, 24 declared skipped" in text
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_whatever_happens_to_a_run_its_audit_is_sound(seed):
+    assert problems(random_history(seed)) == []
+
+
+TOTALS = {"web": 37, "books": 17}
+WEIGHTS = [(0, [3, 1]), (10, [1, 1]), (16, [1, 4]), (20, [2, 0])]
+
+
+def test_each_corpus_of_a_mixture_is_proved_by_itself():
+    """Three weight changes, a crash, a rollback with a skip."""
+    found = finished(totals=TOTALS, weights=WEIGHTS).audit()
+    assert found.problems == found.unproved == []
+    text = "\n".join(found.proved)
+    assert "web, epoch 0: 32 blocks read, each once, 5 declared skipped" in text
+    assert "books, epoch 2: 17 blocks read, each once\n" in text
+    skipped = [int(n) for n in re.findall(r"(\d+) declared skipped", text)]
+    assert sum(skipped) == 24
+
+
+def test_weights_that_change_for_steps_that_were_done_are_found():
+    history = finished(totals=TOTALS, weights=WEIGHTS)
+    history.weights = [(0, [1, 1])]
+    history.begin()
+    history.train(2)
+    assert "attempt 3: read other corpora or weights up to step" in problems(history)[-1]
+
+
+def test_weights_may_change_and_a_corpus_be_added_for_steps_to_come():
+    history = finished(totals=TOTALS, weights=WEIGHTS)
+    history.totals = {**TOTALS, "code": 7}
+    weights = [(step, [*each, 0]) for step, each in WEIGHTS]
+    history.weights = [*weights, (history.step, [1, 1, 5])]
+    history.begin()
+    history.train(2)
+    found = history.audit()
+    assert found.problems == []
+    assert any("code, epoch 0: 7 blocks read, each once" in text for text in found.proved)
+
+
+def test_a_mixture_that_repeats_a_block_is_found_though_the_metrics_agree(monkeypatch):
+    right = Order.blocks
+
+    def repeating(self, first_place, count):
+        blocks, epochs = right(self, first_place, count)
+        return np.where(blocks == 40, 41, blocks), epochs
+
+    monkeypatch.setattr(Order, "blocks", repeating)
+    found = problems(finished(totals=TOTALS, weights=WEIGHTS))
+    assert "books, epoch 2: block 4 was read twice" in found
+
+
+def test_steps_that_were_rolled_back_do_not_count_though_the_next_launch_began_no_attempt():
+    history = History()
+    history.begin()
+    history.train(10)
+    history.commit()
+    history.train(6)
+    history.spike(onset=12)
+    history.roll_back(10, skip=(12, 16))
+    before = history.audit()
+    history.add("crash", attempt=history.attempt + 1, reason="the port was in use")
+    assert history.audit().proved[1:] == before.proved[1:]
+    assert any(text.startswith("10 steps survive") for text in before.proved)
+
+
+def test_a_step_that_read_other_blocks_is_found():
+    history = finished()
+    draw = random.Random(1)
+    for number in draw.sample(range(len(history.lines)), 8):
+        line = history.lines[number]
+        right = line["blocks"]
+        line["blocks"] = "0123456789abcdef"
+        (found,) = problems(history)
+        assert f"attempt {line['attempt']}: step {line['step']} read other blocks" in found
+        line["blocks"] = right
+    assert problems(history) == []
+
+
+def test_a_run_of_an_earlier_version_is_audited_and_one_of_a_later_version_refused_by_name():
+    """Its record of the batch lacks a field, or has one more."""
+    history = finished(batch=BatchConfig(global_batch_size=6, micro_batch_size=1))
+    (created,) = (r for r in history.records if r["kind"] == "created")
+    created["batch"] = {k: v for k, v in created["batch"].items() if not k.startswith("ramp")}
+    assert problems(history) == []
+    created["batch"]["shrink"] = 2
+    with pytest.raises(ValueError, match=r"unknown key 'ledger.jsonl: created.batch.shrink'"):
+        history.audit()
+
+
+def test_another_seed_than_the_lineages_is_found():
+    history = finished()
+    history.lines[3]["seed"] = 9
+    (found,) = problems(history)
+    assert "step 3 used seed 9, the lineage says 5" in found
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_steps_without_a_line_are_unproved_and_named_where_they_survive(seed):
+    draw = random.Random(seed)
+    history = finished()
+    surviving = {(line["attempt"], line["step"]) for line in metrics.surviving(history.lines)}
+    lost = draw.sample(history.lines, draw.randint(1, len(history.lines)))
+    history.lines = [line for line in history.lines if line not in lost]
+    found = history.audit()
+    assert found.problems == []
+    missing = [line["step"] for line in lost if (line["attempt"], line["step"]) in surviving]
+    assert bool(found.unproved) == bool(missing)
+    for words in found.unproved:
+        assert f"{len(missing):,} of {history.step:,} steps" in words
+        assert audit._ranges(sorted(missing)) in words
+
+
+def test_a_run_whose_metrics_are_gone_is_not_called_sound():
+    history = finished()
+    history.lines = []
+    (words,) = history.audit().unproved
+    assert f"0 to {history.step - 1}" in words
+
+
+def test_the_last_line_of_a_finished_run_is_missed():
+    history = finished()
+    history.lines.pop()
+    (words,) = history.audit().unproved
+    assert words.endswith(f": {history.step - 1}")
+
+
+def test_numbers_are_shortened_to_ranges():
+    assert audit._ranges([3, 7, 8, 9, 11]) == "3, 7 to 9, 11"
+
+
+def test_a_step_recorded_twice_by_an_attempt_is_found():
+    history = finished()
+    history.lines.insert(3, dict(history.lines[2]))
+    assert "step 2 follows step 2" in problems(history)[0]
+
+
+def test_lines_of_an_attempt_that_the_ledger_does_not_know_are_found():
+    history = finished()
+    history.lines.append({**history.lines[-1], "attempt": 9})
+    assert "lines of attempt 9, which the ledger does not know" in problems(history)[0]
+
+
+def after_a_launch_that_never_began(number, next_number):
+    """A run whose second launch failed before its attempt began, recorded by the supervisor."""
+    history = History()
+    history.begin()
+    history.train(4)
+    history.commit()
+    history.train(2)
+    history.add("crash", attempt=1, step=4, reason="rank 1 has ended")
+    history.add("crash", attempt=number, step=4, reason="the launcher was killed")
+    history.begin()
+    history.attempt = history.records[-1]["attempt"] = next_number
+    history.train(3)
+    history.commit()
+    return history
+
+
+def test_a_launch_that_failed_before_its_attempt_began_does_no_harm():
+    history = after_a_launch_that_never_began(2, 3)
+    assert problems(history) == []
+    assert history.audit().unproved == []
+    assert history.state.attempts == 2
+
+
+def test_a_failed_launch_that_shares_its_number_with_the_next_as_once_written_does_no_harm():
+    assert problems(after_a_launch_that_never_began(2, 2)) == []
+
+
+def test_the_next_launch_has_a_number_that_no_launch_had():
+    history = after_a_launch_that_never_began(2, 3)
+    assert history.state.next_attempt == 4
+    history.add("crash", attempt=4, step=4, reason="the launcher was killed")
+    assert history.state.next_attempt == 5
+
+
+def test_a_record_by_an_attempt_that_had_not_begun_is_found():
+    history = after_a_launch_that_never_began(2, 3)
+    next(r for r in history.records if r["kind"] == "commit")["attempt"] = 2
+    assert "was written by attempt 2, which had not begun" in problems(history)[0]
+
+
+def test_attempts_whose_numbers_do_not_ascend_are_found():
+    history = after_a_launch_that_never_began(2, 1)
+    found = problems(history)
+    assert any("began after attempt 1, whose number is not below its own" in p for p in found)
+
+
+def test_an_attempt_from_a_checkpoint_that_was_not_committed_is_found():
+    history = finished()
+    commit = next(r for r in history.records if r["kind"] == "commit")
+    commit["kind"] = "note"
+    assert "began at step 8, of which no committed checkpoint was left" in problems(history)[0]
+
+
+def test_an_attempt_from_a_deleted_checkpoint_is_found():
+    history = History()
+    history.begin()
+    history.train(2)
+    history.commit()
+    history.begin()
+    history.records.insert(3, {"number": 3, "time": 0.0, "kind": "delete", "step": 2})
+    history.records[4]["number"] = 4
+    assert "no committed checkpoint was left" in problems(history)[0]
+
+
+def test_a_checkpoint_that_was_exchanged_is_found():
+    history = finished()
+    next(r for r in history.records if r["kind"] == "attempt" and r["step"])["manifest"] = "other"
+    assert "loaded another checkpoint of step 8" in problems(history)[0]
+
+
+def test_a_lineage_that_the_rollbacks_do_not_lead_to_is_found():
+    history = finished()
+    rollback = next(r for r in history.records if r["kind"] == "rollback")
+    rollback["skip"] = [10, 13]
+    assert "attempt 3: followed the lineage" in problems(history)[0]
+
+
+def test_a_commit_by_an_attempt_that_was_over_is_found():
+    history = finished()
+    history.records[-2]["attempt"] = 1
+    assert "was written by attempt 1, which was over" in problems(history)[0]
+
+
+def test_a_lineage_that_reads_what_it_skips_is_found_though_the_metrics_agree_with_it(monkeypatch):
+    def forgetful(self, first_position, count):
+        places = np.arange(first_position, first_position + count)
+        return places % self.total, places // self.total
+
+    monkeypatch.setattr(Lineage, "blocks", forgetful)
+    assert any("was read, though skipped" in problem for problem in problems(finished()))
+
+
+def test_a_run_that_was_only_created_has_nothing_to_prove_but_its_chain():
+    history = History()
+    assert problems(history) == []
+
+
+def test_a_launch_that_failed_before_the_run_was_created_does_no_harm():
+    history = finished()
+    history.records.insert(0, {"kind": "crash", "attempt": 1, "reason": "no such file"})
+    for number, record in enumerate(history.records):
+        record["number"] = number
+    assert problems(history) == []
+
+
+def test_attempts_without_a_creation_are_no_run():
+    history = finished()
+    history.records[0]["kind"] = "note"
+    assert "no record of the run's creation" in problems(history)[0]
+
+
+def test_the_command_says_sound_or_names_the_problem(tmp_path, capsys):
+    history = History()
+    history.begin()
+    history.train(5)
+    history.write(tmp_path / "run")
+    assert command_line.main(["audit", str(tmp_path / "run")]) == 0
+    assert capsys.readouterr().out.endswith("sound\n")
+    path = tmp_path / "run" / "metrics.jsonl"
+    lines = path.read_text()
+    path.write_text(lines.replace('"step": 3', '"step": 2'))
+    assert command_line.main(["audit", str(tmp_path / "run")]) == 1
+    out = capsys.readouterr().out
+    assert "PROBLEM  attempt 1: metrics.jsonl: step 2 follows step 2" in out
+    assert out.endswith("not sound\n")
+    path.write_text("".join(line for line in lines.splitlines(True) if '"step": 3' not in line))
+    assert command_line.main(["audit", str(tmp_path / "run")]) == 3
+    out = capsys.readouterr().out
+    assert "UNPROVED 1 of 5 steps have no line" in out
+    assert out.endswith("not proved\n")
+
+
+def test_a_checkpoint_that_is_not_on_disk_is_a_problem(tmp_path, capsys):
+    history = History()
+    history.begin()
+    history.train(5)
+    history.commit()
+    history.write(tmp_path / "run")
+    assert command_line.main(["audit", str(tmp_path / "run")]) == 1
+    assert "checkpoint of step 5" in capsys.readouterr().out
+
+
+def test_a_folder_without_a_ledger_and_a_ledger_that_was_changed_are_refused(tmp_path, capsys):
+    assert command_line.main(["audit", str(tmp_path)]) == 2
+    assert "has no ledger.jsonl" in capsys.readouterr().err
+    history = History()
+    history.begin()
+    history.write(tmp_path / "run")
+    path = tmp_path / "run" / ledger.FILE_NAME
+    path.write_bytes(path.read_bytes().replace(b'"seed": 5', b'"seed": 6', 1))
+    assert command_line.main(["audit", str(tmp_path / "run")]) == 2
+    assert "line 2 does not follow" in capsys.readouterr().err
+
+
+def test_surviving_steps_end_where_the_next_attempt_began():
+    attempts = [{"attempt": n, "step": step} for n, step in ((1, 0), (2, 5), (3, 3))]
+    done = {1: range(0, 9), 2: range(5, 7), 3: range(3, 6)}
+    kept = audit.surviving_steps(attempts, done)
+    assert kept == [(1, range(0, 3)), (2, range(5, 5)), (3, range(3, 6))]
+    assert audit.surviving_steps(attempts, done, end=4)[-1] == (3, range(3, 4))
+
+
+@pytest.fixture
+def began(corpus, recipe, tmp_path):
+    """A copy of the corpus, and `compare()`: the findings on the contents of a run that read it."""
+    folder = Path(shutil.copytree(corpus, tmp_path / "corpus"))
+    config = recipe.load(tmp_path / "run", f"data.corpus={folder}")
+    records = [
+        {"kind": "created", "corpus": load_manifest(folder).digest()},
+        {"kind": "attempt", "cut": algorithms(config.streams)},
+    ]
+    open_stream(config.streams[0], "train")[0]
+
+    def compare():
+        found = audit.Audit()
+        audit.compare_contents(config, records, found)
+        return found
+
+    return SimpleNamespace(folder=folder, records=records, compare=compare)
+
+
+def test_the_corpus_that_a_run_began_with_is_proved_to_be_unchanged(began):
+    found = began.compare()
+    assert (found.problems, found.unproved) == ([], [])
+    assert any(str(began.folder) in text for text in found.proved)
+
+
+def test_shuffled_ids_are_found_by_reading_the_corpus(began):
+    file = began.folder / "train" / "shard-00000.bin"
+    np.random.default_rng(0).permutation(np.fromfile(file, np.uint16)).tofile(file)
+    (problem,) = began.compare().problems
+    assert f"{file}: its sha256 is" in problem
+
+
+def test_another_table_of_blocks_is_found_though_its_hash_was_made_anew(began):
+    (file,) = began.folder.glob("blocks/train-chunked-1-64-*/ranges.npy")
+    np.save(file, np.load(file)[::-1])
+    (problem,) = began.compare().problems
+    assert "the kept table ranges of the blocks of split 'train'" in problem
+
+
+def test_another_corpus_or_none_is_found_and_another_algorithm_is_not_proved(began):
+    began.records[1]["cut"] = ["chunked-0"]
+    assert "chunked-0; this version cuts by chunked-1" in began.compare().unproved[0]
+    began.records[0]["corpus"] = "0" * 64
+    assert "is not the corpus" in began.compare().problems[0]
+    shutil.rmtree(began.folder)
+    assert "no such folder" in began.compare().problems[0]
+
+
+def test_streams_that_no_attempt_has_read_are_not_compared(began, recipe, tmp_path):
+    phases = "phases=[{steps: 2, data: {sequence_length: 32}}, {}]"
+    config = recipe.load(tmp_path / "run", f"data.corpus={began.folder}", phases)
+    assert len(config.streams) == 2
+    for records in (began.records[:1], began.records):
+        found = audit.Audit()
+        audit.compare_contents(config, records, found)
+        assert found.problems == []
+        expected = [] if records[1:] else ["the corpora: no attempt has begun"]
+        assert found.unproved == expected
+        assert len(found.proved) == len(records) - 1

@@ -1,0 +1,179 @@
+"""The errors of an attempt's ranks, and which of them is the cause."""
+
+import dataclasses
+import json
+
+import pytest
+
+from pretrain.records import audit, control, failures
+from pretrain.records.control import ControlFile
+from pretrain.records.failures import RankError
+
+HOSTS = ["gpu-0", "gpu-1", "gpu-1"]
+CLOSED = "[../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.1]"
+
+
+def error(rank, time, message="ValueError: no", follows=False, **fields):
+    return RankError(rank, f"gpu-{rank}", time, 1, message, follows, **fields)
+
+
+@pytest.fixture
+def report(tmp_path, monkeypatch):
+    """Report the error that an action raises, as rank 3 of the attempt with token "t"."""
+    monkeypatch.setenv(control.TOKEN_VARIABLE, "t")
+    monkeypatch.setenv("RANK", "3")
+    control.write(tmp_path, ControlFile("t", 1, control.RUN))
+
+    def work(action, **keywords):
+        try:
+            action()
+        except Exception as error:
+            failures.report(tmp_path, 1, error, **keywords)
+        return failures.read(tmp_path, "t")
+
+    return work
+
+
+def fail(error):
+    raise error
+
+
+def test_a_rank_s_error_is_read_with_its_location_in_our_code(report, tmp_path):
+    (found,) = report(lambda: audit.audit(tmp_path / "none"), unexpected=True)
+    assert (found.rank, found.code, found.follows) == (3, 1, False)
+    assert found.message.startswith("ValueError: ")
+    assert "(pretrain/records/audit.py, line " in found.message
+    assert found.traceback.splitlines()[-1].startswith("ValueError: ")
+
+
+def test_a_refusal_has_a_message_and_no_traceback(report):
+    (found,) = report(lambda: fail(ValueError("model.size: 'huge'\nis unknown")))
+    assert (found.message, found.traceback) == ("model.size: 'huge' is unknown", "")
+
+
+@pytest.mark.parametrize(
+    ("raised", "follows"),
+    [
+        (RuntimeError(CLOSED), True),
+        (ConnectionResetError("Connection reset by peer"), True),
+        (BrokenPipeError(32, "Broken pipe"), True),
+        (RuntimeError("CUDA error: out of memory"), False),
+        (ValueError("connection closed"), False),
+        (OSError(28, "No space left on device"), False),
+        (RuntimeError("gloo: the server socket cannot listen: EADDRINUSE"), False),
+    ],
+)
+def test_a_lost_connection_follows_from_another_rank_s_end(report, raised, follows):
+    (found,) = report(lambda: fail(raised), unexpected=True)
+    assert found.follows is follows
+
+
+def test_torch_s_own_connection_errors_follow(report):
+    from torch.distributed import DistBackendError
+
+    (found,) = report(lambda: fail(DistBackendError("x")), unexpected=True)
+    assert found.follows
+
+
+def test_nothing_is_written_without_a_supervisor_or_after_the_attempt_was_stopped(
+    report, tmp_path, monkeypatch
+):
+    control.write(tmp_path, ControlFile("t", 1, control.STOP))
+    assert report(lambda: fail(RuntimeError(CLOSED))) == []
+    control.write(tmp_path, ControlFile("t", 1, control.RUN))
+    monkeypatch.delenv(control.TOKEN_VARIABLE)
+    assert report(lambda: fail(ValueError("no"))) == []
+    assert [path.name for path in control.folder_of(tmp_path).iterdir()] == ["order.json"]
+
+
+def test_a_file_that_cannot_be_read_is_skipped(report, tmp_path):
+    (path,) = [control.folder_of(tmp_path) / "failure-t-1.json"]
+    path.write_text('{"rank": 1')
+    assert len(report(lambda: fail(ValueError("no")))) == 1
+    path.write_text(json.dumps({"rank": 1, "of": "another version"}))
+    assert len(failures.read(tmp_path, "t")) == 1
+
+
+def test_a_new_attempt_deletes_the_errors_of_earlier_ones(report, tmp_path):
+    report(lambda: fail(ValueError("no")))
+    control.write(tmp_path, ControlFile("t", 1, control.STOP))
+    assert len(failures.read(tmp_path, "t")) == 1
+    control.write(tmp_path, ControlFile("u", 2, control.RUN))
+    assert failures.read(tmp_path, "t") == []
+
+
+def test_the_cause_is_the_first_error_that_no_other_rank_s_end_explains():
+    lost, own, late = error(0, 10.0, CLOSED, True), error(1, 10.5), error(2, 10.6, "late")
+    assert failures.cause([lost, own, late]) is own
+    assert failures.cause([own, lost]) is own
+    assert failures.cause([lost]) is None
+    assert failures.cause([]) is None
+    assert failures.cause([lost, dataclasses.replace(own, time=100.0)]) is None
+
+
+def test_ranks_with_the_same_message_are_named_together():
+    same, other = [error(1, 1.0), error(0, 2.0)], error(2, 0.5, "other")
+    expected = "rank 0, 1 on gpu-0, gpu-1: ValueError: no"
+    assert failures.explain([*same, dataclasses.replace(other, time=3.0)], HOSTS) == expected
+    assert failures.explain([other, *same], HOSTS) == "rank 2 on gpu-2: other"
+
+
+def test_a_rank_without_a_message_is_named_if_others_lost_their_connection():
+    lost = error(0, 1.0, CLOSED, True)
+    assert failures.explain([lost], HOSTS) == "rank 1, 2 on gpu-1 ended without a message"
+    assert failures.explain([lost], ["one"] * 3) == "rank 1, 2 ended without a message"
+    assert failures.explain([lost, error(1, 1.1)], HOSTS) == "rank 1 on gpu-1: ValueError: no"
+    assert failures.explain([], HOSTS) == ""
+    assert failures.explain([lost], HOSTS[:1]) == f"rank 0 on gpu-0: {CLOSED}"
+    assert failures.explain([lost]) == f"rank 0 on gpu-0: {CLOSED}"
+
+
+@pytest.mark.parametrize(
+    ("log", "found"),
+    [
+        (
+            "[2026-01-01 00:00:00] [INFO] [launch.py:245:main] process 7 spawned\n"
+            "a.py:3: FutureWarning: ValueError: soon\nTraceback (most recent call last):\n"
+            "  File \"a.py\", line 1\nModuleNotFoundError: No module named 'a'\n"
+            "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: late\n",
+            "ModuleNotFoundError: No module named 'a'",
+        ),
+        ("[rank1]: torch.OutOfMemoryError: CUDA out\n", "torch.OutOfMemoryError: CUDA out"),
+        (
+            "/usr/bin/python3.11: No module named pretrain.train\n",
+            "/usr/bin/python3.11: No module named pretrain.train",
+        ),
+        (
+            "W0101 00:00:00.1 7 torch/api.py:10] Sending process 8 closing signal SIGTERM\n"
+            "E0101 00:00:00.2 7 torch/api.py:20] failed (exitcode: -9) local_rank: 1 (pid: 9) of\n",
+            "failed (exitcode: -9) local_rank: 1",
+        ),
+        ("usage: x\ndeepspeed: error: unrecognized arguments: --a\n", "deepspeed: error: unrec"),
+        ("/lib/python3.11/site-packages/a.py:3: UserWarning: x\nstep 1/9  loss 2.0\n", ""),
+    ],
+)
+def test_the_first_error_in_a_log(tmp_path, log, found):
+    path = tmp_path / "log"
+    path.write_text(log)
+    error = failures.in_log(path)
+    assert error.startswith(found)
+    assert bool(error) == bool(found)
+    assert failures.in_log(tmp_path / "none") == ""
+
+
+def test_an_error_lasts_unless_it_is_one_of_the_machine_and_its_numbers_do_not_count():
+    first, second = (
+        f"OutOfMemoryError: CUDA out of memory. Process {n} has {n}.5 GiB in use" for n in (7, 12)
+    )
+    assert failures.lasting(first) == failures.lasting(second) != ""
+    assert failures.lasting("FileNotFoundError: [Errno 2] No such file or directory: 'a'")
+    for message in (
+        "OSError: [Errno 28] No space left on device",
+        "OSError: [Errno 5] Input/output error: 'corpus'",
+        "RuntimeError: [gloo] Connection reset by peer",
+        "10.0.0.1 port 4711, where the ranks meet, cannot be opened (Address already in use)",
+        "AcceleratorError: CUDA error: out of memory",
+        "failed (exitcode: -9) local_rank: 1",
+        "",
+    ):
+        assert failures.lasting(message) == "", message

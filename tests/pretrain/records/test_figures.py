@@ -1,0 +1,89 @@
+"""Figures beside a step's loss."""
+
+import dataclasses
+import math
+
+import pytest
+
+from pretrain.loop.protocols import StepRecord, TermLoss
+from pretrain.records.figures import BETA, MEMORY, SECONDS, Figures, curves, perplexity
+
+RECORD = StepRecord(
+    step=7,
+    loss=2.0,
+    gradient_norm=1.0,
+    learning_rate=1e-3,
+    seed=1,
+    epoch=0.5,
+    tokens=1500,
+    targets=180,
+    seconds=2.0,
+    data_seconds=0.1,
+    measured={SECONDS: (0.1, 0.4, 0.2), MEMORY: (4e9, 6e9, 5e9), BETA: (1.25,)},
+)
+
+
+def figures_of(record=RECORD, **changes):
+    settings = {
+        "positions": lambda step: 2000 if step == 7 else 1000,
+        "deviations": lambda record: {"loss_deviations": record.loss, "other": math.nan},
+        "flops_per_position": lambda step: 3e9,
+        "peak_flops": 6e12,
+    }
+    return Figures(**{**settings, **changes})(record)
+
+
+def test_figures_say_what_a_step_was_like():
+    assert figures_of() == {
+        "perplexity": math.exp(2.0),
+        "tokens_per_second": 750.0,
+        "padding": 0.25,
+        "loss_deviations": 2.0,
+        "beta": 1.25,
+        "mfu": 3e9 * 2000 / 2.0 / 6e12,
+        "slowest_rank": 1,
+        "slowest_rank_seconds": 0.4,
+        "other_ranks_seconds": pytest.approx(0.15),
+        "memory_bytes": 6e9,
+    }
+
+
+@pytest.mark.parametrize(
+    ("record", "changes", "absent"),
+    [
+        (RECORD, {"peak_flops": None}, {"mfu"}),
+        (
+            dataclasses.replace(RECORD, measured={**RECORD.measured, BETA: (math.nan,)}),
+            {},
+            {"beta"},
+        ),
+        (dataclasses.replace(RECORD, loss=math.nan), {}, {"perplexity", "loss_deviations"}),
+        (
+            dataclasses.replace(RECORD, measured={SECONDS: (0.1,), MEMORY: (6e9,), BETA: (1.25,)}),
+            {},
+            {"slowest_rank", "slowest_rank_seconds", "other_ranks_seconds"},
+        ),
+        (
+            dataclasses.replace(
+                RECORD, measured={SECONDS: (math.nan,) * 2, MEMORY: (math.nan,) * 2}
+            ),
+            {},
+            {"slowest_rank", "slowest_rank_seconds", "other_ranks_seconds", "memory_bytes", "beta"},
+        ),
+    ],
+    ids=["other device", "beta elsewhere", "not finite", "one rank", "first step, no CLAP"],
+)
+def test_a_figure_that_is_not_known_is_left_out(record, changes, absent):
+    assert figures_of().keys() - figures_of(record, **changes).keys() == absent
+
+
+def test_the_perplexity_of_several_terms_is_that_of_the_tokens():
+    terms = {"masked-lm": TermLoss(1.5, 100), "sentence-order": TermLoss(0.5, 8)}
+    assert perplexity(dataclasses.replace(RECORD, terms=terms)) == math.exp(1.5)
+
+
+def test_every_figure_has_one_curve():
+    shown = figures_of(deviations=lambda _: {"loss_deviations": 1.0, "gradient_norm_deviations": 2})
+    found = curves(dataclasses.replace(RECORD, figures=shown))
+    assert sorted(set(shown.values()) - set(found.values())) == []
+    assert found["spike/gradient_norm_deviations"] == 2

@@ -1,0 +1,146 @@
+"""The lock and the creation of a run, and what its attempts refuse."""
+
+import os
+import shutil
+import socket
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from data_prep import cache, contents
+from pretrain.checks import recipe as recipe_checks
+from pretrain.data.mixture import Mixture, Order
+from pretrain.records import checkpoints, ledger
+from pretrain.records import folder as run_folder
+from pretrain.train import resume
+
+
+def test_a_run_is_locked_for_as_long_as_the_file_is_open(tmp_path):
+    run = tmp_path / "a" / "run"
+    held = run_folder.lock(run)
+    holder = rf"process {os.getpid()} on {socket.gethostname()}"
+    for _ in range(2):
+        with pytest.raises(ValueError, match=rf"run: is being trained by .* \({holder}\)"):
+            run_folder.lock(run)
+    held.close()
+    run_folder.lock(run).close()
+    run_folder.lock(tmp_path / "other").close()
+
+
+def test_an_attempt_is_superseded_by_any_later_one_and_by_nothing_else():
+    mine = {"kind": "attempt", "attempt": 1, "token": "a", "pid": 1, "host": "here"}
+    other = {**mine, "token": "b", "pid": 7, "host": "there"}
+    run_folder.refuse_superseded([{"kind": "created"}, mine, {"kind": "commit"}], "a")
+    run_folder.refuse_superseded([other, mine], "a")
+    # Both read the ledger at once and took the same number: the token tells them apart.
+    with pytest.raises(ValueError, match=r"attempt 1 \(process 7 on there\) has begun"):
+        run_folder.refuse_superseded([mine, other, {"kind": "commit"}], "a")
+
+
+def test_a_run_is_created_once_even_where_a_launch_failed_before(recipe, tmp_path):
+    config = recipe.load(tmp_path / "run")
+    _, manifest = recipe_checks.check(config, 2)
+    path = tmp_path / "run" / ledger.FILE_NAME
+    path.parent.mkdir()
+    ledger.append(path, "crash", attempt=1, reason="the launcher ended with code 1")
+    for _ in range(2):
+        run_folder.open_run(config, manifest)
+    assert [record["kind"] for record in ledger.read(path)] == ["crash", "created"]
+
+
+def test_no_attempt_resumes_from_checkpoints_that_a_spike_may_have_spoiled(recipe, tmp_path):
+    config = recipe.load(tmp_path / "run")
+    records = [
+        {"number": 0, "kind": "commit", "step": 10},
+        {"number": 1, "kind": "spike", "onset": 7, "channel": "fast"},
+    ]
+    resume.refuse_spike(config, ledger.run_state(records[:1], 1))
+    with pytest.raises(ValueError, match=r"spiked since step 7 .* `zeroclap supervise`"):
+        resume.refuse_spike(config, ledger.run_state(records, 1))
+
+
+def begun(config):
+    """The record of an attempt that begins at step 0."""
+    _, manifests = recipe_checks.check(config, 1)
+    state = run_folder.open_run(config, manifests)
+    order = Order.begin(Mixture.of_run(config), [50], 1)
+    start = resume.Start(state.next_attempt, "t", 0, state, order, 1.0, 0)
+    resume.begin(config, {}, start, checkpoints.ResumePoint(0, None, {}), ["here"], 4, {})
+    return ledger.read(Path(config.folder) / ledger.FILE_NAME)[-1]
+
+
+@pytest.mark.parametrize(
+    ("settings", "recorded"),
+    [
+        ([], False),
+        (["batch.micro_batch_size=1"], False),
+        (["phases=[{}]"], True),
+        (["batch.global_batch_size=4"], True),
+        (["batch.ramp_from=4", "batch.ramp_steps=3"], True),
+    ],
+)
+def test_an_attempt_records_sizes_of_batches_that_the_creation_does_not_tell(
+    recipe, tmp_path, settings, recorded
+):
+    run_folder.open_run(recipe.load(tmp_path), recipe_checks.check(recipe.load(tmp_path), 1)[1])
+    assert ("batches" in begun(recipe.load(tmp_path, *settings))) == recorded
+
+
+@pytest.mark.parametrize(
+    ("mode", "who"), [(0o755, ""), (0o777, "every user"), (0o775, "its group")]
+)
+def test_a_folder_that_others_may_write_to_is_warned_of(tmp_path, mode, who):
+    tmp_path.chmod(mode)
+    if who == "its group":
+        assert run_folder.writable_by_others(tmp_path) == "", "the owner's own group"
+        try:
+            os.chown(tmp_path, -1, os.getgid() + 1)
+        except PermissionError:
+            pytest.skip("only root may give a folder to another group")
+    warning = run_folder.writable_by_others(tmp_path)
+    assert warning.startswith(f"WARNING: {tmp_path}: {who} may") == bool(who) == bool(warning)
+    assert run_folder.writable_by_others(tmp_path / "none") == ""
+
+
+@pytest.mark.parametrize("is_noticed", [False, True])
+def test_a_run_is_neither_begun_nor_resumed_on_other_ids_of_the_same_size(
+    is_noticed, recipe, corpus, tmp_path
+):
+    folder = Path(shutil.copytree(corpus, tmp_path / "corpus"))
+    config = recipe.load(tmp_path / "run", f"data.corpus={folder}")
+    manifests = recipe_checks.check(config, 1)[1]
+    run_folder.lock(tmp_path / "run").close()
+    run_folder.open_run(config, manifests)
+    file = folder / "train" / "shard-00000.bin"
+    state = file.stat()
+    np.random.default_rng(0).permutation(np.fromfile(file, np.uint16)).tofile(file)
+    if not is_noticed:
+        os.utime(file, ns=(state.st_atime_ns, state.st_mtime_ns))
+    for name in ("run", "another"):
+        config = recipe.load(tmp_path / name, f"data.corpus={folder}")
+        with pytest.raises(ValueError, match=f"{file}: its sha256 is .* the manifest has"):
+            run_folder.open_run(config, recipe_checks.check(config, 1)[1])
+    assert not (tmp_path / "another" / ledger.FILE_NAME).exists()
+
+
+@pytest.mark.parametrize("is_known", [False, True])
+def test_kept_tables_of_blocks_are_compared_with_their_hashes_once(
+    is_known, recipe, corpus, tmp_path, monkeypatch
+):
+    folder = Path(shutil.copytree(corpus, tmp_path / "corpus"))
+    config = recipe.load(tmp_path / "run", f"data.corpus={folder}")
+    manifests = recipe_checks.check(config, 1)[1]
+    file, *_ = folder.glob(f"blocks/train-*-{config.streams[0].sequence_length}-*/ranges.npy")
+    if is_known:
+        run_folder.check_corpora(config, manifests)
+        with monkeypatch.context() as patch:
+            patch.setattr(cache, "sha256_of", None)
+            patch.setattr(contents, "sha256_of", None)
+            run_folder.check_corpora(config, manifests)
+    np.save(file, np.load(file)[::-1])
+    for _ in range(2):
+        with pytest.raises(ValueError, match=f"{file.parent}: is not as it was made; accepted"):
+            run_folder.check_corpora(config, manifests)
+    shutil.rmtree(file.parent)
+    run_folder.check_corpora(config, manifests)

@@ -1,0 +1,79 @@
+"""The heartbeat of rank 0, and how long it may be silent."""
+
+import errno
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from pretrain.config.sections import SupervisionConfig
+from pretrain.records import control, heartbeat
+from pretrain.records.heartbeat import EVALUATE, INIT, SAVE, STEP, Heartbeat
+
+
+def test_a_beat_is_written_once_a_second_and_at_each_change_of_phase(tmp_path):
+    now = [100.0]
+    heart = Heartbeat(tmp_path, "t", clock=lambda: now[0])
+    assert heartbeat.read(tmp_path, "t") == heartbeat.NO_BEAT
+    assert heart.beat(STEP, 1)
+    assert not heart.beat(STEP, 2)
+    assert heartbeat.read(tmp_path, "t").step == 1
+    now[0] += 1.0
+    assert heart.beat(STEP, 3)
+    assert heart.beat(SAVE, 3)
+    assert not heart.beat(SAVE, 3)
+    assert heart.beat(STEP, 3)
+    assert heartbeat.read(tmp_path, "t") == heartbeat.Beat(STEP, 3, 4)
+
+
+def test_the_heartbeat_of_another_attempt_is_ignored(tmp_path):
+    Heartbeat(tmp_path, "old").beat(SAVE, 9)
+    assert heartbeat.read(tmp_path, "new") == heartbeat.NO_BEAT
+
+
+def test_a_torn_heartbeat_is_ignored(tmp_path):
+    Heartbeat(tmp_path, "t").beat(STEP, 9)
+    path = control.folder_of(tmp_path) / heartbeat.FILE_NAME
+    path.write_text(json.dumps({"token": "t"})[:-3])
+    assert heartbeat.read(tmp_path, "t") == heartbeat.NO_BEAT
+    assert [p.name for p in path.parent.iterdir()] == [path.name]
+
+
+@pytest.mark.parametrize(
+    ("phase", "seconds", "limit"),
+    [
+        (INIT, [99.0], 500),
+        (SAVE, [99.0], 300),
+        (EVALUATE, [99.0], 400),
+        (STEP, [], 500),
+        (STEP, [0.1] * 1000, 60),
+        (STEP, [8.0] * 1000, 80),
+        (STEP, [8.0] * 98 + [1000.0] * 2, 10_000),
+        (STEP, [8.0] * 99 + [1000.0], 80),
+        (STEP, [11.0], 110),
+        (STEP, [11.0, 0.1], 60),
+        (STEP, [11.0] + [0.1] * 98, 60),
+        (STEP, [500.0, 9.0, 8.0, 7.0], 80),
+    ],
+)
+def test_each_phase_has_a_limit_and_that_of_a_step_follows_the_last_durations(
+    phase, seconds, limit
+):
+    config = SupervisionConfig(init_seconds=500, save_seconds=300, evaluate_seconds=400)
+    assert heartbeat.silence_limit(phase, seconds, config) == limit
+
+
+def test_a_full_disk_keeps_the_last_beat_and_does_not_end_the_rank(tmp_path, monkeypatch):
+    heart = Heartbeat(tmp_path, "t", seconds=0.0)
+    heart.beat(STEP, 1)
+
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_text", full)
+        assert heart.beat(STEP, 2)
+    assert heartbeat.read(tmp_path, "t").step == 1
+    assert heart.beat(STEP, 3)
+    assert heartbeat.read(tmp_path, "t").step == 3

@@ -1,0 +1,68 @@
+"""What happened to a run, in sentences."""
+
+import math
+
+import pytest
+
+from pretrain.records import history
+from tests.pretrain.histories import History
+
+
+def test_every_kind_of_record_that_is_written_has_its_sentence():
+    everything = {
+        "attempt": 1,
+        "step": 3,
+        "ranks": 2,
+        "seed": 1,
+        "host": "h",
+        "run": "runs/a",
+        "onset": 2,
+        "channel": "fast",
+        "loss": 6.0,
+        "baseline": 5.0,
+        "reason": "why",
+        "skip": [1, 3],
+        "learning_rate_factor": 0.7,
+        "learning_rate_steps": 10,
+    }
+    kinds = [
+        *("attempt", "suspect", "healed", "new-level", "spike", "rollback", "crash", "reject"),
+        *("save-failed", "hang", "interrupted", "discontinuity", "preempted", "gave-up", "done"),
+        *("corruption", "fork"),
+    ]
+    for kind in kinds:
+        text = history.describe({"kind": kind, **everything})
+        assert text != kind
+    assert "with 0.7 times the learning rate until step 13" in history.describe(
+        {"kind": "rollback", **everything}
+    )
+
+
+@pytest.mark.parametrize("kind", ["suspect", "healed", "new-level", "spike"])
+def test_numbers_that_are_not_finite_or_not_known_are_described(kind):
+    record = {"kind": kind, "step": 9, "onset": 7, "channel": "fast", "loss": 6.0, "baseline": 5.0}
+
+    def text(**changes):
+        return history.describe({**record, **changes}).partition(": ")[2]
+
+    for missing in (None, math.nan, math.inf):
+        assert text(loss=missing) == "fast, loss not finite where 5 was usual, since step 7"
+        assert text(baseline=missing) == "fast, 6, since step 7"
+        assert text(channel="validation", loss=missing, baseline=missing) == (
+            "validation, loss not finite, since step 7"
+        )
+    assert text(channel="non-finite", loss=6.0).startswith("non-finite loss or gradient, 6 where")
+    assert "fp16 (loss-scale), 6 where 5" in text(channel="loss-scale")
+
+
+def test_an_attempt_begins_with_sentences_about_what_led_to_it():
+    run = History()
+    run.begin()
+    run.train(5)
+    run.commit()
+    run.spike(onset=2)
+    run.roll_back(0)
+    run.begin()
+    text = history.since_last_attempt(run.records)
+    assert [sentence.split()[0] for sentence in text] == ["rolled", "attempt"]
+    assert len(history.since_last_attempt(run.records[:2])) == 1

@@ -1,0 +1,432 @@
+"""The ledger: a hash chain of records, and the state that follows from them."""
+
+import dataclasses
+import errno
+import functools
+import json
+import math
+import os
+import random
+
+import pytest
+
+from pretrain.config.sections import SpikeConfig
+from pretrain.data.order import Lineage
+from pretrain.records import ledger
+from pretrain.spikes.detector import Evaluation, Observation, Seen, SpikeDetector
+from tests.pretrain.builders import ONE
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / ledger.FILE_NAME
+
+
+def filled(path, count=5):
+    for number in range(count):
+        ledger.append(path, "commit", step=number * 10, note="é\u2028 ok")
+    return ledger.read(path)
+
+
+def test_what_is_appended_is_read_back_in_order(path):
+    assert ledger.read(path) == []
+    records = filled(path)
+    assert [record["step"] for record in records] == [0, 10, 20, 30, 40]
+    assert [record["number"] for record in records] == [0, 1, 2, 3, 4]
+    assert len({record["previous"] for record in records}) == 5
+    assert ledger.append(path, "done") == ledger.read(path)[-1]
+
+
+def test_a_number_that_is_not_finite_is_null_at_any_depth(path):
+    written = ledger.append(path, "spike", loss=math.nan, deep={"a": [math.inf, (1.5, -math.inf)]})
+    json.loads(path.read_text(), parse_constant=pytest.fail)
+    (record,) = ledger.read(path)
+    assert written == record
+    assert record["loss"] is None
+    assert record["deep"] == {"a": [None, [1.5, None]]}
+    # One that was written before by an earlier version is still read.
+    path.write_text(path.read_text().replace("null", "NaN"))
+    assert math.isnan(ledger.read(path)[0]["loss"])
+
+
+def test_a_record_that_a_full_disk_takes_in_parts_is_written_whole(path, monkeypatch):
+    filled(path)
+    pwrite = os.pwrite
+    monkeypatch.setattr(os, "pwrite", lambda fd, data, at: pwrite(fd, data[:7], at))
+    appended = ledger.append(path, "done", step=50)
+    assert ledger.read(path)[-1] == appended
+
+
+@pytest.mark.parametrize("room", [0, 1, 60, 1000])
+def test_a_record_that_does_not_fit_is_refused_with_the_file_s_name_and_leaves_nothing(
+    path, monkeypatch, room
+):
+    records, before, left = filled(path), path.read_bytes(), [room]
+
+    def pwrite(fd, data, at):
+        if not left[0]:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        part = data[: left[0]]
+        left[0] -= len(part)
+        return true_pwrite(fd, part, at)
+
+    def fsync(fd):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    true_pwrite = os.pwrite
+    monkeypatch.setattr(os, "pwrite", pwrite)
+    monkeypatch.setattr(os, "fsync", fsync)
+    with pytest.raises(OSError, match=r"(No space left|Input/output error).*ledger.jsonl"):
+        ledger.append(path, "done", step=50)
+    assert path.read_bytes() == before
+    monkeypatch.undo()
+    assert ledger.read(path) == records
+    assert ledger.append(path, "done")["number"] == len(records)
+
+
+def test_a_read_that_fails_for_a_moment_is_tried_again(path, monkeypatch):
+    records = filled(path)
+    read_bytes, failures = type(path).read_bytes, [errno.ESTALE, errno.EIO]
+
+    def fails(self):
+        if failures:
+            raise OSError(failures.pop(), "for a moment")
+        return read_bytes(self)
+
+    monkeypatch.setattr(type(path), "read_bytes", fails)
+    assert ledger.read(path) == records
+    assert not failures
+
+
+def test_a_torn_last_line_is_left_out_wherever_it_was_torn_and_cut_off_by_the_next(path):
+    records = filled(path)
+    whole = path.read_bytes()
+    last = whole.splitlines(keepends=True)[-1]
+    for length in range(1, len(last) - 1):
+        path.write_bytes(whole[: len(whole) - len(last) + length])
+        assert ledger.read(path) == records[:4]
+    appended = ledger.append(path, "crash", reason="torn")
+    assert ledger.read(path) == [*records[:4], appended]
+    assert path.read_bytes().endswith(b"\n")
+
+
+def test_a_whole_last_record_without_its_line_feed_is_kept(path):
+    records = filled(path)
+    path.write_bytes(path.read_bytes()[:-1])
+    assert ledger.read(path) == records
+    appended = ledger.append(path, "done", step=50)
+    assert ledger.read(path) == [*records, appended]
+    assert path.read_bytes().count(b"\n") == 6
+
+
+@pytest.mark.parametrize("text", [b"my notes", b'{"a": 1}', b"\0notes"])
+def test_a_file_that_is_no_ledger_is_refused_and_stays_as_it_is(path, text):
+    path.write_bytes(text)
+    for action in (lambda: ledger.read(path), lambda: ledger.append(path, "done")):
+        with pytest.raises(ValueError, match="line 1 does not follow"):
+            action()
+    assert path.read_bytes() == text
+
+
+def test_a_tail_that_a_power_failure_filled_with_zeros_is_cut_off(path):
+    records = filled(path)
+    path.write_bytes(path.read_bytes() + b"\0" * 100)
+    assert ledger.append(path, "done") == ledger.read(path)[-1]
+    assert ledger.read(path)[:-1] == records
+
+
+def test_a_ledger_that_is_a_symbolic_link_is_refused(path, tmp_path):
+    other = tmp_path / "notes"
+    other.write_text("not ours")
+    path.symlink_to(other)
+    with pytest.raises(ValueError, match=f"{path}: is a symbolic link"):
+        ledger.append(path, "done")
+    assert other.read_text() == "not ours"
+
+
+def test_any_change_of_an_earlier_line_is_refused_with_its_place(path):
+    filled(path)
+    lines = path.read_bytes().splitlines(keepends=True)
+    changed = lines[2].replace(b'"step": 20', b'"step": 21')
+    assert changed != lines[2]
+    for damaged in (
+        [*lines[:2], changed, *lines[3:]],
+        [*lines[:2], *lines[3:]],
+        [lines[0], lines[2], lines[1], *lines[3:]],
+        [*lines[:3], lines[2], *lines[3:]],
+        [*lines[:2], b"{}\n", *lines[3:]],
+        [*lines[:2], b"not json\n", *lines[3:]],
+        [*lines[:2], b"[1]\n", *lines[3:]],
+        [*lines[:2], b"\xff\xfe\n", *lines[3:]],
+    ):
+        path.write_bytes(b"".join(damaged))
+        with pytest.raises(ValueError, match=r"line [234] does not follow from the line before"):
+            ledger.read(path)
+        with pytest.raises(ValueError, match="does not follow"):
+            ledger.append(path, "done")
+
+
+def test_a_line_of_another_run_is_refused(path, tmp_path):
+    filled(path)
+    other = tmp_path / "other.jsonl"
+    for number in range(6):
+        ledger.append(other, "commit", step=number)
+    path.write_bytes(path.read_bytes() + other.read_bytes().splitlines(keepends=True)[5])
+    with pytest.raises(ValueError, match="line 6"):
+        ledger.read(path)
+
+
+def state(*events, seed=1):
+    """The state after (kind, fields) events."""
+    records = [
+        {"number": number, "kind": kind, **fields} for number, (kind, fields) in enumerate(events)
+    ]
+    return ledger.run_state(records, seed)
+
+
+def commits(*steps):
+    return [("commit", {"step": step}) for step in steps]
+
+
+def rollback(step, seed, **fields):
+    plain = {"skip": None, "learning_rate_factor": 1.0, "learning_rate_steps": 0}
+    return ("rollback", {"step": step, "seed": seed, **plain, **fields})
+
+
+def attempt(step=0):
+    return ("attempt", {"step": step})
+
+
+def suspicion(kind, onset, channel="fast"):
+    return (kind, {"onset": onset, "channel": channel, "step": onset + 5})
+
+
+def test_an_empty_ledger_is_a_run_that_has_not_begun():
+    empty = state(seed=7)
+    assert empty.segments == ((0, 7),)
+    assert (empty.attempts, empty.checkpoints, empty.resume_step()) == (0, (), 0)
+    assert empty.seeds == {7}
+    assert empty.last is None
+    assert not empty.is_done(1)
+
+
+def test_checkpoints_are_what_is_committed_and_neither_deleted_nor_rejected():
+    events = [*commits(10, 20, 30, 40), ("delete", {"step": 10}), ("reject", {"step": 40})]
+    assert state(*events).checkpoints == (20, 30)
+    assert state(*events).resume_step() == 30
+    assert state(*events, *commits(40)).checkpoints == (20, 30, 40)
+
+
+def test_a_step_committed_again_replaces_what_lies_beyond_it():
+    """A resume from 20, after a crash at 40, commits 30 again: 40 is of the abandoned attempt."""
+    assert state(*commits(20, 30, 40), *commits(30)).checkpoints == (20, 30)
+
+
+def test_a_rollback_drops_what_lies_beyond_its_step():
+    rolled = state(*commits(10, 20, 30), rollback(20, 2))
+    assert rolled.checkpoints == (10, 20)
+    assert rolled.segments == ((0, 1), (20, 2))
+    assert rolled.seeds == {1, 2}
+    assert rolled.resume_step() == 20
+
+
+def test_a_rollback_past_an_earlier_reseed_forgets_its_segment_but_not_its_seed():
+    rolled = state(*commits(10, 20, 30), rollback(20, 2), *commits(30), rollback(10, 3))
+    assert rolled.checkpoints == (10,)
+    assert rolled.segments == ((0, 1), (10, 3))
+    assert rolled.seeds == {1, 2, 3}
+    assert [record["step"] for record in rolled.rollbacks] == [20, 10]
+
+
+def test_a_rollback_to_the_initial_weights_leaves_one_segment():
+    rolled = state(*commits(10), rollback(0, 2))
+    assert rolled.segments == ((0, 2),)
+    assert rolled.checkpoints == ()
+
+
+def test_two_rollbacks_to_one_step_leave_the_newer_seed():
+    assert state(*commits(10), rollback(10, 2), rollback(10, 3)).segments == ((0, 1), (10, 3))
+
+
+def test_attempts_are_counted_spikes_kept_and_done_is_done():
+    events = [("created", {}), attempt(), suspicion("spike", 5), attempt()]
+    end = state(*events, ("done", {"step": 9}))
+    assert end.attempts == 2
+    assert [spike["onset"] for spike in end.spikes] == [5]
+    assert end.is_done(9)
+    assert not end.is_done(10), "it was extended"
+    assert end.last == {"number": 4, "kind": "done", "step": 9}
+
+
+def test_a_reject_of_the_last_checkpoint_undoes_done_until_it_is_done_again():
+    end = [*commits(10, 20), ("done", {"step": 20})]
+    assert state(*end, ("reject", {"step": 10})).is_done(20)
+    undone = [*end, ("reject", {"step": 20})]
+    assert not state(*undone).is_done(20)
+    assert state(*undone).resume_step() == 10
+    assert state(*undone, attempt(10), *commits(20), ("done", {"step": 20})).is_done(20)
+
+
+def test_a_rollback_of_an_extended_run_to_before_its_first_end_undoes_that_end():
+    extended = [*commits(10, 20), ("done", {"step": 20}), attempt(20)]
+    assert state(*extended).is_done(20)
+    assert state(*extended, rollback(20, 2)).is_done(20)
+    assert not state(*extended, rollback(10, 2)).is_done(20)
+
+
+def test_a_spike_is_unanswered_until_a_rollback_follows_it():
+    assert state(attempt(), suspicion("suspect", 5)).unanswered_spike is None
+    spiked = [attempt(), suspicion("spike", 5)]
+    assert state(*spiked).unanswered_spike["onset"] == 5
+    assert state(*spiked, ("crash", {})).unanswered_spike["onset"] == 5
+    assert state(*spiked, rollback(0, 2)).unanswered_spike is None
+    again = [*spiked, rollback(0, 2), attempt(), suspicion("spike", 7)]
+    assert state(*again).unanswered_spike["onset"] == 7
+
+
+def test_a_fork_leaves_behind_a_spike_after_its_step_and_keeps_an_earlier_one():
+    """A checkpoint that is written in the background may be committed after a spike."""
+    spiked = [attempt(), suspicion("spike", 5), *commits(9)]
+    forked = state(*spiked, ("fork", {"step": 9}))
+    assert (forked.unanswered_spike, forked.spikes) == (None, ())
+    spiked = [*spiked, rollback(0, 2), attempt(), *commits(20)]
+    assert len(state(*spiked, ("fork", {"step": 20})).spikes) == 1
+
+
+def test_checkpoints_saved_after_an_onset_are_tainted_while_it_is_suspected():
+    events = [attempt(), *commits(10, 20, 30), suspicion("suspect", 20)]
+    assert state(*events).tainted == (30,)
+    assert state(*events, *commits(40)).tainted == (30, 40)
+    assert state(*events, suspicion("healed", 20)).tainted == ()
+    assert state(*events, suspicion("new-level", 20)).tainted == ()
+    assert state(*events, suspicion("spike", 20)).tainted == (30,)
+    assert state(*events, suspicion("spike", 20), rollback(10, 2)).tainted == ()
+
+
+def test_suspicions_of_several_channels_heal_one_by_one():
+    events = [
+        attempt(),
+        *commits(10, 20),
+        suspicion("suspect", 15, "gradient-norm"),
+        suspicion("suspect", 8),
+    ]
+    assert state(*events).suspected_since == 8
+    assert state(*events, suspicion("healed", 8)).suspected_since == 15
+    assert state(*events, suspicion("healed", 15, "gradient-norm")).suspected_since == 8
+
+
+def test_an_attempt_that_does_the_suspected_steps_again_forgets_the_suspicion():
+    events = [attempt(), *commits(10), suspicion("suspect", 12)]
+    assert state(*events, attempt(10)).suspected == ()
+    assert state(*events, *commits(20), attempt(20)).suspected == (12,)
+
+
+def test_suspicions_at_steps_that_are_done_again_are_dropped_though_their_onset_is_earlier():
+    """The onset is 18, recorded at step 25; the attempt that resumes at 20 records it again."""
+    suspect = ("suspect", {"onset": 18, "channel": "fast", "step": 25})
+    events = [attempt(), *commits(10, 20), suspect]
+    assert state(*events).suspected == (18,)
+    resumed = state(*events, attempt(20), *commits(30))
+    assert resumed.suspected == resumed.tainted == ()
+
+
+def test_a_suspicion_whose_healing_is_done_again_is_open_again():
+    healed = ("healed", {"onset": 12, "channel": "fast", "step": 25})
+    events = [attempt(), *commits(10), suspicion("suspect", 12), *commits(20), healed]
+    assert state(*events).suspected == ()
+    assert state(*events, attempt(20)).suspected == (12,)
+    assert state(*events, attempt(20), healed).suspected == ()
+    assert state(*events, *commits(30), attempt(30)).suspected == ()
+    assert state(*events, rollback(20, 2), attempt(20)).suspected == (12,)
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_open_suspicions_are_those_of_the_detector_that_an_attempt_begins_with(seed):
+    """Crashes, resumes, rejected checkpoints and rollbacks, at random."""
+    draw = random.Random(seed)
+    events, attempts = [], 0
+    surviving: list[list[Seen]] = []  # of each step, with the evaluation after it
+    opened = 0
+    while len(surviving) < 400 and attempts < 40:
+        attempts += 1
+        saved = state(*events).checkpoints
+        if saved and draw.random() < 0.2:
+            events.append(("reject", {"step": saved[-1]}))
+        first = state(*events).resume_step()
+        surviving = surviving[:first]
+        events.append(attempt(first))
+        refed = SpikeDetector(DETECTOR)
+        open_now: dict[str, int] = {}
+        for event in [e for step in surviving for seen in step for e in refed.update(seen)]:
+            assert event.kind != "spike"
+            open_now.pop(event.channel, None)
+            open_now |= {event.channel: event.onset} if event.kind == "suspect" else {}
+        assert sorted(state(*events).suspected) == sorted(open_now.values())
+        opened += len(open_now)
+        troubled = troubles(draw)
+        for step in range(first, min(400, first + draw.randrange(120))):
+            surviving.append([next(troubled)(step)])
+            events_now = refed.update(surviving[-1][0])
+            if draw.random() < 0.3 and not any(e.kind == "spike" for e in events_now):
+                loss = draw.choice([5.0, 5.0, 5.0, math.nan])
+                surviving[-1].append(Evaluation(step + 1, loss, draw.choice("aaaab")))
+                events_now += refed.update(surviving[-1][1])
+            events += [(e.kind, dataclasses.asdict(e)) for e in events_now]
+            if events_now and events_now[-1].kind == "spike":
+                before = [c for c in state(*events).checkpoints if c <= events_now[-1].onset]
+                events.append(rollback(draw.choice([0, *before]), attempts + 1))
+                break
+            if (step + 1) % 7 == 0:
+                events += commits(step + 1)
+    assert opened, "the histories are to have open suspicions"
+
+
+DETECTOR = SpikeConfig(
+    window=24, minimum_history=8, deviations=4.0, patience=3, confirm_steps=40, slow_window=12
+)
+
+
+def troubles(draw):
+    """What the next step measures, given its number: quiet stretches and others."""
+    while True:
+        trouble, length = draw.choice(["", "", "blip", "norm", "lost", "skips"]), draw.randrange(25)
+        for _ in range(length):
+            hit = draw.random() < 0.6
+            values = {
+                "loss": draw.gauss(5.0, 0.05) + (1.0 if hit and trouble == "blip" else 0.0),
+                "gradient_norm": draw.lognormvariate(5.0 if hit and trouble == "norm" else 0, 0.2),
+            }
+            if hit and trouble == "lost" and draw.random() < 0.3:
+                values |= {"loss": math.nan, "skipped": True}
+            if hit and trouble == "skips":
+                values |= {"skipped": True, "loss_scale": 64.0}
+            yield functools.partial(Observation, **values)
+
+
+def test_a_lowered_learning_rate_holds_for_its_steps_and_falls_with_its_rollback():
+    lowered = rollback(20, 2, learning_rate_factor=0.5, learning_rate_steps=10)
+    rolled = state(*commits(20), lowered)
+    assert [rolled.learning_rate_factor(step) for step in (0, 19, 20, 29, 30)] == [
+        *(1.0, 1.0, 0.5, 0.5, 1.0)
+    ]
+    assert state(lowered, rollback(20, 3)).lowered == ()
+    assert state(lowered, rollback(30, 3)).lowered == ((20, 30, 0.5),)
+    twice = state(lowered, rollback(25, 3, learning_rate_factor=0.5, learning_rate_steps=10))
+    assert twice.learning_rate_factor(27) == 0.25
+
+
+def test_the_lineage_counts_places_in_blocks_and_skips_what_was_declared():
+    events = [*commits(10), rollback(10, 2, skip=[12, 14]), rollback(11, 3)]
+    found = state(*events).order(ONE, [1000], lambda step: 32 * step)
+    expected = Lineage.begin(1000, 1).rolled_back(320, 2, (384, 448)).rolled_back(352, 3)
+    assert found.lineages == (expected,)
+    assert len(expected.skipped()[0]) == 64
+    assert ledger.lineage_record(found) == [list(s.identity) for s in expected.segments]
+    assert ledger.lineage_record(found, 352) == [list(s.identity) for s in expected.segments[:2]]
+
+
+def test_a_ledger_is_json_lines(path):
+    filled(path)
+    assert [json.loads(line)["kind"] for line in path.read_text().split("\n")[:-1]] == [
+        "commit"
+    ] * 5

@@ -1,0 +1,300 @@
+"""The records of a run's measurements, through crashes and rollbacks."""
+
+import dataclasses
+import errno
+import json
+import os
+import re
+
+import pytest
+
+from data_prep.common.wording import count
+from pretrain.loop.protocols import TermLoss
+from pretrain.records import metrics
+from tests.pretrain.builders import step_record
+
+
+def record(step, loss=2.0):
+    return step_record(step, loss)
+
+
+@pytest.fixture
+def json_lines():
+    """Opens JsonLines files, and closes them at the test's end."""
+    opened = []
+
+    def open_lines(path):
+        opened.append(metrics.JsonLines(path))
+        return opened[-1]
+
+    yield open_lines
+    for one in opened:
+        one.close()
+
+
+def lines(*steps, attempt=1):
+    return [{"attempt": attempt, "step": step} for step in steps]
+
+
+def test_records_come_back_as_they_were_written(json_lines, tmp_path):
+    path = tmp_path / "deep" / "a.jsonl"
+    written = [{"step": 1, "loss": 2.5}, {"step": 2, "loss": None}]
+    writer = json_lines(path)
+    for line in written:
+        writer.write(line)
+        assert metrics.read(path)[-1] == line  # without closing: a kill loses nothing
+    assert metrics.read(path) == written
+    assert metrics.read(tmp_path / "none.jsonl") == []
+
+
+def test_a_number_that_is_not_finite_is_null_for_json_has_none(json_lines, tmp_path):
+    writer = json_lines(tmp_path / "a.jsonl")
+    for number in (float("inf"), float("-inf"), float("nan")):
+        writer.write({"step": 1, "loss": number})
+    assert (tmp_path / "a.jsonl").read_text().count("null") == 3
+    assert metrics.read(tmp_path / "a.jsonl") == [{"step": 1, "loss": None}] * 3
+    line = {**vars(record(7)), "loss": None, "gradient_norm": None}
+    assert "loss not finite  gradient norm not finite" in metrics.progress_line([line], 9)
+
+
+def test_a_torn_last_line_is_not_read_and_does_not_spoil_the_next(json_lines, tmp_path):
+    path = tmp_path / "a.jsonl"
+    for torn in (b"{", b'{"step": 2', b'{"step": 2}'):
+        path.write_bytes(b'{"step": 1}\n' + torn)
+        assert metrics.read(path) == [{"step": 1}]
+        json_lines(path).write({"step": 3})
+        assert metrics.read(path) == [{"step": 1}, {"step": 3}]
+
+
+@pytest.mark.parametrize(
+    "spoiled",
+    [b"nonsense", b"\0\0\0", b"\xff", b"7", b'{"step": "2"}', b'{"loss": 1}', b"[" * 9999],
+)
+def test_a_spoiled_line_is_left_out_and_counted(spoiled, tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b'{"step": 1}\n' + spoiled + b'\n{"step": 3}\n{"st')
+    assert metrics.read(path) == [{"step": 1}, {"step": 3}]
+    assert metrics.read_counted(path)[1] == 1
+
+
+def test_a_line_of_metrics_without_what_readers_need_is_left_out_with_a_warning(tmp_path):
+    writer = metrics.MetricsWriter(tmp_path, 1)
+    for step in range(3):
+        writer(record(step))
+    writer._lines.close()
+    assert metrics.invalid_lines(tmp_path) == ""
+    path = tmp_path / metrics.METRICS
+    path.write_text(path.read_text().replace('"tokens"', '"tokenr"', 1))
+    assert [line["step"] for line in metrics.read(path)] == [1, 2]
+    assert metrics.invalid_lines(tmp_path) == f"{path}: 1 lines are not valid and are left out"
+
+
+def evaluation(step, loss, measure, attempt=1):
+    return {"step": step, "loss": loss, "measure": measure, "attempt": attempt}
+
+
+def test_the_best_is_among_those_that_measured_the_same_as_the_newest():
+    first = [evaluation(10, 5.0, "a"), evaluation(20, 4.0, "a")]
+    assert metrics.best_validation(first) is first[1]
+    second = [*first, evaluation(20, 6.0, "b"), evaluation(30, 5.5, "b"), evaluation(40, 5.7, "b")]
+    assert metrics.best_validation(second) is second[3]
+    again = [*second, evaluation(50, 4.5, "a")]
+    assert metrics.best_validation(again) is first[1]
+    assert metrics.best_validation([]) is None
+
+
+def test_evaluations_after_one_step_survive_beside_each_other():
+    """Those of a phase's end and of the next one's beginning, until the steps are repeated."""
+    both = [evaluation(20, 4.0, "a"), evaluation(20, 6.0, "b")]
+    kept = lines(*range(20))
+    assert metrics.surviving_validation(both, kept) == both
+    second = evaluation(20, 6.5, "b", attempt=2)  # the first attempt ended between the two
+    assert metrics.surviving_validation([both[0], second], kept) == [both[0], second]
+    repeated = [evaluation(20, 4.5, "a", attempt=2), second]
+    rolled_back = metrics.surviving([*kept, *lines(*range(15, 20), attempt=2)])
+    assert metrics.surviving_validation([*both, *repeated], rolled_back) == repeated
+
+
+class Disk:
+    """A disk that has room for so many more bytes, under os.write and os.pwrite."""
+
+    def __init__(self, monkeypatch):
+        self.room, self.syncs, self.loses = 0, 0, False
+        self._write, self._fsync = os.write, os.fsync
+        monkeypatch.setattr(os, "write", self.write)
+        monkeypatch.setattr(os, "fsync", self.fsync)
+
+    def write(self, descriptor, data):
+        if not self.room:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        part = bytes(data[: self.room])
+        self.room -= len(part)
+        return self._write(descriptor, part)
+
+    def fsync(self, descriptor):
+        self.syncs += 1
+        if self.loses:  # as NFS does: what os.write took never reached the server
+            self.loses = False
+            os.ftruncate(descriptor, len('{"step": 0}\n{"st'))
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        self._fsync(descriptor)
+
+
+def test_lines_that_a_full_disk_refuses_are_written_when_it_has_room(
+    json_lines, tmp_path, monkeypatch
+):
+    """At every byte at which it may become full; no line is torn, lost or written twice."""
+    written = [{"step": step, "text": "x" * step} for step in range(4)]
+    for room in range(1, 100, 3):
+        path = tmp_path / f"{room}.jsonl"
+        lines = json_lines(path)
+        with monkeypatch.context() as patch:
+            disk = Disk(patch)
+            disk.room = room
+            for line in written[:3]:
+                lines.write(line)
+            assert metrics.read(path) == written[: len(metrics.read(path))]
+            if not disk.room:
+                with pytest.raises(OSError, match=rf"No space left on device: .*/{room}.jsonl"):
+                    lines.sync()
+            disk.room = 10_000
+            lines.write(written[3])
+            assert metrics.read(path) == written
+            lines.sync()
+            assert disk.syncs
+        assert metrics.read(path) == written
+
+
+def test_lines_that_a_failed_fsync_lost_are_written_again(json_lines, tmp_path, monkeypatch):
+    lines = json_lines(tmp_path / "a.jsonl")
+    lines.write({"step": 0})
+    lines.sync()
+    disk = Disk(monkeypatch)
+    disk.room, disk.loses = 10_000, True
+    for step in (1, 2):
+        lines.write({"step": step})
+    with pytest.raises(OSError, match=r"Input/output error: .*a.jsonl"):
+        lines.sync()
+    lines.sync()
+    assert (tmp_path / "a.jsonl").read_text() == '{"step": 0}\n{"step": 1}\n{"step": 2}\n'
+
+
+def test_progress_on_a_full_disk_ends_nothing():
+    def full(text):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    metrics.ProgressPrinter(3, write=full)(record(1))
+
+
+def test_what_survives_is_the_newest_attempt_at_each_step():
+    first, second = lines(*range(10)), lines(*range(6, 9), attempt=2)
+    third = lines(*range(3, 12), attempt=3)
+    assert metrics.surviving(first) == first
+    assert metrics.surviving(first + second) == first[:6] + second
+    assert metrics.surviving(first + second + third) == first[:3] + third
+    assert metrics.surviving([]) == []
+
+
+def test_a_measurement_of_an_abandoned_lineage_does_not_count_before_it_is_repeated():
+    """Rolled back from 8 to 3, stopped at 6 before the validation loss was measured there."""
+    kept = metrics.surviving(lines(*range(8)) + lines(*range(3, 6), attempt=2))
+    validation = lines(2, 4, 6)
+    assert metrics.surviving_validation(validation, kept) == lines(2)
+    late = lines(4, attempt=2) + lines(6, attempt=3)
+    assert metrics.surviving_validation(validation + late, kept) == lines(2) + late
+    assert metrics.surviving_validation(validation, []) == validation
+
+
+def test_a_step_s_line_has_every_number_and_the_attempt(tmp_path):
+    writer = metrics.MetricsWriter(tmp_path, 3)
+    writer(record(7))
+    writer._lines.close()
+    (line,) = metrics.read(tmp_path / metrics.METRICS)
+    assert line["attempt"] == 3
+    assert "terms" not in line
+    fields = {k: v for k, v in line.items() if k not in ("attempt", "blocks")}
+    assert step_record(**fields, batch_digest=line["blocks"]) == record(7)
+    names = [field.name for field in dataclasses.fields(record(7))]
+    of_the_loop = {"code", "all_ready", "next_counts", "measured"}
+    others = {"terms", "figures", "guard_factor", "batch_digest"}
+    assert fields.keys() == {*names} - of_the_loop - others
+
+
+def test_a_line_has_every_term_where_there_are_several(tmp_path):
+    writer = metrics.MetricsWriter(tmp_path, 1)
+    terms = {"masked": TermLoss(2.0, 7), "order": TermLoss(None, 0)}
+    writer(dataclasses.replace(record(7), terms=terms))
+    (line,) = metrics.read(tmp_path / metrics.METRICS)
+    assert line["terms"] == {
+        "masked": {"loss": 2.0, "targets": 7},
+        "order": {"loss": None, "targets": 0},
+    }
+
+
+def test_progress_is_printed_now_and_then_and_at_the_end():
+    written = []
+    printer = metrics.ProgressPrinter(3, seconds=1000.0, write=written.append)
+    for step in range(3):
+        printer(record(step))
+    assert len(written) == 2
+    assert written[0].startswith("step 1/3  loss 2.0000")
+    assert "600 tokens/s  0:00:04 left" in written[0]
+    assert written[1].startswith("step 3/3")
+    assert re.search(r" 0:00:00 left, until (\d{4}-\d\d-\d\d )?\d\d:\d\d\n$", written[1])
+
+
+def test_progress_renews_one_line_on_a_terminal_and_leaves_the_last(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "30")
+    monkeypatch.setattr(metrics, "_RENEW_SECONDS", 0.0)
+    written = []
+    printer = metrics.ProgressPrinter(4, write=written.append, prefix="[s] ", renews=True)
+    for step in range(3):
+        printer(record(step))
+    printer.leave()
+    printer.leave()
+    printer(record(3))
+    shown = [f"\r\x1b[K[s] step {done}/4  loss 2.0000  gr" for done in range(1, 5)]
+    assert written == [*shown[:3], "\n", shown[3], "\n"]  # 29 columns: the cursor has the last
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [(0, r"\d\d:\d\d"), (10 * 86400, r"\d{4}-\d\d-\d\d \d\d:\d\d"), (1e15, "the end of time")],
+)
+def test_the_expected_end_has_its_day_unless_that_is_today(seconds, shown):
+    assert re.fullmatch(shown, metrics.clock_time(seconds))
+
+
+def test_the_time_left_is_of_the_usual_step_not_of_the_last_one():
+    records = [{**vars(record(step)), "seconds": 2.0} for step in range(60)]
+    records[0]["seconds"] = records[-1]["seconds"] = 900.0
+    assert "0:01:20 left" in metrics.progress_line(records, 100)
+    older = [{**records[1], "seconds": 50.0}] * 60
+    assert "0:01:20 left" in metrics.progress_line(older + records[1:], 100)
+    assert "1:00:00 left" in metrics.progress_line(records[:1], 5)
+
+
+def test_a_number_of_things_has_its_plural():
+    assert [count(n, "rank") for n in (0, 1, 2, 1000)] == [
+        "0 ranks",
+        "1 rank",
+        "2 ranks",
+        "1,000 ranks",
+    ]
+
+
+def test_json_lines_are_one_line_each(json_lines, tmp_path):
+    json_lines(tmp_path / "a").write({"text": "a\nb"})
+    assert json.loads((tmp_path / "a").read_text()) == {"text": "a\nb"}
+    assert (tmp_path / "a").read_text().count("\n") == 1
+
+
+def test_a_validation_of_several_terms_is_described_by_each_and_not_by_their_perplexity():
+    def line(step, masked, sop):
+        terms = {name: {"loss": loss} for name, loss in (("masked", masked), ("sop", sop))}
+        return {"step": step, "loss": masked + sop, "perplexity": 0.0, "terms": terms}
+
+    text = metrics.validation_line([line(3, 5.0, 0.5), line(6, 5.25, 0.5)])
+    assert text == (
+        "validation after 6 steps: loss 5.7500, masked 5.2500, sop 0.5000 (best 5.5000 after 3)"
+    )

@@ -1,0 +1,57 @@
+"""How long ranks work by themselves, and which of them is slow."""
+
+import pytest
+
+from pretrain.records import pace
+
+HOSTS = [f"gpu-{rank}" for rank in range(4)]
+
+
+def lines(count, rank=1, seconds=0.523, others=0.4):
+    names = ("slowest_rank", "slowest_rank_seconds", "other_ranks_seconds")
+    return [dict(zip(names, (rank, seconds, others), strict=True))] * count
+
+
+def test_a_slow_rank_is_named_with_its_host():
+    slow = pace.slow_rank(lines(pace.LEAST_STEPS), HOSTS)
+    assert str(slow) == (
+        "rank 1 on gpu-1 is slow: it works 0.523 s in a step by itself, the others 0.4 s; every "
+        "step waits for it"
+    )
+
+
+@pytest.mark.parametrize(
+    ("seen", "slow"),
+    [
+        ([], None),
+        (lines(pace.LEAST_STEPS - 1), None),
+        ([{}] * 5 + lines(pace.LEAST_STEPS), 1),
+        (lines(pace.STEPS, seconds=0.49), None),
+        (lines(24, rank=1) + lines(26, rank=2), 2),
+        (lines(25, rank=1) + lines(25, rank=2), None),
+        (lines(40, rank=3) + lines(pace.STEPS, seconds=0.4), None),
+        (lines(45) + lines(5, seconds=0.1), 1),
+    ],
+    ids=["none", "few", "enough", "alike", "most", "by turns", "long ago", "a short lull"],
+)
+def test_a_rank_is_slow_if_the_others_wait_for_it_in_most_steps(seen, slow):
+    found = pace.slow_rank(seen, HOSTS)
+    assert (found and found.rank) == slow
+
+
+def test_loading_a_batch_is_timed_and_changes_nothing():
+    class Slow:
+        def seed(self, step):
+            return 7 + step
+
+        def epoch(self, step):
+            return 0.5
+
+        def micro_batches(self, step, rank, world_size):
+            return [step, rank, world_size]
+
+    timed = pace.TimedBatches(Slow())
+    assert (timed.seed(1), timed.epoch(1), timed.micro_batches(1, 2, 3)) == (8, 0.5, [1, 2, 3])
+    assert timed.take() > 0
+    assert timed.take() == 0
+    assert pace.own_seconds(1.0, 2.0) == 7.0

@@ -1,0 +1,88 @@
+"""The report of a run."""
+
+import json
+
+import pytest
+
+from pretrain import __main__ as command_line
+from pretrain.config import load as recipes
+from pretrain.config.run import RunConfig
+from pretrain.config.sections import TrainingConfig
+from pretrain.records import ledger, metrics
+from pretrain.records.report import costs
+from tests.pretrain.histories import SEED, History
+
+
+@pytest.fixture
+def history():
+    made = History()
+    made.begin()
+    made.train(9)
+    made.commit()
+    made.train(5)
+    made.spike(onset=10)
+    made.roll_back(9)
+    made.begin()
+    made.train(20)
+    made.add("done", attempt=2, step=20_000)
+    return made
+
+
+def test_its_costs_distinguish_surviving_steps_from_lost_ones(history):
+    rows = costs(history.records, history.lines, metrics.surviving(history.lines))
+    assert [*rows.values()] == ["2,900", "200", "34, 5 (14.7%)", "0:00:00, 0:00:17"]
+
+
+@pytest.mark.parametrize("key", ["targets", "masked_tokens"])  # as now, and as until 0.2
+def test_the_report_has_picture_table_validation_and_history(history, tmp_path, capsys, key):
+    run = tmp_path / "run"
+    history.write(run)
+    recipes.dump(RunConfig(training=TrainingConfig(steps=20000, seed=SEED)), run / "run.yaml")
+    scores = {"loss": 5.1, "perplexity": 164.0, key: 1200}
+    line = {"attempt": 2, "step": 20, **scores, "subsets": {"A": scores, "B": scores}}
+    best = {**line, "attempt": 1, "step": 5, "loss": 4.9, "perplexity": 134.0}
+    (run / metrics.VALIDATION).write_text(json.dumps(best) + "\n" + json.dumps(line) + "\n")
+    assert command_line.main(["report", str(run)]) == 0
+    assert capsys.readouterr().out == f"{run / 'report.md'}\n"
+    text = (run / "report.md").read_text()
+    assert (run / "loss.png").stat().st_size > 10_000
+    for part in (
+        "finished: 20,000 of 20,000 steps in 2 attempts.",
+        "![training and validation loss](loss.png)",
+        "| steps done, of them lost to rollbacks and crashes | 34, 5 (14.7%) |",
+        "| seeds of the surviving lineage, from step | 5 from 0, 6 from 9 |",
+        "## Validation after 20 steps",
+        "| B | 1,200 | 5.1000 | 164.00 |",
+        "| all, best (after 5 steps) | 1,200 | 4.9000 | 134.00 |",
+        f"- next: zeroclap export {run} --output MODEL",
+        "2. LOSS SPIKE confirmed at step 13",
+    ):
+        assert part in text
+
+
+def test_a_report_of_several_terms_gives_each_and_no_perplexity_of_their_sum(history, tmp_path):
+    run = tmp_path / "run"
+    history.write(run)
+    recipes.dump(RunConfig(training=TrainingConfig(steps=20000, seed=SEED)), run / "run.yaml")
+    score = {"loss": 5.1, "perplexity": 164.0, "targets": 1200}
+    pairs = {"loss": 0.7, "perplexity": 2.01, "targets": 16}
+    line = {"attempt": 2, "step": 20, **score, "terms": {"masked": score, "sop": pairs}}
+    line["subsets"] = {"A": score, "B": score}
+    (run / metrics.VALIDATION).write_text(json.dumps(line) + "\n")
+    assert command_line.main(["report", str(run)]) == 0
+    rows = (run / "report.md").read_text().partition("## Validation")[2].splitlines()[4:9]
+    assert rows == [
+        "| all | 1,200 | 5.1000 | - |",
+        "| masked | 1,200 | 5.1000 | 164.00 |",
+        "| sop | 16 | 0.7000 | 2.01 |",
+        "| A | 1,200 | 5.1000 | - |",
+        "| B | 1,200 | 5.1000 | - |",
+    ]
+
+
+def test_a_run_without_steps_has_no_report_yet(tmp_path, capsys):
+    run = tmp_path / "run"
+    run.mkdir()
+    ledger.append(run / ledger.FILE_NAME, "created", seed=1)
+    assert command_line.main(["report", str(run)]) == 2
+    assert "has no steps to draw" in capsys.readouterr().err

@@ -1,0 +1,312 @@
+"""What `status` says about a run."""
+
+import dataclasses
+import fcntl
+import json
+import math
+
+import pytest
+
+from pretrain import __main__ as command_line
+from pretrain.config import load as recipes
+from pretrain.config.run import RunConfig
+from pretrain.config.sections import TrainingConfig
+from pretrain.records import folder as run_folder
+from pretrain.records import ledger, metrics, pace, status
+from tests.pretrain.histories import SEED, History
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A run that spiked, was rolled back, crashed, and is not being trained."""
+    history = History()
+    history.begin()
+    history.train(9)
+    history.commit()
+    history.train(5)
+    history.spike(onset=10)
+    history.roll_back(9, skip=(10, 13))
+    history.begin()
+    history.train(2)
+    history.add("crash", attempt=2, reason="the launcher ended with code 9")
+    folder = tmp_path / "run"
+    history.write(folder)
+    training = TrainingConfig(steps=20000, seed=SEED)
+    recipes.dump(RunConfig(folder=str(folder), training=training), folder / "run.yaml")
+    return folder
+
+
+def shown(run, capsys):
+    assert command_line.main(["status", str(run)]) == 0
+    return capsys.readouterr().out
+
+
+def test_it_says_what_happened_in_order(run, capsys):
+    text = shown(run, capsys)
+    parts = [
+        "baseline base, 20,000 steps, recipe's seed 5",
+        "not being trained; it would continue from step 9 of 20,000",
+        "attempt 1 began from initial weights: 2 ranks, seed 5",
+        "LOSS SPIKE confirmed at step 13: fast, 7 where 5 was usual, since step 10",
+        "rolled back to the checkpoint of step 9, going on with seed 6, without the blocks that "
+        "steps 10 to 12 had read",
+        "attempt 2 began from the checkpoint of step 9",
+        "attempt 2 failed: the launcher ended with code 9",
+        "checkpoints: 9",
+    ]
+    places = [text.index(part) for part in parts]
+    assert places == sorted(places)
+
+
+def test_it_says_what_was_drawn_from_each_corpus(tmp_path, capsys):
+    history = History(totals={"web": 50, "books": 20}, weights=[(0, [3, 1]), (6, [1, 1])])
+    history.begin()
+    history.train(9)
+    history.commit()
+    history.train(4)
+    history.roll_back(9, skip=(10, 12))
+    history.begin()
+    history.train(2)
+    history.write(tmp_path / "run")
+    config = RunConfig(folder=str(tmp_path / "run"), batch=history.batch)
+    recipes.dump(config, tmp_path / "run" / "run.yaml")
+    text = shown(tmp_path / "run", capsys)
+    place = history.batch.first_block(11)
+    web, books = history.order.mixture.counts(place)
+    epochs = history.order.epochs(place)
+    skipped = [len(lineage.skipped()[0]) for lineage in history.order.lineages]
+    assert skipped == [6, 6]
+    held = "its blocks hold 75.0% of its tokens; 50.0% of a batch now"
+    assert f"web: {web} blocks drawn, {metrics.epochs(epochs[0])} epochs, 6 skipped; {held}" in text
+    assert f"books: {books} blocks drawn, {epochs[1]:.2f} epochs, 6 skipped; {held}" in text
+
+
+def test_what_the_blocks_hold_and_what_was_read_are_two_figures(tmp_path, capsys):
+    """A run that read a ten-thousandth of its corpus does not say that it reads all of it."""
+    history = History(total=100_000)
+    history.begin()
+    history.train(2)
+    history.write(tmp_path / "run")
+    config = RunConfig(folder=str(tmp_path / "run"), batch=history.batch)
+    recipes.dump(config, tmp_path / "run" / "run.yaml")
+    text = shown(tmp_path / "run", capsys)
+    assert "corpus: 4 blocks drawn, 4e-05 epochs; its blocks hold 75.0% of its tokens\n" in text
+    assert "reads" not in text
+    assert command_line.main(["report", str(tmp_path / "run")]) == 0
+    report = (tmp_path / "run" / "report.md").read_text()
+    assert "| corpus | 100.0% | 4 | 4e-05 | 75.0% | 0 | - |" in report
+
+
+def test_it_says_what_the_run_is_doing(run, capsys):
+    path = run / ledger.FILE_NAME
+    with (run / run_folder.LOCK).open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        assert "training now, attempt 2: step" in shown(run, capsys)
+        ledger.append(path, "suspect", onset=8, step=10, channel="slow", loss=6.0, baseline=5.0)
+        text = shown(run, capsys)
+        assert "under suspicion of a loss spike since step 8" in text
+        assert "checkpoints: 9 (tainted: after the onset)" in text
+    assert "not being trained" in shown(run, capsys)
+    ledger.append(path, "spike", onset=8, step=12, channel="slow", loss=6.0, baseline=5.0)
+    assert "stopped at a loss spike, not yet rolled back" in shown(run, capsys)
+    ledger.append(path, "gave-up", reason="it looks structural")
+    ledger.append(path, "done", step=20000)
+    assert "finished: 20,000 of 20,000 steps in 2 attempts" in shown(run, capsys)
+
+
+def test_an_attempt_that_lost_its_supervisor_is_told_with_the_way_to_adopt_it(
+    run, capsys, monkeypatch
+):
+    """A run that was started without a supervisor has no log of its attempt, and lost none."""
+    needed = f"no supervisor: run `zeroclap supervise {run}/run.yaml` to adopt it"
+
+    def found():
+        assert command_line.main(["status", str(run), "--json"]) == 0
+        values = json.loads(capsys.readouterr().out)
+        return needed in shown(run, capsys), values["orphaned"], values["next"] is not None
+
+    def interrupt(seconds):
+        raise KeyboardInterrupt
+
+    (run / "logs").mkdir()
+    with (run / run_folder.LOCK).open("w") as attempt:
+        fcntl.flock(attempt, fcntl.LOCK_EX)
+        assert found() == (False, False, False)
+        (run / "logs" / "attempt-001.log").touch()  # the one before was supervised
+        assert found() == (False, False, False)
+        (run / "logs" / "attempt-002.log").touch()
+        assert found() == (True, True, True)
+        monkeypatch.setattr(status.time, "sleep", interrupt)
+        assert command_line.main(["status", str(run), "--watch"]) == 0
+        assert needed in capsys.readouterr().out
+        with (run / run_folder.SUPERVISOR_LOCK).open("w") as supervisor:
+            fcntl.flock(supervisor, fcntl.LOCK_EX)
+            assert found() == (False, False, False)
+    assert found() == (False, False, True)  # it does not train, and may be continued
+
+
+def test_a_slow_rank_is_named_while_the_run_is_trained(run, capsys):
+    path = run / metrics.METRICS
+    lines = metrics.read(path)
+    slow = {"slowest_rank": 1, "slowest_rank_seconds": 0.5, "other_ranks_seconds": 0.2}
+    lines += [{**lines[-1], "step": 11 + step, **slow} for step in range(pace.LEAST_STEPS)]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert "is slow" not in shown(run, capsys)
+    with (run / run_folder.LOCK).open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        assert "rank 1 on there is slow: it works 0.5 s in a step" in shown(run, capsys)
+        assert command_line.main(["status", str(run), "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)["slow_rank"]
+    assert found == {"rank": 1, "host": "there", "seconds": 0.5, "others_seconds": 0.2}
+
+
+def test_a_run_that_was_given_up_is_shown_with_the_reason(run, capsys):
+    ledger.append(run / ledger.FILE_NAME, "gave-up", reason="it looks structural")
+    assert "given up: it looks structural; it would continue from step 9" in shown(run, capsys)
+
+
+def test_a_folder_that_is_not_a_run_is_refused(tmp_path, capsys):
+    assert command_line.main(["status", str(tmp_path)]) == 2
+    assert "has neither run.yaml nor supervised.yaml" in capsys.readouterr().err
+
+
+def validate(run, *losses):
+    """Write measurements after 3, 6, 9, ... steps, by the first attempt."""
+    lines = [
+        {"attempt": 1, "step": 3 * n, "loss": loss, "perplexity": math.exp(loss), "subsets": {}}
+        for n, loss in enumerate(losses, start=1)
+    ]
+    (run / metrics.VALIDATION).write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def test_it_names_the_newest_and_the_best_validation_the_log_and_the_next_command(run, capsys):
+    (run / "logs").mkdir()
+    for number in (1, 2, 10):
+        (run / "logs" / f"attempt-{number:03d}.log").touch()
+    (run / "logs" / "attempt-011-node-001.log").touch()
+    validate(run, 5.5, 5.0, 5.25)
+    text = shown(run, capsys)
+    expected = "validation after 9 steps: loss 5.2500, perplexity 190.57 (best 148.41 after 6)"
+    assert expected in text.splitlines()
+    assert text.splitlines()[-2:] == [
+        f"log: {run}/logs/attempt-010.log",
+        f"next: zeroclap supervise {run}/run.yaml",
+    ]
+    ledger.append(run / ledger.FILE_NAME, "done", step=20000)
+    assert f"next: zeroclap export {run} --output" in shown(run, capsys)
+
+
+def test_json_has_the_state_the_scores_and_null_for_what_is_unknown(run, capsys):
+    def read():
+        assert command_line.main(["status", str(run), "--json"]) == 0
+        return json.loads(capsys.readouterr().out)
+
+    found = read()
+    assert (found["state"], found["step"], found["steps"]) == ("stopped", 11, 20000)
+    assert (found["loss"], found["tokens_per_second"]) == (5.0, 200.0)
+    assert found["eta_seconds"] == (20000 - 11) * 0.5
+    assert (found["attempts"], found["rollbacks"], found["checkpoints"]) == (2, 1, [9])
+    assert found["reason"] == "the launcher ended with code 9"
+    for name in ("validation", "best_validation", "log", "suspected_since"):
+        assert found[name] is None
+    assert (found["updates_left_out"], found["updates_clipped"]) == (0, 0)
+    validate(run, 5.0, math.inf)
+    found = read()
+    assert found["validation"] == {"step": 6, "loss": None, "perplexity": None}
+    assert found["best_validation"]["step"] == 3
+    (run / "metrics.jsonl").unlink()
+    found = read()
+    assert (found["step"], found["loss"]) == (0, None)
+    assert [(c["name"], c["blocks"], c["share_of_tokens"]) for c in found["corpora"]] == [
+        ("corpus", 0, 0.75)
+    ]
+    ledger.append(run / ledger.FILE_NAME, "gave-up", reason="it looks structural")
+    assert (read()["state"], read()["reason"]) == ("given-up", "it looks structural")
+    with (run / run_folder.SUPERVISOR_LOCK).open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        assert read()["state"] == "starting"
+
+
+def test_it_counts_what_the_guard_did_in_the_surviving_steps(run, capsys):
+    """Step 12 was abandoned."""
+    assert "guard:" not in status.describe_run(status.view(run))
+    path = run / "metrics.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert any(line["step"] == 12 for line in lines)
+    factors = {3: 0.0, 6: 0.0, 9: 0.5, 12: 0.0}
+    changed = [
+        line | ({"guard_factor": factors[line["step"]]} if line["step"] in factors else {})
+        for line in lines
+    ]
+    path.write_text("".join(json.dumps(line) + "\n" for line in changed))
+    recipe = run / "run.yaml"
+    config = recipes.load(str(recipe))
+    optimizer = dataclasses.replace(config.optimizer, guard="skip-step")
+    recipe.unlink()
+    recipes.dump(dataclasses.replace(config, optimizer=optimizer), recipe)
+    said = status.describe_run(status.view(run))
+    assert "guard: 2 updates left out, 1 clipped (skip-step)\n" in said
+    assert command_line.main(["status", str(run), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["updates_left_out"], found["updates_clipped"]) == (2, 1)
+
+
+def test_a_run_whose_first_attempt_has_not_begun_is_shown(run, capsys):
+    (run / "run.yaml").rename(run / run_folder.SUPERVISED)
+    (run / ledger.FILE_NAME).unlink()
+    (run / metrics.METRICS).unlink()
+    text = shown(run, capsys)
+    assert "not being trained; it would continue from step 0 of 20,000" in text
+    assert text.endswith(f"next: zeroclap supervise {run}/supervised.yaml\n")
+
+
+def test_a_finished_run_that_is_being_extended_is_not_finished(run, capsys):
+    ledger.append(run / ledger.FILE_NAME, "done", step=20000)
+    assert status.view(run).activity == status.FINISHED
+    recipes.dump(RunConfig(training=TrainingConfig(steps=30000)), run / run_folder.SUPERVISED)
+    with (run / run_folder.SUPERVISOR_LOCK).open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        assert status.view(run).activity == status.STARTING
+
+
+def test_the_next_command_of_a_run_that_was_moved_names_its_folder(run, capsys):
+    moved = run.rename(run.parent / "moved here")
+    assert shown(moved, capsys).endswith(
+        f"next: zeroclap supervise '{moved}/run.yaml' 'folder={moved}'\n"
+    )
+
+
+def test_watching_without_a_terminal_prints_a_line_for_each_change_until_the_end(
+    run, capsys, monkeypatch
+):
+    looks = []
+
+    def sleep(seconds):
+        looks.append(seconds)
+        if len(looks) == 2:
+            ledger.append(run / ledger.FILE_NAME, "commit", attempt=2, step=12)
+        if len(looks) == 3:
+            ledger.append(run / ledger.FILE_NAME, "done", step=20000)
+
+    monkeypatch.setattr(status.time, "sleep", sleep)
+    assert command_line.main(["status", str(run), "--watch"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(looks) == 3
+    assert [line.split(";")[-1].split(":")[0] for line in lines] == [
+        " it would continue from step 9 of 20,000",
+        " it would continue from step 12 of 20,000",
+        "finished",
+    ]
+
+
+def test_watching_ends_with_ctrl_c_and_on_a_terminal_the_page_is_drawn_again(run, monkeypatch):
+    def interrupt(seconds):
+        raise KeyboardInterrupt
+
+    written = []
+    monkeypatch.setattr(status.time, "sleep", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        status.watch(run, written.append, redraw=True)
+    assert written[0].startswith("\x1b[H\x1b[2J")
+    assert "LOSS SPIKE confirmed" in written[0]
+    assert command_line.main(["status", str(run), "--watch"]) == 0

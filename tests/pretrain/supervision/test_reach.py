@@ -1,0 +1,73 @@
+"""Whether the machines of a hostfile can be reached and are alike; a script replaces ssh."""
+
+import os
+import socket
+
+import pytest
+
+from pretrain.supervision import reach
+from pretrain.supervision.nodes import Node
+
+
+def test_a_run_is_supervised_from_the_first_machine(tmp_path):
+    own = socket.gethostname()
+    for name in (own, "localhost", "127.0.0.1"):
+        reach.refuse_elsewhere([name, "other"])
+    with pytest.raises(ValueError, match=f"its first machine is 192.0.2.1, and this is {own}"):
+        reach.refuse_elsewhere(["192.0.2.1", own])
+    assert reach.connect([own], tmp_path, 0.0, print) == Node()  # asks nobody
+
+
+SSH = """#!/bin/sh
+# Runs a command here, as ssh does elsewhere; the machine's name says how it fails.
+while [ "$1" != -- ]; do shift; done
+case $2 in
+    down) echo "ssh: connect to host down port 22: No route to host" >&2; exit 255 ;;
+    closed) echo "me@closed: Permission denied (publickey)." >&2; exit 255 ;;
+    bare) echo "sh: 1: cd: can't cd to /there" >&2; exit 2 ;;
+    apart) exec sh -c "$(echo "$3" | sed 's|[^ ]*/.hosts-[^ ]*|/nowhere|')" ;;
+esac
+export SSH_CONNECTION="10.0.0.1 5 10.0.0.2 22"
+echo a line of its login
+exec sh -c "$3"
+"""
+
+
+@pytest.fixture
+def ssh(tmp_path, monkeypatch):
+    (tmp_path / "ssh").write_text(SSH)
+    (tmp_path / "ssh").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+
+    def connect(*names):
+        said = []
+        try:
+            return reach.connect(["localhost", *names], tmp_path / "runs" / "a", 0.0, said.append)
+        finally:
+            assert [path.name for path in tmp_path.iterdir()] == ["ssh"]
+
+    return connect
+
+
+def test_machines_that_answer_as_this_one_tell_its_address(ssh):
+    assert ssh("good", "better") == Node(0, 3, "10.0.0.1")
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("down", "down cannot be reached: ssh: connect to host down port 22: No route to host"),
+        ("closed", "closed: me@closed: Permission denied"),
+        ("bare", "bare: sh: 1: cd: can't cd to /there"),
+        ("apart", "apart does not have the folder .*a file system that all machines share"),
+    ],
+)
+def test_other_machines_are_refused_by_name(ssh, name, message):
+    with pytest.raises(ValueError, match=f"supervision.hostfile: {message}"):
+        ssh("good", name)
+
+
+def test_other_versions_are_refused(ssh, monkeypatch):
+    monkeypatch.setattr(reach, "versions", lambda: {"Python": "3.99", "torch": "1"})
+    with pytest.raises(ValueError, match=r"good has Python 3\.\d+\.\d+, and this machine 3\.99"):
+        ssh("good")

@@ -1,0 +1,58 @@
+"""What a rank reports to its supervisor, and what stops it."""
+
+import os
+import signal
+
+import pytest
+
+from pretrain.loop.protocols import GO_ON
+from pretrain.records import control, heartbeat
+from pretrain.records.control import ControlFile
+from pretrain.records.exit_codes import EXIT_FAILED, EXIT_PREEMPTED
+from pretrain.train.client import SupervisorClient
+
+
+@pytest.fixture(autouse=True)
+def _handler():
+    before = signal.getsignal(signal.SIGUSR1)
+    yield
+    signal.signal(signal.SIGUSR1, before)
+
+
+def phase(run):
+    return heartbeat.read(run, "t").phase
+
+
+def test_hooks_are_phases_of_their_own_and_steps_the_rest(tmp_path):
+    client = SupervisorClient(tmp_path, "t", 0, last_step=10)
+    assert phase(tmp_path) == "init"
+    seen = []
+    client.in_phase("save", lambda step: seen.append((step, phase(tmp_path))))(4)
+    assert seen == [(4, "save")]
+    assert phase(tmp_path) == "step"
+
+
+def test_other_ranks_say_nothing_and_do_their_work(tmp_path):
+    client, seen = SupervisorClient(tmp_path, "t", 1, last_step=10), []
+    client.in_phase("save", seen.append)(4)
+    assert seen == [4]
+    assert heartbeat.read(tmp_path, "t") == heartbeat.NO_BEAT
+
+
+def test_a_request_ends_the_attempt_after_the_step_but_not_after_the_last(tmp_path):
+    client = SupervisorClient(tmp_path, "t", 0, last_step=10)
+    assert client.verdict(3) == GO_ON
+    os.kill(os.getpid(), signal.SIGUSR1)
+    assert client.verdict(10) == GO_ON
+    assert client.verdict(4) == EXIT_PREEMPTED
+    assert client.stopped_after == 4
+    assert SupervisorClient(tmp_path, "another", 0, last_step=10).verdict(4) == GO_ON
+
+
+def test_an_attempt_that_was_superseded_ends_and_says_so(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv(control.TOKEN_VARIABLE, "t")
+    control.write(tmp_path, ControlFile("t", 1, control.RUN))
+    assert SupervisorClient(tmp_path, "t", 0, last_step=10).verdict(1) == GO_ON
+    control.write(tmp_path, ControlFile("u", 2, control.RUN))
+    assert SupervisorClient(tmp_path, "t", 0, last_step=10).verdict(1) == EXIT_FAILED
+    assert "another attempt has been ordered" in capsys.readouterr().err

@@ -1,0 +1,76 @@
+"""What rank 0 writes and prints while a disk is full."""
+
+import errno
+import os
+import sys
+
+import pytest
+
+from pretrain.config.run import RunConfig
+from pretrain.data.order import Lineage
+from pretrain.records import ledger
+from pretrain.train.log import RunLog
+from pretrain.train.resume import Start
+
+
+@pytest.fixture
+def log(tmp_path):
+    path = tmp_path / ledger.FILE_NAME
+    ledger.append(
+        path, "attempt", attempt=1, token="t", step=0, pid=1, host="here", ranks=1, seed=1
+    )
+    state = ledger.run_state(ledger.read(path), 1)
+    start = Start(1, "t", 0, state, Lineage.begin(10, 1), share_of_tokens=1.0, checkpoint_size=100)
+    return RunLog(RunConfig(folder=str(tmp_path)), start, refuse_superseded=lambda: None)
+
+
+def kinds(folder):
+    return [record["kind"] for record in ledger.read(folder / ledger.FILE_NAME)]
+
+
+def full(*_, **__):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_what_the_ledger_cannot_take_now_is_recorded_later_and_in_order(log, tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", full)
+        log.note("save-failed", step=10, reason="full")
+        log.note("suspect", step=12)
+        with pytest.raises(OSError, match=r"No space left on device: .*ledger.jsonl"):
+            log.record("commit", step=20)
+    assert kinds(tmp_path) == ["attempt"]
+    log.record("commit", step=30)
+    assert kinds(tmp_path) == ["attempt", "save-failed", "suspect", "commit"]
+    assert ledger.read(tmp_path / ledger.FILE_NAME)[1]["step"] == 10
+
+
+def test_a_superseded_attempt_records_nothing(log, tmp_path):
+    path = tmp_path / ledger.FILE_NAME
+    ledger.append(path, "attempt", attempt=2, token="u", step=0, pid=2, host="there")
+    with pytest.raises(ValueError, match="attempt 2"):
+        log.note("suspect", step=12)
+    assert kinds(tmp_path) == ["attempt", "attempt"]
+
+
+def test_what_the_console_cannot_take_now_is_printed_later(log, monkeypatch, capsys):
+    with monkeypatch.context() as patch:
+        patch.setattr(sys.stdout, "write", full)
+        log.say("one")
+        log.warn_once("two")
+        log.warn_once("two")
+    assert capsys.readouterr().out == ""
+    log.say("three")
+    assert capsys.readouterr().out == "one\ntwo\nthree\n"
+
+
+def test_evaluations_that_cannot_be_compared_are_other_curves(log, monkeypatch):
+    shown = []
+    log.open()
+    monkeypatch.setattr(log, "_scalars", lambda step, values: shown.append({*values}))
+    scores = {"total": {"loss": 2.0, "perplexity": 7.4, "targets": 9}, "terms": {}, "subsets": {}}
+    for step, measure in ((10, "a"), (20, "a"), (20, "b")):
+        log.validated(step, scores, measure)
+    first = {"validation/loss", "validation/perplexity"}
+    assert shown == [first, first, {f"{name}@b" for name in first}]
+    log.close()

@@ -1,0 +1,1286 @@
+"""One attempt, from its command line to its exit code, with everything that may fail."""
+
+import contextlib
+import dataclasses
+import errno
+import fcntl
+import io
+import json
+import math
+import os
+import re
+import resource
+import shutil
+import signal
+import socket
+import subprocess
+import time
+import warnings
+from pathlib import Path
+
+import pytest
+import yaml
+
+from data_prep.common import files
+from data_prep.common.files import write_json
+from data_prep.corpus import Corpus
+from pretrain.__main__ import main as pretrain
+from pretrain.config.load import load
+from pretrain.data.sources import SOURCES, CompleteBlocks
+from pretrain.models import model_folder
+from pretrain.plan import plan
+from pretrain.records import audit, checkpoints, control, ledger, metrics, status
+from pretrain.records import folder as run_folder
+from pretrain.records.exit_codes import EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED, EXIT_SPIKE
+from pretrain.spikes import policy
+from pretrain.spikes.detector import SpikeDetector
+from pretrain.spikes.replay import curves
+from pretrain.train import __main__ as train
+from pretrain.train import resume
+
+SHORT = [
+    "training.steps=6",
+    "training.checkpoint_interval=2",
+    "training.evaluation_interval=3",
+    "schedule.warmup_steps=1",
+    "spike.margin_steps=1",
+    "spike.confirm_steps=3",
+]
+
+
+@pytest.fixture(scope="module")
+def attempt(run_ranks, recipe):
+    """`attempt(folder, *overrides)`: exit code, output and errors of each rank, rank 0 first.
+
+    `sabotage(rank)` is called in each rank before it starts.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        # What each rank would otherwise import by itself.
+        import torch.utils.tensorboard.writer  # noqa: F401
+
+    def run(folder, *overrides, ranks=2, sabotage=lambda rank: None):
+        def work():
+            train._SECONDS_TO_BE_ENDED = 0.0  # no launcher ends them
+            sabotage(int(os.environ["RANK"]))
+            words = [str(recipe.path), f"folder={folder}", *SHORT, *overrides]
+            output, errors = io.StringIO(), io.StringIO()
+            with contextlib.redirect_stdout(output), contextlib.redirect_stderr(errors):
+                code = train.main(words)
+            return code, output.getvalue(), errors.getvalue()
+
+        return run_ranks(ranks, work)
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def straight(attempt, tmp_path_factory):
+    """A run that nothing disturbed, of 6 steps with a checkpoint after every second."""
+    folder = tmp_path_factory.mktemp("straight") / "run"
+    assert [code for code, _, _ in attempt(folder)] == [0, 0]
+    return folder
+
+
+def test_a_rank_that_fails_alone_reports_its_error(run_ranks):
+    """Also if its machine's first rank has no error."""
+
+    def work():
+        train._SECONDS_TO_BE_ENDED = 0.1  # no launcher ends them
+        errors, rank = io.StringIO(), int(os.environ["RANK"])
+        with contextlib.redirect_stderr(errors), contextlib.redirect_stdout(io.StringIO()):
+            code = train.main(["no-such-recipe" if rank else "--help"])
+        return code, errors.getvalue()
+
+    (first, nothing), (other, output) = run_ranks(2, work)
+    assert (first, nothing, other) == (0, "", 2)
+    assert output.startswith("pretrain.train: error on rank 1: recipe 'no-such-recipe' is neither")
+
+
+def test_a_slow_rank_is_named_once_in_the_log(attempt, tmp_path):
+    """Rank 1 reads its batches slowly. Nothing of that is in the steps' durations."""
+
+    def sabotage(rank):
+        from pretrain.data.batches import PretrainingBatches
+        from pretrain.records import pace
+
+        pace.STEPS, pace.LEAST_STEPS = 5, 2
+        usual = PretrainingBatches.micro_batches
+
+        def slow(self, *arguments):
+            time.sleep(0.2)
+            return usual(self, *arguments)
+
+        if rank:
+            PretrainingBatches.micro_batches = slow
+
+    results = attempt(tmp_path / "run", sabotage=sabotage)
+    text = f"WARNING: rank 1 on {socket.gethostname()} is slow and every step waits for it"
+    assert [(code, output.count(text)) for code, output, _ in results] == [(0, 1), (0, 0)]
+    first, *lines = metrics.read(tmp_path / "run" / metrics.METRICS)
+    assert "slowest_rank" not in first  # a rank tells in a step how long the one before took
+    assert [line["slowest_rank"] for line in lines] == [1] * 5
+    assert all(line["slowest_rank_seconds"] > 0.2 for line in lines)
+    assert all(0 < line["padding"] < 1 and line["memory_bytes"] > 1e7 for line in lines)
+    assert all(line["perplexity"] == math.exp(line["loss"]) for line in lines)
+    assert first["beta"] == 1.0
+    assert all(0.9 < line["beta"] < 1.1 for line in lines)
+
+
+def test_steps_are_traced_by_the_recipe_and_on_request_and_no_bit_changes(
+    straight, attempt, tmp_path, capsys
+):
+    run, asked = tmp_path / "run", tmp_path / "asked"
+
+    def sabotage(rank):
+        from pretrain.engine import profile
+        from pretrain.train import client
+
+        profile._POLL_SECONDS = 0.0
+        verdict = client.SupervisorClient.verdict
+
+        def asking(self, steps):  # rank 0 asks during step 3, and both begin after it
+            if steps == 4 and not asked.exists():
+                asked.touch()
+                assert pretrain(["profile", str(run), "--steps", "1"]) == 0
+            return verdict(self, steps)
+
+        client.SupervisorClient.verdict = asking
+
+    words = ["profile.steps=[1, 3]", "profile.ranks=[0, 1]"]
+    results = attempt(run, *words, sabotage=sabotage)
+    assert [code for code, _, _ in results] == [0, 0]
+    assert "was asked to trace 1 steps of rank 0, 1" in results[0][1]
+    names = [
+        f"attempt-001-steps-{w}-rank-{r}.pt.trace.json.gz" for w in ("1-3", "4-5") for r in (0, 1)
+    ]
+    assert sorted(path.name for path in (run / "profile").iterdir()) == names
+    assert_same_run(run, straight)
+    assert pretrain(["profile", str(run)]) == 2
+    assert "is not being trained on this machine; it is finished" in capsys.readouterr().err
+
+
+def test_rank_0_shows_that_it_waits_where_another_rank_writes_a_trace(attempt, tmp_path):
+    """The heartbeat says so until the next step has ended, or from the loop's end on."""
+
+    def sabotage(rank):
+        from pretrain.records import heartbeat
+
+        usual = heartbeat.Heartbeat.beat
+
+        def noted(self, phase, step):
+            with (tmp_path / "beats").open("a") as file:
+                file.write(f"{step} {phase}\n")
+            return usual(self, phase, step)
+
+        heartbeat.Heartbeat.beat = noted
+
+    steps = ["training.steps=7", "training.checkpoint_interval=7", "training.evaluation_interval=7"]
+    words = [*steps, "profile.steps=[1, 3]", "profile.ranks=[1]"]
+    assert [code for code, _, _ in attempt(tmp_path / "run", *words, sabotage=sabotage)] == [0, 0]
+    last = dict(line.split() for line in (tmp_path / "beats").read_text().splitlines())
+    shown = {"2": "step", "3": "save", "4": "save", "5": "step", "6": "step", "7": "step"}
+    assert last == {"0": "init", "1": "step", **shown}
+    (tmp_path / "beats").unlink()
+    words[-2] = "profile.steps=[5, 9]"
+    attempt(tmp_path / "other", *words, sabotage=sabotage)
+    last = dict(line.split() for line in (tmp_path / "beats").read_text().splitlines())
+    assert (last["6"], last["7"]) == ("step", "save")
+
+
+def test_the_attention_back_end_that_was_chosen_is_said_and_recorded(attempt, tmp_path):
+    ((code, output, _),) = attempt(tmp_path / "run", ranks=1)
+    assert (code, "attention dense, chosen automatically)" in output) == (0, True)
+    environment = json.loads((tmp_path / "run" / "environment.json").read_text())
+    assert environment["attention_backend"] == "dense"
+
+
+@pytest.mark.parametrize(("token", "expected"), [("", 2), ("aa", 1)])
+def test_a_busy_port_is_a_usage_error_unless_a_supervisor_chose_it(
+    attempt, tmp_path, token, expected
+):
+    """The supervisor chooses the port of each launch, and another one for the next."""
+
+    def sabotage(rank):
+        from pretrain.engine import engine
+        from pretrain.engine.distributed import PortInUse
+
+        def refuse(environ):
+            raise PortInUse("127.0.0.1 port 9, where the ranks are to meet, cannot be opened")
+
+        os.environ[control.TOKEN_VARIABLE] = token
+        engine.refuse_busy_port = refuse
+
+    ((code, _, output),) = attempt(tmp_path / "run", ranks=1, sabotage=sabotage)
+    assert (code, output.startswith("pretrain.train: error: 127.0.0.1 port 9")) == (expected, True)
+    begun = {path.name for path in (tmp_path / "run").glob("*")}
+    assert begun == ({"control"} if token else set()), (
+        "an error file for the supervisor, if there is one"
+    )
+
+
+@pytest.mark.slow  # compiles C++
+def test_a_compiled_attempt_compiles_its_loss_as_well_and_has_the_same_losses(attempt, tmp_path):
+    def sabotage(rank):
+        import torch
+
+        from pretrain.objectives import tokens
+
+        def counted():
+            (tmp_path / f"loss-{rank}").touch()
+            return torch.compile(tokens.summed_loss, dynamic=False)
+
+        tokens._compiled_loss = counted
+
+    overrides = ["model.overrides.dropout=0.0", "model.overrides.attention_dropout=0.0"]
+    runs = tmp_path / "plain", tmp_path / "compiled"
+    answers = [
+        *attempt(runs[0], *overrides, sabotage=sabotage),
+        *attempt(runs[1], *overrides, "training.compile=true", sabotage=sabotage),
+    ]
+    assert [code for code, _, _ in answers] == [0] * 4, answers
+    assert sorted(path.name for path in tmp_path.glob("loss-*")) == ["loss-0", "loss-1"]
+    plain, compiled = ([line["loss"] for line in metrics.read(r / metrics.METRICS)] for r in runs)
+    assert compiled == pytest.approx(plain, abs=1e-4)
+
+
+def records(run, kind=None):
+    found = ledger.read(run / ledger.FILE_NAME)
+    return [record for record in found if kind in (None, record["kind"])]
+
+
+def committed(run):
+    return list(ledger.run_state(records(run), 1).checkpoints)
+
+
+def interrupted(run, folder, after=4):
+    """A copy of a run as it was when the checkpoint of a step had just been committed."""
+    shutil.copytree(run, folder)
+    (folder / "train.lock").unlink()
+    lines = (folder / ledger.FILE_NAME).read_bytes().splitlines(keepends=True)
+    found = records(run)
+    end = next(r["number"] for r in found if r["kind"] == "commit" and r["step"] == after)
+    (folder / ledger.FILE_NAME).write_bytes(b"".join(lines[: end + 1]))
+    return folder
+
+
+def weights(run, step):
+    from pretrain.engine.engine import consolidated_weights
+
+    folder = checkpoints.folder_of(run, step)
+    checkpoints.read_manifest(folder)
+    return consolidated_weights(folder)
+
+
+def assert_same_run(left, right, step=6):
+    mine, others = weights(left, step), weights(right, step)
+    assert all(mine[name].equal(others[name]) for name in others)
+    kept = [metrics.surviving(metrics.read(run / metrics.METRICS)) for run in (left, right)]
+    of_machine = {"attempt", "seconds", "data_seconds", "tokens_per_second", "memory_bytes"}
+    of_machine |= {"slowest_rank", "slowest_rank_seconds", "other_ranks_seconds"}
+    mine, others = (
+        [{name: line[name] for name in line.keys() - of_machine} for line in lines]
+        for lines in kept
+    )
+    assert mine == others
+
+
+# --- how it ends and resumes ---------------------------------------------------------------------
+
+
+def test_the_verdict_of_the_loop_is_not_the_exit_code(attempt, tmp_path):
+    """The loop says GO_ON after the last step, whatever number that is; the process ends with 0."""
+
+    def sabotage(rank):
+        from pretrain.loop import loop
+        from pretrain.spikes import live
+        from pretrain.train import attempt as attempts
+        from pretrain.train import client
+
+        for module in (loop, live, client, attempts):
+            module.GO_ON = -7
+
+    answers = attempt(tmp_path, "training.steps=2", ranks=1, sabotage=sabotage)
+    assert [code for code, _, _ in answers] == [EXIT_DONE], answers
+    assert records(tmp_path)[-1]["kind"] == "done"
+
+
+def leaving_after(step, seen):
+    """The attempt is asked to stop during an update; what the detector sees is recorded."""
+
+    def sabotage(rank):
+        from pretrain.spikes.live import SpikeWatch
+        from pretrain.train.client import SupervisorClient
+
+        verdict, watch = SupervisorClient.verdict, SpikeWatch._judge
+
+        def ask(self, steps):
+            if steps == step:
+                control.request_stop(self._run, self._token)
+            return verdict(self, steps)
+
+        def note(self, record):
+            with seen.open("a") as file:
+                file.write(f"{record!r}\n")
+            return watch(self, record)
+
+        SupervisorClient.verdict, SpikeWatch._judge = ask, note
+
+    return sabotage
+
+
+@pytest.mark.parametrize(
+    "settings", ["zero1_fp32", pytest.param("zero3_bf16", marks=pytest.mark.slow)]
+)
+def test_an_evaluation_that_a_stop_left_out_is_done_on_resume(settings, attempt, tmp_path):
+    """Stopping and going on leaves the same losses, to readers and to the detector."""
+    words = [f"training.deepspeed={settings}"]
+    straight, stopped = tmp_path / "straight", tmp_path / "stopped"
+    noted = tmp_path / "noted-straight", tmp_path / "noted-stopped"
+    assert attempt(straight, *words, sabotage=leaving_after(None, noted[0]))[0][0] == 0
+    code, _, _ = attempt(stopped, *words, sabotage=leaving_after(3, noted[1]))[0]
+    assert code == EXIT_PREEMPTED
+    assert metrics.read(stopped / metrics.VALIDATION) == []
+    assert attempt(stopped, *words, sabotage=leaving_after(None, noted[1]))[0][0] == 0
+    assert [record["step"] for record in records(stopped, "attempt")] == [0, 3]
+    assert committed(stopped) == [2, 4, 6], "one of a stop is kept only while it is the newest"
+    measured = [metrics.read(run / metrics.VALIDATION) for run in (straight, stopped)]
+    assert [line["step"] for line in measured[1]] == [3, 6]
+    for line in sum(measured, []):
+        del line["attempt"]
+    assert measured[1] == measured[0]
+    assert noted[1].read_text() == noted[0].read_text()
+    loss = measured[0][0]["loss"]
+    assert noted[1].read_text().splitlines()[3].startswith(f"Evaluation(updates=3, loss={loss},")
+    assert_same_run(stopped, straight)
+
+
+def broken_evaluations(*steps, stop_after=None):
+    """The validation loss is not finite after so many updates."""
+
+    def sabotage(rank):
+        from pretrain.train.attempt import Attempt
+        from pretrain.train.client import SupervisorClient
+        from pretrain.train.reading import Reading
+
+        evaluate, scores, verdict = Attempt._evaluate, Reading.scores, SupervisorClient.verdict
+        now = []
+
+        def noted(self, step):
+            now[:] = [step]
+            return evaluate(self, step)
+
+        def broken(self, sums):
+            found, record = scores(self, sums)
+            if now[0] in steps:
+                record["total"]["loss"] = math.nan
+                found = dataclasses.replace(
+                    found, total=dataclasses.replace(found.total, loss=math.nan)
+                )
+            return found, record
+
+        def ask(self, steps):
+            if steps == stop_after:
+                control.request_stop(self._run, self._token)
+            return verdict(self, steps)
+
+        Attempt._evaluate, Reading.scores, SupervisorClient.verdict = noted, broken, ask
+
+    return sabotage
+
+
+OFTEN = ["training.evaluation_interval=2"]
+
+
+def found_live(run):
+    """What the detector found, from the ledger; it is what a replay of the run finds."""
+    found = [
+        (r["kind"], r["channel"], r["step"], r["onset"])
+        for r in records(run)
+        if r["kind"] in ("suspect", "healed", "spike")
+    ]
+    (curve,) = curves.read(run)
+    detector = SpikeDetector(load(str(run / "run.yaml")).spike)
+    events = [event for seen in curve.seen for event in detector.update(seen)]
+    assert [(e.kind, e.channel, e.step, e.onset) for e in events] == found
+    return found
+
+
+def test_a_spike_that_the_last_evaluation_confirms_is_rolled_back(attempt, tmp_path):
+    """Like any other: the run is not done, and what it ended with is not saved."""
+    answers = attempt(tmp_path, *OFTEN, sabotage=broken_evaluations(4, 6))
+    assert [code for code, _, _ in answers] == [EXIT_SPIKE] * 2
+    suspect, spike = found_live(tmp_path)
+    assert (suspect, spike) == (
+        ("suspect", "validation", 3, 2),
+        ("spike", "validation", 5, 2),
+    )
+    assert committed(tmp_path) == [2, 4]
+    assert records(tmp_path, "done") == []
+    config = load(str(tmp_path / "run.yaml"))
+    rollback = policy.answer_to_spike(records(tmp_path), config)
+    assert rollback.step == 2
+
+
+def test_a_suspicion_heals_at_the_last_evaluation(attempt, tmp_path):
+    run = tmp_path / "run"
+    assert attempt(run, *OFTEN, ranks=1, sabotage=broken_evaluations(4))[0][0] == EXIT_DONE
+    assert [kind for kind, *_ in found_live(run)] == ["suspect", "healed"]
+    assert model_folder.export(run, tmp_path / "model") == 6
+    assert "suspicion" not in status.describe_run(status.view(run)).splitlines()[1]
+
+
+def test_a_last_evaluation_that_only_suspects_is_told_where_the_run_ends(attempt, tmp_path, capsys):
+    run = tmp_path / "run"
+    answer, *_ = attempt(run, *OFTEN, ranks=1, sabotage=broken_evaluations(6))
+    assert answer[0] == EXIT_DONE
+    assert found_live(run) == [("suspect", "validation", 5, 4)]
+    (done,) = records(run, "done")
+    assert done["suspected_since"] == 4
+    said = "under suspicion of a loss spike since step 4"
+    assert f"finished: 6 of 6 steps in 1 attempt, {said}" in status.describe_run(status.view(run))
+    assert pretrain(["export", str(run), "--output", str(tmp_path / "model")]) == 0
+    told = capsys.readouterr().out
+    assert "after 4 steps" in told
+    assert f"not of step 6, the newest: the run is {said}" in told
+    assert "--step 6" in told
+
+
+def test_an_evaluation_that_a_stop_left_out_is_judged_before_the_next_step(attempt, tmp_path):
+    broken = broken_evaluations(2, 4, stop_after=4)
+    assert attempt(tmp_path, *OFTEN, ranks=1, sabotage=broken)[0][0] == EXIT_PREEMPTED
+    assert attempt(tmp_path, *OFTEN, ranks=1, sabotage=broken)[0][0] == EXIT_SPIKE
+    assert [line["step"] for line in metrics.read(tmp_path / metrics.METRICS)] == [0, 1, 2, 3]
+    assert found_live(tmp_path)[-1] == ("spike", "validation", 3, 0)
+
+
+CAUSAL = [
+    "model.variant=causal-alibi",
+    "model.overrides.alibi_slopes=trained",
+    "objective.name=causal-lm",
+    "data.packing=contiguous",
+]
+
+
+PAIRS = ["model.variant=albert", "objective.name=sentence-pairs", "data.packing=sentence-pairs"]
+PAIRS += ["data.min_token_coverage=0"]
+
+
+MODERN = ["model.variant=modern", "model.overrides.local_window=8", "optimizer.name=muon"]
+MODERN += ["objective.probability=0.3", "objective.z_loss=1e-4"]
+
+
+SPANS = ["model.variant=causal-alibi", "objective.name=span-corruption"]
+SPANS += ["data.packing=one-document", "data.min_token_coverage=0"]
+
+
+@pytest.mark.parametrize(
+    ("packing", "settings"),
+    [
+        ("chunked", []),
+        ("chunked", MODERN),
+        ("contiguous", CAUSAL),
+        ("one-document", SPANS),
+        ("sentence-pairs", PAIRS),
+    ],
+)
+def test_cut_documents_are_trained_on_and_resumed_bitwise(
+    packing, settings, attempt, corpus_for, tmp_path
+):
+    """Blocks shorter than many documents: 20 steps, and 20 with a stop in the middle."""
+    words = ["data.sequence_length=28", "training.steps=20", "training.checkpoint_interval=5"]
+    words += [f"data.corpus={corpus_for(packing)}", *settings]
+    straight, stopped = tmp_path / "straight", tmp_path / "stopped"
+    assert attempt(straight, *words)[0][0] == 0
+    stop = leaving_after(9, tmp_path / "seen")
+    assert attempt(stopped, *words, sabotage=stop)[0][0] == EXIT_PREEMPTED
+    assert attempt(stopped, *words)[0][0] == 0
+    assert_same_run(stopped, straight, step=20)
+    source = SOURCES[packing](Corpus(corpus_for(packing), "train"), 28)
+    for record in records(stopped, "attempt"):
+        assert record["share_of_tokens"] == source.share_of_tokens
+        assert record["blocks"] == len(source)
+    found = audit.audit(stopped)
+    assert (found.problems, found.unproved) == ([], [])
+
+
+def test_an_evaluation_is_not_repeated_on_resume(attempt, tmp_path):
+    words = ["training.evaluation_interval=2"]
+    with pytest.raises(pytest.fail.Exception, match="rank"):
+        attempt(tmp_path, *words, sabotage=failing_save(4, killed))
+    assert attempt(tmp_path, *words)[0][0] == 0
+    assert [line["step"] for line in metrics.read(tmp_path / metrics.VALIDATION)] == [2, 4, 4, 6]
+
+
+# --- what it writes ------------------------------------------------------------------------------
+
+
+def test_a_checkpoint_describes_itself_without_its_run(straight):
+    manifest = checkpoints.read_manifest(checkpoints.folder_of(straight, 4))
+    assert manifest["step"] == 4
+    assert manifest["ranks"] == 2
+    (segment,) = manifest["lineage"]
+    assert segment[:3] == [0, 1, 0]
+    assert manifest["recipe"]["model"]["variant"] == "zero-clap"
+    assert manifest["architecture"]["position"] == "alibi"
+    assert manifest["corpus"]["vocab_size"] == 400
+    assert manifest["environment"]["packages"]["deepspeed"]
+    line = metrics.read(straight / metrics.METRICS)[4]
+    assert manifest["position"]["blocks"] == 4 * 8
+    assert manifest["position"]["epoch"] == line["epoch"]
+    assert manifest["position"]["learning_rate"] == line["learning_rate"]
+
+
+def test_its_checkpoints_are_as_many_and_as_large_as_planned(straight):
+    planned = plan.plan(load(str(straight / "run.yaml")), 2, "a100", 0.5)
+    folders = [*(straight / "checkpoints").glob("step-*")]
+    assert len(folders) == planned.checkpoints_usual
+    for folder in folders:
+        size = sum(path.stat().st_size for path in folder.iterdir())
+        assert size == pytest.approx(planned.checkpoint, rel=0.1)
+
+
+def test_a_finished_run_is_left_as_it_is(straight, attempt):
+    before = {p: p.read_bytes() for p in straight.glob("*.*") if p.name != "train.lock"}
+    answers = attempt(straight)
+    assert [code for code, _, _ in answers] == [0, 0]
+    assert "done already" in answers[0][1]
+    assert {path: path.read_bytes() for path in before} == before
+
+
+SELF_MASKING = [
+    "objective.targets=all",
+    "objective.keep_probability=0",
+    "objective.random_probability=0",
+]
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize(
+    "overrides",
+    [["objective.probability=0.4"], SELF_MASKING, ["objective.whole_words=true"], CAUSAL, PAIRS],
+    ids=["probability", "self-masking", "whole words", "causal", "pairs"],
+)
+def test_a_run_s_validation_is_that_of_its_exported_model(
+    attempt, corpus_for, tmp_path, overrides, ranks
+):
+    """Whatever tokens the recipe predicts, and however many ranks share the blocks."""
+    from data_prep.corpus import Corpus
+    from pretrain.models.evaluate import evaluate_blocks, validation_objective
+    from pretrain.models.model_folder import export, load
+
+    corpus = corpus_for("sentence-pairs" if overrides is PAIRS else "chunked")
+    words = [f"data.corpus={corpus}", *overrides]
+    for code, _, output in attempt(tmp_path / "run", *words, ranks=ranks):
+        assert code == 0, output
+    export(tmp_path / "run", tmp_path / "model")
+    loaded = load(tmp_path / "model")
+    valid, digest = Corpus(corpus, "valid"), loaded.tokenizer.digest()
+    objective = validation_objective(loaded.model, digest, valid, loaded.objective)
+    found = evaluate_blocks(loaded.model, objective, SOURCES[loaded.packing](valid, 64), 6, 2)
+    line = metrics.read(tmp_path / "run" / metrics.VALIDATION)[-1]
+    assert line["targets"] == found.total.targets
+    # Ranks add their sums in another order.
+    assert line["loss"] == pytest.approx(found.total.loss, rel=1e-14 if ranks > 1 else 0, abs=0)
+
+
+def test_a_model_of_last_latents_is_trained_and_validated_on_what_these_predict(attempt, tmp_path):
+    """At most 16 tokens of each of 8 rows of 64, and of 6 in validation, also in `evaluate`."""
+    from data_prep.corpus import Corpus
+    from pretrain.models.evaluate import evaluate_blocks, validation_objective
+    from pretrain.models.model_folder import export, load
+
+    run = tmp_path / "run"
+    latents = ["model.variant=char-perceiver-ar", "model.overrides.latents=16"]
+    (code, _, output), *_ = attempt(run, *CAUSAL, *latents, "data.packing=contiguous")
+    assert code == 0, output
+    assert all(0 < line["targets"] <= 8 * 16 for line in metrics.read(run / metrics.METRICS))
+    validation = metrics.read(run / metrics.VALIDATION)[-1]
+    assert 0 < validation["targets"] <= 6 * 16
+    export(run, tmp_path / "model")
+    loaded = load(tmp_path / "model")
+    valid = Corpus(Path(yaml.safe_load((run / "run.yaml").read_text())["data"]["corpus"]), "valid")
+    digest = loaded.tokenizer.digest()
+    objective = validation_objective(loaded.model, digest, valid, loaded.objective)
+    found = evaluate_blocks(loaded.model, objective, SOURCES[loaded.packing](valid, 64), 6, 2)
+    assert (validation["targets"], validation["loss"]) == (found.total.targets, found.total.loss)
+
+
+def test_an_export_names_the_checkpoints_that_it_passes_over(straight, tmp_path, capsys):
+    run = tmp_path / "run"
+    shutil.copytree(straight, run)
+    ledger.append(run / ledger.FILE_NAME, "suspect", onset=3, channel="fast", step=5)
+    model = ["export", str(run), "--output", str(tmp_path / "model")]
+    assert pretrain(model) == 0
+    told = capsys.readouterr().out
+    assert "after 2 steps" in told
+    assert (
+        "not of step 6, the newest: the run is under suspicion of a loss spike since step 3; "
+        in told
+    )
+    assert pretrain([*model[:-1], str(tmp_path / "last"), "--step", "6"]) == 0
+    assert "suspected" not in capsys.readouterr().out
+
+
+# --- a finished run is extended ------------------------------------------------------------------
+
+
+def test_an_extended_run_equals_one_that_had_its_steps_from_the_start(straight, attempt, tmp_path):
+    """Also if it is killed meanwhile; what would change the steps done is refused."""
+    longer = ["training.steps=10", "schedule.decay_steps=6"]
+    run, whole = tmp_path / "run", tmp_path / "whole"
+    assert attempt(whole, *longer)[0][0] == 0
+    shutil.copytree(straight, run)
+    before = records(run)
+    for words, message in (
+        (longer[:1], "training.steps: 6, now 10; step 2, which is done, had the learning rate "),
+        (longer[:1], "; to change the number of steps, add schedule.decay_steps=6, which keeps"),
+        ([*longer, "training.seed=2"], "/run.yaml: training.seed: 1, now 2\n"),
+    ):
+        code, _, errors = attempt(run, *words, ranks=1)[0]
+        assert (code, message in errors) == (2, True), errors
+    assert records(run) == before
+    with pytest.raises(pytest.fail.Exception, match="rank"):
+        attempt(run, *longer, sabotage=failing_save(10, killed))
+    assert model_folder.export(run, tmp_path / "model") == 8
+    answers = attempt(run, *longer)
+    assert [code for code, _, _ in answers] == [0, 0], answers
+    assert [record["step"] for record in records(run, "attempt")] == [0, 6, 8]
+    assert [record["step"] for record in records(run, "done")] == [6, 10]
+    assert records(run, "discontinuity") == []
+    assert_same_run(run, whole, 10)
+    found = audit.audit(run)
+    assert (found.problems, found.unproved) == ([], [])
+    assert "finished: 10 of 10 steps in 3 attempts" in status.describe_run(status.view(run))
+    assert model_folder.export(run, tmp_path / "extended") == 10
+    assert "done already" in attempt(run, *longer, ranks=1)[0][1]
+    code, _, errors = attempt(run, "training.steps=8", longer[1], ranks=1)[0]
+    assert (code, "training.steps 8 is below the 10 steps that are done" in errors) == (2, True)
+
+
+def test_a_run_with_a_constant_schedule_is_extended_by_its_steps_alone(attempt, tmp_path):
+    constant, run, whole = "schedule.name=constant", tmp_path / "run", tmp_path / "whole"
+    assert attempt(run, constant, "training.steps=4", ranks=1)[0][0] == 0
+    assert attempt(run, constant, ranks=1)[0][0] == 0
+    assert attempt(whole, constant, ranks=1)[0][0] == 0
+    assert_same_run(run, whole)
+
+
+# --- saves that fail -----------------------------------------------------------------------------
+
+
+def failing_save(step, what, rank=1):
+    """Sabotage: `what(folder)` in one rank's save of a step, before DeepSpeed's."""
+
+    def sabotage(own):
+        from pretrain.engine.engine import Engine
+
+        save = Engine.save
+
+        def sabotaged(self, folder):
+            if own == rank and f"{step:08d}" in folder.name:
+                with what(folder):
+                    save(self, folder)
+            else:
+                save(self, folder)
+
+        Engine.save = sabotaged
+
+    return sabotage
+
+
+@contextlib.contextmanager
+def no_room(folder):
+    """The system refuses to let any file grow beyond 1000 bytes, as a full disk would."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+@contextlib.contextmanager
+def killed(folder):
+    (folder / "zero_pp_rank_1_mp_rank_00_optim_states.pt").write_bytes(b"half")
+    os.kill(os.getpid(), signal.SIGKILL)
+    yield
+
+
+def test_a_rank_killed_in_a_save_costs_the_steps_since_the_one_before(straight, attempt, tmp_path):
+    with pytest.raises(pytest.fail.Exception, match="rank"):
+        attempt(tmp_path, sabotage=failing_save(4, killed))
+    assert committed(tmp_path) == [2]
+    assert not checkpoints.folder_of(tmp_path, 4).exists()
+    code, output, _ = attempt(tmp_path)[0]
+    assert code == 0
+    assert "attempt 2" in output
+    assert "steps 2 to 6" in output
+    assert records(tmp_path, "discontinuity") == []
+    assert_same_run(tmp_path, straight)
+    assert not list((tmp_path / "checkpoints").glob("*.partial"))
+
+
+def test_a_rank_without_room_fails_the_save_for_all_and_training_goes_on(
+    straight, attempt, tmp_path
+):
+    answers = attempt(tmp_path, sabotage=failing_save(4, no_room))
+    assert [code for code, _, _ in answers] == [0, 0]
+    assert "WARNING: no checkpoint of step 4" in answers[0][1]
+    (failed,) = records(tmp_path, "save-failed")
+    assert failed["step"] == 4
+    assert re.search(r"step-00000004\.\w+\.partial: cannot be written: ", failed["reason"])
+    assert failed["reason"].endswith("(rank 1)")
+    assert committed(tmp_path) == [2, 6]
+    assert not list((tmp_path / "checkpoints").glob("*.partial"))
+    assert_same_run(tmp_path, straight)
+
+
+@pytest.mark.parametrize(("step", "left"), [(2, []), (6, [2, 4])])
+def test_without_an_older_checkpoint_or_a_later_save_a_failed_one_ends_the_attempt(
+    step, left, attempt, tmp_path
+):
+    answers = attempt(tmp_path, sabotage=failing_save(step, no_room))
+    assert [code for code, _, _ in answers] == [EXIT_FAILED] * 2
+    assert re.search(rf"step-{step:08d}\.\w+\.partial: cannot be written", answers[0][2])
+    assert records(tmp_path)[-1]["kind"] == "save-failed"
+    assert committed(tmp_path) == left
+
+
+def small_disk(calls):
+    """Sabotage: the disk has 1 kB free from the n-th time on that rank 0 asks."""
+
+    def sabotage(rank):
+        asked = []
+        usage = shutil.disk_usage
+
+        def disk_usage(path):
+            asked.append(path)
+            total, used, free = usage(path)
+            return type(usage(path))(total, used, 1000 if len(asked) >= calls else free)
+
+        shutil.disk_usage = disk_usage
+
+    return sabotage
+
+
+def test_a_disk_too_small_for_what_is_kept_is_refused_before_the_start(attempt, tmp_path):
+    answers = attempt(tmp_path, sabotage=small_disk(1))
+    assert [code for code, _, _ in answers] == [2, 2]
+    message = answers[0][2]
+    assert "4 checkpoints of " in message, "the run saves three times, and one is being written"
+    assert "its disk has 0.0 MB free" in message
+    assert records(tmp_path, "attempt") == []
+
+
+def test_a_resumed_run_needs_as_much_as_its_last_checkpoint_took(straight, attempt, tmp_path):
+    run = interrupted(straight, tmp_path / "run")
+    size = checkpoints.size_of(checkpoints.read_manifest(checkpoints.folder_of(run, 4)))
+    message = attempt(run, sabotage=small_disk(1))[0][2]
+    assert f"2 checkpoints of {size / 1e6:,.1f} MB need {2 * size / 1e6:,.1f} MB" in message
+
+
+def test_a_disk_that_fills_up_is_found_before_a_save(attempt, tmp_path):
+    answers = attempt(tmp_path, sabotage=small_disk(3))
+    assert [code for code, _, _ in answers] == [EXIT_FAILED] * 2
+    reasons = [record["reason"] for record in records(tmp_path, "save-failed")]
+    assert len(reasons) == 2
+    assert all("1 checkpoint of" in reason for reason in reasons)
+    assert committed(tmp_path) == [2]
+
+
+def fill(folder):
+    """Take all that is left of a disk, to the last byte."""
+    with (folder / "filler").open("ab", buffering=0) as file:
+        for size in (1 << 16, 1):
+            with contextlib.suppress(OSError):
+                while True:
+                    file.write(b"\0" * size)
+
+
+def full_disk(first, end):
+    """Sabotage: what holds the run is full from before the step `first` to before the step `end`.
+
+    Every file on it is filled up to its last page as well, so that none can grow.
+    """
+
+    def sabotage(rank):
+        from pretrain.engine.engine import Engine
+
+        step = Engine.step
+
+        def sabotaged(self, *arguments, **keywords):
+            run = Path(os.environ["FULL_DISK"])
+            if rank == 0 and arguments[-1] == first:
+                fill(run)
+            if rank == 0 and arguments[-1] == end:
+                (run / "filler").unlink()
+            return step(self, *arguments, **keywords)
+
+        Engine.step = sabotaged
+
+    return sabotage
+
+
+@pytest.fixture
+def small_run(tmp_path, monkeypatch):
+    """A run's folder on a small disk of its own."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=64m", "none", str(folder)]
+    if not shutil.which("mount") or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("may not mount a tmpfs")
+    monkeypatch.setenv("FULL_DISK", str(folder))
+    yield folder
+    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+LONGER = ["training.checkpoint_interval=16", "training.evaluation_interval=16"]
+"""So that the lines between two saves need more of the disk than is left in their file's block."""
+
+
+def test_a_disk_that_is_full_for_a_while_costs_a_checkpoint_and_no_line(
+    attempt, small_run, tmp_path
+):
+    """Ledger, metrics, TensorBoard and heartbeat are on it, too."""
+    words = ["training.steps=48", *LONGER]
+    answers = attempt(small_run, *words, sabotage=full_disk(17, 33))
+    assert [code for code, _, _ in answers] == [0, 0], answers
+    assert "WARNING: no checkpoint of step 32: " in answers[0][1]
+    assert answers[0][1].count("no curves are written for now") == 1
+    (failed,) = records(small_run, "save-failed")
+    assert failed["step"] == 32
+    assert "No space left on device" in failed["reason"]
+    assert committed(small_run) == [16, 48]
+    assert records(small_run)[-1]["kind"] == "done"
+    lines = (small_run / metrics.METRICS).read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == list(range(48))
+    assert [line["step"] for line in metrics.read(small_run / metrics.VALIDATION)] == [16, 32, 48]
+    straight = tmp_path / "straight"
+    assert attempt(straight, *words)[0][0] == 0
+    assert_same_run(small_run, straight, 48)
+
+
+def test_a_disk_that_stays_full_ends_the_attempt_at_the_third_failed_save(attempt, small_run):
+    words = ["training.steps=80", *LONGER]
+    answers = attempt(small_run, *words, sabotage=full_disk(17, 80))
+    assert [code for code, _, _ in answers] == [EXIT_FAILED] * 2
+    warned = [step for step in range(81) if f"no checkpoint of step {step}:" in answers[0][1]]
+    assert warned == [32, 48, 64]
+    assert "No space left on device" in answers[0][2]
+    assert committed(small_run) == [16]
+    (small_run / "filler").unlink()
+    assert [code for code, _, _ in attempt(small_run, *words)] == [0, 0]
+    kept = metrics.surviving(metrics.read(small_run / metrics.METRICS))
+    assert [line["step"] for line in kept] == list(range(80))
+
+
+def test_a_new_run_on_a_full_disk_names_the_file_and_what_is_wrong(attempt, small_run):
+    fill(small_run)
+    answers = attempt(small_run / "run")
+    assert [code for code, _, _ in answers] == [2, 2]
+    assert re.search(rf"No space left on device: '{small_run}/run[a-z./]*'", answers[0][2])
+
+
+def test_metrics_are_on_disk_before_a_checkpoint_is_committed(attempt, tmp_path):
+    """What a power cut at the moment of the commit would leave of them is enough for an audit."""
+
+    def sabotage(rank):
+        fsync, replace, synced = os.fsync, checkpoints._replace, {}
+
+        def noted(descriptor):
+            fsync(descriptor)
+            path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+            if path.suffix == ".jsonl":
+                synced[path.name] = path.read_bytes()
+
+        def kept(final, staging):
+            for name, data in synced.items():
+                (tmp_path / f"{final.name}-{name}").write_bytes(data)
+            replace(final, staging)
+
+        os.fsync, checkpoints._replace = noted, kept
+
+    assert attempt(tmp_path, sabotage=sabotage)[0][0] == 0
+    for step in (2, 4, 6):
+        lines = metrics.read(tmp_path / f"step-{step:08d}-{metrics.METRICS}")
+        assert [line["step"] for line in lines] == list(range(step))
+        lines = metrics.read(tmp_path / f"step-{step:08d}-{metrics.VALIDATION}")
+        assert [line["step"] for line in lines] == [s for s in (3, 6) if s <= step]
+
+
+def test_a_checkpoint_that_cannot_be_deleted_does_not_end_a_run(straight, attempt, tmp_path):
+    def sabotage(rank):
+        unlink = os.unlink
+
+        def refuses(path, *arguments, **keywords):
+            if os.fspath(path).endswith("_model_states.pt"):
+                raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), path)
+            unlink(path, *arguments, **keywords)
+
+        from pretrain.train import attempt as attempts
+
+        os.unlink = refuses
+        attempts.checkpoints_to_keep = lambda records, step, config: {step}
+
+    answers = attempt(tmp_path, sabotage=sabotage)
+    assert [code for code, _, _ in answers] == [0, 0], answers
+    deleted = [record["step"] for record in records(tmp_path, "delete")]
+    assert deleted == [2, 4]
+    for step in deleted:
+        folder = checkpoints.folder_of(tmp_path, step)
+        assert answers[0][1].count(f"WARNING: {folder}: cannot be deleted for now") == 1
+        assert [path.name for path in folder.iterdir()] == ["mp_rank_00_model_states.pt"]
+    assert_same_run(tmp_path, straight)
+
+
+# --- checkpoints that were touched ---------------------------------------------------------------
+
+
+def test_a_finished_run_with_a_damaged_checkpoint_is_finished_again(straight, attempt, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(straight, run)
+    path = touch(run, 6)
+    with pytest.raises(ValueError, match=r"its hash differs; `zeroclap supervise` with"):
+        model_folder.export(run, tmp_path / "model")
+    answers = attempt(run)
+    assert [code for code, _, _ in answers] == [0, 0]
+    assert f"its steps are done again: {path}" in answers[0][1]
+    assert [record["kind"] for record in records(run)][-4:] == [
+        "reject",
+        "attempt",
+        "commit",
+        "done",
+    ]
+    assert records(run, "reject")[0]["step"] == 6
+    assert records(run, "discontinuity") == []
+    assert_same_run(run, straight)
+    assert audit.audit(run).problems == []
+    assert "done already" in attempt(run)[0][1]
+
+
+def test_a_checkpoint_that_cannot_be_read_is_passed_over_and_its_files_stay(
+    straight, attempt, tmp_path
+):
+    run = interrupted(straight, tmp_path / "run")
+    unreadable, seen = checkpoints.folder_of(run, 4), tmp_path / "seen"
+
+    def sabotage(rank):
+        fingerprint, begin = checkpoints.fingerprint, resume.begin
+        files._PAUSES = (0.0,)
+
+        def fails(path):
+            if path.parent == unreadable:
+                raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+            return fingerprint(path)
+
+        def looked(*arguments):
+            begin(*arguments)
+            seen.write_text(str([*unreadable.iterdir()]))
+
+        checkpoints.fingerprint, resume.begin = fails, looked
+
+    answers = attempt(run, sabotage=sabotage)
+    assert [code for code, _, _ in answers] == [0, 0]
+    (rejected,) = records(run, "reject")
+    assert (rejected["step"], "Input/output error" in rejected["reason"]) == (4, True)
+    assert "mp_rank_00_model_states.pt" in seen.read_text()
+    assert_same_run(run, straight)
+
+
+def test_a_spoiled_line_of_metrics_costs_no_run(straight, attempt, tmp_path):
+    run = interrupted(straight, tmp_path / "run")
+    path = run / metrics.METRICS
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join([*lines[:1], lines[1][:40] + b"\0\0\0\n", *lines[2:4]]))
+    answers = attempt(run)
+    assert [code for code, _, _ in answers] == [0, 0]
+    assert answers[0][1].count(f"WARNING: {path}: 1 lines are not valid and are left out") == 1
+    assert records(run, "discontinuity") == []
+    mine, others = weights(run, 6), weights(straight, 6)
+    assert all(mine[name].equal(others[name]) for name in others)
+
+
+def touch(run, step):
+    path = checkpoints.folder_of(run, step) / "mp_rank_00_model_states.pt"
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    return path
+
+
+def test_a_damaged_checkpoint_is_rejected_and_the_one_before_it_taken(straight, attempt, tmp_path):
+    run = interrupted(straight, tmp_path / "run")
+    path = touch(run, 4)
+    unrecorded = [run / "checkpoints" / name for name in ("step-00000003", "step-00000005.partial")]
+    for folder in unrecorded:
+        folder.mkdir()
+    code, output, _ = attempt(run)[0]
+    assert code == 0
+    assert "steps 2 to 6" in output
+    (rejected,) = records(run, "reject")
+    assert rejected["step"] == 4
+    assert str(path) in rejected["reason"]
+    assert not any(folder.exists() for folder in unrecorded)
+    assert committed(run) == [2, 4, 6]
+    assert_same_run(run, straight)
+
+
+def test_a_run_without_an_intact_checkpoint_is_not_restarted_automatically(
+    straight, attempt, tmp_path
+):
+    run = interrupted(straight, tmp_path / "run")
+    paths = [touch(run, step) for step in (2, 4)]
+    before = records(run)
+    answers = attempt(run)
+    assert [code for code, _, _ in answers] == [2, 2]
+    assert "none of its checkpoints is intact" in answers[0][2]
+    assert all(str(path) in answers[0][2] for path in paths)
+    assert records(run) == before
+    assert all(path.exists() for path in paths)
+
+
+def test_a_changed_weight_under_a_consistent_hash_is_noticed_in_the_loss(
+    straight, attempt, tmp_path
+):
+    import torch
+
+    run = interrupted(straight, tmp_path / "run")
+    folder = checkpoints.folder_of(run, 4)
+    path = folder / "mp_rank_00_model_states.pt"
+    states = torch.load(path, weights_only=False)
+    name = next(name for name in states["module"] if "norm" in name and "weight" in name)
+    states["module"][name] *= 1.1
+    torch.save(states, path)
+    manifest = json.loads((folder / checkpoints.MANIFEST).read_text())
+    manifest["files"][path.name] = checkpoints.fingerprint(path)
+    write_json(folder / checkpoints.MANIFEST, manifest)
+
+    code, output, _ = attempt(run)[0]
+    assert code == 0
+    assert "WARNING: the run does not continue from step 4: loss " in output
+    (found,) = records(run, "discontinuity")
+    assert (found["step"], found["attempt"]) == (4, 2)
+
+
+@pytest.mark.parametrize("settings", [[], CAUSAL, PAIRS], ids=["masked", "causal", "pairs"])
+def test_a_run_resumes_on_another_number_of_ranks(
+    settings, straight, attempt, tmp_path, sentence_corpus
+):
+    """The batches are the same, and the losses except for the order of sums."""
+    if settings is PAIRS:
+        settings = [f"data.corpus={sentence_corpus}", *PAIRS]
+    if settings:
+        straight = tmp_path / "straight"
+        assert attempt(straight, *settings)[0][0] == 0
+    run = interrupted(straight, tmp_path / "run")
+    assert attempt(run, *settings, ranks=1)[0][0] == 0
+    assert records(run, "discontinuity") == []
+    again, before = (metrics.surviving(metrics.read(r / metrics.METRICS)) for r in (run, straight))
+    for line, other in zip(again, before, strict=True):
+        assert line["loss"] == pytest.approx(other["loss"], rel=1e-5)
+
+
+# --- two attempts at once ------------------------------------------------------------------------
+
+
+def test_an_attempt_on_a_run_that_is_being_trained_is_refused(attempt, tmp_path):
+    with run_folder.lock(tmp_path):
+        answers = attempt(tmp_path)
+    assert [code for code, _, _ in answers] == [2, 2]
+    assert f"another attempt (process {os.getpid()} on" in answers[0][2]
+    assert answers[1][2] == ""
+    assert not (tmp_path / ledger.FILE_NAME).exists()
+
+
+def test_where_the_lock_does_not_hold_the_older_attempt_commits_nothing_more(
+    straight, attempt, tmp_path
+):
+    """As on a network file system that forgets locks: the ledger tells who came last."""
+
+    @contextlib.contextmanager
+    def overtaken(folder):
+        path = tmp_path / ledger.FILE_NAME
+        other = {"attempt": 2, "token": "theirs", "step": 2, "pid": 7, "host": "elsewhere"}
+        ledger.append(path, "attempt", **other, ranks=2, micro_batch_size=2, seed=1)
+        yield
+
+    def sabotage(rank):
+        fcntl.flock = lambda *_: None
+        failing_save(4, overtaken, rank=0)(rank)
+
+    with run_folder.lock(tmp_path):
+        answers = attempt(tmp_path, sabotage=sabotage)
+    assert [code for code, _, _ in answers] == [EXIT_FAILED] * 2
+    assert "attempt 2 (process 7 on elsewhere) has begun on this run since" in answers[0][2]
+    assert records(tmp_path)[-1]["token"] == "theirs"
+    assert committed(tmp_path) == [2]
+    assert not checkpoints.folder_of(tmp_path, 4).exists()
+
+
+# --- what is refused -----------------------------------------------------------------------------
+
+
+def test_what_rank_0_cannot_open_ends_every_rank_with_one_message(attempt, tmp_path):
+    def sabotage(rank):
+        def full(*_, **__):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "ledger.jsonl")
+
+        ledger.append = full
+
+    answers = attempt(tmp_path, sabotage=sabotage)
+    assert [code for code, _, _ in answers] == [2, 2]
+    assert "No space left on device: 'ledger.jsonl'" in answers[0][2]
+    assert answers[0][2].count("\n") == 1
+    assert answers[1][2] == ""
+
+
+def test_a_run_of_a_later_version_is_refused_by_the_name_of_what_is_new(
+    straight, attempt, tmp_path
+):
+    run = interrupted(straight, tmp_path / "run")
+    path = checkpoints.folder_of(run, 4) / checkpoints.MANIFEST
+    manifest = json.loads(path.read_text())
+    manifest["architecture"]["rope_theta"] = 1e4
+    write_json(path, manifest)
+    answers = attempt(run)
+    assert [code for code, _, _ in answers] == [2, 2]
+    assert "unknown ['rope_theta']" in answers[0][2]
+    with pytest.raises(ValueError, match=r"MANIFEST.json: .*unknown \['rope_theta'\]"):
+        model_folder.export(run, tmp_path / "model", 4)
+    settings = yaml.safe_load((run / "run.yaml").read_text())
+    settings["training"]["fuse"] = True
+    (run / "run.yaml").write_text(yaml.safe_dump(settings))
+    answers = attempt(run)
+    assert [code for code, _, _ in answers] == [2, 2]
+    assert "run.yaml: unknown key 'training.fuse'" in answers[0][2]
+
+
+def test_a_checkpoint_of_another_architecture_than_the_recipe_now_means_is_refused(
+    straight, attempt, tmp_path
+):
+    """A preset may have changed between two versions while the recipe's names stayed."""
+    run = interrupted(straight, tmp_path / "run")
+    folder = checkpoints.folder_of(run, 4)
+    manifest = json.loads((folder / checkpoints.MANIFEST).read_text())
+    manifest["architecture"]["num_heads"] = 16
+    write_json(folder / checkpoints.MANIFEST, manifest)
+    answers = attempt(run)
+    assert [code for code, _, _ in answers] == [2, 2]
+    assert "num_heads: 16, now " in answers[0][2]
+    assert len(records(run, "attempt")) == 1
+
+
+def test_an_edited_deepspeed_configuration_is_refused_before_the_checkpoint_is_loaded(
+    attempt, tmp_path
+):
+    """The recipe has its name alone, and the engine would load other files or none."""
+    mine = tmp_path / "mine.json"
+    mine.write_text(json.dumps({"zero_optimization": {"stage": 1}}))
+    run, words = tmp_path / "run", [f"training.deepspeed={mine}"]
+    assert [code for code, _, _ in attempt(run, *words)] == [0, 0]
+    run = interrupted(run, tmp_path / "run-2")
+    mine.write_text(json.dumps({"zero_optimization": {"stage": 1}, "bf16": {"enabled": True}}))
+    answers = attempt(run, *words)
+    assert [code for code, _, _ in answers] == [2, 2]
+    assert f"{mine} is not what it was at the checkpoint of step 4: bf16.ena" in answers[0][2]
+    assert len(records(run, "attempt")) == 1
+
+
+def test_a_checkpoint_that_does_not_fit_the_engine_ends_every_rank_with_one_message(
+    straight, attempt, tmp_path
+):
+    def sabotage(rank):
+        from pretrain.engine.engine import Engine
+
+        def refuse(*_):
+            raise ValueError("the optimizer state has 3 parameter groups")
+
+        Engine.load = refuse
+
+    run = interrupted(straight, tmp_path / "run")
+    answers = attempt(run, sabotage=sabotage)
+    assert [code for code, _, _ in answers] == [EXIT_FAILED] * 2
+    for _, _, printed in answers:  # a launcher ends the second rank before it prints
+        assert "checkpoint of step 4 cannot be loaded: the optimizer state has 3 p" in printed
+        assert printed.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["schedule.warmup_steps=6"], "warmup_steps 6 is not below training.steps 6"),
+        (["model.overrides.num_layers=5"], "model.overrides.num_layers: None, now 5"),
+        (["model.variant=alibi"], "model.variant: 'zero-clap', now 'alibi'"),
+        (["training.seed=2"], "training.seed: 1, now 2"),
+    ],
+)
+def test_a_run_is_not_resumed_as_another(words, message, straight, attempt, recipe, capsys):
+    before = records(straight)
+    assert train.main([str(recipe.path), f"folder={straight}", *SHORT, *words]) == 2
+    assert message in capsys.readouterr().err
+    assert records(straight) == before
+
+
+def test_a_corpus_of_another_vocabulary_is_refused_with_both(
+    straight, attempt, recipe, other_vocabulary, capsys
+):
+    words = [f"folder={straight}", *SHORT, f"data.corpus={other_vocabulary}"]
+    assert train.main([str(recipe.path), *words]) == 2
+    message = capsys.readouterr().err
+    assert "made with a vocabulary of 400 ids" in message
+    assert "now with one of 380" in message
+
+
+def test_a_folder_that_is_not_a_run_is_refused_and_not_changed(attempt, recipe, tmp_path, capsys):
+    mine = tmp_path / "thesis.tex"
+    mine.write_text("")
+    assert train.main([str(recipe.path), f"folder={tmp_path}", *SHORT]) == 2
+    assert "holds thesis.tex but no ledger.jsonl" in capsys.readouterr().err
+    assert train.main([str(recipe.path), f"folder={mine}", *SHORT]) == 2
+    assert "thesis.tex is a file" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == [mine.name]
+
+
+def test_without_a_recipe_it_prints_its_usage(capsys):
+    assert train.main([]) == 2
+    assert train.main(["--local_rank=0", "--help"]) == 0
+    assert capsys.readouterr().out.count("usage: deepspeed") == 2
+
+
+# --- evaluation ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "settings", ["zero1_fp32", pytest.param("zero3_bf16", marks=pytest.mark.slow)]
+)
+def test_the_validation_loss_is_the_same_on_any_number_of_ranks(
+    settings, run_ranks, recipe, attempt, tmp_path
+):
+    """Seven micro-batches, which neither two nor three ranks divide: some get an empty one."""
+    from pretrain.data.batches import validation_batches
+    from pretrain.engine.engine import Engine, deepspeed_json, start
+    from pretrain.model import presets
+    from pretrain.model.language_model import LanguageModel
+    from pretrain.objectives.masked import MaskedLM
+
+    config = recipe.load(tmp_path, "batch.global_batch_size=12", f"training.deepspeed={settings}")
+
+    def work():
+        import torch
+
+        process = start()
+        blocks = CompleteBlocks(Corpus(Path(config.data.corpus), "train"), 64)
+        torch.manual_seed(1)
+        model = LanguageModel(presets.build("tiny", "zero-clap", 400, {}))
+        objective = MaskedLM(config.objective, 399, 400)
+        json_settings = deepspeed_json(settings, config.batch, 0.0, process.world_size)
+        engine = Engine(model, config.optimizer, json_settings, process)
+        mine = validation_batches(blocks, objective, 13, 2, process.rank, process.world_size)
+        return engine.evaluate(list(mine), lambda *pair: objective.evaluate(*pair, 1))
+
+    (alone, *counts), *others = [run_ranks(count, work)[0] for count in (1, 2, 3)]
+    assert counts[1] > 80
+    for loss, *same_counts in others:
+        assert same_counts == counts
+        assert loss == pytest.approx(alone, rel=1e-9)

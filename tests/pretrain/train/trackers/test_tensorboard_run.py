@@ -1,0 +1,99 @@
+"""TensorBoard curves."""
+
+import errno
+import os
+
+import pytest
+
+from pretrain.records.figures import curves
+from pretrain.train.trackers.table import Shown
+from pretrain.train.trackers.tensorboard_run import FOLDER, TensorBoard
+from tests.pretrain.builders import step_record
+
+
+def record(step, loss=2.0):
+    return step_record(step, loss)
+
+
+def board_of(folder, attempt=1, first_step=0, say=print):
+    return TensorBoard(Shown(folder, {}, attempt, first_step, say))
+
+
+def show(board, record):
+    board.scalars(record.step, curves(record))
+
+
+def events_of(folder):
+    import warnings
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+        events = EventAccumulator(str(folder))
+        events.Reload()
+    return events
+
+
+def test_the_stitched_curve_replaces_what_a_later_attempt_does_again(tmp_path):
+    for attempt, steps in ((1, range(10)), (2, range(6, 12))):
+        board = board_of(tmp_path, attempt, steps[0])
+        board.text(steps[0], f"attempt {attempt} began")
+        for step in steps:
+            show(board, record(step, loss=float(attempt)))
+    kept = [
+        (e.step, e.value) for e in events_of(tmp_path / FOLDER / "stitched").Scalars("train/loss")
+    ]
+    assert kept == [(step, 1.0 if step < 6 else 2.0) for step in range(12)]
+    first = events_of(tmp_path / FOLDER / "attempt-001").Scalars("train/loss")
+    assert [event.step for event in first] == list(range(10))
+
+
+def test_tensorboard_gets_every_curve(tmp_path):
+    board = board_of(tmp_path)
+    show(board, record(4))
+    board.scalars(4, {"validation/loss": 1.5})
+    events = events_of(tmp_path / FOLDER / "attempt-001")
+    assert set(events.Tags()["scalars"]) == {
+        "train/loss",
+        "optimizer/gradient_norm",
+        "optimizer/loss_scale",
+        "optimizer/learning_rate",
+        "speed/tokens_per_second",
+        "speed/step_seconds",
+        "speed/data_seconds",
+        "data/epoch",
+        "validation/loss",
+    }
+    (event,) = events.Scalars("speed/tokens_per_second")
+    assert (event.step, event.value) == (4, 600.0)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_curves_that_cannot_be_written_are_dropped_with_one_warning_until_opened_again(
+    tmp_path, monkeypatch
+):
+    from tensorboard.compat.tensorflow_stub.io import gfile
+
+    warnings = []
+    board = board_of(tmp_path, say=warnings.append)
+    show(board, record(0))
+
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(gfile.LocalFileSystem, "append", full)
+        patch.setattr(gfile.LocalFileSystem, "write", full)
+        for step in range(1, 40):
+            show(board, record(step))
+            if step % 10 == 0:
+                board.sync(step + 1)
+    (warning,) = warnings
+    assert "No space left on device" in warning
+    board.sync(40)
+    show(board, record(40))
+    parts = [events_of(file) for file in (tmp_path / FOLDER / "stitched").iterdir()]
+    curves = [part.Scalars("train/loss") for part in parts if part.Tags()["scalars"]]
+    assert sorted(event.step for curve in curves for event in curve) == [0, 40]
+    assert len(warnings) == 1

@@ -1,0 +1,136 @@
+"""The documents: what they name exists, and they stay short.
+
+tests/walks/test_guides.py runs their commands.
+"""
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from data_prep.common.arguments import Parser, parse_arguments
+from finetune.zeroclap import _parser
+from pretrain.config.load import load
+from pretrain.plan.recipe_command import recipe_schema
+
+ROOT = Path(__file__).parents[1]
+GUIDES = sorted(ROOT.glob("pretrain/guides/*.md"))
+PACKAGES = [*ROOT.glob("*/README.md"), *ROOT.glob("tests/*/README.md")]
+PAGES = [*ROOT.glob("*.md"), *PACKAGES, *GUIDES, *ROOT.glob("pretrain/notes/*.md")]
+EACH_PAGE = pytest.mark.parametrize(
+    "page", [pytest.param(page, id=str(page.relative_to(ROOT))) for page in PAGES]
+)
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$|((?:^    .*\n)+)", re.MULTILINE | re.DOTALL)
+
+
+def blocks(page: Path) -> Iterator[tuple[str, str]]:
+    """Language and text of each block of code, fenced or indented."""
+    for language, fenced, indented in BLOCK.findall(page.read_text()):
+        yield language, fenced or indented
+
+
+def spans(page: Path) -> list[str]:
+    """The code within sentences."""
+    return re.findall(r"`([^`]+)`", BLOCK.sub("", page.read_text()))
+
+
+def called(text: str) -> Iterator[list[str]]:
+    """The arguments of each `zeroclap` in a shell script."""
+    for line in text.replace("\\\n", " ").splitlines():
+        if line.strip().startswith("zeroclap "):
+            words = shlex.split(line, comments=True)[1:]
+            ends = (n for n, word in enumerate(words) if word in ("&", "&&", "|", "||", ";"))
+            yield words[: next(ends, None)]
+
+
+@EACH_PAGE
+def test_a_command_of_a_block_is_accepted(page: Path) -> None:
+    for _, text in blocks(page):
+        for words in called(text):
+            parse_arguments(_parser(), words)
+
+
+@EACH_PAGE
+def test_commands_and_options_in_sentences_exist(page: Path) -> None:
+    program = _parser()
+    (commands,) = program._get_positional_actions()
+    assert isinstance(commands.choices, dict)
+    for text in spans(page):
+        for name, *words in called(text):
+            command = commands.choices.get(name, program)
+            assert isinstance(command, Parser)
+            assert command is not program or name.startswith("--"), text
+            command.load()
+            options = {word.partition("=")[0] for word in words if word.startswith("--")}
+            assert options <= command._option_string_actions.keys(), text
+
+
+def settings() -> set[str]:
+    """Every setting as `section.name`."""
+    schema = recipe_schema()
+
+    def below(path: str, entry: dict) -> Iterator[str]:  # type: ignore[type-arg]
+        entry = entry.get("items", entry)
+        for record in (entry, *entry.get("anyOf", ())):
+            record = schema["$defs"].get(record.get("$ref", "").rpartition("/")[2], record)
+            for name, field in record.get("properties", {}).items():
+                yield f"{path}{name}"
+                yield from below(f"{path}{name}.", field)
+
+    return set(below("", schema))
+
+
+@EACH_PAGE
+def test_a_setting_that_is_named_exists(page: Path) -> None:
+    known = settings()
+    sections = {name.partition(".")[0] for name in known if "." in name}
+    named = re.compile(rf"(?<![\w./-])(?:{'|'.join(sections)})\.[a-z_]\w*(?:\.[a-z]\w*)*(?![\w(])")
+    code = "\n".join([*(text for _, text in blocks(page)), *spans(page)])
+    for name in named.findall(code):
+        is_file = name.endswith((".json", ".safetensors", ".params"))
+        assert is_file or name in known or name.startswith("data.corpora."), name
+
+
+@EACH_PAGE
+def test_a_recipe_is_accepted(page: Path, tmp_path: Path) -> None:
+    for language, text in blocks(page):
+        if language == "yaml":
+            (tmp_path / "recipe.yaml").write_text(text)
+            load(str(tmp_path / "recipe.yaml"))
+
+
+@EACH_PAGE
+def test_a_file_of_the_project_that_is_named_exists(page: Path) -> None:
+    for name in spans(page):
+        if re.fullmatch(r"[\w-]+/[\w/.-]+\.(py|sh|sbatch|yaml)", name):
+            folders = (ROOT, ROOT / "pretrain", page.parent)
+            assert any((folder / name).exists() for folder in folders), name
+
+
+@EACH_PAGE
+def test_links_and_anchors_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)]+)\)", page.read_text()):
+        if "://" not in target:
+            name, _, anchor = target.partition("#")
+            found = page.parent / name if name else page
+            assert found.exists(), target
+            assert not anchor or anchor in anchors(found), target
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", each.lower()).replace(" ", "-") for each in headings}
+
+
+@pytest.mark.parametrize(
+    ("pages", "words"),
+    [([ROOT / "README.md"], 1200), (GUIDES, 900), (PACKAGES, 500)],
+    ids=["README", "guides", "packages"],
+)
+def test_a_page_is_short(pages: list[Path], words: int) -> None:
+    assert len(pages) <= 10
+    longest = max(pages, key=lambda page: len(page.read_text().split()))
+    assert len(longest.read_text().split()) <= words, longest
