@@ -12,6 +12,7 @@ import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from data_prep.common import console
 from data_prep.common.arguments import Command, Parser, program, run_command
@@ -19,6 +20,9 @@ from finetune.birthplaces import command as birthplaces
 from finetune.collapse import LEAST_RETRIED, USUAL_RETRIES
 from pretrain.config.settings import add_device
 from pretrain.records.exit_codes import EXIT_DONE, EXIT_FAILED
+
+if TYPE_CHECKING:
+    from finetune.task import Task
 
 
 @console.lasting()
@@ -29,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> Parser:
     description = (
-        "Fine-tune a model folder on GLUE or on birthplaces, and use the fine-tuned model."
+        "Fine-tune a model folder on your own task, GLUE or birthplaces, and use the result."
     )
     return program("python -m finetune", description, "demo", {"fine-tune": COMMANDS})
 
@@ -39,48 +43,14 @@ def _glue_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--data",
         required=True,
-        help="a folder that has a folder of TSV files or a saved dataset for each task, or: hub",
+        help="a folder that has a folder of files or a saved dataset for each task, or: hub",
     )
     command.add_argument(
-        "--tasks", type=_names, default=["all"], help="such as CoLA,RTE, in any case (default: all)"
-    )
-    command.add_argument(
-        "--seeds", type=_seeds, default=[1], help="such as 1-3 or 1,2,7 (default: 1)"
-    )
-    command.add_argument(
-        "--output",
-        type=Path,
-        required=True,
-        help="the folder for the runs' folders; finished runs in it are not repeated",
-    )
-    command.add_argument(
-        "--weights",
-        choices=("pretrained", "random", "both"),
-        default="pretrained",
-        help="start from the model's weights, from random weights of the same architecture, or run "
-        "once from each (default: pretrained)",
-    )
-    command.add_argument(
-        "--jobs",
-        type=int,
-        default=0,
-        metavar="N",
-        help="runs at once (default: one per GPU, or one per core without GPUs)",
-    )
-    command.add_argument(
-        "--world-size",
-        type=int,
-        default=1,
-        metavar="N",
-        help="processes, and GPUs, per run (default: 1)",
-    )
-    command.add_argument(
-        "--retries",
-        type=int,
-        metavar="N",
-        help="repeat a pretrained run that collapsed up to N times, with another seed and a longer "
-        f"warm-up (default: {USUAL_RETRIES}, or 0 with fewer than {LEAST_RETRIED:,} training "
-        "examples)",
+        "--tasks",
+        type=_names,
+        default=["all"],
+        help="such as CoLA,RTE, in any case; SuperGLUE's BoolQ,CB,SuperGLUE-RTE,WiC by name "
+        "(default: all of GLUE)",
     )
     command.add_argument(
         "--recipe",
@@ -90,10 +60,93 @@ def _glue_arguments(command: argparse.ArgumentParser) -> None:
         "batches of similar lengths, and the best epoch chosen by the benchmark's score (default: "
         "default)",
     )
-    command.add_argument(
-        "--no-models", action="store_true", help="do not keep the best model of each run"
+    _run_arguments(command)
+
+
+def _finetune_arguments(command: argparse.ArgumentParser) -> None:
+    add = command.add_argument
+    add("model", type=Path, help="a model folder")
+    add(
+        "--train",
+        required=True,
+        metavar="FILE",
+        help="training examples: .csv, .tsv, .jsonl, .parquet, CoNLL's .conll, SQuAD's .json, a "
+        "folder that datasets saved, or datasets:NAME:SPLIT from the hub",
     )
-    command.add_argument(
+    add("--dev", default="", metavar="FILE", help="examples to score (default: a share of train)")
+    add("--test", default="", metavar="FILE", help="further ones, which choose nothing")
+    add(
+        "--text",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="COLUMN",
+        help='column of the text; two for pairs (default: "text", or those of the format)',
+    )
+    add("--label", default="label", metavar="COLUMN", help='column of the label (default: "label")')
+    add(
+        "--kind",
+        choices=("classification", "regression", "multi-label", "tags", "spans"),
+        help="what a label is: a class, a number, several classes, a tag a word, or parts of the "
+        "second text (default: what the labels look like)",
+    )
+    add(
+        "--separator",
+        default=";",
+        help="what stands between the labels of a multi-label task in a CSV file (default: ;)",
+    )
+    add(
+        "--dev-share",
+        type=float,
+        default=0.1,
+        metavar="SHARE",
+        help="share of the training examples to score where --dev is not given (default: 0.1)",
+    )
+    add("--name", default="own", help="what the task is called in folders and reports")
+    _run_arguments(command)
+
+
+def _run_arguments(command: argparse.ArgumentParser) -> None:
+    """Add what says how runs are done."""
+    add = command.add_argument
+    add("--seeds", type=_seeds, default=[1], help="such as 1-3 or 1,2,7 (default: 1)")
+    add(
+        "--output",
+        type=Path,
+        required=True,
+        help="the folder for the runs' folders; finished runs in it are not repeated",
+    )
+    add(
+        "--weights",
+        choices=("pretrained", "random", "both"),
+        default="pretrained",
+        help="start from the model's weights, from random weights of the same architecture, or run "
+        "once from each (default: pretrained)",
+    )
+    add(
+        "--jobs",
+        type=int,
+        default=0,
+        metavar="N",
+        help="runs at once (default: one per GPU, or one per core without GPUs)",
+    )
+    add(
+        "--world-size",
+        type=int,
+        default=1,
+        metavar="N",
+        help="processes, and GPUs, per run (default: 1)",
+    )
+    add(
+        "--retries",
+        type=int,
+        metavar="N",
+        help="repeat a pretrained run that collapsed up to N times, with another seed and a longer "
+        f"warm-up (default: {USUAL_RETRIES}, or 0 with fewer than {LEAST_RETRIED:,} training "
+        "examples)",
+    )
+    add("--no-models", action="store_true", help="do not keep the best model of each run")
+    add(
         "overrides",
         nargs="*",
         default=[],
@@ -120,12 +173,45 @@ def _seeds(text: str) -> list[int]:
 
 
 def _glue(options: argparse.Namespace) -> int:
-    """Fine-tune a model on tasks with several seeds, and report.
+    """Fine-tune a model on the tasks of GLUE or SuperGLUE with several seeds, and report.
 
     example: python -m finetune glue models/zero-clap --data GLUE --seeds 1,2,3 --output scores
     """
-    from finetune.config import RESULT, WEIGHTS
+    from finetune.benchmarks import find_all
+
+    return _run(options, options.data, find_all(options.tasks), options.recipe)
+
+
+def _finetune(options: argparse.Namespace) -> int:
+    """Fine-tune a model on a task of your own, with several seeds, and report.
+
+    example: python -m finetune finetune models/clap --train a.csv --label mood --output scores
+    """
+    from finetune.own_task import Request, describe, write
+
+    own = describe(
+        Request(
+            options.name,
+            options.train,
+            options.dev,
+            options.test,
+            tuple(options.text),
+            options.label,
+            options.kind,
+            options.separator,
+            options.dev_share,
+        )
+    )
+    print("\n".join(own.summary), flush=True)
+    return _run(options, str(write(options.output / "data", own)), [own.task])
+
+
+def _run(
+    options: argparse.Namespace, data: str, tasks: Sequence[Task], recipe: str = "default"
+) -> int:
+    """Do the runs of tasks that are not done yet, and report; returns the exit code."""
     from finetune.launch import run_all
+    from finetune.plan import RESULT, WEIGHTS
     from finetune.planning import plan_runs, prepare
     from finetune.report import write_report
 
@@ -134,12 +220,12 @@ def _glue(options: argparse.Namespace) -> int:
             raise ValueError(f"--{name.replace('_', '-')} {value}: accepted: {least} or more")
     plans = plan_runs(
         options.model,
-        options.data,
-        options.tasks,
+        data,
+        tasks,
         WEIGHTS if options.weights == "both" else (options.weights,),
         options.seeds,
         options.overrides,
-        recipe=options.recipe,
+        recipe=recipe,
         save_models=not options.no_models,
         world_size=options.world_size,
     )
@@ -309,6 +395,7 @@ def _demo(options: argparse.Namespace) -> int:
 
 
 COMMANDS: dict[str, Command] = {
+    "finetune": (_finetune_arguments, _finetune),
     "glue": (_glue_arguments, _glue),
     "glue-report": (_report_arguments, _report),
     "predict": (_predict_arguments, _predict),

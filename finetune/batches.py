@@ -1,7 +1,7 @@
 """Batches of examples: a step's batch is a pure function of the seed and the step.
 
-`lay_out` turns an example's texts into one input, `EncodedExamples` holds a split, and
-`ShuffledBatches` selects the examples of a step.
+`EncodedExamples` holds the rows of a split (kinds.py), and `ShuffledBatches` selects those of a
+step.
 """
 
 from __future__ import annotations
@@ -15,99 +15,76 @@ import numpy.typing as npt
 
 from data_prep.tokenizer import Tokenizer
 from finetune.examples import Example
+from finetune.kinds import IGNORED, KINDS
+from finetune.task import Task
 from pretrain.data.order import Lineage
 from pretrain.loop.protocols import MicroBatch
 
-Ids = npt.NDArray[np.int32]
-
-
-def lay_out(
-    texts: Sequence[Ids], max_tokens: int, tokenizer: Tokenizer, separators: int = 2
-) -> Ids:
-    """Return the input (`Tokenizer.lay_out`) of an example's texts.
-
-    If it is too long, tokens are cut from the end of the longest text, one at a time.
-    """
-    lengths = [len(text) for text in texts]
-    limit = max_tokens - _special_tokens(len(texts), separators)
-    while sum(lengths) > limit:
-        lengths[int(np.argmax(lengths))] -= 1
-    cut = [text[:length].tolist() for text, length in zip(texts, lengths, strict=True)]
-    return np.array(tokenizer.lay_out(cut, separators), dtype=np.int32)
-
-
-def _special_tokens(texts: int, separators: int) -> int:
-    return 2 + separators * (texts - 1)
-
 
 class EncodedExamples:
-    """The token ids and labels of a split."""
+    """The token ids and targets of a split."""
 
     def __init__(
         self,
+        task: Task,
         examples: Sequence[Example],
         tokenizer: Tokenizer,
         max_tokens: int,
         *,
         drop_long: bool = False,
-        is_regression: bool = False,
         segments: int = 0,
     ) -> None:
         """Encode every example.
 
         Args:
+            task: whose examples they are.
             examples: at least one.
             tokenizer: the model's tokenizer.
             max_tokens: longest input, special tokens included.
             drop_long: leave out longer examples, as EIFY/fairseq does in training; otherwise they
                 are cut, so that every example is scored.
-            is_regression: whether labels are numbers rather than classes.
             segments: of the model's config. Models with segments read `<s> a </s> b </s>`, as in
                 BERT and ALBERT, and the segment of each token; others `<s> a </s> </s> b </s>`.
 
         Raises:
             ValueError: every example was left out.
         """
-        flat = tokenizer.encode_batch([text for example in examples for text in example.texts])
-        texts_of = iter(flat)
-        encoded = [[next(texts_of) for _ in example.texts] for example in examples]
-        separators = 1 if segments else 2
-        long = [
-            sum(map(len, texts)) + _special_tokens(len(texts), separators) > max_tokens
-            for texts in encoded
-        ]
-        kept = [n for n, is_long in enumerate(long) if not (drop_long and is_long)]
-        if not kept:
-            raise ValueError(f"max_tokens {max_tokens}: every example is longer; accepted: more")
-        self.too_long = sum(long)
+        self.kind, self.task, self.examples = KINDS[task.kind], task, examples
+        rows = self.kind.rows(task, examples, tokenizer, max_tokens, 1 if segments else 2)
+        self.too_long = sum(row.is_cut for row in rows)
         """Number of examples that were left out or cut."""
-        self.ids = [lay_out(encoded[n], max_tokens, tokenizer, separators) for n in kept]
-        self.lengths = np.array([len(ids) for ids in self.ids])
-        kind = np.float32 if is_regression else np.int64
-        self.labels: npt.NDArray[np.float32 | np.int64] = np.array(
-            [examples[n].label for n in kept], dtype=kind
-        )
+        self.rows = [row for row in rows if not (drop_long and row.is_cut)]
+        if not self.rows:
+            raise ValueError(f"max_tokens {max_tokens}: every example is longer; accepted: more")
+        self.lengths = np.array([len(row.ids) for row in self.rows])
         self.pad_id = tokenizer.pad_id
         self._tokenizer, self._segments = tokenizer, segments
 
     def __len__(self) -> int:
-        """Return the number of examples."""
-        return len(self.ids)
+        """Return the number of rows: of examples, unless long ones are read in windows."""
+        return len(self.rows)
 
     def collate(self, chosen: Sequence[int], index: int = 0) -> MicroBatch:
-        """Return the chosen examples, padded to the longest of them.
+        """Return the chosen rows, padded to the longest of them.
 
-        The arrays are input_ids [B, T], document_ids [B, T] bool, labels [B] and, for a model with
-        segments, segment_ids [B, T].
+        The arrays are input_ids [B, T], document_ids [B, T] bool, labels (the targets of the rows,
+        stacked) and, for a model with segments, segment_ids [B, T].
         """
+        rows = [self.rows[number] for number in chosen]
         lengths = self.lengths[list(chosen)]
-        input_ids = np.full((len(chosen), int(lengths.max())), self.pad_id, dtype=np.int64)
-        for row, number in enumerate(chosen):
-            input_ids[row, : lengths[row]] = self.ids[number]
+        input_ids = np.full((len(rows), int(lengths.max())), self.pad_id, dtype=np.int64)
+        for ids, row in zip(input_ids, rows, strict=True):
+            ids[: len(row.ids)] = row.ids
+        targets = [row.target for row in rows]
+        if len({target.shape for target in targets}) > 1:  # one for each token
+            targets = [
+                np.pad(target, (0, input_ids.shape[1] - len(target)), constant_values=IGNORED)
+                for target in targets
+            ]
         arrays: dict[str, npt.NDArray[Any]] = {
             "input_ids": input_ids,
             "document_ids": np.arange(input_ids.shape[1]) < lengths[:, None],
-            "labels": self.labels[list(chosen)],
+            "labels": np.stack(targets),
         }
         if self._segments:
             arrays["segment_ids"] = self._tokenizer.segment_ids(input_ids, self._segments)
@@ -115,11 +92,11 @@ class EncodedExamples:
             index=index,
             arrays=arrays,
             tokens=int(lengths.sum()),
-            targets=(len(chosen),),
+            targets=(sum(self.kind.targets(row) for row in rows),),
         )
 
     def by_length(self, batch_size: int) -> list[list[int]]:
-        """Return every example once, in batches of similar lengths, which need little padding."""
+        """Return every row once, in batches of similar lengths, which need little padding."""
         order = np.argsort(self.lengths, kind="stable").tolist()
         return [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
 

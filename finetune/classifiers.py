@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from data_prep.common.files import remove_partial_folders
-from finetune.config import MODEL, FinetuneConfig, RunPlan
-from finetune.glue import Task
+from finetune.config import FinetuneConfig
+from finetune.kinds import KINDS
+from finetune.plan import MODEL, RunPlan
+from finetune.task import Task
 from pretrain.model.classification import ClassificationConfig
 from pretrain.model.config import ModelConfig
 from pretrain.models import model_folder
@@ -20,7 +22,10 @@ if TYPE_CHECKING:
 
 def head_config(config: FinetuneConfig, task: Task) -> ClassificationConfig:
     """Return the config of a task's head."""
-    return ClassificationConfig(task.classes, task.labels, config.pooling, config.head_dropout)
+    of_tokens = KINDS[task.kind].labels_tokens
+    labels = task.labels if len(task.labels) == task.classes else ()
+    pooling = "none" if of_tokens else config.pooling
+    return ClassificationConfig(task.classes, labels, pooling, config.head_dropout)
 
 
 def longest_input(max_tokens: int, architecture: ModelConfig) -> int:
@@ -88,6 +93,7 @@ def save(
             "retry": plan.retry,
             "model": plan.model_sha256,
             "max_tokens": plan.config.max_tokens,
+            "own_task": dataclasses.asdict(plan.own) if plan.own else None,
             "pretrained": loaded.provenance,
         },
         {task.name: head_config(plan.config, task)},

@@ -26,7 +26,7 @@ def reason(
     """Return why a run counts as collapsed, or an empty string if it does not.
 
     Args:
-        metric: the task's first metric, "accuracy" or "seed_loss".
+        metric: the task's first metric.
         best: scores of the epoch with the best such metric.
         constant: scores of the best constant answer on the same examples.
         answers: number of different answers that the kept model gave.
@@ -36,4 +36,4 @@ def reason(
     if metric == "seed_loss":
         explained = 1 - best[metric] / constant[metric] if constant[metric] else 0.0
         return "no better than a constant" if explained < LEAST_EXPLAINED else ""
-    return "no better than the majority class" if best[metric] <= constant[metric] else ""
+    return "no better than a constant" if best[metric] <= constant[metric] else ""

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Any
 
 from finetune import scores
 from finetune.batches import EncodedExamples, ShuffledBatches
-from finetune.glue import Task, suffix_of
+from finetune.kinds import Output
+from finetune.task import Task, suffix_of
 
 if TYPE_CHECKING:
     import torch
@@ -20,58 +18,67 @@ if TYPE_CHECKING:
     from pretrain.loop.protocols import Model
 
 _BATCH_SIZE = 64
-Logits = npt.NDArray[np.float32]
-Part = tuple[list[int], Logits]
+Part = tuple[list[int], list[Output]]
 
 
-def logits_of(
+def outputs_of(
     model: Model,
-    examples: EncodedExamples,
+    encoded: EncodedExamples,
     device: torch.device,
     rank: int = 0,
     world_size: int = 1,
     gather: Callable[[list[Part]], Sequence[list[Part]]] = lambda parts: [parts],
-) -> Logits:
-    """Compute the logits of every example, [N, C] in fp32, in the split's order, on every rank.
+) -> list[Output]:
+    """Compute the logits of every row in fp32, in the split's order, on every rank.
 
     Args:
         model: a classifier in evaluation mode.
-        examples: the split.
+        encoded: the split.
         device: the model's device.
         rank: rank of this process.
         world_size: number of processes; each reads every `world_size`-th batch.
         gather: returns every rank's value on every rank.
+
+    Returns:
+        Of each row [C], or [T, C] of a kind that labels tokens.
     """
     import torch
 
-    batches = examples.by_length(_BATCH_SIZE)
+    batches = encoded.by_length(_BATCH_SIZE)
     mine = batches[rank::world_size]
     # Under ZeRO 3 all ranks must call the model equally often: some repeat a batch.
     mine += batches[:1] * (-(-len(batches) // world_size) - len(mine))
     parts: list[Part] = []
     with torch.no_grad():
         for chosen in mine:
-            batch = examples.collate(chosen).to(device)
+            batch = encoded.collate(chosen).to(device)
             output = model(batch["input_ids"], batch["document_ids"], batch.get("segment_ids"))
-            parts.append((chosen, output.float().cpu().numpy()))
-    result = np.empty((len(examples), parts[0][1].shape[1]), dtype=np.float32)
-    for chosen, logits in (part for from_rank in gather(parts) for part in from_rank):
-        result[chosen] = logits
-    return result
+            logits: list[Output] = list(output.float().cpu().numpy())
+            if encoded.kind.labels_tokens:
+                logits = [of[: encoded.lengths[n]] for n, of in zip(chosen, logits, strict=True)]
+            parts.append((chosen, logits))
+    found: dict[int, Output] = {}
+    for numbers, outputs in (part for from_rank in gather(parts) for part in from_rank):
+        found |= dict(zip(numbers, outputs, strict=True))
+    return [found[number] for number in range(len(encoded))]
 
 
-def _predictions(task: Task, logits: Logits) -> scores.Values:
-    """Return the likeliest class of each example, or the number of a regression."""
-    return logits[:, 0] if task.is_regression else logits.argmax(axis=1)
+def answers_of(encoded: EncodedExamples, outputs: Sequence[Output]) -> Any:  # noqa: ANN401
+    """Return the model's answer to each example, in the form of `Kind.truth`."""
+    return encoded.kind.predictions(encoded.task, encoded.examples, encoded.rows, outputs)
 
 
-def _mean_loss(task: Task, logits: Logits, labels: scores.Values) -> float:
-    """Return the mean cross-entropy in nats, or the mean squared error of a regression."""
-    if task.is_regression:
-        return float(np.mean((logits[:, 0] - labels) ** 2))
-    from scipy.special import log_softmax
+def _mean_loss(encoded: EncodedExamples, outputs: Sequence[Output]) -> float:
+    """Return the mean loss over the targets of a split, as in training."""
+    import torch
 
-    return float(-log_softmax(logits.astype(float), axis=1)[np.arange(len(labels)), labels].mean())
+    loss = targets = 0.0
+    for row, output in zip(encoded.rows, outputs, strict=True):
+        logits = torch.from_numpy(output).double().unsqueeze(0)
+        target = torch.from_numpy(row.target).unsqueeze(0)
+        loss += float(encoded.kind.loss(logits, target))
+        targets += encoded.kind.targets(row)
+    return loss / targets
 
 
 class Evaluation:
@@ -105,27 +112,28 @@ class Evaluation:
         if not self._batches.ends_epoch(step):
             return
         record: dict[str, float] = {"epoch": int(self._batches.epoch(step))}
-        predictions = []
+        answers = []
         for split, dev_set in self._dev_sets.items():
-            logits = self._logits(dev_set)
-            predictions.append(_predictions(self._task, logits))
-            record.setdefault("loss", _mean_loss(self._task, logits, dev_set.labels))
-            values = scores.score(self._task.metrics, dev_set.labels, predictions[-1])
+            outputs = self._outputs(dev_set)
+            answers.append(answers_of(dev_set, outputs))
+            record.setdefault("loss", _mean_loss(dev_set, outputs))
+            truth = dev_set.kind.truth(self._task, dev_set.examples)
+            values = scores.score(self._task.metrics, truth, answers[-1])
             record |= {f"{name}{suffix_of(split)}": value for name, value in values.items()}
         self.epochs.append(record)
         if self.best == record:
-            self.answers = len(np.unique(predictions[0]))
+            self.answers = len({str(answer) for answer in answers[0]})
             if self._best_folder:
                 self._engine.save(self._best_folder)
         if self._engine.rank == 0:
             line = "  ".join(f"{name} {record[name]:.4f}" for name in self._task.score_names)
             print(f"epoch {record['epoch']}: dev loss {record['loss']:.4f}  {line}", flush=True)
 
-    def _logits(self, dev_set: EncodedExamples) -> Logits:
+    def _outputs(self, dev_set: EncodedExamples) -> list[Output]:
         from pretrain.engine.distributed import gather
 
         engine = self._engine
         engine.module.eval()
-        return logits_of(
+        return outputs_of(
             engine.module, dev_set, engine.device, engine.rank, engine.world_size, gather
         )

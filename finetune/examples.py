@@ -1,13 +1,15 @@
-"""Reading a task's examples: from the benchmark's TSV files, from the hub or from a saved copy.
+"""Reading a task's examples: from the benchmark's files, from the hub or from a saved copy.
 
 `read` finds out which, reads a split and refuses what does not follow the task's layout. TSV files
 are split on tabs and line feeds only: a quotation mark is part of the sentence (CoLA, MRPC and QQP
 have unpaired ones), and so is U+2028.
 
 `data` is one of
-    a folder of TASK/train.tsv, TASK/dev.tsv, TASK/test.tsv   the benchmark's own archive
+    a folder of TASK/train.tsv, TASK/dev.tsv, TASK/test.tsv   GLUE's own archive
+    a folder of TASK/train.jsonl, TASK/val.jsonl, ...         SuperGLUE's own archive
     a folder of cola/, sst2/, ...                             written by `save_to_disk` of datasets
     "hub"                                                     downloaded by datasets
+and for a task of the user's own the folder that own_task.py wrote.
 """
 
 from __future__ import annotations
@@ -20,7 +22,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from finetune.glue import DIAGNOSTIC, HUB_REPOSITORY, Task
+from finetune import tables
+from finetune.glue import DIAGNOSTIC, BenchmarkTask
+from finetune.task import Task
 
 HUB = "hub"
 
@@ -30,8 +34,10 @@ class Example:
     """One or two texts and their label."""
 
     texts: tuple[str, ...]
-    label: float = 0
-    """A class id, or the number that a regression learns; 0 if there is no label."""
+    label: Any = 0
+    """A class id, or the number that a regression learns; 0 if there is no label. The ids of all
+    labels (multi-label), an id for each text (tags, whose texts are words), or first and next
+    character of each right answer in the second text (spans)."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,8 +61,12 @@ def read(task: Task, data: str, split: str) -> Split:
         ValueError: the split is missing or empty, or a row does not follow the task's layout; the
             message names file and line.
     """
-    if data == HUB or (Path(data) / _hub_name(task, split)).is_dir():
+    if not isinstance(task, BenchmarkTask):
+        result = _from_own(Path(data) / task.name / f"{split}.jsonl")
+    elif data == HUB or (Path(data) / _hub_name(task, split)).is_dir():
         result = _from_datasets(task, data, split)
+    elif task.files:
+        result = _from_jsonl(task, data, split)
     else:
         result = _from_tsv(task, _path(task, data, split), split)
     if not result.examples:
@@ -69,7 +79,9 @@ def digest(splits: Sequence[Split]) -> str:
     whole = hashlib.sha256()
     for split in splits:
         for example in split.examples:
-            whole.update(json.dumps([*example.texts, round(float(example.label), 6)]).encode())
+            label = example.label
+            label = round(float(label), 6) if isinstance(label, int | float) else label
+            whole.update(json.dumps([*example.texts, label]).encode())
         whole.update(b"\n")
     return whole.hexdigest()
 
@@ -90,7 +102,35 @@ def read_rows(path: Path) -> list[list[str]]:
     return [line.removesuffix("\r").split("\t") for line in lines]
 
 
-def _path(task: Task, data: str, split: str) -> Path:
+def _from_own(path: Path) -> Split:
+    """Read what `own_task.write` wrote."""
+    with path.open(encoding="utf-8") as lines:
+        records = map(json.loads, lines)
+        return Split([Example(tuple(r["texts"]), _tuples(r["label"])) for r in records])
+
+
+def _tuples(value: Any) -> Any:  # noqa: ANN401
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
+
+
+def _from_jsonl(task: BenchmarkTask, data: str, split: str) -> Split:
+    """Read a split of SuperGLUE's archive: a JSON object a line."""
+    path = Path(data) / (task.folder or task.name) / f"{task.files[split]}.jsonl"
+    found = []
+    for row in tables.read(str(path)):
+        columns = [*task.texts, *([task.label] if split not in task.test else [])]
+        missing = [column for column in columns if column not in row.values]
+        if missing:
+            raise ValueError(f"{row.place}: has no {', '.join(missing)}")
+        texts = [str(row.values[column]) for column in task.texts]
+        label = 0.0
+        if split not in task.test:
+            label = _label(task, tables.text(row.values[task.label]), row.place)
+        found.append(_example(texts, label, row.place))
+    return Split(found)
+
+
+def _path(task: BenchmarkTask, data: str, split: str) -> Path:
     names = ("train", *task.dev)
     folder = Path(data) / (DIAGNOSTIC if split == DIAGNOSTIC else task.name)
     if not (folder / f"{split}.tsv").is_file():
@@ -103,7 +143,7 @@ def _path(task: Task, data: str, split: str) -> Path:
     return folder / f"{split}.tsv"
 
 
-def _from_tsv(task: Task, path: Path, split: str) -> Split:
+def _from_tsv(task: BenchmarkTask, path: Path, split: str) -> Split:
     rows = read_rows(path)
     labelled = split not in task.test
     header, first = list(task.header), 1
@@ -126,7 +166,7 @@ def _from_tsv(task: Task, path: Path, split: str) -> Split:
     return Split(examples, skipped)
 
 
-def _columns(task: Task, header: Sequence[str], labelled: bool, path: Path) -> list[int]:
+def _columns(task: BenchmarkTask, header: Sequence[str], labelled: bool, path: Path) -> list[int]:
     """Return the indices of the texts' columns, followed by the label's if there are labels."""
     if not labelled and task.label in header:
         raise ValueError(
@@ -150,7 +190,7 @@ def _example(texts: Sequence[str], label: float, where: str) -> Example:
     return Example(stripped, label)
 
 
-def _label(task: Task, text: str, where: str) -> float:
+def _label(task: BenchmarkTask, text: str, where: str) -> float:
     if not task.is_regression:
         if text not in task.labels:
             raise ValueError(f"{where}: label {text!r}; accepted: {', '.join(task.labels)}")
@@ -164,16 +204,16 @@ def _label(task: Task, text: str, where: str) -> float:
     return value / task.scale
 
 
-def _hub_name(task: Task, split: str) -> str:
+def _hub_name(task: BenchmarkTask, split: str) -> str:
     return "ax" if split == DIAGNOSTIC else task.hub
 
 
-def _from_datasets(task: Task, data: str, split: str) -> Split:
+def _from_datasets(task: BenchmarkTask, data: str, split: str) -> Split:
     """Read a split of a dataset with the hub's columns, whose class labels are ids."""
     name = _hub_name(task, split)
     hub_split = "test" if split == DIAGNOSTIC else split.replace("dev", "validation")
     source = f"{data}: {name}: {hub_split}"
-    rows = _load(data, name, hub_split, source)
+    rows = _load(task.repository, data, name, hub_split, source)
     texts = task.hub_texts or task.texts
     labelled = split not in task.test
     columns = [*texts, *(["label"] if labelled else [])]
@@ -181,7 +221,7 @@ def _from_datasets(task: Task, data: str, split: str) -> Split:
     if missing:
         raise ValueError(
             f"{source}: has no column {', '.join(map(repr, missing))}; accepted: "
-            f"{', '.join(columns)}, as in {HUB_REPOSITORY}"
+            f"{', '.join(columns)}, as in {task.repository}"
         )
     examples = []
     for number, row in enumerate(rows.select_columns(columns)):
@@ -191,12 +231,12 @@ def _from_datasets(task: Task, data: str, split: str) -> Split:
     return Split(examples)
 
 
-def _load(data: str, name: str, split: str, source: str) -> Any:  # noqa: ANN401 - datasets is untyped
+def _load(repository: str, data: str, name: str, split: str, source: str) -> Any:  # noqa: ANN401
     import datasets
 
     try:
         if data == HUB:
-            return datasets.load_dataset(HUB_REPOSITORY, name, split=split)
+            return datasets.load_dataset(repository, name, split=split)
         saved = datasets.load_from_disk(str(Path(data) / name))
     except (OSError, ValueError) as error:
         raise ValueError(f"{source}: cannot be loaded: {error}") from error
@@ -206,7 +246,7 @@ def _load(data: str, name: str, split: str, source: str) -> Any:  # noqa: ANN401
     return saved[split]
 
 
-def _hub_label(task: Task, value: float, where: str) -> float:
+def _hub_label(task: BenchmarkTask, value: float, where: str) -> float:
     if task.is_regression:
         return _label(task, str(value), where)
     if not 0 <= value < task.classes:

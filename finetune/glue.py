@@ -7,14 +7,11 @@ described here.
 from __future__ import annotations
 
 import dataclasses
-import difflib
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any
 
 from finetune.config import FinetuneConfig
-from finetune.scores import best
+from finetune.task import Task
 
 HUB_REPOSITORY = "nyu-mll/glue"
 DIAGNOSTIC = "diagnostic"
@@ -33,55 +30,25 @@ class PublishedSettings:
 
 
 @dataclasses.dataclass(frozen=True)
-class Task:
-    """One task of the benchmark."""
+class BenchmarkTask(Task):
+    """A task of a public benchmark: also where its files and its copy on the hub have what."""
 
-    name: str
-    """Also the name of its folder."""
-    hub: str
-    """Its name in `HUB_REPOSITORY`."""
-    texts: tuple[str, ...]
-    """The columns of its one or two texts, as the files' header lines name them."""
-    published: PublishedSettings
-    label: str = "label"
-    """The label's column in train and dev."""
-    labels: tuple[str, ...] = ("0", "1")
-    """Class labels as the files write them; a class's id is its index. Empty: a regression."""
-    metrics: tuple[str, ...] = ("accuracy",)
-    """Names in `scores.METRICS`; the first is the published one."""
-    official: tuple[str, ...] = ("accuracy",)
-    """The scores whose mean is the benchmark's score."""
+    hub: str = ""
+    """Its name in `repository`."""
+    repository: str = HUB_REPOSITORY
+    folder: str = ""
+    """Its folder in the benchmark's archive, if that is not its name."""
     hub_texts: tuple[str, ...] = ()
     """The hub's names of `texts`, if they differ."""
+    files: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """Names of the files of splits, if they are JSON Lines, as SuperGLUE's; GLUE's are TSV."""
     header: tuple[str, ...] = ()
     """The columns of train and dev, if the files have no header line."""
-    dev: tuple[str, ...] = ("dev",)
-    """The splits that are scored."""
     test: Mapping[str, str] = dataclasses.field(default_factory=lambda: {"test": ""})
     """The server's file names by split without labels; empty: the task's name."""
-    scale: float = 1.0
-    """A regression learns the label divided by this."""
     skips_ragged: bool = False
     """Whether to skip training rows with a wrong number of columns; the benchmark has some."""
-
-    @property
-    def is_regression(self) -> bool:
-        """Whether the label is a number."""
-        return not self.labels
-
-    @property
-    def classes(self) -> int:
-        """Number of logits."""
-        return len(self.labels) or 1
-
-    @property
-    def score_names(self) -> tuple[str, ...]:
-        """Every score of a model: the metrics of each dev split."""
-        return tuple(f"{metric}{suffix_of(split)}" for split in self.dev for metric in self.metrics)
-
-    def scores_of_best(self, best_epoch_by: str) -> tuple[str, ...]:
-        """Return the scores whose mean chooses the best epoch (`FinetuneConfig.best_epoch_by`)."""
-        return self.official if best_epoch_by == "benchmark" else self.metrics[:1]
+    published: PublishedSettings | None = None
 
     def config(self, recipe: str) -> FinetuneConfig:
         """Return the settings of a recipe.
@@ -90,8 +57,15 @@ class Task:
         warm-up and decay in the published numbers of steps, and chooses the best epoch by the
         published score. "default" uses the published share of warm-up steps, clips gradients,
         batches examples of similar lengths, and chooses the best epoch by the benchmark's score.
+
+        Raises:
+            ValueError: the study has no settings for the task.
         """
         published = self.published
+        if published is None:
+            if recipe != "default":
+                raise ValueError(f"{self.name}: the study has no settings for it; use the default")
+            return super().config(recipe)
         config = FinetuneConfig(
             epochs=10,
             batch_size=published.batch_size,
@@ -111,15 +85,10 @@ class Task:
         )
 
 
-def suffix_of(split: str) -> str:
-    """Return the suffix of a dev split's scores: empty, except for MNLI's mismatched split."""
-    return "_mismatched" if split.endswith("_mismatched") else ""
-
-
 _ENTAILMENT = ("entailment", "not_entailment")
 _TASKS = (
     # Warstadt et al. 2019: acceptable or not; the third column is the author's mark.
-    Task(
+    BenchmarkTask(
         name="CoLA",
         hub="cola",
         texts=("sentence",),
@@ -129,14 +98,14 @@ _TASKS = (
         header=("source", "label", "mark", "sentence"),
     ),
     # Socher et al. 2013: sentiment of film reviews.
-    Task(
+    BenchmarkTask(
         name="SST-2",
         hub="sst2",
         texts=("sentence",),
         published=PublishedSettings(1e-5, 32, 1256, 20935),
     ),
     # Dolan and Brockett 2005: paraphrases in the news.
-    Task(
+    BenchmarkTask(
         name="MRPC",
         hub="mrpc",
         texts=("#1 String", "#2 String"),
@@ -147,19 +116,20 @@ _TASKS = (
         official=("accuracy", "f1"),
     ),
     # Cer et al. 2017: similarity in meaning, from 0 to 5. EIFY/fairseq learns a fifth of it.
-    Task(
+    BenchmarkTask(
         name="STS-B",
         hub="stsb",
         texts=("sentence1", "sentence2"),
         published=PublishedSettings(2e-5, 16, 214, 3598),
         label="score",
+        kind="regression",
         labels=(),
         metrics=("seed_loss", "pearson", "spearman"),
         official=("pearson", "spearman"),
         scale=5.0,
     ),
     # Quora's question pairs.
-    Task(
+    BenchmarkTask(
         name="QQP",
         hub="qqp",
         texts=("question1", "question2"),
@@ -170,7 +140,7 @@ _TASKS = (
         skips_ragged=True,
     ),
     # Williams et al. 2018. The published score is that of the matched split.
-    Task(
+    BenchmarkTask(
         name="MNLI",
         hub="mnli",
         texts=("sentence1", "sentence2"),
@@ -183,7 +153,7 @@ _TASKS = (
         test={"test_matched": "MNLI-m", "test_mismatched": "MNLI-mm", DIAGNOSTIC: "AX"},
     ),
     # Rajpurkar et al. 2016, as the benchmark recast it.
-    Task(
+    BenchmarkTask(
         name="QNLI",
         hub="qnli",
         texts=("question", "sentence"),
@@ -191,7 +161,7 @@ _TASKS = (
         labels=_ENTAILMENT,
     ),
     # Dagan et al. 2006 and its successors.
-    Task(
+    BenchmarkTask(
         name="RTE",
         hub="rte",
         texts=("sentence1", "sentence2"),
@@ -199,64 +169,11 @@ _TASKS = (
         labels=_ENTAILMENT,
     ),
     # Levesque et al. 2012. Not in the study: the settings are ours, after CoLA's.
-    Task(
+    BenchmarkTask(
         name="WNLI",
         hub="wnli",
         texts=("sentence1", "sentence2"),
         published=PublishedSettings(1e-5, 16, 24, 397),
     ),
 )
-TASKS: Mapping[str, Task] = MappingProxyType({task.name: task for task in _TASKS})
-
-
-def _simplified(name: str) -> str:
-    return re.sub("[^a-z0-9]", "", name.lower())
-
-
-_NAMES = {_simplified(name): name for name in TASKS}
-
-
-def find(name: str) -> Task:
-    """Return the task of a name, in any case and with or without its hyphen.
-
-    Raises:
-        ValueError: there is none; as `find_all`.
-    """
-    return _known([name])[0]
-
-
-def find_all(names: Sequence[str]) -> list[Task]:
-    """Return the tasks of the names, in any case; ["all"] is every task.
-
-    Raises:
-        ValueError: an unknown name (all are listed, each with the nearest task), or "all" or a task
-            beside others a second time.
-    """
-    if [name.lower() for name in names] == ["all"]:
-        return list(TASKS.values())
-    tasks = _known(names)
-    if len({task.name for task in tasks}) < len(tasks):
-        raise ValueError(f"tasks {', '.join(names)}: accepted: each task once, as in CoLA,RTE")
-    return tasks
-
-
-def _known(names: Sequence[str]) -> list[Task]:
-    unknown = [name for name in names if _simplified(name) not in _NAMES]
-    if unknown:
-        what = "task" if len(unknown) == 1 else "tasks"
-        raise ValueError(
-            f"unknown {what} {', '.join(map(_with_nearest, unknown))}; accepted: "
-            f"{', '.join(TASKS)}, or all alone"
-        )
-    return [TASKS[_NAMES[_simplified(name)]] for name in names]
-
-
-def _with_nearest(name: str) -> str:
-    near = difflib.get_close_matches(_simplified(name), _NAMES, n=1)
-    return f"{name!r}" + (f" (did you mean {_NAMES[near[0]]}?)" if near else "")
-
-
-def published_score(run: Mapping[str, Any]) -> float:
-    """Return the published score of a run: its first metric in the epoch where that is best."""
-    metric = find(run["task"]).metrics[0]
-    return float(best(run["epochs"], [metric])[metric])
+TASKS: Mapping[str, BenchmarkTask] = MappingProxyType({task.name: task for task in _TASKS})

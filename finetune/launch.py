@@ -21,9 +21,9 @@ from pathlib import Path
 from types import FrameType
 
 from data_prep.common import children
-from finetune import glue
+from finetune import benchmarks
 from finetune.collapse import LEAST_RETRIED, USUAL_RETRIES
-from finetune.config import LOG, RunPlan, retry_after
+from finetune.plan import LOG, RunPlan, retry_after
 from finetune.planning import is_finished, next_run, result_of
 from pretrain.processes.gpus import gpus_of, visible_gpus
 from pretrain.processes.launching import describe_exit, free_port, tail
@@ -218,7 +218,7 @@ def _outcome(output: Path, run: _Running, retries: int | None) -> str:
         exit_code = describe_exit(run.process.returncode)
         return f"{name}: failed, {exit_code}; {folder / LOG} ends:\n{end}"
     result = result_of(folder)
-    scores = glue.find(result["task"]).score_names
+    scores = benchmarks.of_result(result).score_names
     best, last = (
         ", ".join(f"{score} {result[epoch][score]:.4f}" for score in scores)
         for epoch in ("best", "last")

@@ -6,8 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from finetune import glue, published, scores
-from finetune.config import WEIGHTS
+from finetune import benchmarks, published, scores
+from finetune.plan import WEIGHTS
+from finetune.task import Task
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -44,14 +45,16 @@ def draw_epochs(folder: Path, results: Sequence[Mapping[str, Any]]) -> None:
 def _draw(
     path: Path,
     results: Sequence[Mapping[str, Any]],
-    draw_task: Callable[[Axes, str, Sequence[Mapping[str, Any]]], None],
+    draw_task: Callable[[Axes, Task, Sequence[Mapping[str, Any]]], None],
 ) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    tasks = [name for name in glue.TASKS if any(r["task"] == name for r in results)]
+    found = {result["task"]: benchmarks.of_result(result) for result in results}
+    tasks = [name for name in [*benchmarks.TASKS, *sorted(found)] if name in found]
+    tasks = [name for name in tasks if draw_task is _draw_epochs or name in benchmarks.TASKS]
     columns = min(_COLUMNS, len(tasks))
     rows = -(-len(tasks) // columns)
     figure, grid = pyplot.subplots(
@@ -65,7 +68,7 @@ def _draw(
     for axes in grid.flat[len(tasks) :]:
         axes.set_axis_off()
     for axes, task in zip(grid.flat, tasks, strict=False):
-        draw_task(axes, task, [r for r in results if r["task"] == task])
+        draw_task(axes, found[task], [r for r in results if r["task"] == task])
         axes.plot([], [], "o", color="black", mfc="white", ls="none", label="hollow: collapsed")
         axes.set_title(task, fontsize=10)
         axes.tick_params(axis="y", labelsize=8)
@@ -84,10 +87,10 @@ def _draw(
     pyplot.close(figure)
 
 
-def _draw_epochs(axes: Axes, task: str, runs: Sequence[Mapping[str, Any]]) -> None:
+def _draw_epochs(axes: Axes, task: Task, runs: Sequence[Mapping[str, Any]]) -> None:
     from matplotlib.ticker import MaxNLocator
 
-    official = glue.find(task).official
+    official = task.official
     for run in runs:
         color = _COLORS[run["weights"]]
         epochs = [epoch["epoch"] for epoch in run["epochs"]]
@@ -106,24 +109,23 @@ def _draw_epochs(axes: Axes, task: str, runs: Sequence[Mapping[str, Any]]) -> No
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
 
 
-def _draw_task(axes: Axes, task: str, runs: Sequence[Mapping[str, Any]]) -> None:
-    is_regression = glue.find(task).is_regression
-    scale = 1 if is_regression else 100
+def _draw_task(axes: Axes, task: Task, runs: Sequence[Mapping[str, Any]]) -> None:
+    scale = 1 if task.is_regression else 100
     for model, printed in published.table().items():
         size, variant = model.split()
-        if task in printed:
+        if task.name in printed:
             x = ("base", "large").index(size) + _offset(list(_PUBLISHED_COLORS), variant)
-            collapsed = published.looks_collapsed(task, printed[task])
-            _mark(axes, x, printed[task], "o", _PUBLISHED_COLORS[variant], collapsed, variant)
+            collapsed = published.looks_collapsed(task.name, printed[task.name])
+            _mark(axes, x, printed[task.name], "o", _PUBLISHED_COLORS[variant], collapsed, variant)
     for weights in WEIGHTS:
         group = [run for run in runs if run["weights"] == weights]
         for number, run in enumerate(group):
             x = 2 + WEIGHTS.index(weights) + _offset(range(len(group)), number)
-            value, collapsed = scale * glue.published_score(run), bool(run["collapsed"])
+            value, collapsed = scale * task.first_metric(run), bool(run["collapsed"])
             _mark(axes, x, value, "D", _COLORS[weights], collapsed, f"ours, {weights}")
-    constant = scale * runs[0]["majority"][glue.find(task).metrics[0]]
+    constant = scale * runs[0]["majority"][task.metrics[0]]
     axes.axhline(constant, color="black", ls=":", lw=1, label="best constant answer")
-    axes.set_ylabel("loss (lower is better)" if is_regression else "accuracy, %", fontsize=8)
+    axes.set_ylabel("loss (lower is better)" if task.is_regression else "accuracy, %", fontsize=8)
     axes.set_xticks(range(len(_GROUPS)), _GROUPS, fontsize=7)
     axes.set_xlim(-0.6, len(_GROUPS) - 0.4)
 

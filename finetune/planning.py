@@ -15,8 +15,12 @@ from typing import Any
 
 from data_prep.common.files import sha256_of
 from finetune import config as settings
-from finetune import examples, glue
-from finetune.config import MODEL, RESULT, FinetuneConfig, RunPlan, read_plan, retry_after
+from finetune import examples
+from finetune.config import FinetuneConfig
+from finetune.glue import BenchmarkTask
+from finetune.kinds import KINDS
+from finetune.plan import MODEL, RESULT, RunPlan, read_plan, retry_after
+from finetune.task import Task
 from pretrain.config import deepspeed
 from pretrain.model.classification import check_pooling
 from pretrain.models import model_folder
@@ -25,7 +29,7 @@ from pretrain.models import model_folder
 def plan_runs(
     model: Path,
     data: str,
-    tasks: Sequence[str],
+    tasks: Sequence[Task],
     weights: Sequence[str],
     seeds: Sequence[int],
     overrides: Sequence[str],
@@ -41,26 +45,25 @@ def plan_runs(
     error is found before anything starts.
 
     Raises:
-        ValueError: no such task, a bad setting, no such model folder or one that does not fit
+        ValueError: a bad setting, no such model folder or one that does not fit
             together, or missing data and bad lines, of all tasks at once.
     """
-    configs = {
-        task.name: settings.override(task.config(recipe), overrides)
-        for task in glue.find_all(tasks)
-    }
+    configs = {task.name: settings.override(task.config(recipe), overrides) for task in tasks}
     for config in configs.values():
         batch = config.batch(world_size)
         if config.deepspeed:
             deepspeed.read(config.deepspeed, batch, config.gradient_clipping, world_size)
-    model_sha256 = _model_digest(model, configs.values())
-    digests_and_sizes = _read_all(data, configs)
+    pooled = [configs[t.name].pooling for t in tasks if not KINDS[t.kind].labels_tokens]
+    model_sha256 = _model_digest(model, pooled)
+    digests_and_sizes = _read_all(data, tasks, configs)
     plans = []
-    for name, config in configs.items():
-        data_sha256, characters = digests_and_sizes[name]
+    for task in tasks:
+        config = configs[task.name]
+        data_sha256, characters = digests_and_sizes[task.name]
         for seed, kind in itertools.product(seeds, weights):
             plans.append(
                 RunPlan(
-                    task=name,
+                    task=task.name,
                     weights=kind,
                     seed=seed,
                     model=str(model.resolve()),
@@ -68,6 +71,7 @@ def plan_runs(
                     model_sha256=model_sha256,
                     data_sha256=data_sha256,
                     config=config,
+                    own=None if isinstance(task, BenchmarkTask) else task,
                     save_model=save_models,
                     work=config.epochs * characters,
                 )
@@ -75,24 +79,26 @@ def plan_runs(
     return sorted(plans, key=lambda plan: (seeds.index(plan.seed), -plan.work))
 
 
-def _model_digest(model: Path, configs: Iterable[FinetuneConfig]) -> str:
+def _model_digest(model: Path, poolings: Iterable[str]) -> str:
     loaded = model_folder.load(model)
     _ = loaded.tokenizer  # raises where it cannot be fine-tuned
-    for config in configs:
-        check_pooling(loaded.model.config, config.pooling)
+    for pooling in poolings:
+        check_pooling(loaded.model.config, pooling)
     names = ("model.json", "model.safetensors")
     return "".join(sha256_of(model / name)[:32] for name in names)
 
 
-def _read_all(data: str, configs: Mapping[str, FinetuneConfig]) -> dict[str, tuple[str, int]]:
+def _read_all(
+    data: str, tasks: Sequence[Task], configs: Mapping[str, FinetuneConfig]
+) -> dict[str, tuple[str, int]]:
     """Read every task and return, by task, the data's digest and the characters of an epoch.
 
     Raises:
         ValueError: the errors of all tasks.
     """
     found, errors = dict[str, tuple[str, int]](), list[str]()
-    for name, config in configs.items():
-        task = glue.find(name)
+    for task in tasks:
+        config = configs[task.name]
         try:
             train, *dev = (examples.read(task, data, split) for split in ("train", *task.dev))
         except ValueError as error:
@@ -100,7 +106,7 @@ def _read_all(data: str, configs: Mapping[str, FinetuneConfig]) -> dict[str, tup
             continue
         used = [train.examples[: config.max_train_examples or None], *(s.examples for s in dev)]
         characters = sum(len(text) for split in used for example in split for text in example.texts)
-        found[name] = examples.digest([train, *dev]), characters
+        found[task.name] = examples.digest([train, *dev]), characters
     if errors:
         raise ValueError("; ".join(errors))
     return found

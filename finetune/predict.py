@@ -5,17 +5,24 @@ from __future__ import annotations
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from data_prep.common.arguments import typed
 from data_prep.common.files import write_atomically
-from finetune import examples, glue, scores
+from data_prep.common.records import decode
+from finetune import benchmarks, examples, glue, scores
 from finetune.batches import EncodedExamples
 from finetune.classifiers import longest_input
-from finetune.config import MODEL, RESULT, FinetuneConfig
-from finetune.evaluation import Logits, logits_of
+from finetune.config import FinetuneConfig
+from finetune.evaluation import answers_of, outputs_of
 from finetune.examples import Example
+from finetune.glue import BenchmarkTask
+from finetune.kinds import Output
+from finetune.plan import MODEL, RESULT
 from finetune.planning import result_of
+from finetune.task import Kind, Task
 from pretrain.models import model_folder
 
 if TYPE_CHECKING:
@@ -29,37 +36,68 @@ def predict(model: Path, file: Path, head: str = "", device: str | None = None) 
 
     Args:
         model: a folder with a classification head, such as a run's `model/`.
-        file: one example per line: a text, or two separated by a tab.
+        file: one example per line: a text, or two separated by a tab; words to tag have spaces
+            between.
         head: name of the head; may be empty if there is only one.
         device: see `pretrain.engine.distributed.choose_device`.
 
     Returns:
         One line per example, with tabs between: label, probability, and the texts as they were
-        read; for a regression the number, in the units of the task's files, and the texts.
+        read. In place of label and probability: of a regression the number, in the units of the
+        task's files, of a multi-label task the labels with ";" between, the tag of each
+        word, or the answer to the question.
 
     Raises:
         ValueError: no such device, folder, head or file, or a line with a wrong number of texts.
     """
-    from scipy.special import softmax
-
     from pretrain.engine.distributed import choose_device
 
     chosen = choose_device(device)
     loaded = model_folder.load(model)
     name = _head_name(loaded, head)
-    task = glue.TASKS.get(name)
-    rows = _read_lines(file, len(task.texts) if task else None)
-    config = loaded.classification_heads[name].config
-    logits = _logits(loaded, name, rows, chosen)
-    if config.classes == 1:
-        answers = [f"{value:.4f}" for value in logits[:, 0] * (task.scale if task else 1.0)]
-    else:
-        labels = config.labels or tuple(map(str, range(config.classes)))
-        probabilities = softmax(logits.astype(float), axis=1)
-        answers = [f"{labels[row.argmax()]}\t{row.max():.4f}" for row in probabilities]
+    task = _task_of(loaded, name)
+    rows = _read_lines(file, task)
+    encoded, outputs = _outputs(loaded, task, rows, chosen)
+    answers = answers_of(encoded, outputs)
     return "".join(
-        "\t".join((answer, *row.texts)) + "\n" for answer, row in zip(answers, rows, strict=True)
+        "\t".join((*_as_text(task, answer, output), *_texts(task, row))) + "\n"
+        for answer, output, row in zip(answers, _of_examples(encoded, outputs), rows, strict=True)
     )
+
+
+def _task_of(loaded: model_folder.LoadedModel, name: str) -> Task:
+    """Return the task that a head was trained on, as far as the model's folder tells."""
+    if own := loaded.recorded("own_task"):
+        return decode(Task, own)
+    if name in benchmarks.TASKS:
+        return benchmarks.TASKS[name]
+    config = loaded.classification_heads[name].config
+    labels = config.labels or tuple(map(str, range(config.classes)))
+    kind: Kind = "regression" if config.classes == 1 else "classification"
+    return Task(name, kind, texts=(), labels=labels)
+
+
+def _of_examples(encoded: EncodedExamples, outputs: Sequence[Output]) -> Sequence[Output]:
+    """Return the outputs of the first row of each example."""
+    first = {row.source: output for row, output in zip(encoded.rows, outputs, strict=True)}
+    return [first[number] for number in range(len(encoded.examples))]
+
+
+def _as_text(task: Task, answer: Any, output: Output) -> tuple[str, ...]:  # noqa: ANN401
+    """Return the columns of an answer."""
+    if task.kind == "regression":
+        return (f"{float(answer) * task.scale:.4f}",)
+    if task.kind == "classification":
+        from scipy.special import softmax
+
+        return task.labels[answer], f"{softmax(output.astype(float)).max():.4f}"
+    if task.kind == "multi-label":
+        return (";".join(name for name, has in zip(task.labels, answer, strict=True) if has),)
+    return (" ".join(answer) if task.kind == "tags" else answer,)
+
+
+def _texts(task: Task, row: Example) -> tuple[str, ...]:
+    return (" ".join(row.texts),) if task.kind == "tags" else row.texts
 
 
 def _head_name(loaded: model_folder.LoadedModel, name: str) -> str:
@@ -78,9 +116,10 @@ def _head_name(loaded: model_folder.LoadedModel, name: str) -> str:
     raise ValueError(f"{loaded.folder}: {what}; accepted: {', '.join(known)}")
 
 
-def _read_lines(file: Path, count: int | None) -> list[Example]:
-    """Read examples of `count` texts; None: as many as the first line has."""
+def _read_lines(file: Path, task: Task) -> list[Example]:
+    """Read examples; of a task that does not say, each has as many texts as the first line."""
     found = []
+    count = 1 if task.kind == "tags" else len(task.texts)
     for number, row in enumerate(examples.read_rows(file), start=1):
         texts = tuple(text.strip() for text in row)
         count = count or min(len(texts), 2)
@@ -89,22 +128,23 @@ def _read_lines(file: Path, count: int | None) -> list[Example]:
                 f"{file}: line {number}: has {len(texts)} tab-separated texts, of "
                 f"{sum(map(len, texts))} characters; accepted: {count}, not empty"
             )
-        found.append(Example(texts))
+        found.append(Example(tuple(texts[0].split()) if task.kind == "tags" else texts, ()))
     return found
 
 
-def _logits(
-    loaded: model_folder.LoadedModel, head: str, rows: Sequence[Example], device: torch.device
-) -> Logits:
+def _outputs(
+    loaded: model_folder.LoadedModel, task: Task, rows: Sequence[Example], device: torch.device
+) -> tuple[EncodedExamples, list[Output]]:
     from pretrain.model.classifier import Classifier
 
-    classifier = Classifier(loaded.model.encoder, loaded.classification_heads[head]).to(device)
+    head = loaded.classification_heads[task.name]
+    classifier = Classifier(loaded.model.encoder, head).to(device)
     # A model from elsewhere has no record of its fine-tuning.
     max_tokens = int(loaded.recorded("max_tokens") or FinetuneConfig.max_tokens)
     config = loaded.model.config
     limit = longest_input(max_tokens, config)
-    encoded = EncodedExamples(rows, loaded.tokenizer, limit, segments=config.segments)
-    return logits_of(classifier.eval(), encoded, device)
+    encoded = EncodedExamples(task, rows, loaded.tokenizer, limit, segments=config.segments)
+    return encoded, outputs_of(classifier.eval(), encoded, device)
 
 
 def submit(runs: Path, output: Path, device: str | None = None) -> Path:
@@ -134,7 +174,8 @@ def submit(runs: Path, output: Path, device: str | None = None) -> Path:
         for task, folder, test_sets in work:
             loaded = model_folder.load(folder / MODEL)
             for name, rows in test_sets.items():
-                content = submission(task, _logits(loaded, task.name, rows, chosen))
+                _, outputs = _outputs(loaded, task, rows, chosen)
+                content = submission(task, np.stack(outputs))
                 write_atomically(output / f"{name}.tsv", content.encode())
                 archive.writestr(f"{name}.tsv", content)
                 print(
@@ -143,7 +184,7 @@ def submit(runs: Path, output: Path, device: str | None = None) -> Path:
     return partial.replace(output / SUBMISSION)
 
 
-Work = tuple[glue.Task, Path, dict[str, list[Example]]]
+Work = tuple[BenchmarkTask, Path, dict[str, list[Example]]]
 """A task, the run whose model predicts it, and the examples by the name of the server's file."""
 
 
@@ -180,7 +221,7 @@ def _submission_work(runs: Path) -> list[Work]:
     return work
 
 
-def submission(task: glue.Task, logits: Logits) -> str:
+def submission(task: Task, logits: Output) -> str:
     """Return a file for the server: a header, then an index from 0 and a label per line.
 
     The numbers of a regression are clipped to the range of the labels.

@@ -31,7 +31,7 @@ CONSTANT: Mapping[str, float] = MappingProxyType(
     {"CoLA": 69.1, "MRPC": 68.4, "RTE": 52.7, "SST-2": 50.9, "QNLI": 50.5, "STS-B": 0.130}
 )
 """Scores of the best constant answer on the dev sets, in the table's units. Computed from the
-benchmark's files with `scores.constant`; a test repeats that where the files are available."""
+benchmark's files; a test repeats that where the files are available."""
 
 
 def table() -> dict[str, dict[str, float]]:

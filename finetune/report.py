@@ -18,11 +18,12 @@ from typing import Any
 
 from data_prep.common.arguments import typed
 from data_prep.common.files import strict_json, write_atomically
-from finetune import glue, published
+from finetune import benchmarks, glue, published
 from finetune.acceptability import PROVENANCE
-from finetune.config import RESULT, WEIGHTS
+from finetune.plan import RESULT, WEIGHTS
 from finetune.planning import result_of
 from finetune.scores import LOWER_IS_BETTER, title
+from finetune.task import Task
 
 RESULTS = "results.jsonl"
 REPORT = "report.md"
@@ -55,6 +56,7 @@ class Spread:
 class Row:
     """The runs of one task that started from the same kind of weights; scores by name."""
 
+    task: Task
     runs: int
     best: Mapping[str, Spread]
     """In each run's best epoch, selected on the same dev split as `best_epoch_by` says."""
@@ -94,8 +96,8 @@ def summary(results: Sequence[Result]) -> dict[str, dict[str, Row]]:
     "random", each if it has runs, and `MAJORITY`, the best constant answer.
     """
     tables: dict[str, dict[str, Row]] = {}
-    for task in (name for name in glue.TASKS if any(r["task"] == name for r in results)):
-        runs = [result for result in results if result["task"] == task]
+    for name, task in tasks_of(results).items():
+        runs = [result for result in results if result["task"] == name]
         rows = {}
         for weights in WEIGHTS:
             first = [r for r in runs if r["weights"] == weights and r["retry"] == 0]
@@ -105,9 +107,15 @@ def summary(results: Sequence[Result]) -> dict[str, dict[str, Row]]:
             if succeeded and any(run["collapsed"] for run in first):
                 rows[WITHOUT] = _row(succeeded, task)
         constant = {name: Spread.of([value]) for name, value in runs[0]["majority"].items()}
-        first_metric = constant[glue.find(task).metrics[0]]
-        tables[task] = {**rows, MAJORITY: Row(0, constant, constant, first_metric)}
+        first_metric = constant[task.metrics[0]]
+        tables[name] = {**rows, MAJORITY: Row(task, 0, constant, constant, first_metric)}
     return tables
+
+
+def tasks_of(results: Sequence[Result]) -> dict[str, Task]:
+    """Return the tasks of results by name, the benchmarks' first, in their order."""
+    found = {result["task"]: benchmarks.of_result(result) for result in results}
+    return {name: found[name] for name in [*benchmarks.TASKS, *sorted(found)] if name in found}
 
 
 def _succeeded(runs: Sequence[Result]) -> list[Result]:
@@ -119,18 +127,18 @@ def _succeeded(runs: Sequence[Result]) -> list[Result]:
     return list(by_seed.values())
 
 
-def _row(runs: Sequence[Result], task: str) -> Row:
+def _row(runs: Sequence[Result], task: Task) -> Row:
     best, last = (
-        {name: Spread.of([run[when][name] for run in runs]) for name in glue.find(task).score_names}
+        {name: Spread.of([run[when][name] for run in runs]) for name in task.score_names}
         for when in ("best", "last")
     )
-    comparable = Spread.of([glue.published_score(run) for run in runs])
-    return Row(len(runs), best, last, comparable, sum(bool(run["collapsed"]) for run in runs))
+    comparable = Spread.of([task.first_metric(run) for run in runs])
+    return Row(task, len(runs), best, last, comparable, sum(bool(run["collapsed"]) for run in runs))
 
 
 def _scores_of_best(run: Result) -> tuple[str, ...]:
     """Return the scores that chose a run's best epoch."""
-    return glue.find(run["task"]).scores_of_best(run["plan"]["config"]["best_epoch_by"])
+    return benchmarks.of_result(run).scores_of_best(run["plan"]["config"]["best_epoch_by"])
 
 
 def write_report(folder: Path) -> str:
@@ -144,10 +152,13 @@ def write_report(folder: Path) -> str:
     results = collect(folder)
     tables = summary(results)
     sections = [_section(task, rows, results) for task, rows in tables.items()]
-    text = "\n".join([_published_table(tables), _official_table(tables), *sections])
+    named = {task: rows for task, rows in tables.items() if task in benchmarks.TASKS}
+    overview = [_published_table(named), _official_table(named)] if named else []
+    text = "\n".join([*overview, *sections])
     write_atomically(folder / REPORT, text.encode())
     write_atomically(folder / TABLE, _csv(tables).encode())
-    draw_beside_published(folder, results)
+    if named:
+        draw_beside_published(folder, results)
     draw_epochs(folder, results)
     return text
 
@@ -163,7 +174,7 @@ def _published_table(tables: Tables) -> str:
     }
     for weights, scored in _by_weights(tables):
         rows[CONSTANT if weights == MAJORITY else f"**ours**, {weights}"] = {
-            task: _in_published_format(task, _first_metric(task, row))
+            task: _in_published_format(task, _first_metric(row))
             + (f" ({row.collapsed} of {row.runs})" if row.collapsed else "")
             for task, row in scored.items()
         }
@@ -184,7 +195,7 @@ def _official_table(tables: Tables) -> str:
     rows: dict[str, dict[str, str]] = {}
     for weights, scored in _by_weights(tables):
         scores = {
-            task: 100 * statistics.fmean(row.best[n].median for n in glue.find(task).official)
+            task: 100 * statistics.fmean(row.best[n].median for n in row.task.official)
             for task, row in scored.items()
         }
         rows[CONSTANT if weights == MAJORITY else weights] = {
@@ -193,7 +204,7 @@ def _official_table(tables: Tables) -> str:
         }
     return _section_of(
         "The benchmark's own scores",
-        ["weights", *glue.TASKS, "mean"],
+        ["weights", *dict.fromkeys([*glue.TASKS, *tables]), "mean"],
         rows,
         "On dev, in per cent, in the epoch whose model is kept (epochs.png has every epoch): "
         "Matthews correlation for CoLA, mean of accuracy "
@@ -217,19 +228,18 @@ def _by_weights(tables: Tables) -> Iterator[tuple[str, dict[str, Row]]]:
             yield weights, {task: found[task] for task in tables if task in found}
 
 
-def _first_metric(task: str, row: Row) -> float:
+def _first_metric(row: Row) -> float:
     """Return the median of the first metric as the published table prints it."""
-    value = row.published.median
-    return value if glue.find(task).is_regression else 100 * value
+    return row.published.median * (1 if row.task.is_regression else 100)
 
 
 def _in_published_format(task: str, value: float) -> str:
-    return f"{value:.3f}" if glue.find(task).is_regression else f"{value:.1f}"
+    return f"{value:.3f}" if benchmarks.find(task).is_regression else f"{value:.1f}"
 
 
 def _section(task: str, rows: Mapping[str, Row], results: Sequence[Result]) -> str:
-    names = glue.find(task).score_names
     runs = [result for result in results if result["task"] == task]
+    names = benchmarks.of_result(runs[0]).score_names
     head = ["weights", "seeds", "collapsed"]
     head += [f"{name}, {when}" for when in ("best", "last") for name in names]
     cells = {}
@@ -271,11 +281,11 @@ def _csv(tables: Tables) -> str:
                     values = dataclasses.astuple(spread)
                     writer.writerow([weights, task, name, when, row.runs, row.collapsed, *values])
             values = dataclasses.astuple(row.published)
-            name = glue.find(task).metrics[0]
+            name = row.task.metrics[0]
             writer.writerow([weights, task, name, AS_PUBLISHED, row.runs, row.collapsed, *values])
     for model, printed in published.table().items():
         for task, value in printed.items():
-            name = glue.find(task).metrics[0]
+            name = benchmarks.find(task).metrics[0]
             value = value if name in LOWER_IS_BETTER else round(value / 100, 4)
             collapsed = int(published.looks_collapsed(task, printed[task]))
             writer.writerow(

@@ -17,10 +17,13 @@ from typing import TYPE_CHECKING, Any
 
 from data_prep.common import console
 from data_prep.common.files import lock, write_json
-from finetune import classifiers, collapse, examples, glue, scores
+from finetune import benchmarks, classifiers, collapse, examples, scores
 from finetune.batches import EncodedExamples, ShuffledBatches
-from finetune.config import RESULT, FinetuneConfig, RunPlan, read_plan
+from finetune.config import FinetuneConfig
 from finetune.evaluation import Evaluation
+from finetune.kinds import Objective
+from finetune.plan import RESULT, RunPlan, read_plan
+from finetune.task import Task, suffix_of
 from pretrain.config.sections import OptimizerConfig
 from pretrain.loop.loop import Hook
 from pretrain.loop.loop import run as run_loop
@@ -82,12 +85,11 @@ def train(plan: RunPlan, folder: Path) -> dict[str, Any]:
         ValueError: the model or the data cannot be read, or the batch does not divide over the
             ranks.
     """
-    from finetune.heads import Classification, Regression
     from pretrain.engine.distributed import gather
     from pretrain.engine.engine import start
 
     started = time.perf_counter()
-    task, loaded = glue.find(plan.task), model_folder.load(Path(plan.model))
+    task, loaded = benchmarks.of_plan(plan), model_folder.load(Path(plan.model))
     splits, skipped = _read_data(plan, task, loaded)
     config = plan.training_config(len(splits["train"]))
     dev_sets = {name: splits[name] for name in task.dev}
@@ -105,7 +107,7 @@ def train(plan: RunPlan, folder: Path) -> dict[str, Any]:
     run_loop(
         engine,
         batches,
-        Regression() if task.is_regression else Classification(),
+        Objective(task.kind),
         learning_rate=lambda step: config.rate(step, steps),
         first_step=0,
         last_step=steps,
@@ -127,7 +129,7 @@ def train(plan: RunPlan, folder: Path) -> dict[str, Any]:
         "seed": plan.seed,
         "retry": plan.retry,
         **_scores(task, evaluation, dev_sets),
-        "train_examples": len(splits["train"]),
+        "train_examples": len({row.source for row in splits["train"].rows}),
         "skipped_rows": skipped,
         "too_long": {name: each.too_long for name, each in splits.items()},
         "steps": steps,
@@ -140,12 +142,12 @@ def train(plan: RunPlan, folder: Path) -> dict[str, Any]:
 
 
 def _scores(
-    task: glue.Task, evaluation: Evaluation, dev_sets: Mapping[str, EncodedExamples]
+    task: Task, evaluation: Evaluation, dev_sets: Mapping[str, EncodedExamples]
 ) -> dict[str, Any]:
     constant = {
-        f"{name}{glue.suffix_of(split)}": value
+        f"{name}{suffix_of(split)}": value
         for split, dev_set in dev_sets.items()
-        for name, value in scores.constant(task.metrics, dev_set.labels).items()
+        for name, value in _constant(task, dev_set).items()
     }
     published, *_ = task.metrics
     best = scores.best(evaluation.epochs, [published])
@@ -155,12 +157,18 @@ def _scores(
         "collapsed": collapse.reason(published, best, constant, evaluation.answers),
         "majority": constant,
         "epochs": evaluation.epochs,
-        "dev_examples": sum(map(len, dev_sets.values())),
+        "dev_examples": sum(len(each.examples) for each in dev_sets.values()),
     }
 
 
+def _constant(task: Task, dev_set: EncodedExamples) -> dict[str, float]:
+    """Return the scores of the best answer that is the same for every example."""
+    truth = dev_set.kind.truth(task, dev_set.examples)
+    return scores.score(task.metrics, truth, dev_set.kind.constant(truth))
+
+
 def _read_data(
-    plan: RunPlan, task: glue.Task, loaded: model_folder.LoadedModel
+    plan: RunPlan, task: Task, loaded: model_folder.LoadedModel
 ) -> tuple[dict[str, EncodedExamples], int]:
     """Return the encoded splits by name, and the number of skipped training rows."""
     limit = classifiers.longest_input(plan.config.max_tokens, loaded.model.config)
@@ -171,11 +179,11 @@ def _read_data(
         is_train = name == "train"
         count = plan.config.max_train_examples if is_train else 0
         splits[name] = EncodedExamples(
+            task,
             split.examples[: count or None],
             loaded.tokenizer,
             limit,
             drop_long=is_train,
-            is_regression=task.is_regression,
             segments=loaded.model.config.segments,
         )
     return splits, skipped

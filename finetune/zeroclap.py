@@ -39,7 +39,7 @@ def _completion(options: argparse.Namespace) -> None:
     """
     import shtab
 
-    from finetune.glue import TASKS
+    from finetune.benchmarks import TASKS
     from pretrain.config.load import RECIPES
 
     parser = _parser()

@@ -3,7 +3,7 @@
 import pytest
 
 from data_prep import gpt2_vocabulary, manifest
-from finetune import config as finetune
+from finetune import plan as finetune
 from pretrain.config import deepspeed as settings
 from pretrain.config.run import RunConfig
 from pretrain.config.sections import BatchConfig

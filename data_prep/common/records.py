@@ -103,6 +103,12 @@ def _whole(value: object) -> object:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
+def _tuple(value: object) -> object:
+    return tuple(value) if isinstance(value, list) else value
+
+
+Texts = Annotated[tuple[str, ...], _Convert(_tuple)]
+"""JSON has no tuples but lists."""
 StepNumber = Annotated[int, Gt(0), _Convert(_digits)]
 """Key of a mapping: a step after the first. JSON has no keys but text."""
 

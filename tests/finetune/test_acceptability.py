@@ -6,10 +6,10 @@ import random
 import pytest
 import zstandard
 
-from finetune import acceptability, examples, glue
+from finetune import acceptability, benchmarks, examples
 from finetune.__main__ import main
 
-COLA = glue.find("CoLA")
+COLA = benchmarks.find("CoLA")
 SUBJECTS = ("The reader", "Each writer", "Some object", "This method")
 WORDS = ["returns", "every", "value", "that", "the", "caller", "has", "given", "before", "it", "a"]
 

@@ -4,8 +4,9 @@ import dataclasses
 
 import pytest
 
-from finetune import collapse, glue, published
-from finetune.config import FinetuneConfig, RunPlan, retry_after
+from finetune import benchmarks, collapse, published
+from finetune.config import FinetuneConfig
+from finetune.plan import RunPlan, retry_after
 
 PLAN = RunPlan(
     task="CoLA",
@@ -23,8 +24,8 @@ PLAN = RunPlan(
     ("best", "answers", "expected"),
     [
         (0.70, 2, ""),
-        (0.69, 2, "no better than the majority class"),
-        (0.60, 2, "no better than the majority class"),
+        (0.69, 2, "no better than a constant"),
+        (0.60, 2, "no better than a constant"),
         (0.70, 1, "always the same answer"),
     ],
 )
@@ -82,7 +83,7 @@ def test_a_retry_doubles_a_warm_up_in_steps_and_adds_one_if_there_is_none():
 
 def test_the_warm_up_of_a_retry_is_at_most_half_of_the_steps():
     """Regression test: in the second retry of the published QQP it was the whole run."""
-    config, examples = glue.find("QQP").config("published"), 363_846
+    config, examples = benchmarks.find("QQP").config("published"), 363_846
     plan = dataclasses.replace(PLAN, config=config)
     warm_ups = [
         dataclasses.replace(plan, retry=retry).training_config(examples).warmup_steps

@@ -1,12 +1,14 @@
 """Reading tasks: examples are read exactly, and errors name file and line."""
 
-import numpy as np
+import json
+
 import pytest
 
-from finetune import examples, glue, published, scores
+from finetune import benchmarks, examples, glue, published, scores
 from finetune.examples import Example
+from finetune.kinds import KINDS
 
-COLA = glue.find("CoLA")
+COLA = benchmarks.find("CoLA")
 
 # A file of each task in the benchmark's layout: header (None: no header line) and one row.
 LAYOUTS = {
@@ -56,14 +58,14 @@ def write(folder, content, split="train", task="CoLA"):
 
 
 def read(folder, split="train", task="CoLA"):
-    return examples.read(glue.find(task), str(folder), split).examples
+    return examples.read(benchmarks.find(task), str(folder), split).examples
 
 
 @pytest.mark.parametrize("name", glue.TASKS)
 def test_every_task_is_read_in_the_benchmark_s_own_layout(tmp_path, name):
     header, row, texts, label = LAYOUTS[name]
     lines = "".join(f"{line}\n" for line in (header, row) if line).replace("|", "\t")
-    task = glue.find(name)
+    task = benchmarks.find(name)
     for split in ("train", *task.dev):
         write(tmp_path, lines, split, name)
         assert read(tmp_path, split, name) == [Example(texts, pytest.approx(label))]
@@ -71,7 +73,7 @@ def test_every_task_is_read_in_the_benchmark_s_own_layout(tmp_path, name):
 
 @pytest.mark.parametrize("name", glue.TASKS)
 def test_test_sets_have_a_header_and_no_labels(tmp_path, name):
-    task = glue.find(name)
+    task = benchmarks.find(name)
     columns = ["index", *task.texts]
     texts = tuple(f"text {n}" for n in range(len(task.texts)))
     assert task.test
@@ -144,7 +146,7 @@ def test_ragged_rows_are_counted_in_qqp_s_training_file_and_refused_elsewhere(tm
     rows = "id\tquestion1\tquestion2\tis_duplicate\n0\ta\tb\t1\n1\ta\t0\n2\ta\t\t0\n"
     for split in ("train", "dev"):
         write(tmp_path, rows, split, "QQP")
-    found = examples.read(glue.find("QQP"), str(tmp_path), "train")
+    found = examples.read(benchmarks.find("QQP"), str(tmp_path), "train")
     assert found == examples.Split([Example(("a", "b"), 1), Example(("a", ""), 0)], skipped=1)
     with pytest.raises(ValueError, match=r"dev\.tsv: line 3: has 3 tab-separated columns"):
         read(tmp_path, "dev", "QQP")
@@ -173,20 +175,20 @@ def test_a_missing_split_and_an_unknown_task_are_named(tmp_path):
     with pytest.raises(ValueError, match=r"CoLA: has no dev\.tsv \(a saved dataset .*cola or"):
         read(tmp_path, "dev")
     with pytest.raises(ValueError, match="'Colla' .did you mean CoLA"):
-        glue.find("Colla")
+        benchmarks.find("Colla")
 
 
 def test_all_means_nine_tasks_and_stands_alone():
-    assert len(glue.find_all(["all"])) == 9
+    assert len(benchmarks.find_all(["all"])) == 9
     with pytest.raises(ValueError, match="task 'all'"):
-        glue.find_all(["all", "CoLA"])
+        benchmarks.find_all(["all", "CoLA"])
 
 
 def test_a_saved_dataset_gives_the_same_examples_and_digest_as_tsv_files(tmp_path):
     import datasets
 
     rows = [("It rains.", "It pours.", 1), ("He ran.", "He sat.", 2), ("A dog.", "An animal.", 0)]
-    names = glue.find("MNLI").labels
+    names = benchmarks.find("MNLI").labels
     tsv = "sentence1\tsentence2\tgold_label\n"
     tsv += "".join(f"{a}\t{b}\t{names[label]}\n" for a, b, label in rows)
     columns = {
@@ -199,7 +201,7 @@ def test_a_saved_dataset_gives_the_same_examples_and_digest_as_tsv_files(tmp_pat
     unlabelled = {**columns, "label": [-1] * 3}
     saved["test_matched"] = datasets.Dataset.from_dict(unlabelled)
     saved.save_to_disk(tmp_path / "saved" / "mnli")
-    task = glue.find("MNLI")
+    task = benchmarks.find("MNLI")
     for split in ("train", *task.dev):
         write(tmp_path, tsv, split, "MNLI")
         both = [examples.read(task, str(tmp_path / place), split) for place in (".", "saved")]
@@ -249,14 +251,14 @@ def test_the_digest_depends_on_every_split(tmp_path):
     ],
 )
 def test_real_tasks_are_read_completely_and_give_the_listed_constants(real_glue, name, train, dev):
-    task = glue.find(name)
+    task = benchmarks.find(name)
     if train:
         assert len(read(real_glue, "train", name)) == train
-    kind = np.float32 if task.is_regression else np.int64
-    labels = np.array([e.label for e in read(real_glue, task.dev[0], name)], dtype=kind)
+    kind = KINDS[task.kind]
+    labels = kind.truth(task, read(real_glue, task.dev[0], name))
     assert len(labels) == dev
     if name in published.CONSTANT:
-        value = scores.constant(task.metrics, labels)[task.metrics[0]]
+        value = scores.score(task.metrics, labels, kind.constant(labels))[task.metrics[0]]
         scale, digits = (1, 3) if task.is_regression else (100, 1)
         assert round(scale * value, digits) == published.CONSTANT[name]
 
@@ -271,3 +273,26 @@ def test_real_rows_of_mnli_and_qqp_are_read_by_their_headers(real_glue, tmp_path
     content = (real_glue / name / "train_subset.tsv").read_bytes()
     write(tmp_path, content, task=name)
     assert len(read(tmp_path, task=name)) == 8999
+
+
+@pytest.mark.parametrize(
+    ("name", "folder", "row", "texts", "label"),
+    [
+        ("BoolQ", "BoolQ", {"question": "is it", "passage": "It is.", "label": True}, 2, 1),
+        ("CB", "CB", {"premise": "a", "hypothesis": "b", "label": "neutral"}, 2, 2),
+        ("SuperGLUE-RTE", "RTE", {"premise": "a", "hypothesis": "b", "label": "entailment"}, 2, 0),
+        ("WiC", "WiC", {"word": "a", "sentence1": "b", "sentence2": "c", "label": False}, 3, 0),
+    ],
+)
+def test_tasks_of_superglue_are_read_from_its_archive(tmp_path, name, folder, row, texts, label):
+    (tmp_path / folder).mkdir()
+    task = benchmarks.find(name)
+    for split, file in task.files.items():
+        shown = {key: value for key, value in row.items() if split != "test" or key != "label"}
+        (tmp_path / folder / f"{file}.jsonl").write_text(json.dumps({**shown, "idx": 0}) + "\n")
+        (found,) = examples.read(task, str(tmp_path), split).examples
+        assert (len(found.texts), found.label) == (texts, label if split != "test" else 0)
+    path = tmp_path / folder / "val.jsonl"
+    path.write_text(json.dumps({**row, "label": "maybe"}) + "\n")
+    with pytest.raises(ValueError, match="val.jsonl: line 1: label 'maybe'; accepted: "):
+        examples.read(task, str(tmp_path), "dev")

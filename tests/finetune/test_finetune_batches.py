@@ -4,9 +4,13 @@ import numpy as np
 import pytest
 
 from data_prep import tokenizer as tokenizers
-from finetune.batches import EncodedExamples, ShuffledBatches, lay_out
+from finetune.batches import EncodedExamples, ShuffledBatches
 from finetune.config import FinetuneConfig
 from finetune.examples import Example
+from finetune.kinds import lay_out
+from finetune.task import Task
+
+TASK = Task("pairs")
 
 
 @pytest.fixture(scope="module")
@@ -16,7 +20,7 @@ def encoded(tiny_model):
         Example((" ".join(words[: 1 + number % 10]) + f" {number}",), number % 2)
         for number in range(23)
     ]
-    return EncodedExamples(examples, tokenizers.load(tiny_model), 64)
+    return EncodedExamples(TASK, examples, tokenizers.load(tiny_model), 64)
 
 
 def rows_of(batch):
@@ -28,7 +32,7 @@ def rows_of(batch):
 def test_an_epoch_reads_every_example_once_even_if_batches_span_two_epochs(encoded, window):
     batches = ShuffledBatches(encoded, 5, order_seed=1, length_window=window)
     read = [row for step in range(14) for row in rows_of(batches.micro_batches(step, 0, 1)[0])]
-    everything = sorted(tuple(ids.tolist()) for ids in encoded.ids)
+    everything = sorted(tuple(row.ids.tolist()) for row in encoded.rows)
     for epoch in (0, 1, 2):
         # A batch that spans two epochs begins with the examples of the first.
         part = read[23 * epoch : 23 * (epoch + 1)]
@@ -48,7 +52,7 @@ def test_a_batch_depends_on_seed_and_step_only(encoded, window):
 def test_windows_group_similar_lengths_without_a_trend(tiny_model):
     words = ["the", "dog", "sees", "a", "small", "bird", "near"] * 9
     examples = [Example((" ".join(words[: 1 + n * 7 % 60]),), 0) for n in range(640)]
-    encoded = EncodedExamples(examples, tokenizers.load(tiny_model), 64)
+    encoded = EncodedExamples(TASK, examples, tokenizers.load(tiny_model), 64)
 
     def padded(window):
         batches = ShuffledBatches(encoded, 8, 1, window)
@@ -77,7 +81,7 @@ def test_ranks_share_a_batch_equally(encoded, window):
 
 def test_a_batch_is_padded_to_its_longest_example_and_counts_tokens(encoded):
     batch = encoded.collate([0, 9, 4])
-    lengths = [len(encoded.ids[index]) for index in (0, 9, 4)]
+    lengths = [len(encoded.rows[index].ids) for index in (0, 9, 4)]
     assert batch.arrays["input_ids"].shape == (3, max(lengths))
     assert (batch.tokens, batch.targets) == (sum(lengths), (3,))
     padding = ~batch.arrays["document_ids"]
@@ -117,25 +121,25 @@ def test_texts_that_are_too_long_are_cut_the_longest_first(
 def test_models_with_segments_read_one_separator_and_the_segment_of_each_token(segment_model):
     tokenizer = tokenizers.load(segment_model)
     examples = [Example(("the dog", "a small bird")), Example(("the",)), Example(("the", "a"))]
-    encoded = EncodedExamples(examples, tokenizer, 64, segments=2)
+    encoded = EncodedExamples(TASK, examples, tokenizer, 64, segments=2)
     batch = encoded.collate([0, 1, 2]).arrays
     first, second = map(len, tokenizer.encode_batch(examples[0].texts))
     assert batch["segment_ids"][0].tolist() == [0] * (first + 2) + [1] * (second + 1)
     assert not batch["segment_ids"][1][: encoded.lengths[1]].any()
     assert set(batch["segment_ids"].flat) == {0, 1}  # at padding too
     assert (batch["input_ids"] == tokenizer.eos_id).sum(axis=1).tolist() == [2, 1, 2]
-    assert "segment_ids" not in EncodedExamples(examples, tokenizer, 64).collate([0]).arrays
+    assert "segment_ids" not in EncodedExamples(TASK, examples, tokenizer, 64).collate([0]).arrays
 
 
 def test_a_long_example_is_left_out_of_training_and_cut_in_scoring(tiny_model):
     tokenizer = tokenizers.load(tiny_model)
     examples = [Example(("the dog sees a small bird",), 1), Example(("the",), 0)]
-    cut = EncodedExamples(examples, tokenizer, 6)
-    assert (len(cut), cut.too_long, len(cut.ids[0])) == (2, 1, 6)
-    dropped = EncodedExamples(examples, tokenizer, 6, drop_long=True)
-    assert (len(dropped), dropped.too_long, dropped.labels.tolist()) == (1, 1, [0])
+    cut = EncodedExamples(TASK, examples, tokenizer, 6)
+    assert (len(cut), cut.too_long, len(cut.rows[0].ids)) == (2, 1, 6)
+    dropped = EncodedExamples(TASK, examples, tokenizer, 6, drop_long=True)
+    assert (len(dropped), dropped.too_long, dropped.rows[0].target) == (1, 1, 0)
     with pytest.raises(ValueError, match="max_tokens 6: every example is longer"):
-        EncodedExamples(examples[:1], tokenizer, 6, drop_long=True)
+        EncodedExamples(TASK, examples[:1], tokenizer, 6, drop_long=True)
 
 
 def test_every_epoch_ends_once_and_the_last_one_with_the_last_step(encoded):
@@ -150,6 +154,6 @@ def test_every_epoch_ends_once_and_the_last_one_with_the_last_step(encoded):
 def test_batches_by_length_have_every_example_once(encoded):
     chosen = encoded.by_length(6)
     assert sorted(sum(chosen, [])) == list(range(23))
-    lengths = [len(encoded.ids[index]) for batch in chosen for index in batch]
+    lengths = [len(encoded.rows[index].ids) for batch in chosen for index in batch]
     assert lengths == sorted(lengths)
     assert np.diff([len(batch) for batch in chosen]).tolist() == [0, 0, -1]

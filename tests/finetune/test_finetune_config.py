@@ -5,7 +5,8 @@ import json
 
 import pytest
 
-from finetune.config import PLAN, FinetuneConfig, RunPlan, override, read_plan
+from finetune.config import FinetuneConfig, override
+from finetune.plan import PLAN, RunPlan, read_plan
 
 PLANNED = RunPlan(
     task="CoLA",

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 import finetune.__main__ as arguments
-from finetune import examples, glue, launch, planning
+from finetune import benchmarks, examples, launch, planning
 from finetune.__main__ import main
-from finetune.config import read_plan
+from finetune.plan import read_plan
 from pretrain.processes import gpus
 
 ROOT = Path(__file__).parents[2]
@@ -21,7 +21,8 @@ QUICK = ["epochs=6", "learning_rate=1e-2", "pooling=mean", "dropout=0", "attenti
 
 
 def plans(model, data, *overrides, seeds=(1,), weights=("pretrained",), tasks=("CoLA",), **more):
-    return planning.plan_runs(model, str(data), tasks, weights, seeds, overrides, **more)
+    found = benchmarks.find_all(tasks)
+    return planning.plan_runs(model, str(data), found, weights, seeds, overrides, **more)
 
 
 def ended(lines):
@@ -92,7 +93,7 @@ def test_the_kept_model_is_that_of_the_best_epoch(finished, tiny_model, easy_glu
     from pretrain.models import model_folder
 
     output, *_ = finished
-    dev = examples.read(glue.find("CoLA"), str(easy_glue), "dev").examples
+    dev = examples.read(benchmarks.find("CoLA"), str(easy_glue), "dev").examples
     base = model_folder.load(tiny_model).model
     for seed in (1, 2):
         folder = output / f"CoLA-pretrained-seed{seed}"
@@ -278,7 +279,7 @@ def test_pretrained_and_random_weights_differ_in_the_encoder_only(tiny_model, ea
     from finetune import classifiers
     from pretrain.models import model_folder
 
-    loaded, task = model_folder.load(tiny_model), glue.find("CoLA")
+    loaded, task = model_folder.load(tiny_model), benchmarks.find("CoLA")
     both = plans(tiny_model, easy_glue, weights=("pretrained", "random"))
     pretrained, random = (classifiers.build(loaded, plan, task).state_dict() for plan in both)
     again = classifiers.build(loaded, both[1], task).state_dict()

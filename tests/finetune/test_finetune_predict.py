@@ -8,7 +8,7 @@ import zipfile
 import numpy as np
 import pytest
 
-from finetune import glue, planning, predict
+from finetune import benchmarks, glue, planning, predict
 from finetune.__main__ import main
 
 
@@ -21,7 +21,7 @@ def trained(run_ranks, tiny_model, easy_glue, tmp_path_factory):
     settings = ["epochs=10", "learning_rate=1e-2", "pooling=mean", "dropout=0"]
     data = str(easy_glue)
     for plan in planning.plan_runs(
-        tiny_model, data, ["CoLA", "STS-B"], ["pretrained"], [1], settings
+        tiny_model, data, benchmarks.find_all(["CoLA", "STS-B"]), ["pretrained"], [1], settings
     ):
         plan.write(output / plan.name)
         (result,) = run_ranks(1, lambda plan=plan: train.train(plan, output / plan.name))
@@ -155,7 +155,7 @@ def test_all_that_a_submission_lacks_is_named_before_anything_is_predicted(
     result = json.loads(path.read_text())
     result["plan"]["data"] = str(tmp_path)
     path.write_text(json.dumps(result))
-    monkeypatch.setattr(predict, "_logits", pytest.fail)
+    monkeypatch.setattr(predict, "_outputs", pytest.fail)
     with pytest.raises(ValueError, match=r"kept model of RTE, WNLI; .*CoLA: has no test\.tsv"):
         predict.submit(runs, tmp_path / "submission")
     assert not (tmp_path / "submission").exists()
@@ -163,10 +163,10 @@ def test_all_that_a_submission_lacks_is_named_before_anything_is_predicted(
 
 def test_submissions_use_the_benchmark_s_labels():
     logits = np.array([[0, 1, 0], [2, 1, 0]], dtype=np.float32)
-    content = predict.submission(glue.find("MNLI"), logits)
+    content = predict.submission(benchmarks.find("MNLI"), logits)
     assert content == "index\tprediction\n0\tneutral\n1\tentailment\n"
     numbers = np.array([[-0.1], [0.5], [1.2]], dtype=np.float32)
-    content = predict.submission(glue.find("STS-B"), numbers)
+    content = predict.submission(benchmarks.find("STS-B"), numbers)
     assert content == "index\tprediction\n0\t0.000\n1\t2.500\n2\t5.000\n"
 
 

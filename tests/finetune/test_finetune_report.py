@@ -7,7 +7,7 @@ import math
 import pytest
 
 from data_prep.common.files import write_json
-from finetune import published, report
+from finetune import benchmarks, published, report
 from finetune.__main__ import main
 
 
@@ -169,7 +169,7 @@ def test_the_picture_by_epoch_shows_the_benchmark_s_score_and_the_kept_epoch(run
     from finetune import picture
 
     axes = Figure().add_subplot()
-    picture._draw_epochs(axes, "CoLA", report.collect(runs)[:1])
+    picture._draw_epochs(axes, benchmarks.find("CoLA"), report.collect(runs)[:1])
     curve, kept, constant, *_ = axes.lines
     assert list(curve.get_xdata()) == [1, 2]
     assert list(curve.get_ydata()) == [25.0, 12.5]  # Matthews, in per cent

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from finetune import planning, predict
+from finetune import benchmarks, planning, predict
 
 ROOT = Path(__file__).parents[2]
 QUICK = ["learning_rate=1e-2", "pooling=mean", "dropout=0", "attention_dropout=0"]
@@ -13,7 +13,7 @@ QUICK = ["learning_rate=1e-2", "pooling=mean", "dropout=0", "attention_dropout=0
 
 def planned(model, data, task, *overrides):
     (plan,) = planning.plan_runs(
-        model, str(data), [task], ["pretrained"], [1], [*QUICK, *overrides]
+        model, str(data), [benchmarks.find(task)], ["pretrained"], [1], [*QUICK, *overrides]
     )
     return plan
 
@@ -68,14 +68,14 @@ def test_a_regression_learns_and_is_scored_in_published_units(
 def test_the_head_starts_from_the_dense_layer_of_the_pair_head(segment_model, easy_glue):
     import torch
 
-    from finetune import classifiers, glue
+    from finetune import classifiers
     from pretrain.models import model_folder
 
     loaded = model_folder.load(segment_model)
     pooler = loaded.model.pair_head.dense.weight
     for settings, is_pooler in ((["pooling=first"], True), (["pooling=mean"], False)):
         plan = planned(segment_model, easy_glue, "RTE", *settings)
-        head = classifiers.build(loaded, plan, glue.find("RTE")).head
+        head = classifiers.build(loaded, plan, benchmarks.find("RTE")).head
         assert torch.equal(head.dense.weight, pooler) == is_pooler
         assert not torch.equal(head.projection.weight, loaded.model.pair_head.projection.weight)
 
@@ -83,9 +83,9 @@ def test_the_head_starts_from_the_dense_layer_of_the_pair_head(segment_model, ea
 def test_a_saved_dataset_can_be_used_and_limits_apply(run_ranks, tiny_model, easy_glue, tmp_path):
     import datasets
 
-    from finetune import examples, glue
+    from finetune import examples
 
-    task = glue.find("RTE")
+    task = benchmarks.find("RTE")
     names = {"train": "train", "dev": "validation"}
     columns = {
         split: [

@@ -2,7 +2,7 @@
 
 import pytest
 
-from finetune import glue
+from finetune import benchmarks, glue
 
 # Learning rate, batch size, warm-up and steps in EIFY/fairseq's config/finetuning/*.yaml.
 PUBLISHED = {
@@ -19,7 +19,7 @@ PUBLISHED = {
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_the_published_recipe_has_the_published_settings(name):
-    config = glue.find(name).config("published")
+    config = benchmarks.find(name).config("published")
     found = (config.learning_rate, config.batch_size, config.warmup_steps, config.schedule_steps)
     assert found == PUBLISHED[name]
     assert (config.epochs, config.weight_decay, config.gradient_clipping) == (10, 0.1, 0.0)
@@ -33,7 +33,7 @@ def test_the_published_recipe_has_the_published_settings(name):
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_the_default_recipe_clips_groups_by_length_and_warms_up_by_share(name):
-    config = glue.find(name).config("default")
+    config = benchmarks.find(name).config("default")
     assert (config.learning_rate, config.batch_size) == PUBLISHED[name][:2]
     assert config.warmup_fraction == (0.25 if name == "QQP" else 0.06)
     assert (config.gradient_clipping, config.warmup_steps, config.schedule_steps) == (1.0, 0, 0)
@@ -42,8 +42,8 @@ def test_the_default_recipe_clips_groups_by_length_and_warms_up_by_share(name):
 
 
 def test_tasks_have_the_benchmark_s_and_the_published_scores():
-    assert glue.find("MNLI").score_names == ("accuracy", "accuracy_mismatched")
-    assert glue.find("STS-B").score_names == ("seed_loss", "pearson", "spearman")
+    assert benchmarks.find("MNLI").score_names == ("accuracy", "accuracy_mismatched")
+    assert benchmarks.find("STS-B").score_names == ("seed_loss", "pearson", "spearman")
     for task in glue.TASKS.values():
         assert set(task.official) <= set(task.score_names)
         assert task.metrics[0] == ("seed_loss" if task.is_regression else "accuracy")
@@ -61,7 +61,7 @@ def test_tasks_have_the_benchmark_s_and_the_published_scores():
     ],
 )
 def test_the_best_epoch_is_that_of_the_benchmark_s_or_of_the_published_score(name, benchmark):
-    task = glue.find(name)
+    task = benchmarks.find(name)
     assert task.scores_of_best("benchmark") == benchmark
     published = "seed_loss" if name == "STS-B" else "accuracy"
     assert task.scores_of_best("published") == (published,)
@@ -71,15 +71,15 @@ def test_the_best_epoch_is_that_of_the_benchmark_s_or_of_the_published_score(nam
     ("text", "name"), [("cola", "CoLA"), ("SST2", "SST-2"), ("sst-2", "SST-2"), ("stsb", "STS-B")]
 )
 def test_a_task_is_found_in_any_case_with_or_without_its_hyphen(text, name):
-    assert glue.find(text).name == name
+    assert benchmarks.find(text).name == name
 
 
 def test_all_unknown_tasks_are_named_at_once_each_with_the_nearest():
     message = r"unknown tasks 'colla' \(did you mean CoLA\?\), 'x'; accepted: CoLA, .*, or all"
     with pytest.raises(ValueError, match=message):
-        glue.find_all(["colla", "rte", "x"])
+        benchmarks.find_all(["colla", "rte", "x"])
     with pytest.raises(ValueError, match="cola, CoLA: accepted: each task once"):
-        glue.find_all(["cola", "CoLA"])
+        benchmarks.find_all(["cola", "CoLA"])
 
 
 def test_the_server_takes_eleven_files():

@@ -116,7 +116,7 @@ def script(tmp_path_factory):
         (["supervise", "pile"], {"pile-base", "pile-large", "pile-mixture"}),
         (["show", "mi"], {"mine.yaml"}),
         (["plan", "demo", "--kind", ""], {"a100-40gb", "a100", "h100", "h200"}),
-        (["glue", "model", "--tasks", "S"], {"SST-2", "STS-B"}),
+        (["glue", "model", "--tasks", "S"], {"SST-2", "STS-B", "SuperGLUE-RTE"}),
         (["glue", "model", "--recipe", ""], {"default", "published"}),
         (["supervise", "demo", "--dry"], {"--dry-run"}),
         (["prepare", "--input", "mi"], {"mine.yaml"}),

@@ -1,0 +1,227 @@
+"""Rows of a file of examples, whatever its format, each with the place that errors name.
+
+.csv .tsv            a header line, then a row a line; a CSV field in quotes may hold line breaks,
+in a TSV file a quotation mark is text
+.jsonl .ndjson       a JSON object a line
+.parquet             columns
+.conll .bio .iob     a word a line with its tag last; an empty line ends a sentence
+.json                questions and answers in the format of SQuAD 1.1 and 2.0
+a folder             written by `save_to_disk` of datasets; FOLDER:SPLIT where it has splits
+datasets:NAME:SPLIT  downloaded from the hub; datasets:NAME:CONFIG:SPLIT
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+_HUB = "datasets:"
+WORDS, TAGS = "tokens", "tags"
+"""Columns of a CoNLL file."""
+QUESTION, CONTEXT, ANSWERS = "question", "context", "answers"
+"""Columns of a SQuAD file; an answer is a pair: its text, and where it starts in the context."""
+
+
+@dataclasses.dataclass(frozen=True)
+class TableRow:
+    """One row."""
+
+    place: str
+    """File and line, or row from 1."""
+    values: Mapping[str, Any]
+    """By column."""
+
+
+def read(source: str) -> list[TableRow]:
+    """Read all rows.
+
+    Args:
+        source: see the top of this file.
+
+    Raises:
+        ValueError: it does not exist, is empty, is of another format, or a row is broken; names the
+            place.
+    """
+    path = Path(source)
+    if source.startswith(_HUB) or path.is_dir() or (":" in source and not path.exists()):
+        rows = list(_from_datasets(source))
+    elif not path.is_file():
+        raise ValueError(f"{source}: no such file")
+    elif read_one := _READERS.get(path.suffix.lower()):
+        try:
+            rows = list(read_one(path))
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{path}: is not UTF-8: {error}") from None
+    else:
+        known = ", ".join(_READERS)
+        raise ValueError(f"{path}: unknown format {path.suffix!r}; accepted: {known}, or a folder")
+    if not rows:
+        raise ValueError(f"{source}: is empty; give at least one example")
+    return rows
+
+
+def text(value: Any) -> str:  # noqa: ANN401 - of JSON or parquet
+    """Return a label as CSV would hold it: "true" for true, "1" for 1 and 1.0."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))
+    return "" if value is None else str(value).strip()
+
+
+def _separated(delimiter: str, quoting: Literal[0, 3]) -> Callable[[Path], Iterator[TableRow]]:
+    def read_file(path: Path) -> Iterator[TableRow]:
+        csv.field_size_limit(2**31 - 1)
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            lines = csv.reader(file, delimiter=delimiter, quoting=quoting, strict=True)
+            header: list[str] | None = None
+            line = 1
+            while True:
+                try:
+                    fields = next(lines)
+                except StopIteration:
+                    return
+                except csv.Error as error:
+                    raise ValueError(f"{path}: line {line}: {error}") from None
+                place, line = f"{path}: line {line}", lines.line_num + 1
+                if header is None:
+                    header = _header(fields, place)
+                elif fields and len(fields) != len(header):
+                    raise ValueError(
+                        f"{place}: has {len(fields)} fields, the header line has {len(header)}; "
+                        "put fields with separators or line breaks in quotes"
+                    )
+                elif fields:
+                    yield TableRow(place, dict(zip(header, fields, strict=True)))
+
+    return read_file
+
+
+def _header(fields: Sequence[str], place: str) -> list[str]:
+    names = [field.strip() for field in fields]
+    if twice := {name for name in names if names.count(name) > 1}:
+        raise ValueError(f"{place}: column {', '.join(sorted(twice))!r} is there twice")
+    return names
+
+
+def _json_lines(path: Path) -> Iterator[TableRow]:
+    with path.open(encoding="utf-8-sig") as lines:
+        for number, line in enumerate(lines, start=1):
+            if line.strip():
+                place = f"{path}: line {number}"
+                yield TableRow(place, _object(line, place))
+
+
+def _object(content: str, place: str) -> dict[str, Any]:
+    try:
+        value = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{place}: not valid JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise ValueError(f"{place}: not a JSON object with a key for each column")
+    return value
+
+
+def _parquet(path: Path) -> Iterator[TableRow]:
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        table = pyarrow.parquet.read_table(path)
+    except pyarrow.ArrowException as error:
+        raise ValueError(f"{path}: cannot be read as parquet: {error}") from None
+    for number, values in enumerate(table.to_pylist(), start=1):
+        yield TableRow(f"{path}: row {number}", values)
+
+
+def _conll(path: Path) -> Iterator[TableRow]:
+    words: list[str] = []
+    tags: list[str] = []
+    place = ""
+    with path.open(encoding="utf-8-sig") as lines:
+        for number, line in enumerate([*lines, "\n"], start=1):
+            fields = line.split()
+            if not fields or fields[0] == "-DOCSTART-":
+                if words:
+                    yield TableRow(place, {WORDS: words, TAGS: tags})
+                words, tags = [], []
+            elif len(fields) < 2:
+                raise ValueError(f"{path}: line {number}: has a word without a tag")
+            else:
+                place = place if words else f"{path}: line {number}"
+                words.append(fields[0])
+                tags.append(fields[-1])
+
+
+def _squad(path: Path) -> Iterator[TableRow]:
+    """Read SQuAD's format: data > paragraphs > qas."""
+    content = _object(path.read_text(encoding="utf-8-sig"), str(path))
+    where = str(path)
+    try:
+        for a, article in enumerate(content["data"]):
+            for p, paragraph in enumerate(article["paragraphs"]):
+                for question in paragraph["qas"]:
+                    where = f"{path}: data[{a}].paragraphs[{p}], question {question['id']}"
+                    answers = [(x["text"], x["answer_start"]) for x in question["answers"]]
+                    values = {QUESTION: question[QUESTION], CONTEXT: paragraph[CONTEXT]}
+                    yield TableRow(where, {**values, ANSWERS: answers, "id": question["id"]})
+    except (KeyError, TypeError) as error:
+        raise ValueError(
+            f"{where}: not in SQuAD's format, data > paragraphs > context and qas > question, id "
+            f"and answers > text and answer_start: {error!r}"
+        ) from None
+
+
+def _from_datasets(source: str) -> Iterator[TableRow]:
+    import datasets
+
+    name, _, split = source.removeprefix(_HUB).rpartition(":")
+    try:
+        if source.startswith(_HUB):
+            table = datasets.load_dataset(*name.split(":"), split=split)
+        else:
+            folder = source if Path(source).is_dir() else name
+            table = datasets.load_from_disk(folder)
+            if folder != source:
+                table = table[split]
+    except (OSError, ValueError, KeyError) as error:
+        raise ValueError(f"{source}: cannot be loaded: {error}") from None
+    if isinstance(table, Mapping):
+        splits = ", ".join(f"{source}:{split}" for split in table)
+        raise ValueError(f"{source}: has several splits; name one: {splits}")
+    names = {
+        column: feature.names
+        for column, feature in table.features.items()
+        if isinstance(feature, datasets.ClassLabel)
+    }
+    of_items = {
+        column: feature.feature.names
+        for column, feature in table.features.items()
+        if isinstance(getattr(feature, "feature", None), datasets.ClassLabel)
+    }
+    for number, values in enumerate(table, start=1):
+        values = dict(values)
+        for column, known in names.items():
+            # The hub's test sets have -1 where there is no label.
+            values[column] = known[values[column]] if values[column] >= 0 else None
+        for column, known in of_items.items():
+            values[column] = [known[item] for item in values[column]]
+        yield TableRow(f"{source}: row {number}", values)
+
+
+_READERS: Mapping[str, Callable[[Path], Iterator[TableRow]]] = {
+    ".csv": _separated(",", csv.QUOTE_MINIMAL),
+    ".tsv": _separated("\t", csv.QUOTE_NONE),
+    ".jsonl": _json_lines,
+    ".ndjson": _json_lines,
+    ".parquet": _parquet,
+    ".conll": _conll,
+    ".bio": _conll,
+    ".iob": _conll,
+    ".json": _squad,
+}
+"""By the end of a file's name."""

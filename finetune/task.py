@@ -1,0 +1,78 @@
+"""What a fine-tuning task is: its kind, its labels and its scores.
+
+GLUE's and SuperGLUE's tasks are entries of tables (glue.py, superglue.py). A task of the user's own
+is read from files (tables.py) and stands, whole, in the plans of its runs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from data_prep.common.records import Texts
+from finetune.config import FinetuneConfig
+from finetune.scores import best
+
+Kind = Literal["classification", "regression", "multi-label", "tags", "spans"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """One task."""
+
+    name: str
+    """Also the name of its folder, and of the head that is trained."""
+    kind: Kind = "classification"
+    """classification: one of `labels`. regression: a number. multi-label: any of `labels`. tags:
+    one of `labels` for each word. spans: a part of the second text that answers the first."""
+    texts: Texts = ("text",)
+    """The columns of its one or two texts."""
+    label: str = "label"
+    """The column of its label."""
+    labels: Texts = ("0", "1")
+    """Labels as the files write them; a label's id is its index. Empty where there are none."""
+    metrics: Texts = ("accuracy",)
+    """Names of scores; the first is the published one."""
+    official: Texts = ("accuracy",)
+    """The scores whose mean is the task's score."""
+    dev: Texts = ("dev",)
+    """The splits that are scored."""
+    scale: float = 1.0
+    """A regression learns the label divided by this."""
+
+    @property
+    def is_regression(self) -> bool:
+        """Whether the label is a number."""
+        return self.kind == "regression"
+
+    @property
+    def classes(self) -> int:
+        """Number of logits: of an example, or of a token."""
+        return {"regression": 1, "spans": 2}.get(self.kind, len(self.labels))
+
+    @property
+    def score_names(self) -> tuple[str, ...]:
+        """Every score of a model: the metrics of each dev split."""
+        return tuple(f"{metric}{suffix_of(split)}" for split in self.dev for metric in self.metrics)
+
+    def scores_of_best(self, best_epoch_by: str) -> tuple[str, ...]:
+        """Return the scores whose mean chooses the best epoch (`FinetuneConfig.best_epoch_by`)."""
+        return self.official if best_epoch_by == "benchmark" else self.metrics[:1]
+
+    def config(self, recipe: str) -> FinetuneConfig:
+        """Return the settings of a recipe; a task of the user's own has one, the default."""
+        return FinetuneConfig(
+            epochs=3 if self.kind == "spans" else 10,
+            learning_rate=3e-5 if self.kind in ("tags", "spans") else 2e-5,
+            best_epoch_by="benchmark",
+        )
+
+    def first_metric(self, run: Mapping[str, Any]) -> float:
+        """Return the first metric of a run, in the epoch where it is best: as tables publish it."""
+        return float(best(run["epochs"], self.metrics[:1])[self.metrics[0]])
+
+
+def suffix_of(split: str) -> str:
+    """Return the suffix of a split's scores: "_mismatched" of MNLI's, "_test" of a test split."""
+    return "_" + split.rpartition("_")[2] if split not in ("dev", "dev_matched") else ""

@@ -1,0 +1,188 @@
+"""A task of the user's own: what its files hold is found, checked, divided and trained on."""
+
+import dataclasses
+import json
+import random
+
+import pytest
+
+from finetune import examples, own_task, planning, scores
+from finetune.own_task import Request, describe
+from tests.finetune.conftest import WORDS
+
+QUICK = ["learning_rate=1e-2", "pooling=mean", "dropout=0", "attention_dropout=0"]
+
+
+@pytest.fixture
+def table(tmp_path):
+    """`table(rows, name)`: a JSON Lines file of (text, label) rows."""
+
+    def write(rows, name="train"):
+        path = tmp_path / f"{name}.jsonl"
+        lines = [json.dumps({"text": text, "label": label}) for text, label in rows]
+        path.write_text("".join(f"{line}\n" for line in lines))
+        return str(path)
+
+    return write
+
+
+def labelled(*labels):
+    return [(f"text {number}", label) for number, label in enumerate(labels)]
+
+
+@pytest.mark.parametrize(
+    ("labels", "kind", "names"),
+    [
+        (("good", "bad", "good"), "classification", ("bad", "good")),
+        ((10, 9, 9), "classification", ("9", "10")),
+        ((True, False, True), "classification", ("false", "true")),
+        ((1.5, 2, -7), "regression", ()),
+        ((["a", "b"], [], ["b"]), "multi-label", ("a", "b")),
+    ],
+)
+def test_the_kind_is_what_the_labels_look_like(table, labels, kind, names):
+    found = describe(Request("own", table(labelled(*labels)), dev_share=0.3))
+    assert (found.task.kind, found.task.labels) == (kind, names)
+    assert "by its labels" in found.summary[0]
+
+
+def test_numbers_are_learned_in_units_of_the_largest(table):
+    found = describe(Request("own", table(labelled(0.5, -10, 5)), dev_share=0.3))
+    assert found.task.scale == 10
+    labels = sorted(e.label for split in found.splits.values() for e in split)
+    assert labels == [-1, 0.05, 0.5]
+
+
+def test_a_share_of_train_is_dev_without_equal_texts_or_lost_classes(table):
+    draw = random.Random(1)
+    rows = [(draw.choice("abcdefghij") + str(draw.randrange(9)), "x") for _ in range(200)]
+    rows += [("single", "rare"), ("other", "y"), ("another", "y")]
+    found = describe(Request("own", table(rows), dev_share=0.2))
+    train, dev = found.splits["train"], found.splits["dev"]
+    assert len(train) + len(dev) == len(rows)
+    assert 35 <= len(dev) <= 60
+    assert not {e.texts for e in train} & {e.texts for e in dev}
+    assert {e.label for e in train} == {0, 1, 2}
+    again = describe(Request("own", table(rows[::-1]), dev_share=0.2))
+    assert {e.texts for e in again.splits["dev"]} == {e.texts for e in dev}
+    assert "WARNING: at most one training example of rare" in "\n".join(found.summary)
+
+
+def test_texts_of_dev_that_train_has_are_counted(table):
+    dev = table([("text 0", "b"), ("new", "a")], "dev")
+    found = describe(Request("own", table(labelled("a", "b")), dev=dev))
+    assert found.summary[-1].endswith("WARNING: 1 texts of dev are in train as well")
+
+
+@pytest.mark.parametrize(
+    ("rows", "request_", "message"),
+    [
+        (labelled("a", ""), {}, "line 2: column 'label' is empty"),
+        ([("", "a"), ("x", "b")], {}, "line 1: column 'text' is empty"),
+        (labelled("a", "a"), {}, "every example has the label 'a'"),
+        (labelled("a", "b"), {"texts": ("review",)}, "no column 'review'; it has text, label"),
+        (labelled("1", "x"), {"kind": "regression"}, "line 2: column 'label': 'x' is no number"),
+        (labelled("a", "b"), {"kind": "tags"}, "line 1: not a list of words and one of tags"),
+        (labelled("a", "b"), {"dev_share": 1.0}, "--dev-share 1.0"),
+        ([(5, "a"), ("x", "b")], {}, "line 1: 5 is no text"),
+    ],
+)
+def test_what_cannot_be_trained_on_is_refused_by_line(table, rows, request_, message):
+    with pytest.raises(ValueError, match=message):
+        describe(Request("own", table(rows), **request_))
+
+
+def test_a_label_or_column_that_only_dev_has_is_refused(table, tmp_path):
+    train = table(labelled("a", "b"))
+    with pytest.raises(ValueError, match=r"dev.jsonl: line 2: label 'c' is not .*has a, b"):
+        describe(Request("own", train, dev=table(labelled("a", "c"), "dev")))
+    (tmp_path / "dev.csv").write_text("text,mark\nx,a\n")
+    with pytest.raises(ValueError, match=r"dev.csv: line 2: has no column 'label'"):
+        describe(Request("own", train, dev=str(tmp_path / "dev.csv")))
+
+
+def test_answers_stand_where_they_are_said_to(tmp_path):
+    answers = [{"text": "ran", "answer_start": 4}]
+    question = {"id": "q1", "question": "What?", "answers": answers}
+    content = {"data": [{"paragraphs": [{"context": "He ran.", "qas": [question]}]}]}
+    (tmp_path / "a.json").write_text(json.dumps(content))
+    with pytest.raises(ValueError, match=r"answer 'ran' is not .* character 4, where 'an.' is"):
+        describe(Request("own", str(tmp_path / "a.json")))
+
+
+def test_examples_are_read_as_they_were_written(table, tmp_path):
+    own = describe(Request("own", table(labelled(["a", "b"], ["b"], [])), dev_share=0.3))
+    data = own_task.write(tmp_path / "data", own)
+    for split, found in own.splits.items():
+        assert examples.read(own.task, str(data), split).examples == found
+    other = dataclasses.replace(own, splits={**own.splits, "dev": own.splits["train"]})
+    assert own_task.write(tmp_path / "data", other) != data  # which stays
+
+
+def sentence(draw, wugs=0):
+    words = [draw.choice(WORDS) for _ in range(draw.randrange(4, 9))] + ["wug"] * wugs
+    draw.shuffle(words)
+    return words
+
+
+def tagged(draw):
+    words = sentence(draw)
+    kinds = {"dog": "B-ANIMAL", "cat": "B-ANIMAL", "house": "B-PLACE"}
+    return {"tokens": words, "tags": [kinds.get(word, "O") for word in words]}
+
+
+def two_labels(draw):
+    words = sentence(draw)
+    return {"text": " ".join(words), "label": [w for w in ("dog", "red") if w in words]}
+
+
+def question(draw):
+    words = sentence(draw)
+    place = draw.randrange(len(words))
+    before = " ".join([*words[:place], "wug", ""])
+    context = before + " ".join(words[place:])
+    return {"question": "wug", "context": context, "answers": [(words[place], len(before))]}
+
+
+@pytest.mark.parametrize(
+    ("make", "epochs", "score"),
+    [
+        (tagged, 2, "entity_f1"),
+        (two_labels, 6, "micro_f1"),
+        pytest.param(question, 15, "overlap_f1", marks=pytest.mark.slow),
+    ],
+)
+def test_each_kind_is_learned_and_predicted(run_ranks, tiny_model, tmp_path, make, epochs, score):
+    from finetune import predict, train
+
+    draw = random.Random(0)
+    for split, count in (("train", 200), ("dev", 40)):
+        lines = (json.dumps(make(draw)) + "\n" for _ in range(count))
+        (tmp_path / f"{split}.jsonl").write_text("".join(lines))
+    names = {split: str(tmp_path / f"{split}.jsonl") for split in ("train", "dev")}
+    own = describe(Request("mine", test=names["dev"], **names))
+    data = str(own_task.write(tmp_path / "data", own))
+    settings = [*QUICK, f"epochs={epochs}"]
+    (plan,) = planning.plan_runs(tiny_model, data, [own.task], ["pretrained"], [1], settings)
+    folder = tmp_path / plan.name
+    plan.write(folder)
+    assert planning.read_plan(folder) == plan
+    (result,) = run_ranks(1, lambda: train.train(plan, folder))
+    assert result["collapsed"] == ""
+    assert result["best"][score] > 0.8 > result["majority"][score]
+    assert result["best"][f"{score}_test"] == result["best"][score]  # the same examples
+
+    dev = own.splits["dev"]
+    lines = [" ".join(e.texts) if make is tagged else "\t".join(e.texts) for e in dev]
+    (tmp_path / "new.tsv").write_text("".join(f"{line}\n" for line in lines))
+    answers = predict.predict(folder / "model", tmp_path / "new.tsv").splitlines()
+    found = [line.split("\t")[0] for line in answers]
+    right = 0
+    for example, answer in zip(dev, found, strict=True):
+        if make is question:
+            ((start, end),) = example.label
+            right += scores.overlap_f1([[example.texts[1][start:end]]], [answer]) == 1
+        else:
+            separator = " " if make is tagged else ";"
+            right += answer == separator.join(own.task.labels[n] for n in example.label)
+    assert right >= 0.7 * len(dev)

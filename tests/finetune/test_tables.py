@@ -1,0 +1,123 @@
+"""Rows of examples are read alike from every format, and errors name file and line."""
+
+import json
+
+import datasets
+import pytest
+
+from finetune import tables
+
+ROWS = [("good, with a comma", "1"), ('two\nlines and "quotes"', "2"), ("", "1")]
+
+
+def values_of(source):
+    return [tuple(map(tables.text, row.values.values())) for row in tables.read(str(source))]
+
+
+def write_csv(folder):
+    lines = 'text,label\n"good, with a comma",1\n"two\nlines and ""quotes""",2\n\n"",1\n'
+    (folder / "a.csv").write_text("\ufeff" + lines, encoding="utf-8")
+    return folder / "a.csv"
+
+
+def write_json_lines(folder):
+    lines = [json.dumps({"text": text, "label": int(label)}) for text, label in ROWS]
+    (folder / "a.jsonl").write_text("\n".join(lines))
+    return folder / "a.jsonl"
+
+
+def made():
+    names = datasets.ClassLabel(names=["1", "2"])
+    columns = {"text": [t for t, _ in ROWS], "label": [label for _, label in ROWS]}
+    features = datasets.Features({"text": datasets.Value("string"), "label": names})
+    return datasets.Dataset.from_dict(columns, features=features)
+
+
+def write_parquet(folder):
+    columns = {"text": [t for t, _ in ROWS], "label": [float(label) for _, label in ROWS]}
+    datasets.Dataset.from_dict(columns).to_parquet(folder / "a.parquet")
+    return folder / "a.parquet"
+
+
+def write_saved(folder):
+    made().save_to_disk(folder / "saved")
+    return folder / "saved"
+
+
+def write_saved_splits(folder):
+    datasets.DatasetDict({"train": made()}).save_to_disk(folder / "splits")
+    return f"{folder / 'splits'}:train"
+
+
+@pytest.mark.parametrize(
+    "write",
+    [write_csv, write_json_lines, write_parquet, write_saved, write_saved_splits],
+)
+def test_every_format_gives_the_same_rows(tmp_path, write):
+    assert values_of(write(tmp_path)) == [(text.strip(), label) for text, label in ROWS]
+
+
+def test_places_are_the_lines_where_rows_begin(tmp_path):
+    places = [row.place.rpartition(": ")[2] for row in tables.read(str(write_csv(tmp_path)))]
+    assert places == ["line 2", "line 3", "line 6"]
+
+
+def test_a_quotation_mark_in_a_tsv_file_is_text(tmp_path):
+    (tmp_path / "a.tsv").write_text('text\tlabel\n"unpaired\t1\n')
+    assert values_of(tmp_path / "a.tsv") == [('"unpaired', "1")]
+
+
+def test_sentences_of_a_conll_file_end_at_empty_lines(tmp_path):
+    text = "-DOCSTART- -X- O\n\nJohn NNP B-PER\nran VBD O\n\n\nHe PRP O\n"
+    (tmp_path / "a.conll").write_text(text)
+    rows = tables.read(str(tmp_path / "a.conll"))
+    assert [row.values for row in rows] == [
+        {"tokens": ["John", "ran"], "tags": ["B-PER", "O"]},
+        {"tokens": ["He"], "tags": ["O"]},
+    ]
+    assert [row.place.rpartition(" ")[2] for row in rows] == ["3", "7"]
+
+
+def test_questions_of_a_squad_file(tmp_path):
+    question = {"id": "q1", "question": "Who?", "answers": [{"text": "He", "answer_start": 0}]}
+    content = {"data": [{"paragraphs": [{"context": "He ran.", "qas": [question]}]}]}
+    (tmp_path / "a.json").write_text(json.dumps(content))
+    (row,) = tables.read(str(tmp_path / "a.json"))
+    assert row.values["answers"] == [("He", 0)]
+    assert "question q1" in row.place
+    del question["answers"][0]["answer_start"]
+    (tmp_path / "a.json").write_text(json.dumps(content))
+    with pytest.raises(ValueError, match="question q1: not in SQuAD's format.*answer_start"):
+        tables.read(str(tmp_path / "a.json"))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.csv", "text,label\na,b,c\n", "a.csv: line 2: has 3 fields, the header line has 2"),
+        ("a.csv", 'text,label\nx,1\n"a,b\n', "a.csv: line 3: unexpected end"),
+        ("a.csv", "text,text\n", "line 1: column 'text' is there twice"),
+        ("a.csv", "text,label\n", "a.csv: is empty"),
+        ("a.csv", "", "a.csv: is empty"),
+        ("a.jsonl", '{"a": 1}\n[1]\n', "a.jsonl: line 2: not a JSON object"),
+        ("a.jsonl", '{"a": 1}\n{"a"\n', "a.jsonl: line 2: not valid JSON"),
+        ("a.parquet", "no", "a.parquet: cannot be read as parquet"),
+        ("a.conll", "John NNP B-PER\nran\n", "a.conll: line 2: has a word without a tag"),
+        ("a.xlsx", "", "unknown format '.xlsx'; accepted: .csv"),
+    ],
+)
+def test_a_broken_file_is_refused_by_line(tmp_path, name, content, message):
+    (tmp_path / name).write_text(content)
+    with pytest.raises(ValueError, match=message):
+        tables.read(str(tmp_path / name))
+
+
+def test_what_is_not_there_is_named(tmp_path):
+    with pytest.raises(ValueError, match="none.csv: no such file"):
+        tables.read(str(tmp_path / "none.csv"))
+    (tmp_path / "a.csv").write_bytes(b"text\n\xff\n")
+    with pytest.raises(ValueError, match="a.csv: is not UTF-8"):
+        tables.read(str(tmp_path / "a.csv"))
+    write_saved_splits(tmp_path)
+    with pytest.raises(ValueError, match="has several splits; name one: .*splits:train"):
+        tables.read(str(tmp_path / "splits"))
