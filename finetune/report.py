@@ -1,8 +1,8 @@
 """The report of a folder's runs: medians and spreads beside the published table.
 
 `collect` reads the results, `summary` groups them into rows, and `write_report` writes report.md,
-report.csv and two pictures. Medians include collapsed runs; a further row leaves them out, with the
-first retry that did not collapse in place of each.
+report.csv, report.tex and two pictures. Medians include collapsed runs; a further row leaves them
+out, with the first retry that did not collapse in place of each.
 """
 
 from __future__ import annotations
@@ -18,16 +18,18 @@ from typing import Any
 
 from data_prep.common.arguments import typed
 from data_prep.common.files import strict_json, write_atomically
+from data_prep.common.wording import count
 from finetune import benchmarks, glue, published
 from finetune.acceptability import PROVENANCE
 from finetune.plan import RESULT, WEIGHTS
 from finetune.planning import result_of
-from finetune.scores import LOWER_IS_BETTER, title
+from finetune.scores import LOWER_IS_BETTER, mean, title
 from finetune.task import Task
 
 RESULTS = "results.jsonl"
 REPORT = "report.md"
 TABLE = "report.csv"
+LATEX = "report.tex"
 MAJORITY = "majority"
 CONSTANT = "best constant answer"
 """Title of the majority row, which for STS-B is the mean and not a class."""
@@ -66,6 +68,8 @@ class Row:
     """The first metric, each run in the epoch where it is best: as the published table has it."""
     collapsed: int = 0
     """Number of collapsed runs, which are among the scores."""
+    scores: tuple[float, ...] = ()
+    """The task's score in each run's best epoch: the mean of its official ones."""
 
 
 Tables = Mapping[str, Mapping[str, Row]]
@@ -133,7 +137,9 @@ def _row(runs: Sequence[Result], task: Task) -> Row:
         for when in ("best", "last")
     )
     comparable = Spread.of([task.first_metric(run) for run in runs])
-    return Row(task, len(runs), best, last, comparable, sum(bool(run["collapsed"]) for run in runs))
+    collapsed = sum(bool(run["collapsed"]) for run in runs)
+    official = tuple(mean(run["best"], task.official) for run in runs)
+    return Row(task, len(runs), best, last, comparable, collapsed, official)
 
 
 def _scores_of_best(run: Result) -> tuple[str, ...]:
@@ -142,7 +148,7 @@ def _scores_of_best(run: Result) -> tuple[str, ...]:
 
 
 def write_report(folder: Path) -> str:
-    """Return the report as Markdown, and write report.md, report.csv and the pictures.
+    """Return the report as Markdown, and write report.md, report.csv, report.tex and pictures.
 
     Raises:
         ValueError: there is no finished run.
@@ -157,6 +163,7 @@ def write_report(folder: Path) -> str:
     text = "\n".join([*overview, *sections])
     write_atomically(folder / REPORT, text.encode())
     write_atomically(folder / TABLE, _csv(tables).encode())
+    write_atomically(folder / LATEX, _latex(tables).encode())
     if named:
         draw_beside_published(folder, results)
     draw_epochs(folder, results)
@@ -292,6 +299,42 @@ def _csv(tables: Tables) -> str:
                 [f"published {model}", task, name, AS_PUBLISHED, 1, collapsed, *[value] * 3]
             )
     return text.getvalue()
+
+
+def _latex(tables: Tables) -> str:
+    """Return the tasks' scores as a table for the package booktabs, with standard errors."""
+    rows, runs, collapsed = [], 0, 0
+    for weights, scored in _by_weights(tables):
+        cells = {task: _with_error(row.scores) for task, row in scored.items() if row.scores}
+        if cells:
+            rows.append([weights, *(cells.get(task, "") for task in tables)])
+            runs = max(runs, *(row.runs for row in scored.values()))
+            collapsed += sum(row.collapsed for row in scored.values())
+    caption = (
+        f"Scores on dev in per cent: median of at most {count(runs, 'seed')}, with the standard "
+        f"error of the mean. Collapsed runs among them: {collapsed}."
+    )
+    lines = [" & ".join(row) + r" \\" for row in (["weights", *tables], *rows)]
+    return "\n".join(
+        [
+            r"\begin{table}",
+            r"\centering",
+            rf"\begin{{tabular}}{{l{'r' * len(tables)}}}",
+            *(r"\toprule", lines[0], r"\midrule", *lines[1:], r"\bottomrule"),
+            r"\end{tabular}",
+            rf"\caption{{{caption}}}",
+            r"\end{table}",
+            "",
+        ]
+    )
+
+
+def _with_error(values: Sequence[float]) -> str:
+    """Return the median in per cent, and of several values the standard error of their mean."""
+    median = f"{100 * statistics.median(values):.1f}"
+    if len(values) < 2:
+        return median
+    return f"{median} $\\pm$ {100 * statistics.stdev(values) / len(values) ** 0.5:.1f}"
 
 
 def _section_of(

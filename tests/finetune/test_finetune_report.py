@@ -3,6 +3,7 @@
 import csv
 import json
 import math
+import statistics
 
 import pytest
 
@@ -120,6 +121,18 @@ def test_the_published_table_is_beside_ours_in_its_units(runs):
     assert "| **ours**, pretrained | 75.0 |  |  |  |  |  |  | 0.031 |" in table
     # Matthews 0.25, and the mean of Pearson 0.5 and Spearman 0.25.
     assert "| pretrained | 25.0 |  |  | 37.5 |  |  |  |  |  | 31.2 of 2 |" in table
+
+
+def test_the_latex_table_has_medians_with_standard_errors_and_counts_collapses(runs):
+    report.write_report(runs)
+    lines = (runs / "report.tex").read_text().splitlines()
+    assert [line for line in lines if "rule" in line] == [r"\toprule", r"\midrule", r"\bottomrule"]
+    assert lines[4] == r"weights & CoLA \\"
+    values = [r["best"]["matthews"] for r in report.collect(runs) if r["weights"] == "pretrained"]
+    error = statistics.stdev(values) / len(values) ** 0.5
+    median = 100 * statistics.median(values)
+    assert lines[6].startswith(rf"pretrained & {median:.1f} $\pm$ {100 * error:.1f} \\")
+    assert "at most 3 seeds" in lines[-2]
 
 
 def test_the_csv_has_one_line_per_number(runs):
