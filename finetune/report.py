@@ -7,6 +7,7 @@ out, with the first retry that did not collapse in place of each.
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import dataclasses
 import io
@@ -160,7 +161,7 @@ def write_report(folder: Path) -> str:
     sections = [_section(task, rows, results) for task, rows in tables.items()]
     named = {task: rows for task, rows in tables.items() if task in benchmarks.TASKS}
     overview = [_published_table(named), _official_table(named)] if named else []
-    text = "\n".join([*overview, *sections])
+    text = "\n".join([*overview, *sections, *_similarity(results)])
     write_atomically(folder / REPORT, text.encode())
     write_atomically(folder / TABLE, _csv(tables).encode())
     write_atomically(folder / LATEX, _latex(tables).encode())
@@ -299,6 +300,32 @@ def _csv(tables: Tables) -> str:
                 [f"published {model}", task, name, AS_PUBLISHED, 1, collapsed, *[value] * 3]
             )
     return text.getvalue()
+
+
+def _similarity(results: Sequence[Result]) -> Iterator[str]:
+    """Yield a section with the similarity of STS-B's pairs before fine-tuning, for each model.
+
+    Nothing where STS-B was not run, or model or data are no longer where they were.
+    """
+    from finetune import examples
+    from finetune.similarity import correlation
+
+    task = glue.TASKS["STS-B"]
+    plans = {r["plan"]["model"]: r["plan"] for r in results if r["task"] == task.name}
+    rows = {}
+    for model, plan in plans.items():
+        with contextlib.suppress(ValueError):
+            pairs = examples.read(task, plan["data"], "dev").examples
+            rows[Path(model).name] = {"Spearman": f"{correlation(Path(model), pairs):.4f}"}
+    if rows:
+        yield _section_of(
+            "Before fine-tuning",
+            ["model", "Spearman"],
+            rows,
+            "Correlation of STS-B's labels on dev with the cosines of mean-pooled features. Random "
+            "weights are above 0 too, because equal words make features similar; a model near 0 is "
+            "broken, or read wrongly.",
+        )
 
 
 def _latex(tables: Tables) -> str:

@@ -1,6 +1,7 @@
 """The report: medians and spreads of the runs beside the published table."""
 
 import csv
+import itertools
 import json
 import math
 import statistics
@@ -8,15 +9,21 @@ import statistics
 import pytest
 
 from data_prep.common.files import write_json
-from finetune import benchmarks, published, report
+from finetune import benchmarks, published, report, similarity
 from finetune.__main__ import main
+from finetune.examples import Example
+from tests.finetune.conftest import WORDS
 
 
 def write_run(folder, weights, seed, best, last, *, retry=0, collapsed="", task="CoLA"):
     run = folder / f"{task}-{weights}-seed{seed}-{retry}"
     run.mkdir(parents=True)
     result = {
-        "plan": {"data": str(folder / "glue"), "config": {"best_epoch_by": "published"}},
+        "plan": {
+            "model": "none",
+            "data": str(folder / "glue"),
+            "config": {"best_epoch_by": "published"},
+        },
         "task": task,
         "weights": weights,
         "seed": seed,
@@ -189,3 +196,22 @@ def test_the_picture_by_epoch_shows_the_benchmark_s_score_and_the_kept_epoch(run
     assert (list(kept.get_xdata()), list(kept.get_ydata())) == ([1], [25.0])
     assert constant.get_ydata()[0] == 0
     assert axes.get_ylabel() == "Matthews correlation, %"
+
+
+def test_a_model_is_checked_before_fine_tuning_where_stsb_was_run(runs, tiny_model, easy_glue):
+    assert "Before fine-tuning" not in report.write_report(runs)
+    write_run(runs, "pretrained", 1, 0.031, 0.04, task="STS-B")
+    path = runs / "STS-B-pretrained-seed1-0" / "result.json"
+    result = json.loads(path.read_text())
+    result["plan"] |= {"model": str(tiny_model), "data": str(easy_glue)}
+    path.write_text(json.dumps(result))
+    section = report.write_report(runs).split("## Before fine-tuning")[1]
+    assert "| tiny |" in section
+    assert -1 <= float(section.split("| tiny | ")[1].split(" |")[0]) <= 1
+
+
+def test_equal_texts_are_more_similar_than_others(tiny_model):
+    texts = [f"{word} runs near the {other}" for word, other in itertools.combinations(WORDS, 2)]
+    pairs = [Example((text, text), 1.0) for text in texts]
+    pairs += [Example(pair, 0.0) for pair in zip(texts, texts[1:], strict=False)]
+    assert similarity.correlation(tiny_model, pairs) > 0.85
