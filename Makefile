@@ -5,9 +5,10 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-# Processes that run tests; a file's tests share one, as they share what is costly to set up.
+# Processes that run tests; a file's tests share one, as they share what is costly to set up. The files
+# begin in the order of tests/conftest.py: those that take longest first.
 WORKERS := 2
-PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 .PHONY: help setup demo extrapolation test test-slow test-long test-machines test-all test-gpu lint format clean
 
@@ -47,9 +48,8 @@ extrapolation: $(READY)
 test: $(READY)
 	$(PYTEST) -m "not slow and not long and not machines"
 
-# The walks take longest and so begin first.
 test-slow: $(READY)
-	$(PYTEST) -m "slow and not long" --no-loadscope-reorder
+	$(PYTEST) -m "slow and not long"
 
 test-long: $(READY)
 	$(PYTEST) -m long
