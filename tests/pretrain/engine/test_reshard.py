@@ -12,12 +12,12 @@ from pretrain.engine.distributed import gather
 from pretrain.engine.reshard import KEYS, Partitioned, repartition
 from pretrain.model import presets
 from pretrain.model.language_model import LanguageModel
-from pretrain.objectives.base import Block
 from pretrain.objectives.masked import MaskedLM, MaskedLMConfig
 from pretrain.records import checkpoints
 from tests.pretrain.builders import batches_of
+from tests.pretrain.engine.test_engine import VOCABULARY, RandomBlocks
 
-VOCABULARY, LENGTH, GLOBAL_BATCH, MICRO_BATCH = 101, 24, 12, 2
+GLOBAL_BATCH, MICRO_BATCH = 12, 2
 # Two parameter groups; a large epsilon makes the update smooth in the gradient.
 ADAMW = OptimizerConfig(epsilon=1e-3, weight_decay=0.1, weight_decay_on="matrices")
 LAMB = dataclasses.replace(ADAMW, name="lamb")
@@ -25,20 +25,6 @@ MUON = dataclasses.replace(ADAMW, name="muon")
 STABLE = dataclasses.replace(ADAMW, name="stable-adamw")
 VARIANTS = {"adamw": "zero-clap", "lamb": "albert", "muon": "modern", "stable-adamw": "zero-clap"}
 """The variant that each optimizer trains."""
-
-
-class RandomBlocks:
-    """Blocks of different lengths, without a corpus."""
-
-    sequence_length = LENGTH
-
-    def __len__(self):
-        return 37
-
-    def __getitem__(self, block):
-        draw = torch.Generator().manual_seed(block)
-        length = int(torch.randint(LENGTH // 2, LENGTH + 1, (), generator=draw))
-        return Block(torch.randint(4, VOCABULARY - 1, (length,), generator=draw).numpy())
 
 
 def batches():
