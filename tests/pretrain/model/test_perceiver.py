@@ -327,6 +327,12 @@ def test_positions_on_attention_that_are_scaled_to_nothing_are_none(queries, pos
     torch.testing.assert_close(model.encoder(ids, TEXT)[TEXT], without, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("position", ["sinusoidal", "none"])
+def test_other_position_methods_are_accepted(position):
+    model = with_latents("tokens", position=position)
+    assert model.encoder(ids_of(1, 9)).isfinite().all()
+
+
 def test_what_latents_cannot_read_is_refused():
     model, ids = with_latents("basis"), ids_of(1, 9)
     with pytest.raises(ValueError, match="document_ids: integers are not accepted with latents"):
