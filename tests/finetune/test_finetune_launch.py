@@ -215,37 +215,24 @@ def test_the_plan_of_an_unfinished_run_may_change(tmp_path, tiny_model, easy_glu
         assert read_plan(tmp_path / new[0].name) == new[0]
 
 
-def test_a_run_that_fails_is_named_with_its_log_and_does_not_stop_the_others(
-    tiny_model, easy_glue, tmp_path, in_root
-):
-    wanted = plans(tiny_model, easy_glue, *QUICK[1:], "epochs=1", seeds=(1, 2))
-    waiting = planning.prepare(tmp_path, wanted)
-    names = names_of(waiting)
-    broken = tmp_path / names[0] / "run.json"
-    broken.write_text(broken.read_text().replace(str(easy_glue), str(tmp_path / "nowhere")))
-    log = []
-    failed = launch.run_all(tmp_path, waiting, log.append, jobs=1)
-    assert f"{names[0]}: failed, ended with code 2" in ended(log)[0]
-    assert list(failed) == [names[0]]
-    assert "nowhere/CoLA: has no train.tsv, dev.tsv" in failed[names[0]]
-    assert (tmp_path / names[1] / "result.json").is_file()
-
-
-def test_a_repeated_run_that_fails_is_named_and_keeps_its_earlier_scores(finished, tmp_path):
+def test_a_run_that_fails_is_named_keeps_its_earlier_scores_and_stops_no_other(finished, tmp_path):
     """Regression test: its earlier result made it a success, and it was repeated for ever."""
     output, name = tmp_path / "runs", "CoLA-pretrained-seed2"
     shutil.copytree(finished[0], output)
     shutil.rmtree(output / name / "model")  # as --no-models leaves it
     (output / name / ".best").touch()  # so that the model cannot be kept
     before = result_of(output, name)
-    arguments = [str(output) if word == str(finished[0]) else word for word in finished[1]]
+    changed = {str(finished[0]): str(output), "1,2": "1,2,3"}
+    arguments = [changed.get(word, word) for word in finished[1]]
     done = run_command(arguments)
     assert done.returncode == 1, done.stdout + done.stderr
-    assert "runs to do: 1, finished before: 1" in done.stdout
-    assert f"[1/1] {name}: failed, ended with code 1; " in done.stdout
+    assert "runs to do: 2, finished before: 1" in done.stdout
+    assert f"/2] {name}: failed, ended with code 1; " in done.stdout
     assert "runs that failed: 1\n" in done.stderr
     assert f"  {name}: " in done.stderr
+    assert ".best" in done.stderr  # the cause, from its log
     assert result_of(output, name) == before
+    assert result_of(output, "CoLA-pretrained-seed3")["steps"] == 60
 
 
 def test_a_run_that_ends_well_without_the_model_it_was_to_keep_is_named_and_not_repeated(
