@@ -227,7 +227,7 @@ def test_a_run_that_fails_is_named_keeps_its_earlier_scores_and_stops_no_other(f
     done = run_command(arguments)
     assert done.returncode == 1, done.stdout + done.stderr
     assert "runs to do: 2, finished before: 1" in done.stdout
-    assert f"/2] {name}: failed, ended with code 1; " in done.stdout
+    assert f"] {name}: failed, ended with code 1; " in done.stdout
     assert "runs that failed: 1\n" in done.stderr
     assert f"  {name}: " in done.stderr
     assert ".best" in done.stderr  # the cause, from its log
