@@ -59,6 +59,10 @@ def attempt(run_ranks, recipe):
         # What each rank would otherwise import by itself.
         import torch.utils.tensorboard.writer  # noqa: F401
 
+        from pretrain.engine import engine  # noqa: F401
+        from pretrain.model import language_model  # noqa: F401
+        from pretrain.models import initial_weights  # noqa: F401
+
     def run(folder, *overrides, ranks=2, sabotage=lambda rank: None):
         def work():
             train._SECONDS_TO_BE_ENDED = 0.0  # no launcher ends them
