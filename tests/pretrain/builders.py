@@ -25,6 +25,11 @@ def pairwise(*axes):
     return [pytest.param(*c, marks=[] if c in chosen else pytest.mark.slow) for c in cases]
 
 
+def slow(*cases):
+    """Cases that are left to the slow tests."""
+    return [pytest.param(*case, marks=pytest.mark.slow) for case in cases]
+
+
 def order_of(total, seed=1):
     """The order of a run of one corpus with so many blocks."""
     return Order.begin(ONE, [total], seed)

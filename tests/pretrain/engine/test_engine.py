@@ -24,7 +24,7 @@ from pretrain.records import checkpoints, metrics
 from pretrain.records.exit_codes import EXIT_SPIKE
 from pretrain.spikes.detector import SpikeDetector
 from pretrain.spikes.live import SpikeWatch, observations
-from tests.pretrain.builders import batches_of, pairwise
+from tests.pretrain.builders import batches_of, pairwise, slow
 
 VOCABULARY = 101
 LENGTH = 24
@@ -503,7 +503,9 @@ def test_stop_and_resume_gives_the_same_bits_as_not_stopping(
         assert_same_bits(dict(tensors_in(left)), dict(tensors_in(right)))
 
 
-@pytest.mark.parametrize("name", ["zero2_bf16", "zero3_fp32"])
+@pytest.mark.parametrize(
+    "name", ["zero2_bf16", "zero3_fp32", *slow(["zero1_fp32"], ["zero3_bf16"])]
+)
 def test_no_uninitialised_memory_reaches_a_checkpoint(name, run_ranks, tmp_path):
     """ZeRO 3 pads parameters whose size the ranks do not divide with uninitialised memory."""
 

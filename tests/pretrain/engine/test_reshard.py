@@ -14,7 +14,7 @@ from pretrain.model import presets
 from pretrain.model.language_model import LanguageModel
 from pretrain.objectives.masked import MaskedLM, MaskedLMConfig
 from pretrain.records import checkpoints
-from tests.pretrain.builders import batches_of
+from tests.pretrain.builders import batches_of, slow
 from tests.pretrain.engine.test_engine import VOCABULARY, RandomBlocks
 
 GLOBAL_BATCH, MICRO_BATCH = 12, 2
@@ -92,6 +92,7 @@ def fp16():
         ("zero2_bf16", 3, LAMB),
         ("zero3_fp32", 1, MUON),
         ("zero1_bf16", 1, STABLE),
+        *slow(("zero1_bf16", 3, LAMB), ("zero3_fp32", 1, LAMB), ("zero1_bf16", 3, MUON)),
     ],
 )
 def test_resharding_and_back_gives_the_same_bits(name, others, optimizer, run_ranks, tmp_path):

@@ -37,6 +37,7 @@ from pretrain.spikes.detector import SpikeDetector
 from pretrain.spikes.replay import curves
 from pretrain.train import __main__ as train
 from pretrain.train import resume
+from tests.pretrain.builders import slow
 
 SHORT = [
     "training.steps=6",
@@ -481,6 +482,7 @@ SPANS += ["data.packing=one-document", "data.min_token_coverage=0"]
 @pytest.mark.parametrize(
     ("packing", "settings"),
     [
+        *slow(("chunked", [])),
         ("chunked", MODERN),
         ("contiguous", CAUSAL),
         ("one-document", SPANS),
@@ -566,10 +568,8 @@ SELF_MASKING = [
         (SELF_MASKING, 1),
         (["objective.whole_words=true"], 1),
         *((CAUSAL, 2), (PAIRS, 1), (PAIRS, 2), (LATENTS, 2)),
-    ],
-    ids=[
-        *("probability", "self-masking", "whole words", "causal", "pairs", "pairs on two ranks"),
-        "latents",
+        *slow((["objective.probability=0.4"], 1), (SELF_MASKING, 2), (CAUSAL, 1)),
+        *slow((["objective.whole_words=true"], 2)),
     ],
 )
 def test_a_run_s_validation_is_that_of_its_exported_model(
