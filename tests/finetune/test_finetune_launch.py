@@ -39,25 +39,14 @@ def in_root(monkeypatch):
     monkeypatch.chdir(ROOT)
 
 
-def run_command(arguments):
-    """Run a command of finetune with quick settings, as a user does."""
-    return subprocess.run(
-        [sys.executable, "-m", "finetune", *arguments, *QUICK],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-
-
 @pytest.fixture(scope="module")
 def finished(tiny_model, easy_glue, tmp_path_factory):
     """Run two seeds with the command."""
     output = tmp_path_factory.mktemp("runs")
     arguments = ["glue", str(tiny_model), "--data", str(easy_glue), "--tasks", "CoLA"]
     arguments += ["--seeds", "1,2", "--output", str(output), "--jobs", "2", "--retries", "0"]
-    done = run_command(arguments)
+    command = [sys.executable, "-m", "finetune", *arguments, *QUICK]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     return output, arguments, done.stdout
 
@@ -215,43 +204,46 @@ def test_the_plan_of_an_unfinished_run_may_change(tmp_path, tiny_model, easy_glu
         assert read_plan(tmp_path / new[0].name) == new[0]
 
 
-def test_a_run_that_fails_is_named_keeps_its_earlier_scores_and_stops_no_other(finished, tmp_path):
+def test_a_repeated_run_that_fails_is_named_and_keeps_its_earlier_scores(
+    finished, tmp_path, in_root, capsys
+):
     """Regression test: its earlier result made it a success, and it was repeated for ever."""
     output, name = tmp_path / "runs", "CoLA-pretrained-seed2"
     shutil.copytree(finished[0], output)
     shutil.rmtree(output / name / "model")  # as --no-models leaves it
     (output / name / ".best").touch()  # so that the model cannot be kept
     before = result_of(output, name)
-    changed = {str(finished[0]): str(output), "1,2": "1,2,3"}
-    arguments = [changed.get(word, word) for word in finished[1]]
-    done = run_command(arguments)
-    assert done.returncode == 1, done.stdout + done.stderr
-    assert "runs to do: 2, finished before: 1" in done.stdout
-    assert f"] {name}: failed, ended with code 1; " in done.stdout
-    assert "runs that failed: 1\n" in done.stderr
-    assert f"  {name}: " in done.stderr
-    assert ".best" in done.stderr  # the cause, from its log
+    arguments = [str(output) if word == str(finished[0]) else word for word in finished[1]]
+    assert main([*arguments, *QUICK]) == 1
+    shown = capsys.readouterr()
+    assert "runs to do: 1, finished before: 1" in shown.out
+    assert f"[1/1] {name}: failed, ended with code 1; " in shown.out
+    assert "runs that failed: 1\n" in shown.err
+    assert f"  {name}: " in shown.err
+    assert ".best" in shown.err  # the cause, from its log
     assert result_of(output, name) == before
-    assert result_of(output, "CoLA-pretrained-seed3")["steps"] == 60
 
 
 def test_a_run_that_ends_well_without_the_model_it_was_to_keep_is_named_and_not_repeated(
     finished, tiny_model, easy_glue, tmp_path, monkeypatch
 ):
+    """Nor does its failure stop the next one."""
     output = tmp_path / "runs"
     shutil.copytree(finished[0], output)
     shutil.rmtree(output / "CoLA-pretrained-seed2" / "model")
-    waiting = planning.prepare(output, plans(tiny_model, easy_glue, *QUICK, seeds=(2,)))
-    log = []
+    waiting = planning.prepare(output, plans(tiny_model, easy_glue, *QUICK, seeds=(2, 3)))
+    log, started = [], []
 
     def start(output, plan, *_):
-        assert not log
+        started.append(plan.name)
         return launch._Running(plan, subprocess.Popen([sys.executable, "-c", ""]))
 
     monkeypatch.setattr(launch, "_start", start)
-    failed = launch.run_all(output, waiting, log.append, retries=2)
-    assert failed == {"CoLA-pretrained-seed2": "ended with code 0"}
-    assert "CoLA-pretrained-seed2: failed, ended with code 0" in log[0]
+    failed = launch.run_all(output, waiting, log.append, jobs=1, retries=2)
+    assert started == names_of(waiting) == ["CoLA-pretrained-seed2", "CoLA-pretrained-seed3"]
+    assert failed == dict.fromkeys(started, "ended with code 0")
+    for name, line in zip(started, ended(log), strict=True):
+        assert f"{name}: failed, ended with code 0" in line
 
 
 def test_pretrained_and_random_weights_differ_in_the_encoder_only(tiny_model, easy_glue):
