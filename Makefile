@@ -16,7 +16,7 @@ help:
 	@echo "make setup     make .venv with everything that is needed"
 	@echo "make demo      the main job end to end on an embedded corpus, about 4 minutes on 2 cores"
 	@echo "make extrapolation TEXT=... VALID=...  four position methods beyond their training length"
-	@echo "make test      the fast tests, about 10 minutes on 2 cores"
+	@echo "make test      the fast tests, about 6 minutes on 2 cores"
 	@echo "make test-slow runs that are killed and continue, compiled models: about 20 minutes"
 	@echo "make test-long the commands of the guides, the demo and others of several minutes each"
 	@echo "make test-all  all three"
