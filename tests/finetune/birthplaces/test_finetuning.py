@@ -48,17 +48,22 @@ def test_a_fresh_model_learns_to_repeat_the_answers_of_its_training(
     assert loaded.provenance["steps"] == 80
 
 
-@pytest.mark.parametrize(("most", "batch", "steps"), [(256, 0, 3), (-1, -1, 4)])
-def test_epochs_are_a_whole_number_of_steps_of_batches_that_may_be_all_rows(
-    most, batch, steps, run_ranks, task, tmp_path, monkeypatch
-):
-    """An epoch of a row more than a batch is not two batches."""
-    rows = len(questions.read(task.train))
-    monkeypatch.setattr(finetuning, "BATCH_SIZE", rows + most)
+def test_few_rows_are_one_batch_and_every_epoch_a_whole_number_of_steps(run_ranks, task, tmp_path):
     model = {"overrides": ["model.size=tiny"], "epochs": 3}
+    rows = len(questions.read(task.train))
     finetune(run_ranks, Choice("vanilla"), task, None, tmp_path / "model", **model)
     provenance = model_folder.load(tmp_path / "model").provenance
-    assert (provenance["batch_size"], provenance["steps"]) == (rows + batch, steps)
+    assert (provenance["batch_size"], provenance["steps"]) == (rows, 3)
+
+
+def test_an_epoch_of_a_row_more_than_a_batch_is_not_two_batches(
+    run_ranks, task, tmp_path, monkeypatch
+):
+    rows = len(questions.read(task.train))
+    monkeypatch.setattr(finetuning, "BATCH_SIZE", rows - 1)
+    model = {"overrides": ["model.size=tiny"], "epochs": 3}
+    finetune(run_ranks, Choice("vanilla"), task, None, tmp_path / "model", **model)
+    assert model_folder.load(tmp_path / "model").provenance["steps"] == 4
 
 
 def test_the_same_seed_gives_the_same_weights_bit_for_bit(run_ranks, task, tmp_path):
