@@ -72,6 +72,14 @@ def started(monkeypatch, calls):
     return engine.start()
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_each_rank_sets_its_gpu_before_it_joins_the_process_group(cuda, monkeypatch, rank):
+    calls = cuda(2, **variables(rank, 2, rank, 2))
+    process = started(monkeypatch, calls)
+    assert calls == [torch.device("cuda", rank), ("nccl", str(rank))]
+    assert process.device == torch.device("cuda", rank)
+
+
 @pytest.mark.parametrize("visible", ["0", "3", "GPU-8932f937"])
 def test_a_rank_that_sees_only_its_own_gpu_uses_it(cuda, monkeypatch, visible):
     """As under `srun --gpus-per-task 1`. DeepSpeed uses LOCAL_RANK as the index of the GPU."""
