@@ -5,9 +5,10 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-# Processes that run tests; a file's tests share one, as they share what is costly to set up.
+# Processes that run tests; a file's tests share one, as they share what is costly to set up. The files
+# begin in the order of tests/conftest.py: those that take longest first.
 WORKERS := 2
-PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 .PHONY: help setup demo extrapolation test test-slow test-long test-machines test-all test-gpu lint format clean
 
@@ -15,7 +16,7 @@ help:
 	@echo "make setup     make .venv with everything that is needed"
 	@echo "make demo      the main job end to end on an embedded corpus, about 4 minutes on 2 cores"
 	@echo "make extrapolation TEXT=... VALID=...  four position methods beyond their training length"
-	@echo "make test      the fast tests, about 10 minutes on 2 cores"
+	@echo "make test      the fast tests, about 6 minutes on 2 cores"
 	@echo "make test-slow runs that are killed and continue, compiled models: about 20 minutes"
 	@echo "make test-long the commands of the guides, the demo and others of several minutes each"
 	@echo "make test-all  all three"
@@ -47,9 +48,8 @@ extrapolation: $(READY)
 test: $(READY)
 	$(PYTEST) -m "not slow and not long and not machines"
 
-# The walks take longest and so begin first.
 test-slow: $(READY)
-	$(PYTEST) -m "slow and not long" --no-loadscope-reorder
+	$(PYTEST) -m "slow and not long"
 
 test-long: $(READY)
 	$(PYTEST) -m long

@@ -1,9 +1,11 @@
 """Import directions, read from the source and tried in fresh processes."""
 
 import ast
+import functools
 import graphlib
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,11 +20,17 @@ def module_of(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
+def nodes_of(path: Path) -> Iterator[ast.AST]:
+    """Every node of a file's syntax tree."""
+    return ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+
+
+@functools.cache
 def imports_of(path: Path) -> set[str]:
     """Absolute names of every module that a file imports, wherever in the file."""
     package = path.relative_to(ROOT).parent.parts
     found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in nodes_of(path):
         if isinstance(node, ast.Import):
             found.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -134,7 +142,7 @@ def test_the_model_imports_only_torch_and_the_standard_library_and_itself_relati
     assert len(paths) > 10
     for path in paths:
         assert tops(imports_of(path)) <= allowed, path
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in nodes_of(path):
             if isinstance(node, ast.ImportFrom) and node.level == 0:
                 assert not (node.module or "").startswith("pretrain"), path
 
@@ -143,8 +151,8 @@ def test_only_the_model_imports_relatively():
     for path in FILES:
         if ROOT / "pretrain/model" in path.parents:
             continue
-        nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        assert not [n for n in nodes if isinstance(n, ast.ImportFrom) and n.level], path
+        relative = [n for n in nodes_of(path) if isinstance(n, ast.ImportFrom) and n.level]
+        assert not relative, path
 
 
 def test_only_the_engine_imports_deepspeed():
@@ -225,7 +233,7 @@ def test_json_is_written_by_one_function():
     callers = {
         module_of(path)
         for path in FILES
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for node in nodes_of(path)
         if isinstance(node, ast.Attribute) and node.attr in ("dump", "dumps")
         if isinstance(node.value, ast.Name) and "json" in node.value.id
     }

@@ -3,6 +3,7 @@
 tests/walks/test_guides.py runs their commands.
 """
 
+import functools
 import re
 import shlex
 from collections.abc import Iterator
@@ -67,6 +68,7 @@ def test_commands_and_options_in_sentences_exist(page: Path) -> None:
             assert options <= command._option_string_actions.keys(), text
 
 
+@functools.cache
 def settings() -> set[str]:
     """Every setting as `section.name`."""
     schema = recipe_schema()

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from finetune import benchmarks, planning, predict
+from finetune import benchmarks, planning
 
 ROOT = Path(__file__).parents[2]
 QUICK = ["learning_rate=1e-2", "pooling=mean", "dropout=0", "attention_dropout=0"]
@@ -49,7 +49,7 @@ def test_two_ranks_learn_the_same_as_one(run_ranks, tiny_model, easy_glue, tmp_p
 def test_a_regression_learns_and_is_scored_in_published_units(
     run_ranks, request, model, easy_glue, tmp_path
 ):
-    plan = planned(request.getfixturevalue(model), easy_glue, "STS-B", "epochs=10")
+    plan = planned(request.getfixturevalue(model), easy_glue, "STS-B", "epochs=6")
     (result,) = train_on(run_ranks, 1, plan, tmp_path / "run")
     assert result["collapsed"] == ""
     assert result["best"]["pearson"] > 0.8
@@ -58,11 +58,6 @@ def test_a_regression_learns_and_is_scored_in_published_units(
     assert result["best"]["seed_loss"] < 0.5 * result["majority"]["seed_loss"]
     for epoch in result["epochs"]:
         assert epoch["seed_loss"] == pytest.approx(epoch["loss"] / 0.693147, rel=1e-4)
-    test_rows = "the dog runs\ta wug sees the wug\nthe dog runs\tthe old cat sees a bird\n"
-    (tmp_path / "new.tsv").write_text(test_rows)
-    answers = predict.predict(tmp_path / "run" / "model", tmp_path / "new.tsv").splitlines()
-    values = [float(line.split("\t")[0]) for line in answers]
-    assert values[1] < 2 < 3 < values[0]
 
 
 def test_the_head_starts_from_the_dense_layer_of_the_pair_head(segment_model, easy_glue):
@@ -130,17 +125,8 @@ def test_the_command_runs_on_two_ranks(tiny_model, easy_glue, tmp_path, monkeypa
     from finetune.__main__ import main
 
     monkeypatch.chdir(ROOT)
-    arguments = [
-        "glue",
-        str(tiny_model),
-        "--data",
-        str(easy_glue),
-        "--tasks",
-        "CoLA",
-        "--world-size",
-        "2",
-    ]
-    assert main([*arguments, "--output", str(tmp_path), *QUICK, "epochs=3", "--retries", "0"]) == 0
+    words = f"glue {tiny_model} --data {easy_glue} --tasks CoLA --world-size 2 --output {tmp_path}"
+    assert main([*words.split(), *QUICK, "epochs=3", "--retries", "0"]) == 0
     result = json.loads((tmp_path / "results.jsonl").read_text())
     assert result["ranks"] == 2
     assert "| pretrained | 1 |" in capsys.readouterr().out

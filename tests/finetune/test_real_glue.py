@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -12,17 +13,17 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
-def command(*arguments: object) -> None:
+def command(words: str) -> None:
     """Run one of the project's commands."""
     done = subprocess.run(
-        [sys.executable, "-m", *map(str, arguments)],
+        [sys.executable, "-m", *shlex.split(words)],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
         check=False,
     )
-    assert done.returncode == 0, f"{arguments}\n{done.stdout[-3000:]}{done.stderr[-3000:]}"
+    assert done.returncode == 0, f"{words}\n{done.stdout[-3000:]}{done.stderr[-3000:]}"
 
 
 @pytest.fixture(scope="module")
@@ -30,43 +31,17 @@ def pretrained(real_glue, tmp_path_factory):
     """Pretrain a small zero-clap for 1,000 steps on Wikipedia."""
     folder = tmp_path_factory.mktemp("pretrained")
     text = real_glue.parent / "corpora" / "wikipedia-en.jsonl.zst"
+    vocabulary, corpus = f"{folder}/vocabulary", f"{folder}/corpus"
+    command(f"data_prep train-tokenizer --input {text} --vocab-size 4096 --output {vocabulary}")
     command(
-        "data_prep",
-        "train-tokenizer",
-        "--input",
-        text,
-        "--vocab-size",
-        4096,
-        "--output",
-        folder / "vocabulary",
+        f"data_prep prepare --input {text} --output {corpus} --tokenizer {vocabulary} "
+        "--max-tokens 128 --long split --workers 2"
     )
     command(
-        "data_prep",
-        "prepare",
-        "--input",
-        text,
-        "--output",
-        folder / "corpus",
-        "--tokenizer",
-        folder / "vocabulary",
-        "--max-tokens",
-        128,
-        "--long",
-        "split",
-        "--workers",
-        2,
+        f"pretrain supervise demo folder={folder}/run data.corpus={corpus} fault.kind=none "
+        "supervision.processes_per_node=1 training.steps=1000"
     )
-    command(
-        "pretrain",
-        "supervise",
-        "demo",
-        f"folder={folder}/run",
-        f"data.corpus={folder}/corpus",
-        "supervision.processes_per_node=1",
-        "training.steps=1000",
-        "fault.kind=none",
-    )
-    command("pretrain", "export", folder / "run", "--output", folder / "model")
+    command(f"pretrain export {folder}/run --output {folder}/model")
     return folder / "model"
 
 
@@ -86,26 +61,10 @@ def test_sentences_and_pairs_are_classified_better_than_by_the_majority_class(
     pretrained, tasks, tmp_path
 ):
     output = tmp_path / "scores"
-    settings = [
-        "epochs=3",
-        "learning_rate=5e-4",
-        "batch_size=32",
-        "pooling=mean",
-        "dropout=0",
-        "attention_dropout=0",
-        "max_train_examples=9000",
-    ]
     command(
-        "finetune",
-        "glue",
-        pretrained,
-        "--data",
-        tasks,
-        "--tasks",
-        "SST-2,QQP",
-        "--output",
-        output,
-        *settings,
+        f"finetune glue {pretrained} --data {tasks} --tasks SST-2,QQP --output {output} epochs=3 "
+        "learning_rate=5e-4 batch_size=32 pooling=mean dropout=0 attention_dropout=0 "
+        "max_train_examples=9000"
     )
     for line in (output / "results.jsonl").read_text().splitlines():
         result = json.loads(line)

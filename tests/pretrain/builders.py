@@ -1,5 +1,9 @@
 """Small objects that many tests need."""
 
+import itertools
+
+import pytest
+
 from pretrain.config.sections import FaultConfig, Sizes
 from pretrain.data.batches import PretrainingBatches
 from pretrain.data.mixture import Mixture, Order
@@ -7,6 +11,23 @@ from pretrain.loop.protocols import StepRecord
 
 ONE = Mixture(((0, (1,)),))
 """The mixture of a single corpus."""
+
+
+def pairwise(*axes):
+    """The product of the axes; slow but for a few cases, which hold every pair of two values."""
+    cases = [*itertools.product(*axes)]
+    pairs = {case: {*itertools.combinations(enumerate(map(str, case)), 2)} for case in cases}
+    missing, chosen = set().union(*pairs.values()), set()
+    while missing:
+        best = max(cases, key=lambda case: len(pairs[case] & missing))
+        missing -= pairs[best]
+        chosen.add(best)
+    return [pytest.param(*c, marks=[] if c in chosen else pytest.mark.slow) for c in cases]
+
+
+def slow(*cases):
+    """Cases that are left to the slow tests."""
+    return [pytest.param(*case, marks=pytest.mark.slow) for case in cases]
 
 
 def order_of(total, seed=1):

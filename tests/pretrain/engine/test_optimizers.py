@@ -11,8 +11,6 @@ from pretrain.engine import optimizers
 from pretrain.model import presets
 from pretrain.model.language_model import LanguageModel
 
-KEY = "encoder.sentence_encoder.embed_tokens.weight"
-
 
 def test_a_step_follows_the_formula_of_the_paper():
     """Compared with the formula in double precision."""

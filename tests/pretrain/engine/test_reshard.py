@@ -12,12 +12,12 @@ from pretrain.engine.distributed import gather
 from pretrain.engine.reshard import KEYS, Partitioned, repartition
 from pretrain.model import presets
 from pretrain.model.language_model import LanguageModel
-from pretrain.objectives.base import Block
 from pretrain.objectives.masked import MaskedLM, MaskedLMConfig
 from pretrain.records import checkpoints
-from tests.pretrain.builders import batches_of
+from tests.pretrain.builders import batches_of, slow
+from tests.pretrain.engine.test_engine import VOCABULARY, RandomBlocks
 
-VOCABULARY, LENGTH, GLOBAL_BATCH, MICRO_BATCH = 101, 24, 12, 2
+GLOBAL_BATCH, MICRO_BATCH = 12, 2
 # Two parameter groups; a large epsilon makes the update smooth in the gradient.
 ADAMW = OptimizerConfig(epsilon=1e-3, weight_decay=0.1, weight_decay_on="matrices")
 LAMB = dataclasses.replace(ADAMW, name="lamb")
@@ -25,20 +25,6 @@ MUON = dataclasses.replace(ADAMW, name="muon")
 STABLE = dataclasses.replace(ADAMW, name="stable-adamw")
 VARIANTS = {"adamw": "zero-clap", "lamb": "albert", "muon": "modern", "stable-adamw": "zero-clap"}
 """The variant that each optimizer trains."""
-
-
-class RandomBlocks:
-    """Blocks of different lengths, without a corpus."""
-
-    sequence_length = LENGTH
-
-    def __len__(self):
-        return 37
-
-    def __getitem__(self, block):
-        draw = torch.Generator().manual_seed(block)
-        length = int(torch.randint(LENGTH // 2, LENGTH + 1, (), generator=draw))
-        return Block(torch.randint(4, VOCABULARY - 1, (length,), generator=draw).numpy())
 
 
 def batches():
@@ -103,11 +89,10 @@ def fp16():
         ("zero2_fp32", 1, ADAMW),
         ("zero3_fp32", 3, ADAMW),
         ("zero3_fp16", 1, ADAMW),
-        ("zero1_bf16", 3, LAMB),
-        ("zero3_fp32", 1, LAMB),
-        ("zero1_bf16", 3, MUON),
+        ("zero2_bf16", 3, LAMB),
         ("zero3_fp32", 1, MUON),
         ("zero1_bf16", 1, STABLE),
+        *slow(("zero1_bf16", 3, LAMB), ("zero3_fp32", 1, LAMB), ("zero1_bf16", 3, MUON)),
     ],
 )
 def test_resharding_and_back_gives_the_same_bits(name, others, optimizer, run_ranks, tmp_path):
@@ -154,8 +139,6 @@ FAST = {
     ("zero1_fp32", 2, 1, "adamw"),
     ("zero2_fp32", 2, 3, "adamw"),
     ("zero3_fp32", 1, 2, "adamw"),
-    ("zero3_bf16", 2, 3, "adamw"),
-    ("zero2_fp32", 2, 3, "lamb"),
     ("zero3_fp32", 2, 3, "lamb"),
     ("zero1_fp32", 2, 3, "muon"),
     ("zero1_fp32", 2, 1, "stable-adamw"),
@@ -190,17 +173,17 @@ def test_a_run_continues_alike_with_another_number_of_ranks(
 
     def straight():
         built = built_as()
-        train(built, range(3))
-        save(built, tmp_path / "straight", 3)
-        losses = train(built, range(3, 7))
-        save(built, tmp_path / "straight", 7)
+        train(built, range(2))
+        save(built, tmp_path / "straight", 2)
+        losses = train(built, range(2, 5))
+        save(built, tmp_path / "straight", 5)
         return losses
 
     def resumed():
         built = built_as()
-        built.load(checkpoints.folder_of(tmp_path / "straight", 3))
-        losses = train(built, range(3, 7))
-        save(built, tmp_path / "resumed", 7)
+        built.load(checkpoints.folder_of(tmp_path / "straight", 2))
+        losses = train(built, range(2, 5))
+        save(built, tmp_path / "resumed", 5)
         return losses
 
     losses = run_ranks(old, straight)[0]
@@ -209,7 +192,7 @@ def test_a_run_continues_alike_with_another_number_of_ranks(
     assert again[0] == pytest.approx(losses[0], rel=1e-12)
     assert again == pytest.approx(losses, rel=5e-7 if precise else 2e-3)
     straight_weights, weights = (
-        engine.consolidated_weights(checkpoints.folder_of(tmp_path / run, 7))
+        engine.consolidated_weights(checkpoints.folder_of(tmp_path / run, 5))
         for run in ("straight", "resumed")
     )
     for key, value in straight_weights.items():

@@ -171,20 +171,6 @@ def test_padding_of_a_factorised_embedding_is_zero():
     assert not model.encoder.embeddings(ids, visible)[1, 5:].any()
 
 
-def test_a_causal_model_has_no_pair_head():
-    with pytest.raises(
-        ValueError, match=r"model.pair_head: True is not accepted; it must be false"
-    ):
-        tiny(causal=True)
-
-
-@pytest.mark.parametrize("head", ["clap", "tied"])
-def test_heads_that_compare_features_with_token_vectors_refuse_smaller_ones(head):
-    with pytest.raises(ValueError, match=r"model.embedding_size: 16 .*hidden_size 32 with head"):
-        tiny(head=head)
-    assert tiny(head=head, embedding_size=32).encoder.embeddings.projection is None
-
-
 def test_truncated_weights_end_at_two_standard_deviations():
     part = nn.Linear(400, 400)
     torch.manual_seed(0)

@@ -13,6 +13,7 @@ from pretrain.model.language_model import LanguageModel
 from pretrain.model.layers import checkpoint_activations, compile_layers
 from pretrain.model.positions import position_module
 from pretrain.model.t5_bias import t5_bucket
+from tests.pretrain.builders import pairwise
 from tests.pretrain.memory import LiveBytes
 
 # What FlexAttention without a compiler does with a trained bias.
@@ -20,6 +21,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor 
 CPU = torch.device("cpu")
 POSITIONS = [(name, "offset") for name in POSITION_METHODS]
 POSITIONS += [("alibi", kind) for kind in CHOICES["alibi"] if kind != "offset"]
+MASKS = ("none", "padding", "documents")
 both_directions = pytest.mark.parametrize("causal", [False, True], ids=["both ways", "causal"])
 
 
@@ -79,32 +81,34 @@ def both(config, length, mask, dtype):
     return results
 
 
-@pytest.mark.parametrize("mask", ["none", "padding", "documents"])
-@pytest.mark.parametrize(("position", "kind"), POSITIONS)
-@both_directions
-@pytest.mark.parametrize("window", [0, 150])
 @pytest.mark.parametrize(
-    ("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 3e-2)], ids=str
+    ("method", "mask", "causal", "window", "dtype"),
+    pairwise(POSITIONS, MASKS, [False, True], [0, 150], [torch.float32, torch.bfloat16]),
+    ids=str,
 )
 def test_flex_is_dense_in_output_and_gradient(
-    position, kind, causal, window, mask, dtype, tolerance, without_compiler
+    method, mask, causal, window, dtype, without_compiler
 ):
+    position, kind = method
     if mask == "none" and not (causal or window or POSITION_METHODS[position].score_bias):
         pytest.skip("nothing is added: both use torch's own kernel")
+    tolerance = 1e-5 if dtype == torch.float32 else 3e-2
     config = config_of(position, kind, causal=causal, window=window)
     results = both(config, 384, masks(384)[mask], dtype)
     for dense, ours in zip(*results, strict=True):
         assert float((ours - dense).norm()) < tolerance * float(dense.norm())
 
 
-@pytest.mark.parametrize("mask", ["none", "padding", "documents"])
-@pytest.mark.parametrize("length", [200, 256, 300])
 @pytest.mark.parametrize(
-    "variant",
-    [
-        *("zero-clap-unscaled-no-dropout", "alibi-clap", "baseline", "causal-rotary"),
-        *("causal-t5-bias", "modern"),
-    ],
+    ("variant", "length", "mask"),
+    pairwise(
+        (
+            *("zero-clap-unscaled-no-dropout", "alibi-clap", "baseline", "causal-rotary"),
+            *("causal-t5-bias", "modern"),
+        ),
+        (200, 256, 300),
+        MASKS,
+    ),
 )
 def test_whole_models_agree_on_lengths_that_are_no_whole_number_of_blocks(
     variant, length, mask, without_compiler
@@ -156,7 +160,7 @@ def test_flex_adds_the_same_fp32_numbers_as_dense(position, kind):
     assert torch.equal(added, bias_of(config, 512, None)[0])
 
 
-@pytest.mark.parametrize("mask", ["none", "padding", "documents"])
+@pytest.mark.parametrize("mask", MASKS)
 @both_directions
 @pytest.mark.parametrize("window", [0, 2, 254, 256, 510, 512])
 def test_the_block_mask_is_torch_s_own_and_no_block_is_kept_without_need(mask, causal, window):
@@ -310,7 +314,7 @@ def bias_by_sum(config, length, mask, dtype):
     return bias.to(dtype)
 
 
-@pytest.mark.parametrize("mask", ["none", "padding", "documents"])
+@pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(("position", "kind"), POSITIONS)
 @both_directions
@@ -336,10 +340,14 @@ def test_hidden_keys_have_the_lowest_number_in_fp16_too():
     assert torch.equal(bias[shown], bias_by_sum(config, 320, mask, torch.float16)[shown])
 
 
-@pytest.mark.parametrize("mask", ["none", "padding", "documents"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(
-    "variant", ["zero-clap", "alibi-symmetric", "baseline", "causal-alibi", "causal-rotary"]
+    ("variant", "mask", "dtype"),
+    pairwise(
+        ("zero-clap", "alibi-symmetric", "baseline", "causal-alibi", "causal-rotary"),
+        MASKS,
+        (torch.float32, torch.bfloat16),
+    ),
+    ids=str,
 )
 def test_training_gives_the_bits_that_it_gives_with_a_whole_bias(variant, dtype, mask, monkeypatch):
     """Logits and gradients, with dropout: bias and tiles are a matter of memory alone."""
@@ -381,7 +389,7 @@ def test_the_bias_is_the_only_tensor_of_its_size(position, mask):
         assert bias.shape in [(2, 1, 1, 320), (2, 1, 320, 320)]
 
 
-@pytest.mark.parametrize("mask", ["none", "padding", "documents"])
+@pytest.mark.parametrize("mask", MASKS)
 def test_training_with_dropout_on_a_cpu_makes_no_bias_of_all_scores(mask):
     """The attention weights of each layer, [B, H, T, T], and no other tensor of that size."""
     config = presets.build("tiny", "zero-clap", 50, {"num_heads": 16})

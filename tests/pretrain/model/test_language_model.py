@@ -1,4 +1,4 @@
-"""The language model: every variant, forward and backward."""
+"""The language model: every variant and every position method, forward and backward."""
 
 import dataclasses
 
@@ -9,10 +9,13 @@ from torch.nn.functional import cross_entropy
 from pretrain.model import presets
 from pretrain.model.embeddings import smallest_length
 from pretrain.model.language_model import LanguageModel
+from tests.pretrain.model.test_positions import METHODS
 
 VARIANTS = sorted(presets.VARIANTS)
-WITHOUT_LATENTS = [name for name in VARIANTS if "latents" not in presets.VARIANTS[name]]
-CAUSAL = [name for name in WITHOUT_LATENTS if "causal" in presets.VARIANTS[name]]
+CAUSAL = [name for name in VARIANTS if name.startswith("causal")]
+MODELS = {name: (name, {}) for name in VARIANTS}
+MODELS |= {"-".join(method.values()): ("baseline", method) for method in METHODS}
+every_model = pytest.mark.parametrize("name", MODELS)
 VOCABULARY = 50
 MASK_ID = VOCABULARY - 1
 
@@ -26,9 +29,10 @@ def ids_of(*shape, seed=0):
     return torch.randint(4, MASK_ID, shape, generator=torch.Generator().manual_seed(seed))
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_every_parameter_of_every_variant_gets_a_finite_gradient(variant):
-    model = tiny(variant).train()
+@every_model
+def test_every_parameter_of_every_model_gets_a_finite_gradient(name):
+    variant, method = MODELS[name]
+    model = tiny(variant, **method).train()
     ids = ids_of(3, 64)
     ids[:, ::7] = MASK_ID
     places = torch.arange(0, 3 * 64, 7)
@@ -49,22 +53,17 @@ def test_every_parameter_of_every_variant_gets_a_finite_gradient(variant):
         ("alibi", 124_301_913),
         ("sinusoidal", 124_301_913),
         ("zero-clap", 123_657_217),
+        ("zero-clap without the padding of its vocabulary", 123_655_681),
     ],
 )
 def test_base_models_have_the_original_s_number_of_parameters(variant, count):
-    config = presets.build("base", variant, 50265, {})
-    assert config.vocab_size == (50264 if variant == "zero-clap" else 50265)
+    variant, *published = variant.split(maxsplit=1)
+    rows = 50263 if published else 50265
+    config = presets.build("base", variant, rows, {})
+    assert config.vocab_size == rows - (variant == "zero-clap")
     with torch.device("meta"):
         model = LanguageModel(config)
     assert sum(parameter.numel() for parameter in model.parameters()) == count
-
-
-def test_the_published_zero_clap_s_rows_give_its_number_of_parameters():
-    config = presets.build("base", "zero-clap", 50263, {})
-    assert config.vocab_size == 50262
-    with torch.device("meta"):
-        model = LanguageModel(config)
-    assert sum(parameter.numel() for parameter in model.parameters()) == 123_655_681
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -75,19 +74,24 @@ def test_logits_are_those_of_the_places_asked_for_in_their_order(variant):
     torch.testing.assert_close(model(ids, None, some), everywhere[some])
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_padding_does_not_change_what_real_tokens_get(variant):
-    model = tiny(variant)
-    ids = ids_of(1, 9)
-    alone = model.encoder(ids)
+@every_model
+def test_padding_does_not_change_what_real_tokens_get(name):
+    """Nor does padding in front of them, where the ids of documents are whole numbers."""
+    variant, method = MODELS[name]
+    model, ids = tiny(variant, **method), ids_of(1, 9)
+    alone = model.encoder(ids)[0]
     padded = torch.ones(2, 20, dtype=torch.int64)
     padded[0, :9], padded[1] = ids[0], ids_of(20, seed=1)
-    features = model.encoder(padded, torch.tensor([[9], [20]]) > torch.arange(20))
-    torch.testing.assert_close(features[0, :9], alone[0], rtol=0, atol=1e-5)
+    real = torch.tensor([[9], [20]]) > torch.arange(20)
+    features = model.encoder(padded, real)[0, :9]
+    torch.testing.assert_close(features, alone, rtol=0, atol=1e-5)
     # and what stands in the padding is of no account
-    padded[0, 9:] = 7
-    again = model.encoder(padded, torch.tensor([[9], [20]]) > torch.arange(20))
-    assert torch.equal(again[0, :9], features[0, :9])
+    assert torch.equal(model.encoder(padded.where(real, 7), real)[0, :9], features)
+    if not model.config.latents:
+        for shift in (0, 11):
+            numbers = real.long().roll(shift, dims=1)
+            features = model.encoder(padded.roll(shift, dims=1), numbers)[0, shift : shift + 9]
+            torch.testing.assert_close(features, alone, rtol=0, atol=1e-5)
 
 
 def test_a_mask_without_a_row_enters_as_the_zero_vector():
@@ -151,10 +155,13 @@ def test_initial_weights_are_bert_s_and_follow_the_generator():
     assert all(torch.equal(weights[name], again[name]) for name in weights)
 
 
-@pytest.mark.parametrize("variant", WITHOUT_LATENTS)
-def test_texts_that_share_a_row_are_read_as_if_alone(variant):
+@every_model
+def test_texts_that_share_a_row_are_read_as_if_alone(name):
     """Logits of each, and the gradient of their sum, are those of rows of their own."""
-    model = tiny(variant)
+    variant, method = MODELS[name]
+    model = tiny(variant, **method)
+    if model.config.latents:
+        pytest.skip("refuses several texts in a row")
     texts = [ids_of(length, seed=length) for length in (5, 9, 1, 7)]
     texts[1][3] = MASK_ID
     row = torch.cat([*texts, torch.full((4,), 1)])[None]

@@ -1,6 +1,5 @@
 """Models with latents: who sees whom, what is exact, and what is refused."""
 
-import dataclasses
 import math
 
 import pytest
@@ -310,33 +309,6 @@ def test_the_last_tokens_as_queries_learn_to_mirror_and_a_basis_cannot(queries):
         assert losses[-1] < 0.02
     else:
         assert min(losses) > 0.95 * math.log(8) * (1 - 1 / MIRRORED)
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"latents": -1}, "model.latents: -1 is not accepted; it must be 0 or a positive number"),
-        ({"latents": 8.0}, "model.latents: 8.0 is not accepted; it must be a whole number"),
-        ({"latent_queries": "inputs"}, "model.latent_queries: 'inputs' .* one of basis, tokens"),
-        (
-            {"causal": False},
-            "model.latents: 8 is not accepted; it must be 0; others need causal true",
-        ),
-        ({"layer_norm": "post", "final_norm": False}, "latents: 8 .* others need layer_norm 'pre'"),
-        ({"sharing": "all"}, "latents: 8 .* others need sharing 'none'"),
-        ({"num_layers": 1}, "latents: 8 .* others need num_layers 2 or more"),
-        (
-            {"position": "alibi", "alibi": "one-sided"},
-            "latents: 8 .* others need another alibi than 'one-sided'",
-        ),
-        ({"layer_norm": "post", "latents": 0}, "model.final_norm: True .* false with layer_norm"),
-        ({"final_norm": 1}, "model.final_norm: 1 is not accepted; it must be true or false"),
-    ],
-)
-def test_a_config_that_cannot_be_is_refused_by_name(values, message):
-    config = with_latents("basis").config
-    with pytest.raises(ValueError, match=message):
-        dataclasses.replace(config, **values)
 
 
 @pytest.mark.parametrize("queries", QUERIES)

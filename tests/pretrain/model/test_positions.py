@@ -39,43 +39,6 @@ def sinusoidal(size, length):
 
 
 @every_method
-def test_every_method_runs_forward_and_backward(method):
-    model = tiny("baseline", **method).train()
-    logits = model(ids_of(2, 64), torch.ones(2, 64, dtype=torch.bool), torch.arange(0, 128, 5))
-    logits.square().sum().backward()
-    for name, parameter in model.named_parameters():
-        assert parameter.grad.isfinite().all(), name
-        assert parameter.grad.abs().sum() > 0, name
-
-
-@every_method
-def test_padding_does_not_change_the_features_of_real_tokens(method):
-    """Nor does padding in front of them, where the ids of documents are whole numbers."""
-    model = tiny("baseline", **method)
-    ids = ids_of(1, 9)
-    alone = model.encoder(ids)
-    padded = torch.ones(2, 20, dtype=torch.int64)
-    padded[0, :9], padded[1] = ids[0], ids_of(20, seed=1)
-    for document_ids in (padded != 1, (padded != 1).long()):
-        features = model.encoder(padded, document_ids)
-        torch.testing.assert_close(features[0, :9], alone[0], rtol=0, atol=1e-5)
-    padded[0] = padded[0].roll(11)
-    features = model.encoder(padded, (padded != 1).long())
-    torch.testing.assert_close(features[0, 11:], alone[0], rtol=0, atol=1e-5)
-
-
-@every_method
-def test_documents_in_one_row_are_read_as_if_alone(method):
-    model = tiny("baseline", **method)
-    documents = [ids_of(length, seed=length) for length in (5, 9, 1, 7)]
-    row = torch.cat([*documents, torch.full((4,), 1)])[None]
-    document_ids = torch.tensor([[1] * 5 + [2] * 9 + [3] + [4] * 7 + [0] * 4])
-    together = model.encoder(row, document_ids)[0, :22]
-    alone = torch.cat([model.encoder(document[None])[0] for document in documents])
-    torch.testing.assert_close(together, alone, rtol=0, atol=5e-6)
-
-
-@every_method
 def test_inputs_may_be_as_long_as_the_record_says(method):
     model = tiny("baseline", **method)
     limit = model.config.longest_input
@@ -146,21 +109,6 @@ def test_with_half_the_scale_each_second_token_stands_where_it_stood(method):
         torch.testing.assert_close(turned[:, ::2], context.rotation(qkv))
     assert (context.bias is None) == (longer.bias is None)
     assert (context.rotation is None) == (longer.rotation is None)
-
-
-def test_hidden_sizes_that_a_method_cannot_have_are_refused():
-    with pytest.raises(ValueError, match=r"hidden_size: 9 .* 6 \(3 heads, sinusoidal positions\)"):
-        ModelConfig(VOCABULARY, hidden_size=9, num_heads=3, position="sinusoidal")
-    with pytest.raises(ValueError, match=r"hidden_size: 9 .* 6 \(3 heads, rotary positions\)"):
-        ModelConfig(VOCABULARY, hidden_size=9, num_heads=3, position="rotary")
-    ModelConfig(VOCABULARY, hidden_size=9, num_heads=3)
-
-
-def test_an_odd_number_of_heads_has_no_halves_for_one_sided_alibi():
-    odd = {"hidden_size": 9, "num_heads": 3, "alibi": "one-sided"}
-    with pytest.raises(ValueError, match="num_heads: 3 .* even for one-sided ALiBi"):
-        ModelConfig(VOCABULARY, **odd, position="alibi")
-    ModelConfig(VOCABULARY, **odd, position="learned")
 
 
 def test_a_new_method_is_one_entry_whose_classes_act_in_three_places(monkeypatch):

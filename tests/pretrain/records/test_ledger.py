@@ -423,10 +423,3 @@ def test_the_lineage_counts_places_in_blocks_and_skips_what_was_declared():
     assert len(expected.skipped()[0]) == 64
     assert ledger.lineage_record(found) == [list(s.identity) for s in expected.segments]
     assert ledger.lineage_record(found, 352) == [list(s.identity) for s in expected.segments[:2]]
-
-
-def test_a_ledger_is_json_lines(path):
-    filled(path)
-    assert [json.loads(line)["kind"] for line in path.read_text().split("\n")[:-1]] == [
-        "commit"
-    ] * 5

@@ -28,6 +28,14 @@ def watch(tmp_path, now):
     return Watch(tmp_path, "t", CONFIG, clock=lambda: now[0])
 
 
+def record(run, *steps):
+    """Write lines of metrics: the number of a step and its seconds."""
+    line = dict.fromkeys(metrics.NEEDED[metrics.METRICS], 1)
+    lines = [{**line, "step": step, "seconds": seconds} for step, seconds in steps]
+    (run / metrics.METRICS).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return lines
+
+
 def test_silence_is_accepted_for_as_long_as_the_phase_may_take(tmp_path, now, watch):
     heart = Heartbeat(tmp_path, "t", seconds=0.0)
     now[0] += 100
@@ -56,10 +64,9 @@ def test_metrics_are_signs_of_life_and_slow_steps_extend_the_limit(tmp_path, now
     Heartbeat(tmp_path, "t", seconds=0.0).beat(STEP, 7)
     watch.silence()
     now[0] += 9
-    line = {**dict.fromkeys(metrics.NEEDED[metrics.METRICS], 1), "step": 7, "seconds": 4.0}
-    (tmp_path / metrics.METRICS).write_text(json.dumps(line) + "\n")
+    lines = record(tmp_path, (7, 4.0))
     assert watch.silence() == ""
-    assert list(watch.lines) == [line]
+    assert list(watch.lines) == lines
     now[0] += 40
     assert watch.silence() == ""
     now[0] += 1
@@ -69,11 +76,7 @@ def test_metrics_are_signs_of_life_and_slow_steps_extend_the_limit(tmp_path, now
 def test_steps_of_an_earlier_phase_do_not_say_how_long_a_step_may_take(tmp_path, now):
     watch = Watch(tmp_path, "t", CONFIG, clock=lambda: now[0], phases=[0, 7])
     Heartbeat(tmp_path, "t", seconds=0.0).beat(STEP, 9)
-    known = {6: 1.0, 7: 4.0, 8: 4.0}
-    line = dict.fromkeys(metrics.NEEDED[metrics.METRICS], 1)
-    lines = [{**line, "step": step, "seconds": seconds} for step, seconds in known.items()]
-    text = "".join(json.dumps(line) + "\n" for line in [*lines[:1] * 9, *lines[1:]])
-    (tmp_path / metrics.METRICS).write_text(text)
+    record(tmp_path, *[(6, 1.0)] * 9, (7, 4.0), (8, 4.0))
     assert watch.silence() == ""
     now[0] += 40
     assert watch.silence() == ""
@@ -83,9 +86,7 @@ def test_steps_of_an_earlier_phase_do_not_say_how_long_a_step_may_take(tmp_path,
 
 def test_the_first_step_of_a_phase_may_take_as_long_as_the_start_up(tmp_path, now):
     watch = Watch(tmp_path, "t", CONFIG, clock=lambda: now[0], phases=[0, 7])
-    line = {**dict.fromkeys(metrics.NEEDED[metrics.METRICS], 1), "seconds": 1.0}
-    lines = [{**line, "step": step} for step in range(7)]
-    (tmp_path / metrics.METRICS).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    record(tmp_path, *((step, 1.0) for step in range(7)))
     Heartbeat(tmp_path, "t", seconds=0.0).beat(STEP, 7)
     assert watch.silence() == ""
     now[0] += 100

@@ -37,6 +37,7 @@ from pretrain.spikes.detector import SpikeDetector
 from pretrain.spikes.replay import curves
 from pretrain.train import __main__ as train
 from pretrain.train import resume
+from tests.pretrain.builders import slow
 
 SHORT = [
     "training.steps=6",
@@ -58,6 +59,10 @@ def attempt(run_ranks, recipe):
         warnings.simplefilter("ignore")
         # What each rank would otherwise import by itself.
         import torch.utils.tensorboard.writer  # noqa: F401
+
+        from pretrain.engine import engine  # noqa: F401
+        from pretrain.model import language_model  # noqa: F401
+        from pretrain.models import initial_weights  # noqa: F401
 
     def run(folder, *overrides, ranks=2, sabotage=lambda rank: None):
         def work():
@@ -477,7 +482,7 @@ SPANS += ["data.packing=one-document", "data.min_token_coverage=0"]
 @pytest.mark.parametrize(
     ("packing", "settings"),
     [
-        ("chunked", []),
+        *slow(("chunked", [])),
         ("chunked", MODERN),
         ("contiguous", CAUSAL),
         ("one-document", SPANS),
@@ -487,15 +492,15 @@ SPANS += ["data.packing=one-document", "data.min_token_coverage=0"]
 def test_cut_documents_are_trained_on_and_resumed_bitwise(
     packing, settings, attempt, corpus_for, tmp_path
 ):
-    """Blocks shorter than many documents: 20 steps, and 20 with a stop in the middle."""
-    words = ["data.sequence_length=28", "training.steps=20", "training.checkpoint_interval=5"]
+    """Blocks shorter than many documents: 12 steps, and 12 with a stop in the middle."""
+    words = ["data.sequence_length=28", "training.steps=12", "training.checkpoint_interval=3"]
     words += [f"data.corpus={corpus_for(packing)}", *settings]
     straight, stopped = tmp_path / "straight", tmp_path / "stopped"
     assert attempt(straight, *words)[0][0] == 0
-    stop = leaving_after(9, tmp_path / "seen")
+    stop = leaving_after(5, tmp_path / "seen")
     assert attempt(stopped, *words, sabotage=stop)[0][0] == EXIT_PREEMPTED
     assert attempt(stopped, *words)[0][0] == 0
-    assert_same_run(stopped, straight, step=20)
+    assert_same_run(stopped, straight, step=12)
     source = SOURCES[packing](Corpus(corpus_for(packing), "train"), 28)
     for record in records(stopped, "attempt"):
         assert record["share_of_tokens"] == source.share_of_tokens
@@ -548,6 +553,7 @@ def test_a_finished_run_is_left_as_it_is(straight, attempt):
     assert {path: path.read_bytes() for path in before} == before
 
 
+LATENTS = [*CAUSAL, "model.variant=char-perceiver-ar", "model.overrides.latents=16"]
 SELF_MASKING = [
     "objective.targets=all",
     "objective.keep_probability=0",
@@ -555,11 +561,16 @@ SELF_MASKING = [
 ]
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize(
-    "overrides",
-    [["objective.probability=0.4"], SELF_MASKING, ["objective.whole_words=true"], CAUSAL, PAIRS],
-    ids=["probability", "self-masking", "whole words", "causal", "pairs"],
+    ("overrides", "ranks"),
+    [
+        (["objective.probability=0.4"], 2),
+        (SELF_MASKING, 1),
+        (["objective.whole_words=true"], 1),
+        *((CAUSAL, 2), (PAIRS, 1), (PAIRS, 2), (LATENTS, 2)),
+        *slow((["objective.probability=0.4"], 1), (SELF_MASKING, 2), (CAUSAL, 1)),
+        *slow((["objective.whole_words=true"], 2)),
+    ],
 )
 def test_a_run_s_validation_is_that_of_its_exported_model(
     attempt, corpus_for, tmp_path, overrides, ranks
@@ -580,30 +591,13 @@ def test_a_run_s_validation_is_that_of_its_exported_model(
     found = evaluate_blocks(loaded.model, objective, SOURCES[loaded.packing](valid, 64), 6, 2)
     line = metrics.read(tmp_path / "run" / metrics.VALIDATION)[-1]
     assert line["targets"] == found.total.targets
+    if overrides is LATENTS:  # at most 16 tokens of each of 8 rows, and of 6 in validation
+        assert all(
+            0 < step["targets"] <= 8 * 16 for step in metrics.read(tmp_path / "run/metrics.jsonl")
+        )
+        assert 0 < line["targets"] <= 6 * 16
     # Ranks add their sums in another order.
     assert line["loss"] == pytest.approx(found.total.loss, rel=1e-14 if ranks > 1 else 0, abs=0)
-
-
-def test_a_model_of_last_latents_is_trained_and_validated_on_what_these_predict(attempt, tmp_path):
-    """At most 16 tokens of each of 8 rows of 64, and of 6 in validation, also in `evaluate`."""
-    from data_prep.corpus import Corpus
-    from pretrain.models.evaluate import evaluate_blocks, validation_objective
-    from pretrain.models.model_folder import export, load
-
-    run = tmp_path / "run"
-    latents = ["model.variant=char-perceiver-ar", "model.overrides.latents=16"]
-    (code, _, output), *_ = attempt(run, *CAUSAL, *latents, "data.packing=contiguous")
-    assert code == 0, output
-    assert all(0 < line["targets"] <= 8 * 16 for line in metrics.read(run / metrics.METRICS))
-    validation = metrics.read(run / metrics.VALIDATION)[-1]
-    assert 0 < validation["targets"] <= 6 * 16
-    export(run, tmp_path / "model")
-    loaded = load(tmp_path / "model")
-    valid = Corpus(Path(yaml.safe_load((run / "run.yaml").read_text())["data"]["corpus"]), "valid")
-    digest = loaded.tokenizer.digest()
-    objective = validation_objective(loaded.model, digest, valid, loaded.objective)
-    found = evaluate_blocks(loaded.model, objective, SOURCES[loaded.packing](valid, 64), 6, 2)
-    assert (validation["targets"], validation["loss"]) == (found.total.targets, found.total.loss)
 
 
 def test_an_export_names_the_checkpoints_that_it_passes_over(straight, tmp_path, capsys):
@@ -807,6 +801,7 @@ def full_disk(first, end):
     def sabotage(rank):
         from pretrain.engine.engine import Engine
 
+        files._PAUSES = (0.0,)  # it stays full for longer than these
         step = Engine.step
 
         def sabotaged(self, *arguments, **keywords):
@@ -920,7 +915,7 @@ def test_a_checkpoint_that_cannot_be_deleted_does_not_end_a_run(straight, attemp
 
         from pretrain.train import attempt as attempts
 
-        os.unlink = refuses
+        os.unlink, files._PAUSES = refuses, (0.0,)
         attempts.checkpoints_to_keep = lambda records, step, config: {step}
 
     answers = attempt(tmp_path, sabotage=sabotage)
