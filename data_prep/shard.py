@@ -15,10 +15,10 @@ import numpy.typing as npt
 
 from data_prep.common.files import write_atomically
 from data_prep.common.progress import Done, Progress
-from data_prep.documents import Document, Reject, content_share, read
+from data_prep.documents import Document, Reject, content_share, read_task
 from data_prep.encoders import Encoder
 from data_prep.filters import Tally, filtered, judge, windows
-from data_prep.indexed import IndexedWriter, dtype_for
+from data_prep.indexed import IndexedWriter
 from data_prep.inputs import Input, input_sha256, input_state, layout_of
 from data_prep.manifest import (
     FORMAT_VERSION,
@@ -70,12 +70,7 @@ def prepare_shard(task: ShardTask, progress: Progress = lambda _: None) -> Shard
     tokenizer, encoder = _vocabulary(task.corpus, task.tokenizer_digest)
     shard = _Shard(task, tokenizer)
     damages: list[str] = []
-    records = read(
-        task.input,
-        damages if task.settings.damaged == "keep" else None,
-        task.settings.text_key,
-        task.settings.subset_key,
-    )
+    records = read_task(task, damages)
     try:
         for batch in _batches(shard.take_documents(filtered(records, task))):
             texts = [document.text for document in batch]
@@ -204,8 +199,7 @@ class _SplitWriter:
         self._stem = f"{split}/{task.name}"
         self._prefix = task.corpus / self._stem
         self._subset_key = task.settings.subset_key
-        dtype = dtype_for(tokenizer.vocab_size)
-        self.indexed = IndexedWriter(self._prefix, dtype, tokenizer.vocab_size)
+        self.indexed = IndexedWriter(self._prefix, tokenizer.vocab_size)
         self._subsets: dict[str, int] = {}
         self._subset_numbers = bytearray()
         self._end = np.array([tokenizer.eos_id], dtype=np.int32)
@@ -272,11 +266,9 @@ def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
 
 def _refuse_changes(task: ShardTask, manifest: ShardManifest) -> None:
     """Raise if an existing shard is not the one that the task describes."""
-    then = vars(manifest.settings) | {
-        "tokenizer": manifest.tokenizer_digest[:12],
-        "role": manifest.input.role,
-    }
-    now = vars(task.settings) | {"tokenizer": task.tokenizer_digest[:12], "role": task.role}
+    then = {**vars(manifest.settings), "tokenizer": manifest.tokenizer_digest[:12]}
+    now = {**vars(task.settings), "tokenizer": task.tokenizer_digest[:12]}
+    then["role"], now["role"] = manifest.input.role, task.role
     changes = [
         f"{name.replace('_', '-')} was {_shown(then[name])} and is {_shown(now[name])}"
         for name in then
@@ -306,8 +298,6 @@ def _is_same_input(source: Input, manifest: ShardManifest) -> bool:
 
 
 def _is_complete(corpus: Path, files: ShardFiles) -> bool:
-    data, *others = (
-        corpus / f"{files.stem}{suffix}" for suffix in (".bin", ".idx", ".subsets", ".counts")
-    )
-    has_data = data.is_file() and data.stat().st_size == files.size_bytes
-    return has_data and all(other.is_file() for other in others)
+    data = corpus / f"{files.stem}.bin"
+    is_there = all((corpus / name).is_file() for name in files.hashes)
+    return is_there and data.stat().st_size == files.size_bytes
