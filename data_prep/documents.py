@@ -1,7 +1,7 @@
 """Documents, and the readers that extract them from inputs.
 
 1. `inputs.find_inputs` lists the inputs that a user names.
-2. `read` chooses a reader by the prefix or the name of an input.
+2. `read_documents` chooses a reader by the prefix or the name of an input.
 3. The reader yields records one at a time; `json_lines.parse` parses lines of JSON.
 4. `_judge` converts a record to a `Document`, or to a `Reject` with a reason and a place;
    `fields.Fields` finds its text and its subset.
@@ -75,7 +75,7 @@ Line = bytes | int
 """A line, or the size in bytes of one that is too large to read."""
 
 
-def read(
+def read_documents(
     source: Input,
     damages: list[str] | None = None,
     text_key: str = TEXT_KEY,
@@ -115,7 +115,7 @@ def read_task(task: ShardTask, damages: list[str]) -> Records:
     """Read a task's input as its settings say; damage that they allow is added to `damages`."""
     settings = task.settings
     kept = damages if settings.damaged == "keep" else None
-    return read(task.input, kept, settings.text_key, settings.subset_key)
+    return read_documents(task.input, kept, settings.text_key, settings.subset_key)
 
 
 def reader_of(source: Input) -> Callable[[Fields], Records]:

@@ -27,7 +27,7 @@ def is_layout(folder: Path) -> bool:
     return any((folder / name).exists() for name in (*FAIRSEQ_FILES, *HUGGING_FACE_FILES))
 
 
-def read(folder: Path) -> tuple[Ids, Merges]:
+def read_vocabulary(folder: Path) -> tuple[Ids, Merges]:
     """Return the id of each token, and the merges in order, from a folder in either layout.
 
     Tokens are written in GPT-2's alphabet, which has a visible character for each byte.

@@ -16,7 +16,7 @@ from data_prep.manifest import (
     load_manifest,
 )
 from data_prep.report import FILE_NAME as REPORT_FILE
-from data_prep.summary import by_frequency, table, unknown_tokens
+from data_prep.summary import by_frequency, table_of_sizes, unknown_tokens
 from data_prep.tokenizer import load
 
 _BAR_WIDTH = 40
@@ -135,7 +135,7 @@ def _counts(manifest: CorpusManifest) -> Iterator[str]:
 
 def _rejects(manifest: CorpusManifest) -> Iterator[str]:
     yield ""
-    yield from table(manifest)
+    yield from table_of_sizes(manifest)
     for reason in by_frequency(manifest.rejects):
         rejects = manifest.rejects[reason]
         subsets = ", ".join(f"{subset} {n:,}" for subset, n in sorted(rejects.by_subset.items()))

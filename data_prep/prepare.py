@@ -20,7 +20,7 @@ from data_prep.summary import (
     ALLOWED_BROKEN,
     broken_warning,
     density,
-    table,
+    table_of_sizes,
     unknown_tokens,
     warnings,
 )
@@ -156,7 +156,7 @@ def _summary(output: Path, manifest: CorpusManifest, seconds: float) -> Iterator
         for split, total in manifest.totals.items()
     )
     yield f"{output}: {totals}, {seconds:.1f} s"
-    yield from table(manifest)
+    yield from table_of_sizes(manifest)
     yield density(manifest)
     yield from unknown_tokens(output, manifest)
     yield from (f"damaged: {damage}" for damage in manifest.damages)

@@ -76,7 +76,7 @@ def rows(manifest: CorpusManifest) -> list[Row]:
     ]
 
 
-def table(manifest: CorpusManifest) -> Iterator[str]:
+def table_of_sizes(manifest: CorpusManifest) -> Iterator[str]:
     """Yield lines with the sizes and shares of what was kept and rejected."""
     found = rows(manifest)
     if len(found) == 1:

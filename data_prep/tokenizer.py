@@ -182,7 +182,7 @@ def load_with_order(name_or_path: str | Path) -> tuple[Tokenizer, list[int]]:
         ValueError: As `load`.
     """
     place = _find(name_or_path)
-    contents = gpt2_vocabulary.read(place) if place.is_dir() else None
+    contents = gpt2_vocabulary.read_vocabulary(place) if place.is_dir() else None
     try:
         if contents is None:
             return _from_json(place)

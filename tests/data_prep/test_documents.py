@@ -10,7 +10,7 @@ import pytest
 import zstandard
 
 from data_prep import documents
-from data_prep.documents import Document, Reject, content_share, read
+from data_prep.documents import Document, Reject, content_share, read_documents
 from data_prep.inputs import find_inputs, input_sha256, input_state
 from tests.data_prep.conftest import make_texts, write_pile
 
@@ -34,7 +34,7 @@ BAD_LINES = {
 def test_bad_line_is_rejected_alone_with_its_reason(tmp_path, reason, line):
     file = tmp_path / "a.jsonl"
     file.write_bytes(b"\n".join([GOOD, line, GOOD]))
-    first, bad, last = read(file)
+    first, bad, last = read_documents(file)
     assert first == Document("good", "Books3", str(file), 1)
     assert isinstance(bad, Reject)
     assert (bad.reason, bad.line, bad.source_file) == (reason, 2, str(file))
@@ -51,7 +51,7 @@ def test_unusual_but_valid_lines_are_kept(tmp_path):
         b'{"text": "huge", "n": 1e999, "m": ' + b"1" * 5000 + b"}\n"
         b'{"text": "the key as a value", "kind": "text"}\n'
     )
-    found = list(read(file))
+    found = list(read_documents(file))
     assert [(d.text, d.line) for d in found if isinstance(d, Document)] == [
         ("byte order mark", 1),
         ("big", 4),
@@ -68,7 +68,7 @@ def test_unusual_but_valid_lines_are_kept(tmp_path):
 def test_subset_is_unknown_unless_named(tmp_path, meta):
     file = tmp_path / "a.jsonl"
     file.write_text(f'{{"text": "a", "meta": {meta}}}')
-    assert [record.subset for record in read(file)] == ["unknown"]
+    assert [record.subset for record in read_documents(file)] == ["unknown"]
 
 
 def jsonl(texts):
@@ -76,7 +76,7 @@ def jsonl(texts):
 
 
 def texts_of(path):
-    return [record.text for record in read(path) if isinstance(record, Document)]
+    return [record.text for record in read_documents(path) if isinstance(record, Document)]
 
 
 def test_every_compression_gives_the_same_documents(tmp_path):
@@ -95,7 +95,7 @@ def test_every_compression_gives_the_same_documents(tmp_path):
     for name, packed in packings.items():
         (tmp_path / name).write_bytes(packed)
         assert texts_of(tmp_path / name) == texts, name
-        lines = [record.line for record in read(tmp_path / name)]
+        lines = [record.line for record in read_documents(tmp_path / name)]
         assert lines == [*range(1, len(texts) + 1)]
 
 
@@ -108,7 +108,7 @@ def test_file_that_is_cut_short_or_too_long_is_refused(tmp_path, compress):
     for content in (*(packed[:cut] for cut in cuts), *second, packed + b"rubbish"):
         file.write_bytes(content)
         with pytest.raises(ValueError, match=rf"{file}: (cut short or damaged|empty)"):
-            list(read(file))
+            list(read_documents(file))
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_file_whose_content_contradicts_its_name_is_refused(tmp_path, name, cont
     file = tmp_path / name
     file.write_bytes(content)
     with pytest.raises(ValueError, match=rf"{name}: .*{looks}"):
-        list(read(file))
+        list(read_documents(file))
 
 
 def test_complete_records_of_a_damaged_file_are_read_on_request(tmp_path):
@@ -140,16 +140,16 @@ def test_complete_records_of_a_damaged_file_are_read_on_request(tmp_path):
     packed = zstandard.compress(jsonl(texts))
     file, damages = tmp_path / "a.jsonl.zst", []
     file.write_bytes(packed[: len(packed) // 2])
-    found = [record.text for record in read(file, damages)]
+    found = [record.text for record in read_documents(file, damages)]
     assert found == texts[: len(found)]
     assert 100 < len(found) < 300
     (damage,) = damages
     assert damage.startswith(f"{file}: cut short or damaged")
     file.write_bytes(packed)
-    assert len(list(read(file, damages))) == 400
+    assert len(list(read_documents(file, damages))) == 400
     file.write_bytes(GOOD)
     with pytest.raises(ValueError, match="as its name says"):  # no damage: the wrong file
-        list(read(file, damages))
+        list(read_documents(file, damages))
     assert len(damages) == 1
 
 
@@ -160,22 +160,22 @@ def test_record_that_is_too_large_is_rejected_alone(tmp_path, monkeypatch):
     assert len(largest) == 1000
     file = tmp_path / "a.jsonl"
     file.write_bytes(largest + b" " * 5000 + b"\n" + largest.replace(b"}", b" }") + largest)
-    assert [getattr(record, "reason", "kept") for record in read(file)] == [
+    assert [getattr(record, "reason", "kept") for record in read_documents(file)] == [
         "kept",
         "too-large",
         "too-large",
         "kept",
     ]
-    assert [record.line for record in read(file)] == [1, 2, 3, 4]
+    assert [record.line for record in read_documents(file)] == [1, 2, 3, 4]
     file.write_bytes(b"x" * 5000)  # a line with no end
-    assert [getattr(record, "reason", "kept") for record in read(file)] == ["too-large"]
+    assert [getattr(record, "reason", "kept") for record in read_documents(file)] == ["too-large"]
     text = tmp_path / "a.txt"
     for content, expected in ((b"a" * 1000, "kept"), (b"a" * 1001, "too-large")):
         text.write_bytes(content)
-        assert [getattr(record, "reason", "kept") for record in read(text)] == [expected]
+        assert [getattr(record, "reason", "kept") for record in read_documents(text)] == [expected]
     articles = [b" = One = \n \n", b"long\n" * 300, b" \n = Two = \n \nshort\n"]
     text.write_bytes(b"".join(articles))
-    one, two = read(f"wikitext:{text}")
+    one, two = read_documents(f"wikitext:{text}")
     assert isinstance(one, Reject)
     assert (one.reason, one.line) == ("too-large", 1)
     assert isinstance(two, Document)
@@ -195,7 +195,7 @@ def test_memory_is_bounded_for_a_line_without_end(tmp_path):
         "from data_prep import documents\n"
         "documents._LARGEST_RECORD_BYTES = 1 << 24\n"
         "resource.setrlimit(resource.RLIMIT_AS, (1 << 29, 1 << 29))\n"
-        "print([getattr(r, 'reason', 'kept') for r in documents.read(Path(sys.argv[1]))])"
+        "print([getattr(r, 'reason', 'kept') for r in documents.read_documents(Path(sys.argv[1]))])"
     )
     command = [sys.executable, "-c", script, str(file)]
     folder = Path(__file__).parents[2]
@@ -207,7 +207,7 @@ def test_document_of_100_megabytes_is_read(tmp_path):
     line = b'{"text": "' + b"word " * 20_000_000 + b'"}\n'
     file = tmp_path / "a.jsonl.zst"
     file.write_bytes(zstandard.compress(GOOD + b"\n" + line + GOOD, 1))
-    first, long, last = read(file)
+    first, long, last = read_documents(file)
     assert isinstance(first, Document)
     assert isinstance(last, Document)
     assert isinstance(long, Document)
@@ -219,8 +219,10 @@ def test_text_file_is_one_document(tmp_path):
     good, bad = tmp_path / "good.txt", tmp_path / "bad.txt"
     good.write_text("first line\n\nsecond\n")
     bad.write_bytes(b"\xff")
-    assert list(read(good)) == [Document("first line\n\nsecond\n", "unknown", str(good), 1)]
-    assert list(read(bad)) == [Reject("bad-utf8", "unknown", str(bad), 1, 1)]
+    assert list(read_documents(good)) == [
+        Document("first line\n\nsecond\n", "unknown", str(good), 1)
+    ]
+    assert list(read_documents(bad)) == [Reject("bad-utf8", "unknown", str(bad), 1, 1)]
 
 
 def test_rows_of_parquet_files_and_dataset_folders_are_documents(tmp_path):
@@ -230,7 +232,7 @@ def test_rows_of_parquet_files_and_dataset_folders_are_documents(tmp_path):
     rows = [{"text": "a", "meta": {"pile_set_name": "X"}}, {"text": None, "meta": None}]
     table = pyarrow.Table.from_pylist(rows)
     pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
-    first, second = read(tmp_path / "a.parquet")
+    first, second = read_documents(tmp_path / "a.parquet")
     assert first == Document("a", "X", str(tmp_path / "a.parquet"), 1)
     assert isinstance(second, Reject)
     assert (second.reason, second.line) == ("text-not-a-string", 2)
@@ -238,7 +240,7 @@ def test_rows_of_parquet_files_and_dataset_folders_are_documents(tmp_path):
     import datasets
 
     datasets.Dataset(table).save_to_disk(str(tmp_path / "saved"))
-    assert [type(record) for record in read(tmp_path / "saved")] == [Document, Reject]
+    assert [type(record) for record in read_documents(tmp_path / "saved")] == [Document, Reject]
 
 
 def test_parquet_row_that_is_not_utf8_is_rejected_alone(tmp_path):
@@ -248,7 +250,7 @@ def test_parquet_row_that_is_not_utf8_is_rejected_alone(tmp_path):
     texts = pyarrow.array([b"good", b"\xff", b"good"] * 30)
     column = pyarrow.Array.from_buffers(pyarrow.string(), len(texts), texts.buffers())
     pyarrow.parquet.write_table(pyarrow.table({"text": column}), tmp_path / "a.parquet")
-    found = list(read(tmp_path / "a.parquet"))
+    found = list(read_documents(tmp_path / "a.parquet"))
     reasons = [getattr(record, "reason", "kept") for record in found]
     assert reasons == ["kept", "bad-utf8", "kept"] * 30
     assert [record.line for record in found] == list(range(1, 91))
@@ -263,7 +265,7 @@ def test_table_without_text_is_refused_with_its_columns(tmp_path):
     datasets.Dataset(table).save_to_disk(str(tmp_path / "saved"))
     for name in ("a.parquet", "saved"):
         with pytest.raises(ValueError, match=rf"{name}: no column text \(--text-key\); it has bod"):
-            list(read(tmp_path / name))
+            list(read_documents(tmp_path / name))
 
 
 @pytest.mark.parametrize("name", ["a.parquet", "saved"])
@@ -277,13 +279,13 @@ def test_columns_are_found_by_their_keys(tmp_path, name):
         datasets.Dataset(table).save_to_disk(str(tmp_path / name))
     else:
         pyarrow.parquet.write_table(table, tmp_path / name)
-    found = read(tmp_path / name, text_key="data.body", subset_key="meta.lang")
+    found = read_documents(tmp_path / name, text_key="data.body", subset_key="meta.lang")
     places = str(tmp_path / name)
     assert list(found) == [Document(f"text {n}", "en", places, n + 1) for n in range(40)]
     with pytest.raises(ValueError, match=r"no column kind \(--subset-key\); it has data, me"):
-        list(read(tmp_path / name, text_key="data.body", subset_key="kind"))
+        list(read_documents(tmp_path / name, text_key="data.body", subset_key="kind"))
     with pytest.raises(ValueError, match=r"no record has the key data\.txt .* found: data\.body, "):
-        list(read(tmp_path / name, text_key="data.txt"))
+        list(read_documents(tmp_path / name, text_key="data.txt"))
 
 
 @pytest.mark.parametrize(
@@ -297,7 +299,7 @@ def test_columns_are_found_by_their_keys(tmp_path, name):
 def test_text_and_subset_of_other_layouts_are_found(tmp_path, text_key, subset_key, line):
     file = tmp_path / "a.jsonl"
     file.write_text(f'{line}\n{{"text": "b"}}\n')
-    found = list(read(file, text_key=text_key, subset_key=subset_key))
+    found = list(read_documents(file, text_key=text_key, subset_key=subset_key))
     assert found == [
         Document("a", "en", str(file), 1),
         Reject("no-text", "unknown", str(file), 2, 14),
@@ -312,15 +314,19 @@ def test_key_that_no_record_has_is_refused_with_the_keys_found(tmp_path):
         match=r"a\.jsonl: no record has the key text \(--text-key\); keys found: "
         r"body, meta\.lang, meta\.n, title",
     ):
-        list(read(file))
+        list(read_documents(file))
     for key in ("lang", "meta.n"):  # a number names no subset
         with pytest.raises(
             ValueError, match=rf"no record has a string under the key {key} \(--subset-key\)"
         ):
-            list(read(file, text_key="body", subset_key=key))
-    assert [type(record) for record in read(file, text_key="body")] == [Document, Reject, Reject]
+            list(read_documents(file, text_key="body", subset_key=key))
+    assert [type(record) for record in read_documents(file, text_key="body")] == [
+        Document,
+        Reject,
+        Reject,
+    ]
     file.write_text("{\n[]\n")
-    assert [type(record) for record in read(file)] == [Reject, Reject]
+    assert [type(record) for record in read_documents(file)] == [Reject, Reject]
 
 
 def test_text_key_twice_is_refused_for_any_key(tmp_path):
@@ -329,7 +335,7 @@ def test_text_key_twice_is_refused_for_any_key(tmp_path):
         '{"a": {"b": "1"}, "a": {"b": "2"}}\n{"a": {"b": "1", "b": "2"}}\n'
         '{"a": {"b": "1"}, "text": "2", "text": "3"}\n'
     )
-    found = [getattr(record, "reason", "kept") for record in read(file, text_key="a.b")]
+    found = [getattr(record, "reason", "kept") for record in read_documents(file, text_key="a.b")]
     assert found == ["duplicate-key", "duplicate-key", "kept"]
 
 
@@ -340,12 +346,15 @@ def test_rejects_have_the_bytes_that_they_take(tmp_path, monkeypatch):
     file, text = tmp_path / "a.jsonl", tmp_path / "a.txt"
     file.write_bytes(b"".join(lines) + GOOD[:20])
     text.write_bytes(b"a" * 60)
-    sizes = {r.reason: r.text_bytes for r in read(file) if isinstance(r, Reject)}
+    sizes = {r.reason: r.text_bytes for r in read_documents(file) if isinstance(r, Reject)}
     assert sizes == {"bad-utf8": 14, "too-large": 91, "empty": 3, "no-text": 13, "not-json": 20}
-    assert [getattr(record, "text_bytes", None) for record in read(text)] == [60]
+    assert [getattr(record, "text_bytes", None) for record in read_documents(text)] == [60]
     articles = [b" = One = \n \n", b"long\n" * 30, b" \n = Two = \n \nshort\n"]
     text.write_bytes(b"".join(articles))
-    assert next(read(f"wikitext:{text}")).text_bytes == 1 + sum(map(len, articles[:2])) - 1 + 2
+    assert (
+        next(read_documents(f"wikitext:{text}")).text_bytes
+        == 1 + sum(map(len, articles[:2])) - 1 + 2
+    )
 
 
 @pytest.mark.parametrize("name", ["a.parquet", "saved"])
@@ -363,13 +372,13 @@ def test_table_cut_short_is_refused(tmp_path, name):
     for kept in (0.0, 0.5, 0.99):
         file.write_bytes(whole[: int(len(whole) * kept)])
         with pytest.raises(ValueError, match=f"{name}: cannot be read: "):
-            list(read(tmp_path / name))
+            list(read_documents(tmp_path / name))
 
 
 def test_lines_are_documents_including_blank_ones(tmp_path):
     file = tmp_path / "wiki.tokens"
     file.write_bytes(b"\xef\xbb\xbf = Title = \n \n text \r\n\xff\n\nlast")
-    found = list(read(f"lines:{file}"))
+    found = list(read_documents(f"lines:{file}"))
     assert [getattr(record, "text", "rejected") for record in found] == [
         "= Title =",
         "",
@@ -387,7 +396,9 @@ def test_articles_begin_at_titles_between_blank_lines(tmp_path):
     first += " = not one = \n Text . \n"
     second = " = Two = \n \n\n Text . \n"
     file.write_bytes(gzip.compress(f" \n{first} \n{second}".encode()))
-    assert [(r.text, r.line) for r in read(f"wikitext:{file}") if isinstance(r, Document)] == [
+    assert [
+        (r.text, r.line) for r in read_documents(f"wikitext:{file}") if isinstance(r, Document)
+    ] == [
         (first.strip(), 2),
         (second.strip(), 12),
     ]
@@ -399,7 +410,9 @@ def test_wikitext_has_the_published_number_of_articles(split, articles):
     if not shared:
         pytest.skip("ZEROCLAP_SHARED does not name the folder with WikiText-2")
     file = Path(shared) / "data" / "wikitext-2" / f"wiki.{split}.tokens"
-    found = [record for record in read(f"wikitext:{file}") if isinstance(record, Document)]
+    found = [
+        record for record in read_documents(f"wikitext:{file}") if isinstance(record, Document)
+    ]
     assert len(found) == articles
     words = sum(len(record.text.split()) for record in found)
     assert words == len(file.read_text(encoding="utf-8").split())
@@ -410,13 +423,13 @@ def test_dataset_of_a_local_folder_is_read_by_name(tmp_path):
     (tmp_path / "test.jsonl").write_bytes(GOOD)
     assert find_inputs([f"datasets:{tmp_path}"]) == [f"datasets:{tmp_path}"]
     assert texts_of(f"datasets:{tmp_path}") == ["a", "b"]
-    assert list(read(f"datasets:{tmp_path}:default:test")) == [
+    assert list(read_documents(f"datasets:{tmp_path}:default:test")) == [
         Document("good", "Books3", f"datasets:{tmp_path}:default:test", 1)
     ]
     with pytest.raises(ValueError, match="datasets:.*cannot be read: ValueError: Bad split: valid"):
-        list(read(f"datasets:{tmp_path}::valid"))
+        list(read_documents(f"datasets:{tmp_path}::valid"))
     with pytest.raises(ValueError, match=r"datasets:a:b:c:d: accepted: datasets:NAME"):
-        read("datasets:a:b:c:d")
+        read_documents("datasets:a:b:c:d")
     before = input_sha256(f"datasets:{tmp_path}"), input_state(f"datasets:{tmp_path}")
     (tmp_path / "test.jsonl").write_bytes(GOOD + b" ")
     assert input_sha256(f"datasets:{tmp_path}") != before[0]
@@ -435,7 +448,7 @@ def test_network_failure_is_not_damage(monkeypatch):
     with pytest.raises(ValueError, match="--input datasets:owner/name: no folder owner/name, and"):
         find_inputs(["datasets:owner/name"])
     with pytest.raises(ValueError, match="cannot be read: ConnectionError: no network"):
-        list(read("datasets:owner/name@1234", []))
+        list(read_documents("datasets:owner/name@1234", []))
 
 
 def test_unknown_inputs_are_refused_with_what_is_accepted(tmp_path):
@@ -447,9 +460,9 @@ def test_unknown_inputs_are_refused_with_what_is_accepted(tmp_path):
         with pytest.raises(
             ValueError, match=rf"{source}: an input of unknown kind; accepted: .*jsonl"
         ):
-            read(source)
+            read_documents(source)
     with pytest.raises(ValueError, match=r"nowhere\.jsonl: no such file"):
-        read(tmp_path / "nowhere.jsonl")
+        read_documents(tmp_path / "nowhere.jsonl")
 
 
 def test_content_shares_are_uniform_stable_and_independent():

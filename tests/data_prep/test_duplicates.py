@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from data_prep import duplicates
-from data_prep.documents import Document, Reject, read
+from data_prep.documents import Document, Reject, read_documents
 from data_prep.duplicates import hash_input, mark_duplicates
 from data_prep.filters import filtered
 from data_prep.manifest import Settings
@@ -23,7 +23,7 @@ def tasks_for(tmp_path, texts):
 
 def kept(tasks):
     return [
-        [r.text for r in filtered(read(task.input), task) if isinstance(r, Document)]
+        [r.text for r in filtered(read_documents(task.input), task) if isinstance(r, Document)]
         for task in tasks
     ]
 
@@ -56,8 +56,8 @@ def test_marked_documents_become_rejects_with_their_place(tmp_path):
     (task,) = plan([file], [], tmp_path / "corpus", DROP, "")
     hash_input(task)
     mark_duplicates([task])
-    found = list(filtered(read(file), task))
-    assert found[:4] == list(read(file))[:4]
+    found = list(filtered(read_documents(file), task))
+    assert found[:4] == list(read_documents(file))[:4]
     assert found[4] == Reject("duplicate", "X", str(file), 5, 1)
 
 
@@ -88,7 +88,7 @@ def test_only_changed_inputs_are_hashed_again(tmp_path):
     assert kept(tasks) == [["a", "b"], ["c"]]
     os.utime(tasks[0].input, (1, 1))
     with pytest.raises(ValueError, match=r"shard-00000\.duplicates: missing, or made before"):
-        next(filtered(read(tasks[0].input), tasks[0]))
+        next(filtered(read_documents(tasks[0].input), tasks[0]))
 
 
 def test_damaged_input_fails_or_gives_its_complete_records(tmp_path):

@@ -1,6 +1,6 @@
 import pytest
 
-from data_prep.fields import MISSING, Fields, find
+from data_prep.fields import MISSING, Fields, value_of
 
 
 @pytest.mark.parametrize(
@@ -18,7 +18,7 @@ from data_prep.fields import MISSING, Fields, find
     ],
 )
 def test_dots_separate_the_keys_of_nested_objects(record, key, value):
-    assert find(record, key) is value
+    assert value_of(record, key) is value
 
 
 def test_message_names_a_limited_number_of_keys():

@@ -7,7 +7,7 @@ import json
 import pytest
 import zstandard
 
-from data_prep.documents import Document, read
+from data_prep.documents import Document, read_documents
 from tests.data_prep.conftest import make_texts
 
 hypothesis = pytest.importorskip("hypothesis")
@@ -85,7 +85,7 @@ def flipped(valid):
 def read_or_refuse(source):
     """Return the number of records, or None if a ValueError names the input."""
     try:
-        return len(list(read(source)))
+        return len(list(read_documents(source)))
     except ValueError as error:
         refusal = str(error)
     assert str(source).removeprefix("wikitext:").removeprefix("lines:") in refusal
@@ -97,7 +97,7 @@ def read_or_refuse(source):
 def test_every_line_is_accounted_for(write, content):
     file = write("a.jsonl", b"x" + content)  # no compressed file begins with x
     lines = (b"x" + content).split(b"\n")
-    found = list(read(file))
+    found = list(read_documents(file))
     expected = [n for n, line in enumerate(lines, start=1) if line and not line.isspace()]
     assert [record.line for record in found] == expected
     assert read_or_refuse(f"lines:{file}") == len(lines) - (not lines[-1])
@@ -109,7 +109,7 @@ def test_every_line_is_accounted_for(write, content):
 def test_bad_line_never_changes_its_neighbours(write, content):
     before, after = GOOD[0].encode(), GOOD[1].encode()
     file = write("b.jsonl", before + b"\n" + content + b"\n" + after)
-    first, *_, last = read(file)
+    first, *_, last = read_documents(file)
     assert first == Document(json.loads(before)["text"], "X", str(file), 1)
     assert last == Document(json.loads(after)["text"], "X", str(file), content.count(b"\n") + 3)
 
@@ -133,7 +133,7 @@ def test_truncated_file_gives_its_first_documents(write, name):
     def check(kept):
         damages: list[str] = []
         file = write(name, VALID[name][:kept])
-        found = [r.text for r in read(file, damages) if isinstance(r, Document)]
+        found = [r.text for r in read_documents(file, damages) if isinstance(r, Document)]
         assert found == whole[: len(found)]
         assert damages or len(found) < len(whole)
 

@@ -3,7 +3,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from data_prep.documents import Document, Reject, read
+from data_prep.documents import Document, Reject, read_documents
 from data_prep.inputs import find_inputs, input_sha256, input_state, layout_of
 
 
@@ -23,7 +23,7 @@ def test_dataset_on_the_hub_gets_its_current_commit(monkeypatch):
     (source,) = find_inputs(["datasets:owner/name:raw:test"])
     assert source == "datasets:owner/name@1234abcd:raw:test"
     assert find_inputs([source]) == [source]
-    document, reject = read(source)
+    document, reject = read_documents(source)
     assert document == Document("a", "unknown", source, 1)
     assert reject == Reject("no-text", "unknown", source, 2, 0)
     options = {"split": "test", "revision": "1234abcd", "streaming": True}
@@ -75,6 +75,6 @@ def test_a_file_is_read_once_however_it_is_spelled(tmp_path, monkeypatch):
 def test_path_has_no_prefix(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("lines:a.txt").write_text("one\ntwo")
-    (document,) = read(Path("lines:a.txt"))
+    (document,) = read_documents(Path("lines:a.txt"))
     assert isinstance(document, Document)
     assert document.text == "one\ntwo"

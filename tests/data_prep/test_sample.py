@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from data_prep.documents import Document, read
+from data_prep.documents import Document, read_documents
 from data_prep.sample import write_sample
 
 ROOT = Path(__file__).parents[2]
 
 
 def documents(files):
-    found = [record for file in files for record in read(file)]
+    found = [record for file in files for record in read_documents(file)]
     assert all(isinstance(record, Document) for record in found)
     return [record for record in found if isinstance(record, Document)]
 

@@ -4,7 +4,7 @@ import pytest
 
 from data_prep.manifest import Count, Rejects, Settings
 from data_prep.run import prepare
-from data_prep.summary import broken_warning, bytes_per_token, rows, table, warnings
+from data_prep.summary import broken_warning, bytes_per_token, rows, table_of_sizes, warnings
 from tests.data_prep.conftest import make_texts
 
 
@@ -19,19 +19,19 @@ def test_rows_have_all_documents_and_all_text(manifest):
 
 
 def test_table_shows_documents_tokens_and_bytes(manifest):
-    header, kept, too_long = table(manifest)
+    header, kept, too_long = table_of_sizes(manifest)
     assert header.split() == ["documents", "share", "tokens", "share", "MB", "of", "text", "share"]
     documents, share_of_documents, tokens, _, _, share_of_text = too_long.split()[1:]
     row = rows(manifest)[1]
     assert (documents, tokens) == (f"{row.documents:,}", f"{row.tokens:,}")
     assert float(share_of_text[:-1]) > float(share_of_documents[:-1])
     assert kept.startswith("kept ")
-    assert list(table(replace(manifest, rejects={}))) == ["rejected: nothing"]
+    assert list(table_of_sizes(replace(manifest, rejects={}))) == ["rejected: nothing"]
 
 
 def test_documents_that_were_not_encoded_have_no_tokens(manifest):
     rejects = {**manifest.rejects, "not-json": Rejects({"unknown": 1}, ["a:1"], {"unknown": 9})}
-    *_, line, note = table(replace(manifest, rejects=rejects))
+    *_, line, note = table_of_sizes(replace(manifest, rejects=rejects))
     assert line.split()[:4] == ["not-json", "1", "0.3%", "-"]
     assert "not encoded" in note
 
@@ -44,7 +44,10 @@ def test_truncation_has_a_row_of_the_tokens_cut_off(inputs, tokenizer_folder, tm
     (kept, cut), (everything,) = rows(manifest), rows(whole)
     assert cut.name == "cut off"
     assert kept.tokens + cut.tokens == everything.tokens
-    assert "cut off" in list(table(manifest))[-1] or "cut off" in list(table(manifest))[-2]
+    assert (
+        "cut off" in list(table_of_sizes(manifest))[-1]
+        or "cut off" in list(table_of_sizes(manifest))[-2]
+    )
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import tokenizers
 
-from data_prep.gpt2_vocabulary import read
+from data_prep.gpt2_vocabulary import read_vocabulary
 from data_prep.tokenizer import from_vocabulary, load, load_with_order, train
 from tests.data_prep.conftest import make_texts
 
@@ -524,7 +524,11 @@ def test_roberta_base_on_the_hub_is_gpt2s_vocabulary_in_fairseqs_order(
 ):
     hub(write_hub(roberta, tmp_path / "tokenizer.json"))
     from_hub = load("roberta-base")
-    assert from_hub.digest() == roberta.digest() == from_vocabulary(*read(gpt2_files)).digest()
+    assert (
+        from_hub.digest()
+        == roberta.digest()
+        == from_vocabulary(*read_vocabulary(gpt2_files)).digest()
+    )
     assert from_hub.encode_batch(["Hello <mask>world"])[0].tolist() == (
         roberta.encode_batch(["Hello <mask>world"])[0].tolist()
     )
