@@ -26,9 +26,9 @@ import numpy as np
 import numpy.typing as npt
 
 from data_prep.common.files import AtomicFile, write_atomically
-from data_prep.common.progress import Done, Progress
 from data_prep.documents import Document, Verdict, read_task
 from data_prep.inputs import input_state
+from data_prep.progress import Done, Progress
 from data_prep.task import ShardTask
 
 HASHES_SUFFIX = ".hashes"

@@ -25,8 +25,8 @@ from types import ModuleType
 from typing import Any, Protocol, TypeVar
 
 from data_prep.common import children, console
-from data_prep.common.progress import Done, Progress
 from data_prep.inputs import input_state
+from data_prep.progress import Done, Progress
 from data_prep.task import ShardTask
 
 T = TypeVar("T")

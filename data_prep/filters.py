@@ -12,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from data_prep import contamination, duplicates, near_duplicates
-from data_prep.common.progress import Progress
 from data_prep.documents import Document, Records, Reject, Verdict
 from data_prep.manifest import Count, Rejects, Settings
+from data_prep.progress import Progress
 from data_prep.task import ShardTask
 
 

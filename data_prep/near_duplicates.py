@@ -32,7 +32,6 @@ import numpy as np
 import numpy.typing as npt
 
 from data_prep import duplicates
-from data_prep.common.progress import Progress
 from data_prep.documents import Verdict
 from data_prep.duplicates import (
     BLOCK_DOCUMENTS,
@@ -45,6 +44,7 @@ from data_prep.duplicates import (
     write_keys,
     write_marks,
 )
+from data_prep.progress import Progress
 from data_prep.task import ShardTask
 from data_prep.words import Hashes, mixed, ngram_hashes, random_numbers, word_hashes
 

@@ -14,7 +14,6 @@ from typing import TypeVar
 from data_prep import manifest as records
 from data_prep.common.arguments import check_workers
 from data_prep.common.files import PARTIAL_SUFFIX
-from data_prep.common.progress import ProgressReport
 from data_prep.documents import reader_of
 from data_prep.engines import ENGINES, WorkFunction
 from data_prep.filters import FILTERS, filters_of
@@ -22,6 +21,7 @@ from data_prep.inputs import Input, input_state, place_of
 from data_prep.manifest import SPLITS, CorpusManifest, Settings, ShardManifest
 from data_prep.merge import merge
 from data_prep.parts import LOCK, Part, hold
+from data_prep.progress import ProgressReport
 from data_prep.report import FILE_NAME as REPORT_FILE
 from data_prep.report import draw, import_matplotlib
 from data_prep.shard import existing_manifest, prepare_shard

@@ -14,7 +14,6 @@ import numpy as np
 import numpy.typing as npt
 
 from data_prep.common.files import write_atomically
-from data_prep.common.progress import Done, Progress
 from data_prep.documents import Document, Reject, content_share, read_task
 from data_prep.encoders import Encoder
 from data_prep.filters import Tally, filtered, judge, windows
@@ -31,6 +30,7 @@ from data_prep.manifest import (
     read_record,
     write_record,
 )
+from data_prep.progress import Done, Progress
 from data_prep.sentences import cut_lengths, encode_sentences
 from data_prep.statistics import UPPER_EDGES, count_lengths, write_counts
 from data_prep.task import ShardTask

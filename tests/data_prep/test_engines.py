@@ -6,9 +6,9 @@ from importlib.util import find_spec
 
 import pytest
 
-from data_prep.common.progress import Done
 from data_prep.engines import run_locally, run_on_ray
 from data_prep.manifest import Settings
+from data_prep.progress import Done
 from data_prep.run import plan, prepare
 from tests.data_prep.conftest import content
 from tests.data_prep.test_run import ROOT, SETTINGS
@@ -95,7 +95,7 @@ from pathlib import Path
 sys.path.insert(0, {root!r})
 from data_prep.engines import WorkerDied, run_on_ray
 from data_prep.manifest import Settings
-from data_prep.common.progress import Done
+from data_prep.progress import Done
 from data_prep.run import plan
 
 inputs = [Path(name) for name in sys.argv[1:]]

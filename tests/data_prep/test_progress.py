@@ -1,7 +1,7 @@
 import pytest
 
-from data_prep.common.progress import Done, ProgressReport, rates
 from data_prep.common.wording import duration
+from data_prep.progress import Done, ProgressReport, rates
 
 
 def test_log_has_a_line_every_ten_seconds_and_one_at_the_end(capsys, monkeypatch):
