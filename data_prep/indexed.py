@@ -64,11 +64,6 @@ class IndexedWriter:
         self._data = AtomicFile(Path(f"{prefix}.bin"))
 
     @property
-    def documents(self) -> int:
-        """Number of documents appended so far."""
-        return len(self._sequences)
-
-    @property
     def sequences(self) -> int:
         """Number of sequences appended so far."""
         return len(self._lengths)
@@ -114,7 +109,7 @@ class IndexedWriter:
 
     def _index_pieces(self) -> Iterator[bytes]:
         lengths = np.asarray(self._lengths)
-        counts = (self.sequences, self.documents + 1)
+        counts = (self.sequences, len(self._sequences) + 1)
         yield _HEADER.pack(_MAGIC, _VERSION, _CODE_OF_TYPE[self._dtype], *counts)
         yield lengths.astype("<i4").tobytes()
         for starts in _starts(lengths, self._dtype.itemsize):

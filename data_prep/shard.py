@@ -93,7 +93,7 @@ def prepare_shard(task: ShardTask, progress: Progress = lambda _: None) -> Shard
             files=shard.close(),
             kept=shard.tally.kept,
             cut=shard.tally.cut,
-            cut_tokens=shard.cut_tokens,
+            cut_tokens=shard.tally.cut_tokens,
             rejects=shard.tally.rejects,
             length_counts=shard.length_counts.tolist(),
         )
@@ -117,7 +117,6 @@ class _Shard:
         self._role = task.role
         self._splits = {split: _SplitWriter(task, split, tokenizer) for split in SPLITS}
         self.tally = Tally()
-        self.cut_tokens = 0
         self.length_counts = np.zeros(len(UPPER_EDGES), dtype=np.int64)
         self.documents = 0
         self.text_bytes = 0
@@ -153,7 +152,7 @@ class _Shard:
         split = self._split_of(text)
         pieces = windows(ids, self._settings)
         self.tally.cut += pieces[0].size < ids.size
-        self.cut_tokens += ids.size - sum(piece.size for piece in pieces)
+        self.tally.cut_tokens += ids.size - sum(piece.size for piece in pieces)
         lengths_of_pieces = cut_lengths(lengths, [len(piece) for piece in pieces])
         for piece, of_sequences in zip(pieces, lengths_of_pieces, strict=True):
             if reason := judge(len(piece) + 2, self._settings):
@@ -233,13 +232,13 @@ class _SplitWriter:
             waiting.clear()
 
     def close(self) -> ShardFiles | None:
-        if not self.indexed.documents:
+        if not self._subset_numbers:
             return None
         data, index = self.indexed.close()
         subsets = write_atomically(Path(f"{self._prefix}.subsets"), bytes(self._subset_numbers))
         return ShardFiles(
             stem=self._stem,
-            documents=self.indexed.documents,
+            documents=len(self._subset_numbers),
             sequences=self.indexed.sequences,
             tokens=int(self._counts.sum()),
             size_bytes=data.size_bytes,

@@ -134,10 +134,7 @@ class Tokenizer:
 
     def content(self) -> dict[str, Any]:
         """Return the content of `tokenizer.json`."""
-        import orjson
-
-        content: dict[str, Any] = orjson.loads(self._backend.to_str())
-        return content
+        return unigram.content_of(self._backend)
 
     def save(self, path: Path) -> None:
         """Write `tokenizer.json`."""
@@ -315,7 +312,7 @@ def _from_json(file: Path) -> tuple[Tokenizer, list[int]]:
     if unigram.is_albert(backend):
         renamed, order = unigram.from_albert(backend)
         return Tokenizer(renamed), order
-    content, ids = orjson.loads(backend.to_str()), backend.get_vocab(with_added_tokens=True)
+    content, ids = unigram.content_of(backend), backend.get_vocab(with_added_tokens=True)
     order = _order(ids) if content["model"]["type"] == "BPE" else []
     if order:
         new = {old: id for id, old in enumerate(order)}

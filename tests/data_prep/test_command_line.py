@@ -35,7 +35,13 @@ def home(tmp_path_factory):
 def test_inspect_describes_the_corpus(home, capsys):
     assert main(["inspect", f"{home}/c", "--samples", "1"]) == 0
     shown = capsys.readouterr().out
-    for part in ("inputs        2 (", "encoded by", "Pile-CC", "unigram perplexity", "over 1024"):
+    for part in (
+        "inputs                2 (",
+        "encoded by",
+        "Pile-CC",
+        "unigram perplexity",
+        "over 1024",
+    ):
         assert part in shown
     assert make_texts(60, 30)[0] in shown or make_texts(60, 30)[1] in shown
     assert "--- valid document 0" in shown
@@ -140,7 +146,7 @@ def test_command_line_accepts_validation_inputs_and_parts(home, capsys):
     shown = capsys.readouterr().out
     assert "1 for training (" in shown
     assert "1 for validation (" in shown
-    assert "validation    separate inputs" in shown
+    assert "valid-fraction        0.0" in shown
 
 
 def test_more_than_a_tenth_of_broken_lines_is_a_failure_unless_allowed(home, tmp_path, capsys):

@@ -33,7 +33,7 @@ def test_bytes_are_those_of_megatrons_builder(tmp_path, documents, vocab_size, c
     writer = IndexedWriter(tmp_path / "many", vocab_size)
     ids = np.concatenate([np.empty(0, dtype=np.int64), *documents[:count]])
     writer.extend(ids, [len(document) for document in documents[:count]], [1] * count)
-    assert writer.documents == count
+    assert writer.sequences == count
     writer.close()
     for suffix in (".bin", ".idx"):
         theirs = (tmp_path / f"theirs{suffix}").read_bytes()
