@@ -24,11 +24,9 @@ def megatrons_warnings_are_its_own():
         yield
 
 
-@pytest.fixture(scope="module")
-def folder(inputs, tokenizer_folder, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("megatron") / "corpus"
-    prepare(inputs, folder, tokenizer_folder, Settings(valid_fraction=0.2))
-    return folder
+@pytest.fixture
+def folder(corpus_and_manifest):
+    return corpus_and_manifest[0]
 
 
 def prefixes(folder, split):
