@@ -71,8 +71,10 @@ def differences(folder: Path, manifest: CorpusManifest) -> Iterator[str]:
     expected = {folder / name: digest for name, digest in manifest.hashes.items()}
     say = _progress(folder, sum(file.stat().st_size for file in expected if file.is_file()))
     with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:
-        problems = pool.map(problem_of, expected, expected.values())
-        for file, problem in zip(expected, problems, strict=True):
+        # No name for what `map` returns: who leaves the loop drops it, and what waits is cancelled.
+        for file, problem in zip(
+            expected, pool.map(problem_of, expected, expected.values()), strict=True
+        ):
             if problem:
                 yield problem
             else:

@@ -307,7 +307,7 @@ def test_hashes_of_another_key_are_not_used(tokenizer_folder, tmp_path):
 def test_second_run_into_one_folder_is_refused(inputs, tokenizer_folder, tmp_path):
     with (tmp_path / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        with pytest.raises(ValueError, match="another prepare is at work in this folder"):
+        with pytest.raises(ValueError, match="another prepare is at work"):
             prepare(inputs, tmp_path, tokenizer_folder, SETTINGS)
     prepare(inputs, tmp_path, tokenizer_folder, SETTINGS)
 
