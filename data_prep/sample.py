@@ -129,7 +129,7 @@ def _docstrings_within(node: ast.AST) -> Iterator[str]:
     if isinstance(node, documented) and (docstring := ast.get_docstring(node)):
         yield docstring.strip()
     for child in ast.iter_child_nodes(node):
-        if not isinstance(child, ast.ClassDef):
+        if not isinstance(child, ast.ClassDef | ast.expr):  # an expression holds no function
             yield from _docstrings_within(child)
 
 
