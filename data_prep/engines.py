@@ -84,9 +84,10 @@ def run_locally(
                 yield futures[future], outcome
         pool.shutdown()
     except BaseException:
-        pool.shutdown(wait=False, cancel_futures=True)
         for process in set(multiprocessing.active_children()) - others:
             process.kill()  # its shard is made again by a rerun
+        # Waits for the pool's thread, which the interpreter's exit would otherwise race with.
+        pool.shutdown(cancel_futures=True)
         raise
 
 
