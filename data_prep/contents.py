@@ -1,4 +1,4 @@
-"""Compare the binaries of a corpus with the hashes that its manifest lists.
+"""Compare the files of a corpus with the hashes that its manifest lists.
 
 A corpus is known by the digest of these hashes, so a file with other contents would go unnoticed.
 `check` hashes all files once, and notes the path, size and time of each and a hash of bytes at
@@ -21,14 +21,13 @@ from data_prep.common.arguments import typed
 from data_prep.common.files import replace_json, sha256_of, strict_json
 from data_prep.manifest import CorpusManifest
 
-_SUFFIXES = ("bin", "idx", "subsets")
 _PLACES = 256
 _PLACE_BYTES = 4096
 _LARGE_BYTES = 1 << 30  # hashing takes more than about a second: say so
 
 
 def check(folder: Path, manifest: CorpusManifest) -> None:
-    """Refuse binaries that differ from the manifest, and kept tables from their hashes.
+    """Refuse files that differ from the manifest, and kept tables from their hashes.
 
     Files are read wherever they may have changed since the last check.
 
@@ -45,7 +44,7 @@ def check(folder: Path, manifest: CorpusManifest) -> None:
         f"{problem}; accepted: the files that `{command}` wrote, or a new corpus"
         for problem in differences(folder, manifest)
     )
-    _check(_state(folder, digest, _names(manifest)), places, problems)
+    _check(_state(folder, digest, list(manifest.hashes)), places, problems)
     for tables in cache.kept(folder, digest):
         names = sorted(file.name for file in tables.iterdir())
         _check(_state(tables, digest, names), places, cache.differences(tables))
@@ -68,25 +67,28 @@ def _check(now: dict[str, str], places: Sequence[Path], problems: Iterator[str])
 
 
 def differences(folder: Path, manifest: CorpusManifest) -> Iterator[str]:
-    """Hash all binaries, in threads, and yield a line for each that differs from the manifest."""
-    expected = {
-        folder / f"{shard.stem}.{suffix}": getattr(shard, f"{suffix}_sha256")
-        for split in manifest.shards.values()
-        for shard in split
-        for suffix in _SUFFIXES
-    }
+    """Hash all files, in threads, and yield a line for each that differs from the manifest."""
+    expected = {folder / name: digest for name, digest in manifest.hashes.items()}
     say = _progress(folder, sum(file.stat().st_size for file in expected if file.is_file()))
     with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:
-        for file, found in zip(expected, pool.map(_sha256, expected), strict=True):
-            if found != expected[file]:
-                what = f"its sha256 is {found}" if found else "no such file"
-                yield f"{file}: {what}, but the manifest has {expected[file]}"
-            if found:
+        # No name for what `map` returns: who leaves the loop drops it, and what waits is cancelled.
+        for file, problem in zip(
+            expected, pool.map(problem_of, expected, expected.values()), strict=True
+        ):
+            if problem:
+                yield problem
+            else:
                 say(file.stat().st_size)
 
 
-def _sha256(file: Path) -> str:
-    return sha256_of(file) if file.is_file() else ""
+def problem_of(file: Path, expected: str) -> str | None:
+    """Return a line if a file is missing or does not have the hex sha256 `expected`."""
+    if not file.is_file():
+        return f"{file}: no such file, but the manifest names it"
+    found = sha256_of(file)
+    if found == expected:
+        return None
+    return f"{file}: its sha256 is {found}, but the manifest has {expected}"
 
 
 def _progress(folder: Path, size: int) -> Callable[[int], None]:
@@ -102,15 +104,6 @@ def _progress(folder: Path, size: int) -> Callable[[int], None]:
 
     add(0)
     return add
-
-
-def _names(manifest: CorpusManifest) -> list[str]:
-    return [
-        f"{shard.stem}.{suffix}"
-        for split in manifest.shards.values()
-        for shard in split
-        for suffix in _SUFFIXES
-    ]
 
 
 def _state(folder: Path, digest: str, names: Sequence[str]) -> dict[str, str]:

@@ -138,27 +138,18 @@ class Corpus:
     ) -> npt.NDArray[np.integer[Any]]:
         """Return the ids of a document, or refuse them where the vocabulary lacks one."""
         vocab_size = self.manifest.vocab_size
-        unsigned = ids.view(f"u{ids.itemsize}")  # a negative id becomes one that is too large
-        if unsigned.size and unsigned.max() >= vocab_size:
+        if unsigned(ids).max(initial=0) >= vocab_size:
             shard = bisect.bisect_right(self._firsts, index) - 1
             raise ValueError(
                 f"{self.folder / self._shards[shard].stem}.bin: document "
-                f"{index - self._firsts[shard]} has id {ids[unsigned.argmax()]}; accepted: 0 to "
-                f"{vocab_size - 1}, as the vocabulary has {vocab_size} ids"
+                f"{index - self._firsts[shard]} has id {ids[unsigned(ids).argmax()]}; accepted: "
+                f"0 to {vocab_size - 1}, as the vocabulary has {vocab_size} ids"
             )
         return ids
 
     def _reader(self, shard: int) -> IndexedReader:
         if shard not in self._open:
-            files = self._shards[shard]
-            reader = self._open[shard] = IndexedReader(self.folder / files.stem)
-            found = (len(reader.bounds) - 1, len(reader.lengths), str(reader.ids.dtype))
-            if found != (files.documents, files.sequences, self.manifest.dtype):
-                raise ValueError(
-                    f"{self.folder / files.stem}.idx: {found[0]} documents, {found[1]} sequences, "
-                    f"ids as {found[2]}, but the manifest has {files.documents}, "
-                    f"{files.sequences} and {self.manifest.dtype}"
-                )
+            self._open[shard] = open_shard(self.folder, self._shards[shard], self.manifest.dtype)
         return self._open[shard]
 
     def _shard_lengths(self, shard: int) -> npt.NDArray[np.int32]:
@@ -169,18 +160,48 @@ class Corpus:
         return np.add.reduceat(reader.lengths, reader.bounds[:-1], dtype=np.int32)
 
     def _shard_subsets(self, files: ShardFiles) -> npt.NDArray[np.uint8]:
-        side_file = self.folder / f"{files.stem}.subsets"
-        if not side_file.is_file():
-            raise ValueError(f"{side_file}: no such file")
-        numbers = np.fromfile(side_file, dtype=np.uint8)
-        if len(numbers) != files.documents:
-            raise ValueError(
-                f"{side_file}: {len(numbers)} documents, but the manifest has {files.documents}"
-            )
-        if numbers.size and numbers.max() >= len(files.subsets):
-            raise ValueError(
-                f"{side_file}: document {numbers.argmax()} has the subset {numbers.max()}, but the "
-                f"manifest has {len(files.subsets)} subsets"
-            )
         table = [self.manifest.subsets.index(name) for name in files.subsets]
-        return np.array(table, dtype=np.uint8)[numbers]
+        return np.array(table, dtype=np.uint8)[subset_numbers(self.folder, files)]
+
+
+def open_shard(folder: Path, files: ShardFiles, dtype: str) -> IndexedReader:
+    """Open the ids of a shard.
+
+    Raises:
+        ValueError: The index is damaged, or is not the one that the manifest describes.
+    """
+    reader = IndexedReader(folder / files.stem)
+    lengths, ids = reader.lengths, reader.ids
+    found = (len(reader.bounds) - 1, len(lengths), len(ids), str(ids.dtype))
+    expected = (files.documents, files.sequences, files.tokens, dtype)
+    if found != expected:
+        described = (
+            "{} documents, {} sequences and {} tokens as {}".format(*each)
+            for each in (found, expected)
+        )
+        raise ValueError(f"{folder / files.stem}.idx: {', but the manifest has '.join(described)}")
+    return reader
+
+
+def subset_numbers(folder: Path, files: ShardFiles) -> npt.NDArray[np.uint8]:
+    """Return the index of each document's subset in `files.subsets`; uint8 [documents].
+
+    Raises:
+        ValueError: The file is missing, or is not the one that the manifest describes.
+    """
+    file = folder / f"{files.stem}.subsets"
+    if not file.is_file():
+        raise ValueError(f"{file}: no such file")
+    numbers = np.fromfile(file, dtype=np.uint8)
+    found = (len(numbers), int(numbers.max(initial=0)) + 1)
+    if found[0] != files.documents or found[1] > len(files.subsets):
+        raise ValueError(
+            f"{file}: {found[0]} documents of {found[1]} subsets, but the manifest has "
+            f"{files.documents} of {len(files.subsets)}"
+        )
+    return numbers
+
+
+def unsigned(ids: npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.unsignedinteger[Any]]:
+    """Return a view in which a negative id is one that is too large."""
+    return ids.view(f"u{ids.itemsize}")

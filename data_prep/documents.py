@@ -1,7 +1,7 @@
 """Documents, and the readers that extract them from inputs.
 
 1. `inputs.find_inputs` lists the inputs that a user names.
-2. `read` chooses a reader by the prefix or the name of an input.
+2. `read_documents` chooses a reader by the prefix or the name of an input.
 3. The reader yields records one at a time; `json_lines.parse` parses lines of JSON.
 4. `_judge` converts a record to a `Document`, or to a `Reject` with a reason and a place;
    `fields.Fields` finds its text and its subset.
@@ -75,7 +75,7 @@ Line = bytes | int
 """A line, or the size in bytes of one that is too large to read."""
 
 
-def read(
+def read_documents(
     source: Input,
     damages: list[str] | None = None,
     text_key: str = TEXT_KEY,
@@ -97,8 +97,25 @@ def read(
             or a subset key other than the default.
     """
     fields = Fields(_name(source), text_key, subset_key)
-    records = reader_of(source)(fields)
-    return _checked(records if damages is None else _until_damage(records, damages), fields)
+    reader = reader_of(source)
+
+    def records() -> Records:
+        try:
+            yield from reader(fields)
+        except DamagedInput as error:
+            if damages is None:
+                raise
+            damages.append(str(error))
+        fields.check()
+
+    return records()
+
+
+def read_task(task: ShardTask, damages: list[str]) -> Records:
+    """Read a task's input as its settings say; damage that they allow is added to `damages`."""
+    settings = task.settings
+    kept = damages if settings.damaged == "keep" else None
+    return read_documents(task.input, kept, settings.text_key, settings.subset_key)
 
 
 def reader_of(source: Input) -> Callable[[Fields], Records]:
@@ -135,11 +152,6 @@ def _name(source: Input) -> str:
     """Return the name of an input in the places of its records."""
     prefix, place = split_prefix(source)
     return str(source) if prefix == "datasets" else str(Path(place))
-
-
-def _checked(records: Records, fields: Fields) -> Records:
-    yield from records
-    fields.check()
 
 
 def _reader_by_name(path: Path) -> Callable[[Path, Fields], Records] | None:
@@ -270,13 +282,6 @@ def _read_dataset(place: str, fields: Fields) -> Records:
             yield _judge(record, fields, number)
 
 
-def _until_damage(records: Records, damages: list[str]) -> Records:
-    try:
-        yield from records
-    except DamagedInput as error:
-        damages.append(str(error))
-
-
 def _judge_rows(tables: Iterable["pyarrow.RecordBatch | pyarrow.Table"], fields: Fields) -> Records:
     records = (record for table in tables for record in _rows(table))
     for number, record in enumerate(records, start=1):
@@ -320,11 +325,6 @@ def _judge(record: object, fields: Fields, line: int, size_bytes: int = 0) -> Do
         return _judge_text(text, subset, fields.source, line)
     reason = "no-text" if text is MISSING else "text-not-a-string"
     return Reject(reason, subset, fields.source, line, size_bytes)
-
-
-def of_subset(task: ShardTask) -> Verdict:
-    """Return the filter of documents of the other subsets."""
-    return lambda _, document: None if document.subset == task.settings.subset else "other-subset"
 
 
 def _judge_text(text: str, subset: str, source_file: str, line: int) -> Document | Reject:

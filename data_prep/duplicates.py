@@ -18,7 +18,7 @@ near_duplicates.py takes the same steps, with other keys than hashes of the whol
 """
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +26,9 @@ import numpy as np
 import numpy.typing as npt
 
 from data_prep.common.files import AtomicFile, write_atomically
-from data_prep.common.progress import Done, Progress
-from data_prep.documents import Document, Verdict, read
+from data_prep.documents import Document, Verdict, read_task
 from data_prep.inputs import input_state
+from data_prep.progress import Done, Progress
 from data_prep.task import ShardTask
 
 HASHES_SUFFIX = ".hashes"
@@ -41,11 +41,8 @@ _HASH = np.dtype([("high", "<u8"), ("low", "<u8")])
 _CHUNK_DOCUMENTS = 1 << 20
 
 
-def hash_input(task: ShardTask, progress: Progress = lambda _: None) -> int:
+def hash_input(task: ShardTask, progress: Progress = lambda _: None) -> None:
     """Write the hashes of one input's documents, if they are missing or outdated.
-
-    Returns:
-        The number of documents.
 
     Raises:
         ValueError: The input is damaged (and `task.settings.damaged` is "fail"), or changed while
@@ -55,17 +52,14 @@ def hash_input(task: ShardTask, progress: Progress = lambda _: None) -> int:
     def key(text: str) -> bytes:
         return hashlib.blake2b(text.encode(), digest_size=_HASH.itemsize).digest()
 
-    return write_keys(task, HASHES_SUFFIX, stamp(task), key, b"".join, progress)
+    write_keys(task, HASHES_SUFFIX, stamp(task), key, b"".join, progress)
 
 
-def mark_duplicates(tasks: Sequence[ShardTask]) -> int:
+def mark_duplicates(tasks: Sequence[ShardTask]) -> None:
     """Write which documents of each input are duplicates.
 
     Args:
         tasks: All tasks of the corpus; of equal texts, the one in the first task stays.
-
-    Returns:
-        The number of duplicates.
 
     Raises:
         ValueError: An input was not hashed, or has changed since.
@@ -79,7 +73,6 @@ def mark_duplicates(tasks: Sequence[ShardTask]) -> int:
         is_duplicate[numbers[_later_of_equal(hashes)]] = True
     for task, marks in zip(tasks, np.split(is_duplicate, firsts[1:-1]), strict=True):
         write_marks(task, MARKS_SUFFIX, stamp(task), marks)
-    return int(is_duplicate.sum())
 
 
 def duplicates(task: ShardTask) -> Verdict:
@@ -98,7 +91,7 @@ def write_keys(
     key: Callable[[str], bytes],
     join: Callable[[list[bytes]], bytes],
     progress: Progress,
-) -> int:
+) -> None:
     """Write a key for each document of an input, if they are missing or outdated.
 
     Args:
@@ -109,22 +102,20 @@ def write_keys(
         join: Returns the bytes to write for up to `BLOCK_DOCUMENTS` keys.
         progress: Called with the work done so far.
 
-    Returns:
-        The number of documents.
-
     Raises:
         ValueError: As in `hash_input`.
     """
     file = task.file(suffix)
     if _has_stamp(file, stamp):
-        return int(first_numbers([file], len(key("")))[-1])
+        return
     state = input_state(task.input)
     output = AtomicFile(file)
     try:
         output.write(stamp)
         documents = text_bytes = 0
         keys: list[bytes] = []
-        for text in _texts(task):
+        texts = (r.text for r in read_task(task, []) if isinstance(r, Document))
+        for text in texts:
             keys.append(key(text))
             documents, text_bytes = documents + 1, text_bytes + len(text.encode())
             if len(keys) == BLOCK_DOCUMENTS:
@@ -139,7 +130,6 @@ def write_keys(
         output.commit()
     finally:
         output.discard()
-    return documents
 
 
 def write_marks(task: ShardTask, suffix: str, stamp: bytes, marks: npt.NDArray[np.bool_]) -> None:
@@ -187,13 +177,6 @@ def is_in_part(numbers: npt.NDArray[np.uint64], part: int, num_parts: int) -> np
     """Return which pseudo-random numbers belong to a part, by their leading bits."""
     found: npt.NDArray[np.bool_] = (numbers >> 32) * num_parts >> 32 == part
     return found
-
-
-def _texts(task: ShardTask) -> Iterator[str]:
-    settings = task.settings
-    damages: list[str] | None = [] if settings.damaged == "keep" else None
-    records = read(task.input, damages, settings.text_key, settings.subset_key)
-    return (record.text for record in records if isinstance(record, Document))
 
 
 def _part(

@@ -25,8 +25,8 @@ from types import ModuleType
 from typing import Any, Protocol, TypeVar
 
 from data_prep.common import children, console
-from data_prep.common.progress import Done, Progress
 from data_prep.inputs import input_state
+from data_prep.progress import Done, Progress
 from data_prep.task import ShardTask
 
 T = TypeVar("T")
@@ -75,12 +75,19 @@ def run_locally(
     )
     try:
         futures = {pool.submit(_work, work, row, task): task for row, task in enumerate(tasks)}
-        yield from _local_outcomes(futures, counters, progress)
+        waiting = set(futures)
+        while waiting:
+            ended, waiting = wait(waiting, timeout=_TICK_SECONDS, return_when=FIRST_COMPLETED)
+            progress(Done(*(sum(counters[column::_WIDTH]) for column in range(_WIDTH))))
+            for future in ended:
+                outcome = _local_result(future, futures[future])
+                yield futures[future], outcome
         pool.shutdown()
     except BaseException:
-        pool.shutdown(wait=False, cancel_futures=True)
         for process in set(multiprocessing.active_children()) - others:
             process.kill()  # its shard is made again by a rerun
+        # Waits for the pool's thread, which the interpreter's exit would otherwise race with.
+        pool.shutdown(cancel_futures=True)
         raise
 
 
@@ -110,18 +117,6 @@ def run_on_ray(
 
 
 ENGINES: dict[str, Engine] = {"local": run_locally, "ray": run_on_ray}
-
-
-def _local_outcomes(
-    futures: dict[Future[T], ShardTask], counters: Counters, progress: Progress
-) -> Iterator[Outcome[T]]:
-    waiting = set(futures)
-    while waiting:
-        ended, waiting = wait(waiting, timeout=_TICK_SECONDS, return_when=FIRST_COMPLETED)
-        progress(Done(*(sum(counters[column::_WIDTH]) for column in range(_WIDTH))))
-        for future in ended:
-            result = _local_result(future, futures[future])
-            yield futures[future], result
 
 
 def _local_result(future: Future[T], task: ShardTask) -> T | ValueError | OSError:

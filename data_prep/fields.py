@@ -11,7 +11,7 @@ TEXT_KEY = "text"
 SUBSET_KEY = "meta.pile_set_name"
 UNKNOWN_SUBSET = "unknown"
 MISSING = object()
-"""What `find` returns if a record does not have the key."""
+"""What `value_of` returns if a record does not have the key."""
 _MOST_NAMES = 20  # in a message
 
 
@@ -34,7 +34,7 @@ def add_text_key(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def find(record: object, key: str) -> object:
+def value_of(record: object, key: str) -> object:
     """Return the value of a key, or MISSING."""
     while isinstance(record, dict):
         if key in record:
@@ -59,7 +59,7 @@ class Fields:
 
     def take(self, record: Mapping[str, object]) -> tuple[object, str]:
         """Return the text of a record, of any type or MISSING, and the subset."""
-        text, name = find(record, self.text_key), find(record, self.subset_key)
+        text, name = value_of(record, self.text_key), value_of(record, self.subset_key)
         subset = name if isinstance(name, str) and name else None
         self._records += 1
         self._texts += text is not MISSING

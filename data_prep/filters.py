@@ -12,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from data_prep import contamination, duplicates, near_duplicates
-from data_prep.common.progress import Progress
-from data_prep.documents import Document, Records, Reject, Verdict, of_subset
+from data_prep.documents import Document, Records, Reject, Verdict
 from data_prep.manifest import Count, Rejects, Settings
+from data_prep.progress import Progress
 from data_prep.task import ShardTask
 
 
@@ -26,10 +26,15 @@ class Filter(NamedTuple):
     """Returns the function that judges the documents of one input."""
     suffixes: tuple[str, ...] = ()
     """Of the files that it leaves in shards/ until the corpus is finished; that of `read` first."""
-    read: Callable[[ShardTask, Progress], int] | None = None
+    read: Callable[[ShardTask, Progress], None] | None = None
     """Reads each input once, in a worker."""
-    finish: Callable[[Sequence[ShardTask]], object] | None = None
+    finish: Callable[[Sequence[ShardTask]], None] | None = None
     """Called when all inputs have been read."""
+
+
+def other_subset(task: ShardTask) -> Verdict:
+    """Return the filter of the documents of other subsets than the one that is wanted."""
+    return lambda _, document: None if document.subset == task.settings.subset else "other-subset"
 
 
 FILTERS = {
@@ -47,7 +52,7 @@ FILTERS = {
         near_duplicates.sign_input,
         near_duplicates.mark_near_duplicates,
     ),
-    "other subsets": Filter(lambda settings: settings.subset != "", of_subset),
+    "other subsets": Filter(lambda settings: settings.subset != "", other_subset),
     "contaminated": Filter(
         lambda settings: settings.decontaminate is not None,
         contamination.contaminated,
@@ -130,7 +135,8 @@ class Tally:
 
     def keep(self, split: str, subset: str, count: Count) -> None:
         """Count documents written to a split."""
-        self.kept.setdefault(split, {}).setdefault(subset, Count()).add(count)
+        counts = self.kept.setdefault(split, {})
+        counts[subset] = counts.get(subset, Count()) + count
 
     def reject(self, reason: str, rejects: Rejects) -> None:
         """Count rejected documents."""

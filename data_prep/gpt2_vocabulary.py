@@ -27,7 +27,7 @@ def is_layout(folder: Path) -> bool:
     return any((folder / name).exists() for name in (*FAIRSEQ_FILES, *HUGGING_FACE_FILES))
 
 
-def read(folder: Path) -> tuple[Ids, Merges]:
+def read_vocabulary(folder: Path) -> tuple[Ids, Merges]:
     """Return the id of each token, and the merges in order, from a folder in either layout.
 
     Tokens are written in GPT-2's alphabet, which has a visible character for each byte.
@@ -52,46 +52,37 @@ def _read_ids(path: Path) -> Ids:
     # isinstance would accept bool.
     if not isinstance(ids, dict) or not all(type(id) is int for id in ids.values()):
         raise ValueError(f"{path}: accepted: one JSON object of tokens and their integer ids")
-    tokens: dict[int, str] = {}
-    for token, id in ids.items():
-        if tokens.setdefault(id, token) != token:
-            raise ValueError(f"{path}: {tokens[id]!r} and {token!r} both have id {id}")
+    if sorted(ids.values()) != list(range(len(ids))):
+        raise ValueError(f"{path}: {len(ids)} tokens, but their ids are not 0 to {len(ids) - 1}")
     return ids
 
 
 def _read_merges(path: Path, ids: Mapping[str, int]) -> Merges:
-    merges: dict[tuple[str, str], int] = {}
+    merges: Merges = []
     for number, line in enumerate(_text(path).split("\n"), start=1):
         if not line or (number == 1 and line.startswith("#version")):
             continue
-        parts = line.split(" ")
-        if len(parts) != 2:
-            raise ValueError(f"{path}: line {number}: {line!r} is not a pair of tokens")
-        for token in (*parts, "".join(parts)):
-            if token not in ids:
-                raise ValueError(f"{path}: line {number}: the vocabulary lacks {token!r}")
-        first = merges.setdefault((parts[0], parts[1]), number)
-        if first != number:
-            raise ValueError(f"{path}: line {number}: {line!r} is on line {first} already")
-    return list(merges)
+        left, _, right = line.partition(" ")
+        if not {left, right, left + right} <= ids.keys():
+            raise ValueError(f"{path}: line {number}: {line!r} is not a pair of tokens to merge")
+        merges.append((left, right))
+    if len(set(merges)) < len(merges):
+        raise ValueError(f"{path}: has the same line twice")
+    return merges
 
 
 def _in_order_of(path: Path, bpe_ids: Mapping[str, int]) -> Ids:
     """Return the ids of a fairseq dictionary; its lines are "BPE-ID COUNT", or fillers."""
     tokens = {str(id): token for token, id in bpe_ids.items()}
-    lines: dict[str, int] = {}
+    symbols = []
     for number, line in enumerate(_text(path).removesuffix("\n").split("\n"), start=1):
         symbol, _, count = line.rpartition(" ")
-        if not symbol or not count.isdecimal():
+        if not count.isdecimal() or not (symbol in tokens or symbol.startswith(_FILLER)):
             raise ValueError(f'{path}: line {number}: {line!r} is not "BPE-ID COUNT"')
-        if symbol not in tokens and not symbol.startswith(_FILLER):
-            raise ValueError(f"{path}: line {number}: encoder.json has no id {symbol!r}")
-        if symbol in lines:
-            raise ValueError(f"{path}: line {number}: {symbol} is on line {lines[symbol]} already")
-        lines[symbol] = number
-    if missing := [id for id in tokens if id not in lines]:
-        raise ValueError(f"{path}: lacks {len(missing)} ids of encoder.json, such as {missing[0]}")
-    ordered = [*FIRST_TOKENS, *(tokens.get(symbol, symbol) for symbol in lines), MASK_TOKEN]
+        symbols.append(symbol)
+    if len(set(symbols)) < len(symbols) or not tokens.keys() <= set(symbols):
+        raise ValueError(f"{path}: does not have each id of encoder.json once")
+    ordered = [*FIRST_TOKENS, *(tokens.get(symbol, symbol) for symbol in symbols), MASK_TOKEN]
     return {token: id for id, token in enumerate(ordered)}
 
 

@@ -4,7 +4,7 @@
     lines:notes.txt                -> "lines:notes.txt"
     datasets:wikitext:default      -> "datasets:wikitext@COMMIT:default"
 
-`documents.read` reads them.
+`documents.read_documents` reads them.
 """
 
 import argparse

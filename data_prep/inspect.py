@@ -12,18 +12,14 @@ from data_prep.manifest import (
     SPLITS,
     CorpusManifest,
     LengthHistogram,
-    Settings,
     load_manifest,
 )
 from data_prep.report import FILE_NAME as REPORT_FILE
-from data_prep.summary import by_frequency, table, unknown_tokens
+from data_prep.summary import by_frequency, table_of_sizes, unknown_tokens
 from data_prep.tokenizer import load
 
 _BAR_WIDTH = 40
 _SAMPLE_CHARACTERS = 400
-_ROLE_SUFFIXES = dict(zip(ROLES, ("", " for training", " for validation"), strict=True))
-_LONG = {"drop": "dropped", "truncate": "truncated", "split": "split into windows"}
-_DUPLICATES = {"keep": "kept", "drop": "all but the first of equal texts dropped"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -57,59 +53,28 @@ def describe(folder: Path, samples: int) -> Iterator[str]:
 
 
 def _facts(folder: Path, manifest: CorpusManifest) -> Iterator[str]:
-    settings = manifest.settings
-    inputs = []
-    for role, role_suffix in _ROLE_SUFFIXES.items():
-        sizes = [file.size_bytes for file in manifest.inputs if file.role == role]
-        if sizes:
-            inputs.append(f"{len(sizes)}{role_suffix} ({sum(sizes) / 1e6:,.1f} MB)")
-    has_fraction = any(file.role == "both" for file in manifest.inputs)
+    """Yield what the corpus was made of and how, with the settings by their names."""
     yield f"{folder} (see {REPORT_FILE})"
     yield ""
-    facts = {
+    inputs = []
+    for role, suffix in zip(ROLES, ("", " for training", " for validation"), strict=True):
+        sizes = [file.size_bytes for file in manifest.inputs if file.role == role]
+        if sizes:
+            inputs.append(f"{len(sizes)}{suffix} ({sum(sizes) / 1e6:,.1f} MB)")
+    perplexity = manifest.unigram_perplexity
+    facts: dict[str, object] = {
         "inputs": ", ".join(inputs),
         "vocabulary": f"{manifest.vocab_size:,} ids ({manifest.tokenizer_digest[:12]}), stored as "
         f"{manifest.dtype}; encoded by {', '.join(manifest.encoders)}",
-        "kept": _limits(manifest),
-        "duplicates": _DUPLICATES[settings.duplicates],
-        **_filters(settings),
-        "a sequence is": f"a {settings.unit}",
-        "validation": f"{settings.valid_fraction:g} of the documents, by a hash of their text"
-        if has_fraction
-        else "separate inputs",
+        **vars(manifest.settings),
+        "decontaminate": ", ".join(labels(sorted(manifest.settings.decontaminate or {}))),
+        "cut documents": f"{manifest.cut:,}",
+        "baseline": perplexity and f"unigram perplexity of the validation split {perplexity:,.1f}",
     }
-    if manifest.unigram_perplexity is not None:
-        facts["baseline"] = (
-            f"unigram perplexity of the validation split {manifest.unigram_perplexity:,.1f}"
-        )
-    yield from (f"{name:14}{fact}" for name, fact in facts.items())
-    yield from (f"{'damaged':14}{damage}" for damage in manifest.damages)
-
-
-def _filters(settings: Settings) -> dict[str, str]:
-    """Return what near-duplicates and contaminated documents are, if they are dropped."""
-    facts = {}
-    if settings.near_duplicates is not None:
-        facts["similar ones"] = (
-            f"dropped: {settings.near_duplicate_ngram}-grams of words with a Jaccard similarity of "
-            f"{settings.near_duplicates:g} to those of an earlier document"
-        )
-    if settings.decontaminate is not None:
-        facts["contaminated"] = (
-            f"dropped: with a {settings.decontaminate_ngram}-gram of words of "
-            f"{', '.join(labels(sorted(settings.decontaminate)))}"
-        )
-    return facts
-
-
-def _limits(manifest: CorpusManifest) -> str:
-    settings = manifest.settings
-    if settings.max_tokens is None:
-        return f"{settings.min_tokens} or more tokens including <s> and </s>"
-    return (
-        f"{settings.min_tokens} to {settings.max_tokens} tokens including <s> and </s>; "
-        f"longer documents {_LONG[settings.long]} ({manifest.cut:,} cut)"
-    )
+    for name, fact in facts.items():
+        if fact not in (None, ""):
+            yield f"{name.replace('_', '-'):22}{fact}"
+    yield from (f"{'damaged':22}{damage}" for damage in manifest.damages)
 
 
 def _counts(manifest: CorpusManifest) -> Iterator[str]:
@@ -135,7 +100,7 @@ def _counts(manifest: CorpusManifest) -> Iterator[str]:
 
 def _rejects(manifest: CorpusManifest) -> Iterator[str]:
     yield ""
-    yield from table(manifest)
+    yield from table_of_sizes(manifest)
     for reason in by_frequency(manifest.rejects):
         rejects = manifest.rejects[reason]
         subsets = ", ".join(f"{subset} {n:,}" for subset, n in sorted(rejects.by_subset.items()))

@@ -33,21 +33,18 @@ def parse(line: bytes, text_key: str = TEXT_KEY) -> object:
     except orjson.JSONDecodeError:
         return _parse_slowly(line, text_key)
     # orjson silently takes the last of several equal keys; rfind is faster than count.
-    for name in _quoted(text_key):
-        if line.find(name) != line.rfind(name):
-            return _parse_slowly(line, text_key)
+    if any(line.find(name) != line.rfind(name) for name in _quoted(text_key)):
+        return _parse_slowly(line, text_key)
     return record
-
-
-def _names(text_key: str) -> set[str]:
-    return {text_key, *text_key.split(".")}
 
 
 @lru_cache
 def _quoted(text_key: str) -> list[bytes]:
-    import orjson
+    return [json.dumps(name, ensure_ascii=False).encode() for name in _names(text_key)]
 
-    return [orjson.dumps(name) for name in _names(text_key)]
+
+def _names(text_key: str) -> set[str]:
+    return {text_key, *text_key.split(".")}
 
 
 def _parse_slowly(line: bytes, text_key: str) -> object:

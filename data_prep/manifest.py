@@ -8,7 +8,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from data_prep.common.arguments import typed
 from data_prep.common.files import strict_json, write_atomically
@@ -18,16 +18,8 @@ from data_prep.fields import SUBSET_KEY, TEXT_KEY
 FORMAT_VERSION = 1
 FILE_NAME = "manifest.json"
 SPLITS = ("train", "valid")
-CHOICES = {
-    "long": ("drop", "truncate", "split"),
-    "duplicates": ("keep", "drop"),
-    "damaged": ("fail", "keep"),
-    "unit": ("document", "sentence"),
-}
 ROLES = ("both", "train", "valid")
 PLACES_KEPT = 5  # examples per reject reason
-
-MOST_WORDS = 1000  # of an n-gram
 
 T = TypeVar("T")
 
@@ -37,12 +29,14 @@ class Settings:
     """Settings of a corpus; lengths count `<s>`, the ids and `</s>`."""
 
     max_tokens: int | None = None  # None: no limit
-    long: str = "drop"  # what happens to longer documents
+    long: Literal["drop", "truncate", "split"] = "drop"  # what happens to longer documents
     min_tokens: int = 0
     valid_fraction: float = 0.001
-    duplicates: str = "keep"  # what happens to a text that occurred before, in any input
-    damaged: str = "fail"  # what happens to a truncated input: no shard, or what is whole
-    unit: str = "document"  # what one sequence of the binaries is
+    # what happens to a text that occurred before, in any input
+    duplicates: Literal["keep", "drop"] = "keep"
+    # what happens to a truncated input: no shard, or what is whole
+    damaged: Literal["fail", "keep"] = "fail"
+    unit: Literal["document", "sentence"] = "document"  # what one sequence of the binaries is
     text_key: str = TEXT_KEY  # of JSON objects and tables; dots separate the keys of nested objects
     subset_key: str = SUBSET_KEY
     subset: str = ""  # the only subset whose documents are kept; empty: all are
@@ -54,20 +48,13 @@ class Settings:
     decontaminate_ngram: int = 13  # words
 
     def __post_init__(self) -> None:
-        """Refuse values out of range, and unknown choices."""
+        """Refuse values out of range."""
         object.__setattr__(self, "valid_fraction", float(self.valid_fraction))  # 0 is a fraction
         self._check_lengths()
         if self.near_duplicates is not None and not 0 < self.near_duplicates <= 1:
             raise ValueError(
                 f"near-duplicates {self.near_duplicates}: accepted: more than 0, and at most 1"
             )
-        for name in ("near_duplicate_ngram", "decontaminate_ngram"):
-            if not 1 <= (words := getattr(self, name)) <= MOST_WORDS:
-                option = name.replace("_", "-")
-                raise ValueError(f"{option} {words}: accepted: 1 to {MOST_WORDS} words")
-        for name, accepted in CHOICES.items():
-            if (value := getattr(self, name)) not in accepted:
-                raise ValueError(f"{name} {value!r}: accepted: {', '.join(accepted)}")
         if not 0 <= self.valid_fraction < 1:
             raise ValueError(
                 f"valid-fraction {self.valid_fraction}: accepted: 0 or more, and less than 1"
@@ -99,7 +86,7 @@ class InputFile:
     role: str = "both"  # one of ROLES: the splits that its documents go to
 
 
-@dataclass
+@dataclass(frozen=True)
 class Count:
     """Documents, their ids (`</s>` included) and the UTF-8 bytes of their text."""
 
@@ -107,11 +94,13 @@ class Count:
     tokens: int = 0
     text_bytes: int = 0
 
-    def add(self, other: "Count") -> None:
-        """Add `other` to this."""
-        self.documents += other.documents
-        self.tokens += other.tokens
-        self.text_bytes += other.text_bytes
+    def __add__(self, other: "Count") -> "Count":
+        """Return the sum, so that `sum(counts, Count())` gives that of several."""
+        return Count(
+            self.documents + other.documents,
+            self.tokens + other.tokens,
+            self.text_bytes + other.text_bytes,
+        )
 
 
 @dataclass
@@ -165,6 +154,12 @@ class ShardFiles:
     subsets_sha256: str
     counts_sha256: str
     subsets: list[str]
+
+    @property
+    def hashes(self) -> dict[str, str]:
+        """Hex sha256 of each file, by its name relative to the corpus folder."""
+        suffixes = ("bin", "idx", "subsets", "counts")
+        return {f"{self.stem}.{each}": getattr(self, f"{each}_sha256") for each in suffixes}
 
 
 @dataclass(frozen=True)
@@ -221,6 +216,12 @@ class CorpusManifest:
     length_histogram: LengthHistogram
     unigram_perplexity: float | None  # None where a split is empty
     cut_tokens: int  # removed from truncated documents
+
+    @property
+    def hashes(self) -> dict[str, str]:
+        """Hex sha256 of each of the shards' files, by its name relative to the corpus folder."""
+        shards = [files for split in self.shards.values() for files in split]
+        return {name: digest for files in shards for name, digest in files.hashes.items()}
 
     def digest(self) -> str:
         """Hex sha256 that identifies the documents, their order and their ids."""

@@ -36,10 +36,7 @@ def merge(shards: Sequence[ShardManifest], tokenizer: Tokenizer, output: Path) -
             f"{len(subsets)} different values of {shards[0].settings.subset_key}; accepted: "
             f"{MAX_SUBSETS}"
         )
-    totals = {split: Count() for split in SPLITS}
-    for split, counts in tally.kept.items():
-        for count in counts.values():
-            totals[split].add(count)
+    totals = {split: sum(tally.kept.get(split, {}).values(), Count()) for split in SPLITS}
     files = {split: [s.files[split] for s in shards if split in s.files] for split in SPLITS}
     ids = [count_ids([output / f.stem for f in files[s]], tokenizer.vocab_size) for s in SPLITS]
     return CorpusManifest(

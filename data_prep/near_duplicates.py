@@ -32,7 +32,6 @@ import numpy as np
 import numpy.typing as npt
 
 from data_prep import duplicates
-from data_prep.common.progress import Progress
 from data_prep.documents import Verdict
 from data_prep.duplicates import (
     BLOCK_DOCUMENTS,
@@ -45,6 +44,7 @@ from data_prep.duplicates import (
     write_keys,
     write_marks,
 )
+from data_prep.progress import Progress
 from data_prep.task import ShardTask
 from data_prep.words import Hashes, mixed, ngram_hashes, random_numbers, word_hashes
 
@@ -60,18 +60,15 @@ _PAIRS = 1 << 16  # compared at once
 _NOTHING = np.uint64(0xFFFF_FFFF_FFFF_FFFF)
 
 
-def sign_input(task: ShardTask, progress: Progress = lambda _: None) -> int:
+def sign_input(task: ShardTask, progress: Progress = lambda _: None) -> None:
     """Write the signatures of one input's documents, if they are missing or outdated.
-
-    Returns:
-        The number of documents.
 
     Raises:
         ValueError: As in `duplicates.hash_input`.
     """
     size = task.settings.near_duplicate_ngram
     key = partial(signature, size=size)
-    return write_keys(task, SIGNATURES_SUFFIX, stamp(task, size), key, _by_band, progress)
+    write_keys(task, SIGNATURES_SUFFIX, stamp(task, size), key, _by_band, progress)
 
 
 def signature(text: str, size: int) -> bytes:
@@ -99,14 +96,11 @@ def signature(text: str, size: int) -> bytes:
     return smallest.astype(np.uint8).tobytes()
 
 
-def mark_near_duplicates(tasks: Sequence[ShardTask]) -> int:
+def mark_near_duplicates(tasks: Sequence[ShardTask]) -> None:
     """Write which documents of each input are near-duplicates of an earlier one.
 
     Args:
         tasks: All tasks of the corpus, in the order that decides what is earlier.
-
-    Returns:
-        The number of near-duplicates.
 
     Raises:
         ValueError: An input has no signatures, or has changed since.
@@ -116,7 +110,7 @@ def mark_near_duplicates(tasks: Sequence[ShardTask]) -> int:
     assert threshold is not None
     files = [checked_file(task, SIGNATURES_SUFFIX, stamp(task, size)) for task in tasks]
     signatures = _Signatures(files)
-    is_duplicate = np.zeros(signatures.documents, dtype=bool)
+    is_duplicate = np.zeros(signatures.firsts[-1], dtype=bool)
     num_parts = -(-len(is_duplicate) // duplicates.PART_DOCUMENTS)
     bytes_in_band = 8 if threshold >= _LOW else 4
     for band in range(_BINS // bytes_in_band):
@@ -125,7 +119,6 @@ def mark_near_duplicates(tasks: Sequence[ShardTask]) -> int:
             _mark(values, numbers, signatures, threshold, is_duplicate)
     for task, marks in zip(tasks, np.split(is_duplicate, signatures.firsts[1:-1]), strict=True):
         write_marks(task, MARKS_SUFFIX, stamp(task, size, threshold), marks)
-    return int(is_duplicate.sum())
 
 
 def near_duplicates(task: ShardTask) -> Verdict:
@@ -186,7 +179,6 @@ class _Signatures:
     def __init__(self, files: Sequence[Path]) -> None:
         self._files = files
         self.firsts = first_numbers(files, _BINS)
-        self.documents = int(self.firsts[-1])
 
     def band(
         self,

@@ -9,9 +9,11 @@ import fcntl
 import re
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+from data_prep.common.files import lock
 
 LOCK = ".lock"
 
@@ -50,30 +52,20 @@ def hold(output: Path, part: Part | None = None) -> Iterator[None]:
         ValueError: Another run holds the lock.
     """
     if part is None:
-        with _locked(output / LOCK, fcntl.LOCK_EX, f"{output}: another prepare is at work"):
-            yield
-        return
-    own = output / f"{LOCK}-{part.index}-of-{part.count}"
-    with (
-        _locked(output / LOCK, fcntl.LOCK_SH, f"{output}: a prepare of all shards is at work"),
-        _locked(own, fcntl.LOCK_EX, f"{output}: another prepare of --shard {part} is at work"),
-    ):
-        yield
-
-
-@contextmanager
-def _locked(file: Path, kind: int, refusal: str) -> Iterator[None]:
-    """Hold a lock; the operating system releases it when the process ends."""
-    with file.open("w") as descriptor:
-        try:
-            fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise ValueError(
-                f"{refusal} in this folder; wait for it or name another --output"
-            ) from error
-        except OSError as error:
-            if error.errno not in (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP):
-                raise
-            message = "this file system has no locks; let no other prepare write here"
-            print(f"prepare: {file}: {message}", file=sys.stderr, flush=True)
+        wanted = [(LOCK, "another prepare is at work", fcntl.LOCK_EX)]
+    else:
+        own = f"{LOCK}-{part.index}-of-{part.count}"
+        wanted = [
+            (LOCK, "a prepare of all shards is at work", fcntl.LOCK_SH),
+            (own, f"another prepare of --shard {part} is at work", fcntl.LOCK_EX),
+        ]
+    with ExitStack() as held:
+        for name, busy, kind in wanted:
+            try:
+                held.enter_context(lock(output / name, busy, kind))
+            except OSError as error:
+                if error.errno not in (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP):
+                    raise
+                message = "this file system has no locks; let no other prepare write here"
+                print(f"prepare: {output / name}: {message}", file=sys.stderr, flush=True)
         yield

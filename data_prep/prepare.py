@@ -6,20 +6,21 @@ import time
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
+from typing import get_args
 
 from data_prep.common.arguments import EXIT_DONE, EXIT_FAILED
 from data_prep.contamination import LEAST_WORDS, digests, find_files
 from data_prep.engines import ENGINES, WorkerDied
 from data_prep.fields import SUBSET_KEY, add_text_key, parse_key
 from data_prep.inputs import add_input_argument, find_inputs
-from data_prep.manifest import CHOICES, CorpusManifest, Settings
+from data_prep.manifest import CorpusManifest, Settings
 from data_prep.parts import Part
 from data_prep.run import prepare, prepare_part
 from data_prep.summary import (
     ALLOWED_BROKEN,
     broken_warning,
     density,
-    table,
+    table_of_sizes,
     unknown_tokens,
     warnings,
 )
@@ -50,27 +51,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     limit = "document in tokens, including <s> and </s> (default: no limit"
     add("--max-tokens", type=int, help=f"longest {limit}; the published study took 2048)")
     add("--min-tokens", type=int, default=Settings.min_tokens, help=f"shortest {limit})")
+    kinds = {field.name: field for field in fields(Settings)}
     for name, meaning in (
         ("long", "drop documents over --max-tokens, truncate them, or split them into windows"),
         ("duplicates", "keep or drop documents whose text came before, in any input"),
         ("damaged", "inputs that are cut short: fail, or keep what is complete"),
     ):
-        default = getattr(Settings, name)
-        help = f"{meaning} (default: {default})"
-        add(f"--{name}", choices=CHOICES[name], default=default, help=help)
+        choices, default = get_args(kinds[name].type), kinds[name].default
+        add(f"--{name}", choices=choices, default=default, help=f"{meaning} (default: {default})")
     add(
         "--near-duplicates",
         type=float,
         metavar="JACCARD",
-        help="drop documents whose n-grams of words are at least this similar to those of an "
-        "earlier one, in any input, as estimated by MinHash; 0.8 is customary (default: keep all)",
-    )
-    words = "words of an n-gram for"
-    add(
-        "--near-duplicate-ngram",
-        type=int,
-        metavar="WORDS",
-        help=f"{words} --near-duplicates (default: {Settings.near_duplicate_ngram})",
+        help=f"drop documents whose {Settings.near_duplicate_ngram}-grams of words are at least "
+        "this similar to those of an earlier one, in any input, as estimated by MinHash; 0.8 is "
+        "customary (default: keep all)",
     )
     add(
         "--decontaminate",
@@ -78,16 +73,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="extend",
         default=[],
         metavar="GLOB",
-        help="drop documents that contain an n-gram of words of these test sets: files of lines "
-        "(cells of .tsv and .txt, strings of .jsonl; plain, .zst, .gz), or folders of .tsv files, "
-        "without train*.tsv, such as GLUE's (default: none)",
-    )
-    add(
-        "--decontaminate-ngram",
-        type=int,
-        metavar="WORDS",
-        help=f"{words} --decontaminate (default: {Settings.decontaminate_ngram}); shorter texts "
-        f"are looked for as a whole from {LEAST_WORDS} words",
+        help=f"drop documents that contain {Settings.decontaminate_ngram} consecutive words of "
+        f"these test sets, or a whole text of {LEAST_WORDS} or more: files of lines (cells of .tsv "
+        "and .txt, strings of .jsonl; plain, .zst, .gz), or folders of .tsv files, without "
+        "train*.tsv, such as GLUE's (default: none)",
     )
     add("--sentences", action="store_true", help="write a sequence per sentence, not per document")
     add(
@@ -133,14 +122,11 @@ def run(options: argparse.Namespace) -> int:
         )
     if options.valid_fraction is None:
         options.valid_fraction = 0.0 if options.valid_input else Settings.valid_fraction
-    _check_ngrams(options)
-    options.decontaminate = (
-        digests(find_files(options.decontaminate), options.decontaminate_ngram)
-        if options.decontaminate
-        else None
-    )
+    files = find_files(options.decontaminate)
+    options.decontaminate = digests(files, Settings.decontaminate_ngram) if files else None
     options.unit = "sentence" if options.sentences else "document"
-    settings = Settings(**{field.name: getattr(options, field.name) for field in fields(Settings)})
+    names = {field.name for field in fields(Settings)}
+    settings = Settings(**{name: each for name, each in vars(options).items() if name in names})
     inputs = (find_inputs(options.input), options.output, options.tokenizer, settings)
     valid_inputs = find_inputs(options.valid_input)
     common = {"valid_inputs": valid_inputs, "workers": options.workers, "engine": options.engine}
@@ -164,27 +150,13 @@ def run(options: argparse.Namespace) -> int:
     return EXIT_DONE
 
 
-def _check_ngrams(options: argparse.Namespace) -> None:
-    """Set the sizes of n-grams that were not given; refuse one that has no effect."""
-    for name, used_by in (
-        ("near_duplicate_ngram", "near_duplicates"),
-        ("decontaminate_ngram", "decontaminate"),
-    ):
-        size = getattr(options, name)
-        if size is None:
-            setattr(options, name, getattr(Settings, name))
-        elif not getattr(options, used_by):
-            option, other = (f"--{each.replace('_', '-')}" for each in (name, used_by))
-            raise ValueError(f"{option} {size}: accepted: with {other}")
-
-
 def _summary(output: Path, manifest: CorpusManifest, seconds: float) -> Iterator[str]:
     totals = ", ".join(
         f"{split} {total.documents:,} documents {total.tokens:,} tokens"
         for split, total in manifest.totals.items()
     )
     yield f"{output}: {totals}, {seconds:.1f} s"
-    yield from table(manifest)
+    yield from table_of_sizes(manifest)
     yield density(manifest)
     yield from unknown_tokens(output, manifest)
     yield from (f"damaged: {damage}" for damage in manifest.damages)

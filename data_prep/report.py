@@ -112,9 +112,9 @@ def _summary(manifest: CorpusManifest) -> str:
         for split, total in manifest.totals.items()
     ]
     rejected = sum(rejects.count for rejects in manifest.rejects.values())
-    kept = summary.shares(summary.rows(manifest))[0].text_bytes or 0.0
-    text = f" ({1 - kept:.1%} of the text)"
-    return "   ·   ".join([*parts, f"{in_short(rejected)} documents rejected{text}"])
+    share = 1 - (summary.rows(manifest)[0].share_of_text or 0.0)
+    parts.append(f"{in_short(rejected)} documents rejected ({share:.1%} of the text)")
+    return "   ·   ".join(parts)
 
 
 def _lengths(axes: "Axes", histogram: LengthHistogram, max_tokens: int | None) -> None:
@@ -166,36 +166,35 @@ def _tokens(axes: "Axes", subsets: Mapping[str, Mapping[str, int]]) -> None:
 
 
 def _rejects(axes: "Axes", manifest: CorpusManifest) -> None:
-    found = summary.rows(manifest)
-    rejected = list(zip(found, summary.shares(found), strict=True))[1 : _MOST_BARS + 1]
+    rejected = summary.rows(manifest)[1 : _MOST_BARS + 1]
     axes.set_title("Rejected: share of the documents, and of the text", loc="left")
     if not rejected:
         axes.set_axis_off()
         axes.text(0.5, 0.5, "none", horizontalalignment="center", transform=axes.transAxes)
         return
-    for number, (row, share) in enumerate(rejected):
-        bars = [
-            (share.documents, f"{row.documents:,} documents, {share.documents:.1%}", _LIGHT_RED),
-            (*_text_bar(row, share), _RED),
-        ]
+    for number, row in enumerate(rejected):
+        documents = f"{row.documents:,} documents, {row.share_of_documents:.1%}"
+        bars = [(row.share_of_documents, documents, _LIGHT_RED), (*_text_bar(row), _RED)]
         for place, (length, label, colour) in enumerate(bars):
             y = number + 0.4 * place - 0.2 * (len(bars) - 1)
             axes.barh(y, length, 0.36, color=colour)
             axes.text(length, y, f" {label}", verticalalignment="center", fontsize=9)
-    axes.set_yticks(range(len(rejected)), [row.name for row, _ in rejected])
+    axes.set_yticks(range(len(rejected)), [row.name for row in rejected])
     axes.set_ylim(max(len(rejected), 3) - 0.4, -0.6)
     axes.set_xlim(0, 1.7)
     axes.set_xticks([])
     axes.spines["bottom"].set_visible(False)
 
 
-def _text_bar(row: summary.Row, share: summary.Shares) -> tuple[float, str]:
+def _text_bar(row: summary.Row) -> tuple[float, str]:
     """Return length and label of the bar for the text of a row."""
-    tokens = "" if row.tokens is None else f"{in_short(row.tokens)} tokens, {share.tokens:.1%}"
-    if row.text_bytes is None or share.text_bytes is None:
-        return share.tokens or 0.0, tokens
-    label = f"{in_short(row.text_bytes)}B, {share.text_bytes:.1%}"
-    return share.text_bytes, f"{label}; {tokens}" if tokens else label
+    tokens = ""
+    if row.tokens is not None:
+        tokens = f"{in_short(row.tokens)} tokens, {row.share_of_tokens:.1%}"
+    if row.text_bytes is None or row.share_of_text is None:
+        return row.share_of_tokens or 0.0, tokens
+    label = f"{in_short(row.text_bytes)}B, {row.share_of_text:.1%}"
+    return row.share_of_text, f"{label}; {tokens}" if tokens else label
 
 
 def _shares(axes: "Axes", manifest: CorpusManifest) -> None:

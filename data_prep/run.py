@@ -14,8 +14,6 @@ from typing import TypeVar
 from data_prep import manifest as records
 from data_prep.common.arguments import check_workers
 from data_prep.common.files import PARTIAL_SUFFIX
-from data_prep.common.progress import ProgressReport
-from data_prep.common.wording import duration
 from data_prep.documents import reader_of
 from data_prep.engines import ENGINES, WorkFunction
 from data_prep.filters import FILTERS, filters_of
@@ -23,6 +21,7 @@ from data_prep.inputs import Input, input_state, place_of
 from data_prep.manifest import SPLITS, CorpusManifest, Settings, ShardManifest
 from data_prep.merge import merge
 from data_prep.parts import LOCK, Part, hold
+from data_prep.progress import ProgressReport
 from data_prep.report import FILE_NAME as REPORT_FILE
 from data_prep.report import draw, import_matplotlib
 from data_prep.shard import existing_manifest, prepare_shard
@@ -43,9 +42,6 @@ _OUTPUTS = (
     *(f"{split}/shard-*" for split in SPLITS),
     TOKENIZER_FILE,
 )
-# Stored bytes that a worker reads per second, measured on Pile-like text. Only used in a message.
-_BYTES_PER_SECOND = {".zst": 15e6, ".gz": 15e6, ".parquet": 25e6}
-_PLAIN_BYTES_PER_SECOND = 50e6
 
 
 def prepare(
@@ -203,13 +199,10 @@ def idle_workers(tasks: Sequence[ShardTask], workers: int) -> str | None:
     """Return a message if there are more workers than inputs, else None."""
     if workers <= len(tasks) or not tasks:
         return None
-    size_bytes, largest = max((input_state(task.input)[0], str(task.input)) for task in tasks)
-    rate = _BYTES_PER_SECOND.get(Path(largest).suffix, _PLAIN_BYTES_PER_SECOND)
     return (
         f"{workers} workers for {len(tasks)} inputs: an input becomes one shard, because a "
-        f"compressed stream cannot be split, so at most {len(tasks)} work at once. The largest, "
-        f"{largest} ({size_bytes / 1e6:,.0f} MB), takes one worker about "
-        f"{duration(size_bytes / rate)} (h:mm:ss); more and smaller inputs would be faster"
+        f"compressed stream cannot be split, so at most {len(tasks)} work at once; more and "
+        "smaller inputs would be faster"
     )
 
 

@@ -13,7 +13,6 @@ not seen in pretraining.
 import argparse
 import ast
 import inspect
-import re
 import sysconfig
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
@@ -25,13 +24,13 @@ from data_prep.documents import content_share
 from data_prep.manifest import Count
 
 HELD_OUT = "held-out"
+_FILES = 4  # of the corpus
 _SKIPPED_FOLDERS = {"test", "tests", "idle_test", "lib2to3", "site-packages", "dist-packages"}
 _SOURCE_TO_ENGLISH_BYTES = 3 / 7
 _LONGEST_ENGLISH_CHARACTERS = 6_000  # about 1,500 tokens
 _LONGEST_SOURCE_CHARACTERS = 20_000
 _SHORTEST_CHARACTERS = 80  # shorter docstrings say little more than "Return the name."
 _COMPRESSION_LEVEL = 10
-_FILE_NAME = re.compile(r"sample-([0-9]{5,})\.jsonl\.zst")
 
 
 class _Text(NamedTuple):
@@ -43,30 +42,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
     add = parser.add_argument
     add("--output", type=Path, required=True, help="folder")
-    add("--files", type=int, default=4, help="number of files (default: %(default)s)")
     held_out = "share of the English documents to hold out (default: %(default)s)"
     add("--held-out-fraction", type=float, default=0.12, help=held_out)
 
 
 def run(options: argparse.Namespace) -> int:
     """Run the command."""
-    summary = write_sample(options.output, options.files, options.held_out_fraction)
-    print(f"{options.output}: {options.files} files and {HELD_OUT}/")
+    summary = write_sample(options.output, options.held_out_fraction)
+    print(f"{options.output}: {_FILES} files and {HELD_OUT}/")
     for (group, subset), count in sorted(summary.items()):
         megabytes = count.text_bytes / 1e6
         print(f"  {group:10}{subset:16}{count.documents:8,} documents{megabytes:8.2f} MB")
     return 0
 
 
-def write_sample(
-    output: Path, num_files: int = 4, held_out_fraction: float = 0.12
-) -> dict[tuple[str, str], Count]:
+def write_sample(output: Path, held_out_fraction: float = 0.12) -> dict[tuple[str, str], Count]:
     """Write `sample-NNNNN.jsonl.zst` files and `held-out/held-out.jsonl.zst` in the Pile's format.
+
+    Documents are distributed over the files by a hash of their content.
 
     Args:
         output: A folder, which is created if missing. The files of an earlier call are replaced.
-        num_files: Number of files of the corpus; documents are distributed over them by a hash of
-            their content.
         held_out_fraction: Share of the English documents that is written only to held-out/.
 
     Returns:
@@ -75,8 +71,6 @@ def write_sample(
     Raises:
         ValueError: An argument is out of range, or the Python installation has no source files.
     """
-    if num_files < 1:
-        raise ValueError(f"--files {num_files}: accepted: 1 or more")
     if not 0 <= held_out_fraction < 1:
         raise ValueError(f"--held-out-fraction {held_out_fraction}: accepted: 0 to less than 1")
     library = Path(sysconfig.get_path("stdlib"))
@@ -93,15 +87,14 @@ def write_sample(
     allowance = int(_SOURCE_TO_ENGLISH_BYTES * sum(len(text.text.encode()) for text in kept))
     corpus = _mixed([*kept, *_unique(_sources(library, allowance))])
     held_out = _mixed(held_out)
-    _remove_from(output, num_files)
-    for number in range(num_files):
-        _write(output / f"sample-{number:05d}.jsonl.zst", corpus[number::num_files])
+    for number in range(_FILES):
+        _write(output / f"sample-{number:05d}.jsonl.zst", corpus[number::_FILES])
     _write(output / HELD_OUT / f"{HELD_OUT}.jsonl.zst", held_out)
     summary: dict[tuple[str, str], Count] = {}
     for group, texts in (("corpus", corpus), (HELD_OUT, held_out)):
         for text in texts:
-            count = summary.setdefault((group, text.subset), Count())
-            count.add(Count(1, text_bytes=len(text.text.encode())))
+            key, count = (group, text.subset), Count(1, text_bytes=len(text.text.encode()))
+            summary[key] = summary.get(key, Count()) + count
     return summary
 
 
@@ -136,7 +129,7 @@ def _docstrings_within(node: ast.AST) -> Iterator[str]:
     if isinstance(node, documented) and (docstring := ast.get_docstring(node)):
         yield docstring.strip()
     for child in ast.iter_child_nodes(node):
-        if not isinstance(child, ast.ClassDef):
+        if not isinstance(child, ast.ClassDef | ast.expr):  # an expression holds no function
             yield from _docstrings_within(child)
 
 
@@ -180,14 +173,6 @@ def _unique(texts: Iterable[_Text]) -> list[_Text]:
 def _mixed(texts: Sequence[_Text]) -> list[_Text]:
     """Sort by a hash of the content, so that every file has a mixture of everything."""
     return sorted(texts, key=lambda text: content_share(text.text.encode(), "order"))
-
-
-def _remove_from(output: Path, number: int) -> None:
-    """Remove the files from this number on, which an earlier call for more files left."""
-    for file in output.glob("sample-*.jsonl.zst"):
-        name = _FILE_NAME.fullmatch(file.name)
-        if name and int(name[1]) >= number:
-            file.unlink()
 
 
 def _write(file: Path, texts: Iterable[_Text]) -> None:

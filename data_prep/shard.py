@@ -14,11 +14,10 @@ import numpy as np
 import numpy.typing as npt
 
 from data_prep.common.files import write_atomically
-from data_prep.common.progress import Done, Progress
-from data_prep.documents import Document, Reject, content_share, read
+from data_prep.documents import Document, Reject, content_share, read_task
 from data_prep.encoders import Encoder
 from data_prep.filters import Tally, filtered, judge, windows
-from data_prep.indexed import IndexedWriter, dtype_for
+from data_prep.indexed import IndexedWriter
 from data_prep.inputs import Input, input_sha256, input_state, layout_of
 from data_prep.manifest import (
     FORMAT_VERSION,
@@ -31,6 +30,7 @@ from data_prep.manifest import (
     read_record,
     write_record,
 )
+from data_prep.progress import Done, Progress
 from data_prep.sentences import cut_lengths, encode_sentences
 from data_prep.statistics import UPPER_EDGES, count_lengths, write_counts
 from data_prep.task import ShardTask
@@ -70,12 +70,7 @@ def prepare_shard(task: ShardTask, progress: Progress = lambda _: None) -> Shard
     tokenizer, encoder = _vocabulary(task.corpus, task.tokenizer_digest)
     shard = _Shard(task, tokenizer)
     damages: list[str] = []
-    records = read(
-        task.input,
-        damages if task.settings.damaged == "keep" else None,
-        task.settings.text_key,
-        task.settings.subset_key,
-    )
+    records = read_task(task, damages)
     try:
         for batch in _batches(shard.take_documents(filtered(records, task))):
             texts = [document.text for document in batch]
@@ -98,7 +93,7 @@ def prepare_shard(task: ShardTask, progress: Progress = lambda _: None) -> Shard
             files=shard.close(),
             kept=shard.tally.kept,
             cut=shard.tally.cut,
-            cut_tokens=shard.cut_tokens,
+            cut_tokens=shard.tally.cut_tokens,
             rejects=shard.tally.rejects,
             length_counts=shard.length_counts.tolist(),
         )
@@ -122,7 +117,6 @@ class _Shard:
         self._role = task.role
         self._splits = {split: _SplitWriter(task, split, tokenizer) for split in SPLITS}
         self.tally = Tally()
-        self.cut_tokens = 0
         self.length_counts = np.zeros(len(UPPER_EDGES), dtype=np.int64)
         self.documents = 0
         self.text_bytes = 0
@@ -158,7 +152,7 @@ class _Shard:
         split = self._split_of(text)
         pieces = windows(ids, self._settings)
         self.tally.cut += pieces[0].size < ids.size
-        self.cut_tokens += ids.size - sum(piece.size for piece in pieces)
+        self.tally.cut_tokens += ids.size - sum(piece.size for piece in pieces)
         lengths_of_pieces = cut_lengths(lengths, [len(piece) for piece in pieces])
         for piece, of_sequences in zip(pieces, lengths_of_pieces, strict=True):
             if reason := judge(len(piece) + 2, self._settings):
@@ -204,8 +198,7 @@ class _SplitWriter:
         self._stem = f"{split}/{task.name}"
         self._prefix = task.corpus / self._stem
         self._subset_key = task.settings.subset_key
-        dtype = dtype_for(tokenizer.vocab_size)
-        self.indexed = IndexedWriter(self._prefix, dtype, tokenizer.vocab_size)
+        self.indexed = IndexedWriter(self._prefix, tokenizer.vocab_size)
         self._subsets: dict[str, int] = {}
         self._subset_numbers = bytearray()
         self._end = np.array([tokenizer.eos_id], dtype=np.int32)
@@ -239,13 +232,13 @@ class _SplitWriter:
             waiting.clear()
 
     def close(self) -> ShardFiles | None:
-        if not self.indexed.documents:
+        if not self._subset_numbers:
             return None
         data, index = self.indexed.close()
         subsets = write_atomically(Path(f"{self._prefix}.subsets"), bytes(self._subset_numbers))
         return ShardFiles(
             stem=self._stem,
-            documents=self.indexed.documents,
+            documents=len(self._subset_numbers),
             sequences=self.indexed.sequences,
             tokens=int(self._counts.sum()),
             size_bytes=data.size_bytes,
@@ -272,11 +265,9 @@ def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
 
 def _refuse_changes(task: ShardTask, manifest: ShardManifest) -> None:
     """Raise if an existing shard is not the one that the task describes."""
-    then = vars(manifest.settings) | {
-        "tokenizer": manifest.tokenizer_digest[:12],
-        "role": manifest.input.role,
-    }
-    now = vars(task.settings) | {"tokenizer": task.tokenizer_digest[:12], "role": task.role}
+    then = {**vars(manifest.settings), "tokenizer": manifest.tokenizer_digest[:12]}
+    now = {**vars(task.settings), "tokenizer": task.tokenizer_digest[:12]}
+    then["role"], now["role"] = manifest.input.role, task.role
     changes = [
         f"{name.replace('_', '-')} was {_shown(then[name])} and is {_shown(now[name])}"
         for name in then
@@ -306,8 +297,6 @@ def _is_same_input(source: Input, manifest: ShardManifest) -> bool:
 
 
 def _is_complete(corpus: Path, files: ShardFiles) -> bool:
-    data, *others = (
-        corpus / f"{files.stem}{suffix}" for suffix in (".bin", ".idx", ".subsets", ".counts")
-    )
-    has_data = data.is_file() and data.stat().st_size == files.size_bytes
-    return has_data and all(other.is_file() for other in others)
+    data = corpus / f"{files.stem}.bin"
+    is_there = all((corpus / name).is_file() for name in files.hashes)
+    return is_there and data.stat().st_size == files.size_bytes

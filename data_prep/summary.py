@@ -28,20 +28,18 @@ _WIDTHS = (("documents", 14), ("tokens", 18), ("MB of text", 14))
 
 
 class Row(NamedTuple):
-    """Documents that were kept, or rejected for one reason; None where a size is not known."""
+    """Documents that were kept, or rejected for one reason; None where a size is not known.
+
+    The shares are those of the row's sizes in the sums of all rows.
+    """
 
     name: str
     documents: int
     tokens: int | None
     text_bytes: int | None
-
-
-class Shares(NamedTuple):
-    """Shares of a row's sizes in the sums of all rows; None where a size is not known."""
-
-    documents: float
-    tokens: float | None
-    text_bytes: float | None
+    share_of_documents: float
+    share_of_tokens: float | None
+    share_of_text: float | None
 
 
 def by_frequency(rejects: Mapping[str, Rejects]) -> list[str]:
@@ -54,35 +52,31 @@ def rows(manifest: CorpusManifest) -> list[Row]:
 
     If documents were truncated, the last row has the tokens that were cut off.
     """
-    kept = Count()
-    for total in manifest.totals.values():
-        kept.add(total)
-    found = [Row("kept", kept.documents, kept.tokens, kept.text_bytes)]
+    kept = sum(manifest.totals.values(), Count())
+    found: list[tuple[str, int, int | None, int | None]] = [
+        ("kept", kept.documents, kept.tokens, kept.text_bytes)
+    ]
     for reason in by_frequency(manifest.rejects):
         rejects = manifest.rejects[reason]
         tokens = None if rejects.tokens is None else sum(rejects.tokens.values())
-        found.append(Row(reason, rejects.count, tokens, sum(rejects.text_bytes.values())))
+        found.append((reason, rejects.count, tokens, sum(rejects.text_bytes.values())))
     if manifest.cut_tokens:
-        found.append(Row("cut off", 0, manifest.cut_tokens, None))
-    return found
-
-
-def shares(found: list[Row]) -> list[Shares]:
-    """Return the shares of each of all rows."""
-    documents, tokens, text_bytes = (
+        found.append(("cut off", 0, manifest.cut_tokens, None))
+    documents, all_tokens, text_bytes = (
         max(sum(size or 0 for size in sizes), 1) for sizes in list(zip(*found, strict=True))[1:]
     )
     return [
-        Shares(
-            row.documents / documents,
-            None if row.tokens is None else row.tokens / tokens,
-            None if row.text_bytes is None else row.text_bytes / text_bytes,
+        Row(
+            *row,
+            row[1] / documents,
+            None if row[2] is None else row[2] / all_tokens,
+            None if row[3] is None else row[3] / text_bytes,
         )
         for row in found
     ]
 
 
-def table(manifest: CorpusManifest) -> Iterator[str]:
+def table_of_sizes(manifest: CorpusManifest) -> Iterator[str]:
     """Yield lines with the sizes and shares of what was kept and rejected."""
     found = rows(manifest)
     if len(found) == 1:
@@ -90,13 +84,14 @@ def table(manifest: CorpusManifest) -> Iterator[str]:
         return
     first = max(len(row.name) for row in found) + 2
     yield " " * first + "".join(f"{title:>{width}}{'share':>8}" for title, width in _WIDTHS)
-    for row, share in zip(found, shares(found), strict=True):
+    for row in found:
         tokens = "-" if row.tokens is None else f"{row.tokens:,}"
         megabytes = "-" if row.text_bytes is None else f"{row.text_bytes / 1e6:,.2f}"
-        cells = zip(_WIDTHS, (f"{row.documents:,}", tokens, megabytes), share, strict=True)
         line = "".join(
-            f"{size:>{width}}{'' if part is None else f'{part:.1%}':>8}"
-            for (_, width), size, part in cells
+            f"{size:>{width}}{'' if share is None else f'{share:.1%}':>8}"
+            for (_, width), size, share in zip(
+                _WIDTHS, (f"{row.documents:,}", tokens, megabytes), row[4:], strict=True
+            )
         )
         yield f"{row.name:{first}}{line}".rstrip()
     if any(row.tokens is None for row in found):
@@ -108,7 +103,7 @@ def bytes_per_token(manifest: CorpusManifest) -> dict[str, float]:
     sizes: dict[str, Count] = {}
     for subsets in manifest.kept.values():
         for subset, count in subsets.items():
-            sizes.setdefault(subset, Count()).add(count)
+            sizes[subset] = sizes.get(subset, Count()) + count
     found = {name: size.text_bytes / max(size.tokens, 1) for name, size in sizes.items()}
     return dict(sorted(found.items(), key=lambda item: item[1]))
 
@@ -169,12 +164,7 @@ def broken_warning(manifest: CorpusManifest) -> str | None:
     count = sum(rejects.count for rejects in broken.values())
     not_encoded = sum(r.count for name, r in manifest.rejects.items() if name not in _ENCODED)
     records = sum(manifest.length_histogram.counts) + not_encoded
-    found = rows(manifest)
-    share_of_bytes = sum(
-        share.text_bytes or 0
-        for row, share in zip(found, shares(found), strict=True)
-        if row.name in broken
-    )
+    share_of_bytes = sum(row.share_of_text or 0 for row in rows(manifest) if row.name in broken)
     if max(count / max(records, 1), share_of_bytes) <= ALLOWED_BROKEN:
         return None
     return (

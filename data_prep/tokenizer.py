@@ -144,10 +144,7 @@ class Tokenizer:
 
     def content(self) -> dict[str, Any]:
         """Return the content of `tokenizer.json`."""
-        import orjson
-
-        content: dict[str, Any] = orjson.loads(self._backend.to_str())
-        return content
+        return unigram.content_of(self._backend)
 
     def save(self, path: Path) -> None:
         """Write `tokenizer.json`."""
@@ -192,7 +189,7 @@ def load_with_order(name_or_path: str | Path) -> tuple[Tokenizer, list[int]]:
         ValueError: As `load`.
     """
     place = _find(name_or_path)
-    contents = gpt2_vocabulary.read(place) if place.is_dir() else None
+    contents = gpt2_vocabulary.read_vocabulary(place) if place.is_dir() else None
     try:
         if contents is None:
             return _from_json(place)
@@ -292,24 +289,18 @@ def train_unigram(texts: Iterable[str], vocab_size: int, *, lowercase: bool = Fa
 
 
 def load_albert(file: Path) -> tuple[Tokenizer, list[int]]:
-    """Load ALBERT's `tokenizer.json` with our special ids.
+    """Load ALBERT's `tokenizer.json` as `load_with_order` does, and no other.
 
     Args:
         file: Of Hugging Face's `AlbertTokenizer`: a unigram model with `[CLS]`, `<pad>`, `[SEP]`,
             `<unk>` and `[MASK]`.
 
-    Returns:
-        The vocabulary, which `load` gives as well, and the file's id of each of its ids, a
-        permutation: row i of our token embedding is row `order[i]` of the file's model.
-
     Raises:
         ValueError: It is no such file.
     """
-    backend = _read_json(file)
-    if not unigram.is_albert(backend):
+    if not unigram.is_albert(_read_json(file)):
         raise ValueError(f"{file}: accepted: a unigram vocabulary with ALBERT's special tokens")
-    renamed, order = unigram.from_albert(backend)
-    return Tokenizer(renamed), order
+    return _from_json(file)
 
 
 def _byte_level(model: "tokenizers.models.Model") -> "tokenizers.Tokenizer":
@@ -331,7 +322,7 @@ def _from_json(file: Path) -> tuple[Tokenizer, list[int]]:
     if unigram.is_albert(backend):
         renamed, order = unigram.from_albert(backend)
         return Tokenizer(renamed), order
-    content, ids = orjson.loads(backend.to_str()), backend.get_vocab(with_added_tokens=True)
+    content, ids = unigram.content_of(backend), backend.get_vocab(with_added_tokens=True)
     order = _order(ids) if content["model"]["type"] == "BPE" else []
     if order:
         new = {old: id for id, old in enumerate(order)}
@@ -417,14 +408,12 @@ def _download(name: str) -> Path:
 
 
 def _refuse_lone_surrogates(texts: Sequence[str]) -> None:
-    for text in texts:
-        if found := _SURROGATE.search(text):
-            shown = text[
-                max(found.start() - _SHOWN_CHARACTERS, 0) : found.end() + _SHOWN_CHARACTERS
-            ]
-            raise ValueError(
-                f"text {shown!r}: has a lone surrogate, {found[0]!r}; accepted: valid Unicode"
-            )
+    for found in filter(None, map(_SURROGATE.search, texts)):
+        start, end = max(found.start() - _SHOWN_CHARACTERS, 0), found.end() + _SHOWN_CHARACTERS
+        raise ValueError(
+            f"text {found.string[start:end]!r}: has a lone surrogate, {found[0]!r}; accepted: "
+            "valid Unicode"
+        )
 
 
 def _check_special_tokens(backend: "tokenizers.Tokenizer", vocab_size: int) -> None:

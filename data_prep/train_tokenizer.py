@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from data_prep.documents import Document, Reject, read
+from data_prep.documents import Document, Reject, read_documents
 from data_prep.fields import add_text_key
 from data_prep.inputs import add_input_argument, find_inputs
 from data_prep.tokenizer import FILE_NAME, Tokenizer, train, train_characters, train_unigram
@@ -34,7 +34,7 @@ def run(options: argparse.Namespace) -> int:
 
     def texts() -> Iterator[str]:
         for path in inputs:
-            for record in read(path, text_key=options.text_key):
+            for record in read_documents(path, text_key=options.text_key):
                 counts[type(record)] += 1
                 if isinstance(record, Document):
                     yield record.text

@@ -78,7 +78,7 @@ def train(texts: Iterable[str], vocab_size: int, *, lowercase: bool = False) -> 
     trained.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     trainer = trainers.UnigramTrainer(vocab_size=vocab_size - others, show_progress=False)
     trained.train_from_iterator(_training_text(counts, characters), trainer)
-    pieces = _in_fixed_order(_content(trained)["model"]["vocab"])
+    pieces = _in_fixed_order(content_of(trained)["model"]["vocab"])
     return _build([(byte, 0.0) for byte in _BYTES] + pieces, normalizer, splitter)
 
 
@@ -101,7 +101,7 @@ def from_albert(backend: "Backend") -> tuple["Backend", list[int]]:
     """
     from tokenizers import Regex, pre_tokenizers
 
-    pieces: list[tuple[str, float]] = _content(backend)["model"]["vocab"]
+    pieces: list[tuple[str, float]] = content_of(backend)["model"]["vocab"]
     ids = {piece: id for id, (piece, _) in enumerate(pieces)}
     special = [*_ALBERT_FIRST, _ALBERT_MASK]
     if missing := [token for token in special if token not in ids]:
@@ -213,7 +213,8 @@ def _in_fixed_order(pieces: Sequence[tuple[str, float]]) -> list[tuple[str, floa
     return sorted(rounded, key=lambda item: (-item[1], item[0]))
 
 
-def _content(backend: "Backend") -> dict[str, Any]:
+def content_of(backend: "Backend") -> dict[str, Any]:
+    """Return the content of the `tokenizer.json` of a tokenizer."""
     import orjson
 
     content: dict[str, Any] = orjson.loads(backend.to_str())

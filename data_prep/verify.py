@@ -1,7 +1,6 @@
 """The command `verify`: check a corpus folder against its manifest."""
 
 import argparse
-import hashlib
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -10,9 +9,9 @@ from pathlib import Path
 
 import numpy as np
 
-from data_prep import cache
+from data_prep import cache, contents
 from data_prep.common.arguments import EXIT_FAILED, check_workers
-from data_prep.common.files import sha256_of
+from data_prep.corpus import open_shard, subset_numbers, unsigned
 from data_prep.filters import Tally
 from data_prep.indexed import IndexedReader, import_megatron
 from data_prep.manifest import (
@@ -26,7 +25,6 @@ from data_prep.manifest import (
 from data_prep.tokenizer import FILE_NAME as TOKENIZER_FILE
 from data_prep.tokenizer import load
 
-_CHUNK_BYTES = 1 << 20  # a multiple of the size of an id
 _CHUNK_SEQUENCES = 1 << 10
 
 
@@ -89,9 +87,7 @@ def _check_tokenizer(folder: Path, manifest: CorpusManifest) -> Iterator[str]:
 
 def _check_totals(folder: Path, manifest: CorpusManifest) -> Iterator[str]:
     for split, total in manifest.totals.items():
-        by_subset = Count()
-        for count in manifest.kept.get(split, {}).values():
-            by_subset.add(count)
+        by_subset = sum(manifest.kept.get(split, {}).values(), Count())
         shards = manifest.shards[split]
         by_shard = (sum(s.documents for s in shards), sum(s.tokens for s in shards))
         if by_subset != total or by_shard != (total.documents, total.tokens):
@@ -120,77 +116,35 @@ def _check_rejects(folder: Path, manifest: CorpusManifest) -> Iterator[str]:
 
 
 def _problem(folder: Path, manifest: CorpusManifest, files: ShardFiles) -> str | None:
-    prefix = folder / files.stem
-    top_id = -1
-    for suffix in ("bin", "idx", "subsets", "counts"):
-        file = Path(f"{prefix}.{suffix}")
-        if not file.is_file():
-            return f"{file}: no such file"
-        if suffix == "bin":
-            found, top_id = _sha256_and_top_id(file, np.dtype(manifest.dtype))
-        else:
-            found = sha256_of(file)
-        if found != (expected := getattr(files, f"{suffix}_sha256")):
-            return f"{file}: sha256 is {found}, but the manifest has {expected}"
-    if top_id >= manifest.vocab_size:
-        return f"{prefix}.bin: id {top_id} in a vocabulary of {manifest.vocab_size}"
-    return _index_problem(prefix, files, manifest)
-
-
-def _sha256_and_top_id(file: Path, dtype: np.dtype[np.generic]) -> tuple[str, int]:
-    """Return the hash and the largest id of a .bin file; an incomplete last id is ignored.
-
-    A negative id counts as the large one that has the same bits.
-    """
-    digest = hashlib.sha256()
-    top_id = -1
-    with file.open("rb") as stream:
-        while chunk := stream.read(_CHUNK_BYTES):
-            digest.update(chunk)
-            unsigned, count = f"u{dtype.itemsize}", len(chunk) // dtype.itemsize
-            ids = np.frombuffer(chunk, unsigned, count=count)
-            top_id = max(top_id, int(ids.max(initial=0)))
-    return digest.hexdigest(), top_id
-
-
-def _index_problem(prefix: Path, files: ShardFiles, manifest: CorpusManifest) -> str | None:
+    for name, digest in files.hashes.items():
+        if problem := contents.problem_of(folder / name, digest):
+            return problem
     try:
-        reader = IndexedReader(prefix)
+        reader = open_shard(folder, files, manifest.dtype)
+        subset_numbers(folder, files)
     except ValueError as error:
         return str(error)
-    lengths, bounds, ids = reader.lengths, reader.bounds, reader.ids
-    if ids.dtype != manifest.dtype:
-        return f"{prefix}.idx: ids as {ids.dtype}, but the manifest has {manifest.dtype}"
-    found = (len(bounds) - 1, len(lengths), len(ids))
-    if found != (files.documents, files.sequences, files.tokens):
-        return (
-            f"{prefix}.idx: {found[0]} documents, {found[1]} sequences and {found[2]} tokens, but "
-            f"the manifest has {files.documents}, {files.sequences} and {files.tokens}"
-        )
-    ends = np.concatenate([[0], lengths.cumsum(dtype=np.int64)])[bounds]
+    data, ids = f"{folder / files.stem}.bin", reader.ids
+    ends = np.append(reader.offsets // ids.itemsize, len(ids))[reader.bounds]
     if (np.diff(ends) < 1).any() or (ids[ends[1:] - 1] != manifest.special_ids["eos"]).any():
-        return f"{prefix}.bin: a document does not end with </s>"
-    subsets = np.fromfile(f"{prefix}.subsets", dtype=np.uint8)
-    if len(subsets) != files.documents or int(subsets.max(initial=0)) >= len(files.subsets):
-        return (
-            f"{prefix}.subsets: {len(subsets)} documents, the highest subset {subsets.max()}, but "
-            f"the manifest has {files.documents} documents and {len(files.subsets)} subsets"
-        )
-    return _megatron_problem(prefix, reader)
+        return f"{data}: a document does not end with </s>"
+    return next(_problems_of_ids(folder / files.stem, reader, manifest.vocab_size), None)
 
 
-def _megatron_problem(prefix: Path, reader: IndexedReader) -> str | None:
-    """Read every sequence through megatron-core, and compare it with what training reads."""
+def _problems_of_ids(prefix: Path, reader: IndexedReader, vocab_size: int) -> Iterator[str]:
+    """Compare every sequence with what megatron-core reads, and every id with the vocabulary."""
     dataset = import_megatron().IndexedDataset(str(prefix), mmap=reader.ids.size > 0)
     if not np.array_equal(dataset.document_indices, reader.bounds):
-        return f"{prefix}.idx: megatron-core finds other documents than training"
+        yield f"{prefix}.idx: megatron-core finds other documents than training"
+        return
     for first in range(0, len(reader.lengths), _CHUNK_SEQUENCES):
         theirs = dataset[first : first + _CHUNK_SEQUENCES]
         end = first + len(theirs)
         sizes = np.fromiter(map(len, theirs), np.int64)
-        if not (
-            np.array_equal(sizes, reader.lengths[first:end])
-            and np.array_equal(np.concatenate(theirs), reader.ids[reader.span(first, end)])
+        ids = reader.ids[reader.span(first, end)]
+        if not np.array_equal(sizes, reader.lengths[first:end]) or not np.array_equal(
+            np.concatenate(theirs), ids
         ):
-            return f"{prefix}.bin: megatron-core reads other ids than training does"
-    return None
+            yield f"{prefix}.bin: megatron-core reads other ids than training does"
+        if (top := unsigned(ids).max(initial=0)) >= vocab_size:
+            yield f"{prefix}.bin: id {top} in a vocabulary of {vocab_size}"

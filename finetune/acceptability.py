@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from data_prep.common.files import write_atomically, write_json
-from data_prep.documents import Document, read
+from data_prep.documents import Document, read_documents
 from data_prep.inputs import Input
 from finetune.glue import TASKS
 
@@ -142,7 +142,9 @@ def write(folder: Path, files: Mapping[str, str], numbers: Mapping[str, int]) ->
 
 
 def _documents(paths: Sequence[Input]) -> Iterator[Document]:
-    return (record for path in paths for record in read(path) if isinstance(record, Document))
+    return (
+        record for path in paths for record in read_documents(path) if isinstance(record, Document)
+    )
 
 
 def _sentences(text: str) -> Iterator[str]:

@@ -10,7 +10,6 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from data_prep.common.records import Texts
 from finetune.config import FinetuneConfig
 from finetune.scores import best
 
@@ -26,17 +25,17 @@ class Task:
     kind: Kind = "classification"
     """classification: one of `labels`. regression: a number. multi-label: any of `labels`. tags:
     one of `labels` for each word. spans: a part of the second text that answers the first."""
-    texts: Texts = ("text",)
+    texts: tuple[str, ...] = ("text",)
     """The columns of its one or two texts."""
     label: str = "label"
     """The column of its label."""
-    labels: Texts = ("0", "1")
+    labels: tuple[str, ...] = ("0", "1")
     """Labels as the files write them; a label's id is its index. Empty where there are none."""
-    metrics: Texts = ("accuracy",)
+    metrics: tuple[str, ...] = ("accuracy",)
     """Names of scores; the first is the published one."""
-    official: Texts = ("accuracy",)
+    official: tuple[str, ...] = ("accuracy",)
     """The scores whose mean is the task's score."""
-    dev: Texts = ("dev",)
+    dev: tuple[str, ...] = ("dev",)
     """The splits that are scored."""
     scale: float = 1.0
     """A regression learns the label divided by this."""

@@ -11,7 +11,7 @@ import contextlib
 import errno
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, TextIO, cast
 
 _GONE = {errno.EPIPE, errno.EIO, errno.ENXIO}
@@ -28,10 +28,6 @@ class _LastingStream:
         """Write or drop a text."""
         self._survive(lambda: self._stream.write(text))
         return len(text)
-
-    def writelines(self, lines: Iterable[str]) -> None:
-        """Write or drop several texts."""
-        self._survive(lambda: self._stream.writelines(lines))
 
     def flush(self) -> None:
         """Write or drop what is buffered."""

@@ -42,6 +42,8 @@ PositiveInt = Annotated[int, Gt(0)]
 NonNegativeInt = Annotated[int, Ge(0)]
 PositiveFloat = Annotated[float, Gt(0)]
 NonNegativeFloat = Annotated[float, Ge(0)]
+StepNumber = PositiveInt
+"""A step after the first."""
 Fraction = Annotated[float, Ge(0), Lt(1)]
 
 _ACCEPTED = {
@@ -82,19 +84,6 @@ _SYNONYMS = {
 """Names that other programs give to settings, by ours."""
 
 
-class _Convert:
-    """Annotation of values that a function converts before they are checked."""
-
-    def __init__(self, convert: Callable[[object], object]) -> None:
-        self._convert = convert
-
-    def __get_pydantic_core_schema__(self, source: object, handler: Callable[..., Any]) -> Any:  # noqa: ANN401 - pydantic's types are not imported
-        """Tell pydantic to convert first."""
-        from pydantic_core import core_schema
-
-        return core_schema.no_info_before_validator_function(self._convert, handler(source))
-
-
 def _digits(value: object) -> object:
     return int(value) if isinstance(value, str) and value.isdecimal() else value
 
@@ -105,12 +94,6 @@ def _whole(value: object) -> object:
 
 def _tuple(value: object) -> object:
     return tuple(value) if isinstance(value, list) else value
-
-
-Texts = Annotated[tuple[str, ...], _Convert(_tuple)]
-"""JSON has no tuples but lists."""
-StepNumber = Annotated[int, Gt(0), _Convert(_digits)]
-"""Key of a mapping: a step after the first. JSON has no keys but text."""
 
 
 def decode(kind: type[T], values: object, prefix: str = "") -> T:
@@ -281,20 +264,30 @@ def _default(field: dataclasses.Field[Any]) -> Any:  # noqa: ANN401 - of the fie
     return field.default if factory is dataclasses.MISSING else factory()
 
 
-def _form(kind: Any) -> Any:  # noqa: ANN401 - any annotation
-    """The annotation that pydantic is given in place of a field's own."""
+def _form(kind: Any, convert: Callable[[object], object] = _whole) -> Any:  # noqa: ANN401 - any annotation
+    """The annotation that pydantic is given in place of a field's own; `convert` is for integers.
+
+    1e5 is a whole number too, as JSON schemas have it; so is "5" as the key of a mapping, because
+    JSON has no keys but text. A list is a tuple where one is asked for.
+    """
+    from pydantic import BeforeValidator
+
     if dataclasses.is_dataclass(kind):
         return _record(typing.cast(type, kind))
-    if kind is int:  # 1e5 is a whole number too, as JSON schemas have it
-        return Annotated[int, _Convert(_whole)]
+    if kind is int:
+        return Annotated[int, BeforeValidator(convert)]
     origin, arguments = get_origin(kind), get_args(kind)
     if origin is Annotated:
         base, *limits = arguments
-        return Annotated[base, *limits, *([_Convert(_whole)] if base is int else [])]
+        return Annotated[base, *limits, *([BeforeValidator(convert)] if base is int else [])]
     if origin is types.UnionType:
         return functools.reduce(operator.or_, map(_form, arguments))
-    if origin in (list, dict):
-        return origin[tuple(map(_form, arguments))]
+    if origin is dict:
+        return dict[_form(arguments[0], _digits), _form(arguments[1])]  # type: ignore[misc]
+    if origin is tuple:
+        return Annotated[kind, BeforeValidator(_tuple)]
+    if origin is list:
+        return list[_form(arguments[0])]  # type: ignore[misc]
     return kind
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from data_prep.common.files import write_atomically
-from data_prep.documents import Document, read
+from data_prep.documents import Document, read_documents
 
 if TYPE_CHECKING:
     from data_prep.tokenizer import Tokenizer
@@ -26,7 +26,7 @@ def documents(path: Path) -> list[str]:
     if not path.is_file():
         raise ValueError(f"{path}: no such file; accepted: a text with a document per line")
     texts = list[str]()
-    for record in read(f"lines:{path}"):
+    for record in read_documents(f"lines:{path}"):
         if isinstance(record, Document):
             texts += [record.text] if record.text else []
         elif record.reason != "empty":

@@ -203,10 +203,10 @@ def _copies(inputs: list[Path], folder: Path) -> Path:
 
 
 def _texts(inputs: list[Path]) -> Iterator[str]:
-    from data_prep.documents import Document, read
+    from data_prep.documents import Document, read_documents
 
     for path in inputs:
-        for record in read(path):
+        for record in read_documents(path):
             if isinstance(record, Document):
                 yield record.text
 

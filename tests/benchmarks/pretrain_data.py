@@ -194,10 +194,12 @@ def write_corpus(folder: Path, documents: int) -> None:
     draw = np.random.default_rng(1)
     (folder / "train").mkdir()
     dtype = dtype_for(VOCABULARY)
-    with IndexedWriter(folder / "train/shard-00000", dtype, VOCABULARY) as writer:
-        for first in range(0, len(lengths), 10_000):
-            part = lengths[first : first + 10_000]
-            writer.extend(draw.integers(4, VOCABULARY - 1, int(part.sum())), part.tolist())
+    writer = IndexedWriter(folder / "train/shard-00000", VOCABULARY)
+    for first in range(0, len(lengths), 10_000):
+        part = lengths[first : first + 10_000]
+        ids = draw.integers(4, VOCABULARY - 1, int(part.sum()))
+        writer.extend(ids, part.tolist(), [1] * len(part))
+    writer.close()
     count = Count(len(lengths), int(lengths.sum()), 0)
     files = ShardFiles(
         stem="train/shard-00000",

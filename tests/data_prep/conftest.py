@@ -1,14 +1,18 @@
 """A small vocabulary and small inputs, shared by the tests of data_prep."""
 
 import json
-from collections.abc import Iterable
-from pathlib import Path
+import shutil
 
 import numpy as np
 import pytest
 import zstandard
 
-from data_prep.tokenizer import Tokenizer, train
+from data_prep.corpus import Corpus
+from data_prep.engines import ENGINES
+from data_prep.indexed import IndexedWriter
+from data_prep.manifest import Settings
+from data_prep.run import prepare
+from data_prep.tokenizer import train
 
 SENTENCE = (
     "the model reads a document and keeps what the filter lets through while every other line is "
@@ -16,7 +20,7 @@ SENTENCE = (
 )
 
 
-def make_texts(count: int, words: int, seed: int = 0) -> list[str]:
+def make_texts(count, words, seed=0):
     """Different texts of 1 to `words` words."""
     generator = np.random.default_rng(seed)
     vocabulary = SENTENCE.split()
@@ -27,7 +31,7 @@ def make_texts(count: int, words: int, seed: int = 0) -> list[str]:
     ]
 
 
-def write_pile(path: Path, texts: Iterable[str], subset: str = "Pile-CC") -> Path:
+def write_pile(path, texts, subset="Pile-CC"):
     """Write texts in the Pile's format, one zstd frame."""
     lines = [json.dumps({"text": text, "meta": {"pile_set_name": subset}}) for text in texts]
     content = "".join(f"{line}\n" for line in lines).encode()
@@ -37,19 +41,19 @@ def write_pile(path: Path, texts: Iterable[str], subset: str = "Pile-CC") -> Pat
 
 
 @pytest.fixture(scope="session")
-def tokenizer() -> Tokenizer:
+def tokenizer():
     return train(iter(make_texts(300, 40)), 320)
 
 
 @pytest.fixture(scope="session")
-def tokenizer_folder(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def tokenizer_folder(tokenizer, tmp_path_factory):
     folder = tmp_path_factory.mktemp("tokenizer")
     tokenizer.save(folder / "tokenizer.json")
     return folder
 
 
 @pytest.fixture(scope="session")
-def inputs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+def inputs(tmp_path_factory):
     """Three files of two subsets, some documents longer than 64 tokens."""
     folder = tmp_path_factory.mktemp("inputs")
     return [
@@ -60,3 +64,65 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
         )
         for number in range(3)
     ]
+
+
+def content(folder):
+    """Return the content of every file of a corpus except the locks."""
+    return {
+        file.relative_to(folder).as_posix(): file.read_bytes()
+        for file in sorted(folder.rglob("*"))
+        if file.is_file() and not file.name.startswith(".lock")
+    }
+
+
+def documents(folder, split):
+    corpus = Corpus(folder, split)
+    return [corpus.document(index).tolist() for index in range(len(corpus))]
+
+
+def run_here(work, tasks, *_):
+    """An engine that makes shards in the process of the test, without workers."""
+    for task in tasks:
+        try:
+            yield task, work(task)
+        except (ValueError, OSError) as error:
+            yield task, error
+
+
+@pytest.fixture
+def in_process(monkeypatch):
+    """Make shards in the process of the test."""
+    monkeypatch.setitem(ENGINES, "local", run_here)
+
+
+@pytest.fixture(scope="session")
+def corpus_and_manifest(inputs, tokenizer_folder, tmp_path_factory):
+    """A corpus of all inputs, without their longest documents; tests do not change it."""
+    folder = tmp_path_factory.mktemp("session") / "corpus"
+    settings = Settings(max_tokens=64, valid_fraction=0.2)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(ENGINES, "local", run_here)
+        return folder, prepare(inputs, folder, tokenizer_folder, settings)
+
+
+@pytest.fixture(scope="session")
+def manifest(corpus_and_manifest):
+    return corpus_and_manifest[1]
+
+
+@pytest.fixture
+def copy(corpus_and_manifest, tmp_path):
+    """A copy of that corpus, which a test may change."""
+    return shutil.copytree(corpus_and_manifest[0], tmp_path / "copy")
+
+
+def write_indexed(prefix, documents, vocab_size=65_000):
+    """Write a dataset with a sequence per document; 65,000 ids are stored as uint16."""
+    writer = IndexedWriter(prefix, vocab_size)
+    try:
+        for ids in documents:
+            writer.extend(np.asarray(ids, dtype=np.int64), [len(ids)], [1])
+        writer.close()
+    finally:
+        writer.discard()
+    return prefix

@@ -11,16 +11,16 @@ from data_prep import cache
 
 @pytest.mark.parametrize("is_late", [False, True])
 def test_a_folder_that_another_machine_has_made_meanwhile_is_returned(
-    is_late: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    is_late, tmp_path, monkeypatch
+):
     """Before the new folder is begun, or after."""
     original: Callable[[Path], AbstractContextManager[Path]] = cache.new_folder
 
-    def theirs() -> None:
+    def theirs():
         with original(tmp_path / "blocks" / "train") as folder:
             (folder / "theirs").touch()
 
-    def raced(path: Path) -> AbstractContextManager[Path]:
+    def raced(path):
         if not is_late:
             theirs()
         return original(path)
@@ -30,8 +30,8 @@ def test_a_folder_that_another_machine_has_made_meanwhile_is_returned(
     assert [path.name for path in made.iterdir()] == ["theirs"]
 
 
-def test_what_cannot_be_made_is_said_as_it_is(tmp_path: Path) -> None:
-    def refuse(folder: Path) -> None:
+def test_what_cannot_be_made_is_said_as_it_is(tmp_path):
+    def refuse(folder):
         raise ValueError("no sentences")
 
     with pytest.raises(ValueError, match=r"^no sentences$"):

@@ -7,14 +7,14 @@ import pytest
 from data_prep.tokenizer import load, train_characters
 
 
-def test_special_tokens_come_first_and_characters_are_sorted_by_code_point() -> None:
+def test_special_tokens_come_first_and_characters_are_sorted_by_code_point():
     vocabulary = train_characters(["born in Ōsaka", "\n<s>", "𝔄🙂é"])
     characters = sorted(set("born in Ōsaka\n<s>𝔄🙂é"))
     expected = ["<s>", "<pad>", "</s>", "<unk>", *characters, "<mask>"]
     assert [vocabulary.token_text(id) for id in range(vocabulary.vocab_size)] == expected
 
 
-def test_each_character_has_an_id_and_unknown_ones_become_unk(tmp_path: Path) -> None:
+def test_each_character_has_an_id_and_unknown_ones_become_unk(tmp_path):
     vocabulary = train_characters(iter(["abc <s>/\n🙂"]))
     texts = ["cab\n🙂", "abcdéf a", "<s></s><mask>", "", "a" * 10_000, "  "]
     for text, ids in zip(texts, vocabulary.encode_batch(texts), strict=True):
@@ -29,12 +29,12 @@ def test_each_character_has_an_id_and_unknown_ones_become_unk(tmp_path: Path) ->
     ]
 
 
-def test_texts_without_characters_are_refused() -> None:
+def test_texts_without_characters_are_refused():
     with pytest.raises(ValueError, match="the texts have no characters"):
         train_characters(["", ""])
 
 
-def test_characters_of_the_birthplaces_text_decode_to_the_same_text() -> None:
+def test_characters_of_the_birthplaces_text_decode_to_the_same_text():
     shared = os.environ.get("ZEROCLAP_SHARED")
     if not shared:
         pytest.skip("ZEROCLAP_SHARED does not name the folder with the birthplaces")

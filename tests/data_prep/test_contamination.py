@@ -1,7 +1,5 @@
 import json
 import unicodedata
-from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,34 +13,29 @@ from data_prep.contamination import contaminated, digests, find_files, texts_of,
 from data_prep.documents import Document
 from data_prep.inspect import describe
 from data_prep.manifest import Settings
-from data_prep.parts import Part
-from data_prep.run import prepare, prepare_part
+from data_prep.run import prepare
 from data_prep.summary import broken_warning
+from data_prep.task import ShardTask
 from data_prep.verify import verify
 from tests.data_prep.conftest import make_texts, write_pile
-from tests.data_prep.test_run import content
 
 TEST = "of all the cats that ever lived in this old house none was as quiet as hers"
 
 
-@dataclass(frozen=True)
-class Task:
-    """The fields of a `ShardTask` that the functions use."""
-
-    corpus: Path
-    settings: Settings
-
-
-def reasons_of(folder: Path, files: list[Path], size: int, texts: list[str]) -> list[str | None]:
-    """Return the reason for each text."""
+def task_of(folder, files, size=13):
     chosen = Settings(decontaminate=digests(files, size), decontaminate_ngram=size)
-    task = Task(folder, chosen)
+    return ShardTask(0, folder, folder, chosen, "")
+
+
+def reasons_of(folder, files, size, texts):
+    """Return the reason for each text."""
+    task = task_of(folder, files, size)
     write_ngrams([task])
     judge = contaminated(task)
     return [judge(number, Document(text, "X", "a", 1)) for number, text in enumerate(texts)]
 
 
-def contains(text: list[str], run: list[str]) -> bool:
+def contains(text, run):
     return any(text[i : i + len(run)] == run for i in range(len(text) - len(run) + 1))
 
 
@@ -55,12 +48,7 @@ WORDS = st.lists(st.sampled_from(["a", "b", "c"]), min_size=0, max_size=14)
     st.lists(WORDS, min_size=1, max_size=5),
     st.sampled_from([1, 4, 8, 9, 11]),
 )
-def test_verdicts_are_those_of_a_search(
-    tmp_path_factory: pytest.TempPathFactory,
-    tests: list[list[list[str]]],
-    documents: list[list[str]],
-    size: int,
-) -> None:
+def test_verdicts_are_those_of_a_search(tmp_path_factory, tests, documents, size):
     folder = tmp_path_factory.mktemp("contamination")
     files = []
     for number, texts in enumerate(tests):
@@ -84,9 +72,7 @@ def test_verdicts_are_those_of_a_search(
 
 
 @pytest.mark.parametrize("offset", [0, 1000, 16_380, 100_000])
-def test_an_ngram_is_found_anywhere_whatever_its_case_and_punctuation(
-    tmp_path: Path, offset: int
-) -> None:
+def test_an_ngram_is_found_anywhere_whatever_its_case_and_punctuation(tmp_path, offset):
     file = tmp_path / "test.txt"
     file.write_text(TEST)
     filler = "-" * (offset % 7) + "word " * (offset // 5)
@@ -100,7 +86,7 @@ def test_an_ngram_is_found_anywhere_whatever_its_case_and_punctuation(
     assert reasons_of(tmp_path, [file], 13, texts) == [reason, reason, None]
 
 
-def test_an_ngram_is_found_however_its_accents_and_spaces_are_written(tmp_path: Path) -> None:
+def test_an_ngram_is_found_however_its_accents_and_spaces_are_written(tmp_path):
     french = "Le préfet a été étonné que l’élève ait préféré à la forêt son siège près du château"
     chinese = "中国的首都是北京，它是一座历史悠久的城市"
     file = tmp_path / "test.txt"
@@ -117,9 +103,7 @@ def test_an_ngram_is_found_however_its_accents_and_spaces_are_written(tmp_path: 
 
 
 @pytest.mark.parametrize("first", [0x3040, 0x4E00])
-def test_every_text_of_a_script_without_spaces_is_found_and_none_across_two(
-    tmp_path: Path, first: int
-) -> None:
+def test_every_text_of_a_script_without_spaces_is_found_and_none_across_two(tmp_path, first):
     """Kana and Chinese; the texts are hashed together, in pieces."""
     file = tmp_path / "test.txt"
     numbers = np.random.default_rng(0).integers(0, 60, (2000, 20))
@@ -134,7 +118,7 @@ def test_every_text_of_a_script_without_spaces_is_found_and_none_across_two(
     assert set(reasons_of(tmp_path, [file], 13, across)) == {None}
 
 
-def test_texts_are_cells_of_lines_or_strings_of_json(tmp_path: Path) -> None:
+def test_texts_are_cells_of_lines_or_strings_of_json(tmp_path):
     tsv = tmp_path / "dev.tsv"
     tsv.write_text('\ufeffid\tsentence\n1\tit "is\n\n2\té\u2028f\r\n')
     assert [text.strip() for text in texts_of(tsv)] == [
@@ -147,7 +131,7 @@ def test_texts_are_cells_of_lines_or_strings_of_json(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("depth", [500, 1000, 100_000])
-def test_deeply_nested_json_is_read_or_refused(tmp_path: Path, depth: int) -> None:
+def test_deeply_nested_json_is_read_or_refused(tmp_path, depth):
     file = tmp_path / "test.jsonl"
     file.write_text("[" * depth + '"a", ["b"], {"c": "d"}' + "]" * depth)
     if depth < 100_000:
@@ -157,7 +141,7 @@ def test_deeply_nested_json_is_read_or_refused(tmp_path: Path, depth: int) -> No
             list(texts_of(file))
 
 
-def test_a_folder_stands_for_the_sets_of_glue_that_are_not_for_training(tmp_path: Path) -> None:
+def test_a_folder_stands_for_the_sets_of_glue_that_are_not_for_training(tmp_path):
     kept = ("CoLA/dev.tsv", "MNLI/dev_matched.tsv", "MNLI/test_mismatched.tsv", "AX/AX.tsv")
     others = ("CoLA/train.tsv", "MRPC/dev_ids.tsv", "MRPC/msr_paraphrase_test.txt")
     for name in (*kept, *others):
@@ -184,14 +168,8 @@ def test_a_folder_stands_for_the_sets_of_glue_that_are_not_for_training(tmp_path
     ],
 )
 def test_a_file_that_cannot_be_used_is_refused_before_any_work(
-    inputs: list[Path],
-    tokenizer_folder: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    name: str,
-    written: bytes,
-    message: str,
-) -> None:
+    inputs, tokenizer_folder, tmp_path, capsys, name, written, message
+):
     file = tmp_path / name
     file.write_bytes(written)
     arguments = ["prepare", "--input", str(inputs[0]), "--tokenizer", str(tokenizer_folder)]
@@ -203,53 +181,38 @@ def test_a_file_that_cannot_be_used_is_refused_before_any_work(
     assert not (tmp_path / "corpus").exists()
 
 
-@pytest.mark.slow
-def test_drops_are_counted_by_file_and_do_not_depend_on_workers_parts_or_restarts(
-    tokenizer_folder: Path, tmp_path: Path
-) -> None:
+@pytest.mark.usefixtures("in_process")
+def test_drops_are_counted_by_file(tokenizer_folder, tmp_path):
     glue = tmp_path / "glue"
     for task, text in (("RTE", TEST), ("CoLA", "the sailors rode the breeze clear of the rocks")):
         (glue / task).mkdir(parents=True)
         (glue / task / "dev.tsv").write_text(f"id\tsentence\n1\t{text}\n2\tshort\n")
-    texts = make_texts(30, 30)
-    rest = "they say that the sailors rode the breeze clear of the rocks"
-    parts = [[*texts[:10], f"So {TEST}."], [TEST, *texts[10:20]], [rest, *texts[20:], "short"]]
-    inputs = [write_pile(tmp_path / f"{n}.jsonl.zst", part) for n, part in enumerate(parts)]
-    chosen = Settings(valid_fraction=0.2, decontaminate=digests(find_files([str(glue)]), 13))
-
-    one, other = tmp_path / "one", tmp_path / "other"
-    manifest = prepare(inputs, one, tokenizer_folder, chosen)
+    texts = [
+        f"So {TEST}.",
+        TEST,
+        "they say the sailors rode the breeze clear of the rocks",
+        "short",
+    ]
+    source = write_pile(tmp_path / "a.jsonl.zst", [*make_texts(10, 30), *texts])
+    chosen = Settings(decontaminate=digests(find_files([str(glue)]), 13))
+    folder = tmp_path / "corpus"
+    manifest = prepare([source], folder, tokenizer_folder, chosen)
     counts = {reason: rejects.count for reason, rejects in manifest.rejects.items()}
     assert counts == {"contaminated:RTE/dev.tsv": 2, "contaminated:CoLA/dev.tsv": 1}
-    assert manifest.rejects["contaminated:CoLA/dev.tsv"].places == [f"{inputs[2]}:1"]
-    assert {file.suffix for file in (one / "shards").iterdir()} == {".json"}
-    assert list(verify(one)) == []
+    assert manifest.rejects["contaminated:CoLA/dev.tsv"].places == [f"{source}:13"]
     assert broken_warning(manifest) is None
-    assert any(line.startswith("rejected: contaminated:RTE/dev.tsv 2") for line in describe(one, 0))
-    expected = content(one)
+    shown = [*describe(folder, 0)]
+    assert any(line.startswith("rejected: contaminated:RTE/dev.tsv 2") for line in shown)
 
-    prepare(inputs, other, tokenizer_folder, chosen, workers=3)
-    assert content(other) == expected
-    for name in ("manifest.json", "train/shard-00001.bin"):
-        (one / name).unlink()
-    prepare(inputs, one, tokenizer_folder, chosen)
-    assert content(one) == expected
-    for index in (1, 0):
-        part = Part(index, 2)
-        assert prepare_part(part, inputs, tmp_path / "p", tokenizer_folder, chosen) == 0
-    prepare(inputs, tmp_path / "p", tokenizer_folder, chosen)
-    assert content(tmp_path / "p") == expected
-
-    record = json.loads((one / "manifest.json").read_text())
+    record = json.loads((folder / "manifest.json").read_text())
     record["rejects"]["contaminated:RTE/dev.tsv"]["by_subset"]["Pile-CC"] = 1
-    (one / "manifest.json").write_text(json.dumps(record))
-    (problem,) = verify(one)
+    (folder / "manifest.json").write_text(json.dumps(record))
+    (problem,) = verify(folder)
     assert "1 documents rejected as contaminated:RTE/dev.tsv, but its shards have 2" in problem
 
 
-def test_all_documents_dropped_is_an_error_with_the_reasons(
-    tokenizer_folder: Path, tmp_path: Path
-) -> None:
+@pytest.mark.usefixtures("in_process")
+def test_all_documents_dropped_is_an_error_with_the_reasons(tokenizer_folder, tmp_path):
     file = tmp_path / "test.txt"
     file.write_text(TEST)
     source = write_pile(tmp_path / "a.jsonl.zst", [TEST, f"{TEST} twice"])
@@ -258,7 +221,8 @@ def test_all_documents_dropped_is_an_error_with_the_reasons(
         prepare([source], tmp_path / "corpus", tokenizer_folder, chosen)
 
 
-def test_a_test_set_that_changed_is_refused(tokenizer_folder: Path, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("in_process")
+def test_a_test_set_that_changed_is_refused(tokenizer_folder, tmp_path):
     file = tmp_path / "test.txt"
     file.write_text(TEST)
     source = write_pile(tmp_path / "a.jsonl.zst", make_texts(5, 20))
@@ -272,15 +236,13 @@ def test_a_test_set_that_changed_is_refused(tokenizer_folder: Path, tmp_path: Pa
         prepare([source], corpus, tokenizer_folder, chosen, overwrite=True)
 
 
-def test_batches_of_texts_do_not_change_the_ngrams(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_batches_of_texts_do_not_change_the_ngrams(tmp_path, monkeypatch):
     file = tmp_path / "test.txt"
     numbers = np.random.default_rng(0).integers(0, 9, (40, 20))
     file.write_text(
         "\n".join(" ".join(map(str, row[: 5 + n % 16])) for n, row in enumerate(numbers))
     )
-    task = Task(tmp_path, Settings(decontaminate=digests([file], 13)))
+    task = task_of(tmp_path, [file])
     write_ngrams([task])
     written = tmp_path / "shards" / "contamination.ngrams"
     whole = written.read_bytes()

@@ -3,28 +3,17 @@
 import os
 import shutil
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from data_prep import contents
-from data_prep.manifest import Settings, load_manifest
-from data_prep.run import prepare
-
-
-@pytest.fixture(scope="module")
-def made(
-    inputs: list[Path], tokenizer_folder: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Path:
-    folder = tmp_path_factory.mktemp("contents") / "corpus"
-    prepare(inputs[:2], folder, tokenizer_folder, Settings(valid_fraction=0.2))
-    return folder
+from data_prep.manifest import load_manifest
 
 
 @pytest.fixture
-def hashed(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+def hashed(monkeypatch):
     """The files that are hashed as a whole from now on."""
     seen: list[Path] = []
     original = contents.sha256_of
@@ -32,43 +21,34 @@ def hashed(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     return seen
 
 
-@pytest.fixture
-def copy(made: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(made, tmp_path / "corpus"))
-
-
-def shuffle(file: Path) -> None:
+def shuffle(file):
     """Give a file other contents of the same size, and the time that it had."""
     state, ids = file.stat(), np.fromfile(file, dtype=np.uint16)
     np.random.default_rng(0).permutation(ids).tofile(file)
     os.utime(file, ns=(state.st_atime_ns, state.st_mtime_ns))
 
 
-def test_a_corpus_is_hashed_once_and_so_is_a_copy(
-    made: Path, tmp_path: Path, hashed: list[Path]
-) -> None:
-    first = shutil.copytree(made, tmp_path / "first")
-    for folder, count in ((first, 12), (first, 12), (tmp_path / "second", 24)):
+def test_a_corpus_is_hashed_once_and_so_is_a_copy(copy, manifest, tmp_path, hashed):
+    count = len(manifest.hashes)
+    for folder, expected in ((copy, count), (copy, count), (tmp_path / "second", 2 * count)):
         if not folder.is_dir():
-            shutil.copytree(first, folder)
+            shutil.copytree(copy, folder)
         contents.check(folder, load_manifest(folder))
-        assert len(hashed) == count
+        assert len(hashed) == expected
 
 
-def test_a_file_with_another_time_is_hashed_again(copy: Path, hashed: list[Path]) -> None:
+def test_a_file_with_another_time_is_hashed_again(copy, hashed):
     manifest = load_manifest(copy)
     contents.check(copy, manifest)
     hashed.clear()
     (copy / "train" / "shard-00000.bin").touch()
     contents.check(copy, manifest)
-    assert len(hashed) == 12
+    assert len(hashed) == len(manifest.hashes)
 
 
 @pytest.mark.parametrize("notice", [lambda file: None, Path.touch])
 @pytest.mark.parametrize("is_known", [False, True])
-def test_other_ids_of_the_same_size_are_refused(
-    copy: Path, is_known: bool, notice: Callable[[Path], object]
-) -> None:
+def test_other_ids_of_the_same_size_are_refused(copy, is_known, notice):
     manifest = load_manifest(copy)
     if is_known:
         contents.check(copy, manifest)
@@ -80,30 +60,26 @@ def test_other_ids_of_the_same_size_are_refused(
             contents.check(copy, manifest)
 
 
-def test_a_missing_file_is_named(copy: Path) -> None:
+def test_a_missing_file_is_named(copy):
     manifest = load_manifest(copy)
     (copy / "valid" / "shard-00000.idx").unlink()
     with pytest.raises(ValueError, match=r"valid/shard-00000\.idx: no such file"):
         contents.check(copy, manifest)
 
 
-def test_a_corpus_that_cannot_be_written_is_hashed_once(
-    copy: Path, hashed: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_corpus_that_cannot_be_written_is_hashed_once(copy, hashed, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     (copy / "blocks").write_text("a file where the folder would be")
     for _ in range(2):
         contents.check(copy, load_manifest(copy))
-    assert len(hashed) == 12
+    assert len(hashed) == len(load_manifest(copy).hashes)
 
 
-def test_no_file_that_waits_is_hashed_after_the_first_difference(
-    copy: Path, hashed: list[Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_file_that_waits_is_hashed_after_the_first_difference(copy, hashed, monkeypatch):
     monkeypatch.setattr(os, "cpu_count", lambda: 1)
     original = contents.sha256_of
     monkeypatch.setattr(contents, "sha256_of", lambda path: time.sleep(0.05) or original(path))
     shuffle(copy / "train" / "shard-00000.bin")
     with pytest.raises(ValueError, match=r"shard-00000\.bin: its sha256 is"):
         contents.check(copy, load_manifest(copy))
-    assert len(hashed) < 6, "of 12"
+    assert len(hashed) < 6, "of 24"

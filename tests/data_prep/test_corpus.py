@@ -9,25 +9,24 @@ import numpy as np
 import pytest
 
 from data_prep.corpus import Corpus
-from data_prep.indexed import import_megatron
+from data_prep.engines import ENGINES
 from data_prep.manifest import Settings
 from data_prep.run import prepare
 from data_prep.sentences import sentences
-from data_prep.tokenizer import Tokenizer
 from data_prep.verify import verify
-from tests.data_prep.conftest import make_texts, write_pile
+from tests.data_prep.conftest import make_texts, run_here, write_pile
 
 
 @pytest.fixture(scope="module")
-def folder(
-    inputs: list[Path], tokenizer_folder: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Path:
+def folder(inputs, tokenizer_folder, tmp_path_factory):
     folder = tmp_path_factory.mktemp("corpus")
-    prepare(inputs, folder, tokenizer_folder, Settings(max_tokens=512, valid_fraction=0.0))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(ENGINES, "local", run_here)
+        prepare(inputs, folder, tokenizer_folder, Settings(valid_fraction=0.0))
     return folder
 
 
-def test_documents_come_in_the_order_of_the_inputs(folder: Path, tokenizer: Tokenizer) -> None:
+def test_documents_come_in_the_order_of_the_inputs(folder, tokenizer):
     corpus = Corpus(folder, "train")
     texts = [text for seed in range(3) for text in make_texts(120, 60, seed=seed)]
     expected = [[*ids.tolist(), 2] for ids in tokenizer.encode_batch(texts)]
@@ -40,23 +39,15 @@ def test_documents_come_in_the_order_of_the_inputs(folder: Path, tokenizer: Toke
     assert names == ["Books3"] * 120 + ["Pile-CC"] * 240
 
 
-def test_stock_megatron_opens_the_shards(folder: Path) -> None:
-    corpus = Corpus(folder, "train")
-    stem = corpus.manifest.shards["train"][1].stem
-    dataset = import_megatron().IndexedDataset(str(folder / stem))
-    assert np.array_equal(dataset[3], corpus.document(123))
-
-
 SENTENCES = [
     *["One sentence. Another one!\n\nA third? And more", "only one", "A. B. It is. Yes it is."] * 5,
     "x " * 80 + ". Y " + "z " * 60,
 ]
 
 
+@pytest.mark.usefixtures("in_process")
 @pytest.mark.parametrize("long", ["drop", "truncate", "split"])
-def test_sentences_are_the_sequences_and_documents_stay_the_same(
-    tokenizer_folder: Path, tmp_path: Path, long: str
-) -> None:
+def test_sentences_are_the_sequences_and_documents_stay_the_same(tokenizer_folder, tmp_path, long):
     (tmp_path / "b.txt").write_text("a. B\n\n c. D\n\n")
     inputs = [write_pile(tmp_path / "a.jsonl.zst", SENTENCES), f"lines:{tmp_path}/b.txt"]
     settings = Settings(max_tokens=64, long=long, valid_fraction=0.0)
@@ -85,21 +76,21 @@ def test_sentences_are_the_sequences_and_documents_stay_the_same(
     assert list(verify(cut.folder)) == []
 
 
-def test_sentences_of_a_corpus_of_documents_are_refused(folder: Path) -> None:
+def test_sentences_of_a_corpus_of_documents_are_refused(folder):
     with pytest.raises(ValueError, match="its sequences are documents; accepted: .*--sentences"):
         Corpus(folder, "train").sentences(0)
     with pytest.raises(ValueError, match="its sequences are documents; accepted: .*--sentences"):
         Corpus(folder, "train").sentence_lengths()
 
 
-def test_index_out_of_range_is_refused(folder: Path) -> None:
+def test_index_out_of_range_is_refused(folder):
     corpus = Corpus(folder, "train")
     for index in (-1, 360):
         with pytest.raises(IndexError, match=f"document {index} of .* which has 360"):
             corpus.document(index)
 
 
-def test_documents_outlive_their_corpus(folder: Path) -> None:
+def test_documents_outlive_their_corpus(folder):
     corpus = Corpus(folder, "train")
     ids = corpus.document(0)
     expected = ids.tolist()
@@ -108,11 +99,11 @@ def test_documents_outlive_their_corpus(folder: Path) -> None:
     assert ids.tolist() == expected
 
 
-def _first_and_last(corpus: Corpus) -> list[list[int]]:
+def _first_and_last(corpus):
     return [corpus.document(0).tolist(), corpus.document(len(corpus) - 1).tolist()]
 
 
-def test_corpus_pickles_small_and_works_in_another_process(folder: Path) -> None:
+def test_corpus_pickles_small_and_works_in_another_process(folder):
     corpus = Corpus(folder, "train")
     expected = _first_and_last(corpus)
     assert corpus.lengths.sum() > 1000
@@ -123,7 +114,7 @@ def test_corpus_pickles_small_and_works_in_another_process(folder: Path) -> None
         assert pool.apply(_first_and_last, (corpus,)) == expected
 
 
-def test_missing_empty_and_unknown_splits_are_refused(folder: Path, tmp_path: Path) -> None:
+def test_missing_empty_and_unknown_splits_are_refused(folder, tmp_path):
     with pytest.raises(ValueError, match="the valid split is empty.*train has 360 documents"):
         Corpus(folder, "valid")
     with pytest.raises(ValueError, match="split 'test': accepted: train, valid"):
@@ -132,9 +123,8 @@ def test_missing_empty_and_unknown_splits_are_refused(folder: Path, tmp_path: Pa
         Corpus(tmp_path / "nowhere", "train")
 
 
-def test_files_that_contradict_the_manifest_are_refused(
-    tokenizer_folder: Path, tmp_path: Path
-) -> None:
+@pytest.mark.usefixtures("in_process")
+def test_files_that_contradict_the_manifest_are_refused(tokenizer_folder, tmp_path):
     file = write_pile(tmp_path / "a.jsonl.zst", make_texts(20, 20))
     prepare([file], tmp_path / "corpus", tokenizer_folder, Settings(valid_fraction=0.0))
     side_file = tmp_path / "corpus" / "train" / "shard-00000.subsets"
@@ -148,10 +138,9 @@ def test_files_that_contradict_the_manifest_are_refused(
         _ = Corpus(tmp_path / "corpus", "train").subsets
 
 
+@pytest.mark.usefixtures("in_process")
 @pytest.mark.parametrize("unit", ["document", "sentence"])
-def test_ids_beyond_the_vocabulary_are_refused_when_they_are_read(
-    tokenizer_folder: Path, tmp_path: Path, unit: str
-) -> None:
+def test_ids_beyond_the_vocabulary_are_refused_when_they_are_read(tokenizer_folder, tmp_path, unit):
     file = write_pile(tmp_path / "a.jsonl.zst", make_texts(20, 20))
     settings = Settings(valid_fraction=0.0, unit=unit)
     manifest = prepare([file], tmp_path / "corpus", tokenizer_folder, settings)

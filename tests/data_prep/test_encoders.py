@@ -2,19 +2,16 @@
 
 import os
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 import tokenizers
 from tokenizers import pre_tokenizers
-from tokenizers.models import WordLevel
 
 from data_prep import encoders
 from data_prep.encoders import DIFFICULT_TEXTS, Encoder
-from data_prep.tokenizer import Tokenizer, from_vocabulary, load, train
+from data_prep.tokenizer import from_vocabulary, load, train
 from tests.data_prep.conftest import make_texts
 
 ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -22,12 +19,12 @@ FAST = "gigatoken 0.10.0"
 
 
 @pytest.fixture(autouse=True)
-def _warnings_are_repeated() -> Iterator[None]:
+def _warnings_are_repeated():
     yield
     encoders._say.cache_clear()
 
 
-def random_texts(count: int, seed: int = 0) -> list[str]:
+def random_texts(count, seed=0):
     """Return texts from all planes of Unicode, with spaces, digits, apostrophes and runs."""
     generator = np.random.default_rng(seed)
     texts = []
@@ -42,7 +39,7 @@ def random_texts(count: int, seed: int = 0) -> list[str]:
     return texts
 
 
-def random_merges(seed: int, count: int = 60) -> Tokenizer:
+def random_merges(seed, count=60):
     """Return unordered ids, tokens made by several merges, and merges that precede their parts."""
     generator = np.random.default_rng(seed)
     tokens, merges = list("abc\u0120"), dict[tuple[str, str], None]()
@@ -63,7 +60,7 @@ def random_merges(seed: int, count: int = 60) -> Tokenizer:
     return from_vocabulary({token: id for id, token in enumerate(named)}, pairs)
 
 
-def assert_same_ids(encoder: Encoder, tokenizer: Tokenizer, texts: list[str]) -> None:
+def assert_same_ids(encoder, tokenizer, texts):
     found, expected = encoder.encode(texts), tokenizer.encode_batch(texts)
     assert len(found) == len(texts)
     for text, ids, right in zip(texts, found, expected, strict=True):
@@ -72,7 +69,7 @@ def assert_same_ids(encoder: Encoder, tokenizer: Tokenizer, texts: list[str]) ->
 
 
 @pytest.mark.parametrize("size", [300, 700, 5000])
-def test_ids_are_those_of_the_reference_for_trained_vocabularies(size: int) -> None:
+def test_ids_are_those_of_the_reference_for_trained_vocabularies(size):
     # Enough text for the merges of a large vocabulary.
     texts = random_texts(size // 20, seed=size) + make_texts(50, 40)
     tokenizer = train(iter(texts), size)
@@ -81,8 +78,8 @@ def test_ids_are_those_of_the_reference_for_trained_vocabularies(size: int) -> N
     assert encoder.name == FAST
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_merges_apply_in_their_own_order_whatever_the_ids(seed: int) -> None:
+@pytest.mark.parametrize("seed", range(8))
+def test_merges_apply_in_their_own_order_whatever_the_ids(seed):
     tokenizer = random_merges(seed)
     encoder = Encoder(tokenizer)
     generator = np.random.default_rng(seed)
@@ -94,7 +91,7 @@ def test_merges_apply_in_their_own_order_whatever_the_ids(seed: int) -> None:
     assert encoder.name == FAST
 
 
-def test_ids_are_those_of_the_reference_for_gpt2_in_fairseq_order() -> None:
+def test_ids_are_those_of_the_reference_for_gpt2_in_fairseq_order():
     shared = os.environ.get("ZEROCLAP_SHARED")
     if not shared:
         pytest.skip("ZEROCLAP_SHARED is not set: GPT-2's vocabulary is there")
@@ -104,9 +101,7 @@ def test_ids_are_those_of_the_reference_for_gpt2_in_fairseq_order() -> None:
     assert encoder.name == FAST
 
 
-def test_every_character_is_split_from_its_neighbours_as_the_reference_does(
-    tokenizer: Tokenizer,
-) -> None:
+def test_every_character_is_split_from_its_neighbours_as_the_reference_does(tokenizer):
     points = [*range(0x3400), *range(0x3400, 0xD800, 19), *range(0xE000, 0x110000, 19)]
     texts = [
         "".join(f"a{chr(point)}1 {chr(point)}'s\n" for point in points[start : start + 500])
@@ -115,13 +110,13 @@ def test_every_character_is_split_from_its_neighbours_as_the_reference_does(
     assert_same_ids(Encoder(tokenizer), tokenizer, texts)
 
 
-@pytest.mark.parametrize("unit", ["a", " ", "\n", "\xe9", "\U0001f9ff", "ACGTTGCA", "!?", "0"])
-def test_runs_of_a_megabyte_are_encoded(tokenizer: Tokenizer, unit: str) -> None:
-    text = unit * (1_000_000 // len(unit.encode()))
-    assert_same_ids(Encoder(tokenizer), tokenizer, [text])
+def test_runs_of_a_megabyte_are_encoded(tokenizer):
+    units = ("a", " ", "\n", "\xe9", "\U0001f9ff", "ACGTTGCA", "!?", "0")
+    texts = [unit * (1_000_000 // len(unit.encode())) for unit in units]
+    assert_same_ids(Encoder(tokenizer), tokenizer, texts)
 
 
-def test_batches_of_any_size_give_the_same_ids(tokenizer: Tokenizer) -> None:
+def test_batches_of_any_size_give_the_same_ids(tokenizer):
     texts = [*make_texts(300, 30), *random_texts(20)]
     encoder = Encoder(tokenizer)
     assert encoder.encode([]) == []
@@ -130,16 +125,7 @@ def test_batches_of_any_size_give_the_same_ids(tokenizer: Tokenizer) -> None:
         assert np.array_equal(one, bulk)
 
 
-def test_special_tokens_in_a_text_are_text(tokenizer: Tokenizer) -> None:
-    encoder = Encoder(tokenizer)
-    (ids,) = encoder.encode(["<s><pad></s><unk><mask> <mask>"])
-    assert not set(ids.tolist()) & {0, 1, 2, 3, tokenizer.mask_id}
-    assert encoder.name == FAST
-
-
-def test_cache_that_has_grown_is_released_and_the_ids_stay(
-    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cache_that_has_grown_is_released_and_the_ids_stay(tokenizer, monkeypatch):
     built = []
     build = encoders._Gigatoken._build
     monkeypatch.setattr(encoders, "_GROWTH_BYTES", -1 << 40)
@@ -150,9 +136,7 @@ def test_cache_that_has_grown_is_released_and_the_ids_stay(
     assert len(built) > 3
 
 
-def test_without_gigatoken_the_reference_encodes_with_one_warning(
-    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_without_gigatoken_the_reference_encodes_with_one_warning(tokenizer, monkeypatch, capfd):
     monkeypatch.setitem(sys.modules, "gigatoken.gigatoken_rs", None)
     for _ in range(2):
         encoder = Encoder(tokenizer)
@@ -165,15 +149,10 @@ def test_without_gigatoken_the_reference_encodes_with_one_warning(
 
 
 @pytest.mark.parametrize("bad_text", [DIFFICULT_TEXTS[4], "0-3: a document that only comes later"])
-def test_wrong_ids_are_detected_and_the_reference_encodes(
-    tokenizer: Tokenizer,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-    bad_text: str,
-) -> None:
+def test_wrong_ids_are_detected_and_the_reference_encodes(tokenizer, monkeypatch, capfd, bad_text):
     encode = encoders._Gigatoken.encode
 
-    def wrong(self: encoders._Gigatoken, texts: list[str]) -> list[npt.NDArray[np.int32]]:
+    def wrong(self, texts):
         pairs = zip(texts, encode(self, texts), strict=True)
         return [ids + (text == bad_text) for text, ids in pairs]
 
@@ -184,52 +163,27 @@ def test_wrong_ids_are_detected_and_the_reference_encodes(
     assert f"{FAST} gives other ids for {bad_text!r}" in capfd.readouterr().err
 
 
-def test_other_kinds_of_vocabulary_use_the_reference_without_a_warning(
-    capfd: pytest.CaptureFixture[str],
-) -> None:
-    characters = ["<s>", "<pad>", "</s>", "<unk>", *"abc ", "<mask>"]
-    model = WordLevel({token: id for id, token in enumerate(characters)}, unk_token="<unk>")
-    backend = tokenizers.Tokenizer(model)
-    backend.pre_tokenizer = pre_tokenizers.Split("", "isolated")
-    backend.add_special_tokens(["<s>", "<pad>", "</s>", "<unk>", "<mask>"])
-    tokenizer = Tokenizer(backend)
-    encoder = Encoder(tokenizer)
-    assert_same_ids(encoder, tokenizer, ["abc cab", "axb"])
-    assert encoder.name.startswith("tokenizers ")
-    assert capfd.readouterr().err == ""
+BYTE_LEVEL = {"type": "ByteLevel", "use_regex": True, "add_prefix_space": False}
 
 
 @pytest.mark.parametrize(
-    ("part", "value"),
+    "change",
     [
-        ("normalizer", {"type": "Lowercase"}),
-        ("pre_tokenizer", None),
-        ("pre_tokenizer", {"type": "Sequence", "pretokenizers": []}),
-        ("pre_tokenizer", {"type": "ByteLevel", "use_regex": False, "add_prefix_space": False}),
-        ("pre_tokenizer", {"type": "ByteLevel", "use_regex": True, "add_prefix_space": True}),
-        ("added_tokens", [{"special": False}]),
+        {"normalizer": {"type": "Lowercase"}},
+        {"pre_tokenizer": None},
+        {"pre_tokenizer": {"type": "Sequence", "pretokenizers": []}},
+        {"pre_tokenizer": BYTE_LEVEL | {"use_regex": False}},
+        {"pre_tokenizer": BYTE_LEVEL | {"add_prefix_space": True}},
+        {"added_tokens": [{"special": False}]},
+        {"model": {"type": "Unigram"}},
+        {"model": {"vocab": {"a": 0}}},
+        {"model": {"dropout": 0.5}},
+        {"model": {"unk_token": "<unk>"}},
+        {"model": {"a field of a later version": 1}},
     ],
 )
-def test_other_pretokenisers_use_the_reference(
-    tokenizer: Tokenizer, part: str, value: object
-) -> None:
-    assert encoders._is_byte_level_bpe(tokenizer.content())
-    assert not encoders._is_byte_level_bpe({**tokenizer.content(), part: value})
-
-
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("type", "Unigram"),
-        ("vocab", {"a": 0}),
-        ("dropout", 0.5),
-        ("unk_token", "<unk>"),
-        ("byte_fallback", True),
-        ("ignore_merges", True),
-        ("a field of a later version", 1),
-    ],
-)
-def test_other_models_use_the_reference(tokenizer: Tokenizer, field: str, value: object) -> None:
+def test_other_vocabularies_use_the_reference(tokenizer, change):
     content = tokenizer.content()
-    content["model"][field] = value
-    assert not encoders._is_byte_level_bpe(content)
+    assert encoders._is_byte_level_bpe(content)
+    model = content["model"] | change.get("model", {})
+    assert not encoders._is_byte_level_bpe({**content, **change, "model": model})

@@ -1,25 +1,22 @@
-import argparse
 import os
 import subprocess
 import sys
 from contextlib import closing
 from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
 
-from data_prep.common.progress import Done, Progress
-from data_prep.engines import ENGINES, run_locally, run_on_ray
+from data_prep.engines import run_locally, run_on_ray
 from data_prep.manifest import Settings
-from data_prep.prepare import add_arguments
+from data_prep.progress import Done
 from data_prep.run import plan, prepare
-from data_prep.task import ShardTask
-from tests.data_prep.test_run import ROOT, SETTINGS, content
+from tests.data_prep.conftest import content
+from tests.data_prep.test_run import ROOT, SETTINGS
 
 needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed")
 
 
-def work(task: ShardTask, progress: Progress) -> str:
+def work(task, progress):
     """Succeed for the first input, and fail with ValueError and OSError for the others."""
     progress(Done(3, 200, 50))
     if task.index == 1:
@@ -30,11 +27,11 @@ def work(task: ShardTask, progress: Progress) -> str:
 
 
 @pytest.fixture
-def tasks(inputs: list[Path], tmp_path: Path) -> list[ShardTask]:
+def tasks(inputs, tmp_path):
     return plan(inputs, [], tmp_path, Settings(), "")
 
 
-def test_each_task_has_one_outcome_and_its_progress_is_summed(tasks: list[ShardTask]) -> None:
+def test_each_task_has_one_outcome_and_its_progress_is_summed(tasks):
     ticks: list[Done] = []
     with closing(run_locally(work, tasks, 2, ticks.append)) as outcomes:
         found = {task.index: outcome for task, outcome in outcomes}
@@ -46,7 +43,7 @@ def test_each_task_has_one_outcome_and_its_progress_is_summed(tasks: list[ShardT
     assert ticks[-1] == Done(9, 600, 150, tasks[0].input.stat().st_size)
 
 
-def test_closing_an_engine_ends_its_processes(tasks: list[ShardTask]) -> None:
+def test_closing_an_engine_ends_its_processes(tasks):
     import multiprocessing
 
     import psutil
@@ -65,27 +62,15 @@ def test_closing_an_engine_ends_its_processes(tasks: list[ShardTask]) -> None:
     assert [process for process in alive if process.status() != psutil.STATUS_ZOMBIE] == []
 
 
-def test_missing_ray_is_reported_in_one_line(
-    tasks: list[ShardTask], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_ray_is_reported_in_one_line(tasks, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ValueError, match="--engine ray: Ray is not installed; accepted: --engine"):
         next(run_on_ray(work, tasks, 1, lambda _: None))
 
 
-def test_command_line_accepts_all_engines() -> None:
-    parser = argparse.ArgumentParser()
-    add_arguments(parser)
-    for engine in ENGINES:
-        arguments = f"--input x --output y --tokenizer z --engine {engine}"
-        assert parser.parse_args(arguments.split()).engine == engine
-
-
 @pytest.mark.slow
 @needs_ray
-def test_ray_makes_the_same_bytes(
-    inputs: list[Path], tokenizer_folder: Path, tmp_path: Path
-) -> None:
+def test_ray_makes_the_same_bytes(inputs, tokenizer_folder, tmp_path):
     """Use a separate process, because Ray starts threads and leaves warnings."""
     options = ["--max-tokens", "128", "--valid-fraction", "0.2", "--workers", "2"]
     result = subprocess.run(
@@ -110,7 +95,7 @@ from pathlib import Path
 sys.path.insert(0, {root!r})
 from data_prep.engines import WorkerDied, run_on_ray
 from data_prep.manifest import Settings
-from data_prep.common.progress import Done
+from data_prep.progress import Done
 from data_prep.run import plan
 
 inputs = [Path(name) for name in sys.argv[1:]]
@@ -138,7 +123,7 @@ print(ticks[0])
 
 @pytest.mark.slow
 @needs_ray
-def test_failures_in_ray_are_reported_as_in_local_processes(tmp_path: Path) -> None:
+def test_failures_in_ray_are_reported_as_in_local_processes(tmp_path):
     result = subprocess.run(
         [
             *(sys.executable, "-c", RAY_PROGRAM.format(root=str(ROOT))),

@@ -1,6 +1,6 @@
 import pytest
 
-from data_prep.fields import MISSING, Fields, find
+from data_prep.fields import MISSING, Fields, value_of
 
 
 @pytest.mark.parametrize(
@@ -17,11 +17,11 @@ from data_prep.fields import MISSING, Fields, find
         ([1], "a", MISSING),
     ],
 )
-def test_dots_separate_the_keys_of_nested_objects(record: object, key: str, value: object) -> None:
-    assert find(record, key) is value
+def test_dots_separate_the_keys_of_nested_objects(record, key, value):
+    assert value_of(record, key) is value
 
 
-def test_message_names_a_limited_number_of_keys() -> None:
+def test_message_names_a_limited_number_of_keys():
     fields = Fields("a.jsonl")
     for number in range(1000):
         fields.take({f"key-{number}": 1})
@@ -31,5 +31,5 @@ def test_message_names_a_limited_number_of_keys() -> None:
     assert "key-20" not in str(error.value)
 
 
-def test_an_input_without_records_has_no_missing_key() -> None:
+def test_an_input_without_records_has_no_missing_key():
     Fields("a.txt", "body", "kind").check()

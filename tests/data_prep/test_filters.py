@@ -9,18 +9,18 @@ from data_prep.manifest import Count, Rejects, Settings
     ("length", "reason"),
     [(9, "too-short"), (10, None), (2048, None), (2049, "too-long")],
 )
-def test_both_limits_are_inclusive(length: int, reason: str | None) -> None:
+def test_both_limits_are_inclusive(length, reason):
     assert judge(length, Settings(max_tokens=2048, min_tokens=10)) == reason
 
 
-def test_no_length_is_rejected_by_default() -> None:
+def test_no_length_is_rejected_by_default():
     ids = np.arange(1_000_000, dtype=np.int32)
     for length in (1, 1_000_000):
         assert judge(length, Settings()) is None
     assert [len(piece) for piece in windows(ids, Settings())] == [len(ids)]
 
 
-def test_tallies_are_added_in_order() -> None:
+def test_tallies_are_added_in_order():
     first, second = Tally(cut_tokens=7), Tally(cut_tokens=2)
     first.keep("train", "Books3", Count(1, 10, 30))
     first.reject("too-long", Rejects({"Books3": 1}, ["a:1"], {"Books3": 20}, {"Books3": 4}))
@@ -47,7 +47,7 @@ def test_tallies_are_added_in_order() -> None:
 
 
 @pytest.mark.parametrize("count", [0, 1, 29, 30, 31, 60, 61, 100])
-def test_windows_respect_the_limit_and_lose_nothing(count: int) -> None:
+def test_windows_respect_the_limit_and_lose_nothing(count):
     ids = np.arange(count, dtype=np.int32)
     drop, truncate, split = (Settings(32, long) for long in ("drop", "truncate", "split"))
     assert [piece.tolist() for piece in windows(ids, drop)] == [ids.tolist()]

@@ -3,17 +3,17 @@ from types import SimpleNamespace
 
 import pytest
 
-from data_prep.documents import Document, Reject, read
+from data_prep.documents import Document, Reject, read_documents
 from data_prep.inputs import find_inputs, input_sha256, input_state, layout_of
 
 
-def test_dataset_on_the_hub_gets_its_current_commit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dataset_on_the_hub_gets_its_current_commit(monkeypatch):
     import datasets
     import huggingface_hub
 
     asked = []
 
-    def load_dataset(*names: str | None, **options: object) -> list[dict[str, str]]:
+    def load_dataset(*names, **options):
         asked.append((*names, options))
         return [{"text": "a"}, {"txt": "b"}]
 
@@ -23,7 +23,7 @@ def test_dataset_on_the_hub_gets_its_current_commit(monkeypatch: pytest.MonkeyPa
     (source,) = find_inputs(["datasets:owner/name:raw:test"])
     assert source == "datasets:owner/name@1234abcd:raw:test"
     assert find_inputs([source]) == [source]
-    document, reject = read(source)
+    document, reject = read_documents(source)
     assert document == Document("a", "unknown", source, 1)
     assert reject == Reject("no-text", "unknown", source, 2, 0)
     options = {"split": "test", "revision": "1234abcd", "streaming": True}
@@ -32,7 +32,7 @@ def test_dataset_on_the_hub_gets_its_current_commit(monkeypatch: pytest.MonkeyPa
     assert input_sha256(source) != input_sha256(source.replace("1234", "1235"))
 
 
-def test_layout_distinguishes_ways_to_read_the_same_bytes(tmp_path: Path) -> None:
+def test_layout_distinguishes_ways_to_read_the_same_bytes(tmp_path):
     one, same = tmp_path / "a.jsonl", tmp_path / "b.jsonl.zst"
     others = [f"lines:{one}", f"wikitext:{one}", tmp_path / "a.txt", f"datasets:{tmp_path}"]
     others += [f"datasets:{tmp_path}:raw", f"datasets:{tmp_path}:raw:valid"]
@@ -40,7 +40,7 @@ def test_layout_distinguishes_ways_to_read_the_same_bytes(tmp_path: Path) -> Non
     assert len({layout_of(source) for source in (one, *others)}) == 7
 
 
-def test_inputs_are_unique_and_sorted(tmp_path: Path) -> None:
+def test_inputs_are_unique_and_sorted(tmp_path):
     for name in ("b.txt", "a.txt", "c.jsonl", "[d].txt"):
         (tmp_path / name).write_text("text")
     words = [f"{tmp_path}/?.txt", f"{tmp_path}/?.*", f"{tmp_path}/a.txt", f"{tmp_path}/[d].txt"]
@@ -54,9 +54,7 @@ def test_inputs_are_unique_and_sorted(tmp_path: Path) -> None:
         find_inputs([f"lines:{tmp_path}/*.zst"])
 
 
-def test_a_file_is_read_once_however_it_is_spelled(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_is_read_once_however_it_is_spelled(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ("c.jsonl", "l.txt"):
         Path(name).write_text("{}\n")
@@ -74,9 +72,9 @@ def test_a_file_is_read_once_however_it_is_spelled(
     assert find_inputs(folders) == folders
 
 
-def test_path_has_no_prefix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_path_has_no_prefix(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("lines:a.txt").write_text("one\ntwo")
-    (document,) = read(Path("lines:a.txt"))
+    (document,) = read_documents(Path("lines:a.txt"))
     assert isinstance(document, Document)
     assert document.text == "one\ntwo"

@@ -4,7 +4,6 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import numpy as np
 import psutil
@@ -12,14 +11,14 @@ import pytest
 
 from data_prep.manifest import ShardManifest, load_manifest, read_record
 from data_prep.verify import verify
-from tests.data_prep.conftest import write_pile
-from tests.data_prep.test_run import ROOT, content
+from tests.data_prep.conftest import content, write_pile
+from tests.data_prep.test_run import ROOT
 
 KILLS = 10
 INPUTS = 4
 
 
-def start(home: Path, tokenizer_folder: Path, output: Path) -> subprocess.Popen[bytes]:
+def start(home, tokenizer_folder, output):
     """Start a prepare in its own process group."""
     options = ["--max-tokens", "4096", "--valid-fraction", "0.2", "--workers", "2"]
     options += ["--duplicates", "drop", "--near-duplicates", "0.8"]
@@ -36,7 +35,7 @@ def start(home: Path, tokenizer_folder: Path, output: Path) -> subprocess.Popen[
     )
 
 
-def kill(run: subprocess.Popen[bytes], victim: str) -> None:
+def kill(run, victim):
     """Kill the run, its youngest child, or the whole group; then wait until all have ended."""
     try:
         family = psutil.Process(run.pid).children(recursive=True)
@@ -56,7 +55,7 @@ def kill(run: subprocess.Popen[bytes], victim: str) -> None:
     assert not alive
 
 
-def assert_nothing_is_torn(output: Path) -> None:
+def assert_nothing_is_torn(output):
     """Check that every shard with a manifest is complete."""
     if (output / "manifest.json").exists():
         assert list(verify(output)) == []
@@ -66,9 +65,7 @@ def assert_nothing_is_torn(output: Path) -> None:
 
 
 @pytest.mark.slow
-def test_run_killed_at_any_moment_continues_and_gives_the_same_bytes(
-    tokenizer_folder: Path, tmp_path: Path
-) -> None:
+def test_run_killed_at_any_moment_continues_and_gives_the_same_bytes(tokenizer_folder, tmp_path):
     generator = np.random.default_rng(0)
     for number in range(INPUTS):
         words = generator.integers(0, 10**9, size=(40, 300))

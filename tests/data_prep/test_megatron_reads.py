@@ -1,11 +1,8 @@
 """megatron-core opens and merges our files in the way that its users do."""
 
 import warnings
-from collections.abc import Iterator
 from itertools import combinations
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +11,6 @@ from data_prep.corpus import Corpus
 from data_prep.indexed import import_megatron
 from data_prep.manifest import Settings
 from data_prep.run import prepare
-from tests.conftest import RunRanks
 from tests.data_prep.conftest import SENTENCE, write_pile
 
 LENGTH = 32
@@ -22,26 +18,22 @@ VOCAB_SIZE = 320
 
 
 @pytest.fixture(autouse=True)
-def megatrons_warnings_are_its_own() -> Iterator[None]:
+def megatrons_warnings_are_its_own():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
 
 
-@pytest.fixture(scope="module")
-def folder(
-    inputs: list[Path], tokenizer_folder: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Path:
-    folder = tmp_path_factory.mktemp("megatron") / "corpus"
-    prepare(inputs, folder, tokenizer_folder, Settings(valid_fraction=0.2))
-    return folder
+@pytest.fixture
+def folder(corpus_and_manifest):
+    return corpus_and_manifest[0]
 
 
-def prefixes(folder: Path, split: str) -> list[str]:
+def prefixes(folder, split):
     return sorted(str(file.with_suffix("")) for file in (folder / split).glob("*.bin"))
 
 
-def config_of(kind: type[Any], folder: Path, **options: object) -> Any:
+def config_of(kind, folder, **options):
     """Return a configuration with a blend for each of Megatron's splits and an empty test split."""
     tokenizer = SimpleNamespace(
         vocab_size=VOCAB_SIZE, eod=2, pad=1, cls=0, sep=2, mask=VOCAB_SIZE - 1,
@@ -59,7 +51,7 @@ def config_of(kind: type[Any], folder: Path, **options: object) -> Any:
     )
 
 
-def build(kind: type[Any], config: Any, samples: int | None = None) -> tuple[Any, Any]:
+def build(kind, config, samples=None):
     """Build datasets with this number of samples per split, by default one epoch."""
     import torch.distributed
     from megatron.core.datasets.blended_megatron_dataset_builder import (
@@ -73,7 +65,7 @@ def build(kind: type[Any], config: Any, samples: int | None = None) -> tuple[Any
     return train, valid
 
 
-def test_all_documents_are_read_in_order(folder: Path) -> None:
+def test_all_documents_are_read_in_order(folder):
     corpus = Corpus(folder, "train")
     number = 0
     for prefix in prefixes(folder, "train"):
@@ -84,7 +76,7 @@ def test_all_documents_are_read_in_order(folder: Path) -> None:
     assert number == len(corpus)
 
 
-def test_megatrons_builder_merges_our_shards(folder: Path, tmp_path: Path) -> None:
+def test_megatrons_builder_merges_our_shards(folder, tmp_path):
     """Make the two calls of Megatron-LM's merge_datasets.py."""
     megatron = import_megatron()
     builder = megatron.IndexedDatasetBuilder(str(tmp_path / "merged.bin"), dtype=np.uint16)
@@ -98,7 +90,7 @@ def test_megatrons_builder_merges_our_shards(folder: Path, tmp_path: Path) -> No
     assert all(np.array_equal(merged[i], corpus.document(i)) for i in range(len(corpus)))
 
 
-def test_gpt_dataset_has_the_concatenated_documents(folder: Path, run_ranks: RunRanks) -> None:
+def test_gpt_dataset_has_the_concatenated_documents(folder, run_ranks):
     [lengths] = run_ranks(1, gpt_streams, folder)
     for split, length in lengths.items():
         tokens = int(Corpus(folder, split).lengths.sum())
@@ -106,7 +98,7 @@ def test_gpt_dataset_has_the_concatenated_documents(folder: Path, run_ranks: Run
         assert tokens - shards * LENGTH < length <= tokens
 
 
-def gpt_streams(folder: Path) -> dict[str, int]:
+def gpt_streams(folder):
     """Return tokens of one epoch by split, after comparing them with the documents."""
     from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
 
@@ -130,9 +122,7 @@ def gpt_streams(folder: Path) -> dict[str, int]:
     return lengths
 
 
-def test_bert_dataset_pairs_sentences_of_one_document(
-    tokenizer_folder: Path, tmp_path: Path, run_ranks: RunRanks
-) -> None:
+def test_bert_dataset_pairs_sentences_of_one_document(tokenizer_folder, tmp_path, run_ranks):
     words = SENTENCE.split()
     texts = [
         " ".join(f"{words[i % 30].title()} {words[(i + n) % 30]}." for i in range(n, n + 6))
@@ -157,7 +147,7 @@ def test_bert_dataset_pairs_sentences_of_one_document(
     assert all(homes[tuple(first)] & homes[tuple(second)] for first, second in whole)
 
 
-def bert_pairs(folder: Path) -> list[list[list[int]]]:
+def bert_pairs(folder):
     """Return the two segments of ids of each training sample before masking."""
     from megatron.core.datasets.bert_dataset import (
         BERTMaskedWordPieceDataset,

@@ -1,7 +1,6 @@
 from collections import defaultdict
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,52 +8,30 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data_prep import duplicates, near_duplicates
-from data_prep.__main__ import main
-from data_prep.inspect import describe
 from data_prep.manifest import Settings
 from data_prep.near_duplicates import least_equal, mark_near_duplicates, sign_input, signature
-from data_prep.parts import Part
-from data_prep.run import prepare, prepare_part
-from data_prep.verify import verify
+from data_prep.run import plan, prepare
 from data_prep.words import ngram_hashes, word_hashes
 from tests.data_prep.conftest import make_texts, write_pile
-from tests.data_prep.test_run import content
 
 SIZE = 5
 
 
-@dataclass(frozen=True)
-class Task:
-    """The fields of a `ShardTask` that the functions use."""
-
-    index: int
-    input: Path
-    corpus: Path
-    settings: Settings
-
-    def file(self, suffix: str) -> Path:
-        return self.corpus / "shards" / f"shard-{self.index:05d}{suffix}"
-
-
-def marks_of(folder: Path, parts: list[list[str]], threshold: float) -> list[bool]:
+def marks_of(folder, parts, threshold):
     """Return which documents of several inputs are marked, in their order."""
-    chosen = Settings(near_duplicates=threshold)
-    tasks = [
-        Task(number, write_pile(folder / f"{number}.jsonl.zst", part), folder / "corpus", chosen)
-        for number, part in enumerate(parts)
-    ]
+    files = [write_pile(folder / f"{n}.jsonl.zst", part) for n, part in enumerate(parts)]
+    tasks = plan(files, [], folder / "corpus", Settings(near_duplicates=threshold), "")
     for task in reversed(tasks):  # in any order
-        assert sign_input(task) == sign_input(task) == len(parts[task.index])
-    count = mark_near_duplicates(tasks)
+        sign_input(task)
+    mark_near_duplicates(tasks)
     found = []
     for task in tasks:
         judge = near_duplicates.near_duplicates(task)
         found += [judge(number, None) is not None for number in range(len(parts[task.index]))]
-    assert sum(found) == count
     return found
 
 
-def marks_by_definition(texts: list[str], threshold: float) -> list[bool]:
+def marks_by_definition(texts, threshold):
     """Follow the rule in the docstring of near_duplicates.py, one document after another."""
     signatures = [np.frombuffer(signature(text, SIZE), np.uint8) for text in texts]
     is_marked = [False] * len(texts)
@@ -73,24 +50,24 @@ def marks_by_definition(texts: list[str], threshold: float) -> list[bool]:
     return is_marked
 
 
-def estimate(signatures: list[np.ndarray], one: int, other: int) -> float:
+def estimate(signatures, one, other):
     """Return the share of equal bytes, less those that are equal by chance."""
     share = float((signatures[one] == signatures[other]).mean())
     return (share - 1 / 256) / (1 - 1 / 256)
 
 
 @cache
-def ngrams(text: str) -> set[int]:
+def ngrams(text):
     words = word_hashes(text)
     return {int(n) for block in ngram_hashes(words, min(SIZE, len(words))) for n in block}
 
 
-def jaccard(one: str, other: str) -> float:
+def jaccard(one, other):
     both = ngrams(one), ngrams(other)
     return len(both[0] & both[1]) / len(both[0] | both[1])
 
 
-def families(seed: int, count: int, words: int) -> list[str]:
+def families(seed, count, words):
     """Texts, and versions of them with some words replaced, in random order."""
     generator = np.random.default_rng(seed)
     texts = []
@@ -110,9 +87,7 @@ def families(seed: int, count: int, words: int) -> list[str]:
     st.sampled_from([0.3, 0.5, 0.75, 0.8, 0.95, 1.0]),
     st.sampled_from([7, 50]),
 )
-def test_marks_are_those_of_the_definition(
-    tmp_path_factory: pytest.TempPathFactory, seed: int, threshold: float, part_documents: int
-) -> None:
+def test_marks_are_those_of_the_definition(tmp_path_factory, seed, threshold, part_documents):
     texts = families(seed, 30, 300)
     cuts = sorted(np.random.default_rng(seed).integers(0, len(texts), 2))
     parts = [texts[: cuts[0]], texts[cuts[0] : cuts[1]], texts[cuts[1] :]]
@@ -126,7 +101,7 @@ def test_marks_are_those_of_the_definition(
 
 
 @pytest.mark.parametrize("threshold", [0.5, 0.8])
-def test_marks_agree_with_the_jaccard_similarity(tmp_path: Path, threshold: float) -> None:
+def test_marks_agree_with_the_jaccard_similarity(tmp_path, threshold):
     """Up to six standard errors of the estimate."""
     texts = families(1, 60, 400)
     is_marked = marks_of(tmp_path, [texts[:50], texts[50:]], threshold)
@@ -141,7 +116,7 @@ def test_marks_agree_with_the_jaccard_similarity(tmp_path: Path, threshold: floa
 
 
 @pytest.mark.parametrize("words", [3, 30, 300, 3000, 60_000])
-def test_estimate_is_unbiased_for_texts_of_any_length(words: int) -> None:
+def test_estimate_is_unbiased_for_texts_of_any_length(words):
     generator = np.random.default_rng(words)
     errors = []
     for _ in range(12):
@@ -155,80 +130,42 @@ def test_estimate_is_unbiased_for_texts_of_any_length(words: int) -> None:
 
 
 @given(st.permutations([f"word{n}" for n in range(20)] * 2))
-def test_signature_depends_on_the_set_of_ngrams_alone(order: list[str]) -> None:
+def test_signature_depends_on_the_set_of_ngrams_alone(order):
     expected = signature(" ".join(f"Word{n}," for n in range(20)), 1)
     assert signature(" ".join(order), 1) == expected
     assert len(expected) == 256
 
 
-def test_first_stays_and_short_texts_are_compared_as_a_whole(tmp_path: Path) -> None:
+def test_first_stays_and_short_texts_are_compared_as_a_whole(tmp_path):
     parts = [["a b", "A, b!", "a c", "!!!", "?"], ["!!!", "b a", "a b", "a", "a"]]
     expected = [False, True, False, False, False, True, False, True, False, True]
     assert marks_of(tmp_path, parts, 0.8) == expected
 
 
-def test_threshold_is_that_of_the_estimate() -> None:
+def test_threshold_is_that_of_the_estimate():
     assert [least_equal(threshold) for threshold in (0.8, 0.5, 1.0)] == [205, 129, 256]
-
-
-@pytest.fixture(scope="module")
-def similar_inputs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    folder = tmp_path_factory.mktemp("similar")
-    texts = families(2, 40, 200)
-    parts = (texts[:30], texts[30:60], [*texts[60:], *texts[:5]])
-    return [write_pile(folder / f"{n}.jsonl.zst", part) for n, part in enumerate(parts)]
 
 
 CHOSEN = Settings(valid_fraction=0.2, near_duplicates=0.8)
 
 
-@pytest.mark.slow
-def test_bytes_do_not_depend_on_workers_parts_or_restarts(
-    similar_inputs: list[Path], tokenizer_folder: Path, tmp_path: Path
-) -> None:
-    one, three, parts = tmp_path / "one", tmp_path / "three", tmp_path / "parts"
-    manifest = prepare(similar_inputs, one, tokenizer_folder, CHOSEN)
-    assert manifest.rejects["near-duplicate"].count > 10
-    assert {file.suffix for file in (one / "shards").iterdir()} == {".json"}
-    assert list(verify(one)) == []
-    assert any("near-duplicate" in line for line in describe(one, 0))
-    expected = content(one)
-
-    prepare(similar_inputs, three, tokenizer_folder, CHOSEN, workers=3)
-    assert content(three) == expected
-
-    (one / "manifest.json").unlink()
-    (one / "train" / "shard-00001.bin").unlink()
-    prepare(similar_inputs, one, tokenizer_folder, CHOSEN)
-    assert content(one) == expected
-
-    for index, unread in ((0, 1), (1, 0), (0, 0)):
-        part = Part(index, 2)
-        assert prepare_part(part, similar_inputs, parts, tokenizer_folder, CHOSEN) == unread
-    prepare(similar_inputs, parts, tokenizer_folder, CHOSEN)
-    assert content(parts) == expected
-
-
-def test_signatures_of_other_settings_are_not_used(tmp_path: Path) -> None:
+def test_signatures_of_other_settings_are_not_used(tmp_path):
     file = write_pile(tmp_path / "a.jsonl.zst", ["a b c d", "a b x d"])
     one, two = (
-        Task(0, file, tmp_path / "c", Settings(near_duplicates=0.5, near_duplicate_ngram=n))
+        plan([file], [], tmp_path / "c", Settings(near_duplicates=0.5, near_duplicate_ngram=n), "")
         for n in (1, 4)
     )
-    sign_input(one)
-    assert mark_near_duplicates([one]) == 1
+    sign_input(*one)
+    mark_near_duplicates(one)
     with pytest.raises(ValueError, match=r"shard-00000\.signatures: missing, or made before"):
-        mark_near_duplicates([two])
-    stricter = replace(one, settings=replace(one.settings, near_duplicates=0.9))
+        mark_near_duplicates(two)
+    stricter = replace(one[0], settings=replace(one[0].settings, near_duplicates=0.9))
     with pytest.raises(ValueError, match=r"shard-00000\.near-duplicates: missing, or made before"):
         near_duplicates.near_duplicates(stricter)
-    sign_input(two)
-    assert mark_near_duplicates([two]) == 0
 
 
-def test_exact_duplicates_are_counted_as_such_and_subsets_beside_them(
-    tokenizer_folder: Path, tmp_path: Path
-) -> None:
+@pytest.mark.usefixtures("in_process")
+def test_exact_duplicates_are_counted_as_such_and_subsets_beside_them(tokenizer_folder, tmp_path):
     text = make_texts(1, 300)[0]
     file = write_pile(tmp_path / "a.jsonl.zst", [text, text, text + " more", "another"])
     chosen = replace(CHOSEN, duplicates="drop")
@@ -238,33 +175,3 @@ def test_exact_duplicates_are_counted_as_such_and_subsets_beside_them(
     assert manifest.rejects["near-duplicate"].places == [f"{file}:3"]
     with pytest.raises(ValueError, match="near-duplicates was 0.8 and is 0.7"):
         prepare([file], tmp_path / "corpus", tokenizer_folder, replace(chosen, near_duplicates=0.7))
-
-
-@pytest.mark.parametrize(
-    ("option", "value", "accepted"),
-    [
-        ("--near-duplicates", "0", "more than 0, and at most 1"),
-        ("--near-duplicates", "1.1", "more than 0, and at most 1"),
-        ("--near-duplicates", "nan", "more than 0, and at most 1"),
-        ("--near-duplicates 0.8 --near-duplicate-ngram", "0", "1 to 1000 words"),
-        ("--decontaminate {file} --decontaminate-ngram", "0", "1 to 1000 words"),
-    ],
-)
-def test_values_out_of_range_are_refused_before_any_work(
-    inputs: list[Path],
-    tokenizer_folder: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    option: str,
-    value: str,
-    accepted: str,
-) -> None:
-    arguments = ["prepare", "--input", str(inputs[0]), "--tokenizer", str(tokenizer_folder)]
-    output, file = tmp_path / "corpus", tmp_path / "test.txt"
-    file.write_text("one two three")
-    words = option.format(file=file).split()
-    assert main([*arguments, "--output", str(output), *words, value]) == 2
-    errors = capsys.readouterr().err
-    assert f"{words[-1].removeprefix('--')} {value}" in errors
-    assert accepted in errors
-    assert not output.exists()

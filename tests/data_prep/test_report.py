@@ -1,24 +1,12 @@
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-from data_prep.manifest import CorpusManifest, Count, Rejects, Settings
+from data_prep.manifest import Count, Rejects
 from data_prep.report import by_subset, draw, in_short, shares
-from data_prep.run import prepare
 
 
-@pytest.fixture(scope="module")
-def manifest(
-    inputs: list[Path], tokenizer_folder: Path, tmp_path_factory: pytest.TempPathFactory
-) -> CorpusManifest:
-    folder = tmp_path_factory.mktemp("report") / "corpus"
-    return prepare(inputs, folder, tokenizer_folder, Settings(max_tokens=64, valid_fraction=0.2))
-
-
-def test_figure_is_a_png_and_depends_only_on_the_content(
-    manifest: CorpusManifest, tmp_path: Path
-) -> None:
+def test_figure_is_a_png_and_depends_only_on_the_content(manifest, tmp_path):
     rejects = {
         "too-long": Rejects({"Books3": 5, "Pile-CC": 7}, [], {"Books3": 9, "Pile-CC": 3}),
         "empty": Rejects({"Pile-CC": 2}, [], {"Pile-CC": 0}),
@@ -35,15 +23,13 @@ def test_figure_is_a_png_and_depends_only_on_the_content(
 
 
 @pytest.mark.parametrize("name", ["$5_$10", "$x$", "a_{$b$", "\\frac$"])
-def test_names_of_subsets_are_drawn_as_they_are_and_not_as_formulas(
-    manifest: CorpusManifest, tmp_path: Path, name: str
-) -> None:
+def test_names_of_subsets_are_drawn_as_they_are_and_not_as_formulas(manifest, tmp_path, name):
     from matplotlib.mathtext import MathTextParser
 
     kept = {split: {name: counts["Pile-CC"]} for split, counts in manifest.kept.items()}
     rejects = {"too-long": Rejects({name: 5}, [], {name: 9})}
 
-    def parse(_: MathTextParser, text: str, *more: object) -> None:
+    def parse(_, text, *more):
         raise AssertionError(text)
 
     with pytest.MonkeyPatch.context() as patch:
@@ -52,7 +38,7 @@ def test_names_of_subsets_are_drawn_as_they_are_and_not_as_formulas(
     assert (tmp_path / "corpus.png").is_file()
 
 
-def test_smallest_of_many_subsets_are_merged() -> None:
+def test_smallest_of_many_subsets_are_merged():
     kept = {"train": {f"{n:03d}": Count(1, 1000 - n, 0) for n in range(100)}, "valid": {}}
     rows = by_subset(kept)
     assert list(rows)[:2] == ["000", "001"]
@@ -60,7 +46,7 @@ def test_smallest_of_many_subsets_are_merged() -> None:
     assert sum(row["train"] for row in rows.values()) == sum(1000 - n for n in range(100))
 
 
-def test_shares_of_a_subset_are_of_its_text_and_sum_to_one(manifest: CorpusManifest) -> None:
+def test_shares_of_a_subset_are_of_its_text_and_sum_to_one(manifest):
     rows = shares(manifest)
     rejects = manifest.rejects["too-long"]
     kept = sum(subsets["Books3"].text_bytes for subsets in manifest.kept.values())
@@ -75,5 +61,5 @@ def test_shares_of_a_subset_are_of_its_text_and_sum_to_one(manifest: CorpusManif
 @pytest.mark.parametrize(
     ("number", "words"), [(0, "0"), (7, "7"), (1234, "1.23 k"), (2.5e6, "2.5 M"), (3e11, "300 G")]
 )
-def test_numbers_are_short(number: float, words: str) -> None:
+def test_numbers_are_short(number, words):
     assert in_short(number) == words

@@ -1,4 +1,3 @@
-import errno
 import fcntl
 import json
 import os
@@ -8,70 +7,35 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Generator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import psutil
 import pytest
 
-from data_prep.corpus import Corpus
+from data_prep.contamination import digests
 from data_prep.duplicates import hash_input
 from data_prep.engines import ENGINES
 from data_prep.manifest import Settings, load_manifest
 from data_prep.parts import Part
 from data_prep.run import idle_workers, plan, prepare, prepare_part
-from data_prep.task import ShardTask
-from data_prep.tokenizer import Tokenizer, train
+from data_prep.tokenizer import train
 from data_prep.verify import verify
-from tests.data_prep.conftest import make_texts, write_pile
+from tests.data_prep.conftest import content, documents, make_texts, run_here, write_pile
 
 SETTINGS = Settings(max_tokens=128, valid_fraction=0.2)
 ROOT = Path(__file__).parents[2]
 
 
-def content(folder: Path) -> dict[str, bytes]:
-    """Return the content of every file of a corpus except the locks."""
-    return {
-        file.relative_to(folder).as_posix(): file.read_bytes()
-        for file in sorted(folder.rglob("*"))
-        if file.is_file() and not file.name.startswith(".lock")
-    }
-
-
-def documents(folder: Path, split: str) -> list[list[int]]:
-    corpus = Corpus(folder, split)
-    return [corpus.document(i).tolist() for i in range(len(corpus))]
-
-
-@pytest.fixture
-def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make shards in the process of the test, without workers."""
-
-    def run(
-        work: Callable[..., Any], tasks: list[ShardTask], *_: object
-    ) -> Generator[Any, None, None]:
-        for task in tasks:
-            try:
-                yield task, work(task)
-            except (ValueError, OSError) as error:
-                yield task, error
-
-    monkeypatch.setitem(ENGINES, "local", run)
-
-
 @pytest.fixture(scope="module")
-def corpus_folder(
-    inputs: list[Path], tokenizer_folder: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Path:
+def corpus_folder(inputs, tokenizer_folder, tmp_path_factory):
     folder = tmp_path_factory.mktemp("corpus") / "corpus"
     prepare(inputs, folder, tokenizer_folder, SETTINGS)
     return folder
 
 
-def test_corpus_has_the_documents_of_the_inputs(corpus_folder: Path, tokenizer: Tokenizer) -> None:
+def test_corpus_has_the_documents_of_the_inputs(corpus_folder, tokenizer):
     texts = [text for seed in range(3) for text in make_texts(120, 60, seed=seed)]
     expected = [[*ids.tolist(), 2] for ids in tokenizer.encode_batch(texts) if len(ids) + 2 <= 128]
     found = documents(corpus_folder, "train") + documents(corpus_folder, "valid")
@@ -86,9 +50,7 @@ def test_corpus_has_the_documents_of_the_inputs(corpus_folder: Path, tokenizer: 
 
 
 @pytest.mark.usefixtures("in_process")
-def test_nothing_is_dropped_by_default(
-    inputs: list[Path], tokenizer: Tokenizer, tokenizer_folder: Path, tmp_path: Path
-) -> None:
+def test_nothing_is_dropped_by_default(inputs, tokenizer, tokenizer_folder, tmp_path):
     long = write_pile(tmp_path / "long.jsonl.zst", ["word " * 5000, "a"])
     settings = Settings(valid_fraction=0.0)
     manifest = prepare([*inputs, long], tmp_path / "corpus", tokenizer_folder, settings)
@@ -100,16 +62,14 @@ def test_nothing_is_dropped_by_default(
 
 
 def test_bytes_do_not_depend_on_the_number_of_workers(
-    corpus_folder: Path, inputs: list[Path], tokenizer_folder: Path, tmp_path: Path
-) -> None:
+    corpus_folder, inputs, tokenizer_folder, tmp_path
+):
     prepare(inputs, tmp_path / "three", tokenizer_folder, SETTINGS, workers=3)
     assert content(tmp_path / "three") == content(corpus_folder)
 
 
 @pytest.mark.usefixtures("in_process")
-def test_split_depends_only_on_the_text(
-    corpus_folder: Path, inputs: list[Path], tokenizer_folder: Path, tmp_path: Path
-) -> None:
+def test_split_depends_only_on_the_text(corpus_folder, inputs, tokenizer_folder, tmp_path):
     texts = [text for seed in (2, 0, 1) for text in reversed(make_texts(120, 60, seed=seed))]
     one_file = write_pile(tmp_path / "all.jsonl.zst", texts)
     prepare([one_file], tmp_path / "corpus", tokenizer_folder, SETTINGS)
@@ -119,9 +79,7 @@ def test_split_depends_only_on_the_text(
         )
 
 
-def test_rerun_of_a_finished_corpus_changes_nothing(
-    corpus_folder: Path, inputs: list[Path], tokenizer_folder: Path
-) -> None:
+def test_rerun_of_a_finished_corpus_changes_nothing(corpus_folder, inputs, tokenizer_folder):
     before = content(corpus_folder)
     times = {file: file.stat().st_mtime_ns for file in corpus_folder.rglob("*.*")}
     prepare(inputs, corpus_folder, tokenizer_folder, SETTINGS)
@@ -133,8 +91,8 @@ def test_rerun_of_a_finished_corpus_changes_nothing(
 
 @pytest.mark.usefixtures("in_process")
 def test_files_of_the_filters_left_by_a_killed_run_go_with_the_next(
-    inputs: list[Path], tokenizer_folder: Path, tmp_path: Path
-) -> None:
+    inputs, tokenizer_folder, tmp_path
+):
     """By a run that was killed after it had written the manifest."""
     prepare(inputs, tmp_path, tokenizer_folder, SETTINGS)
     finished = content(tmp_path)
@@ -145,14 +103,9 @@ def test_files_of_the_filters_left_by_a_killed_run_go_with_the_next(
 
 @pytest.mark.usefixtures("in_process")
 def test_corpus_whose_picture_cannot_be_drawn_is_finished_and_drawn_by_the_next_run(
-    corpus_folder: Path,
-    inputs: list[Path],
-    tokenizer_folder: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    def fail(*_: object) -> None:
+    corpus_folder, inputs, tokenizer_folder, tmp_path, monkeypatch, capsys
+):
+    def fail(*_):
         raise KeyError("no such\ncolour")
 
     with monkeypatch.context() as patch:
@@ -166,24 +119,14 @@ def test_corpus_whose_picture_cannot_be_drawn_is_finished_and_drawn_by_the_next_
     assert content(tmp_path) == finished
     prepare(inputs, tmp_path, tokenizer_folder, SETTINGS)
     assert content(tmp_path) == {**finished, "corpus.png": picture}
+    (tmp_path / "manifest.json").unlink()  # so the picture is of another corpus
+    monkeypatch.setattr("data_prep.run.draw", fail)
+    prepare(inputs, tmp_path, tokenizer_folder, SETTINGS)
+    assert content(tmp_path) == finished
 
 
 @pytest.mark.usefixtures("in_process")
-def test_picture_of_an_earlier_corpus_goes_with_its_manifest(
-    inputs: list[Path], tokenizer_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    prepare(inputs, tmp_path, tokenizer_folder, SETTINGS)
-    (tmp_path / "manifest.json").unlink()
-    (tmp_path / "corpus.png").write_bytes(b"of another")
-    monkeypatch.setattr("data_prep.run.draw", lambda *_: 1 / 0)
-    prepare(inputs, tmp_path, tokenizer_folder, SETTINGS)
-    assert not (tmp_path / "corpus.png").exists()
-
-
-@pytest.mark.usefixtures("in_process")
-def test_only_a_missing_file_is_made_again(
-    inputs: list[Path], tokenizer_folder: Path, tmp_path: Path
-) -> None:
+def test_only_a_missing_file_is_made_again(inputs, tokenizer_folder, tmp_path):
     prepare(inputs, tmp_path, tokenizer_folder, SETTINGS)
     before = content(tmp_path)
     times = {file: file.stat().st_mtime_ns for file in (tmp_path / "train").iterdir()}
@@ -197,23 +140,16 @@ def test_only_a_missing_file_is_made_again(
 
 @pytest.mark.usefixtures("in_process")
 def test_changed_settings_and_inputs_are_refused_until_overwrite(
-    inputs: list[Path], tokenizer_folder: Path, tmp_path: Path
-) -> None:
+    inputs, tokenizer_folder, tmp_path
+):
     files = [write_pile(tmp_path / f"{n}.jsonl.zst", make_texts(20, 20, seed=n)) for n in range(2)]
     corpus = tmp_path / "corpus"
     prepare(files, corpus, tokenizer_folder, SETTINGS)
     before = content(corpus)
-    with pytest.raises(ValueError, match="max-tokens was 128 and is 64.*--overwrite"):
-        prepare(files, corpus, tokenizer_folder, Settings(64, valid_fraction=0.2))
-    with pytest.raises(
-        ValueError,
-        match="max-tokens was 128 and is not given; text-key was text and is body.*--overwrite",
-    ):
-        prepare(
-            files, corpus, tokenizer_folder, replace(SETTINGS, text_key="body", max_tokens=None)
-        )
-    with pytest.raises(ValueError, match="subset-key was meta.pile_set_name and is lang"):
-        prepare(files, corpus, tokenizer_folder, replace(SETTINGS, subset_key="lang"))
+    changed = replace(SETTINGS, text_key="body", max_tokens=None)
+    message = "max-tokens was 128 and is not given; text-key was text and is body.*--overwrite"
+    with pytest.raises(ValueError, match=message):
+        prepare(files, corpus, tokenizer_folder, changed)
     with pytest.raises(ValueError, match="left by a prepare of more inputs.*--overwrite"):
         prepare(files[:1], corpus, tokenizer_folder, SETTINGS)
     with pytest.raises(ValueError, match=r"1\.jsonl\.zst differs from what was read.*--overwrite"):
@@ -229,9 +165,7 @@ def test_changed_settings_and_inputs_are_refused_until_overwrite(
 
 
 @pytest.mark.usefixtures("in_process")
-def test_touched_or_moved_input_with_the_same_content_is_accepted(
-    tokenizer_folder: Path, tmp_path: Path
-) -> None:
+def test_touched_or_moved_input_with_the_same_content_is_accepted(tokenizer_folder, tmp_path):
     file = write_pile(tmp_path / "a.jsonl.zst", make_texts(20, 20))
     prepare([file], tmp_path / "corpus", tokenizer_folder, SETTINGS)
     before = content(tmp_path / "corpus")
@@ -244,7 +178,7 @@ def test_touched_or_moved_input_with_the_same_content_is_accepted(
 
 
 @pytest.mark.usefixtures("in_process")
-def test_one_corpus_a_subset_holds_every_text_once(tokenizer_folder: Path, tmp_path: Path) -> None:
+def test_one_corpus_a_subset_holds_every_text_once(tokenizer_folder, tmp_path):
     texts = make_texts(12, 5)
     named = [*zip(texts, "XYZ" * 4, strict=True), (texts[0], "Y")]
     file = tmp_path / "a.jsonl"
@@ -264,7 +198,7 @@ def test_one_corpus_a_subset_holds_every_text_once(tokenizer_folder: Path, tmp_p
 
 
 @pytest.mark.usefixtures("in_process")
-def test_every_reject_is_counted_with_its_place(tokenizer_folder: Path, tmp_path: Path) -> None:
+def test_every_reject_is_counted_with_its_place(tokenizer_folder, tmp_path):
     good = [json.dumps({"text": text, "meta": {"pile_set_name": "X"}}) for text in make_texts(9, 5)]
     bad = {
         "not-json": "{",
@@ -297,24 +231,9 @@ def test_every_reject_is_counted_with_its_place(tokenizer_folder: Path, tmp_path
 
 
 @pytest.mark.usefixtures("in_process")
-def test_long_documents_are_truncated_on_request(
-    inputs: list[Path], tokenizer: Tokenizer, tokenizer_folder: Path, tmp_path: Path
-) -> None:
-    settings = Settings(max_tokens=32, long="truncate", valid_fraction=0.0)
-    manifest = prepare(inputs, tmp_path, tokenizer_folder, settings)
-    texts = [text for seed in range(3) for text in make_texts(120, 60, seed=seed)]
-    expected = [[*ids[:30].tolist(), 2] for ids in tokenizer.encode_batch(texts)]
-    assert documents(tmp_path, "train") == expected
-    assert manifest.cut == sum(len(ids) == 31 for ids in expected) > 0
-    lost = sum(len(ids) for ids in tokenizer.encode_batch(texts)) - sum(map(len, expected))
-    assert manifest.cut_tokens == lost + len(expected)
-    assert manifest.rejects == {}
-
-
-@pytest.mark.usefixtures("in_process")
 def test_long_documents_are_split_into_windows_without_loss(
-    inputs: list[Path], tokenizer: Tokenizer, tokenizer_folder: Path, tmp_path: Path
-) -> None:
+    inputs, tokenizer, tokenizer_folder, tmp_path
+):
     settings = Settings(max_tokens=32, long="split", valid_fraction=0.3)
     manifest = prepare(inputs, tmp_path, tokenizer_folder, settings)
     texts = [text for seed in range(3) for text in make_texts(120, 60, seed=seed)]
@@ -333,9 +252,7 @@ def test_long_documents_are_split_into_windows_without_loss(
 
 
 @pytest.mark.usefixtures("in_process")
-def test_failed_shard_is_reported_and_the_others_are_kept(
-    inputs: list[Path], tokenizer_folder: Path, tmp_path: Path
-) -> None:
+def test_failed_shard_is_reported_and_the_others_are_kept(inputs, tokenizer_folder, tmp_path):
     cut = tmp_path / "cut.jsonl.zst"
     cut.write_bytes(inputs[0].read_bytes()[:-10])
     corpus = tmp_path / "corpus"
@@ -349,9 +266,7 @@ def test_failed_shard_is_reported_and_the_others_are_kept(
 
 
 @pytest.mark.usefixtures("in_process")
-def test_corpus_without_documents_is_refused_with_the_reasons(
-    tokenizer_folder: Path, tmp_path: Path
-) -> None:
+def test_corpus_without_documents_is_refused_with_the_reasons(tokenizer_folder, tmp_path):
     empty = tmp_path / "empty.jsonl"
     empty.write_text("")
     with pytest.raises(ValueError, match="no document kept: the inputs have no lines"):
@@ -365,7 +280,7 @@ def test_corpus_without_documents_is_refused_with_the_reasons(
 
 
 @pytest.mark.usefixtures("in_process")
-def test_too_many_subsets_are_refused(tokenizer_folder: Path, tmp_path: Path) -> None:
+def test_too_many_subsets_are_refused(tokenizer_folder, tmp_path):
     file = tmp_path / "a.jsonl"
     lines = [{"text": f"text {n}", "meta": {"pile_set_name": f"set {n}"}} for n in range(257)]
     file.write_text("\n".join(map(json.dumps, lines)))
@@ -373,38 +288,34 @@ def test_too_many_subsets_are_refused(tokenizer_folder: Path, tmp_path: Path) ->
         prepare([file], tmp_path / "a", tokenizer_folder, Settings(valid_fraction=0.0))
     file.write_text("\n".join(map(json.dumps, lines[:256])))
     manifest = prepare([file], tmp_path / "a", tokenizer_folder, Settings(valid_fraction=0.0))
-    corpus = Corpus(tmp_path / "a", "train")
-    names = [manifest.subsets[number] for number in corpus.subsets]
-    assert names == [f"set {n}" for n in range(256)]
+    assert len(manifest.subsets) == 256
 
 
 @pytest.mark.usefixtures("in_process")
-def test_hashes_of_another_key_are_not_used(tokenizer_folder: Path, tmp_path: Path) -> None:
+def test_hashes_of_another_key_are_not_used(tokenizer_folder, tmp_path):
     file = tmp_path / "a.jsonl"
     file.write_text('{"a": "one", "b": "x"}\n{"a": "one", "b": "y"}\n')
     corpus = tmp_path / "corpus"
     settings = Settings(duplicates="drop", text_key="a")
     other = replace(settings, text_key="b")
     for task in plan([file], [], corpus, settings, ""):
-        assert hash_input(task) == 2
+        hash_input(task)
     assert prepare([file], corpus, tokenizer_folder, other).totals["train"].documents == 2
 
 
 @pytest.mark.usefixtures("in_process")
-def test_second_run_into_one_folder_is_refused(
-    inputs: list[Path], tokenizer_folder: Path, tmp_path: Path
-) -> None:
+def test_second_run_into_one_folder_is_refused(inputs, tokenizer_folder, tmp_path):
     with (tmp_path / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        with pytest.raises(ValueError, match="another prepare is at work in this folder"):
+        with pytest.raises(ValueError, match="another prepare is at work"):
             prepare(inputs, tmp_path, tokenizer_folder, SETTINGS)
     prepare(inputs, tmp_path, tokenizer_folder, SETTINGS)
 
 
 @pytest.mark.usefixtures("in_process")
 def test_parts_in_any_order_give_the_same_corpus_as_one_run(
-    corpus_folder: Path, inputs: list[Path], tokenizer_folder: Path, tmp_path: Path
-) -> None:
+    corpus_folder, inputs, tokenizer_folder, tmp_path
+):
     for index in (3, 1, 0):
         assert prepare_part(Part(index, 4), inputs, tmp_path, tokenizer_folder, SETTINGS) == 0
     made = {file.name for file in (tmp_path / "shards").iterdir()}
@@ -418,60 +329,20 @@ def test_parts_in_any_order_give_the_same_corpus_as_one_run(
     assert not list(tmp_path.glob(".lock-*"))
 
 
-def test_part_of_a_finished_corpus_changes_nothing(
-    corpus_folder: Path, inputs: list[Path], tokenizer_folder: Path
-) -> None:
+def test_part_of_a_finished_corpus_changes_nothing(corpus_folder, inputs, tokenizer_folder):
     before = content(corpus_folder)
     prepare_part(Part(0, 2), inputs, corpus_folder, tokenizer_folder, SETTINGS)
     assert content(corpus_folder) == before
 
 
-@pytest.mark.usefixtures("in_process")
-def test_part_excludes_the_same_part_and_a_whole_run_only(
-    inputs: list[Path], tokenizer_folder: Path, tmp_path: Path
-) -> None:
-    with (tmp_path / ".lock").open("w") as whole, (tmp_path / ".lock-0-of-2").open("w") as part:
-        fcntl.flock(whole, fcntl.LOCK_SH)
-        fcntl.flock(part, fcntl.LOCK_EX)
-        with pytest.raises(ValueError, match="another prepare is at work in this folder"):
-            prepare(inputs, tmp_path, tokenizer_folder, SETTINGS)
-        with pytest.raises(ValueError, match="another prepare of --shard 0/2 is at work"):
-            prepare_part(Part(0, 2), inputs, tmp_path, tokenizer_folder, SETTINGS)
-        prepare_part(Part(1, 2), inputs, tmp_path, tokenizer_folder, SETTINGS)
-        fcntl.flock(part, fcntl.LOCK_UN)
-        fcntl.flock(whole, fcntl.LOCK_EX)
-        with pytest.raises(ValueError, match="a prepare of all shards is at work"):
-            prepare_part(Part(0, 2), inputs, tmp_path, tokenizer_folder, SETTINGS)
-
-
-def test_part_refuses_another_vocabulary(
-    inputs: list[Path], tokenizer_folder: Path, tmp_path: Path
-) -> None:
+def test_part_refuses_another_vocabulary(inputs, tokenizer_folder, tmp_path):
     train(iter(["another text"]), 300).save(tmp_path / "tokenizer.json")
     with pytest.raises(ValueError, match=r"tokenizer\.json: not the vocabulary"):
         prepare_part(Part(0, 2), inputs, tmp_path, tokenizer_folder, SETTINGS)
 
 
 @pytest.mark.usefixtures("in_process")
-def test_file_system_without_locks_gives_a_warning(
-    inputs: list[Path],
-    tokenizer_folder: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    def no_locks(*_: object) -> None:
-        raise OSError(errno.ENOLCK, "No locks available")
-
-    monkeypatch.setattr("fcntl.flock", no_locks)
-    prepare(inputs[:1], tmp_path, tokenizer_folder, SETTINGS)
-    assert "this file system has no locks" in capsys.readouterr().err
-
-
-@pytest.mark.usefixtures("in_process")
-def test_validation_inputs_are_the_validation_split(
-    inputs: list[Path], tokenizer_folder: Path, tmp_path: Path
-) -> None:
+def test_validation_inputs_are_the_validation_split(inputs, tokenizer_folder, tmp_path):
     settings = Settings(max_tokens=128, valid_fraction=0.0)
     manifest = prepare(inputs[:2], tmp_path, tokenizer_folder, settings, valid_inputs=inputs[2:])
     assert [file.role for file in manifest.inputs] == ["train", "train", "valid"]
@@ -483,20 +354,7 @@ def test_validation_inputs_are_the_validation_split(
         prepare(inputs, tmp_path, tokenizer_folder, settings)
 
 
-def test_validation_fraction_and_validation_inputs_exclude_each_other(
-    inputs: list[Path], tmp_path: Path
-) -> None:
-    with pytest.raises(ValueError, match=r"--valid-fraction 0\.2 with --valid-input: accepted"):
-        plan(inputs[:2], inputs[2:], tmp_path, SETTINGS, "")
-    settings = Settings(valid_fraction=0.0)
-    again = inputs[0].parent / ".." / inputs[0].parent.name / inputs[0].name
-    with pytest.raises(ValueError, match="is an --input as well"):
-        plan(inputs, [again], tmp_path, settings, "")
-
-
-def test_a_file_in_both_splits_is_refused_however_it_is_spelled_and_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_in_both_splits_is_refused_however_it_is_spelled_and_read(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("l.txt").write_text("one\ntwo\n")
     Path("link.txt").symlink_to("l.txt")
@@ -513,68 +371,64 @@ def test_a_file_in_both_splits_is_refused_however_it_is_spelled_and_read(
     assert len(plan(["datasets:l.txt"], ["lines:l.txt"], tmp_path, settings, "")) == 2
 
 
-@pytest.mark.usefixtures("in_process")
-def test_dropped_duplicates_do_not_depend_on_parts_and_workers(
-    tokenizer_folder: Path, tmp_path: Path
-) -> None:
-    texts = make_texts(60, 20)
+def test_filters_do_not_depend_on_workers_parts_or_restarts(tokenizer_folder, tmp_path):
+    test_set = tmp_path / "test.txt"
+    texts = make_texts(60, 40)
+    test_set.write_text(texts[50])
+    near = [f"{text} more" for text in texts if len(text.split()) > 30][:9]
     files = [
         write_pile(tmp_path / "0.jsonl.zst", texts[:40]),
-        write_pile(tmp_path / "1.jsonl.zst", texts[20:] + texts[:5] + texts[:5]),
+        write_pile(tmp_path / "1.jsonl.zst", [*texts[20:], *texts[:5], *texts[:5], *near]),
     ]
-    settings = replace(SETTINGS, duplicates="drop")
+    chosen = {"near_duplicates": 0.8, "decontaminate": digests([test_set], 13)}
+    settings = replace(SETTINGS, duplicates="drop", **chosen)
     corpus, parts = tmp_path / "corpus", tmp_path / "parts"
     manifest = prepare(files, corpus, tokenizer_folder, settings, workers=2)
     assert manifest.rejects["duplicate"].count == 30
-    assert sum(total.documents for total in manifest.totals.values()) == 60
+    assert manifest.rejects["near-duplicate"].count >= 8
+    assert sum("contaminated" in reason for reason in manifest.rejects) == 1
     assert {file.suffix for file in (corpus / "shards").iterdir()} == {".json"}
-    # The first part has to wait until the inputs of the second have been read.
-    for index, unread in ((0, 1), (1, 0), (0, 0)):
-        part = Part(index, 2)
-        assert prepare_part(part, files, parts, tokenizer_folder, settings) == unread
-    prepare(files, parts, tokenizer_folder, settings)
-    assert content(parts) == content(corpus)
+    assert list(verify(corpus)) == []
+    finished = content(corpus)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(ENGINES, "local", run_here)
+        for name in ("manifest.json", "train/shard-00001.bin"):
+            (corpus / name).unlink()
+        prepare(files, corpus, tokenizer_folder, settings)
+        assert content(corpus) == finished
+        # The first part has to wait until the inputs of the second have been read.
+        for index, unread in ((0, 1), (1, 0), (0, 0)):
+            part = Part(index, 2)
+            assert prepare_part(part, files, parts, tokenizer_folder, settings) == unread
+        prepare(files, parts, tokenizer_folder, settings)
+    assert content(parts) == finished
 
 
-def test_idle_workers_are_reported(inputs: list[Path], tmp_path: Path) -> None:
+def test_idle_workers_are_reported(inputs, tmp_path):
     tasks = plan(inputs, [], tmp_path, SETTINGS, "")
     assert idle_workers(tasks, 3) is None
     assert idle_workers([], 3) is None
-    said = idle_workers(tasks, 8)
-    assert said is not None
-    for words in ("8 workers for 3 inputs", "cannot be split", "at most 3 work at once", ".zst ("):
-        assert words in said
+    assert idle_workers(tasks, 8).startswith("8 workers for 3 inputs: ")
 
 
-@pytest.mark.parametrize("limit_bytes", [1000, 30_000])
-def test_full_disk_error_names_the_file_and_leaves_nothing_incomplete(
-    tokenizer_folder: Path, tmp_path: Path, limit_bytes: int
-) -> None:
-    """The smaller limit affects the vocabulary, the other one the shard."""
+def test_full_disk_error_names_the_file_and_leaves_nothing_incomplete(tokenizer_folder, tmp_path):
     file = write_pile(tmp_path / "a.jsonl.zst", make_texts(1500, 60))
     corpus = tmp_path / "corpus"
-
-    def limit() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (limit_bytes, limit_bytes))
-
+    command = [sys.executable, "-m", "data_prep", "prepare", "--tokenizer", tokenizer_folder]
     result = subprocess.run(
-        [
-            *(sys.executable, "-m", "data_prep", "prepare", "--tokenizer", tokenizer_folder),
-            *("--input", file, "--output", corpus),
-        ],
+        [*command, "--input", file, "--output", corpus],
         cwd=ROOT,
         capture_output=True,
         text=True,
-        preexec_fn=limit,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, 30_000)),
     )
     assert result.returncode == 2
     assert "Traceback" not in result.stderr
     last = result.stderr.splitlines()[-1]
     assert last.startswith("python -m data_prep prepare: error: ")
-    full = "tokenizer.json" if limit_bytes == 1000 else "train/shard-00000.bin"
-    assert f"{corpus / full}" in last
+    assert f"{corpus / 'train/shard-00000.bin'}" in last
     assert "File too large" in last
-    assert set(content(corpus)) == ({"tokenizer.json"} if limit_bytes > 1000 else set())
+    assert content(corpus).keys() == {"tokenizer.json"}
 
 
 # Workers import the main script too.
@@ -593,77 +447,57 @@ if __name__ == "__main__":
 """
 
 
-class Run:
-    """Start a prepare in a separate process, which waits after it has made one shard."""
-
-    def __init__(self, tmp_path: Path, tokenizer_folder: Path) -> None:
-        generator = np.random.default_rng(0)
-        for number in range(3):
-            words = generator.integers(0, 10**9, size=(20, 300))
-            texts = [" ".join(map(str, row)) for row in words]
-            write_pile(tmp_path / "in" / f"{number}.jsonl.zst", texts)
-        self.inputs = sorted((tmp_path / "in").iterdir())
-        self.output = tmp_path / "corpus"
-        self.settings = Settings(max_tokens=4096, valid_fraction=0.2)
-        self.tokenizer_folder = tokenizer_folder
-        arguments = ["--input", *map(str, self.inputs), "--output", str(self.output)]
-        arguments += ["--tokenizer", str(tokenizer_folder), "--max-tokens", "4096"]
-        arguments += ["--valid-fraction", "0.2", "--workers", "1"]
-        script = tmp_path / "run.py"
-        script.write_text(RUN_THAT_RESTS_AFTER_A_SHARD)
-        self.process = subprocess.Popen(
-            [sys.executable, str(script), *arguments],
-            cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-            stderr=subprocess.PIPE,
-            text=True,
-            # Processes that a shell runs in the background ignore interrupts.
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-        )
-
-    def wait_for_a_shard(self) -> None:
-        deadline = time.monotonic() + 60
-        while not (self.output / "shards" / "shard-00000.json").exists():
-            assert time.monotonic() < deadline
-            assert self.process.poll() is None
-            time.sleep(0.01)
-
-    def workers(self) -> list[psutil.Process]:
-        children = psutil.Process(self.process.pid).children()
-        return [child for child in children if "spawn_main" in " ".join(child.cmdline())]
-
-    def assert_rerun_gives_what_one_run_gives(self, fresh: Path) -> None:
-        prepare(self.inputs, self.output, self.tokenizer_folder, self.settings)
-        prepare(self.inputs, fresh, self.tokenizer_folder, self.settings)
-        assert content(self.output) == content(fresh)
+@pytest.fixture(scope="module")
+def numbers(tmp_path_factory):
+    """Inputs of random numbers, whose shards take some time."""
+    folder, generator = tmp_path_factory.mktemp("numbers"), np.random.default_rng(0)
+    for number in range(3):
+        words = generator.integers(0, 10**9, size=(20, 300))
+        write_pile(folder / f"{number}.jsonl.zst", [" ".join(map(str, row)) for row in words])
+    return sorted(folder.iterdir())
 
 
-@pytest.mark.parametrize("victim", ["run", "worker", "interrupt"])
+@pytest.mark.usefixtures("in_process")
+@pytest.mark.parametrize(
+    ("victim", "code", "message"),
+    [("run", -9, ""), ("worker", 1, "a worker process died"), ("interrupt", 130, "stopped")],
+)
 def test_killed_run_ends_its_workers_and_can_be_continued(
-    tmp_path: Path, tokenizer_folder: Path, victim: str
-) -> None:
-    run = Run(tmp_path, tokenizer_folder)
-    run.wait_for_a_shard()
-    workers = run.workers()
-    assert len(workers) == 1
-    if victim == "run":
-        run.process.kill()
-    elif victim == "worker":
-        workers[0].kill()
+    numbers, tmp_path, tokenizer_folder, victim, code, message
+):
+    output, script = tmp_path / "corpus", tmp_path / "run.py"
+    arguments = ["--input", *map(str, numbers), "--output", str(output), "--max-tokens", "4096"]
+    arguments += ["--tokenizer", str(tokenizer_folder), "--valid-fraction", "0.2"]
+    script.write_text(RUN_THAT_RESTS_AFTER_A_SHARD)
+    run = subprocess.Popen(
+        [sys.executable, str(script), *arguments],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stderr=subprocess.PIPE,
+        text=True,
+        # Processes that a shell runs in the background ignore interrupts.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    first, deadline = output / "shards" / "shard-00000.json", time.monotonic() + 60
+    while not first.exists():
+        assert time.monotonic() < deadline
+        assert run.poll() is None
+        time.sleep(0.01)
+    children = psutil.Process(run.pid).children()
+    (worker,) = (child for child in children if "spawn_main" in " ".join(child.cmdline()))
+    if victim == "interrupt":
+        run.send_signal(signal.SIGINT)
     else:
-        run.process.send_signal(signal.SIGINT)
-    _, errors = run.process.communicate(timeout=30)
-    expected = {
-        "run": (-9, ""),
-        "worker": (1, "a worker process died"),
-        "interrupt": (130, "stopped"),
-    }
-    assert run.process.returncode == expected[victim][0]
-    assert expected[victim][1] in errors
+        (run if victim == "run" else worker).kill()
+    _, errors = run.communicate(timeout=30)
+    assert run.returncode == code
+    assert message in errors
     assert "Traceback" not in errors
-    psutil.wait_procs(workers, timeout=30)
-    assert not any(worker.is_running() for worker in workers)
-    assert not (run.output / "manifest.json").exists()
-    made_before = (run.output / "shards" / "shard-00000.json").stat().st_mtime_ns
-    run.assert_rerun_gives_what_one_run_gives(tmp_path / "fresh")
-    assert (run.output / "shards" / "shard-00000.json").stat().st_mtime_ns == made_before
+    psutil.wait_procs([worker], timeout=30)
+    assert not worker.is_running()
+    assert not (output / "manifest.json").exists()
+    made_before, settings = first.stat().st_mtime_ns, Settings(4096, valid_fraction=0.2)
+    prepare(numbers, output, tokenizer_folder, settings)
+    prepare(numbers, tmp_path / "fresh", tokenizer_folder, settings)
+    assert content(output) == content(tmp_path / "fresh")
+    assert first.stat().st_mtime_ns == made_before

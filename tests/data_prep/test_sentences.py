@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 
 from data_prep.sentences import cut_lengths, encode_sentences, sentences
-from data_prep.tokenizer import Tokenizer
 
 
 @pytest.mark.parametrize(
@@ -38,17 +37,17 @@ from data_prep.tokenizer import Tokenizer
         "tabs.\tand|\n\t\nmore.|\tAnd",
     ],
 )
-def test_sentences_begin_at_the_marked_places(marked: str) -> None:
+def test_sentences_begin_at_the_marked_places(marked):
     assert sentences(marked.replace("|", "")) == marked.split("|")
 
 
-def random_texts() -> list[str]:
+def random_texts():
     generator = np.random.default_rng(0)
     alphabet = np.array(list("aAéΩ中1 \n\t\u00a0.!?…。」\"')(,:-।"))
     return ["".join(generator.choice(alphabet, size)) for size in generator.integers(0, 60, 2000)]
 
 
-def test_joined_sentences_are_the_text_and_none_is_blank() -> None:
+def test_joined_sentences_are_the_text_and_none_is_blank():
     for text in random_texts():
         found = sentences(text)
         assert "".join(found) == text
@@ -77,16 +76,14 @@ def test_joined_sentences_are_the_text_and_none_is_blank() -> None:
     ],
 )
 @pytest.mark.parametrize("end", ["", "A", " A", "\n\nA"])
-def test_time_is_linear_in_the_text(unit: str, end: str) -> None:
+def test_time_is_linear_in_the_text(unit, end):
     text = unit * (200_000 // len(unit)) + end
     started = time.process_time()
     assert "".join(sentences(text)) == text
     assert time.process_time() - started < 60  # 0.05 s; quadratic time would be an hour
 
 
-def test_ids_of_sentences_separated_by_white_space_are_those_of_the_text(
-    tokenizer: Tokenizer,
-) -> None:
+def test_ids_of_sentences_separated_by_white_space_are_those_of_the_text(tokenizer):
     texts = [text.replace("。", "!").replace("।", "?") for text in random_texts()]
     ids, lengths = encode_sentences(texts, tokenizer.encode_batch)
     whole = tokenizer.encode_batch(texts)
@@ -96,7 +93,7 @@ def test_ids_of_sentences_separated_by_white_space_are_those_of_the_text(
     assert all(document.dtype == np.int32 for document in ids)
 
 
-def test_sentences_are_cut_at_the_ends_of_pieces() -> None:
+def test_sentences_are_cut_at_the_ends_of_pieces():
     assert cut_lengths([3, 4, 5], [12]) == [[3, 4, 5]]
     assert cut_lengths([3, 0, 4, 5], [7]) == [[3, 4]]  # the rest of the document is left out
     assert cut_lengths([3, 4, 0, 5], [2, 7, 3]) == [[2], [1, 4, 2], [3]]
@@ -104,7 +101,7 @@ def test_sentences_are_cut_at_the_ends_of_pieces() -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_cut_lengths_sum_to_the_pieces_and_the_sentences(seed: int) -> None:
+def test_cut_lengths_sum_to_the_pieces_and_the_sentences(seed):
     generator = np.random.default_rng(seed)
     lengths = generator.integers(0, 9, 30).tolist()
     inner = np.unique(generator.integers(0, sum(lengths) + 1, 12))
@@ -115,7 +112,7 @@ def test_cut_lengths_sum_to_the_pieces_and_the_sentences(seed: int) -> None:
     assert set(ends) == ({*np.cumsum(lengths).tolist(), *np.cumsum(pieces).tolist()} - {0})
 
 
-def test_cutting_many_sentences_into_many_windows_takes_linear_time() -> None:
+def test_cutting_many_sentences_into_many_windows_takes_linear_time():
     count = 200_000
     started = time.process_time()
     assert len(cut_lengths([3] * count, [2] * (count * 3 // 2))) == count * 3 // 2

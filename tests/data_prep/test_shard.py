@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
-def task(tmp_path: Path, tokenizer_folder: Path, tokenizer: Tokenizer) -> ShardTask:
+def task(tmp_path, tokenizer_folder, tokenizer):
     """Return a task with 300 documents of two subsets, windows of 32 tokens, 1/3 for validation."""
     corpus = tmp_path / "corpus"
     shutil.copytree(tokenizer_folder, corpus)
@@ -28,16 +28,14 @@ def task(tmp_path: Path, tokenizer_folder: Path, tokenizer: Tokenizer) -> ShardT
     return ShardTask(0, file, corpus, settings, tokenizer.digest())
 
 
-def made(corpus: Path) -> dict[str, bytes]:
+def made(corpus):
     return {
         file.relative_to(corpus).as_posix(): file.read_bytes()
         for file in sorted(corpus.rglob("shard-*"))
     }
 
 
-def test_bytes_do_not_depend_on_the_batches(
-    task: ShardTask, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bytes_do_not_depend_on_the_batches(task, monkeypatch):
     prepare_shard(task)
     expected = made(task.corpus)
     assert len(expected) == 9
@@ -49,7 +47,7 @@ def test_bytes_do_not_depend_on_the_batches(
         assert made(task.corpus) == expected
 
 
-def test_every_piece_ends_with_the_end_token_and_the_manifest_counts_them(task: ShardTask) -> None:
+def test_every_piece_ends_with_the_end_token_and_the_manifest_counts_them(task):
     manifest = prepare_shard(task)
     assert set(manifest.files) == {"train", "valid"}
     for files in manifest.files.values():
@@ -62,19 +60,19 @@ def test_every_piece_ends_with_the_end_token_and_the_manifest_counts_them(task: 
         assert counted.tolist() == np.bincount(ids, minlength=320).tolist()
 
 
-def test_the_manifest_names_the_encoder(task: ShardTask) -> None:
+def test_the_manifest_names_the_encoder(task):
     assert prepare_shard(task).encoder == "gigatoken 0.10.0"
 
 
 @pytest.mark.parametrize("role", ["train", "valid"])
-def test_role_assigns_every_document_to_one_split(task: ShardTask, role: str) -> None:
+def test_role_assigns_every_document_to_one_split(task, role):
     task = ShardTask(**{**vars(task), "role": role})
     manifest = prepare_shard(task)
     assert set(manifest.files) == {role}
     assert manifest.input.role == role
 
 
-def test_worker_imports_neither_torch_nor_megatron(task: ShardTask) -> None:
+def test_worker_imports_neither_torch_nor_megatron(task):
     program = (
         "import sys, pathlib\n"
         "from data_prep import engines\n"
@@ -94,7 +92,7 @@ def test_worker_imports_neither_torch_nor_megatron(task: ShardTask) -> None:
     assert not heavy & loaded
 
 
-def test_complete_records_of_a_damaged_input_are_kept_on_request(task: ShardTask) -> None:
+def test_complete_records_of_a_damaged_input_are_kept_on_request(task):
     generator = np.random.default_rng(0)
     texts = [" ".join(map(str, generator.integers(0, 10**9, 300))) for _ in range(300)]
     assert isinstance(task.input, Path)
@@ -112,7 +110,7 @@ def test_complete_records_of_a_damaged_input_are_kept_on_request(task: ShardTask
     assert existing_manifest(keeping) == manifest
 
 
-def test_file_read_in_another_layout_is_a_different_input(task: ShardTask, tmp_path: Path) -> None:
+def test_file_read_in_another_layout_is_a_different_input(task, tmp_path):
     (tmp_path / "a.txt").write_text("a\nb")
     prepare_shard(replace(task, input=tmp_path / "a.txt"))
     with pytest.raises(ValueError, match=r"input lines:.*a\.txt differs from what was read"):

@@ -1,5 +1,4 @@
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,7 +13,7 @@ from data_prep.statistics import (
 )
 
 
-def test_every_length_is_between_the_edges_of_its_bucket() -> None:
+def test_every_length_is_between_the_edges_of_its_bucket():
     lengths = np.arange(2, 5000)
     counts = count_lengths(lengths)
     lower = np.concatenate([[0], UPPER_EDGES[:-1]])
@@ -22,7 +21,7 @@ def test_every_length_is_between_the_edges_of_its_bucket() -> None:
         assert count == ((lengths > low) & (lengths <= high)).sum()
 
 
-def test_shares_of_long_documents_are_exact_at_their_limits() -> None:
+def test_shares_of_long_documents_are_exact_at_their_limits():
     histogram = length_histogram(count_lengths([3, 1024, 1025, 2048, 2049, 2_000_000]))
     assert histogram.share_over_1024 == 4 / 6
     assert histogram.share_over_2048 == 2 / 6
@@ -30,12 +29,12 @@ def test_shares_of_long_documents_are_exact_at_their_limits() -> None:
     assert histogram.counts[-1] == 1
 
 
-def test_no_documents_give_an_empty_histogram() -> None:
+def test_no_documents_give_an_empty_histogram():
     histogram = length_histogram(count_lengths(np.array([], dtype=np.int64)))
     assert (histogram.counts, histogram.share_over_1024) == ([], 0.0)
 
 
-def test_counts_of_several_files_are_added(tmp_path: Path) -> None:
+def test_counts_of_several_files_are_added(tmp_path):
     write_counts(tmp_path / "a", np.array([1, 2, 0, 0, 2, 0]))
     write_counts(tmp_path / "b", np.array([0, 1 << 40, 0, 0, 0, 0]))
     write_counts(tmp_path / "c", np.zeros(6, dtype=np.int64))
@@ -43,7 +42,7 @@ def test_counts_of_several_files_are_added(tmp_path: Path) -> None:
     assert found.tolist() == [1, 2 + (1 << 40), 0, 0, 2, 0]
 
 
-def test_perplexity_is_that_of_the_smoothed_unigram_distribution() -> None:
+def test_perplexity_is_that_of_the_smoothed_unigram_distribution():
     # Smoothed: 4/6, 1/6, 1/6.
     found = unigram_perplexity(np.array([3, 0, 0]), np.array([1, 2, 0]))
     assert found == pytest.approx(math.exp(-(math.log(4 / 6) + 2 * math.log(1 / 6)) / 3))

@@ -7,23 +7,21 @@ import random
 import re
 import shutil
 import unicodedata
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import huggingface_hub
 import numpy as np
 import pytest
 import tokenizers
 
-from data_prep.gpt2_vocabulary import read
-from data_prep.tokenizer import Tokenizer, from_vocabulary, load, load_with_order, train
+from data_prep.gpt2_vocabulary import read_vocabulary
+from data_prep.tokenizer import from_vocabulary, load, load_with_order, train
 from tests.data_prep.conftest import make_texts
 
 CONTROL_TEXT = "<s> </s><pad><mask> <unk>"
 
 
-def test_special_ids_follow_robertas_order(tokenizer: Tokenizer) -> None:
+def test_special_ids_follow_robertas_order(tokenizer):
     assert tokenizer.vocab_size == 320
     names = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
     ids = [0, 1, 2, 3, 319]
@@ -40,7 +38,7 @@ def test_special_ids_follow_robertas_order(tokenizer: Tokenizer) -> None:
 @pytest.mark.parametrize(
     "text", ["plain", CONTROL_TEXT, "  two\n\nlines ", "naïve 東京 \U0001f600", ""]
 )
-def test_any_text_round_trips_without_special_ids(tokenizer: Tokenizer, text: str) -> None:
+def test_any_text_round_trips_without_special_ids(tokenizer, text):
     [ids] = tokenizer.encode_batch([text])
     assert tokenizer.decode(ids.tolist()) == text
     assert not set(ids.tolist()) & {0, 1, 2, 3, tokenizer.mask_id}
@@ -48,9 +46,7 @@ def test_any_text_round_trips_without_special_ids(tokenizer: Tokenizer, text: st
 
 
 @pytest.mark.parametrize("before", ["", "a", "long " * 1000])
-def test_text_that_is_not_valid_unicode_is_refused_and_shown_in_short(
-    tokenizer: Tokenizer, before: str
-) -> None:
+def test_text_that_is_not_valid_unicode_is_refused_and_shown_in_short(tokenizer, before):
     """Such text comes from a command line that is not UTF-8."""
     with pytest.raises(ValueError, match="accepted: valid Unicode") as refused:
         tokenizer.encode_batch(["good", f"{before}\udcff b{before}", "good"])
@@ -62,7 +58,7 @@ def test_text_that_is_not_valid_unicode_is_refused_and_shown_in_short(
         tokenizer.encode_batch(["good", None])  # type: ignore[list-item]
 
 
-def test_training_is_deterministic_and_uses_the_text(tokenizer: Tokenizer) -> None:
+def test_training_is_deterministic_and_uses_the_text(tokenizer):
     again = train(iter(make_texts(300, 40)), 320)
     assert again.digest() == tokenizer.digest()
     other = train(iter(make_texts(300, 40, seed=5) + ["zebra " * 3000]), 320)
@@ -70,19 +66,13 @@ def test_training_is_deterministic_and_uses_the_text(tokenizer: Tokenizer) -> No
     assert len(other.encode_batch(["zebra"])[0]) < len(tokenizer.encode_batch(["zebra"])[0])
 
 
-def test_too_small_a_vocabulary_is_refused() -> None:
+def test_too_small_a_vocabulary_is_refused():
     with pytest.raises(ValueError, match="vocabulary size 260: accepted: 261 or more"):
         train(iter(["text"]), 260)
     assert train(iter(["text"]), 261).vocab_size == 261
 
 
-def test_little_text_gives_fewer_ids_with_mask_last() -> None:
-    small = train(iter(["aa"]), 5000)
-    assert 261 <= small.vocab_size < 5000
-    assert small.token_text(small.vocab_size - 1) == "<mask>"
-
-
-def test_file_and_pickle_give_the_same_vocabulary(tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_file_and_pickle_give_the_same_vocabulary(tokenizer, tmp_path):
     tokenizer.save(tmp_path / "tokenizer.json")
     copies = [
         load(tmp_path),
@@ -96,20 +86,7 @@ def test_file_and_pickle_give_the_same_vocabulary(tokenizer: Tokenizer, tmp_path
         )
 
 
-def test_digest_depends_on_the_content_and_not_the_layout(
-    tokenizer: Tokenizer, tmp_path: Path
-) -> None:
-    file = tmp_path / "tokenizer.json"
-    tokenizer.save(file)
-    content = json.loads(file.read_text())
-    file.write_text(json.dumps(content, sort_keys=True))
-    assert load(file).digest() == tokenizer.digest()
-    content["model"]["merges"] = content["model"]["merges"][:-1]
-    file.write_text(json.dumps(content))
-    assert load(file).digest() != tokenizer.digest()
-
-
-def test_invalid_tokenizer_files_are_refused(tmp_path: Path) -> None:
+def test_invalid_tokenizer_files_are_refused(tmp_path):
     with pytest.raises(ValueError, match=r"nowhere: no such file; accepted: a tokenizer\.json"):
         load(tmp_path / "nowhere")
     with pytest.raises(ValueError, match="no such file"):
@@ -122,13 +99,13 @@ def test_invalid_tokenizer_files_are_refused(tmp_path: Path) -> None:
 DOUBLED = {"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}
 
 
-def nested(part: dict[str, Any], times: int) -> dict[str, Any]:
+def nested(part, times):
     for _ in range(times):
         part = {"type": "Sequence", "normalizers": [part, DOUBLED]}
     return part
 
 
-def table(*texts: bytes, index: bytes = b"") -> dict[str, str]:
+def table(*texts, index=b""):
     content = len(index).to_bytes(4, "little") + index + b"\0".join(texts)
     return {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(content).decode()}
 
@@ -140,32 +117,29 @@ TEXT = {"Sequence": {"id": "A", "type_id": 0}}
 
 
 @pytest.mark.parametrize(
+    "values",
+    [
+        {"normalizer": nested(DOUBLED, 39)},
+        {"normalizer": {"type": "Sequence", "normalizers": [DOUBLED] * 15000}},
+        {"normalizer": {"type": "Prepend", "prepend": "a" * 5000}},
+        {"normalizer": REGEX},
+        {"normalizer": {"type": "Sequence", "normalizers": [table(b"x" * 9999)] * 9}},
+        {"pre_tokenizer": {"type": "Sequence", "pretokenizers": [BYTES] * 40}},
+        {"decoder": {"type": "Sequence", "decoders": [REGEX]}},
+        {"post_processor": {"type": "TemplateProcessing", "single": [TEXT] * 9999, "pair": []}},
+    ],
+)
+def test_a_file_that_makes_texts_long_is_refused(values, tokenizer, tmp_path):
+    assert_refused(tokenizer, tmp_path, values, "it may make a text more than 4,096 times as long")
+
+
+@pytest.mark.parametrize(
     ("values", "message"),
     [
-        (
-            {"normalizer": nested(DOUBLED, 39)},
-            r"may make a text more than 4,096 times as long; accepted: up",
-        ),
-        (
-            {"normalizer": {"type": "Sequence", "normalizers": [DOUBLED] * 15000}},
-            "more than 4,096 times as long",
-        ),
-        ({"normalizer": {"type": "Prepend", "prepend": "a" * 5000}}, "times as long"),
-        (
-            {"normalizer": nested(DOUBLED, 9), "added_tokens": [LONG]},
-            "added tokens may take 5,120,000 bytes; accepted: up to 4,194,304",
-        ),
+        ({"normalizer": nested(DOUBLED, 9), "added_tokens": [LONG]}, "added tokens may take 5,120"),
         ({"added_tokens": [3]}, "is damaged"),
-        ({"normalizer": REGEX}, "times as long"),
-        ({"normalizer": {"type": "Sequence", "normalizers": [table(b"x" * 9999)] * 9}}, "times"),
-        ({"normalizer": {"normalizers": []}}, "normalizer 'None'; accepted: Replace, Precomp"),
-        ({"pre_tokenizer": {"type": "Sequence", "pretokenizers": [BYTES] * 40}}, "times as long"),
-        ({"decoder": {"type": "Sequence", "decoders": [REGEX]}}, "times as long"),
-        (
-            {"post_processor": {"type": "TemplateProcessing", "single": [TEXT] * 9999, "pair": []}},
-            "times as long",
-        ),
         ({"normalizer": {"type": "Replace", "pattern": 3, "content": "a"}}, "is damaged"),
+        ({"normalizer": {"normalizers": []}}, "normalizer 'None'; accepted: Replace, Precomp"),
         ({"normalizer": table(b"abc")}, "cannot use this vocabulary"),
         ({"normalizer": table(b"abc", index=b"\xff" * 8)}, "cannot use this vocabulary"),
         ({"pre_tokenizer": {"type": "FixedLength", "length": 0}}, "cannot use this vocabulary"),
@@ -175,16 +149,20 @@ TEXT = {"Sequence": {"id": "A", "type_id": 0}}
         ),
     ],
 )
-def test_a_file_that_makes_texts_long_or_the_library_panic_is_refused(
-    values: dict[str, Any], message: str, tokenizer: Tokenizer, tmp_path: Path
-) -> None:
-    file = tmp_path / "tokenizer.json"
+def test_a_file_that_is_damaged_or_makes_the_library_panic_is_refused(
+    values, message, tokenizer, tmp_path
+):
+    assert_refused(tokenizer, tmp_path, values, message)
+
+
+def assert_refused(tokenizer, folder, values, message):
+    file = folder / "tokenizer.json"
     file.write_text(json.dumps({**tokenizer.content(), **values}))
     with pytest.raises(ValueError, match=rf"tokenizer\.json: .*{message}"):
         load(file)
 
 
-def test_missing_special_tokens_are_refused(tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_missing_special_tokens_are_refused(tokenizer, tmp_path):
     content = tokenizer.content()
     content["added_tokens"] = [t for t in content["added_tokens"] if t["content"] != "<mask>"]
     content["model"]["vocab"].pop("<mask>", None)
@@ -200,9 +178,7 @@ def test_missing_special_tokens_are_refused(tokenizer: Tokenizer, tmp_path: Path
     ("layout", "later"),
     [("vocab.json", []), ("tokenizer.json", []), ("tokenizer.json", ["one more"])],
 )
-def test_special_tokens_at_other_ids_are_renumbered(
-    layout: str, later: list[str], tmp_path: Path
-) -> None:
+def test_special_tokens_at_other_ids_are_renumbered(layout, later, tmp_path):
     """As people train them: `<mask>` is the fifth token, and tokens are added after the others."""
     trained = tokenizers.ByteLevelBPETokenizer()
     special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
@@ -225,9 +201,7 @@ def test_special_tokens_at_other_ids_are_renumbered(
     assert (again.digest(), same) == (ours.digest(), [])
 
 
-def test_vocabulary_in_which_text_encodes_to_special_ids_is_refused(
-    tokenizer: Tokenizer, tmp_path: Path
-) -> None:
+def test_vocabulary_in_which_text_encodes_to_special_ids_is_refused(tokenizer, tmp_path):
     file = tmp_path / "tokenizer.json"
     tokenizer.save(file)
     content = json.loads(file.read_text())
@@ -241,7 +215,7 @@ def test_vocabulary_in_which_text_encodes_to_special_ids_is_refused(
 # Other layouts of the same vocabulary: GPT-2 and fairseq, Hugging Face, the hub.
 
 
-def contents_of(tokenizer: Tokenizer, folder: Path) -> tuple[dict[str, int], list[list[str]]]:
+def contents_of(tokenizer, folder):
     """Return the ids of all tokens, and the merges."""
     tokenizer.save(folder / "contents.json")
     content = json.loads((folder / "contents.json").read_text())
@@ -250,7 +224,7 @@ def contents_of(tokenizer: Tokenizer, folder: Path) -> tuple[dict[str, int], lis
     return content["model"]["vocab"] | specials, content["model"]["merges"]
 
 
-def write_gpt2(tokenizer: Tokenizer, folder: Path) -> Path:
+def write_gpt2(tokenizer, folder):
     """Write the three files of a vocabulary; `encoder.json` has other ids than the result."""
     folder.mkdir(parents=True)
     vocab, merges = contents_of(tokenizer, folder)
@@ -263,7 +237,7 @@ def write_gpt2(tokenizer: Tokenizer, folder: Path) -> Path:
     return folder
 
 
-def write_hugging_face(tokenizer: Tokenizer, folder: Path) -> Path:
+def write_hugging_face(tokenizer, folder):
     """Write `vocab.json` and `merges.txt`."""
     folder.mkdir(parents=True)
     vocab, merges = contents_of(tokenizer, folder)
@@ -272,51 +246,30 @@ def write_hugging_face(tokenizer: Tokenizer, folder: Path) -> Path:
     return folder
 
 
-def write_hub(tokenizer: Tokenizer, file: Path) -> Path:
+def write_hub(tokenizer, file):
     """Write a `tokenizer.json` in the layout of roberta-base on the hub."""
-    vocab, merges = contents_of(tokenizer, file.parent)
-    specials = {token: vocab[token] for token in ("<s>", "<pad>", "</s>", "<unk>", "<mask>")}
-    flags = {"special": True, "single_word": False, "rstrip": False, "normalized": False}
-    model = {
-        "dropout": None,
-        "unk_token": None,
-        "continuing_subword_prefix": "",
-        "end_of_word_suffix": "",
-        "fuse_unk": False,
-        "vocab": vocab,
-        "merges": [" ".join(pair) for pair in merges],
-    }
-    content = {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": [
-            {"id": id, "content": token, "lstrip": token == "<mask>", **flags}
-            for token, id in specials.items()
-        ],
-        "normalizer": None,
-        "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True},
-        "post_processor": {
-            "type": "RobertaProcessing",
-            "sep": ["</s>", 2],
-            "cls": ["<s>", 0],
-            "trim_offsets": True,
-            "add_prefix_space": False,
-        },
-        "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True},
-        "model": model,
-    }
+    content = tokenizer.content()
+    model = content["model"]
+    model |= {"continuing_subword_prefix": "", "end_of_word_suffix": ""}
+    model["merges"] = [" ".join(pair) for pair in model["merges"]]
+    for token in content["added_tokens"]:
+        model["vocab"][token["content"]] = token["id"]
+        token["lstrip"] = token["content"] == "<mask>"
+    roberta = {"type": "RobertaProcessing", "sep": ["</s>", 2], "cls": ["<s>", 0]}
+    content["post_processor"] = {**roberta, "trim_offsets": True, "add_prefix_space": False}
+    content["decoder"] = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True}
+    del content["pre_tokenizer"]["use_regex"]
     file.write_text(json.dumps(content))
     return file
 
 
 @pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path | Exception], list[tuple[str, str]]]:
+def hub(monkeypatch):
     """Return `hub(answer)`, which sets the hub's answer and returns the list of requests."""
     asked: list[tuple[str, str]] = []
 
-    def install(answer: Path | Exception) -> list[tuple[str, str]]:
-        def download(name: str, file: str) -> str:
+    def install(answer):
+        def download(name, file):
             asked.append((name, file))
             if isinstance(answer, Exception):
                 raise answer
@@ -328,9 +281,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path | Exception], list[tu
     return install
 
 
-def test_all_layouts_of_a_vocabulary_give_the_same_ids_and_digest(
-    tokenizer: Tokenizer, tmp_path: Path, hub
-) -> None:
+def test_all_layouts_of_a_vocabulary_give_the_same_ids_and_digest(tokenizer, tmp_path, hub):
     asked = hub(write_hub(tokenizer, tmp_path / "tokenizer.json"))
     copies = [
         load(write_gpt2(tokenizer, tmp_path / "gpt2")),
@@ -348,7 +299,7 @@ def test_all_layouts_of_a_vocabulary_give_the_same_ids_and_digest(
             assert copy.decode(one.tolist()) == tokenizer.decode(one.tolist())
 
 
-def test_digest_changes_with_the_ids(tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_digest_changes_with_the_ids(tokenizer, tmp_path):
     file = write_hub(tokenizer, tmp_path / "tokenizer.json")
     content = json.loads(file.read_text())
     digests = {load(file).digest()}
@@ -369,9 +320,7 @@ def test_digest_changes_with_the_ids(tokenizer: Tokenizer, tmp_path: Path) -> No
     assert load(file).digest() in digests  # no text is matched against a special token
 
 
-def test_filler_words_of_a_dictionary_have_ids_that_no_text_encodes_to(
-    tokenizer: Tokenizer, tmp_path: Path
-) -> None:
+def test_filler_words_of_a_dictionary_have_ids_that_no_text_encodes_to(tokenizer, tmp_path):
     folder = write_gpt2(tokenizer, tmp_path / "gpt2")
     with (folder / "dict.txt").open("a") as file:
         file.write("madeupword0000 0\nmadeupword0001 0\n")
@@ -384,9 +333,7 @@ def test_filler_words_of_a_dictionary_have_ids_that_no_text_encodes_to(
     assert ids.max() < tokenizer.mask_id
 
 
-def test_a_folder_s_tokenizer_json_comes_before_other_layouts(
-    tokenizer: Tokenizer, tmp_path: Path
-) -> None:
+def test_a_folder_s_tokenizer_json_comes_before_other_layouts(tokenizer, tmp_path):
     folder = write_gpt2(train(iter(["other"]), 261), tmp_path / "both")
     tokenizer.save(folder / "tokenizer.json")
     assert load(folder).digest() == tokenizer.digest()
@@ -395,53 +342,37 @@ def test_a_folder_s_tokenizer_json_comes_before_other_layouts(
 @pytest.mark.parametrize(
     ("file", "change", "words"),
     [
-        (
-            "dict.txt",
-            None,
-            r"gpt2: lacks dict\.txt; accepted: encoder\.json, vocab\.bpe, dict\.txt",
-        ),
-        ("encoder.json", None, r"gpt2: lacks encoder\.json"),
+        ("dict.txt", None, r"gpt2: lacks dict\.txt; accepted: encoder\.json, vocab\.bpe, dict"),
         ("encoder.json", "[1", r"encoder\.json: is not valid JSON"),
         ("encoder.json", "[1, 2]", r"encoder\.json: accepted: one JSON object"),
         ("encoder.json", '{"a": true}', r"encoder\.json: accepted: one JSON object"),
-        ("encoder.json", '{"a": 4, "b": 4}', r"encoder\.json: 'a' and 'b' both have id 4"),
+        (
+            "encoder.json",
+            '{"a": 0, "b": 0}',
+            r"encoder\.json: 2 tokens, but their ids are not 0 to",
+        ),
         ("vocab.bpe", "#version: 0.2\na b c\n", r"vocab\.bpe: line 2: 'a b c' is not a pair"),
-        ("vocab.bpe", "t h\nt z\n", r"vocab\.bpe: line 2: the vocabulary lacks 'tz'"),
-        ("vocab.bpe", "t h\ni n\nt h\n", r"vocab\.bpe: line 3: 't h' is on line 1 already"),
+        ("vocab.bpe", "t h\nt z\n", r"vocab\.bpe: line 2: 't z' is not a pair"),
+        ("vocab.bpe", "t h\ni n\nt h\n", r"vocab\.bpe: has the same line twice"),
         ("vocab.bpe", b"\xff", r"vocab\.bpe: is not UTF-8 at byte 0"),
         ("dict.txt", "5 1\n6\n", r"dict\.txt: line 2: '6' is not \"BPE-ID COUNT\""),
-        ("dict.txt", "5 1\n6 x\n", r"dict\.txt: line 2: '6 x' is no"),
-        ("dict.txt", "5 1\n\n6 1\n", r"dict\.txt: line 2: '' is no"),
-        ("dict.txt", "5 1\n9999 1\n", r"dict\.txt: line 2: encoder\.json has no id '9999'"),
-        ("dict.txt", "word 1\n", r"dict\.txt: line 1: encoder\.json has no id 'word'"),
-        ("dict.txt", "5 1\n6 1\n5 2\n", r"dict\.txt: line 3: 5 is on line 1 already"),
-        ("dict.txt", "5 1\n6 1\n", r"dict\.txt: lacks 313 ids of encoder\.json, such as 0"),
+        ("dict.txt", "5 1\n\n6 1\n", r"dict\.txt: line 2: '' is not"),
+        ("dict.txt", "word 1\n", r"dict\.txt: line 1: 'word 1' is not"),
+        ("dict.txt", "5 1\n6 1\n5 2\n", r"dict\.txt: does not have each id of encoder\.json once"),
+        ("dict.txt", "5 1\n6 1\n", r"dict\.txt: does not have each id of encoder\.json once"),
     ],
 )
-def test_a_damaged_file_is_named_with_its_line(
-    tokenizer: Tokenizer, tmp_path: Path, file: str, change: str | bytes | None, words: str
-) -> None:
+def test_a_damaged_file_is_named_with_its_line(tokenizer, tmp_path, file, change, words):
     path = write_gpt2(tokenizer, tmp_path / "gpt2") / file
     if change is None:
         path.unlink()
     else:
         path.write_bytes(change if isinstance(change, bytes) else change.encode())
-    with pytest.raises(ValueError, match=words) as caught:
+    with pytest.raises(ValueError, match=rf"{tmp_path}.*{words}"):
         load(tmp_path / "gpt2")
-    assert str(tmp_path) in str(caught.value)
 
 
-def test_hugging_face_files_are_checked_too(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    folder = write_hugging_face(tokenizer, tmp_path / "files")
-    (folder / "merges.txt").unlink()
-    with pytest.raises(ValueError, match=r"files: lacks merges\.txt"):
-        load(folder)
-    (folder / "merges.txt").write_text("t h\nq q\n")
-    with pytest.raises(ValueError, match=r"merges\.txt: line 2: the vocabulary lacks 'qq'"):
-        load(folder)
-
-
-def test_invalid_vocabulary_tables_are_refused(tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_invalid_vocabulary_tables_are_refused(tokenizer, tmp_path):
     vocab, merges = contents_of(tokenizer, tmp_path)
     pairs = [(a, b) for a, b in merges]
     assert from_vocabulary(vocab, pairs).digest() == tokenizer.digest()
@@ -457,9 +388,7 @@ def test_invalid_vocabulary_tables_are_refused(tokenizer: Tokenizer, tmp_path: P
         from_vocabulary(vocab, [("t", "nowhere")])
 
 
-def test_names_are_looked_up_on_the_hub_and_paths_are_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hub
-) -> None:
+def test_names_are_looked_up_on_the_hub_and_paths_are_not(tmp_path, monkeypatch, hub):
     asked = hub(OSError("nobody answers\nat length"))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "folder").mkdir()
@@ -470,29 +399,14 @@ def test_names_are_looked_up_on_the_hub_and_paths_are_not(
     with pytest.raises(ValueError, match=r"roberta-base: no such file, .*hub.*nobody") as caught:
         load("roberta-base")
     assert asked == [("roberta-base", "tokenizer.json")]
-    assert len(str(caught.value).splitlines()) <= 2
-    for way in (
-        "OSError: nobody answers",
-        "without a network",
-        "encoder.json, vocab.bpe, dict.txt",
-    ):
-        assert way in str(caught.value)
-
-
-def test_another_kind_of_vocabulary_from_the_hub_is_refused(tmp_path: Path, hub) -> None:
-    from tokenizers import models
-
-    hub(tmp_path / "tokenizer.json")
-    tokenizers.Tokenizer(models.BPE()).save(str(tmp_path / "tokenizer.json"))
-    with pytest.raises(ValueError, match=r"tokenizer\.json: special ids"):
-        load("gpt2")
+    assert "encoder.json, vocab.bpe, dict.txt" in str(caught.value)
 
 
 # GPT-2's files, compared with a direct implementation in twenty lines.
 
 
 @pytest.fixture(scope="session")
-def gpt2_files() -> Path:
+def gpt2_files():
     shared = os.environ.get("ZEROCLAP_SHARED")
     if not shared:
         pytest.skip("ZEROCLAP_SHARED is not set; it names the folder that holds data/gpt2")
@@ -500,14 +414,14 @@ def gpt2_files() -> Path:
 
 
 @pytest.fixture(scope="session")
-def roberta(gpt2_files: Path) -> Tokenizer:
+def roberta(gpt2_files):
     return load(gpt2_files)
 
 
 class PlainBpe:
     """A slow, direct implementation of GPT-2's encoder with fairseq's dictionary."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder):
         regex = pytest.importorskip("regex", reason="reads GPT-2's pattern; transformers has it")
         self.words = regex.compile(
             r"'(?:s|t|re|ve|m|ll|d)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
@@ -523,10 +437,10 @@ class PlainBpe:
             b: chr(256 + place) for place, b in enumerate(hidden)
         }
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text):
         return [id for word in self.words(text) for id in self._word(word)]
 
-    def _word(self, word: str) -> Iterator[int]:
+    def _word(self, word):
         parts = [self.letters[byte] for byte in word.encode()]
         while len(parts) > 1:
             best = min(itertools.pairwise(parts), key=lambda pair: self.ranks.get(pair, 1e9))
@@ -542,7 +456,7 @@ class PlainBpe:
         return (self.ids[str(self.bpe_ids[part])] for part in parts)
 
 
-def test_gpt2_files_give_the_ids_of_fairseqs_roberta(roberta: Tokenizer) -> None:
+def test_gpt2_files_give_the_ids_of_fairseqs_roberta(roberta):
     assert (roberta.vocab_size, roberta.mask_id) == (50265, 50264)
     expected = {"Hello world": [31414, 232], " world": [232], "world": [8331], ".": [4], "": []}
     for text, ids in expected.items():
@@ -551,15 +465,7 @@ def test_gpt2_files_give_the_ids_of_fairseqs_roberta(roberta: Tokenizer) -> None
     assert {id: roberta.token_text(id) for id in names} == names
 
 
-def test_special_tokens_of_gpt2_are_text(roberta: Tokenizer) -> None:
-    text = "a<|endoftext|>b madeupword0000 madeupword0001madeupword0002 <mask> </s>"
-    [ids] = roberta.encode_batch([text])
-    assert ids.min() > 3
-    assert ids.max() < 50260
-    assert roberta.decode(ids.tolist()) == text
-
-
-def varied_texts() -> list[str]:
+def varied_texts():
     """Return prose in several scripts, unusual white space, and characters from all of Unicode 3.2.
 
     Later characters are letters to one library and unknown to another.
@@ -590,7 +496,7 @@ def varied_texts() -> list[str]:
     ]
 
 
-def test_ids_of_any_text_are_those_of_gpt2s_encoder(roberta: Tokenizer, gpt2_files: Path) -> None:
+def test_ids_of_any_text_are_those_of_gpt2s_encoder(roberta, gpt2_files):
     plain = PlainBpe(gpt2_files)
     texts = varied_texts()
     for text, ids in zip(texts, roberta.encode_batch(texts), strict=True):
@@ -599,8 +505,8 @@ def test_ids_of_any_text_are_those_of_gpt2s_encoder(roberta: Tokenizer, gpt2_fil
 
 
 def test_a_dictionary_without_its_last_words_gives_the_same_ids_below_the_mask(
-    roberta: Tokenizer, gpt2_files: Path, tmp_path: Path
-) -> None:
+    roberta, gpt2_files, tmp_path
+):
     """The published zero-mask models have two `madeupword`s less."""
     for name in ("encoder.json", "vocab.bpe"):
         shutil.copy(gpt2_files / name, tmp_path / name)
@@ -614,11 +520,15 @@ def test_a_dictionary_without_its_last_words_gives_the_same_ids_below_the_mask(
 
 
 def test_roberta_base_on_the_hub_is_gpt2s_vocabulary_in_fairseqs_order(
-    roberta: Tokenizer, gpt2_files: Path, tmp_path: Path, hub
-) -> None:
+    roberta, gpt2_files, tmp_path, hub
+):
     hub(write_hub(roberta, tmp_path / "tokenizer.json"))
     from_hub = load("roberta-base")
-    assert from_hub.digest() == roberta.digest() == from_vocabulary(*read(gpt2_files)).digest()
+    assert (
+        from_hub.digest()
+        == roberta.digest()
+        == from_vocabulary(*read_vocabulary(gpt2_files)).digest()
+    )
     assert from_hub.encode_batch(["Hello <mask>world"])[0].tolist() == (
         roberta.encode_batch(["Hello <mask>world"])[0].tolist()
     )

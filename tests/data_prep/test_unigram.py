@@ -14,7 +14,7 @@ from tokenizers.pre_tokenizers import WhitespaceSplit
 from data_prep import unigram
 from data_prep.encoders import Encoder
 from data_prep.sentences import encode_sentences
-from data_prep.tokenizer import Tokenizer, load, load_albert, train_unigram
+from data_prep.tokenizer import load, load_albert, train_unigram
 from pretrain.objectives.masked import word_starts_of
 from tests.data_prep.conftest import make_texts
 from tests.data_prep.test_encoders import random_texts
@@ -28,32 +28,32 @@ print(train_again().digest(), train_again(lowercase=True).digest())
 """
 
 
-def train_again(*, lowercase: bool = False) -> Tokenizer:
+def train_again(*, lowercase=False):
     return train_unigram(iter(TEXTS), SIZE, lowercase=lowercase)
 
 
 @pytest.fixture(scope="module")
-def vocabulary() -> Tokenizer:
+def vocabulary():
     return train_again()
 
 
-def pieces_of(tokenizer: Tokenizer, text: str) -> list[str]:
+def pieces_of(tokenizer, text):
     return [tokenizer.token_text(id) for id in tokenizer.encode_batch([text])[0]]
 
 
-def words_of(text: str) -> list[str]:
+def words_of(text):
     """Return the words between white space as Unicode defines it; str.split knows four more."""
     return [word for word, _ in WhitespaceSplit().pre_tokenize_str(text)]
 
 
-def test_special_ids_follow_robertas_order_and_bytes_come_next(vocabulary: Tokenizer) -> None:
+def test_special_ids_follow_robertas_order_and_bytes_come_next(vocabulary):
     assert vocabulary.vocab_size <= SIZE
     names = [vocabulary.token_text(id) for id in (0, 1, 2, 3, vocabulary.mask_id)]
     assert names == ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
     assert vocabulary.token_text(4 + ord("A")) == "A"
 
 
-def test_text_keeps_all_its_words_and_has_no_special_ids(vocabulary: Tokenizer) -> None:
+def test_text_keeps_all_its_words_and_has_no_special_ids(vocabulary):
     normalize = unigram._normalizer(lowercase=False).normalize_str
     texts = [*random_texts(200), *TEXTS, CONTROL_TEXT, "漢字 \U0001f600", " two\n\n lines ", ""]
     for text, ids in zip(texts, vocabulary.encode_batch(texts), strict=True):
@@ -62,21 +62,19 @@ def test_text_keeps_all_its_words_and_has_no_special_ids(vocabulary: Tokenizer) 
         assert not set(ids.tolist()) & {0, 1, 2, 3, vocabulary.mask_id}
 
 
-def test_frequent_words_are_pieces_even_if_no_longer_word_begins_with_them(
-    vocabulary: Tokenizer,
-) -> None:
+def test_frequent_words_are_pieces_even_if_no_longer_word_begins_with_them(vocabulary):
     """The library's trainer alone would split them."""
     text = "the model reads a document"
     assert pieces_of(vocabulary, text) == [" the", " model", " reads", " a", " document"]
 
 
-def test_lowercase_removes_accents_and_keeps_korean_syllables() -> None:
+def test_lowercase_removes_accents_and_keeps_korean_syllables():
     tokenizer = train_again(lowercase=True)
     [ids] = tokenizer.encode_batch(["Naïve CAFÉ 한국어 x²"])
     assert tokenizer.decode(ids.tolist()) == " naive cafe 한국어 x2"
 
 
-def test_pieces_do_not_mix_letters_with_digits_or_punctuation(vocabulary: Tokenizer) -> None:
+def test_pieces_do_not_mix_letters_with_digits_or_punctuation(vocabulary):
     for id in range(4 + 256, vocabulary.mask_id):
         text = vocabulary.token_text(id).strip()
         kinds = {(c.isalpha(), c.isnumeric()) for c in text}
@@ -84,7 +82,7 @@ def test_pieces_do_not_mix_letters_with_digits_or_punctuation(vocabulary: Tokeni
 
 
 @pytest.mark.parametrize("threads", ["1", "2"])
-def test_training_is_deterministic_in_other_processes(vocabulary: Tokenizer, threads: str) -> None:
+def test_training_is_deterministic_in_other_processes(vocabulary, threads):
     variables = {"RAYON_NUM_THREADS": threads, "TOKENIZERS_PARALLELISM": "true"}
     done = subprocess.run(
         [sys.executable, "-c", TRAIN_AGAIN],
@@ -96,7 +94,7 @@ def test_training_is_deterministic_in_other_processes(vocabulary: Tokenizer, thr
     assert done.stdout.split() == [vocabulary.digest(), train_again(lowercase=True).digest()]
 
 
-def test_rare_characters_have_no_piece_and_are_encoded_as_bytes() -> None:
+def test_rare_characters_have_no_piece_and_are_encoded_as_bytes():
     texts = ["abc " * 10_000 + "ж"]
     tokenizer = train_unigram(texts, 300)
     [ids] = tokenizer.encode_batch(["ж"])
@@ -104,7 +102,7 @@ def test_rare_characters_have_no_piece_and_are_encoded_as_bytes() -> None:
     assert tokenizer.decode(ids.tolist()) == " ж"
 
 
-def test_too_small_a_vocabulary_and_texts_without_characters_are_refused() -> None:
+def test_too_small_a_vocabulary_and_texts_without_characters_are_refused():
     with pytest.raises(ValueError, match=r"vocabulary size 264: accepted: 265 or more, for 261 sp"):
         train_unigram(["ab"], 264)
     assert train_unigram(["ab"], 265).vocab_size == 264
@@ -113,7 +111,7 @@ def test_too_small_a_vocabulary_and_texts_without_characters_are_refused() -> No
             train_unigram(texts, 600)
 
 
-def test_file_and_pickle_give_the_same_vocabulary(vocabulary: Tokenizer, tmp_path: Path) -> None:
+def test_file_and_pickle_give_the_same_vocabulary(vocabulary, tmp_path):
     file = tmp_path / "tokenizer.json"
     vocabulary.save(file)
     content = json.loads(file.read_text())
@@ -126,17 +124,17 @@ def test_file_and_pickle_give_the_same_vocabulary(vocabulary: Tokenizer, tmp_pat
         assert [ids.tolist() for ids in copy.encode_batch(texts)] == expected
 
 
-@pytest.mark.parametrize("column", [0, 1])
-def test_digest_depends_on_pieces_and_scores(
-    vocabulary: Tokenizer, tmp_path: Path, column: int
-) -> None:
-    content = vocabulary.content()
-    content["model"]["vocab"][300][column] += "x" if column == 0 else -0.5
-    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
-    assert load(tmp_path).digest() != vocabulary.digest()
+def test_digest_depends_on_pieces_and_scores(vocabulary, tmp_path):
+    digests = {vocabulary.digest()}
+    for column, more in enumerate(("x", -0.5)):
+        content = vocabulary.content()
+        content["model"]["vocab"][300][column] += more
+        (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+        digests.add(load(tmp_path).digest())
+    assert len(digests) == 3
 
 
-def test_words_start_where_white_space_ends(vocabulary: Tokenizer) -> None:
+def test_words_start_where_white_space_ends(vocabulary):
     starts = word_starts_of(vocabulary)
     for text in (" ".join(TEXTS), "don't 漢字 3.14 \n x", CONTROL_TEXT):
         [ids] = vocabulary.encode_batch([text])
@@ -144,9 +142,7 @@ def test_words_start_where_white_space_ends(vocabulary: Tokenizer) -> None:
         assert starts[ids[0]]
 
 
-def test_ids_of_sentences_separated_by_white_space_are_those_of_the_text(
-    vocabulary: Tokenizer,
-) -> None:
+def test_ids_of_sentences_separated_by_white_space_are_those_of_the_text(vocabulary):
     texts = ["One sentence. Another one!\n\nA third? “Yes.”  And the last…", "", " ", " A. B."]
     ids, lengths = encode_sentences(texts, vocabulary.encode_batch)
     whole = vocabulary.encode_batch(texts)
@@ -154,14 +150,7 @@ def test_ids_of_sentences_separated_by_white_space_are_those_of_the_text(
     assert len(lengths[0]) == 5
 
 
-def test_a_first_word_has_the_piece_that_it_has_elsewhere(vocabulary: Tokenizer) -> None:
-    assert pieces_of(vocabulary, "the model") == [" the", " model"]
-    assert pieces_of(vocabulary, "model the") == [" model", " the"]
-
-
-def test_the_reference_encodes_without_a_warning(
-    vocabulary: Tokenizer, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_the_reference_encodes_without_a_warning(vocabulary, capfd):
     encoder = Encoder(vocabulary)
     assert encoder.name == f"tokenizers {tokenizers.__version__}"
     assert (
@@ -175,7 +164,7 @@ def test_the_reference_encodes_without_a_warning(
 
 
 @pytest.fixture(scope="module")
-def albert(vocabulary: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def albert(vocabulary, tmp_path_factory):
     """Write the files of an ALBERT tokenizer, with pieces in its order, and return the folder."""
     transformers = pytest.importorskip("transformers")
     words = [(piece, score) for piece, score in vocabulary.content()["model"]["vocab"][260:]]
@@ -188,7 +177,7 @@ def albert(vocabulary: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> P
     return folder
 
 
-def test_alberts_ids_correspond_one_to_one(albert: Path) -> None:
+def test_alberts_ids_correspond_one_to_one(albert):
     ours, order = load_albert(albert / "tokenizer.json")
     theirs = tokenizers.Tokenizer.from_file(str(albert / "tokenizer.json"))
     assert sorted(order) == list(range(theirs.get_vocab_size()))
@@ -208,7 +197,7 @@ def test_alberts_ids_correspond_one_to_one(albert: Path) -> None:
     )
 
 
-def test_alberts_file_is_loaded_as_any_other(albert: Path, tmp_path: Path) -> None:
+def test_alberts_file_is_loaded_as_any_other(albert, tmp_path):
     loaded, (ours, _) = load(albert), load_albert(albert / "tokenizer.json")
     assert loaded.digest() == ours.digest()
     loaded.save(tmp_path / "tokenizer.json")
@@ -218,9 +207,7 @@ def test_alberts_file_is_loaded_as_any_other(albert: Path, tmp_path: Path) -> No
     assert not set(ids.tolist()) & {0, 1, 2, ours.mask_id}
 
 
-def test_other_files_than_alberts_are_refused(
-    albert: Path, vocabulary: Tokenizer, tmp_path: Path
-) -> None:
+def test_other_files_than_alberts_are_refused(albert, vocabulary, tmp_path):
     vocabulary.save(tmp_path / "ours.json")
     with pytest.raises(ValueError, match=r"ours\.json: accepted: a unigram vocabulary with ALBERT"):
         load_albert(tmp_path / "ours.json")

@@ -1,51 +1,40 @@
 import json
 from dataclasses import replace
-from pathlib import Path
 
-import numpy as np
 import pytest
 
 from data_prep.common.files import sha256_of
-from data_prep.indexed import IndexedWriter
-from data_prep.manifest import Settings, load_manifest, write_record
+from data_prep.manifest import Count, Settings, load_manifest, write_record
 from data_prep.run import prepare
 from data_prep.tokenizer import train
 from data_prep.verify import verify
-from tests.data_prep.conftest import write_pile
+from tests.data_prep.conftest import write_indexed, write_pile
 
 
-@pytest.fixture
-def folder(inputs: list[Path], tokenizer_folder: Path, tmp_path: Path) -> Path:
-    prepare(inputs[:2], tmp_path, tokenizer_folder, Settings(valid_fraction=0.2))
-    return tmp_path
+def test_intact_corpus_has_no_problem(corpus_and_manifest):
+    assert list(verify(corpus_and_manifest[0])) == []
 
 
-def test_intact_corpus_has_no_problem(folder: Path) -> None:
-    assert list(verify(folder)) == []
-
-
-@pytest.mark.parametrize("suffix", ["bin", "idx", "subsets"])
-@pytest.mark.parametrize("damage", ["flip", "cut", "remove"])
-def test_only_the_damaged_file_is_named(folder: Path, suffix: str, damage: str) -> None:
-    file = folder / "valid" / f"shard-00001.{suffix}"
+@pytest.mark.parametrize("suffix", ["bin", "idx", "subsets", "counts"])
+@pytest.mark.parametrize("damage", ["flip", "remove"])
+def test_only_the_damaged_file_is_named(copy, suffix, damage):
+    file = copy / "valid" / f"shard-00001.{suffix}"
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
     if damage == "remove":
         file.unlink()
     else:
-        file.write_bytes(content if damage == "flip" else content[:-1])
-    [problem] = verify(folder)
-    assert problem.startswith(f"{file}: {'no such file' if damage == 'remove' else 'sha256'}")
+        file.write_bytes(content)
+    [problem] = verify(copy)
+    assert problem.startswith(f"{file}: {'no such file' if damage == 'remove' else 'its sha256'}")
 
 
-def rewrite_shard(folder: Path, documents: list[list[int]], subsets: bytes | None = None) -> None:
+def rewrite_shard(copy, documents, subsets=None):
     """Replace the first validation shard by these documents, including its checksums."""
-    manifest = load_manifest(folder)
+    manifest = load_manifest(copy)
     files = manifest.shards["valid"][0]
-    prefix = folder / files.stem
-    with IndexedWriter(prefix, np.uint16) as writer:
-        for ids in documents:
-            writer.append(np.array(ids))
+    prefix = copy / files.stem
+    write_indexed(prefix, documents)
     prefix.with_suffix(".subsets").write_bytes(
         bytes(len(documents)) if subsets is None else subsets
     )
@@ -59,11 +48,11 @@ def rewrite_shard(folder: Path, documents: list[list[int]], subsets: bytes | Non
         tokens=sum(map(len, documents)),
     )
     manifest.shards["valid"][0] = changed
-    valid = manifest.totals["valid"]
-    valid.documents += changed.documents - files.documents
-    valid.tokens += changed.tokens - files.tokens
-    manifest.kept["valid"] = {"Pile-CC": valid}
-    write_record(folder / "manifest.json", manifest)
+    manifest.totals["valid"] += Count(
+        changed.documents - files.documents, changed.tokens - files.tokens
+    )
+    manifest.kept["valid"] = {"Pile-CC": manifest.totals["valid"]}
+    write_record(copy / "manifest.json", manifest)
 
 
 @pytest.mark.parametrize(
@@ -75,55 +64,54 @@ def rewrite_shard(folder: Path, documents: list[list[int]], subsets: bytes | Non
         ([[5, 2], [319, 2]], None),
     ],
 )
-def test_content_is_checked_beyond_checksums(
-    folder: Path, documents: list[list[int]], problem: str | None
-) -> None:
-    rewrite_shard(folder, documents)
-    found = list(verify(folder))
+def test_content_is_checked_beyond_checksums(copy, documents, problem):
+    rewrite_shard(copy, documents)
+    found = list(verify(copy))
     assert len(found) == (problem is not None)
     assert not problem or problem in found[0]
 
 
 @pytest.mark.parametrize("subsets", [b"\0", b"\0\0\0", b"\0\1"])
-def test_subsets_are_checked_beyond_checksums(folder: Path, subsets: bytes) -> None:
-    rewrite_shard(folder, [[5, 2], [6, 2]], subsets)
-    [problem] = verify(folder)
+def test_subsets_are_checked_beyond_checksums(copy, subsets):
+    rewrite_shard(copy, [[5, 2], [6, 2]], subsets)
+    [problem] = verify(copy)
     assert "shard-00000.subsets" in problem
 
 
 @pytest.mark.parametrize("field", ["documents", "sequences", "tokens"])
-def test_counts_are_checked(folder: Path, field: str) -> None:
-    file = folder / "manifest.json"
+def test_counts_are_checked(copy, field):
+    file = copy / "manifest.json"
     content = json.loads(file.read_text())
     content["shards"]["train"][0][field] += 1
     file.write_text(json.dumps(content))
-    *totals, problem = verify(folder)
+    *totals, problem = verify(copy)
     assert "train/shard-00000.idx" in problem
     assert "but the manifest has" in problem
     assert all("the totals of the train split" in total for total in totals)
     assert len(totals) == (field != "sequences")
 
 
-def test_wrong_totals_are_detected(folder: Path) -> None:
-    file = folder / "manifest.json"
+def test_wrong_totals_are_detected(copy):
+    file = copy / "manifest.json"
     content = json.loads(file.read_text())
     content["totals"]["valid"]["text_bytes"] += 1
     file.write_text(json.dumps(content))
-    assert list(verify(folder)) == [
-        f"{folder}: the totals of the valid split are not the sums of its shards"
+    assert list(verify(copy)) == [
+        f"{copy}: the totals of the valid split are not the sums of its shards"
     ]
 
 
-def test_workers_do_not_change_the_findings_or_their_order(folder: Path) -> None:
+def test_workers_do_not_change_the_findings_or_their_order(copy):
     for name in ("train/shard-00001.bin", "valid/shard-00000.idx"):
-        (folder / name).unlink()
-    assert list(verify(folder, 4)) == list(verify(folder))
-    assert len(list(verify(folder, 4))) == 2
+        (copy / name).unlink()
+    assert list(verify(copy, 4)) == list(verify(copy))
+    assert len(list(verify(copy, 4))) == 2
     with pytest.raises(ValueError, match="--workers 0: accepted: 1 or more"):
-        list(verify(folder, 0))
+        list(verify(copy, 0))
 
 
-def test_corpus_of_sentences_has_no_problem(tokenizer_folder: Path, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("in_process")
+def test_corpus_of_sentences_has_no_problem(tokenizer_folder, tmp_path):
     write_pile(tmp_path / "a.jsonl.zst", [f"One is {n}. Two is more. Three?" for n in range(20)])
     settings = Settings(valid_fraction=0.2, unit="sentence")
     manifest = prepare([tmp_path / "a.jsonl.zst"], tmp_path / "c", tokenizer_folder, settings)
@@ -131,11 +119,11 @@ def test_corpus_of_sentences_has_no_problem(tokenizer_folder: Path, tmp_path: Pa
     assert list(verify(tmp_path / "c")) == []
 
 
-def test_different_vocabulary_is_detected(folder: Path) -> None:
-    train(iter(["other text"]), 300).save(folder / "tokenizer.json")
-    assert list(verify(folder)) == [
-        f"{folder / 'tokenizer.json'}: not the vocabulary that the corpus was made with"
+def test_different_vocabulary_is_detected(copy):
+    train(iter(["other text"]), 300).save(copy / "tokenizer.json")
+    assert list(verify(copy)) == [
+        f"{copy / 'tokenizer.json'}: not the vocabulary that the corpus was made with"
     ]
-    (folder / "tokenizer.json").unlink()
-    [problem] = verify(folder)
+    (copy / "tokenizer.json").unlink()
+    [problem] = verify(copy)
     assert "no such file" in problem

@@ -17,11 +17,10 @@ from data_prep.common.files import (
     new_folder,
     remove_partial_folders,
     sha256_of,
-    write_atomically,
 )
 
 
-def test_json_has_null_for_every_number_that_is_not_finite() -> None:
+def test_json_has_null_for_every_number_that_is_not_finite():
     value = {"a": math.nan, "b": [1.5, math.inf, {"c": (-math.inf, 2, True, None, "NaN")}]}
     text = files.strict_json(value)
     assert json.loads(text, parse_constant=pytest.fail) == {
@@ -31,11 +30,11 @@ def test_json_has_null_for_every_number_that_is_not_finite() -> None:
     assert math.isnan(value["a"])  # type: ignore[arg-type]
 
 
-def test_failed_reads_are_retried_unless_the_file_is_missing() -> None:
+def test_failed_reads_are_retried_unless_the_file_is_missing():
     waited: list[float] = []
     errors: list[OSError] = [OSError(errno.ESTALE, "stale"), OSError(errno.EIO, "input")]
 
-    def read() -> str:
+    def read():
         if errors:
             raise errors.pop(0)
         return "content"
@@ -50,10 +49,8 @@ def test_failed_reads_are_retried_unless_the_file_is_missing() -> None:
         files.retried(read, pytest.fail)
 
 
-def test_a_lock_on_a_full_disk_names_its_file_and_is_not_held(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(*_: object) -> int:
+def test_a_lock_on_a_full_disk_names_its_file_and_is_not_held(tmp_path, monkeypatch):
+    def full(*_):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patch:
@@ -63,7 +60,7 @@ def test_a_lock_on_a_full_disk_names_its_file_and_is_not_held(
     files.lock(tmp_path / "a.lock", "is busy").close()
 
 
-def test_file_appears_on_commit_only(tmp_path: Path) -> None:
+def test_file_appears_on_commit_only(tmp_path):
     path = tmp_path / "new" / "a"
     file = AtomicFile(path)
     file.write(b"one")
@@ -74,20 +71,14 @@ def test_file_appears_on_commit_only(tmp_path: Path) -> None:
     assert path.read_bytes() == b"one two"
     assert record.size_bytes == 7
     assert record.sha256 == sha256_of(path) == hashlib.sha256(b"one two").hexdigest()
+    again = AtomicFile(path)
+    again.write(b"new")
+    again.discard()
+    assert path.read_bytes() == b"one two"
     assert list(path.parent.iterdir()) == [path]
 
 
-def test_discarded_file_leaves_the_old_one(tmp_path: Path) -> None:
-    path = tmp_path / "a"
-    write_atomically(path, b"old")
-    file = AtomicFile(path)
-    file.write(b"new")
-    file.discard()
-    assert path.read_bytes() == b"old"
-    assert list(tmp_path.iterdir()) == [path]
-
-
-def test_full_disk_error_names_the_file_and_leaves_nothing(tmp_path: Path) -> None:
+def test_full_disk_error_names_the_file_and_leaves_nothing(tmp_path):
     # A limit on file sizes fails in the same way as a full disk.
     program = (
         "import pathlib, sys; from data_prep.common.files import write_atomically\n"
@@ -105,7 +96,7 @@ def test_full_disk_error_names_the_file_and_leaves_nothing(tmp_path: Path) -> No
     assert list(tmp_path.iterdir()) == []
 
 
-def test_folder_appears_when_it_is_complete(tmp_path: Path) -> None:
+def test_folder_appears_when_it_is_complete(tmp_path):
     target = tmp_path / "deep" / "target"
     with new_folder(target) as folder:
         (folder / "inner").mkdir()
@@ -115,13 +106,13 @@ def test_folder_appears_when_it_is_complete(tmp_path: Path) -> None:
     assert list(target.parent.iterdir()) == [target]
 
 
-def test_failure_to_fill_a_folder_leaves_nothing(tmp_path: Path) -> None:
+def test_failure_to_fill_a_folder_leaves_nothing(tmp_path):
     with pytest.raises(FileNotFoundError), new_folder(tmp_path / "target") as folder:
         (folder / "nowhere" / "file").write_text("content")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_folder_left_by_a_killed_process_does_not_stop_one_with_the_same_id(tmp_path: Path) -> None:
+def test_folder_left_by_a_killed_process_does_not_stop_one_with_the_same_id(tmp_path):
     """Processes of containers often have the same id."""
     left = tmp_path / f".target.{os.getpid()}.partial"
     left.mkdir()
@@ -132,7 +123,7 @@ def test_folder_left_by_a_killed_process_does_not_stop_one_with_the_same_id(tmp_
     assert (left / "file").read_text() == "half"  # another process may be writing it
 
 
-def test_folders_left_by_killed_processes_can_be_removed(tmp_path: Path) -> None:
+def test_folders_left_by_killed_processes_can_be_removed(tmp_path):
     target, kept = tmp_path / "target", ("target", ".target", ".other.1.partial", ".target.1")
     for name in kept:
         (tmp_path / name).mkdir()
@@ -144,7 +135,7 @@ def test_folders_left_by_killed_processes_can_be_removed(tmp_path: Path) -> None
     assert {path.name for path in tmp_path.iterdir()} == {"new", *kept}
 
 
-def test_only_a_new_or_an_empty_folder_is_filled(tmp_path: Path) -> None:
+def test_only_a_new_or_an_empty_folder_is_filled(tmp_path):
     empty, full, file = tmp_path / "empty", tmp_path / "full", tmp_path / "file"
     empty.mkdir()
     full.mkdir()

@@ -1,12 +1,10 @@
 import pytest
 
-from data_prep.common.progress import Done, ProgressReport, rates
 from data_prep.common.wording import duration
+from data_prep.progress import Done, ProgressReport, rates
 
 
-def test_log_has_a_line_every_ten_seconds_and_one_at_the_end(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_log_has_a_line_every_ten_seconds_and_one_at_the_end(capsys, monkeypatch):
     clock = iter([0.0, 1.0, 11.0, 12.0, 19.0, 20.0])
     monkeypatch.setattr("time.monotonic", lambda: next(clock))
     report = ProgressReport(2, "prepare", 10_000)
@@ -22,12 +20,12 @@ def test_log_has_a_line_every_ten_seconds_and_one_at_the_end(
     ]
 
 
-def test_remaining_time_is_unknown_before_anything_is_read() -> None:
+def test_remaining_time_is_unknown_before_anything_is_read():
     assert "left" not in rates(Done(5, 100, 20, 0), 1000, 3.0)
     assert "left" not in rates(Done(), 0, 0.0)
 
 
-def test_total_is_the_sum_of_the_parts() -> None:
+def test_total_is_the_sum_of_the_parts():
     assert Done.total([]) == Done()
     assert Done.total([Done(1, 2, 3, 4), Done(10, 20, 30, 40)]) == Done(11, 22, 33, 44)
 
@@ -36,13 +34,11 @@ def test_total_is_the_sum_of_the_parts() -> None:
     ("seconds", "text"),
     [(0.2, "0:00:00"), (59.6, "0:01:00"), (61, "0:01:01"), (9e4, "25:00:00")],
 )
-def test_durations_are_hours_minutes_and_seconds(seconds: float, text: str) -> None:
+def test_durations_are_hours_minutes_and_seconds(seconds, text):
     assert duration(seconds) == text
 
 
-def test_terminal_shows_a_bar(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_terminal_shows_a_bar(capsys, monkeypatch):
     monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
     report = ProgressReport(3, "prepare")
     for _ in range(3):
