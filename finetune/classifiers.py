@@ -98,4 +98,4 @@ def save(
         },
         {task.name: head_config(plan.config, task)},
     )
-    model_folder.save(folder / MODEL, contents)
+    model_folder.save_model(folder / MODEL, contents)

@@ -80,7 +80,7 @@ def plan_runs(
 
 
 def _model_digest(model: Path, poolings: Iterable[str]) -> str:
-    loaded = model_folder.load(model)
+    loaded = model_folder.load_model(model)
     _ = loaded.tokenizer  # raises where it cannot be fine-tuned
     for pooling in poolings:
         check_pooling(loaded.model.config, pooling)

@@ -53,7 +53,7 @@ def predict(model: Path, file: Path, head: str = "", device: str | None = None) 
     from pretrain.engine.distributed import choose_device
 
     chosen = choose_device(device)
-    loaded = model_folder.load(model)
+    loaded = model_folder.load_model(model)
     name = _head_name(loaded, head)
     task = _task_of(loaded, name)
     rows = _read_lines(file, task)
@@ -172,7 +172,7 @@ def submit(runs: Path, output: Path, device: str | None = None) -> Path:
     partial = output / f"{SUBMISSION}.partial"
     with zipfile.ZipFile(partial, "w", zipfile.ZIP_DEFLATED) as archive:
         for task, folder, test_sets in work:
-            loaded = model_folder.load(folder / MODEL)
+            loaded = model_folder.load_model(folder / MODEL)
             for name, rows in test_sets.items():
                 _, outputs = _outputs(loaded, task, rows, chosen)
                 content = submission(task, np.stack(outputs))

@@ -33,7 +33,7 @@ def correlation(model: Path, pairs: Sequence[Example]) -> float:
     """
     from pretrain.engine.distributed import choose_device
 
-    loaded, device = model_folder.load(model), choose_device(None)
+    loaded, device = model_folder.load_model(model), choose_device(None)
     encoder = loaded.model.encoder.to(device)
     config = loaded.model.config
     limit = longest_input(FinetuneConfig.max_tokens, config)

@@ -29,7 +29,7 @@ _ROOMS = {
     },
     "use a model": {
         "export": "models.command",
-        "evaluate": "models.evaluate_command",
+        "evaluate": "models.command",
         "fill-mask": "models.command",
         "generate": "models.command",
         "convert": "convert.command",

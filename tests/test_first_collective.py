@@ -72,9 +72,11 @@ def pretraining(recipe, tmp_path):  # noqa: F811 - a fixture
 
 @pytest.fixture
 def fine_tuning(tiny_model, easy_glue, tmp_path):  # noqa: F811 - fixtures
-    from finetune import planning
+    from finetune import glue, planning
 
-    (plan,) = planning.plan_runs(tiny_model, str(easy_glue), ["RTE"], ["pretrained"], [1], [])
+    (plan,) = planning.plan_runs(
+        tiny_model, str(easy_glue), [glue.TASKS["RTE"]], ["pretrained"], [1], []
+    )
     plan.write(tmp_path / "run")
 
     def program(patch):

@@ -7,7 +7,6 @@ from finetune import plan as finetune
 from pretrain.config import deepspeed as settings
 from pretrain.config.run import RunConfig
 from pretrain.config.sections import BatchConfig
-from pretrain.convert import huggingface_files
 from pretrain.models import model_folder
 from pretrain.plan import measured_speed
 from pretrain.records import checkpoints, ledger
@@ -15,12 +14,12 @@ from pretrain.spikes.replay import curves, detect
 
 READERS = {
     "manifest.json": lambda path: manifest.load_manifest(path.parent),
-    "vocab.json": lambda path: gpt2_vocabulary.read(path.parent),
+    "vocab.json": lambda path: gpt2_vocabulary.read_vocabulary(path.parent),
     "run.json": lambda path: finetune.read_plan(path.parent),
     "bench.json": lambda path: measured_speed.utilization(path, "a100", RunConfig()),
-    "config.json": huggingface_files.read_json,
+    "config.json": model_folder.read_json,
     "zero.json": lambda path: settings.read(str(path), BatchConfig(8, 8), 0.0, 1),
-    "model.json": lambda path: model_folder.load(path.parent),
+    "model.json": lambda path: model_folder.load_model(path.parent),
     "MANIFEST.json": lambda path: checkpoints.read_manifest(path.parent),
     "ledger.jsonl": ledger.read,
     "labels.json": lambda path: detect.read_labels(path, []),

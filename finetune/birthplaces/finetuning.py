@@ -140,7 +140,7 @@ def finetune(
         "recipe": trained,
     }
     contents = dataclasses.replace(start, weights=weights, provenance=provenance)
-    model_folder.save(output, contents)
+    model_folder.save_model(output, contents)
     print(f"{output}: steps: {steps:,}, {time.perf_counter() - started:.0f} s, loss {loss:.4f}")
 
 

@@ -169,7 +169,7 @@ def load(folder: Path, choice: Choice, text: Path) -> LoadedModel:
     """
     from pretrain.models import model_folder
 
-    loaded = model_folder.load(folder)
+    loaded = model_folder.load_model(folder)
     architecture = loaded.model.config
     if not architecture.causal:
         raise ValueError(f"{folder}: its model is not causal; accepted: a model of `pretrain`")

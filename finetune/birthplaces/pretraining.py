@@ -117,7 +117,7 @@ def pretrain(
         ValueError: the text or a setting is not accepted, the output exists, or an earlier run of
             the same folder (see `run_folder`) had another text or other settings.
     """
-    from pretrain.models import model_folder
+    from pretrain.models.export import export_checkpoint
     from pretrain.processes.gpus import visible_gpus
     from pretrain.supervision.command import supervise
 
@@ -157,7 +157,7 @@ def pretrain(
     )
     if code := supervise(options):
         return code
-    step = model_folder.export(folder, output)
+    step = export_checkpoint(folder, output)
     print(f"{output}: the model of {folder} after {step:,} steps", flush=True)
     return EXIT_DONE
 

@@ -11,8 +11,7 @@ import dataclasses
 from pathlib import Path
 
 from data_prep import tokenizer as tokenizers
-from data_prep.common.arguments import typed
-from pretrain.convert import fairseq_export, fairseq_import, huggingface_export, huggingface_import
+from pretrain.convert import fairseq, huggingface_export, huggingface_import
 from pretrain.models import model_folder
 from pretrain.models.model_folder import ModelContents
 
@@ -45,12 +44,14 @@ def convert(
     Raises:
         ValueError: the conversion is not possible; the file is named and nothing was written.
     """
-    if head is not None and form != "huggingface":
-        raise ValueError(f"--head {head}: --to {form} exports every head; leave it out")
-    if only_plain and form != "huggingface":
-        raise ValueError(f"--plain: --to {form} never carries code; leave it out")
-    text = _read_scores(scores, form) if scores else ""
-    contents = read(source, tokenizer)
+    for option, given in (("--head", head), ("--scores", scores), ("--plain", only_plain)):
+        if given and form != "huggingface":
+            raise ValueError(f"{option}: only --to huggingface takes it; leave it out")
+    try:
+        text = scores.read_text(encoding="utf-8") if scores else ""
+    except (OSError, ValueError) as error:
+        raise ValueError(f"--scores {scores}: cannot be read: {error}") from None
+    contents = read_model(source, tokenizer)
     notes = list(contents.provenance.get("notes", []))
     if contents.vocabulary is None:
         notes.append(
@@ -58,27 +59,15 @@ def convert(
             "reads ids, not text (--tokenizer names a vocabulary)"
         )
     if form == "fairseq":
-        fairseq_export.write(output, contents)
+        fairseq.write_checkpoint(output, contents)
     elif form == "huggingface":
-        notes += huggingface_export.write(output, contents, head, text, only_plain)
+        notes += huggingface_export.write_folder(output, contents, head, text, only_plain)
     else:
-        model_folder.save(output, contents)
+        model_folder.save_model(output, contents)
     return notes
 
 
-def _read_scores(path: Path, form: str) -> str:
-    if form != "huggingface":
-        raise ValueError(f"--scores {path}: --to {form} has no model card; leave it out")
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
-        raise ValueError(
-            f"--scores {path}: cannot be read ({error}); accepted: a Markdown file, such as the "
-            f"report.md of `{typed('finetune glue-report')}`"
-        ) from None
-
-
-def read(source: Path, tokenizer: str | None = None) -> ModelContents:
+def read_model(source: Path, tokenizer: str | None = None) -> ModelContents:
     """Read the model of a file or folder in any form.
 
     Raises:
@@ -87,11 +76,11 @@ def read(source: Path, tokenizer: str | None = None) -> ModelContents:
     """
     vocabulary = tokenizers.load(tokenizer) if tokenizer else None
     if source.is_file():
-        return fairseq_import.read(source, vocabulary)
+        return fairseq.read_checkpoint(source, vocabulary)
     if (source / "model.json").is_file():
-        contents = model_folder.load(source).contents()
+        contents = model_folder.load_model(source).contents()
     elif (source / "config.json").is_file():
-        contents = huggingface_import.read(source)
+        contents = huggingface_import.read_folder(source)
     else:
         raise ValueError(
             f"{source}: holds no model; accepted: a fairseq checkpoint (.pt), a model folder (with "

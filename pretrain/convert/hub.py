@@ -36,8 +36,8 @@ def push(folder: Path, name: str, private: bool) -> str:
         )
     if get_token() is None:
         raise ValueError(
-            "not logged in to the Hugging Face hub, so nothing was sent; accepted: after `hf auth "
-            "login`, or with a token in the variable HF_TOKEN"
+            "not logged in to the Hugging Face hub, so nothing was sent; run `hf auth login`, "
+            "or put a token into the variable HF_TOKEN"
         )
     api = HfApi()
     try:

@@ -13,9 +13,10 @@ transformers itself is not needed here: the files are JSON and safetensors.
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,29 +31,16 @@ from pretrain.convert import huggingface_tokenizer
 from pretrain.convert.model_card import model_card
 from pretrain.convert.weights import separated
 from pretrain.model.classification import ClassificationConfig, check_pooling
-from pretrain.model.config import ModelConfig
 from pretrain.models.model_folder import HEADS, ModelContents
+
+Weights = Mapping[str, Tensor]
 
 _PACKAGE = Path(__file__).parent.parent
 _ADAPTER = "modeling_zeroclap"
-_AUTO_MAP = {
-    "AutoConfig": f"{_ADAPTER}.ZeroclapConfig",
-    "AutoModel": f"{_ADAPTER}.ZeroclapModel",
-    "AutoModelForMaskedLM": f"{_ADAPTER}.ZeroclapForMaskedLM",
-    "AutoModelForCausalLM": f"{_ADAPTER}.ZeroclapForCausalLM",
-    "AutoModelForSequenceClassification": f"{_ADAPTER}.ZeroclapForSequenceClassification",
-    "AutoModelForTokenClassification": f"{_ADAPTER}.ZeroclapForTokenClassification",
-    "AutoModelForQuestionAnswering": f"{_ADAPTER}.ZeroclapForQuestionAnswering",
-}
-_ACCEPTED: Mapping[str, tuple[object, ...]] = {
-    "latents": (0,),
-    "head": ("roberta", "clap", "tied"),
-}
-"""Values of fields of which modeling_zeroclap.py computes only these."""
 _SPECIAL_IDS = {"bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2}
 
 
-def write(
+def write_folder(
     folder: Path,
     contents: ModelContents,
     head: str | None = None,
@@ -76,25 +64,30 @@ def write(
             such classification head or cannot have it (`check_pooling`); the folder is not empty;
             or, with `only_plain`, the model needs its own code.
     """
-    _refuse_unsupported(folder, contents.config)
-    heads = contents.classification_heads
-    if head is not None and head not in heads:
+    config = contents.config
+    if config.latents or config.head == "untied":
         raise ValueError(
-            f"classification head {head!r}: the model has no such head; it has "
-            f"{', '.join(sorted(heads)) or 'none'}"
+            f"{folder}: cannot be written for transformers: exports have neither latents (here "
+            f"{config.latents}) nor an untied head (here {config.head!r})"
         )
-    classifier = None if head is None else heads[head]
-    if classifier is not None:
-        check_pooling(contents.config, classifier.pooling)
-    plain = layout.plain_type(contents.config, classifier)
+    classifier = _classifier(contents, head)
+    plain = layout.plain_type(config, classifier)
     if only_plain and plain is None:
         raise ValueError(
             f"--plain: {folder}: transformers has no class that computes this model; accepted: a "
             "baseline, an ALBERT or a causal model with learned positions; or without --plain, "
             "which adds the model's code to the folder"
         )
-    form = {"roberta": _roberta, "albert": _albert, "opt": _opt, None: _own}[plain]
-    settings, tensors = form(contents, head, classifier)
+    library, form = {
+        "roberta": ("Roberta", _roberta),
+        "albert": ("Albert", _albert),
+        "opt": ("OPT", _opt),
+        None: ("Zeroclap", _own),
+    }[plain]
+    weights = _exported(contents.weights, head, plain is not None)
+    own_settings, tensors = form(dataclasses.replace(contents, weights=weights), classifier)
+    kind = f"{library}For{layout.task(config, classifier)}"
+    settings = {"model_type": plain or "zeroclap", "architectures": [kind], **own_settings}
     if classifier is not None:
         settings |= _label_settings(classifier) | {"classifier_name": head}
     settings |= contents.provenance.get("special_ids", _SPECIAL_IDS)
@@ -103,38 +96,42 @@ def write(
         # Not save_file, which lets nobody but the owner read what it writes.
         (partial / "model.safetensors").write_bytes(save(tensors, metadata={"format": "pt"}))
         write_json(partial / "config.json", settings)
-        generates = contents.config.causal and head is None
+        generates = config.causal and head is None
         if generates:
             write_json(partial / "generation_config.json", _generation_settings(contents))
         if contents.vocabulary is not None:
-            huggingface_tokenizer.write(partial, contents.vocabulary, contents.config, generates)
+            huggingface_tokenizer.write_vocabulary(partial, contents.vocabulary, config, generates)
         if plain is None:
             _write_code(partial)
         card = model_card(folder.resolve().name, contents, head, scores)
         (partial / "README.md").write_text(card, "utf-8")
     whose = "a class of transformers" if plain else "its code is in the folder; no other class fits"
-    call = layout.loading_call(contents.config, classifier, repr(str(folder)))
-    loaded = f"{settings['architectures'][0]} ({whose}): {call}"
-    return [loaded, *_left_out(contents, head, plain is not None)]
+    call = layout.loading_call(config, classifier, repr(str(folder)))
+    return [f"{kind} ({whose}): {call}", *_left_out(contents, head, plain is not None)]
 
 
-def _refuse_unsupported(folder: Path, config: ModelConfig) -> None:
-    for name, accepted in _ACCEPTED.items():
-        if (value := getattr(config, name)) not in accepted:
-            raise ValueError(
-                f"{folder}: cannot be written for transformers: {name}: {value!r}; accepted: "
-                f"{', '.join(map(str, accepted))}"
-            )
+def _classifier(contents: ModelContents, name: str | None) -> ClassificationConfig | None:
+    """Return the classification head of a name, which the model must have and be able to have."""
+    if name is None:
+        return None
+    heads = contents.classification_heads
+    if name not in heads:
+        raise ValueError(
+            f"classification head {name!r}: the model has no such head; it has "
+            f"{', '.join(sorted(heads)) or 'none'}"
+        )
+    check_pooling(contents.config, heads[name].pooling)
+    return heads[name]
 
 
-def _exported(weights: Iterable[str], head: str | None, plain: bool) -> list[str]:
-    """Return the names of the weights to export: of the model, and of one classification head."""
+def _exported(weights: Weights, head: str | None, plain: bool) -> Weights:
+    """Return the weights to export: of the model, and of one classification head."""
     left_out = (HEADS, "head.", "pair_head.") if plain and head is not None else (HEADS,)
-    return [
-        name
-        for name in weights
+    return {
+        name: weight
+        for name, weight in weights.items()
         if not name.startswith(left_out) or (head and name.startswith(f"{HEADS}{head}."))
-    ]
+    }
 
 
 def _left_out(contents: ModelContents, head: str | None, plain: bool) -> list[str]:
@@ -142,12 +139,9 @@ def _left_out(contents: ModelContents, head: str | None, plain: bool) -> list[st
     if others := sorted(set(contents.classification_heads) - {head}):
         notes.append(f"classification heads were left out: {', '.join(others)}")
     if plain and head is not None:
-        pairs = contents.config.pair_head
-        what = (
-            "heads over the vocabulary and of pairs were"
-            if pairs
-            else "head over the vocabulary was"
-        )
+        what = "head over the vocabulary was"
+        if contents.config.pair_head:
+            what = "heads over the vocabulary and of pairs were"
         notes.append(f"the {what} left out: a plain classifier has none")
     return notes
 
@@ -166,12 +160,9 @@ def _classifier_dropout(
     return default if kept is None else kept
 
 
-def _roberta(contents: ModelContents, name: str | None, head: ClassificationConfig | None) -> _Form:
+def _roberta(contents: ModelContents, head: ClassificationConfig | None) -> _Form:
     config = contents.config
-    kind = "RobertaForMaskedLM" if head is None else "RobertaForSequenceClassification"
     settings = {
-        "model_type": "roberta",
-        "architectures": [kind],
         **{theirs: getattr(config, ours) for ours, theirs in layout.ROBERTA_SETTINGS.items()},
         "max_position_embeddings": config.max_positions + layout.UNUSED_POSITIONS,
         "type_vocab_size": 1,
@@ -179,18 +170,14 @@ def _roberta(contents: ModelContents, name: str | None, head: ClassificationConf
         "classifier_dropout": _classifier_dropout(contents, head, None),
         "tie_word_embeddings": True,
     }
-    names = layout.roberta_names(_exported(contents.weights, name, plain=True))
-    tensors = separated(contents.weights, names)
+    tensors = separated(contents.weights, layout.roberta_names(contents.weights))
     row = contents.weights[layout.POSITIONS].new_zeros(1, config.hidden_size)
     return settings, {**tensors, layout.TOKEN_TYPES: row}
 
 
-def _albert(contents: ModelContents, name: str | None, head: ClassificationConfig | None) -> _Form:
+def _albert(contents: ModelContents, head: ClassificationConfig | None) -> _Form:
     config = contents.config
-    kind = "PreTraining" if config.pair_head else "MaskedLM"
     settings = {
-        "model_type": "albert",
-        "architectures": [f"AlbertFor{kind if head is None else 'SequenceClassification'}"],
         **{theirs: getattr(config, ours) for ours, theirs in layout.ALBERT_SETTINGS.items()},
         "embedding_size": config.token_size,
         "num_hidden_groups": layout.albert_groups(config),
@@ -199,19 +186,16 @@ def _albert(contents: ModelContents, name: str | None, head: ClassificationConfi
         "classifier_dropout_prob": _classifier_dropout(contents, head, config.dropout),
         "tie_word_embeddings": True,
     }
-    names = layout.albert_names(_exported(contents.weights, name, plain=True), config)
-    tensors = separated(contents.weights, names)
+    tensors = separated(contents.weights, layout.albert_names(contents.weights, config))
     if config.token_size == config.hidden_size:
         tensors[f"{layout.ALBERT_PROJECTION}.weight"] = torch.eye(config.hidden_size)
         tensors[f"{layout.ALBERT_PROJECTION}.bias"] = torch.zeros(config.hidden_size)
     return settings, tensors
 
 
-def _opt(contents: ModelContents, name: str | None, head: ClassificationConfig | None) -> _Form:
+def _opt(contents: ModelContents, _: ClassificationConfig | None) -> _Form:
     config = contents.config
     settings = {
-        "model_type": "opt",
-        "architectures": ["OPTForCausalLM"],
         **{theirs: getattr(config, ours) for ours, theirs in layout.OPT_SETTINGS.items()},
         "word_embed_proj_dim": config.hidden_size,
         "activation_function": "relu",
@@ -219,8 +203,7 @@ def _opt(contents: ModelContents, name: str | None, head: ClassificationConfig |
         "_remove_final_layer_norm": True,
         "tie_word_embeddings": config.scale == 1.0,
     }
-    names = layout.opt_names(_exported(contents.weights, name, plain=True))
-    tensors = separated(contents.weights, names)
+    tensors = separated(contents.weights, layout.opt_names(contents.weights))
     if config.scale != 1.0:
         table = tensors[layout.OPT_TOKENS]
         tensors |= {layout.OPT_TOKENS: table * config.scale, layout.OPT_OUTPUT: table}
@@ -244,19 +227,19 @@ def _mask_ids(contents: ModelContents) -> list[int]:
     return list(range(config.vocab_size, last + 1))
 
 
-def _own(contents: ModelContents, name: str | None, head: ClassificationConfig | None) -> _Form:
+def _own(contents: ModelContents, head: ClassificationConfig | None) -> _Form:
     config, masks = contents.config, _mask_ids(contents)
-    objectives = ["AutoModelForMaskedLM", "AutoModelForCausalLM"]
-    task = objectives.pop(config.causal)
-    auto_map = {key: value for key, value in _AUTO_MAP.items() if key not in objectives}
+    tasks = ["CausalLM" if config.causal else "MaskedLM"]
+    tasks += ["SequenceClassification", "TokenClassification", "QuestionAnswering"]
+    classes = ["Config", "Model", *(f"ModelFor{task}" for task in tasks)]
     pooling = {}
     if head is not None:
-        task = "AutoModelForSequenceClassification"
         pooling = {"classifier_pooling": head.pooling, "classifier_dropout": head.dropout}
     settings = {
-        "model_type": "zeroclap",
-        "architectures": [_AUTO_MAP[task].removeprefix(f"{_ADAPTER}.")],
-        "auto_map": auto_map,
+        "auto_map": {
+            f"Auto{name}": f"{_ADAPTER}.Zeroclap{name.replace('ModelFor', 'For')}"
+            for name in classes
+        },
         **config.to_dict(),
         # transformers counts on a row for every id of the tokenizer.
         "vocab_size": config.vocab_size + len(masks),
@@ -264,8 +247,7 @@ def _own(contents: ModelContents, name: str | None, head: ClassificationConfig |
         "architecture_fields": sorted(config.to_dict()),
         **pooling,
     }
-    names = layout.own_names(_exported(contents.weights, name, plain=False))
-    tensors = separated(contents.weights, names)
+    tensors = separated(contents.weights, layout.own_names(contents.weights))
     for by_token in layout.BY_TOKEN & tensors.keys():
         empty = tensors[by_token].new_zeros(len(masks), *tensors[by_token].shape[1:])
         tensors[by_token] = torch.cat([tensors[by_token], empty])

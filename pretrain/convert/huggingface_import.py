@@ -17,27 +17,24 @@ from torch import Tensor
 from data_prep.tokenizer import Tokenizer
 from pretrain.convert import huggingface_layout as layout
 from pretrain.convert import huggingface_tokenizer
-from pretrain.convert.huggingface_files import read_json, read_weights
+from pretrain.convert.huggingface_files import read_weights
 from pretrain.convert.weights import Names, empty_weights, joined
 from pretrain.model.classification import ClassificationConfig
 from pretrain.model.config import ModelConfig
-from pretrain.models.model_folder import ModelContents, refuse_oversized
+from pretrain.models.model_folder import ModelContents, read_json, refuse_oversized
 
 Weights = Mapping[str, Tensor]
 
+_OF_BOTH = {
+    "position_embedding_type": "absolute",
+    "is_decoder": False,
+    "add_cross_attention": False,
+    "quantization_config": None,
+}
 _NOT_MODELLED: Mapping[str, Mapping[str, object]] = {
-    kind: {
-        "position_embedding_type": "absolute",
-        "is_decoder": False,
-        "add_cross_attention": False,
-        "quantization_config": None,
-        **own,
-    }
     # RoBERTa counts positions from the id of `<pad>` on.
-    for kind, own in (
-        ("roberta", {"hidden_act": "gelu", "pad_token_id": 1}),
-        ("albert", {"inner_group_num": 1}),
-    )
+    "roberta": {**_OF_BOTH, "hidden_act": "gelu", "pad_token_id": 1},
+    "albert": {**_OF_BOTH, "inner_group_num": 1},
 }
 """Settings of RobertaConfig and AlbertConfig that change what a model computes: the default, and
 the only value that our model can have."""
@@ -52,7 +49,7 @@ _ALBERT_IDS = {"bos_token_id": 2, "pad_token_id": 0, "eos_token_id": 3}
 """The defaults of AlbertConfig."""
 
 
-def read(folder: Path) -> ModelContents:
+def read_folder(folder: Path) -> ModelContents:
     """Read a RoBERTa or ALBERT model, or one of our own exports, as a model folder's contents.
 
     Of RoBERTa's token-type table only row 0 is used, the only one that its tokenizer asks for; it
@@ -95,7 +92,7 @@ def read(folder: Path) -> ModelContents:
             weights = _own_weights(theirs, empty, settings, notes)
     except ValueError as error:
         raise ValueError(f"{file}: {error}") from None
-    vocabulary, order = huggingface_tokenizer.read(folder, kind, config, notes)
+    vocabulary, order = huggingface_tokenizer.read_vocabulary(folder, kind, config, notes)
     weights |= {name: weights[name][order] for name in layout.BY_TOKEN if order}
     provenance: dict[str, Any] = {
         "source": folder.resolve().name,
@@ -106,19 +103,16 @@ def read(folder: Path) -> ModelContents:
         "classifier_dropout": None if heads else _classifier_dropout(settings),
         "notes": notes,
     }
-    if vocabulary is None and kind == "albert" and (other := _other_special_ids(settings)):
-        provenance |= other
+    special_ids = {name: settings.get(name, default) for name, default in _ALBERT_IDS.items()}
+    is_other = kind == "albert" and special_ids["pad_token_id"] != Tokenizer.pad_id
+    if vocabulary is None and is_other:
+        provenance["special_ids"] = special_ids
         notes.append(
             "the ids are those of ALBERT's vocabulary, which is not here: `Pretrained` and the "
             "commands that read texts need the vocabulary; convert again with its tokenizer.json "
             "in the folder"
         )
     return ModelContents(config, weights, vocabulary, provenance, heads)
-
-
-def _other_special_ids(settings: Mapping[str, Any]) -> dict[str, Any]:
-    ids = {name: settings.get(name, default) for name, default in _ALBERT_IDS.items()}
-    return {} if ids["pad_token_id"] == Tokenizer.pad_id else {"special_ids": ids}
 
 
 def _setting(settings: Mapping[str, Any], name: str) -> Any:  # noqa: ANN401 - as the file has it
@@ -222,12 +216,9 @@ def _classification_heads(
 
 def _classifier_dropout(settings: Mapping[str, Any]) -> float | None:
     """Return the dropout of classifiers; None: that of the encoder. AlbertConfig has a default."""
-    is_albert = settings["model_type"] == "albert"
-    found: float | None = (
-        settings.get("classifier_dropout_prob", 0.1)
-        if is_albert
-        else settings.get("classifier_dropout")
-    )
+    found: float | None = settings.get("classifier_dropout")
+    if settings["model_type"] == "albert":
+        found = settings.get("classifier_dropout_prob", 0.1)
     return found
 
 

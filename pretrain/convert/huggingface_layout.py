@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 
-from pretrain.convert.weights import Names, head_modules, head_of, renamed
+from pretrain.convert.weights import Names, head_modules, renamed
 from pretrain.model.classification import ClassificationConfig
 from pretrain.model.config import ModelConfig
 from pretrain.models.model_folder import HEADS
@@ -66,7 +66,7 @@ _OPT_FIELDS: Mapping[str, object] = {
 OPT_TOKENS, OPT_OUTPUT = "model.decoder.embed_tokens.weight", "lm_head.weight"
 
 _LAYER = "roberta.encoder.layer.{}."
-_ROBERTA: Mapping[str, tuple[str, ...]] = {
+_ROBERTA: dict[str, tuple[str, ...]] = {
     "encoder.embeddings.tokens": ("roberta.embeddings.word_embeddings",),
     "encoder.embeddings.positions.table": ("roberta.embeddings.position_embeddings",),
     "encoder.embeddings.norm": ("roberta.embeddings.LayerNorm",),
@@ -84,7 +84,7 @@ _ROBERTA: Mapping[str, tuple[str, ...]] = {
 }
 
 _ALBERT_LAYER = "albert.encoder.albert_layer_groups.{}.albert_layers.0."
-_ALBERT: Mapping[str, tuple[str, ...]] = {
+_ALBERT: dict[str, tuple[str, ...]] = {
     "encoder.embeddings.tokens": ("albert.embeddings.word_embeddings",),
     "encoder.embeddings.positions.table": ("albert.embeddings.position_embeddings",),
     "encoder.embeddings.segments": ("albert.embeddings.token_type_embeddings",),
@@ -158,22 +158,25 @@ def plain_type(config: ModelConfig, head: ClassificationConfig | None = None) ->
 
 def loading_call(config: ModelConfig, head: ClassificationConfig | None, folder: str) -> str:
     """Return the call that loads an export; `folder` is an expression in Python."""
-    plain, kind = plain_type(config, head), "MaskedLM"
+    trust = "" if plain_type(config, head) else ", trust_remote_code=True"
+    return f"AutoModelFor{task(config, head)}.from_pretrained({folder}{trust})"
+
+
+def task(config: ModelConfig, head: ClassificationConfig | None) -> str:
+    """Return what an export is for, as it stands in the names of transformers' classes."""
     if head is not None:
-        kind = "SequenceClassification"
-    elif config.causal:
-        kind = "CausalLM"
-    elif plain == "albert" and config.pair_head:
-        kind = "PreTraining"
-    trust = "" if plain else ", trust_remote_code=True"
-    return f"AutoModelFor{kind}.from_pretrained({folder}{trust})"
+        return "SequenceClassification"
+    if config.causal:
+        return "CausalLM"
+    has_pairs = config.pair_head and plain_type(config) == "albert"
+    return "PreTraining" if has_pairs else "MaskedLM"
 
 
 def roberta_names(weights: Iterable[str]) -> Names:
     """Return the names in transformers' RoBERTa of our weights, with at most one head."""
     weights = list(weights)
-    heads = {head_of(name) for name in weights if name.startswith(HEADS)}
-    return renamed(weights, {**_ROBERTA, **head_modules(heads, CLASSIFIER)})
+    heads = head_modules(weights, f"{CLASSIFIER}.dense", f"{CLASSIFIER}.out_proj")
+    return renamed(weights, _ROBERTA | heads)
 
 
 def albert_groups(config: ModelConfig) -> int:
@@ -184,10 +187,7 @@ def albert_groups(config: ModelConfig) -> int:
 def albert_names(weights: Iterable[str], config: ModelConfig) -> Names:
     """Return the names in transformers' ALBERT of our weights, with at most one head."""
     weights = list(weights)
-    modules = dict(_ALBERT)
-    for head in {head_of(name) for name in weights if name.startswith(HEADS)}:
-        modules[f"{HEADS}{head}.dense"] = (ALBERT_POOLER,)
-        modules[f"{HEADS}{head}.projection"] = (CLASSIFIER,)
+    modules = _ALBERT | head_modules(weights, ALBERT_POOLER, CLASSIFIER)
     return renamed(weights, modules, config.num_layers // albert_groups(config))
 
 

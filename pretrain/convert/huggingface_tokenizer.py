@@ -9,8 +9,8 @@ from typing import Any
 from data_prep import tokenizer as tokenizers
 from data_prep.common.files import write_json
 from data_prep.tokenizer import Tokenizer
-from pretrain.convert.huggingface_files import read_json
 from pretrain.model.config import ModelConfig
+from pretrain.models.model_folder import read_json
 
 _SPECIAL_TOKENS = {
     "bos_token": "<s>",
@@ -23,7 +23,9 @@ _SPECIAL_TOKENS = {
 }
 
 
-def write(folder: Path, vocabulary: Tokenizer, config: ModelConfig, generates: bool) -> None:
+def write_vocabulary(
+    folder: Path, vocabulary: Tokenizer, config: ModelConfig, generates: bool
+) -> None:
     """Write tokenizer.json and tokenizer_config.json.
 
     Args:
@@ -90,7 +92,7 @@ def _template(*pair: tuple[str, int]) -> dict[str, Any]:
     }
 
 
-def read(
+def read_vocabulary(
     folder: Path, kind: str, config: ModelConfig, notes: list[str]
 ) -> tuple[Tokenizer | None, list[int]]:
     """Read the vocabulary of a folder.

@@ -1,7 +1,7 @@
 """The model that a run continues from (`model.init_from`): checked, fitted and copied.
 
-Order: `recipe_of` (where the recipe names no architecture), `check` (before a launch), `take`
-(before the first attempt). The last two end in `read`.
+Order: `recipe_of` (where the recipe names no architecture), `check_initial_model` (before a
+launch), `copy_initial_model` (before the first attempt). The last two end in `read_initial_model`.
 """
 
 from __future__ import annotations
@@ -46,19 +46,21 @@ def recipe_of(config: RunConfig) -> ModelRecipe:
     return _nearest(_contents(config).config, _OF_OTHERS)
 
 
-def check(config: RunConfig, architecture: ModelConfig, manifest: CorpusManifest) -> str:
+def check_initial_model(
+    config: RunConfig, architecture: ModelConfig, manifest: CorpusManifest
+) -> str:
     """Check the model that a run starts from, and say in a sentence what is taken from it.
 
     A run that has begun has its own copy: then the model is not looked at.
 
     Raises:
-        ValueError: as `read`.
+        ValueError: as `read_initial_model`.
     """
     if found := ledger.origin(ledger.read(Path(config.folder) / ledger.FILE_NAME)):
         return f"initial weights: {ledger.describe_origin(found)}"
-    theirs, contents = read(config, architecture, manifest)
+    theirs, contents = read_initial_model(config, architecture, manifest)
     text = f"initial weights: those of {config.model.init_from}"
-    if theirs.longest_input and architecture.max_positions > theirs.max_positions:
+    if _repeats_positions(theirs, architecture):
         text += (
             f", whose {theirs.max_positions} learned positions are repeated up to "
             f"{architecture.max_positions}"
@@ -66,7 +68,7 @@ def check(config: RunConfig, architecture: ModelConfig, manifest: CorpusManifest
     return "; ".join([text, *contents.provenance.get("notes", [])])
 
 
-def take(
+def copy_initial_model(
     config: RunConfig, architecture: ModelConfig, manifest: CorpusManifest
 ) -> dict[str, object]:
     """Copy the model that a run starts from into the run's folder.
@@ -75,9 +77,9 @@ def take(
         What the ledger records of it (`ledger.origin`).
 
     Raises:
-        ValueError: as `read`.
+        ValueError: as `read_initial_model`.
     """
-    _, contents = read(config, architecture, manifest)
+    _, contents = read_initial_model(config, architecture, manifest)
     path = Path(config.model.init_from).resolve()
     files = {file.name: sha256_of(file) for file in weight_files(path)}
     copy = Path(config.folder) / folder.INITIAL
@@ -88,12 +90,12 @@ def take(
         "recipe": public(config),
         "init_from": {"path": path.name, "files": files, "provenance": contents.provenance},
     }
-    model_folder.save(copy, dataclasses.replace(contents, provenance=provenance))
+    model_folder.save_model(copy, dataclasses.replace(contents, provenance=provenance))
     copied = sha256_of(Path(config.folder) / folder.INITIAL_WEIGHTS)
     return {"path": str(path), "files": files, "sha256": copied}
 
 
-def read(
+def read_initial_model(
     config: RunConfig, architecture: ModelConfig, manifest: CorpusManifest
 ) -> tuple[ModelConfig, ModelContents]:
     """Read the model that a run starts from, and fit it to the run.
@@ -133,7 +135,7 @@ def read(
             f"{name}: has no head over the vocabulary; accepted: a language model, such as "
             "RobertaForMaskedLM"
         )
-    if theirs.longest_input and architecture.max_positions > theirs.max_positions:
+    if _repeats_positions(theirs, architecture):
         weights[POSITIONS] = _repeated(weights[POSITIONS], theirs, architecture.max_positions)
     fitted = dataclasses.replace(
         contents, config=architecture, weights=weights, classification_heads={}
@@ -143,9 +145,13 @@ def read(
 
 def _contents(config: RunConfig) -> ModelContents:
     try:
-        return conversion.read(Path(config.model.init_from))
+        return conversion.read_model(Path(config.model.init_from))
     except ValueError as error:
         raise ValueError(f"model.init_from: {error}") from None
+
+
+def _repeats_positions(theirs: ModelConfig, ours: ModelConfig) -> bool:
+    return bool(theirs.longest_input) and ours.max_positions > theirs.max_positions
 
 
 def _repeated(table: Tensor, config: ModelConfig, positions: int) -> Tensor:
@@ -187,11 +193,10 @@ def _differences(theirs: ModelConfig, ours: ModelConfig) -> Iterator[str]:
         name = field.name
         if name in (*_FREE, "vocab_size") or getattr(theirs, name) == getattr(ours, name):
             continue
-        # Positions can be added; and it limits nothing where positions are computed.
-        may_grow = name == "max_positions" and not (
-            theirs.longest_input and ours.max_positions < theirs.max_positions
-        )
-        if not may_grow:
+        # It limits nothing where positions are computed.
+        if name != "max_positions" or (
+            theirs.longest_input and not _repeats_positions(theirs, ours)
+        ):
             yield name
 
 

@@ -46,11 +46,10 @@ def _use(name: str, contents: ModelContents, head: str | None) -> str:
     classifier = None if head is None else contents.classification_heads[head]
     plain = layout.plain_type(contents.config, classifier)
     call = layout.loading_call(contents.config, classifier, "folder")
-    task, what = "fill-mask", "A masked language model"
-    if contents.config.causal:
-        task, what = "text-generation", "A causal language model"
-    if classifier is not None:
-        task, what = "text-classification", "A text classifier"
+    task, what = {
+        "SequenceClassification": ("text-classification", "A text classifier"),
+        "CausalLM": ("text-generation", "A causal language model"),
+    }.get(layout.task(contents.config, classifier), ("fill-mask", "A masked language model"))
     trust = "" if plain else ", trust_remote_code=True"
     longer = ""
     if contents.config.longest_input is None:

@@ -27,7 +27,7 @@ from transformers.modeling_outputs import (
     SequenceClassifierOutput,
     TokenClassifierOutput,
 )
-from transformers.utils.generic import ModelOutput
+from transformers.utils.generic import can_return_tuple
 
 # The unused imports are for transformers 4, which copies only the files that this file imports
 # itself.
@@ -47,8 +47,6 @@ from pretrain.model.positions import position_module, token_positions
 from pretrain.model.scores import ScoreFunction  # noqa: F401
 from pretrain.model.t5_bias import T5Bias  # noqa: F401
 from pretrain.model.tiled_attention import tiled_attention  # noqa: F401
-
-Answer = ModelOutput | tuple[Any, ...]
 
 
 class ZeroclapConfig(PretrainedConfig):
@@ -131,6 +129,9 @@ class ZeroclapPreTrainedModel(PreTrainedModel):
     supports_gradient_checkpointing = True
     _no_split_modules = [ZeroclapLayer.__name__]
     _supports_sdpa = True
+    _keys_to_ignore_on_load_unexpected = [r"^(pair_)?head\.", r"^classifier\.", r"^qa_outputs\."]
+    # Otherwise Trainer takes `**options` for a sign that `num_items_in_batch` is wanted.
+    accepts_loss_kwargs = False
 
     def get_input_embeddings(self) -> nn.Module:
         """Return the token table; the head over the vocabulary reads the same weight."""
@@ -151,7 +152,9 @@ class ZeroclapPreTrainedModel(PreTrainedModel):
         pad_to_multiple_of: int | None = None,
         mean_resizing: bool = True,
     ) -> nn.Embedding:
-        """Add or remove rows at the end of the token table; see transformers' documentation.
+        """Add or remove rows at the end of the token table; a new logit has the bias 0.
+
+        The arguments are those of transformers.
 
         Raises:
             ValueError: a row of the mask would be removed.
@@ -162,7 +165,29 @@ class ZeroclapPreTrainedModel(PreTrainedModel):
                 f"{new_num_tokens} rows: id {last_mask} is the mask; accepted: more than "
                 f"{last_mask} rows"
             )
-        return super().resize_token_embeddings(new_num_tokens, pad_to_multiple_of, mean_resizing)
+        tokens = super().resize_token_embeddings(new_num_tokens, pad_to_multiple_of, mean_resizing)
+        head, rows = getattr(self, "head", None), self.config.vocab_size
+        if isinstance(head, ClapHead | TiedHead):
+            head.vocab_size = rows
+        elif isinstance(head, RobertaHead):
+            grown = nn.functional.pad(head.bias.data, (0, rows - len(head.bias)))
+            head.bias = nn.Parameter(grown, requires_grad=head.bias.requires_grad)
+        return tokens
+
+    def _encoded(
+        self,
+        input_ids: Tensor | None,
+        attention_mask: Tensor | None,
+        token_type_ids: Tensor | None,
+        inputs_embeds: Tensor | None,
+        options: dict[str, Any],
+    ) -> tuple[Tensor, BaseModelOutputWithPast]:
+        """Return the features, [B, T, D], and all that the encoder says."""
+        outputs: BaseModelOutputWithPast = self.base_model(
+            input_ids, attention_mask, token_type_ids, inputs_embeds, **options, return_dict=True
+        )
+        assert outputs.last_hidden_state is not None
+        return outputs.last_hidden_state, outputs
 
     def _init_weights(self, module: nn.Module) -> None:
         # Only through torch.nn.init, which transformers guards so that loaded weights stay.
@@ -175,16 +200,9 @@ class ZeroclapPreTrainedModel(PreTrainedModel):
             for id in self.config.mask_token_ids:
                 nn.init.zeros_(module.weight[id])
 
-    def _answer(self, output: ModelOutput, return_dict: bool | None) -> Answer:
-        if return_dict is None:
-            return_dict = self.config.return_dict
-        return output if return_dict else output.to_tuple()
-
 
 class ZeroclapModel(ZeroclapPreTrainedModel):
     """Token ids to features. Its parts are those of `stacks.Encoder`, under the same names."""
-
-    _keys_to_ignore_on_load_unexpected = [r"^(pair_)?head\.", r"^classifier\.", r"^qa_outputs\."]
 
     def __init__(self, config: ZeroclapConfig) -> None:
         """Make the encoder."""
@@ -198,6 +216,7 @@ class ZeroclapModel(ZeroclapPreTrainedModel):
         self.final_norm = layer_norm(ours) if ours.final_norm else None
         self.post_init()
 
+    @can_return_tuple
     def forward(
         self,
         input_ids: Tensor | None = None,
@@ -206,10 +225,9 @@ class ZeroclapModel(ZeroclapPreTrainedModel):
         inputs_embeds: Tensor | None = None,
         output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
-        return_dict: bool | None = None,
         past_key_values: Any = None,  # noqa: ANN401 - transformers' Cache
         use_cache: bool | None = None,
-    ) -> Answer:
+    ) -> BaseModelOutputWithPast:
         """Compute the features of every token. The other classes take the same arguments.
 
         Args:
@@ -221,12 +239,11 @@ class ZeroclapModel(ZeroclapPreTrainedModel):
             inputs_embeds: [B, T, E] in place of `input_ids`, rows of the token table.
             output_attentions: whether to return the attention weights, N x [B, H, T, T].
             output_hidden_states: whether to return the N + 1 hidden states, [B, T, D].
-            return_dict: False for a plain tuple.
             past_key_values: the cache of a causal model, to which these tokens are added.
             use_cache: whether to make a cache where there is none.
 
         Returns:
-            Features [B, T, D].
+            Features [B, T, D]; with `return_dict=False`, here and in the other classes, a tuple.
 
         Raises:
             ValueError: both or neither of `input_ids` and `inputs_embeds` are given, the mask has
@@ -251,13 +268,12 @@ class ZeroclapModel(ZeroclapPreTrainedModel):
         x = self.embeddings.from_vectors(vectors, is_mask, positions, mask, segment_ids)
         context = self._context(x, positions, mask, [] if eager else None)
         states = self._states(x, context, past_key_values, bool(output_hidden_states))
-        output = BaseModelOutputWithPast(
+        return BaseModelOutputWithPast(
             last_hidden_state=states[-1],
             past_key_values=past_key_values,
             hidden_states=tuple(states) if output_hidden_states else None,
             attentions=tuple(context.weights or ()) if output_attentions else None,
         )
-        return self._answer(output, return_dict)
 
     def _states(
         self,
@@ -286,7 +302,7 @@ class ZeroclapModel(ZeroclapPreTrainedModel):
         if input_ids is None and inputs_embeds is not None:
             return inputs_embeds, ~inputs_embeds.any(-1) if has_zero else None
         if input_ids is None or inputs_embeds is not None:
-            raise ValueError("accepted: either input_ids or inputs_embeds")
+            raise ValueError("give either input_ids or inputs_embeds")
         vectors = self.embeddings.tokens(input_ids)
         if not has_zero:
             return vectors, None
@@ -318,9 +334,7 @@ def _segment_ids(token_type_ids: Tensor | None, segments: int) -> Tensor | None:
     if segments or token_type_ids is None:
         return token_type_ids
     if not torch.compiler.is_compiling() and token_type_ids.any():
-        raise ValueError(
-            "token_type_ids: the model knows one type of token; accepted: zeros, or None"
-        )
+        raise ValueError("token_type_ids: the model has one type of token, so all have to be 0")
     return None
 
 
@@ -373,27 +387,7 @@ class ZeroclapForMaskedLM(ZeroclapPreTrainedModel):
             self.pair_head = ClassificationHead(config.hidden_size, ClassificationConfig(2))
         self.post_init()
 
-    def resize_token_embeddings(
-        self,
-        new_num_tokens: int | None = None,
-        pad_to_multiple_of: int | None = None,
-        mean_resizing: bool = True,
-    ) -> nn.Embedding:
-        """Add or remove rows of the token table and logits; a new logit has the bias 0.
-
-        Raises:
-            ValueError: a row of the mask would be removed.
-        """
-        tokens = super().resize_token_embeddings(new_num_tokens, pad_to_multiple_of, mean_resizing)
-        rows = self.config.vocab_size
-        if isinstance(self.head, ClapHead | TiedHead):
-            self.head.vocab_size = rows
-        elif isinstance(self.head, RobertaHead):
-            bias = self.head.bias
-            grown = nn.functional.pad(bias.data, (0, rows - len(bias)))
-            self.head.bias = nn.Parameter(grown, requires_grad=bias.requires_grad)
-        return tokens
-
+    @can_return_tuple
     def forward(
         self,
         input_ids: Tensor | None = None,
@@ -401,39 +395,25 @@ class ZeroclapForMaskedLM(ZeroclapPreTrainedModel):
         token_type_ids: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
-        output_attentions: bool | None = None,
-        output_hidden_states: bool | None = None,
-        return_dict: bool | None = None,
         num_items_in_batch: Tensor | int | None = None,
-    ) -> Answer:
+        **options: Any,  # noqa: ANN401 - those of the encoder
+    ) -> ZeroclapMaskedLMOutput:
         """Compute the logits of every token, [B, T, V], and their loss.
 
         `labels` are [B, T] ids to predict, -100 where there is none. The loss is the mean over
         them; with `num_items_in_batch`, their sum divided by this number. A model with a pair head
         also gives `pair_logits`, which the loss leaves out.
         """
-        outputs = self.encoder(
-            input_ids,
-            attention_mask,
-            token_type_ids,
-            inputs_embeds,
-            output_attentions,
-            output_hidden_states,
-            return_dict=True,
+        features, outputs = self._encoded(
+            input_ids, attention_mask, token_type_ids, inputs_embeds, options
         )
-        features = outputs.last_hidden_state
         logits = self._logits(features)
-        loss = None
-        if labels is not None:
-            loss = self.loss_function(
-                logits, labels, self.config.vocab_size, num_items_in_batch=num_items_in_batch
-            )
+        loss = self._loss(logits, labels, num_items_in_batch)
         pairs = None
         if self.config.pair_head:
             pairs = self.pair_head(_first_features(features, attention_mask), None)
-        return self._answer(
-            ZeroclapMaskedLMOutput(loss, logits, outputs.hidden_states, outputs.attentions, pairs),
-            return_dict,
+        return ZeroclapMaskedLMOutput(
+            loss, logits, outputs.hidden_states, outputs.attentions, pairs
         )
 
     def _logits(self, features: Tensor) -> Tensor:
@@ -443,10 +423,21 @@ class ZeroclapForMaskedLM(ZeroclapPreTrainedModel):
             logits = logits.index_fill(-1, hidden, torch.finfo(logits.dtype).min)
         return logits
 
+    def _loss(
+        self, logits: Tensor, labels: Tensor | None, num_items_in_batch: Tensor | int | None
+    ) -> Tensor | None:
+        if labels is None:
+            return None
+        loss: Tensor = self.loss_function(
+            logits, labels, self.config.vocab_size, num_items_in_batch=num_items_in_batch
+        )
+        return loss
+
 
 class ZeroclapForCausalLM(ZeroclapForMaskedLM, GenerationMixin):
     """Token ids to logits of the token after each; `generate` continues texts."""
 
+    @can_return_tuple
     def forward(
         self,
         input_ids: Tensor | None = None,
@@ -454,14 +445,10 @@ class ZeroclapForCausalLM(ZeroclapForMaskedLM, GenerationMixin):
         token_type_ids: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
-        output_attentions: bool | None = None,
-        output_hidden_states: bool | None = None,
-        return_dict: bool | None = None,
         num_items_in_batch: Tensor | int | None = None,
-        past_key_values: Any = None,  # noqa: ANN401 - transformers' Cache
-        use_cache: bool | None = None,
         logits_to_keep: int | Tensor = 0,
-    ) -> Answer:
+        **options: Any,  # noqa: ANN401 - those of the encoder
+    ) -> CausalLMOutputWithPast:
         """Compute the logits of every token, [B, T, V], or of the last `logits_to_keep`.
 
         A tensor names the places to keep.
@@ -469,40 +456,19 @@ class ZeroclapForCausalLM(ZeroclapForMaskedLM, GenerationMixin):
         `labels` are [B, T], the ids themselves, -100 where they are not to be predicted; the logits
         at a place are compared with the label after it. The loss is as in the class above.
         """
-        outputs = self.encoder(
-            input_ids,
-            attention_mask,
-            token_type_ids,
-            inputs_embeds,
-            output_attentions,
-            output_hidden_states,
-            return_dict=True,
-            past_key_values=past_key_values,
-            use_cache=use_cache,
+        features, outputs = self._encoded(
+            input_ids, attention_mask, token_type_ids, inputs_embeds, options
         )
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        logits = self._logits(outputs.last_hidden_state[:, kept])
-        loss = None
-        if labels is not None:
-            loss = self.loss_function(
-                logits, labels, self.config.vocab_size, num_items_in_batch=num_items_in_batch
-            )
-        return self._answer(
-            CausalLMOutputWithPast(
-                loss,
-                logits,
-                outputs.past_key_values,
-                outputs.hidden_states,
-                outputs.attentions,
-            ),
-            return_dict,
+        logits = self._logits(features[:, kept])
+        loss = self._loss(logits, labels, num_items_in_batch)
+        return CausalLMOutputWithPast(
+            loss, logits, outputs.past_key_values, outputs.hidden_states, outputs.attentions
         )
 
 
 class ZeroclapForSequenceClassification(ZeroclapPreTrainedModel):
     """Token ids to the logits of classes."""
-
-    _keys_to_ignore_on_load_unexpected = [r"^(pair_)?head\."]
 
     def __init__(self, config: ZeroclapConfig) -> None:
         """Make the encoder and a head of `config.num_labels` classes.
@@ -522,6 +488,7 @@ class ZeroclapForSequenceClassification(ZeroclapPreTrainedModel):
         self.classifier = ClassificationHead(config.hidden_size, head)
         self.post_init()
 
+    @can_return_tuple
     def forward(
         self,
         input_ids: Tensor | None = None,
@@ -529,40 +496,26 @@ class ZeroclapForSequenceClassification(ZeroclapPreTrainedModel):
         token_type_ids: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
-        output_attentions: bool | None = None,
-        output_hidden_states: bool | None = None,
-        return_dict: bool | None = None,
-    ) -> Answer:
+        **options: Any,  # noqa: ANN401 - those of the encoder
+    ) -> SequenceClassifierOutput:
         """Compute the logits of every row, [B, C], and their loss.
 
         `labels` are [B] classes, or numbers for a regression; `config.problem_type` says which
         loss.
         """
-        outputs = self.encoder(
-            input_ids,
-            attention_mask,
-            token_type_ids,
-            inputs_embeds,
-            output_attentions,
-            output_hidden_states,
-            return_dict=True,
+        features, outputs = self._encoded(
+            input_ids, attention_mask, token_type_ids, inputs_embeds, options
         )
-        features = outputs.last_hidden_state
         mask = None if attention_mask is None else attention_mask.bool()
         if self.config.classifier_pooling == "first":
             features = _first_features(features, mask)
         logits = self.classifier(features, mask)
         loss = None if labels is None else self.loss_function(labels, logits, self.config)
-        return self._answer(
-            SequenceClassifierOutput(loss, logits, outputs.hidden_states, outputs.attentions),
-            return_dict,
-        )
+        return SequenceClassifierOutput(loss, logits, outputs.hidden_states, outputs.attentions)
 
 
 class ZeroclapForTokenClassification(ZeroclapPreTrainedModel):
     """Token ids to the logits of classes of every token."""
-
-    _keys_to_ignore_on_load_unexpected = [r"^(pair_)?head\."]
 
     def __init__(self, config: ZeroclapConfig) -> None:
         """Make the encoder and a projection to `config.num_labels` classes."""
@@ -573,6 +526,7 @@ class ZeroclapForTokenClassification(ZeroclapPreTrainedModel):
         self.classifier = nn.Linear(config.hidden_size, config.num_labels or 0)
         self.post_init()
 
+    @can_return_tuple
     def forward(
         self,
         input_ids: Tensor | None = None,
@@ -580,35 +534,22 @@ class ZeroclapForTokenClassification(ZeroclapPreTrainedModel):
         token_type_ids: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
-        output_attentions: bool | None = None,
-        output_hidden_states: bool | None = None,
-        return_dict: bool | None = None,
-    ) -> Answer:
+        **options: Any,  # noqa: ANN401 - those of the encoder
+    ) -> TokenClassifierOutput:
         """Compute the logits of every token, [B, T, C], and their loss.
 
         `labels` are [B, T] classes, -100 where there is none.
         """
-        outputs = self.encoder(
-            input_ids,
-            attention_mask,
-            token_type_ids,
-            inputs_embeds,
-            output_attentions,
-            output_hidden_states,
-            return_dict=True,
+        features, outputs = self._encoded(
+            input_ids, attention_mask, token_type_ids, inputs_embeds, options
         )
-        logits = self.classifier(self.dropout(outputs.last_hidden_state))
+        logits = self.classifier(self.dropout(features))
         loss = None if labels is None else self.loss_function(logits, labels, self.config)
-        return self._answer(
-            TokenClassifierOutput(loss, logits, outputs.hidden_states, outputs.attentions),
-            return_dict,
-        )
+        return TokenClassifierOutput(loss, logits, outputs.hidden_states, outputs.attentions)
 
 
 class ZeroclapForQuestionAnswering(ZeroclapPreTrainedModel):
     """Token ids to the logits of the first and the last token of an answer."""
-
-    _keys_to_ignore_on_load_unexpected = [r"^(pair_)?head\.", r"^classifier\."]
 
     def __init__(self, config: ZeroclapConfig) -> None:
         """Make the encoder and a projection to two numbers."""
@@ -617,6 +558,7 @@ class ZeroclapForQuestionAnswering(ZeroclapPreTrainedModel):
         self.qa_outputs = nn.Linear(config.hidden_size, 2)
         self.post_init()
 
+    @can_return_tuple
     def forward(
         self,
         input_ids: Tensor | None = None,
@@ -625,31 +567,20 @@ class ZeroclapForQuestionAnswering(ZeroclapPreTrainedModel):
         inputs_embeds: Tensor | None = None,
         start_positions: Tensor | None = None,
         end_positions: Tensor | None = None,
-        output_attentions: bool | None = None,
-        output_hidden_states: bool | None = None,
-        return_dict: bool | None = None,
-    ) -> Answer:
+        **options: Any,  # noqa: ANN401 - those of the encoder
+    ) -> QuestionAnsweringModelOutput:
         """Compute two logits of every token, each [B, T], and their loss.
 
         `start_positions` and `end_positions`, [B] each, are the places of the first and the last
         token of the answer.
         """
-        outputs = self.encoder(
-            input_ids,
-            attention_mask,
-            token_type_ids,
-            inputs_embeds,
-            output_attentions,
-            output_hidden_states,
-            return_dict=True,
+        features, outputs = self._encoded(
+            input_ids, attention_mask, token_type_ids, inputs_embeds, options
         )
-        start, end = self.qa_outputs(outputs.last_hidden_state).unbind(-1)
+        start, end = self.qa_outputs(features).unbind(-1)
         loss = None
         if start_positions is not None and end_positions is not None:
             loss = self.loss_function(start, end, start_positions, end_positions)
-        return self._answer(
-            QuestionAnsweringModelOutput(
-                loss, start, end, outputs.hidden_states, outputs.attentions
-            ),
-            return_dict,
+        return QuestionAnsweringModelOutput(
+            loss, start, end, outputs.hidden_states, outputs.attentions
         )

@@ -49,13 +49,20 @@ def renamed(
     return result
 
 
-def head_modules(heads: Iterable[str], prefix: str = HEADS + "{}") -> dict[str, tuple[str, ...]]:
-    """Return the names of classification heads' modules in fairseq and RoBERTa of transformers."""
-    kinds = {"dense": "dense", "projection": "out_proj"}
+def head_modules(
+    weights: Iterable[str], dense: str = HEADS + "{}.dense", projection: str = HEADS + "{}.out_proj"
+) -> dict[str, tuple[str, ...]]:
+    """Return the other form's names of the modules of classification heads.
+
+    Args:
+        weights: names of our weights, those of the heads among them.
+        dense: the first module of a head; `{}` stands for its name.
+        projection: the second one.
+    """
     return {
-        f"{HEADS}{head}.{ours}": (f"{prefix.replace('{}', head)}.{theirs}",)
-        for head in heads
-        for ours, theirs in kinds.items()
+        f"{HEADS}{head}.{ours}": (theirs.replace("{}", head),)
+        for head in {head_of(name) for name in weights if name.startswith(HEADS)}
+        for ours, theirs in (("dense", dense), ("projection", projection))
     }
 
 

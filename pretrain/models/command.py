@@ -1,4 +1,4 @@
-"""The commands that make and use model folders: export, fill-mask and generate."""
+"""The commands that make and use model folders: export, evaluate, fill-mask and generate."""
 
 from __future__ import annotations
 
@@ -24,14 +24,72 @@ def export(options: argparse.Namespace) -> None:
 
     example: python -m pretrain export runs/base --output models/base
     """
-    from pretrain.models import model_folder
+    from pretrain.models.export import export_checkpoint, why_not_newest
     from pretrain.records.folder import writable_by_others
 
     sys.stdout.write(writable_by_others(options.run))
-    step = model_folder.export(options.run, options.output, options.step)
+    step = export_checkpoint(options.run, options.output, options.step)
     sys.stdout.write(f"{options.output}: the model of {options.run} after {step} steps\n")
-    if options.step is None and (reason := model_folder.why_not_newest(options.run, step)):
+    if options.step is None and (reason := why_not_newest(options.run, step)):
         sys.stdout.write(f"{reason}\n")
+
+
+def add_evaluate_arguments(command: argparse.ArgumentParser) -> None:
+    """Add the arguments of `evaluate`."""
+    add = command.add_argument
+    add("model", type=Path, nargs="+", help="model folders")
+    add("--data", type=Path, required=True, help="a corpus folder")
+    lengths = "cut the text into windows of so many tokens, such as 512,1024, and score the same "
+    lengths += "targets at each (default: blocks as in the validation of a run)"
+    add("--lengths", type=_lengths, help=lengths)
+    layers = "compare the input and the output of every layer: L2 distance, cosine similarity, and "
+    layers += "angle, as means over the tokens of some blocks"
+    add("--layers", action="store_true", help=layers)
+    stride = "with --lengths: tokens from one window to the next; each window but a text's first "
+    stride += "scores only its last tokens, as many as these (default: windows do not overlap)"
+    add("--stride", type=int, help=stride)
+    interpolate = "with --lengths: beyond the training length also measure position interpolation, "
+    interpolate += "which multiplies positions by training length / length"
+    add("--interpolate", action="store_true", help=interpolate)
+    blocks = (
+        "at most so many blocks, spread over the split; 0: all (default: as in the validation of "
+    )
+    blocks += "the run); with --lengths, documents (default: all); with --layers: 32 blocks"
+    add("--blocks", type=int, help=blocks)
+    packing = "how documents fill blocks (default: as the model was trained); with --lengths, "
+    packing += "contiguous reads the split as one text, any other every document by itself"
+    packings = ["chunked", "best-fit", "complete", "contiguous", "one-document", "sentence-pairs"]
+    add("--packing", choices=packings, help=packing)
+    add("--json", type=Path, help="also write the results to this file")
+    add("--csv", type=Path, help="also write a table to this file, with a line for each score")
+    plot = "with --lengths: draw perplexity by length, and by position, into this .png file; with "
+    plot += "--layers: distance and angle by layer"
+    add("--plot", type=Path, help=plot)
+    add_device(command)
+
+
+def _lengths(text: str) -> list[int]:
+    try:
+        lengths = [int(word) for word in text.split(",")]
+    except ValueError:
+        lengths = []
+    if not lengths or min(lengths) < 2:
+        raise argparse.ArgumentTypeError(f"{text!r}: write whole numbers from 2 on, as in 512,1024")
+    return list(dict.fromkeys(lengths))
+
+
+def evaluate(options: argparse.Namespace) -> None:
+    """Measure the validation perplexity of model folders, or what their layers do.
+
+    Without --lengths the result is that of the run's own validation: to the digit for a run in fp32
+    on one rank of the same machine, and up to the order of additions on several ranks. For models
+    with a pair head it has the accuracy on next sentence and on sentence order too.
+
+    example: python -m pretrain evaluate models/base --data corpora/pile --lengths 512,1024
+    """
+    from pretrain.models import evaluation
+
+    evaluation.run(options)
 
 
 def add_fill_mask_arguments(command: argparse.ArgumentParser) -> None:
@@ -50,10 +108,10 @@ def fill_mask(options: argparse.Namespace) -> None:
     """
     from pretrain.engine.distributed import choose_device
     from pretrain.models.fill_mask import fill_mask as fill
-    from pretrain.models.model_folder import load
+    from pretrain.models.model_folder import load_model
 
     device = choose_device(options.device)
-    loaded = load(options.model)
+    loaded = load_model(options.model)
     model = loaded.model.to(device)
     for fillers in fill(model, loaded.tokenizer, options.text, options.top_k):
         for filler in fillers:
@@ -85,13 +143,13 @@ def generate(options: argparse.Namespace) -> None:
     """
     from pretrain.engine.distributed import choose_device
     from pretrain.models.generate import GenerationSettings, stream
-    from pretrain.models.model_folder import load
+    from pretrain.models.model_folder import load_model
 
     settings = GenerationSettings(
         options.max_tokens, options.temperature, options.top_k, options.top_p, options.seed
     )
     device = choose_device(options.device)
-    loaded = load(options.model)
+    loaded = load_model(options.model)
     model, prompt = loaded.model.to(device), options.prompt
     for piece in stream(model, loaded.tokenizer, prompt, settings):
         sys.stdout.write(prompt + piece)
@@ -102,6 +160,7 @@ def generate(options: argparse.Namespace) -> None:
 
 COMMANDS = {
     "export": (add_export_arguments, export),
+    "evaluate": (add_evaluate_arguments, evaluate),
     "fill-mask": (add_fill_mask_arguments, fill_mask),
     "generate": (add_generate_arguments, generate),
 }

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +24,6 @@ from pretrain.data.batches import (
 from pretrain.data.sources import Source
 from pretrain.data.windows import Windows
 from pretrain.loop.protocols import MicroBatch
-from pretrain.model.config import ModelConfig
 from pretrain.model.language_model import LanguageModel
 from pretrain.objectives.base import (
     PAIR_SPECIAL_TOKENS,
@@ -32,6 +32,10 @@ from pretrain.objectives.base import (
     PretrainingObjective,
     Vocabulary,
 )
+from pretrain.objectives.sentence_pairs import SentencePairsLM
+
+_FEWEST_TARGETS = 100
+"""Groups of positions with fewer are too noisy for the table and the picture."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,7 +140,16 @@ class Evaluation(Scores):
     interpolated: Score | None = None
     """With position interpolation."""
     pairs: dict[str, Score] = dataclasses.field(default_factory=dict)
-    """Of `pairs.evaluate_pairs`: of "masked", "nsp" and "sop"."""
+    """Of `evaluate_blocks`, for a model with a pair head: of "masked", "nsp" and "sop"."""
+
+    @property
+    def perplexity_by_position(self) -> dict[int, float]:
+        """Perplexity by the first position of a group, of groups with enough targets."""
+        return {
+            edge: score.perplexity
+            for edge, score in self.positions.items()
+            if score.targets >= _FEWEST_TARGETS
+        }
 
 
 @dataclasses.dataclass(frozen=True)
@@ -146,6 +159,26 @@ class Refusal:
     length: int
     refused: str
     """Why."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Measured:
+    """The results of one model."""
+
+    model: str
+    """Its name in tables, pictures and files."""
+    trained_length: int
+    """Tokens of the blocks of its training."""
+    results: list[Evaluation | Refusal] = dataclasses.field(default_factory=list)
+    pair_task: str | None = None
+    """What its pair head was trained on, such as "sop"; "-" where nothing says; None without such a
+    head."""
+
+    @property
+    def evaluations(self) -> list[Evaluation]:
+        """The results without refusals, by length."""
+        found = [result for result in self.results if isinstance(result, Evaluation)]
+        return sorted(found, key=lambda each: each.length)
 
 
 def validation_objective(
@@ -182,10 +215,15 @@ def evaluate_blocks(
     limit: int = 0,
     micro_batch_size: int = 8,
 ) -> Evaluation:
-    """Scores as a run measures them: on the same blocks, with the same targets.
+    """Scores as a run measures them, and those of a pair head on both tasks.
 
-    They equal those that a run of one rank logged bit by bit, if the packing, the length, the
-    number of blocks, the micro-batch size, the precision and the machine are the same.
+    On the same blocks, with the same targets as in a run. They equal those that a run of one rank
+    logged bit by bit, if the packing, the length, the number of blocks, the micro-batch size, the
+    precision and the machine are the same.
+
+    Both tasks of pairs (Lan et al. 2020, table 5) read one pair of each block. The score of the
+    masked tokens is that of pairs in their order, so that models of different tasks predict the
+    same tokens of the same text.
 
     Args:
         model: any device, evaluation mode.
@@ -197,29 +235,52 @@ def evaluate_blocks(
     Raises:
         ValueError: nothing to predict, or a length that the model cannot read.
     """
-    refuse_without_targets(source, objective, limit)
+
+    def measure(each: PretrainingObjective) -> Scores:
+        refuse_without_targets(source, each, limit)
+        batches = validation_batches(source, each, limit, micro_batch_size, 0, 1)
+        shown = _with_bar(batches, source.sequence_length, sum(map(source.size, chosen)))
+        return Scores.of(summed(model, each, shown, len(names)).tolist(), each.terms, names)
+
     chosen, corpus = spread(len(source), limit), source.corpus
-    batches = validation_batches(source, objective, limit, micro_batch_size, 0, 1)
-    ids = sum(source.size(index) for index in chosen)
     names = corpus.manifest.subsets
-    shown = _with_bar(batches, source.sequence_length, ids)
-    scores = Scores.of(summed(model, objective, shown, len(names)).tolist(), objective.terms, names)
+    scores, pairs = measure(objective), {}
+    for name, each in pair_objectives(objective).items():
+        found = scores if each.settings == objective.settings else measure(each)
+        pairs[name] = found.terms.get(name, found.total)
     # Of a longer pair the objective cuts the rest.
     most = source.sequence_length - PAIR_SPECIAL_TOKENS if source.pairs else source.sequence_length
     # Text never encodes to <s>.
     sizes = (int((source[index].ids != Tokenizer.bos_id).sum()) for index in chosen)
     tokens = sum(min(size, most) for size in sizes)
-    coverage = tokens / int(corpus.lengths.sum())
     return Evaluation(
-        **vars(scores), length=source.sequence_length, blocks=len(chosen), coverage=coverage
+        **vars(scores),
+        length=source.sequence_length,
+        blocks=len(chosen),
+        coverage=tokens / int(corpus.lengths.sum()),
+        pairs=pairs,
     )
 
 
-def _refuse_latents(config: ModelConfig, one_text: bool) -> None:
-    if config.latents and not one_text:
+def pair_objectives(objective: PretrainingObjective) -> dict[str, SentencePairsLM]:
+    """The objective that each score is measured with, by the score's name; none without pairs."""
+    if not isinstance(objective, SentencePairsLM):
+        return {}
+    tasks: dict[str, Literal["none", "nsp", "sop"]]
+    tasks = {"masked": "none", "nsp": "nsp", "sop": "sop"}
+    return {
+        name: dataclasses.replace(
+            objective, settings=dataclasses.replace(objective.settings, pair_task=task)
+        )
+        for name, task in tasks.items()
+    }
+
+
+def _refuse_latents(latents: int, one_text: bool) -> None:
+    if latents and not one_text:
         raise ValueError(
-            f"--lengths puts several documents into a row, which the model's {config.latents} "
-            "latents read as one; accepted: --packing contiguous, or no --lengths"
+            f"--lengths puts several documents into a row, which the model's {latents} latents "
+            "read as one; use --packing contiguous, or leave out --lengths"
         )
 
 
@@ -261,9 +322,9 @@ def evaluate_lengths(
     if not isinstance(objective, DocumentObjective):
         raise ValueError(
             f"objective {objective.settings.name!r} cannot draw targets for whole documents, so "
-            "every length would measure others; accepted: to evaluate without --lengths"
+            "every length would measure others; evaluate without --lengths"
         )
-    _refuse_latents(model.config, one_text)
+    _refuse_latents(model.config.latents, one_text)
     documents = spread(len(corpus), limit)
     read = int(corpus.lengths[documents].sum())
     if max(lengths) > read + 1:
@@ -328,7 +389,7 @@ def _window_scores(
         raise ValueError(
             f"{corpus.folder}: split {corpus.split!r} has nothing to predict: none of the "
             f"{windows.ids} tokens read is a target ({validation_note(objective.settings)}); "
-            "accepted: more validation documents"
+            "prepare more validation documents"
         )
     sums = sums.reshape(len(names), len(edges), len(terms), 3)
     by_position = zip(edges, sums.sum(axis=0), strict=True)

@@ -7,8 +7,8 @@ import io
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from pretrain.models.evaluate import Measured
 from pretrain.models.layers import LayerChanges
-from pretrain.models.measured import Measured, perplexity_by_position, short_number
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -34,7 +34,14 @@ class _Curve:
         return max(self.points.values())
 
 
-def draw(measured: Sequence[Measured]) -> bytes:
+def short_number(value: float | None) -> str:
+    """A perplexity in few characters; "-" where there is none."""
+    if value is None:
+        return "-"
+    return f"{value:.2f}" if value < 1e6 else f"{value:.1e}"
+
+
+def draw_scores(measured: Sequence[Measured]) -> bytes:
     """A PNG in the form of Figure 1 of Press et al. 2022, and perplexity by position beside it.
 
     The axes of perplexity end a little above the values within the training length; the legend
@@ -58,7 +65,7 @@ def draw(measured: Sequence[Measured]) -> bytes:
             if result.interpolated or (is_interpolated and result.length == trained)
         }
         by_length.append(_Curve(f"{name}, interpolated", color, ".:", points, trained))
-        points = perplexity_by_position(found[-1]) if found else {}
+        points = found[-1].perplexity_by_position if found else {}
         by_position.append(_Curve(name, color, "o-", points, trained // 2))
     edges = sorted({edge for curve in by_position for edge in curve.points})
     places = {edge: place for place, edge in enumerate(edges)}

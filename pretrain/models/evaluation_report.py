@@ -9,10 +9,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from data_prep.common.files import write_atomically, write_json
-from pretrain.models.evaluate import Evaluation, Refusal, Score
-from pretrain.models.evaluation_plots import draw, draw_layers
+from pretrain.models.evaluate import Evaluation, Measured, Refusal, Score
+from pretrain.models.evaluation_plots import draw_layers, draw_scores, short_number
 from pretrain.models.layers import LayerChanges
-from pretrain.models.measured import Measured, perplexity_by_position, short_number
 
 _COLUMNS = (
     "model,trained length,length,stride,part,targets,loss,perplexity,accuracy,"
@@ -21,8 +20,8 @@ _COLUMNS = (
 _LAYER_COLUMNS = "model,layer,distance,cosine,degrees,blocks,tokens"
 
 
-def head(counted: str, interpolate: bool) -> str:
-    """The first line of a table of `rows`.
+def heading(counted: str, interpolate: bool) -> str:
+    """The first line of a table of `table_rows`.
 
     Args:
         counted: "windows" or "blocks".
@@ -34,7 +33,7 @@ def head(counted: str, interpolate: bool) -> str:
     )
 
 
-def rows(result: Evaluation | Refusal, interpolate: bool) -> str:
+def table_rows(result: Evaluation | Refusal, interpolate: bool) -> str:
     """Lines of the table: the total, each term and each subset where there are several.
 
     The total over several terms has a loss, but neither a perplexity nor an accuracy.
@@ -74,7 +73,7 @@ def _interpolated(result: Evaluation, interpolate: bool) -> str:
 
 def position_table(evaluations: Sequence[Evaluation]) -> str:
     """Perplexity by position in the window: a line for each length, a column for each group."""
-    groups = [perplexity_by_position(each) for each in evaluations]
+    groups = [each.perplexity_by_position for each in evaluations]
     edges = sorted({edge for found in groups for edge in found})
     if not edges:
         return ""
@@ -145,7 +144,7 @@ def refusals(measured: Sequence[Measured]) -> list[str]:
     ]
 
 
-def write(
+def write_scores(
     measured: Sequence[Measured],
     json: Path | None = None,
     table: Path | None = None,
@@ -155,9 +154,9 @@ def write(
     if json:
         write_json(json, [_as_json(m, result) for m in measured for result in m.results])
     if table:
-        write_atomically(table, as_csv(measured).encode())
+        write_atomically(table, scores_as_csv(measured).encode())
     if plot:
-        write_atomically(plot, draw(measured))
+        write_atomically(plot, draw_scores(measured))
 
 
 def _as_json(measured: Measured, result: Evaluation | Refusal) -> dict[str, object]:
@@ -199,7 +198,7 @@ def layers_as_csv(found: Mapping[str, LayerChanges]) -> str:
     )
 
 
-def as_csv(measured: Sequence[Measured]) -> str:
+def scores_as_csv(measured: Sequence[Measured]) -> str:
     """A line for each score, but for those of subsets. What was refused has none."""
     lines: list[tuple[object, ...]] = []
     for each in measured:

@@ -46,8 +46,7 @@ def fill_mask(
     """
     if model.config.causal:
         raise ValueError(
-            "the model is causal: it does not see the text after a mask; accepted: a masked model "
-            "(`generate` continues a text)"
+            "the model is causal: it does not see what follows a mask (`generate` continues a text)"
         )
     pieces = text.split(MASK)
     if len(pieces) < 2:

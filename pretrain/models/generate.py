@@ -13,6 +13,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from data_prep.tokenizer import Tokenizer
 from pretrain.model.cache import KeyValueCache
+from pretrain.model.checks import check_value
 from pretrain.model.embeddings import PAD_ID
 from pretrain.model.language_model import LanguageModel
 
@@ -37,20 +38,17 @@ class GenerationSettings:
 
     def __post_init__(self) -> None:
         """Refuse values that are not accepted."""
-
-        def check(name: str, condition: bool, accepted: str) -> None:
-            if not condition:
-                raise ValueError(
-                    f"{name}: {getattr(self, name)} is not accepted; it must be {accepted}"
-                )
-
-        check("max_tokens", self.max_tokens >= 1, "1 or more")
-        check("temperature", 0 <= self.temperature < math.inf, "0 (the most likely token) or more")
-        check("top_k", self.top_k is None or self.top_k >= 1, "1 or more")
-        check("top_p", 0 < self.top_p <= 1, "above 0 and at most 1")
-        check("seed", 0 <= self.seed < 2**63, "from 0 to below 2^63")
-        for name, is_default in (("top_k", self.top_k is None), ("top_p", self.top_p == 1)):
-            check(name, is_default or self.temperature > 0, "left out at temperature 0")
+        is_drawn = self.temperature > 0
+        for name, holds, accepted in (
+            ("max_tokens", self.max_tokens >= 1, "1 or more"),
+            ("temperature", 0 <= self.temperature < math.inf, "0 (the most likely token) or more"),
+            ("top_k", self.top_k is None or self.top_k >= 1, "1 or more"),
+            ("top_p", 0 < self.top_p <= 1, "above 0 and at most 1"),
+            ("seed", 0 <= self.seed < 2**63, "from 0 to below 2^63"),
+            ("top_k", self.top_k is None or is_drawn, "left out at temperature 0"),
+            ("top_p", self.top_p == 1 or is_drawn, "left out at temperature 0"),
+        ):
+            check_value(name, getattr(self, name), holds, accepted)
 
 
 def generate(
@@ -168,11 +166,10 @@ def choose(logits: Tensor, settings: GenerationSettings, generator: torch.Genera
 def _refuse(model: LanguageModel, ids: Sequence[list[int]], settings: GenerationSettings) -> None:
     if not model.config.causal:
         raise ValueError(
-            "the model is not causal: it needs the text on both sides; accepted: a causal model "
-            "(`fill-mask` fills in <mask>)"
+            "the model is not causal: it needs the text on both sides (`fill-mask` fills in <mask>)"
         )
     if not ids:
-        raise ValueError("no prompt; accepted: one or more")
+        raise ValueError("there is no prompt")
     longest, limit = max(map(len, ids)), model.config.longest_input
     # The last token that is made is not read.
     if limit and longest + settings.max_tokens - 1 > limit:

@@ -30,7 +30,7 @@ def initial_model(
         config: the recipe.
         architecture: what it describes, with the corpus's vocabulary.
         backend: of attention.
-        read: False where a checkpoint will replace the weights: they are then always drawn.
+        read: False: draw the weights even with `model.init_from`; a checkpoint overwrites them.
 
     Raises:
         ValueError: the run's copy of another model is missing, or is not what was recorded.

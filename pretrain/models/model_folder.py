@@ -26,10 +26,8 @@ from pretrain.objectives.registry import SETTINGS_BY_NAME
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from pretrain.config.run import RunConfig
     from pretrain.model.heads import ClassificationHead
     from pretrain.model.language_model import LanguageModel
-    from pretrain.records.ledger import RunState
 
 FORMAT_VERSION = 1
 HEADS = "classification_heads."
@@ -170,7 +168,7 @@ class LoadedModel:
         )
 
 
-def save(folder: Path, contents: ModelContents) -> None:
+def save_model(folder: Path, contents: ModelContents) -> None:
     """Write a model folder, complete or not at all.
 
     Raises:
@@ -229,7 +227,7 @@ def refuse_oversized(
         raise ValueError(f"num_layers: {layers:,}; accepted: at most {_MOST_LAYERS:,}")
 
 
-def load(folder: Path) -> LoadedModel:
+def load_model(folder: Path) -> LoadedModel:
     """Load the model of a folder, in evaluation mode, on the CPU.
 
     Raises:
@@ -282,129 +280,24 @@ def load(folder: Path) -> LoadedModel:
 
 
 def _read_description(path: Path) -> Description:
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path}: is not valid JSON: {error}") from error
-    if isinstance(values, dict):
-        check_format(values.get("format_version"), FORMAT_VERSION, path)
+    values = read_json(path)
+    check_format(values.get("format_version"), FORMAT_VERSION, path)
     try:
         return decode(Description, values)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
 
 
-def export(run: Path, output: Path, step: int | None = None) -> int:
-    """Export a checkpoint of a run as a model folder.
-
-    Args:
-        run: the run's folder.
-        output: the new model folder.
-        step: step of the checkpoint; None: the newest one before any suspected spike; 0: the
-            weights that the run began with.
-
-    Returns:
-        The step of the exported checkpoint.
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON file that holds an object.
 
     Raises:
-        ValueError: no run, no such checkpoint, or a damaged one.
+        ValueError: the file is damaged, or holds something else.
     """
-    from pretrain.records.summary import summary
-
-    config, state = _config_and_state(run)
-    sound = [step for step in state.checkpoints if step not in state.tainted]
-    if step is None and sound:
-        step = sound[-1]
-    if step is None and state.checkpoints:
-        raise ValueError(
-            f"{run}: all its checkpoints follow a suspected spike; accepted: --step "
-            f"{state.checkpoints[-1]}, which exports the newest"
-        )
-    if step is None or step not in (0, *state.checkpoints):
-        which = "checkpoint yet" if step is None else f"checkpoint of step {step}"
-        steps = ", ".join(map(str, (*state.checkpoints, 0)))
-        raise ValueError(
-            f"{run}: has no {which}; accepted: --step {steps}, where 0 is the initial weights"
-        )
-    read = _checkpoint(run, config, state, step) if step else _initial(run, config)
-    architecture, weights, recipe = read
-    provenance = {
-        "run": run.resolve().name,
-        "step": step,
-        "recipe": recipe,
-        "training": summary(run, config, step),
-    }
-    save(output, ModelContents(architecture, weights, tokenizers.load(run), provenance))
-    return step
-
-
-_Read = tuple[ModelConfig, "dict[str, Tensor]", dict[str, Any]]
-"""Architecture, weights and recipe of a step of a run."""
-
-
-def _initial(run: Path, config: RunConfig) -> _Read:
-    from pretrain.config.load import public
-    from pretrain.models.initial_weights import initial_model
-    from pretrain.records import ledger
-
-    created = ledger.created(ledger.read(run / ledger.FILE_NAME))
-    if created is None:
-        raise ValueError(f"{run}: has not begun, so there are no initial weights yet")
-    architecture = config.architecture(created["vocab_size"])
-    # The folder may have been moved since.
-    model = initial_model(dataclasses.replace(config, folder=str(run)), architecture)
-    return architecture, _without_padding(model.state_dict(), architecture), public(config)
-
-
-def _checkpoint(run: Path, config: RunConfig, state: RunState, step: int) -> _Read:
-    from pretrain.engine.engine import consolidated_weights
-    from pretrain.records import checkpoints
-
-    folder = checkpoints.folder_of(run, step)
     try:
-        manifest = checkpoints.read_manifest(folder)
-    except ValueError as error:
-        if not state.is_done(config.training.steps) or step != state.checkpoints[-1]:
-            raise
-        raise ValueError(
-            f"{error}; `{typed('pretrain supervise')}` with the same recipe trains the last steps "
-            "again"
-        ) from None
-    source = f"{folder / checkpoints.MANIFEST}: architecture"
-    architecture = ModelConfig.from_dict(manifest["architecture"], source)
-    weights = _without_padding(consolidated_weights(folder), architecture)
-    return architecture, weights, manifest["recipe"]
-
-
-def why_not_newest(run: Path, step: int) -> str:
-    """Say why `export` chose the checkpoint of `step`; "" if it is the newest one.
-
-    Raises:
-        ValueError: no run.
-    """
-    from pretrain.records.history import suspicion
-
-    state = _config_and_state(run)[1]
-    newest = state.checkpoints[-1]
-    if newest == step:
-        return ""
-    return (
-        f"not of step {newest}, the newest: the run is"
-        f"{suspicion(state.suspected_since).removeprefix(',')}; --step {newest} exports it"
-    )
-
-
-def _config_and_state(run: Path) -> tuple[RunConfig, RunState]:
-    from pretrain.config import load as recipes
-    from pretrain.records import ledger
-
-    if not (run / "run.yaml").is_file():
-        raise ValueError(f"{run}: is not a run folder, it has no run.yaml")
-    config = recipes.load(str(run / "run.yaml"))
-    return config, ledger.run_state(ledger.read(run / ledger.FILE_NAME), config.training.seed)
-
-
-def _without_padding(weights: dict[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
-    """Remove the rows that the token table has only while it is trained."""
-    table = "encoder.embeddings.tokens.weight"
-    return {**weights, table: weights[table][: config.vocab_size].clone()}
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path}: is not valid JSON: {error}") from None
+    if not isinstance(values, dict):
+        raise ValueError(f"{path}: is not a JSON object but {type(values).__name__}")
+    return values

@@ -56,7 +56,7 @@ class Pretrained:
         Raises:
             ValueError: not a model folder, or its parts do not fit together.
         """
-        return cls(model_folder.load(Path(folder)), device)
+        return cls(model_folder.load_model(Path(folder)), device)
 
     def encode(self, text: str, *more: str) -> Tensor:
         """Return the ids [T] of one text, `<s> a </s>`, or of several, `<s> a </s> </s> b </s>`.
@@ -177,8 +177,8 @@ class Pretrained:
         """
         if not self._config.pair_head:
             raise ValueError(
-                "the model has no pair head; accepted: a model trained with "
-                "objective.name=sentence-pairs"
+                "the model has no pair head; only models trained with "
+                "objective.name=sentence-pairs have one"
             )
         batch = self._checked(self.encode(first, second))
         with torch.no_grad():
@@ -244,7 +244,7 @@ class Pretrained:
         if self.loaded.provenance.get("special_ids"):
             raise ValueError(
                 f"{self.loaded.folder}: its ids are those of a vocabulary that is not here; "
-                "accepted: a model that `convert` made of a folder with tokenizer.json"
+                "convert the model again, with its tokenizer.json in the folder"
             )
         batch = ids if ids.dim() == 2 else ids[None]
         if not batch.numel() or bool((batch == PAD_ID).all(dim=1).any()):

@@ -74,7 +74,7 @@ def _initial_weights(config: RunConfig) -> str:
     source = Path(config.model.init_from)
     corpora = [Path(stream.path) for stream in config.streams]
     if corpora and corpora[0].exists() and source.exists():
-        return init_from.check(config, model_of(config), load_manifest(corpora[0]))
+        return init_from.check_initial_model(config, model_of(config), load_manifest(corpora[0]))
     return f"initial weights: those of {source}, not checked: it or its corpus is not here"
 
 

@@ -60,7 +60,7 @@ def supervise(options: argparse.Namespace) -> int:
         from pretrain.convert import init_from
 
         manifest = next(iter(manifests.values()))
-        sys.stdout.write(f"{init_from.check(config, model, manifest)}\n")
+        sys.stdout.write(f"{init_from.check_initial_model(config, model, manifest)}\n")
     _check_machine(config, model, ranks, node)
     sys.stdout.writelines(f"{sentence}\n" for sentence in data_summary(config))
     if options.dry_run:

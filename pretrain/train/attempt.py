@@ -145,7 +145,7 @@ class Attempt:
         from pretrain.convert import init_from
 
         manifest = next(iter(self.manifests.values()))
-        return lambda: init_from.take(self.config, self.architecture, manifest)
+        return lambda: init_from.copy_initial_model(self.config, self.architecture, manifest)
 
     def _resume(self, state: ledger.RunState) -> Start:
         """Choose the checkpoint to resume from, and record that the attempt begins."""

@@ -99,7 +99,7 @@ def train(arm: str, seed: int, options: argparse.Namespace, data: Path) -> Path:
 def figures(name: Path) -> dict[str, float]:
     """What is in the tables, of one model."""
     (found,) = json.loads(Path(f"{name}.json").read_text())
-    model = model_folder.load(Path(f"{name}-model")).model
+    model = model_folder.load_model(Path(f"{name}-model")).model
     lines = metrics.surviving(metrics.read(name / metrics.METRICS))
     records = ledger.read(name / ledger.FILE_NAME)
     saved = checkpoints.folder_of(name, ledger.run_state(records, 1).resume_step())

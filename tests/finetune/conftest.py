@@ -83,7 +83,7 @@ def make_model(folder: Path, variant: str, **overrides: object) -> Path:
     config = presets.build("tiny", variant, tokenizer.vocab_size, overrides)
     torch.manual_seed(0)
     weights = LanguageModel(config).state_dict()
-    model_folder.save(folder, model_folder.ModelContents(config, weights, tokenizer, {}))
+    model_folder.save_model(folder, model_folder.ModelContents(config, weights, tokenizer, {}))
     return folder
 
 

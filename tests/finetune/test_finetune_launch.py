@@ -83,10 +83,10 @@ def test_the_kept_model_is_that_of_the_best_epoch(finished, tiny_model, easy_glu
 
     output, *_ = finished
     dev = examples.read(benchmarks.find("CoLA"), str(easy_glue), "dev").examples
-    base = model_folder.load(tiny_model).model
+    base = model_folder.load_model(tiny_model).model
     for seed in (1, 2):
         folder = output / f"CoLA-pretrained-seed{seed}"
-        loaded = model_folder.load(folder / "model")
+        loaded = model_folder.load_model(folder / "model")
         head = loaded.classification_heads["CoLA"]
         assert head.config.labels == ("0", "1")
         classifier = Classifier(loaded.model.encoder, head)
@@ -251,7 +251,7 @@ def test_pretrained_and_random_weights_differ_in_the_encoder_only(tiny_model, ea
     from finetune import classifiers
     from pretrain.models import model_folder
 
-    loaded, task = model_folder.load(tiny_model), benchmarks.find("CoLA")
+    loaded, task = model_folder.load_model(tiny_model), benchmarks.find("CoLA")
     both = plans(tiny_model, easy_glue, weights=("pretrained", "random"))
     pretrained, random = (classifiers.build(loaded, plan, task).state_dict() for plan in both)
     again = classifiers.build(loaded, both[1], task).state_dict()

@@ -103,7 +103,7 @@ def runs_of_every_task(trained, tiny_model, tmp_path_factory):
 
     output, data = tmp_path_factory.mktemp("runs"), tmp_path_factory.mktemp("data")
     shutil.copytree(trained, output, dirs_exist_ok=True)
-    model = model_folder.load(tiny_model)
+    model = model_folder.load_model(tiny_model)
     for task in glue.TASKS.values():
         run = output / f"{task.name}-pretrained-seed1"
         if run.is_dir():
@@ -111,7 +111,7 @@ def runs_of_every_task(trained, tiny_model, tmp_path_factory):
         config = classifiers.head_config(task.config("default"), task)
         head = ClassificationHead(model.model.config.hidden_size, config)
         heads = {task.name: head}
-        model_folder.save(
+        model_folder.save_model(
             run / "model", dataclasses.replace(model, classification_heads=heads).contents()
         )
         best = dict.fromkeys(task.score_names, 0.5)

@@ -66,7 +66,7 @@ def test_the_head_starts_from_the_dense_layer_of_the_pair_head(segment_model, ea
     from finetune import classifiers
     from pretrain.models import model_folder
 
-    loaded = model_folder.load(segment_model)
+    loaded = model_folder.load_model(segment_model)
     pooler = loaded.model.pair_head.dense.weight
     for settings, is_pooler in ((["pooling=first"], True), (["pooling=mean"], False)):
         plan = planned(segment_model, easy_glue, "RTE", *settings)

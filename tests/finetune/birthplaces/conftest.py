@@ -40,7 +40,7 @@ def make_model(task):
         config = choice.config(TINY).architecture(tokenizer.vocab_size)
         torch.manual_seed(0)
         weights = LanguageModel(config).state_dict()
-        model_folder.save(path, model_folder.ModelContents(config, weights, tokenizer, {}))
+        model_folder.save_model(path, model_folder.ModelContents(config, weights, tokenizer, {}))
         return path
 
     return make

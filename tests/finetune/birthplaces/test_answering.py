@@ -65,7 +65,7 @@ def test_padding_and_other_special_ids_are_never_part_of_an_answer():
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_answers_do_not_depend_on_the_other_questions(make_model, task, tmp_path, variant):
     choice = Choice(variant, None if variant == "vanilla" else 8)
-    loaded = model_folder.load(make_model(choice, tmp_path / "model"))
+    loaded = model_folder.load_model(make_model(choice, tmp_path / "model"))
     asked = questions.read(task.dev)
     tokenizer = corpus.vocabulary(corpus.documents(task.text))
     encoded = encode(asked, tokenizer, 64, with_answers=False).rows

@@ -42,7 +42,7 @@ def test_a_fresh_model_learns_to_repeat_the_answers_of_its_training(
     assert json.loads(steps[-1])["loss"] < 0.1 < json.loads(steps[0])["loss"]
     assert {"lock", "metrics.jsonl", "tensorboard"} == {path.name for path in folder.iterdir()}
     assert folder.parent.name == "run_perceiver_48_ft_lr_0.010000_seed_1"
-    loaded = model_folder.load(output)
+    loaded = model_folder.load_model(output)
     assert loaded.objective.name == "span-corruption"  # and so the model is known to be causal
     assert loaded.provenance["optimizer"]["learning_rate"] == 1e-2
     assert loaded.provenance["steps"] == 80
@@ -52,7 +52,7 @@ def test_few_rows_are_one_batch_and_every_epoch_a_whole_number_of_steps(run_rank
     model = {"overrides": ["model.size=tiny"], "epochs": 3}
     rows = len(questions.read(task.train))
     finetune(run_ranks, Choice("vanilla"), task, None, tmp_path / "model", **model)
-    provenance = model_folder.load(tmp_path / "model").provenance
+    provenance = model_folder.load_model(tmp_path / "model").provenance
     assert (provenance["batch_size"], provenance["steps"]) == (rows, 3)
 
 
@@ -63,7 +63,7 @@ def test_an_epoch_of_a_row_more_than_a_batch_is_not_two_batches(
     monkeypatch.setattr(finetuning, "BATCH_SIZE", rows - 1)
     model = {"overrides": ["model.size=tiny"], "epochs": 3}
     finetune(run_ranks, Choice("vanilla"), task, None, tmp_path / "model", **model)
-    assert model_folder.load(tmp_path / "model").provenance["steps"] == 4
+    assert model_folder.load_model(tmp_path / "model").provenance["steps"] == 4
 
 
 def test_the_same_seed_gives_the_same_weights_bit_for_bit(run_ranks, task, tmp_path):
@@ -113,7 +113,7 @@ def test_pretrained_weights_are_where_training_starts(run_ranks, task, make_mode
     output = tmp_path / "model"
     settings = {"learning_rate": 1e-9, "epochs": 1, "overrides": ["optimizer.weight_decay=0"]}
     finetune(run_ranks, Choice("vanilla"), task, reading, output, **settings)
-    before, after = model_folder.load(reading), model_folder.load(output)
+    before, after = model_folder.load_model(reading), model_folder.load_model(output)
     for name, weights in before.model.state_dict().items():
         torch.testing.assert_close(after.model.state_dict()[name], weights, rtol=0, atol=1e-7)
     assert after.tokenizer.digest() == before.tokenizer.digest()

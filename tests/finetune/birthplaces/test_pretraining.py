@@ -112,7 +112,7 @@ def test_a_supervised_run_becomes_a_model_folder(task, tmp_path, capsys, monkeyp
     assert "documents: 60, epochs: 8, steps: 30" in shown
     folder = "try #2: a_perceiver-ar_16_rotary_pt_lr_0.006000_seed_1"
     assert f"model: the model of expt/pretrain/{folder}" in shown
-    loaded = model_folder.load(tmp_path / "model")
+    loaded = model_folder.load_model(tmp_path / "model")
     assert loaded.model.config.latents == 16
     assert loaded.objective.name == "span-corruption"
     for line in (
@@ -127,7 +127,7 @@ def test_a_supervised_run_becomes_a_model_folder(task, tmp_path, capsys, monkeyp
     (folder,) = Path("expt/finetune").iterdir()
     rates = "pt_lr_0.006000_ft_lr_0.000600"
     assert folder.name == f"run_perceiver-ar_16_rotary_{rates}_seed_1"
-    assert model_folder.load(Path("answers")).provenance["pretrained"]["step"] == 30
+    assert model_folder.load_model(Path("answers")).provenance["pretrained"]["step"] == 30
     predictions = Path("predictions").read_text().splitlines()
     assert len(predictions) == len(task.dev.read_text().splitlines())
     # The run is finished: the same command only makes its model folder again.

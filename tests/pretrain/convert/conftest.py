@@ -1,5 +1,6 @@
 """Exports of tiny models, and the library that reads them."""
 
+import copy
 import functools
 import sys
 import warnings
@@ -14,8 +15,8 @@ from pretrain.model import presets
 from pretrain.model.classification import ClassificationConfig
 from pretrain.model.heads import ClassificationHead
 from pretrain.model.language_model import LanguageModel
-from pretrain.models import model_folder
-from pretrain.models.model_folder import ModelContents
+from pretrain.models.model_folder import HEADS as IN_FOLDERS
+from tests.pretrain.models.contents import random_contents
 
 EXPORTED = [name for name in presets.VARIANTS if not name.startswith("char-")]
 """Variants that transformers can load."""
@@ -60,7 +61,7 @@ def exported(tokenizer, tmp_path_factory):
     def make(variant, head=None, **overrides):
         contents, model, heads = random_model(variant, tokenizer, **overrides)
         folder = tmp_path_factory.mktemp("exports") / f"{variant}-{head}"
-        notes = huggingface_export.write(folder, contents, head)
+        notes = huggingface_export.write_folder(folder, contents, head)
         return SimpleNamespace(
             folder=folder, contents=contents, model=model, heads=heads, notes=notes
         )
@@ -69,18 +70,14 @@ def exported(tokenizer, tmp_path_factory):
 
 
 def random_model(variant, tokenizer, **overrides):
-    """A model whose weights all differ from their initial values."""
-    torch.manual_seed(7)
+    """A model whose weights all differ from their initial values, and its modules."""
     overrides = {"initial_beta": 3.0, **overrides}
-    config = presets.build("tiny", variant, tokenizer.vocab_size, overrides)
-    model = LanguageModel(config).eval()
+    contents = random_contents(variant, tokenizer, HEADS, {"step": 7}, **overrides)
+    model = LanguageModel(contents.config).eval()
     heads = {name: ClassificationHead(32, head).eval() for name, head in HEADS.items()}
-    weights = dict(model.state_dict())
-    for name, head in heads.items():
-        weights |= {f"{model_folder.HEADS}{name}.{k}": w for k, w in head.state_dict().items()}
-    for weight in weights.values():
-        weight += 0.05 * torch.randn_like(weight)
-    return ModelContents(config, weights, tokenizer, {"step": 7}, HEADS), model, heads
+    for prefix, module in {"": model, **{f"{IN_FOLDERS}{n}.": h for n, h in heads.items()}}.items():
+        module.load_state_dict({k: contents.weights[prefix + k] for k in module.state_dict()})
+    return contents, model, heads
 
 
 def task_of(variant):
@@ -106,6 +103,11 @@ def batch(vocab_size):
 
 def loaded(transformers, folder, task="ForMaskedLM", **settings):
     """The model of a folder; transformers found exactly its weights."""
+    return copy.deepcopy(_loaded(transformers, folder, task, **settings))
+
+
+@functools.cache
+def _loaded(transformers, folder, task, **settings):
     auto = getattr(transformers, f"AutoModel{task}")
     model, report = auto.from_pretrained(
         folder, trust_remote_code=True, output_loading_info=True, **settings

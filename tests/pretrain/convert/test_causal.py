@@ -8,7 +8,6 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 
 from pretrain.convert import huggingface_export, huggingface_import
-from pretrain.convert.fairseq_export import export_settings
 from pretrain.convert.huggingface_layout import plain_type
 from pretrain.model import presets
 from pretrain.model.config import ModelConfig
@@ -28,7 +27,7 @@ def exports(tokenizer, transformers, tmp_path_factory):
         ours = random_model(variant, tokenizer, **overrides)
         folder = tmp_path_factory.mktemp("causal") / "export"
         contents = ModelContents(ours.config, ours.state_dict(), tokenizer, {})
-        assert len(huggingface_export.write(folder, contents)) == 1
+        assert len(huggingface_export.write_folder(folder, contents)) == 1
         theirs = loaded(transformers, folder, "ForCausalLM")
         auto = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
         return SimpleNamespace(folder=folder, ours=ours, theirs=theirs, tokenizer=auto)
@@ -49,7 +48,7 @@ def test_learned_positions_are_opt_and_need_no_code_of_ours(transformers, export
     assert unscaled.theirs.lm_head.weight is unscaled.theirs.get_input_embeddings().weight
     test_logits_are_ours_with_padding_on_either_side(unscaled)
     with pytest.raises(ValueError, match="model_type 'opt'; accepted: 'roberta', 'albert'"):
-        huggingface_import.read(learned.folder)
+        huggingface_import.read_folder(learned.folder)
 
 
 @pytest.mark.parametrize(
@@ -149,8 +148,8 @@ def test_a_head_on_the_first_token_of_a_causal_model_is_refused(transformers, to
     contents, _, _ = with_heads("causal-alibi", tokenizer)
     message = "pooling: 'first' is not accepted; it must be 'mean' for a causal model"
     with pytest.raises(ValueError, match=message):
-        huggingface_export.write(tmp_path / "first", contents, "topic")
-    huggingface_export.write(tmp_path / "mean", contents, "average")
+        huggingface_export.write_folder(tmp_path / "first", contents, "topic")
+    huggingface_export.write_folder(tmp_path / "mean", contents, "average")
     auto = transformers.AutoModelForSequenceClassification
     auto.from_pretrained(tmp_path / "mean", trust_remote_code=True)
     exported = transformers.AutoTokenizer.from_pretrained(tmp_path / "mean", trust_remote_code=True)
@@ -159,32 +158,3 @@ def test_a_head_on_the_first_token_of_a_causal_model_is_refused(transformers, to
     assert exported("A film.", "It was good.")["input_ids"] == expected
     with pytest.raises(ValueError, match=message):
         auto.from_pretrained(tmp_path / "mean", trust_remote_code=True, classifier_pooling="first")
-
-
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_fairseq_has_no_causal_models(variant):
-    config = presets.build("tiny", variant, 60, {})
-    with pytest.raises(ValueError, match="causal: True; accepted: False"):
-        export_settings(config, {})
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"layer_norm": "pre"}, "layer_norm: 'pre'; accepted: post"),
-        ({"activation": "relu"}, "activation: 'relu'; accepted: gelu"),
-        ({"head": "tied"}, "head: 'tied'; accepted: roberta, clap"),
-        ({"head": "untied"}, "head: 'untied'; accepted: roberta, clap"),
-        ({"alibi": "one-sided"}, "alibi: 'one-sided'; accepted: offset, symmetric"),
-        ({"alibi_slopes": "trained"}, "alibi_slopes: 'trained'; accepted: fixed"),
-        ({"embedding_size": 16}, "embedding_size: 16; accepted: 0"),
-        ({"sharing": "attention"}, "sharing: 'attention'; accepted: none"),
-        ({"segments": 2}, "segments: 2; accepted: 0"),
-        ({"pair_head": True}, "pair_head: True; accepted: False"),
-        ({"position_offset": 0}, "position_offset: 0; accepted: 2"),
-        ({"activation": "gelu-tanh"}, "activation: 'gelu-tanh'; accepted: gelu"),
-    ],
-)
-def test_fairseq_refuses_what_it_would_compute_otherwise(values, message):
-    with pytest.raises(ValueError, match=message):
-        export_settings(presets.build("tiny", "alibi", 60, values), {})

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from pretrain.convert import conversion, huggingface_export
-from pretrain.convert.fairseq_export import export_settings
+from pretrain.convert.fairseq import export_settings
 from pretrain.convert.huggingface_layout import plain_type
 from pretrain.model import presets
 from pretrain.model.config import ModelConfig
@@ -122,17 +122,18 @@ def test_a_changed_field_comes_back_or_is_refused(variant, name, form, tmp_path)
     """What comes back was read from the other form's own settings, and computes the same."""
     config = changed(variant, name)
     weights = random_weights(config)
-    model_folder.save(tmp_path / "model", ModelContents(config, weights, None, {}))
+    model_folder.save_model(tmp_path / "model", ModelContents(config, weights, None, {}))
     if not has(form, config):
         library = "transformers" if form == "huggingface" else "fairseq"
-        with pytest.raises(ValueError, match=f"cannot be written for {library}: {name}|fairseq: "):
+        with pytest.raises(ValueError, match=f"cannot be written for {library}: ") as refused:
             conversion.convert(tmp_path / "model", form, tmp_path / "other")
+        assert name in str(refused.value) or not has(form, presets.build("tiny", variant, 60, {}))
         assert not (tmp_path / "other").exists()
         return
     conversion.convert(tmp_path / "model", form, tmp_path / "other")
     if form == "huggingface" and plain_type(config) == "opt":
         return  # it is not read; see below
-    back = conversion.read(tmp_path / "other")
+    back = conversion.read_model(tmp_path / "other")
     theirs = outputs(back.config, back.weights)
     for ours, other in zip(outputs(config, weights), theirs, strict=True):
         torch.testing.assert_close(other, ours, atol=2e-5, rtol=0)
@@ -155,7 +156,7 @@ def test_a_changed_field_changes_an_export_as_opt_or_means_nothing(name, tmp_pat
     written = []
     for number, one in enumerate((base, config)):
         own = weights if one is config else random_weights(base)
-        huggingface_export.write(tmp_path / str(number), ModelContents(one, own, None, {}))
+        huggingface_export.write_folder(tmp_path / str(number), ModelContents(one, own, None, {}))
         written.append((tmp_path / str(number) / "config.json").read_text())
     if written[0] == written[1]:
         ours, plain = outputs(config, weights), outputs(base, weights)

@@ -64,7 +64,7 @@ def source(recipe, tokenizer, tmp_path):
         config = recipe.load(tmp_path, f"model.variant={variant}")
         provenance = {"run": "before", "step": 7, "recipe": public(config)}
         path = tmp_path / f"source-{variant}"
-        model_folder.save(path, dataclasses.replace(contents, provenance=provenance))
+        model_folder.save_model(path, dataclasses.replace(contents, provenance=provenance))
         return path
 
     return make
@@ -90,7 +90,7 @@ def exported(run, step, tmp_path):
 
 def checked(config):
     manifest = load_manifest(Path(config.data.corpus))
-    return init_from.read(config, config.architecture(manifest.vocab_size), manifest)
+    return init_from.read_initial_model(config, config.architecture(manifest.vocab_size), manifest)
 
 
 @pytest.mark.slow
@@ -173,7 +173,7 @@ def test_a_roberta_of_transformers_is_continued_on_longer_blocks(
     initial = exported(run, 0, tmp_path)
     assert validation(run)[0] == evaluated(initial, domain, tmp_path)
     ids = torch.arange(4, 36)[None]
-    ours = model_folder.load(initial).model
+    ours = model_folder.load_model(initial).model
     with torch.no_grad():
         expected = theirs(input_ids=ids).logits[0]
         torch.testing.assert_close(ours(ids, None, torch.arange(32)), expected)
@@ -187,7 +187,7 @@ def test_step_0_of_a_run_that_draws_its_weights_can_be_exported(attempt, corpus,
     assert attempt(run, "optimizer.learning_rate=1e-12", "schedule.minimum_learning_rate=0")[0] == 0
     loss = evaluated(exported(run, 0, tmp_path), corpus, tmp_path)
     assert loss == pytest.approx(validation(run)[4], abs=1e-6), "hardly trained since"
-    facts = model_folder.load(exported(run, 2, tmp_path)).provenance
+    facts = model_folder.load_model(exported(run, 2, tmp_path)).provenance
     assert (facts["step"], facts["training"]["validation"]["step"]) == (2, 2)
     lines = metrics.read(run / metrics.METRICS)
     assert facts["training"]["tokens"] == sum(line["tokens"] for line in lines[:2]) > 0
@@ -231,7 +231,7 @@ def test_the_model_card_of_an_export_says_how_it_was_trained(
             assert not any(str(p).encode() in content for p in (tmp_path, recipe.path.parent)), path
     capsys.readouterr()
     for form, file, message in (
-        ("zeroclap", scores, "--to zeroclap has no model card; leave it out"),
+        ("zeroclap", scores, "--scores: only --to huggingface takes it"),
         ("huggingface", tmp_path / "no.md", "no.md: cannot be read"),
     ):
         words = ["--to", form, "--scores", str(file), "--output", str(tmp_path / "x")]
@@ -280,7 +280,7 @@ def test_another_architecture_is_refused_with_the_settings_that_describe_it(
         checked(recipe.load(tmp_path, f"model.init_from={model}", "model.overrides.num_heads=1"))
     settings = str(refused.value).partition("accepted: a recipe with ")[2].split()
     theirs, fitted = checked(recipe.load(tmp_path, f"model.init_from={model}", *settings))
-    assert theirs == conversion.read(model).config
+    assert theirs == conversion.read_model(model).config
     assert fitted.config.num_layers == theirs.num_layers
 
 
@@ -300,7 +300,7 @@ def test_a_recipe_without_an_architecture_gets_that_of_the_model(
     words = [str(recipe.path), f"folder={tmp_path / 'run'}", f"model={{init_from: {model}}}"]
     config, line = load_complete(words[0], words[1:])
     theirs, fitted = checked(config)
-    assert theirs == fitted.config == conversion.read(model).config
+    assert theirs == fitted.config == conversion.read_model(model).config
     assert line.startswith(f"architecture: that of {model}: size tiny, variant {variant}")
     for command in (["supervise", "--dry-run"], ["plan", "--gpus=1"]):
         assert pretrain([*command, *words]) == 0
@@ -358,7 +358,7 @@ def test_a_model_that_cannot_be_continued_is_refused(
         contents = dataclasses.replace(contents, vocabulary=None)
     if "weights" in changed:
         contents.weights["head.dense.weight"].zero_()
-    monkeypatch.setattr(conversion, "read", lambda path: contents)
+    monkeypatch.setattr(conversion, "read_model", lambda path: contents)
     words = ["model.init_from=here", "model.variant=baseline"]
     with pytest.raises(ValueError, match=f"model.init_from here: {message}"):
         checked(recipe.load(tmp_path, *words))

@@ -100,6 +100,6 @@ def test_trainer_trains_saves_resumes_and_what_it_saved_loads(
     assert np.isfinite(resumed.evaluate(resumed.train_dataset)["eval_loss"])
     predictions = resumed.predict(resumed.train_dataset).predictions
     assert np.isfinite(predictions).all()
-    back = huggingface_import.read(tmp_path / "saved")
+    back = huggingface_import.read_folder(tmp_path / "saved")
     assert back.config.to_dict().keys() == exported(variant).contents.config.to_dict().keys()
     assert bool(back.classification_heads) == (task == "ForSequenceClassification")

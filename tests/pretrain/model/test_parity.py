@@ -12,7 +12,7 @@ import torch.nn.functional as F  # noqa: N812
 from safetensors.torch import load_file
 
 from pretrain.config.sections import OptimizerConfig
-from pretrain.convert import fairseq_export, fairseq_import
+from pretrain.convert import fairseq
 from pretrain.engine import optimizers
 from pretrain.model.language_model import LanguageModel
 
@@ -32,13 +32,11 @@ def recorded(request, golden):
     tensors = load_file(golden / f"{request.param}.safetensors")
     facts = json.loads((golden / f"{request.param}.json").read_text())
     theirs = part(tensors, "model.")
-    config = fairseq_import.architecture(
-        facts["model_args"], len(theirs[ENCODER + "embed_tokens.weight"])
-    )
+    config = fairseq.architecture(facts["model_args"], len(theirs[ENCODER + "embed_tokens.weight"]))
     model = LanguageModel(config).eval()
-    model.load_state_dict(fairseq_import.import_weights(theirs, config))
+    model.load_state_dict(fairseq.import_weights(theirs, config))
     gradients = load_file(golden / f"{request.param}{GRADIENTS}")
-    return model, tensors, facts, fairseq_import.import_weights(gradients, config)
+    return model, tensors, facts, fairseq.import_weights(gradients, config)
 
 
 def part(tensors, prefix):
@@ -80,11 +78,9 @@ def test_three_optimizer_steps_are_the_original_s(golden):
     tensors = load_file(golden / "adam3-baseline.safetensors")
     facts = json.loads((golden / "adam3-baseline.json").read_text())
     before, after = part(tensors, "before."), part(tensors, "after.")
-    config = fairseq_import.architecture(
-        facts["model_args"], len(before[ENCODER + "embed_tokens.weight"])
-    )
+    config = fairseq.architecture(facts["model_args"], len(before[ENCODER + "embed_tokens.weight"]))
     model = LanguageModel(config).eval()
-    model.load_state_dict(fairseq_import.import_weights(before, config))
+    model.load_state_dict(fairseq.import_weights(before, config))
     settings = OptimizerConfig(
         beta1=facts["betas"][0],
         beta2=facts["betas"][1],
@@ -103,7 +99,7 @@ def test_three_optimizer_steps_are_the_original_s(golden):
         loss.backward()
         optimizers.set_step(adam.param_groups, settings, rate, step)
         adam.step()
-    for name, expected in fairseq_import.import_weights(after, config).items():
+    for name, expected in fairseq.import_weights(after, config).items():
         weight = model.state_dict()[name]
         if name.endswith("query_key_value.bias"):
             # The keys' gradients are rounding noise, whose sign Adam makes a whole step of.
@@ -246,7 +242,7 @@ def test_every_combination_of_settings_computes_the_original_s_formulas(
     }
     rows = 30
     torch.manual_seed(0)
-    model = LanguageModel(fairseq_import.architecture(settings, rows)).eval()
+    model = LanguageModel(fairseq.architecture(settings, rows)).eval()
     with torch.no_grad():
         for parameter in model.parameters():  # so that norms and biases matter too
             parameter.add_(torch.randn_like(parameter), alpha=0.1)
@@ -255,6 +251,6 @@ def test_every_combination_of_settings_computes_the_original_s_formulas(
     every = torch.arange(len(input_ids))
     with torch.no_grad():
         logits = model(torch.tensor([input_ids]), None, every).double()
-        weights = fairseq_export.export_weights(model.state_dict(), model.config)
+        weights = fairseq.export_weights(model.state_dict(), model.config)
         expected = logits_by_formula(weights, settings, input_ids)
     torch.testing.assert_close(logits, expected, rtol=1e-5, atol=2e-5)

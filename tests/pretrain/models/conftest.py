@@ -2,8 +2,7 @@
 
 import pytest
 
-from pretrain.models.evaluate import Refusal
-from pretrain.models.measured import Measured
+from pretrain.models.evaluate import Measured, Refusal
 from tests.pretrain.models.results import evaluation
 
 

@@ -5,32 +5,31 @@ import math
 
 import pytest
 
-from pretrain.models.evaluate import Refusal, Score
+from pretrain.models.evaluate import Measured, Refusal, Score
 from pretrain.models.evaluation_report import (
-    as_csv,
-    head,
+    heading,
     layer_table,
     layers_as_csv,
     pair_table,
     position_table,
-    rows,
+    scores_as_csv,
+    table_rows,
 )
 from pretrain.models.layers import LayerChange, LayerChanges
-from pretrain.models.measured import Measured
 from tests.pretrain.models.results import evaluation, score
 
 
 def test_rows_fit_their_heading(measured):
-    (line, *subsets) = rows(measured[0].results[0], True).splitlines()
-    columns = [word.rstrip() for word in head("windows", True).split()]
+    (line, *subsets) = table_rows(measured[0].results[0], True).splitlines()
+    columns = [word.rstrip() for word in heading("windows", True).split()]
     values = ["3512", "7", "1,000", "50.0%", "5.1872", "178.97", "25.0%", "25.00"]
     assert dict(zip(columns, line.split(), strict=True))["interpolated"] == "25.00"
     assert line.split() == values
     assert [subset.split()[-1] for subset in subsets] == ["a", "b"]
-    assert len(line) == len(head("windows", True).rstrip("\n"))
-    assert rows(measured[1].results[0], True).split("\n")[0].split()[-1] == "-"
-    assert rows(measured[1].results[0], False).split("\n")[0].split()[-1] == "25.0%"
-    assert rows(Refusal(1000, "no memory"), True) == "    1000 refused: no memory\n"
+    assert len(line) == len(heading("windows", True).rstrip("\n"))
+    assert table_rows(measured[1].results[0], True).split("\n")[0].split()[-1] == "-"
+    assert table_rows(measured[1].results[0], False).split("\n")[0].split()[-1] == "25.0%"
+    assert table_rows(Refusal(1000, "no memory"), True) == "    1000 refused: no memory\n"
 
 
 def test_the_table_by_position_leaves_out_groups_of_few_targets():
@@ -44,7 +43,7 @@ def test_the_table_by_position_leaves_out_groups_of_few_targets():
 
 
 def test_csv_has_a_line_for_each_score_in_order_of_length(measured):
-    lines = list(csv.DictReader(as_csv(measured).splitlines()))
+    lines = list(csv.DictReader(scores_as_csv(measured).splitlines()))
     counts = {
         name: [line["model"] for line in lines].count(name) for name in ("sinusoidal", "alibi")
     }
@@ -57,7 +56,7 @@ def test_csv_has_a_line_for_each_score_in_order_of_length(measured):
     }  # fmt: skip
     assert [line["part"] for line in lines[5:7]] == ["interpolated", "from 0 tokens"]
     sliding = Measured("a", 8, [evaluation(16, 2.0, stride=4)])
-    assert as_csv([sliding]).splitlines()[1].startswith("a,8,16,4,all,")
+    assert scores_as_csv([sliding]).splitlines()[1].startswith("a,8,16,4,all,")
 
 
 def pairs(masked, nsp, sop):
@@ -97,7 +96,7 @@ def test_the_table_of_pairs_has_a_line_for_each_model_with_a_pair_head(of_pairs)
 
 
 def test_a_sum_of_terms_has_neither_perplexity_nor_accuracy(of_pairs):
-    total, masked, order, *subsets = rows(of_pairs[0].results[0], False).splitlines()
+    total, masked, order, *subsets = table_rows(of_pairs[0].results[0], False).splitlines()
     assert total.split()[-3:] == ["1.7918", "-", "-"]
     assert masked.split() == ["9,000", "1.0986", "3.00", "25.0%", "masked"]
     assert order.split() == ["400", "0.6931", "2.00", "25.0%", "sop"]
@@ -106,11 +105,11 @@ def test_a_sum_of_terms_has_neither_perplexity_nor_accuracy(of_pairs):
 
 def test_the_only_term_with_targets_is_the_total():
     result = evaluation(64, 3.0, terms={"masked": score(3.0)})
-    assert rows(result, False) == rows(evaluation(64, 3.0), False)
+    assert table_rows(result, False) == table_rows(evaluation(64, 3.0), False)
 
 
 def test_csv_has_the_scores_of_pairs(of_pairs):
-    lines = list(csv.DictReader(as_csv(of_pairs).splitlines()))
+    lines = list(csv.DictReader(scores_as_csv(of_pairs).splitlines()))
     found = {(line["model"], line["part"]): line for line in lines}
     assert [part for name, part in found if name == "order"] == ["all", "masked", "sop", "nsp"]
     line = found["no task at all", "nsp"]

@@ -73,18 +73,6 @@ def test_greedy_text_is_the_most_likely_token_of_each_whole_text(model, tokenize
     assert len(seen) > 9
 
 
-def test_a_batch_gives_the_texts_of_its_prompts_alone(model, tokenizer):
-    together = generate(model, tokenizer, PROMPTS, GREEDY)
-    assert together == [generate(model, tokenizer, [p], GREEDY)[0] for p in PROMPTS]
-
-
-def test_one_token_to_draw_from_is_the_most_likely_one(model, tokenizer):
-    expected = generate(model, tokenizer, PROMPTS, GREEDY)
-    for values in ({"top_k": 1}, {"top_p": 1e-9}):
-        settings = changed(GREEDY, temperature=3.0, **values)
-        assert generate(model, tokenizer, PROMPTS, settings) == expected
-
-
 def test_a_seed_gives_the_same_texts_twice_and_another_seed_others(alibi, tokenizer):
     first, again = (generate(alibi, tokenizer, PROMPTS, DRAWN) for _ in range(2))
     assert first == again
@@ -163,6 +151,8 @@ def draws(logits, **values):
         ({"temperature": 0.5}, [0.01 / 0.3, 0.16 / 0.3, 0.04 / 0.3, 0.09 / 0.3]),
         ({"top_k": 3}, [0, 4 / 9, 2 / 9, 3 / 9]),
         ({"top_k": 9}, [0.1, 0.4, 0.2, 0.3]),
+        ({"top_k": 1}, [0, 1, 0, 0]),
+        ({"top_p": 1e-9}, [0, 1, 0, 0]),
         ({"top_p": 0.69}, [0, 4 / 7, 0, 3 / 7]),
         ({"top_p": 0.71}, [0, 4 / 9, 2 / 9, 3 / 9]),
         # of the four tenths, the three tenths and the two tenths, after top-k
@@ -220,20 +210,18 @@ def test_more_tokens_than_learned_positions_are_refused_and_the_most_are_made(to
 
 def test_masked_models_are_refused_and_causal_ones_fill_no_mask(alibi, tokenizer):
     masked = random_model("zero-clap", tokenizer)
-    with pytest.raises(
-        ValueError, match=r"is not causal: .*; accepted: a causal model \(`fill-mask"
-    ):
+    with pytest.raises(ValueError, match="is not causal: .*`fill-mask`"):
         generate(masked, tokenizer, ["a"], GREEDY)
-    with pytest.raises(ValueError, match=r"is causal: .*; accepted: a masked model \(`generate`"):
+    with pytest.raises(ValueError, match="is causal: .*`generate`"):
         fill_mask(alibi, tokenizer, "a <mask>")
-    with pytest.raises(ValueError, match="no prompt; accepted: one or more"):
+    with pytest.raises(ValueError, match="there is no prompt"):
         generate(alibi, tokenizer, [], GREEDY)
 
 
 def test_the_command_prints_the_prompt_and_what_follows(alibi, tokenizer, tmp_path, capsys):
     folder = tmp_path / "model"
     contents = model_folder.ModelContents(alibi.config, alibi.state_dict(), tokenizer, {})
-    model_folder.save(folder, contents)
+    model_folder.save_model(folder, contents)
     (expected,) = Pretrained.load(folder).generate("The value", max_tokens=5)
     words = ["generate", str(folder), "The value", "--device", "cpu"]
     assert main([*words, "--max-tokens", "5"]) == 0

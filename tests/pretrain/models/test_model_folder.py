@@ -9,15 +9,15 @@ from safetensors.torch import load_file
 
 from data_prep import tokenizer as tokenizers
 from pretrain.config.load import dump
-from pretrain.model import presets
 from pretrain.model.classification import ClassificationConfig
 from pretrain.model.config import ModelConfig
-from pretrain.model.heads import ClassificationHead
 from pretrain.model.language_model import LanguageModel
 from pretrain.models import model_folder
+from pretrain.models.export import export_checkpoint
 from pretrain.objectives.causal import CausalLMConfig
 from pretrain.objectives.masked import MaskedLMConfig
 from pretrain.objectives.sentence_pairs import SentencePairsConfig
+from tests.pretrain.models.contents import random_contents
 
 
 @pytest.fixture
@@ -28,17 +28,12 @@ def tokenizer(corpus):
 @pytest.fixture
 def saved(tokenizer, tmp_path):
     """A folder, and the model that it holds."""
-    torch.manual_seed(0)
-    config = presets.build("tiny", "zero-clap", tokenizer.vocab_size, {"initial_beta": 2.0})
-    model = LanguageModel(config)
+    contents = random_contents("zero-clap", tokenizer, None, {"step": 7}, initial_beta=2.0)
+    model = LanguageModel(contents.config)
+    model.load_state_dict(contents.weights)
     folder = tmp_path / "deep" / "model"
-    save(folder, model, tokenizer, {"step": 7})
+    model_folder.save_model(folder, contents)
     return folder, model
-
-
-def save(folder, model, tokenizer, provenance):
-    contents = model_folder.ModelContents(model.config, model.state_dict(), tokenizer, provenance)
-    model_folder.save(folder, contents)
 
 
 def change(folder, **values):
@@ -48,7 +43,7 @@ def change(folder, **values):
 
 def test_a_model_comes_back_with_all_that_it_is(saved, tokenizer):
     folder, model = saved
-    loaded = model_folder.load(folder)
+    loaded = model_folder.load_model(folder)
     assert loaded.model.config == model.config
     assert not loaded.model.training
     assert loaded.tokenizer.digest() == tokenizer.digest()
@@ -65,14 +60,6 @@ def test_every_file_is_readable_as_the_umask_says(saved):
         assert path.stat().st_mode & 0o444 == 0o444 & ~umask, path
 
 
-def test_a_folder_with_something_in_it_is_not_written_into(saved, tokenizer):
-    folder, model = saved
-    before = (folder / "model.json").read_bytes()
-    with pytest.raises(ValueError, match="model: is not empty"):
-        save(folder, model, tokenizer, {})
-    assert (folder / "model.json").read_bytes() == before
-
-
 @pytest.mark.parametrize("part", ["model.json", "model.safetensors", "tokenizer.json"])
 def test_a_part_that_is_missing_or_damaged_is_named(part, saved):
     folder, _ = saved
@@ -80,56 +67,12 @@ def test_a_part_that_is_missing_or_damaged_is_named(part, saved):
     content = path.read_bytes()
     path.write_bytes(content[: len(content) // 2])
     with pytest.raises(ValueError, match=part):
-        model_folder.load(folder)
+        model_folder.load_model(folder)
     path.unlink()
     with pytest.raises(ValueError, match=part.removesuffix(".json")):
-        model_folder.load(folder)
+        model_folder.load_model(folder)
     path.write_bytes(content)
-    model_folder.load(folder)
-
-
-@pytest.mark.parametrize("text", ["[]", "3", "{}", '{"format_version": 1, "architecture": 3}'])
-def test_a_description_of_another_shape_is_named(text, saved):
-    folder, _ = saved
-    (folder / "model.json").write_text(text)
-    with pytest.raises(ValueError, match="model.json"):
-        model_folder.load(folder)
-
-
-def test_a_description_that_does_not_fit_the_weights_is_refused(saved):
-    folder, model = saved
-    architecture = model.config.to_dict()
-    change(folder, architecture={**architecture, "hidden_size": 64})
-    with pytest.raises(ValueError, match="model.safetensors: does not fit model.json"):
-        model_folder.load(folder)
-    change(folder, architecture={**architecture, "head": "roberta"})
-    with pytest.raises(ValueError, match="model.safetensors: does not fit model.json"):
-        model_folder.load(folder)
-
-
-@pytest.mark.parametrize(
-    "values",
-    [
-        {"num_layers": 10**8},
-        {"num_layers": 10**8, "sharing": "all"},
-        {"hidden_size": 2**24},
-        {"max_positions": 10**12, "position": "learned"},
-        {"position_offset": 10**12, "position": "learned"},
-        {"head": "untied", "vocab_size": 10**5, "embedding_size": 1, "position": "learned"},
-        {"segments": 10**12},
-        {"latents": 10**12, "causal": True, "layer_norm": "pre", "position": "none"},
-        {"classes": 10**12},
-    ],
-)
-def test_more_weights_than_the_file_has_are_refused_before_they_are_made(values, saved):
-    folder, model = saved
-    classes = values.get("classes")
-    heads = {"topic": {"classes": classes}} if classes else {}
-    more = {} if classes else values
-    change(folder, architecture={**model.config.to_dict(), **more}, classification_heads=heads)
-    message = "its file has|num_layers: 100,000,000; accepted: at most 10,000"
-    with pytest.raises(ValueError, match=rf"model\.json: .*({message})"):
-        model_folder.load(folder)
+    model_folder.load_model(folder)
 
 
 def test_a_folder_of_an_earlier_version_is_read_with_the_defaults_of_later_fields(saved):
@@ -138,52 +81,86 @@ def test_a_folder_of_an_earlier_version_is_read_with_the_defaults_of_later_field
     for field in ("alibi", "layer_norm_epsilon"):
         assert architecture.pop(field) == getattr(ModelConfig(vocab_size=1), field)
         change(folder, architecture=architecture)
-        assert model_folder.load(folder).model.config == model.config
+        assert model_folder.load_model(folder).model.config == model.config
 
 
-def test_a_folder_without_a_size_or_with_a_field_of_a_later_version_is_refused(saved):
+@pytest.mark.parametrize("text", ["[]", "3", "{}", '{"format_version": 1, "architecture": 3}'])
+def test_a_description_of_another_shape_is_named(text, saved):
+    (saved[0] / "model.json").write_text(text)
+    with pytest.raises(ValueError, match="model.json"):
+        model_folder.load_model(saved[0])
+
+
+TOO_MANY = r"describes .* its file has"
+PRE_NORM = {"causal": True, "layer_norm": "pre"}
+
+
+@pytest.mark.parametrize(
+    ("architecture", "message"),
+    [
+        ({"hidden_size": 64}, r"does not fit model\.json"),
+        ({"head": "roberta"}, r"does not fit model\.json"),
+        ({"vocab_size": None}, r"missing \['vocab_size'\], unknown \[\]"),
+        ({"rope_theta": 1e4}, r"missing \[\], unknown \['rope_theta'\]"),
+        # more weights than the file has, of which none are made
+        ({"num_layers": 10**8}, TOO_MANY),
+        ({"num_layers": 10**8, "sharing": "all"}, "num_layers: 100,000,000; accepted: at most 10,"),
+        ({"hidden_size": 2**24}, TOO_MANY),
+        ({"max_positions": 10**12, "position": "learned"}, TOO_MANY),
+        ({"head": "untied", "vocab_size": 10**5, "embedding_size": 1}, TOO_MANY),
+        ({"segments": 10**12}, TOO_MANY),
+        ({"latents": 10**12, "position": "none", **PRE_NORM}, TOO_MANY),
+    ],
+)
+def test_an_architecture_that_does_not_fit_the_weights_is_refused(architecture, message, saved):
     folder, model = saved
-    architecture = model.config.to_dict()
-    change(folder, architecture={k: v for k, v in architecture.items() if k != "vocab_size"})
-    with pytest.raises(ValueError, match=r"model.json: .*missing \['vocab_size'\], unknown \[\]"):
-        model_folder.load(folder)
-    change(folder, architecture={**architecture, "rope_theta": 1e4})
-    with pytest.raises(ValueError, match=r"model.json: .*missing \[\], unknown \['rope_theta'\]"):
-        model_folder.load(folder)
-    change(folder, architecture=architecture, adapters={})
-    with pytest.raises(ValueError, match="model.json: unknown key 'adapters'; known are arch"):
-        model_folder.load(folder)
+    fields = {**model.config.to_dict(), **architecture}
+    change(folder, architecture={name: v for name, v in fields.items() if v is not None})
+    with pytest.raises(ValueError, match=rf"{folder}/model\..*{message}"):
+        model_folder.load_model(folder)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"format_version": 99}, "format version 99 was written by a later version"),
+        ({"adapters": {}}, "unknown key 'adapters'; known are arch"),
+        ({"classification_heads": {"topic": {"labels": []}}}, "classes"),
+        ({"classification_heads": {"topic": {"classes": 3, "temperature": 1.0}}}, "temperature"),
+        ({"classification_heads": {"topic": 3}}, ""),
+        ({"classification_heads": {"topic": {"classes": 10**12}}}, TOO_MANY),
+        ({"classification_heads": {"topic": {"classes": 3}}}, "does not fit"),
+    ],
+)
+def test_a_description_that_does_not_fit_is_refused(values, message, saved):
+    folder, _ = saved
+    change(folder, **values)
+    with pytest.raises(ValueError, match=rf"{folder}/model\..*{message}"):
+        model_folder.load_model(folder)
 
 
 def test_another_vocabulary_in_the_folder_is_refused(saved, other_vocabulary):
     folder, _ = saved
     (folder / "tokenizer.json").write_bytes((other_vocabulary / "tokenizer.json").read_bytes())
     with pytest.raises(ValueError, match="tokenizer.json is not the vocabulary"):
-        model_folder.load(folder)
-
-
-def test_a_format_from_the_future_is_refused(saved):
-    folder, _ = saved
-    change(folder, format_version=99)
-    with pytest.raises(ValueError, match="format version 99 was written by a later version"):
-        model_folder.load(folder)
+        model_folder.load_model(folder)
 
 
 def test_a_folder_that_is_none_says_how_to_make_one(tmp_path):
     with pytest.raises(ValueError, match="zeroclap export"):
-        model_folder.load(tmp_path)
+        model_folder.load_model(tmp_path)
 
 
 @pytest.mark.parametrize("sharing", ["none", "attention", "feed-forward", "all"])
 def test_the_weights_of_shared_layers_stand_in_the_file_once(sharing, tokenizer, tmp_path):
     overrides = {"sharing": sharing, "embedding_size": 16, "pair_head": True}
-    config = presets.build("tiny", "albert", tokenizer.vocab_size, overrides)
-    torch.manual_seed(0)
-    model = LanguageModel(config).eval()
-    save(tmp_path / "model", model, tokenizer, {})
+    contents = random_contents("albert", tokenizer, **overrides)
+    model = LanguageModel(contents.config).eval()
+    model.load_state_dict(contents.weights)
+    model_folder.save_model(tmp_path / "model", contents)
     weights = load_file(tmp_path / "model" / "model.safetensors")
     assert sum(x.numel() for x in weights.values()) == sum(x.numel() for x in model.parameters())
-    loaded = model_folder.load(tmp_path / "model").model
+    loaded = model_folder.load_model(tmp_path / "model").model
     ids, places = torch.arange(4, 24)[None], torch.arange(20)
     found, expected = (m(ids, None, places, with_pairs=True) for m in (loaded, model))
     assert all(torch.equal(x, y) for x, y in zip(found, expected, strict=True))
@@ -191,84 +168,56 @@ def test_the_weights_of_shared_layers_stand_in_the_file_once(sharing, tokenizer,
 
 def test_the_objective_comes_back_with_its_settings(saved, tokenizer, tmp_path):
     folder, model = saved
-    assert model_folder.load(folder).objective == MaskedLMConfig()
+    assert model_folder.load_model(folder).objective == MaskedLMConfig()
     section = {"name": "sentence-pairs", "pair_task": "nsp", "longest_ngram": 3}
     change(folder, provenance={"recipe": {"objective": section}})
     expected = SentencePairsConfig(pair_task="nsp", longest_ngram=3)
-    assert model_folder.load(folder).objective == expected
+    assert model_folder.load_model(folder).objective == expected
     for wrong, message in (
         ({"name": "electra"}, "its objective 'electra' is not one of masked-lm, "),
         ({"name": "sentence-pairs", "pair_task": "sos"}, "objective.pair_task: 'sos' is not"),
     ):
         change(folder, provenance={"recipe": {"objective": wrong}})
         with pytest.raises(ValueError, match=f"{folder}: {message}"):
-            model_folder.load(folder).objective  # noqa: B018
+            model_folder.load_model(folder).objective  # noqa: B018
 
 
-def test_a_pair_head_without_a_recipe_is_for_sentence_order(tokenizer, tmp_path):
-    config = presets.build("tiny", "albert", tokenizer.vocab_size, {"pair_head": True})
-    save(tmp_path / "model", LanguageModel(config), tokenizer, {})
-    loaded = model_folder.load(tmp_path / "model")
-    assert loaded.objective == SentencePairsConfig()
-    assert loaded.packing == "sentence-pairs"
+@pytest.mark.parametrize(
+    ("variant", "overrides", "expected"),
+    [
+        ("causal-alibi", {}, CausalLMConfig()),
+        ("albert", {"pair_head": True}, SentencePairsConfig()),
+    ],
+)
+def test_a_model_without_a_record_has_the_objective_that_its_architecture_is_for(
+    variant, overrides, expected, tokenizer, tmp_path
+):
+    model_folder.save_model(tmp_path / "model", random_contents(variant, tokenizer, **overrides))
+    loaded = model_folder.load_model(tmp_path / "model")
+    assert loaded.objective == expected
+    assert loaded.packing == ("sentence-pairs" if overrides else "complete")
 
 
-def test_classification_heads_come_back_under_their_names(saved, tokenizer, tmp_path):
-    _, model = saved
+def test_classification_heads_come_back_under_their_names(tokenizer, tmp_path):
     configs = {
         "topic": ClassificationConfig(3, ("a", "b", "c"), "mean", 0.1),
         "score": ClassificationConfig(1),
     }
-    heads = {name: ClassificationHead(32, config) for name, config in configs.items()}
-    weights = {
-        f"classification_heads.{name}.{key}": value
-        for name, head in heads.items()
-        for key, value in head.state_dict().items()
-    }
-    folder = tmp_path / "with heads"
-    everything = {**model.state_dict(), **weights}
-    contents = model_folder.ModelContents(model.config, everything, tokenizer, {}, configs)
-    model_folder.save(folder, contents)
-    loaded = model_folder.load(folder)
+    contents = random_contents("zero-clap", tokenizer, configs)
+    model_folder.save_model(tmp_path / "with heads", contents)
+    loaded = model_folder.load_model(tmp_path / "with heads")
     assert {name: head.config for name, head in loaded.classification_heads.items()} == configs
-    features = torch.randn(2, 5, 32)
-    for name, head in loaded.classification_heads.items():
-        assert not head.training
-        assert torch.equal(head(features, None), heads[name].eval()(features, None))
+    assert not any(head.training for head in loaded.classification_heads.values())
     again = loaded.contents()
-    assert (again.config, again.classification_heads) == (model.config, configs)
-    assert again.weights.keys() == everything.keys()
-    assert all(torch.equal(again.weights[key], value) for key, value in everything.items())
+    assert (again.config, again.classification_heads) == (contents.config, configs)
+    assert again.weights.keys() == contents.weights.keys()
+    assert all(torch.equal(again.weights[key], w) for key, w in contents.weights.items())
 
 
-@pytest.mark.parametrize(
-    "heads",
-    [
-        {"topic": {"labels": []}},
-        {"topic": {"classes": 3, "temperature": 1.0}},
-        {"topic": 3},
-        {"topic": ClassificationConfig(3).to_dict()},
-    ],
-)
-def test_a_head_that_does_not_fit_is_named(heads, saved):
-    folder, _ = saved
-    change(folder, classification_heads=heads)
-    with pytest.raises(ValueError, match=r"model\.json"):
-        model_folder.load(folder)
-
-
-def test_a_head_of_an_earlier_version_has_the_defaults_of_later_fields():
-    assert ClassificationConfig.from_dict({"classes": 3}) == ClassificationConfig(3)
-    written = ClassificationConfig(2, ("no", "yes"), "mean", 0.1).to_dict()
-    del written["dropout"]
-    assert ClassificationConfig.from_dict(written) == ClassificationConfig(2, ("no", "yes"), "mean")
-
-
-def test_a_model_without_a_vocabulary_takes_ids_and_says_so_when_asked_for_text(saved, tmp_path):
-    _, model = saved
+def test_a_model_without_a_vocabulary_takes_ids_and_says_so_when_asked_for_text(tmp_path):
     folder = tmp_path / "without"
-    save(folder, model, None, {})
-    loaded = model_folder.load(folder)
+    model_folder.save_model(folder, random_contents("zero-clap", None, rows=50))
+    loaded = model_folder.load_model(folder)
     assert loaded.vocabulary is None
     with pytest.raises(ValueError, match="without: has no vocabulary"):
         loaded.tokenizer  # noqa: B018
@@ -281,16 +230,10 @@ def test_a_converted_or_fine_tuned_model_knows_the_training_of_the_model_it_was_
     folder, _ = saved
     of_training = {"recipe": {"objective": {"name": "masked-lm", "probability": 0.3}}, "step": 9}
     change(folder, provenance={"step": 7, key: {"max_tokens": 2048, "pretrained": of_training}})
-    loaded = model_folder.load(folder)
+    loaded = model_folder.load_model(folder)
     assert loaded.objective == MaskedLMConfig(probability=0.3)
     assert [loaded.recorded(name) for name in ("step", "max_tokens")] == [7, 2048]
     assert loaded.recorded("packing") is None
-
-
-def test_a_causal_model_without_a_record_has_the_causal_objective(tokenizer, tmp_path):
-    config = presets.build("tiny", "causal-alibi", tokenizer.vocab_size, {})
-    save(tmp_path / "model", LanguageModel(config), tokenizer, {})
-    assert model_folder.load(tmp_path / "model").objective == CausalLMConfig()
 
 
 def test_a_run_without_checkpoints_says_so(recipe, tmp_path):
@@ -301,4 +244,4 @@ def test_a_run_without_checkpoints_says_so(recipe, tmp_path):
         with pytest.raises(
             ValueError, match=rf"run: {message}; accepted: --step 0, where 0 is the"
         ):
-            model_folder.export(tmp_path / "run", tmp_path / "model", step)
+            export_checkpoint(tmp_path / "run", tmp_path / "model", step)

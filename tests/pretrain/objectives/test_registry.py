@@ -29,5 +29,5 @@ def test_only_the_registry_the_recipe_s_default_and_two_measurements_name_an_obj
         "config/run.py",
         # What is measured is theirs alone: tokens without masks, and both tasks of pairs.
         "models/layers.py",
-        "models/pairs.py",
+        "models/evaluate.py",
     }

@@ -17,7 +17,8 @@ from pretrain.loop.protocols import TermLoss
 from pretrain.model import presets
 from pretrain.model.language_model import LanguageModel
 from pretrain.models.evaluate import evaluate_blocks, evaluate_lengths, validation_objective
-from pretrain.models.model_folder import export, load
+from pretrain.models.export import export_checkpoint
+from pretrain.models.model_folder import load_model
 from pretrain.objectives.base import Block
 from pretrain.objectives.registry import SETTINGS_BY_NAME
 from pretrain.records import checkpoints, metrics
@@ -168,8 +169,8 @@ def test_a_run_of_an_objective_that_is_one_line_in_the_registry(
     validation = metrics.read(runs[0] / metrics.VALIDATION)[-1]
     assert validation["terms"].keys() == {"tokens", "parity"}
     assert validation["targets"] == sum(t["targets"] for t in validation["terms"].values())
-    export(runs[0], tmp_path / "model")
-    loaded = load(tmp_path / "model")
+    export_checkpoint(runs[0], tmp_path / "model")
+    loaded = load_model(tmp_path / "model")
     assert type(loaded.objective) is ToyConfig
     valid, settings = Corpus(corpus, "valid"), ToyConfig(parity_weight=0.25)
     objective = validation_objective(loaded.model, loaded.tokenizer.digest(), valid, settings)

@@ -258,11 +258,11 @@ def test_an_older_checkpoint_can_be_exported_by_its_step(run, exported, tmp_path
     options = ["--output", str(tmp_path / "older"), "--step", "35"]
     assert command_line.main(["export", str(run), *options]) == 0
     assert "after 35 steps" in capsys.readouterr().out
-    loaded = model_folder.load(tmp_path / "older")
+    loaded = model_folder.load_model(tmp_path / "older")
     assert loaded.provenance["step"] == 35
     recorded = recipes.to_dict(recipes.load(str(run / "run.yaml")))
     assert loaded.provenance["recipe"]["model"] == recorded["model"]
-    newest = model_folder.load(exported).model.state_dict()
+    newest = model_folder.load_model(exported).model.state_dict()
     assert any(not newest[n].equal(t) for n, t in loaded.model.state_dict().items())
 
 

@@ -27,7 +27,7 @@ from data_prep.corpus import Corpus
 from pretrain.__main__ import main as pretrain
 from pretrain.config.load import load
 from pretrain.data.sources import SOURCES, CompleteBlocks
-from pretrain.models import model_folder
+from pretrain.models.export import export_checkpoint
 from pretrain.plan import plan
 from pretrain.records import audit, checkpoints, control, ledger, metrics, status
 from pretrain.records import folder as run_folder
@@ -431,7 +431,7 @@ def test_a_suspicion_heals_at_the_last_evaluation(attempt, tmp_path):
     run = tmp_path / "run"
     assert attempt(run, *OFTEN, ranks=1, sabotage=broken_evaluations(4))[0][0] == EXIT_DONE
     assert [kind for kind, *_ in found_live(run)] == ["suspect", "healed"]
-    assert model_folder.export(run, tmp_path / "model") == 6
+    assert export_checkpoint(run, tmp_path / "model") == 6
     assert "suspicion" not in status.describe_run(status.view(run)).splitlines()[1]
 
 
@@ -578,14 +578,14 @@ def test_a_run_s_validation_is_that_of_its_exported_model(
     """Whatever tokens the recipe predicts, and however many ranks share the blocks."""
     from data_prep.corpus import Corpus
     from pretrain.models.evaluate import evaluate_blocks, validation_objective
-    from pretrain.models.model_folder import export, load
+    from pretrain.models.model_folder import load_model
 
     corpus = corpus_for("sentence-pairs" if overrides is PAIRS else "chunked")
     words = [f"data.corpus={corpus}", *overrides]
     for code, _, output in attempt(tmp_path / "run", *words, ranks=ranks):
         assert code == 0, output
-    export(tmp_path / "run", tmp_path / "model")
-    loaded = load(tmp_path / "model")
+    export_checkpoint(tmp_path / "run", tmp_path / "model")
+    loaded = load_model(tmp_path / "model")
     valid, digest = Corpus(corpus, "valid"), loaded.tokenizer.digest()
     objective = validation_objective(loaded.model, digest, valid, loaded.objective)
     found = evaluate_blocks(loaded.model, objective, SOURCES[loaded.packing](valid, 64), 6, 2)
@@ -636,7 +636,7 @@ def test_an_extended_run_equals_one_that_had_its_steps_from_the_start(straight, 
     assert records(run) == before
     with pytest.raises(pytest.fail.Exception, match="rank"):
         attempt(run, *longer, sabotage=failing_save(10, killed))
-    assert model_folder.export(run, tmp_path / "model") == 8
+    assert export_checkpoint(run, tmp_path / "model") == 8
     answers = attempt(run, *longer)
     assert [code for code, _, _ in answers] == [0, 0], answers
     assert [record["step"] for record in records(run, "attempt")] == [0, 6, 8]
@@ -646,7 +646,7 @@ def test_an_extended_run_equals_one_that_had_its_steps_from_the_start(straight, 
     found = audit.audit(run)
     assert (found.problems, found.unproved) == ([], [])
     assert "finished: 10 of 10 steps in 3 attempts" in status.describe_run(status.view(run))
-    assert model_folder.export(run, tmp_path / "extended") == 10
+    assert export_checkpoint(run, tmp_path / "extended") == 10
     assert "done already" in attempt(run, *longer, ranks=1)[0][1]
     code, _, errors = attempt(run, "training.steps=8", longer[1], ranks=1)[0]
     assert (code, "training.steps 8 is below the 10 steps that are done" in errors) == (2, True)
@@ -937,7 +937,7 @@ def test_a_finished_run_with_a_damaged_checkpoint_is_finished_again(straight, at
     shutil.copytree(straight, run)
     path = touch(run, 6)
     with pytest.raises(ValueError, match=r"its hash differs; `zeroclap supervise` with"):
-        model_folder.export(run, tmp_path / "model")
+        export_checkpoint(run, tmp_path / "model")
     answers = attempt(run)
     assert [code for code, _, _ in answers] == [0, 0]
     assert f"its steps are done again: {path}" in answers[0][1]
@@ -1142,7 +1142,7 @@ def test_a_run_of_a_later_version_is_refused_by_the_name_of_what_is_new(
     assert [code for code, _, _ in answers] == [2, 2]
     assert "unknown ['rope_theta']" in answers[0][2]
     with pytest.raises(ValueError, match=r"MANIFEST.json: .*unknown \['rope_theta'\]"):
-        model_folder.export(run, tmp_path / "model", 4)
+        export_checkpoint(run, tmp_path / "model", 4)
     settings = yaml.safe_load((run / "run.yaml").read_text())
     settings["training"]["fuse"] = True
     (run / "run.yaml").write_text(yaml.safe_dump(settings))

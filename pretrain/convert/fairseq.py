@@ -1,0 +1,490 @@
+"""fairseq checkpoints (.pt), read and written: RoBERTa, with the ALiBi and CLAP of EIFY/fairseq.
+
+Nothing in a checkpoint is executed. It is read with `weights_only=True`; the settings of an old
+one, an argparse.Namespace, are accepted by an allow-list of that one class.
+
+Order: names, settings, reading (`read_checkpoint`), writing (`write_checkpoint`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from data_prep.common.files import write_atomically
+from data_prep.tokenizer import Tokenizer
+from pretrain.convert.weights import (
+    Names,
+    empty_weights,
+    head_modules,
+    head_of,
+    joined,
+    load_pickled,
+    renamed,
+    separated,
+    weights_in,
+)
+from pretrain.model.classification import ClassificationConfig
+from pretrain.model.config import ModelConfig
+from pretrain.models.model_folder import HEADS, ModelContents, refuse_oversized
+
+_ENCODER = "encoder.sentence_encoder."
+_LM_HEAD = "encoder.lm_head"
+_TOKENS = _ENCODER + "embed_tokens.weight"
+_TIED = _LM_HEAD + ".weight"
+_BETA = _LM_HEAD + ".beta"
+# A format number and a device marker, which fairseq saves among the weights.
+_VERSION = _ENCODER + "version"
+_DEVICE_MARKER = _ENCODER + "embed_positions._float_tensor"
+
+_LAYER = _ENCODER + "layers.{}."
+_MODULES: dict[str, tuple[str, ...]] = {
+    "encoder.embeddings.tokens": (_ENCODER + "embed_tokens",),
+    "encoder.embeddings.positions.table": (_ENCODER + "embed_positions",),
+    "encoder.embeddings.norm": (_ENCODER + "layernorm_embedding",),
+    "encoder.layers.{}.attention.query_key_value": tuple(
+        f"{_LAYER}self_attn.{part}_proj" for part in "qkv"
+    ),
+    "encoder.layers.{}.attention.output": (_LAYER + "self_attn.out_proj",),
+    "encoder.layers.{}.attention_norm": (_LAYER + "self_attn_layer_norm",),
+    "encoder.layers.{}.expand": (_LAYER + "fc1",),
+    "encoder.layers.{}.contract": (_LAYER + "fc2",),
+    "encoder.layers.{}.output_norm": (_LAYER + "final_layer_norm",),
+    "head.dense": (_LM_HEAD + ".dense",),
+    "head.norm": (_LM_HEAD + ".layer_norm",),
+    "head": (_LM_HEAD,),
+}
+
+_SIZES: Mapping[str, str] = {
+    "hidden_size": "encoder_embed_dim",
+    "num_layers": "encoder_layers",
+    "num_heads": "encoder_attention_heads",
+    "intermediate_size": "encoder_ffn_embed_dim",
+    "max_positions": "max_positions",
+}
+_NOT_MODELLED: dict[str, object] = {
+    "activation_fn": "gelu",
+    "adaptive_input": False,
+    "encoder_layers_to_keep": None,
+    "encoder_normalize_before": False,
+    "ffn_blocks_to_remove": -1,
+    "mha_heads_to_keep": -1,
+    "quant_noise_pq": 0,
+    "quant_noise_scalar": 0,
+    "spectral_norm_classification_head": False,
+    "untie_weights_roberta": False,
+}
+"""Settings that change what a model computes, with the only value that our model can have."""
+_ABANDONED: dict[str, object] = {"encoder_l2norm": False, "encoding_repeat": 1, "vae_beta": 0}
+"""The same, for experiments in the history of EIFY/fairseq that its code has dropped."""
+_TRAINING_ONLY = ("activation_dropout", "encoder_layerdrop")
+"""Settings that our model lacks, and that change nothing once the model is trained."""
+_LABELS = "class_labels"
+"""Key of the labels of classes in a checkpoint's `extra_state`; fairseq ignores it."""
+
+
+def _names(weights: Iterable[str]) -> Names:
+    """Return fairseq's names of our weights.
+
+    Raises:
+        ValueError: a weight does not exist in fairseq.
+    """
+    weights = list(weights)
+    return renamed(weights, _MODULES | head_modules(weights))
+
+
+# --- settings ------------------------------------------------------------------------------------
+
+
+def _model_settings(config: ModelConfig, dropout: float, has_heads: bool) -> dict[str, Any]:
+    """Return `cfg["model"]` of a checkpoint; `architecture` reads it.
+
+    Args:
+        config: of the language model.
+        dropout: of the classification heads.
+        has_heads: whether there are any.
+    """
+    clap, alibi = config.head == "clap", config.position == "alibi"
+    return {
+        "_name": "roberta",
+        **{theirs: getattr(config, ours) for ours, theirs in _SIZES.items()},
+        "max_source_positions": config.max_positions,
+        "no_token_positional_embeddings": config.position in ("alibi", "none"),
+        "encoder_learned_pos": config.position != "sinusoidal",
+        "encoder_alibi": alibi,
+        "encoder_alibi_asymmetrical": alibi and config.alibi == "offset",
+        "layernorm_embedding": config.embedding_norm,
+        "no_scale_embedding": config.embedding_scale == "one",
+        "l2norm_embedding": config.normalize_embeddings if clap else True,
+        "contrastive_pretraining": clap,
+        "initial_beta": config.initial_beta,
+        "zero_masking": config.mask_embedding == "zero",
+        "mask_prob": 0.0,
+        "dropout": config.dropout,
+        "attention_dropout": config.attention_dropout,
+        "activation_dropout": 0.0,
+        "pooler_dropout": dropout,
+        "pooler_activation_fn": "tanh",
+        "encoder_layerdrop": 0.0,
+        "quant_noise_pq_block_size": 8,
+        # Without this, fairseq drops the heads of a checkpoint.
+        "load_checkpoint_heads": has_heads,
+        **_NOT_MODELLED,
+    }
+
+
+def architecture(settings: Mapping[str, Any], vocab_size: int) -> ModelConfig:
+    """Read every architectural choice from fairseq's settings of a model.
+
+    Missing settings have the defaults of EIFY/fairseq (models/roberta/model.py,
+    base_architecture). The defaults of the settings that it adds describe fairseq's RoBERTa.
+
+    Args:
+        settings: `cfg["model"]` of a checkpoint, or its `args`.
+        vocab_size: rows of the token embedding.
+
+    Raises:
+        ValueError: a size is missing, or a setting is one that our model does not have.
+    """
+    for name, accepted in (_NOT_MODELLED | _ABANDONED).items():
+        if settings.get(name, accepted) != accepted:
+            raise ValueError(
+                f"model.{name}: {settings[name]!r} cannot be converted; accepted: {accepted!r}"
+            )
+    if missing := [name for name in _SIZES.values() if name not in settings]:
+        raise ValueError(f"its settings lack model.{', model.'.join(missing)}")
+    clap = _flag(settings, "contrastive_pretraining", False)
+    alibi = _flag(settings, "encoder_alibi", False)
+    asymmetrical = _flag(settings, "encoder_alibi_asymmetrical", False)
+    return ModelConfig(
+        vocab_size=vocab_size,
+        position=_position(settings, alibi),
+        alibi="symmetric" if alibi and not asymmetrical else "offset",
+        head="clap" if clap else "roberta",
+        normalize_embeddings=clap and _flag(settings, "l2norm_embedding", True),
+        embedding_scale="one" if _flag(settings, "no_scale_embedding", True) else "sqrt-hidden",
+        embedding_norm=_flag(settings, "layernorm_embedding", True),
+        mask_embedding="zero" if _flag(settings, "zero_masking", False) else "row",
+        initial_beta=settings.get("initial_beta", 1.0),
+        dropout=settings.get("dropout", 0.1),
+        attention_dropout=settings.get("attention_dropout", 0.1),
+        layer_norm_epsilon=1e-5,
+        **{ours: settings[theirs] for ours, theirs in _SIZES.items()},
+    )
+
+
+def _flag(settings: Mapping[str, Any], name: str, default: bool) -> bool:
+    value = settings.get(name, default)
+    if not isinstance(value, bool):
+        raise ValueError(f"model.{name}: {value!r} is not accepted; it must be true or false")
+    return value
+
+
+def _position(settings: Mapping[str, Any], alibi: bool) -> str:
+    if _flag(settings, "no_token_positional_embeddings", False):
+        return "alibi" if alibi else "none"
+    if alibi:
+        raise ValueError(
+            "model.encoder_alibi: true is not accepted beside position embeddings; "
+            "model.no_token_positional_embeddings must be true as well"
+        )
+    return "learned" if _flag(settings, "encoder_learned_pos", True) else "sinusoidal"
+
+
+def export_settings(
+    config: ModelConfig, heads: Mapping[str, ClassificationConfig]
+) -> dict[str, Any]:
+    """Return the sections of fairseq's settings that its loaders read.
+
+    A key that a caller of fairseq overrides (`data`, `bpe`) must be present. One that fairseq does
+    not know (`omit_mask`) must be absent where it is not needed, or fairseq refuses the file.
+
+    Raises:
+        ValueError: fairseq has no such model.
+    """
+    dropouts = {head.dropout for head in heads.values()} or {0.0}
+    model = _model_settings(config, max(dropouts), bool(heads))
+    _refuse_changed(config, architecture(model, config.vocab_size))
+    for name, head in heads.items():
+        if head.pooling != "first":
+            raise ValueError(f"head {name}: pooling {head.pooling!r}; accepted: 'first'")
+    if len(dropouts) > 1:
+        raise ValueError(f"heads have dropout {sorted(dropouts)}; there is one for all of them")
+    task = {
+        "_name": "masked_lm",
+        "data": ".",
+        "sample_break_mode": "complete",
+        "tokens_per_sample": config.max_positions,
+        "seed": 1,
+        **({"omit_mask": True} if config.mask_embedding == "zero" else {}),
+    }
+    return {
+        "_name": None,
+        "common": {"seed": 1},
+        "model": model,
+        "task": task,
+        "criterion": {"_name": "masked_lm", "tpu": False},
+        "optimizer": {"_name": "adam"},
+        "bpe": None,
+        "tokenizer": None,
+    }
+
+
+def _refuse_changed(config: ModelConfig, read: ModelConfig) -> None:
+    """Refuse a model that would not be read as it is, save for fields without an effect."""
+    without_effect = {"initial_weights"} | ({"alibi"} if config.position != "alibi" else set())
+    changed = [
+        f"{name} {value!r} would be read as {getattr(read, name)!r}"
+        for name, value in config.to_dict().items()
+        if value != getattr(read, name) and name not in without_effect
+    ]
+    if changed:
+        raise ValueError(", ".join(changed))
+
+
+# --- reading -------------------------------------------------------------------------------------
+
+
+def read_checkpoint(path: Path, vocabulary: Tokenizer | None = None) -> ModelContents:
+    """Read the model of a checkpoint, with its classification heads.
+
+    Half-precision weights become fp32. Three things have no place in our model and are kept in the
+    provenance: `self_masking_probability`, where EIFY/fairseq zeroed random tokens in every forward
+    pass (here masks belong to the batches), `training_only` settings, and `tokens_without_row`.
+
+    Args:
+        path: a checkpoint of a RoBERTa, written by fairseq or EIFY/fairseq.
+        vocabulary: of the model; a fairseq checkpoint holds none.
+
+    Raises:
+        ValueError: the file is not a checkpoint, is damaged, asks for code to be run, or does not
+            say what its model is; the model is not one that we have; weights or vocabulary do not
+            fit.
+    """
+    content = load_pickled(path, [argparse.Namespace])
+    try:
+        return _contents(content, path.name, vocabulary)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+
+
+def _contents(content: object, source: str, vocabulary: Tokenizer | None) -> ModelContents:
+    if not isinstance(content, dict):
+        raise ValueError(f"holds no fairseq checkpoint but {type(content).__name__}")
+    # None means unset, as in fairseq.
+    settings = {
+        name: value
+        for name, value in (
+            _section(content.get("args")) or _section(_section(content.get("cfg")).get("model"))
+        ).items()
+        if value is not None
+    }
+    if not settings:
+        raise ValueError(
+            "holds no settings (cfg, args). Positions, scale and normalisation leave no trace in "
+            "the weights, and are not guessed"
+        )
+    weights = _upgrade(weights_in(content.get("model"), "holds no fairseq checkpoint: `model`"))
+    config = architecture(settings, weights[_TOKENS].shape[0])
+    heads = _heads(weights, settings, _section(content.get("extra_state")).get(_LABELS))
+    refuse_oversized(config, heads, sum(weight.nbytes for weight in weights.values()))
+    history = content.get("optimizer_history")
+    last = _section(history[-1]) if isinstance(history, list) and history else {}
+    updates = last.get("num_updates")
+    provenance: dict[str, Any] = {
+        "source": source,
+        "format": "fairseq",
+        "updates": updates if isinstance(updates, int) else None,
+    }
+    if training_only := {name: settings[name] for name in _TRAINING_ONLY if settings.get(name)}:
+        provenance["training_only"] = training_only
+    if config.mask_embedding == "zero" and settings.get("mask_prob"):
+        provenance["self_masking_probability"] = settings["mask_prob"]
+    if vocabulary and (without := _tokens_without_row(config, vocabulary)):
+        provenance["tokens_without_row"] = without
+    return ModelContents(config, import_weights(weights, config), vocabulary, provenance, heads)
+
+
+def _section(section: object) -> dict[str, Any]:
+    """Return a section of settings as a mapping; empty where there is none."""
+    if isinstance(section, argparse.Namespace):
+        section = vars(section)
+    return section if isinstance(section, dict) else {}
+
+
+def _upgrade(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the weights under the names that fairseq has used since 2020."""
+    result = {}
+    for name, weight in weights.items():
+        if name.startswith("decoder."):
+            name = "encoder." + name.removeprefix("decoder.")
+        name = name.replace(".emb_layer_norm.", ".layernorm_embedding.")
+        if ".self_attn.in_proj_" in name and weight.ndim:
+            for part, piece in zip("qkv", weight.chunk(3), strict=False):
+                result[name.replace(".in_proj_", f".{part}_proj.")] = piece
+        else:
+            result[name] = weight
+    if _TOKENS not in result or result[_TOKENS].ndim != 2:
+        raise ValueError(f"holds no RoBERTa model: no matrix {_TOKENS} among its weights")
+    return result
+
+
+def _heads(
+    weights: Mapping[str, Tensor], settings: Mapping[str, Any], labels: object
+) -> dict[str, ClassificationConfig]:
+    """Describe the classification heads; the shapes of their weights tell their classes."""
+    classes = _classes(weights)
+    activation = settings.get("pooler_activation_fn", "tanh")
+    if classes and activation != "tanh":
+        raise ValueError(
+            f"model.pooler_activation_fn: {activation!r} cannot be converted; accepted: 'tanh'"
+        )
+    named = labels if isinstance(labels, dict) else {}
+    dropout = settings.get("pooler_dropout", 0.0)
+    result = {}
+    for name, count in classes.items():
+        own = named.get(name, [])
+        own = tuple(own) if isinstance(own, list) else own
+        result[name] = ClassificationConfig(count, own, dropout=dropout)
+    return result
+
+
+def _classes(weights: Mapping[str, Tensor]) -> dict[str, int]:
+    """Return the number of classes of each classification head."""
+    result = {}
+    for head in dict.fromkeys(head_of(name) for name in weights if name.startswith(HEADS)):
+        weight = weights.get(f"{HEADS}{head}.out_proj.weight")
+        # A missing or misshapen one is reported with all other weights.
+        result[head] = weight.shape[0] if weight is not None and weight.ndim == 2 else 1
+    return result
+
+
+def _tokens_without_row(config: ModelConfig, vocabulary: Tokenizer) -> list[str]:
+    """Return tokens other than `<mask>` that the embedding of a zero-mask model lacks.
+
+    The published zero-clap models have 50262 rows for the 50265 ids of their data. `<mask>` has no
+    row, nor have madeupword0001 and 0002, which pad the vocabulary to a multiple of eight and occur
+    in no text. The model takes any id beyond its rows for the mask.
+
+    Raises:
+        ValueError: the vocabulary does not fit the rows.
+    """
+    rows, zero = config.vocab_size, config.mask_embedding == "zero"
+    last = vocabulary.mask_id if zero else vocabulary.vocab_size
+    missing = [vocabulary.token_text(id) for id in range(rows, last)]
+    fits = all(zero and token.startswith("madeupword") for token in missing)
+    if rows > last or not fits:
+        accepted = f"{rows + zero}, <mask> included" + (
+            ", and more madeupwords, which need no row" if zero else ""
+        )
+        raise ValueError(
+            f"its embedding of {rows} rows does not fit the vocabulary of {vocabulary.vocab_size} "
+            f"ids; accepted: one of {accepted}"
+        )
+    return missing
+
+
+def import_weights(weights: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
+    """Rename fairseq's weights to ours, in fp32.
+
+    Each of ours is one of theirs, or several concatenated, so that gradients can be imported too.
+
+    Args:
+        weights: of a language model and of any classification heads; the copy of the token
+            embedding that fairseq keeps for the head over the vocabulary may be missing.
+        config: of the language model.
+
+    Raises:
+        ValueError: weights are missing, left over, misshapen or not finite (a few are named), or
+            the head over the vocabulary is not tied to the token embedding.
+    """
+    heads = {name: ClassificationConfig(count) for name, count in _classes(weights).items()}
+    left_out = (_VERSION, _DEVICE_MARKER, _TIED)
+    own = {name: weight for name, weight in weights.items() if name not in left_out}
+    if _BETA in own and own[_BETA].ndim == 0:
+        own[_BETA] = own[_BETA].reshape(1)
+    empty = empty_weights(config, heads)
+    result = joined(own, _names(empty), empty)
+    tied = weights.get(_TIED)
+    if tied is not None and not torch.equal(tied.float(), own[_TOKENS].float()):
+        raise ValueError(f"{_TIED} is not the token embedding; accepted: tied weights")
+    return result
+
+
+# --- writing -------------------------------------------------------------------------------------
+
+
+def write_checkpoint(path: Path, contents: ModelContents) -> None:
+    """Write a checkpoint that EIFY/fairseq loads: in its hub interface, to evaluate or fine-tune.
+
+    fairseq itself may load the checkpoint only of a model without ALiBi, CLAP and zero mask; it
+    would silently ignore these settings. The user also needs `dict.txt`, in the folder that `data`
+    names: one line for each id from 4 on except `<mask>`, in the vocabulary's order. It has as many
+    lines as the embedding has rows, less 4 (less 5 where the mask has a row). A fairseq model has
+    no labels of classes; they are kept in `extra_state`, where `read_checkpoint` finds them.
+    Optimiser state is not written.
+
+    Raises:
+        ValueError: the file exists, or fairseq has no such model.
+    """
+    if path.exists():
+        raise ValueError(f"{path}: exists; accepted: a new file")
+    heads = contents.classification_heads
+    try:
+        settings = export_settings(contents.config, heads)
+        weights = export_weights(contents.weights, contents.config)
+    except ValueError as error:
+        raise ValueError(f"{path}: cannot be written for fairseq: {error}") from None
+    updates = contents.provenance.get("updates", contents.provenance.get("step"))
+    labels = {name: list(head.labels) for name, head in heads.items() if head.labels}
+    checkpoint = {
+        "args": None,
+        "cfg": settings,
+        "model": weights,
+        "criterion": None,
+        "optimizer_history": [
+            {
+                "criterion_name": "MaskedLmLoss",
+                "optimizer_name": "FairseqAdam",
+                "lr_scheduler_state": {"best": None},
+                "num_updates": updates if isinstance(updates, int) else 0,
+            }
+        ],
+        "task_state": {},
+        "extra_state": {
+            "train_iterator": {"version": 2, "epoch": 1, "iterations_in_epoch": 0, "shuffle": True},
+            **({_LABELS: labels} if labels else {}),
+        },
+        "last_optimizer_state": None,
+    }
+    buffer = io.BytesIO()
+    torch.save(checkpoint, buffer)
+    write_atomically(path, buffer.getvalue())
+
+
+def export_weights(weights: Mapping[str, Tensor], config: ModelConfig) -> OrderedDict[str, Tensor]:
+    """Rename our weights to fairseq's, and add what its strict loading expects.
+
+    Args:
+        weights: of the language model and its classification heads, fp32.
+        config: of the language model.
+
+    Raises:
+        ValueError: a weight does not exist in fairseq.
+    """
+    result = OrderedDict({_VERSION: torch.tensor([3.0])})
+    if config.position == "sinusoidal":
+        result[_DEVICE_MARKER] = torch.zeros(1)
+    result |= separated(weights, _names(weights))
+    if _BETA in result:
+        result[_BETA] = result[_BETA].reshape(())
+    # The same tensor, stored once.
+    result[_TIED] = result[_TOKENS]
+    return result

@@ -1,0 +1,131 @@
+"""Model folders from the checkpoints of a run."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from data_prep import tokenizer as tokenizers
+from data_prep.common.arguments import typed
+from pretrain.config import load as recipes
+from pretrain.config.run import RunConfig
+from pretrain.engine.engine import consolidated_weights
+from pretrain.model.config import ModelConfig
+from pretrain.models import model_folder
+from pretrain.models.initial_weights import TOKENS, initial_model
+from pretrain.models.model_folder import ModelContents
+from pretrain.records import checkpoints, ledger
+from pretrain.records.history import suspicion
+from pretrain.records.ledger import RunState
+from pretrain.records.summary import summary
+
+
+def export_checkpoint(run: Path, output: Path, step: int | None = None) -> int:
+    """Export a checkpoint of a run as a model folder.
+
+    Args:
+        run: the run's folder.
+        output: the new model folder.
+        step: step of the checkpoint; None: the newest one before any suspected spike; 0: the
+            weights that the run began with.
+
+    Returns:
+        The step of the exported checkpoint.
+
+    Raises:
+        ValueError: no run, no such checkpoint, or a damaged one.
+    """
+    config, state = _config_and_state(run)
+    step = _chosen(run, state, step)
+    read = _checkpoint(run, config, state, step) if step else _initial(run, config)
+    architecture, weights, recipe = read
+    # The table has further rows while it is trained.
+    weights[TOKENS] = weights[TOKENS][: architecture.vocab_size].clone()
+    provenance = {
+        "run": run.resolve().name,
+        "step": step,
+        "recipe": recipe,
+        "training": summary(run, config, step),
+    }
+    contents = ModelContents(architecture, weights, tokenizers.load(run), provenance)
+    model_folder.save_model(output, contents)
+    return step
+
+
+def _chosen(run: Path, state: RunState, step: int | None) -> int:
+    """Return the step to export.
+
+    Raises:
+        ValueError: there is no such checkpoint, or none before a suspected spike.
+    """
+    sound = [step for step in state.checkpoints if step not in state.tainted]
+    if step is None and sound:
+        return sound[-1]
+    if step is None and state.checkpoints:
+        raise ValueError(
+            f"{run}: all its checkpoints follow a suspected spike; --step {state.checkpoints[-1]} "
+            "exports the newest"
+        )
+    if step is None or step not in (0, *state.checkpoints):
+        which = "checkpoint yet" if step is None else f"checkpoint of step {step}"
+        steps = ", ".join(map(str, (*state.checkpoints, 0)))
+        raise ValueError(
+            f"{run}: has no {which}; accepted: --step {steps}, where 0 is the initial weights"
+        )
+    return step
+
+
+_Read = tuple[ModelConfig, dict[str, Tensor], dict[str, Any]]
+"""Architecture, weights and recipe of a step of a run."""
+
+
+def _initial(run: Path, config: RunConfig) -> _Read:
+    created = ledger.created(ledger.read(run / ledger.FILE_NAME))
+    if created is None:
+        raise ValueError(f"{run}: has not begun, so there are no initial weights yet")
+    architecture = config.architecture(created["vocab_size"])
+    # The folder may have been moved since.
+    model = initial_model(dataclasses.replace(config, folder=str(run)), architecture)
+    return architecture, dict(model.state_dict()), recipes.public(config)
+
+
+def _checkpoint(run: Path, config: RunConfig, state: RunState, step: int) -> _Read:
+    folder = checkpoints.folder_of(run, step)
+    try:
+        manifest = checkpoints.read_manifest(folder)
+    except ValueError as error:
+        if not state.is_done(config.training.steps) or step != state.checkpoints[-1]:
+            raise
+        raise ValueError(
+            f"{error}; `{typed('pretrain supervise')}` with the same recipe trains the last steps "
+            "again"
+        ) from None
+    source = f"{folder / checkpoints.MANIFEST}: architecture"
+    architecture = ModelConfig.from_dict(manifest["architecture"], source)
+    return architecture, dict(consolidated_weights(folder)), manifest["recipe"]
+
+
+def why_not_newest(run: Path, step: int) -> str:
+    """Say why `export_checkpoint` chose the checkpoint of `step`; "" if it is the newest one.
+
+    Raises:
+        ValueError: no run.
+    """
+    state = _config_and_state(run)[1]
+    newest = state.checkpoints[-1]
+    if newest == step:
+        return ""
+    return (
+        f"not of step {newest}, the newest: the run is"
+        f"{suspicion(state.suspected_since).removeprefix(',')}; --step {newest} exports it"
+    )
+
+
+def _config_and_state(run: Path) -> tuple[RunConfig, RunState]:
+    if not (run / "run.yaml").is_file():
+        raise ValueError(f"{run}: is not a run folder, it has no run.yaml")
+    config = recipes.load(str(run / "run.yaml"))
+    return config, ledger.run_state(ledger.read(run / ledger.FILE_NAME), config.training.seed)
