@@ -159,8 +159,7 @@ def _check_settings(config: RunConfig, model: ModelConfig, world_size: int) -> N
     deepspeed_settings.refuse_optimizer(settings, config.optimizer.name)
     deepspeed_settings.refuse_guard(settings, config.optimizer.guard)
     check_backend(model, choose_backend(model, config.training.attention_backend, on_gpu=False))
-    if config.training.compile:
-        deepspeed_settings.refuse_compiling(settings)
+    deepspeed_settings.compiles(config.training.compile, settings, on_gpu=False)
 
 
 def _refuse_missing_tracker(config: RunConfig) -> None:

@@ -21,6 +21,7 @@ MAY_CHANGE = (
     "training.data_workers",
     "training.activation_checkpointing",
     "training.attention_backend",
+    "training.compile",
     "training.evaluation_interval",
     "training.evaluation_blocks",
     "training.checkpoint_interval",
@@ -40,9 +41,9 @@ MAY_CHANGE = (
 )
 """What may differ when a run is resumed: nothing that changes batches, masks or the gradient.
 
-Another micro-batch size draws other dropout masks, and another attention back end rounds
-differently, as another machine may. A corpus may have moved; its digest is compared, and so are the
-weights of corpora for the steps that are done (resume_checks.py).
+Another micro-batch size draws other dropout masks, as compiled layers do, and another attention
+back end rounds differently, as another machine may. A corpus may have moved; its digest is
+compared, and so are the weights of corpora for the steps that are done (checks/resume.py).
 """
 SCHEDULE = ("training.steps", "schedule")
 """What may differ as well if the learning rate of every step done stays the same."""

@@ -349,8 +349,9 @@ class TrainingConfig:
     """Processes per rank that prepare the batches of the next steps; 0: the rank itself."""
     activation_checkpointing: bool = False
     """Compute each layer again in the backward pass: less memory, one more forward pass."""
-    compile: bool = False
-    """Compile each layer, the head and the loss with torch.compile."""
+    compile: Literal[True, False, "auto"] = AUTOMATIC
+    """Compile each layer, the head and the loss with torch.compile; auto: on GPUs, except at ZeRO
+    stage 3. See config/deepspeed.py."""
     deterministic: bool = False
     """Choose kernels that give the same bits in every attempt, and keep what is compiled in the
     run's folder. Needed on a GPU only, to resume bitwise; slower there."""
@@ -474,7 +475,7 @@ class SupervisionConfig:
     init_seconds: PositiveFloat = 600.0
     """Silence after which the start-up counts as hanging. It is the longest time between two of:
     launch, ranks joined, model built, checkpoint verified, engine made, checkpoint loaded, batches
-    ready, end of the first step (which compiles where `training.compile` is set)."""
+    ready, end of the first step (which compiles kernels on GPUs, see `training.compile`)."""
     save_seconds: PositiveFloat = 1800.0
     """Silence after which saving a checkpoint counts as hanging."""
     evaluate_seconds: PositiveFloat = 1800.0

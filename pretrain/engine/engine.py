@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pretrain.config.deepspeed import read, refuse_compiling, refuse_unknown
+from pretrain.config.deepspeed import read, refuse_unknown
 from pretrain.config.sections import BatchConfig, OptimizerConfig
 from pretrain.engine import corruption, optimizers, reshard, workarounds
 from pretrain.engine.by_parameter import ByParameter
@@ -128,12 +128,9 @@ class Engine:
                 in the backward pass. This saves memory, costs one forward pass, and changes no bit
                 of the result.
             compiled: compile each layer with torch.compile. Dropout masks then differ from those of
-                an uncompiled model, and are as reproducible.
+                an uncompiled model, and are as reproducible. Not at ZeRO stage 3.
             compared: hash what the optimizer keeps, before and after each update, for
                 `find_corruption`.
-
-        Raises:
-            ValueError: `compiled` is set at ZeRO stage 3.
         """
         import deepspeed
 
@@ -146,7 +143,6 @@ class Engine:
         if activation_checkpointing:
             checkpoint_activations(model)
         if compiled:
-            refuse_compiling(settings)
             compile_layers(model)
         wrapped = optimizers.build(model, optimizer)
         self._kept = corruption.Kept(wrapped) if compared else None

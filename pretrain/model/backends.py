@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from .checks import check_value
 from .config import ModelConfig
 
@@ -9,7 +11,7 @@ ATTENTION_BACKENDS = ("dense", "flex")
 """How attention is computed. This changes speed only, so it is not a field of the record.
 dense: scaled_dot_product_attention with a float bias, on any device; flex: FlexAttention, on
 CUDA."""
-AUTOMATIC = "auto"
+AUTOMATIC: Final = "auto"
 """The setting that leaves the choice of the back end to `choose_backend`."""
 SMALLEST_FLEX_HEAD = 16
 """FlexAttention's kernels refuse smaller heads on a GPU (torch 2.13, _inductor/kernel/flex)."""

@@ -200,7 +200,7 @@ def _named_settings(schema: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]
 
     def named(path: str, field: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
         if "enum" in field:
-            yield path, field["enum"]
+            yield path, [n if isinstance(n, str) else str(n).lower() for n in field["enum"]]
         for name, below in field.get("properties", {}).items():
             yield from named(f"{path}.{name}", below)
 

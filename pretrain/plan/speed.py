@@ -20,6 +20,7 @@ from torch import Tensor
 
 from data_prep.tokenizer import Tokenizer
 from pretrain.checks import needs
+from pretrain.config.deepspeed import compiles
 from pretrain.config.run import RunConfig
 from pretrain.config.sections import OptimizerConfig
 from pretrain.data.sources import SOURCES
@@ -133,11 +134,11 @@ def _measure(config: RunConfig, seconds: float, process: Process) -> Speed | Non
     vocabulary = Vocabulary(
         config.data.vocab_size, architecture.vocab_size, folder, architecture.last_latents
     )
-    objective = config.objective.build(vocabulary, compiled=training.compile)
-    world_size = process.world_size
-    batches = RandomBatches(config, objective, config.batch.accumulation_steps(world_size))
-    clipping = config.optimizer.gradient_clipping
+    world_size, clipping = process.world_size, config.optimizer.gradient_clipping
     settings = deepspeed_json(training.deepspeed, config.batch, clipping, world_size)
+    compiled = compiles(training.compile, settings, device.type == "cuda")
+    objective = config.objective.build(vocabulary, compiled=compiled)
+    batches = RandomBatches(config, objective, config.batch.accumulation_steps(world_size))
 
     def model() -> LanguageModel:
         torch.manual_seed(training.seed)
@@ -149,7 +150,7 @@ def _measure(config: RunConfig, seconds: float, process: Process) -> Speed | Non
         settings,
         process,
         activation_checkpointing=training.activation_checkpointing,
-        compiled=training.compile,
+        compiled=compiled,
     )
     _reset_peak(device)
     times: list[float] = []

@@ -22,7 +22,7 @@ from data_prep.common.wording import count
 from pretrain.checks import devices, needs
 from pretrain.checks import recipe as recipe_checks
 from pretrain.checks import resume as resume_checks
-from pretrain.config.deepspeed import refuse_other
+from pretrain.config.deepspeed import compiles, refuse_other
 from pretrain.config.load import public
 from pretrain.config.run import Phase, RunConfig
 from pretrain.config.schedules import learning_rate
@@ -106,12 +106,14 @@ class Attempt:
         )
         wanted = config.training.attention_backend
         self.backend = choose_backend(self.architecture, wanted, on_gpu)
+        self.compiled = compiles(config.training.compile, self.settings, on_gpu)
         kind = devices.kind_of(accelerator) if on_gpu else None
         peak = devices.DEVICES[kind].flops if kind else None
         self.peak_flops = world_size * peak if peak else None
         self.environment = {
             **folder.environment(accelerator),
             "attention_backend": self.backend,
+            "compiled": self.compiled,
         }
         state, self.token = self.group.on_rank_0_slowly(self._enter)
         self.supervisor = SupervisorClient(
@@ -269,7 +271,7 @@ class Attempt:
             self.settings,
             self.process,
             activation_checkpointing=self.config.training.activation_checkpointing,
-            compiled=self.config.training.compile,
+            compiled=self.compiled,
             compared=self.config.training.comparison_interval > 0,
         )
         self.supervisor.report_setup()
@@ -339,6 +341,7 @@ class Attempt:
             self.start.order,
             self.group.rank,
             self.group.world_size,
+            self.compiled,
         )
 
     def _begin_phase(self, phase: Phase) -> int:
@@ -419,7 +422,8 @@ class Attempt:
             f"{self.blocks.fill:.1%} full), "
             f"{now.batch.global_batch_size} blocks a step on "
             f"{count(self.group.world_size, 'rank')} ({self.process.device}, "
-            f"{config.training.deepspeed}, attention {self.backend}{chosen}), steps "
+            f"{config.training.deepspeed}, attention {self.backend}{chosen}"
+            f"{', compiled' if self.compiled else ''}), steps "
             f"{self.start.step} to {config.training.steps}, seed {self.start.seed}"
         )
         shares = self.start.order.mixture.shares(config.sizes.first_block(self.start.step))

@@ -36,6 +36,7 @@ class Reading:
         order: Order,
         rank: int,
         world_size: int,
+        compiled: bool,
     ) -> None:
         """Open the validation splits, and build objective and batches.
 
@@ -48,6 +49,7 @@ class Reading:
             order: in which they are read.
             rank: this process's.
             world_size: number of ranks.
+            compiled: whether torch.compile makes the loss.
         """
         data, sizes, training = phase.config.data, phase.config.batch, phase.config.training
         names = config.stream_names[phase.number - 1]
@@ -59,7 +61,7 @@ class Reading:
         ids, latents = (manifest.vocab_size, architecture.vocab_size), architecture.last_latents
         vocabulary = Vocabulary(*ids, corpus, latents)
         objective = phase.config.objective
-        self.objective = objective.build(vocabulary, compiled=training.compile)
+        self.objective = objective.build(vocabulary, compiled=compiled)
         validated = objective.for_validation()
         self._measure = validated.build(vocabulary)
         digests = [manifest.digest() for manifest in self._corpora.values()]

@@ -26,6 +26,7 @@ SETTINGS = [
     "training.deterministic=true",
     *(f"model.overrides.{setting}" for setting in WIDE_HEADS),
     "model.overrides.attention_dropout=0.0",
+    "training.compile=false",  # takes longer than such a run
     # No loss is judged: the runs are too short for that.
     "spike.window=500",
     "spike.minimum_history=500",

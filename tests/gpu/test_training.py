@@ -68,6 +68,7 @@ def test_a_run_that_is_killed_and_relaunched_has_the_bits_of_one_that_was_not(
     if backend == "flex":
         needs_gpu(device)
     settings = [f"training.deepspeed={name}", f"training.attention_backend={backend}"]
+    settings += ["training.compile=auto"] if backend == "flex" else []
     straight, killed = tmp_path / "straight", tmp_path / "killed"
     whole, part = begin(straight, *settings), begin(killed, *settings)
     manifest = checkpoints.folder_of(killed, 10) / checkpoints.MANIFEST

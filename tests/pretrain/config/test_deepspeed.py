@@ -5,7 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from pretrain.config.deepspeed import DS_CONFIGS, refuse_guard, refuse_optimizer, refuse_other
+from pretrain.config.deepspeed import (
+    DS_CONFIGS,
+    compiles,
+    refuse_guard,
+    refuse_optimizer,
+    refuse_other,
+)
 from pretrain.config.sections import BatchConfig
 from pretrain.engine import engine
 
@@ -235,3 +241,24 @@ def test_a_configuration_may_change_where_the_numbers_and_files_stay():
     settings = engine.deepspeed_json("zero3_fp16_offload", BATCH, 1.0, 1)
     settings["zero_optimization"] |= {"overlap_comm": False, "reduce_bucket_size": 1000}
     refuse_other("mine.json", settings | {"steps_per_print": 1}, saved, 30)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "stage", "on_gpu", "expected"),
+    [
+        ("auto", 1, True, True),
+        ("auto", 1, False, False),
+        ("auto", 3, True, False),
+        (True, 2, False, True),
+        (False, 2, True, False),
+        (False, 3, True, False),
+    ],
+)
+def test_a_gpu_compiles_unless_the_recipe_says_otherwise(wanted, stage, on_gpu, expected):
+    settings = {"zero_optimization": {"stage": stage}}
+    assert compiles(wanted, settings, on_gpu) is expected
+
+
+def test_compiling_at_stage_3_is_refused():
+    with pytest.raises(ValueError, match="training.compile: .* stage 3 .* use stage 2, false or a"):
+        compiles(True, {"zero_optimization": {"stage": 3}}, on_gpu=True)

@@ -213,6 +213,7 @@ def test_a_recipe_that_does_not_exist_is_refused_with_the_shipped_names():
         (["schedule.name=step"], "schedule.name: 'step' .* cosine, linear, constant or wsd"),
         (["spike.learning_rate_factor=1.1"], "spike.learning_rate_factor: 1.1 .* at most 1"),
         (["training.attention_backend=fast"], "'fast' .* one of auto, dense or flex"),
+        (["training.compile=always"], "training.compile: 'always' .* one of True, False or auto"),
         (
             ["data.packing=loose"],
             "data.packing: 'loose' .* best-fit, complete, .* or sentence-pairs",

@@ -971,14 +971,6 @@ def test_a_compiled_model_trains_alike_with_the_same_names_and_resumes(run_ranks
     assert weights_of(tmp_path, 2).keys() == fresh_model(0.0).state_dict().keys()
 
 
-def test_compiling_at_stage_3_is_refused(run_ranks):
-    def work():
-        with pytest.raises(ValueError, match="training.compile: .* stage 3 .* use stage 2"):
-            build("zero3_fp32", micro=2, compiled=True)
-
-    run_ranks(1, work)
-
-
 def test_every_process_group_has_deepspeeds_timeout(run_ranks):
     from deepspeed.constants import default_pg_timeout
 

@@ -193,11 +193,11 @@ def test_rank_0_shows_that_it_waits_where_another_rank_writes_a_trace(attempt, t
     assert (last["6"], last["7"]) == ("step", "save")
 
 
-def test_the_attention_back_end_that_was_chosen_is_said_and_recorded(attempt, tmp_path):
+def test_what_auto_stands_for_is_said_and_recorded(attempt, tmp_path):
     ((code, output, _),) = attempt(tmp_path / "run", ranks=1)
     assert (code, "attention dense, chosen automatically)" in output) == (0, True)
     environment = json.loads((tmp_path / "run" / "environment.json").read_text())
-    assert environment["attention_backend"] == "dense"
+    assert (environment["attention_backend"], environment["compiled"]) == ("dense", False)
 
 
 @pytest.mark.parametrize(("token", "expected"), [("", 2), ("aa", 1)])
