@@ -489,12 +489,9 @@ class SupervisionConfig:
     """Silence after which the agent of another machine counts as dead."""
     node_wait_seconds: PositiveFloat = 1800.0
     """Time to wait for missing machines."""
-    max_crashes: NonNegativeInt = 3
-    """Crashes without a new checkpoint in between after which the run is still relaunched."""
-    max_hangs: NonNegativeInt = 2
-    """Hangs, likewise."""
-    max_stalled: NonNegativeInt = 5
-    """Crashes, hangs and preemptions together, likewise."""
+    max_retries: NonNegativeInt = 3
+    """Relaunches after crashes and hangs with no new checkpoint in between; at the next one the run
+    is given up."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -71,32 +71,26 @@ def answer_to_endings(
 ) -> Launch | policy.GiveUp:
     """Decide whether to launch again after attempts that ended without progress."""
     endings = endings_without_progress(records)
-    kinds = [record["kind"] for record in endings]
     at_start = [record.get("error_at_start") for record in endings[-2:]]
     if len(at_start) == 2 and at_start[0] and at_start[0] == at_start[1]:
         return policy.GiveUp(
             "two attempts in a row failed before their first step with the same error: "
             f"{endings[-1]['reason']}"
         )
-    for verb, counted, limit in (
-        ("crashed", {CRASH}, config.max_crashes),
-        ("hung", {HANG}, config.max_hangs),
-        ("ended", {CRASH, HANG, PREEMPTED}, config.max_stalled),
-    ):
-        matching = [record for record in endings if record["kind"] in counted]
-        if len(matching) > limit:
-            return policy.GiveUp(
-                f"{count(len(matching), 'attempt')} {verb} without a new checkpoint; "
-                f"reason of the last one: {matching[-1]['reason']}"
-            )
-    failed = len(endings) - kinds.count(PREEMPTED)
+    failed = len(endings)
+    if failed > config.max_retries:
+        return policy.GiveUp(
+            f"{count(failed, 'attempt')} failed without a new checkpoint in between "
+            f"(supervision.max_retries); reason of the last one: {endings[-1]['reason']}"
+        )
     return Launch(min(_MAX_PAUSE, 2.0 ** (failed - 2)) if failed > 1 else 0.0)
 
 
 def endings_without_progress(records: Sequence[ledger.Record]) -> list[ledger.Record]:
-    """Return how attempts ended since the last progress.
+    """Return the crashes and hangs since the last progress.
 
-    A rollback starts the count again, and so does a user who starts a run that was given up.
+    A rollback starts the count again, and so does a user who starts a run that was given up. An
+    attempt that was asked to stop did not fail.
     """
     endings: list[ledger.Record] = []
     furthest = 0
@@ -106,7 +100,7 @@ def endings_without_progress(records: Sequence[ledger.Record]) -> list[ledger.Re
             endings, furthest = [], record["step"]
         elif kind == "gave-up":
             endings = []
-        elif kind in (CRASH, HANG, PREEMPTED):
+        elif kind in (CRASH, HANG):
             endings.append(record)
     return endings
 

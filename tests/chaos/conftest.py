@@ -25,9 +25,7 @@ SHORT = (
     "training.checkpoints_kept=4",
     "spike.margin_steps=1",
     "spike.confirm_steps=4",
-    "supervision.max_crashes=9",
-    "supervision.max_hangs=9",
-    "supervision.max_stalled=20",
+    "supervision.max_retries=20",
     "supervision.hang_seconds=60",
     "supervision.grace_seconds=3",
 )

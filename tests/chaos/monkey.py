@@ -50,7 +50,7 @@ COMMON = (
     "spike.window=100000",
     "spike.minimum_history=100000",
     "spike.validation_nats=100",
-    *(f"supervision.max_{what}=100000" for what in ("crashes", "hangs", "stalled")),
+    "supervision.max_retries=100000",
     f"supervision.hang_seconds={HANG_SECONDS}",
     "supervision.grace_seconds=3",
     # On a busy machine a start-up may take minutes.

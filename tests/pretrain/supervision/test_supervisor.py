@@ -78,7 +78,7 @@ class Launcher:
 
 
 def supervise(opened, folder, output, **supervision):
-    limits = {"max_crashes": 2, "grace_seconds": 2.0, **supervision}
+    limits = {"max_retries": 2, "grace_seconds": 2.0, **supervision}
     config = RunConfig(folder=str(folder), supervision=SupervisionConfig(**limits))
     return opened(config, write=output.append, poll_seconds=0.05).run()
 
@@ -255,7 +255,7 @@ def test_a_rank_that_fails_twice_with_the_same_error_is_not_started_again_and_ot
     stepped = "; heartbeat.Heartbeat(run, token).beat('step', 1)"
     scripts = [wrong.format(1), wrong.format(2) + stepped, wrong.format(3), wrong.format(4)]
     launcher = Launcher(monkeypatch, *scripts)
-    assert supervise(opened, tmp_path, [], max_crashes=9) == 1
+    assert supervise(opened, tmp_path, [], max_retries=9) == 1
     assert launcher.started == 4
     crashes = [r for r in ledger.read(tmp_path / "ledger.jsonl") if r["kind"] == "crash"]
     assert [r["error_at_start"] for r in crashes] == [
@@ -272,7 +272,7 @@ def test_a_rank_that_is_killed_at_every_start_is_started_again(opened, tmp_path,
     )
     assert supervise(opened, tmp_path, []) == 1
     assert launcher.started == 3
-    assert "3 attempts crashed" in ledger.read(tmp_path / "ledger.jsonl")[-1]["reason"]
+    assert "3 attempts failed" in ledger.read(tmp_path / "ledger.jsonl")[-1]["reason"]
 
 
 def test_a_recipe_that_the_launcher_refuses_is_tried_once_by_each_supervisor(
