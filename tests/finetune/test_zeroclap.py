@@ -113,7 +113,7 @@ def script(tmp_path_factory):
     ("words", "completed"),
     [
         (["pre"], {"prepare", "predict", "preflight"}),
-        (["supervise", "pile"], {"pile-base", "pile-large", "pile-mixture"}),
+        (["supervise", "pile-b"], {"pile-base", "pile-base-fast"}),
         (["show", "mi"], {"mine.yaml"}),
         (["plan", "demo", "--kind", ""], {"a100-40gb", "a100", "h100", "h200"}),
         (["glue", "model", "--tasks", "S"], {"SST-2", "STS-B", "SuperGLUE-RTE"}),

@@ -10,6 +10,7 @@ from pretrain.config import load as recipes
 from pretrain.config.run import RunConfig
 from pretrain.config.sections import OptimizerConfig
 from pretrain.model import presets
+from pretrain.model.backends import choose_backend
 from pretrain.model.config import ModelConfig
 from pretrain.objectives.masked import MaskedLMConfig
 
@@ -488,6 +489,19 @@ def test_the_model_of_the_alibi_paper():
     assert sizes == (16, 1024, 8, 4096)
     assert (model.layer_norm, model.activation, model.scale) == ("pre", "relu", 32)
     assert config.batch.global_batch_size * config.data.sequence_length == 8 * 9216
+
+
+@pytest.mark.parametrize("name", ["pile-base", "pile-large"])
+def test_a_fast_recipe_is_the_published_one_without_attention_dropout_in_full_rows(name):
+    published, fast = recipes.load(name), recipes.load(f"{name}-fast")
+    assert {text.partition(":")[0] for text in recipes.differences(published, fast, ())} == {
+        "data.packing",
+        "data.min_token_coverage",
+        "model.overrides.attention_dropout",
+    }
+    model = fast.architecture(50265)
+    assert choose_backend(model, fast.training.attention_backend, on_gpu=True) == "flex"
+    assert fast.training.compile == "auto"
 
 
 def test_there_are_nine_published_configurations_on_the_pile_and_twelve_on_wikitext():
