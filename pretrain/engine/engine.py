@@ -400,46 +400,48 @@ class Engine:
         """Broadcast rank 0's code; returns it on every rank."""
         return broadcast_code(code, self.device)
 
-    def save(self, folder: Path) -> None:
-        """Write this rank's part of the weights and optimizer state to `folder`.
+    def begin_save(self, folder: Path, in_memory: bool = False) -> Callable[[], None]:
+        """Begin to save this rank's part of the weights and optimizer state.
 
-        The file `latest` is not written, because DeepSpeed writes it before all ranks have
-        finished. A rank that cannot write completes the save, because the others wait for it in
-        DeepSpeed's collectives, and raises afterwards.
+        Every rank calls this after the same step. A rank that cannot write takes part to the end,
+        because the others wait for it in DeepSpeed's collectives. The file `latest` is not written,
+        because DeepSpeed writes it before all ranks have finished.
 
-        Raises:
-            OSError: this rank could not write; with torch's message, which may not name the cause.
-        """
-        errors: list[Exception] = []
-        with (
-            workarounds.collect_write_errors(self._deepspeed.checkpoint_engine, "save", errors),
-            workarounds.collect_write_errors(self._deepspeed, "_copy_recovery_script", errors),
-        ):
-            self._deepspeed.save_checkpoint(str(folder.parent), tag=folder.name, save_latest=False)
-        if errors:
-            raise OSError(f"{folder}: cannot be written: {errors[0]}") from errors[0]
+        Args:
+            folder: of the checkpoint.
+            in_memory: serialise the files to memory and leave the writing to what is returned.
 
-    def hold(self, folder: Path) -> Callable[[], None]:
-        """Serialise what `save` writes to memory, and return what writes it to `folder`.
-
-        Every rank calls this after the same step. What is returned communicates with no other rank,
-        and may run in a thread while training goes on; it raises OSError as `save` does.
+        Returns:
+            What completes the files. It communicates with no other rank, and may run in a thread
+            while training goes on if they are in memory. It raises OSError if this rank could not
+            write; with torch's message, which may not name the cause.
         """
         files: dict[Path, io.BytesIO] = {}
         errors: list[Exception] = []
+        writer = self._deepspeed.checkpoint_engine
         with (
-            workarounds.hold_files(self._deepspeed.checkpoint_engine, files),
+            workarounds.hold_files(writer, files)
+            if in_memory
+            else workarounds.collect_write_errors(writer, "save", errors),
             workarounds.collect_write_errors(self._deepspeed, "_copy_recovery_script", errors),
         ):
             self._deepspeed.save_checkpoint(str(folder.parent), tag=folder.name, save_latest=False)
 
-        def write() -> None:
+        def complete() -> None:
             if errors:
                 raise OSError(f"{folder}: cannot be written: {errors[0]}") from errors[0]
             for path, data in files.items():
                 path.write_bytes(data.getbuffer())
 
-        return write
+        return complete
+
+    def save(self, folder: Path) -> None:
+        """Save as `begin_save`, and return when this rank's files are complete.
+
+        Raises:
+            OSError: as what `begin_save` returns.
+        """
+        self.begin_save(folder)()
 
     def load(self, folder: Path) -> None:
         """Read a checkpoint that `save` wrote with this or another number of ranks.

@@ -27,7 +27,7 @@ from typing import Any
 from data_prep.common import files
 from data_prep.common.files import fsync_folder, write_json
 from data_prep.common.records import check_format
-from pretrain.records.collective import Failure, Gather, Group, join_reasons, on_every_rank
+from pretrain.records.collective import Failure, Group, join_reasons, on_every_rank
 
 MANIFEST = "MANIFEST.json"
 FORMAT_VERSION = 1
@@ -62,7 +62,7 @@ def begin(
     run: Path,
     step: int,
     *,
-    hold: Callable[[Path], Callable[[], None]],
+    save: Callable[[Path, bool], Callable[[], None]],
     group: Group,
     token: str = "",
     in_background: bool = False,
@@ -72,11 +72,12 @@ def begin(
     Args:
         run: the run's folder.
         step: number of updates done.
-        hold: takes what is to be saved, and returns what writes this rank's files below a folder
-            (`Engine.hold`). It does not raise because of a disk.
+        save: saves this rank's part below a folder, in memory if the second argument is true, and
+            returns what completes its files (`Engine.begin_save`). It does not raise because of a
+            disk.
         group: the ranks.
         token: of the attempt; separates its staging folder from those of earlier attempts.
-        in_background: write in a thread, which must not communicate with other ranks.
+        in_background: complete the files in a thread, from memory.
 
     Raises:
         Failure: on every rank; nothing was begun.
@@ -90,14 +91,14 @@ def begin(
 
     def write() -> None:
         try:
-            finish_writing()
+            complete()
             own = [path for path in staging.iterdir() if _owner(path) == group.rank]
             fingerprints.set_result({path.name: fingerprint(path) for path in own})
         except BaseException as error:  # noqa: BLE001 - `commit` raises it
             fingerprints.set_exception(error)
 
     group.on_rank_0(prepare)
-    finish_writing, fingerprints = hold(staging), Future[Fingerprints]()
+    complete, fingerprints = save(staging, in_background), Future[Fingerprints]()
     if in_background:
         threading.Thread(target=write, daemon=True).start()
     else:
@@ -140,38 +141,6 @@ def commit(
         if group.rank == 0:
             shutil.rmtree(staging, ignore_errors=True)  # frees space on a full disk
         raise
-
-
-def save(
-    run: Path,
-    step: int,
-    facts: Mapping[str, object],
-    *,
-    write: Callable[[Path], None],
-    gather: Gather,
-    rank: int,
-    token: str = "",
-    before_commit: Callable[[], None] = lambda: None,
-) -> None:
-    """Write and commit a checkpoint; every rank calls this after the same step.
-
-    Args:
-        run: the run's folder.
-        step: number of updates done.
-        facts: stored in the manifest beside the hashes.
-        write: writes this rank's files below a folder (`Engine.save`).
-        gather: returns every rank's value, on every rank.
-        rank: of this process.
-        token: of the attempt; separates its staging folder from those of earlier attempts.
-        before_commit: called on rank 0 when everything is written; raises ValueError to prevent
-            the commit.
-
-    Raises:
-        Failure: on every rank; nothing was committed, and what was written is removed.
-    """
-    group = Group(rank, 0, gather)
-    saving = begin(run, step, hold=lambda folder: partial(write, folder), group=group, token=token)
-    commit(saving, facts, group, before_commit)
 
 
 def _replace(final: Path, staging: Path) -> None:

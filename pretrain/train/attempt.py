@@ -214,8 +214,7 @@ class Attempt:
             self.start,
             self.group,
             self.log,
-            write=self.engine.save,
-            hold=self.engine.hold,
+            begin_save=self.engine.begin_save,
             facts=self._facts,
             retained=self._retained,
         )
@@ -296,11 +295,10 @@ class Attempt:
             self.group.on_rank_0(
                 lambda: self.log.say(f"{phase}: steps {first} to {phase.end_step}")
             )
-        save = self.saver.begin if training.background_saving else self.saver.save
         actions = (  # in this order: a comparison comes before a checkpoint
             (training.comparison_interval, EVALUATE, self._compare),
             (training.evaluation_interval, EVALUATE, self._evaluate),
-            (training.checkpoint_interval, SAVE, save),
+            (training.checkpoint_interval, SAVE, self.saver.save),
         )
         hooks = [
             Hook(interval, self.supervisor.in_phase(name, action))
@@ -538,8 +536,13 @@ class Attempt:
 
     def _save_and_leave(self) -> None:
         """Save where the loop was asked to stop, and record that."""
+
+        def save(step: int) -> None:
+            self.saver.save(step)
+            self.saver.finish()
+
         step = self.group.on_rank_0(lambda: self.supervisor.stopped_after)
-        self.supervisor.in_phase(SAVE, self.saver.save)(step)
+        self.supervisor.in_phase(SAVE, save)(step)
         saved, reason = self.saver.failed_saves == 0, "it was asked to stop"
         self.group.on_rank_0(
             lambda: self.log.record("preempted", step=step, saved=saved, reason=reason)

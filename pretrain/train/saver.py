@@ -50,8 +50,7 @@ class Saver:
         group: Group,
         log: RunLog,
         *,
-        write: Callable[[Path], None],
-        hold: Callable[[Path], Callable[[], None]],
+        begin_save: Callable[[Path, bool], Callable[[], None]],
         facts: Callable[[int], Mapping[str, object]],
         retained: Callable[[Sequence[ledger.Record], int], set[int]],
     ) -> None:
@@ -62,15 +61,13 @@ class Saver:
             start: how the attempt began.
             group: the ranks.
             log: used on rank 0.
-            write: writes this rank's files below a folder (`Engine.save`).
-            hold: the same in two parts (`Engine.hold`).
+            begin_save: saves this rank's part below a folder (`Engine.begin_save`).
             facts: returns what a checkpoint's manifest says of a step.
             retained: returns the steps whose checkpoints are kept, given the ledger's records and
                 the step of the newest commit.
         """
         self._config, self._start, self._group, self._log = config, start, group, log
-        self._write, self._hold = write, hold
-        self._facts, self._retained = facts, retained
+        self._begin_save, self._facts, self._retained = begin_save, facts, retained
         self._run = Path(config.folder)
         self._has_checkpoint = start.step > 0
         self._pending: checkpoints.Saving | None = None
@@ -78,46 +75,26 @@ class Saver:
         """Number of failed saves since the last one that succeeded."""
 
     def save(self, step: int) -> None:
-        """Save after `step` updates.
+        """Save after `step` updates; in the background, begin to, unless it is the last save.
 
         Raises:
             Failure: on every rank; a save failed and the attempt must end.
         """
         self.finish()
-        with self._counted(step):
-            self._group.on_rank_0(lambda: self._prepare(step))
-            checkpoints.save(
-                self._run,
-                step,
-                self._facts(step),
-                write=self._write,
-                gather=self._group.gather,
-                rank=self._group.rank,
-                token=self._start.token,
-                before_commit=self._log.refuse_superseded,
-            )
-            self._record(step)
-
-    def begin(self, step: int) -> None:
-        """Begin to save after `step` updates, in the background; after the last one, save.
-
-        Raises:
-            Failure: as `save`.
-        """
-        if step == self._config.training.steps:
-            self.save(step)
-            return
-        self.finish()
+        training = self._config.training
+        in_background = training.background_saving and step < training.steps
         with self._counted(step):
             self._group.on_rank_0(lambda: self._prepare(step))
             self._pending = checkpoints.begin(
                 self._run,
                 step,
-                hold=self._hold,
+                save=self._begin_save,
                 group=self._group,
                 token=self._start.token,
-                in_background=True,
+                in_background=in_background,
             )
+        if not in_background:
+            self.finish()
 
     def is_ready(self) -> bool:
         """Whether a checkpoint has begun, and this rank's files are written or have failed."""
@@ -140,11 +117,8 @@ class Saver:
         with self._counted(saving.step):
             facts = self._facts(saving.step)
             checkpoints.commit(saving, facts, self._group, self._log.refuse_superseded)
-            self._record(saving.step)
-
-    def _record(self, step: int) -> None:
-        self._group.on_rank_0(lambda: self._commit(step))
-        self.failed_saves, self._has_checkpoint = 0, True
+            self._group.on_rank_0(lambda: self._commit(saving.step))
+            self.failed_saves, self._has_checkpoint = 0, True
 
     @contextlib.contextmanager
     def _counted(self, step: int) -> Iterator[None]:

@@ -65,14 +65,14 @@ def before_engine(action):
 def before_save(step, action):
     from pretrain.records import checkpoints
 
-    original = checkpoints.save
+    original = checkpoints.begin
 
-    def call(run, number, *arguments, **keywords):
+    def call(run, number, **keywords):
         if number == step:
             action()
-        original(run, number, *arguments, **keywords)
+        return original(run, number, **keywords)
 
-    checkpoints.save = call
+    checkpoints.begin = call
 
 
 def in_writing(step, action):
@@ -96,19 +96,19 @@ def in_background(step, action):
     """Act in the thread that has written this rank's files of a checkpoint, before their hashes."""
     from pretrain.engine.engine import Engine
 
-    original = Engine.hold
+    original = Engine.begin_save
 
-    def hold(self, folder):
-        write = original(self, folder)
+    def begin_save(self, folder, in_memory):
+        complete = original(self, folder, in_memory)
 
         def call():
-            write()
+            complete()
             if f"step-{step:08d}" in folder.name:
                 action()
 
         return call
 
-    Engine.hold = hold
+    Engine.begin_save = begin_save
 
 
 def before_manifest(step, action):
@@ -143,17 +143,17 @@ def before_check(step, action):
     """Act when all files are written, before the attempt checks whether it was superseded."""
     from pretrain.records import checkpoints
 
-    original = checkpoints.save
+    original = checkpoints.commit
 
-    def call(run, number, facts, *, before_commit, **keywords):
+    def call(saving, facts, group, before_commit):
         def check():
-            if number == step:
+            if saving.step == step:
                 action()
             before_commit()
 
-        original(run, number, facts, before_commit=check, **keywords)
+        original(saving, facts, group, check)
 
-    checkpoints.save = call
+    checkpoints.commit = call
 
 
 def half_written(path, data):

@@ -1,5 +1,6 @@
 """Small objects that many tests need."""
 
+import functools
 import itertools
 
 import pytest
@@ -8,9 +9,13 @@ from pretrain.config.sections import FaultConfig, Sizes
 from pretrain.data.batches import PretrainingBatches
 from pretrain.data.mixture import Mixture, Order
 from pretrain.loop.protocols import StepRecord
+from pretrain.records import checkpoints
+from pretrain.records.collective import Group
 
 ONE = Mixture(((0, (1,)),))
 """The mixture of a single corpus."""
+ALONE = Group(0, 1, lambda value: [value])
+"""The group of a single rank."""
 
 
 def pairwise(*axes):
@@ -54,3 +59,18 @@ def step_record(step, loss=5.0, gradient_norm=1.0, seed=1, **more):
         seed=seed,
         **{**usual, "data_seconds": 0.1, **more},
     )
+
+
+def commit_checkpoint(run, step, save, group=ALONE, facts=None, **more):
+    """Write and commit a checkpoint; `save` takes the folder, as `Engine.save`."""
+    saving = checkpoints.begin(
+        run, step, save=lambda folder, in_memory: functools.partial(save, folder), group=group
+    )
+    checkpoints.commit(saving, facts or {}, group, **more)
+
+
+def save_engine(built, run, step):
+    """Commit a checkpoint of an engine; every rank calls this."""
+    from pretrain.engine.distributed import gather
+
+    commit_checkpoint(run, step, built.save, Group(built.rank, built.world_size, gather))

@@ -19,19 +19,19 @@ def writing_of(step, action):
     """Act in the thread that writes a rank's files of one checkpoint, before it writes."""
     from pretrain.engine.engine import Engine
 
-    original = Engine.hold
+    original = Engine.begin_save
 
-    def hold(self, folder):
-        write = original(self, folder)
+    def begin_save(self, folder, in_memory):
+        complete = original(self, folder, in_memory)
 
         def act():
             if folder.name.startswith(f"step-{step:08d}"):
                 action(folder)
-            write()
+            complete()
 
         return act
 
-    Engine.hold = hold
+    Engine.begin_save = begin_save
 
 
 def records(run, *kinds):

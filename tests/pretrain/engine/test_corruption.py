@@ -6,7 +6,7 @@ import torch
 from pretrain.config.load import load
 from pretrain.engine import corruption
 from pretrain.engine.corruption import Fingerprint
-from tests.pretrain.builders import slow
+from tests.pretrain.builders import save_engine, slow
 from tests.pretrain.engine import test_engine as engines
 
 RIGHT, WRONG, OTHER = (1, 2, 3), (1, 9, 3), (7, 2, 3)
@@ -180,7 +180,7 @@ def test_comparisons_find_nothing_in_a_sound_run_and_change_no_bit_of_it(run_ran
             if compares:
                 found.append(compare(built, step))
         folder = tmp_path / f"{compares}"
-        engines.save(built, folder, 4)
+        save_engine(built, folder, 4)
         return found
 
     assert run_ranks(2, work, False) == [[], []]

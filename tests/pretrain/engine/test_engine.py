@@ -12,7 +12,6 @@ from torch.nn.functional import cross_entropy
 from pretrain.config.deepspeed import DS_CONFIGS
 from pretrain.config.sections import BatchConfig, OptimizerConfig, SpikeConfig
 from pretrain.engine import engine, optimizers
-from pretrain.engine.distributed import gather
 from pretrain.loop.loop import run as run_loop
 from pretrain.loop.protocols import GO_ON
 from pretrain.model import presets
@@ -24,7 +23,7 @@ from pretrain.records import checkpoints, metrics
 from pretrain.records.exit_codes import EXIT_SPIKE
 from pretrain.spikes.detector import SpikeDetector
 from pretrain.spikes.live import SpikeWatch, observations
-from tests.pretrain.builders import batches_of, pairwise, slow
+from tests.pretrain.builders import batches_of, pairwise, save_engine, slow
 
 VOCABULARY = 101
 LENGTH = 24
@@ -144,10 +143,6 @@ def train(built, micro, steps, **ramp):
     return results
 
 
-def save(built, run, step):
-    checkpoints.save(run, step, {}, write=built.save, gather=gather, rank=built.rank)
-
-
 def weights_of(run, step):
     folder = checkpoints.folder_of(run, step)
     checkpoints.read_manifest(folder)
@@ -198,7 +193,7 @@ def test_any_split_of_a_batch_trains_like_one_plain_pass(
     def work():
         built = build(f"zero{stage}_fp32", micro=2, clipping=clipping, optimizer=optimizer)
         results = train(built, 2, range(3))
-        save(built, tmp_path, 3)
+        save_engine(built, tmp_path, 3)
         return results
 
     reported = run_ranks(ranks, work)
@@ -225,7 +220,7 @@ def test_parameters_outside_the_layers_are_trained_at_stage_3_as_without_deepspe
         zero = {"stage3_param_persistence_threshold": 0}
         built = build("zero3_fp32", micro=2, variant=variant, zero=zero)
         results = train(built, 2, range(3))
-        save(built, tmp_path, 3)
+        save_engine(built, tmp_path, 3)
         return results
 
     reported = run_ranks(2, work)
@@ -262,7 +257,7 @@ def test_shared_weights_are_trained_as_without_deepspeed(
     def work():
         built = build(f"zero{stage}_fp32", micro=2, variant=sharing, optimizer=LAMB, zero=zero)
         results = train(built, 2, range(4))
-        save(built, tmp_path, 4)
+        save_engine(built, tmp_path, 4)
         return results
 
     reported = run_ranks(ranks, work)[0]
@@ -283,7 +278,7 @@ def test_checkpoints_of_shared_weights_are_smaller(name, run_ranks, tmp_path):
     def written(sharing):
         built = build(name, micro=4, variant=sharing)
         train(built, 4, range(1))
-        save(built, tmp_path / sharing, 1)
+        save_engine(built, tmp_path / sharing, 1)
 
     def bytes_of(sharing):
         run_ranks(2, written, sharing)
@@ -345,7 +340,7 @@ def test_a_growing_batch_trains_like_plain_passes(name, run_ranks, tmp_path):
     def work():
         built = build(name, micro=1, ramp=RAMP)
         results = train(built, 1, range(4), **RAMP)
-        save(built, tmp_path, 4)
+        save_engine(built, tmp_path, 4)
         return results
 
     results = run_ranks(2, work)[0]
@@ -413,7 +408,7 @@ def test_half_precision_trains_like_fp32_up_to_rounding(
     def work():
         built = build(name, micro=2, clipping=5.0, variant=variant, optimizer=optimizer)
         results = train(built, 2, range(3))
-        save(built, tmp_path, 3)
+        save_engine(built, tmp_path, 3)
         return results
 
     results = run_ranks(2, work)[0]
@@ -474,16 +469,16 @@ def test_stop_and_resume_gives_the_same_bits_as_not_stopping(
     def without_stop():
         built = build(name, micro=2, dropout=0.1, variant=variant, optimizer=optimizer)
         results = train(built, 2, range(2))
-        save(built, tmp_path / "straight", 2)
+        save_engine(built, tmp_path / "straight", 2)
         results += train(built, 2, range(2, 4))
-        save(built, tmp_path / "straight", 4)
+        save_engine(built, tmp_path / "straight", 4)
         return results
 
     def resumed():
         built = build(name, micro=2, dropout=0.1, variant=variant, optimizer=optimizer)
         built.load(checkpoints.folder_of(tmp_path / "straight", 2))
         results = train(built, 2, range(2, 4))
-        save(built, tmp_path / "resumed", 4)
+        save_engine(built, tmp_path / "resumed", 4)
         return results
 
     straight = run_ranks(2, without_stop)[0]
@@ -513,7 +508,7 @@ def test_no_uninitialised_memory_reaches_a_checkpoint(name, run_ranks, tmp_path)
         torch.use_deterministic_algorithms(True)  # fills new memory with NaN
         built = build(name, micro=2)
         train(built, 2, range(2))
-        save(built, tmp_path, 2)
+        save_engine(built, tmp_path, 2)
 
     run_ranks(2, saved)
     paths = sorted(checkpoints.folder_of(tmp_path, 2).glob("*.pt"))
@@ -575,7 +570,7 @@ def test_consolidated_weights_are_the_fp32_weights_of_the_ranks(name, run_ranks,
     def work():
         built = build(name, micro=4)
         result = train(built, 4, range(1))[0]
-        save(built, tmp_path, 1)
+        save_engine(built, tmp_path, 1)
         return result, masters(built._deepspeed)
 
     (result, expected), _ = run_ranks(2, work)
@@ -607,7 +602,7 @@ def test_nothing_that_a_checkpoint_holds_is_executed(name, run_ranks, tmp_path, 
     def work():
         built = build(name, micro=8)
         train(built, 8, range(1))
-        save(built, tmp_path, 1)
+        save_engine(built, tmp_path, 1)
         folder, refused = checkpoints.folder_of(tmp_path, 1), []
         paths = sorted(folder.glob("*.pt"))
         loads = [built.load, engine.consolidated_weights]
@@ -881,7 +876,7 @@ def test_an_overflow_at_the_smallest_loss_scale_is_a_spike_not_an_exception(
         if resumed:
             built.load(checkpoints.folder_of(tmp_path, 0))
         else:
-            save(built, tmp_path, 0)
+            save_engine(built, tmp_path, 0)
         return watched(built, 8, tmp_path / f"run-{resumed}", gradient=overflows)
 
     for resumed in (False, True):
@@ -953,7 +948,7 @@ def test_a_compiled_model_trains_alike_with_the_same_names_and_resumes(run_ranks
     def straight():
         built = build("zero1_bf16", micro=2, dropout=0.1, compiled=True)
         train(built, 2, range(2))
-        save(built, tmp_path, 2)
+        save_engine(built, tmp_path, 2)
         return train(built, 2, range(2, 4))
 
     def resumed():

@@ -9,7 +9,7 @@ import torch
 from pretrain.config.sections import OptimizerConfig
 from pretrain.engine import by_parameter, distributed, engine, guards, optimizers
 from pretrain.records import checkpoints
-from tests.pretrain.builders import slow
+from tests.pretrain.builders import save_engine, slow
 from tests.pretrain.engine import test_engine as engines
 
 GUARDS = ["skip-step", "zclip"]
@@ -197,7 +197,7 @@ def test_a_guarded_run_trains_like_plain_pytorch(
     def work():
         built = engines.build(name, micro=2, clipping=clipping, optimizer=guarded(guard))
         results = train(built, range(6))
-        engines.save(built, tmp_path, 6)
+        save_engine(built, tmp_path, 6)
         return results
 
     reported = run_ranks(ranks, work)
@@ -246,7 +246,7 @@ def test_stop_and_resume_gives_the_same_bits(guard, name, run_ranks, tmp_path, m
     def work():
         straight = engines.build(name, micro=2, optimizer=guarded(guard))
         train(straight, range(3))
-        engines.save(straight, tmp_path, 3)
+        save_engine(straight, tmp_path, 3)
         expected = train(straight, range(3, 6))
         again = engines.build(name, micro=2, optimizer=guarded(guard))
         again.load(checkpoints.folder_of(tmp_path, 3))
@@ -280,7 +280,7 @@ def test_another_number_of_ranks_goes_on_with_the_same_state(
             built.load(checkpoints.folder_of(tmp_path, 3))
         else:
             train(built, range(3))
-            engines.save(built, tmp_path, 3)
+            save_engine(built, tmp_path, 3)
         return [(r.loss, r.gradient_norm, r.guard_factor) for r in train(built, range(3, 6))]
 
     expected, found = run_ranks(2, work, False)[0], run_ranks(1, work, True)[0]

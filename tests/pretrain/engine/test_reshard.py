@@ -8,13 +8,12 @@ import torch
 
 from pretrain.config.sections import BatchConfig, OptimizerConfig
 from pretrain.engine import engine
-from pretrain.engine.distributed import gather
 from pretrain.engine.reshard import KEYS, Partitioned, repartition
 from pretrain.model import presets
 from pretrain.model.language_model import LanguageModel
 from pretrain.objectives.masked import MaskedLM, MaskedLMConfig
 from pretrain.records import checkpoints
-from tests.pretrain.builders import batches_of, slow
+from tests.pretrain.builders import batches_of, save_engine, slow
 from tests.pretrain.engine.test_engine import VOCABULARY, RandomBlocks
 
 GLOBAL_BATCH, MICRO_BATCH = 12, 2
@@ -54,10 +53,6 @@ def train(built, steps):
         mine = data.micro_batches(step, built.rank, built.world_size)
         losses.append(built.step(mine, data.objective, 1e-3, 1, step).loss)
     return losses
-
-
-def save(built, run, step):
-    checkpoints.save(run, step, {}, write=built.save, gather=gather, rank=built.rank)
 
 
 def optimizer_states(folder):
@@ -104,18 +99,18 @@ def test_resharding_and_back_gives_the_same_bits(name, others, optimizer, run_ra
         built = build(name, optimizer)
         train(built, range(2))
         built._deepspeed.skipped_steps = 1
-        save(built, tmp_path / "first", 2)
+        save_engine(built, tmp_path / "first", 2)
 
     def back(source):
         built = build(name, optimizer)
         built.load(source)
-        save(built, tmp_path / "back", 2)
+        save_engine(built, tmp_path / "back", 2)
         return built._deepspeed.skipped_steps
 
     def passed_on(source):
         built = build(name, optimizer)
         built.load(source)
-        save(built, tmp_path / "others", 2)
+        save_engine(built, tmp_path / "others", 2)
 
     first, between, last = (
         checkpoints.folder_of(tmp_path / run, 2) for run in ("first", "others", "back")
@@ -174,16 +169,16 @@ def test_a_run_continues_alike_with_another_number_of_ranks(
     def straight():
         built = built_as()
         train(built, range(2))
-        save(built, tmp_path / "straight", 2)
+        save_engine(built, tmp_path / "straight", 2)
         losses = train(built, range(2, 5))
-        save(built, tmp_path / "straight", 5)
+        save_engine(built, tmp_path / "straight", 5)
         return losses
 
     def resumed():
         built = built_as()
         built.load(checkpoints.folder_of(tmp_path / "straight", 2))
         losses = train(built, range(2, 5))
-        save(built, tmp_path / "resumed", 5)
+        save_engine(built, tmp_path / "resumed", 5)
         return losses
 
     losses = run_ranks(old, straight)[0]
@@ -204,7 +199,7 @@ def test_a_checkpoint_of_another_stage_or_other_parameters_is_refused(run_ranks,
     def written():
         built = build("zero1_fp32")
         train(built, range(1))
-        save(built, tmp_path, 1)
+        save_engine(built, tmp_path, 1)
 
     def other_stage():
         built = build("zero2_fp32")

@@ -12,7 +12,6 @@ from data_prep.corpus import Corpus
 from pretrain.config.sections import BatchConfig, OptimizerConfig
 from pretrain.data.sources import SOURCES
 from pretrain.engine import engine, optimizers
-from pretrain.engine.distributed import gather
 from pretrain.loop.protocols import TermLoss
 from pretrain.model import presets
 from pretrain.model.language_model import LanguageModel
@@ -23,7 +22,7 @@ from pretrain.objectives.base import Block
 from pretrain.objectives.registry import SETTINGS_BY_NAME
 from pretrain.records import checkpoints, metrics
 from pretrain.train import __main__ as train
-from tests.pretrain.builders import batches_of
+from tests.pretrain.builders import batches_of, save_engine
 from tests.pretrain.objectives.toy import Toy, ToyConfig
 from tests.pretrain.train.test_train import interrupted, records
 
@@ -86,7 +85,7 @@ def trained(name, micro, settings, folder):
     for step in range(STEPS):
         mine = data.micro_batches(step, process.rank, process.world_size)
         results.append(built.step(mine, data.objective, RATE, 1, step))
-    checkpoints.save(folder, STEPS, {}, write=built.save, gather=gather, rank=built.rank)
+    save_engine(built, folder, STEPS)
     return results
 
 

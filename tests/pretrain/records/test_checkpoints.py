@@ -13,6 +13,7 @@ from data_prep.common import files
 from data_prep.common.files import write_json
 from pretrain.records import checkpoints
 from pretrain.records.collective import Failure, Group
+from tests.pretrain.builders import ALONE, commit_checkpoint
 
 FILES = {
     "mp_rank_00_model_states.pt": (0, b"weights" * 100),
@@ -41,7 +42,7 @@ def committed(run, step=20, facts=None):
         }
         return [answer, (others, "")]
 
-    checkpoints.save(run, step, facts or {}, write=write, gather=gather, rank=0)
+    commit_checkpoint(run, step, write, Group(0, 1, gather), facts)
     return folder
 
 
@@ -144,7 +145,7 @@ def test_a_save_that_dies_commits_nothing_and_the_next_one_starts_clean(
     if dies == "before the rename":
         monkeypatch.setattr(checkpoints.Path, "rename", killed)
     with pytest.raises(Killed):
-        checkpoints.save(tmp_path, 20, {}, write=write, gather=lambda value: [value], rank=0)
+        commit_checkpoint(tmp_path, 20, write)
     monkeypatch.undo()
     assert not folder.exists()
     assert checkpoints.read_manifest(committed(tmp_path))["files"].keys() == FILES.keys()
@@ -169,7 +170,7 @@ def test_ranks_write_only_into_a_clean_folder_and_leave_only_a_standing_checkpoi
             for number in range(3):
                 (folder / f"zero_pp_rank_{rank}_{number}.pt").write_bytes(b"x" * (rank + number))
 
-        checkpoints.save(tmp_path, 5, {}, write=write, gather=gather, rank=rank)
+        commit_checkpoint(tmp_path, 5, write, Group(rank, 2, gather))
         return sorted(checkpoints.read_manifest(checkpoints.folder_of(tmp_path, 5))["files"])
 
     expected = [f"zero_pp_rank_{rank}_{number}.pt" for rank in range(2) for number in range(3)]
@@ -183,14 +184,8 @@ def saving(folder, write, **keywords):
 
     rank = engine.start().rank
     try:
-        checkpoints.save(
-            folder,
-            5,
-            {},
-            write=lambda staging: write(rank, staging),
-            gather=gather,
-            rank=rank,
-            **keywords,
+        commit_checkpoint(
+            folder, 5, lambda staging: write(rank, staging), Group(rank, 2, gather), **keywords
         )
     except Failure as failure:
         return str(failure)
@@ -266,9 +261,6 @@ def test_a_rank_killed_while_it_writes_leaves_no_checkpoint(run_ranks, tmp_path)
         run_ranks(2, saving, tmp_path, write)
     assert not checkpoints.folder_of(tmp_path, 5).exists()
     assert run_ranks(2, saving, tmp_path, part) == ["", ""]
-
-
-ALONE = Group(0, 1, lambda value: [value])
 
 
 def test_the_newest_intact_checkpoint_is_found_with_the_reasons_against_newer_ones(tmp_path):

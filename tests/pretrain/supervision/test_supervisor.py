@@ -20,6 +20,7 @@ from pretrain.records import control, failures, ledger, metrics
 from pretrain.records.exit_codes import EXIT_FAILED, EXIT_PREEMPTED
 from pretrain.supervision import jobs, launch, supervisor
 from pretrain.supervision.decide import Problem
+from tests.pretrain.builders import commit_checkpoint
 
 ROOT = Path(__file__).parents[3]
 
@@ -572,13 +573,8 @@ def test_a_finished_run_with_a_damaged_last_checkpoint_continues_from_the_one_be
     from pretrain.records import checkpoints
 
     def write(step):
-        checkpoints.save(
-            tmp_path,
-            step,
-            {},
-            write=lambda folder: (folder / "weights.pt").write_bytes(b"weights"),
-            gather=lambda mine: [mine],
-            rank=0,
+        commit_checkpoint(
+            tmp_path, step, lambda folder: (folder / "weights.pt").write_bytes(b"weights")
         )
 
     path, output = tmp_path / "ledger.jsonl", []

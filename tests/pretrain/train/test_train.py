@@ -669,16 +669,14 @@ def failing_save(step, what, rank=1):
     def sabotage(own):
         from pretrain.engine.engine import Engine
 
-        save = Engine.save
+        begin_save = Engine.begin_save
 
-        def sabotaged(self, folder):
-            if own == rank and f"{step:08d}" in folder.name:
-                with what(folder):
-                    save(self, folder)
-            else:
-                save(self, folder)
+        def sabotaged(self, folder, in_memory):
+            is_meant = own == rank and f"{step:08d}" in folder.name
+            with what(folder) if is_meant else contextlib.nullcontext():
+                return begin_save(self, folder, in_memory)
 
-        Engine.save = sabotaged
+        Engine.begin_save = sabotaged
 
     return sabotage
 
