@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from data_prep.common.wording import count
 from pretrain.checks.devices import HEADROOM
 from pretrain.preflight.measure import Answer
+from pretrain.records.versions import differences
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,13 +40,8 @@ def _who(answer: Answer) -> str:
     return f"rank {answer.rank} on {answer.host}"
 
 
-def _versions(answers: Sequence[Answer], needs: Needs) -> Iterator[str]:
-    """Ranks of other versions compute other numbers, or do not understand each other."""
-    for name in dict.fromkeys(name for answer in answers for name in answer.versions):
-        hosts = {a.versions.get(name, "none"): a.host for a in answers}
-        if len(hosts) > 1:
-            listed = ", ".join(f"{version} on {host}" for version, host in hosts.items())
-            yield f"{name}: versions differ: {listed}"
+def _versions(answers: Sequence[Answer], needs: Needs) -> list[str]:
+    return differences((answer.host, answer.versions) for answer in answers)
 
 
 def _devices(answers: Sequence[Answer], needs: Needs) -> Iterator[str]:

@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import platform
 import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +21,7 @@ from pretrain.checks import capacity
 from pretrain.processes import gpus
 from pretrain.records import control
 from pretrain.records.exit_codes import EXIT_DONE
+from pretrain.records.versions import versions
 
 if TYPE_CHECKING:
     from pretrain.engine.distributed import Process
@@ -41,7 +40,7 @@ class Answer:
     rank: int
     host: str
     versions: dict[str, str]
-    """By name: python, torch, deepspeed, CUDA, NCCL, driver."""
+    """By name: those of `pretrain.records.versions`, CUDA, NCCL, driver."""
     device: str | None = None
     """Such as cuda:0 or cpu."""
     name: str | None = None
@@ -117,10 +116,9 @@ def main(arguments: Sequence[str]) -> int:
 def _versions() -> dict[str, str]:
     import torch
 
-    found = {
-        "python": platform.python_version(),
+    found = {  # what was imported, and what it was built for
+        **versions(),
         "torch": torch.__version__,
-        "deepspeed": metadata.version("deepspeed"),
         "CUDA": torch.version.cuda or "none",
     }
     if torch.cuda.is_available():

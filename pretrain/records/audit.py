@@ -30,7 +30,7 @@ from pretrain.config.streams import Stream
 from pretrain.data.mixture import Mixture, Order
 from pretrain.data.order import Lineage
 from pretrain.data.sources import SOURCES, algorithms
-from pretrain.records import checkpoints, folder, ledger, metrics
+from pretrain.records import checkpoints, folder, ledger, metrics, versions
 from pretrain.records.exit_codes import EXIT_DONE, EXIT_FAILED, EXIT_UNPROVED
 
 Counts = npt.NDArray[np.uint8]
@@ -48,6 +48,8 @@ class Audit:
     """What may hold, but a record that would prove it is missing."""
     problems: list[str] = dataclasses.field(default_factory=list)
     """What does not hold; empty for a sound run."""
+    noted: list[str] = dataclasses.field(default_factory=list)
+    """What a reader should know; it does not touch which blocks were read."""
     left_out: list[str] = dataclasses.field(default_factory=list)
     """What was not examined."""
 
@@ -140,6 +142,7 @@ def examine(records: Sequence[ledger.Record], lines: Sequence[metrics.Line]) -> 
         lines: of metrics.jsonl.
     """
     found = Audit([f"ledger: {len(records):,} records, each follows from the one before"])
+    found.noted += versions.changes(records)
     attempts = [record for record in records if record["kind"] == "attempt"]
     created = next((record for record in records if record["kind"] == "created"), None)
     if created is None or (attempts and attempts[0]["number"] < created["number"]):
@@ -477,6 +480,7 @@ def write_findings(found: Audit, write: Callable[[str], object]) -> int:
         ("proved  ", found.proved),
         ("UNPROVED", found.unproved),
         ("PROBLEM ", found.problems),
+        ("note    ", found.noted),
         ("not read", found.left_out),
     )
     for mark, sentences in marks:

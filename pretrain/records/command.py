@@ -28,9 +28,9 @@ def add_status_arguments(command: argparse.ArgumentParser) -> None:
         "tokens_per_second, eta_seconds, validation and "
         "best_validation (step, loss, perplexity), attempts, spikes, rollbacks, updates_left_out "
         "and updates_clipped (by optimizer.guard), checkpoints (steps), suspected_since (step), "
-        "init_from (path, files, sha256), corpora (of each: name, blocks, "
-        "epochs, share, skipped, share_of_tokens), fork_from (run, step), phase (number, name, "
-        "first_step, end_step), slow_rank (rank, host, seconds, "
+        "code_changes (sentences), init_from (path, files, sha256), corpora (of each: name, "
+        "blocks, epochs, share, skipped, share_of_tokens), fork_from (run, step), phase (number, "
+        "name, first_step, end_step), slow_rank (rank, host, seconds, "
         "others_seconds), reason, log, next (a command); null where there is "
         "none"
     )

@@ -1,4 +1,4 @@
-"""A run's folder while it is trained: its lock, its creation, and the versions in use.
+"""A run's folder while it is trained: its lock, its creation, and its machine.
 
 Everything here is done by rank 0, or by the supervisor.
 """
@@ -11,7 +11,6 @@ import platform
 import stat
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from importlib import metadata
 from pathlib import Path
 from typing import TextIO
 
@@ -165,13 +164,11 @@ def reject_damaged_result(run: Path, state: ledger.RunState) -> str:
     return ""
 
 
-def environment(accelerator: str) -> dict[str, object]:
+def environment(accelerator: str, versions: Mapping[str, str]) -> dict[str, object]:
     """Versions and machine, for reproducing a run."""
-    packages = ("torch", "deepspeed", "tokenizers", "numpy")
     return {
-        "python": platform.python_version(),
+        "versions": dict(versions),
         "platform": platform.platform(),
         "accelerator": accelerator,
         "cores": os.cpu_count(),
-        "packages": {name: metadata.version(name) for name in packages},
     }

@@ -18,7 +18,7 @@ from pretrain.config.load import RUN_FILE, load
 from pretrain.config.run import Phase, RunConfig
 from pretrain.config.sections import PhaseConfig
 from pretrain.config.settings import flatten, override
-from pretrain.records import fork, ledger, metrics, pace
+from pretrain.records import fork, ledger, metrics, pace, versions
 from pretrain.records.folder import LOCK, SUPERVISED, SUPERVISOR_LOCK
 from pretrain.records.history import sentences, suspicion
 from pretrain.records.ledger import Record
@@ -234,6 +234,7 @@ def describe_run(seen: RunView) -> str:
         *([f"guard: {seen.guard_summary}"] if seen.guard_summary else []),
         *([f"initial weights: {seen.origin}"] if seen.origin else []),
         *([f"began {seen.forked}"] if seen.forked else []),
+        *versions.changes(seen.records),
         *(describe_phases(config, None if is_done else seen.phase) if config.phases else []),
         *map(str, seen.drawn),
         *filter(None, [metrics.invalid_lines(run)]),
@@ -283,6 +284,7 @@ def as_json(seen: RunView) -> str:
         **seen.guarded,
         "checkpoints": list(state.checkpoints),
         "suspected_since": state.suspected_since,
+        "code_changes": versions.changes(seen.records),
         "init_from": ledger.origin(seen.records),
         "fork_from": {key: found[key] for key in ("run", "step")} if found else None,
         "phase": {

@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import platform
 import re
 import secrets
 import socket
@@ -19,11 +18,11 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from importlib import metadata
 from pathlib import Path
 
 from data_prep.common.files import strict_json
 from pretrain.checks import capacity
+from pretrain.records.versions import versions
 from pretrain.supervision import hosts
 from pretrain.supervision.nodes import Node
 
@@ -33,8 +32,6 @@ _NEVER = re.compile(
 )
 """What ssh says of a machine that will not be reached by waiting."""
 _CHECK_SECONDS = 60.0
-_PACKAGES = ("torch", "deepspeed", "numpy")
-"""Ranks with other versions of these compute other numbers, or do not understand each other."""
 
 
 def refuse_elsewhere(names: Sequence[str]) -> None:
@@ -68,7 +65,7 @@ class Answer:
     """What a machine says of itself."""
 
     versions: dict[str, str]
-    """Of Python and packages."""
+    """See `pretrain.records.versions`."""
     seen: str
     """Content of the file that it was asked for; "" if it does not have it."""
     client: str = ""
@@ -172,17 +169,6 @@ def _refuse_different(name: str, answer: Answer, token: str, folder: Path) -> No
                 f"supervision.hostfile: {name} has {what} {other}, and this machine {own}; install "
                 "the same environment on all machines"
             )
-
-
-def versions() -> dict[str, str]:
-    """Return this machine's versions of Python and of the packages that must not differ."""
-    found = {"Python": platform.python_version()}
-    for package in _PACKAGES:
-        try:
-            found[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            found[package] = "no"
-    return found
 
 
 def main(arguments: Sequence[str]) -> int:

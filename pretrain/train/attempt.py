@@ -34,7 +34,7 @@ from pretrain.loop.loop import Hook
 from pretrain.loop.loop import run as run_loop
 from pretrain.loop.protocols import GO_ON, StepRecord
 from pretrain.model.backends import choose_backend
-from pretrain.records import checkpoints, control, folder, fork, ledger, metrics, pace
+from pretrain.records import checkpoints, control, folder, fork, ledger, metrics, pace, versions
 from pretrain.records.collective import Failure, Group
 from pretrain.records.exit_codes import EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED
 from pretrain.records.figures import BETA, MEMORY, SECONDS, Figures
@@ -96,6 +96,7 @@ class Attempt:
             make_deterministic(self.run_folder, os.environ)
         self.process = start()
         self.group = Group(self.process.rank, self.process.world_size, gather)
+        self.versions = versions.refuse_other_code(self.group)
         on_gpu = self.process.device.type == "cuda"
         accelerator = torch.cuda.get_device_name() if on_gpu else "cpu"
         capability = float("{}.{}".format(*torch.cuda.get_device_capability())) if on_gpu else None
@@ -111,7 +112,7 @@ class Attempt:
         peak = devices.DEVICES[kind].flops if kind else None
         self.peak_flops = world_size * peak if peak else None
         self.environment = {
-            **folder.environment(accelerator),
+            **folder.environment(accelerator, self.versions),
             "attention_backend": self.backend,
             "compiled": self.compiled,
         }

@@ -72,7 +72,7 @@ def begin(
     resume_point: checkpoints.ResumePoint,
     hosts: Sequence[str],
     most_kept: int,
-    environment: Mapping[str, object],
+    environment: Mapping[str, Any],
 ) -> None:
     """Write down that an attempt begins, with which settings and from which step.
 
@@ -132,6 +132,7 @@ def begin(
         host=hosts[0],
         hosts=hosts,
         pid=os.getpid(),
+        versions=environment["versions"],
     )
 
 

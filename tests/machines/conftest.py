@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.chaos.conftest import PATIENCE, Chaos, chaos, undisturbed  # noqa: F401 - fixtures
+from tests.chaos.conftest import PATIENCE, ROOT, Chaos, chaos, undisturbed  # noqa: F401 - fixtures
 from tests.chaos.fault import PLAN
 from tests.pretrain.conftest import corpus, recipe  # noqa: F401 - fixtures
 
@@ -165,6 +165,14 @@ class HostfileRun:
 @pytest.fixture
 def hostfile_run(cluster, chaos, tmp_path):  # noqa: F811
     return HostfileRun(cluster, chaos, tmp_path)
+
+
+def change_code(cluster):
+    """Give node2 another line in one source file, as a checkout that was not updated has."""
+    changed = cluster.folder / "loop.py"
+    source = ROOT / "pretrain" / "loop" / "loop.py"
+    changed.write_text(source.read_text() + "\n# another line\n")
+    cluster.run(2, "mount", "--bind", changed, source)
 
 
 def wait_until(condition, seconds=PATIENCE):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.chaos.conftest import PATIENCE, Chaos
-from tests.machines.conftest import HostfileRun, skip_without, wait_until
+from tests.machines.conftest import HostfileRun, change_code, skip_without, wait_until
 
 
 @pytest.mark.slow
@@ -225,10 +225,15 @@ def other_numpy(cluster, hosts, run):
     cluster.run(2, "mount", "--bind", changed, metadata)
 
 
+def other_code(cluster, hosts, run):
+    change_code(cluster)
+
+
 @pytest.mark.machines
 @pytest.mark.parametrize(
     ("arrange", "message"),
     [
+        (other_code, "node2 has zeroclap "),
         (unknown, "node9: ssh: Could not resolve hostname node9"),
         (unequal, "node2 has 2 slots and node1 has 1"),
         (without_folder, "node2 does not have the folder"),

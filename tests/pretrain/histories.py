@@ -35,6 +35,7 @@ class History:
         self.lines: list[dict[str, Any]] = []
         self.add("created", corpus="0" * 64, seed=SEED, batch=vars(batch))
         self.attempt, self.step = 0, 0
+        self.versions = {"zeroclap": "1a2b", "torch": "2.13"}
 
     def add(self, kind: str, **fields: Any) -> None:
         self.records.append({"number": len(self.records), "time": 0.0, "kind": kind, **fields})
@@ -71,6 +72,7 @@ class History:
             seed=state.segments[-1][1],
             host="here",
             hosts=["here", "there"],
+            versions=dict(self.versions),
         )
 
     def train(self, steps: int) -> None:

@@ -8,7 +8,7 @@ import pytest
 from pretrain.preflight.judge import Needs, problems, table
 from pretrain.preflight.measure import STAGES, Answer
 
-VERSIONS = {"python": "3.11", "torch": "2.13", "CUDA": "12.8", "NCCL": "2.27", "driver": "570.86"}
+VERSIONS = {"Python": "3.11", "torch": "2.13", "CUDA": "12.8", "NCCL": "2.27", "driver": "570.86"}
 NEEDS = Needs(
     ranks=3,
     on_gpus=True,
@@ -52,7 +52,7 @@ def test_healthy_machines_have_no_problem():
     [
         (
             {"versions": VERSIONS | {"NCCL": "2.26"}},
-            "^NCCL: versions differ: 2.27 on gpu-2, 2.26 on gpu-1$",
+            "^NCCL: 2.27 on gpu-0, gpu-2 and 2.26 on gpu-1$",
         ),
         (
             {"device": "cpu", "name": "CPU"},

@@ -66,7 +66,8 @@ def begun(config):
     state = run_folder.open_run(config, manifests)
     order = Order.begin(Mixture.of_run(config), [50], 1)
     start = resume.Start(state.next_attempt, "t", 0, state, order, 1.0, 0)
-    resume.begin(config, {}, start, checkpoints.ResumePoint(0, None, {}), ["here"], 4, {})
+    point, environment = checkpoints.ResumePoint(0, None, {}), {"versions": {}}
+    resume.begin(config, {}, start, point, ["here"], 4, environment)
     return ledger.read(Path(config.folder) / ledger.FILE_NAME)[-1]
 
 

@@ -26,6 +26,7 @@ def run(tmp_path):
     history.train(5)
     history.spike(onset=10)
     history.roll_back(9, skip=(10, 13))
+    history.versions["zeroclap"] = "3c4d"
     history.begin()
     history.train(2)
     history.add("crash", attempt=2, reason="the launcher ended with code 9")
@@ -46,6 +47,7 @@ def test_it_says_what_happened_in_order(run, capsys):
     parts = [
         "baseline base, 20,000 steps, recipe's seed 5",
         "not being trained; it would continue from step 9 of 20,000",
+        "code changed between attempts 1 and 2: zeroclap 1a2b to 3c4d",
         "attempt 1 began from initial weights: 2 ranks, seed 5",
         "LOSS SPIKE confirmed at step 13: fast, 7 where 5 was usual, since step 10",
         "rolled back to the checkpoint of step 9, going on with seed 6, without the blocks that "

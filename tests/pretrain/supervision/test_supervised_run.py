@@ -140,7 +140,7 @@ def test_the_run_folder_describes_the_run(run):
     settings = json.loads((run / "deepspeed.json").read_text())
     assert settings["train_batch_size"] == 8
     assert settings["gradient_accumulation_steps"] == 2
-    assert json.loads((run / "environment.json").read_text())["packages"]["deepspeed"]
+    assert json.loads((run / "environment.json").read_text())["versions"]["deepspeed"]
     assert (run / "loss.png").read_bytes().startswith(b"\x89PNG")
     folders = {path.name for path in (run / "tensorboard").iterdir()}
     assert folders == {"attempt-001", "attempt-002", "stitched"}

@@ -529,7 +529,7 @@ def test_a_checkpoint_describes_itself_without_its_run(straight):
     assert manifest["recipe"]["model"]["variant"] == "zero-clap"
     assert manifest["architecture"]["position"] == "alibi"
     assert manifest["corpus"]["vocab_size"] == 400
-    assert manifest["environment"]["packages"]["deepspeed"]
+    assert manifest["environment"]["versions"]["deepspeed"]
     line = metrics.read(straight / metrics.METRICS)[4]
     assert manifest["position"]["blocks"] == 4 * 8
     assert manifest["position"]["epoch"] == line["epoch"]

@@ -1,0 +1,107 @@
+"""Which code runs: versions of Python, of the packages that compute, and of zeroclap itself.
+
+Ranks with other code compute other numbers, or do not understand each other. A release number does
+not tell two checkouts apart, so zeroclap's version is a hash of its source files. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import platform
+import socket
+from collections.abc import Iterable, Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pretrain.records.collective import Failure, Group
+
+if TYPE_CHECKING:
+    from pretrain.records.ledger import Record
+
+OWN = "zeroclap"
+_ROOT = Path(__file__).parents[2]
+_FOLDERS = ("data_prep", "pretrain")
+"""Beside each other, wherever this process imports them from."""
+_PACKAGES = ("torch", "deepspeed", "numpy", "tokenizers")
+
+
+@functools.cache
+def sources() -> dict[str, str]:
+    """Return the hash of every source file of the packages that ranks import, by path."""
+    paths = sorted(path for folder in _FOLDERS for path in (_ROOT / folder).rglob("*.py"))
+    return {
+        str(path.relative_to(_ROOT)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in paths
+    }
+
+
+def versions() -> dict[str, str]:
+    """Return this process's versions by name: of zeroclap, Python and packages; "no" if missing."""
+    own = hashlib.sha256(repr(sources()).encode()).hexdigest()[:12]
+    found = {OWN: own, "Python": platform.python_version()}
+    for package in _PACKAGES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            found[package] = "no"
+    return found
+
+
+def differences(found: Iterable[tuple[str, Mapping[str, str]]]) -> list[str]:
+    """Describe what is not the same on all hosts: `torch: 2.13 on a, b and 2.12 on c`.
+
+    Args:
+        found: versions by name, or hashes of files by path, each with the host that has them.
+    """
+    hosts: dict[str, dict[str, dict[str, None]]] = {}
+    pairs = list(found)
+    for name in dict.fromkeys(name for _, values in pairs for name in values):
+        for host, values in pairs:
+            version = values.get(name, "no")
+            hosts.setdefault(name, {}).setdefault(version, {})[host] = None
+    return [
+        f"{name}: {' and '.join(f'{v} on {_few(where)}' for v, where in by_version.items())}"
+        for name, by_version in hosts.items()
+        if len(by_version) > 1
+    ]
+
+
+def _few(hosts: Iterable[str]) -> str:
+    first, *rest = hosts
+    return f"{first} and {len(rest)} more" if len(rest) > 3 else ", ".join([first, *rest])
+
+
+def refuse_other_code(group: Group) -> dict[str, str]:
+    """Return the versions that all ranks have.
+
+    Raises:
+        Failure: On every rank, if any has others; the message names the hosts, and a source file.
+    """
+    own, host = versions(), socket.gethostname()
+    if wrong := differences(group.gather((host, own))):
+        files = differences(group.gather((host, sources())))
+        which = f" ({files[0].partition(':')[0]} differs)" if files else ""
+        raise Failure(
+            f"not all ranks run the same code: {'; '.join(wrong)}{which}; install the same "
+            "environment on all machines"
+        )
+    return own
+
+
+def changes(records: Sequence[Record]) -> list[str]:
+    """Return a sentence for each attempt of a ledger that ran other code than the one before."""
+    attempts = [r for r in records if r["kind"] == "attempt" and "versions" in r]
+    found = []
+    for before, after in zip(attempts, attempts[1:], strict=False):
+        was, now = before["versions"], after["versions"]
+        changed = [
+            f"{name} {was.get(name, 'no')} to {now.get(name, 'no')}"
+            for name in dict.fromkeys([*was, *now])
+            if was.get(name) != now.get(name)
+        ]
+        if changed:
+            numbers = f"between attempts {before['attempt']} and {after['attempt']}"
+            found.append(f"code changed {numbers}: {', '.join(changed)}")
+    return found
