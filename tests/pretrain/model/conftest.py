@@ -7,7 +7,7 @@ from torch.nn.attention import flex_attention as library
 from pretrain.model import flex
 
 
-def unfused_kernel(query, key, value, score_mod, block_mask):
+def unfused_kernel(query, key, value, score_mod, block_mask, kernel_options):
     """FlexAttention as torch computes it without a compiler: gradients on a CPU as well."""
     block_mask = block_mask or library._create_empty_block_mask(query, key)
     score_mod = score_mod or library._identity
