@@ -299,7 +299,7 @@ def bias_by_formula(config, length):
 
 
 def bias_by_sum(config, length, mask, dtype):
-    """The position bias and the lowest number of hidden keys, added up in fp32 and rounded."""
+    """The position bias and half of the lowest number of hidden keys: a sum in fp32, rounded."""
     bias = bias_by_formula(config, length)
     seen = torch.ones(1, 1, length, dtype=torch.bool)
     if mask is not None and mask.dtype != torch.bool:
@@ -309,7 +309,7 @@ def bias_by_sum(config, length, mask, dtype):
     if config.causal:
         seen = seen & torch.ones(length, length, dtype=torch.bool).tril()
     if not seen.all():
-        hidden = torch.zeros(seen.shape).masked_fill(~seen, torch.finfo(dtype).min)
+        hidden = torch.zeros(seen.shape).masked_fill(~seen, torch.finfo(dtype).min / 2)
         bias = bias + hidden[:, None]
     return bias.to(dtype)
 
@@ -331,12 +331,12 @@ def test_the_bias_has_the_bits_of_a_sum_in_fp32_that_is_rounded(
     assert torch.equal(bias, expected)
 
 
-def test_hidden_keys_have_the_lowest_number_in_fp16_too():
+def test_hidden_keys_have_half_of_the_lowest_number_in_fp16_too():
     """Where -65504 and ALiBi were added up, far ones had -inf."""
     config, mask = config_of("alibi", "offset"), masks(320)["documents"]
     bias = bias_of(config, 320, mask, torch.float16)
     shown = (mask[:, None, :] == mask[:, :, None])[:, None].expand_as(bias)
-    assert set(bias[~shown].tolist()) == {torch.finfo(torch.float16).min}
+    assert set(bias[~shown].tolist()) == {torch.finfo(torch.float16).min / 2}
     assert torch.equal(bias[shown], bias_by_sum(config, 320, mask, torch.float16)[shown])
 
 
