@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from .config import ModelConfig
-from .scores import ScoreFunction
+from .scores import ScoreFunction, constant
 
 # Of a key that a head does not see: its weight is zero in any precision, and a query that sees no
 # key at all still has a softmax.
@@ -46,9 +46,9 @@ class Alibi(nn.Module):
 
     def forward(self, device: torch.device, scale: float = 1.0) -> ScoreFunction:
         """Return the bias as a function of index tensors on `device`, with distances x `scale`."""
-        # Not a buffer: casting the module to bf16 would round it.
-        slopes = torch.tensor(self.slopes, dtype=torch.float32, device=device)
-        if self.logits is not None:
+        if self.logits is None:
+            slopes = constant(tuple(self.slopes), device)
+        else:
             slopes = self.logits.float().sigmoid()
         slopes = slopes * scale
         # For whole numbers d, |d - 1/4| - 1/4 is d - 1/2 right of the query and -d elsewhere.

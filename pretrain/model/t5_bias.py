@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from .config import ModelConfig
-from .scores import ScoreFunction
+from .scores import ScoreFunction, constant
 
 BUCKETS, MAX_DISTANCE = 32, 128
 
@@ -22,7 +22,7 @@ class T5Bias(nn.Module):
         super().__init__()
         self.table = nn.Embedding(BUCKETS, config.num_heads)
         distances = range(-MAX_DISTANCE, MAX_DISTANCE + 1)
-        self.buckets = [t5_bucket(distance, config.causal) for distance in distances]
+        self.buckets = tuple(t5_bucket(distance, config.causal) for distance in distances)
 
     def forward(self, device: torch.device, scale: float = 1.0) -> ScoreFunction:
         """Return the bias as a function of index tensors on `device`, with distances x `scale`.
@@ -30,7 +30,7 @@ class T5Bias(nn.Module):
         Scaled distances are rounded to whole ones.
         """
         # Looked up here, where ZeRO 3 has gathered the table.
-        by_distance = self.table(torch.tensor(self.buckets, device=device)).float()
+        by_distance = self.table(constant(self.buckets, device)).float()
 
         def bias(head: Tensor, query: Tensor, key: Tensor) -> Tensor:
             distance = key - query

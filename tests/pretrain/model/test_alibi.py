@@ -7,11 +7,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from pretrain.model import presets
+from pretrain.model import presets, scores
 from pretrain.model.alibi import Alibi, alibi_slopes
 from pretrain.model.attention import AttentionContext, attend, dense_bias
 from pretrain.model.config import CHOICES, ModelConfig
 from pretrain.model.language_model import LanguageModel
+from pretrain.model.scores import constant
 from tests.pretrain.model.test_parity import slopes_by_formula
 
 CPU = torch.device("cpu")
@@ -24,6 +25,21 @@ def alibi(heads, length, kind):
     config = ModelConfig(VOCABULARY, hidden_size=8 * heads, num_heads=heads, alibi=kind)
     index = torch.arange(length)
     return Alibi(config)(CPU)(torch.arange(heads)[:, None, None], index[:, None], index)
+
+
+@pytest.mark.parametrize("make", [torch.inference_mode, torch.no_grad])
+def test_the_slopes_stay_on_the_device_for_later_batches_of_training_too(make):
+    """A copy in every batch would make the host wait for a GPU."""
+    scores._kept.cache_clear()
+    config = ModelConfig(VOCABULARY, hidden_size=32, num_heads=4)
+    with make():
+        first = constant(tuple(alibi_slopes(4)), CPU)
+    assert constant(tuple(alibi_slopes(4)), CPU) is first
+    query = torch.ones(4, 1, 1, requires_grad=True)
+    index = torch.arange(3)
+    bias = Alibi(config)(CPU)(torch.arange(4)[:, None, None], index[:, None], index)
+    (query * bias).sum().backward()  # keeps the bias
+    assert query.grad is not None
 
 
 def tiny(**overrides):
