@@ -52,7 +52,7 @@ def outputs_of(
     with torch.no_grad():
         for chosen in mine:
             batch = encoded.collate(chosen).to(device)
-            output = model(batch["input_ids"], batch["document_ids"], batch.get("segment_ids"))
+            output = model(batch["input_ids"], batch.get("document_ids"), batch.get("segment_ids"))
             logits: list[Output] = list(output.float().cpu().numpy())
             if encoded.kind.labels_tokens:
                 logits = [of[: encoded.lengths[n]] for n, of in zip(chosen, logits, strict=True)]

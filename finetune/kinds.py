@@ -392,7 +392,7 @@ class Objective:
 
     def loss(self, model: Any, batch: Mapping[str, Tensor]) -> Tensor:  # noqa: ANN401
         """Return the loss, summed over the batch's targets: [1]."""
-        logits = model(batch["input_ids"], batch["document_ids"], batch.get("segment_ids"))
+        logits = model(batch["input_ids"], batch.get("document_ids"), batch.get("segment_ids"))
         return self.kind.loss(logits, batch["labels"]).unsqueeze(0)
 
 

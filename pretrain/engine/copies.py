@@ -32,7 +32,7 @@ class Copies:
         with _on_stream(self._stream):
             tensors = {
                 name: torch.from_numpy(array).pin_memory().to(self._device, non_blocking=True)
-                for name, array in batch.arrays.items()
+                for name, array in batch.inputs().items()
             }
         self._ahead = batch, tensors
 

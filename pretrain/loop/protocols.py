@@ -34,13 +34,23 @@ class MicroBatch:
     """Hash of the names of all blocks of the global batch (`order.digest`), for audits."""
 
     def to(self, device: torch.device) -> dict[str, Tensor]:
-        """The arrays as tensors on a device."""
+        """The inputs as tensors on a device."""
         import torch
 
         return {
             name: torch.from_numpy(array).to(device, non_blocking=True)
-            for name, array in self.arrays.items()
+            for name, array in self.inputs().items()
         }
+
+    def inputs(self) -> Arrays:
+        """The arrays, without `document_ids` where every row is one document without padding.
+
+        Kernels without a mask are faster, and only the host can tell without waiting.
+        """
+        ids = self.arrays.get("document_ids")
+        if ids is None or ids.dtype != bool or not ids.all():
+            return self.arrays
+        return {name: array for name, array in self.arrays.items() if name != "document_ids"}
 
 
 class Objective(Protocol):

@@ -68,11 +68,11 @@ def layer_changes(
     tokens = 0
     for micro_batch in validation_batches(source, objective, limit, micro_batch_size, 0, 1):
         batch = micro_batch.to(device)
-        is_token = batch["document_ids"] > 0
+        is_token = torch.from_numpy(micro_batch.arrays["document_ids"] > 0).to(device)
         with torch.no_grad():
             states = model.encoder.hidden_states(
                 batch["input_ids"],
-                batch["document_ids"],
+                batch.get("document_ids"),
                 batch.get("segment_ids"),
                 with_final_norm=False,
             )

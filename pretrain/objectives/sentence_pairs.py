@@ -179,7 +179,7 @@ class SentencePairsLM(MaskedLM):
 def _both_logits(model: Model, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
     logits, pair_logits = model(
         batch["input_ids"],
-        batch["document_ids"],
+        batch.get("document_ids"),
         batch["target_positions"],
         segment_ids=batch["segment_ids"],
         with_pairs=True,

@@ -273,7 +273,7 @@ def _layers(
     assert isinstance(layer, EncoderLayer)
     with torch.no_grad():
         x, context = model.encoder.embed(
-            tensors["input_ids"], tensors["document_ids"], tensors.get("segment_ids")
+            tensors["input_ids"], tensors.get("document_ids"), tensors.get("segment_ids")
         )
     heads, hidden = config.num_heads, config.hidden_size
     read, qkv = random(*x.shape), random(*x.shape[:2], 3, heads, hidden // heads)

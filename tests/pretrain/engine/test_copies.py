@@ -43,7 +43,7 @@ class FakeTensor:
 
 class Machine:
     def __init__(self, monkeypatch):
-        self.events, self.stream = [], "computing"
+        self.events, self.stream, self.monkeypatch = [], "computing", monkeypatch
         monkeypatch.setattr(copies, "_new_stream", lambda: Stream("copying", self.events))
         monkeypatch.setattr(copies, "_current_stream", lambda: Stream("computing", self.events))
         monkeypatch.setattr(copies, "_on_stream", self.on_stream)
@@ -105,3 +105,24 @@ def test_on_a_cpu_tensors_share_the_memory_of_the_arrays():
     found.start(only)
     (tensors,) = found.each([only])
     assert tensors["input_ids"].data_ptr() == only.arrays["input_ids"].ctypes.data
+
+
+@pytest.mark.parametrize(
+    ("ids", "is_given"),
+    [
+        ([[True, True], [True, True]], False),
+        ([[True, True], [True, False]], True),
+        ([[1, 1], [1, 1]], True),
+        ([[1, 1], [2, 2]], True),
+    ],
+)
+def test_ids_of_rows_without_padding_are_not_given_to_the_model(ids, is_given, machine):
+    """Integers may number several documents."""
+    arrays = {"input_ids": np.ones((2, 2)), "document_ids": np.array(ids)}
+    full = MicroBatch(0, arrays, 4, (1,))
+    assert ("document_ids" in full.inputs()) == is_given
+    found = Copies(torch.device("cuda"))
+    machine.monkeypatch.setattr(torch, "from_numpy", lambda array: FakeTensor([0], machine))
+    (tensors,) = found.each([full])
+    assert ("document_ids" in tensors) == is_given
+    assert "document_ids" in full.arrays

@@ -88,7 +88,7 @@ class Toy:
         return sums.index_put(at, columns, accumulate=True)
 
     def _losses(self, model, batch):
-        logits = model(batch["input_ids"], batch["document_ids"], batch["target_positions"])
+        logits = model(batch["input_ids"], batch.get("document_ids"), batch["target_positions"])
         targets = batch["targets"]
         losses = cross_entropy(logits.float(), targets.ravel(), reduction="none")
         return losses.view_as(targets), logits.argmax(dim=-1).view_as(targets) == targets
