@@ -158,7 +158,13 @@ def _check_settings(config: RunConfig, model: ModelConfig, world_size: int) -> N
     settings = deepspeed_settings.read(name, config.batch, clipping, world_size)
     deepspeed_settings.refuse_optimizer(settings, config.optimizer.name)
     deepspeed_settings.refuse_guard(settings, config.optimizer.guard)
-    check_backend(model, choose_backend(model, config.training.attention_backend, on_gpu=False))
+    backend = config.training.attention_backend
+    check_backend(model, choose_backend(model, backend, on_gpu=False))
+    if config.training.deterministic and backend == "flex" and model.has_trained_bias:
+        raise ValueError(
+            "training.attention_backend: flex adds up the gradient of a trained position bias in "
+            "an order that differs from run to run; with training.deterministic use auto or dense"
+        )
     deepspeed_settings.compiles(config.training.compile, settings, on_gpu=False)
 
 

@@ -37,7 +37,9 @@ def choose_backend(config: ModelConfig, wanted: str, on_gpu: bool) -> str:
     """Return the attention back end of a run.
 
     "auto" stands for flex on a GPU if it can compute the model, and for dense otherwise: flex makes
-    no [T, T] tensor, but has no attention dropout, no latents and no heads below 16.
+    no [T, T] tensor, but has no attention dropout, no latents and no heads below 16. Where the bias
+    is trained, too: flex adds the gradient of each score to one of few numbers, by atomic additions
+    that wait for each other and whose order differs from run to run.
 
     Args:
         config: the model.
@@ -49,6 +51,7 @@ def choose_backend(config: ModelConfig, wanted: str, on_gpu: bool) -> str:
     is_possible = (
         config.attention_dropout == 0
         and not config.latents
+        and not config.has_trained_bias
         and config.hidden_size // config.num_heads >= SMALLEST_FLEX_HEAD
     )
     return "flex" if on_gpu and is_possible else "dense"

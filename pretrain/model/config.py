@@ -39,13 +39,15 @@ class PositionMethod:
     """The size of a head must be a multiple of this."""
     scalable: bool = True
     """Whether positions may be fractions, as position interpolation makes them."""
+    trained_bias: bool = False
+    """Whether what is added to scores is always trained."""
 
 
 POSITION_METHODS: Mapping[str, PositionMethod] = {
     "learned": PositionMethod(embedding="LearnedPositions", bounded=True, scalable=False),
     "sinusoidal": PositionMethod(embedding="SinusoidalPositions", hidden_multiple=2),
     "rotary": PositionMethod(rotation="Rotary", head_multiple=2),
-    "t5-bias": PositionMethod(score_bias="T5Bias"),
+    "t5-bias": PositionMethod(score_bias="T5Bias", trained_bias=True),
     "alibi": PositionMethod(score_bias="Alibi"),
     "none": PositionMethod(scalable=False),
 }
@@ -248,6 +250,12 @@ class ModelConfig:
     def method(self) -> PositionMethod:
         """The entry of the position method."""
         return POSITION_METHODS[self.position]
+
+    @property
+    def has_trained_bias(self) -> bool:
+        """Whether what the position method adds to scores is trained."""
+        trained_slopes = self.position == "alibi" and self.alibi_slopes == "trained"
+        return self.method.trained_bias or trained_slopes
 
     @property
     def longest_input(self) -> int | None:

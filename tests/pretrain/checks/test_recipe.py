@@ -30,6 +30,15 @@ SHORT = ["data.sequence_length=24", "model.overrides.latents=8"]
         (["folder="], "folder: None .* text"),
         (["data.corpus=''"], "data.corpus: is not set"),
         (["data.corpus=/nowhere"], "/nowhere: no such folder"),
+        (
+            [
+                "training.attention_backend=flex",
+                "training.deterministic=true",
+                "model.overrides.attention_dropout=0.0",
+                "model.overrides.alibi_slopes=trained",
+            ],
+            "training.attention_backend: flex .* with training.deterministic use auto or dense",
+        ),
         (["data.vocab_size=50265"], "data.vocab_size is 50265, but .* a vocabulary of 400"),
         (["batch.micro_batch_size=8"], "global_batch_size 8 is not a multiple of .* 8 x 2 ranks"),
         (
