@@ -208,6 +208,8 @@ class Process:
         _ = dataclasses.replace(self, local_rank=self.local_world_size - 1).device
         device = self.device
         if device.type == "cuda":
+            # Memory that torch has cached in pieces serves larger tensors too.
+            os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
             torch.cuda.set_device(device)
             os.environ["LOCAL_RANK"] = str(device.index)
 
