@@ -68,7 +68,7 @@ def layer_changes(
     tokens = 0
     for micro_batch in validation_batches(source, objective, limit, micro_batch_size, 0, 1):
         batch = micro_batch.to(device)
-        is_token = torch.from_numpy(micro_batch.arrays["document_ids"] > 0).to(device)
+        is_token = torch.from_numpy(micro_batch.arrays["document_ids"]).to(device) > 0
         with torch.no_grad():
             states = model.encoder.hidden_states(
                 batch["input_ids"],
