@@ -25,7 +25,7 @@ from finetune.kinds import Objective
 from finetune.plan import RESULT, RunPlan, read_plan
 from finetune.task import Task, suffix_of
 from pretrain.config.sections import OptimizerConfig
-from pretrain.loop.loop import Hook
+from pretrain.loop.loop import Callbacks, Hook, Rank0Callbacks
 from pretrain.loop.loop import run as run_loop
 from pretrain.loop.protocols import StepRecord
 from pretrain.models import model_folder
@@ -109,12 +109,12 @@ def train(plan: RunPlan, folder: Path) -> dict[str, Any]:
         batches,
         Objective(task.kind),
         learning_rate=lambda step: config.rate(step, steps),
-        first_step=0,
-        last_step=steps,
-        hooks=[Hook(1, evaluation)],
-        observers=[metrics, ProgressPrinter(steps), records.append],
+        steps=range(steps),
+        callbacks=Callbacks([Hook(1, evaluation)]),
+        rank_0=Rank0Callbacks([metrics, ProgressPrinter(steps), records.append]),
     )
     ended = time.perf_counter()
+    tokens = sum(record.result.tokens for record in records)
     gather(None)  # wait until every rank has written its part
     if engine.rank > 0:
         return {}
@@ -136,7 +136,7 @@ def train(plan: RunPlan, folder: Path) -> dict[str, Any]:
         "ranks": process.world_size,
         "seconds": ended - started,
         "training_seconds": ended - training_started,
-        "tokens_per_second": sum(r.tokens for r in records) / sum(r.seconds for r in records),
+        "tokens_per_second": tokens / sum(record.seconds for record in records),
         "device": str(process.device),
     }
 

@@ -157,7 +157,7 @@ def _train(
     """Return the weights at the end, in fp32 on the CPU, and the last loss."""
     from pretrain.config.sections import BatchConfig
     from pretrain.engine import engine as engines
-    from pretrain.loop.loop import run
+    from pretrain.loop.loop import Rank0Callbacks, run
     from pretrain.model.language_model import LanguageModel
     from pretrain.records.figures import curves
     from pretrain.records.metrics import MetricsWriter, ProgressPrinter
@@ -177,7 +177,7 @@ def _train(
 
     def keep_loss(record: StepRecord) -> None:
         nonlocal last_loss
-        last_loss = record.loss
+        last_loss = record.result.loss
 
     observers: list[Callable[[StepRecord], None]] = [
         metrics,
@@ -190,9 +190,8 @@ def _train(
         batches,
         batches.objective,
         learning_rate=lambda step: optimizer.learning_rate,
-        first_step=0,
-        last_step=steps,
-        observers=observers,
+        steps=range(steps),
+        rank_0=Rank0Callbacks(observers),
     )
     metrics.sync()
     # The engine has the fp32 weights in its own parts; DeepSpeed writes a script beside the folder.

@@ -36,6 +36,7 @@ from pretrain.engine.guards import Guard
 from pretrain.engine.stored import refuse_unstored
 from pretrain.loop.protocols import (
     Ahead,
+    Exchanged,
     MicroBatch,
     Objective,
     StepResult,
@@ -196,7 +197,7 @@ class Engine:
             learning_rate: of this update.
             seed: keys the dropout.
             step: number of updates before this one, skipped ones included.
-            counts: `next_counts` of the step before; None costs another reduction.
+            counts: `Exchanged.next_counts` of the step before; None costs another reduction.
             ahead: called once, between the last backward pass and the optimizer.
 
         Raises:
@@ -307,10 +308,12 @@ class Engine:
             # A norm that is not finite is -1 where DeepSpeed was told not to check for it.
             gradient_norm=norm if math.isfinite(norm) and norm >= 0 else None,
             terms=terms if len(terms) > 1 else {},
-            code=int(code),
-            all_ready=ready == self.world_size,
-            next_counts=_whole(next_counts) if added.micro_batches else None,
-            measured=self._by_name(added.measured, found[ends[1] :]),
+            exchanged=Exchanged(
+                next_counts=_whole(next_counts) if added.micro_batches else None,
+                code=int(code),
+                all_ready=ready == self.world_size,
+                measured=self._by_name(added.measured, found[ends[1] :]),
+            ),
         )
 
     def _slots(self, measured: Mapping[str, Tensor | float]) -> list[Tensor | list[float]]:

@@ -49,6 +49,35 @@ class Background(Protocol):
         """Finish the work; called on every rank once all are ready."""
 
 
+@dataclasses.dataclass(frozen=True)
+class Callbacks:
+    """What every rank does beside the updates."""
+
+    hooks: Sequence[Hook] = ()
+    """Called in order; a verdict other than GO_ON ends the loop before the next one."""
+    after_step: Callable[[int], None] = lambda steps: None
+    """Called with the number of updates done; must not wait for other ranks."""
+    background: Background | None = None
+    """Finished between two steps, when all ranks are ready."""
+    measure: Callable[[], Mapping[str, Tensor | float]] = dict
+    """Called in each step, gives `Ahead.measured`."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Rank0Callbacks:
+    """What rank 0 does with finished steps."""
+
+    observers: Sequence[Callable[[StepRecord], None]] = ()
+    """Called with each finished step; they cannot steer."""
+    watch: Callable[[StepRecord], int] = lambda record: GO_ON
+    """Called after the observers; a verdict other than GO_ON stops every rank before any other
+    hook. The update that was computed meanwhile, if any, is in no record."""
+    stop: Callable[[int], int] = lambda steps: GO_ON
+    """Called towards the end of each step, with the number of updates at its end; a verdict other
+    than GO_ON stops every rank after this step, before its hooks. The watch's verdict on this step
+    takes precedence."""
+
+
 def _act(hooks: Sequence[Hook], steps: int) -> int:
     """Do the hooks' actions until one gives a verdict other than GO_ON; returns the last one."""
     for hook in hooks:
@@ -59,15 +88,10 @@ def _act(hooks: Sequence[Hook], steps: int) -> int:
 
 
 class _Judge:
-    """Shows finished steps to observers and watch, and asks whether to stop."""
+    """Shows finished steps to rank 0's callbacks, and asks whether to stop."""
 
-    def __init__(
-        self,
-        observers: Sequence[Callable[[StepRecord], None]],
-        watch: Callable[[StepRecord], int],
-        stop: Callable[[int], int],
-    ) -> None:
-        self._observers, self._watch, self._stop = observers, watch, stop
+    def __init__(self, callbacks: Rank0Callbacks) -> None:
+        self._callbacks = callbacks
         self._record: StepRecord | None = None
         self._verdict = GO_ON
 
@@ -80,9 +104,9 @@ class _Judge:
         """Show the newest step unless it was shown before; returns the watch's verdict."""
         record, self._record = self._record, None
         if record is not None:
-            for observer in self._observers:
+            for observer in self._callbacks.observers:
                 observer(record)
-            self._verdict = self._watch(record)
+            self._verdict = self._callbacks.watch(record)
         return self._verdict
 
     @contextlib.contextmanager
@@ -97,7 +121,7 @@ class _Judge:
     def code(self, steps: int) -> int:
         """The watch's verdict on the step before, or whether to stop after `steps` updates."""
         verdict = self.settle()
-        return verdict if verdict != GO_ON else self._stop(steps)
+        return verdict if verdict != GO_ON else self._callbacks.stop(steps)
 
 
 class _Reader:
@@ -127,17 +151,11 @@ def run(
     objective: Objective,
     *,
     learning_rate: Callable[[int], float],
-    first_step: int,
-    last_step: int,
-    hooks: Sequence[Hook] = (),
-    observers: Sequence[Callable[[StepRecord], None]] = (),
-    watch: Callable[[StepRecord], int] = lambda record: GO_ON,
-    stop: Callable[[int], int] = lambda steps: GO_ON,
-    after_step: Callable[[int], None] = lambda steps: None,
-    background: Background | None = None,
-    measure: Callable[[], Mapping[str, Tensor | float]] = dict,
+    steps: range,
+    callbacks: Callbacks = Callbacks(),
+    rank_0: Rank0Callbacks = Rank0Callbacks(),
 ) -> int:
-    """Train from `first_step` up to, not including, `last_step`.
+    """Train for `steps`.
 
     The ranks meet once a step: the reduction of a step's losses also carries the counts of the next
     global batch and rank 0's code. Rank 0 shows a step to observers and watch while the device
@@ -148,48 +166,38 @@ def run(
         batches: gives each step's micro-batches.
         objective: gives each micro-batch's loss.
         learning_rate: function of the step.
-        first_step: number of updates done before.
-        last_step: number of updates at the end.
-        hooks: called on every rank, in order; a verdict other than GO_ON ends the loop before the
-            next one.
-        observers: called on rank 0 with each finished step; they cannot steer.
-        watch: called on rank 0 after the observers; a verdict other than GO_ON stops every rank
-            before any other hook. The update that was computed meanwhile, if any, is in no record.
-        stop: called on rank 0 towards the end of each step, with the number of updates at its end;
-            a verdict other than GO_ON stops every rank after this step, before its hooks. The
-            watch's verdict on this step takes precedence.
-        after_step: called on every rank with the number of updates done; must not wait for others.
-        background: finished between two steps, when all ranks are ready.
-        measure: called on every rank in each step, gives `Ahead.measured`.
+        steps: numbers of the updates.
+        callbacks: called on every rank.
+        rank_0: called on rank 0 alone.
 
     Returns:
         The verdict: GO_ON after the last step.
     """
-    judge = _Judge(observers, watch, stop)
-    if engine.rank:
-        judge = _Judge((), lambda record: GO_ON, lambda steps: GO_ON)
-    reader = _Reader(batches, engine, last_step)
-    reader.read(first_step)
+    judge = _Judge(Rank0Callbacks() if engine.rank else rank_0)
+    reader = _Reader(batches, engine, steps.stop)
+    reader.read(steps.start)
     counts: tuple[int, ...] | None = None
+    background = callbacks.background
     with judge.settled_if_raises():
-        for step in range(first_step, last_step):
+        for step in steps:
             started = time.perf_counter()
             micro_batches, done = reader.micro_batches, step + 1
 
             def ahead(done: int = done) -> Ahead:
                 is_ready = background is not None and background.is_ready()
                 code = judge.code(done)  # before waiting for the batch
-                return Ahead(reader.read(done), code, is_ready, measure())
+                return Ahead(reader.read(done), code, is_ready, callbacks.measure())
 
             rate, seed = learning_rate(step), batches.seed(step)
             result = engine.step(
                 micro_batches, objective, rate, seed, step, counts=counts, ahead=ahead
             )
-            counts = result.next_counts
+            exchanged = result.exchanged
+            counts = exchanged.next_counts
             judge.add(
                 StepRecord(
-                    **vars(result),
-                    step=step,
+                    step,
+                    result,
                     learning_rate=rate,
                     seed=seed,
                     epoch=batches.epoch(step),
@@ -198,13 +206,13 @@ def run(
                     batch_digest=micro_batches[0].batch_digest,
                 )
             )
-            after_step(done)
-            if background is not None and result.all_ready:
+            callbacks.after_step(done)
+            if background is not None and exchanged.all_ready:
                 background.finish()
-            due = [hook for hook in hooks if hook.is_due(done, last_step)]
-            if due or result.code != GO_ON or done == last_step:
+            due = [hook for hook in callbacks.hooks if hook.is_due(done, steps.stop)]
+            if due or exchanged.code != GO_ON or done == steps.stop:
                 found = judge.settle()
-                verdict = engine.agree(result.code if found == GO_ON else found)
+                verdict = engine.agree(exchanged.code if found == GO_ON else found)
                 if verdict != GO_ON:
                     return verdict
             if (verdict := _act(due, done)) != GO_ON:

@@ -100,6 +100,35 @@ def weighted_loss(weights: Mapping[str, float], terms: Mapping[str, TermLoss]) -
 
 
 @dataclasses.dataclass(frozen=True)
+class Ahead:
+    """What a rank adds to the reduction at the end of a step."""
+
+    micro_batches: Sequence[MicroBatch] = ()
+    """This rank's of the next step; none after the last one."""
+    code: int = 0
+    """Rank 0's reaches every rank; those of other ranks are ignored."""
+    is_ready: bool = False
+    """See `Background.is_ready`."""
+    measured: Mapping[str, Tensor | float] = dataclasses.field(default_factory=dict)
+    """What this rank measured, for the records of rank 0; the same names on every rank. Of a
+    parameter of one number, rank 0's value before the update."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Exchanged:
+    """What the reduction makes of every rank's `Ahead`."""
+
+    next_counts: tuple[int, ...] | None = None
+    """Tokens, and targets of each term, in the global batch of `Ahead.micro_batches`."""
+    code: int = 0
+    """`Ahead.code` of rank 0."""
+    all_ready: bool = False
+    """Whether `Ahead.is_ready` is true on every rank."""
+    measured: Mapping[str, tuple[float, ...]] = dataclasses.field(default_factory=dict)
+    """`Ahead.measured` of every rank, in their order; of a parameter, rank 0's alone."""
+
+
+@dataclasses.dataclass(frozen=True)
 class StepResult:
     """Result of a finished update, over all ranks."""
 
@@ -120,29 +149,7 @@ class StepResult:
     """fp16 skipped this update at its smallest loss scale, which cannot be lowered further."""
     guard_factor: float = 1.0
     """Share of the gradient's norm that `optimizer.guard` left; 0: it left the update out."""
-    code: int = 0
-    """`Ahead.code` of rank 0."""
-    all_ready: bool = False
-    """Whether `Ahead.is_ready` is true on every rank."""
-    next_counts: tuple[int, ...] | None = None
-    """Tokens, and targets of each term, in the global batch of `Ahead.micro_batches`."""
-    measured: Mapping[str, tuple[float, ...]] = dataclasses.field(default_factory=dict)
-    """`Ahead.measured` of every rank, in their order; of a parameter, rank 0's alone."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Ahead:
-    """What a rank adds to the reduction at the end of a step."""
-
-    micro_batches: Sequence[MicroBatch] = ()
-    """This rank's of the next step; none after the last one."""
-    code: int = 0
-    """Rank 0's reaches every rank; those of other ranks are ignored."""
-    is_ready: bool = False
-    """See `Background.is_ready`."""
-    measured: Mapping[str, Tensor | float] = dataclasses.field(default_factory=dict)
-    """What this rank measured, for the records of rank 0; the same names on every rank. Of a
-    parameter of one number, rank 0's value before the update."""
+    exchanged: Exchanged = Exchanged()
 
 
 class StepEngine(Protocol):
@@ -170,7 +177,7 @@ class StepEngine(Protocol):
             learning_rate: of this update.
             seed: keys the dropout.
             step: number of updates before this one.
-            counts: `next_counts` of the step before; None costs a reduction.
+            counts: `Exchanged.next_counts` of the step before; None costs a reduction.
             ahead: called once, while the device computes the gradient.
         """
 
@@ -178,11 +185,12 @@ class StepEngine(Protocol):
         """Rank 0's code, on every rank."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class StepRecord(StepResult):
-    """A finished step, as observers see it: its result, and what the loop knows of it."""
+@dataclasses.dataclass(frozen=True)
+class StepRecord:
+    """A finished step, as observers see it."""
 
     step: int
+    result: StepResult
     learning_rate: float
     seed: int
     epoch: float
@@ -197,7 +205,7 @@ class StepRecord(StepResult):
     @property
     def tokens_per_second(self) -> float:
         """Input tokens of all ranks without padding, per second of the step."""
-        return self.tokens / self.seconds
+        return self.result.tokens / self.seconds
 
 
 GO_ON = 0

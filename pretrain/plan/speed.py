@@ -27,6 +27,7 @@ from pretrain.data.sources import SOURCES
 from pretrain.engine import optimizers
 from pretrain.engine.distributed import Process, choose_device
 from pretrain.engine.engine import Engine, deepspeed_json, start
+from pretrain.loop.loop import Rank0Callbacks
 from pretrain.loop.loop import run as run_loop
 from pretrain.loop.protocols import GO_ON, MicroBatch, StepRecord
 from pretrain.model import attention
@@ -171,10 +172,8 @@ def _measure(config: RunConfig, seconds: float, process: Process) -> Speed | Non
         batches,
         objective,
         learning_rate=lambda step: 1e-4,
-        first_step=0,
-        last_step=sys.maxsize,
-        observers=[observe],
-        stop=stop,
+        steps=range(sys.maxsize),
+        rank_0=Rank0Callbacks([observe], stop=stop),
     )
     if process.rank:
         return None

@@ -1,7 +1,7 @@
 """What a step's record shows beside the loss: figures for metrics.jsonl, curves for trackers.
 
 Everything is computed on rank 0 from a finished record: nothing here waits for a device or for
-other ranks. What ranks measure rides in the reduction of the losses (`loop.Ahead.measured`).
+other ranks. What ranks measure rides in the reduction of the losses (`Ahead.measured`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pretrain.loop.protocols import StepRecord
 from pretrain.records.metrics import finite_or_nan
 
 SECONDS, MEMORY, BETA = "seconds", "memory_bytes", "beta"
-"""Names of what ranks measure (`loop.Ahead.measured`): the seconds that a rank worked by itself in
+"""Names of what ranks measure (`Ahead.measured`): the seconds that a rank worked by itself in
 the step before (`pace.own_seconds`), the most bytes of memory that it has used, and the beta of a
 CLAP head. NaN: not measured."""
 _LARGEST_EXPONENT = 700.0
@@ -39,25 +39,25 @@ class Figures:
 
     def __call__(self, record: StepRecord) -> dict[str, float]:
         """The figures of a step by name, those that are known; the guide explains them."""
-        positions = self.positions(record.step)
+        positions, measured = self.positions(record.step), record.result.exchanged.measured
         found = {
             "perplexity": perplexity(record),
             "tokens_per_second": record.tokens_per_second,
-            "padding": 1 - record.tokens / positions,
+            "padding": 1 - record.result.tokens / positions,
             **self.deviations(record),
             **{f"{_BLOCKS}{name}": count for name, count in self.blocks(record.step).items()},
         }
-        found["beta"] = record.measured.get(BETA, (math.nan,))[0]
+        found["beta"] = measured.get(BETA, (math.nan,))[0]
         if self.peak_flops:
             flops = self.flops_per_position(record.step) * positions
             found["mfu"] = flops / record.seconds / self.peak_flops
-        seconds = record.measured.get(SECONDS, ())
+        seconds = measured.get(SECONDS, ())
         if len(seconds) > 1 and not any(map(math.isnan, seconds)):
             slowest = max(seconds)
             found["slowest_rank"] = rank = seconds.index(slowest)
             found["slowest_rank_seconds"] = slowest
             found["other_ranks_seconds"] = statistics.median(seconds[:rank] + seconds[rank + 1 :])
-        found["memory_bytes"] = max(record.measured.get(MEMORY, (math.nan,)))
+        found["memory_bytes"] = max(measured.get(MEMORY, (math.nan,)))
         return {name: value for name, value in found.items() if not math.isnan(value)}
 
 
@@ -66,9 +66,9 @@ def perplexity(record: StepRecord) -> float:
 
     NaN where that is not finite.
     """
-    loss = record.loss
-    if record.terms:
-        loss = finite_or_nan(next(iter(record.terms.values())).loss)
+    loss = record.result.loss
+    if record.result.terms:
+        loss = finite_or_nan(next(iter(record.result.terms.values())).loss)
     return math.exp(min(loss, _LARGEST_EXPONENT)) if math.isfinite(loss) else math.nan
 
 
@@ -89,14 +89,15 @@ _CURVES = {
 
 def curves(record: StepRecord) -> dict[str, float]:
     """The curves of a step by name, as every tracker shows them."""
-    norm = record.gradient_norm
+    result = record.result
+    norm = result.gradient_norm
     return {
-        "train/loss": record.loss,
-        **{f"train/loss/{n}": finite_or_nan(t.loss) for n, t in record.terms.items()},
+        "train/loss": result.loss,
+        **{f"train/loss/{n}": finite_or_nan(t.loss) for n, t in result.terms.items()},
         "optimizer/gradient_norm": math.nan if norm is None else norm,
-        "optimizer/loss_scale": record.loss_scale,
+        "optimizer/loss_scale": result.loss_scale,
         "optimizer/learning_rate": record.learning_rate,
-        **({"optimizer/guard_factor": record.guard_factor} if record.guard_factor < 1 else {}),
+        **({"optimizer/guard_factor": result.guard_factor} if result.guard_factor < 1 else {}),
         "speed/tokens_per_second": record.tokens_per_second,
         "speed/step_seconds": record.seconds,
         "speed/data_seconds": record.data_seconds,

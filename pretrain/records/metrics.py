@@ -7,7 +7,6 @@ the steps repeat under a higher attempt number. `surviving` selects the lineage 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import datetime
 import json
 import math
@@ -190,6 +189,18 @@ def surviving_validation(
     ]
 
 
+def line_of(record: StepRecord) -> dict[str, Any]:
+    """The line of metrics.jsonl for a finished step, without its attempt."""
+    result = record.result
+    line = {"step": record.step, **vars(result), **vars(record), "blocks": record.batch_digest}
+    line["terms"] = {name: vars(term) for name, term in result.terms.items()}
+    absent = {"result", "exchanged", "batch_digest", "figures"}
+    absent |= set() if result.terms else {"terms"}
+    absent |= {"guard_factor"} if result.guard_factor == 1.0 else set()
+    known = {name: value for name, value in line.items() if name not in absent}
+    return {**known, **record.figures}
+
+
 class MetricsWriter:
     """Observer that writes each step's record to metrics.jsonl with the attempt's number."""
 
@@ -201,16 +212,7 @@ class MetricsWriter:
 
     def __call__(self, record: StepRecord) -> None:
         """Write one finished step."""
-        line = {"attempt": self._attempt, "step": record.step, **dataclasses.asdict(record)}
-        line["blocks"] = line.pop("batch_digest")
-        for name in ("code", "all_ready", "next_counts", "measured"):  # of the loop
-            del line[name]
-        line |= line.pop("figures")
-        if not record.terms:
-            del line["terms"]
-        if record.guard_factor == 1.0:
-            del line["guard_factor"]
-        self._lines.write(line)
+        self._lines.write({"attempt": self._attempt, **line_of(record)})
 
 
 class ProgressPrinter:
@@ -245,7 +247,7 @@ class ProgressPrinter:
 
     def __call__(self, record: StepRecord) -> None:
         """Show a finished step if it is time."""
-        self._recent.append(vars(record))
+        self._recent.append(line_of(record))
         with contextlib.suppress(OSError):  # the log may be on a full disk; another line follows
             self.show(self._recent)
             sys.stdout.flush()
@@ -363,7 +365,7 @@ def guarded(factors: Iterable[float]) -> dict[str, int]:
 
 
 def guard_factor(line: Line) -> float:
-    """`StepRecord.guard_factor` of a line of metrics.jsonl, which has it where it is not 1."""
+    """`StepResult.guard_factor` of a line of metrics.jsonl, which has it where it is not 1."""
     return float(line.get("guard_factor", 1.0))
 
 

@@ -86,7 +86,7 @@ class SpikeWatch:
 
     def deviations(self, record: StepRecord) -> dict[str, float]:
         """What the detector sees in a step that it is yet to judge (`SpikeDetector.deviations`)."""
-        loss, norm = self._detector.deviations(_observation(vars(record)))
+        loss, norm = self._detector.deviations(_observation(metrics.line_of(record)))
         return {"loss_deviations": loss, "gradient_norm_deviations": norm}
 
     def has_evaluated(self, updates: int, measure: str) -> bool:
@@ -95,7 +95,7 @@ class SpikeWatch:
 
     def __call__(self, record: StepRecord) -> int:
         """Judge a finished step; returns EXIT_SPIKE if a spike is confirmed, else GO_ON."""
-        return self._judge(_observation(vars(record)))
+        return self._judge(_observation(metrics.line_of(record)))
 
     def evaluated(self, updates: int, loss: float, measure: str) -> int:
         """Judge an evaluation after so many updates; returns as the call."""

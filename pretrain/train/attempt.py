@@ -30,7 +30,7 @@ from pretrain.data.batches import validation_note
 from pretrain.data.mixture import Mixture
 from pretrain.data.prefetch import prefetched
 from pretrain.data.sources import Joined
-from pretrain.loop.loop import Hook
+from pretrain.loop.loop import Callbacks, Hook, Rank0Callbacks
 from pretrain.loop.loop import run as run_loop
 from pretrain.loop.protocols import GO_ON, StepRecord
 from pretrain.model.backends import choose_backend
@@ -313,15 +313,9 @@ class Attempt:
                 self.timed,
                 self.reading.objective,
                 learning_rate=self._learning_rate,
-                first_step=first,
-                last_step=phase.end_step,
-                hooks=hooks,
-                observers=observers,
-                watch=lambda record: self.watch(record),
-                stop=self._verdict,
-                after_step=self._after_step,
-                background=self.saver,
-                measure=lambda: self.measured,
+                steps=range(first, phase.end_step),
+                callbacks=Callbacks(hooks, self._after_step, self.saver, lambda: self.measured),
+                rank_0=Rank0Callbacks(observers, lambda record: self.watch(record), self._verdict),
             )
 
     def _retained(self, records: Sequence[ledger.Record], step: int) -> set[int]:

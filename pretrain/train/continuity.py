@@ -119,7 +119,7 @@ def continuity_check(
         nonlocal reason
         if reason or len(losses) == FIRST_LOSSES:
             return
-        losses.append(record.loss)
+        losses.append(record.result.loss)
         reason = discontinuity(losses, recorded, history, config.spike.deviations)
         if reason:
             report(record.step, reason)

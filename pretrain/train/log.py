@@ -88,7 +88,7 @@ class RunLog:
             tracker.close()
 
     def _note_guard(self, record: StepRecord) -> None:
-        for what, number in metrics.guarded([record.guard_factor]).items():
+        for what, number in metrics.guarded([record.result.guard_factor]).items():
             self._guarded[what] += number
 
     @property

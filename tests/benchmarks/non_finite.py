@@ -30,7 +30,7 @@ class Case:
 
     name: str
     measured: Callable[[int], dict[str, Any]]
-    """Fields of the StepRecord that differ so many steps after the onset; {} where all is well."""
+    """Fields of the StepResult that differ so many steps after the onset; {} where all is well."""
     suspected: int | None
     """Most steps from the onset to the first suspicion, or to the spike if there was none."""
     confirmed: int | None
@@ -90,10 +90,8 @@ def outcome(case: Case) -> Outcome:
     with tempfile.TemporaryDirectory() as folder:
         writer = metrics.MetricsWriter(Path(folder), 1)
         for step in range(STEPS):
-            loss = 3.0 + 0.05 * math.sin(step * step)
-            record = step_record(step, loss)
             changes = case.measured(step - ONSET) if step >= ONSET else {}
-            record = dataclasses.replace(record, **changes)
+            record = step_record(step, **{"loss": 3.0 + 0.05 * math.sin(step * step), **changes})
             writer(record)
             if watch(record) == EXIT_SPIKE:
                 break

@@ -1,5 +1,6 @@
 """Small objects that many tests need."""
 
+import dataclasses
 import functools
 import itertools
 
@@ -8,7 +9,7 @@ import pytest
 from pretrain.config.sections import FaultConfig, Sizes
 from pretrain.data.batches import PretrainingBatches
 from pretrain.data.mixture import Mixture, Order
-from pretrain.loop.protocols import StepRecord
+from pretrain.loop.protocols import StepRecord, StepResult
 from pretrain.records import checkpoints
 from pretrain.records.collective import Group
 
@@ -50,15 +51,14 @@ def batches_of(source, objective, batch, order=None, seed=1, **more):
 
 
 def step_record(step, loss=5.0, gradient_norm=1.0, seed=1, **more):
-    """A finished step with usual numbers."""
+    """A finished step with usual numbers; fields of its result by name, as the others."""
     usual = {"tokens": 1200, "targets": 180, "learning_rate": 1e-3, "epoch": 0.5, "seconds": 2.0}
-    return StepRecord(
-        step=step,
-        loss=loss,
-        gradient_norm=gradient_norm,
-        seed=seed,
-        **{**usual, "data_seconds": 0.1, **more},
+    fields = {"data_seconds": 0.1, "seed": seed, **usual, **more}
+    of_result = {field.name for field in dataclasses.fields(StepResult)} & fields.keys()
+    result = StepResult(
+        loss, gradient_norm=gradient_norm, **{name: fields.pop(name) for name in of_result}
     )
+    return StepRecord(step, result, **fields)
 
 
 def commit_checkpoint(run, step, save, group=ALONE, facts=None, **more):

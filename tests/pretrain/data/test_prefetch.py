@@ -16,8 +16,8 @@ from data_prep.corpus import Corpus
 from pretrain.config.sections import BatchConfig
 from pretrain.data.prefetch import prefetched
 from pretrain.data.sources import SOURCES
-from pretrain.loop.loop import run
-from pretrain.loop.protocols import MicroBatch, StepResult
+from pretrain.loop.loop import Rank0Callbacks, run
+from pretrain.loop.protocols import Exchanged, MicroBatch, StepResult
 from pretrain.objectives.base import Vocabulary
 from pretrain.objectives.masked import MaskedLMConfig
 from pretrain.objectives.sentence_pairs import SentencePairsConfig
@@ -132,7 +132,8 @@ class Recorder:
 
     def step(self, micro_batches, objective, learning_rate, seed, step, *, counts, ahead):
         self.steps[step] = content(micro_batches)
-        return StepResult(1.0, targets=1, tokens=1, gradient_norm=1.0, code=ahead().code)
+        exchanged = Exchanged(code=ahead().code)
+        return StepResult(1.0, targets=1, tokens=1, gradient_norm=1.0, exchanged=exchanged)
 
     def agree(self, code):
         return code
@@ -146,9 +147,8 @@ def test_a_loop_that_stops_early_leaves_no_worker_behind(drawn):
             batches,
             "objective",
             learning_rate=lambda step: 0.1,
-            first_step=8,
-            last_step=1000,
-            watch=lambda record: 75 if record.step == 10 else 0,
+            steps=range(8, 1000),
+            rank_0=Rank0Callbacks(watch=lambda record: 75 if record.step == 10 else 0),
         )
         (worker,) = {int(b.arrays["pid"][0]) for b in batches.micro_batches(11, 0, 1)}
     assert verdict == 75

@@ -12,8 +12,8 @@ from torch.nn.functional import cross_entropy
 from pretrain.config.deepspeed import DS_CONFIGS
 from pretrain.config.sections import BatchConfig, OptimizerConfig, SpikeConfig
 from pretrain.engine import engine, optimizers
+from pretrain.loop.loop import Callbacks, Rank0Callbacks
 from pretrain.loop.loop import run as run_loop
-from pretrain.loop.protocols import GO_ON
 from pretrain.model import presets
 from pretrain.model.config import VOCABULARY_MULTIPLE
 from pretrain.model.language_model import LanguageModel
@@ -738,13 +738,15 @@ def test_a_loop_reduces_once_a_step_and_gives_what_single_updates_give(run_ranks
             data,
             data.objective,
             learning_rate=lambda step: LEARNING_RATES[step % len(LEARNING_RATES)],
-            first_step=0,
-            last_step=5,
-            observers=[records.append],
-            measure=lambda: {"seconds": built.rank + 0.5, "beta": beta, "memory": 3.0},
+            steps=range(5),
+            callbacks=Callbacks(
+                measure=lambda: {"seconds": built.rank + 0.5, "beta": beta, "memory": 3.0}
+            ),
+            rank_0=Rank0Callbacks([records.append]),
         )
-        shown = [record.measured for record in records]
-        return figures(alone), figures(records), calls, shown
+        results = [record.result for record in records]
+        shown = [result.exchanged.measured for result in results]
+        return figures(alone), figures(results), calls, shown
 
     (alone, looped, calls, shown), (_, other, _, _) = run_ranks(2, work)
     assert shown == [{"seconds": (0.5, 1.5), "memory": (3.0, 3.0), "beta": (1.25,)}] * 5
@@ -785,27 +787,27 @@ WATCHED = SpikeConfig(window=64, minimum_history=32, patience=2)
 
 
 def watched(built, steps, folder, **non_finite):
-    """Run the loop with the live detector; returns the verdict, the records and the events.
+    """Run the loop with the live detector; returns the verdict, the results and the events.
 
     Also asserts that a replay of the recorded lines gives the same events.
     """
     data, records, events = NonFiniteAt(batches(2), built.rank, **non_finite), [], []
     watch = SpikeWatch(SpikeDetector(WATCHED), [], events.append)
+    observers = [records.append, metrics.MetricsWriter(folder, 1)] if built.rank == 0 else []
     verdict = run_loop(
         built,
         data,
         data,
         learning_rate=lambda step: 1e-3,
-        first_step=0,
-        last_step=steps,
-        observers=[records.append, metrics.MetricsWriter(folder, 1)] if built.rank == 0 else [],
-        watch=watch if built.rank == 0 else lambda record: GO_ON,
+        steps=range(steps),
+        rank_0=Rank0Callbacks(observers, watch),
     )
     if built.rank == 0:
         lines, again = metrics.read(folder / metrics.METRICS), SpikeDetector(WATCHED)
         replayed = [event for seen in observations(lines) for event in again.update(seen)]
         assert repr(replayed) == repr(events)
-    return verdict, records, [(e.kind, e.channel, e.step, e.onset) for e in events]
+    results = [record.result for record in records]
+    return verdict, results, [(e.kind, e.channel, e.step, e.onset) for e in events]
 
 
 @pytest.mark.parametrize("name", shipped("", fast=EACH_STAGE)[1:])
@@ -817,7 +819,7 @@ def test_a_nan_loss_or_gradient_is_recorded_and_detected(name, run_ranks, tmp_pa
         return watched(built, 30, tmp_path, loss={1, *range(15, 30)}, gradient={8})
 
     assert not name.startswith("zero0")
-    (verdict, records, events), (same_verdict, *_) = run_ranks(2, work)
+    (verdict, results, events), (same_verdict, *_) = run_ranks(2, work)
     assert verdict == same_verdict == EXIT_SPIKE
     fp16 = "fp16" in name
     assert events == [
@@ -827,12 +829,12 @@ def test_a_nan_loss_or_gradient_is_recorded_and_detected(name, run_ranks, tmp_pa
         ("suspect", "non-finite", 15, 15),
         ("spike", "non-finite", 16, 15),
     ]
-    assert [r.step for r in records if r.skipped] == [1, 8, 15, 16]
-    assert [r.step for r in records if r.gradient_norm is None] == [1, 8, 15, 16]
-    assert [r.step for r in records if not np.isfinite(r.loss)] == [1, 15, 16]
+    assert [step for step, r in enumerate(results) if r.skipped] == [1, 8, 15, 16]
+    assert [step for step, r in enumerate(results) if r.gradient_norm is None] == [1, 8, 15, 16]
+    assert [step for step, r in enumerate(results) if not np.isfinite(r.loss)] == [1, 15, 16]
     scales = [128.0] * 2 + [64.0] * 7 + [32.0] * 7 + [16.0] if fp16 else [1.0] * 17
-    assert [r.loss_scale for r in records] == scales
-    assert not any(r.scale_exhausted for r in records)
+    assert [r.loss_scale for r in results] == scales
+    assert not any(r.scale_exhausted for r in results)
 
 
 @pytest.mark.parametrize("what", ["loss", "gradient"])
@@ -849,11 +851,11 @@ def test_an_applied_nan_update_is_a_spike_at_once(name, precision, what, run_ran
     def work():
         return watched(build(name, micro=2, precision=precision), 5, tmp_path, **{what: {1}})
 
-    verdict, records, events = run_ranks(2, work)[0]
+    verdict, results, events = run_ranks(2, work)[0]
     assert (verdict, events) == (EXIT_SPIKE, [("spike", "non-finite", 1, 1)])
-    assert [record.skipped for record in records] == [False, False]
-    assert [record.gradient_norm is None for record in records] == [False, True]
-    assert np.isfinite(records[1].loss) == (what == "gradient")
+    assert [record.skipped for record in results] == [False, False]
+    assert [record.gradient_norm is None for record in results] == [False, True]
+    assert np.isfinite(results[1].loss) == (what == "gradient")
 
 
 @pytest.mark.parametrize(
@@ -880,12 +882,12 @@ def test_an_overflow_at_the_smallest_loss_scale_is_a_spike_not_an_exception(
         return watched(built, 8, tmp_path / f"run-{resumed}", gradient=overflows)
 
     for resumed in (False, True):
-        (verdict, records, events), (same_verdict, *_) = run_ranks(2, work, resumed)
+        (verdict, results, events), (same_verdict, *_) = run_ranks(2, work, resumed)
         assert verdict == same_verdict == EXIT_SPIKE
         assert events[-1] == ("spike", "loss-scale", len(scales), 1)
-        assert [record.loss_scale for record in records[1:]] == scales
-        assert [record.skipped for record in records] == [False] + [True] * len(scales)
-        assert [record.scale_exhausted for record in records] == [False] * len(scales) + [True]
+        assert [record.loss_scale for record in results[1:]] == scales
+        assert [record.skipped for record in results] == [False] + [True] * len(scales)
+        assert [record.scale_exhausted for record in results] == [False] * len(scales) + [True]
 
 
 def test_a_batch_without_targets_is_refused(run_ranks):

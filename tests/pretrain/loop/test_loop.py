@@ -4,8 +4,15 @@ import dataclasses
 
 import pytest
 
-from pretrain.loop.loop import Hook, run
-from pretrain.loop.protocols import GO_ON, MicroBatch, StepResult, TermLoss, weighted_loss
+from pretrain.loop.loop import Callbacks, Hook, Rank0Callbacks, run
+from pretrain.loop.protocols import (
+    GO_ON,
+    Exchanged,
+    MicroBatch,
+    StepResult,
+    TermLoss,
+    weighted_loss,
+)
 from tests.pretrain.builders import step_record
 
 
@@ -38,10 +45,12 @@ class Recorder:
             targets=10,
             tokens=64,
             gradient_norm=0.5,
-            code=code,
-            all_ready=added.is_ready and self.others_ready,
-            next_counts=(64, 10, step + 1) if added.micro_batches else None,
-            measured={name: (value, 0.2) for name, value in added.measured.items()},
+            exchanged=Exchanged(
+                code=code,
+                all_ready=added.is_ready and self.others_ready,
+                next_counts=(64, 10, step + 1) if added.micro_batches else None,
+                measured={name: (value, 0.2) for name, value in added.measured.items()},
+            ),
         )
 
     def agree(self, code):
@@ -53,14 +62,17 @@ class Recorder:
 
 
 def go(recorder, first=0, last=6, **keywords):
+    """Run the loop; `keywords` are fields of the callbacks of either kind."""
+    of_rank_0 = {field.name for field in dataclasses.fields(Rank0Callbacks)} & keywords.keys()
+    rank_0 = Rank0Callbacks(**{name: keywords.pop(name) for name in of_rank_0})
     return run(
         recorder,
         recorder,
         "objective",
         learning_rate=lambda step: step / 100,
-        first_step=first,
-        last_step=last,
-        **keywords,
+        steps=range(first, last),
+        callbacks=Callbacks(**keywords),
+        rank_0=rank_0,
     )
 
 
@@ -120,27 +132,32 @@ def test_observers_see_every_record_with_all_fields():
     go(Recorder(), 2, 5, observers=[seen.append], measure=lambda: {"seconds": 0.1})
     assert [record.step for record in seen] == [2, 3, 4]
     first = dataclasses.asdict(seen[0])
+    result = first.pop("result")
     assert first.pop("seconds") >= first.pop("data_seconds") >= 0
     assert first == {
         "step": 2,
-        "loss": 2.8,
-        "gradient_norm": 0.5,
         "learning_rate": 0.02,
         "seed": 102,
         "epoch": 0.2,
+        "batch_digest": "blocks of 2",
+        "figures": {},
+    }
+    assert result == {
+        "loss": 2.8,
+        "gradient_norm": 0.5,
         "tokens": 64,
         "targets": 10,
         "loss_scale": 1.0,
         "skipped": False,
         "scale_exhausted": False,
         "guard_factor": 1.0,
-        "batch_digest": "blocks of 2",
         "terms": {},
-        "measured": {"seconds": (0.1, 0.2)},
-        "code": GO_ON,
-        "all_ready": False,
-        "next_counts": (64, 10, 3),
-        "figures": {},
+        "exchanged": {
+            "measured": {"seconds": (0.1, 0.2)},
+            "code": GO_ON,
+            "all_ready": False,
+            "next_counts": (64, 10, 3),
+        },
     }
 
 

@@ -1,32 +1,27 @@
 """Figures beside a step's loss."""
 
-import dataclasses
 import math
 
 import pytest
 
-from pretrain.loop.protocols import StepRecord, TermLoss
+from pretrain.loop.protocols import Exchanged, TermLoss
 from pretrain.records.figures import BETA, MEMORY, SECONDS, Figures, curves, perplexity
+from tests.pretrain.builders import step_record
 
-RECORD = StepRecord(
-    step=7,
-    loss=2.0,
-    gradient_norm=1.0,
-    learning_rate=1e-3,
-    seed=1,
-    epoch=0.5,
-    tokens=1500,
-    targets=180,
-    seconds=2.0,
-    data_seconds=0.1,
-    measured={SECONDS: (0.1, 0.4, 0.2), MEMORY: (4e9, 6e9, 5e9), BETA: (1.25,)},
-)
+MEASURED = {SECONDS: (0.1, 0.4, 0.2), MEMORY: (4e9, 6e9, 5e9), BETA: (1.25,)}
+
+
+def record_of(measured=MEASURED, loss=2.0, **more):
+    return step_record(7, loss, tokens=1500, exchanged=Exchanged(measured=measured), **more)
+
+
+RECORD = record_of()
 
 
 def figures_of(record=RECORD, **changes):
     settings = {
         "positions": lambda step: 2000 if step == 7 else 1000,
-        "deviations": lambda record: {"loss_deviations": record.loss, "other": math.nan},
+        "deviations": lambda record: {"loss_deviations": record.result.loss, "other": math.nan},
         "flops_per_position": lambda step: 3e9,
         "peak_flops": 6e12,
     }
@@ -53,20 +48,18 @@ def test_figures_say_what_a_step_was_like():
     [
         (RECORD, {"peak_flops": None}, {"mfu"}),
         (
-            dataclasses.replace(RECORD, measured={**RECORD.measured, BETA: (math.nan,)}),
+            record_of({**MEASURED, BETA: (math.nan,)}),
             {},
             {"beta"},
         ),
-        (dataclasses.replace(RECORD, loss=math.nan), {}, {"perplexity", "loss_deviations"}),
+        (record_of(loss=math.nan), {}, {"perplexity", "loss_deviations"}),
         (
-            dataclasses.replace(RECORD, measured={SECONDS: (0.1,), MEMORY: (6e9,), BETA: (1.25,)}),
+            record_of({SECONDS: (0.1,), MEMORY: (6e9,), BETA: (1.25,)}),
             {},
             {"slowest_rank", "slowest_rank_seconds", "other_ranks_seconds"},
         ),
         (
-            dataclasses.replace(
-                RECORD, measured={SECONDS: (math.nan,) * 2, MEMORY: (math.nan,) * 2}
-            ),
+            record_of({SECONDS: (math.nan,) * 2, MEMORY: (math.nan,) * 2}),
             {},
             {"slowest_rank", "slowest_rank_seconds", "other_ranks_seconds", "memory_bytes", "beta"},
         ),
@@ -79,11 +72,11 @@ def test_a_figure_that_is_not_known_is_left_out(record, changes, absent):
 
 def test_the_perplexity_of_several_terms_is_that_of_the_tokens():
     terms = {"masked-lm": TermLoss(1.5, 100), "sentence-order": TermLoss(0.5, 8)}
-    assert perplexity(dataclasses.replace(RECORD, terms=terms)) == math.exp(1.5)
+    assert perplexity(record_of(terms=terms)) == math.exp(1.5)
 
 
 def test_every_figure_has_one_curve():
     shown = figures_of(deviations=lambda _: {"loss_deviations": 1.0, "gradient_norm_deviations": 2})
-    found = curves(dataclasses.replace(RECORD, figures=shown))
+    found = curves(record_of(figures=shown))
     assert sorted(set(shown.values()) - set(found.values())) == []
     assert found["spike/gradient_norm_deviations"] == 2

@@ -123,13 +123,10 @@ def test_steps_undone_by_a_crash_do_not_count(tmp_path):
 
 
 def test_a_gross_rise_stops_the_loop_and_noise_does_not(tmp_path):
-    calm = [
-        dataclasses.replace(r, loss=5.0 + 0.01 * (r.step % 5), skipped=False, gradient_norm=1.0)
-        for r in curve(1)[:100]
-    ]
+    calm = [step_record(step, 5.0 + 0.01 * (step % 5)) for step in range(100)]
     _, found = verdicts(tmp_path / "calm", calm, ())
     assert set(found) == {GO_ON}
-    risen = [dataclasses.replace(r, loss=r.loss + 4.0 * (r.step >= 60)) for r in calm]
+    risen = [*calm[:60], *(step_record(step, 9.0 + 0.01 * (step % 5)) for step in range(60, 100))]
     _, found = verdicts(tmp_path / "risen", risen, ())
     assert 60 <= found.index(EXIT_SPIKE) < 70
 
