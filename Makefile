@@ -10,7 +10,8 @@ READY := $(VENV)/.ready
 WORKERS := 2
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: help setup demo extrapolation test test-slow test-long test-machines test-all test-gpu lint format clean
+.PHONY: help setup demo extrapolation test test-slow test-long test-machines test-all \
+	rehearse-gpu test-gpu lint format clean
 
 help:
 	@echo "make setup     make .venv with everything that is needed"
@@ -21,6 +22,7 @@ help:
 	@echo "make test-long the commands of the guides, the demo and others of several minutes each"
 	@echo "make test-all  all three"
 	@echo "make test-machines  runs on hosts with sshd and Slurm, made of namespaces; needs root"
+	@echo "make rehearse-gpu   the GPU path on a CPU: DeepSpeed and its memory on fake tensors"
 	@echo "make test-gpu  the tests that need a GPU, at most 8 minutes on one; they skip where there is none"
 	@echo "make lint      ruff and mypy"
 	@echo "make clean     remove .venv and what the demo made"
@@ -46,7 +48,7 @@ extrapolation: $(READY)
 		$(KIND) "$(TEXT)" "$(VALID)" runs/extrapolation-$(KIND)
 
 test: $(READY)
-	$(PYTEST) -m "not slow and not long and not machines"
+	$(PYTEST) -m "not slow and not long and not machines and not rehearsal"
 
 test-slow: $(READY)
 	$(PYTEST) -m "slow and not long"
@@ -59,6 +61,10 @@ test-machines: $(READY)
 	$(BIN)/python -m pytest -rs tests/machines
 
 test-all: test test-slow test-long
+
+# Needs g++, and fetches Triton once (0.7 GB); skips, and says so, without.
+rehearse-gpu: $(READY)
+	$(BIN)/python -m pytest -rs tests/gpu/rehearsal
 
 test-gpu: $(READY)
 	bash tests/gpu/test.sh $(BIN)/python

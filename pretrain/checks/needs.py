@@ -181,8 +181,9 @@ def activations(
     post-norm layers. Each layer saves w (8 D + 2 F) per token (its input; query, key and value; the
     attention output; input and output of the first norm; two feed-forward tensors, with a gate
     four; input of the second norm) and one byte per element under dropout. After its attention the
-    last layer saves masked tokens only. The logits are saved in w and twice in fp32 (the loss and
-    its gradient). Latents count as tokens; where there are fewer, less is saved.
+    last layer saves masked tokens only. The logits take 12 bytes: they exist three times in fp32,
+    and in half precision twice in that and twice in fp32 (the loss and its gradient). Latents count
+    as tokens; where there are fewer, less is saved.
 
     Args:
         model: the architecture.
@@ -205,7 +206,7 @@ def activations(
         saved = model.num_layers * tokens * width * hidden + layer
     else:
         saved = (model.num_layers - 1) * layer + tokens * attention + predicted * rest
-    logits = predicted * model.vocab_size * (width + 8)
+    logits = predicted * model.vocab_size * 12
     bias_kept, bias_peak = bias
     return max(saved + logits + bias_kept, tokens * width * hidden + bias_peak)
 
