@@ -53,11 +53,11 @@ def _glue_arguments(command: argparse.ArgumentParser) -> None:
         "(default: all of GLUE)",
     )
     command.add_argument(
-        "--recipe",
-        choices=("default", "published"),
+        "--protocol",
+        choices=("default", "published", "roberta", "mosaicbert", "modernbert"),
         default="default",
-        help="settings to start from: the published ones exactly, or with gradient clipping, "
-        "batches of similar lengths, and the best epoch chosen by the benchmark's score (default: "
+        help="settings, seeds and what is reported: those of a study, which may be a search, or "
+        "those of EIFY/fairseq with clipped gradients and batches of similar lengths (default: "
         "default)",
     )
     _run_arguments(command)
@@ -109,7 +109,12 @@ def _finetune_arguments(command: argparse.ArgumentParser) -> None:
 def _run_arguments(command: argparse.ArgumentParser) -> None:
     """Add what says how runs are done."""
     add = command.add_argument
-    add("--seeds", type=_seeds, default=[1], help="such as 1-3 or 1,2,7 (default: 1)")
+    add(
+        "--seeds",
+        type=_seeds,
+        default=[],
+        help="such as 1-3 or 1,2,7 (default: 1, or as many as the protocol has)",
+    )
     add(
         "--output",
         type=Path,
@@ -178,8 +183,13 @@ def _glue(options: argparse.Namespace) -> int:
     example: python -m finetune glue models/zero-clap --data GLUE --seeds 1,2,3 --output scores
     """
     from finetune.benchmarks import find_all
+    from finetune.protocols import PROTOCOLS
 
-    return _run(options, options.data, find_all(options.tasks), options.recipe)
+    tasks = find_all(options.tasks)
+    if len(options.tasks) == 1 < len(tasks):  # all that the study did
+        study = PROTOCOLS[options.protocol]
+        tasks = [task for task in tasks if study.settings(task)]
+    return _run(options, options.data, tasks, options.protocol)
 
 
 def _finetune(options: argparse.Namespace) -> int:
@@ -207,12 +217,12 @@ def _finetune(options: argparse.Namespace) -> int:
 
 
 def _run(
-    options: argparse.Namespace, data: str, tasks: Sequence[Task], recipe: str = "default"
+    options: argparse.Namespace, data: str, tasks: Sequence[Task], protocol: str = "default"
 ) -> int:
     """Do the runs of tasks that are not done yet, and report; returns the exit code."""
-    from finetune.launch import run_all
+    from finetune.launch import run_rounds
     from finetune.plan import RESULT, WEIGHTS
-    from finetune.planning import plan_runs, prepare
+    from finetune.planning import plan_runs
     from finetune.report import write_report
 
     for name, least in (("jobs", 0), ("world_size", 1), ("retries", 0)):
@@ -225,19 +235,13 @@ def _run(
         WEIGHTS if options.weights == "both" else (options.weights,),
         options.seeds,
         options.overrides,
-        recipe=recipe,
+        protocol=protocol,
         save_models=not options.no_models,
         world_size=options.world_size,
     )
-    waiting = prepare(options.output, plans, options.retries)
-    print(
-        f"{options.output}: runs to do: {len(waiting)}, "
-        f"finished before: {len(plans) - len(waiting)}",
-        flush=True,
-    )
-    failed = run_all(
+    failed = run_rounds(
         options.output,
-        waiting,
+        plans,
         functools.partial(print, flush=True),
         jobs=options.jobs,
         world_size=options.world_size,

@@ -9,12 +9,12 @@ from data_prep.common.records import decode
 from pretrain.config.sections import BatchConfig
 from pretrain.config.settings import apply_override, check
 
-BEST_EPOCH_BY = ("benchmark", "published")
+BEST_EPOCH_BY = ("benchmark", "published", "last")
 
 
 @dataclasses.dataclass(frozen=True)
 class FinetuneConfig:
-    """Settings of a run: those of `Task.config`, changed by key=value arguments."""
+    """Settings of a run: those of a protocol, changed by key=value arguments."""
 
     epochs: int = 10
     batch_size: int = 16
@@ -39,10 +39,14 @@ class FinetuneConfig:
     max_train_examples: int = 0
     """Train on the first N examples only; 0: on all."""
     best_epoch_by: str = "published"
-    """Score that chooses the best epoch, whose model is kept: "benchmark", GLUE's own (the mean of
-    `Task.official`), or "published", the study's (accuracy, for STS-B the loss)."""
+    """What chooses the best epoch, whose model is kept: "benchmark", GLUE's own score (the mean of
+    `Task.official`), "published", the study's (accuracy, for STS-B the loss), or "last": no score,
+    it is the last epoch."""
     length_window: int = 50
     """Number of batches within which examples are grouped by length; 1: no grouping."""
+    start_from: str = ""
+    """A task, such as MNLI: start from the model of its run in the same output folder; empty: from
+    the model itself. It has no effect on that task, nor on random weights."""
     deepspeed: str = ""
     """A file of ds_configs/ without .json; empty: zero1_bf16 on a GPU, zero1_fp32 on a CPU."""
 

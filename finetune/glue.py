@@ -1,7 +1,6 @@
-"""The nine tasks of GLUE: file layout, labels, scores and the published settings.
+"""The nine tasks of GLUE: file layout, labels and scores.
 
-A task is one entry of `TASKS`; no other module names one. examples.py reads the files that are
-described here.
+A task is one entry of `TASKS`, whose files examples.py reads. protocols.py has the settings.
 """
 
 from __future__ import annotations
@@ -10,23 +9,11 @@ import dataclasses
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from finetune.config import FinetuneConfig
 from finetune.task import Task
 
 HUB_REPOSITORY = "nyu-mll/glue"
 DIAGNOSTIC = "diagnostic"
 """The test set of MNLI that the benchmark calls AX: sentences by linguists, without labels."""
-
-
-@dataclasses.dataclass(frozen=True)
-class PublishedSettings:
-    """Settings of the study (EIFY/fairseq, config/finetuning/*.yaml); ten epochs each."""
-
-    learning_rate: float
-    batch_size: int
-    warmup_steps: int
-    steps: int
-    """Steps over which the learning rate falls to 0."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,41 +35,6 @@ class BenchmarkTask(Task):
     """The server's file names by split without labels; empty: the task's name."""
     skips_ragged: bool = False
     """Whether to skip training rows with a wrong number of columns; the benchmark has some."""
-    published: PublishedSettings | None = None
-
-    def config(self, recipe: str) -> FinetuneConfig:
-        """Return the settings of a recipe.
-
-        Both recipes use the published epochs, batch size and learning rate. "published" also counts
-        warm-up and decay in the published numbers of steps, and chooses the best epoch by the
-        published score. "default" uses the published share of warm-up steps, clips gradients,
-        batches examples of similar lengths, and chooses the best epoch by the benchmark's score.
-
-        Raises:
-            ValueError: the study has no settings for the task.
-        """
-        published = self.published
-        if published is None:
-            if recipe != "default":
-                raise ValueError(f"{self.name}: the study has no settings for it; use the default")
-            return super().config(recipe)
-        config = FinetuneConfig(
-            epochs=10,
-            batch_size=published.batch_size,
-            learning_rate=published.learning_rate,
-            warmup_fraction=round(published.warmup_steps / published.steps, 2),
-            best_epoch_by="benchmark",
-        )
-        if recipe == "default":
-            return config
-        return dataclasses.replace(
-            config,
-            gradient_clipping=0.0,
-            best_epoch_by="published",
-            length_window=1,
-            warmup_steps=published.warmup_steps,
-            schedule_steps=published.steps,
-        )
 
 
 _ENTAILMENT = ("entailment", "not_entailment")
@@ -92,7 +44,6 @@ _TASKS = (
         name="CoLA",
         hub="cola",
         texts=("sentence",),
-        published=PublishedSettings(1e-5, 16, 320, 5336),
         metrics=("accuracy", "matthews"),
         official=("matthews",),
         header=("source", "label", "mark", "sentence"),
@@ -102,7 +53,6 @@ _TASKS = (
         name="SST-2",
         hub="sst2",
         texts=("sentence",),
-        published=PublishedSettings(1e-5, 32, 1256, 20935),
     ),
     # Dolan and Brockett 2005: paraphrases in the news.
     BenchmarkTask(
@@ -110,7 +60,6 @@ _TASKS = (
         hub="mrpc",
         texts=("#1 String", "#2 String"),
         hub_texts=("sentence1", "sentence2"),
-        published=PublishedSettings(1e-5, 16, 137, 2296),
         label="Quality",
         metrics=("accuracy", "f1"),
         official=("accuracy", "f1"),
@@ -120,7 +69,6 @@ _TASKS = (
         name="STS-B",
         hub="stsb",
         texts=("sentence1", "sentence2"),
-        published=PublishedSettings(2e-5, 16, 214, 3598),
         label="score",
         kind="regression",
         labels=(),
@@ -133,7 +81,6 @@ _TASKS = (
         name="QQP",
         hub="qqp",
         texts=("question1", "question2"),
-        published=PublishedSettings(1e-5, 32, 28318, 113272),
         label="is_duplicate",
         metrics=("accuracy", "f1"),
         official=("accuracy", "f1"),
@@ -145,7 +92,6 @@ _TASKS = (
         hub="mnli",
         texts=("sentence1", "sentence2"),
         hub_texts=("premise", "hypothesis"),
-        published=PublishedSettings(1e-5, 32, 7432, 123873),
         label="gold_label",
         labels=("entailment", "neutral", "contradiction"),
         official=("accuracy", "accuracy_mismatched"),
@@ -157,7 +103,6 @@ _TASKS = (
         name="QNLI",
         hub="qnli",
         texts=("question", "sentence"),
-        published=PublishedSettings(1e-5, 32, 1986, 33112),
         labels=_ENTAILMENT,
     ),
     # Dagan et al. 2006 and its successors.
@@ -165,15 +110,13 @@ _TASKS = (
         name="RTE",
         hub="rte",
         texts=("sentence1", "sentence2"),
-        published=PublishedSettings(2e-5, 16, 122, 2036),
         labels=_ENTAILMENT,
     ),
-    # Levesque et al. 2012. Not in the study: the settings are ours, after CoLA's.
+    # Levesque et al. 2012.
     BenchmarkTask(
         name="WNLI",
         hub="wnli",
         texts=("sentence1", "sentence2"),
-        published=PublishedSettings(1e-5, 16, 24, 397),
     ),
 )
 TASKS: Mapping[str, BenchmarkTask] = MappingProxyType({task.name: task for task in _TASKS})

@@ -12,6 +12,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 import time
 from collections import deque
@@ -21,9 +22,10 @@ from pathlib import Path
 from types import FrameType
 
 from data_prep.common import children
-from finetune import benchmarks
+from data_prep.common.wording import count
+from finetune import benchmarks, planning
 from finetune.collapse import LEAST_RETRIED, USUAL_RETRIES
-from finetune.plan import LOG, RunPlan, retry_after
+from finetune.plan import LOG, RESULT, RunPlan, retry_after
 from finetune.planning import is_finished, next_run, result_of
 from pretrain.processes.gpus import gpus_of, visible_gpus
 from pretrain.processes.launching import describe_exit, free_port, tail
@@ -90,7 +92,7 @@ def run_all(
     """
     gpus_of(world_size, "--world-size")
     cores = len(os.sched_getaffinity(0))
-    devices = slots(visible_gpus(), cores, jobs, world_size)[: max(1, len(plans))]
+    devices = _devices(jobs, world_size)[: max(1, len(plans))]
     threads = max(1, cores // (len(devices) * world_size))
     waiting, failed, logged = deque(plans), dict[str, str](), time.monotonic()
     progress = _Progress()
@@ -112,6 +114,83 @@ def run_all(
                 logged = time.monotonic()
                 _log_progress(output, running, log)
     return failed
+
+
+def run_rounds(
+    output: Path,
+    plans: Sequence[RunPlan],
+    log: Callable[[str], object] = print,
+    *,
+    jobs: int = 0,
+    world_size: int = 1,
+    retries: int | None = 0,
+) -> dict[str, str]:
+    """Do the runs that are not done yet; those that start from another's model come afterwards.
+
+    Arguments and returned value as for `run_all`.
+
+    Raises:
+        ValueError: nothing was started, see `planning.check`.
+    """
+    planning.check(output, plans)
+    failed = dict[str, str]()
+    if any(plan.searched for plan in plans):
+        words, failed = _cost(output, plans, jobs, world_size)
+        log(f"{output}: {words}")
+        if failed:
+            return failed
+    for round_ in planning.rounds(plans):
+        try:
+            waiting = planning.prepare(output, round_, retries)
+        except ValueError as error:  # what they were to start from failed
+            if not failed:
+                raise
+            failed |= {plan.name: f"not started: {error}" for plan in round_}
+            continue
+        finished = len(round_) - len(waiting)
+        log(f"{output}: runs to do: {len(waiting)}, finished before: {finished}")
+        failed |= run_all(output, waiting, log, jobs=jobs, world_size=world_size, retries=retries)
+    return failed
+
+
+def _cost(
+    output: Path, plans: Sequence[RunPlan], jobs: int, world_size: int
+) -> tuple[str, dict[str, str]]:
+    """Return what a search costs, and why trials failed, as `run_all` does.
+
+    The pace is that of the finished runs, else of a short trial on every device.
+    """
+    left = [plan for plan in plans if not is_finished(output / plan.name, plan.save_model)]
+    if not left:
+        return "every run of the search is finished", {}
+    devices = min(len(left), len(_devices(jobs, world_size)))
+    paths, measured = list(output.glob(f"*/{RESULT}")), "the finished runs"
+    with tempfile.TemporaryDirectory() as folder:
+        if not paths:
+            trial = planning.trial(min(plans, key=lambda plan: plan.work))
+            trials = [dataclasses.replace(trial, seed=seed) for seed in range(devices)]
+            for each in trials:
+                each.write(Path(folder) / each.name)
+            failed = run_all(
+                Path(folder), trials, lambda line: None, jobs=jobs, world_size=world_size
+            )
+            if failed:
+                return f"a short trial of {trial.task} failed", failed
+            paths, measured = list(Path(folder).glob(f"*/{RESULT}")), f"a trial of {trial.task}"
+        results = [result_of(path.parent) for path in paths]
+    pace = sum(result["training_seconds"] for result in results)
+    pace /= sum(result["plan"]["work"] for result in results)
+    minutes = pace * sum(plan.work for plan in left) / devices / 60
+    time_left = f"{minutes:.0f} min" if minutes < 100 else f"{minutes / 60:,.0f} h"
+    return (
+        f"a search of {count(len(left), 'run')}, about {time_left} with {devices} at once, at the "
+        f"pace of {measured}; what is finished is kept if you stop it"
+    ), {}
+
+
+def _devices(jobs: int, world_size: int) -> list[list[str]]:
+    """Return the GPUs of each run that may be in progress at once on this machine."""
+    return slots(visible_gpus(), len(os.sched_getaffinity(0)), jobs, world_size)
 
 
 def _log_progress(

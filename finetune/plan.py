@@ -47,6 +47,12 @@ class RunPlan:
     data_sha256: str
     config: FinetuneConfig
     """As requested; `training_config` is that of a retry."""
+    protocol: str = "default"
+    searched: tuple[str, ...] = ()
+    """The settings that differ between the runs of a seed, where the protocol is a search."""
+    start: str = ""
+    """The run whose kept model it starts from, in the same folder of runs; empty: from `model`."""
+    start_sha256: str = ""
     own: Task | None = None
     """The task, if it is the user's own; else it is the benchmark's of its name."""
     retry: int = 0
@@ -59,8 +65,18 @@ class RunPlan:
     @property
     def name(self) -> str:
         """The name of the run's folder."""
+        values = "".join(f"-{name}{getattr(self.config, name)}" for name in self.searched)
         ending = f"-retry{self.retry}" if self.retry else ""
-        return f"{self.task}-{self.weights}-seed{self.seed}{ending}"
+        return f"{self.task}-{self.weights}-seed{self.seed}{values}{ending}"
+
+    @property
+    def starts_from_run(self) -> bool:
+        """Whether it starts from the model of another task's run."""
+        return self.weights == "pretrained" and self.config.start_from not in ("", self.task)
+
+    def model_folder(self, runs: Path) -> Path:
+        """Return the model that it starts from; `runs` has the folders of all runs."""
+        return runs / self.start / MODEL if self.start else Path(self.model)
 
     def training_config(self, examples: int) -> FinetuneConfig:
         """Return the settings to train with, on this number of examples."""
@@ -77,17 +93,25 @@ class RunPlan:
     def differences(self, other: RunPlan) -> list[str]:
         """Return what makes two runs incomparable, as "key: ours, now theirs".
 
-        Seed, retry and weights may differ between compared runs, and folders may have moved.
+        Seed, retry, weights and the values that a search varies may differ between compared runs,
+        and folders may have moved.
         """
         old, new = self._comparable(), other._comparable()
-        return [f"{key}: {old[key]}, now {new[key]}" for key in old if old[key] != new[key]]
+        return [
+            f"{key}: {old[key]}, now {new[key]}"
+            for key in old
+            if key in new and old[key] != new[key]
+        ]
 
     def _comparable(self) -> dict[str, object]:
         return {
             "model": self.model_sha256[:12],
             "data": self.data_sha256[:12],
             "task": self.own,
-            **dataclasses.asdict(self.config),
+            "protocol": self.protocol,
+            "searched": self.searched,
+            **({"start": self.start_sha256[:12]} if self.weights == "pretrained" else {}),
+            **{k: v for k, v in dataclasses.asdict(self.config).items() if k not in self.searched},
         }
 
     def write(self, folder: Path) -> None:

@@ -43,6 +43,18 @@ def table() -> dict[str, dict[str, float]]:
     }
 
 
+def printed() -> dict[str, dict[str, str]]:
+    """Return the scores as printed, with an asterisk where they look like collapsed runs."""
+    return {
+        model: {
+            task: (f"{value:.3f}" if task == "STS-B" else f"{value:.1f}")
+            + ("*" if looks_collapsed(task, value) else "")
+            for task, value in scores.items()
+        }
+        for model, scores in table().items()
+    }
+
+
 def looks_collapsed(task: str, value: float) -> bool:
     """Return whether a printed score is no better than that of a constant answer."""
     if task not in CONSTANT:

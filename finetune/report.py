@@ -1,7 +1,8 @@
 """The report of a folder's runs: medians and spreads beside the published table.
 
-`collect` reads the results, `summary` groups them into rows, and `write_report` writes report.md,
-report.csv, report.tex and two pictures. Medians include collapsed runs; a further row leaves them
+`collect` reads the results, `protocols.choose` leaves those with the best settings of each search,
+`summary` groups them into rows, and `write_report` writes report.md, report.csv, report.tex and two
+pictures. Medians include collapsed runs; a further row leaves them
 out, with the first retry that did not collapse in place of each.
 """
 
@@ -20,11 +21,12 @@ from typing import Any
 from data_prep.common.arguments import typed
 from data_prep.common.files import strict_json, write_atomically
 from data_prep.common.wording import count
-from finetune import benchmarks, glue, published
+from finetune import benchmarks, glue, protocols, published
 from finetune.acceptability import PROVENANCE
 from finetune.plan import RESULT, WEIGHTS
 from finetune.planning import result_of
-from finetune.scores import LOWER_IS_BETTER, mean, title
+from finetune.protocols import Choice, Protocol, is_loss
+from finetune.scores import mean, title
 from finetune.task import Task
 
 RESULTS = "results.jsonl"
@@ -65,8 +67,10 @@ class Row:
     """In each run's best epoch, selected on the same dev split as `best_epoch_by` says."""
     last: Mapping[str, Spread]
     """After each run's last epoch, without selection."""
-    published: Spread
-    """The first metric, each run in the epoch where it is best: as the published table has it."""
+    reported: Spread
+    """The score that the protocol reports."""
+    combined: float
+    """That score over all seeds, as the protocol combines them."""
     collapsed: int = 0
     """Number of collapsed runs, which are among the scores."""
     scores: tuple[float, ...] = ()
@@ -97,23 +101,27 @@ def collect(folder: Path) -> list[dict[str, Any]]:
 def summary(results: Sequence[Result]) -> dict[str, dict[str, Row]]:
     """Group scores by task and by the weights that the runs started from.
 
+    The runs of a search have one setting (`protocols.choose`).
+
     The rows of a task are "pretrained", `WITHOUT` if some pretrained runs collapsed but not all,
     "random", each if it has runs, and `MAJORITY`, the best constant answer.
     """
     tables: dict[str, dict[str, Row]] = {}
+    protocol = protocols.of_results(results)
     for name, task in tasks_of(results).items():
         runs = [result for result in results if result["task"] == name]
         rows = {}
         for weights in WEIGHTS:
             first = [r for r in runs if r["weights"] == weights and r["retry"] == 0]
             if first:
-                rows[weights] = _row(first, task)
+                rows[weights] = _row(first, task, protocol)
             succeeded = _succeeded(runs) if weights == "pretrained" else []
             if succeeded and any(run["collapsed"] for run in first):
-                rows[WITHOUT] = _row(succeeded, task)
+                rows[WITHOUT] = _row(succeeded, task, protocol)
         constant = {name: Spread.of([value]) for name, value in runs[0]["majority"].items()}
-        first_metric = constant[task.metrics[0]]
-        tables[name] = {**rows, MAJORITY: Row(task, 0, constant, constant, first_metric)}
+        value = mean(runs[0]["majority"], protocol.scores(task))
+        row = Row(task, 0, constant, constant, Spread.of([value]), value)
+        tables[name] = {**rows, MAJORITY: row}
     return tables
 
 
@@ -132,20 +140,25 @@ def _succeeded(runs: Sequence[Result]) -> list[Result]:
     return list(by_seed.values())
 
 
-def _row(runs: Sequence[Result], task: Task) -> Row:
+def _row(runs: Sequence[Result], task: Task, protocol: Protocol) -> Row:
     best, last = (
         {name: Spread.of([run[when][name] for run in runs]) for name in task.score_names}
         for when in ("best", "last")
     )
-    comparable = Spread.of([task.first_metric(run) for run in runs])
+    values = [protocol.score(run, task) for run in runs]
+    combined = protocol.combined(values, task)
     collapsed = sum(bool(run["collapsed"]) for run in runs)
     official = tuple(mean(run["best"], task.official) for run in runs)
-    return Row(task, len(runs), best, last, comparable, collapsed, official)
+    return Row(task, len(runs), best, last, Spread.of(values), combined, collapsed, official)
 
 
-def _scores_of_best(run: Result) -> tuple[str, ...]:
-    """Return the scores that chose a run's best epoch."""
-    return benchmarks.of_result(run).scores_of_best(run["plan"]["config"]["best_epoch_by"])
+def _choice_of_epoch(run: Result) -> str:
+    """Say which epoch is a run's best one."""
+    best_epoch_by = run["plan"]["config"]["best_epoch_by"]
+    if best_epoch_by == "last":
+        return "whose model is kept, the last"
+    names = benchmarks.of_result(run).scores_of_best(best_epoch_by)
+    return f"with the best {title(names)} on the same dev examples, which flatters"
 
 
 def write_report(folder: Path) -> str:
@@ -156,14 +169,17 @@ def write_report(folder: Path) -> str:
     """
     from finetune.picture import draw_beside_published, draw_epochs
 
-    results = collect(folder)
+    everything = collect(folder)
+    protocol = protocols.of_results(everything)
+    results, choices = protocols.choose(everything, tasks_of(everything))
     tables = summary(results)
     sections = [_section(task, rows, results) for task, rows in tables.items()]
+    searches = [_search(c, tables[c.task][c.weights].task, protocol) for c in choices]
     named = {task: rows for task, rows in tables.items() if task in benchmarks.TASKS}
-    overview = [_published_table(named), _official_table(named)] if named else []
-    text = "\n".join([*overview, *sections, *_similarity(results)])
+    overview = [_published_table(named, protocol), _official_table(named)] if named else []
+    text = "\n".join([*overview, *sections, *searches, *_similarity(results)])
     write_atomically(folder / REPORT, text.encode())
-    write_atomically(folder / TABLE, _csv(tables).encode())
+    write_atomically(folder / TABLE, _csv(tables, protocol).encode())
     write_atomically(folder / LATEX, _latex(tables).encode())
     if named:
         draw_beside_published(folder, results)
@@ -171,30 +187,44 @@ def write_report(folder: Path) -> str:
     return text
 
 
-def _published_table(tables: Tables) -> str:
-    rows = {
-        name: {
-            task: _in_published_format(task, value)
-            + ("*" if published.looks_collapsed(task, value) else "")
-            for task, value in scores.items()
-        }
-        for name, scores in published.table().items()
-    }
+def _published_table(tables: Tables, protocol: Protocol) -> str:
+    rows = dict(protocol.table)
     for weights, scored in _by_weights(tables):
         rows[CONSTANT if weights == MAJORITY else f"**ours**, {weights}"] = {
-            task: _in_published_format(task, _first_metric(row))
+            task: _as_printed(row, protocol)
             + (f" ({row.collapsed} of {row.runs})" if row.collapsed else "")
             for task, row in scored.items()
         }
+    epoch = (
+        "the epoch where it is best, which is selected on the examples that it is scored on and "
+        "flatters"
+        if protocol.epoch == "best"
+        else "its last epoch"
+    )
+    notes = (
+        f"Protocol {protocol.name}, after {protocol.source}. Ours: {protocol.over_seeds} over "
+        "seeds, with the number of collapsed runs in brackets. On dev, each run in "
+        f"{epoch}: {protocol.scores_in_words}."
+    )
+    if any("*" in cell for row in protocol.table.values() for cell in row.values()):
+        notes += " * no better than a constant answer, as a collapsed run is."
+    return _section_of("Beside the published scores", ["model", *published.TASKS], rows, notes)
+
+
+def _search(choice: Choice, task: Task, protocol: Protocol) -> str:
+    """Return the table of the settings that a search compared, the chosen ones in bold."""
+    rows = {}
+    for point, (score, runs) in choice.scores.items():
+        settings = ", ".join(f"{name} {value:g}" for name, value in point)
+        settings = f"**{settings}**" if point == choice.chosen else settings
+        rows[settings] = {"seeds": str(runs), "score": f"{score:.4f}"}
     return _section_of(
-        "Beside the published scores",
-        ["model", *published.TASKS],
+        f"{task.name}: search, {choice.weights}",
+        ["settings", "seeds", "score"],
         rows,
-        f"{published.SOURCE}: one run each. Ours: medians over seeds, with the number of collapsed "
-        "runs in brackets. Accuracy on dev in per cent, for STS-B the loss (less is better), each "
-        "run in the epoch where it is best, as published: the epoch is selected on the sentences "
-        "that it is scored on, which flatters. * no better than a constant answer, as a collapsed "
-        "run is.",
+        f"The {protocol.over_seeds} over seeds of {title(protocol.scores(task))}. All other tables "
+        "have the runs with the best settings alone. They are chosen on the dev examples that they "
+        "are scored on, which flatters, among those that are done with every seed.",
     )
 
 
@@ -236,13 +266,10 @@ def _by_weights(tables: Tables) -> Iterator[tuple[str, dict[str, Row]]]:
             yield weights, {task: found[task] for task in tables if task in found}
 
 
-def _first_metric(row: Row) -> float:
-    """Return the median of the first metric as the published table prints it."""
-    return row.published.median * (1 if row.task.is_regression else 100)
-
-
-def _in_published_format(task: str, value: float) -> str:
-    return f"{value:.3f}" if benchmarks.find(task).is_regression else f"{value:.1f}"
+def _as_printed(row: Row, protocol: Protocol) -> str:
+    """Return what the protocol reports, in the units of its table."""
+    loss = is_loss(protocol.scores(row.task))
+    return f"{row.combined:.3f}" if loss else f"{100 * row.combined:.1f}"
 
 
 def _section(task: str, rows: Mapping[str, Row], results: Sequence[Result]) -> str:
@@ -260,8 +287,8 @@ def _section(task: str, rows: Mapping[str, Row], results: Sequence[Result]) -> s
     speed = statistics.median(run["tokens_per_second"] for run in runs)
     notes = [
         f"Median over seeds (lowest to highest) on {example['dev_examples']:,} dev examples after "
-        f"training on {example['train_examples']:,}. *best*: the epoch with the best "
-        f"{title(_scores_of_best(example))} on the same dev examples, which flatters. *last*: "
+        f"training on {example['train_examples']:,}. *best*: the epoch "
+        f"{_choice_of_epoch(example)}. *last*: "
         f"the last epoch, without selection. {sum(run['seconds'] for run in runs):,.0f} s in all, "
         f"{speed:,.0f} tokens/s (median) on {example['device']}."
     ]
@@ -275,9 +302,10 @@ def _section(task: str, rows: Mapping[str, Row], results: Sequence[Result]) -> s
     return _section_of(task, head, cells, "\n\n".join(notes))
 
 
-def _csv(tables: Tables) -> str:
+def _csv(tables: Tables, protocol: Protocol) -> str:
     """Return one line per number: ours by task, weights, score and epoch, then the published."""
     text = io.StringIO()
+    epoch = AS_PUBLISHED if protocol.epoch == "best" else "last"
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(
         ["model", "task", "score", "epoch", "runs", "collapsed", "median", "lowest", "highest"]
@@ -288,16 +316,17 @@ def _csv(tables: Tables) -> str:
                 for name, spread in scores.items():
                     values = dataclasses.astuple(spread)
                     writer.writerow([weights, task, name, when, row.runs, row.collapsed, *values])
-            values = dataclasses.astuple(row.published)
-            name = row.task.metrics[0]
-            writer.writerow([weights, task, name, AS_PUBLISHED, row.runs, row.collapsed, *values])
-    for model, printed in published.table().items():
-        for task, value in printed.items():
-            name = benchmarks.find(task).metrics[0]
-            value = value if name in LOWER_IS_BETTER else round(value / 100, 4)
-            collapsed = int(published.looks_collapsed(task, printed[task]))
+            values = dataclasses.astuple(row.reported)
+            name = "+".join(protocol.scores(row.task))
+            writer.writerow([weights, task, name, epoch, row.runs, row.collapsed, *values])
+    for model, printed in protocol.table.items():
+        for task, cell in printed.items():
+            names = protocol.scores(benchmarks.find(task))
+            value = float(cell.removesuffix("*"))
+            value = value if is_loss(names) else round(value / 100, 4)
+            collapsed = int(cell.endswith("*"))
             writer.writerow(
-                [f"published {model}", task, name, AS_PUBLISHED, 1, collapsed, *[value] * 3]
+                [f"published {model}", task, "+".join(names), epoch, 1, collapsed, *[value] * 3]
             )
     return text.getvalue()
 

@@ -10,7 +10,6 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from finetune.config import FinetuneConfig
 from finetune.scores import best
 
 Kind = Literal["classification", "regression", "multi-label", "tags", "spans"]
@@ -57,15 +56,9 @@ class Task:
 
     def scores_of_best(self, best_epoch_by: str) -> tuple[str, ...]:
         """Return the scores whose mean chooses the best epoch (`FinetuneConfig.best_epoch_by`)."""
+        if best_epoch_by == "last":
+            return ("epoch",)  # the largest number
         return self.official if best_epoch_by == "benchmark" else self.metrics[:1]
-
-    def config(self, recipe: str) -> FinetuneConfig:
-        """Return the settings of a recipe; a task of the user's own has one, the default."""
-        return FinetuneConfig(
-            epochs=3 if self.kind == "spans" else 10,
-            learning_rate=3e-5 if self.kind in ("tags", "spans") else 2e-5,
-            best_epoch_by="benchmark",
-        )
 
     def first_metric(self, run: Mapping[str, Any]) -> float:
         """Return the first metric of a run, in the epoch where it is best: as tables publish it."""

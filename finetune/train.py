@@ -89,7 +89,8 @@ def train(plan: RunPlan, folder: Path) -> dict[str, Any]:
     from pretrain.engine.engine import start
 
     started = time.perf_counter()
-    task, loaded = benchmarks.of_plan(plan), model_folder.load_model(Path(plan.model))
+    task = benchmarks.of_plan(plan)
+    loaded = model_folder.load_model(plan.model_folder(folder.parent))
     splits, skipped = _read_data(plan, task, loaded)
     config = plan.training_config(len(splits["train"]))
     dev_sets = {name: splits[name] for name in task.dev}

@@ -6,7 +6,14 @@ from pathlib import Path
 
 import pytest
 
+ROOT = Path(__file__).parents[2]
 WORDS = ["the", "a", "red", "old", "small", "dog", "cat", "bird", "house", "runs", "sees", "near"]
+
+
+@pytest.fixture
+def in_root(monkeypatch):
+    """Let the processes of the runs import the packages from the root."""
+    monkeypatch.chdir(ROOT)
 
 
 @pytest.fixture(scope="session")

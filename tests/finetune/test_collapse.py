@@ -7,6 +7,7 @@ import pytest
 from finetune import benchmarks, collapse, published
 from finetune.config import FinetuneConfig
 from finetune.plan import RunPlan, retry_after
+from finetune.protocols import PROTOCOLS
 
 PLAN = RunPlan(
     task="CoLA",
@@ -83,7 +84,7 @@ def test_a_retry_doubles_a_warm_up_in_steps_and_adds_one_if_there_is_none():
 
 def test_the_warm_up_of_a_retry_is_at_most_half_of_the_steps():
     """Regression test: in the second retry of the published QQP it was the whole run."""
-    config, examples = benchmarks.find("QQP").config("published"), 363_846
+    config, examples = PROTOCOLS["published"].configs(benchmarks.find("QQP"))[0], 363_846
     plan = dataclasses.replace(PLAN, config=config)
     warm_ups = [
         dataclasses.replace(plan, retry=retry).training_config(examples).warmup_steps

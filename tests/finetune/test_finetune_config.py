@@ -40,7 +40,7 @@ def test_overrides_have_the_type_of_the_setting():
         ("max_tokens=5", "must be at least 6"),
         ("max_train_examples=-1", "must be 0 or above"),
         ("length_window=0", "must be above 0"),
-        ("best_epoch_by=f1", "must be one of benchmark, published"),
+        ("best_epoch_by=f1", "must be one of benchmark, published, last"),
     ],
 )
 def test_bad_settings_are_refused(override_text, message):

@@ -34,12 +34,6 @@ def names_of(planned):
     return [plan.name for plan in planned]
 
 
-@pytest.fixture
-def in_root(monkeypatch):
-    """Let the processes of the runs import the packages from the root."""
-    monkeypatch.chdir(ROOT)
-
-
 @pytest.fixture(scope="module")
 def finished(tiny_model, easy_glue, tmp_path_factory):
     """Run two seeds with the command."""

@@ -10,6 +10,7 @@ import pytest
 
 from finetune import benchmarks, glue, planning, predict
 from finetune.__main__ import main
+from finetune.protocols import PROTOCOLS
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +109,7 @@ def runs_of_every_task(trained, tiny_model, tmp_path_factory):
         run = output / f"{task.name}-pretrained-seed1"
         if run.is_dir():
             continue
-        config = classifiers.head_config(task.config("default"), task)
+        config = classifiers.head_config(PROTOCOLS["default"].configs(task)[0], task)
         head = ClassificationHead(model.model.config.hidden_size, config)
         heads = {task.name: head}
         model_folder.save_model(

@@ -3,6 +3,7 @@
 import pytest
 
 from finetune import benchmarks, glue
+from finetune.protocols import PROTOCOLS
 
 # Learning rate, batch size, warm-up and steps in EIFY/fairseq's config/finetuning/*.yaml.
 PUBLISHED = {
@@ -18,8 +19,8 @@ PUBLISHED = {
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_the_published_recipe_has_the_published_settings(name):
-    config = benchmarks.find(name).config("published")
+def test_the_published_protocol_has_the_published_settings(name):
+    config = PROTOCOLS["published"].configs(benchmarks.find(name))[0]
     found = (config.learning_rate, config.batch_size, config.warmup_steps, config.schedule_steps)
     assert found == PUBLISHED[name]
     assert (config.epochs, config.weight_decay, config.gradient_clipping) == (10, 0.1, 0.0)
@@ -32,8 +33,8 @@ def test_the_published_recipe_has_the_published_settings(name):
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_the_default_recipe_clips_groups_by_length_and_warms_up_by_share(name):
-    config = benchmarks.find(name).config("default")
+def test_the_default_protocol_clips_groups_by_length_and_warms_up_by_share(name):
+    config = PROTOCOLS["default"].configs(benchmarks.find(name))[0]
     assert (config.learning_rate, config.batch_size) == PUBLISHED[name][:2]
     assert config.warmup_fraction == (0.25 if name == "QQP" else 0.06)
     assert (config.gradient_clipping, config.warmup_steps, config.schedule_steps) == (1.0, 0, 0)

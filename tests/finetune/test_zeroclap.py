@@ -117,7 +117,7 @@ def script(tmp_path_factory):
         (["show", "mi"], {"mine.yaml"}),
         (["plan", "demo", "--kind", ""], {"a100-40gb", "a100", "h100", "h200"}),
         (["glue", "model", "--tasks", "S"], {"SST-2", "STS-B", "SuperGLUE-RTE"}),
-        (["glue", "model", "--recipe", ""], {"default", "published"}),
+        (["glue", "model", "--protocol", "mo"], {"mosaicbert", "modernbert"}),
         (["supervise", "demo", "--dry"], {"--dry-run"}),
         (["prepare", "--input", "mi"], {"mine.yaml"}),
         (["completion", ""], {"bash", "zsh"}),
