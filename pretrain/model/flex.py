@@ -23,9 +23,10 @@ TILE = 128
 is a score_mod beside a block mask (pytorch issue 153799)."""
 
 
-_ON_HOPPER = {"fwd_num_warps": 8}
+_ON_HOPPER = {"fwd_num_warps": 8, "fwd_num_stages": 2}
 """Options of the kernels in bf16 and fp16 on GPUs of capability 9. With four warps, torch's choice,
-the forward pass with padding spills 3,480 bytes a thread and takes twice as long."""
+the forward pass with padding spills 3,480 bytes a thread and takes twice as long; with three stages
+that of a T5 bias needs more shared memory than there is."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,9 +9,8 @@ from tests.gpu.conftest import run
 
 # Alone: other work on the GPU would slow it down.
 pytestmark = [pytest.mark.gpu, pytest.mark.alone, pytest.mark.filterwarnings("default")]
-FLOOR = 0.3
-"""Least share of the measured matmul peak. A requirement for data centre GPUs that was stated
-before any measurement; raise it to what was measured."""
+FLOOR = 0.35
+"""Least share of the measured matmul peak. Such recipes had 0.38 to 0.46 on an H100."""
 
 
 @pytest.mark.parametrize("variant", ["baseline", "zero-clap"])
