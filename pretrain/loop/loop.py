@@ -55,8 +55,9 @@ class Callbacks:
 
     hooks: Sequence[Hook] = ()
     """Called in order; a verdict other than GO_ON ends the loop before the next one."""
-    after_step: Callable[[int], None] = lambda steps: None
-    """Called with the number of updates done; must not wait for other ranks."""
+    after_step: Callable[[int, float], None] = lambda steps, data_seconds: None
+    """Called with the number of updates done, and the seconds that this rank waited for the batch
+    of the next step; must not wait for other ranks."""
     background: Background | None = None
     """Finished between two steps, when all ranks are ready."""
     measure: Callable[[], Mapping[str, Tensor | float]] = dict
@@ -206,7 +207,7 @@ def run(
                     batch_digest=micro_batches[0].batch_digest,
                 )
             )
-            callbacks.after_step(done)
+            callbacks.after_step(done, reader.seconds)
             if background is not None and exchanged.all_ready:
                 background.finish()
             due = [hook for hook in callbacks.hooks if hook.is_due(done, steps.stop)]

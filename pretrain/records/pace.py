@@ -10,12 +10,9 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
-import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
-
-from pretrain.loop.protocols import Batches, MicroBatch
 
 STEPS = 50
 """Last steps whose medians count."""
@@ -78,24 +75,3 @@ def slow_rank(lines: Sequence[Mapping[str, Any]], hosts: Sequence[str]) -> SlowR
     )
     is_slow = 2 * times > len(known) and seconds > SLOW_FACTOR * others
     return SlowRank(rank, hosts[rank], seconds, others) if is_slow else None
-
-
-class TimedBatches:
-    """Batches whose loading is timed."""
-
-    def __init__(self, batches: Batches) -> None:
-        """Wrap `batches`."""
-        self._batches, self._seconds = batches, 0.0
-        self.seed, self.epoch = batches.seed, batches.epoch
-
-    def micro_batches(self, step: int, rank: int, world_size: int) -> Sequence[MicroBatch]:
-        """Return those of the wrapped batches."""
-        started = time.perf_counter()
-        result = self._batches.micro_batches(step, rank, world_size)
-        self._seconds += time.perf_counter() - started
-        return result
-
-    def take(self) -> float:
-        """Return the seconds since the last call that were spent on loading."""
-        seconds, self._seconds = self._seconds, 0.0
-        return seconds

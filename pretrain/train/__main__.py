@@ -24,6 +24,7 @@ from pretrain.records import control, failures
 from pretrain.records.collective import Failure
 from pretrain.records.exit_codes import EXIT_DONE, EXIT_FAILED, EXIT_USAGE
 from pretrain.train.attempt import Attempt, NotLoaded
+from pretrain.train.prepared import prepare
 
 _SECONDS_TO_BE_ENDED = 3.0
 """The deepspeed launcher checks its ranks once a second."""
@@ -49,7 +50,7 @@ def main(arguments: Sequence[str]) -> int:
         if os.environ["RANK"] == "0":
             sys.stdout.write(architecture)
         run = Path(config.folder)
-        attempt = Attempt(config, int(os.environ["WORLD_SIZE"]))
+        prepared = prepare(config, int(os.environ["WORLD_SIZE"]))
     except (ValueError, Failure) as error:
         # A supervisor chose the port and will choose another one.
         is_retried = isinstance(error, PortInUse) and control.token_of(os.environ)
@@ -58,7 +59,7 @@ def main(arguments: Sequence[str]) -> int:
         failures.report(run, EXIT_FAILED, error, unexpected=True)
         raise
     try:
-        return attempt.run()
+        return Attempt(prepared).run() if prepared else EXIT_DONE
     except (Failure, NotLoaded) as error:
         return _fail(run, error, EXIT_FAILED, local_rank)
     except Exception as error:

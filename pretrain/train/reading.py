@@ -9,13 +9,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from pretrain.checks import recipe as recipe_checks
-from pretrain.config.run import Phase, RunConfig
+from pretrain.config.run import Phase
 from pretrain.data.batches import PretrainingBatches, validation_batches
-from pretrain.data.mixture import Order
-from pretrain.data.sources import Joined
 from pretrain.loop.protocols import Model
-from pretrain.model.config import ModelConfig
 from pretrain.objectives.base import Vocabulary
+from pretrain.train.prepared import Prepared
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -26,42 +24,20 @@ if TYPE_CHECKING:
 class Reading:
     """The reading of one phase, on one rank."""
 
-    def __init__(
-        self,
-        config: RunConfig,
-        phase: Phase,
-        manifests: recipe_checks.Manifests,
-        architecture: ModelConfig,
-        blocks: Joined,
-        order: Order,
-        rank: int,
-        world_size: int,
-        compiled: bool,
-    ) -> None:
-        """Open the validation splits, and build objective and batches.
-
-        Args:
-            config: the recipe of the run.
-            phase: of the run.
-            manifests: of `config.streams`.
-            architecture: of the model.
-            blocks: of the training splits of all streams.
-            order: in which they are read.
-            rank: this process's.
-            world_size: number of ranks.
-            compiled: whether torch.compile makes the loss.
-        """
+    def __init__(self, prepared: Prepared, phase: Phase) -> None:
+        """Open the validation splits, and build objective and batches."""
+        config, architecture, blocks = prepared.config, prepared.architecture, prepared.blocks
         data, sizes, training = phase.config.data, phase.config.batch, phase.config.training
         names = config.stream_names[phase.number - 1]
         self._corpora = dict(
-            zip(data.named_corpora, map(manifests.__getitem__, names), strict=True)
+            zip(data.named_corpora, map(prepared.manifests.__getitem__, names), strict=True)
         )
         self._has_several = bool(data.corpora)
         (manifest, *_), corpus = self._corpora.values(), blocks.sources[0].corpus.folder
         ids, latents = (manifest.vocab_size, architecture.vocab_size), architecture.last_latents
         vocabulary = Vocabulary(*ids, corpus, latents)
         objective = phase.config.objective
-        self.objective = objective.build(vocabulary, compiled=compiled)
+        self.objective = objective.build(vocabulary, compiled=prepared.computing.compiled)
         validated = objective.for_validation()
         self._measure = validated.build(vocabulary)
         digests = [manifest.digest() for manifest in self._corpora.values()]
@@ -78,8 +54,8 @@ class Reading:
                 self._measure,
                 training.evaluation_blocks,
                 sizes.micro_batch_size,
-                rank,
-                world_size,
+                prepared.group.rank,
+                prepared.group.world_size,
                 first,
             )
         ]
@@ -87,7 +63,7 @@ class Reading:
         self.batches = PretrainingBatches(
             dataclasses.replace(blocks, longest=data.sequence_length),
             self.objective,
-            order,
+            prepared.start.order,
             sizes,
             phase.config.fault,
             training.seed,

@@ -9,14 +9,14 @@ not exist, as if the attempt were still in the middle of saving it.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from pretrain.config.run import RunConfig
 from pretrain.records import checkpoints, ledger
-from pretrain.records.collective import Failure, Group
+from pretrain.records.collective import Failure
+from pretrain.spikes.policy import checkpoints_to_keep
 from pretrain.train.log import RunLog
-from pretrain.train.resume import Start
+from pretrain.train.prepared import Prepared
 
 MAX_FAILED_SAVES = 3
 """So many failed saves in a row end the attempt."""
@@ -45,31 +45,21 @@ class Saver:
 
     def __init__(
         self,
-        config: RunConfig,
-        start: Start,
-        group: Group,
+        prepared: Prepared,
         log: RunLog,
-        *,
         begin_save: Callable[[Path, bool], Callable[[], None]],
-        facts: Callable[[int], Mapping[str, object]],
-        retained: Callable[[Sequence[ledger.Record], int], set[int]],
     ) -> None:
         """Prepare to save.
 
         Args:
-            config: the recipe.
-            start: how the attempt began.
-            group: the ranks.
+            prepared: the attempt.
             log: used on rank 0.
             begin_save: saves this rank's part below a folder (`Engine.begin_save`).
-            facts: returns what a checkpoint's manifest says of a step.
-            retained: returns the steps whose checkpoints are kept, given the ledger's records and
-                the step of the newest commit.
         """
-        self._config, self._start, self._group, self._log = config, start, group, log
-        self._begin_save, self._facts, self._retained = begin_save, facts, retained
-        self._run = Path(config.folder)
-        self._has_checkpoint = start.step > 0
+        self._config, self._start, self._group = prepared.config, prepared.start, prepared.group
+        self._run, self._facts = prepared.run_folder, prepared.facts
+        self._log, self._begin_save = log, begin_save
+        self._has_checkpoint = prepared.start.step > 0
         self._pending: checkpoints.Saving | None = None
         self.failed_saves = 0
         """Number of failed saves since the last one that succeeded."""
@@ -157,7 +147,7 @@ class Saver:
     def _delete_old(self, step: int) -> None:
         """Delete the checkpoints that neither the recipe nor a possible rollback needs."""
         records, steps = self._checkpoints()
-        keep = self._retained(records, step)
+        keep = checkpoints_to_keep(records, step, self._config.phase(step - 1).config)
         for old in steps:
             if old not in keep:
                 self._log.record("delete", step=old)

@@ -85,7 +85,7 @@ def test_a_step_is_shown_while_the_next_one_is_computed_and_before_hooks():
         observers=[lambda record: recorder.events.append(("observer", record.step))],
         watch=lambda record: recorder.events.append(("watch", record.step)) or GO_ON,
         stop=lambda steps: recorder.events.append(("stop", steps)) or GO_ON,
-        after_step=lambda steps: recorder.events.append(("after", steps)),
+        after_step=lambda steps, seconds: recorder.events.append(("after", steps)),
         hooks=[Hook(6, recorder.hook("evaluate")), Hook(6, recorder.hook("save"))],
     )
     assert verdict == GO_ON
@@ -159,6 +159,19 @@ def test_observers_see_every_record_with_all_fields():
             "next_counts": (64, 10, 3),
         },
     }
+
+
+def test_every_rank_is_told_how_long_it_waited_for_its_next_batch():
+    for rank in (0, 1):
+        told, seen = [], []
+        go(
+            Recorder(rank),
+            after_step=lambda steps, seconds: told.append(seconds),  # noqa: B023
+            observers=[lambda record: seen.append(record.data_seconds)],  # noqa: B023
+        )
+        assert all(seconds > 0 for seconds in told[:-1])
+        assert told[-1] == 0, "there is no batch after the last step"
+        assert seen == (told if rank == 0 else [])
 
 
 @pytest.mark.parametrize("interval", [1, 100])

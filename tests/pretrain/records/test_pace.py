@@ -39,19 +39,5 @@ def test_a_rank_is_slow_if_the_others_wait_for_it_in_most_steps(seen, slow):
     assert (found and found.rank) == slow
 
 
-def test_loading_a_batch_is_timed_and_changes_nothing():
-    class Slow:
-        def seed(self, step):
-            return 7 + step
-
-        def epoch(self, step):
-            return 0.5
-
-        def micro_batches(self, step, rank, world_size):
-            return [step, rank, world_size]
-
-    timed = pace.TimedBatches(Slow())
-    assert (timed.seed(1), timed.epoch(1), timed.micro_batches(1, 2, 3)) == (8, 0.5, [1, 2, 3])
-    assert timed.take() > 0
-    assert timed.take() == 0
+def test_a_backward_pass_counts_as_two_forward_passes():
     assert pace.own_seconds(1.0, 2.0) == 7.0

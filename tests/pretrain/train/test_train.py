@@ -911,10 +911,10 @@ def test_a_checkpoint_that_cannot_be_deleted_does_not_end_a_run(straight, attemp
                 raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), path)
             unlink(path, *arguments, **keywords)
 
-        from pretrain.train import attempt as attempts
+        from pretrain.train import saver
 
         os.unlink, files._PAUSES = refuses, (0.0,)
-        attempts.checkpoints_to_keep = lambda records, step, config: {step}
+        saver.checkpoints_to_keep = lambda records, step, config: {step}
 
     answers = attempt(tmp_path, sabotage=sabotage)
     assert [code for code, _, _ in answers] == [0, 0], answers

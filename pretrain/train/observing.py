@@ -1,0 +1,126 @@
+"""What rank 0 shows and judges of each step of an attempt."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+
+from data_prep.common.wording import count
+from pretrain.checks import needs
+from pretrain.data.batches import validation_note
+from pretrain.loop.protocols import StepRecord
+from pretrain.records import ledger, metrics, pace
+from pretrain.records.figures import Figures
+from pretrain.spikes.detector import SpikeDetector
+from pretrain.spikes.live import SpikeWatch, declared_changes, history_before
+from pretrain.train.continuity import continuity_check
+from pretrain.train.log import RunLog
+from pretrain.train.prepared import Prepared
+
+Observer = Callable[[StepRecord], None]
+
+
+def open_records(prepared: Prepared, log: RunLog) -> tuple[SpikeWatch, list[Observer]]:
+    """Open the run's records on rank 0, and bring the detector to the attempt's first step.
+
+    Returns:
+        The watch of the loop, and its observers. On other ranks nobody asks them.
+
+    Raises:
+        Failure: on every rank, if rank 0 cannot.
+    """
+    opened: list[tuple[SpikeWatch, list[Observer]]] = []
+    prepared.group.on_rank_0(lambda: opened.append(_open(prepared, log)))
+    unasked = SpikeWatch(SpikeDetector(prepared.config.spike), [], lambda event: None)
+    return opened[0] if opened else (unasked, [])
+
+
+def _open(prepared: Prepared, log: RunLog) -> tuple[SpikeWatch, list[Observer]]:
+    config, start, run = prepared.config, prepared.start, prepared.run_folder
+    for line in _announcement(prepared):
+        log.say(line)
+    observers = log.open()
+    lines, validation = metrics.read(run / metrics.METRICS), metrics.read(run / metrics.VALIDATION)
+    changes = declared_changes(config, start.state)
+    watch = SpikeWatch(
+        SpikeDetector(config.spike, changes),
+        history_before(start.step, lines, validation),
+        lambda event: log.suspicion(**dataclasses.asdict(event)),
+    )
+    records = ledger.read(run / ledger.FILE_NAME)
+    continuity = continuity_check(config, start, records, lines, changes, log.discontinuity)
+    observers += [continuity, _slow_rank_warning(prepared, log)]
+    figures = _figures(prepared, watch)
+
+    def observe(record: StepRecord) -> None:
+        record = dataclasses.replace(record, figures=figures(record))
+        for observer in observers:
+            observer(record)
+
+    return watch, [observe]
+
+
+def _announcement(prepared: Prepared) -> Iterator[str]:
+    """Lines that say what the attempt is."""
+    config, start, computing = prepared.config, prepared.start, prepared.computing
+    table, now = prepared.model.encoder.embeddings.tokens, config.phase(start.step).config
+    padding = (table.num_embeddings - table.vocab_size) * table.embedding_dim
+    is_given = config.training.attention_backend == computing.backend
+    yield (
+        f"attempt {start.attempt}: {config.model.variant} {config.model.size}, "
+        f"{prepared.parameters - padding:,} parameters, {start.order.total:,} blocks with "
+        f"{start.share_of_tokens:.1%} of the corpus's tokens ({now.data.packing}, "
+        f"{prepared.blocks.fill:.1%} full), "
+        f"{now.batch.global_batch_size} blocks a step on "
+        f"{count(prepared.group.world_size, 'rank')} ({prepared.process.device}, "
+        f"{config.training.deepspeed}, attention {computing.backend}"
+        f"{'' if is_given else ', chosen automatically'}), steps "
+        f"{start.step} to {config.training.steps}, seed {start.seed}"
+    )
+    shares = start.order.mixture.shares(config.sizes.first_block(start.step))
+    for corpus, share in zip(start.corpora, shares, strict=False):
+        yield f"{corpus['name']}: {share:.1%} of the blocks, of {corpus['blocks']:,}"
+    yield validation_note(now.objective)
+
+
+def _figures(prepared: Prepared, watch: SpikeWatch) -> Figures:
+    """What computes the figures that are shown beside each step's loss."""
+    config, start = prepared.config, prepared.start
+    flops = {
+        phase.number: needs.flops_per_token(
+            prepared.architecture,
+            phase.config.data.sequence_length,
+            phase.config.objective.target_share,
+        )
+        for phase in config.resolved_phases
+    }
+
+    def blocks(step: int) -> dict[str, int]:
+        places = map(config.sizes.first_block, (step, step + 1))
+        counts = zip(*map(start.order.mixture.counts, places), strict=True)
+        names = (str(corpus["name"]) for corpus in start.corpora)
+        return {name: end - first for name, (first, end) in zip(names, counts, strict=False)}
+
+    return Figures(
+        positions=lambda step: (
+            config.sizes.size(step) * config.phase(step).config.data.sequence_length
+        ),
+        deviations=watch.deviations,
+        blocks=blocks,
+        flops_per_position=lambda step: flops[config.phase(step).number],
+        peak_flops=prepared.computing.peak_flops,
+    )
+
+
+def _slow_rank_warning(prepared: Prepared, log: RunLog) -> Observer:
+    """What warns of a rank that the others wait for, once in an attempt."""
+    recent: deque[Mapping[str, float]] = deque(maxlen=pace.STEPS)
+
+    def observe(record: StepRecord) -> None:
+        recent.append(record.figures)
+        if record.step % pace.STEPS == 0 and (slow := pace.slow_rank(recent, prepared.hosts)):
+            text = "is slow and every step waits for it; `status` says how slow"
+            log.warn_once(f"WARNING: {slow.who} {text}")
+
+    return observe

@@ -1,0 +1,264 @@
+"""What comes before the first step of an attempt: checks, the group of ranks, and the start.
+
+Read `prepare`. Every rank calls it; what it returns does not change any more.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import secrets
+import socket
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+from pretrain.checks import devices
+from pretrain.checks import recipe as recipe_checks
+from pretrain.checks import resume as resume_checks
+from pretrain.config.deepspeed import compiles, refuse_other
+from pretrain.config.load import public
+from pretrain.config.run import RunConfig
+from pretrain.config.schedules import learning_rate
+from pretrain.data.mixture import Mixture
+from pretrain.data.sources import Joined
+from pretrain.model.backends import choose_backend
+from pretrain.model.config import ModelConfig
+from pretrain.records import checkpoints, control, folder, fork, ledger, versions
+from pretrain.records.collective import Group
+from pretrain.spikes.policy import max_checkpoints_kept
+from pretrain.train import resume
+from pretrain.train.client import SupervisorClient
+from pretrain.train.resume import Start
+
+if TYPE_CHECKING:
+    from pretrain.engine.distributed import Process
+    from pretrain.model.language_model import LanguageModel
+
+
+@dataclasses.dataclass(frozen=True)
+class Computing:
+    """With what the ranks compute."""
+
+    backend: str
+    """Of attention."""
+    compiled: bool
+    peak_flops: float | None
+    """Of all devices, per second; None where it is not known."""
+    environment: Mapping[str, object]
+    """For the records: versions, machine, and the choices above."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Prepared:
+    """An attempt that the ledger knows, before its engine is built."""
+
+    config: RunConfig
+    architecture: ModelConfig
+    manifests: recipe_checks.Manifests
+    settings: dict[str, Any]
+    """DeepSpeed's."""
+    process: Process
+    group: Group
+    hosts: Sequence[str]
+    """Of each rank."""
+    computing: Computing
+    supervisor: SupervisorClient
+    model: LanguageModel
+    """With its initial weights."""
+    parameters: int
+    """Number of the model's, with padding."""
+    blocks: Joined
+    """Of the training splits."""
+    start: Start
+    lock: Sequence[TextIO]
+    """On rank 0, what keeps other attempts out of the run while it is open."""
+
+    @property
+    def run_folder(self) -> Path:
+        """The run's folder."""
+        return Path(self.config.folder)
+
+    def learning_rate(self, step: int) -> float:
+        """The learning rate of a step, lowered where a rollback asked for it."""
+        return learning_rate(self.config, step) * self.start.state.learning_rate_factor(step)
+
+    def facts(self, step: int) -> dict[str, object]:
+        """What a reader of a checkpoint needs to know without the run's folder."""
+        blocks, order = self.config.sizes.first_block(step), self.start.order
+        (manifest, *_) = self.manifests.values()
+        return {
+            "architecture": self.architecture.to_dict(),
+            "recipe": public(self.config),
+            "deepspeed": self.settings,
+            "ranks": self.group.world_size,
+            "lineage": ledger.lineage_record(order, blocks),
+            "position": {
+                "blocks": blocks,
+                "epoch": order.epoch(blocks),
+                "learning_rate": self.learning_rate(step),
+            },
+            "corpus": {
+                "digest": manifest.digest(),
+                "tokenizer_digest": manifest.tokenizer_digest,
+                "vocab_size": manifest.vocab_size,
+            },
+            **({"corpora": self.start.corpora} if self.start.corpora else {}),
+            "environment": self.computing.environment,
+        }
+
+
+def prepare(config: RunConfig, world_size: int) -> Prepared | None:
+    """Check the recipe, join the other ranks, build the model, choose where the run resumes.
+
+    Args:
+        config: the recipe.
+        world_size: number of ranks.
+
+    Returns:
+        None if the run is done.
+
+    Raises:
+        ValueError: the recipe cannot be trained, or does not fit its run's folder.
+        Failure: on every rank, if any refuses.
+    """
+    from pretrain.engine.determinism import make_deterministic
+    from pretrain.engine.distributed import gather
+    from pretrain.engine.engine import deepspeed_json, start
+    from pretrain.models.initial_weights import initial_model
+
+    architecture, manifests = recipe_checks.check(config, world_size)
+    clipping = config.optimizer.gradient_clipping
+    batch = config.phase(0).config.batch  # its sizes change nothing that DeepSpeed computes
+    settings = deepspeed_json(config.training.deepspeed, batch, clipping, world_size)
+    resume_checks.refuse_other_recipe(config, manifests)
+    run = Path(config.folder)
+    if config.training.deterministic:
+        make_deterministic(run, os.environ)
+    process = start()
+    group = Group(process.rank, process.world_size, gather)
+    computing = _computing(config, architecture, settings, process.device.type, group)
+    lock: list[TextIO] = []
+    copy = _copy_of_initial_weights(config, architecture, manifests)
+    state, token = group.on_rank_0_slowly(lambda: _enter(config, manifests, copy, lock))
+    supervisor = SupervisorClient(run, token, group.rank, config.training.steps)
+    model = initial_model(config, architecture, computing.backend, read=not state.checkpoints)
+    parameters = sum(each.numel() for each in model.parameters())
+    supervisor.report_setup()
+    if state.is_done(config.training.steps):
+        if group.rank == 0:
+            sys.stdout.write(f"{run} is done already; nothing to train\n")
+        return None
+    blocks = Joined(tuple(recipe_checks.open_stream(each, "train") for each in config.streams))
+    hosts = group.gather(socket.gethostname())
+    point = checkpoints.find_resume_point(run, state.checkpoints, group)
+
+    def begin() -> Start:
+        order = state.order(
+            Mixture.of_run(config), [len(each) for each in blocks.sources], config.sizes.first_block
+        )
+        size = checkpoints.BYTES_PER_PARAMETER * parameters
+        if point.manifest:
+            size = checkpoints.size_of(point.manifest)
+            before = ledger.lineage_record(order, config.sizes.first_block(point.step))
+            resume_checks.refuse_other_checkpoint(point.manifest, point.step, architecture, before)
+            saved = point.manifest["deepspeed"]
+            refuse_other(config.training.deepspeed, settings, saved, point.step)
+        launched = control.read(run)
+        number = state.next_attempt
+        if launched and launched.token == token:
+            number = launched.attempt
+        share, corpora = blocks.share_of_tokens, _corpora(config, manifests, blocks)
+        start = Start(number, token, point.step, state, order, share, size, corpora)
+        most_kept = max_checkpoints_kept(config)
+        resume.begin(config, settings, start, point, hosts, most_kept, computing.environment)
+        return start
+
+    begun = group.on_rank_0(begin)
+    supervisor.report_setup()
+    return Prepared(
+        config,
+        architecture,
+        manifests,
+        settings,
+        process,
+        group,
+        hosts,
+        computing,
+        supervisor,
+        model,
+        parameters,
+        blocks,
+        begun,
+        lock,
+    )
+
+
+def _computing(
+    config: RunConfig,
+    architecture: ModelConfig,
+    settings: Mapping[str, Any],
+    device_type: str,
+    group: Group,
+) -> Computing:
+    """Choose what depends on the devices; refuses a device that the recipe cannot be trained on."""
+    import torch
+
+    code = versions.refuse_other_code(group)
+    on_gpu = device_type == "cuda"
+    accelerator = torch.cuda.get_device_name() if on_gpu else "cpu"
+    capability = float("{}.{}".format(*torch.cuda.get_device_capability())) if on_gpu else None
+    group.on_rank_0(
+        lambda: recipe_checks.refuse_device(config, group.world_size, device_type, capability)
+    )
+    backend = choose_backend(architecture, config.training.attention_backend, on_gpu)
+    compiled = compiles(config.training.compile, settings, on_gpu)
+    kind = devices.kind_of(accelerator) if on_gpu else None
+    peak = devices.DEVICES[kind].flops if kind else None
+    chosen = {"attention_backend": backend, "compiled": compiled}
+    environment = {**folder.environment(accelerator, code), **chosen}
+    return Computing(backend, compiled, group.world_size * peak if peak else None, environment)
+
+
+def _copy_of_initial_weights(
+    config: RunConfig, architecture: ModelConfig, manifests: recipe_checks.Manifests
+) -> Callable[[], dict[str, object]] | None:
+    """What copies the model that the run starts from into its folder; None without one."""
+    if not config.model.init_from:
+        return None
+    from pretrain.convert import init_from
+
+    manifest = next(iter(manifests.values()))
+    return lambda: init_from.copy_initial_model(config, architecture, manifest)
+
+
+def _enter(
+    config: RunConfig,
+    manifests: recipe_checks.Manifests,
+    copy: Callable[[], dict[str, object]] | None,
+    lock: list[TextIO],
+) -> tuple[ledger.RunState, str]:
+    """Lock the run; returns its state and this attempt's token."""
+    token = control.token_of(os.environ)
+    control.refuse_superseded(Path(config.folder), token)
+    lock.append(folder.lock(Path(config.folder)))
+    fork.take(config)
+    return folder.open_run(config, manifests, copy), token or secrets.token_hex(8)
+
+
+def _corpora(
+    config: RunConfig, manifests: recipe_checks.Manifests, blocks: Joined
+) -> list[dict[str, object]]:
+    """Of several corpora, or ways to cut them, what the ledger says of each."""
+    if not config.data.corpora and len(config.streams) == 1:
+        return []
+    return [
+        {
+            "name": stream.name,
+            "digest": manifests[stream.name].digest(),
+            "blocks": len(source),
+            "share_of_tokens": source.share_of_tokens,
+        }
+        for stream, source in zip(config.streams, blocks.sources, strict=True)
+    ]
