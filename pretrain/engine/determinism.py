@@ -1,7 +1,7 @@
 """`training.deterministic`: the same kernels, in the same order of additions, in every attempt.
 
-A CPU computes the same bits without it. What it does on a GPU was read in torch 2.13 and in
-attention-gym's docs/determinism.md, and has not run on one yet.
+A CPU computes the same bits without it. On an H100 runs of every ZeRO stage and of FlexAttention
+that were killed had the bits of runs that were not (torch 2.11).
 """
 
 from __future__ import annotations
