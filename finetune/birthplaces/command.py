@@ -106,7 +106,6 @@ def _pretrain(options: argparse.Namespace) -> int:
         seed=options.seed,
         name=options.tb_expt_name,
         overrides=options.overrides,
-        parser=options.parser,
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import math
 from collections.abc import Sequence
@@ -93,7 +92,6 @@ def pretrain(
     seed: int = 1,
     name: str = "run",
     overrides: Sequence[str] = (),
-    parser: argparse.ArgumentParser,
 ) -> int:
     """Pretrain a model through the supervisor, and write its model folder.
 
@@ -108,7 +106,6 @@ def pretrain(
         seed: random seed of initial weights, order, spans and dropout.
         name: --tb_expt_name.
         overrides: further settings of the recipe.
-        parser: of the command.
 
     Returns:
         The exit code.
@@ -119,7 +116,7 @@ def pretrain(
     """
     from pretrain.models.export import export_checkpoint
     from pretrain.processes.gpus import visible_gpus
-    from pretrain.supervision.command import supervise
+    from pretrain.supervision.run import run_supervised
 
     refuse_existing(output)
     refuse_name(name)
@@ -146,16 +143,7 @@ def pretrain(
     prepared = corpus.prepare(documents, corpus_folder)
     counts = f"documents: {len(documents):,}, epochs: {epochs:,}, steps: {steps:,}"
     print(f"{text}: {counts}", flush=True)
-    options = argparse.Namespace(
-        recipe=choice.recipe,
-        overrides=[*settings, override("data.corpus", str(prepared))],
-        dry_run=False,
-        nodes=1,
-        node_rank=0,
-        master_addr=None,
-        parser=parser,
-    )
-    if code := supervise(options):
+    if code := run_supervised(choice.config([*settings, override("data.corpus", str(prepared))])):
         return code
     step = export_checkpoint(folder, output)
     print(f"{output}: the model of {folder} after {step:,} steps", flush=True)

@@ -1,0 +1,87 @@
+"""A supervised run on one node: what is refused before a start, then the supervisor or an agent."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from data_prep.common.arguments import typed
+from pretrain.checks import capacity
+from pretrain.checks.needs import least_states
+from pretrain.checks.recipe import check, data_summary, refuse_device
+from pretrain.checks.resume import refuse_other_recipe
+from pretrain.config.run import RunConfig
+from pretrain.model.config import ModelConfig
+from pretrain.processes import gpus
+from pretrain.records import folder, fork
+from pretrain.records.exit_codes import EXIT_DONE
+from pretrain.records.metrics import METRICS
+from pretrain.records.report import write_report
+from pretrain.records.status import view
+from pretrain.supervision import hosts, jobs, launch
+from pretrain.supervision.agent import Agent
+from pretrain.supervision.nodes import Node
+from pretrain.supervision.reach import connect
+from pretrain.supervision.supervisor import Supervisor, forecast
+
+
+def run_supervised(config: RunConfig, node: Node | None = None, *, is_dry_run: bool = False) -> int:
+    """Train a run to its end on this node, or do an agent's part of it.
+
+    Args:
+        config: the recipe; its architecture is known (`load_complete`).
+        node: this one; None: the only one.
+        is_dry_run: print what would be done next, and do nothing.
+
+    Returns:
+        The exit code.
+
+    Raises:
+        ValueError: the recipe, the run's folder, the corpus or this machine is refused.
+    """
+    node = node or Node()
+    config, machines = hosts.resolve(config, node)
+    if machines:
+        node = Node(0, len(machines), machines[0])
+    ranks = launch.world_size(config.supervision, node.count)
+    model, manifests = check(config, ranks)
+    refuse_other_recipe(config, manifests)
+    if config.model.init_from and node.rank == 0:
+        from pretrain.convert import init_from
+
+        manifest = next(iter(manifests.values()))
+        sys.stdout.write(f"{init_from.check_initial_model(config, model, manifest)}\n")
+    _check_machine(config, model, ranks, node)
+    sys.stdout.writelines(f"{sentence}\n" for sentence in data_summary(config))
+    if is_dry_run:
+        sys.stdout.write(forecast(config, node))
+        return EXIT_DONE
+    if node.rank:
+        return Agent(config, node).run()
+    run = Path(config.folder)
+    if machines:
+        wait_seconds = config.supervision.node_wait_seconds
+        node = connect(machines, run, wait_seconds, lambda text: jobs.write_stdout(f"{text}\n"))
+    sys.stdout.write(folder.writable_by_others(run))
+    folder.check_corpora(config, manifests)
+    fork.take_alone(config)
+    code = Supervisor(config, node, machines=machines, renews=sys.stdout.isatty()).run()
+    try:
+        if (run / METRICS).exists():
+            sys.stdout.write(f"report: {write_report(run)}\n")
+        sys.stdout.write("".join(f"{line}\n" for line in view(run).pointers()))
+    except (OSError, ValueError) as error:  # the run's own exit code counts
+        sys.stderr.write(f"{typed('pretrain supervise')}: no report: {error}\n")
+    return code
+
+
+def _check_machine(config: RunConfig, model: ModelConfig, ranks: int, node: Node) -> None:
+    """Refuse a run that this machine's devices, memory or disk cannot hold; warn if it is tight."""
+    parameters, device_bytes, host_bytes = least_states(config, model, ranks)
+    capability = min((gpu.capability for gpu in gpus.describe()), default=None)
+    refuse_device(config, ranks, launch.device_type(os.environ), capability)
+    for text in capacity.check_memory(device_bytes, host_bytes, ranks // node.count):
+        sys.stdout.write(f"WARNING: {text}\n")
+    if node.rank == 0:
+        capacity.refuse_small_disk(config, parameters)
