@@ -183,13 +183,3 @@ def _compiled_loss() -> Callable[[Tensor, Tensor], Tensor]:
 
     compiled: Callable[[Tensor, Tensor], Tensor] = torch.compile(summed_loss, dynamic=False)
     return compiled
-
-
-def labels_by_position(batch: Mapping[str, Tensor]) -> Tensor:
-    """The labels of a batch as transformers takes them: [B, T], IGNORED where there is none."""
-    import torch
-
-    labels = torch.full_like(batch["input_ids"], IGNORED)
-    used = batch["labels"] != IGNORED
-    labels.view(-1)[batch["target_positions"][used]] = batch["labels"][used]
-    return labels

@@ -15,7 +15,7 @@ import functools
 import itertools
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
@@ -37,7 +37,7 @@ from pretrain.model.layers import compile_layers
 from pretrain.objectives.base import Block, PretrainingObjective, Vocabulary
 from pretrain.objectives.causal import CausalLMConfig
 from pretrain.objectives.masked import MaskedLMConfig
-from pretrain.objectives.tokens import FIRST_WORD_ID, labels_by_position
+from pretrain.objectives.tokens import FIRST_WORD_ID, IGNORED
 
 Update = Callable[[MicroBatch], object]
 DEEPSPEED, PLAIN, FORWARD = "DeepSpeed", "plain loop", "forward pass"
@@ -62,7 +62,7 @@ class Side(NamedTuple):
     contender: str
     variant: str
     layout: str = "full"
-    """full rows with a mask; unmasked: without one; padded: of one document of random length."""
+    """full rows, which have no mask; padded: rows of one document of random length."""
 
 
 BASELINE, ZERO_CLAP = (Side(PLAIN, variant) for variant in ("baseline", "zero-clap"))
@@ -70,7 +70,6 @@ PAIRS = (
     (Side(DEEPSPEED, "baseline"), BASELINE),
     (Side(DEEPSPEED, "zero-clap"), ZERO_CLAP),
     (Side(PLAIN, "alibi"), BASELINE),
-    (Side(PLAIN, "alibi"), Side(PLAIN, "baseline", "unmasked")),
     (BASELINE, Side(TRANSFORMERS, "baseline")),
     (BASELINE, Side(EAGER, "baseline")),
     (Side(PLAIN, "baseline", "padded"), Side(TRANSFORMERS, "baseline", "padded")),
@@ -121,8 +120,6 @@ class Case:
             ids[0] = 0
         keys = [(0, step, row) for row in range(self.rows)]
         arrays = objective.collate([Block(ids) for ids in rows], keys, self.length)
-        if self.side.layout == "unmasked":
-            del arrays["document_ids"]
         return MicroBatch(0, arrays, sum(lengths), objective.targets(arrays))
 
 
@@ -211,13 +208,21 @@ def transformers(case: Case, device: torch.device) -> Update:
 
     def loss_of(batch: MicroBatch) -> Tensor:
         tensors = batch.to(device)
-        labels, mask = labels_by_position(tensors), tensors.get("document_ids")
+        labels, mask = _labels_by_position(tensors), tensors.get("document_ids")
         loss: Tensor = model(
             input_ids=tensors["input_ids"], attention_mask=mask, labels=labels
         ).loss
         return loss
 
     return train(torch.optim.AdamW(model.parameters(), fused=True), loss_of, device)
+
+
+def _labels_by_position(batch: Mapping[str, Tensor]) -> Tensor:
+    """The labels of a batch as transformers takes them: [B, T], IGNORED where there is none."""
+    labels = torch.full_like(batch["input_ids"], IGNORED)
+    used = batch["labels"] != IGNORED
+    labels.view(-1)[batch["target_positions"][used]] = batch["labels"][used]
+    return labels
 
 
 def fairseq_attention(case: Case, device: torch.device) -> Update:
