@@ -16,7 +16,7 @@ READERS = {
     "manifest.json": lambda path: manifest.load_manifest(path.parent),
     "vocab.json": lambda path: gpt2_vocabulary.read_vocabulary(path.parent),
     "run.json": lambda path: finetune.read_plan(path.parent),
-    "bench.json": lambda path: measured_speed.utilization(path, "a100", RunConfig()),
+    "bench.json": lambda path: measured_speed.correction(path, "a100", RunConfig()),
     "config.json": model_folder.read_json,
     "zero.json": lambda path: settings.read(str(path), BatchConfig(8, 8), 0.0, 1),
     "model.json": lambda path: model_folder.load_model(path.parent),

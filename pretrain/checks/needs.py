@@ -7,6 +7,7 @@ letters are those of pretrain/model.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -25,6 +26,7 @@ def weight_bytes(settings: Mapping[str, Any]) -> int:
     return 2 if half else 4
 
 
+@functools.cache
 def parameters(model: ModelConfig, vocabulary_multiple: int = 1) -> int:
     """Count the parameters of a model whose token table is padded to a multiple of rows."""
     import torch

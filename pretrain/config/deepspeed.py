@@ -182,6 +182,11 @@ def offload_device(settings: Mapping[str, Any], part: str) -> str:
     return str((settings.get("zero_optimization", {}).get(part) or {}).get("device", "none"))
 
 
+def stage_of(settings: Mapping[str, Any]) -> int:
+    """Return the ZeRO stage."""
+    return int(settings.get("zero_optimization", {}).get("stage", 0))
+
+
 def compiles(wanted: bool | str, settings: Mapping[str, Any], on_gpu: bool) -> bool:
     """Decide whether a run compiles its layers, head and loss (`training.compile`).
 
@@ -195,7 +200,7 @@ def compiles(wanted: bool | str, settings: Mapping[str, Any], on_gpu: bool) -> b
     Raises:
         ValueError: True at ZeRO stage 3, where it has no effect.
     """
-    is_possible = settings.get("zero_optimization", {}).get("stage", 0) != 3
+    is_possible = stage_of(settings) != 3
     if wanted not in (False, AUTOMATIC) and not is_possible:
         raise ValueError(
             "training.compile: at ZeRO stage 3 each module fetches its weights during the forward "

@@ -15,9 +15,6 @@ if TYPE_CHECKING:
     from pretrain.config.run import RunConfig
 
 
-_SHARE_OF_PEAK = 0.5
-
-
 def add_plan_arguments(command: argparse.ArgumentParser) -> None:
     """Add the arguments of `plan`."""
     add_recipe(command)
@@ -25,9 +22,7 @@ def add_plan_arguments(command: argparse.ArgumentParser) -> None:
     add("--gpus", type=int, default=8, help="number of GPUs in all (default: %(default)s)")
     kinds = ("a100-40gb", "a100", "h100", "h200")
     add("--kind", default="a100", choices=kinds, help="(default: %(default)s)")
-    mfu = f"expected share of the GPUs' peak that is reached (default: {_SHARE_OF_PEAK})"
-    add("--mfu", type=float, help=mfu)
-    measured = "take that share from this file, which bench --json wrote on such a GPU"
+    measured = "correct the expected speed by this file, which bench --json wrote on such a GPU"
     add("--bench", type=Path, metavar="FILE", help=measured)
     add("--json", type=Path, help="also write the figures to this file")
 
@@ -52,12 +47,8 @@ def plan(options: argparse.Namespace) -> None:
     corpora = [Path(stream.path) for stream in config.streams]
     has_corpora = corpora and all(corpus.exists() for corpus in corpora)
     (check_recipe if has_corpora else check_settings)(config, options.gpus)
-    if options.bench and options.mfu is not None:
-        raise ValueError("--mfu and --bench are mutually exclusive")
-    share, source = _SHARE_OF_PEAK if options.mfu is None else options.mfu, planning.STATED
-    if options.bench:
-        share, source = measured_speed.utilization(options.bench, options.kind, config)
-    planned = planning.plan(config, options.gpus, options.kind, share, source)
+    measured = options.bench and measured_speed.correction(options.bench, options.kind, config)
+    planned = planning.plan(config, options.gpus, options.kind, measured or planning.NOT_MEASURED)
     if config.model.init_from:
         sys.stdout.write(f"{_initial_weights(config)}\n")
     sys.stdout.write(table(planned))

@@ -10,6 +10,20 @@ from data_prep.common.records import decode
 from pretrain.checks import devices
 from pretrain.config.run import RunConfig
 
+_UNCERTAINTY = 0.1
+"""Relative, of what is expected of a recipe after a measurement of its size of model."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Correction:
+    """What the expected time of a run is multiplied by."""
+
+    factor: float
+    uncertainty: float
+    """Relative, of the speed that results."""
+    source: str
+    """What was measured, for people."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Speed:
@@ -42,6 +56,8 @@ class Speed:
     """Peak memory in training: of a GPU, or of a process on the CPU."""
     start_seconds: float
     """Time to build and compile the model, with the first updates."""
+    expected_seconds: float | None
+    """Time of an update by the roofline of `plan`; None on devices that it does not know."""
     parts: dict[str, float]
     """Seconds by part of an update; each is measured alone, forward and backward."""
 
@@ -58,11 +74,16 @@ def table(speed: Speed) -> str:
     shares = [(speed.matmul_flops, "of a matrix product's FLOP/s (measured)")]
     if kind:
         shares.append((devices.DEVICES[kind].flops, f"MFU (of the data sheet of {kind})"))
+    expected = []
+    if speed.expected_seconds:
+        ratio = speed.seconds / speed.expected_seconds
+        expected = [f"{ratio:.2f} of the time that `plan` expects on {kind}"]
     lines = [
         f"{speed.case}, torch {speed.torch}, attention {speed.backend}",
         f"{speed.tokens_per_second:,.0f} tokens/s; {1e3 * speed.seconds:,.1f} ms an update of "
         f"{speed.global_batch_size} x {speed.length} tokens",
         *(f"{speed.flops / peak:.1%} {name}" for peak, name in shares),
+        *expected,
         f"{speed.peak_bytes / 1e9:.2f} GB peak memory; {speed.start_seconds:.1f} s to the "
         "end of the second update",
         "parts of an update, each measured by itself and not compiled:",
@@ -71,8 +92,8 @@ def table(speed: Speed) -> str:
     return "\n".join(lines) + "\n"
 
 
-def utilization(bench: Path, kind: str, config: RunConfig) -> tuple[float, str]:
-    """Return the share of the data sheet's peak that was reached, and a description of the case.
+def correction(bench: Path, kind: str, config: RunConfig) -> Correction:
+    """Return by how much a measurement differs from what was expected of its recipe.
 
     Args:
         bench: a file that `bench --json` wrote.
@@ -88,11 +109,13 @@ def utilization(bench: Path, kind: str, config: RunConfig) -> tuple[float, str]:
         speed = decode(Speed, json.loads(bench.read_bytes()))
     except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"--bench {bench}: {error}; {accepted}") from error
-    if not all(word in speed.device.lower() for word in kind.split("-")):
+    is_such = all(word in speed.device.lower() for word in kind.split("-"))
+    if not is_such or not speed.expected_seconds:
         raise ValueError(f"--bench {bench}: measured on {speed.device!r}; {accepted}")
     if speed.size != config.model.size:
         raise ValueError(
             f"--bench {bench}: measured model.size {speed.size}, the recipe has "
             f"{config.model.size}; {accepted}"
         )
-    return speed.flops / devices.DEVICES[kind].flops, f"measured: {speed.case}"
+    factor = speed.seconds / speed.expected_seconds
+    return Correction(factor, _UNCERTAINTY, f"measured: {speed.case}")

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from data_prep.corpus import Corpus
 from data_prep.manifest import load_manifest
@@ -13,15 +13,18 @@ from pretrain.checks import needs
 from pretrain.checks import recipe as recipe_checks
 from pretrain.checks.devices import DEVICES, HEADROOM
 from pretrain.config import deepspeed as deepspeed_settings
-from pretrain.config.run import Phase, RunConfig
+from pretrain.config.run import RunConfig
 from pretrain.data.mixture import Mixture
 from pretrain.data.sources import SOURCES
-from pretrain.model.backends import check_backend, choose_backend
+from pretrain.model.backends import AUTOMATIC, check_backend, choose_backend
 from pretrain.model.config import VOCABULARY_MULTIPLE, ModelConfig
+from pretrain.plan import roofline
+from pretrain.plan.measured_speed import Correction
 from pretrain.spikes.policy import max_checkpoints_kept, usual_checkpoints_kept
 
-STATED = "stated, not measured"
-"""Source of a utilization that the user gave."""
+NOT_MEASURED = Correction(1.0, roofline.UNCERTAINTY, "expected, not measured")
+_LEAST_GAIN = 0.03
+"""Share of the time that a change has to save to be worth naming."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,6 +91,16 @@ class Reading:
 
 
 @dataclasses.dataclass(frozen=True)
+class Change:
+    """A setting that would make a run faster."""
+
+    setting: str
+    """As it is written on a command line."""
+    seconds: float
+    """Of the run with it."""
+
+
+@dataclasses.dataclass(frozen=True)
 class PhaseCost:
     """What one phase of a run costs."""
 
@@ -141,17 +154,22 @@ class Plan:
     exported: int
     kind: str
     device_memory: float
-    utilization: float
-    """Assumed share of the peak FLOP/s."""
-    source: str
-    """Where the utilization comes from."""
     seconds: float
+    """Of training alone, without validation and checkpoints."""
+    parts: dict[str, float]
+    """Seconds by what they are spent on (roofline.Expected)."""
+    uncertainty: float
+    """Relative, of the speed."""
+    source: str
+    """Whether the speed was measured, and on what."""
+    change: Change | None
+    """What would help most, if anything does."""
     phases: list[PhaseCost] = dataclasses.field(default_factory=list)
     """Of a run with phases; the memory is that of the phase that needs most."""
 
 
 def plan(
-    config: RunConfig, world_size: int, kind: str, utilization: float, source: str = STATED
+    config: RunConfig, world_size: int, kind: str, correction: Correction = NOT_MEASURED
 ) -> Plan:
     """Compute the cost of a recipe.
 
@@ -159,51 +177,23 @@ def plan(
         config: the recipe.
         world_size: number of GPUs.
         kind: a key of DEVICES.
-        utilization: share of the peak FLOP/s that is reached.
-        source: where `utilization` comes from.
+        correction: of the time, by a measurement.
 
     Raises:
-        ValueError: the recipe's batch does not divide over the ranks, or an argument is out of
-            range.
+        ValueError: the recipe's batch does not divide over the ranks.
     """
-    if not 0 < utilization <= 1:
-        raise ValueError(f"--mfu {utilization}: accepted: above 0, at most 1")
-    model = model_of(config)
-    training = config.training
-    settings = deepspeed_settings.read(
-        training.deepspeed,
-        config.phase(0).config.batch,
-        config.optimizer.gradient_clipping,
-        world_size,
-    )
+    model, training = model_of(config), config.training
+    settings = _settings(config, world_size)
     width = needs.weight_bytes(settings)
-    stage = int(settings.get("zero_optimization", {}).get("stage", 0))
+    stage = deepspeed_settings.stage_of(settings)
     count, trained = needs.parameters(model), needs.parameters(model, VOCABULARY_MULTIPLE)
-    device = DEVICES[kind]
-    costs = _phase_costs(config, model, world_size * device.flops * utilization)
+    costs, parts = _phase_costs(config, model, world_size, kind, correction.factor)
     tokens, flops = sum(cost.tokens for cost in costs), sum(cost.flops for cost in costs)
-    blocks = sum(cost.blocks for cost in costs)
+    blocks, seconds = sum(cost.blocks for cost in costs), sum(cost.seconds for cost in costs)
     backend = choose_backend(model, training.attention_backend, on_gpu=True)
-    stages = range(4) if width == 4 else range(1, 4)
-
-    def activations(phase: Phase) -> int:
-        rows = phase.config.batch.micro_batch_size
-        return _activations_with(phase.config, model, backend, rows, width)
-
-    heaviest = max(config.resolved_phases, key=activations).config
-
-    offloaded = deepspeed_settings.offload_device(settings, "offload_optimizer") != "none"
-
-    def memory(backend: str, rows: int, stage: int) -> Memory:
-        kept = _activations_with(heaviest, model, backend, rows, width)
-        return Memory(*needs.states(trained, stage, world_size, settings), kept, offloaded)
-
-    fits = [
-        _fit(
-            heaviest, model, name, device.memory, world_size, functools.partial(memory, stage=stage)
-        )
-        for name in ("dense", "flex")
-    ]
+    rows = _heaviest(config, model, backend, width).batch.micro_batch_size
+    fits = [_fit(config, model, name, kind, world_size, stage) for name in ("dense", "flex")]
+    (largest,) = (fit.largest for fit in fits if fit.backend == backend)
     return Plan(
         vocab_size=model.vocab_size,
         vocab_size_is_assumed=not config.data.vocab_size and not _folders(config),
@@ -216,7 +206,10 @@ def plan(
         world_size=world_size,
         stage=stage,
         backend=backend,
-        memory={n: memory(backend, heaviest.batch.micro_batch_size, n) for n in stages},
+        memory={
+            n: _memory(config, model, backend, rows, n, world_size)
+            for n in (range(4) if width == 4 else range(1, 4))
+        },
         fits=fits,
         checkpoint=needs.checkpoint_bytes(trained, width, stage),
         checkpoints_newest=training.checkpoints_kept,
@@ -224,28 +217,113 @@ def plan(
         checkpoints_most=max_checkpoints_kept(config) + 1,
         exported=4 * count,
         kind=kind,
-        device_memory=device.memory,
-        utilization=utilization,
-        source=source,
-        seconds=sum(cost.seconds for cost in costs),
+        device_memory=DEVICES[kind].memory,
+        seconds=seconds,
+        parts=parts,
+        uncertainty=correction.uncertainty,
+        source=correction.source,
+        change=_best_change(config, largest, world_size, kind, seconds, correction.factor),
         phases=costs if config.phases else [],
     )
 
 
-def _phase_costs(config: RunConfig, model: ModelConfig, flops_per_second: float) -> list[PhaseCost]:
-    """Return the cost of each phase of a run on devices of so many FLOP/s."""
-    costs = []
+def _settings(config: RunConfig, world_size: int) -> dict[str, Any]:
+    """Return a run's DeepSpeed settings."""
+    batch, clipping = config.phase(0).config.batch, config.optimizer.gradient_clipping
+    return deepspeed_settings.read(config.training.deepspeed, batch, clipping, world_size)
+
+
+def _phase_costs(
+    config: RunConfig, model: ModelConfig, world_size: int, kind: str, factor: float
+) -> tuple[list[PhaseCost], dict[str, float]]:
+    """Return the cost of each phase of a run, and the seconds of all by what they are spent on."""
+    costs, parts = [], dict[str, float]()
     for phase in config.resolved_phases:
         data, first_block = phase.config.data, config.sizes.first_block
         blocks = first_block(phase.end_step) - first_block(phase.first_step)
         per_token = needs.flops_per_token(
             model, data.sequence_length, phase.config.objective.target_share
         )
-        tokens = blocks * data.sequence_length
-        seconds = per_token * tokens / flops_per_second
-        steps = phase.end_step - phase.first_step
+        tokens, steps = blocks * data.sequence_length, phase.end_step - phase.first_step
+        expected = roofline.expect(phase.config, model, world_size, kind, steps, blocks)
+        for name, seconds in expected.parts.items():
+            parts[name] = parts.get(name, 0.0) + factor * seconds
+        seconds = factor * expected.seconds
         costs.append(PhaseCost(str(phase), steps, blocks, tokens, per_token, seconds))
-    return costs
+    return costs, parts
+
+
+def _best_change(
+    config: RunConfig, largest: int, world_size: int, kind: str, seconds: float, factor: float
+) -> Change | None:
+    """Return the single change of a setting that saves most time, of those that fit the GPU."""
+    found = []
+    for setting, changed in _changes(config, largest):
+        model, settings = model_of(changed), _settings(changed, world_size)
+        backend = choose_backend(model, changed.training.attention_backend, on_gpu=True)
+        rows, stage = changed.batch.micro_batch_size, deepspeed_settings.stage_of(settings)
+        memory = _memory(changed, model, backend, rows, stage, world_size)
+        if memory.fits(DEVICES[kind].memory):
+            costs, _ = _phase_costs(changed, model, world_size, kind, factor)
+            found.append(Change(setting, sum(cost.seconds for cost in costs)))
+    best = min(found, key=lambda change: change.seconds, default=None)
+    return best if best and best.seconds < (1 - _LEAST_GAIN) * seconds else None
+
+
+def _changes(config: RunConfig, largest: int) -> Iterator[tuple[str, RunConfig]]:
+    """Yield settings that may make a run faster, and the recipe with each.
+
+    Args:
+        config: the recipe.
+        largest: the largest micro-batch that fits.
+    """
+    training, batch, model = config.training, config.batch, config.model
+
+    def trained(**values: Any) -> RunConfig:  # noqa: ANN401 - a setting's
+        return dataclasses.replace(config, training=dataclasses.replace(training, **values))
+
+    if model_of(config).attention_dropout and training.attention_backend == AUTOMATIC:
+        overrides = {**model.overrides, "attention_dropout": 0.0}
+        without = dataclasses.replace(model, overrides=overrides)
+        yield (
+            "model.overrides.attention_dropout=0",
+            dataclasses.replace(config, model=without),
+        )
+    if training.attention_backend == "dense":
+        yield "training.attention_backend=auto", trained(attention_backend=AUTOMATIC)
+    if training.compile is False:
+        yield "training.compile=auto", trained(compile=AUTOMATIC)
+    if training.activation_checkpointing:
+        yield (
+            "training.activation_checkpointing=false",
+            trained(activation_checkpointing=False),
+        )
+    if training.deepspeed != "zero1_bf16":
+        yield "training.deepspeed=zero1_bf16", trained(deepspeed="zero1_bf16")
+    if largest > batch.micro_batch_size and not config.phases:
+        larger = dataclasses.replace(batch, micro_batch_size=largest)
+        yield f"batch.micro_batch_size={largest}", dataclasses.replace(config, batch=larger)
+
+
+def _heaviest(config: RunConfig, model: ModelConfig, backend: str, width: int) -> RunConfig:
+    """Return the recipe of the phase whose micro-batches need most memory."""
+    return max(
+        (phase.config for phase in config.resolved_phases),
+        key=lambda c: _activations_with(c, model, backend, c.batch.micro_batch_size, width),
+    )
+
+
+def _memory(
+    config: RunConfig, model: ModelConfig, backend: str, rows: int, stage: int, world_size: int
+) -> Memory:
+    """Return what the heaviest phase needs on a rank, with so many rows at a ZeRO stage."""
+    settings = _settings(config, world_size)
+    width = needs.weight_bytes(settings)
+    heaviest = _heaviest(config, model, backend, width)
+    kept = _activations_with(heaviest, model, backend, rows, width)
+    count = needs.parameters(model, VOCABULARY_MULTIPLE)
+    offloaded = deepspeed_settings.offload_device(settings, "offload_optimizer") != "none"
+    return Memory(*needs.states(count, stage, world_size, settings), kept, offloaded)
 
 
 def _activations_with(
@@ -260,12 +338,7 @@ def _activations_with(
 
 
 def _fit(
-    config: RunConfig,
-    model: ModelConfig,
-    backend: str,
-    device_memory: float,
-    world_size: int,
-    memory: Callable[[str, int], Memory],
+    config: RunConfig, model: ModelConfig, backend: str, kind: str, world_size: int, stage: int
 ) -> Fit:
     """Return which micro-batches fit a GPU with an attention back end."""
     problem = ""
@@ -273,15 +346,20 @@ def _fit(
         check_backend(model, backend)
     except ValueError as error:
         problem = str(error)
-    rows, blocks = config.batch.micro_batch_size, config.batch.size(0) // world_size
+    heaviest = _heaviest(config, model, backend, needs.weight_bytes(_settings(config, world_size)))
+    rows, blocks = heaviest.batch.micro_batch_size, heaviest.batch.size(0) // world_size
+
+    def memory(rows: int) -> Memory:
+        return _memory(config, model, backend, rows, stage, world_size)
+
     sizes = [
         size
         for size in range(1, blocks + 1)
-        if blocks % size == 0 and memory(backend, size).fits(device_memory)
+        if blocks % size == 0 and memory(size).fits(DEVICES[kind].memory)
     ]
     largest = max(sizes, default=0)
-    largest_bytes = memory(backend, largest).on_device if largest else 0
-    return Fit(backend, problem, rows, memory(backend, rows).on_device, largest, largest_bytes)
+    largest_bytes = memory(largest).on_device if largest else 0
+    return Fit(backend, problem, rows, memory(rows).on_device, largest, largest_bytes)
 
 
 def model_of(config: RunConfig) -> ModelConfig:

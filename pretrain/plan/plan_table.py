@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from pretrain.checks.devices import HEADROOM
+from pretrain.checks.devices import DEVICES, HEADROOM
 from pretrain.plan.plan import Fit, PhaseCost, Plan, Reading
 
 MOST_EPOCHS = 40
@@ -22,11 +22,7 @@ def table(planned: Plan) -> str:
         ("tokens", f"{planned.tokens:,} (padding included)"),
         *_epochs(planned.reading),
         ("FLOPs", f"{planned.flops:.3g} ({planned.flops_per_token / 1e6:,.0f} M per token)"),
-        (
-            "time",
-            f"{_time(planned.seconds)} on {planned.world_size} {planned.kind}, "
-            f"at {planned.utilization:.0%} of their peak ({planned.source})",
-        ),
+        *_speed(planned),
         *(
             ("phases" if number == 0 else "", _cost(cost))
             for number, cost in enumerate(planned.phases)
@@ -56,6 +52,32 @@ def table(planned: Plan) -> str:
     lines += ["", f"attention    {planned.backend} on a GPU; at ZeRO {planned.stage}, on one GPU:"]
     lines += [f"{'':12} {_fit(fit, planned)}" for fit in planned.fits]
     return "\n".join(lines) + "\n"
+
+
+def _speed(planned: Plan) -> list[tuple[str, str]]:
+    """Rows about the time: how long, how fast, what it is spent on, and what would help."""
+    seconds, each = planned.seconds, planned.tokens / planned.seconds / planned.world_size
+    shortest, longest = (_time(seconds / (1 + sign * planned.uncertainty)) for sign in (1, -1))
+    utilization = planned.flops_per_token * each / DEVICES[planned.kind].flops
+    parts = sorted(planned.parts.items(), key=lambda part: -part[1])
+    shares = ", ".join(f"{name} {part / seconds:.0%}" for name, part in parts if part)
+    rows = [
+        (
+            "time",
+            f"{_time(seconds)} ({shortest} to {longest}) on {planned.world_size} {planned.kind}: "
+            f"{planned.source}; without validation and checkpoints",
+        ),
+        (
+            "speed",
+            f"{planned.world_size * each:,.0f} tokens/s, {each:,.0f} of each GPU, "
+            f"{utilization:.0%} of its bf16 peak",
+        ),
+        ("spent on", shares),
+    ]
+    if planned.change:
+        text = f"{planned.change.setting} would help most: {_time(planned.change.seconds)}"
+        rows.append(("faster", text))
+    return rows
 
 
 def _vocabulary(planned: Plan) -> list[tuple[str, str]]:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from data_prep.tokenizer import Tokenizer
-from pretrain.checks import needs
+from pretrain.checks import devices, needs
 from pretrain.config.deepspeed import compiles
 from pretrain.config.run import RunConfig
 from pretrain.config.sections import OptimizerConfig
@@ -37,6 +37,7 @@ from pretrain.model.language_model import LanguageModel
 from pretrain.model.layers import EncoderLayer
 from pretrain.objectives.base import Block, PretrainingObjective, Vocabulary
 from pretrain.objectives.tokens import FIRST_WORD_ID, summed_loss
+from pretrain.plan import roofline
 from pretrain.plan.measured_speed import Speed
 from pretrain.plan.plan import model_of
 
@@ -183,6 +184,8 @@ def _measure(config: RunConfig, seconds: float, process: Process) -> Speed | Non
     update = statistics.median(times)
     speed = rows * length / update
     flops = needs.flops_per_token(architecture, length, config.objective.target_share)
+    kind = devices.kind_of(device_name(device))
+    expected = kind and roofline.expect(config, architecture, world_size, kind, in_bench=True)
     return Speed(
         device=device_name(device),
         torch=torch.__version__,
@@ -199,6 +202,7 @@ def _measure(config: RunConfig, seconds: float, process: Process) -> Speed | Non
         matmul_flops=matmul_peak(str(device)),
         peak_bytes=peak_bytes,
         start_seconds=ready[0] - began,
+        expected_seconds=expected.seconds if expected else None,
         parts=_parts(model().to(device), batches, config.optimizer, device),
     )
 

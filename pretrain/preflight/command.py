@@ -137,7 +137,7 @@ def _needs(config: RunConfig, ranks: int, on_gpus: bool) -> Needs:
     corpora = [Path(stream.path).exists() for stream in config.streams]
     if not any(corpora) and not config.data.vocab_size:
         return needs
-    planned = planning.plan(config, ranks, next(iter(DEVICES)), 1.0)
+    planned = planning.plan(config, ranks, next(iter(DEVICES)))
     return dataclasses.replace(needs, device_bytes=planned.memory[planned.stage].on_device)
 
 

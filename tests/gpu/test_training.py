@@ -151,7 +151,7 @@ def test_the_peak_memory_is_what_plan_says(words, begin, recipe, device, tmp_pat
     output = finish(begin(tmp_path / "run", *size, *words))
     measured = int(output.split("peak_bytes ")[1].split()[0])
     config = recipe.load(tmp_path / "run", *SETTINGS, *size, *words)
-    planned = plan.plan(config, 1, "a100", 0.5)
+    planned = plan.plan(config, 1, "a100")
     total = planned.memory[planned.stage].total
     print(f"measured {measured:,} bytes, planned {total:,}: {measured / total:.2f}")
     needs_gpu(device)

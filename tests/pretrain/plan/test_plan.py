@@ -33,8 +33,8 @@ OBJECTIVE = MaskedLM(MaskedLMConfig(), 999, 999)
 PILE = ["data.vocab_size=50265"]
 
 
-def of(name, *overrides, gpus=8, kind="a100", utilization=0.5):
-    return plan.plan(recipes.load(name, [*PILE, *overrides]), gpus, kind, utilization)
+def of(name, *overrides, gpus=8, kind="a100"):
+    return plan.plan(recipes.load(name, [*PILE, *overrides]), gpus, kind)
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_the_lower_bound_is_close_to_what_is_counted_and_never_above_it(variant)
             "pile-base",
             ["data.vocab_size=50265", f"model.variant={variant}", f"training.deepspeed={name}"],
         )
-        planned = plan.plan(config, 8, "h100", 0.5)
+        planned = plan.plan(config, 8, "h100")
         model = presets.build("base", variant, 50265, {})
         count, device, host = needs.least_states(config, model, 8)
         assert 0.98 * planned.parameters < count <= planned.parameters
@@ -149,14 +149,12 @@ def test_the_modern_recipes_are_planned(name):
     assert max(fit.largest for fit in planned.fits) >= planned.fits[1].micro_batch_size
 
 
-def test_flops_and_hours_of_the_pile_recipes():
-    """771 and 2462 MFLOP per token; 23.9 and 76.5 hours on 8 A100 at half their peak."""
+def test_flops_of_the_pile_recipes():
+    """771 and 2462 MFLOP per token."""
     base, large = of("pile-base"), of("pile-large")
     assert round(base.flops_per_token / 1e6) == 771
     assert round(large.flops_per_token / 1e6) == 2462
     assert base.tokens == 133_082 * 512 * 2048
-    assert base.seconds / 3600 == pytest.approx(23.9, abs=0.05)
-    assert large.seconds / 3600 == pytest.approx(76.5, abs=0.05)
 
 
 def test_a_ramp_reads_fewer_tokens():
@@ -321,11 +319,11 @@ def test_the_plan_counts_the_bias_of_the_back_end():
 def test_the_command_prints_a_table_and_writes_what_it_prints(tmp_path, capsys):
     path = tmp_path / "plan.json"
     arguments = ["pile-large", *PILE, "model.variant=zero-clap", "--gpus", "16", "--kind", "h100"]
-    assert main(["plan", *arguments, "--mfu", "0.4", "--json", str(path)]) == 0
+    assert main(["plan", *arguments, "--json", str(path)]) == 0
     printed, written = capsys.readouterr().out, json.loads(path.read_text())
     assert written["parameters"] == 353_779_713
     assert "353,779,713" in printed
-    assert "on 16 h100, at 40% of their peak (stated, not measured)" in printed
+    assert "on 16 h100: expected, not measured" in printed
     assert "ZeRO 1" in printed
     assert set(written["memory"]) == {"1", "2", "3"}
 
@@ -344,11 +342,6 @@ def test_a_plan_without_a_vocabulary_assumes_roberta_s_and_says_so(capsys):
     ("arguments", "message"),
     [
         (["pile-base", *PILE, "--gpus", "0"], "--gpus 0: accepted: 1 or more"),
-        (["pile-base", *PILE, "--mfu", "40"], "--mfu 40.0: accepted: above 0, at most 1"),
-        (
-            ["pile-base", *PILE, "--mfu", "0.4", "--bench", "b.json"],
-            "--mfu and --bench",
-        ),
         (["pile-base", *PILE, "--gpus", "3"], "is not a multiple of"),
         (["pile-small", *PILE], "'pile-small' is neither a file nor one of"),
     ],
@@ -361,7 +354,7 @@ def test_bad_arguments_are_refused(arguments, message, capsys):
 def test_an_existing_corpus_gives_the_vocabulary_and_the_epochs(corpus):
     words = [f"data.corpus={corpus}", "data.packing=best-fit"]
     config = recipes.load("demo", words)
-    planned = plan.plan(config, 2, "a100", 0.5)
+    planned = plan.plan(config, 2, "a100")
     assert planned.parameters == needs.parameters(presets.build("small", "zero-clap", 400, {}))
     source = BestFitBlocks(Corpus(corpus, "train"), 128)
     assert planned.reading[""].epochs == 850 * 16 / len(source)
@@ -376,10 +369,10 @@ def test_an_existing_corpus_gives_the_vocabulary_and_the_epochs(corpus):
 def test_a_mixture_gives_the_epochs_of_each_corpus(corpus, other_corpus):
     weights = f"data.corpora={{a: {{path: {corpus}}}, b: {{path: {other_corpus}, weight: 3}}}}"
     config = recipes.load("small", [weights, "training.steps=200"])
-    reading = plan.plan(config, 2, "a100", 0.5).reading
+    reading = plan.plan(config, 2, "a100").reading
     read = [reading[name].epochs * reading[name].blocks for name in ("a", "b")]
     assert read == pytest.approx([800, 2400])
-    lines = plan_table.table(plan.plan(config, 2, "a100", 0.5)).splitlines()
+    lines = plan_table.table(plan.plan(config, 2, "a100")).splitlines()
     assert lines[2].startswith("epochs       a: ")
     assert lines[3].startswith("             b: ")
 
@@ -402,7 +395,7 @@ def test_without_a_corpus_the_epochs_are_unknown():
 )
 def test_times_have_a_unit_that_fits(seconds, text):
     planned = dataclasses.replace(of("pile-base"), seconds=seconds)
-    assert f"time         {text} on 8 a100" in plan_table.table(planned)
+    assert f"time         {text} (" in plan_table.table(planned)
 
 
 def test_the_checkpoints_of_the_pile_recipe():

@@ -88,6 +88,7 @@ MEASURED = measured_speed.Speed(
     matmul_flops=7e14,
     peak_bytes=60_000_000_000,
     start_seconds=60.0,
+    expected_seconds=0.856,
     parts={"head": 0.1},
 )
 
@@ -111,15 +112,19 @@ def test_the_table_names_both_shares_of_the_peak():
     assert "980,000 tokens/s" in text
     assert "35.0% MFU (of the data sheet of h200)" in text
     assert "49.5% of a matrix product's" in text
+    assert "1.25 of the time that `plan` expects on h200" in text
+    unknown = dataclasses.replace(MEASURED, device="CPU", expected_seconds=None)
+    assert "that `plan` expects" not in measured_speed.table(unknown)
 
 
 def test_a_measured_speed_gives_the_time(tmp_path, capsys):
     path = written(tmp_path / "bench.json")
     assert main(["plan", "pile-base", *PILE, "--gpus", "1", *kind(), "--bench", str(path)]) == 0
-    flops = plan.plan(recipes.load("pile-base", PILE), 1, "h200", 0.5).flops
+    days = plan.plan(recipes.load("pile-base", PILE), 1, "h200").seconds * 1.25 / 86_400
     printed = capsys.readouterr().out
-    assert f"{flops / (0.35 * 989e12) / 86_400:,.1f} days" in printed
-    assert "at 35% of their peak (measured: base zero-clap, 8 x 2048, 2 x NVIDIA H200)" in printed
+    between = f"{days / 1.1:,.1f} days to {days / 0.9:,.1f} days"
+    assert f"{days:,.1f} days ({between}) on 1 h200" in printed
+    assert "measured: base zero-clap, 8 x 2048, 2 x NVIDIA H200" in printed
 
 
 def kind():
@@ -131,6 +136,7 @@ def kind():
     [
         ({"size": "large"}, "measured model.size large, the recipe has base"),
         ({"device": "NVIDIA A100-SXM4-80GB"}, "measured on 'NVIDIA A100-SXM4-80GB'; accepted"),
+        ({"expected_seconds": None}, "measured on 'NVIDIA H200'; accepted"),
         (None, "accepted: what `bench --json` wrote for this recipe on h200"),
     ],
 )
@@ -142,7 +148,7 @@ def test_figures_of_another_gpu_or_size_and_other_files_are_refused(changes, mes
     for content in [path.read_text()] if changes else ["{}", "[1]", "nothing"]:
         path.write_text(content)
         with pytest.raises(ValueError, match=message):
-            measured_speed.utilization(path, "h200", config)
+            measured_speed.correction(path, "h200", config)
 
 
 def test_a_missing_file_is_named(tmp_path, capsys):

@@ -537,7 +537,7 @@ def test_a_checkpoint_describes_itself_without_its_run(straight):
 
 
 def test_its_checkpoints_are_as_many_and_as_large_as_planned(straight):
-    planned = plan.plan(load(str(straight / "run.yaml")), 2, "a100", 0.5)
+    planned = plan.plan(load(str(straight / "run.yaml")), 2, "a100")
     folders = [*(straight / "checkpoints").glob("step-*")]
     assert len(folders) == planned.checkpoints_usual
     for folder in folders:
