@@ -39,7 +39,7 @@ def differences(tables: Path) -> Iterator[str]:
     listed = (tables / HASHES).read_bytes() if (tables / HASHES).is_file() else b""
     found = "".join(f"{sha256_of(file)}  {file.name}\n" for file in sorted(tables.glob("*.npy")))
     if not listed or listed != found.encode():
-        yield f"{tables}: is not as it was made; accepted: without it, training makes it again"
+        yield f"{tables}: is not as it was made; delete it, and training makes it again"
 
 
 def made(corpus: Path, digest: str, name: str, make: Callable[[Path], None]) -> Path:
@@ -72,8 +72,8 @@ def made(corpus: Path, digest: str, name: str, make: Callable[[Path], None]) -> 
         if path.is_dir():  # or another machine was faster
             return path
     raise ValueError(
-        f"{corpus}: its blocks cannot be kept: {'; '.join(errors)}; accepted: a folder that can be "
-        "written, for the corpus or as the environment's XDG_CACHE_HOME"
+        f"{corpus}: its blocks cannot be kept: {'; '.join(errors)}; make the corpus's folder "
+        "writable, or set XDG_CACHE_HOME to a folder that is"
     )
 
 

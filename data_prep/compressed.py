@@ -69,8 +69,8 @@ def _check_kind(path: Path) -> None:
         raise ValueError(f"{path}: not {expected} as its name says; it looks like {seen}")
     if found and not expected:
         raise ValueError(
-            f"{path}: not plain as its name says; it looks like {found}; accepted: a plain file, "
-            "or an additional suffix .zst or .gz"
+            f"{path}: not plain as its name says; it looks like {found}; add the suffix .zst or "
+            ".gz, or decompress it"
         )
 
 

@@ -89,7 +89,8 @@ def digests(files: Sequence[Path], size: int) -> dict[str, str]:
             found = found or len(word_hashes(text)) >= least_words(size)
         if not found:
             raise ValueError(
-                f"{file}: no text of {least_words(size)} or more words; accepted: a file with some"
+                f"{file}: no text of {least_words(size)} or more words, so there is nothing to "
+                "look for"
             )
     return {str(file): sha256_of(file) for file in files}
 
@@ -113,13 +114,13 @@ def texts_of(file: Path) -> Iterator[str]:
             try:
                 yield from _strings(parse(line)) if suffix(file) == ".jsonl" else _cells(line)
             except UnicodeDecodeError as error:
-                raise ValueError(f"{file}: line {number}: not UTF-8; accepted: UTF-8") from error
+                raise ValueError(f"{file}: line {number}: not UTF-8") from error
             except BadLine as error:
                 raise ValueError(
-                    f"{file}: line {number}: {error}; accepted: a value of JSON in UTF-8"
+                    f"{file}: line {number}: {error}; each line must be a JSON value in UTF-8"
                 ) from error
     if not number:
-        raise ValueError(f"{file}: is empty; accepted: a file of lines")
+        raise ValueError(f"{file}: is empty")
 
 
 def _cells(line: bytes) -> list[str]:

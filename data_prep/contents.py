@@ -41,7 +41,7 @@ def check(folder: Path, manifest: CorpusManifest) -> None:
     digest = manifest.digest()
     places, command = cache.folders(folder, digest), typed("data_prep prepare")
     problems = (
-        f"{problem}; accepted: the files that `{command}` wrote, or a new corpus"
+        f"{problem}; restore the files that `{command}` wrote, or prepare the corpus again"
         for problem in differences(folder, manifest)
     )
     _check(_state(folder, digest, list(manifest.hashes)), places, problems)

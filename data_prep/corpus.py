@@ -112,8 +112,7 @@ class Corpus:
     def _refuse_documents(self) -> None:
         if self.manifest.settings.unit != "sentence":
             raise ValueError(
-                f"{self.folder}: its sequences are documents; accepted: a corpus prepared with "
-                "--sentences"
+                f"{self.folder}: its sequences are documents; prepare the corpus with --sentences"
             )
 
     def __getstate__(self) -> dict[str, Any]:

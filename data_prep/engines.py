@@ -195,8 +195,8 @@ def _ray(workers: int) -> Iterator[ModuleType]:
         ray = import_module("ray")
     except ImportError as error:
         raise ValueError(
-            "--engine ray: Ray is not installed; accepted: --engine local, or `pip install "
-            "'zeroclap[ray]'` first"
+            "--engine ray: Ray is not installed; run `pip install 'zeroclap[ray]'`, or use "
+            "--engine local"
         ) from error
     options: dict[str, Any] = {
         "logging_level": "error",

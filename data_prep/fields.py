@@ -18,7 +18,7 @@ _MOST_NAMES = 20  # in a message
 def parse_key(text: str) -> str:
     """Return the key that a user names; an empty part of it is refused."""
     if not all(text.split(".")):
-        raise argparse.ArgumentTypeError(f"{text!r}: accepted: a key, such as text or data.text")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a key, such as text or data.text")
     return text
 
 

@@ -38,7 +38,7 @@ def read_vocabulary(folder: Path) -> tuple[Ids, Merges]:
     is_fairseq = any((folder / name).exists() for name in FAIRSEQ_FILES)
     names = FAIRSEQ_FILES if is_fairseq else HUGGING_FACE_FILES
     if missing := [name for name in names if not (folder / name).is_file()]:
-        raise ValueError(f"{folder}: lacks {', '.join(missing)}; accepted: {', '.join(names)}")
+        raise ValueError(f"{folder}: lacks {', '.join(missing)} of {', '.join(names)}")
     ids = _read_ids(folder / names[0])
     merges = _read_merges(folder / names[1], ids)
     return (_in_order_of(folder / "dict.txt", ids) if is_fairseq else ids), merges
@@ -51,7 +51,7 @@ def _read_ids(path: Path) -> Ids:
         raise ValueError(f"{path}: is not valid JSON: {error}") from error
     # isinstance would accept bool.
     if not isinstance(ids, dict) or not all(type(id) is int for id in ids.values()):
-        raise ValueError(f"{path}: accepted: one JSON object of tokens and their integer ids")
+        raise ValueError(f"{path}: is not one JSON object of tokens and their integer ids")
     if sorted(ids.values()) != list(range(len(ids))):
         raise ValueError(f"{path}: {len(ids)} tokens, but their ids are not 0 to {len(ids) - 1}")
     return ids

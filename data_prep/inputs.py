@@ -67,7 +67,7 @@ def find_inputs(patterns: Sequence[str]) -> list[Input]:
             continue
         matches = [place] if Path(place).exists() else glob.glob(place, recursive=True)
         if not matches:
-            raise ValueError(f"--input {pattern}: no such file; accepted: files or glob patterns")
+            raise ValueError(f"--input {pattern}: no such file, and no file fits the pattern")
         found.update(f"{prefix}:{match}" if prefix else Path(match) for match in matches)
     named = sorted(found, key=str, reverse=True)
     return sorted({(layout_of(s), place_of(s)): s for s in named}.values(), key=str)
@@ -125,7 +125,7 @@ def split_dataset(place: str) -> tuple[str, str, str]:
     """
     parts = place.split(":")
     if not parts[0] or len(parts) > 3:
-        raise ValueError(f"datasets:{place}: accepted: datasets:NAME[:CONFIG[:SPLIT]]")
+        raise ValueError(f"datasets:{place}: is not of the form datasets:NAME[:CONFIG[:SPLIT]]")
     name, config, split = (*parts, "", "")[:3]
     return name, config, split or "train"
 

@@ -64,8 +64,7 @@ class Settings:
         if self.max_tokens is None:
             if self.long in ("truncate", "split"):
                 raise ValueError(
-                    f"long {self.long!r} without max-tokens: accepted: together with max-tokens, "
-                    "the length of the longest piece"
+                    f"long {self.long!r} needs max-tokens, the length of the longest piece"
                 )
         elif self.max_tokens < 3:
             raise ValueError(
@@ -242,9 +241,9 @@ def load_manifest(folder: Path) -> CorpusManifest:
         ValueError: The folder is missing, is not a corpus, is not finished, or its manifest is
             damaged.
     """
-    accepted = f"accepted: a folder written by `{typed('data_prep prepare')}`"
+    remedy = f"choose a folder that `{typed('data_prep prepare')}` wrote"
     if not folder.is_dir():
-        raise ValueError(f"{folder}: no such folder; {accepted}")
+        raise ValueError(f"{folder}: no such folder; {remedy}")
     file = folder / FILE_NAME
     if not file.is_file():
         if (folder / "shards").is_dir():
@@ -252,7 +251,7 @@ def load_manifest(folder: Path) -> CorpusManifest:
                 f"{folder}: its prepare is not finished (no {FILE_NAME}); run the same command "
                 "again: it continues where it stopped"
             )
-        raise ValueError(f"{folder}: no {FILE_NAME}; {accepted}")
+        raise ValueError(f"{folder}: no {FILE_NAME}; {remedy}")
     return read_record(CorpusManifest, file)
 
 

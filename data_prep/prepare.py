@@ -117,8 +117,8 @@ def run(options: argparse.Namespace) -> int:
     part = None if options.shard is None else Part.parse(options.shard)
     if part and options.overwrite:
         raise ValueError(
-            "--overwrite with --shard: it would remove what the other parts make; accepted: "
-            "another --output, or --overwrite in a run of all shards"
+            "--overwrite with --shard: it would remove what the other parts make; choose another "
+            "--output, or overwrite in a run of all shards"
         )
     if options.valid_fraction is None:
         options.valid_fraction = 0.0 if options.valid_input else Settings.valid_fraction

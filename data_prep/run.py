@@ -159,13 +159,11 @@ def plan(
     """
     if valid_inputs and settings.valid_fraction:
         raise ValueError(
-            f"--valid-fraction {settings.valid_fraction} with --valid-input: accepted: one of them"
+            f"--valid-fraction {settings.valid_fraction} with --valid-input: give one of them"
         )
     places = set(map(place_of, inputs))
     if both := [source for source in valid_inputs if place_of(source) in places]:
-        raise ValueError(
-            f"--valid-input {both[0]}: is an --input as well; accepted: inputs of one split each"
-        )
+        raise ValueError(f"--valid-input {both[0]}: is an --input as well; name it once")
     roles = ["train" if valid_inputs else "both"] * len(inputs) + ["valid"] * len(valid_inputs)
     sources = [*inputs, *valid_inputs]
     for source in sources:
@@ -285,8 +283,8 @@ def _save_tokenizer_once(tokenizer: Tokenizer, output: Path) -> None:
         tokenizer.save(file)
     elif load(file).digest() != tokenizer.digest():
         raise ValueError(
-            f"{file}: not the vocabulary that --tokenizer names; accepted: the same one for all "
-            "parts, or another --output"
+            f"{file}: not the vocabulary that --tokenizer names; use the same one for all parts, "
+            "or another --output"
         )
 
 

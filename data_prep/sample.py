@@ -77,7 +77,7 @@ def write_sample(output: Path, held_out_fraction: float = 0.12) -> dict[tuple[st
     english = _unique([*_topics(library), *_docstrings(library)])
     if not english:
         raise ValueError(
-            f"{library}: no Python source; accepted: a Python with its standard library"
+            f"{library}: has no Python source; use a Python that has its standard library"
         )
     kept: list[_Text] = []
     held_out: list[_Text] = []

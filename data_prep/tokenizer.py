@@ -274,7 +274,7 @@ def train_characters(texts: Iterable[str]) -> Tokenizer:
 
     characters = set(chain.from_iterable(texts))
     if not characters:
-        raise ValueError("the texts have no characters; accepted: at least one")
+        raise ValueError("the texts have no characters")
     vocab = {token: id for id, token in enumerate([*FIRST_TOKENS, *sorted(characters)])}
     # A byte-pair encoding without merges splits a text into characters.
     backend = Backend(models.BPE(vocab=vocab, merges=[], unk_token=FIRST_TOKENS[3]))
@@ -299,7 +299,7 @@ def load_albert(file: Path) -> tuple[Tokenizer, list[int]]:
         ValueError: It is no such file.
     """
     if not unigram.is_albert(_read_json(file)):
-        raise ValueError(f"{file}: accepted: a unigram vocabulary with ALBERT's special tokens")
+        raise ValueError(f"{file}: is not a unigram vocabulary with ALBERT's special tokens")
     return _from_json(file)
 
 
@@ -411,7 +411,7 @@ def _refuse_lone_surrogates(texts: Sequence[str]) -> None:
     for found in filter(None, map(_SURROGATE.search, texts)):
         start, end = max(found.start() - _SHOWN_CHARACTERS, 0), found.end() + _SHOWN_CHARACTERS
         raise ValueError(
-            f"text {found.string[start:end]!r}: has a lone surrogate, {found[0]!r}; accepted: "
+            f"text {found.string[start:end]!r}: has a lone surrogate, {found[0]!r}, which is not "
             "valid Unicode"
         )
 
@@ -427,6 +427,6 @@ def _check_special_tokens(backend: "tokenizers.Tokenizer", vocab_size: int) -> N
     _unpanicked(backend.decode, written)
     if control := sorted(set(written) & {0, 1, 2, vocab_size - 1}):
         raise ValueError(
-            f"the text {_SPECIAL_TEXT!r} encodes to the special ids {control}; accepted: a "
-            "vocabulary that marks its special tokens as special, so that text cannot encode to it"
+            f"the text {_SPECIAL_TEXT!r} encodes to the special ids {control}; the vocabulary must "
+            "mark its special tokens as special, so that no text encodes to them"
         )

@@ -52,9 +52,9 @@ def run(options: argparse.Namespace) -> int:
 
 def _train(texts: Iterator[str], options: argparse.Namespace) -> Tokenizer:
     if options.unigram and options.characters:
-        raise ValueError("--unigram: accepted: with --vocab-size, not with --characters")
+        raise ValueError("--unigram: needs --vocab-size, not --characters")
     if options.lowercase and not options.unigram:
-        raise ValueError("--lowercase: accepted: with --unigram")
+        raise ValueError("--lowercase: needs --unigram")
     if options.characters:
         return train_characters(texts)
     if options.unigram:

@@ -105,9 +105,9 @@ def from_albert(backend: "Backend") -> tuple["Backend", list[int]]:
     ids = {piece: id for id, (piece, _) in enumerate(pieces)}
     special = [*_ALBERT_FIRST, _ALBERT_MASK]
     if missing := [token for token in special if token not in ids]:
-        raise ValueError(f"lacks {', '.join(missing)}; accepted: ALBERT's {', '.join(special)}")
+        raise ValueError(f"lacks {', '.join(missing)} of ALBERT's {', '.join(special)}")
     if added := backend.get_vocab_size(with_added_tokens=True) - len(pieces):
-        raise ValueError(f"{added} added tokens; accepted: none beside {', '.join(special)}")
+        raise ValueError(f"has {added} added tokens beside {', '.join(special)}")
     words = [id for piece, id in ids.items() if piece not in special]
     order = [*(ids[token] for token in _ALBERT_FIRST), *words, ids[_ALBERT_MASK]]
     splitter = pre_tokenizers.Sequence(
@@ -175,7 +175,7 @@ def _frequent_characters(runs: Mapping[str, int]) -> list[str]:
         for character in run:
             counts[character] += count
     if not counts:
-        raise ValueError("the texts have no characters; accepted: at least one")
+        raise ValueError("the texts have no characters")
     wanted, frequent = COVERAGE * counts.total(), []
     for character, count in sorted(counts.items(), key=lambda item: (-item[1], item[0])):
         if wanted <= 0:

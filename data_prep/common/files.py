@@ -145,7 +145,7 @@ def new_folder(folder: Path) -> Iterator[Path]:
         ValueError: `folder` is a file, or is not empty.
     """
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
-        raise ValueError(f"{folder}: is not empty; accepted: a new folder, or an empty one")
+        raise ValueError(f"{folder}: is not empty; choose a new folder")
     folder.parent.mkdir(parents=True, exist_ok=True)
     partial = _partial(folder)
     partial.mkdir()

@@ -77,9 +77,9 @@ def test_sentences_are_the_sequences_and_documents_stay_the_same(tokenizer_folde
 
 
 def test_sentences_of_a_corpus_of_documents_are_refused(folder):
-    with pytest.raises(ValueError, match="its sequences are documents; accepted: .*--sentences"):
+    with pytest.raises(ValueError, match="its sequences are documents"):
         Corpus(folder, "train").sentences(0)
-    with pytest.raises(ValueError, match="its sequences are documents; accepted: .*--sentences"):
+    with pytest.raises(ValueError, match="its sequences are documents"):
         Corpus(folder, "train").sentence_lengths()
 
 

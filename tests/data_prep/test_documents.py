@@ -123,7 +123,7 @@ def test_file_that_is_cut_short_or_too_long_is_refused(tmp_path, compress):
         ("a.jsonl.gz", zstandard.compress(GOOD), "not gzip as its name says; .* like zstd"),
         ("a.txt.gz", b"\xff\xfe\xfd", "it looks like neither a compressed file nor plain text"),
         ("a.jsonl", zstandard.compress(GOOD), "not plain as its name says; it looks like zstd"),
-        ("a.txt", gzip.compress(GOOD, mtime=0), "it looks like gzip; accepted: a plain file, or"),
+        ("a.txt", gzip.compress(GOOD, mtime=0), "it looks like gzip"),
         ("a.parquet", GOOD, "cannot be read: ArrowInvalid: Parquet magic bytes not found"),
     ],
 )
@@ -428,7 +428,7 @@ def test_dataset_of_a_local_folder_is_read_by_name(tmp_path):
     ]
     with pytest.raises(ValueError, match="datasets:.*cannot be read: ValueError: Bad split: valid"):
         list(read_documents(f"datasets:{tmp_path}::valid"))
-    with pytest.raises(ValueError, match=r"datasets:a:b:c:d: accepted: datasets:NAME"):
+    with pytest.raises(ValueError, match=r"datasets:a:b:c:d: is not of the form"):
         read_documents("datasets:a:b:c:d")
     before = input_sha256(f"datasets:{tmp_path}"), input_state(f"datasets:{tmp_path}")
     (tmp_path / "test.jsonl").write_bytes(GOOD + b" ")

@@ -48,7 +48,7 @@ def test_any_text_round_trips_without_special_ids(tokenizer, text):
 @pytest.mark.parametrize("before", ["", "a", "long " * 1000])
 def test_text_that_is_not_valid_unicode_is_refused_and_shown_in_short(tokenizer, before):
     """Such text comes from a command line that is not UTF-8."""
-    with pytest.raises(ValueError, match="accepted: valid Unicode") as refused:
+    with pytest.raises(ValueError, match="not valid Unicode") as refused:
         tokenizer.encode_batch(["good", f"{before}\udcff b{before}", "good"])
     message = str(refused.value)
     assert f"{before[-5:]}\\udcff b{before[:5]}" in message
@@ -342,10 +342,10 @@ def test_a_folder_s_tokenizer_json_comes_before_other_layouts(tokenizer, tmp_pat
 @pytest.mark.parametrize(
     ("file", "change", "words"),
     [
-        ("dict.txt", None, r"gpt2: lacks dict\.txt; accepted: encoder\.json, vocab\.bpe, dict"),
+        ("dict.txt", None, r"gpt2: lacks dict\.txt"),
         ("encoder.json", "[1", r"encoder\.json: is not valid JSON"),
-        ("encoder.json", "[1, 2]", r"encoder\.json: accepted: one JSON object"),
-        ("encoder.json", '{"a": true}', r"encoder\.json: accepted: one JSON object"),
+        ("encoder.json", "[1, 2]", r"encoder\.json: is not one JSON object"),
+        ("encoder.json", '{"a": true}', r"encoder\.json: is not one JSON object"),
         (
             "encoder.json",
             '{"a": 0, "b": 0}',

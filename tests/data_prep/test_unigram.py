@@ -209,16 +209,16 @@ def test_alberts_file_is_loaded_as_any_other(albert, tmp_path):
 
 def test_other_files_than_alberts_are_refused(albert, vocabulary, tmp_path):
     vocabulary.save(tmp_path / "ours.json")
-    with pytest.raises(ValueError, match=r"ours\.json: accepted: a unigram vocabulary with ALBERT"):
+    with pytest.raises(ValueError, match=r"ours\.json: is not a unigram vocabulary"):
         load_albert(tmp_path / "ours.json")
     content = json.loads((albert / "tokenizer.json").read_text())
     content["added_tokens"] = []
     content["model"]["vocab"][4][0] = "[OTHER]"
     (tmp_path / "tokenizer.json").write_text(json.dumps(content))
-    with pytest.raises(ValueError, match=r"lacks \[MASK\]; accepted: ALBERT's \[CLS\], <pad>"):
+    with pytest.raises(ValueError, match=r"lacks \[MASK\]"):
         load(tmp_path)
     backend = tokenizers.Tokenizer.from_file(str(albert / "tokenizer.json"))
     backend.add_tokens(["one more"])
     backend.save(str(tmp_path / "tokenizer.json"))
-    with pytest.raises(ValueError, match="1 added tokens; accepted: none beside"):
+    with pytest.raises(ValueError, match="has 1 added tokens"):
         load(tmp_path)

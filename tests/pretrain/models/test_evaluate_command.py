@@ -240,7 +240,7 @@ def test_models_with_a_pair_head_are_one_table_of_both_tasks(
 def test_pairs_need_a_corpus_of_sentences(pair_folder, corpus, sentence_corpus, more, capsys):
     words = ["evaluate", pair_folder("sop"), *more, "--data"]
     assert command_line.main([*words, str(corpus)]) == 2
-    needed = f"{corpus}: its sequences are documents; accepted: a corpus prepared with --sentences"
+    needed = f"{corpus}: its sequences are documents; prepare the corpus with --sentences"
     assert needed in capsys.readouterr().err
     assert command_line.main([*words, str(sentence_corpus), "--packing", "complete"]) == 2
     accepted = "accepted: packing sentence-pairs"
