@@ -27,6 +27,9 @@ _ON_HOPPER = {"fwd_num_warps": 8, "fwd_num_stages": 2}
 """Options of the kernels in bf16 and fp16 on GPUs of capability 9. With four warps, torch's choice,
 the forward pass with padding spills 3,480 bytes a thread and takes twice as long; with three stages
 that of a T5 bias needs more shared memory than there is."""
+_ON_AMPERE = {"bwd_num_warps": 8}
+"""Likewise on GPUs of capability 8 with heads above 64: with four warps the backward pass spills
+400 bytes a thread, with eight none (compiled for an A100, not measured)."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,8 +112,12 @@ def refuse_fallback() -> None:
 
 
 def _options(query: Tensor) -> dict[str, int] | None:
-    on_hopper = query.is_cuda and torch.cuda.get_device_capability(query.device)[0] == 9
-    return _ON_HOPPER if on_hopper and query.dtype != torch.float32 else None
+    if not query.is_cuda or query.dtype == torch.float32:
+        return None
+    generation, _ = torch.cuda.get_device_capability(query.device)
+    if generation == 8 and query.shape[-1] > 64:
+        return _ON_AMPERE
+    return _ON_HOPPER if generation == 9 else None
 
 
 def _block_mask(

@@ -58,7 +58,6 @@ CASES = [
     Case("alibi", alibi="symmetric", mask="none", causal=True),
     Case("alibi", slopes="trained"),
     Case("t5-bias"),
-    Case("t5-bias", mask="none", causal=True),
     Case("none", mask="padding"),
     Case("none"),
     Case("none", window=128),

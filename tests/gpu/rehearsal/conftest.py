@@ -28,7 +28,7 @@ def device():
 
 
 @pytest.fixture(scope="session")
-def environment():
+def environment(tmp_path_factory):
     """The variables of a process that pretends to have a GPU."""
     if (Path(torch.__file__).parent / "lib" / "libtorch_cuda.so").exists():
         pytest.skip("this torch is built for GPUs, and wants a true one; the rehearsal needs +cpu")
@@ -49,6 +49,9 @@ def environment():
         "GUARD": str(folder / f"guard-{source.stat().st_mtime_ns}.so"),
         "PYTHONPATH": os.pathsep.join([str(folder / f"triton-{triton}"), str(ROOT)]),
         "DS_ACCELERATOR": "cuda",
+        # What was compiled for a GPU before is not compiled again; what is generated is.
+        "TRITON_CACHE_DIR": str(folder / "kernels"),
+        "TORCHINDUCTOR_CACHE_DIR": str(tmp_path_factory.mktemp("inductor")),
         "OMP_NUM_THREADS": "1",
     }
 

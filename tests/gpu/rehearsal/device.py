@@ -2,16 +2,20 @@
 
 Import this before torch: the guard library of the environment variable GUARD (guard.cpp) must be
 there when torch's own are loaded. `pretend` then replaces what torch asks a device, so that fake
-tensors on "cuda" go through all of the project, DeepSpeed and Inductor. End the process by `leave`.
+tensors on "cuda" go through all of the project, DeepSpeed and Inductor. `tell` ends the process.
 """
 
 import contextlib
 import ctypes
 import importlib.util
+import json
 import os
 import sys
+import time
+import traceback
 import types
 from collections import Counter
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 _LIBRARIES = Path(importlib.util.find_spec("torch").origin).parent / "lib"
@@ -20,11 +24,8 @@ for _library in (_LIBRARIES / "libc10.so", _LIBRARIES / "libtorch_cpu.so", os.en
 
 import torch  # noqa: E402
 
-KINDS = {
-    "a100": {"major": 8, "minor": 0, "multi_processor_count": 108, "shared_kb": 163},
-    "h100": {"major": 9, "minor": 0, "multi_processor_count": 132, "shared_kb": 227},
-}
-"""By name, what differs: the shared memory is that of a block."""
+from tests.gpu.rehearsal.kinds import KINDS  # noqa: E402
+
 SYNCHRONISATIONS: Counter[str] = Counter()
 """Of streams, events and the device: how often each place asked for one."""
 
@@ -172,8 +173,13 @@ def _apply(module: torch.nn.Module, function, recurse: bool = True) -> torch.nn.
     return module
 
 
-def leave() -> None:
-    """End this process: autograd's thread of the device cannot be joined."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)
+def tell(function: Callable[[str], dict[str, object]], names: Sequence[str]) -> None:
+    """Print a line of JSON with what a function finds of each name, or its error; never returns."""
+    for name in names:
+        began = time.monotonic()
+        try:
+            found = function(name)
+        except Exception:  # noqa: BLE001 - told to who asked
+            found = {"error": traceback.format_exc()}
+        print(json.dumps({"name": name, "seconds": time.monotonic() - began, **found}), flush=True)
+    os._exit(0)  # autograd's thread of the device cannot be joined

@@ -6,11 +6,9 @@ Prints a line of JSON for each NAME: what the second update does, and what `plan
 """
 
 import dataclasses
-import json
+import functools
 import os
 import sys
-import time
-import traceback
 
 from tests.gpu.rehearsal import device  # first: before torch
 
@@ -28,6 +26,7 @@ os.environ.update(
 device.pretend("h100")
 
 import deepspeed  # noqa: E402
+import numpy as np  # noqa: E402
 import torch  # noqa: E402
 from deepspeed.runtime.zero import partitioned_param_coordinator  # noqa: E402
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
@@ -42,7 +41,7 @@ from pretrain.model import flex  # noqa: E402
 from pretrain.model.backends import choose_backend  # noqa: E402
 from pretrain.model.config import VOCABULARY_MULTIPLE  # noqa: E402
 from pretrain.model.language_model import LanguageModel  # noqa: E402
-from pretrain.objectives.base import Vocabulary  # noqa: E402
+from pretrain.objectives.base import Block, Vocabulary  # noqa: E402
 from pretrain.plan import plan  # noqa: E402
 from pretrain.plan.speed import RandomBatches  # noqa: E402
 from tests.gpu.rehearsal.recorder import Recorder  # noqa: E402
@@ -50,14 +49,24 @@ from tests.gpu.rehearsal.recorder import Recorder  # noqa: E402
 UPDATES = 2
 
 
-def rehearse(name: str, words: list[str]) -> dict[str, object]:
+class Batches(RandomBatches):
+    """Random rows that end in padding where those of whole documents do."""
+
+    def _block(self, draw: np.random.Generator) -> Block:
+        block = super()._block(draw)
+        if self.config.data.packing != "complete":
+            return block
+        return Block(block.ids[: -draw.integers(1, len(block.ids) // 8)])
+
+
+def rehearse(words: list[str], name: str) -> dict[str, object]:
     config = load.load(words[0], [*words[1:], f"training.deepspeed={name}"])
     architecture = plan.model_of(config)
-    planned = plan.plan(config, world_size, "h100", 0.5)
+    planned = plan.plan(config, world_size, "h100")
     backend = choose_backend(architecture, config.training.attention_backend, on_gpu=True)
     vocabulary = Vocabulary(config.data.vocab_size, architecture.vocab_size, None)
     objective = config.objective.build(vocabulary, compiled=False)
-    batches = RandomBatches(config, objective, config.batch.accumulation_steps(world_size))
+    batches = Batches(config, objective, config.batch.accumulation_steps(world_size))
     made = batches.micro_batches(0, rank, world_size)
     counts = 1000, *(100 for _ in objective.terms)
     settings = deepspeed_json(name, config.batch, config.optimizer.gradient_clipping, world_size)
@@ -93,11 +102,4 @@ if __name__ == "__main__":
     )
     deepspeed.init_distributed(dist_backend="nccl", verbose=False)
     cut = sys.argv.index("--")
-    for name in sys.argv[cut + 1 :]:
-        began = time.monotonic()
-        try:
-            found = rehearse(name, sys.argv[3:cut])
-        except Exception:  # noqa: BLE001 - told to who asked
-            found = {"error": traceback.format_exc()}
-        print(json.dumps({"name": name, "seconds": time.monotonic() - began, **found}), flush=True)
-    device.leave()
+    device.tell(functools.partial(rehearse, sys.argv[3:cut]), sys.argv[cut + 1 :])

@@ -1,5 +1,7 @@
 """DeepSpeed's engine on fake GPUs: ranks 0 and 7 of 8, two micro-batches an update."""
 
+from collections import Counter
+
 import pytest
 
 from pretrain.config.deepspeed import DS_CONFIGS
@@ -18,12 +20,11 @@ WAITS = {"engine._reduce": 1, "is_invalid_grad_norm": 1, "has_overflow": 1}
 """Places where the host waits in an update, and how often: for the sums of the ranks, and in
 DeepSpeed for the norm and for an overflow."""
 OFFLOAD_WAITS = {
-    "engine._reduce": 1,
-    "has_overflow": 1,
-    "complete_grad_norm_calculation_for_cpu_offload": 2,
-    "update_offload_overflow_tracker": 1,
+    "update_offload_overflow_tracker",
+    "has_overflow",
+    "complete_grad_norm_calculation_for_cpu_offload",
 }
-"""With the optimizer in host memory."""
+"""Where DeepSpeed waits for each parameter of a rank, with the optimizer in host memory."""
 SYNCHRONISATIONS = {
     "stage_1_and_2._wait_for_offload_copies",
     "stage3.independent_gradient_partition_epilogue",
@@ -50,13 +51,16 @@ def updates(rehearse, table):
         of_ranks = rehearse(*(["engine", rank, *words] for rank in RANKS))
         found |= {(backend, lines[0]["name"]): lines for lines in zip(*of_ranks, strict=True)}
     lines = (
-        f"{backend:5}  {name:18}  {sum(of['waits'].values())} waits, "
+        f"{backend:5}  {name:18}  {sum(last['waits'].values()):2} waits, "
         f"{len(of['collectives']):2} collectives, {of['peak'] / 1e9:5.2f} GB, "
         f"{of['peak'] / of['planned']:.2f} of the plan  {of['seconds']:4.1f} s"
-        for (backend, name), (of, _) in found.items()
+        for (backend, name), (of, last) in found.items()
         if "error" not in of
     )
-    table(f"zero-clap, base with {LAYERS} layers: an update of 2 x 16 x 2048 on rank 0 of 8", lines)
+    table(
+        f"zero-clap, base with {LAYERS} layers: an update of 2 x 16 x 2048 on ranks 0 and 7 of 8",
+        lines,
+    )
     return found
 
 
@@ -75,12 +79,12 @@ def test_ranks_call_the_same_collectives_in_the_same_order(update):
 
 def test_the_host_waits_where_it_is_known_to(update):
     for of_rank in update:
-        known = OFFLOAD_WAITS if "offload" in of_rank["name"] else WAITS
-        waits = dict.fromkeys(known, 0)
+        waits = Counter()
         for place, count in of_rank["waits"].items():
-            name = next((name for name in known if name in place), place)
-            waits[name] = waits.get(name, 0) + count
-        assert all(waits[name] <= known.get(name, 0) for name in waits), of_rank["waits"]
+            waits[next((name for name in WAITS if name in place), place)] += count
+        if "offload" in of_rank["name"]:
+            waits -= {p: n for p, n in waits.items() if any(name in p for name in OFFLOAD_WAITS)}
+        assert waits <= Counter(WAITS)
         assert {place.split(" < ")[0] for place in of_rank["synchronisations"]} <= SYNCHRONISATIONS
 
 

@@ -1,0 +1,45 @@
+"""FlexAttention's kernels, compiled to machine code for A100 and H100 on a machine without one."""
+
+import pytest
+
+from pretrain.model.backends import choose_backend
+from tests.gpu.attention import CASES, SPILLS
+from tests.gpu.rehearsal.kinds import KINDS
+
+pytestmark = pytest.mark.rehearsal
+
+
+@pytest.fixture(scope="module")
+def kernels(rehearse, table):
+    """By GPU and case: the forward and the backward kernel."""
+    found = {}
+    numbers = range(len(CASES))
+    for kind, lines in zip(
+        KINDS,
+        rehearse(*(["attention_kernels", kind, *numbers] for kind in KINDS)),
+        strict=True,
+    ):
+        found |= {(kind, CASES[int(line["name"])]): line for line in lines}
+    rows = (
+        f"{kind}  {case!s:42} {way:8}  {of['registers']:3} registers, {of['spills']:4} B spilled, "
+        f"{of['shared'] / 1024:5.1f} KB shared, {of['warps']} warps, {of['atomics']:2} atomic adds"
+        f"  {line['seconds']:4.1f} s"
+        for (kind, case), line in found.items()
+        for way, of in line.get("kernels", {}).items()
+    )
+    table("FlexAttention in bf16, rows of 2048", rows)
+    return found
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_kernels_fit_the_gpu(case, kind, kernels):
+    line = kernels[kind, case]
+    assert "error" not in line, line["error"]
+    assert sorted(line["kernels"]) == ["backward", "forward"]
+    is_taken = choose_backend(case.config(heads=12), "auto", on_gpu=True) == "flex"
+    for way, of in line["kernels"].items():
+        assert of["spills"] < SPILLS, way
+        assert of["shared"] <= 1024 * KINDS[kind]["shared_kb"], way
+        # They wait for each other: no run has them unless it asks for flex by name.
+        assert not (of["atomics"] and is_taken), way
