@@ -8,7 +8,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import get_args
 
-from data_prep.common.arguments import EXIT_DONE, EXIT_FAILED
+from data_prep.common.exit_codes import EXIT_DONE, EXIT_FAILED
 from data_prep.contamination import LEAST_WORDS, digests, find_files
 from data_prep.engines import ENGINES, WorkerDied
 from data_prep.fields import SUBSET_KEY, add_text_key, parse_key

@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from data_prep import cache, contents
-from data_prep.common.arguments import EXIT_FAILED, check_workers
+from data_prep.common.arguments import check_workers
+from data_prep.common.exit_codes import EXIT_FAILED
 from data_prep.corpus import open_shard, subset_numbers, unsigned
 from data_prep.filters import Tally
 from data_prep.indexed import IndexedReader, import_megatron

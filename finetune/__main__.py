@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 
 from data_prep.common import console
 from data_prep.common.arguments import Command, Parser, program, run_command
+from data_prep.common.exit_codes import EXIT_DONE, EXIT_FAILED
 from finetune.birthplaces import command as birthplaces
 from finetune.collapse import LEAST_RETRIED, USUAL_RETRIES
 from pretrain.config.settings import add_device
-from pretrain.records.exit_codes import EXIT_DONE, EXIT_FAILED
 
 if TYPE_CHECKING:
     from finetune.task import Task

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from data_prep.common import console
+from data_prep.common.exit_codes import EXIT_DONE, EXIT_USAGE
 from data_prep.common.files import lock, write_json
 from finetune import benchmarks, classifiers, collapse, examples, scores
 from finetune.batches import EncodedExamples, ShuffledBatches
@@ -29,7 +30,6 @@ from pretrain.loop.loop import Callbacks, Hook, Rank0Callbacks
 from pretrain.loop.loop import run as run_loop
 from pretrain.loop.protocols import StepRecord
 from pretrain.models import model_folder
-from pretrain.records.exit_codes import EXIT_DONE, EXIT_USAGE
 from pretrain.records.metrics import METRICS, MetricsWriter, ProgressPrinter
 
 if TYPE_CHECKING:

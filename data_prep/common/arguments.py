@@ -13,13 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-EXIT_DONE = 0
-EXIT_FAILED = 1
-"""The work was tried and did not succeed, or a check found a problem."""
-EXIT_USAGE = 2
-"""The command line, or a file that it names, cannot be used."""
-EXIT_INTERRUPTED = 130
-"""Stopped by Ctrl-C."""
+from data_prep.common.exit_codes import EXIT_DONE, EXIT_INTERRUPTED, EXIT_USAGE
 
 AddArguments = Callable[[argparse.ArgumentParser], None]
 Run = Callable[[argparse.Namespace], int | None]

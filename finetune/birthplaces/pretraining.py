@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from data_prep.common.exit_codes import EXIT_DONE
 from finetune.birthplaces import corpus
 from finetune.birthplaces.models import (
     OPTIONS,
@@ -18,7 +19,6 @@ from finetune.birthplaces.models import (
     variant_of,
 )
 from pretrain.config.settings import override
-from pretrain.records.exit_codes import EXIT_DONE
 
 if TYPE_CHECKING:
     from pretrain.config.run import RunConfig

@@ -11,8 +11,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from data_prep.common.exit_codes import EXIT_DONE, EXIT_FAILED
 from pretrain.processes import launching
-from pretrain.records.exit_codes import EXIT_DONE, EXIT_FAILED
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

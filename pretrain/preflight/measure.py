@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from data_prep.common import files
+from data_prep.common.exit_codes import EXIT_DONE
 from pretrain.checks import capacity
 from pretrain.processes import gpus
 from pretrain.records import control
-from pretrain.records.exit_codes import EXIT_DONE
 from pretrain.records.versions import versions
 
 if TYPE_CHECKING:

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from data_prep import contents
+from data_prep.common.exit_codes import EXIT_DONE, EXIT_FAILED, EXIT_UNPROVED
 from data_prep.common.files import sha256_of
 from data_prep.common.records import decode
 from data_prep.common.wording import count
@@ -31,7 +32,6 @@ from pretrain.data.mixture import Mixture, Order
 from pretrain.data.order import Lineage
 from pretrain.data.sources import SOURCES, algorithms
 from pretrain.records import checkpoints, folder, ledger, metrics, versions
-from pretrain.records.exit_codes import EXIT_DONE, EXIT_FAILED, EXIT_UNPROVED
 
 Counts = npt.NDArray[np.uint8]
 _CHUNK = 1 << 22

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from data_prep.common.exit_codes import EXIT_SPIKE
 from pretrain.config.run import RunConfig
 from pretrain.loop.protocols import GO_ON, StepRecord
 from pretrain.records import metrics
-from pretrain.records.exit_codes import EXIT_SPIKE
 from pretrain.records.ledger import RunState
 from pretrain.spikes.detector import (
     Evaluation,

@@ -16,11 +16,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from data_prep.common import files
+from data_prep.common.exit_codes import EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED
 from pretrain.config.run import RunConfig
 from pretrain.processes import launching, processes
 from pretrain.records import control, ledger
 from pretrain.records.control import ControlFile
-from pretrain.records.exit_codes import EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED
 from pretrain.records.folder import SUPERVISED
 from pretrain.supervision import decide, jobs, launch, nodes
 from pretrain.supervision.nodes import Hearing, Node, Report

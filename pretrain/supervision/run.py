@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from data_prep.common.arguments import typed
+from data_prep.common.exit_codes import EXIT_DONE
 from pretrain.checks import capacity
 from pretrain.checks.needs import least_states
 from pretrain.checks.recipe import check, data_summary, refuse_device
@@ -15,7 +16,6 @@ from pretrain.config.run import RunConfig
 from pretrain.model.config import ModelConfig
 from pretrain.processes import gpus
 from pretrain.records import folder, fork
-from pretrain.records.exit_codes import EXIT_DONE
 from pretrain.records.metrics import METRICS
 from pretrain.records.report import write_report
 from pretrain.records.status import view

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from data_prep.common import files
+from data_prep.common.exit_codes import EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED, EXIT_USAGE
 from data_prep.common.wording import count
 from pretrain.checks import capacity
 from pretrain.config.run import RunConfig
@@ -27,7 +28,6 @@ from pretrain.processes import launching, processes
 from pretrain.records import control, failures, heartbeat, history, ledger, metrics
 from pretrain.records import folder as run_folder
 from pretrain.records.control import ControlFile
-from pretrain.records.exit_codes import EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED, EXIT_USAGE
 from pretrain.records.failures import RankError
 from pretrain.spikes.policy import GiveUp, Rollback
 from pretrain.supervision import decide, hosts, jobs, launch, notify

@@ -19,10 +19,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from data_prep.common import console
+from data_prep.common.exit_codes import EXIT_DONE, EXIT_FAILED, EXIT_USAGE
 from pretrain.convert.recipe import load_complete
 from pretrain.records import control, failures
 from pretrain.records.collective import Failure
-from pretrain.records.exit_codes import EXIT_DONE, EXIT_FAILED, EXIT_USAGE
 from pretrain.train.attempt import Attempt, NotLoaded
 from pretrain.train.prepared import prepare
 

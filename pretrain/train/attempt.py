@@ -10,6 +10,7 @@ import dataclasses
 import math
 from typing import TYPE_CHECKING
 
+from data_prep.common.exit_codes import EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED
 from pretrain.config.run import Phase
 from pretrain.data.prefetch import prefetched
 from pretrain.loop.loop import Callbacks, Hook, Rank0Callbacks
@@ -17,7 +18,6 @@ from pretrain.loop.loop import run as run_loop
 from pretrain.loop.protocols import GO_ON
 from pretrain.records import checkpoints, control, ledger, pace
 from pretrain.records.collective import Failure
-from pretrain.records.exit_codes import EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED
 from pretrain.records.figures import BETA, MEMORY, SECONDS
 from pretrain.records.heartbeat import EVALUATE, INIT, SAVE
 from pretrain.train.log import RunLog

@@ -13,9 +13,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
+from data_prep.common.exit_codes import EXIT_FAILED, EXIT_PREEMPTED
 from pretrain.loop.protocols import GO_ON
 from pretrain.records import control, heartbeat
-from pretrain.records.exit_codes import EXIT_FAILED, EXIT_PREEMPTED
 
 T = TypeVar("T")
 

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from data_prep.common.exit_codes import EXIT_SPIKE
 from pretrain.config.sections import SpikeConfig
 from pretrain.records import metrics
-from pretrain.records.exit_codes import EXIT_SPIKE
 from pretrain.spikes.detector import Event, SpikeDetector
 from pretrain.spikes.live import SpikeWatch
 from pretrain.spikes.replay.curves import read

@@ -18,8 +18,8 @@ import argparse
 import sys
 from pathlib import Path
 
+from data_prep.common.exit_codes import EXIT_DONE, EXIT_SPIKE
 from pretrain.records import metrics
-from pretrain.records.exit_codes import EXIT_DONE, EXIT_SPIKE
 from tests.benchmarks import ranks
 from tests.benchmarks.trainings import arguments, mean_and_deviation, run
 

@@ -30,9 +30,9 @@ from pathlib import Path
 
 import psutil
 
+from data_prep.common.exit_codes import EXIT_DONE, EXIT_USAGE
 from pretrain.processes import processes
 from pretrain.records import audit, checkpoints, control, ledger, metrics
-from pretrain.records.exit_codes import EXIT_DONE, EXIT_USAGE
 from tests.pretrain.conftest import RECIPE, make_corpus
 
 ROOT = Path(__file__).parents[2]

@@ -6,9 +6,9 @@ import os
 
 import pytest
 
+from data_prep.common.exit_codes import EXIT_PREEMPTED
 from pretrain.records import control, heartbeat
 from pretrain.records.control import ControlFile
-from pretrain.records.exit_codes import EXIT_PREEMPTED
 from tests.chaos.conftest import SHORT
 
 

@@ -18,11 +18,11 @@ import psutil
 import pytest
 from deepspeed.accelerator import get_accelerator
 
+from data_prep.common.exit_codes import EXIT_PREEMPTED
 from pretrain.config.deepspeed import DS_CONFIGS
 from pretrain.config.load import dump
 from pretrain.processes import processes
 from pretrain.records import control, metrics
-from pretrain.records.exit_codes import EXIT_PREEMPTED
 from pretrain.records.folder import SUPERVISED
 from pretrain.supervision import launch
 from pretrain.supervision.nodes import Node

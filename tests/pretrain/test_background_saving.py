@@ -8,8 +8,8 @@ import time
 
 import pytest
 
+from data_prep.common.exit_codes import EXIT_PREEMPTED, EXIT_SPIKE
 from pretrain.records import checkpoints, control, ledger, metrics
-from pretrain.records.exit_codes import EXIT_PREEMPTED, EXIT_SPIKE
 from tests.pretrain.train.test_train import assert_same_run, attempt, straight  # noqa: F401
 
 BACKGROUND = "training.background_saving=true"

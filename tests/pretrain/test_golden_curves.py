@@ -21,10 +21,10 @@ from pathlib import Path
 import pytest
 
 from data_prep.__main__ import main as data_prep
+from data_prep.common.exit_codes import EXIT_SPIKE
 from pretrain.config import load as recipes
 from pretrain.model.presets import VARIANTS
 from pretrain.records import checkpoints, ledger, metrics
-from pretrain.records.exit_codes import EXIT_SPIKE
 from pretrain.spikes.policy import answer_to_spike
 from pretrain.train import __main__ as train
 

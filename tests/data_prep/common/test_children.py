@@ -34,9 +34,7 @@ def hostile(tmp_path, monkeypatch):
     return folder
 
 
-IMPORT = (
-    "import random, numpy, pretrain.records.exit_codes; print(pretrain.records.exit_codes.__file__)"
-)
+IMPORT = "import random, numpy, pretrain.records.collective as found; print(found.__file__)"
 
 
 @pytest.mark.parametrize("installed", [True, False])
@@ -48,7 +46,7 @@ def test_a_child_finds_our_packages_and_none_in_its_folder(hostile, monkeypatch,
     done = subprocess.run(
         command, env=children.environment(environ), capture_output=True, text=True, check=False
     )
-    assert done.stdout.strip() == str(ROOT / "pretrain" / "records" / "exit_codes.py"), done.stderr
+    assert done.stdout.strip() == str(ROOT / "pretrain" / "records" / "collective.py"), done.stderr
 
 
 def third_party():

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
+from data_prep.common.exit_codes import EXIT_SPIKE
 from pretrain.config.deepspeed import DS_CONFIGS
 from pretrain.config.sections import BatchConfig, OptimizerConfig, SpikeConfig
 from pretrain.engine import engine, optimizers
@@ -20,7 +21,6 @@ from pretrain.model.language_model import LanguageModel
 from pretrain.objectives.base import Block
 from pretrain.objectives.masked import MaskedLM, MaskedLMConfig
 from pretrain.records import checkpoints, metrics
-from pretrain.records.exit_codes import EXIT_SPIKE
 from pretrain.spikes.detector import SpikeDetector
 from pretrain.spikes.live import SpikeWatch, observations
 from tests.pretrain.builders import batches_of, pairwise, save_engine, slow

@@ -5,11 +5,11 @@ import random
 
 import pytest
 
+from data_prep.common.exit_codes import EXIT_SPIKE
 from pretrain.config.run import RunConfig
 from pretrain.config.sections import BatchConfig, CorpusConfig, DataConfig, PhaseConfig, SpikeConfig
 from pretrain.loop.protocols import GO_ON
 from pretrain.records import metrics
-from pretrain.records.exit_codes import EXIT_SPIKE
 from pretrain.records.ledger import run_state
 from pretrain.spikes.detector import SpikeDetector
 from pretrain.spikes.live import (

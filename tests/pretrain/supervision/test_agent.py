@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from data_prep.common import files
+from data_prep.common.exit_codes import EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED
 from pretrain.config.run import RunConfig
 from pretrain.config.sections import SupervisionConfig
 from pretrain.processes import processes
 from pretrain.records import control, ledger
 from pretrain.records.control import ControlFile
-from pretrain.records.exit_codes import EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED
 from pretrain.supervision import launch, nodes
 from pretrain.supervision.agent import Agent
 from pretrain.supervision.nodes import Node, Report, write_report

@@ -10,11 +10,11 @@ import sys
 
 import pytest
 
+from data_prep.common.exit_codes import EXIT_PREEMPTED
 from pretrain import __main__ as command_line
 from pretrain.config.run import RunConfig
 from pretrain.processes import gpus, processes
 from pretrain.records import ledger
-from pretrain.records.exit_codes import EXIT_PREEMPTED
 from pretrain.supervision import supervisor
 from tests.pretrain.supervision.test_supervisor import HEAD, ROOT, WAIT_FOR_REQUEST
 

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from data_prep.common import files
+from data_prep.common.exit_codes import EXIT_FAILED, EXIT_PREEMPTED
 from pretrain.config.run import RunConfig
 from pretrain.config.sections import NotifyConfig, SupervisionConfig
 from pretrain.processes import processes
 from pretrain.records import control, failures, ledger, metrics
-from pretrain.records.exit_codes import EXIT_FAILED, EXIT_PREEMPTED
 from pretrain.supervision import jobs, launch, supervisor
 from pretrain.supervision.decide import Problem
 from tests.pretrain.builders import commit_checkpoint

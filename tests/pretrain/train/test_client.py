@@ -5,10 +5,10 @@ import signal
 
 import pytest
 
+from data_prep.common.exit_codes import EXIT_FAILED, EXIT_PREEMPTED
 from pretrain.loop.protocols import GO_ON
 from pretrain.records import control, heartbeat
 from pretrain.records.control import ControlFile
-from pretrain.records.exit_codes import EXIT_FAILED, EXIT_PREEMPTED
 from pretrain.train.client import SupervisorClient
 
 

@@ -22,6 +22,7 @@ import pytest
 import yaml
 
 from data_prep.common import files
+from data_prep.common.exit_codes import EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED, EXIT_SPIKE
 from data_prep.common.files import write_json
 from data_prep.corpus import Corpus
 from pretrain.__main__ import main as pretrain
@@ -31,7 +32,6 @@ from pretrain.models.export import export_checkpoint
 from pretrain.plan import plan
 from pretrain.records import audit, checkpoints, control, ledger, metrics, status
 from pretrain.records import folder as run_folder
-from pretrain.records.exit_codes import EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED, EXIT_SPIKE
 from pretrain.spikes import policy
 from pretrain.spikes.detector import SpikeDetector
 from pretrain.spikes.replay import curves
