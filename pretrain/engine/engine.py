@@ -203,19 +203,15 @@ class Engine:
         Raises:
             ValueError: the global batch has no targets.
         """
-        import torch
-
-        from pretrain.engine.optimizers import set_step
-
         skipped = self._deepspeed.skipped_steps
         at_smallest_scale = workarounds.is_scale_exhausted(self._deepspeed.optimizer)
         loss_scale = float(getattr(self._deepspeed.optimizer, "cur_scale", 1.0))
         groups = self._deepspeed.optimizer.param_groups
-        set_step(groups, self._optimizer, learning_rate, step - skipped)
+        optimizers.set_step(groups, self._optimizer, learning_rate, step - skipped)
         self._deepspeed.train()
         if counts is None:
             counts = _whole(all_sum(_counts(micro_batches), self.device))
-        tokens, *targets = counts
+        _, *targets = counts
         if not any(targets):
             raise ValueError(
                 f"step {step}: the global batch has no targets; make batch.global_batch_size "
@@ -242,7 +238,7 @@ class Engine:
                 self._stage_zero_norm(),
                 self._slots(added.measured),
                 sums,
-                targets,
+                counts,
                 added,
                 objective.terms,
             )
@@ -261,7 +257,6 @@ class Engine:
             is_skipped = found.gradient_norm is None or not math.isfinite(found.loss)
         return dataclasses.replace(
             found,
-            tokens=tokens,
             loss_scale=loss_scale,
             skipped=is_skipped,
             scale_exhausted=is_skipped and at_smallest_scale,
@@ -273,7 +268,7 @@ class Engine:
         own_norm: Tensor | None,
         slots: Sequence[Tensor | list[float]],
         sums: Tensor,
-        targets: Sequence[int],
+        counts: Sequence[int],
         added: Ahead,
         weights: Mapping[str, float],
     ) -> StepResult:
@@ -283,17 +278,16 @@ class Engine:
             own_norm: of the whole gradient, where DeepSpeed does not report it.
             slots: `_slots` of what was measured.
             sums: this rank's loss of each term.
-            targets: of each term, in the global batch.
+            counts: tokens, and targets of each term, in the global batch.
             added: by the loop.
             weights: of each term.
         """
         if own_norm is None:
             own_norm = workarounds.gradient_norm(self._deepspeed.optimizer)
-        none = [0.0] * (1 + len(targets))
-        following = _counts(added.micro_batches) if added.micro_batches else none
-        speaks = self.rank == 0  # the norm is every rank's
-        flags = [float(added.code) if speaks else 0.0, float(added.is_ready)]
-        own = [own_norm if speaks else 0.0, flags, following, sums, *slots]
+        tokens, *targets = counts
+        following = _counts(added.micro_batches) if added.micro_batches else [0.0] * len(counts)
+        norm_once, code_once = (0.0, 0.0) if self.rank else (own_norm, float(added.code))
+        own = [norm_once, [code_once, float(added.is_ready)], following, sums, *slots]
         norm, code, ready, *found = all_sum(_joined(own, self.device), self.device)
         ends = len(following), len(following) + len(targets)
         next_counts, totals = found[: ends[0]], found[ends[0] : ends[1]]
@@ -304,7 +298,7 @@ class Engine:
         return StepResult(
             loss=weighted_loss(weights, terms),
             targets=sum(targets),
-            tokens=0,
+            tokens=tokens,
             # A norm that is not finite is -1 where DeepSpeed was told not to check for it.
             gradient_norm=norm if math.isfinite(norm) and norm >= 0 else None,
             terms=terms if len(terms) > 1 else {},
@@ -367,8 +361,6 @@ class Engine:
         Returns:
             The sum, flattened.
         """
-        import torch
-
         self._deepspeed.eval()
         with torch.no_grad():
             parts = [sums(self._deepspeed, each) for each in self._copies.each(micro_batches)]
