@@ -130,19 +130,20 @@ class _Reader:
 
     def __init__(self, batches: Batches, engine: StepEngine, last_step: int) -> None:
         self._batches, self._engine, self._last_step = batches, engine, last_step
+        self.micro_batches: Sequence[MicroBatch] = ()
+        """Of the step that was read last."""
         self.seconds = 0.0
         """Time that the last call of `read` took."""
 
     def read(self, step: int) -> Sequence[MicroBatch]:
         """Read the batch of a step; there is none after the last one."""
-        self.seconds = 0.0
-        if step == self._last_step:
-            return ()
-        started = time.perf_counter()
-        self.micro_batches = self._batches.micro_batches(
-            step, self._engine.rank, self._engine.world_size
-        )
-        self.seconds = time.perf_counter() - started
+        self.micro_batches, self.seconds = (), 0.0
+        if step < self._last_step:
+            started = time.perf_counter()
+            self.micro_batches = self._batches.micro_batches(
+                step, self._engine.rank, self._engine.world_size
+            )
+            self.seconds = time.perf_counter() - started
         return self.micro_batches
 
 
