@@ -261,7 +261,8 @@ def _best_change(
     for setting, changed in _changes(config, largest):
         model, settings = model_of(changed), _settings(changed, world_size)
         backend = choose_backend(model, changed.training.attention_backend, on_gpu=True)
-        rows, stage = changed.batch.micro_batch_size, deepspeed_settings.stage_of(settings)
+        heaviest = _heaviest(changed, model, backend, needs.weight_bytes(settings))
+        rows, stage = heaviest.batch.micro_batch_size, deepspeed_settings.stage_of(settings)
         memory = _memory(changed, model, backend, rows, stage, world_size)
         if memory.fits(DEVICES[kind].memory):
             costs, _ = _phase_costs(changed, model, world_size, kind, factor)

@@ -209,11 +209,6 @@ class Expected:
         """Of all parts."""
         return sum(self.parts.values())
 
-    @property
-    def most(self) -> str:
-        """The part that takes longest."""
-        return max(self.parts, key=lambda name: self.parts[name])
-
 
 def expect(
     config: RunConfig,

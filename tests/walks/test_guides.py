@@ -32,7 +32,7 @@ PAGES = [
 SMALLER = {
     "--vocab-size 50265": "--vocab-size 2000",
     "--workers 16": "--workers 2",
-    "supervise pile-base model": "supervise small training.steps=120 model",
+    "supervise pile-base-fast model": "supervise small training.steps=120 model",
     "--lengths 2048,4096": "--lengths 64,128",
     '"wiki/*.jsonl.zst" --vocab-size 30000': '"text/*.jsonl.zst" --vocab-size 2000',
     '"wiki/*.jsonl.zst" --tokenizer': '"text/*.jsonl.zst" --tokenizer',
