@@ -22,7 +22,7 @@ help:
 	@echo "make test-long the commands of the guides, the demo and others of several minutes each"
 	@echo "make test-all  all three"
 	@echo "make test-machines  runs on hosts with sshd and Slurm, made of namespaces; needs root"
-	@echo "make rehearse-gpu   the GPU path on a CPU: DeepSpeed and its memory on fake tensors"
+	@echo "make rehearse-gpu  the GPU path without a GPU: DeepSpeed on fake tensors, kernels compiled and interpreted"
 	@echo "make test-gpu  the tests that need a GPU, at most 8 minutes on one; they skip where there is none"
 	@echo "make lint      ruff and mypy"
 	@echo "make clean     remove .venv and what the demo made"

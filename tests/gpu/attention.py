@@ -67,9 +67,9 @@ CASES = [
 
 
 def ids_of(mask, batch, length):
-    """[B, T] or None: rows end in padding of a quarter at most, or have documents of a third."""
+    """[B, T] or None: documents of a third; rows end in padding, the first with a quarter of it."""
     place = torch.arange(length)
-    ends = length - place[:batch, None] * (length // 4) // max(1, batch - 1)
+    ends = length - length // 4 * (batch - place[:batch, None]) // batch
     if mask == "padding":
         return place < ends
     # No border is one of a tile.

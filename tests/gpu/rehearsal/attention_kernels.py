@@ -21,6 +21,7 @@ from tests.gpu.rehearsal import kernels  # noqa: E402
 from tests.gpu.rehearsal.recorder import Recorder  # noqa: E402
 
 BATCH, HEADS, LENGTH = 4, 12, 2048
+MODE = FakeTensorMode(allow_non_fake_inputs=True)
 
 
 def compiled(number: str) -> dict[str, object]:
@@ -28,7 +29,7 @@ def compiled(number: str) -> dict[str, object]:
     kernels.KERNELS.clear()
     torch.compiler.reset()
     flex._kernel.cache_clear()
-    with FakeTensorMode(allow_non_fake_inputs=True), Recorder(), torch.device("cuda"):
+    with MODE, Recorder(), torch.device("cuda"):
         shape = BATCH, LENGTH, HEADS, case.head_size
         weights, *parts = torch.empty(4, *shape, dtype=torch.bfloat16)
         ids = ids_of(case.mask, BATCH, LENGTH)

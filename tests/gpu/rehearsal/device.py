@@ -149,9 +149,14 @@ def _answer(where: object, **answers: object) -> None:
         setattr(where, name, lambda *arguments, _value=value, **keywords: _value)
 
 
+_attention = torch.nn.functional.scaled_dot_product_attention
+
+
 def _efficient_attention(
     query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None
 ):
+    if query.device.type == "cpu":
+        return _attention(query, key, value, attn_mask, dropout_p, is_causal, scale=scale)
     needs_gradient = any(tensor.requires_grad for tensor in (query, key, value))
     if attn_mask is not None:
         attn_mask = attn_mask.expand(*query.shape[:3], key.shape[2])
