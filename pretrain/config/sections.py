@@ -393,53 +393,48 @@ class SpikeConfig:
     """When a loss counts as a spike, and what a rollback changes (spikes/)."""
 
     window: PositiveInt = 256
-    """Losses by whose scatter the next one is judged. At most a tenth of as many updates may be
+    """Losses by whose scatter the next one is judged; none is judged before there is a quarter of
+    them. The slow channel compares medians of a quarter. At most a tenth of as many updates may be
     skipped because their gradient is not finite."""
-    minimum_history: PositiveInt = 64
-    """Losses before any is judged, at the start and after a declared change."""
     deviations: PositiveFloat = 6.0
-    """Robust standard deviations from the median of the last losses that make an outlier."""
+    """Robust standard deviations from the median of the last losses that make an outlier; a third
+    of them, between two medians, make a suspicion on the slow channel."""
     patience: PositiveInt = 6
     """Outliers among the last `patience + 2` losses that make a suspicion."""
     confirm_steps: NonNegativeInt = 50
-    """Steps that a suspected loss has to come down before it is a spike."""
-    slow_window: PositiveInt = 64
-    """Losses whose median is compared with its lowest value among the last `window`."""
-    slow_deviations: PositiveFloat = 2.0
-    """Robust standard deviations of one loss between the two that make a suspicion."""
-    slow_confirm_steps: NonNegativeInt = 200
-    """Steps that a slowly rising loss has to come down before it is a spike."""
-    new_level_nats: NonNegativeFloat = 0.2
-    """Largest rise that counts as a new level of the loss, and not as a spike, once it no longer
-    rises."""
+    """Steps that a suspected loss has to come down before it is a spike; four times as many where
+    it rises slowly."""
     gross_nats: NonNegativeFloat = 3.0
     """Rise of the suspected losses' median over the baseline that is a spike at once."""
     validation_nats: PositiveFloat = 0.5
     """Rise of the validation loss since the last evaluation that makes a suspicion; it is a spike
     if the next evaluation shows it too."""
     margin_steps: NonNegativeInt = 100
-    """Steps between the checkpoint of a rollback and the spike's onset, at least."""
-    skip_before_steps: NonNegativeInt = 100
-    """Steps before the onset whose blocks the second rollback skips."""
-    skip_after_steps: NonNegativeInt = 400
-    """Steps from the onset on whose blocks the second rollback skips, where they were read."""
-    learning_rate_factor: Annotated[PositiveFloat, Le(1)] = 0.7
-    """Factor on the learning rate after the third rollback."""
-    learning_rate_steps: NonNegativeInt = 1000
-    """Steps after the onset for which the factor holds."""
-    region_steps: NonNegativeInt = 1000
-    """Spikes that begin at most this many steps apart count as the same problem: the next rollback
-    changes more (spikes/policy.py)."""
+    """Steps between the checkpoint of a rollback and the spike's onset, at least. The second
+    rollback skips the blocks of as many steps before the onset, and of four times as many after
+    it."""
     max_rollbacks: NonNegativeInt = 20
     """Rollbacks after which the run is given up; it is, too, after 5 within 10,000 steps."""
 
-    def __post_init__(self) -> None:
-        """Refuse a detector that could never judge."""
-        if self.minimum_history > self.window:
-            raise ValueError(
-                f"spike.minimum_history {self.minimum_history} is above spike.window "
-                f"{self.window}: the window would never hold enough losses to judge by"
-            )
+    @property
+    def slow_window(self) -> int:
+        """Losses whose median is compared with its lowest value among the last `window`."""
+        return max(1, self.window // 4)
+
+    @property
+    def minimum_history(self) -> int:
+        """Losses before any is judged, at the start and after a declared change."""
+        return self.slow_window
+
+    @property
+    def slow_deviations(self) -> float:
+        """Robust standard deviations of one loss between two medians that make a suspicion."""
+        return self.deviations / 3
+
+    @property
+    def slow_confirm_steps(self) -> int:
+        """Steps that a slowly rising loss has to come down before it is a spike."""
+        return 4 * self.confirm_steps
 
     @property
     def longest_alarm(self) -> int:
@@ -453,7 +448,7 @@ class SpikeConfig:
         The channel `non-finite` counts over a whole window, and may date a spike to its first step
         after earlier suspicions have healed.
         """
-        return max(2 * self.slow_window, self.patience + 2, self.window)
+        return max(self.window, self.patience + 2)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -23,7 +23,7 @@ A rise on the channels fast and slow that would be confirmed is a *new level* wh
 no longer rises (`_judge_lasting_rise`): the data have changed for good, and the run goes on falling
 from there. It is learnt. While a small rise still rises, it stays suspected.
 
-The numbers are the defaults of SpikeConfig. They count records, so a curve that was logged every
+The numbers are those of the default SpikeConfig. They count records, so a curve that was logged every
 few steps is judged alike. Outliers never enter the statistics that judge. The onset is dated by the
 change point of the last losses, not by the alarm.
 
@@ -51,6 +51,9 @@ _SMALLEST_NORM_DEVIATION = 0.05
 """The same for the natural logarithm of the gradient norm."""
 _RETURNED_DEVIATIONS = 3.0
 """Largest rise of the last losses' median at which a fast suspicion heals."""
+_NEW_LEVEL_NATS = 0.2
+"""Largest rise that counts as a new level once it no longer rises. Labelled shifts of the level
+begin there; at 0.175, shifts of 0.14 were called spikes."""
 _STILL_RISING = 1 / 8
 """Share of a rise that its later half may add where it no longer rises. A rise that doubles within
 as many records as are compared adds 0.29."""
@@ -364,7 +367,7 @@ class SpikeDetector:
     def _judge_lasting_rise(self, suspicion: _Suspicion, step: int, baseline: float) -> list[Event]:
         """Tell a spike from a new level, or wait until this is known.
 
-        A rise is small up to `new_level_nats`, counted from the level before earlier new levels
+        A rise is small up to `_NEW_LEVEL_NATS`, counted from the level before earlier new levels
         that the run has not regained since: small steps do not add up unnoticed. It no longer rises
         where the later half of its last records is hardly above the earlier one. A small rise that
         goes on rising is a spike as soon as it is not small.
@@ -375,7 +378,7 @@ class SpikeDetector:
         start = min(baseline, self._level_to_regain)  # of NaN, `baseline`
         half = max(config.slow_window, config.slow_confirm_steps)
         rise = statistics.median(losses[-half // 2 :]) - start  # long enough to ignore a blip
-        if rise > config.new_level_nats:
+        if rise > _NEW_LEVEL_NATS:
             return [self._loss_event("spike", suspicion, step)]
         earlier, later = losses[-2 * half : -half], losses[-half:]
         settled = len(earlier) == half and (

@@ -25,6 +25,12 @@ from pretrain.config.sections import SpikeConfig
 from pretrain.records import ledger
 
 _LAST_RUNG = 3
+REGION_STEPS = 1000
+"""Spikes that begin at most so many steps apart count as the same problem: the next rollback
+changes more."""
+LOWERED_RATE, LOWERED_STEPS = 0.5, 1000
+"""Factor on the learning rate after the third rollback, and the steps after the onset for which it
+holds. Of the models that truly diverge (tests/benchmarks/real_spikes.py) 0.7 did not cure one."""
 _NON_FINITE_CHANNELS = ("non-finite", "loss-scale")
 """Channels on which the onset is exact: the loss did not rise unnoticed before it."""
 _BUDGET, _BUDGET_STEPS = 5, 10_000
@@ -95,7 +101,7 @@ def plan(
         policy: margins and budgets.
     """
     onset, last_read = spike["onset"], spike["step"]
-    near = [r for r in rollbacks if abs(r["onset"] - onset) <= policy.region_steps]
+    near = [r for r in rollbacks if abs(r["onset"] - onset) <= REGION_STEPS]
     reason = _spent_budget(onset, near, rollbacks, policy) or _no_target(spike, checkpoints, policy)
     if reason:
         return GiveUp(reason)
@@ -106,9 +112,9 @@ def plan(
         return Rollback(_target(onset, depth, checkpoints), seed, rung)
     if rung == 2:
         step = _target(onset, policy.margin_steps, checkpoints)
-        first = max(step, onset - policy.skip_before_steps)
+        first = max(step, onset - policy.margin_steps)
         # Steps after the last one were not read, and the new seed permutes their blocks anyway.
-        end = min(onset + policy.skip_after_steps, last_read + 1)
+        end = min(onset + 4 * policy.margin_steps, last_read + 1)
         return Rollback(step, seed, rung, skip=(first, end))
     depth = 2 * max(policy.margin_steps, *(r["onset"] - r["step"] for r in near))
     step = _target(onset, depth, checkpoints)
@@ -116,8 +122,8 @@ def plan(
         step,
         seed,
         rung,
-        learning_rate_factor=policy.learning_rate_factor,
-        learning_rate_steps=onset - step + policy.learning_rate_steps,
+        learning_rate_factor=LOWERED_RATE,
+        learning_rate_steps=onset - step + LOWERED_STEPS,
     )
 
 
@@ -154,7 +160,7 @@ def _no_target(spike: Mapping[str, Any], checkpoints: Collection[int], policy: S
     back.
     """
     onset, oldest = spike["onset"], min(checkpoints, default=0)
-    if oldest <= onset or onset <= policy.region_steps:
+    if oldest <= onset or onset <= REGION_STEPS:
         return ""
     return (
         f"the spike began at step {onset} or later, and the oldest checkpoint left is of step "
@@ -215,7 +221,7 @@ def possible_onsets(
         come back.
     """
     earliest = step - policy.longest_delay
-    near = [r["onset"] for r in rollbacks if abs(r["onset"] - earliest) <= policy.region_steps]
+    near = [r["onset"] for r in rollbacks if abs(r["onset"] - earliest) <= REGION_STEPS]
     return [(earliest, step), *((onset, onset) for onset in (*suspected, *near))]
 
 
@@ -258,7 +264,7 @@ def _usually_kept(config: RunConfig) -> int:
 def _longest_reach(config: RunConfig) -> int:
     """Steps before the newest one that hold every checkpoint which a rollback may go back to."""
     policy = config.spike
-    reach = policy.region_steps + policy.longest_delay + 8 * policy.margin_steps
+    reach = REGION_STEPS + policy.longest_delay + 8 * policy.margin_steps
     return reach + 20 * config.training.checkpoint_interval
 
 
@@ -284,7 +290,7 @@ def _most_kept(config: RunConfig) -> int:
     saved = range(interval, last + 1, interval)
     onsets = range(last - policy.longest_delay - interval, last - policy.longest_delay)
     after_rollbacks = max(
-        len(protected([(onset - policy.region_steps, last)], saved, policy)) for onset in onsets
+        len(protected([(onset - REGION_STEPS, last)], saved, policy)) for onset in onsets
     )
     of_one = max(len(protected([(onset, onset)], saved, policy)) for onset in onsets)
     saves = -(-config.training.steps // interval)

@@ -37,7 +37,6 @@ from pretrain.records import ledger, metrics
 RECIPES = ("unstable-learning-rate", "unstable-beta2", "poisoned")
 SILENT = [
     "spike.deviations=1e9",
-    "spike.slow_deviations=1e9",
     "spike.gross_nats=1e9",
     "spike.validation_nats=1e9",
 ]

@@ -298,7 +298,7 @@ def measure_small(kind: str, seeds: Sequence[int], config: SpikeConfig) -> Small
 def small_table(seeds: Sequence[int], config: SpikeConfig) -> dict[str, SmallRises]:
     """Print a table of the small rises, and return its rows."""
     print(
-        f"small rises, seeds {seeds[0]} to {seeds[-1]}, new_level_nats {config.new_level_nats:g}\n"
+        f"small rises, seeds {seeds[0]} to {seeds[-1]}\n"
         f"{'kind':16} curves suspected new-level rolled-back   delay to the spike   its height"
     )
     rows = {kind: measure_small(kind, seeds, config) for kind in SMALL}
@@ -411,13 +411,11 @@ def main() -> int:
         "error: of the onset.\nLast columns: curves with an alarm in time + other alarms, over the "
         f"first {options.seeds} curves.\nGross blips (4 to 6 nats) are confirmed at once.\n"
     )
-    before, config = SpikeConfig(new_level_nats=0), SpikeConfig()
     for chosen_on in (
         range(3 * options.seeds),
         range(seeds.start, seeds.start + 3 * options.seeds),
     ):
-        small_table(chosen_on, before)
-        small = small_table(chosen_on, config)
+        small = small_table(chosen_on, SpikeConfig())
     outcomes = [non_finite.outcome(case) for case in non_finite.CASES]
     print(non_finite.table(outcomes), end="\n\n")
     missed = sum(not each.as_wanted for each in outcomes)

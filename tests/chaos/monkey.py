@@ -48,7 +48,6 @@ COMMON = (
     "training.checkpoints_kept=4",
     # Nothing is judged: a tiny corpus that is read twenty times has odd losses of its own.
     "spike.window=100000",
-    "spike.minimum_history=100000",
     "spike.validation_nats=100",
     "supervision.max_retries=100000",
     f"supervision.hang_seconds={HANG_SECONDS}",

@@ -28,8 +28,7 @@ SETTINGS = [
     "model.overrides.attention_dropout=0.0",
     "training.compile=false",  # takes longer than such a run
     # No loss is judged: the runs are too short for that.
-    "spike.window=500",
-    "spike.minimum_history=500",
+    "spike.window=2000",
 ]
 
 

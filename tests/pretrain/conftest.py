@@ -129,7 +129,7 @@ optimizer: {{learning_rate: 3e-3, gradient_clipping: 1.0}}
 schedule: {{warmup_steps: 4, minimum_learning_rate: 3e-4}}
 training: {{steps: 40, deepspeed: zero1_fp32, evaluation_interval: 20,
   evaluation_blocks: 6, checkpoint_interval: 5, checkpoints_kept: 4}}
-spike: {{window: 12, minimum_history: 8, deviations: 3.0, patience: 2, confirm_steps: 4,
+spike: {{window: 40, deviations: 2.5, patience: 2, confirm_steps: 4,
   gross_nats: 20.0, margin_steps: 4}}
 supervision: {{processes_per_node: 2, max_retries: 1}}
 """

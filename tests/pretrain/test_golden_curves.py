@@ -39,7 +39,7 @@ batch: {{global_batch_size: 8, micro_batch_size: 2}}
 optimizer: {{learning_rate: 3e-3, gradient_clipping: 1.0}}
 schedule: {{warmup_steps: 4, minimum_learning_rate: 3e-4}}
 training: {{steps: 20, evaluation_interval: 10, evaluation_blocks: 6, checkpoint_interval: 10}}
-spike: {{window: 12, minimum_history: 8, deviations: 3.0, patience: 2, confirm_steps: 4,
+spike: {{window: 40, deviations: 2.5, patience: 2, confirm_steps: 4,
   gross_nats: 20.0, margin_steps: 4}}
 """
 SENTENCE = "the quick brown fox jumps over a lazy dog while seven wizards mix vodka by jug"

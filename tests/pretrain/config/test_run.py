@@ -52,8 +52,7 @@ def test_kept_checkpoints_reach_back_before_any_spike_or_the_recipe_is_refused(
     """
     training = TrainingConfig(checkpoint_interval=interval, checkpoints_kept=kept)
     spike = SpikeConfig(
-        window=16,
-        minimum_history=8,
+        window=512,
         patience=patience,
         confirm_steps=confirm,
         gross_nats=gross,

@@ -783,7 +783,7 @@ class NonFiniteAt:
         return loss * float("nan") if self.rank == 1 and self.step in self.nan_losses else loss
 
 
-WATCHED = SpikeConfig(window=64, minimum_history=32, patience=2)
+WATCHED = SpikeConfig(window=128, patience=2)
 
 
 def watched(built, steps, folder, **non_finite):

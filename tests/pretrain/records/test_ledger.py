@@ -381,9 +381,7 @@ def test_open_suspicions_are_those_of_the_detector_that_an_attempt_begins_with(s
     assert opened, "the histories are to have open suspicions"
 
 
-DETECTOR = SpikeConfig(
-    window=24, minimum_history=8, deviations=4.0, patience=3, confirm_steps=40, slow_window=12
-)
+DETECTOR = SpikeConfig(window=32, deviations=4.0, patience=3, confirm_steps=40)
 
 
 def troubles(draw):

@@ -19,9 +19,7 @@ from pretrain.spikes.live import (
 )
 from tests.pretrain.builders import step_record
 
-CONFIG = SpikeConfig(
-    window=24, minimum_history=8, deviations=4.0, patience=3, confirm_steps=12, slow_window=12
-)
+CONFIG = SpikeConfig(window=32, deviations=4.0, patience=3, confirm_steps=12)
 EVERY = 10
 """Steps between two evaluations."""
 

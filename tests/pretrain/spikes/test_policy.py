@@ -91,8 +91,8 @@ def test_a_recurring_spike_climbs_the_ladder_to_its_end():
     assert first == Rollback(4900, 2, 1)
     assert second == Rollback(4900, 3, 2, skip=(4910, 5061))
     assert (third.step, third.seed, third.rung, third.skip) == (4700, 4, 3, None)
-    assert third.learning_rate_factor == 0.7
-    assert 4700 + third.learning_rate_steps == 4990 + POLICY.learning_rate_steps
+    assert third.learning_rate_factor == 0.5
+    assert 4700 + third.learning_rate_steps == 4990 + 1000
     assert isinstance(fourth, GiveUp)
     assert "came back after 3 rollbacks" in fourth.reason
     assert "structural" in fourth.reason
@@ -112,8 +112,8 @@ def test_skipped_steps_were_read_by_the_abandoned_attempt_after_the_target():
         found = decide(onset, earlier, range(interval, 4000, interval), delay=delay)
         first, end = found.skip
         assert found.step <= first <= onset < end <= onset + delay + 1
-        assert onset - first <= POLICY.skip_before_steps
-        assert end - onset <= max(POLICY.skip_after_steps, 1)
+        assert onset - first <= POLICY.margin_steps
+        assert end - onset <= 4 * POLICY.margin_steps
 
 
 def test_the_third_rung_goes_at_least_twice_as_far_back():

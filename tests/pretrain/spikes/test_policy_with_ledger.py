@@ -21,9 +21,7 @@ from pretrain.spikes.policy import (
 
 CONFIG = RunConfig(
     training=TrainingConfig(seed=1, checkpoint_interval=50, checkpoints_kept=4),
-    spike=SpikeConfig(
-        margin_steps=20, confirm_steps=40, slow_window=16, slow_confirm_steps=60, window=64
-    ),
+    spike=SpikeConfig(margin_steps=20, confirm_steps=15, window=64),
 )
 
 

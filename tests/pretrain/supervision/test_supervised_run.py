@@ -25,7 +25,7 @@ FAULT = ["fault.kind=random-labels", "fault.first_step=22", "fault.last_step=34"
 
 
 # The gradients of a fresh causal model grow for a dozen steps, which is no spike.
-CAUSAL = ["model.variant=causal-alibi", "objective.name=causal-lm", "spike.minimum_history=12"]
+CAUSAL = ["model.variant=causal-alibi", "objective.name=causal-lm", "spike.window=48"]
 
 
 @pytest.fixture(
