@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -12,12 +11,8 @@ from annotated_types import Ge, Gt, Le
 
 from data_prep import tokenizer as tokenizers
 from data_prep.common.records import not_accepted
-from pretrain.loop.protocols import Arrays, Model
 from pretrain.objectives.base import Ids, Key, Vocabulary
-from pretrain.objectives.tokens import FIRST_WORD_ID, DocumentTokenObjective, logits_of
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from pretrain.objectives.tokens import FIRST_WORD_ID, DocumentTokenObjective
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,14 +28,10 @@ class MaskedLMConfig:
     """Share of the chosen tokens that a random token replaces; `<mask>` replaces the rest."""
     targets: Literal["masked", "all"] = "masked"
     """What is predicted: the chosen tokens, or all (with keep and random 0: self-masking)."""
-    whole_words: bool = False
-    """Choose words, not tokens: a word begins where a token begins with white space."""
     longest_ngram: Annotated[int, Ge(1)] = 1
     """Choose runs of up to so many whole words, of n words with a probability proportional to 1/n;
-    special tokens are never chosen then (Lan et al. 2020, section 4.1: 3). 1: single ones."""
-    z_loss: Annotated[float, Ge(0)] = 0.0
-    """Weight of a second term, log^2 Z, where Z is the softmax's normaliser: it keeps logits small
-    (Chowdhery et al. 2022, section 5: 1e-4). Not part of a validation loss."""
+    special tokens are never chosen then (Lan et al. 2020, section 4.1: 3). A word begins where a
+    token begins with white space. 1: choose single tokens."""
 
     causal: ClassVar[bool] = False
     pairs: ClassVar[bool] = False
@@ -52,8 +43,6 @@ class MaskedLMConfig:
         if share > 1.0:
             name = "objective.keep_probability + random_probability"
             raise ValueError(not_accepted(name, share, "at most 1"))
-        if self.z_loss and self.pairs:
-            raise ValueError(not_accepted("objective.z_loss", self.z_loss, f"0 for {self.name}"))
         if self.longest_ngram > 1 and self.targets == "all":
             name = "objective.longest_ngram"
             raise ValueError(
@@ -77,14 +66,14 @@ class MaskedLMConfig:
         return MaskedLMConfig()
 
     def build(self, vocabulary: Vocabulary, *, compiled: bool = False) -> MaskedLM:
-        """The objective for one vocabulary; reads the tokenizer where whole words are hidden."""
+        """The objective for one vocabulary; reads the tokenizer where n-grams are hidden."""
         return MaskedLM(
             self, vocabulary.mask_id, vocabulary.embedded, self.word_starts(vocabulary), compiled
         )
 
     def word_starts(self, vocabulary: Vocabulary) -> npt.NDArray[np.bool_] | None:
-        """Whether each id begins a word (`word_starts_of`), where whole words are hidden."""
-        if not self.whole_words and self.longest_ngram == 1:
+        """Whether each id begins a word (`word_starts_of`), where n-grams are hidden."""
+        if self.longest_ngram == 1:
             return None
         return word_starts_of(tokenizers.load(vocabulary.folder))
 
@@ -98,31 +87,12 @@ class MaskedLM(DocumentTokenObjective):
     replacement_end: int
     """Random replacements are drawn from [FIRST_WORD_ID, replacement_end)."""
     word_starts: npt.NDArray[np.bool_] | None = None
-    """Whether each id begins a word, where whole words are hidden (`word_starts_of`)."""
+    """Whether each id begins a word, where n-grams are hidden (`word_starts_of`)."""
     compiled: bool = False
 
     term = "masked"
     hides_special: ClassVar[bool] = True
-    """Whether `<s>` and `</s>` may be chosen where single tokens or words are."""
-
-    @property
-    def terms(self) -> Mapping[str, float]:
-        """The masked tokens, and the square of their log Z if it has a weight."""
-        weight = self.settings.z_loss
-        return {**super().terms, "log-z-squared": weight} if weight else super().terms
-
-    def targets(self, arrays: Arrays) -> tuple[int, ...]:
-        """Number of tokens to predict, once for each term."""
-        return super().targets(arrays) * (2 if self.settings.z_loss else 1)
-
-    def loss(self, model: Model, batch: Mapping[str, Tensor]) -> Tensor:
-        """Each term summed over the tokens to predict, computed in fp32: [terms]."""
-        if not self.settings.z_loss:
-            return super().loss(model, batch)
-        import torch
-
-        logits, labels = logits_of(model, batch), batch["labels"]
-        return torch.stack([self.summed_loss(logits, labels), self.summed_log_z(logits, labels)])
+    """Whether `<s>` and `</s>` may be chosen where single tokens are."""
 
     def mask(self, ids: Ids, key: Key) -> tuple[Ids, Ids]:
         """Hide some tokens of one block or document.
@@ -176,27 +146,15 @@ class MaskedLM(DocumentTokenObjective):
         return result, np.arange(length) if settings.targets == "all" else np.flatnonzero(chosen)
 
     def _choose(self, ids: Ids, count: int, draw: np.random.RandomState) -> npt.NDArray[np.bool_]:
-        """`count` tokens; or whole words in random order as long as they fit into `count`."""
+        """`count` tokens, or n-grams as long as they fit into `count`."""
         if self.settings.longest_ngram > 1:
             return self._choose_ngrams(ids, count, draw)
         chosen = np.zeros(len(ids), dtype=bool)
-        if self.word_starts is None:
-            if self.hides_special:
-                chosen[draw.choice(len(ids), count, replace=False)] = True
-            else:
-                words = np.flatnonzero(~self._is_special(ids))
-                chosen[draw.choice(words, min(count, len(words)), replace=False)] = True
-            return chosen
-        starts = np.cumsum(self.word_starts[ids], dtype=np.int64)
-        word = starts - starts[0]  # the first token begins a word
-        order = draw.permutation(int(word[-1]) + 1)
-        if not self.hides_special:
-            is_special = np.bincount(word, self._is_special(ids)) > 0
-            order = order[~is_special[order]]
-        fits = np.cumsum(np.bincount(word)[order]) <= count
-        is_chosen_word = np.zeros(int(word[-1]) + 1, dtype=bool)
-        is_chosen_word[order[fits]] = True
-        chosen[:] = is_chosen_word[word]
+        if self.hides_special:
+            chosen[draw.choice(len(ids), count, replace=False)] = True
+        else:
+            words = np.flatnonzero(~self._is_special(ids))
+            chosen[draw.choice(words, min(count, len(words)), replace=False)] = True
         return chosen
 
     def _is_special(self, ids: Ids) -> npt.NDArray[np.bool_]:

@@ -59,7 +59,7 @@ class SentencePairsConfig(MaskedLMConfig):
         return SentencePairsConfig(pair_task=self.pair_task)
 
     def build(self, vocabulary: Vocabulary, *, compiled: bool = False) -> SentencePairsLM:
-        """The objective for one vocabulary; reads the tokenizer where whole words are hidden."""
+        """The objective for one vocabulary; reads the tokenizer where n-grams are hidden."""
         return SentencePairsLM(
             self, vocabulary.mask_id, vocabulary.embedded, self.word_starts(vocabulary), compiled
         )

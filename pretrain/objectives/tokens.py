@@ -108,10 +108,6 @@ class TokenObjective(ABC):
         """Cross-entropy summed over the labels that are not IGNORED, in nats, computed in fp32."""
         return (_compiled_loss() if self.compiled else summed_loss)(logits, labels)
 
-    def summed_log_z(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """log^2 Z summed over the labels that are not IGNORED, computed in fp32."""
-        return (_compiled_log_z() if self.compiled else summed_log_z)(logits, labels)
-
     def evaluate(self, model: Model, batch: Mapping[str, Tensor], subsets: int) -> Tensor:
         """Nats, correct predictions and tokens to predict of each subset: [S, 1, 3] in fp64."""
         logits = logits_of(model, batch)
@@ -162,19 +158,6 @@ def summed_loss(logits: Tensor, labels: Tensor) -> Tensor:
     from torch.nn.functional import cross_entropy
 
     return cross_entropy(logits.float(), labels, ignore_index=IGNORED, reduction="sum")
-
-
-def summed_log_z(logits: Tensor, labels: Tensor) -> Tensor:
-    """log^2 Z summed over the labels that are not IGNORED, computed in fp32."""
-    return (logits.float().logsumexp(dim=-1).square() * (labels != IGNORED)).sum()
-
-
-@functools.cache
-def _compiled_log_z() -> Callable[[Tensor, Tensor], Tensor]:
-    import torch
-
-    compiled: Callable[[Tensor, Tensor], Tensor] = torch.compile(summed_log_z, dynamic=False)
-    return compiled
 
 
 @functools.cache

@@ -23,9 +23,9 @@ A rise on the channels fast and slow that would be confirmed is a *new level* wh
 no longer rises (`_judge_lasting_rise`): the data have changed for good, and the run goes on falling
 from there. It is learnt. While a small rise still rises, it stays suspected.
 
-The numbers are those of the default SpikeConfig. They count records, so a curve that was logged every
-few steps is judged alike. Outliers never enter the statistics that judge. The onset is dated by the
-change point of the last losses, not by the alarm.
+The numbers are those of the default SpikeConfig. They count records, so a curve that was logged
+every few steps is judged alike. Outliers never enter the statistics that judge. The onset is dated
+by the change point of the last losses, not by the alarm.
 
 An evaluation is judged when it is measured, so that the last one of a run counts, too. It is
 compared with the one before only if both measured the same.

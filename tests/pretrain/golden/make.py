@@ -317,7 +317,6 @@ MASKINGS = {
     "no masks": {"keep_probability": 0.5, "random_probability": 0.5},
     "many": {"probability": 0.4, "keep_probability": 0.0},
     "self-masking": {"keep_probability": 0.0, "random_probability": 0.0, "targets": "all"},
-    "whole words": {"probability": 0.3, "whole_words": True},
 }
 KEYS = ((1, 0, 0), (1, 0, 7), (2, 3, 7))
 TOKENS, WORDS = 40, 100
@@ -329,16 +328,11 @@ def block(key):
     return [0, *(4 + (5 * n * n + 3 * n + 17 * sum(key)) % 96 for n in range(TOKENS - 2)), 2]
 
 
-def begins_word(id):
-    """Every third id, and the special ones."""
-    return id < 4 or id % 3 == 0 or id == WORDS
-
-
 def masked(ids, key, settings):
     """What becomes of a block, token by token, and the places to predict."""
     settings = {
         **{"probability": 0.15, "keep_probability": 0.1, "random_probability": 0.1},
-        **{"targets": "masked", "whole_words": False},
+        "targets": "masked",
         **settings,
     }
     draw = np.random.RandomState(np.random.Philox(np.random.SeedSequence(list(key))))
@@ -348,7 +342,7 @@ def masked(ids, key, settings):
     else:
         count = int(probability * len(ids) + draw.random_sample())
         count = min(count, math.ceil(probability * len(ids)))
-        chosen = _chosen(ids, count, draw, settings["whole_words"])
+        chosen = sorted(int(place) for place in draw.choice(len(ids), count, replace=False))
     spared = settings["keep_probability"] + settings["random_probability"]
     result, replaced = list(ids), []
     for place in chosen:
@@ -363,22 +357,6 @@ def masked(ids, key, settings):
     for place, u in zip(replaced, draw.random_sample(len(replaced)), strict=True):
         result[place] = 4 + int(u * (WORDS - 4))
     return {"ids": result, "places": list(places) if settings["targets"] == "all" else chosen}
-
-
-def _chosen(ids, count, draw, whole_words):
-    if not whole_words:
-        return sorted(int(place) for place in draw.choice(len(ids), count, replace=False))
-    words = []
-    for place, id in enumerate(ids):
-        if not words or begins_word(id):
-            words.append([])
-        words[-1].append(place)
-    chosen = []
-    for word in draw.permutation(len(words)):
-        if len(chosen) + len(words[word]) > count:
-            break
-        chosen += words[word]
-    return sorted(chosen)
 
 
 def masking():

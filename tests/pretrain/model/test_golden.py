@@ -159,8 +159,7 @@ def test_sinusoidal_tables_are_those_of_the_formulas(size, places):
 @pytest.mark.parametrize("name", MASKING)
 def test_masks_are_drawn_as_the_formulas_say(name, key):
     settings = MaskedLMConfig(**make.MASKINGS[name])
-    starts = np.array([make.begins_word(id) for id in range(make.WORDS + 1)])
-    objective = MaskedLM(settings, make.WORDS, make.WORDS, starts if settings.whole_words else None)
+    objective = MaskedLM(settings, make.WORDS, make.WORDS)
     ids, places = objective.mask(np.array(make.block(key)), key)
     assert {"ids": ids.tolist(), "places": places.tolist()} == MASKING[name][str(list(key))]
 

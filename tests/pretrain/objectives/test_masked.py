@@ -1,6 +1,5 @@
 """Which tokens are hidden, and the loss on them."""
 
-import math
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +9,6 @@ from safetensors.numpy import load_file
 
 from pretrain.objectives.base import Block, Vocabulary
 from pretrain.objectives.masked import MaskedLM, MaskedLMConfig, word_starts_of
-from pretrain.objectives.sentence_pairs import SentencePairsConfig
 from pretrain.objectives.tokens import FIRST_WORD_ID, IGNORED, PAD_ID
 
 MASK_ID, END = 999, 900
@@ -146,23 +144,6 @@ def test_self_masking_hides_tokens_independently_and_predicts_all():
     assert masked_lm.targets(arrays) == (45,)
 
 
-def test_whole_words_are_hidden_together_within_the_probability():
-    starts = np.arange(1000) % 3 == 0  # every third id begins a word
-    masked_lm = MaskedLM(MaskedLMConfig(0.3, 0.0, 0.0), MASK_ID, END, starts)
-    hidden = 0
-    for key in range(200):
-        ids = block(150, seed=key)
-        masked, positions = masked_lm.mask(ids, (1, 0, key))
-        word = np.cumsum(starts[ids])
-        chosen = np.isin(np.arange(150), positions)
-        for number in np.unique(word):
-            assert len(set(chosen[word == number])) == 1
-        assert (masked[positions] == MASK_ID).all()
-        assert len(positions) <= masked_lm.capacity(150)
-        hidden += len(positions)
-    assert 0.27 < hidden / (200 * 150) < 0.3  # words that do not fit are left out
-
-
 def ngrams(probability, longest=3, starts=None):
     settings = MaskedLMConfig(probability, 0.0, 0.0, longest_ngram=longest)
     return MaskedLM(settings, MASK_ID, END, np.ones(1000, dtype=bool) if starts is None else starts)
@@ -240,25 +221,3 @@ def test_validation_hides_the_same_tokens_whatever_training_hides(settings):
         for chosen in (MaskedLMConfig(), settings.for_validation())
     ]
     assert all(np.array_equal(arrays[0][name], arrays[1][name]) for name in arrays[0])
-
-
-def test_z_loss_is_a_term_of_its_own_that_validation_leaves_out():
-    """log^2 Z by hand, over the labels that count; with `sentence-pairs` it is refused."""
-    settings = MaskedLMConfig(z_loss=1e-4)
-    assert settings.for_validation().z_loss == 0
-    objective, plain = MaskedLM(settings, 49, 49), MaskedLM(MaskedLMConfig(), 49, 49)
-    assert plain.terms == {"masked": 1.0}
-    assert objective.terms == {"masked": 1.0, "log-z-squared": 1e-4}
-    logits = torch.tensor([[2.0, 0.0, -1.0], [0.5, 0.5, 0.5], [9.0, 9.0, 9.0]])
-    batch = {
-        **dict.fromkeys(("input_ids", "document_ids", "target_positions")),
-        "labels": torch.tensor([1, 2, IGNORED]),
-    }
-    cross_entropy, squares = objective.loss(lambda *_: logits, batch)
-    assert cross_entropy == plain.loss(lambda *_: logits, batch)[0]
-    by_hand = math.log(math.exp(2) + 1 + math.exp(-1)) ** 2 + math.log(3 * math.exp(0.5)) ** 2
-    assert float(squares) == pytest.approx(by_hand, rel=1e-6)
-    arrays = {"labels": np.array([1, 2, IGNORED])}
-    assert (objective.targets(arrays), plain.targets(arrays)) == ((2, 2), (2,))
-    with pytest.raises(ValueError, match="objective.z_loss: 0.5 .* 0 for sentence-pairs"):
-        SentencePairsConfig(z_loss=0.5)

@@ -101,14 +101,11 @@ def test_the_lengths_of_the_segments_do_not_tell_the_label(task, longest):
         assert abs(shares[0] - shares[1]).max() < 1.95 * (1 / len(a) + 1 / len(b)) ** 0.5
 
 
-@pytest.mark.parametrize("whole_words", [False, True])
 @pytest.mark.parametrize("longest_ngram", [1, 3])
-def test_special_tokens_are_never_hidden(longest_ngram, whole_words):
+def test_special_tokens_are_never_hidden(longest_ngram):
     """The pair head reads `<s>`."""
-    settings = SentencePairsConfig(
-        probability=0.9, longest_ngram=longest_ngram, whole_words=whole_words
-    )
-    starts = np.ones(MASK_ID + 1, dtype=bool) if whole_words or longest_ngram > 1 else None
+    settings = SentencePairsConfig(probability=0.9, longest_ngram=longest_ngram)
+    starts = np.ones(MASK_ID + 1, dtype=bool) if longest_ngram > 1 else None
     arrays = SentencePairsLM(settings, MASK_ID, END, starts).collate(
         [block(index) for index in range(40)], [(1, 0, index) for index in range(40)], LENGTH
     )

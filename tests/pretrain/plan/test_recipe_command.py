@@ -98,7 +98,7 @@ def test_the_schema_is_written_as_json(tmp_path, schema, capsys):
             "demo",
             ["folder=a # b: c", "optimizer.learning_rate=3e-3", "model.overrides.dropout=0.1"],
         ),
-        ("demo", ["model.overrides={}", "data.corpus='yes'", "objective.whole_words=true"]),
+        ("demo", ["model.overrides={}", "data.corpus='yes'", "objective.longest_ngram=3"]),
         ("demo", ["profile.steps=[1, 3]", "notify.command=[mail, 'a: # b', ']']", "tracker=wandb"]),
         (
             "small",

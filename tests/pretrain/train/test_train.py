@@ -472,7 +472,7 @@ PAIRS += ["data.min_token_coverage=0"]
 
 
 MODERN = ["model.variant=modern", "model.overrides.local_window=8", "optimizer.name=muon"]
-MODERN += ["objective.probability=0.3", "objective.z_loss=1e-4"]
+MODERN += ["objective.probability=0.3"]
 
 
 SPANS = ["model.variant=causal-alibi", "objective.name=span-corruption"]
@@ -566,10 +566,10 @@ SELF_MASKING = [
     [
         (["objective.probability=0.4"], 2),
         (SELF_MASKING, 1),
-        (["objective.whole_words=true"], 1),
+        (["objective.longest_ngram=3"], 1),
         *((CAUSAL, 2), (PAIRS, 1), (PAIRS, 2), (LATENTS, 2)),
         *slow((["objective.probability=0.4"], 1), (SELF_MASKING, 2), (CAUSAL, 1)),
-        *slow((["objective.whole_words=true"], 2)),
+        *slow((["objective.longest_ngram=3"], 2)),
     ],
 )
 def test_a_run_s_validation_is_that_of_its_exported_model(
