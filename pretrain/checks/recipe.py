@@ -62,10 +62,9 @@ def check_settings(config: RunConfig, world_size: int = 1) -> None:
     Raises:
         ValueError: something does not fit; both values are named, and the phase.
     """
-    vocab_size = config.data.vocab_size or USUAL_VOCABULARY
     for phase in config.resolved_phases:
         with _naming(phase, config):
-            _check_settings(phase.config, phase.config.architecture(vocab_size), world_size)
+            _check_settings(phase.config, phase.config.architecture(USUAL_VOCABULARY), world_size)
 
 
 def check_recipe(config: RunConfig, world_size: int) -> tuple[ModelConfig, Manifests]:
@@ -214,7 +213,7 @@ def read_manifests(data: DataConfig) -> Manifests:
 
     Raises:
         ValueError: none is named or a folder is no corpus, a split has no documents, a corpus has
-            another vocabulary than the recipe's or the first corpus, or is given twice.
+            another vocabulary than the first one, or is given twice.
     """
     if not data.named_corpora:
         made = f"a folder that `{typed('data_prep prepare')}` made"
@@ -228,11 +227,6 @@ def read_manifests(data: DataConfig) -> Manifests:
         for split in SPLITS:
             if not manifest.totals[split].documents:
                 raise ValueError(f"{path}: its {split} split has no documents")
-        if data.vocab_size not in (0, manifest.vocab_size):
-            raise ValueError(
-                f"data.vocab_size is {data.vocab_size}, but {path} was made with a vocabulary of "
-                f"{manifest.vocab_size} ids"
-            )
         if manifest.tokenizer_digest != manifests[first].tokenizer_digest:
             raise ValueError(
                 f"data.corpora.{name}: {path} was made with another vocabulary "

@@ -72,8 +72,6 @@ class DataConfig:
     min_token_coverage: Annotated[float, Ge(0), Le(1)] = 0.9
     """A run is refused if its blocks hold a smaller share of the tokens of the train or valid split
     of the corpus; 0 accepts any."""
-    vocab_size: NonNegativeInt = 0
-    """Ids that the corpus must have been encoded with, `<mask>` included; 0 accepts any number."""
 
     def __post_init__(self) -> None:
         """Refuse corpora without a usable name or a path, or beside a single one."""

@@ -84,7 +84,7 @@ def bench(options: argparse.Namespace) -> None:
     Trains on random tokens, so that no corpus is needed. On several GPUs: `deepspeed
     --no_local_rank --module pretrain bench RECIPE`.
 
-    example: python -m pretrain bench pile-base data.vocab_size=50265 --json bench.json
+    example: python -m pretrain bench pile-base --json bench.json
     """
     import dataclasses
 

@@ -196,7 +196,7 @@ def plan(
     (largest,) = (fit.largest for fit in fits if fit.backend == backend)
     return Plan(
         vocab_size=model.vocab_size,
-        vocab_size_is_assumed=not config.data.vocab_size and not _folders(config),
+        vocab_size_is_assumed=not _folders(config),
         parameters=count,
         trained_parameters=trained,
         tokens=tokens,
@@ -364,15 +364,19 @@ def _fit(
 
 
 def model_of(config: RunConfig) -> ModelConfig:
-    """Return the model's config, with the corpus's vocabulary, `data.vocab_size` or the usual one.
+    """Return the model's config, with the vocabulary of `vocabulary_size`.
 
     Raises:
         ValueError: a value that ModelConfig refuses.
     """
-    size = config.data.vocab_size or recipe_checks.USUAL_VOCABULARY
+    return config.architecture(vocabulary_size(config))
+
+
+def vocabulary_size(config: RunConfig) -> int:
+    """Return the number of ids of the corpora; if none is on this machine, the usual one."""
     for folder in _folders(config)[:1]:  # all have the same vocabulary
-        size = load_manifest(folder).vocab_size
-    return config.architecture(size)
+        return load_manifest(folder).vocab_size
+    return recipe_checks.USUAL_VOCABULARY
 
 
 def _folders(config: RunConfig) -> list[Path]:

@@ -83,7 +83,7 @@ def _speed(planned: Plan) -> list[tuple[str, str]]:
 def _vocabulary(planned: Plan) -> list[tuple[str, str]]:
     if not planned.vocab_size_is_assumed:
         return []
-    reason = "data.vocab_size is not set, and no corpus is on this machine"
+    reason = "no corpus is on this machine"
     return [("vocabulary", f"{planned.vocab_size:,} ids, assumed: {reason}")]
 
 

@@ -39,7 +39,7 @@ from pretrain.objectives.base import Block, PretrainingObjective, Vocabulary
 from pretrain.objectives.tokens import FIRST_WORD_ID, summed_loss
 from pretrain.plan import roofline
 from pretrain.plan.measured_speed import Speed
-from pretrain.plan.plan import model_of
+from pretrain.plan.plan import vocabulary_size
 
 _WARM_UP = 2
 _LEAST_UPDATES = 3
@@ -55,6 +55,8 @@ class RandomBatches:
 
     config: RunConfig
     objective: PretrainingObjective
+    vocab_size: int
+    """Ids of the vocabulary; the last one is `<mask>`."""
     count: int
     """Micro-batches of a rank in an update."""
     made: list[MicroBatch] = dataclasses.field(default_factory=list)
@@ -85,7 +87,7 @@ class RandomBatches:
 
     def _block(self, draw: np.random.Generator) -> Block:
         length, packing = self.config.data.sequence_length, SOURCES[self.config.data.packing]
-        ids = draw.integers(FIRST_WORD_ID, self.config.data.vocab_size - 1, length)
+        ids = draw.integers(FIRST_WORD_ID, self.vocab_size - 1, length)
         if packing.pairs:
             half = length // 2
             sentences = np.array([half, length - half])
@@ -113,14 +115,10 @@ def measure(recipe: RunConfig, seconds: float) -> Speed | None:
     Raises:
         ValueError: the recipe does not fit the number of ranks, or its micro-batch the memory.
     """
-    model = model_of(recipe)
-    config = recipe.phase(0).config
-    config = dataclasses.replace(
-        config, data=dataclasses.replace(config.data, vocab_size=model.vocab_size)
-    )
+    config, vocab_size = recipe.phase(0).config, vocabulary_size(recipe)
     process = start()
     try:
-        return _measure(config, seconds, process)
+        return _measure(config, vocab_size, seconds, process)
     except torch.OutOfMemoryError as error:
         raise ValueError(
             f"batch.micro_batch_size {config.batch.micro_batch_size}: does not fit the device's "
@@ -128,19 +126,18 @@ def measure(recipe: RunConfig, seconds: float) -> Speed | None:
         ) from error
 
 
-def _measure(config: RunConfig, seconds: float, process: Process) -> Speed | None:
+def _measure(config: RunConfig, vocab_size: int, seconds: float, process: Process) -> Speed | None:
     training, device, began = config.training, process.device, time.perf_counter()
-    architecture = config.architecture(config.data.vocab_size)
+    architecture = config.architecture(vocab_size)
     backend = choose_backend(architecture, training.attention_backend, device.type == "cuda")
     folder = Path(next((stream.path for stream in config.streams), ""))
-    vocabulary = Vocabulary(
-        config.data.vocab_size, architecture.vocab_size, folder, architecture.last_latents
-    )
+    vocabulary = Vocabulary(vocab_size, architecture.vocab_size, folder, architecture.last_latents)
     world_size, clipping = process.world_size, config.optimizer.gradient_clipping
     settings = deepspeed_json(training.deepspeed, config.batch, clipping, world_size)
     compiled = compiles(training.compile, settings, device.type == "cuda")
     objective = config.objective.build(vocabulary, compiled=compiled)
-    batches = RandomBatches(config, objective, config.batch.accumulation_steps(world_size))
+    count = config.batch.accumulation_steps(world_size)
+    batches = RandomBatches(config, objective, vocab_size, count)
 
     def model() -> LanguageModel:
         torch.manual_seed(training.seed)

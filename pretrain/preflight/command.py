@@ -135,7 +135,7 @@ def _needs(config: RunConfig, ranks: int, on_gpus: bool) -> Needs:
 
     needs = Needs(ranks, on_gpus)
     corpora = [Path(stream.path).exists() for stream in config.streams]
-    if not any(corpora) and not config.data.vocab_size:
+    if not any(corpora):
         return needs
     planned = planning.plan(config, ranks, next(iter(DEVICES)))
     return dataclasses.replace(needs, device_bytes=planned.memory[planned.stage].on_device)

@@ -26,6 +26,6 @@ print(f"Python {platform.python_version()}, torch {torch.__version__}, GPUs: {gp
 PYTHON
 bash tests/gpu/test.sh "$python" 2>&1 | tee -a "$figures/tests.txt"
 code=$?
-"$python" -m pretrain bench pile-base data.vocab_size=50265 --json "$figures/bench.json" |
+"$python" -m pretrain bench pile-base --json "$figures/bench.json" |
     tee "$figures/bench.txt"
 exit $((code | $?))

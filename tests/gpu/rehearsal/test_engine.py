@@ -42,7 +42,7 @@ CLOSE = 0.1
 @pytest.fixture(scope="module")
 def updates(rehearse, table):
     """By back end and configuration: the second update of each of RANKS."""
-    settings = ["data.vocab_size=50265", f"model.overrides.num_layers={LAYERS}"]
+    settings = [f"model.overrides.num_layers={LAYERS}"]
     settings += ["batch.global_batch_size=256", "training.compile=false"]
     found = {}
     for backend, recipe in RECIPES.items():

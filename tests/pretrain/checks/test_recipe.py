@@ -39,7 +39,6 @@ SHORT = ["data.sequence_length=24", "model.overrides.latents=8"]
             ],
             "training.attention_backend: flex .* with training.deterministic use auto or dense",
         ),
-        (["data.vocab_size=50265"], "data.vocab_size is 50265, but .* a vocabulary of 400"),
         (["batch.micro_batch_size=8"], "global_batch_size 8 is not a multiple of .* 8 x 2 ranks"),
         (
             ["supervision.processes_per_node=3"],
@@ -125,7 +124,7 @@ def test_a_wrong_recipe_is_refused_before_anything_starts(words, message, recipe
 def test_show_and_plan_refuse_the_settings_that_supervise_refuses(
     words, setting, here, recipe, tmp_path, capsys
 ):
-    corpus = [] if here else ["data.corpus=/nowhere", "data.vocab_size=400"]
+    corpus = [] if here else ["data.corpus=/nowhere"]
     words = [str(recipe.path), f"folder={tmp_path / 'run'}", *corpus, *words]
     for command in ([["supervise"]] if here else []) + [["plan", "--gpus", "2"], ["show"]]:
         assert command_line.main([*command, *words]) == 2

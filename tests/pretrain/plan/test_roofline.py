@@ -24,11 +24,11 @@ from pretrain.objectives.base import Block, Vocabulary
 from pretrain.objectives.tokens import summed_loss
 from pretrain.plan import plan, roofline
 
-PILE, NO_DROPOUT = "data.vocab_size=50265", "model.overrides.attention_dropout=0"
+NO_DROPOUT = "model.overrides.attention_dropout=0"
 
 
 def loaded(*words):
-    config = recipes.load("pile-base", [PILE, *words])
+    config = recipes.load("pile-base", words)
     return config, plan.model_of(config)
 
 
@@ -168,7 +168,8 @@ def test_a_compiled_layer_moves_what_the_compiler_counts(words, run_ranks):
 @pytest.mark.parametrize("variant", ["baseline", "zero-clap"])
 def test_the_compiled_head_and_loss_move_what_the_compiler_counts(variant, run_ranks):
     """Within 15 %: of a full micro-batch these are less than a tenth."""
-    _, model = loaded(f"model.variant={variant}", "data.vocab_size=8192")
+    config, _ = loaded(f"model.variant={variant}")
+    model = config.architecture(8192)
     targets, rows = 2048, 8192
 
     def work():
@@ -209,7 +210,7 @@ def test_the_expected_time_is_near_what_an_h100_took(words, has_mask, millisecon
     Full rows had a mask of keys in the first three, as rows with padding have.
     """
     name, *overrides = words
-    config = recipes.load(name, [PILE, "batch.global_batch_size=64", *overrides])
+    config = recipes.load(name, ["batch.global_batch_size=64", *overrides])
     model = plan.model_of(config)
     expected = roofline.expect(config, model, 1, "h100", in_bench=not has_mask).seconds
     assert expected == pytest.approx(milliseconds / 1e3, rel=0.05)
@@ -236,7 +237,7 @@ def test_parts_of_the_time_follow_the_number_of_gpus_the_stage_and_the_batch():
 @pytest.mark.parametrize("path", sorted(recipes.RECIPES.glob("*.yaml")), ids=lambda path: path.stem)
 @pytest.mark.parametrize("kind", DEVICES)
 def test_no_recipe_is_expected_to_be_faster_than_the_data_sheet(path, kind):
-    config = recipes.load(path.stem, [PILE])
+    config = recipes.load(path.stem)
     planned = plan.plan(config, 1, kind)
     assert 0 < planned.flops / planned.seconds < 0.8 * DEVICES[kind].flops
     assert sum(planned.parts.values()) == pytest.approx(planned.seconds)
@@ -264,18 +265,18 @@ def test_the_change_that_would_help_most_is_named_and_does_help(words, setting):
 
 
 def test_a_change_that_does_not_fit_or_hardly_helps_is_not_named():
-    fast = recipes.load("pile-base-fast", [PILE])
+    fast = recipes.load("pile-base-fast")
     assert plan.plan(fast, 8, "h100").change is None
-    needed = recipes.load("pile-large", [PILE, "training.activation_checkpointing=true"])
+    needed = recipes.load("pile-large", ["training.activation_checkpointing=true"])
     words = ["batch.micro_batch_size=64", NO_DROPOUT]
-    big = recipes.load("pile-large", [PILE, *words, "training.activation_checkpointing=true"])
+    big = recipes.load("pile-large", [*words, "training.activation_checkpointing=true"])
     assert plan.plan(needed, 8, "h100").change is not None
     assert plan.plan(big, 8, "a100-40gb").change is None
 
 
 def test_the_command_says_what_bounds_the_speed(tmp_path, capsys):
     path = tmp_path / "plan.json"
-    assert main(["plan", "pile-base", PILE, "--kind", "h100", "--json", str(path)]) == 0
+    assert main(["plan", "pile-base", "--kind", "h100", "--json", str(path)]) == 0
     printed, written = capsys.readouterr().out, json.loads(path.read_text())
     most = max(written["parts"], key=written["parts"].get)
     assert f"spent on     {most} " in printed

@@ -13,10 +13,9 @@ from pretrain.config import load as recipes
 from pretrain.objectives.base import Vocabulary
 from pretrain.plan import measured_speed, plan, speed
 
-TINY = ["data.vocab_size=97", "model.size=tiny", "data.sequence_length=32"]
+TINY = ["model.size=tiny", "data.sequence_length=32"]
 TINY += ["batch.global_batch_size=4", "batch.micro_batch_size=2", "training.deepspeed=zero1_fp32"]
 ROW = "model.overrides.mask_embedding=row"
-PILE = ["data.vocab_size=50265"]
 
 
 def test_a_recipe_is_measured_and_the_file_holds_what_is_printed(tmp_path, run_ranks):
@@ -51,7 +50,7 @@ def test_every_objective_gets_full_rows_that_depend_on_the_place_alone(settings)
     config = recipes.load("small", [*TINY, *settings])
     architecture = config.architecture(97)
     objective = config.objective.build(Vocabulary(97, architecture.vocab_size, None))
-    batches = speed.RandomBatches(config, objective, count=2)
+    batches = speed.RandomBatches(config, objective, 97, count=2)
     first, second = batches.micro_batches(0, 1, 2)
     assert batches.micro_batches(7, 1, 2) == [first, second]
     assert (first.index, second.index, first.tokens) == (1, 3, 2 * 32)
@@ -119,8 +118,8 @@ def test_the_table_names_both_shares_of_the_peak():
 
 def test_a_measured_speed_gives_the_time(tmp_path, capsys):
     path = written(tmp_path / "bench.json")
-    assert main(["plan", "pile-base", *PILE, "--gpus", "1", *kind(), "--bench", str(path)]) == 0
-    days = plan.plan(recipes.load("pile-base", PILE), 1, "h200").seconds * 1.25 / 86_400
+    assert main(["plan", "pile-base", "--gpus", "1", *kind(), "--bench", str(path)]) == 0
+    days = plan.plan(recipes.load("pile-base"), 1, "h200").seconds * 1.25 / 86_400
     printed = capsys.readouterr().out
     between = f"{days / 1.1:,.1f} days to {days / 0.9:,.1f} days"
     assert f"{days:,.1f} days ({between}) on 1 h200" in printed
@@ -144,7 +143,7 @@ def test_figures_of_another_gpu_or_size_and_other_files_are_refused(changes, mes
     path = tmp_path / "bench.json"
     if changes:
         written(path, **changes)
-    config = recipes.load("pile-base", PILE)
+    config = recipes.load("pile-base")
     for content in [path.read_text()] if changes else ["{}", "[1]", "nothing"]:
         path.write_text(content)
         with pytest.raises(ValueError, match=message):
@@ -153,5 +152,5 @@ def test_figures_of_another_gpu_or_size_and_other_files_are_refused(changes, mes
 
 def test_a_missing_file_is_named(tmp_path, capsys):
     missing = str(tmp_path / "none.json")
-    assert main(["plan", "pile-base", *PILE, *kind(), "--bench", missing]) == 2
+    assert main(["plan", "pile-base", *kind(), "--bench", missing]) == 2
     assert missing in capsys.readouterr().err

@@ -47,7 +47,7 @@ def test_a_wrong_sum_of_the_ranks_ends_the_measurement(run_ranks, tmp_path, monk
 @pytest.mark.slow
 def test_preflight_starts_the_ranks_through_the_launcher_and_leaves_nothing(tmp_path, capsys):
     run = tmp_path / "runs" / "new"
-    words = [TWO, TORCHRUN, f"folder={run}", "data.vocab_size=999", "model.size=small"]
+    words = [TWO, TORCHRUN, f"folder={run}", "model.size=small"]
     code, printed = preflight(capsys, *words)
     assert code == 0, printed.out
     rows = printed.out.splitlines()[1:3]
