@@ -470,9 +470,7 @@ class SupervisionConfig:
     launch, ranks joined, model built, checkpoint verified, engine made, checkpoint loaded, batches
     ready, end of the first step (which compiles kernels on GPUs, see `training.compile`)."""
     save_seconds: PositiveFloat = 1800.0
-    """Silence after which saving a checkpoint counts as hanging."""
-    evaluate_seconds: PositiveFloat = 1800.0
-    """Silence after which an evaluation counts as hanging."""
+    """Silence after which saving a checkpoint, or an evaluation, counts as hanging."""
     grace_seconds: PositiveFloat = 10.0
     """Time that processes have to exit when they are told to, or when their launcher or other ranks
     have exited."""
@@ -519,24 +517,27 @@ class ProfileConfig:
 
 @dataclasses.dataclass(frozen=True)
 class FaultConfig:
-    """A rehearsed fault: the labels of steps [first_step, last_step) become random tokens.
+    """A rehearsed fault, with which a loss spike is tried out.
 
     It strikes only while the order's seed is the recipe's own. A plain relaunch runs into it again
     and a reseed escapes, as with a spike that certain data cause in a certain state.
     """
 
-    kind: Literal["none", "random-labels"] = "none"
-    """What goes wrong."""
-    first_step: int = 0
-    """First step that the fault strikes."""
-    last_step: int = 0
-    """First step after the fault."""
+    random_labels: list[NonNegativeInt] = dataclasses.field(default_factory=list)
+    """First step whose labels are replaced by random tokens, and the first whose no longer are,
+    such as [480, 540]. Empty: none."""
+
+    def __post_init__(self) -> None:
+        """Refuse what is no range of steps."""
+        if self.random_labels and not (
+            len(self.random_labels) == 2 and self.random_labels[0] < self.random_labels[1]
+        ):
+            accepted = "the first step and a later one, such as [480, 540]"
+            raise ValueError(not_accepted("fault.random_labels", self.random_labels, accepted))
 
     def strikes(self, step: int, seed: int, recipe_seed: int) -> bool:
         """Whether the fault strikes a step."""
-        return (
-            self.kind != "none" and seed == recipe_seed and self.first_step <= step < self.last_step
-        )
+        return seed == recipe_seed and step in range(*(self.random_labels or (0,)))
 
 
 @dataclasses.dataclass(frozen=True)

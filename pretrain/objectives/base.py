@@ -137,7 +137,7 @@ class PretrainingObjective(Objective, Protocol):
         """
 
     def corrupted(self, arrays: Arrays, draw: np.random.Generator) -> Arrays:
-        """The same micro-batch with random targets: the fault `random-labels`."""
+        """The same micro-batch with random targets: the fault `fault.random_labels`."""
 
 
 @runtime_checkable

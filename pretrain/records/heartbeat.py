@@ -99,8 +99,7 @@ def silence_limit(phase: str, step_seconds: Sequence[float], config: Supervision
         return max(config.hang_seconds, config.init_seconds)
     if phase == STEP:
         return max(config.hang_seconds, _STEP_FACTOR * _typical(step_seconds))
-    limits = {SAVE: config.save_seconds, EVALUATE: config.evaluate_seconds}
-    return limits.get(phase, config.init_seconds)
+    return config.save_seconds if phase in (SAVE, EVALUATE) else config.init_seconds
 
 
 def _typical(step_seconds: Sequence[float]) -> float:

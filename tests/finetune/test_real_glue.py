@@ -38,7 +38,7 @@ def pretrained(real_glue, tmp_path_factory):
         "--max-tokens 128 --long split --workers 2"
     )
     command(
-        f"pretrain supervise demo folder={folder}/run data.corpus={corpus} fault.kind=none "
+        f"pretrain supervise demo folder={folder}/run data.corpus={corpus} fault.random_labels=[] "
         "supervision.processes_per_node=1 training.steps=1000"
     )
     command(f"pretrain export {folder}/run --output {folder}/model")

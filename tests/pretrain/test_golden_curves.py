@@ -177,7 +177,7 @@ def train_interrupted(run_ranks, recipe, folder):
 def train_rolled_back(run_ranks, recipe, folder):
     """Random labels from step 30 on, a spike, and the rollback that the policy answers it with."""
     words = ["training.steps=50", "training.checkpoint_interval=5", "training.checkpoints_kept=4"]
-    words += ["fault.kind=random-labels", "fault.first_step=30", "fault.last_step=44"]
+    words += ["fault.random_labels=[30, 44]"]
     words += ["training.deepspeed=zero1_fp32", "model.variant=baseline"]
     run = folder / "rollback"
 

@@ -10,7 +10,7 @@ from pretrain import __main__ as command_line
 from pretrain.data.mixture import Mixture
 from pretrain.records import checkpoints, ledger, metrics
 
-FAULT = ["fault.kind=random-labels", "fault.first_step=22", "fault.last_step=34"]
+FAULT = ["fault.random_labels=[22, 34]"]
 LONGER = ["training.steps=52", "schedule.decay_steps=40", "supervision.processes_per_node=1"]
 
 

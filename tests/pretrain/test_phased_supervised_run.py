@@ -11,7 +11,7 @@ import pytest
 
 from pretrain.records import ledger, metrics
 
-FAULT = ["fault.kind=random-labels", "fault.first_step=22", "fault.last_step=34"]
+FAULT = ["fault.random_labels=[22, 34]"]
 KILLED_AFTER, STEPS = 46, 56
 
 

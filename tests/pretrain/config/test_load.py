@@ -32,7 +32,7 @@ def test_every_shipped_recipe_loads(name, tmp_path):
 
 def test_a_dumped_recipe_loads_as_the_same_record(tmp_path):
     config = recipes.load(
-        "demo", ["optimizer.learning_rate=6e-4", "model.overrides.dropout=0.25", "fault.kind=none"]
+        "demo", ["optimizer.learning_rate=6e-4", "model.overrides.dropout=0.25", "fault={}"]
     )
     assert config.optimizer.learning_rate == 6e-4
     assert config.model.overrides == {"dropout": 0.25, "attention_dropout": 0.0}
@@ -111,14 +111,16 @@ def test_a_run_has_the_recipes_name_unless_the_recipe_or_the_command_line_names_
 
 
 def test_the_source_of_a_value_is_the_last_that_set_it(tmp_path):
-    base = write(tmp_path, "base", "{training: {steps: 20000, seed: 3}, fault: {first_step: 7}}")
+    base = write(
+        tmp_path, "base", "{training: {steps: 20000, seed: 3}, fault: {random_labels: [7, 9]}}"
+    )
     last = write(tmp_path, "last", "{extends: base, training: {seed: 4}, batch: {ramp_steps: 1}}")
-    overrides = ["batch.ramp_steps=0", "fault={kind: none}", "model.overrides.dropout=0"]
+    overrides = ["batch.ramp_steps=0", "fault={random_labels: []}", "model.overrides.dropout=0"]
     assert recipes.sources(last, overrides) == {
         "training.steps": base,
         "training.seed": last,
         "batch.ramp_steps": "command line",
-        "fault.kind": "command line",  # a whole section replaces the recipes' section
+        "fault.random_labels": "command line",  # a whole section replaces the recipes' section
         "model.overrides.dropout": "command line",
     }
     assert recipes.sources("pile-large")["model.size"] == "pile-large.yaml"
@@ -230,7 +232,7 @@ def test_a_recipe_that_does_not_exist_is_refused_with_the_shipped_names():
         (["training.checkpoints_kept=1"], "training.checkpoints_kept: 1 .* 2 or above"),
         (["data.sequence_length=1"], "data.sequence_length: 1"),
         (["data.min_token_coverage=1.1"], "data.min_token_coverage: 1.1"),
-        (["fault.kind=bitflip"], "fault.kind: 'bitflip' .* none or random-labels"),
+        (["fault.random_labels=[5, 5]"], r"fault.random_labels: \[5, 5\] .* a later one"),
         (["spike.patience=0"], "spike.patience: 0"),
         (["spike.window=0"], "spike.window: 0"),
         (["spike.deviations=0"], "spike.deviations: 0"),
@@ -279,7 +281,7 @@ def test_what_changes_no_result_may_change_on_resume(override):
         ("data.packing=best-fit", "data.packing: 'chunked', now 'best-fit'"),
         ("objective.probability=0.3", "objective.probability: 0.15, now 0.3"),
         ("training.deepspeed=zero1_bf16", "training.deepspeed: 'zero1_fp32', now 'zero1_bf16'"),
-        ("fault.last_step=300", "fault.last_step: 540, now 300"),
+        ("fault.random_labels=[480, 500]", "fault.random_labels: [480, 540], now [480, 500]"),
     ],
 )
 def test_what_changes_results_may_not_change_on_resume(override, difference):

@@ -23,10 +23,10 @@ def test_accumulation_follows_from_batch_and_ranks():
 
 def test_a_fault_strikes_in_its_steps_and_only_under_the_recipe_s_seed():
     """A plain relaunch runs into it again, and a reseed escapes."""
-    fault = FaultConfig("random-labels", 10, 12)
+    fault = FaultConfig([10, 12])
     assert [step for step in range(20) if fault.strikes(step, 1, 1)] == [10, 11]
     assert not any(fault.strikes(step, 2, 1) for step in range(20))
-    assert not any(FaultConfig("none", 0, 99).strikes(step, 1, 1) for step in range(20))
+    assert not any(FaultConfig().strikes(step, 1, 1) for step in range(20))
 
 
 @pytest.mark.parametrize("steps", [1, 5, 150])

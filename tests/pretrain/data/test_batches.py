@@ -313,7 +313,7 @@ def test_a_reseed_keeps_the_batches_before_it_and_changes_those_after_it(any_bat
 
 def test_the_fault_makes_the_labels_of_its_steps_random_until_a_reseed(any_batches):
     batches = any_batches
-    fault = FaultConfig("random-labels", 2, 4)
+    fault = FaultConfig([2, 4])
     struck = dataclasses.replace(batches, fault=fault)
     escaped = dataclasses.replace(struck, order=batches.order.rolled_back(2 * 8, 9))
     healthy = dataclasses.replace(escaped, fault=FaultConfig())

@@ -60,7 +60,7 @@ def test_a_torn_heartbeat_is_ignored(tmp_path):
 def test_each_phase_has_a_limit_and_that_of_a_step_follows_the_last_durations(
     phase, seconds, limit
 ):
-    config = SupervisionConfig(init_seconds=500, save_seconds=300, evaluate_seconds=400)
+    config = SupervisionConfig(init_seconds=500, save_seconds=300)
     assert heartbeat.silence_limit(phase, seconds, config) == limit
 
 

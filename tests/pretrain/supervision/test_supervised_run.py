@@ -21,7 +21,7 @@ from tests.data_prep.common.test_children import hostile_folder
 from tests.pretrain.builders import ONE
 
 EVENTS = "events/text_summary"
-FAULT = ["fault.kind=random-labels", "fault.first_step=22", "fault.last_step=34"]
+FAULT = ["fault.random_labels=[22, 34]"]
 
 
 # The gradients of a fresh causal model grow for a dozen steps, which is no spike.
@@ -80,7 +80,7 @@ def test_it_spiked_during_the_fault_rolled_back_to_before_it_and_finished(record
 def test_without_a_new_seed_it_would_hit_the_fault_again(run, state):
     config = recipes.load(str(run / "run.yaml"))
     fault = config.fault
-    assert fault == FaultConfig("random-labels", 22, 34)
+    assert fault == FaultConfig([22, 34])
     resumed = range(state.rollbacks[0]["step"], 40)
     assert any(fault.strikes(step, 1, config.training.seed) for step in resumed)
     assert not any(fault.strikes(step, 2, config.training.seed) for step in resumed)
