@@ -42,8 +42,6 @@ PositiveInt = Annotated[int, Gt(0)]
 NonNegativeInt = Annotated[int, Ge(0)]
 PositiveFloat = Annotated[float, Gt(0)]
 NonNegativeFloat = Annotated[float, Ge(0)]
-StepNumber = PositiveInt
-"""A step after the first."""
 Fraction = Annotated[float, Ge(0), Lt(1)]
 
 _ACCEPTED = {
@@ -82,10 +80,6 @@ _SYNONYMS = {
     "warmup": "warmup_steps",
 }
 """Names that other programs give to settings, by ours."""
-
-
-def _digits(value: object) -> object:
-    return int(value) if isinstance(value, str) and value.isdecimal() else value
 
 
 def _whole(value: object) -> object:
@@ -264,26 +258,25 @@ def _default(field: dataclasses.Field[Any]) -> Any:  # noqa: ANN401 - of the fie
     return field.default if factory is dataclasses.MISSING else factory()
 
 
-def _form(kind: Any, convert: Callable[[object], object] = _whole) -> Any:  # noqa: ANN401 - any annotation
-    """The annotation that pydantic is given in place of a field's own; `convert` is for integers.
+def _form(kind: Any) -> Any:  # noqa: ANN401 - any annotation
+    """The annotation that pydantic is given in place of a field's own.
 
-    1e5 is a whole number too, as JSON schemas have it; so is "5" as the key of a mapping, because
-    JSON has no keys but text. A list is a tuple where one is asked for.
+    1e5 is a whole number too, as JSON schemas have it. A list is a tuple where one is asked for.
     """
     from pydantic import BeforeValidator
 
     if dataclasses.is_dataclass(kind):
         return _record(typing.cast(type, kind))
     if kind is int:
-        return Annotated[int, BeforeValidator(convert)]
+        return Annotated[int, BeforeValidator(_whole)]
     origin, arguments = get_origin(kind), get_args(kind)
     if origin is Annotated:
         base, *limits = arguments
-        return Annotated[base, *limits, *([BeforeValidator(convert)] if base is int else [])]
+        return Annotated[base, *limits, *([BeforeValidator(_whole)] if base is int else [])]
     if origin is types.UnionType:
         return functools.reduce(operator.or_, map(_form, arguments))
     if origin is dict:
-        return dict[_form(arguments[0], _digits), _form(arguments[1])]  # type: ignore[misc]
+        return dict[_form(arguments[0]), _form(arguments[1])]  # type: ignore[misc]
     if origin is tuple:
         return Annotated[kind, BeforeValidator(_tuple)]
     if origin is list:

@@ -30,7 +30,7 @@ PRETRAIN_RATE, FINETUNE_RATE = 6e-3, 6e-4
 """Default learning rates."""
 EPOCHS = 650
 """Default epochs of pretraining."""
-_OF_WHOLE_EPOCHS = ("data.packing", "batch.ramp_from", "batch.ramp_steps", "phases")
+_OF_WHOLE_EPOCHS = ("data.packing", "phases")
 """Settings that are refused: with others, `--epochs` would not count how often a line is read."""
 
 

@@ -8,7 +8,6 @@ one phase.
 
 from __future__ import annotations
 
-import bisect
 import dataclasses
 import itertools
 import math
@@ -103,7 +102,7 @@ class RunConfig:
     def sizes(self) -> Sizes:
         """Sizes of batches by step."""
         phases = self.resolved_phases
-        return Sizes(tuple((p.first_step, p.ramp_start, p.config.batch) for p in phases))
+        return Sizes(tuple((p.first_step, p.config.batch.global_batch_size) for p in phases))
 
     @cached_property
     def _streams(self) -> tuple[list[Stream], list[list[int]]]:
@@ -121,7 +120,7 @@ class RunConfig:
         return [[found[number].name for number in of_phase] for of_phase in numbers]
 
     def weights(self) -> list[tuple[int, list[float]]]:
-        """(first step, weight of each of `streams`), ascending, from step 0 on."""
+        """(first step, weight of each of `streams`) of each phase."""
         return weights_of(self.resolved_phases, self._streams[1], len(self.streams))
 
     def architecture(self, vocab_size: int) -> ModelConfig:
@@ -138,13 +137,6 @@ class RunConfig:
         """Refuse values of different sections that do not fit together."""
         if self.phases:
             _ = self.resolved_phases  # refuses
-        for name, corpus in self.data.corpora.items():
-            late = [step for step in corpus.weight_from if step >= self.training.steps]
-            if late:
-                raise ValueError(
-                    f"data.corpora.{name}.weight_from {late[0]} is not below training.steps "
-                    f"{self.training.steps}: the run would end before the change"
-                )
         steps = self.training.steps
         if self.profile.steps and self.profile.steps[0] >= steps:
             raise ValueError(
@@ -196,8 +188,6 @@ class Phase:
     """Step that the learning rate schedule counts from."""
     schedule_steps: int
     """Steps that the schedule is for."""
-    ramp_start: int
-    """Step that the ramp of the batch counts from."""
 
     def __str__(self) -> str:
         """What messages call the phase."""
@@ -213,13 +203,13 @@ def resolve(config: RunConfig) -> tuple[Phase, ...]:
     """
     steps = config.training.steps
     if not config.phases:
-        return (Phase(1, "", 0, steps, config, 0, steps, 0),)
+        return (Phase(1, "", 0, steps, config, 0, steps),)
     base = dataclasses.asdict(config)
     del base["phases"]
     found: list[Phase] = []
     first = 0
     for number, settings in enumerate(config.phases, start=1):
-        name = str(Phase(number, settings.name, 0, 0, config, 0, 0, 0))
+        name = str(Phase(number, settings.name, 0, 0, config, 0, 0))
         last = number == len(config.phases)
         try:
             found.append(_resolve_one(config, base, number, first, last))
@@ -260,8 +250,7 @@ def _resolve_one(
     if own:  # another length than the run's
         delta["schedule"] = {"decay_steps": 0, **delta["schedule"]}
     merged = decode(type(config), merge(base, delta))
-    ramp_start = first if {"ramp_from", "ramp_steps"} & {*delta.get("batch", {})} else 0
-    length = _length(settings, merged, first, ramp_start, last)
+    length = _length(settings, merged, first, last)
     if own:
         merged.schedule.refuse_misfit(length, f"the {length} steps of the phase")
     return Phase(
@@ -272,28 +261,15 @@ def _resolve_one(
         merged,
         first if own else 0,
         length if own else config.training.steps,
-        ramp_start,
     )
 
 
-def _length(
-    settings: PhaseConfig, config: RunConfig, first: int, ramp_start: int, last: bool
-) -> int:
+def _length(settings: PhaseConfig, config: RunConfig, first: int, last: bool) -> int:
     """Number of steps of a phase."""
-    if settings.steps and settings.tokens:
-        raise ValueError(
-            f"steps {settings.steps} beside tokens {settings.tokens}; accepted: one of both"
-        )
     if settings.steps:
         return settings.steps
-    if settings.tokens:
-        blocks = -(-settings.tokens // config.data.sequence_length)
-        sizes = Sizes(((0, ramp_start, config.batch),))
-        begun = sizes.first_block(first)
-        steps = range(first, first + blocks + 1)
-        return bisect.bisect_left(steps, blocks, key=lambda step: sizes.first_block(step) - begun)
     if not last:
-        raise ValueError("has neither steps nor tokens; only the last phase may leave them out")
+        raise ValueError("has no steps; only the last phase may leave them out")
     if first >= config.training.steps:
         raise ValueError(
             f"has no length, and the phases before it have {first} steps, no fewer than "
@@ -325,15 +301,11 @@ def streams_of(phases: Sequence[Phase]) -> tuple[list[Stream], list[list[int]]]:
 def weights_of(
     phases: Sequence[Phase], numbers: Sequence[Sequence[int]], count: int
 ) -> list[tuple[int, list[float]]]:
-    """(first step, weight of each of `count` streams), ascending, from step 0 on."""
-    stages: list[tuple[int, list[float]]] = []
+    """(first step, weight of each of `count` streams) of each phase."""
+    found: list[tuple[int, list[float]]] = []
     for phase, own in zip(phases, numbers, strict=True):
-        all_stages = phase.config.data.weights()
-        begun = [stage for stage in all_stages if stage[0] <= phase.first_step][-1:]
-        later = [s for s in all_stages if phase.first_step < s[0] < phase.end_step]
-        for step, of_corpora in (*begun, *later):
-            row = [0.0] * count
-            for number, weight in zip(own, of_corpora, strict=True):
-                row[number] = weight
-            stages.append((max(step, phase.first_step), row))
-    return stages
+        row = [0.0] * count
+        for number, corpus in zip(own, phase.config.data.named_corpora.values(), strict=True):
+            row[number] = corpus.weight
+        found.append((phase.first_step, row))
+    return found

@@ -9,9 +9,8 @@ docstrings below fields are the descriptions in the JSON schema.
 from __future__ import annotations
 
 import dataclasses
-import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Le
@@ -23,7 +22,6 @@ from data_prep.common.records import (
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
-    StepNumber,
     not_accepted,
     unknown_key,
 )
@@ -43,8 +41,6 @@ class CorpusConfig:
     weight: NonNegativeFloat = 1.0
     """Share of the blocks that are read from this corpus, relative to the weights of the others. A
     corpus of weight 0 is used for validation only."""
-    weight_from: dict[StepNumber, NonNegativeFloat] = dataclasses.field(default_factory=dict)
-    """Other weights from later steps on, such as {20000: 0.5, 40000: 2}."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,8 +51,8 @@ class DataConfig:
     """Folder that `data_prep prepare` made."""
     corpora: dict[str, CorpusConfig] = dataclasses.field(default_factory=dict)
     """Several corpora by name, in place of `corpus`, such as {web: {path: corpora/web, weight: 3},
-    books: {path: corpora/books, weight: 1, weight_from: {20000: 2}}}. Each has an order and epochs
-    of its own. Their order must not change; another one may be added at the end."""
+    books: {path: corpora/books, weight: 1}}. Each has an order and epochs of its own. Their order
+    must not change; another one may be added at the end. A phase may change the weights."""
     sequence_length: Annotated[int, Ge(2)] = 2048
     """Tokens of a block, `<s>` included."""
     packing: Literal[
@@ -95,15 +91,6 @@ class DataConfig:
         """The corpora by name; the name of a single one, `corpus`, is ""."""
         return self.corpora or ({"": CorpusConfig(self.corpus)} if self.corpus else {})
 
-    def weights(self) -> list[tuple[int, list[float]]]:
-        """(first step, weight of each corpus), ascending, from step 0 on."""
-        corpora = [{0: c.weight, **c.weight_from} for c in self.named_corpora.values()]
-        steps = sorted({step for weights in corpora for step in weights})
-        return [
-            (step, [weights[max(s for s in weights if s <= step)] for weights in corpora])
-            for step in steps
-        ]
-
 
 @dataclasses.dataclass(frozen=True)
 class ModelRecipe:
@@ -140,111 +127,49 @@ class BatchConfig:
     """Blocks that an update reads, over all ranks."""
     micro_batch_size: PositiveInt = 4
     """Blocks of one forward pass of one rank."""
-    ramp_from: NonNegativeInt = 0
-    """Blocks of the first updates; the batch grows by this number until it has its full size. 0: it
-    has its full size from the start."""
-    ramp_steps: NonNegativeInt = 0
-    """Updates at each size below the full one."""
 
     def __post_init__(self) -> None:
-        """Refuse half a ramp, and sizes that do not divide each other."""
-        if bool(self.ramp_from) != bool(self.ramp_steps):
-            raise ValueError(
-                f"batch.ramp_from {self.ramp_from} with batch.ramp_steps {self.ramp_steps}: set "
-                "both above 0 for a ramp, or neither"
-            )
-        if self.global_batch_size % self._smallest:
-            raise ValueError(
-                f"batch.global_batch_size {self.global_batch_size} is not a multiple of "
-                f"batch.ramp_from {self.ramp_from}"
-            )
+        """Refuse sizes that do not divide each other."""
         self._refuse_remainder(self.micro_batch_size, "")
 
-    @property
-    def _smallest(self) -> int:
-        """Blocks of the first update; every batch size is a multiple of it."""
-        return self.ramp_from or self.global_batch_size
-
     def _refuse_remainder(self, divisor: int, factor: str) -> None:
-        if self._smallest % divisor:
-            name = "ramp_from" if self.ramp_from else "global_batch_size"
+        if self.global_batch_size % divisor:
             raise ValueError(
-                f"batch.{name} {self._smallest} is not a multiple of "
+                f"batch.global_batch_size {self.global_batch_size} is not a multiple of "
                 f"batch.micro_batch_size {self.micro_batch_size}{factor}"
             )
 
     def accumulation_steps(self, world_size: int) -> int:
-        """Micro-batches of each rank in a full batch.
+        """Micro-batches of each rank in a batch.
 
         Raises:
-            ValueError: the ranks do not divide the batch, at the start of its ramp or later.
+            ValueError: the ranks do not divide the batch.
         """
         ranks = f"{world_size} rank{'' if world_size == 1 else 's'}"
         self._refuse_remainder(self.micro_batch_size * world_size, f" x {ranks}")
         return self.global_batch_size // (self.micro_batch_size * world_size)
 
-    def size(self, step: int) -> int:
-        """Blocks that a step reads."""
-        return self._smallest * (self._stage(step) + 1)
-
-    def first_block(self, step: int) -> int:
-        """Number of blocks that the steps before a step read."""
-        stage = self._stage(step)
-        # 1 + 2 + ... + stage units for ramp_steps each, and the steps at this size since.
-        units = self.ramp_steps * stage * (stage + 1) // 2
-        return self._smallest * (units + (step - self.ramp_steps * stage) * (stage + 1))
-
-    def changes(self) -> list[int]:
-        """The steps that read more blocks than the step before."""
-        stages = self.global_batch_size // self._smallest
-        return [self.ramp_steps * stage for stage in range(1, stages)]
-
-    def _stage(self, step: int) -> int:
-        """Number of times that the batch has grown."""
-        last = self.global_batch_size // self._smallest - 1
-        return min(step // self.ramp_steps, last) if self.ramp_steps else 0
-
 
 @dataclasses.dataclass(frozen=True)
 class Sizes:
-    """Sizes of global batches by step, over all phases; see `BatchConfig`, which has one size."""
+    """Blocks that each step of a run reads, over all phases."""
 
-    parts: tuple[tuple[int, int, BatchConfig], ...]
-    """(first step, step that its ramp counts from, sizes), ascending; the first begins at 0."""
+    parts: tuple[tuple[int, int], ...]
+    """(first step, blocks of each step from it on), ascending; the first begins at 0."""
 
     def size(self, step: int) -> int:
         """Blocks that a step reads."""
-        _, start, batch = [part for part in self.parts if part[0] <= step][-1]
-        return batch.size(step - start)
+        return [blocks for first, blocks in self.parts if first <= step][-1]
 
     def first_block(self, step: int) -> int:
         """Number of blocks that the steps before a step read."""
-        blocks = 0
-        for (first, start, batch), end in self._ended():
-            if first < step:
-                last = int(min(step, end))
-                blocks += batch.first_block(last - start) - batch.first_block(first - start)
-        return blocks
+        ends = [*(first for first, _ in self.parts[1:]), step]
+        parts = zip(self.parts, ends, strict=True)
+        return sum(blocks * max(0, min(step, end) - first) for (first, blocks), end in parts)
 
-    def changes(self) -> list[int]:
-        """The steps that read more or fewer blocks than the step before."""
-        grown = {
-            start + change
-            for (first, start, batch), end in self._ended()
-            for change in batch.changes()
-            if first < start + change < end
-        }
-        begun = {first for first, *_ in self.parts[1:] if self.size(first) != self.size(first - 1)}
-        return sorted(grown | begun)
-
-    def to_record(self) -> list[list[Any]]:
+    def to_record(self) -> list[list[int]]:
         """For a ledger: one list a part."""
-        return [[first, start, dataclasses.asdict(batch)] for first, start, batch in self.parts]
-
-    def _ended(self) -> Iterator[tuple[tuple[int, int, BatchConfig], float]]:
-        """Each part with the first step after it."""
-        ends = [first for first, *_ in self.parts[1:]]
-        return zip(self.parts, [*ends, math.inf], strict=True)
+        return [list(part) for part in self.parts]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -569,15 +494,13 @@ class PhaseConfig:
     """What messages call the phase, beside its number."""
     steps: NonNegativeInt = 0
     """Updates of the phase. 0, of the last phase only: up to training.steps."""
-    tokens: NonNegativeInt = 0
-    """Length in place of `steps`: as many updates as read so many tokens, padding included."""
     data: dict[str, Any] = dataclasses.field(default_factory=dict)
     """Other corpora, weights, sequence_length, packing or min_token_coverage. A corpus that an
     earlier phase read with the same length and packing goes on where that phase ended."""
     objective: dict[str, Any] = dataclasses.field(default_factory=dict)
     """Other settings of the objective, such as {probability: 0.15}; its name stays."""
     batch: dict[str, Any] = dataclasses.field(default_factory=dict)
-    """Other sizes of batches. A ramp that is set here counts from the phase's first step."""
+    """Other sizes of batches. A batch that grows is a phase for each size."""
     optimizer: dict[str, Any] = dataclasses.field(default_factory=dict)
     """Another learning_rate: the peak of the schedule."""
     schedule: dict[str, Any] = dataclasses.field(default_factory=dict)

@@ -348,7 +348,8 @@ def _fit(
     except ValueError as error:
         problem = str(error)
     heaviest = _heaviest(config, model, backend, needs.weight_bytes(_settings(config, world_size)))
-    rows, blocks = heaviest.batch.micro_batch_size, heaviest.batch.size(0) // world_size
+    batch = heaviest.batch
+    rows, blocks = batch.micro_batch_size, batch.global_batch_size // world_size
 
     def memory(rows: int) -> Memory:
         return _memory(config, model, backend, rows, stage, world_size)

@@ -186,15 +186,10 @@ def examine(records: Sequence[ledger.Record], lines: Sequence[metrics.Line]) -> 
 
 def _sizes(record: ledger.Record, created: ledger.Record) -> Sizes:
     """The sizes of batches of an attempt; those of the run's creation if its record has none."""
-    name = f"{ledger.FILE_NAME}: "
-    if "batches" not in record:
-        return Sizes(((0, 0, decode(BatchConfig, created["batch"], f"{name}created.batch.")),))
-    parts = record["batches"]
-    return Sizes(
-        tuple(
-            (first, start, decode(BatchConfig, b, f"{name}batches.")) for first, start, b in parts
-        )
-    )
+    if "batches" in record:
+        return Sizes(tuple((int(first), int(blocks)) for first, blocks in record["batches"]))
+    batch = decode(BatchConfig, created["batch"], f"{ledger.FILE_NAME}: created.batch.")
+    return Sizes(((0, batch.global_batch_size),))
 
 
 def _steps_done(

@@ -27,13 +27,11 @@ from pretrain.spikes.detector import (
 def declared_changes(config: RunConfig, state: RunState) -> list[int]:
     """Steps at which another level or scatter of the loss is expected.
 
-    A phase begins there, the batch grows, the weights of corpora change, or a lowered learning rate
-    returns to its schedule.
+    A phase begins there, or a lowered learning rate returns to its schedule.
     """
     begun = (phase.first_step for phase in config.resolved_phases[1:])
-    weights = (step for step, _ in config.weights()[1:])
     returned = (end for _, end, _ in state.lowered)
-    return sorted({*begun, *config.sizes.changes(), *weights, *returned})
+    return sorted({*begun, *returned})
 
 
 def observations(lines: Sequence[Mapping[str, Any]]) -> list[Observation]:

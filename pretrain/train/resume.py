@@ -145,6 +145,4 @@ def _other_sizes(config: RunConfig, records: Sequence[ledger.Record]) -> bool:
     if created is None:
         return False
     then = decode(BatchConfig, created["batch"], f"{ledger.FILE_NAME}: created.batch.")
-    # The micro-batches read the same blocks.
-    then, now = (dataclasses.replace(batch, micro_batch_size=1) for batch in (then, config.batch))
-    return then != now
+    return then.global_batch_size != config.batch.global_batch_size

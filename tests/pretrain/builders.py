@@ -44,7 +44,7 @@ def order_of(total, seed=1):
 def batches_of(source, objective, batch, order=None, seed=1, **more):
     """The batches of a run without phases that reads one source."""
     order = order or order_of(len(source), seed)
-    sizes = Sizes(((0, 0, batch),))
+    sizes = Sizes(((0, batch.global_batch_size),))
     return PretrainingBatches(
         source, objective, order, batch, more.pop("fault", FaultConfig()), seed, sizes, **more
     )

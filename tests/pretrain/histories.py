@@ -6,12 +6,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pretrain.config.sections import BatchConfig
+from pretrain.config.sections import BatchConfig, PhaseConfig, Sizes
 from pretrain.records import audit, ledger, metrics
 
 TOTAL = 37
 """Blocks of an epoch."""
-BATCH = BatchConfig(global_batch_size=6, micro_batch_size=1, ramp_from=2, ramp_steps=3)
+BATCH = BatchConfig(global_batch_size=6, micro_batch_size=1)
+PHASES = [*(PhaseConfig(steps=3, batch={"global_batch_size": n}) for n in (2, 4)), PhaseConfig()]
+"""Of the recipe: the batch grows."""
+SIZES = Sizes(((0, 2), (3, 4), (6, 6)))
 SEED = 5
 
 
@@ -24,16 +27,16 @@ class History:
     def __init__(
         self,
         total: int = TOTAL,
-        batch: BatchConfig = BATCH,
+        sizes: Sizes = SIZES,
         totals: dict[str, int] | None = None,
         weights: Weights = (),
     ) -> None:
         """Of one corpus with `total` blocks, or of several with `totals`, by name."""
-        self.batch, self.totals, self.weights = batch, totals, list(weights)
+        self.sizes, self.totals, self.weights = sizes, totals, list(weights)
         self.total = sum(totals.values()) if totals else total
         self.records: list[dict[str, Any]] = []
         self.lines: list[dict[str, Any]] = []
-        self.add("created", corpus="0" * 64, seed=SEED, batch=vars(batch))
+        self.add("created", corpus="0" * 64, seed=SEED, batch=vars(BATCH))
         self.attempt, self.step = 0, 0
         self.versions = {"zeroclap": "1a2b", "torch": "2.13"}
 
@@ -60,7 +63,9 @@ class History:
         if self.totals:
             corpora = [{**read, "name": n, "blocks": blocks} for n, blocks in self.totals.items()]
             read |= {"corpora": corpora, "weights": self.weights}
-        self.order = ledger.Corpora.of(read).order(state, self.batch.first_block)
+        if len(self.sizes.parts) > 1:
+            read["batches"] = self.sizes.to_record()
+        self.order = ledger.Corpora.of(read).order(state, self.sizes.first_block)
         self.add(
             "attempt",
             attempt=self.attempt,
@@ -77,14 +82,14 @@ class History:
 
     def train(self, steps: int) -> None:
         for _ in range(steps):
-            place = self.batch.first_block(self.step)
+            place = self.sizes.first_block(self.step)
             self.lines.append(
                 {
                     "attempt": self.attempt,
                     "step": self.step,
                     "loss": 5.0,
                     "seed": self.order.seed_at(place),
-                    "blocks": self.order.digest(place, self.batch.size(self.step)),
+                    "blocks": self.order.digest(place, self.sizes.size(self.step)),
                     "tokens": 100,
                     "seconds": 0.5,
                     "gradient_norm": 1.0,

@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import itertools
 import json
 
 import pytest
@@ -22,10 +23,16 @@ def main(*words):
     return code, written.getvalue()
 
 
-def corpora(first, second, weights):
+def corpora(first, second, *changes):
+    """Settings of a run on a and b, with (step, weight of b) of each change."""
+    firsts = [step for step, _ in changes]
+    lengths = [{"steps": end - first} for first, end in itertools.pairwise([0, *firsts])]
+    weights = [{}, *({"data": {"corpora": {"b": {"weight": weight}}}} for _, weight in changes)]
+    phases = [{**length, **each} for length, each in zip([*lengths, {}], weights, strict=True)]
     return [
         'data.corpus=""',
-        f"data.corpora={{a: {{path: {first}, weight: 2}}, b: {{path: {second}, {weights}}}}}",
+        f"data.corpora={{a: {{path: {first}, weight: 2}}, b: {{path: {second}}}}}",
+        f"phases={json.dumps(phases)}",
     ]
 
 
@@ -34,16 +41,16 @@ def run(recipe, corpus, other_corpus, tmp_path_factory):
     """The run's folder and the settings that it ended with."""
     folder = tmp_path_factory.mktemp("mixed") / "run"
     words = [recipe.path, f"folder={folder}", *FAULT]
-    before = corpora(corpus, other_corpus, "weight: 1, weight_from: {8: 3}")
+    before = corpora(corpus, other_corpus, (8, 3))
     code, said = main("supervise", *words, *before)
     assert code == 0, said
     assert "b, train: " in said
     # Weights that the steps done had not: refused, and the run stays as it is.
-    other = corpora(corpus, other_corpus, "weight: 1, weight_from: {8: 3, 20: 5}")
+    other = corpora(corpus, other_corpus, (8, 3), (20, 5))
     code, said = main("supervise", *words, *LONGER, *other)
     assert code == 2
     assert "accepted: changes from step 40 on" in said
-    after = corpora(corpus, other_corpus, "weight: 1, weight_from: {8: 3, 44: 0.5}")
+    after = corpora(corpus, other_corpus, (8, 3), (44, 0.5))
     code, said = main("supervise", *words, *LONGER, *after)
     assert code == 0, said
     return folder

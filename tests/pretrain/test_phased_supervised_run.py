@@ -20,8 +20,9 @@ def words(recipe, corpus, other_corpus):
     """The command line of the run, without its folder."""
     corpora = {
         "a": {"path": str(corpus), "weight": 2},
-        "b": {"path": str(other_corpus), "weight_from": {8: 3}},
+        "b": {"path": str(other_corpus)},
     }
+    changed = {"steps": 32, "data": {"corpora": {"b": {"weight": 3}}}}
     second = {
         "name": "decay",
         "objective": {"probability": 0.3},
@@ -33,7 +34,7 @@ def words(recipe, corpus, other_corpus):
         f"data.corpora={json.dumps(corpora)}",
         f"training.steps={STEPS}",
         "schedule.decay_steps=40",
-        "phases=" + json.dumps([{"steps": 40}, second]),
+        "phases=" + json.dumps([{"steps": 8}, changed, second]),
         *FAULT,
     ]
     return [sys.executable, "-m", "pretrain", "supervise", str(recipe.path), *settings]

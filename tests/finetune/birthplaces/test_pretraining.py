@@ -78,7 +78,6 @@ def test_an_earlier_run_with_other_settings_is_named_with_what_differs(
         ("{text} --tb_expt_name a/b", "--tb_expt_name 'a/b': accepted: a name without slash"),
         ("{text} folder=a", "'folder=a': accepted: --tb_expt_name"),
         ("{text} batch.size=8", "unknown key 'batch.size'"),
-        ("{text} batch.ramp_from=8", "'batch.ramp_from=8': accepted: batch.ramp_from of the rec"),
         ("{text} data.packing=complete", "with another, --epochs would not be how often every"),
         ("{text} phases=[1]", "accepted: phases of the recipe; with another"),
         ("{text} --writing_params_path {folder}", "exists; accepted: a new name"),

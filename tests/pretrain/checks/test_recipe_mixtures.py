@@ -23,14 +23,17 @@ def test_a_mixture_is_checked_and_each_corpus_summarised(mixed):
         (["a: weight: 1", "again: weight: 1"], "data.corpora.again: .* is the same corpus as "
          "data.corpora.a; accepted: each corpus once, with the sum of the weights"),
         (["a: weight: 0", "b: weight: 0"], "from step 0 on, the weights are 0, 0; accepted"),
-        (["a: weight: 1, weight_from: {9: 0}", "b: weight: 0"], "from step 9 on, the weights"),
-        (["a: weight: 1, weight_from: {40: 2}", "b: weight: 1"], "weight_from 40 is not below "
-         "training.steps 40: the run would end before the change"),
     ],
 )  # fmt: skip
 def test_a_mixture_that_cannot_be_read_is_refused(mixed, corpora, message):
     with pytest.raises(ValueError, match=message):
         check(mixed(*corpora), 2)
+
+
+def test_a_phase_that_reads_no_corpus_is_refused(mixed):
+    phases = "phases=[{steps: 9}, {data: {corpora: {a: {weight: 0}}}}]"
+    with pytest.raises(ValueError, match="from step 9 on, the weights are 0, 0"):
+        check(mixed("a: weight: 1", "b: weight: 0", words=[phases]), 2)
 
 
 def test_a_corpus_with_fewer_blocks_than_an_update_reads_of_it_is_refused(mixed):

@@ -60,10 +60,26 @@ def test_a_checkpoint_of_an_earlier_version_is_compared_by_what_its_record_means
         refuse_other_checkpoint(older, 30, other, before)
 
 
+def by_step(*stages):
+    """Settings of a run on a and b by (first step, weight of a, weight of b, batch)."""
+    phases = []
+    for number, (first, a, b, *batch) in enumerate(stages):
+        later = stages[number + 1][:1] if number + 1 < len(stages) else ()
+        weights = {"a": {"weight": a}, "b": {"weight": b}}
+        phase = {"steps": later[0] - first} if later else {}
+        phase |= {"data": {"corpora": weights}} | ({"batch": batch[0]} if batch else {})
+        phases.append(phase)
+    return ["phases=" + json.dumps(phases)]
+
+
+CHANGED = [(0, 2, 1), (10, 2, 3)]
+"""What the run read so far."""
+
+
 @pytest.fixture
 def resumed(mixed, tmp_path):
     """Check a recipe against a run on a and b of which 20 steps are done and 22 to 25 skipped."""
-    old = mixed("a: weight: 2", "b: weight: 1, weight_from: {10: 3}")
+    old = mixed("a: weight: 1", "b: weight: 1", words=by_step(*CHANGED))
     path = tmp_path / "run" / ledger.FILE_NAME
     path.parent.mkdir()
     run_folder.open_run(old, check(old, 2)[1])
@@ -74,46 +90,39 @@ def resumed(mixed, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "corpora",
-    [
-        ["a: weight: 2", "b: weight: 1, weight_from: {10: 3}"],
-        ["a: weight: 2, weight_from: {26: 0}", "b: weight: 1, weight_from: {10: 3}"],
-        ["a: weight: 4", "b: weight: 2, weight_from: {10: 6}"],  # the same shares
-    ],
+    "stages",
+    [CHANGED, [*CHANGED, (26, 0, 3)], [(0, 4, 2), (10, 4, 6)]],  # the same shares
 )
-def test_weights_of_steps_to_come_may_change(resumed, mixed, corpora):
-    resumed(mixed(*corpora))
+def test_weights_of_steps_to_come_may_change(resumed, mixed, stages):
+    resumed(mixed("a: weight: 1", "b: weight: 1", words=by_step(*stages)))
 
 
 @pytest.mark.parametrize(
-    ("corpora", "message"),
+    ("corpora", "stages", "message"),
     [
-        (["a: weight: 2, weight_from: {25: 0}", "b: weight: 1, weight_from: {10: 3}"],
+        (["a: weight: 1", "b: weight: 1"], [*CHANGED, (25, 0, 3)],
          r"weights by step were .*10, \[2.0, 3.0\].*, now .*25, \[0.0, 3.0\].*, but the steps "
          "before 26 are done; accepted: changes from step 26 on"),
-        (["a: weight: 2", "b: weight: 1"], "accepted: changes from step 26 on"),
-        (["b: weight: 1, weight_from: {10: 3}", "a: weight: 2"], "data.corpora.b digest: .*, now"),
-        (["a: weight: 2"], "data.corpora: b is missing; accepted: with the weight 0"),
+        (["a: weight: 2", "b: weight: 1"], [], "accepted: changes from step 26 on"),
+        (["b: weight: 1", "a: weight: 1"], CHANGED, "data.corpora.b digest: .*, now"),
+        (["a: weight: 2"], [], "data.corpora: b is missing; accepted: with the weight 0"),
     ],
 )  # fmt: skip
-def test_what_was_read_or_skipped_stays(resumed, mixed, corpora, message):
+def test_what_was_read_or_skipped_stays(resumed, mixed, corpora, stages, message):
     with pytest.raises(ValueError, match=message):
-        resumed(mixed(*corpora))
-
-
-def sizes_change_at(step):
-    """Settings of a run whose batches are larger from a step on."""
-    phases = [{"steps": step}, {"batch": {"global_batch_size": 16}}]
-    return ["phases=" + json.dumps(phases)]
+        resumed(mixed(*corpora, words=by_step(*stages) if stages else []))
 
 
 def test_batch_sizes_of_steps_that_were_skipped_stay(resumed, mixed):
-    corpora = ["a: weight: 2", "b: weight: 1, weight_from: {10: 3}"]
-    resumed(mixed(*corpora, words=sizes_change_at(26)))
+    def larger_from(step):
+        stages = [*CHANGED, (step, 2, 3, {"global_batch_size": 16})]
+        return mixed("a: weight: 1", "b: weight: 1", words=by_step(*stages))
+
+    resumed(larger_from(26))
     for step in (22, 25):
         message = rf"batch: sizes of completed or skipped steps changed \(first: step {step}\)"
         with pytest.raises(ValueError, match=message):
-            resumed(mixed(*corpora, words=sizes_change_at(step)))
+            resumed(larger_from(step))
 
 
 def test_a_corpus_may_follow_those_of_a_run_of_one(mixed, recipe, corpus, tmp_path):
@@ -123,9 +132,9 @@ def test_a_corpus_may_follow_those_of_a_run_of_one(mixed, recipe, corpus, tmp_pa
     run_folder.open_run(old, check(old, 2)[1])
     dump(old, path.parent / RUN_FILE)
     ledger.append(path, "commit", step=20, manifest="")
-    later = mixed("a: weight: 1", "b: weight: 0, weight_from: {20: 1}")
+    later = mixed("a: weight: 1", "b: weight: 0", words=by_step((0, 1, 0), (20, 1, 1)))
     refuse_other_recipe(later, check(later, 2)[1])
-    sooner = mixed("a: weight: 1", "b: weight: 0, weight_from: {19: 1}")
+    sooner = mixed("a: weight: 1", "b: weight: 0", words=by_step((0, 1, 0), (19, 1, 1)))
     with pytest.raises(ValueError, match="accepted: changes from step 20 on"):
         refuse_other_recipe(sooner, check(sooner, 2)[1])
 

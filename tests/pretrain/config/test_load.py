@@ -114,12 +114,18 @@ def test_the_source_of_a_value_is_the_last_that_set_it(tmp_path):
     base = write(
         tmp_path, "base", "{training: {steps: 20000, seed: 3}, fault: {random_labels: [7, 9]}}"
     )
-    last = write(tmp_path, "last", "{extends: base, training: {seed: 4}, batch: {ramp_steps: 1}}")
-    overrides = ["batch.ramp_steps=0", "fault={random_labels: []}", "model.overrides.dropout=0"]
+    last = write(
+        tmp_path, "last", "{extends: base, training: {seed: 4}, batch: {micro_batch_size: 1}}"
+    )
+    overrides = [
+        "batch.micro_batch_size=2",
+        "fault={random_labels: []}",
+        "model.overrides.dropout=0",
+    ]
     assert recipes.sources(last, overrides) == {
         "training.steps": base,
         "training.seed": last,
-        "batch.ramp_steps": "command line",
+        "batch.micro_batch_size": "command line",
         "fault.random_labels": "command line",  # a whole section replaces the recipes' section
         "model.overrides.dropout": "command line",
     }

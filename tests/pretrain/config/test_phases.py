@@ -6,7 +6,6 @@ import pytest
 
 from pretrain.__main__ import main
 from pretrain.config.load import dump, load
-from pretrain.config.run import RunConfig
 from pretrain.config.schedules import learning_rate
 from pretrain.data.mixture import Mixture
 
@@ -58,17 +57,6 @@ def test_a_phase_changes_the_recipe_and_not_the_phase_before(phased):
     assert sizes == [16, 8, 8]
 
 
-def test_a_length_in_tokens_is_the_fewest_steps_that_read_them(phased):
-    def steps(tokens, batch=""):
-        config = phased(f"[{{steps: 20}}, {{tokens: {tokens}{batch}}}, {{}}]")
-        return spans(config)[1][1] - 20
-
-    assert [steps(tokens) for tokens in (1, 8 * 128, 8 * 128 + 1, 80 * 128)] == [1, 1, 2, 10]
-    # 2 + 2 + 4 + 4 + 6 + 6 + 8 blocks.
-    ramp = ", batch: {ramp_from: 2, ramp_steps: 2}"
-    assert [steps(blocks * 128, ramp) for blocks in (4, 5, 24, 25, 33)] == [2, 3, 6, 7, 8]
-
-
 def test_what_was_written_is_read_back(phased, tmp_path):
     config = phased(f"[{{steps: 60}}, {LONG}]")
     dump(config, tmp_path / "again.yaml")
@@ -87,9 +75,8 @@ def test_what_is_shown_is_a_recipe_of_the_same_run(phased, tmp_path, capsys):
     ("phases", "message"),
     [
         ("[{steps: 60}, {steps: 30}]", "90 steps in all, training.steps is 100.*steps=90"),
-        ("[{}, {steps: 30}]", "phase 1: has neither steps nor tokens"),
+        ("[{}, {steps: 30}]", "phase 1: has no steps; only the last"),
         ("[{steps: 100}, {}]", "phase 2: has no length, and the phases before it have 100"),
-        ("[{steps: 5, tokens: 7}, {}]", "phase 1: steps 5 beside tokens 7"),
         ("[{steps: -5}, {}]", r"phases\[0\].steps: -5"),
         ("[{steps: 50}, {model: {size: base}}]", r"unknown key 'phases\[1\].model'"),
         ("[{steps: 50}, {name: b, training: {seed: 2}}]", r"phase 2 \(b\): training.seed: .* can"),
@@ -130,27 +117,12 @@ def test_a_schedule_of_a_phase_counts_from_its_first_step(phased):
     assert rates[80:] == [2e-3] * 20
 
 
-@pytest.mark.parametrize("ramp", ["", "ramp_from: 2, ramp_steps: 3"])
-def test_places_follow_each_other_over_phases(phased, ramp):
-    ramped = f", batch: {{{ramp}}}" if ramp else ""
-    config = phased(
-        f"[{{steps: 40}}, {{steps: 30, batch: {{global_batch_size: 16}}}}, {{steps: 30{ramped}}}]"
-    )
+def test_places_follow_each_other_over_phases(phased):
+    config = phased("[{steps: 40}, {steps: 30, batch: {global_batch_size: 16}}, {steps: 30}]")
     sizes = config.sizes
     for step in range(120):
         assert sizes.first_block(step + 1) - sizes.first_block(step) == sizes.size(step)
-    assert [sizes.size(step) for step in (39, 40, 69)] == [8, 16, 16]
-    grown = [step for step in range(1, 100) if sizes.size(step) != sizes.size(step - 1)]
-    assert sizes.changes() == grown
-    assert sizes.size(70) == (2 if ramp else 8)
-
-
-def test_a_ramp_of_the_recipe_goes_on_over_phases(phased):
-    ramp = ("batch.ramp_from=2", "batch.ramp_steps=15")
-    config = phased("[{steps: 20, training: {evaluation_interval: 7}}, {}]", *ramp)
-    whole = phased("[]", *ramp)
-    assert [config.sizes.size(s) for s in range(100)] == [whole.batch.size(s) for s in range(100)]
-    assert config.sizes.changes() == whole.batch.changes() == [15, 30, 45]
+    assert [sizes.size(step) for step in (0, 39, 40, 69, 70)] == [8, 8, 16, 16, 8]
 
 
 def test_a_corpus_goes_on_where_it_was_cut_alike(phased):
@@ -173,17 +145,8 @@ def test_a_corpus_goes_on_where_it_was_cut_alike(phased):
     assert counts == [20 * 8 + 5 * 8, 15 * 8, 20 * 8, 40 * 8]
 
 
-def test_weights_by_step_hold_over_phases():
-    values = {
-        "corpora": {"a": {"path": "a", "weight_from": {20: 3.0, 50: 4.0}}, "b": {"path": "b"}},
-        "sequence_length": 128,
-    }
-    from data_prep.common.records import decode
-
-    training = {"steps": 100, "checkpoint_interval": 50}
-    schedule = {"warmup_steps": 10}
-    base = {"data": values, "training": training, "schedule": schedule}
-    plain = decode(RunConfig, base)
-    phases = [{"steps": 30}, {"objective": {"probability": 0.2}}]
-    phased = decode(RunConfig, {**base, "phases": phases})
-    assert Mixture.of_run(phased) == Mixture.of_run(plain)
+def test_a_phase_may_change_the_weights_of_the_same_corpora(phased):
+    both = ("data.corpus=''", "data.corpora={a: {path: a}, b: {path: b}}")
+    config = phased("[{steps: 20}, {data: {corpora: {a: {weight: 3}}}}]", *both)
+    assert [stream.name for stream in config.streams] == ["a", "b"]
+    assert config.weights() == [(0, [1, 1]), (20, [3, 1])]

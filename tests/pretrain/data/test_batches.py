@@ -1,15 +1,13 @@
 """A step's batch as a pure function of corpus, lineage and step (law 1)."""
 
 import dataclasses
-import itertools
 
 import numpy as np
 import pytest
 import torch
 
-from data_prep.common.records import decode
 from data_prep.corpus import Corpus
-from pretrain.config.sections import BatchConfig, FaultConfig
+from pretrain.config.sections import BatchConfig, FaultConfig, Sizes
 from pretrain.data.batches import (
     refuse_other_packing,
     refuse_without_targets,
@@ -336,87 +334,47 @@ def test_every_micro_batch_has_the_digest_of_its_global_batch(batches):
         assert {batch.batch_digest for batch in found} == {batches.order.digest(8 * step, 8)}
 
 
-RAMPS = [
-    BatchConfig(8, 2),
-    BatchConfig(12, 2, 4, 3),
-    BatchConfig(64, 1, 1, 5),
-    BatchConfig(6, 1, 3, 1),
-]
+GROWING = Sizes(((0, 4), (3, 8), (6, 12)))
 
 
-@pytest.mark.parametrize("batch", RAMPS, ids=str)
-def test_a_ramp_grows_by_its_first_size_and_its_closed_form_is_the_sum(batch):
-    sizes = [batch.size(step) for step in range(400)]
-    assert sizes[0] == (batch.ramp_from or batch.global_batch_size)
-    assert sizes[-1] == batch.global_batch_size
-    grown = [step for step in range(1, 400) if sizes[step] != sizes[step - 1]]
-    assert grown == batch.changes()
-    assert {sizes[step] - sizes[step - 1] for step in grown} <= {batch.ramp_from}
-    assert {later - step for step, later in itertools.pairwise([0, *grown])} <= {batch.ramp_steps}
-    assert [batch.first_block(step) for step in range(400)] == [
-        sum(sizes[:step]) for step in range(400)
-    ]
+@pytest.fixture
+def growing(blocks, objective):
+    """Batches of a run whose batch grows."""
+    return dataclasses.replace(training(blocks, objective, BatchConfig(12, 2)), sizes=GROWING)
 
 
-def test_the_first_block_of_a_step_is_exact_at_any_step():
-    whole = BatchConfig(4096, 4, 512, 10_000)
-    assert whole.first_block(10**15) == 4096 * 10**15 - 512 * 10_000 * sum(range(1, 8))
+def test_the_first_block_of_a_step_is_the_sum_of_the_sizes_before():
+    sizes = [GROWING.size(step) for step in range(20)]
+    assert sizes == [4] * 3 + [8] * 3 + [12] * 14
+    assert [GROWING.first_block(step) for step in range(20)] == [sum(sizes[:n]) for n in range(20)]
+    assert GROWING.first_block(10**15) == 12 * 10**15 - 3 * 8 - 3 * 4
 
 
-def test_a_growing_batch_reads_every_block_once_per_epoch(blocks, objective):
-    growing = training(blocks, objective, BatchConfig(12, 2, 4, 3))
+def test_a_growing_batch_reads_every_block_once_per_epoch(blocks, growing):
     total, read, step = len(blocks), [], 0
     while len(read) < 2 * total:
         some = growing.micro_batches(step, 0, 1)
-        assert len(some) == growing.batch.size(step) // 2
-        first = growing.batch.first_block(step)
-        assert some[0].batch_digest == growing.order.digest(first, growing.batch.size(step))
+        first, size = GROWING.first_block(step), GROWING.size(step)
+        assert len(some) == size // 2
+        assert some[0].batch_digest == growing.order.digest(first, size)
         assert growing.epoch(step) == len(read) / total
-        read += growing.order.blocks(first, growing.batch.size(step))[0].tolist()
+        read += growing.order.blocks(first, size)[0].tolist()
         step += 1
     for epoch in range(2):
         assert sorted(read[epoch * total : (epoch + 1) * total]) == list(range(total))
 
 
-def test_a_growing_global_batch_does_not_depend_on_the_number_of_ranks(blocks, objective):
-    growing = training(blocks, objective, BatchConfig(12, 2, 4, 3))
+def test_a_growing_global_batch_does_not_depend_on_the_number_of_ranks(growing):
     for step in (0, 3, 8):
         assert rows_of(growing, step, 2) == rows_of(growing, step, 1)
 
 
-def test_after_a_rollback_the_seed_changes_at_the_first_block_of_the_step(blocks, objective):
-    growing = training(blocks, objective, BatchConfig(12, 2, 4, 3))
-    lineage = growing.order.rolled_back(growing.batch.first_block(5), 9)
+def test_after_a_rollback_the_seed_changes_at_the_first_block_of_the_step(growing):
+    lineage = growing.order.rolled_back(GROWING.first_block(5), 9)
     again = dataclasses.replace(growing, order=lineage)
     assert [again.seed(step) for step in (0, 4, 5, 6)] == [1, 1, 9, 9]
     assert rows_of(again, 4, 1) == rows_of(growing, 4, 1)
     assert rows_of(again, 5, 1) != rows_of(growing, 5, 1)
-
-
-@pytest.mark.parametrize(
-    ("sizes", "message"),
-    [
-        ({"ramp_from": 4}, "batch.ramp_from 4 with batch.ramp_steps 0: set both"),
-        ({"ramp_steps": 4}, "batch.ramp_from 0 with batch.ramp_steps 4: set both"),
-        ({"ramp_from": -4, "ramp_steps": 1}, "batch.ramp_from: -4"),
-        (
-            {"ramp_from": 5, "ramp_steps": 1},
-            "batch.global_batch_size 12 is .* of batch.ramp_from 5",
-        ),
-        ({"ramp_from": 24, "ramp_steps": 1}, "batch.global_batch_size 12 is .* batch.ramp_from 24"),
-        ({"ramp_from": 3, "ramp_steps": 1}, "batch.ramp_from 3 is .* of batch.micro_batch_size 2"),
-    ],
-)
-def test_a_ramp_whose_sizes_do_not_divide_is_refused(sizes, message):
-    with pytest.raises(ValueError, match=message):
-        decode(BatchConfig, {"global_batch_size": 12, "micro_batch_size": 2, **sizes}, "batch.")
-
-
-def test_ranks_that_do_not_divide_the_first_size_are_refused():
-    batch = BatchConfig(12, 2, 4, 3)
-    assert batch.accumulation_steps(2) == 3
-    with pytest.raises(ValueError, match="batch.ramp_from 4 is not a multiple of .* 2 x 3 ranks"):
-        batch.accumulation_steps(3)
 
 
 @pytest.mark.parametrize("limit", [0, 1, 5, 7, 10_000])
@@ -482,7 +440,7 @@ def test_a_mixture_reads_each_corpus_in_its_order_whatever_the_ranks(
     """Law 1 for two corpora and a change of their weights at step 3."""
     other = BestFitBlocks(Corpus(other_corpus, "train"), LENGTH)
     size = BatchConfig(8, 2)
-    mixture = Mixture.by_step([(0, [3, 1]), (3, [0, 1])], size.first_block)
+    mixture = Mixture.by_step([(0, [3, 1]), (3, [0, 1])], Sizes(((0, 8),)).first_block)
     order = Order.begin(mixture, [len(packed), len(other)], 1)
     joined = Joined((packed, other))
     assert joined.fill == pytest.approx(

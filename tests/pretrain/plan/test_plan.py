@@ -156,9 +156,9 @@ def test_flops_of_the_pile_recipes():
     assert base.tokens == 133_082 * 512 * 2048
 
 
-def test_a_ramp_reads_fewer_tokens():
-    ramp = ["batch.ramp_from=128", "batch.ramp_steps=1000"]
-    assert of("pile-base", *ramp).tokens == (133_082 * 512 - 1000 * (384 + 256 + 128)) * 2048
+def test_a_batch_that_grows_reads_fewer_tokens():
+    growing = "phases=[{steps: 1000, batch: {global_batch_size: 128}}, {}]"
+    assert of("pile-base", growing).tokens == (133_082 * 512 - 1000 * 384) * 2048
 
 
 def live_bytes():

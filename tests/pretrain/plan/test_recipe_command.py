@@ -104,8 +104,8 @@ def test_the_schema_is_written_as_json(tmp_path, schema, capsys):
             "small",
             [
                 "data.corpora={web: {path: w, weight: 3}, dropout: {path: b}}",
-                "data.corpora.web.weight_from={20: 0.5, 40: 2}",
-                "data.corpora.web.weight_from.40=0",
+                "data.corpora.web.weight=0.5",
+                "phases=[{steps: 200, data: {corpora: {web: {weight: 0}}}}, {}]",
             ],
         ),
     ],

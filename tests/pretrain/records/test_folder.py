@@ -78,7 +78,6 @@ def begun(config):
         (["batch.micro_batch_size=1"], False),
         (["phases=[{}]"], True),
         (["batch.global_batch_size=4"], True),
-        (["batch.ramp_from=4", "batch.ramp_steps=3"], True),
     ],
 )
 def test_an_attempt_records_sizes_of_batches_that_the_creation_does_not_tell(

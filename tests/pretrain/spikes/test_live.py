@@ -7,7 +7,7 @@ import pytest
 
 from data_prep.common.exit_codes import EXIT_SPIKE
 from pretrain.config.run import RunConfig
-from pretrain.config.sections import BatchConfig, CorpusConfig, DataConfig, PhaseConfig, SpikeConfig
+from pretrain.config.sections import CorpusConfig, DataConfig, PhaseConfig, SpikeConfig
 from pretrain.loop.protocols import GO_ON
 from pretrain.records import metrics
 from pretrain.records.ledger import run_state
@@ -145,13 +145,9 @@ def test_phases_are_declared():
     assert declared_changes(config, run_state([], 1)) == [30000, 60000]
 
 
-def test_batch_ramps_and_returning_learning_rates_are_declared():
-    nothing = run_state([], 1)
-    assert declared_changes(RunConfig(), nothing) == []
-    ramped = RunConfig(
-        batch=BatchConfig(global_batch_size=64, micro_batch_size=4, ramp_from=16, ramp_steps=100),
-    )
-    assert declared_changes(ramped, nothing) == [100, 200, 300]
+def test_returning_learning_rates_are_declared():
+    assert declared_changes(RunConfig(), run_state([], 1)) == []
+    phased = RunConfig(phases=[PhaseConfig(steps=30000), PhaseConfig()])
     rollback = {
         "kind": "rollback",
         "step": 150,
@@ -161,4 +157,4 @@ def test_batch_ramps_and_returning_learning_rates_are_declared():
         "learning_rate_steps": 1000,
     }
     lowered = run_state([{"number": 0, **rollback}], 1)
-    assert declared_changes(ramped, lowered) == [100, 200, 300, 1150]
+    assert declared_changes(phased, lowered) == [1150, 30000]
