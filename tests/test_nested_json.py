@@ -10,7 +10,7 @@ from pretrain.config.sections import BatchConfig
 from pretrain.models import model_folder
 from pretrain.plan import measured_speed
 from pretrain.records import checkpoints, ledger
-from pretrain.spikes.replay import curves, detect
+from pretrain.spikes.replay import curves
 
 READERS = {
     "manifest.json": lambda path: manifest.load_manifest(path.parent),
@@ -22,7 +22,6 @@ READERS = {
     "model.json": lambda path: model_folder.load_model(path.parent),
     "MANIFEST.json": lambda path: checkpoints.read_manifest(path.parent),
     "ledger.jsonl": ledger.read,
-    "labels.json": lambda path: detect.read_labels(path, []),
     "curve.jsonl": curves.read,
 }
 

@@ -22,7 +22,7 @@ import numpy.typing as npt
 from pretrain.config.sections import SpikeConfig
 from pretrain.spikes.detector import Event, Observation, SpikeDetector
 from pretrain.spikes.replay.curves import read_all
-from pretrain.spikes.replay.detect import NEAR_RECORDS, detect
+from pretrain.spikes.replay.detect import detect
 from pretrain.spikes.replay.report import report
 from tests.benchmarks import non_finite
 from tests.benchmarks.published_rules import RULES, incidents
@@ -32,6 +32,8 @@ Losses = npt.NDArray[np.float64]
 VOCABULARY = 50_265
 RECORDS = 6_000
 REPORT_SEED = 1_000
+NEAR_RECORDS = 100
+"""A spike is the labelled one if its onset lies within so many records of the label."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -427,7 +429,7 @@ def main() -> int:
     if options.curves:
         paths = sorted(options.curves.rglob("*.csv"))
         found = [detect(c, SpikeConfig(), 500) for c in read_all(paths)]
-        print("\n" + report(found, {}))
+        print("\n" + report(found))
         print("alarms of other projects' rules, near ones once:", *RULES)
         for each in found:
             losses = [observation.loss for observation in each.curve.observations]

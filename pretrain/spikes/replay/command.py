@@ -19,8 +19,6 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         help="a CSV, a JSON Lines file, a TensorBoard file or folder, or a run's folder; or a "
         "threshold, such as spike.deviations=5",
     )
-    labels = 'a JSON file {curve name: [{"onset": step, "kind": "fast"}]}'
-    add("--labels", type=Path, help=labels)
     add("--json", type=Path, help="also write the findings to this file")
     add("--plot", type=Path, help="draw the curves into this picture (.png)")
     add("--tag", default="train/loss", help="tag of the loss in TensorBoard files (%(default)s)")
@@ -43,14 +41,12 @@ def replay(options: argparse.Namespace) -> None:
     config = detect.spike_config(settings)
     paths = [Path(word) for word in options.curves if word not in settings]
     recorded = curves.read_all(paths, options.tag, options.every_attempt)
-    names = [curve.name for curve in recorded]
-    labels = detect.read_labels(options.labels, names) if options.labels else {}
     found = [detect.detect(curve, config, options.checkpoint_interval) for curve in recorded]
-    sys.stdout.write(report.report(found, labels))
+    sys.stdout.write(report.report(found))
     if options.json:
-        write_json(options.json, report.as_json(found, labels))
+        write_json(options.json, report.as_json(found))
     if options.plot:
-        report.plot(found, labels, options.plot)
+        report.plot(found, options.plot)
 
 
 COMMANDS = {"replay": (add_arguments, replay)}

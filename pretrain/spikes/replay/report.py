@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from pretrain.spikes import policy
-from pretrain.spikes.replay.detect import ConfirmedSpike, Detections, Label, score, total
+from pretrain.spikes.replay.detect import ConfirmedSpike, Detections
 
 
-def report(found: Sequence[Detections], labels: Mapping[str, Sequence[Label]]) -> str:
-    """Format the detections on several curves, and their score, as text."""
+def report(found: Sequence[Detections]) -> str:
+    """Format the detections on several curves as text."""
     width = max(len(each.curve.name) for each in found)
     lines = [f"{'curve':{width}}  records  suspicions  healed  new levels  spikes"]
     for each in found:
@@ -33,8 +32,6 @@ def report(found: Sequence[Detections], labels: Mapping[str, Sequence[Label]]) -
     for each in found:
         lines += [f"{each.curve.name}: note: {note}" for note in each.curve.notes]
         lines += [f"{each.curve.name}: {_describe(spike)}" for spike in each.spikes]
-    if labels:
-        lines += _describe_scores(found, labels)
     return "\n".join(lines) + "\n"
 
 
@@ -54,33 +51,12 @@ def _describe(spike: ConfirmedSpike) -> str:
     return text
 
 
-def _describe_scores(
-    found: Sequence[Detections], labels: Mapping[str, Sequence[Label]]
-) -> list[str]:
-    scores = [score(each, labels[each.curve.name]) for each in found if each.curve.name in labels]
-    whole = total(scores)
-    rate = 1e5 * whole.false / max(1, whole.records)
-    line = (
-        f"labelled curves: {whole.hits} of {whole.labelled} found, {whole.false} false "
-        f"({rate:.2f} per 100,000 records); precision {whole.precision:.2f}, recall "
-        f"{whole.recall:.2f}"
-    )
-    if not whole.hits:
-        return [line]
-    return [
-        line,
-        f"median records from the label: {statistics.median(whole.delays):g} to the suspicion, "
-        f"{statistics.median(whole.confirmations):g} to the confirmation; onset error "
-        f"{statistics.median(whole.onset_errors):g}",
-    ]
-
-
-def as_json(found: Sequence[Detections], labels: Mapping[str, Sequence[Label]]) -> dict[str, Any]:
-    """Every event of each curve, its spikes with their plans, and its score, for JSON."""
+def as_json(found: Sequence[Detections]) -> dict[str, Any]:
+    """Every event of each curve, and its spikes with their plans, for JSON."""
     result: dict[str, Any] = {}
     for each in found:
         steps = [observation.step for observation in each.curve.observations]
-        entry: dict[str, Any] = {
+        result[each.curve.name] = {
             "records": len(steps),
             "notes": list(each.curve.notes),
             "events": [dataclasses.asdict(event) for event in each.events],
@@ -95,14 +71,11 @@ def as_json(found: Sequence[Detections], labels: Mapping[str, Sequence[Label]]) 
                 for spike in each.spikes
             ],
         }
-        if each.curve.name in labels:
-            entry["score"] = dataclasses.asdict(score(each, labels[each.curve.name]))
-        result[each.curve.name] = entry
     return result
 
 
-def plot(found: Sequence[Detections], labels: Mapping[str, Sequence[Label]], path: Path) -> None:
-    """Draw every curve with its suspicions, spikes and labels."""
+def plot(found: Sequence[Detections], path: Path) -> None:
+    """Draw every curve with its suspicions and spikes."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -123,14 +96,10 @@ def plot(found: Sequence[Detections], labels: Mapping[str, Sequence[Label]], pat
             elif event.kind == "spike":
                 axes.axvspan(event.onset, event.step, color="tab:red", alpha=0.4, lw=0)
                 axes.axvline(event.onset, color="tab:red", lw=1)
-        for label in labels.get(each.curve.name, ()):
-            axes.axvline(label.onset, color="black", ls=":", lw=1)
         axes.set(title=each.curve.name, xlabel="step", ylabel="nats")
         if any(loss > 0 and math.isfinite(loss) for loss in losses):
             axes.set_yscale("log")
         axes.spines[["top", "right"]].set_visible(False)
-    grid[0, 0].set_title(
-        f"{found[0].curve.name}   (orange: healed; green: new level; red: spike; dotted: labels)"
-    )
+    grid[0, 0].set_title(f"{found[0].curve.name}   (orange: healed; green: new level; red: spike)")
     figure.savefig(path, dpi=110)
     pyplot.close(figure)

@@ -12,7 +12,7 @@ from pretrain.config.sections import SpikeConfig
 from pretrain.spikes.detector import Observation
 from pretrain.spikes.policy import Rollback
 from pretrain.spikes.replay.curves import Curve, read
-from pretrain.spikes.replay.detect import Label, detect, score, spike_config, total
+from pretrain.spikes.replay.detect import detect, spike_config
 from tests.benchmarks.published_rules import RULES, incidents
 from tests.benchmarks.spikes import SPIKES, curve
 
@@ -21,22 +21,14 @@ def recorded(losses, name="made", every=1):
     return Curve(name, tuple(Observation(every * i, loss) for i, loss in enumerate(losses)))
 
 
-def made(kind, seed=3):
-    labelled = curve(kind, seed)
-    return recorded(labelled.losses.tolist(), kind), labelled.onset
-
-
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
-    """A CSV of every kind of curve, and labels."""
-    folder, labels = tmp_path_factory.mktemp("curves"), {}
+    """A CSV of every kind of curve."""
+    folder = tmp_path_factory.mktemp("curves")
     for kind in ("clean", "blip", "fast", "non-finite"):
         labelled = curve(kind, 5)
         lines = "".join(f"{step},{loss:.6f}\n" for step, loss in enumerate(labelled.losses))
         (folder / f"{kind}.csv").write_text(f"step,loss\n{lines}")
-        found = labelled.onset is not None
-        labels[kind] = [{"onset": labelled.onset, "kind": kind}] if found else []
-    (folder / "labels.json").write_text(json.dumps(labels))
     return folder
 
 
@@ -48,12 +40,10 @@ def replay(capsys, *words):
 
 def test_the_command_prints_a_table_and_writes_json_and_a_figure(files, tmp_path, capsys):
     curves = sorted(files.glob("*.csv"))
-    options = ["--labels", files / "labels.json", "--json", tmp_path / "found.json"]
-    code, out, err = replay(capsys, *curves, *options, "--plot", tmp_path / "sheet.png")
+    options = ["--json", tmp_path / "found.json", "--plot", tmp_path / "sheet.png"]
+    code, out, err = replay(capsys, *curves, *options)
     assert (code, err) == (0, "")
     assert "24,000 records, 2 confirmed spikes" in out
-    assert "labelled curves: 2 of 2 found, 0 false" in out
-    assert "precision 1.00, recall 1.00" in out
     assert (tmp_path / "sheet.png").read_bytes().startswith(b"\x89PNG")
     found = json.loads((tmp_path / "found.json").read_text())
     assert found["clean"]["spikes"] == found["blip"]["spikes"] == []
@@ -64,7 +54,6 @@ def test_the_command_prints_a_table_and_writes_json_and_a_figure(files, tmp_path
     assert spike["kind"] == "fast"
     assert spike["plan"]["step"] % 500 == 0
     assert spike["plan"]["step"] <= onset - 100
-    assert found["fast"]["score"]["hits"] == 1
 
 
 def test_thresholds_can_be_overridden(files, capsys):
@@ -80,7 +69,6 @@ def test_thresholds_can_be_overridden(files, capsys):
         (["optimizer.beta2=0.9"], "unknown key 'optimizer'"),
         (["--checkpoint-interval", "0"], "--checkpoint-interval 0: must be above 0"),
         (["nowhere.csv"], "nowhere.csv: no such file or folder"),
-        (["--labels", "nowhere.json"], "nowhere.json"),
     ],
 )
 def test_user_errors_are_described_and_exit_with_code_2(words, message, files, capsys):
@@ -89,53 +77,15 @@ def test_user_errors_are_described_and_exit_with_code_2(words, message, files, c
     assert message in err
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("[1]", "is not of the form"),
-        ("{", "is not of the form"),
-        ('{"clean": [{"kind": "fast"}]}', "is not of the form"),
-        ('{"cleen": []}', "labels 'cleen', which is none of the curves clean"),
-    ],
-)
-def test_malformed_labels_and_unknown_curves_are_refused(content, message, files, tmp_path, capsys):
-    path = tmp_path / "labels.json"
-    path.write_text(content)
-    code, _, err = replay(capsys, files / "clean.csv", "--labels", path)
-    assert code == 2
-    assert f"{path}: {message}" in err
-
-
-def test_scores_count_records_not_steps():
-    labelled = curve("fast", 3)
-    each, fifth = (recorded(labelled.losses.tolist(), every=every) for every in (1, 5))
-    scores = [
-        score(detect(made, SpikeConfig(), 500), [Label(every * labelled.onset)])
-        for made, every in ((each, 1), (fifth, 5))
-    ]
-    assert scores[0] == scores[1]
-    assert scores[0].hits == 1
-    assert scores[0].delays[0] <= 8
-
-
+@pytest.mark.parametrize("every", [1, 5])
 @pytest.mark.parametrize("kind", SPIKES)
-def test_a_labelled_spike_is_a_hit_and_an_unlabelled_one_is_false(kind):
-    recorded_curve, onset = made(kind)
-    found_spikes = detect(recorded_curve, SpikeConfig(), 500)
-    right = score(found_spikes, [Label(onset, kind)])
-    assert (right.hits, right.recall) == (1, 1.0)
-    assert right.onset_errors[0] <= 100
-    wrong = score(found_spikes, [Label(onset - 250, kind)])
-    assert (wrong.hits, wrong.recall) == (0, 0.0)
-    assert wrong.false == len(found_spikes.spikes)
-    assert total([right, wrong]).labelled == 2
-
-
-def test_a_labelled_blip_is_not_expected_to_be_found():
-    recorded_curve, onset = made("blip")
-    found_spikes = detect(recorded_curve, SpikeConfig(), 500)
-    found = score(found_spikes, [Label(onset, "blip")])
-    assert (found.labelled, found.false, found.precision, found.recall) == (0, 0, 1.0, 1.0)
+def test_spikes_are_found_in_records_whatever_their_steps(kind, every):
+    labelled = curve(kind, 3)
+    found = detect(recorded(labelled.losses.tolist(), every=every), SpikeConfig(), 500).spikes
+    near = [spike for spike in found if abs(spike.onset - labelled.onset) <= 100]
+    assert len(near) == 1
+    assert near[0].event.onset == every * near[0].onset
+    assert near[0].alarm <= near[0].confirmed
 
 
 def test_nearby_spikes_climb_the_ladder_of_the_policy():
