@@ -27,8 +27,8 @@ The numbers are those of the default SpikeConfig. They count records, so a curve
 every few steps is judged alike. Outliers never enter the statistics that judge. The onset is dated
 by the change point of the last losses, not by the alarm.
 
-An evaluation is judged when it is measured, so that the last one of a run counts, too. It is
-compared with the one before only if both measured the same.
+An evaluation is judged when it is measured, so that the last one of a run counts, too
+(validation.py).
 
 The detector is a fold over its records: after a restart it is fed the surviving records and is in
 the same state as before. Imports no torch.
@@ -40,10 +40,13 @@ import dataclasses
 import math
 import statistics
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from pretrain.config.sections import SpikeConfig
+from pretrain.spikes.observations import Event, Observation, Seen
 from pretrain.spikes.statistics import TOLERANCE, FlagWindow, Level, LowestLevel, change_point
+from pretrain.spikes.suspicions import Channel, Suspicion
+from pretrain.spikes.validation import ValidationChannel
 
 _SMALLEST_DEVIATION = 0.01
 """Nats. Without it, any noise on a nearly constant loss would be an outlier."""
@@ -57,122 +60,6 @@ begin there; at 0.175, shifts of 0.14 were called spikes."""
 _STILL_RISING = 1 / 8
 """Share of a rise that its later half may add where it no longer rises. A rise that doubles within
 as many records as are compared adds 0.29."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Observation:
-    """The measurements of one step."""
-
-    step: int
-    loss: float
-    """Nats per target."""
-    gradient_norm: float | None = None
-    """Before clipping; None where it was not recorded, NaN where it was not finite."""
-    loss_scale: float = 1.0
-    """Loss scale of fp16; 1 in other precisions."""
-    skipped: bool = False
-    """Whether the update was skipped because its gradient was not finite."""
-    scale_exhausted: bool = False
-    """Whether fp16 skipped the update at its smallest loss scale, which cannot be lowered."""
-
-    @property
-    def corrupts_weights(self) -> bool:
-        """Whether an update was applied with a loss or a gradient that is not finite."""
-        finite = math.isfinite(self.loss) and math.isfinite(self.gradient_norm or 0.0)
-        return not (self.skipped or finite)
-
-    @property
-    def is_overflow(self) -> bool:
-        """Whether fp16 skipped the update to lower its loss scale, or could not lower it."""
-        scaled = math.isfinite(self.loss) and self.loss_scale > 1.0
-        return self.skipped and (self.scale_exhausted or scaled)
-
-    @property
-    def is_non_finite_skip(self) -> bool:
-        """Whether an update was skipped for a reason that loss scaling does not explain."""
-        return self.skipped and not self.is_overflow
-
-
-@dataclasses.dataclass(frozen=True)
-class Evaluation:
-    """A measurement on the validation split."""
-
-    updates: int
-    """Number of updates before it."""
-    loss: float
-    """Nats per target; NaN where it was not finite."""
-    measure: str = ""
-    """Names what was measured: which blocks, and with which loss."""
-
-
-Seen = Observation | Evaluation
-"""What the detector judges, one after the other."""
-
-
-def in_order(observations: Iterable[Observation], evaluations: Iterable[Evaluation]) -> list[Seen]:
-    """Order steps and evaluations as a run saw them: one after n updates comes before step n."""
-    seen: list[Seen] = [*evaluations, *observations]
-    return sorted(seen, key=lambda s: s.updates if isinstance(s, Evaluation) else s.step)
-
-
-@dataclasses.dataclass(frozen=True)
-class Event:
-    """A finding of the detector."""
-
-    kind: str
-    """suspect, healed, new-level or spike"""
-    channel: str
-    """fast, slow, gradient-norm, loss-scale, validation or non-finite"""
-    step: int
-    """Step of the record that led to the finding; the last one before an evaluation that did."""
-    onset: int
-    """First step of the rise."""
-    loss: float
-    """In nats: the median since the onset on the channels fast and slow, the new level of a new
-    level, the validation loss on validation, and the loss of the step on the others."""
-    baseline: float
-    """The level before the rise, in nats; NaN where none is known yet."""
-
-
-@dataclasses.dataclass
-class _Suspicion:
-    """A rise of the loss that has neither healed nor been confirmed yet."""
-
-    channel: str
-    onset: int
-    first_record: int
-    """Number of the record of the onset."""
-    deadline: int
-    """Number of the record at which the rise is confirmed."""
-    baseline: float
-    fall: float
-    """Change of the baseline, in nats, while the number of records grows by a factor e."""
-    deviation: float
-    losses: list[float]
-    """Losses from the onset on."""
-    losses_before: int
-    """How many of them came before the suspicion; `LowestLevel` contains these."""
-
-    last_extrapolated: int
-    """Number of the last record that the baseline is extrapolated to: the first deadline. Much
-    further a loss falls less than its slope says, and a rise would seem to grow."""
-
-    def baseline_at(self, record: int) -> float:
-        """The baseline, extrapolated to a record."""
-        record = min(record, self.last_extrapolated)
-        return self.baseline + self.fall * math.log(record / self.first_record)
-
-
-@dataclasses.dataclass
-class _Channel:
-    """A channel whose records are flagged, and its suspicion."""
-
-    name: str
-    flags: FlagWindow
-    suspected: bool = False
-    onset: int = 0
-    since: int = 0
-    """Number of the record at which the channel was suspected."""
 
 
 class SpikeDetector:
@@ -189,8 +76,8 @@ class SpikeDetector:
                 new history, only gross rises above the old level are suspected.
         """
         self.config = config
-        self._measure = ""
         self._changes = sorted(changes)
+        self._validation = ValidationChannel(config.validation_nats)
         self._records = 0
         self._spike_continues = False
         self._reset(last_step=-1)
@@ -198,16 +85,13 @@ class SpikeDetector:
     def _reset(self, last_step: int) -> None:
         """Forget the history and drop every suspicion."""
         patience = self.config.patience
-        self._suspicion: _Suspicion | None = None
-        self._raised_norms = _Channel("gradient-norm", FlagWindow(patience))
-        self._overflows = _Channel("loss-scale", FlagWindow(patience))
-        self._skips = _Channel("non-finite", FlagWindow(patience))
+        self._suspicion: Suspicion | None = None
+        self._raised_norms = Channel("gradient-norm", FlagWindow(patience))
+        self._overflows = Channel("loss-scale", FlagWindow(patience))
+        self._skips = Channel("non-finite", FlagWindow(patience))
         most = max(self.config.window // 10, patience - 1)
         self._window_skips = FlagWindow(most + 1, self.config.window)
-        self._good_validation = (last_step, math.nan)
-        self._validation_onset: int | None = None
-        self._validation_rise = (-1, math.nan)
-        """Updates before the evaluation that raised the suspicion, and its rise in nats."""
+        self._validation.forget(last_step)
         self._level_to_regain = math.nan
         """The level before small rises that were learnt, until the loss has fallen to it again."""
         self._restart_levels(old_level=math.nan)
@@ -235,7 +119,12 @@ class SpikeDetector:
         Returns:
             What was found; a spike comes last.
         """
-        return self._evaluated(seen) if isinstance(seen, Evaluation) else self._observed(seen)
+        if isinstance(seen, Observation):
+            return self._observed(seen)
+        events = self._validation.judge(seen)
+        if events and events[-1].kind == "spike":
+            self._reset(events[-1].step)
+        return events
 
     def _observed(self, observation: Observation) -> list[Event]:
         self._records += 1
@@ -322,7 +211,7 @@ class SpikeDetector:
             place, wait = change_point(distances, config.slow_deviations), config.slow_confirm_steps
         losses = [loss for _, loss, _ in trail[place:]]
         first_record = self._records - len(losses) + 1
-        self._suspicion = _Suspicion(
+        self._suspicion = Suspicion(
             channel=channel,
             onset=trail[place][0],
             first_record=first_record,
@@ -337,7 +226,7 @@ class SpikeDetector:
         event = self._loss_event("suspect", self._suspicion, step)
         return self._judge_suspicion(self._suspicion, step) or [event]
 
-    def _judge_suspicion(self, suspicion: _Suspicion, step: int) -> list[Event]:
+    def _judge_suspicion(self, suspicion: Suspicion, step: int) -> list[Event]:
         """Heal the open suspicion, confirm it, or leave it open."""
         config = self.config
         level = statistics.median(suspicion.losses[-config.patience :])
@@ -364,7 +253,7 @@ class SpikeDetector:
             return self._judge_lasting_rise(suspicion, step, baseline)
         return []
 
-    def _judge_lasting_rise(self, suspicion: _Suspicion, step: int, baseline: float) -> list[Event]:
+    def _judge_lasting_rise(self, suspicion: Suspicion, step: int, baseline: float) -> list[Event]:
         """Tell a spike from a new level, or wait until this is known.
 
         A rise is small up to `_NEW_LEVEL_NATS`, counted from the level before earlier new levels
@@ -389,7 +278,7 @@ class SpikeDetector:
             return []
         return [self._learn_level(suspicion, step, later)]
 
-    def _learn_level(self, suspicion: _Suspicion, step: int, losses: Sequence[float]) -> Event:
+    def _learn_level(self, suspicion: Suspicion, step: int, losses: Sequence[float]) -> Event:
         """Go on from a new level, that of the last losses."""
         self._suspicion, self._level_to_regain = (
             None,
@@ -402,14 +291,14 @@ class SpikeDetector:
         event = self._loss_event("new-level", suspicion, step)
         return dataclasses.replace(event, loss=statistics.median(losses))
 
-    def _heal_loss(self, suspicion: _Suspicion, step: int) -> Event:
+    def _heal_loss(self, suspicion: Suspicion, step: int) -> Event:
         self._suspicion = None
         self._outliers = FlagWindow(self.config.patience)
         self._trail.clear()
         self._lowest.forget(suspicion.losses_before)
         return self._loss_event("healed", suspicion, step)
 
-    def _loss_event(self, kind: str, suspicion: _Suspicion, step: int) -> Event:
+    def _loss_event(self, kind: str, suspicion: Suspicion, step: int) -> Event:
         loss = statistics.median(suspicion.losses)
         return Event(kind, suspicion.channel, step, suspicion.onset, loss, suspicion.baseline)
 
@@ -418,11 +307,11 @@ class SpikeDetector:
     def _event(self, kind: str, channel: str, observation: Observation, onset: int) -> Event:
         return Event(kind, channel, observation.step, onset, observation.loss, self._baseline())
 
-    def _suspect(self, channel: _Channel, observation: Observation) -> list[Event]:
+    def _suspect(self, channel: Channel, observation: Observation) -> list[Event]:
         channel.suspected, channel.onset, channel.since = True, channel.flags.onset, self._records
         return [self._event("suspect", channel.name, observation, channel.onset)]
 
-    def _heal(self, channel: _Channel, observation: Observation) -> list[Event]:
+    def _heal(self, channel: Channel, observation: Observation) -> list[Event]:
         channel.suspected = False
         return [self._event("healed", channel.name, observation, channel.onset)]
 
@@ -492,32 +381,3 @@ class SpikeDetector:
         if self._records - channel.since >= self.config.confirm_steps:
             return [self._event("spike", channel.name, observation, channel.onset)]
         return []
-
-    def _evaluated(self, evaluation: Evaluation) -> list[Event]:
-        value, step = evaluation.loss, evaluation.updates - 1
-        is_other, self._measure = evaluation.measure != self._measure, evaluation.measure
-        # Compared with the last evaluation, not with the best one: a loss that creeps up is
-        # overfitting, which no rollback cures. `before` is NaN where there is none yet, and then
-        # every finite value is good.
-        if is_other:
-            self._good_validation = (self._good_validation[0], math.nan)
-        last_good, before = self._good_validation
-        suspected = self._validation_onset
-        if not math.isfinite(value) or value > before + self.config.validation_nats:
-            onset = self._validation_onset = last_good + 1  # the earliest possible one
-            event = Event("suspect", "validation", step, onset, value, before)
-            if suspected is None:
-                self._validation_rise = (evaluation.updates, value - before)
-                return [event]
-            self._reset(step)
-            return [dataclasses.replace(event, kind="spike")]
-        if is_other and suspected is not None:
-            # The next evaluation is compared with this one. Of the same weights, it has risen too.
-            updates, rise = self._validation_rise
-            risen = rise if updates == evaluation.updates and math.isfinite(rise) else 0.0
-            self._good_validation = (last_good, value - risen)
-            return []
-        self._good_validation, self._validation_onset = (step, value), None
-        if suspected is None:
-            return []
-        return [Event("healed", "validation", step, suspected, value, before)]

@@ -14,14 +14,8 @@ from pretrain.config.run import RunConfig
 from pretrain.loop.protocols import GO_ON, StepRecord
 from pretrain.records import metrics
 from pretrain.records.ledger import RunState
-from pretrain.spikes.detector import (
-    Evaluation,
-    Event,
-    Observation,
-    Seen,
-    SpikeDetector,
-    in_order,
-)
+from pretrain.spikes.detector import SpikeDetector
+from pretrain.spikes.observations import Evaluation, Event, Observation, Seen, in_order
 
 
 def declared_changes(config: RunConfig, state: RunState) -> list[int]:

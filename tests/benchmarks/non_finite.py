@@ -13,8 +13,9 @@ from typing import Any
 from data_prep.common.exit_codes import EXIT_SPIKE
 from pretrain.config.sections import SpikeConfig
 from pretrain.records import metrics
-from pretrain.spikes.detector import Event, SpikeDetector
+from pretrain.spikes.detector import SpikeDetector
 from pretrain.spikes.live import SpikeWatch
+from pretrain.spikes.observations import Event
 from pretrain.spikes.replay.curves import read
 from tests.pretrain.builders import step_record
 

@@ -20,7 +20,8 @@ import numpy as np
 import numpy.typing as npt
 
 from pretrain.config.sections import SpikeConfig
-from pretrain.spikes.detector import Event, Observation, SpikeDetector
+from pretrain.spikes.detector import SpikeDetector
+from pretrain.spikes.observations import Event, Observation
 from pretrain.spikes.replay.curves import read_all
 from pretrain.spikes.replay.detect import detect
 from pretrain.spikes.replay.report import report

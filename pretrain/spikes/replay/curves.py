@@ -18,8 +18,8 @@ from typing import Any
 
 from pretrain.records import metrics
 from pretrain.records.metrics import METRICS, VALIDATION, surviving
-from pretrain.spikes.detector import Evaluation, Observation, Seen, in_order
 from pretrain.spikes.live import evaluations
+from pretrain.spikes.observations import Evaluation, Observation, Seen, in_order
 
 _COLUMN_NAMES = {
     "step": ("step", "iteration", "iter", "global_step", "_step", "update", "num_updates"),

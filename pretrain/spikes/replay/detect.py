@@ -14,7 +14,8 @@ from data_prep.common import records
 from pretrain.config.sections import SpikeConfig
 from pretrain.config.settings import apply_override
 from pretrain.spikes import policy
-from pretrain.spikes.detector import Event, SpikeDetector
+from pretrain.spikes.detector import SpikeDetector
+from pretrain.spikes.observations import Event
 from pretrain.spikes.replay.curves import Curve
 
 

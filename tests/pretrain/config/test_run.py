@@ -12,7 +12,8 @@ from pretrain.config.sections import (
     SpikeConfig,
     TrainingConfig,
 )
-from pretrain.spikes.detector import Observation, SpikeDetector
+from pretrain.spikes.detector import SpikeDetector
+from pretrain.spikes.observations import Observation
 
 
 def test_accumulation_follows_from_batch_and_ranks():

@@ -13,7 +13,8 @@ import pytest
 from pretrain.config.sections import SpikeConfig
 from pretrain.data.order import Lineage
 from pretrain.records import ledger
-from pretrain.spikes.detector import Evaluation, Observation, Seen, SpikeDetector
+from pretrain.spikes.detector import SpikeDetector
+from pretrain.spikes.observations import Evaluation, Observation, Seen
 from tests.pretrain.builders import ONE
 
 

@@ -7,7 +7,8 @@ import random
 import pytest
 
 from pretrain.config.sections import SpikeConfig
-from pretrain.spikes.detector import Evaluation, Observation, SpikeDetector, in_order
+from pretrain.spikes.detector import SpikeDetector
+from pretrain.spikes.observations import Evaluation, Observation, in_order
 from pretrain.spikes.statistics import TOLERANCE, LowestLevel, SortedWindow, change_point
 from tests.benchmarks import non_finite
 from tests.benchmarks.spikes import SPIKES, curve, detections

@@ -8,7 +8,8 @@ import pytest
 from pretrain.config.run import RunConfig
 from pretrain.config.sections import ScheduleConfig, SpikeConfig, TrainingConfig
 from pretrain.records import ledger
-from pretrain.spikes.detector import Observation, SpikeDetector
+from pretrain.spikes.detector import SpikeDetector
+from pretrain.spikes.observations import Observation
 from pretrain.spikes.policy import (
     GiveUp,
     Rollback,

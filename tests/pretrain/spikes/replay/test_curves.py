@@ -7,8 +7,9 @@ import re
 import pytest
 
 from pretrain.config.sections import SpikeConfig
-from pretrain.spikes.detector import Evaluation, Observation, SpikeDetector
+from pretrain.spikes.detector import SpikeDetector
 from pretrain.spikes.live import observations
+from pretrain.spikes.observations import Evaluation, Observation
 from pretrain.spikes.replay.curves import read, read_all
 
 

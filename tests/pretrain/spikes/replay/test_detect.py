@@ -9,7 +9,7 @@ import pytest
 
 from pretrain import __main__ as command_line
 from pretrain.config.sections import SpikeConfig
-from pretrain.spikes.detector import Observation
+from pretrain.spikes.observations import Observation
 from pretrain.spikes.policy import Rollback
 from pretrain.spikes.replay.curves import Curve, read
 from pretrain.spikes.replay.detect import detect, spike_config

@@ -1,0 +1,56 @@
+"""The spike detector's channel `validation`: jumps of the validation loss. Imports no torch."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+from pretrain.spikes.observations import Evaluation, Event
+
+
+class ValidationChannel:
+    """Compares each evaluation with the last one that measured the same.
+
+    Not with the best one: a loss that creeps up is overfitting, which no rollback cures.
+    """
+
+    def __init__(self, limit: float) -> None:
+        """Start without evaluations; a rise of more than `limit` nats is suspected."""
+        self._limit = limit
+        self._measure = ""
+        self.forget(-1)
+
+    def forget(self, last_step: int) -> None:
+        """Forget every evaluation, and an open suspicion; a rise begins after `last_step`."""
+        self._good = (last_step, math.nan)
+        """Last step before the last good evaluation, and its loss; NaN where there is none yet."""
+        self._onset: int | None = None
+        self._rise = (-1, math.nan)
+        """Updates before the evaluation that raised the suspicion, and its rise in nats."""
+
+    def judge(self, evaluation: Evaluation) -> list[Event]:
+        """Judge an evaluation; the caller forgets all of them after a spike."""
+        value, step = evaluation.loss, evaluation.updates - 1
+        is_other, self._measure = evaluation.measure != self._measure, evaluation.measure
+        if is_other:
+            self._good = (self._good[0], math.nan)
+        last_good, before = self._good
+        suspected = self._onset
+        # Where there is no evaluation before, every finite value is good.
+        if not math.isfinite(value) or value > before + self._limit:
+            onset = self._onset = last_good + 1  # the earliest possible one
+            event = Event("suspect", "validation", step, onset, value, before)
+            if suspected is None:
+                self._rise = (evaluation.updates, value - before)
+                return [event]
+            return [dataclasses.replace(event, kind="spike")]
+        if is_other and suspected is not None:
+            # The next evaluation is compared with this one. Of the same weights, it has risen too.
+            updates, rise = self._rise
+            risen = rise if updates == evaluation.updates and math.isfinite(rise) else 0.0
+            self._good = (last_good, value - risen)
+            return []
+        self._good, self._onset = (step, value), None
+        if suspected is None:
+            return []
+        return [Event("healed", "validation", step, suspected, value, before)]
