@@ -17,7 +17,7 @@ from data_prep.tokenizer import Tokenizer
 from finetune.examples import Example
 from finetune.kinds import IGNORED, KINDS
 from finetune.task import Task
-from pretrain.data.order import Lineage
+from pretrain.data.lineage import Lineage
 from pretrain.loop.protocols import MicroBatch
 
 

@@ -200,7 +200,7 @@ WITHOUT_TORCH = [
         for path in files_of(f"pretrain.{room}")
     ),
     "pretrain.checks.capacity",
-    "pretrain.data.order",
+    "pretrain.data.lineage",
     "pretrain.data.permutation",
     "pretrain.model.config",
     "pretrain.model.presets",

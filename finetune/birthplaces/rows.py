@@ -13,7 +13,7 @@ import numpy as np
 
 from data_prep.tokenizer import Tokenizer
 from finetune.birthplaces.questions import Question, shortened
-from pretrain.data.order import Lineage
+from pretrain.data.lineage import Lineage
 from pretrain.loop.protocols import Arrays, MicroBatch
 from pretrain.objectives.base import Block, Ids
 from pretrain.objectives.causal import CausalLMConfig

@@ -14,8 +14,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from pretrain.config.sections import BatchConfig, FaultConfig, Sizes
-from pretrain.data.mixture import Order
-from pretrain.data.order import digest
+from pretrain.data.lineage import digest
+from pretrain.data.order import Order
 from pretrain.data.sources import SOURCES, Readable, Source
 from pretrain.loop.protocols import MicroBatch
 from pretrain.objectives.base import Block, Key, ObjectiveSettings, PretrainingObjective

@@ -1,9 +1,9 @@
-"""Which corpus each place of a run reads, and in which order each corpus is read.
+"""Which corpus each place of a run reads.
 
 The places of a run count the blocks that it reads, from 0. `Mixture` gives each place a corpus and
 the number of the draw from it, both computed from the weights alone: no state, no table, the same
-for any number of ranks. `Order` adds each corpus's own `Lineage`, which says which block a draw
-is. A run of one corpus is a mixture of one: place and draw are the same number.
+for any number of ranks. Which block a draw is, `Order` says (order.py). A run of one corpus is a
+mixture of one: place and draw are the same number.
 
 Imports numpy only.
 """
@@ -23,7 +23,6 @@ from typing import TypeVar
 import numpy as np
 
 from pretrain.config.run import RunConfig
-from pretrain.data.order import Lineage, digest
 from pretrain.data.permutation import Indices
 
 Number = TypeVar("Number", int, Indices)
@@ -230,108 +229,3 @@ def _listed(weights: Sequence[float]) -> str:
     return ", ".join(
         f"{weight:g}" if weight == float(f"{weight:g}") else repr(weight) for weight in weights
     )
-
-
-@dataclasses.dataclass(frozen=True)
-class Order:
-    """The order of a run's blocks over all its corpora, after its rollbacks.
-
-    Blocks are numbered through: those of the first corpus from 0 on, then those of the next.
-    """
-
-    mixture: Mixture
-    lineages: tuple[Lineage, ...]
-    """Of each corpus; their positions are its draws."""
-    seeds: tuple[tuple[int, int], ...]
-    """(first place, seed), ascending."""
-
-    @classmethod
-    def begin(cls, mixture: Mixture, totals: Sequence[int], seed: int) -> Order:
-        """The order of a run that was never rolled back.
-
-        Args:
-            mixture: of the corpora.
-            totals: number of blocks of each corpus.
-            seed: of the run.
-        """
-        seeds = (_seed_of(seed, corpus) for corpus in range(len(totals)))
-        lineages = tuple(map(Lineage.begin, totals, seeds))
-        return cls(mixture, lineages, ((0, seed),))
-
-    def rolled_back(self, place: int, seed: int, skip: tuple[int, int] | None = None) -> Order:
-        """The order that follows this one up to `place`, then continues with `seed`.
-
-        Of each corpus, only the blocks that it has not drawn before `place` are permuted anew. What
-        the mixture draws from which corpus stays.
-
-        Args:
-            place: blocks before it count as read.
-            seed: permutes the other blocks of every corpus.
-            skip: first and end place; the blocks that this order has there, from `place` on, will
-                not be read in their epochs. See `Lineage.rolled_back`.
-        """
-        counts = self.mixture.counts
-        skips: list[tuple[int, int] | None] = [None] * len(self.lineages)
-        if skip:
-            skips = list(zip(counts(skip[0]), counts(skip[1]), strict=True))
-        parts = zip(self.lineages, counts(place), skips, strict=True)
-        lineages = tuple(
-            lineage.rolled_back(draw, _seed_of(seed, corpus), skipped)
-            for corpus, (lineage, draw, skipped) in enumerate(parts)
-        )
-        kept = tuple((first, old) for first, old in self.seeds if first < place)
-        return Order(self.mixture, lineages, (*kept, (place, seed)))
-
-    @property
-    def total(self) -> int:
-        """Number of blocks of all corpora."""
-        return self.firsts[-1]
-
-    @cached_property
-    def firsts(self) -> list[int]:
-        """Number of each corpus's first block, and of all blocks."""
-        return [0, *itertools.accumulate(lineage.total for lineage in self.lineages)]
-
-    def seed_at(self, place: int) -> int:
-        """The seed in force at a place."""
-        return next(seed for first, seed in reversed(self.seeds) if first <= place)
-
-    def epochs(self, place: int) -> list[float]:
-        """Epochs of each corpus read before a place, as `Lineage.epoch` counts them."""
-        draws = self.mixture.counts(place)
-        return [lineage.epoch(draw) for lineage, draw in zip(self.lineages, draws, strict=True)]
-
-    def epoch(self, place: int) -> float:
-        """Epochs read before a place: the mean over all blocks of all corpora."""
-        totals = (lineage.total for lineage in self.lineages)
-        # Rounded to whole blocks, so that of one corpus the number stays as it is.
-        read = (round(e * total) for e, total in zip(self.epochs(place), totals, strict=True))
-        return sum(read) / self.total
-
-    def blocks(self, first_place: int, count: int) -> tuple[Indices, Indices]:
-        """Blocks at `count` places from `first_place` on, and the epoch of each in its corpus."""
-        corpora, draws = self.mixture.draws(first_place, count)
-        blocks, epochs = np.empty_like(draws), np.empty_like(draws)
-        for corpus in np.unique(corpora).tolist():
-            chosen = corpora == corpus
-            own = draws[chosen]
-            assert own[-1] - own[0] + 1 == len(own), "draws follow each other"
-            found = self.lineages[corpus].blocks(int(own[0]), len(own))
-            blocks[chosen], epochs[chosen] = found[0] + self.firsts[corpus], found[1]
-        return blocks, epochs
-
-    def digest(self, first_place: int, count: int) -> str:
-        """`order.digest` of the blocks at `count` places from `first_place` on."""
-        return digest(*self.blocks(first_place, count))
-
-    def __reduce__(self) -> tuple[type[Order], tuple[object, ...]]:
-        """Pickle without cached values."""
-        return Order, (self.mixture, self.lineages, self.seeds)
-
-
-def _seed_of(seed: int, corpus: int) -> int:
-    """The seed of one corpus's order: the run's for the first; no two orders have the same."""
-    if corpus == 0:
-        return seed
-    entropy = np.random.SeedSequence([abs(seed), int(seed < 0), corpus])
-    return int(entropy.generate_state(1, np.uint64)[0])

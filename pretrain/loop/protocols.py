@@ -31,7 +31,7 @@ class MicroBatch:
     targets: tuple[int, ...]
     """Number of targets of each term of the objective."""
     batch_digest: str = ""
-    """Hash of the names of all blocks of the global batch (`order.digest`), for audits."""
+    """Hash of the names of all blocks of the global batch (`lineage.digest`), for audits."""
 
     def to(self, device: torch.device) -> dict[str, Tensor]:
         """The inputs as tensors on a device."""

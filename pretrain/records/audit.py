@@ -28,8 +28,9 @@ from pretrain.config.load import RUN_FILE, load
 from pretrain.config.run import RunConfig
 from pretrain.config.sections import BatchConfig, Sizes
 from pretrain.config.streams import Stream
-from pretrain.data.mixture import Mixture, Order
-from pretrain.data.order import Lineage
+from pretrain.data.lineage import Lineage
+from pretrain.data.mixture import Mixture
+from pretrain.data.order import Order
 from pretrain.data.sources import SOURCES, algorithms
 from pretrain.records import checkpoints, folder, ledger, metrics, versions
 

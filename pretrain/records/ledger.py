@@ -24,7 +24,8 @@ from typing import Any
 
 from data_prep.common import files
 from data_prep.common.records import check_format
-from pretrain.data.mixture import Mixture, Order
+from pretrain.data.mixture import Mixture
+from pretrain.data.order import Order
 
 Record = dict[str, Any]
 FILE_NAME = "ledger.jsonl"

@@ -21,7 +21,7 @@ from pretrain.config.load import dump
 from pretrain.config.run import RunConfig
 from pretrain.config.sections import BatchConfig
 from pretrain.data import sources
-from pretrain.data.mixture import Order
+from pretrain.data.order import Order
 from pretrain.records import checkpoints, ledger
 
 

@@ -38,7 +38,7 @@ from data_prep.manifest import (
     write_record,
 )
 from pretrain.config.sections import BatchConfig
-from pretrain.data.order import Lineage
+from pretrain.data.lineage import Lineage
 from pretrain.data.prefetch import prefetched
 from pretrain.data.sources import SOURCES, BestFitBlocks
 from pretrain.objectives.masked import MaskedLM, MaskedLMConfig

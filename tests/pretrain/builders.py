@@ -8,7 +8,8 @@ import pytest
 
 from pretrain.config.sections import FaultConfig, Sizes
 from pretrain.data.batches import PretrainingBatches
-from pretrain.data.mixture import Mixture, Order
+from pretrain.data.mixture import Mixture
+from pretrain.data.order import Order
 from pretrain.loop.protocols import StepRecord, StepResult
 from pretrain.records import checkpoints
 from pretrain.records.collective import Group

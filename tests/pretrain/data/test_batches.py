@@ -13,7 +13,8 @@ from pretrain.data.batches import (
     refuse_without_targets,
     validation_batches,
 )
-from pretrain.data.mixture import Mixture, Order
+from pretrain.data.mixture import Mixture
+from pretrain.data.order import Order
 from pretrain.data.sentence_pairs import SentencePairs
 from pretrain.data.sources import SOURCES, BestFitBlocks, CompleteBlocks, Joined
 from pretrain.model import presets

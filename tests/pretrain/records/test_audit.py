@@ -13,8 +13,8 @@ from data_prep.manifest import load_manifest
 from pretrain import __main__ as command_line
 from pretrain.checks.recipe import open_stream
 from pretrain.config.sections import Sizes
-from pretrain.data.mixture import Order
-from pretrain.data.order import Lineage
+from pretrain.data.lineage import Lineage
+from pretrain.data.order import Order
 from pretrain.data.sources import algorithms
 from pretrain.records import audit, ledger, metrics
 from tests.pretrain.histories import TOTAL, History, random_history

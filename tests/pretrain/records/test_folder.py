@@ -10,7 +10,8 @@ import pytest
 
 from data_prep import cache, contents
 from pretrain.checks import recipe as recipe_checks
-from pretrain.data.mixture import Mixture, Order
+from pretrain.data.mixture import Mixture
+from pretrain.data.order import Order
 from pretrain.records import checkpoints, ledger
 from pretrain.records import folder as run_folder
 from pretrain.train import resume

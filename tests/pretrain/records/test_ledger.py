@@ -11,7 +11,7 @@ import random
 import pytest
 
 from pretrain.config.sections import SpikeConfig
-from pretrain.data.order import Lineage
+from pretrain.data.lineage import Lineage
 from pretrain.records import ledger
 from pretrain.spikes.detector import SpikeDetector
 from pretrain.spikes.observations import Evaluation, Observation, Seen

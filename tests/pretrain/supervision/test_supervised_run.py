@@ -11,7 +11,7 @@ from pretrain import __main__ as command_line
 from pretrain.config import load as recipes
 from pretrain.config.sections import FaultConfig
 from pretrain.data.batches import validation_note
-from pretrain.data.order import Lineage
+from pretrain.data.lineage import Lineage
 from pretrain.data.sources import CompleteBlocks
 from pretrain.models import model_folder
 from pretrain.records import checkpoints, ledger, metrics

@@ -6,7 +6,7 @@ import pytest
 
 from pretrain.config.run import RunConfig
 from pretrain.config.sections import BatchConfig
-from pretrain.data.order import Lineage
+from pretrain.data.lineage import Lineage
 from pretrain.records import ledger
 from pretrain.train.continuity import continuity_check, discontinuity, recorded_losses
 from pretrain.train.resume import Start

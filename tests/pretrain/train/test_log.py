@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from pretrain.config.run import RunConfig
-from pretrain.data.order import Lineage
+from pretrain.data.lineage import Lineage
 from pretrain.records import ledger
 from pretrain.train.log import RunLog
 from pretrain.train.resume import Start

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from pretrain.data import permutation
-from pretrain.data.order import Lineage, Segment, digest
+from pretrain.data.lineage import Lineage, Segment, digest
 
 
 def start(total, seed=1):
@@ -173,11 +173,6 @@ def test_a_rollback_past_an_earlier_one_drops_its_seed():
     assert start(100).rolled_back(0, 3) == start(100, 3)
 
 
-def test_the_seed_in_force_is_that_of_the_newest_segment():
-    lineage = start(40).rolled_back(30, 4).rolled_back(50, 5)
-    assert [lineage.seed_at(p) for p in (0, 29, 30, 49, 50, 10**9)] == [1, 1, 4, 4, 5, 5]
-
-
 @pytest.mark.parametrize("segments", [(), (Segment(1, 1),), (Segment(0, 1), Segment(0, 2))])
 def test_a_lineage_that_would_repeat_blocks_is_an_error(segments):
     with pytest.raises(AssertionError):
@@ -201,10 +196,10 @@ def test_segments_compare_by_all_their_fields():
 
 def test_a_digest_depends_on_blocks_epochs_and_order():
     lineage = start(50).rolled_back(20, 2)
-    assert lineage.digest(0, 20) == start(50).digest(0, 20)
-    assert lineage.digest(0, 21) != start(50).digest(0, 21)
-    assert start(50).digest(10, 7) == "d45a532118a6981c"
-    epochs = {start(1).digest(position, 1) for position in range(3)}  # of the same block
+    assert digest(*lineage.blocks(0, 20)) == digest(*start(50).blocks(0, 20))
+    assert digest(*lineage.blocks(0, 21)) != digest(*start(50).blocks(0, 21))
+    assert digest(*start(50).blocks(10, 7)) == "d45a532118a6981c"
+    epochs = {digest(*start(1).blocks(position, 1)) for position in range(3)}  # of the same block
     assert len(epochs) == 3
 
 

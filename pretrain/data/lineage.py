@@ -1,0 +1,252 @@
+"""The order of one corpus's blocks: a seeded permutation that needs no memory, and its history.
+
+Positions in the order count the blocks of all epochs. Within an epoch the order is a pseudo-random
+permutation, computed per position, so that 200 million blocks cost nothing to shuffle or to seek
+in. A rollback to a position keeps the order before it, permutes the other blocks of the epoch anew,
+and may declare some of them skipped. Whatever the history, every block is used exactly once per
+epoch, except the skipped ones.
+
+Imports numpy only. Read `Lineage`, then `_Layer`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from functools import cached_property
+
+import numpy as np
+
+from pretrain.data.permutation import Indices, permute
+
+
+def digest(blocks: Indices, epochs: Indices) -> str:
+    """Hash which blocks a batch reads, as metrics.jsonl has it under `blocks`.
+
+    BLAKE2b with a digest of 8 bytes, as 16 hexadecimal digits, of the blocks' names one after the
+    other in the order in which they are read. A name is 16 bytes: the epoch of the block's corpus
+    and the number of the block, each as a signed 64-bit integer with the lowest byte first. Epochs
+    count from 0. Blocks are numbered through: those of the first corpus from 0 on, then those of
+    the next; an attempt's record in the ledger lists the corpora with their numbers of blocks.
+
+    Args:
+        blocks: their numbers, [n].
+        epochs: of each, [n].
+    """
+    names = np.column_stack([epochs, blocks]).astype("<i8")
+    return hashlib.blake2b(names.tobytes(), digest_size=8).hexdigest()
+
+
+def _no_names() -> Indices:
+    return np.empty((0, 2), dtype=np.int64)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Segment:
+    """From `first_position` on, blocks are ordered by `seed`, and `skipped` is not read."""
+
+    first_position: int
+    seed: int
+    skipped: Indices = dataclasses.field(default_factory=_no_names)
+    """Names of blocks, (epoch, block) [K, 2], sorted. Positions would not outlive a rollback."""
+
+    @cached_property
+    def identity(self) -> tuple[int, int, int, str]:
+        """First position, seed, number of skipped blocks, hash of their names: for a manifest."""
+        epochs, blocks = self.skipped.T
+        return self.first_position, self.seed, len(self.skipped), digest(blocks, epochs)
+
+    @cached_property
+    def _epochs(self) -> Indices:
+        return np.ascontiguousarray(self.skipped[:, 0])
+
+    def skipped_before(self, epoch: int) -> int:
+        """Number of skipped blocks in earlier epochs."""
+        return int(np.searchsorted(self._epochs, epoch))
+
+    def skipped_in(self, epoch: int) -> Indices:
+        """The skipped blocks of one epoch, sorted."""
+        return self.skipped[self.skipped_before(epoch) : self.skipped_before(epoch + 1), 1]
+
+    def __eq__(self, other: object) -> bool:
+        """Compare by `identity`."""
+        return isinstance(other, Segment) and self.identity == other.identity
+
+    def __hash__(self) -> int:
+        """Hash of `identity`."""
+        return hash(self.identity)
+
+    def __reduce__(self) -> tuple[type[Segment], tuple[int, int, Indices]]:
+        """Pickle without cached values."""
+        return Segment, (self.first_position, self.seed, self.skipped)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Layer:
+    """One reordering of the rest of an epoch: maps its positions to those of the layer below.
+
+    Positions below `cut` stay. The others are permuted among themselves, then shifted past the
+    skipped positions of the layer below.
+    """
+
+    cut: int
+    size: int
+    """Number of positions of the epoch in this layer."""
+    seed: int
+    epoch: int
+    skipped: Indices
+    """Positions of the layer below, at or after `cut`, sorted."""
+
+    @cached_property
+    def _unskipped_before(self) -> Indices:
+        """For each skipped position, the number of positions before it that are not skipped."""
+        return self.skipped - np.arange(len(self.skipped))
+
+    def lower(self, positions: Indices) -> Indices:
+        """Map positions of this layer to the layer below."""
+        positions = positions.copy()
+        later = positions >= self.cut
+        positions[later] = self.cut + permute(
+            positions[later] - self.cut, self.size - self.cut, self.seed, self.epoch
+        )
+        return positions + np.searchsorted(self._unskipped_before, positions, side="right")
+
+    def raised(self, positions: Indices) -> Indices:
+        """Map positions of the layer below, none of them skipped, to this layer."""
+        positions = positions - np.searchsorted(self.skipped, positions)
+        later = positions >= self.cut
+        positions[later] = self.cut + permute(
+            positions[later] - self.cut, self.size - self.cut, self.seed, self.epoch, inverse=True
+        )
+        return positions
+
+
+@dataclasses.dataclass(frozen=True)
+class Lineage:
+    """The order of a run's blocks, after its rollbacks.
+
+    Epoch e has `total` positions, less the blocks that are skipped in it; epochs follow each other.
+    A lookup costs one `permute` per rollback within the epoch; memory is needed for the skipped
+    blocks only.
+    """
+
+    total: int
+    """Number of blocks of the corpus: an epoch without skips."""
+    segments: tuple[Segment, ...]
+    """Oldest first; the first begins at position 0."""
+
+    def __post_init__(self) -> None:
+        """Check the segments: a gap or a wrong order would silently repeat blocks."""
+        starts = [segment.first_position for segment in self.segments]
+        assert self.total > 0, self.total
+        assert starts[:1] == [0], starts
+        assert starts == sorted(set(starts)), starts
+
+    @classmethod
+    def begin(cls, total: int, seed: int) -> Lineage:
+        """The lineage of a run that was never rolled back."""
+        return cls(total, (Segment(0, seed),))
+
+    def rolled_back(self, position: int, seed: int, skip: tuple[int, int] | None = None) -> Lineage:
+        """The lineage that follows this one up to `position`, then continues with `seed`.
+
+        Args:
+            position: blocks before it count as read.
+            seed: permutes the other blocks.
+            skip: first and end position, in this lineage; its blocks there, from `position` on,
+                will not be read in their epochs. Blocks that it had declared skipped from
+                `position` on stay skipped.
+        """
+        kept = tuple(segment for segment in self.segments if segment.first_position < position)
+        skipped = [segment.skipped for segment in self.segments[len(kept) :]]
+        if skip:
+            first, end = max(skip[0], position), skip[1]
+            blocks, epochs = self.blocks(first, max(0, end - first))
+            skipped.append(np.column_stack([epochs, blocks]))
+        return Lineage(self.total, (*kept, Segment(position, seed, _sorted_names(skipped))))
+
+    def skipped(self) -> tuple[Indices, Indices]:
+        """Blocks declared skipped, and the epoch of each; sorted by epoch, then block."""
+        names = _sorted_names([segment.skipped for segment in self.segments])
+        return names[:, 1], names[:, 0]
+
+    def epoch(self, position: int) -> float:
+        """Epochs read before a position; skipped blocks count as read once they are declared."""
+        number = self._epoch_of(position)
+        declared = (s for s in self.segments if s.first_position <= position)
+        return (position + sum(s.skipped_before(number + 1) for s in declared)) / self.total
+
+    def blocks(self, first_position: int, count: int) -> tuple[Indices, Indices]:
+        """Blocks at positions [first_position, first_position + count), and the epoch of each."""
+        positions = np.arange(first_position, first_position + count, dtype=np.int64)
+        epochs = self._epochs(positions)
+        blocks = np.empty_like(positions)
+        for epoch in np.unique(epochs).tolist():
+            chosen = epochs == epoch
+            found = positions[chosen] - self._start(epoch)
+            for layer in reversed(self._layers(epoch)):
+                found = layer.lower(found)
+            blocks[chosen] = found
+        return blocks, epochs
+
+    @cached_property
+    def _skips(self) -> tuple[Indices, Indices]:
+        """The epochs with skips, ascending, and the number of blocks skipped up to their ends."""
+        epochs, counts = np.unique(self.skipped()[1], return_counts=True)
+        return epochs, np.cumsum(counts)
+
+    def _start(self, epoch: int) -> int:
+        """First position of an epoch."""
+        epochs, skipped = self._skips
+        before = int(np.searchsorted(epochs, epoch))
+        return epoch * self.total - (int(skipped[before - 1]) if before else 0)
+
+    def _epoch_of(self, position: int) -> int:
+        return int(self._epochs(np.array([position]))[0])
+
+    def _epochs(self, positions: Indices) -> Indices:
+        """The epoch of each position."""
+        epochs, skipped = self._skips
+        ends = (epochs + 1) * self.total - skipped
+        before = np.searchsorted(ends, positions, side="right")
+        numbers: Indices = (positions + np.concatenate([[0], skipped])[before]) // self.total
+        return numbers
+
+    @cached_property
+    def _known_layers(self) -> dict[int, list[_Layer]]:
+        return {}
+
+    def _layers(self, epoch: int) -> list[_Layer]:
+        """Reorderings of the blocks of an epoch, oldest first; the first maps to block indices."""
+        if epoch not in self._known_layers:
+            self._known_layers[epoch] = self._build_layers(epoch)
+        return self._known_layers[epoch]
+
+    def _build_layers(self, epoch: int) -> list[_Layer]:
+        layers: list[_Layer] = []
+        unread = _no_names()[:, 1]
+        for segment in self.segments:
+            # A segment that skips the rest of its epoch begins in the next one.
+            begun = self._epoch_of(segment.first_position)
+            cut = segment.first_position - self._start(begun)
+            skipped = segment.skipped_in(epoch)
+            if begun < epoch or (begun, cut) == (epoch, 0):
+                # No block of the epoch was read: its order is drawn anew.
+                unread = np.union1d(unread, skipped)
+                layers = [_Layer(0, self.total - len(unread), segment.seed, epoch, unread)]
+            elif begun == epoch:
+                size = layers[-1].size - len(skipped)
+                for layer in layers:
+                    skipped = layer.raised(skipped)
+                layers.append(_Layer(cut, size, segment.seed, epoch, np.sort(skipped)))
+        return layers
+
+    def __reduce__(self) -> tuple[type[Lineage], tuple[int, tuple[Segment, ...]]]:
+        """Pickle without cached values."""
+        return Lineage, (self.total, self.segments)
+
+
+def _sorted_names(parts: list[Indices]) -> Indices:
+    """The names of all parts, [K, 2], sorted by epoch, then block."""
+    names = np.concatenate([_no_names(), *parts])
+    return names[np.lexsort((names[:, 1], names[:, 0]))]
