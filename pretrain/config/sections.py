@@ -396,9 +396,6 @@ class SupervisionConfig:
     ready, end of the first step (which compiles kernels on GPUs, see `training.compile`)."""
     save_seconds: PositiveFloat = 1800.0
     """Silence after which saving a checkpoint, or an evaluation, counts as hanging."""
-    grace_seconds: PositiveFloat = 10.0
-    """Time that processes have to exit when they are told to, or when their launcher or other ranks
-    have exited."""
     preemption_seconds: PositiveFloat = 240.0
     """Time to finish the step and save when the run is asked to stop."""
     node_silence_seconds: PositiveFloat = 60.0

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from data_prep.common.exit_codes import EXIT_DONE, EXIT_FAILED
-from pretrain.processes import launching
+from pretrain.processes import launching, processes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -120,10 +120,10 @@ def _ask(
         hint = f"the launcher {launching.describe_exit(job.code())}"
         if not job.ended():
             hint = f"not finished after {seconds:g} s"
-        job.end(settings.grace_seconds)
+        job.end(processes.GRACE_SECONDS)
         agents.dismiss()
         control.write(folder, dataclasses.replace(control_file, state=control.EXIT))
-        agents.close(2 * settings.grace_seconds)
+        agents.close(2 * processes.GRACE_SECONDS)
     return job, hint
 
 

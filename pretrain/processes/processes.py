@@ -21,6 +21,9 @@ import psutil
 
 RUN_VARIABLE = "ZEROCLAP_RUN"
 """Environment variable that marks every process of a run."""
+GRACE_SECONDS = 10.0
+"""Time that processes have to exit when they are told to, or when their launcher or other ranks
+have exited."""
 _PR_SET_CHILD_SUBREAPER = 36
 _KILL_SECONDS = 30.0
 """For the system to end processes that received SIGKILL."""
@@ -76,7 +79,9 @@ def members(run: Path, node: int = 0) -> list[Member]:
     return found
 
 
-def end_all(run: Path, grace_seconds: float = 10.0, node: int = 0, launcher: int = 0) -> None:
+def end_all(
+    run: Path, grace_seconds: float = GRACE_SECONDS, node: int = 0, launcher: int = 0
+) -> None:
     """End every process of a run: SIGTERM first, SIGKILL after `grace_seconds`.
 
     Each process gets its own signal, because a terminated launcher leaves its ranks alive. Stopped

@@ -139,7 +139,7 @@ class Agent:
         """Return the exit code if a stop was requested, or there was no attempt for too long.
 
         The first request is forwarded to a running attempt, the second one ends it. After an
-        attempt the supervisor has `grace_seconds` to name the exit code: it may have been the last.
+        attempt the supervisor has GRACE_SECONDS to name the exit code: it may have been the last.
         """
         idle = time.monotonic() - self._idle_since
         if self._stop_requests.count > 1:
@@ -147,7 +147,7 @@ class Agent:
         if self._stop_requests.count and self._job:
             with contextlib.suppress(OSError):  # written again at the next poll
                 control.request_stop(self._run, self._job.control_file.token)
-        elif self._stop_requests.count and idle > self._settings.grace_seconds:
+        elif self._stop_requests.count and idle > processes.GRACE_SECONDS:
             return EXIT_PREEMPTED
         limit = self._settings.node_wait_seconds
         if self._job is None and idle > limit:
@@ -174,14 +174,14 @@ class Agent:
         """End the launcher in a silence; called in a thread, as the main one may wait for files."""
         if self._job and self._hearing.silence():
             with contextlib.suppress(TimeoutError):  # tried again in a second
-                self._job.end(self._settings.grace_seconds)
+                self._job.end(processes.GRACE_SECONDS)
 
     def _end_job(self) -> None:
         """End all processes of the run on this node."""
         if self._job:
-            self._job.end(self._settings.grace_seconds)
+            self._job.end(processes.GRACE_SECONDS)
         else:
-            processes.end_all(self._run, self._settings.grace_seconds, self._node)
+            processes.end_all(self._run, processes.GRACE_SECONDS, self._node)
         self._job = None
 
     def _print(self, text: str) -> None:

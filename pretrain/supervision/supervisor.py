@@ -134,7 +134,7 @@ class Supervisor:
             return self._run_to_end(job)
         if control_file and control_file.state == control.RUN:
             self._write_control_file(dataclasses.replace(control_file, state=control.STOP))
-        processes.end_all(self.run_folder, self._settings.grace_seconds)
+        processes.end_all(self.run_folder, processes.GRACE_SECONDS)
         run_folder.lock(self.run_folder).close()  # raises if it is trained without supervisor
         errors = failures.read(self.run_folder, control_file.token) if control_file else []
         if control_file and failures.cause(errors) is None:
@@ -220,10 +220,10 @@ class Supervisor:
             stop = dataclasses.replace(job.control_file, state=control.STOP)
             with contextlib.suppress(OSError):  # the processes are ended even on a full disk
                 control.write(self.run_folder, stop)
-            job.end(self._settings.grace_seconds)
+            job.end(processes.GRACE_SECONDS)
             self._write_control_file(stop)
             # Their ranks may still write down why they ended. `_wait_for_nodes` waits longer.
-            deadline = time.monotonic() + self._settings.grace_seconds
+            deadline = time.monotonic() + processes.GRACE_SECONDS
             while self._other_nodes.busy() and time.monotonic() < deadline:
                 time.sleep(self._poll_seconds)
         return self._conclude(job, problem)
@@ -328,7 +328,7 @@ class Supervisor:
             self._agents.dismiss()
             token = secrets.token_hex(8)
             self._write_control_file(ControlFile(token, 0, control.EXIT, code=code))
-            self._agents.close(self._settings.grace_seconds)
+            self._agents.close(processes.GRACE_SECONDS)
 
     def _records(self) -> list[ledger.Record]:
         return self._wait_for_disk(lambda: ledger.read(self.ledger))

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from pretrain.config.sections import SupervisionConfig
-from pretrain.processes.processes import Member
+from pretrain.processes import processes
 from pretrain.records import control, heartbeat, metrics
 from pretrain.supervision.decide import CRASH, HANG, Problem
 
@@ -50,7 +50,7 @@ class Watch:
         self.lines: deque[dict[str, Any]] = deque(maxlen=_STEPS)
         """The newest lines that were added to metrics.jsonl since the watch started."""
 
-    def problem(self, members: Sequence[Member]) -> Problem | None:
+    def problem(self, members: Sequence[processes.Member]) -> Problem | None:
         """Return why the attempt has to be ended, if it has to.
 
         Args:
@@ -86,7 +86,7 @@ class Watch:
     def lost_ranks(self, ranks: set[str]) -> str:
         """Describe ranks that ended while others, or the launcher, still run; else return "".
 
-        The launcher does not notice a rank that exits early with code 0. It has `grace_seconds` to
+        The launcher does not notice a rank that exits early with code 0. It has GRACE_SECONDS to
         end the other ranks.
 
         Args:
@@ -96,7 +96,7 @@ class Watch:
         self._known_ranks |= ranks
         lost = self._known_ranks - ranks
         self._incomplete_since = min(now, self._incomplete_since) if lost else math.inf
-        if now - self._incomplete_since <= self._config.grace_seconds:
+        if now - self._incomplete_since <= processes.GRACE_SECONDS:
             return ""
         names = ", ".join(sorted(lost, key=int))
         return f"rank {names} ended, and the launcher or other ranks still run"
@@ -111,7 +111,7 @@ class StoppedProcesses:
         self._since: dict[int, float] = {}
         self._last_look = -math.inf
 
-    def describe(self, members: Sequence[Member]) -> str:
+    def describe(self, members: Sequence[processes.Member]) -> str:
         """Describe a process that has been stopped for too long; "" if there is none."""
         now = self._clock()
         # After a pause this process was stopped as well, perhaps with all others: count from now.

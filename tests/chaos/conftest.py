@@ -27,7 +27,6 @@ SHORT = (
     "spike.confirm_steps=4",
     "supervision.max_retries=20",
     "supervision.hang_seconds=60",
-    "supervision.grace_seconds=3",
 )
 PATIENCE = 300.0
 """Seconds to wait for what takes ten seconds on an idle machine."""

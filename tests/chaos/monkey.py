@@ -51,7 +51,6 @@ COMMON = (
     "spike.validation_nats=100",
     "supervision.max_retries=100000",
     f"supervision.hang_seconds={HANG_SECONDS}",
-    "supervision.grace_seconds=3",
     # On a busy machine a start-up may take minutes.
     "supervision.init_seconds=500",
 )

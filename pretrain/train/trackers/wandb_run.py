@@ -20,7 +20,7 @@ from pretrain.train.trackers.table import Shown
 STATE = "wandb.json"
 """In the run's folder: the run at W&B that the last attempt wrote to."""
 _INIT_SECONDS, _FINISH_SECONDS = 15.0, 8.0
-"""The second is below supervision.grace_seconds: the other ranks have exited by then."""
+"""The second is below processes.GRACE_SECONDS: the other ranks have exited by then."""
 
 
 class WandbRun:

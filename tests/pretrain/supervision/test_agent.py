@@ -23,7 +23,7 @@ from pretrain.supervision.nodes import Node, Report, write_report
 from tests.pretrain.supervision.test_supervisor import HEAD
 
 PATIENCE = 60.0
-LIMITS = {"grace_seconds": 2.0, "node_silence_seconds": 30.0, "node_wait_seconds": PATIENCE}
+LIMITS = {"node_silence_seconds": 30.0, "node_wait_seconds": PATIENCE}
 
 
 class Stage:
@@ -297,7 +297,7 @@ def test_an_end_is_recorded_though_another_node_does_not_report_its_own(stage):
     from pretrain.supervision.supervisor import Supervisor
 
     stage.scripts = {(1, 0): "record('attempt'); time.sleep(3); raise SystemExit(9)"}
-    config = stage.config(node_wait_seconds=1.0, grace_seconds=1.0, node_silence_seconds=600.0)
+    config = stage.config(node_wait_seconds=1.0, node_silence_seconds=600.0)
     supervisor = Supervisor(config, Node(0, 2), lambda text: None, poll_seconds=0.05)
     write_report(stage.run, 1, Report("", nodes.READY))
     launched = threading.Timer(1.0, write_report, (stage.run, 1, Report("", nodes.RUNNING)))

@@ -79,7 +79,7 @@ class Launcher:
 
 
 def supervise(opened, folder, output, **supervision):
-    limits = {"max_retries": 2, "grace_seconds": 2.0, **supervision}
+    limits = {"max_retries": 2, **supervision}
     config = RunConfig(folder=str(folder), supervision=SupervisionConfig(**limits))
     return opened(config, write=output.append, poll_seconds=0.05).run()
 
@@ -359,8 +359,7 @@ def test_a_spike_is_rolled_back_and_told_as_is_the_end(opened, tmp_path, monkeyp
         "record('attempt', step=100); record('done')",
     )
     notify = NotifyConfig(["sh", "-c", f"cat >> {told}"])
-    limits = SupervisionConfig(grace_seconds=2.0)
-    config = RunConfig(folder=str(run), supervision=limits, notify=notify)
+    config = RunConfig(folder=str(run), notify=notify)
     assert opened(config, write=output.append, poll_seconds=0.05).run() == 0
     assert kinds(run) == ["attempt", "commit", "spike", "rollback", "attempt", "done"]
     assert ledger.read(run / "ledger.jsonl")[3]["onset"] == 250
@@ -510,7 +509,7 @@ def test_on_a_full_disk_processes_are_ended_first_and_the_records_are_written_la
         return Problem("hang", "the test says so")
 
     monkeypatch.setattr(supervisor.Supervisor, "_problem", find_problem)
-    config = RunConfig(folder=str(tmp_path), supervision=SupervisionConfig(grace_seconds=2.0))
+    config = RunConfig(folder=str(tmp_path))
     assert opened(config, write=listen, poll_seconds=0.05).run() == 0
     assert kinds(tmp_path) == ["attempt", "hang", "attempt", "done"]
     text = "".join(output)
