@@ -36,7 +36,7 @@ class History:
         self.total = sum(totals.values()) if totals else total
         self.records: list[dict[str, Any]] = []
         self.lines: list[dict[str, Any]] = []
-        self.add("created", corpus="0" * 64, seed=SEED, batch=vars(BATCH))
+        self.add("created", corpus="0" * 64, seed=SEED, batch={**vars(BATCH)})
         self.attempt, self.step = 0, 0
         self.versions = {"zeroclap": "1a2b", "torch": "2.13"}
 

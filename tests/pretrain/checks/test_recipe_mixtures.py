@@ -32,7 +32,7 @@ def test_a_mixture_that_cannot_be_read_is_refused(mixed, corpora, message):
 
 def test_a_phase_that_reads_no_corpus_is_refused(mixed):
     phases = "phases=[{steps: 9}, {data: {corpora: {a: {weight: 0}}}}]"
-    with pytest.raises(ValueError, match="from step 9 on, the weights are 0, 0"):
+    with pytest.raises(ValueError, match="phase 2: .*the weights are 0, 0"):
         check(mixed("a: weight: 1", "b: weight: 0", words=[phases]), 2)
 
 

@@ -136,7 +136,6 @@ def test_show_documents_every_setting_and_names_its_source(capsys):
             '    # Shape of ALiBi\'s bias, where `position` is "alibi"',
             "    alibi: offset  # command line",
         ),
-        ("  # What goes wrong.", "  kind: none  # default"),
     ):
         assert lines[lines.index(line) - 1].startswith(before)
     settings = [n for n, line in enumerate(lines) if "  # " in line and line.lstrip()[0] != "#"]

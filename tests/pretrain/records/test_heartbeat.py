@@ -45,7 +45,7 @@ def test_a_torn_heartbeat_is_ignored(tmp_path):
     [
         (INIT, [99.0], 500),
         (SAVE, [99.0], 300),
-        (EVALUATE, [99.0], 400),
+        (EVALUATE, [99.0], 300),
         (STEP, [], 500),
         (STEP, [0.1] * 1000, 60),
         (STEP, [8.0] * 1000, 80),

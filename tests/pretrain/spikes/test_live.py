@@ -7,7 +7,7 @@ import pytest
 
 from data_prep.common.exit_codes import EXIT_SPIKE
 from pretrain.config.run import RunConfig
-from pretrain.config.sections import CorpusConfig, DataConfig, PhaseConfig, SpikeConfig
+from pretrain.config.sections import DataConfig, PhaseConfig, SpikeConfig
 from pretrain.loop.protocols import GO_ON
 from pretrain.records import metrics
 from pretrain.records.ledger import run_state
@@ -127,12 +127,6 @@ def test_a_gross_rise_stops_the_loop_and_noise_does_not(tmp_path):
     risen = [*calm[:60], *(step_record(step, 9.0 + 0.01 * (step % 5)) for step in range(60, 100))]
     _, found = verdicts(tmp_path / "risen", risen, ())
     assert 60 <= found.index(EXIT_SPIKE) < 70
-
-
-def test_changes_of_the_weights_of_corpora_are_declared():
-    books = CorpusConfig("books", 1.0, {300: 0.5, 90: 2.0})
-    config = RunConfig(data=DataConfig(corpora={"web": CorpusConfig("web"), "books": books}))
-    assert declared_changes(config, run_state([], 1)) == [90, 300]
 
 
 def test_phases_are_declared():
