@@ -14,19 +14,23 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     add = command.add_argument
     source = "a fairseq checkpoint (.pt), a model folder or a Hugging Face folder"
     add("source", type=Path, help=source)
-    add("--to", required=True, choices=("zeroclap", "fairseq", "huggingface"))
+    forms = ("zeroclap", "fairseq", "huggingface", "sentence-transformers")
+    add("--to", required=True, choices=forms)
     add("--output", type=Path, required=True, help="the folder (or .pt file) to write")
     add(
         "--tokenizer",
         help="the vocabulary, where the source has none: roberta-base, or a file or folder that "
         f"`{typed('data_prep prepare')}` accepts",
     )
-    head = "with --to huggingface: export this classification head instead of the language model's"
+    head = (
+        "with --to huggingface: export this classification head instead of the language model's; "
+    )
+    head += "with --to sentence-transformers: pool tokens as this head does (default: their mean)"
     add("--head", metavar="NAME", help=head)
-    scores = "with --to huggingface: a Markdown file that becomes a part of the model card, such "
+    scores = "for both libraries: a Markdown file that becomes a part of the model card, such "
     scores += "as the report.md that `glue-report` writes"
     add("--scores", type=Path, metavar="FILE", help=scores)
-    plain = "with --to huggingface: refuse a model that transformers has no class for"
+    plain = "for both libraries: refuse a model that transformers has no class for"
     add("--plain", action="store_true", help=plain)
 
 
