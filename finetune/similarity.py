@@ -42,8 +42,10 @@ def correlation(model: Path, pairs: Sequence[Example]) -> float:
         Task("text"), texts, loaded.tokenizer, limit, segments=config.segments
     )
 
-    def pooled(ids: Tensor, is_text: Tensor, segments: Tensor | None) -> Tensor:
-        features = encoder(ids, is_text, segment_ids=segments).float()
+    def pooled(ids: Tensor, is_text: Tensor | None, segments: Tensor | None) -> Tensor:
+        features: Tensor = encoder(ids, is_text, segment_ids=segments).float()
+        if is_text is None:  # no row is padded
+            return features.mean(dim=1)
         real = is_text.unsqueeze(-1)
         mean: Tensor = (features * real).sum(dim=1) / real.sum(dim=1)
         return mean
