@@ -220,10 +220,12 @@ def _run(
     options: argparse.Namespace, data: str, tasks: Sequence[Task], protocol: str = "default"
 ) -> int:
     """Do the runs of tasks that are not done yet, and report; returns the exit code."""
+    from finetune.classifiers import about_length
     from finetune.launch import run_rounds
     from finetune.plan import RESULT, WEIGHTS
     from finetune.planning import plan_runs
     from finetune.report import write_report
+    from pretrain.models.model_folder import load_model
 
     for name, least in (("jobs", 0), ("world_size", 1), ("retries", 0)):
         if (value := getattr(options, name)) is not None and value < least:
@@ -239,6 +241,9 @@ def _run(
         save_models=not options.no_models,
         world_size=options.world_size,
     )
+    loaded = load_model(options.model)
+    for limit in sorted({plan.config.max_tokens for plan in plans}):
+        print(about_length(limit, loaded.sequence_length, loaded.model.config), flush=True)
     failed = run_rounds(
         options.output,
         plans,

@@ -33,6 +33,15 @@ def longest_input(max_tokens: int, architecture: ModelConfig) -> int:
     return min(max_tokens, architecture.longest_input or max_tokens)
 
 
+def about_length(max_tokens: int, trained: int, architecture: ModelConfig) -> str:
+    """Say how long inputs may be, and what happens to those beyond the length of training."""
+    longest = longest_input(max_tokens, architecture)
+    words = f"inputs have at most {longest:,} tokens"
+    if longest > trained:
+        return f"{words}, the model was trained on {trained:,}: {architecture.method.beyond}"
+    return f"{words}: {architecture.method.beyond}" if longest < max_tokens else words
+
+
 def build(loaded: model_folder.LoadedModel, plan: RunPlan, task: Task) -> Classifier:
     """Build the classifier that a run starts from, which depends on model folder and plan only.
 

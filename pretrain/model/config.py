@@ -41,15 +41,36 @@ class PositionMethod:
     """Whether positions may be fractions, as position interpolation makes them."""
     trained_bias: bool = False
     """Whether what is added to scores is always trained."""
+    beyond: str = ""
+    """What happens to inputs that are longer than those of training; a sentence for users."""
 
 
 POSITION_METHODS: Mapping[str, PositionMethod] = {
-    "learned": PositionMethod(embedding="LearnedPositions", bounded=True, scalable=False),
-    "sinusoidal": PositionMethod(embedding="SinusoidalPositions", hidden_multiple=2),
-    "rotary": PositionMethod(rotation="Rotary", head_multiple=2),
-    "t5-bias": PositionMethod(score_bias="T5Bias", trained_bias=True),
-    "alibi": PositionMethod(score_bias="Alibi"),
-    "none": PositionMethod(scalable=False),
+    "learned": PositionMethod(
+        embedding="LearnedPositions",
+        bounded=True,
+        scalable=False,
+        beyond="its learned positions are untrained after that, or end",
+    ),
+    "sinusoidal": PositionMethod(
+        embedding="SinusoidalPositions",
+        hidden_multiple=2,
+        beyond="sinusoidal positions are unknown to it soon after, and it breaks",
+    ),
+    "rotary": PositionMethod(
+        rotation="Rotary",
+        head_multiple=2,
+        beyond="rotary positions are unknown to it after that, and it gets worse",
+    ),
+    "t5-bias": PositionMethod(
+        score_bias="T5Bias",
+        trained_bias=True,
+        beyond="T5's bias treats larger distances alike, and it gets a little worse",
+    ),
+    "alibi": PositionMethod(
+        score_bias="Alibi", beyond="ALiBi weakens larger distances, and it keeps its level"
+    ),
+    "none": PositionMethod(scalable=False, beyond="it has no positions"),
 }
 """Every position method. No other code asks which method a model has."""
 

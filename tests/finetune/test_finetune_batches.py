@@ -4,11 +4,13 @@ import numpy as np
 import pytest
 
 from data_prep import tokenizer as tokenizers
+from finetune import classifiers
 from finetune.batches import EncodedExamples, ShuffledBatches
 from finetune.config import FinetuneConfig
 from finetune.examples import Example
 from finetune.kinds import lay_out
 from finetune.task import Task
+from pretrain.model.config import POSITION_METHODS, ModelConfig
 
 TASK = Task("pairs")
 
@@ -129,6 +131,20 @@ def test_models_with_segments_read_one_separator_and_the_segment_of_each_token(s
     assert set(batch["segment_ids"].flat) == {0, 1}  # at padding too
     assert (batch["input_ids"] == tokenizer.eos_id).sum(axis=1).tolist() == [2, 1, 2]
     assert "segment_ids" not in EncodedExamples(TASK, examples, tokenizer, 64).collate([0]).arrays
+
+
+@pytest.mark.parametrize("method", POSITION_METHODS)
+def test_what_happens_beyond_the_length_of_training_is_said_for_every_method(method):
+    fields = {"position": method, "max_positions": 64, "hidden_size": 32, "num_heads": 4}
+    config = ModelConfig(vocab_size=300, num_layers=1, intermediate_size=64, **fields)
+    longest = 64 if method == "learned" else 512
+    assert classifiers.about_length(512, 32, config) == (
+        f"inputs have at most {longest} tokens, the model was trained on 32: {config.method.beyond}"
+    )
+    assert len(config.method.beyond) > 10
+    assert classifiers.about_length(32, 32, config) == "inputs have at most 32 tokens"
+    ends = classifiers.about_length(512, 64, config)
+    assert ends.endswith(config.method.beyond)
 
 
 def test_a_long_example_is_left_out_of_training_and_cut_in_scoring(tiny_model):
