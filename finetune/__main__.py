@@ -264,17 +264,23 @@ def _run(
 
 
 def _report_arguments(command: argparse.ArgumentParser) -> None:
-    command.add_argument("folder", type=Path, help="the --output of glue")
+    command.add_argument("folder", type=Path, help="the --output of glue or finetune")
+    command.add_argument(
+        "--against",
+        type=Path,
+        metavar="FOLDER",
+        help="another model's folder of runs: is the difference more than chance?",
+    )
 
 
 def _report(options: argparse.Namespace) -> None:
-    """Compare a folder's runs with the published table.
+    """Compare a folder's runs with the published table, and with another model's.
 
-    example: python -m finetune glue-report scores
+    example: python -m finetune glue-report scores --against other-scores
     """
     from finetune.report import write_report
 
-    print(write_report(options.folder))
+    print(write_report(options.folder, options.against))
 
 
 def _predict_arguments(command: argparse.ArgumentParser) -> None:

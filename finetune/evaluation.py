@@ -96,8 +96,8 @@ class Evaluation:
         """Score each split of `dev_sets`; save the best weights to `best_folder`, if given."""
         self.epochs: list[dict[str, float]] = []
         """One record per epoch: its number from 1, the loss on the first split and every score."""
-        self.answers = 0
-        """Number of different answers that the best epoch's model gave on the first split."""
+        self.predictions: dict[str, tuple[Any, Any]] = {}
+        """Right answers, and those of the best epoch's model, by split (comparison.py)."""
         self._engine, self._batches, self._task = engine, batches, task
         self._dev_sets, self._best_folder = dev_sets, best_folder
         self._scores_of_best = task.scores_of_best(best_epoch_by)
@@ -107,22 +107,29 @@ class Evaluation:
         """The best epoch, as `FinetuneConfig.best_epoch_by` chooses it; the first of equals."""
         return dict(scores.best(self.epochs, self._scores_of_best))
 
+    @property
+    def answers(self) -> int:
+        """Number of different answers that the best epoch's model gave on the first split."""
+        _, answers = next(iter(self.predictions.values()))
+        return len({str(answer) for answer in answers})
+
     def __call__(self, step: int) -> None:
         """Score the model after `step` updates if the last one ended an epoch."""
         if not self._batches.ends_epoch(step):
             return
         record: dict[str, float] = {"epoch": int(self._batches.epoch(step))}
-        answers = []
+        predictions = {}
         for split, dev_set in self._dev_sets.items():
             outputs = self._outputs(dev_set)
-            answers.append(answers_of(dev_set, outputs))
+            answers = answers_of(dev_set, outputs)
             record.setdefault("loss", _mean_loss(dev_set, outputs))
             truth = dev_set.kind.truth(self._task, dev_set.examples)
-            values = scores.score(self._task.metrics, truth, answers[-1])
+            predictions[split] = truth, answers
+            values = scores.score(self._task.metrics, truth, answers)
             record |= {f"{name}{suffix_of(split)}": value for name, value in values.items()}
         self.epochs.append(record)
         if self.best == record:
-            self.answers = len({str(answer) for answer in answers[0]})
+            self.predictions = predictions
             if self._best_folder:
                 self._engine.save(self._best_folder)
         if self._engine.rank == 0:

@@ -21,7 +21,7 @@ from typing import Any
 from data_prep.common.arguments import typed
 from data_prep.common.files import strict_json, write_atomically
 from data_prep.common.wording import count
-from finetune import benchmarks, glue, protocols, published
+from finetune import benchmarks, comparison, glue, protocols, published
 from finetune.acceptability import PROVENANCE
 from finetune.plan import RESULT, WEIGHTS
 from finetune.planning import result_of
@@ -82,7 +82,7 @@ Tables = Mapping[str, Mapping[str, Row]]
 
 
 def collect(folder: Path) -> list[dict[str, Any]]:
-    """Read every finished run's result, and write them all to results.jsonl.
+    """Read every finished run's result, with its folder's name, and write all to results.jsonl.
 
     Raises:
         ValueError: there is no finished run.
@@ -92,7 +92,7 @@ def collect(folder: Path) -> list[dict[str, Any]]:
         raise ValueError(
             f"{folder}: has no finished run; accepted: the --output of `{typed('finetune glue')}`"
         )
-    results = [result_of(path.parent) for path in paths]
+    results = [result_of(path.parent) | {"folder": path.parent.name} for path in paths]
     lines = "".join(strict_json(result) + "\n" for result in results)
     write_atomically(folder / RESULTS, lines.encode())
     return results
@@ -161,11 +161,15 @@ def _choice_of_epoch(run: Result) -> str:
     return f"with the best {title(names)} on the same dev examples, which flatters"
 
 
-def write_report(folder: Path) -> str:
+def write_report(folder: Path, against: Path | None = None) -> str:
     """Return the report as Markdown, and write report.md, report.csv, report.tex and pictures.
 
+    Args:
+        folder: of runs.
+        against: of another model's runs, to compare with.
+
     Raises:
-        ValueError: there is no finished run.
+        ValueError: there is no finished run, or the two folders cannot be compared.
     """
     from finetune.picture import draw_beside_published, draw_epochs
 
@@ -177,7 +181,8 @@ def write_report(folder: Path) -> str:
     searches = [_search(c, tables[c.task][c.weights].task, protocol) for c in choices]
     named = {task: rows for task, rows in tables.items() if task in benchmarks.TASKS}
     overview = [_published_table(named, protocol), _official_table(named)] if named else []
-    text = "\n".join([*overview, *sections, *searches, *_similarity(results)])
+    compared = [_comparison(folder, results, against)] if against else []
+    text = "\n".join([*overview, *compared, *sections, *searches, *_similarity(results)])
     write_atomically(folder / REPORT, text.encode())
     write_atomically(folder / TABLE, _csv(tables, protocol).encode())
     write_atomically(folder / LATEX, _latex(tables).encode())
@@ -209,6 +214,57 @@ def _published_table(tables: Tables, protocol: Protocol) -> str:
     if any("*" in cell for row in protocol.table.values() for cell in row.values()):
         notes += " * no better than a constant answer, as a collapsed run is."
     return _section_of("Beside the published scores", ["model", *published.TASKS], rows, notes)
+
+
+def _comparison(folder: Path, results: Sequence[Result], against: Path) -> str:
+    """Return a table of the differences from another model's runs, with their significance."""
+    others = collect(against)
+    ours, theirs = protocols.of_results(results).name, protocols.of_results(others).name
+    if ours != theirs:
+        raise ValueError(f"{against}: has protocol {theirs}, {folder} has {ours}; accepted: one")
+    their_results, _ = protocols.choose(others, tasks_of(others))
+    rows = {}
+    for name, task in tasks_of(results).items():
+        pairs = _first_runs(results, name), _first_runs(their_results, name)
+        seeds = sorted(pairs[0].keys() & pairs[1].keys())
+        if seeds:
+            read = (
+                [comparison.read(where / runs[seed]["folder"], task) for seed in seeds]
+                for where, runs in zip((folder, against), pairs, strict=True)
+            )
+            found = comparison.compare(task, *read)
+            least = found.p_value == 2 / comparison.RESAMPLES
+            rows[name] = {
+                "seeds": str(found.seeds),
+                "ours": f"{100 * found.ours:.1f}",
+                "theirs": f"{100 * found.theirs:.1f}",
+                "difference": f"{100 * (found.ours - found.theirs):+.1f}",
+                "95 % interval": f"{100 * found.low:+.1f} to {100 * found.high:+.1f}",
+                "p": f"{'at most ' if least else ''}{found.p_value:.3f}",
+            }
+    if not rows:
+        raise ValueError(
+            f"{against}: has no task and seed that {folder} has; accepted: runs of the same tasks "
+            "with the same seeds, from pretrained weights"
+        )
+    return _section_of(
+        f"Compared with {against}",
+        ["task", "seeds", "ours", "theirs", "difference", "95 % interval", "p"],
+        rows,
+        "The benchmark's scores in per cent, averaged over the seeds that both have, with "
+        "collapsed runs. Interval and two-sided p: paired bootstrap, "
+        f"{comparison.RESAMPLES:,} resamples of seeds and dev examples. With few seeds the "
+        "interval is too narrow. One task in twenty has p below 0.05 by chance.",
+    )
+
+
+def _first_runs(results: Sequence[Result], task: str) -> dict[int, Result]:
+    """Return a task's runs from pretrained weights by seed, without retries."""
+    return {
+        run["seed"]: run
+        for run in results
+        if (run["task"], run["weights"], run["retry"]) == (task, "pretrained", 0)
+    }
 
 
 def _search(choice: Choice, task: Task, protocol: Protocol) -> str:

@@ -1,8 +1,8 @@
 """One fine-tuning run: `python -m finetune.train RUN_FOLDER`, on one or several ranks.
 
 The folder has run.json, the plan that `python -m finetune glue` wrote. The run adds metrics.jsonl
-(one line per step) and at the end result.json, and model/ if the plan asks for it. Read `main`,
-then `train`.
+(one line per step) and at the end predictions.jsonl, result.json, and model/ if the plan asks for
+it. Read `main`, then `train`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from data_prep.common import console
 from data_prep.common.exit_codes import EXIT_DONE, EXIT_USAGE
 from data_prep.common.files import lock, write_json
-from finetune import benchmarks, classifiers, collapse, examples, scores
+from finetune import benchmarks, classifiers, collapse, comparison, examples, scores
 from finetune.batches import EncodedExamples, ShuffledBatches
 from finetune.config import FinetuneConfig
 from finetune.evaluation import Evaluation
@@ -120,6 +120,7 @@ def train(plan: RunPlan, folder: Path) -> dict[str, Any]:
     if engine.rank > 0:
         return {}
     metrics.sync()
+    comparison.write(folder, evaluation.predictions)
     if parts:
         classifiers.save(folder, parts, loaded, plan, task)
         shutil.rmtree(folder / _BEST)

@@ -42,7 +42,7 @@ def test_two_ranks_learn_the_same_as_one(run_ranks, tiny_model, easy_glue, tmp_p
     for name in ("one", "two"):
         assert (tmp_path / name / "model" / "model.json").is_file()
         found = {path.name for path in (tmp_path / name).iterdir()}
-        assert found == {"run.json", "metrics.jsonl", "model"}  # nothing else
+        assert found == {"run.json", "metrics.jsonl", "predictions.jsonl", "model"}  # nothing else
 
 
 @pytest.mark.parametrize("model", ["tiny_model", "segment_model"])
