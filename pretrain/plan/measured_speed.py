@@ -6,7 +6,7 @@ import dataclasses
 import json
 from pathlib import Path
 
-from data_prep.common.records import decode
+from data_prep.common.records import PositiveFloat, decode
 from pretrain.checks import devices
 from pretrain.config.run import RunConfig
 
@@ -44,7 +44,7 @@ class Speed:
     """Tokens per row."""
     micro_batch_size: int
     global_batch_size: int
-    seconds: float
+    seconds: PositiveFloat
     """Median time of an update."""
     tokens_per_second: float
     """Of all devices."""
@@ -56,7 +56,7 @@ class Speed:
     """Peak memory in training: of a GPU, or of a process on the CPU."""
     start_seconds: float
     """Time to build and compile the model, with the first updates."""
-    expected_seconds: float | None
+    expected_seconds: PositiveFloat | None
     """Time of an update by the roofline of `plan`; None on devices that it does not know."""
     parts: dict[str, float]
     """Seconds by part of an update; each is measured alone, forward and backward."""

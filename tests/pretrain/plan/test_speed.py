@@ -135,6 +135,8 @@ def kind():
     [
         ({"size": "large"}, "measured model.size large, the recipe has base"),
         ({"device": "NVIDIA A100-SXM4-80GB"}, "measured on 'NVIDIA A100-SXM4-80GB'; accepted"),
+        ({"seconds": 0.0}, "seconds: 0.0 is not accepted; it must be above 0; accepted: what"),
+        ({"expected_seconds": -1.0}, "expected_seconds.* -1.0 is not accepted"),
         ({"expected_seconds": None}, "measured on 'NVIDIA H200'; accepted"),
         (None, "accepted: what `bench --json` wrote for this recipe on h200"),
     ],
