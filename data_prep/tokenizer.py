@@ -296,7 +296,7 @@ def load_albert(file: Path) -> tuple[Tokenizer, list[int]]:
             `<unk>` and `[MASK]`.
 
     Raises:
-        ValueError: It is no such file.
+        ValueError: The file is another one.
     """
     if not unigram.is_albert(_read_json(file)):
         raise ValueError(f"{file}: is not a unigram vocabulary with ALBERT's special tokens")

@@ -77,7 +77,7 @@ def make(documents: Sequence[Sentences], *, train: int, dev: int, seed: int) -> 
             found = sum(len(document.sentences) for document in documents)
             raise ValueError(
                 f"{found:,} sentences are too few for --train {train} and --dev {dev}, because no "
-                "document may be in both splits; accepted: smaller numbers, or more text"
+                "document may be in both splits; ask for fewer, or give more text"
             )
         files[split] = "".join(
             f"{name}\t1\t\t{sentence}\n{name}\t0\t*\t{_scrambled(sentence, seed)}\n"
@@ -119,10 +119,7 @@ def task_folder(output: Path) -> Path:
     folder = output / TASK.name
     if not (folder / PROVENANCE).is_file():
         for file in sorted(folder.glob("*.tsv")):
-            raise ValueError(
-                f"{file}: was not written by acceptability; accepted: another --output, or a "
-                f"{TASK.name} folder without TSV files"
-            )
+            raise ValueError(f"{file}: was not written by acceptability; choose another --output")
     return folder
 
 

@@ -55,7 +55,7 @@ class EncodedExamples:
         """Number of examples that were left out or cut."""
         self.rows = [row for row in rows if not (drop_long and row.is_cut)]
         if not self.rows:
-            raise ValueError(f"max_tokens {max_tokens}: every example is longer; accepted: more")
+            raise ValueError(f"max_tokens {max_tokens}: every example is longer")
         self.lengths = np.array([len(row.ids) for row in self.rows])
         self.pad_id = tokenizer.pad_id
         self._tokenizer, self._segments = tokenizer, segments

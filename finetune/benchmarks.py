@@ -44,7 +44,7 @@ def find_all(names: Sequence[str]) -> list[BenchmarkTask]:
         return list(glue.TASKS.values())
     tasks = _known(names)
     if len({task.name for task in tasks}) < len(tasks):
-        raise ValueError(f"tasks {', '.join(names)}: accepted: each task once, as in CoLA,RTE")
+        raise ValueError(f"tasks {', '.join(names)}: name each task once, as in CoLA,RTE")
     return tasks
 
 

@@ -63,7 +63,7 @@ def read(folder: Path, task: Task) -> Predictions:
         lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     except FileNotFoundError:
         raise ValueError(
-            f"{folder}: has no {PREDICTIONS}, which newer runs have; accepted: do the run again"
+            f"{folder}: has no {PREDICTIONS}, which newer runs have; do the run again"
         ) from None
     return {
         line["split"]: (_array(task, line["truth"]), _array(task, line["answers"]))

@@ -87,8 +87,7 @@ class FinetuneConfig:
         """
         if self.batch_size % world_size:
             raise ValueError(
-                f"batch_size {self.batch_size}: not a multiple of --world-size {world_size}; "
-                "accepted: a multiple, or another --world-size"
+                f"batch_size {self.batch_size}: is not a multiple of --world-size {world_size}"
             )
         return BatchConfig(self.batch_size, self.batch_size // world_size)
 

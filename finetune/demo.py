@@ -88,7 +88,7 @@ def empty_folder(output: Path) -> None:
         ValueError: the folder has files that no demo made.
     """
     if output.exists() and any(output.iterdir()) and not (output / MARK).exists():
-        raise ValueError(f"{output}: has files that no demo made; accepted: a new folder")
+        raise ValueError(f"{output}: has files that no demo made; choose a new folder")
     shutil.rmtree(output, ignore_errors=True)
     output.mkdir(parents=True)
     (output / MARK).touch()

@@ -70,7 +70,7 @@ def read(task: Task, data: str, split: str) -> Split:
     else:
         result = _from_tsv(task, _path(task, data, split), split)
     if not result.examples:
-        raise ValueError(f"{data}: {task.name} {split}: is empty; accepted: at least one example")
+        raise ValueError(f"{data}: {task.name} {split}: is empty")
     return result
 
 
@@ -97,7 +97,7 @@ def read_rows(path: Path) -> list[list[str]]:
     except UnicodeDecodeError as error:
         raise ValueError(f"{path}: is not UTF-8: {error}") from error
     if not text:
-        raise ValueError(f"{path}: is empty; accepted: at least one example")
+        raise ValueError(f"{path}: is empty")
     lines = text.removesuffix("\n").split("\n")
     return [line.removesuffix("\r").split("\t") for line in lines]
 
@@ -170,15 +170,15 @@ def _columns(task: BenchmarkTask, header: Sequence[str], labelled: bool, path: P
     """Return the indices of the texts' columns, followed by the label's if there are labels."""
     if not labelled and task.label in header:
         raise ValueError(
-            f"{path}: line 1: has labels, in column {task.label!r}; accepted: a test set without "
-            "labels (a set with labels is scored as dev)"
+            f"{path}: line 1: has labels, in column {task.label!r}, but a test set has none; a set "
+            "with labels is scored as dev"
         )
     names = [*task.texts, *([task.label] if labelled else [])]
     missing = [name for name in names if name not in header]
     if missing:
         raise ValueError(
-            f"{path}: line 1: has no column {', '.join(map(repr, missing))}; accepted: a header "
-            f"line that names {', '.join(names)}"
+            f"{path}: line 1: has no column {', '.join(map(repr, missing))}; the header line must "
+            f"name {', '.join(names)}"
         )
     return [header.index(name) for name in names]
 
@@ -186,7 +186,7 @@ def _columns(task: BenchmarkTask, header: Sequence[str], labelled: bool, path: P
 def _example(texts: Sequence[str], label: float, where: str) -> Example:
     stripped = tuple(text.strip() for text in texts)
     if not any(stripped):  # one empty text of two is data: QQP has some
-        raise ValueError(f"{where}: the text is empty; accepted: some text")
+        raise ValueError(f"{where}: the text is empty")
     return Example(stripped, label)
 
 
@@ -220,8 +220,8 @@ def _from_datasets(task: BenchmarkTask, data: str, split: str) -> Split:
     missing = [column for column in columns if column not in rows.column_names]
     if missing:
         raise ValueError(
-            f"{source}: has no column {', '.join(map(repr, missing))}; accepted: "
-            f"{', '.join(columns)}, as in {task.repository}"
+            f"{source}: has no column {', '.join(map(repr, missing))}; {task.repository} has "
+            f"{', '.join(columns)}"
         )
     examples = []
     for number, row in enumerate(rows.select_columns(columns)):

@@ -178,7 +178,7 @@ def _texts_of(kind: Kind, request: Request, row: TableRow) -> tuple[str, ...]:
     if kind == "tags":
         return tuple(map(str, values[0]))
     if wrong := [value for value in values if not isinstance(value, str)]:
-        raise ValueError(f"{row.place}: {wrong[0]!r} is no text")
+        raise ValueError(f"{row.place}: {wrong[0]!r} is not text")
     # Where spans are counted in characters, the text stays as it is.
     texts = tuple(value if kind == "spans" else value.strip() for value in values)
     if not all(text.strip() for text in texts):
@@ -193,7 +193,7 @@ def _label_of(kind: Kind, request: Request, row: TableRow) -> Any:  # noqa: ANN4
     if kind == "regression":
         number = _number(value)
         if not math.isfinite(number):
-            raise ValueError(f"{row.place}: column {request.label!r}: {value!r} is no number")
+            raise ValueError(f"{row.place}: column {request.label!r}: {value!r} is not a number")
         return number
     if kind == "multi-label":
         parts = value if isinstance(value, list) else str(value).split(request.separator)

@@ -160,7 +160,7 @@ def check(output: Path, plans: Sequence[RunPlan]) -> None:
         elif (source, True) not in will_be:
             raise ValueError(
                 f"{plan.task} starts from the model of {source} (start_from), of which {output} "
-                f"has none; accepted: {source} among --tasks and no --no-models, or start_from= "
+                f"has none; add {source} to --tasks and leave out --no-models, or set start_from= "
                 "to start from the model itself"
             )
     _refuse_incomparable(output, known)
@@ -208,8 +208,8 @@ def _refuse_incomparable(output: Path, plans: Sequence[RunPlan]) -> None:
             changed = old.differences(new) if old.task == new.task else []
         if changed:
             raise ValueError(
-                f"{output / old.name}: not comparable with the requested runs; accepted: the same "
-                f"settings, or a new --output ({'; '.join(changed)})"
+                f"{output / old.name}: not comparable with the requested runs "
+                f"({'; '.join(changed)}); use the same settings, or a new --output"
             )
 
 

@@ -108,9 +108,8 @@ def _head_name(loaded: model_folder.LoadedModel, name: str) -> str:
         return known[0]
     if not known:
         raise ValueError(
-            f"{loaded.folder}: has no classification head, so it predicts no labels; accepted: a "
-            "fine-tuned model, such as the folder model/ in a run of "
-            f"`{typed('finetune glue')}`"
+            f"{loaded.folder}: has no classification head, so it predicts no labels; choose a "
+            f"fine-tuned model, such as the folder model/ in a run of `{typed('finetune glue')}`"
         )
     what = f"has no head {name!r}" if name else f"has {len(known)} heads; choose one with --head"
     raise ValueError(f"{loaded.folder}: {what}; accepted: {', '.join(known)}")
@@ -126,7 +125,7 @@ def _read_lines(file: Path, task: Task) -> list[Example]:
         if len(texts) != count or not any(texts):
             raise ValueError(
                 f"{file}: line {number}: has {len(texts)} tab-separated texts, of "
-                f"{sum(map(len, texts))} characters; accepted: {count}, not empty"
+                f"{sum(map(len, texts))} characters; it must have {count}, not all empty"
             )
         found.append(Example(tuple(texts[0].split()) if task.kind == "tags" else texts, ()))
     return found

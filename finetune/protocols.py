@@ -62,7 +62,7 @@ class Protocol:
         found = [override(FinetuneConfig(**each), overrides) for each in self.settings(task)]
         if not found:
             raise ValueError(
-                f"{task.name}: protocol {self.name} has no settings for it; accepted: other tasks, "
+                f"{task.name}: protocol {self.name} has no settings for it; choose other tasks, "
                 "or the default protocol"
             )
         return list(dict.fromkeys(found))

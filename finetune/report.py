@@ -89,9 +89,7 @@ def collect(folder: Path) -> list[dict[str, Any]]:
     """
     paths = sorted(folder.glob(f"*/{RESULT}"))
     if not paths:
-        raise ValueError(
-            f"{folder}: has no finished run; accepted: the --output of `{typed('finetune glue')}`"
-        )
+        raise ValueError(f"{folder}: has no finished run of `{typed('finetune glue')}`")
     results = [result_of(path.parent) | {"folder": path.parent.name} for path in paths]
     lines = "".join(strict_json(result) + "\n" for result in results)
     write_atomically(folder / RESULTS, lines.encode())
@@ -221,7 +219,9 @@ def _comparison(folder: Path, results: Sequence[Result], against: Path) -> str:
     others = collect(against)
     ours, theirs = protocols.of_results(results).name, protocols.of_results(others).name
     if ours != theirs:
-        raise ValueError(f"{against}: has protocol {theirs}, {folder} has {ours}; accepted: one")
+        raise ValueError(
+            f"{against}: has protocol {theirs}, {folder} has {ours}; compare runs of one protocol"
+        )
     their_results, _ = protocols.choose(others, tasks_of(others))
     rows = {}
     for name, task in tasks_of(results).items():
@@ -244,7 +244,7 @@ def _comparison(folder: Path, results: Sequence[Result], against: Path) -> str:
             }
     if not rows:
         raise ValueError(
-            f"{against}: has no task and seed that {folder} has; accepted: runs of the same tasks "
+            f"{against}: has no task and seed that {folder} has; compare runs of the same tasks "
             "with the same seeds, from pretrained weights"
         )
     return _section_of(

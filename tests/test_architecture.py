@@ -192,18 +192,16 @@ def imported_by(code: str) -> set[str]:
     return set(done.stdout.split("modules:")[1].split())
 
 
-# Rooms, and single modules of others, that work without torch.
+WITH_TORCH = {"convert", "engine", "model", "models", "plan", "train"}
+# All other rooms, and single modules of these, work without torch.
 WITHOUT_TORCH = [
+    *(module for module in sorted(MODULES) if room_of(module) not in WITH_TORCH),
     *(
-        module_of(path)
-        for room in ("config", "loop", "processes", "records", "spikes", "supervision")
-        for path in files_of(f"pretrain.{room}")
+        f"pretrain.model.{name}"
+        for name in ("backends", "checks", "classification", "config", "presets")
     ),
-    "pretrain.checks.capacity",
-    "pretrain.data.lineage",
-    "pretrain.data.permutation",
-    "pretrain.model.config",
-    "pretrain.model.presets",
+    "pretrain.convert.recipe",
+    "pretrain.train.client",
 ]
 
 

@@ -24,18 +24,18 @@ def documents(path: Path) -> list[str]:
         ValueError: no such file, no text, or a line that is not UTF-8; the line is named.
     """
     if not path.is_file():
-        raise ValueError(f"{path}: no such file; accepted: a text with a document per line")
+        raise ValueError(f"{path}: no such file")
     texts = list[str]()
     for record in read_documents(f"lines:{path}"):
         if isinstance(record, Document):
             texts += [record.text] if record.text else []
         elif record.reason != "empty":
             raise ValueError(
-                f"{path}: line {record.line}: {record.reason}; accepted: one document per line, in "
+                f"{path}: line {record.line}: {record.reason}; each line must be a document in "
                 "UTF-8"
             )
     if not texts:
-        raise ValueError(f"{path}: has no text; accepted: one document per line")
+        raise ValueError(f"{path}: has no text")
     return texts
 
 
@@ -59,8 +59,8 @@ def refuse_other_vocabulary(model: Path, tokenizer: Tokenizer, path: Path) -> No
     differing = "".join(sorted(sets[0] ^ sets[1])[:5])
     raise ValueError(
         f"{path}: its vocabulary of {ours.vocab_size} ids is not that of {model}, which has "
-        f"{tokenizer.vocab_size} (only one has {differing!r}); accepted: the text that the model "
-        "was pretrained on"
+        f"{tokenizer.vocab_size} (only one has {differing!r}); give the text that the model was "
+        "pretrained on"
     )
 
 

@@ -57,9 +57,9 @@ def dataset(options: argparse.Namespace) -> None:
         if (value := getattr(options, name)) < least:
             raise ValueError(f"--{name} {value}: accepted: {least} or more")
     if (data is not None) != (options.kind == "namedata"):
-        raise ValueError("--finetune_corpus_path: needed with namedata, and accepted only there")
+        raise ValueError("--finetune_corpus_path: is needed with namedata, and only there")
     if data and options.overrides:
-        raise ValueError(f"{options.overrides[0]!r}: has no effect with namedata; accepted: none")
+        raise ValueError(f"{options.overrides[0]!r}: has no effect with namedata")
     if data:
         lines = examples.finetuning(options.corpus, data, options.count)
     else:

@@ -148,7 +148,7 @@ def _refuse_ranks() -> None:
     from pretrain.engine.distributed import launcher_variables
 
     if (ranks := launcher_variables(os.environ)["WORLD_SIZE"]) != "1":
-        raise ValueError(f"{ranks} ranks: accepted: 1; start the command without a launcher")
+        raise ValueError(f"{ranks} ranks: this command uses one; start it without a launcher")
 
 
 def _train(

@@ -48,7 +48,9 @@ class Choice:
         """Refuse a bottleneck without latents, or of too many."""
         size = self.bottleneck_dim
         if size is not None and self.variant == "vanilla":
-            raise ValueError(f"--bottleneck_dim {size}: accepted with {' and '.join(VARIANTS[1:])}")
+            raise ValueError(
+                f"--bottleneck_dim {size}: has a meaning for {' and '.join(VARIANTS[1:])} only"
+            )
         if size is not None and not 1 <= size <= MOST_LATENTS:
             raise ValueError(f"--bottleneck_dim {size}: accepted: 1 to {MOST_LATENTS}")
 
@@ -97,17 +99,17 @@ def refuse_overrides(
         apply_override(values, override)
         key, _, text = override.partition("=")
         if key in OPTIONS:
-            raise ValueError(f"{override!r}: accepted: {OPTIONS[key]}, which sets {key}")
+            raise ValueError(f"{override!r}: use {OPTIONS[key]}, which sets {key}")
         if accepted is not None and not any(is_within(key, each) for each in accepted):
             keys = ", ".join(accepted)
-            raise ValueError(f"{override!r}: has no effect here; accepted: settings of {keys}")
+            raise ValueError(f"{override!r}: has no effect here; only settings of {keys} have")
         if any(is_within(key, each) for each in refused):
             raise ValueError(
-                f"{override!r}: accepted: {key} of the recipe; with another, --epochs would not be "
-                "how often every line is read"
+                f"{override!r}: cannot be changed: --epochs would not be how often every line is "
+                "read"
             )
         if any(is_within(option, key) for option in OPTIONS) or text.lstrip().startswith("{"):
-            raise ValueError(f"{override!r}: is a whole section; accepted: {key}.NAME=value")
+            raise ValueError(f"{override!r}: is a whole section; write {key}.NAME=value")
 
 
 def refuse_numbers(rate_option: str, rate: float, epochs: int, seed: int) -> None:
@@ -172,7 +174,7 @@ def load(folder: Path, choice: Choice, text: Path) -> LoadedModel:
     loaded = model_folder.load_model(folder)
     architecture = loaded.model.config
     if not architecture.causal:
-        raise ValueError(f"{folder}: its model is not causal; accepted: a model of `pretrain`")
+        raise ValueError(f"{folder}: its model is not causal; choose one that `pretrain` made")
     found = {
         "variant": (choice.variant, variant_of(architecture)),
         "--bottleneck_dim": (choice.bottleneck_dim, architecture.latents),
@@ -180,7 +182,7 @@ def load(folder: Path, choice: Choice, text: Path) -> LoadedModel:
     }
     for name, (wanted, actual) in found.items():
         if wanted not in (None, actual):
-            raise ValueError(f"{name} {wanted}: accepted: {actual}, that of the model in {folder}")
+            raise ValueError(f"{name} {wanted}: the model in {folder} has {actual}")
     corpus.refuse_other_vocabulary(folder, loaded.tokenizer, text)
     return loaded
 
@@ -196,8 +198,8 @@ def refuse_existing(output: Path, *, is_file: bool = False) -> None:
         ValueError: the output exists, or is not below a folder that may be written to.
     """
     if output.exists() and (is_file or not output.is_dir() or any(output.iterdir())):
-        raise ValueError(f"{output}: exists; accepted: a new name")
+        raise ValueError(f"{output}: exists; choose a new name")
     parent = next(path for path in output.absolute().parents if path.exists())
     if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
         problem = "may not be written to" if parent.is_dir() else "is not a folder"
-        raise ValueError(f"{output}: {parent} {problem}; accepted: a path in a folder that may")
+        raise ValueError(f"{output}: {parent} {problem}")

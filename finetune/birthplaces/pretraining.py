@@ -73,13 +73,13 @@ def run_folder(
 
 
 def refuse_name(name: str) -> None:
-    """Refuse a --tb_expt_name that is no part of a folder's name.
+    """Refuse a --tb_expt_name that cannot be part of a folder's name.
 
     Raises:
         ValueError: the name is empty, hidden, or has a slash.
     """
     if not name or name.startswith(".") or "/" in name:
-        raise ValueError(f"--tb_expt_name {name!r}: accepted: a name without slash or leading dot")
+        raise ValueError(f"--tb_expt_name {name!r}: must be a name without slash or leading dot")
 
 
 def pretrain(
@@ -157,15 +157,15 @@ def _refuse_other_run(folder: Path, config: RunConfig, text: Path, corpus_folder
     if not (folder / RUN_FILE).is_file():
         return
     earlier = load(str(folder / RUN_FILE))
-    accepted = "another --tb_expt_name, or delete that folder"
+    remedy = "another --tb_expt_name, or delete that folder"
     if (known := Path(earlier.data.corpus).parent) != corpus_folder:
         raise ValueError(
             f"{folder}: an earlier run for the same output read {known}; {text} is "
-            f"{corpus_folder}; accepted: the text as it was, {accepted}"
+            f"{corpus_folder}; give the text as it was, {remedy}"
         )
     if changed := differences(earlier, config):
         named = [f"{OPTIONS.get(each.partition(': ')[0], '')} {each}".strip() for each in changed]
         raise ValueError(
-            f"{folder}: an earlier run for the same output had other settings: "
-            f"{'; '.join(named)}; accepted: those settings, {accepted}"
+            f"{folder}: an earlier run for the same output had other settings: {'; '.join(named)}; "
+            f"give the earlier ones, {remedy}"
         )

@@ -36,7 +36,7 @@ def read(path: Path, *, with_answers: bool = False) -> list[Question]:
     """
     content = path.read_bytes().removeprefix(codecs.BOM_UTF8)
     if not content:
-        raise ValueError(f"{path}: is empty; accepted: a row per line, question<TAB>answer")
+        raise ValueError(f"{path}: is empty")
     has_answers = with_answers or b"\t" in content
     lines = content.removesuffix(b"\n").split(b"\n")
     return [
@@ -54,7 +54,7 @@ def _question(content: bytes, source: str, has_answer: bool) -> Question:
     try:
         line = content.decode()
     except UnicodeDecodeError as error:
-        raise ValueError(f"{source}: is not UTF-8: {error.reason}; accepted: UTF-8") from error
+        raise ValueError(f"{source}: is not UTF-8: {error.reason}") from error
     fields = [field.strip() for field in line.split("\t")]
     if len(fields) != 1 + has_answer or not all(fields):
         accepted = "question<TAB>answer" if has_answer else "a question"

@@ -88,7 +88,7 @@ def encode(
     if not rows:
         raise ValueError(
             f"{questions[0].source}: this and every other answer has a character that the "
-            "vocabulary lacks; accepted: answers in the characters of the corpus"
+            "vocabulary of the corpus lacks"
         )
     return Encoded(rows, left_out, unknown)
 

@@ -1,7 +1,7 @@
 """Whether this machine can hold a run, as far as that is known before a launch.
 
 Only what cannot possibly fit is refused: the bounds leave out activations, buffers and what other
-programs use. `describe` is the quick part of `preflight`, for every launch. Imports no torch.
+programs use. `describe` is the quick part of `preflight`, for every launch.
 """
 
 from __future__ import annotations

@@ -49,8 +49,8 @@ def check(config: RunConfig, world_size: int) -> tuple[ModelConfig, Manifests]:
     """
     if max(config.profile.ranks, default=0) >= world_size:
         raise ValueError(
-            f"profile.ranks {config.profile.ranks}: accepted: ranks below {world_size}, the number "
-            "of this launch"
+            f"profile.ranks {config.profile.ranks}: accepted: below {world_size}, the number of "
+            "ranks of this launch"
         )
     _refuse_missing_tracker(config)
     return check_recipe(config, world_size)
@@ -113,13 +113,13 @@ def _refuse_corpora_of_phases(config: RunConfig, manifests: Manifests) -> None:
                     f"{phase}: {stream.path} was made with another vocabulary "
                     f"({manifest.tokenizer_digest[:12]}, {manifest.vocab_size} ids) than "
                     f"{config.streams[0].path} ({first.tokenizer_digest[:12]}, {first.vocab_size} "
-                    "ids); accepted: corpora that were prepared with the same --tokenizer"
+                    "ids); prepare all corpora with the same --tokenizer"
                 )
             path = paths.setdefault(manifest.digest(), stream.key[0])
             if path != stream.key[0]:
                 raise ValueError(
-                    f"{phase}: {stream.path} is the same corpus as {path}; accepted: one path for "
-                    "it, so that no phase reads again what another has read"
+                    f"{phase}: {stream.path} is the same corpus as {path}; use one path, so that "
+                    "no phase reads again what another has read"
                 )
 
 
@@ -172,8 +172,8 @@ def _refuse_missing_tracker(config: RunConfig) -> None:
     package = importlib.util.find_spec(config.tracker)
     if package is None or package.origin is None:  # without an origin: a mere folder of that name
         raise ValueError(
-            f"tracker {config.tracker}: its package is not installed; accepted: after "
-            f'`pip install "zeroclap[{config.tracker}]"`, or tracker tensorboard'
+            f"tracker {config.tracker}: its package is not installed; run `pip install "
+            f'"zeroclap[{config.tracker}]"`, or use tracker tensorboard'
         )
 
 
@@ -232,14 +232,13 @@ def read_manifests(data: DataConfig) -> Manifests:
                 f"data.corpora.{name}: {path} was made with another vocabulary "
                 f"({manifest.tokenizer_digest[:12]}, {manifest.vocab_size} ids) than "
                 f"data.corpora.{first} ({manifests[first].tokenizer_digest[:12]}, "
-                f"{manifests[first].vocab_size} ids); accepted: corpora that were prepared with "
-                "the same --tokenizer"
+                f"{manifests[first].vocab_size} ids); prepare all corpora with the same --tokenizer"
             )
         other = named.setdefault(manifest.digest(), name)
         if other != name:
             raise ValueError(
-                f"data.corpora.{name}: {path} is the same corpus as data.corpora.{other}; "
-                "accepted: each corpus once, with the sum of the weights"
+                f"data.corpora.{name}: {path} is the same corpus as data.corpora.{other}; name it "
+                "once, with the sum of the weights"
             )
     return manifests
 
@@ -311,11 +310,10 @@ def _refuse_small_share(source: Source, config: RunConfig, model: ModelConfig) -
     raise ValueError(
         f"data.packing {data.packing} would drop {dropped:,} of the {tokens:,} tokens of split "
         f"{source.corpus.split!r} of {source.corpus.folder}: {source.dropped}, with "
-        f"data.sequence_length "
-        f"{data.sequence_length}. That leaves {source.share_of_tokens:.1%}, below "
-        f"data.min_token_coverage {data.min_token_coverage:g}; accepted: "
+        f"data.sequence_length {data.sequence_length}. That leaves {source.share_of_tokens:.1%}, "
+        f"below data.min_token_coverage {data.min_token_coverage:g}; use "
         + ("" if source.pairs else f"data.packing={whole} (drops nothing), ")
-        + "longer blocks, or a lower share by name, such as data.min_token_coverage=0"
+        + "longer blocks, or a lower share, such as data.min_token_coverage=0"
     )
 
 
@@ -329,7 +327,7 @@ def _refuse_few_blocks(train: Source, number: int, config: RunConfig) -> None:
         raise ValueError(
             f"{train.corpus.folder}: its train split has {blocks:,} blocks of data.sequence_length "
             f"{data.sequence_length}, fewer than the {part}batch.global_batch_size {size:,} that "
-            "each update reads; accepted: more text, shorter blocks, or a smaller batch"
+            "each update reads; use more text, shorter blocks, or a smaller batch"
             + ("" if share == 1 else ", or a smaller weight")
         )
 

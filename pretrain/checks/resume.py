@@ -86,7 +86,7 @@ def _other_recipe(old: RunConfig, new: RunConfig, done: int, read: int) -> list[
         if steps > done and learning_rate(new, steps - 1) == 0:
             others.append(
                 f"training.steps {steps}: the learning rate of the last steps would be 0, the "
-                "schedule's minimum; accepted: a new run"
+                "schedule's minimum; start a new run"
             )
         return others
     reason = "step {}, which is done, had the learning rate {}, now {}".format(*differing)
@@ -120,7 +120,7 @@ def _differences(
     if not found and places[0] != places[1]:
         step = next(step for step in range(read + 1) if places[0][step] != places[1][step])
         which = "completed" if step <= done else "completed or skipped"
-        found[f"batch: sizes of {which} steps changed (first: step {step - 1})"] = None
+        found[f"batch sizes of {which} steps changed (first: step {step - 1})"] = None
     return list(found)
 
 
@@ -136,8 +136,8 @@ def _other_weights(old: RunConfig, new: RunConfig, read: int) -> list[str]:
         return [(step, each) for step, each in config.weights() if step < read]
 
     return [
-        f"data.corpora: the weights by step were {weights(old)}, now {weights(new)}, but the "
-        f"steps before {read} are done; accepted: changes from step {read} on"
+        f"data.corpora: the weights by step were {weights(old)}, now {weights(new)}, but the steps "
+        f"before {read} are done; change the weights from step {read} on"
     ]
 
 
@@ -175,7 +175,7 @@ def _other_corpora(
         if before != after and before.rpartition("-")[0] == after.rpartition("-")[0]:
             return [
                 f"data.packing: the blocks were cut by {before}, and this version cuts them by "
-                f"{after}; accepted: the version of zeroclap that the run began with"
+                f"{after}; resume with the version of zeroclap that the run began with"
             ]
     then = ledger.corpora_digests(records)
     now = [(name, manifest.digest()) for name, manifest in manifests.items()]
@@ -185,7 +185,7 @@ def _other_corpora(
         now, then = now[: len(begun)], then[: len(begun)]
     if len(now) < len(then):
         missing = ", ".join(name for name, _ in then[len(now) :])
-        return [f"data.corpora: {missing} is missing; accepted: with the weight 0"]
+        return [f"data.corpora: {missing} is missing; keep it, with the weight 0"]
     return [
         f"data.corpora.{name} digest: {old[:12]}, now {new[:12]}"
         if name

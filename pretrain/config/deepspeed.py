@@ -218,7 +218,7 @@ def refuse_optimizer(settings: Mapping[str, Any], optimizer: str) -> None:
     if optimizer != "adamw" and _hides_weights(settings):
         raise ValueError(
             f"optimizer.name: {optimizer} needs whole parameters, which DeepSpeed's zenflow and "
-            'super_offload do not give; accepted: offload to "cpu" without them'
+            'super_offload do not give; offload to "cpu" without them'
         )
 
 
@@ -267,7 +267,7 @@ def refuse_other(
     if changed:
         raise ValueError(
             f"training.deepspeed: {name} is not what it was at the checkpoint of step {step}: "
-            f"{'; '.join(changed)}; accepted: what it was"
+            f"{'; '.join(changed)}"
         )
 
 

@@ -140,8 +140,7 @@ class RunConfig:
         steps = self.training.steps
         if self.profile.steps and self.profile.steps[0] >= steps:
             raise ValueError(
-                f"profile.steps {self.profile.steps}: accepted: from a step below training.steps "
-                f"{steps} on"
+                f"profile.steps {self.profile.steps}: must begin below training.steps {steps}"
             )
         self.schedule.refuse_misfit(steps, f"training.steps {steps}")
         if self.schedule.minimum_learning_rate > self.optimizer.learning_rate:
@@ -164,10 +163,10 @@ class RunConfig:
         if reach >= needed:
             return ""
         return (
-            f"(training.checkpoints_kept - 1) x training.checkpoint_interval = {reach} steps "
-            "is below spike.margin_steps + the larger of spike.confirm_steps and "
-            f"spike.patience + 1 = {needed}: when a spike is confirmed, no checkpoint from "
-            "before it would be left; accepted: training.checkpoints_kept "
+            f"(training.checkpoints_kept - 1) x training.checkpoint_interval = {reach} steps is "
+            "below spike.margin_steps + the larger of spike.confirm_steps and spike.patience + 1 "
+            f"= {needed}: when a spike is confirmed, no checkpoint from before it would be left; "
+            "set training.checkpoints_kept to "
             f"{math.ceil(needed / self.training.checkpoint_interval) + 1} or more, or a longer "
             "interval"
         )
@@ -218,8 +217,9 @@ def resolve(config: RunConfig) -> tuple[Phase, ...]:
         first = found[-1].end_step
     if first != steps:
         raise ValueError(
-            f"phases: have {first:,} steps in all, training.steps is {steps}; accepted: "
-            f"training.steps={first}, or a last phase without a length, which takes the rest"
+            f"phases: have {first:,} steps in all, training.steps is {steps}; set "
+            f"training.steps={first}, or leave out the length of the last phase, which then takes "
+            "the rest"
         )
     for phase, following in itertools.zip_longest(found, found[1:]):
         goes_on = following is not None and following.schedule_start == phase.schedule_start
@@ -273,7 +273,7 @@ def _length(settings: PhaseConfig, config: RunConfig, first: int, last: bool) ->
     if first >= config.training.steps:
         raise ValueError(
             f"has no length, and the phases before it have {first} steps, no fewer than "
-            f"training.steps {config.training.steps}; accepted: steps, or a larger training.steps"
+            f"training.steps {config.training.steps}; give it steps, or a larger training.steps"
         )
     return config.training.steps - first
 

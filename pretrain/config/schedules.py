@@ -1,4 +1,4 @@
-"""Learning rate schedules, as pure functions of the recipe. Imports no torch."""
+"""Learning rate schedules, as pure functions of the recipe."""
 
 from __future__ import annotations
 

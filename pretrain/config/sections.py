@@ -74,7 +74,7 @@ class DataConfig:
         if self.corpus and self.corpora:
             raise ValueError(
                 f"data.corpus {self.corpus!r} beside data.corpora ({', '.join(self.corpora)}): "
-                'accepted: one of both; data.corpus="" unsets what a recipe says'
+                'give one of them; data.corpus="" unsets what a recipe says'
             )
         for name, corpus in self.corpora.items():
             if not re.fullmatch(r"[\w-]+", name):
@@ -427,7 +427,7 @@ class ProfileConfig:
     """Ranks that write a trace; by default rank 0."""
 
     def __post_init__(self) -> None:
-        """Refuse what is no window, or one whose traces would be too large to open."""
+        """Refuse a pair that is not a window, or one whose traces would be too large to open."""
         if self.steps:
             first, end = self.steps if len(self.steps) == 2 else (0, 0)
             if not 0 < end - first <= MOST_STEPS_PROFILED:

@@ -76,7 +76,7 @@ def _loader() -> Any:  # noqa: ANN401 - a class made at run time, so that yaml i
     import yaml
 
     class Loader(yaml.SafeLoader):
-        """Refuses a key that is no text or stands twice in a mapping, and merged mappings."""
+        """Refuses a key that is not text or stands twice in a mapping, and merged mappings."""
 
         def flatten_mapping(self, node: Any) -> None:  # noqa: ANN401 - PyYAML has no types
             lines: dict[tuple[str, str], int] = {}

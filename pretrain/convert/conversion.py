@@ -98,7 +98,7 @@ def read_model(source: Path, tokenizer: str | None = None) -> ModelContents:
         raise ValueError(f"--tokenizer {tokenizer}: {source} has its own vocabulary")
     if ids := contents.provenance.get("special_ids"):
         raise ValueError(
-            f"--tokenizer {tokenizer}: {source} has other special ids ({ids}); accepted: its own "
-            f"{tokenizers.FILE_NAME}, in the Hugging Face folder"
+            f"--tokenizer {tokenizer}: {source} has other special ids ({ids}); put its own "
+            f"{tokenizers.FILE_NAME} into the Hugging Face folder"
         )
     return dataclasses.replace(contents, vocabulary=vocabulary)

@@ -414,7 +414,9 @@ def import_weights(weights: Mapping[str, Tensor], config: ModelConfig) -> dict[s
     result = joined(own, _names(empty), empty)
     tied = weights.get(_TIED)
     if tied is not None and not torch.equal(tied.float(), own[_TOKENS].float()):
-        raise ValueError(f"{_TIED} is not the token embedding; accepted: tied weights")
+        raise ValueError(
+            f"{_TIED} is not the token embedding; a head with its own weights cannot be converted"
+        )
     return result
 
 
@@ -435,7 +437,7 @@ def write_checkpoint(path: Path, contents: ModelContents) -> None:
         ValueError: the file exists, or fairseq has no such model.
     """
     if path.exists():
-        raise ValueError(f"{path}: exists; accepted: a new file")
+        raise ValueError(f"{path}: exists; choose a new name")
     heads = contents.classification_heads
     try:
         settings = export_settings(contents.config, heads)

@@ -31,8 +31,8 @@ def push(folder: Path, name: str, private: bool) -> str:
 
     if missing := [file for file in _NEEDED if not (folder / file).is_file()]:
         raise ValueError(
-            f"{folder}: has no {', '.join(missing)}; accepted: a folder that "
-            f"`{typed('pretrain convert')} MODEL --to huggingface --output FOLDER` made"
+            f"{folder}: has no {', '.join(missing)}; make the folder with "
+            f"`{typed('pretrain convert')} MODEL --to huggingface --output FOLDER`"
         )
     if get_token() is None:
         raise ValueError(

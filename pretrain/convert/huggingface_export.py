@@ -77,9 +77,9 @@ def write_folder(
     plain = layout.plain_type(config, classifier)
     if only_plain and plain is None:
         raise ValueError(
-            f"--plain: {folder}: transformers has no class that computes this model; accepted: a "
-            "baseline, an ALBERT or a causal model with learned positions; or without --plain, "
-            "which adds the model's code to the folder"
+            f"--plain: {folder}: transformers has no class for this model, only for a baseline, an "
+            "ALBERT and a causal model with learned positions; leave out --plain, and the folder "
+            "holds the model's code"
         )
     library, form = {
         "roberta": ("Roberta", _roberta),
@@ -125,8 +125,8 @@ def _refuse_unreadable(folder: Path, contents: ModelContents, embeddings: bool) 
         )
     if embeddings and contents.vocabulary is None:
         raise ValueError(
-            f"{folder}: sentence-transformers reads text, and the model has no vocabulary; "
-            "accepted: --tokenizer, which names one"
+            f"{folder}: sentence-transformers reads text, and the model has no vocabulary; name "
+            "one with --tokenizer"
         )
 
 
@@ -144,7 +144,7 @@ def _classifier(contents: ModelContents, name: str | None) -> ClassificationConf
     if heads[name].pooling == "none":
         raise ValueError(
             f"classification head {name!r}: labels tokens (pooling 'none'), and exports are of "
-            "heads that read whole texts; accepted: such a head, or no --head"
+            "heads that read whole texts; name another, or leave out --head"
         )
     return heads[name]
 

@@ -171,15 +171,14 @@ def _own_config(settings: Mapping[str, Any]) -> ModelConfig:
     names = {field.name for field in dataclasses.fields(ModelConfig)}
     listed = _setting(settings, "architecture_fields")
     if not isinstance(listed, list):
-        raise ValueError(f"architecture_fields is {listed!r}; accepted: a list of names")
+        raise ValueError(f"architecture_fields is {listed!r}, not a list of names")
     names |= {str(name) for name in listed}
     values = {name: settings[name] for name in names if name in settings}
     rows, masks = values.get("vocab_size"), settings.get("mask_token_ids")
     if isinstance(rows, int):
         if not isinstance(masks, list) or masks != [*range(rows - len(masks), rows)]:
             raise ValueError(
-                f"mask_token_ids is {masks!r} with {rows} rows; accepted: the last ids, since "
-                "`<mask>` has the last id of a vocabulary here"
+                f"mask_token_ids is {masks!r} with {rows} rows, but `<mask>` must have the last ids"
             )
         values["vocab_size"] = rows - len(masks)
     return ModelConfig.from_dict(values)
@@ -210,7 +209,7 @@ def _classification_heads(
     )
     name = settings.get("classifier_name", layout.CLASSIFIER)
     if not isinstance(name, str) or not name:
-        raise ValueError(f"classifier_name is {name!r}; accepted: a name")
+        raise ValueError(f"classifier_name is {name!r}, not a name")
     return {name: head}
 
 
@@ -225,7 +224,7 @@ def _classifier_dropout(settings: Mapping[str, Any]) -> float | None:
 def _labels(listed: object) -> tuple[str, ...]:
     expected = [str(index) for index in range(len(listed))] if isinstance(listed, dict) else []
     if not isinstance(listed, dict) or set(listed) != set(expected):
-        raise ValueError(f"id2label is {listed!r}; accepted: a label for each of 0, 1, 2, ...")
+        raise ValueError(f"id2label is {listed!r}; it must have a label for each of 0, 1, 2, ...")
     return tuple(str(listed[index]) for index in expected)
 
 
@@ -281,7 +280,7 @@ def _drop_identity(weights: dict[str, Tensor], size: int) -> None:
         name = f"{layout.ALBERT_PROJECTION}.{kind}"
         if name in weights and not torch.equal(weights.pop(name).float(), expected):
             raise ValueError(
-                f"{name} changes the token vectors; accepted: the identity where embedding_size "
+                f"{name} changes the token vectors; it must be the identity where embedding_size "
                 f"equals hidden_size, {size}"
             )
 
@@ -309,7 +308,7 @@ def _drop_tied(weights: dict[str, Tensor], head: str, tokens: str) -> None:
             continue
         if not torch.equal(weights.pop(copy), weights[source]):
             raise ValueError(
-                f"{copy} differs from {source}; accepted: a head that is tied to the embedding"
+                f"{copy} differs from {source}, but the head must be tied to the embedding"
             )
 
 

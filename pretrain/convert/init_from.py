@@ -125,14 +125,14 @@ def read_initial_model(
             for field in found
         )
         raise ValueError(
-            f"{name}: is not the model that the recipe describes: {listed}; accepted: a recipe "
-            f"with {_settings(theirs, config.model.overrides)}"
+            f"{name}: is not the model that the recipe describes: {listed}; set "
+            f"{_settings(theirs, config.model.overrides)}"
         )
     weights = {key: w for key, w in contents.weights.items() if not key.startswith(HEADS)}
     dense = weights.get("head.dense.weight")
     if dense is not None and not dense.any():
         raise ValueError(
-            f"{name}: has no head over the vocabulary; accepted: a language model, such as "
+            f"{name}: has no head over the vocabulary; use a language model, such as "
             "RobertaForMaskedLM"
         )
     if _repeats_positions(theirs, architecture):
@@ -168,22 +168,22 @@ def _refuse_other_vocabulary(
     if vocabulary is None:
         notes = "; ".join(contents.provenance.get("notes", []))
         raise ValueError(
-            f"{name}: has no vocabulary to compare with that of the corpus {corpus}"
-            f"{notes and f' ({notes})'}; accepted: a model folder with one "
-            f"(`{typed('pretrain convert')} ... --tokenizer ...` adds it)"
+            f"{name}: has no vocabulary to compare with that of the corpus "
+            f"{corpus}{notes and f' ({notes})'}; add one with `{typed('pretrain convert')} ... "
+            "--tokenizer ...`"
         )
     if (digest := vocabulary.digest()) != manifest.tokenizer_digest:
         raise ValueError(
-            f"{name}: has a vocabulary of {vocabulary.vocab_size} ids ({digest[:12]}), but "
-            f"the corpus {corpus} was made with one of {manifest.vocab_size} ids "
-            f"({manifest.tokenizer_digest[:12]}); accepted: a corpus made with "
-            f"`{typed('data_prep prepare')} --tokenizer` and the model's vocabulary"
+            f"{name}: has a vocabulary of {vocabulary.vocab_size} ids ({digest[:12]}), but the "
+            f"corpus {corpus} was made with one of {manifest.vocab_size} ids "
+            f"({manifest.tokenizer_digest[:12]}); give the model's vocabulary to "
+            f"`{typed('data_prep prepare')} --tokenizer`"
         )
     needed = vocabulary.vocab_size - (contents.config.mask_embedding == "zero")
     if contents.config.vocab_size != needed:
         raise ValueError(
             f"{name}: has {contents.config.vocab_size} rows of tokens, but its vocabulary needs "
-            f"{needed}; accepted: a model without further rows"
+            f"{needed}"
         )
 
 

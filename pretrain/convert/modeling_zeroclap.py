@@ -162,8 +162,7 @@ class ZeroclapPreTrainedModel(PreTrainedModel):
         last_mask = max(self.config.mask_token_ids, default=-1)
         if new_num_tokens is not None and new_num_tokens <= last_mask:
             raise ValueError(
-                f"{new_num_tokens} rows: id {last_mask} is the mask; accepted: more than "
-                f"{last_mask} rows"
+                f"{new_num_tokens} rows: accepted: more than {last_mask}, the id of the mask"
             )
         tokens = super().resize_token_embeddings(new_num_tokens, pad_to_multiple_of, mean_resizing)
         head, rows = getattr(self, "head", None), self.config.vocab_size

@@ -160,8 +160,8 @@ def load_pickled(path: Path, classes: Sequence[type] = ()) -> object:
         if refused := re.search(r"GLOBAL (\S+)", str(error)):
             accepted = ", ".join(["tensors", "plain values", *(one.__name__ for one in classes)])
             reason = (
-                f"was not read, because it asks for {refused[1]}, which could run code; accepted: "
-                f"{accepted}"
+                f"was not read, because it asks for {refused[1]}, which could run code; it may "
+                f"hold {accepted}"
             )
         raise ValueError(f"{path}: {reason}") from None
 

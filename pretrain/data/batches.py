@@ -132,7 +132,7 @@ def refuse_without_targets(source: Source, objective: PretrainingObjective, limi
     raise ValueError(
         f"{source.corpus.folder}: split {source.corpus.split!r} has nothing to predict: its "
         f"{len(chosen)} blocks of at most {source.sequence_length} tokens hold {tokens} tokens, "
-        f"and none of them is a target ({validation_note(objective.settings)}); accepted: more "
+        f"and none of them is a target ({validation_note(objective.settings)}); use more "
         "validation documents, or longer blocks"
     )
 

@@ -43,7 +43,7 @@ class Blocks(ABC):
             raise ValueError(
                 f"{corpus.folder}: no document of split {corpus.split!r} fits into "
                 f"data.sequence_length {sequence_length}; the shortest has "
-                f"{int(corpus.lengths.min())} tokens and needs one more for <s>; accepted: longer "
+                f"{int(corpus.lengths.min())} tokens and needs one more for <s>; use longer "
                 "blocks, or data.packing=chunked or contiguous"
             )
 
@@ -167,6 +167,6 @@ def _load(folder: Path) -> Tables:
             tables[path.stem] = np.load(path, mmap_mode="r")
         except (EOFError, ValueError) as error:
             raise ValueError(
-                f"{path}: is damaged ({error}); accepted: without {folder}, which is made again"
+                f"{path}: is damaged ({error}); delete {folder}, and it is made again"
             ) from None
     return tables

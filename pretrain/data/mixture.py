@@ -220,7 +220,7 @@ def _whole_numbers(weights: Sequence[float]) -> tuple[int, ...]:
     if sum(whole) >= _LARGEST_SUM:
         raise ValueError(
             f"the weights are {_listed(weights)}, which are in the ratios of no whole numbers with "
-            f"a sum below {_LARGEST_SUM:,}; accepted: fewer digits"
+            f"a sum below {_LARGEST_SUM:,}; write fewer digits"
         )
     return tuple(whole)
 

@@ -51,7 +51,7 @@ class SentencePairs(Blocks):
         if not len(self):
             raise ValueError(
                 f"{corpus.folder}: no document of split {corpus.split!r} has two sentences, as "
-                f"data.packing={self.name} needs; accepted: a corpus with longer documents"
+                f"data.packing={self.name} needs"
             )
 
     @property
@@ -97,7 +97,7 @@ class SentencePairs(Blocks):
         if not others:
             raise ValueError(
                 f"{self.corpus.folder}: all blocks of split {self.corpus.split!r} are of one "
-                "document, so there is no segment of another one; accepted: more documents, or "
+                "document, so there is no segment of another one; use more documents, or "
                 "objective.pair_task=sop"
             )
         chosen = int(share * others)

@@ -183,13 +183,13 @@ def compare(prints: Sequence[Fingerprint], names: Sequence[str] = ()) -> Finding
     reasons: dict[int, str] = {}
     for rank, each in enumerate(prints):
         if each.has_changed:
-            reasons[rank] = "holds weights or moments that changed between two updates"
+            reasons[rank] = "weights or moments changed between two updates"
         elif len({*each.results}) > 1:
             reasons[rank] = "computed different bits from the same micro-batch"
     for kind in {each.processor for each in prints}:
         ranks = {rank: each for rank, each in enumerate(prints) if each.processor == kind}
         held = {rank: each.weights for rank, each in ranks.items() if rank not in reasons}
-        text = f"has weights that differ from the majority: {_differing(held.values(), names)}"
+        text = f"weights differ from the majority ({_differing(held.values(), names)})"
         reasons |= dict.fromkeys(outliers(held), text)
         computed = {rank: each.results[0] for rank, each in ranks.items() if rank not in reasons}
         text = "computed other results than the others from the same micro-batch"
@@ -198,9 +198,9 @@ def compare(prints: Sequence[Fingerprint], names: Sequence[str] = ()) -> Finding
         return None
     wrong = tuple(sorted(reasons))
     hosts = tuple(prints[rank].host for rank in wrong)
-    said = [
-        f"rank {rank} on {host} {reasons[rank]}" for rank, host in zip(wrong, hosts, strict=True)
-    ]
+    said = (
+        f"rank {rank} on {host}: {reasons[rank]}" for rank, host in zip(wrong, hosts, strict=True)
+    )
     return Finding(wrong, hosts, "; ".join(said))
 
 

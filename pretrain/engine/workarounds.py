@@ -242,10 +242,7 @@ def load_without_code() -> Iterator[None]:
         except pickle.UnpicklingError as error:
             refused = re.search(r"GLOBAL (\S+)", str(error))
             reason = f"it asks for {refused[1]}" if refused else str(error).partition("\n")[0]
-            raise ValueError(
-                f"{file}: was not loaded, because it may run code: {reason}; accepted: what "
-                "DeepSpeed saves"
-            ) from None
+            raise ValueError(f"{file}: was not loaded, because it may run code: {reason}") from None
         refuse_unstored(tensors_in(content), str(file))
         return content
 

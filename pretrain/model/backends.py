@@ -1,4 +1,4 @@
-"""How attention is computed: the back ends, and which of them a run takes. Imports no torch."""
+"""How attention is computed: the back ends, and which of them a run takes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the records of this folder refuse when they are made. Imports no torch."""
+"""What the records of this folder refuse when they are made."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a classification head is: a record, and which models it fits. Imports no torch."""
+"""What a classification head is: a record, and which models it fits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every architectural choice of a model, as one frozen record. Imports no torch.
+"""Every architectural choice of a model, as one frozen record.
 
 Choices such as ALiBi, embedding scale and normalisation leave no trace in the weights. The record
 is therefore stored with them; under another record they would silently compute nonsense.

@@ -153,5 +153,5 @@ class Embeddings(nn.Module):
                 self.segments.weight[0] if segment_ids is None else self.segments(segment_ids)
             )
         if segment_ids is not None:
-            raise ValueError("segment_ids: accepted: None for a model without segments")
+            raise ValueError("segment_ids: must be None for a model without segments")
         return x

@@ -136,7 +136,7 @@ def latent_places(config: ModelConfig, x: Tensor, document_ids: Tensor | None) -
     if document_ids is not None and document_ids.dtype != torch.bool:
         raise ValueError(
             "document_ids: integers are not accepted with latents, because a row is one document; "
-            "accepted: None, or bool that is False for padding"
+            "it must be None, or bool that is False for padding"
         )
     length = x.shape[1]
     count = min(config.latents, length)

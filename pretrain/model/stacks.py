@@ -90,8 +90,8 @@ class Encoder(nn.Module):
         fits = self.config.causal and not self.training and self.attention_backend == "dense"
         if cache is not None and not (fits and not self.config.latents):
             raise ValueError(
-                "cache: accepted for a causal model in evaluation mode, on the back end 'dense', "
-                "without latents"
+                "cache: needs a causal model in evaluation mode, on the back end 'dense', without "
+                "latents"
             )
         if document_ids is None and cache is not None:
             document_ids = input_ids.new_ones(
@@ -127,8 +127,8 @@ class Encoder(nn.Module):
         """
         if self.config.latents:
             raise ValueError(
-                f"the outputs of all layers: accepted for a model without latents; this one has "
-                f"{self.config.latents}, and its layers work on different vectors"
+                f"the outputs of all layers: this model has {self.config.latents} latents, so its "
+                "layers work on different vectors"
             )
         x, context = self.embed(input_ids, document_ids, segment_ids)
         states = [x]
@@ -157,7 +157,7 @@ class Encoder(nn.Module):
         """
         if self.position_scale != 1.0 and not self.config.method.scalable:
             raise ValueError(
-                f"position_scale {self.position_scale}: accepted: 1 with {self.config.position} "
+                f"position_scale {self.position_scale}: must be 1 with {self.config.position} "
                 "positions"
             )
         x: Tensor = self.embeddings(input_ids, document_ids, self.position_scale, segment_ids)

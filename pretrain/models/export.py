@@ -73,7 +73,7 @@ def _chosen(run: Path, state: RunState, step: int | None) -> int:
         which = "checkpoint yet" if step is None else f"checkpoint of step {step}"
         steps = ", ".join(map(str, (*state.checkpoints, 0)))
         raise ValueError(
-            f"{run}: has no {which}; accepted: --step {steps}, where 0 is the initial weights"
+            f"{run}: has no {which}; --step may be {steps}, where 0 is the initial weights"
         )
     return step
 

@@ -52,7 +52,7 @@ def _verified(run: Path) -> Path:
     recorded = ledger.origin(ledger.read(run / ledger.FILE_NAME))
     if recorded is None or not path.is_file() or sha256_of(path) != recorded["sha256"]:
         raise ValueError(
-            f"{path}: is missing or is not what was recorded in {ledger.FILE_NAME}; accepted: the "
-            "weights that the run began with, from a backup of this folder"
+            f"{path}: is missing or is not what was recorded in {ledger.FILE_NAME}; restore it "
+            "from a backup of this folder"
         )
     return path

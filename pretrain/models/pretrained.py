@@ -228,8 +228,8 @@ class Pretrained:
         if self._config.latents and bool((early := mask[:, 1:] > mask[:, :-1]).any()):
             row, place = early.nonzero()[0].tolist()
             raise ValueError(
-                f"row {row}: <pad> at place {place} stands before other ids; accepted for a model "
-                "with latents: <pad> at the end of a row"
+                f"row {row}: <pad> at place {place} stands before other ids; a model with latents "
+                "takes <pad> at the end of a row only"
             )
         return mask.int() if self._config.causal and not self._config.latents else mask
 

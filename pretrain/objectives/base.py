@@ -1,4 +1,4 @@
-"""The protocols of a pretraining objective and of its settings. Imports no torch.
+"""The protocols of a pretraining objective and of its settings.
 
 An objective turns blocks of tokens into arrays (`collate`), and what a model says of them into
 sums: a loss per term to train on (`loss`, see `pretrain.loop.Objective`), and nats, correct

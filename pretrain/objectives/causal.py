@@ -1,4 +1,4 @@
-"""Causal language modelling: every token is predicted from those before it. Imports no torch."""
+"""Causal language modelling: every token is predicted from those before it."""
 
 from __future__ import annotations
 

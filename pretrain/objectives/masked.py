@@ -1,4 +1,4 @@
-"""Masked language modelling: which tokens are hidden. Imports no torch."""
+"""Masked language modelling: which tokens are hidden."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where rows end for a model whose latents are the last tokens of a row. Imports no torch.
+"""Where rows end for a model whose latents are the last tokens of a row.
 
 Where a row ends decides which tokens are latents. If rows ended where their texts do, an output
 would depend on how many tokens follow, and the model would learn to predict the end of a text from

@@ -8,8 +8,6 @@
 
 A byte-level vocabulary keeps the white space around sentences, which is missing where a document
 begins and ends: in short documents it gives the order away. A unigram vocabulary does not keep it.
-
-Imports no torch.
 """
 
 from __future__ import annotations
@@ -117,9 +115,7 @@ class SentencePairsLM(MaskedLM):
         bits = np.random.Philox(np.random.SeedSequence([*key, _PAIR_DRAWS]))
         draw = np.random.RandomState(bits)
         if block.sentences is None:
-            raise ValueError(
-                "a block that is not of sentences; accepted: data.packing=sentence-pairs"
-            )
+            raise ValueError("a block that is not of sentences; set data.packing=sentence-pairs")
         task = self.settings.pair_task
         first, second = _split(block, draw.random_sample())
         changed = task != "none" and draw.random_sample() < 0.5

@@ -1,4 +1,4 @@
-"""Span corruption for causal models: a span of a text is moved behind it. Imports no torch.
+"""Span corruption for causal models: a span of a text is moved behind it.
 
 The model reads `<s> prefix <mask> suffix <mask> span <mask>` and predicts all of it but `<s>`: the
 text with a gap, the text of the gap, and its end. This is the span corruption of the assignment on
@@ -71,8 +71,8 @@ class SpanCorruptionConfig:
         """
         if vocabulary.embedded < vocabulary.size:
             raise ValueError(
-                f"objective {self.name} predicts <mask>, and the model has no vector for it; "
-                "accepted: model.overrides.mask_embedding=row"
+                f"objective {self.name} predicts <mask>, and the model has no vector for it; set "
+                "model.overrides.mask_embedding=row"
             )
         words = Words.of(tokenizers.load(vocabulary.folder)) if self.whole_words else None
         ids, latents = vocabulary.mask_id, vocabulary.last_latents

@@ -1,4 +1,4 @@
-"""What objectives have in common that predict tokens of a block. Imports no torch."""
+"""What objectives have in common that predict tokens of a block."""
 
 from __future__ import annotations
 

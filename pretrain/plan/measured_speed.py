@@ -104,7 +104,7 @@ def correction(bench: Path, kind: str, config: RunConfig) -> Correction:
         ValueError: the file is missing, is not a benchmark, comes from another GPU, or from another
             size of model.
     """
-    accepted = f"accepted: what `bench --json` wrote for this recipe on {kind}"
+    accepted = f"measure with `bench --json` and this recipe on {kind}"
     try:
         speed = decode(Speed, json.loads(bench.read_bytes()))
     except (OSError, ValueError, RecursionError) as error:

@@ -122,7 +122,7 @@ def measure(recipe: RunConfig, seconds: float) -> Speed | None:
     except torch.OutOfMemoryError as error:
         raise ValueError(
             f"batch.micro_batch_size {config.batch.micro_batch_size}: does not fit the device's "
-            f"memory ({str(error).splitlines()[0]}); accepted: a smaller one"
+            f"memory ({str(error).splitlines()[0]}); set a smaller one"
         ) from error
 
 

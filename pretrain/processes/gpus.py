@@ -1,4 +1,4 @@
-"""The GPUs of this machine that a launch may use. Imports no torch."""
+"""The GPUs of this machine that a launch may use."""
 
 from __future__ import annotations
 

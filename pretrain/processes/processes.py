@@ -1,7 +1,7 @@
 """The processes of a run on this machine: find them, end them, and clean up after them.
 
 Every process that a supervisor starts inherits an environment variable that names the run, whatever
-starts it in between and whoever becomes its parent. Imports no torch.
+starts it in between and whoever becomes its parent.
 """
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ def audit(run: Path, *, content: bool = False) -> Audit:
     records = ledger.read(run / ledger.FILE_NAME)
     if not records:
         raise ValueError(
-            f"{run}: has no {ledger.FILE_NAME}; accepted: the folder of a run that has begun"
+            f"{run}: has no {ledger.FILE_NAME}, so it is not the folder of a run that has begun"
         )
     found = examine(records, metrics.read(run / metrics.METRICS))
     _compare_with_disk(run, records, found)

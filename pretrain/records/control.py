@@ -2,7 +2,7 @@
 
 They are small files in the run's folder `control/`, and each has one writer:
 
-    order.json               which attempt may train, where, and whether it is to stop
+    control.json             which attempt may train, where, and whether it is to stop
     stop-TOKEN               request to an attempt to save and exit after the current step
     profile-TOKEN            request to an attempt to trace its next steps
     heartbeat.json           what rank 0 is doing (heartbeat.py)
@@ -11,7 +11,7 @@ They are small files in the run's folder `control/`, and each has one writer:
     supervisor.json          the supervisor's sign of life for these agents (nodes.py)
 
 A network file system may refuse to read a file while it is being replaced. Readers then keep what
-they knew and try again later. Imports no torch.
+they knew and try again later.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from typing import Any
 from data_prep.common import files
 
 FOLDER = "control"
-FILE_NAME = "order.json"
+FILE_NAME = "control.json"
 TOKEN_VARIABLE = "ZEROCLAP_ATTEMPT"
 """Environment variable of an attempt's processes: the token of the attempt."""
 

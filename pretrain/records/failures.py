@@ -2,7 +2,7 @@
 
 The launcher reports an exit code of its own, and its log often ends with another rank's lost
 connection. So a rank that fails writes its error to a control file, and the supervisor reads all of
-them after the attempt has ended. Imports no torch.
+them after the attempt has ended.
 """
 
 from __future__ import annotations

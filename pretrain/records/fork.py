@@ -68,8 +68,7 @@ def find(config: RunConfig) -> Fork | None:
     if wanted.step not in kept:
         steps = ", ".join(map(str, kept)) or "none"
         raise ValueError(
-            f"fork_from.step: {wanted.run} has no checkpoint of step {wanted.step}; accepted: one "
-            f"of those that it kept: {steps}"
+            f"fork_from.step: {wanted.run} has no checkpoint of step {wanted.step}; it kept {steps}"
         )
     end = max(
         number
@@ -145,7 +144,7 @@ def take_alone(config: RunConfig) -> None:
 
 
 def forked(records: Sequence[ledger.Record]) -> ledger.Record | None:
-    """Return the record of a run's newest fork; None if it is no fork."""
+    """Return the record of a run's newest fork; None if it is not one."""
     return next((record for record in reversed(records) if record["kind"] == "fork"), None)
 
 

@@ -3,7 +3,6 @@
 Rank 0 writes a small file that says what it is doing. It speaks for all ranks: it cannot pass a
 step, a save or an evaluation in which another rank does not take part. A reader judges by changes
 of the file and by its own monotonic clock, so other nodes' clocks and clock jumps do not matter.
-Imports no torch.
 """
 
 from __future__ import annotations
@@ -42,23 +41,23 @@ class Heartbeat:
         Args:
             run: folder of the run.
             token: of the attempt.
-            seconds: between two beats of one phase.
+            seconds: between two beats of one stage.
             clock: in seconds.
         """
         self._path, self._token = control.folder_of(run) / FILE_NAME, token
         self._seconds, self._clock = seconds, clock
-        self._phase, self._next, self._count = "", 0.0, 0
+        self._stage, self._next, self._count = "", 0.0, 0
 
-    def beat(self, phase: str, step: int) -> bool:
-        """Write that `phase` is going on after `step` updates; return whether a beat was due.
+    def beat(self, stage: str, step: int) -> bool:
+        """Write that `stage` is going on after `step` updates; return whether a beat was due.
 
-        A beat is due at each change of phase, and every `seconds` within a phase.
+        A beat is due at each change of stage, and every `seconds` within a stage.
         """
         now = self._clock()
-        if phase == self._phase and now < self._next:
+        if stage == self._stage and now < self._next:
             return False
-        self._phase, self._next, self._count = phase, now + self._seconds, self._count + 1
-        beat = {"token": self._token, "phase": phase, "step": step, "count": self._count}
+        self._stage, self._next, self._count = stage, now + self._seconds, self._count + 1
+        beat = {"token": self._token, "stage": stage, "step": step, "count": self._count}
         with contextlib.suppress(OSError):  # on a full disk training continues
             files.replace_json(self._path, beat)
         return True
@@ -68,7 +67,7 @@ class Heartbeat:
 class Beat:
     """The last beat of rank 0."""
 
-    phase: str
+    stage: str
     step: int
     count: int
 
@@ -82,24 +81,24 @@ def read(run: Path, token: str) -> Beat:
     values = control.read_json(control.folder_of(run) / FILE_NAME)
     if values is None or values.get("token") != token:
         return NO_BEAT
-    return Beat(values["phase"], values["step"], values["count"])
+    return Beat(values["stage"], values["step"], values["count"])
 
 
-def silence_limit(phase: str, step_seconds: Sequence[float], config: SupervisionConfig) -> float:
+def silence_limit(stage: str, step_seconds: Sequence[float], config: SupervisionConfig) -> float:
     """Return the seconds without a beat after which an attempt counts as hung.
 
     Args:
-        phase: of the last beat.
-        step_seconds: durations of the last steps. They matter for phase `step`, whose limit is
+        stage: of the last beat.
+        step_seconds: durations of the last steps. They matter for stage `step`, whose limit is
             `hang_seconds`, or ten times a typical duration if that is longer. While none is known,
             it is that of the start-up: nothing says how long a step may take.
-        config: limits of the phases.
+        config: limits of the stages.
     """
-    if phase == STEP and not step_seconds:
+    if stage == STEP and not step_seconds:
         return max(config.hang_seconds, config.init_seconds)
-    if phase == STEP:
+    if stage == STEP:
         return max(config.hang_seconds, _STEP_FACTOR * _typical(step_seconds))
-    return config.save_seconds if phase in (SAVE, EVALUATE) else config.init_seconds
+    return config.save_seconds if stage in (SAVE, EVALUATE) else config.init_seconds
 
 
 def _typical(step_seconds: Sequence[float]) -> float:

@@ -104,7 +104,7 @@ class RunView:
 
     @property
     def forked(self) -> str:
-        """The checkpoint of another run that the run branched off; "" if it is no fork."""
+        """The checkpoint of another run that the run branched off; "" if there is none."""
         found = fork.forked(self.records)
         return fork.describe(found) if found else ""
 
@@ -171,8 +171,8 @@ def view(run: Path) -> RunView:
     """
     if not _recipe_of(run).is_file():
         raise ValueError(
-            f"{run}: has neither {RUN_FILE} nor {SUPERVISED}; accepted: the folder of a run that "
-            "has begun"
+            f"{run}: has neither {RUN_FILE} nor {SUPERVISED}, so it is not the folder of a run "
+            "that has begun"
         )
     config = load(str(_recipe_of(run)))
     records = ledger.read(run / ledger.FILE_NAME)

@@ -1,7 +1,7 @@
 """Which code runs: versions of Python, of the packages that compute, and of zeroclap itself.
 
 Ranks with other code compute other numbers, or do not understand each other. A release number does
-not tell two checkouts apart, so zeroclap's version is a hash of its source files. Imports no torch.
+not tell two checkouts apart, so zeroclap's version is a hash of its source files.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ An evaluation is judged when it is measured, so that the last one of a run count
 (validation.py).
 
 The detector is a fold over its records: after a restart it is fed the surviving records and is in
-the same state as before. Imports no torch.
+the same state as before.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The spike detector of a running attempt, and its input.
 
 The detector keeps no state on disk. An attempt first feeds it the surviving steps, so that a
-restart changes no decision. Imports no torch.
+restart changes no decision.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the spike detector sees, and what it finds. Imports no torch."""
+"""What the spike detector sees, and what it finds."""
 
 from __future__ import annotations
 

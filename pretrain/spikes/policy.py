@@ -11,7 +11,7 @@ climb a ladder of rollbacks; a spike far from all others starts at its first run
 4. give up: an instability that three different remedies did not cure is structural.
 
 A checkpoint of step n has seen the steps below n, so one with n <= onset has seen nothing of the
-spike. Imports no torch.
+spike.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the spike detector keeps of a suspicion while it is open. Imports no torch."""
+"""What the spike detector keeps of a suspicion while it is open."""
 
 from __future__ import annotations
 

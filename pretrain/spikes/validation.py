@@ -1,4 +1,4 @@
-"""The spike detector's channel `validation`: jumps of the validation loss. Imports no torch."""
+"""The spike detector's channel `validation`: jumps of the validation loss."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 It follows the control file that the supervisor on node 0 writes: it starts and ends the launcher of
 this node and reports on it. It decides one thing: if it has heard nothing from node 0 for too long,
 it ends the launcher, so that no processes are left on a machine that has lost its connection or its
-file system. Imports no torch.
+file system.
 """
 
 from __future__ import annotations

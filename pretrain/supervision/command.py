@@ -15,10 +15,10 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     add_recipe(command)
     add = command.add_argument
     add("--dry-run", action="store_true", help="print what would be done next, and do nothing")
-    nodes = "number of machines, each of which runs this command (default: Slurm's, or 1)"
+    nodes = "number of nodes, each of which runs this command (default: Slurm's, or 1)"
     add("--nodes", type=int, help=nodes)
-    add("--node-rank", type=int, help="number of this machine; 0 leads (default: Slurm's, or 0)")
-    add("--master-addr", help="address of machine 0 (default: its host name)")
+    add("--node-rank", type=int, help="number of this node; 0 leads (default: Slurm's, or 0)")
+    add("--master-addr", help="address of node 0 (default: its host name)")
 
 
 def supervise(options: argparse.Namespace) -> int:

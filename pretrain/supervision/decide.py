@@ -4,7 +4,7 @@ What to do about a spike is decided in `pretrain.spikes`. Here: how an attempt e
 attempts may end without progress, and how long to wait before the next one. Progress is a
 checkpoint of a later step than any before: committing the same step again is not progress. Two
 attempts in a row that fail before their first step with the same error are enough, unless it is an
-error of the machine. Imports no torch.
+error of the machine.
 """
 
 from __future__ import annotations

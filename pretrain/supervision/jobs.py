@@ -1,7 +1,6 @@
 """The launcher process of an attempt on this node, started by us or found again.
 
-A new supervisor adopts an attempt that outlived its supervisor, so no step is lost. Imports no
-torch.
+A new supervisor adopts an attempt that outlived its supervisor, so no step is lost.
 """
 
 from __future__ import annotations

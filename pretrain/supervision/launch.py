@@ -1,7 +1,4 @@
-"""How an attempt is launched on a node: its control file, command line and environment.
-
-Imports no torch.
-"""
+"""How an attempt is launched on a node: its control file, command line and environment."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 Each node has an agent, and node 0 has the supervisor. They write signs of life to small files in
 the run's folder, which all nodes share. A file counts as long as it keeps changing, by the reader's
-clock. Imports no torch.
+clock.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Tell others of a rollback, of giving up, and of the end of a run.
 
 The supervisor calls this while no attempt trains, or while the last one exits, so that it may wait.
-Whatever fails here is said once and stops nothing. Imports no torch.
+Whatever fails here is said once and stops nothing.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class Notifier:
         """
         if command and shutil.which(command[0]) is None:
             raise ValueError(
-                f"notify.command {list(command)}: no program {command[0]}; accepted: a program on "
-                "PATH or its path, and its arguments"
+                f"notify.command {list(command)}: there is no program {command[0]}; name one on "
+                "PATH, or give its path"
             )
         self._command, self._run, self._say, self._failed = command, run, say, False
 

@@ -1,7 +1,6 @@
 """Whether the other machines of a hostfile can be reached and are like this one.
 
-`connect` asks each of them over ssh, in seconds, before anything is started there. Imports no
-torch.
+`connect` asks each of them over ssh, in seconds, before anything is started there.
 """
 
 from __future__ import annotations

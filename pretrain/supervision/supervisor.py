@@ -289,7 +289,7 @@ class Supervisor:
         machines = [self._other_nodes.host(rank // each) for rank in ranks]
         seen = decide.why_ended(problem, launcher, errors, machines, logged)
         kind = decide.ending(kinds, seen.kind, bool(self._stop_requests.count))
-        at_start = heartbeat.read(self.run_folder, token).phase == heartbeat.INIT
+        at_start = heartbeat.read(self.run_folder, token).stage == heartbeat.INIT
         error = failures.lasting(seen.error) if at_start else ""
         if kind:
             step = ledger.run_state(records, self.config.training.seed).resume_step()

@@ -1,7 +1,4 @@
-"""Watch a running attempt: silence, ranks that ended early, processes that were stopped.
-
-Imports no torch.
-"""
+"""Watch a running attempt: silence, ranks that ended early, processes that were stopped."""
 
 from __future__ import annotations
 
@@ -73,10 +70,10 @@ class Watch:
             beat = self._beat
         if lines or beat != self._beat:
             self._beat, self._last_sign = beat, now
-        limit = heartbeat.silence_limit(beat.phase, self._step_seconds(beat.step), self._config)
+        limit = heartbeat.silence_limit(beat.stage, self._step_seconds(beat.step), self._config)
         if now - self._last_sign <= limit:
             return ""
-        return f"no sign of life for {limit:.0f} s in phase {beat.phase}, step {beat.step}"
+        return f"no sign of life for {limit:.0f} s in stage {beat.stage}, step {beat.step}"
 
     def _step_seconds(self, step: int) -> list[float]:
         """Durations of the last steps of the phase that a step belongs to."""

@@ -87,7 +87,7 @@ class Attempt:
         self.log.close()
         begun = self.saver.begun
         if begun is not None and verdict != EXIT_FAILED:  # a superseded attempt commits nothing
-            self.supervisor.in_phase(SAVE, lambda step: self.saver.finish())(begun)
+            self.supervisor.in_stage(SAVE, lambda step: self.saver.finish())(begun)
         if verdict == GO_ON:
             self.group.on_rank_0(self._record_done)
             return EXIT_DONE
@@ -98,7 +98,7 @@ class Attempt:
     def _train(self, phase: Phase) -> int:
         """Train to the end of a phase; returns the loop's verdict."""
         if phase is not self.phase:
-            enter = self.supervisor.in_phase(
+            enter = self.supervisor.in_stage(
                 EVALUATE, lambda step: self._begin_phase(phase), after=INIT
             )
             if (verdict := enter(phase.first_step)) != GO_ON:
@@ -114,7 +114,7 @@ class Attempt:
             (training.checkpoint_interval, SAVE, self.saver.save),
         )
         hooks = [
-            Hook(interval, self.supervisor.in_phase(name, action))
+            Hook(interval, self.supervisor.in_stage(name, action))
             for interval, name, action in actions
             if interval
         ]
@@ -155,13 +155,13 @@ class Attempt:
         It may take long to write. Rank 0 waits where it next meets a rank that writes one.
         """
         if self.profiler.is_on:
-            self.supervisor.in_phase(SAVE, self.profiler.end, after=SAVE)(step)
+            self.supervisor.in_stage(SAVE, self.profiler.end, after=SAVE)(step)
 
     def _verdict(self, steps: int) -> int:
         """The supervisor's verdict towards the end of a step; called on rank 0."""
         verdict = self.supervisor.verdict(steps)
         if self.profiler.ended(steps - 1):  # this step waits for ranks that still write a trace
-            self.supervisor.in_phase(SAVE, lambda step: None, after=SAVE)(steps)
+            self.supervisor.in_stage(SAVE, lambda step: None, after=SAVE)(steps)
         return verdict
 
     def _evaluate(self, step: int) -> int:
@@ -217,7 +217,7 @@ class Attempt:
         interval = self.phase.config.training.evaluation_interval
         if not Hook(interval, self._evaluate).is_due(step, self.phase.end_step):
             return GO_ON
-        return self.supervisor.in_phase(EVALUATE, self._evaluate_once, after=INIT)(step)
+        return self.supervisor.in_stage(EVALUATE, self._evaluate_once, after=INIT)(step)
 
     def _save_and_leave(self) -> None:
         """Save where the loop was asked to stop, and record that."""
@@ -227,7 +227,7 @@ class Attempt:
             self.saver.finish()
 
         step = self.group.on_rank_0(lambda: self.supervisor.stopped_after)
-        self.supervisor.in_phase(SAVE, save)(step)
+        self.supervisor.in_stage(SAVE, save)(step)
         saved, reason = self.saver.failed_saves == 0, "it was asked to stop"
         self.group.on_rank_0(
             lambda: self.log.record("preempted", step=step, saved=saved, reason=reason)

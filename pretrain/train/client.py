@@ -1,7 +1,6 @@
 """The attempt's side of supervision: heartbeats out, stop requests and newer attempts in.
 
-An attempt without a supervisor uses it too: the heartbeat is written, but nobody reads it. Imports
-no torch.
+An attempt without a supervisor uses it too: the heartbeat is written, but nobody reads it.
 """
 
 from __future__ import annotations
@@ -39,20 +38,20 @@ class SupervisorClient:
         control.stop_on_signals(run, token, os.environ)
         self.report_setup()
 
-    def _beat(self, phase: str, step: int) -> bool:
-        return self._heartbeat is not None and self._heartbeat.beat(phase, step)
+    def _beat(self, stage: str, step: int) -> bool:
+        return self._heartbeat is not None and self._heartbeat.beat(stage, step)
 
     def report_setup(self) -> None:
         """Report on rank 0 that the set-up has made progress."""
         self._beat(heartbeat.INIT, 0)
 
-    def in_phase(
-        self, phase: str, action: Callable[[int], T], after: str = heartbeat.STEP
+    def in_stage(
+        self, stage: str, action: Callable[[int], T], after: str = heartbeat.STEP
     ) -> Callable[[int], T]:
-        """Wrap `action` so that the heartbeat shows `phase` during it, and `after` after it."""
+        """Wrap `action` so that the heartbeat shows `stage` during it, and `after` after it."""
 
         def act(step: int) -> T:
-            self._beat(phase, step)
+            self._beat(stage, step)
             result = action(step)
             self._beat(after, step)
             return result

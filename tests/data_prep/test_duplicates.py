@@ -76,9 +76,7 @@ def test_only_changed_inputs_are_hashed_again(tmp_path):
         hash_input(task)
     before = [file.stat().st_mtime_ns for file in files]
     write_pile(tasks[1].input, ["b", "c", "a"])
-    with pytest.raises(
-        ValueError, match=r"shard-00001\.hashes: missing, or made before .*1\.jsonl"
-    ):
+    with pytest.raises(ValueError, match=r"shard-00001\.hashes: missing"):
         mark_duplicates(tasks)
     for task in tasks:
         hash_input(task)

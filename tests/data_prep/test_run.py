@@ -273,9 +273,7 @@ def test_corpus_without_documents_is_refused_with_the_reasons(tokenizer_folder, 
         prepare([empty], tmp_path / "a", tokenizer_folder, SETTINGS)
     bad = tmp_path / "bad.jsonl"
     bad.write_text('{"text": ""}\n{')
-    with pytest.raises(
-        ValueError, match=r"1 empty \(first at .*:1\), 1 not-json \(first at .*:2\)"
-    ):
+    with pytest.raises(ValueError, match=r"1 empty .*:1\), 1 not-json .*:2\)"):
         prepare([bad], tmp_path / "b", tokenizer_folder, SETTINGS)
 
 

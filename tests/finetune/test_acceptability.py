@@ -126,7 +126,7 @@ def test_files_that_the_command_did_not_write_are_not_replaced(tmp_path, source,
     arguments = ["acceptability", "--input", str(source), "--output", str(tmp_path / "glue")]
     assert main([*arguments, "--train", "60", "--dev", "20"]) == 2
     error = capsys.readouterr().err
-    assert f"{file}: was not written by acceptability; accepted: another --output" in error
+    assert f"{file}: was not written by acceptability" in error
     assert error.count("\n") == 1
     assert [path.read_text() for path in file.parent.iterdir()] == ["gj04\t1\t\tHe left.\n"]
 

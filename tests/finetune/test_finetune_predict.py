@@ -75,8 +75,8 @@ def test_a_regression_gives_numbers_in_the_benchmark_s_units(trained, tmp_path):
     ("text", "message"),
     [
         ("", "is empty"),
-        ("one\n\nthree\n", "line 2: has 1 tab-separated texts, of 0 characters; accepted: 1"),
-        ("one\ntwo\tthree\n", "line 2: has 2 tab-separated texts, of 8 characters; accepted: 1"),
+        ("one\n\nthree\n", "line 2: has 1 tab-separated texts, of 0 characters; it must have 1"),
+        ("one\ntwo\tthree\n", "line 2: has 2 tab-separated texts, of 8 characters; it must have 1"),
     ],
 )
 def test_a_bad_file_is_refused_with_its_line(trained, tmp_path, capsys, text, message):

@@ -114,7 +114,7 @@ def test_a_batch_that_does_not_divide_over_the_ranks_is_refused(
     plan.write(tmp_path / "run")
 
     def attempt():
-        with pytest.raises(ValueError, match="batch_size 5: not a multiple of --world-size 2"):
+        with pytest.raises(ValueError, match="batch_size 5: is not a multiple of --world-size 2"):
             train.train(plan, tmp_path / "run")
 
     run_ranks(2, attempt)

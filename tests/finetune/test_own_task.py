@@ -81,10 +81,10 @@ def test_texts_of_dev_that_train_has_are_counted(table):
         ([("", "a"), ("x", "b")], {}, "line 1: column 'text' is empty"),
         (labelled("a", "a"), {}, "every example has the label 'a'"),
         (labelled("a", "b"), {"texts": ("review",)}, "no column 'review'; it has text, label"),
-        (labelled("1", "x"), {"kind": "regression"}, "line 2: column 'label': 'x' is no number"),
+        (labelled("1", "x"), {"kind": "regression"}, "line 2: column 'label': 'x' is not a number"),
         (labelled("a", "b"), {"kind": "tags"}, "line 1: not a list of words and one of tags"),
         (labelled("a", "b"), {"dev_share": 1.0}, "--dev-share 1.0"),
-        ([(5, "a"), ("x", "b")], {}, "line 1: 5 is no text"),
+        ([(5, "a"), ("x", "b")], {}, "line 1: 5 is not text"),
     ],
 )
 def test_what_cannot_be_trained_on_is_refused_by_line(table, rows, request_, message):

@@ -247,8 +247,8 @@ def test_a_run_starts_from_the_first_seed_that_did_not_collapse(tiny_model, easy
     ("arguments", "message"),
     [
         (["--tasks", "RTE", "start_from=MNLI"], "RTE starts from the model of MNLI (start_from)"),
-        (["--tasks", "CoLA,RTE", "--no-models", "start_from=CoLA"], "and no --no-models"),
-        (["--tasks", "RTE", "--protocol", "mosaicbert"], "accepted: MNLI among --tasks"),
+        (["--tasks", "CoLA,RTE", "--no-models", "start_from=CoLA"], "leave out --no-models"),
+        (["--tasks", "RTE", "--protocol", "mosaicbert"], "add MNLI to --tasks"),
         (["--tasks", "WNLI", "--protocol", "roberta"], "WNLI: protocol roberta has no settings"),
         (["--tasks", "RTE", "--protocol", "roberta", "batch_size=0"], "batch_size"),
         (["--tasks", "BoolQ", "--protocol", "published"], "BoolQ: protocol published has no"),

@@ -49,7 +49,7 @@ def run(recipe, corpus, other_corpus, tmp_path_factory):
     other = corpora(corpus, other_corpus, (8, 3), (20, 5))
     code, said = main("supervise", *words, *LONGER, *other)
     assert code == 2
-    assert "accepted: changes from step 40 on" in said
+    assert "change the weights from step 40 on" in said
     after = corpora(corpus, other_corpus, (8, 3), (44, 0.5))
     code, said = main("supervise", *words, *LONGER, *after)
     assert code == 0, said

@@ -3,7 +3,7 @@
 Records come in the order in which they were logged. A step at or below the one before it starts
 over from there, as after a restart from a checkpoint, and the later record counts. Steps may be
 missing (many logs have every fifth). Records that are left out or replaced are noted; a file that
-cannot be read is refused with its line. Imports no torch.
+cannot be read is refused with its line.
 """
 
 from __future__ import annotations

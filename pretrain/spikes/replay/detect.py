@@ -1,6 +1,6 @@
 """Run the spike detector over recorded curves (`pretrain replay`); report.py presents the result.
 
-It is the detector that runs live, and the policy is asked for its response. Imports no torch.
+It is the detector that runs live, and the policy is asked for its response.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Report the detections on recorded curves as text, JSON and a figure. Imports no torch."""
+"""Report the detections on recorded curves as text, JSON and a figure."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ def test_a_line_is_a_document_and_blank_lines_are_none(tmp_path):
     [(b"", "has no text"), (b"\n \n", "has no text"), (b"a\n\xff\n", "line 2: bad-utf8")],
 )
 def test_a_file_without_text_or_with_other_bytes_is_refused(tmp_path, content, message):
-    with pytest.raises(ValueError, match=rf"a.txt: {message}.*accepted: one document per line"):
+    with pytest.raises(ValueError, match=rf"a.txt: {message}"):
         corpus.documents(write(tmp_path / "a.txt", content))
 
 

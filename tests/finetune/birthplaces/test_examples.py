@@ -43,8 +43,8 @@ def test_a_row_of_pretraining_has_all_of_its_text_and_predicts_what_follows(task
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["namedata"], "--finetune_corpus_path: needed with namedata"),
-        (["charcorruption", "--finetune_corpus_path", "a.tsv"], "accepted only there"),
+        (["namedata"], "--finetune_corpus_path: is needed with namedata"),
+        (["charcorruption", "--finetune_corpus_path", "a.tsv"], "and only there"),
         (["charcorruption", "--count", "0"], "--count 0: accepted: 1 or more"),
     ],
 )
@@ -65,7 +65,7 @@ def test_settings_of_pretraining_change_what_is_shown(task, capsys):
         assert prefix == "" or prefix.endswith(" ")
         assert span == span.strip() != ""
     assert main([*words, "batch.micro_batch_size=4"]) == 2
-    assert "accepted: settings of objective, data.sequence_length" in capsys.readouterr().err
+    assert "only settings of objective, data.sequence_length" in capsys.readouterr().err
     asked = ["birthplaces", "dataset", "namedata", str(task.text)]
     assert main([*asked, "--finetune_corpus_path", str(task.train), settings[0]]) == 2
     assert "has no effect with namedata" in capsys.readouterr().err

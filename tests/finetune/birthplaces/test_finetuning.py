@@ -103,7 +103,7 @@ def test_several_ranks_are_refused(task, tmp_path, monkeypatch, capsys):
     words = f"""birthplaces finetune vanilla {task.text} --finetune_corpus_path {task.train}
         --writing_params_path {tmp_path}/model"""
     assert main(shlex.split(words)) == 2
-    assert "2 ranks: accepted: 1; start the command without" in capsys.readouterr().err
+    assert "2 ranks: this command uses one" in capsys.readouterr().err
 
 
 def test_pretrained_weights_are_where_training_starts(run_ranks, task, make_model, tmp_path):
@@ -132,7 +132,7 @@ def test_evaluation_says_where_there_are_no_answers(task, make_model, tmp_path, 
     assert "the vocabulary lacks, read as <unk>: 1, such as 'Ž'" in shown
     assert (tmp_path / "predictions").read_text().count("\n") == 2
     assert main(shlex.split(words)) == 2
-    assert f"{tmp_path}/predictions: exists; accepted: a new name" in capsys.readouterr().err
+    assert f"{tmp_path}/predictions: exists" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -143,22 +143,12 @@ def test_evaluation_says_where_there_are_no_answers(task, make_model, tmp_path, 
         ("--finetune_corpus_path {other}", "other.tsv: line 1: this and every other answer"),
         ("--finetune_corpus_path {train} --epochs 0", "--epochs 0: accepted: 1 or more"),
         ("--finetune_corpus_path {train} --finetune_lr 0", "--finetune_lr 0.0: accepted: above 0"),
-        ("--finetune_corpus_path {train} --seed -1", "--seed -1: accepted: from 0 to below "),
-        ("--finetune_corpus_path {train} batch.micro_batch_size=4", "no effect here; accepted: se"),
-        (
-            "--finetune_corpus_path {train} --reading_params_path a model.size=tiny",
-            "'model.size=tiny': has no effect here; accepted: settings of optimizer, training.dee",
-        ),
+        ("--finetune_corpus_path {train} batch.micro_batch_size=4", "no effect here"),
+        ("--finetune_corpus_path {train} --reading_params_path a model.size=tiny", "no effect"),
         ("--finetune_corpus_path {train} model.size=huge", "model.size: 'huge'"),
         ("--finetune_corpus_path {train} model.init_from=a", "'model.init_from=a': has no effect"),
-        (
-            "--finetune_corpus_path {train} model.overrides.causal=false",
-            "model.overrides.causal: False is not accepted; it must be true",
-        ),
-        (
-            "--finetune_corpus_path {train} model.overrides.mask_embedding=zero",
-            "model.overrides.mask_embedding: 'zero' is not accepted; it must be 'row'",
-        ),
+        ("--finetune_corpus_path {train} model.overrides.causal=false", "causal: False .* true"),
+        ("--finetune_corpus_path {train} model.overrides.mask_embedding=zero", "must be 'row'"),
         ("--finetune_corpus_path {train} --reading_params_path {text}", "is not a model folder"),
         ("--finetune_corpus_path /nowhere.tsv", "/nowhere.tsv: No such file"),
     ],

@@ -65,9 +65,7 @@ def test_a_row_that_is_longer_than_the_block_is_refused(with_answers, most):
         return encode(question, TOKENIZER, 12, with_answers=with_answers)
 
     assert len(encoded(most).rows[1]) == 12
-    with pytest.raises(
-        ValueError, match=rf"line 2: 'a+' has {most + 1} .* accepted: at most {most}"
-    ):
+    with pytest.raises(ValueError, match=rf"line 2: .* {most + 1} .* at most {most}"):
         encoded(most + 1)
 
 

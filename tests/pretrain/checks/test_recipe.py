@@ -22,6 +22,8 @@ def test_a_valid_recipe_gives_the_model_and_the_corpus(recipe, corpus, tmp_path)
 
 PERCEIVER = ["model.variant=char-perceiver", "objective.name=causal-lm"]
 SHORT = ["data.sequence_length=24", "model.overrides.latents=8"]
+WHOLE = "data.packing=contiguous"
+FLEX = ["training.attention_backend=flex", "model.overrides.attention_dropout=0"]
 
 
 @pytest.mark.parametrize(
@@ -31,73 +33,26 @@ SHORT = ["data.sequence_length=24", "model.overrides.latents=8"]
         (["data.corpus=''"], "data.corpus: is not set"),
         (["data.corpus=/nowhere"], "/nowhere: no such folder"),
         (
-            [
-                "training.attention_backend=flex",
-                "training.deterministic=true",
-                "model.overrides.attention_dropout=0.0",
-                "model.overrides.alibi_slopes=trained",
-            ],
-            "training.attention_backend: flex .* with training.deterministic use auto or dense",
+            [*FLEX, "training.deterministic=true", "model.overrides.alibi_slopes=trained"],
+            "with training.deterministic use auto or dense",
         ),
         (["batch.micro_batch_size=8"], "global_batch_size 8 is not a multiple of .* 8 x 2 ranks"),
-        (
-            ["supervision.processes_per_node=3"],
-            "global_batch_size 8 is not a multiple of .* 2 x 3 ranks",
-        ),
-        (
-            ["model.variant=baseline", "data.sequence_length=65"],
-            "data.sequence_length 65 is above the model's max_positions 64",
-        ),
-        (
-            ["model.variant=causal-learned", "objective.name=causal-lm", "data.sequence_length=65"],
-            "data.sequence_length 65 is above the model's max_positions 64",
-        ),
+        (["supervision.processes_per_node=3"], "8 is not a multiple of .* 2 x 3 ranks"),
         (
             ["objective.name=causal-lm"],
             "objective.name causal-lm does not fit model.variant zero-clap, which sees the tokens "
             "that it would predict; accepted: objective.name=masked-lm, or .* of causal-learned",
         ),
-        (
-            ["model.variant=causal-alibi"],
-            "objective.name masked-lm does not fit model.variant causal-alibi, which sees no later "
-            "tokens; accepted: objective.name=causal-lm, or .* of baseline, .*, albert, modern$",
-        ),
-        (
-            ["batch.global_batch_size=1024"],
-            "train split has [0-9]+ blocks of .* 64, fewer than the batch.global_batch_size 1,024",
-        ),
-        (
-            ["training.attention_backend=flex", "model.overrides.attention_dropout=0"],
-            "training.attention_backend: 'flex' needs a GPU; on cpu write dense",
-        ),
-        (
-            ["model.size=large", "model.overrides.num_layers=100000"],
-            "memory: weights, .* of 2 ranks need at least [0-9,.]+ GB of this machine, which has",
-        ),
-        (
-            [*PERCEIVER, "data.packing=best-fit"],
-            "packing best-fit does not fit a model with 64 latents, which reads a block as one "
-            "text; accepted: packing complete or contiguous or one-document",
-        ),
-        (
-            [*PERCEIVER, "data.packing=contiguous", "model.overrides.latents=65"],
-            "model.overrides.latents 65: accepted: at most data.sequence_length 64; latents beyond",
-        ),
-        (
-            [*PERCEIVER, *SHORT, "data.packing=one-document"],
-            "one-document would drop .*: the ends of longer documents, .* accepted: "
-            r"data.packing=contiguous \(drops nothing\), longer blocks",
-        ),
-        (
-            [*PERCEIVER, "data.packing=contiguous", "training.attention_backend=flex"],
-            "model.attention_backend: 'flex' is not accepted; it must be 'dense' with latents 64",
-        ),
-        (
-            ["training.attention_backend=flex", "model.overrides.attention_dropout=0.1"],
-            "model.attention_dropout: 0.1 .* must be 0 with attention backend 'flex'; 'dense' has",
-        ),
+        (["model.variant=causal-alibi"], "masked-lm does not fit model.variant causal-alibi"),
+        (["batch.global_batch_size=1024"], "fewer than the batch.global_batch_size 1,024"),
+        (FLEX, "'flex' needs a GPU; on cpu write dense"),
+        (["model.size=large", "model.overrides.num_layers=100000"], "memory: .* of 2 ranks need"),
+        ([*PERCEIVER, "data.packing=best-fit"], "best-fit does not fit a model with 64 latents"),
+        ([*PERCEIVER, WHOLE, "model.overrides.latents=65"], "latents 65: accepted: at most .* 64"),
+        ([*PERCEIVER, *SHORT, "data.packing=one-document"], "use data.packing=contiguous"),
+        ([*PERCEIVER, WHOLE, *FLEX], "'flex' is not accepted; it must be 'dense' with latents 64"),
+        ([*FLEX, "model.overrides.attention_dropout=0.1"], "0.1 .* must be 0 with .* 'flex'"),
         (["model.overrides.num_layers=two"], "model.num_layers: 'two' .* a whole number"),
-        (["optimizer.lerning_rate=1"], "unknown key 'optimizer.lerning_rate'; did you mean"),
         (["training.steps"], "is not an override"),
     ],
 )
@@ -182,8 +137,8 @@ def test_a_batch_that_no_phase_has_is_not_looked_at(recipe, tmp_path):
 @pytest.mark.parametrize(
     ("word", "message"),
     [
-        ("profile.steps=[40000, 40005]", "accepted: from a step below training.steps"),
-        ("profile.ranks=[0, 2]", "accepted: ranks below 2, the number of this launch"),
+        ("profile.steps=[40000, 40005]", "must begin below training.steps"),
+        ("profile.ranks=[0, 2]", "profile.ranks .* accepted: below 2"),
         ("tracker=wandb", "tracker wandb: its package is not installed; .*zeroclap.wandb"),
     ],
 )
@@ -223,27 +178,12 @@ ANY_SHARE = "data.min_token_coverage=0"
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (
-            ["model.variant=alibi"],
-            "sentence-pairs reads pairs of segments, but .*variant alibi has segments 0; "
-            "accepted: model.variant=albert, or model.overrides.segments=2",
-        ),
-        (
-            ["data.packing=chunked"],
-            "packing chunked does not fit objective sentence-pairs, which reads pairs of segments; "
-            "accepted: packing sentence-pairs",
-        ),
-        (
-            ["objective.name=masked-lm"],
-            "packing sentence-pairs does not fit objective masked-lm, .* accepted: packing chunked",
-        ),
+        (["model.variant=alibi"], "model.variant alibi has segments 0"),
+        (["data.packing=chunked"], "chunked does not fit objective sentence-pairs"),
+        (["objective.name=masked-lm"], "sentence-pairs does not fit objective masked-lm"),
         (["objective.pair_task=order"], "objective.pair_task: 'order'.*sop"),
         (["data.sequence_length=4"], "data.sequence_length 4: accepted .* 5 or more"),
-        (
-            ["data.min_token_coverage=0.9"],
-            "sentence-pairs would drop .*: documents of one sentence, and of sentences longer than "
-            "a block, .* 0.9; accepted: longer blocks, or a lower share",
-        ),
+        (["data.min_token_coverage=0.9"], "documents of one sentence, .* use longer blocks"),
     ],
 )
 def test_a_wrong_recipe_of_pairs_is_refused(words, message, sentence_corpus, recipe, tmp_path):
@@ -299,7 +239,7 @@ def test_blocks_that_drop_much_of_the_corpus_are_refused_unless_the_recipe_says_
         f"data.packing {packing} would drop {dropped:,} of the {tokens:,} tokens of split 'train'",
         "of split 'train' of",
         ": longer documents, with data.sequence_length 24",
-        f"leaves {1 - dropped / tokens:.1%}, below data.min_token_coverage 0.9; accepted: "
+        f"leaves {1 - dropped / tokens:.1%}, below data.min_token_coverage 0.9; use "
         "data.packing=chunked",
     ):
         assert words in error

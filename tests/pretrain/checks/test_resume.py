@@ -36,10 +36,7 @@ def test_a_checkpoint_is_compared_with_the_run_that_resumes_from_it(recipe, corp
     refuse_other_checkpoint(manifest_of(model), 30, model, before)
     for manifest, message in [
         (manifest_of(model, step=31), "step: 31, now 30"),
-        (
-            manifest_of(model, lineage=[(0, 1)]),
-            r"lineage: \[\[0, 1\]\], now \[\[0, 1\], \[20, 2\]\]",
-        ),
+        (manifest_of(model, lineage=[(0, 1)]), r"lineage: .*, now \[\[0, 1\], \[20, 2\]\]"),
         (manifest_of(model, num_layers=7), f"num_layers: 7, now {model.num_layers}"),
         (manifest_of(model, gates="open"), r": missing \[\], unknown \['gates'\]"),
     ]:
@@ -102,10 +99,10 @@ def test_weights_of_steps_to_come_may_change(resumed, mixed, stages):
     [
         (["a: weight: 1", "b: weight: 1"], [*CHANGED, (25, 0, 3)],
          r"weights by step were .*10, \[2.0, 3.0\].*, now .*25, \[0.0, 3.0\].*, but the steps "
-         "before 26 are done; accepted: changes from step 26 on"),
-        (["a: weight: 2", "b: weight: 1"], [], "accepted: changes from step 26 on"),
+         r"before 26 are done; change the weights from step 26 on"),
+        (["a: weight: 2", "b: weight: 1"], [], "change the weights from step 26 on"),
         (["b: weight: 1", "a: weight: 1"], CHANGED, "data.corpora.b digest: .*, now"),
-        (["a: weight: 2"], [], "data.corpora: b is missing; accepted: with the weight 0"),
+        (["a: weight: 2"], [], "data.corpora: b is missing"),
     ],
 )  # fmt: skip
 def test_what_was_read_or_skipped_stays(resumed, mixed, corpora, stages, message):
@@ -120,7 +117,7 @@ def test_batch_sizes_of_steps_that_were_skipped_stay(resumed, mixed):
 
     resumed(larger_from(26))
     for step in (22, 25):
-        message = rf"batch: sizes of completed or skipped steps changed \(first: step {step}\)"
+        message = rf"batch sizes of completed or skipped steps changed \(first: step {step}\)"
         with pytest.raises(ValueError, match=message):
             resumed(larger_from(step))
 
@@ -135,7 +132,7 @@ def test_a_corpus_may_follow_those_of_a_run_of_one(mixed, recipe, corpus, tmp_pa
     later = mixed("a: weight: 1", "b: weight: 0", words=by_step((0, 1, 0), (20, 1, 1)))
     refuse_other_recipe(later, check(later, 2)[1])
     sooner = mixed("a: weight: 1", "b: weight: 0", words=by_step((0, 1, 0), (19, 1, 1)))
-    with pytest.raises(ValueError, match="accepted: changes from step 20 on"):
+    with pytest.raises(ValueError, match="change the weights from step 20 on"):
         refuse_other_recipe(sooner, check(sooner, 2)[1])
 
 
@@ -149,7 +146,5 @@ def test_a_run_goes_on_only_with_the_algorithm_that_cut_its_blocks(recipe, tmp_p
     )
     refuse_other_recipe(config, manifests)
     monkeypatch.setattr(SOURCES["chunked"], "algorithm", 2)
-    with pytest.raises(
-        ValueError, match="cut by chunked-1, and this version cuts them by chunked-2"
-    ):
+    with pytest.raises(ValueError, match="cut by chunked-1, .* by chunked-2"):
         refuse_other_recipe(config, manifests)

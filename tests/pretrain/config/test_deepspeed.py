@@ -42,78 +42,43 @@ def test_the_loss_scale_of_fp16_starts_and_grows_as_in_fairseq(ranks, micro, win
     assert scale["hysteresis"] == 1  # one overflow halves it
 
 
+def zero(stage, **values):
+    return {"zero_optimization": {"stage": stage, **values}}
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
         ({"zero_optimisation": {"stage": 1}}, "zero_optimisation; did you mean zero_optimization"),
         ({"zero_optimization": {"stge": 1}}, "zero_optimization: .* stge; did you mean stage"),
-        (
-            {"zero_optimization": {"stage": 1}, "bf16": {"enable": True}},
-            "bf16: unknown .* enable; did you mean enabled",
-        ),
+        (zero(1) | {"bf16": {"enable": True}}, "bf16: .* enable; did you mean enabled"),
         ({"fp16": {"initial_scale": 4}}, "fp16: .* did you mean initial_scale_power"),
         ({"optimizer": {"type": "AdamW"}}, "unknown DeepSpeed key optimizer"),
         ({"train_batch_size": 16}, "train_batch_size is 16, but the recipe, .* has 8"),
         ({"gradient_clipping": 2.0}, "gradient_clipping is 2.0, but the recipe, .* has 0.0"),
         ({"bf16": {"enabled": True}}, "bf16 with ZeRO stage 0"),
-        ({"bf16": {"enabled": True}, "zero_optimization": {"stage": 0}}, "bf16 with ZeRO stage 0"),
+        (zero(0) | {"bf16": {"enabled": True}}, "bf16 with ZeRO stage 0"),
         ({"fp16": {"enabled": True}}, "fp16 with ZeRO stage 0"),
         *(
             (
-                {
-                    "zero_optimization": {"stage": stage, "offload_optimizer": {"device": "cpu"}},
-                    "bf16": {"enabled": True},
-                    "data_types": {"grad_accum_dtype": "fp32"},
-                },
+                zero(stage, offload_optimizer={"device": "cpu"})
+                | {"bf16": {"enabled": True}, "data_types": {"grad_accum_dtype": "fp32"}},
                 f"grad_accum_dtype fp32 with offload at ZeRO stage {stage} .* use stage 3",
             )
             for stage in (1, 2)
         ),
-        (
-            {"zero_optimization": {"offload_optimizer": {"device": "cpu"}}},
-            "offloads nothing at ZeRO stage 0",
-        ),
-        (
-            {"zero_optimization": {"stage": 2, "offload_optimizer": {"devise": "cpu"}}},
-            "offload_optimizer: unknown .* devise; did you mean device",
-        ),
-        (
-            {"zero_optimization": {"stage": 2, "round_robin_gradients": True}},
-            "no other number",
-        ),
-        (
-            {"zero_optimization": {"stage": 1, "parameter_alignment": True}},
-            "padding between parameters",
-        ),
-        (
-            {"zero_optimization": {"stage": 1, "load_from_fp32_weights": False}},
-            "each resume rounds the weights",
-        ),
-        (
-            {"zero_optimization": {"stage": 1, "elastic_checkpoint": True}},
-            "does not load what it saves",
-        ),
-        (
-            {"zero_optimization": {"stage": 2, "compute_grad_norm": False}},
-            "no norm of the gradient",
-        ),
-        ({"zero_optimization": {"stage": 2, "cpu_offload": True}}, "use offload_optimizer"),
-        (
-            {"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "nvme"}}},
-            "offload_optimizer.device nvme .* cannot be committed; accepted: cpu",
-        ),
-        (
-            {"zero_optimization": {"stage": 3, "offload_param": {"device": "nvme"}}},
-            "offload_param.device nvme .* loaded from a checkpoint; accepted: cpu",
-        ),
-        (
-            {"zero_optimization": {"stage": 3, "offload_optimizer": "nvme"}},
-            "offload_optimizer: is 'nvme', not an object",
-        ),
-        (
-            {"zero_optimization": {"stage": 3, "sub_group_size": 100_000_000}},
-            "sub_group_size 100000000 .* no other number of ranks can resume; remove it",
-        ),
+        ({"zero_optimization": {"offload_optimizer": {"device": "cpu"}}}, "offloads nothing"),
+        (zero(2, offload_optimizer={"devise": "cpu"}), "devise; did you mean device"),
+        (zero(2, round_robin_gradients=True), "no other number"),
+        (zero(1, parameter_alignment=True), "padding between parameters"),
+        (zero(1, load_from_fp32_weights=False), "each resume rounds the weights"),
+        (zero(1, elastic_checkpoint=True), "does not load what it saves"),
+        (zero(2, compute_grad_norm=False), "no norm of the gradient"),
+        (zero(2, cpu_offload=True), "use offload_optimizer"),
+        (zero(3, offload_optimizer={"device": "nvme"}), "cannot be committed; accepted: cpu"),
+        (zero(3, offload_param={"device": "nvme"}), "offload_param.device nvme"),
+        (zero(3, offload_optimizer="nvme"), "offload_optimizer: is 'nvme', not an object"),
+        (zero(3, sub_group_size=100_000_000), "sub_group_size 100000000 .* remove it"),
         ({"data_types": {"grad_acum_dtype": "fp32"}}, "did you mean grad_accum_dtype"),
         ({"checkpoint": {"load_universal": True}}, "unknown DeepSpeed key checkpoint"),
         ({"zero_optimization": 1}, "zero_optimization: is 1, not an object"),
@@ -186,9 +151,7 @@ def test_a_world_size_that_does_not_divide_the_batch_is_refused():
 )
 @pytest.mark.parametrize("optimizer", ["lamb", "muon", "stable-adamw"])
 def test_optimizers_by_parameter_are_refused_where_they_do_not_see_the_weights(zero, optimizer):
-    with pytest.raises(
-        ValueError, match=f'optimizer.name: {optimizer} .*; accepted: offload to "cpu" without them'
-    ):
+    with pytest.raises(ValueError, match=f"optimizer.name: {optimizer} "):
         refuse_optimizer({"zero_optimization": zero}, optimizer)
     refuse_optimizer({"zero_optimization": zero}, "adamw")
     # DeepSpeed takes null for a section that is not used.
@@ -226,7 +189,7 @@ def test_lamb_is_accepted_with_every_shipped_configuration(path):
         (
             "zero2_bf16",
             "zero2_bf16_offload",
-            "data_types.grad_accum_dtype: 'fp32', now None; accepted: ",
+            "data_types.grad_accum_dtype: 'fp32', now None",
         ),
     ],
 )
@@ -260,5 +223,5 @@ def test_a_gpu_compiles_unless_the_recipe_says_otherwise(wanted, stage, on_gpu, 
 
 
 def test_compiling_at_stage_3_is_refused():
-    with pytest.raises(ValueError, match="training.compile: .* stage 3 .* use stage 2, false or a"):
+    with pytest.raises(ValueError, match="training.compile: .* stage 3 .* use stage 2"):
         compiles(True, {"zero_optimization": {"stage": 3}}, on_gpu=True)

@@ -150,10 +150,7 @@ def test_recipes_that_extend_each_other_are_refused(tmp_path):
         ("{trainig: {}}", "bad.yaml: unknown key 'trainig'; did you mean 'training'"),
         ("{model: {size: huge}}", "bad.yaml: model.size: 'huge' .* one of base, large"),
         ("{model: {variant: clap}}", "model.variant: 'clap' .* one of baseline"),
-        (
-            "{model: {overrides: {dropuot: 0}}}",
-            "unknown key 'model.overrides.dropuot'; did you mean 'model.overrides.dropout'",
-        ),
+        ("{model: {overrides: {dropuot: 0}}}", "did you mean 'model.overrides.dropout'"),
         ("{model: {overrides: {vocab_size: 9}}}", "unknown key 'model.overrides.vocab_size'"),
     ],
 )
@@ -166,11 +163,7 @@ def test_a_bad_recipe_is_refused_by_file_and_key(text, message, tmp_path):
     ("text", "overrides", "message"),
     [
         ("{training: {sed: 1}}", ["training.seed=2"], "{file}: unknown key 'training.sed'"),
-        (
-            "{training: {seed: 1}}",
-            ["a=3", "training.sed=2"],
-            "'a=3' on the command line: unknown key 'a'",
-        ),
+        ("{training: {seed: 1}}", ["a=3", "training.sed=2"], "'a=3' on the command line"),
         ("{}", ["training.seed=1", "training.seed=x"], "'training.seed=x' on the command line: "),
         ("{}", ["optimizer.beta1=1"], "'optimizer.beta1=1' on the command line: optimizer.beta1"),
         (
@@ -193,60 +186,41 @@ def test_a_recipe_that_does_not_exist_is_refused_with_the_shipped_names():
         recipes.load("nothing")
 
 
+OUT_OF_RANGE = """
+    batch.global_batch_size=-4 batch.micro_batch_size=0
+    data.min_token_coverage=1.1 data.packing=loose data.sequence_length=1
+    objective.name=masked objective.probability=0 objective.probability=1.5 objective=3
+    optimizer.beta2=1 optimizer.epsilon=-0.5 optimizer.gradient_clipping=-1
+    optimizer.learning_rate=0 optimizer.learning_rate=nan optimizer.name=lam
+    optimizer.weight_decay=-1 schedule.decay_steps=-1 schedule.minimum_learning_rate=-1
+    schedule.name=step schedule.overestimate=0.9 schedule.warmup_steps=-1 spike.deviations=0
+    spike.max_rollbacks=-1 spike.patience=0
+    spike.window=0 supervision.hang_seconds=0 supervision.processes_per_node=-2
+    training.attention_backend=fast training.checkpoint_interval=0 training.checkpoints_kept=1
+    training.compile=always training.evaluation_blocks=-1 training.seed=-1 training.steps=0
+"""
+
+
+@pytest.mark.parametrize("override", OUT_OF_RANGE.split())
+def test_values_out_of_range_are_refused_by_name(override):
+    key, value = override.split("=")
+    with pytest.raises(ValueError, match=rf"{key}: '?{value}'? .* it must be "):
+        recipes.load("demo", [override.replace("=nan", "=.nan")])
+
+
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (
-            ["training.steps=600", "schedule.warmup_steps=600"],
-            "warmup_steps 600 is not below .*steps 600",
-        ),
+        (["training.steps=600", "schedule.warmup_steps=600"], "warmup_steps 600 is not below"),
         (["schedule.decay_steps=100"], "decay_steps 100 is not above .*warmup_steps 100"),
-        (["schedule.decay_steps=-1"], "schedule.decay_steps: -1 .* 0 or above"),
         (["schedule.minimum_learning_rate=1"], "minimum_learning_rate 1.0 is above"),
         (["spike.margin_steps=100"], "= 100 steps is below .* = 110"),
         (["batch.micro_batch_size=5"], "global_batch_size 16 is not a multiple of .* 5"),
-        (["batch.micro_batch_size=0"], "batch.micro_batch_size: 0"),
-        (["batch.global_batch_size=-4"], "batch.global_batch_size: -4"),
-        (["objective.name=masked"], "objective.name: 'masked' .* one of masked-lm"),
-        (["objective=3"], "objective: 3 .* a mapping"),
-        (["objective.probability=0"], "objective.probability: 0 .* above 0"),
-        (["objective.probability=1.5"], "objective.probability: 1.5 .* at most 1"),
         (["objective.keep_probability=0.95"], "at most 1"),
-        (["optimizer.name=lam"], "optimizer.name: 'lam' .*adamw.*lamb"),
-        (["optimizer.learning_rate=0"], "optimizer.learning_rate: 0 .* above 0"),
-        (["optimizer.learning_rate=.nan"], "optimizer.learning_rate: nan .* above 0"),
-        (["optimizer.gradient_clipping=-1"], "optimizer.gradient_clipping: -1"),
-        (["optimizer.beta2=1"], "optimizer.beta2: 1 .* below 1"),
-        (["optimizer.epsilon=-1e-6"], "optimizer.epsilon: -1e-06 .* 0 or above"),
-        (["optimizer.weight_decay=-1"], "optimizer.weight_decay: -1 .* 0 or above"),
-        (["schedule.name=step"], "schedule.name: 'step' .* cosine, linear, constant or wsd"),
-        (["data.min_token_coverage=1.1"], "data.min_token_coverage: 1.1 .* at most 1"),
-        (["training.attention_backend=fast"], "'fast' .* one of auto, dense or flex"),
-        (["training.compile=always"], "training.compile: 'always' .* one of True, False or auto"),
-        (
-            ["data.packing=loose"],
-            "data.packing: 'loose' .* best-fit, complete, .* or sentence-pairs",
-        ),
-        (["schedule.overestimate=0.9"], "schedule.overestimate: 0.9 .* 1 or above"),
-        (["schedule.warmup_steps=-1"], "schedule.warmup_steps: -1"),
-        (["schedule.minimum_learning_rate=-1"], "schedule.minimum_learning_rate: -1"),
-        (["training.steps=0"], "training.steps: 0"),
-        (["training.seed=-1"], "training.seed: -1 .* 0 or above"),
-        (["supervision.processes_per_node=-2"], "supervision.processes_per_node: -2"),
-        (["training.evaluation_blocks=-1"], "training.evaluation_blocks: -1"),
-        (["training.checkpoint_interval=0"], "training.checkpoint_interval: 0"),
-        (["training.checkpoints_kept=1"], "training.checkpoints_kept: 1 .* 2 or above"),
-        (["data.sequence_length=1"], "data.sequence_length: 1"),
-        (["data.min_token_coverage=1.1"], "data.min_token_coverage: 1.1"),
         (["fault.random_labels=[5, 5]"], r"fault.random_labels: \[5, 5\] .* a later one"),
-        (["spike.patience=0"], "spike.patience: 0"),
-        (["spike.window=0"], "spike.window: 0"),
-        (["spike.deviations=0"], "spike.deviations: 0"),
-        (["spike.max_rollbacks=-1"], "spike.max_rollbacks: -1"),
-        (["supervision.hang_seconds=0"], "supervision.hang_seconds: 0"),
     ],
 )
-def test_values_out_of_range_are_refused_by_name(overrides, message):
+def test_values_that_contradict_each_other_are_refused(overrides, message):
     with pytest.raises(ValueError, match=message):
         recipes.load("demo", overrides)
 

@@ -345,6 +345,6 @@ def test_a_projection_between_equal_sizes_is_refused_unless_it_is_the_identity(e
     weights = load_file(path)
     weights[f"{ALBERT_PROJECTION}.weight"][0, 1] = 0.5
     save_file(weights, path)
-    message = r"embedding_hidden_mapping_in\.weight changes the token vectors; accepted: the ident"
+    message = r"embedding_hidden_mapping_in\.weight changes the token vectors"
     with pytest.raises(ValueError, match=message):
         huggingface_import.read_folder(folder)

@@ -190,7 +190,7 @@ def test_plain_refuses_a_model_that_needs_code(exported, tmp_path):
     huggingface_export.write_folder(
         tmp_path / "plain", exported("baseline").contents, only_plain=True
     )
-    with pytest.raises(ValueError, match="--plain: .*no class that computes this model"):
+    with pytest.raises(ValueError, match="--plain: .*no class for this model"):
         huggingface_export.write_folder(
             tmp_path / "own", exported("zero-clap").contents, only_plain=True
         )
@@ -446,7 +446,7 @@ def test_the_layout_of_old_files_is_read(roberta, tmp_path):
         huggingface_import.read_folder(tmp_path)
     old["lm_head.decoder.weight"][5] += 1
     torch.save(old, tmp_path / "pytorch_model.bin")
-    with pytest.raises(ValueError, match=r"lm_head\.decoder\.weight differs from roberta\.emb"):
+    with pytest.raises(ValueError, match=r"lm_head\.decoder\.weight differs from"):
         huggingface_import.read_folder(tmp_path)
 
 
@@ -503,20 +503,12 @@ def test_a_vocabulary_with_more_ids_than_the_model_has_rows_is_left_out(exported
     ("kind", "values", "message"),
     [
         ("baseline", {"hidden_act": "relu"}, "hidden_act is 'relu'; accepted: 'gelu'"),
-        (
-            "baseline",
-            {"position_embedding_type": "relative_key"},
-            "position_embedding_type is 'rel",
-        ),
+        ("baseline", {"position_embedding_type": "relative_key"}, "is 'relative_key'"),
         ("baseline", {"pad_token_id": 0}, "pad_token_id is 0; accepted: 1"),
         ("baseline", {"quantization_config": {"bits": 4}}, "quantization_config is {'bits': 4}"),
         ("baseline", {"layer_norm_eps": None}, "has no layer_norm_eps"),
         ("baseline", {"hidden_size": "wide"}, "hidden_size: 'wide'"),
-        (
-            "baseline",
-            {"hidden_size": 64},
-            r"word_embeddings.weight \[400, 32\] instead of \[400, 6",
-        ),
+        ("baseline", {"hidden_size": 64}, r"\[400, 32\] instead of \[400, 64"),
         ("baseline", {"max_position_embeddings": 2}, "max_position_embeddings is 2"),
         ("baseline", {"num_hidden_layers": 3}, r"missing: roberta\.encoder\.layer\.2"),
         ("baseline", {"num_hidden_layers": 1}, r"left over: roberta\.encoder\.layer\.1"),
@@ -532,8 +524,8 @@ def test_a_vocabulary_with_more_ids_than_the_model_has_rows_is_left_out(exported
         ("zero-clap", {"architecture_fields": 3}, "architecture_fields is 3"),
         ("zero-clap", {"head": "wide"}, "head: 'wide'"),
         ("zero-clap", {"head": "roberta"}, r"left over: head\.beta$"),
-        ("zero-clap", {"id2label": {"0": "a", "2": "b"}}, "id2label is .* accepted: a label"),
-        ("zero-clap", {"problem_type": "multi_label_classification"}, "problem_type is 'multi_la"),
+        ("zero-clap", {"id2label": {"0": "a", "2": "b"}}, "id2label is .* must have a label"),
+        ("zero-clap", {"problem_type": "multi_label_classification"}, "problem_type is"),
         ("zero-clap", {"classifier_pooling": "max"}, "pooling: 'max'"),
         ("zero-clap", {"classifier_name": ""}, "classifier_name is ''"),
         ("zero-clap", {"mask_token_ids": [3]}, r"mask_token_ids is \[3\] with 400 rows"),
@@ -603,10 +595,7 @@ def weights_without(*names, **more):
     [
         (weights_without("lm_head.bias"), r"settings; missing: lm_head\.bias$"),
         (weights_without(TOKEN_TYPES), "token_type_embeddings.weight is missing"),
-        (
-            weights_without(**{TOKEN_TYPES: torch.ones(1, 31)}),
-            r"token_type_embeddings\.weight is \[1, 31\]; accepted: .* of 32",
-        ),
+        (weights_without(**{TOKEN_TYPES: torch.ones(1, 31)}), r"is \[1, 31\]; accepted: .* of 32"),
     ],
 )
 def test_weights_that_do_not_fit_are_named(spoil, message, exported, tmp_path):

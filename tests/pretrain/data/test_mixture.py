@@ -90,15 +90,9 @@ def test_weights_count_as_they_are_written():
     ("weights", "words"),
     [
         ([(0, [1, 0]), (9, [0, 0])], "from step 9 on, the weights are 0, 0; accepted: .* above 0"),
-        (
-            [(0, [1, 0]), (9, [3, -1])],
-            "from step 9 on, the weights are 3, -1; accepted: .* 0 or more",
-        ),
+        ([(0, [1, 0]), (9, [3, -1])], "from step 9 on, the weights are 3, -1"),
         ([(0, [float("inf"), 1])], "from step 0 on, the weights are inf, 1"),
-        (
-            [(0, [1 / 3, 1])],
-            "0.3333333333333333, 1, .* no whole numbers .*; accepted: fewer digits",
-        ),
+        ([(0, [1 / 3, 1])], "0.3333333333333333, 1, .* no whole numbers"),
     ],
 )
 def test_weights_that_no_place_could_follow_are_refused(weights, words):

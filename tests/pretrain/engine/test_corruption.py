@@ -83,7 +83,7 @@ def test_processors_of_different_kinds_are_not_compared():
 def test_a_finding_names_ranks_hosts_and_weights():
     finding = corruption.compare([rank(), rank(), rank(WRONG, host="two")], ["x", "y", "z"])
     assert (finding.ranks, finding.hosts) == ((2,), ("two",))
-    assert finding.reason == "rank 2 on two has weights that differ from the majority: y"
+    assert finding.reason == "rank 2 on two: weights differ from the majority (y)"
 
 
 def compare(built, step=0):

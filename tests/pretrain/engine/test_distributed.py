@@ -133,9 +133,7 @@ def test_a_command_runs_on_the_first_gpu_or_on_the_given_device(cuda):
     assert calls == [CUDA_0, CUDA_0, CUDA_0, CUDA_1]
     assert choose_device("cpu") == torch.device("cpu")
     for name in ("cuda:2", "gpu", "cuda:-1", "mps"):
-        with pytest.raises(
-            ValueError, match=f"--device {name}: this machine has cpu, cuda:0, cuda:1"
-        ):
+        with pytest.raises(ValueError, match=f"--device {name}: .* has cpu, cuda:0, cuda:1"):
             choose_device(name)
     cuda(0)
     assert choose_device() == torch.device("cpu")

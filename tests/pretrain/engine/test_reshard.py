@@ -209,9 +209,7 @@ def test_a_checkpoint_of_another_stage_or_other_parameters_is_refused(run_ranks,
     def one_group():
         built = build("zero1_fp32")
         built._lengths = [[sum(map(sum, built._lengths))]]
-        with pytest.raises(
-            ValueError, match="2 parameter groups, the optimizer of the model has 1"
-        ):
+        with pytest.raises(ValueError, match="2 parameter groups, .* has 1"):
             built.load(checkpoints.folder_of(tmp_path, 1))
 
     run_ranks(2, written)

@@ -101,7 +101,7 @@ def test_a_cache_that_could_not_be_right_is_refused(variant, backend, mode):
     config = presets.build("tiny", variant, 50, {"attention_dropout": 0.0})
     model = LanguageModel(config, attention_backend=backend)
     getattr(model, mode)()
-    with pytest.raises(ValueError, match="cache: accepted for a causal model in evaluation mode"):
+    with pytest.raises(ValueError, match="cache: needs a causal model in evaluation mode"):
         model(torch.full((1, 3), 7), None, torch.arange(3), KeyValueCache(config.num_layers))
 
 

@@ -337,9 +337,9 @@ def test_what_latents_cannot_read_is_refused():
     model, ids = with_latents("basis"), ids_of(1, 9)
     with pytest.raises(ValueError, match="document_ids: integers are not accepted with latents"):
         model.encoder(ids, torch.ones_like(ids))
-    with pytest.raises(ValueError, match="cache: accepted for a causal model .* without latents"):
+    with pytest.raises(ValueError, match="cache: needs a causal model .* without latents"):
         model.encoder(ids, cache=KeyValueCache(4))
-    with pytest.raises(ValueError, match="accepted for a model without latents; this one has 8"):
+    with pytest.raises(ValueError, match="this model has 8 latents"):
         model.encoder.hidden_states(ids)
     with pytest.raises(ValueError, match="'flex' is not accepted; it must be 'dense' with latents"):
         LanguageModel(model.config, attention_backend="flex")

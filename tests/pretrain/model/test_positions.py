@@ -175,5 +175,5 @@ def test_positions_are_counted_from_the_start_of_each_document():
 def test_positions_that_cannot_be_scaled_are_refused(position):
     model = tiny("baseline", position=position)
     model.encoder.position_scale = 0.5
-    with pytest.raises(ValueError, match=f"position_scale 0.5: accepted: 1 with {position}"):
+    with pytest.raises(ValueError, match=f"position_scale 0.5: must be 1 with {position}"):
         model.encoder(ids_of(1, 4))

@@ -135,10 +135,7 @@ def test_options_that_mean_nothing_are_refused_and_leave_no_file(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (
-            ["--lengths", "31", "--packing", "chunked"],
-            "--lengths puts several documents",
-        ),
+        (["--lengths", "31", "--packing", "chunked"], "--lengths puts several documents"),
         (["--packing", "chunked"], "packing chunked does not fit a model with 64 latents"),
         (["--layers"], "has latents, and its layers work on different vectors"),
     ],

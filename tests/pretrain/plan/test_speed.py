@@ -134,11 +134,11 @@ def kind():
     ("changes", "message"),
     [
         ({"size": "large"}, "measured model.size large, the recipe has base"),
-        ({"device": "NVIDIA A100-SXM4-80GB"}, "measured on 'NVIDIA A100-SXM4-80GB'; accepted"),
-        ({"seconds": 0.0}, "seconds: 0.0 is not accepted; it must be above 0; accepted: what"),
+        ({"device": "NVIDIA A100-SXM4-80GB"}, "measured on 'NVIDIA A100-SXM4-80GB'"),
+        ({"seconds": 0.0}, "seconds: 0.0 is not accepted; it must be above 0; measure with"),
         ({"expected_seconds": -1.0}, "expected_seconds.* -1.0 is not accepted"),
-        ({"expected_seconds": None}, "measured on 'NVIDIA H200'; accepted"),
-        (None, "accepted: what `bench --json` wrote for this recipe on h200"),
+        ({"expected_seconds": None}, "measured on 'NVIDIA H200'"),
+        (None, "measure with `bench --json` and this recipe on h200"),
     ],
 )
 def test_figures_of_another_gpu_or_size_and_other_files_are_refused(changes, message, tmp_path):

@@ -99,9 +99,7 @@ def test_ranks_that_share_the_hashing_compare_every_hash_once_and_every_size(tmp
 def test_a_checkpoint_of_another_format_is_refused_with_both(tmp_path):
     path = committed(tmp_path) / checkpoints.MANIFEST
     path.write_text(json.dumps({**json.loads(path.read_text()), "format_version": 2}))
-    with pytest.raises(
-        ValueError, match="format version 2 was written by a later version of zeroclap; known: 1"
-    ):
+    with pytest.raises(ValueError, match="format version 2 .* known: 1"):
         checkpoints.read_manifest(path.parent)
 
 

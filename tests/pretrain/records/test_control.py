@@ -33,9 +33,9 @@ def test_the_control_file_that_was_written_last_is_read(tmp_path):
 
 def test_a_file_with_other_fields_is_refused_by_name(tmp_path):
     control.write(tmp_path, CONTROL_FILE)
-    path = control.folder_of(tmp_path) / "order.json"
+    path = control.folder_of(tmp_path) / "control.json"
     path.write_text('{"what": 1}')
-    with pytest.raises(ValueError, match=r"order.json: is not a control file .*delete it"):
+    with pytest.raises(ValueError, match=r"control.json: is not a control file .*delete it"):
         control.read(tmp_path)
 
 
@@ -135,7 +135,7 @@ def test_a_control_file_that_cannot_be_read_for_a_moment_is_read_again(
     tmp_path, monkeypatch, number
 ):
     control.write(tmp_path, CONTROL_FILE)
-    unreadable(monkeypatch, "order.json", *[number] * 3)
+    unreadable(monkeypatch, "control.json", *[number] * 3)
     assert control.read(tmp_path) == CONTROL_FILE
 
 
@@ -144,10 +144,10 @@ def test_an_unreadable_control_file_supersedes_no_attempt_and_is_not_taken_for_a
 ):
     control.write(tmp_path, ControlFile("bb", 4, control.RUN))
     with monkeypatch.context() as patch:
-        unreadable(patch, "order.json", *[errno.ESTALE] * 100)
+        unreadable(patch, "control.json", *[errno.ESTALE] * 100)
         assert not control.superseded(tmp_path, "aa")
         control.refuse_superseded(tmp_path, "aa")
-        with pytest.raises(OSError, match="order.json"):
+        with pytest.raises(OSError, match="control.json"):
             control.read(tmp_path)
     assert control.superseded(tmp_path, "aa")
 

@@ -83,7 +83,7 @@ def test_nothing_is_written_without_a_supervisor_or_after_the_attempt_was_stoppe
     control.write(tmp_path, ControlFile("t", 1, control.RUN))
     monkeypatch.delenv(control.TOKEN_VARIABLE)
     assert report(lambda: fail(ValueError("no"))) == []
-    assert [path.name for path in control.folder_of(tmp_path).iterdir()] == ["order.json"]
+    assert [path.name for path in control.folder_of(tmp_path).iterdir()] == ["control.json"]
 
 
 def test_a_file_that_cannot_be_read_is_skipped(report, tmp_path):

@@ -12,7 +12,7 @@ from pretrain.records import control, heartbeat
 from pretrain.records.heartbeat import EVALUATE, INIT, SAVE, STEP, Heartbeat
 
 
-def test_a_beat_is_written_once_a_second_and_at_each_change_of_phase(tmp_path):
+def test_a_beat_is_written_once_a_second_and_at_each_change_of_stage(tmp_path):
     now = [100.0]
     heart = Heartbeat(tmp_path, "t", clock=lambda: now[0])
     assert heartbeat.read(tmp_path, "t") == heartbeat.NO_BEAT
@@ -41,7 +41,7 @@ def test_a_torn_heartbeat_is_ignored(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("phase", "seconds", "limit"),
+    ("stage", "seconds", "limit"),
     [
         (INIT, [99.0], 500),
         (SAVE, [99.0], 300),
@@ -57,11 +57,11 @@ def test_a_torn_heartbeat_is_ignored(tmp_path):
         (STEP, [500.0, 9.0, 8.0, 7.0], 80),
     ],
 )
-def test_each_phase_has_a_limit_and_that_of_a_step_follows_the_last_durations(
-    phase, seconds, limit
+def test_each_stage_has_a_limit_and_that_of_a_step_follows_the_last_durations(
+    stage, seconds, limit
 ):
     config = SupervisionConfig(init_seconds=500, save_seconds=300)
-    assert heartbeat.silence_limit(phase, seconds, config) == limit
+    assert heartbeat.silence_limit(stage, seconds, config) == limit
 
 
 def test_a_full_disk_keeps_the_last_beat_and_does_not_end_the_rank(tmp_path, monkeypatch):

@@ -331,7 +331,7 @@ def test_a_silent_attempt_is_ended_and_launched_again(opened, tmp_path, monkeypa
     assert supervise(opened, tmp_path, output, save_seconds=1.0) == 0
     assert kinds(tmp_path) == ["attempt", "hang", "attempt", "done"]
     reason = ledger.read(tmp_path / "ledger.jsonl")[1]["reason"]
-    assert reason == "no sign of life for 1 s in phase save, step 7"
+    assert reason == "no sign of life for 1 s in stage save, step 7"
 
 
 def test_a_rank_that_is_stopped_during_the_start_up_is_a_hang(opened, tmp_path, monkeypatch):
@@ -504,7 +504,7 @@ def test_on_a_full_disk_processes_are_ended_first_and_the_records_are_written_la
     def find_problem(self, job, watch, deadline):
         if job.control_file.attempt > 1 or not (tmp_path / "begun").exists():
             return None
-        for name in ("order.json", "ledger.jsonl"):
+        for name in ("control.json", "ledger.jsonl"):
             refusing(name, 4)
         return Problem("hang", "the test says so")
 
@@ -513,7 +513,7 @@ def test_on_a_full_disk_processes_are_ended_first_and_the_records_are_written_la
     assert opened(config, write=listen, poll_seconds=0.05).run() == 0
     assert kinds(tmp_path) == ["attempt", "hang", "attempt", "done"]
     text = "".join(output)
-    for name in ("control/order.json", "ledger.jsonl"):
+    for name in ("control/control.json", "ledger.jsonl"):
         assert text.count(FULL.format(tmp_path / name)) == 1
     assert control.read(tmp_path).state == control.STOP
 
@@ -549,7 +549,7 @@ def test_a_request_to_stop_is_followed_on_a_disk_that_stays_full(
     def listen(text):
         if "asked to stop" in text:
             refusing("ledger.jsonl", 10_000)
-            refusing("order.json", 10_000)
+            refusing("control.json", 10_000)
 
     config = RunConfig(folder=str(tmp_path))
     assert opened(config, write=listen, poll_seconds=0.05).run() == EXIT_PREEMPTED

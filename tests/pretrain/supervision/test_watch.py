@@ -36,7 +36,7 @@ def record(run, *steps):
     return lines
 
 
-def test_silence_is_accepted_for_as_long_as_the_phase_may_take(tmp_path, now, watch):
+def test_silence_is_accepted_for_as_long_as_the_stage_may_take(tmp_path, now, watch):
     heart = Heartbeat(tmp_path, "t", seconds=0.0)
     now[0] += 100
     assert watch.silence() == ""
@@ -49,7 +49,7 @@ def test_silence_is_accepted_for_as_long_as_the_phase_may_take(tmp_path, now, wa
     now[0] += 50
     assert watch.silence() == ""
     now[0] += 1
-    assert watch.silence() == "no sign of life for 50 s in phase save, step 7"
+    assert watch.silence() == "no sign of life for 50 s in stage save, step 7"
     heart.beat(STEP, 7)
     assert watch.silence() == ""
 
@@ -57,7 +57,7 @@ def test_silence_is_accepted_for_as_long_as_the_phase_may_take(tmp_path, now, wa
 def test_an_attempt_without_a_heartbeat_has_the_time_of_the_start_up(tmp_path, now, watch):
     Heartbeat(tmp_path, "another attempt").beat(STEP, 3)
     now[0] += 101
-    assert "for 100 s in phase init" in watch.silence()
+    assert "for 100 s in stage init" in watch.silence()
 
 
 def test_metrics_are_signs_of_life_and_slow_steps_extend_the_limit(tmp_path, now, watch):
@@ -70,7 +70,7 @@ def test_metrics_are_signs_of_life_and_slow_steps_extend_the_limit(tmp_path, now
     now[0] += 40
     assert watch.silence() == ""
     now[0] += 1
-    assert "for 40 s in phase step" in watch.silence()
+    assert "for 40 s in stage step" in watch.silence()
 
 
 def test_steps_of_an_earlier_phase_do_not_say_how_long_a_step_may_take(tmp_path, now):
@@ -81,7 +81,7 @@ def test_steps_of_an_earlier_phase_do_not_say_how_long_a_step_may_take(tmp_path,
     now[0] += 40
     assert watch.silence() == ""
     now[0] += 1
-    assert "for 40 s in phase step" in watch.silence()
+    assert "for 40 s in stage step" in watch.silence()
 
 
 def test_the_first_step_of_a_phase_may_take_as_long_as_the_start_up(tmp_path, now):
@@ -92,7 +92,7 @@ def test_the_first_step_of_a_phase_may_take_as_long_as_the_start_up(tmp_path, no
     now[0] += 100
     assert watch.silence() == ""
     now[0] += 1
-    assert "for 100 s in phase step, step 7" in watch.silence()
+    assert "for 100 s in stage step, step 7" in watch.silence()
 
 
 def test_a_supervisor_that_was_stopped_does_not_take_its_pause_for_silence(tmp_path, now, watch):
@@ -177,7 +177,7 @@ def test_a_torn_line_that_the_next_writer_cuts_off_is_skipped(tmp_path):
 
 
 @pytest.mark.parametrize("number", [errno.ESTALE, errno.EIO, errno.ENOENT, errno.EAGAIN])
-def test_an_unreadable_heartbeat_is_neither_a_sign_of_life_nor_another_phase(
+def test_an_unreadable_heartbeat_is_neither_a_sign_of_life_nor_another_stage(
     tmp_path, now, watch, monkeypatch, number
 ):
     Heartbeat(tmp_path, "t", seconds=0.0).beat(SAVE, 7)
@@ -192,8 +192,8 @@ def test_an_unreadable_heartbeat_is_neither_a_sign_of_life_nor_another_phase(
         now[0] += 50
         assert watch.silence() == ""
         now[0] += 1
-        assert watch.silence() == "no sign of life for 50 s in phase save, step 7"
-    assert "in phase save, step 7" in watch.silence()  # reading it again is not a sign of life
+        assert watch.silence() == "no sign of life for 50 s in stage save, step 7"
+    assert "in stage save, step 7" in watch.silence()  # reading it again is not a sign of life
 
 
 def test_an_invalid_line_of_metrics_is_skipped(tmp_path, watch):

@@ -19,22 +19,22 @@ def _handler():
     signal.signal(signal.SIGUSR1, before)
 
 
-def phase(run):
-    return heartbeat.read(run, "t").phase
+def stage(run):
+    return heartbeat.read(run, "t").stage
 
 
-def test_hooks_are_phases_of_their_own_and_steps_the_rest(tmp_path):
+def test_hooks_are_stages_of_their_own_and_steps_the_rest(tmp_path):
     client = SupervisorClient(tmp_path, "t", 0, last_step=10)
-    assert phase(tmp_path) == "init"
+    assert stage(tmp_path) == "init"
     seen = []
-    client.in_phase("save", lambda step: seen.append((step, phase(tmp_path))))(4)
+    client.in_stage("save", lambda step: seen.append((step, stage(tmp_path))))(4)
     assert seen == [(4, "save")]
-    assert phase(tmp_path) == "step"
+    assert stage(tmp_path) == "step"
 
 
 def test_other_ranks_say_nothing_and_do_their_work(tmp_path):
     client, seen = SupervisorClient(tmp_path, "t", 1, last_step=10), []
-    client.in_phase("save", seen.append)(4)
+    client.in_stage("save", seen.append)(4)
     assert seen == [4]
     assert heartbeat.read(tmp_path, "t") == heartbeat.NO_BEAT
 
