@@ -114,7 +114,7 @@ def plan(
         step = _target(onset, policy.margin_steps, checkpoints)
         first = max(step, onset - policy.margin_steps)
         # Steps after the last one were not read, and the new seed permutes their blocks anyway.
-        end = min(onset + 4 * policy.margin_steps, last_read + 1)
+        end = min(onset + max(1, 4 * policy.margin_steps), last_read + 1)
         return Rollback(step, seed, rung, skip=(first, end))
     depth = 2 * max(policy.margin_steps, *(r["onset"] - r["step"] for r in near))
     step = _target(onset, depth, checkpoints)

@@ -114,6 +114,7 @@ def test_skipped_steps_were_read_by_the_abandoned_attempt_after_the_target():
         assert found.step <= first <= onset < end <= onset + delay + 1
         assert onset - first <= POLICY.margin_steps
         assert end - onset <= 4 * POLICY.margin_steps
+    assert decide(500, [{"onset": 500, "step": 400, "rung": 1}], margin_steps=0).skip == (500, 501)
 
 
 def test_the_third_rung_goes_at_least_twice_as_far_back():
