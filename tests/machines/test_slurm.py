@@ -1,6 +1,7 @@
 """Jobs of a true Slurm on two hosts, submitted with the sbatch file of the recipes."""
 
 import sys
+import time
 
 import pytest
 
@@ -26,7 +27,7 @@ class Job:
         chaos.schedule({1: [("pause", 0, 6)]})
 
     def submit(self, *options):
-        (self.folder / "bin").mkdir()
+        (self.folder / "bin").mkdir(exist_ok=True)
         (self.folder / "bin" / "zeroclap").write_text(PROGRAM)
         (self.folder / "bin" / "zeroclap").chmod(0o755)
         settings = [f"folder={self.chaos.run}", *SHORT, "supervision.processes_per_node=1"]
@@ -112,6 +113,51 @@ def test_a_cancelled_job_saves_and_stays_cancelled(job, slurm_cluster, chaos):
     assert chaos.kinds()[-2:] == ["commit", "preempted"], chaos.output()
     assert chaos.records("commit")[-1]["step"] == 7
     assert (slurm_cluster.job(job.number)["JobState"], job.restarts()) == ("CANCELLED", 0)
+
+
+@pytest.mark.machines
+@pytest.mark.parametrize(
+    ("host", "words"), [(1, ["tests.chaos.supervise"]), (2, ["tests.chaos.supervise"])]
+)
+def test_a_supervisor_or_agent_that_is_killed_is_started_again_and_no_step_is_lost(
+    job, slurm_cluster, chaos, undisturbed, host, words
+):
+    job.submit()
+    chaos.wait_for_pause()
+    (killed,) = slurm_cluster.processes(host, sys.executable, *words)
+    slurm_cluster.kill(host, sys.executable, *words)
+    wait_until(
+        lambda: [p for p in slurm_cluster.processes(host, sys.executable, *words) if p != killed]
+    )
+    time.sleep(10)  # to take the ranks over
+    chaos.go_on()
+    job.finish(undisturbed, restarts=0)
+    assert chaos.start_steps() == [0], chaos.output()
+
+
+@pytest.mark.machines
+def test_a_step_that_is_cancelled_is_started_again_in_its_job(
+    job, slurm_cluster, chaos, undisturbed
+):
+    job.submit()
+    chaos.wait_for_pause()
+    slurm_cluster.slurm("scancel", f"{job.number}.0")
+    job.finish(undisturbed, restarts=0)
+    assert chaos.start_steps() == [0, 4], chaos.output()
+
+
+@pytest.mark.machines
+def test_after_a_job_whose_script_was_killed_one_that_depends_on_it_continues(
+    job, slurm_cluster, chaos, undisturbed
+):
+    job.submit()
+    chaos.wait_for_pause()
+    first = job.number
+    job.submit(f"--dependency=afternotok:{first}")
+    slurm_cluster.kill(1, "slurm_script")
+    job.finish(undisturbed, restarts=0)
+    assert slurm_cluster.job(first)["JobState"] == "FAILED"
+    assert chaos.start_steps() == [0, 4], chaos.output()
 
 
 @pytest.mark.slow

@@ -20,9 +20,11 @@ def submit(tmp_path):
         path.write_text(f"#!/bin/bash\ncd {tmp_path}\n{line}\n")
         path.chmod(0o755)
 
-    def start(srun):
+    def start(srun, zeroclap=""):
         program("srun", f'echo "$@" > arguments\n{srun}')
         program("scontrol", 'echo "$@" > requeued')
+        program("sleep", "exec /bin/sleep 0.05")
+        program("zeroclap", zeroclap)
         variables = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "17"}
         return subprocess.Popen(["bash", SCRIPT, "demo", "folder=a b"], env=os.environ | variables)
 
@@ -36,7 +38,27 @@ def test_without_a_signal_the_job_ends_with_the_code_of_its_agents(submit, tmp_p
     assert (tmp_path / "arguments").read_text().endswith(" zeroclap supervise demo folder=a b\n")
 
 
-@pytest.mark.parametrize(("code", "requeued"), [(0, False), (1, False), (76, True)])
+@pytest.mark.parametrize("whole", [False, True])
+def test_what_a_signal_kills_is_started_again_but_not_for_ever(submit, tmp_path, whole):
+    """An agent on its node, or the job's step."""
+    kill = "echo >> starts; kill -9 $$"
+    run = 'while [ "$1" != bash ]; do shift; done; exec "$@"'
+    once = f"[ -e starts ] || {{ {kill}; }}; exit 0"
+    (script, agents) = (once, "") if whole else (run, once)
+    assert submit(script, agents).wait(60) == 0
+    assert (tmp_path / "starts").read_text() == "\n"
+    assert submit(*((kill, "") if whole else (run, kill))).wait(60) == 137
+    assert len((tmp_path / "starts").read_text()) == 1 + (10 if whole else 100)
+
+
+def test_a_program_that_is_missing_is_named_before_anything_is_started(submit, tmp_path):
+    script = SCRIPT.read_text().replace("program=(zeroclap)", "program=(/no/zeroclap)")
+    (tmp_path / "script").write_text(script)
+    done = subprocess.run(["bash", tmp_path / "script"], capture_output=True, text=True)
+    assert (done.returncode, "/no/zeroclap: not found on" in done.stderr) == (2, True)
+
+
+@pytest.mark.parametrize(("code", "requeued"), [(0, False), (1, False), (76, True), (137, True)])
 def test_the_signal_before_the_time_limit_reaches_the_agents(submit, tmp_path, code, requeued):
     """Sent again and again, at every moment of the script's wait for their end."""
     script = submit(f"trap 'exit {code}' USR1; touch ready; while true; do sleep 0.05; done")
