@@ -105,14 +105,14 @@ def _ask(
     settings = config.supervision
     control.folder_of(folder).mkdir()
     dump(config, folder / SUPERVISED)
-    others = OtherNodes(folder, node.count, settings.node_silence_seconds)
     agents = hosts.Agents(machines, folder, jobs.write_stdout)
+    others = OtherNodes(folder, node.count, settings.node_silence_seconds, start=agents.start)
     deadline = time.monotonic() + seconds
     with agents.kept(others):
         while others.unavailable() and time.monotonic() < deadline:
             time.sleep(0.1)
         control_file = launch.next_control_file(config, node, [])
-        control_file = dataclasses.replace(control_file, module=MODULE)
+        control_file = dataclasses.replace(control_file, module=MODULE, start=agents.start)
         control.write(folder, control_file)
         job = jobs.start(config, folder, control_file, 0)
         while not job.ended() and time.monotonic() < deadline:

@@ -57,6 +57,8 @@ class ControlFile:
     """Of each rank on a CPU, with several nodes."""
     code: int = 0
     """Exit code of the agents in state `exit`."""
+    start: str = ""
+    """Token of the supervisor's start; the agents that it starts itself serve no other."""
     module: str = "pretrain.train"
     """What each rank runs, with the recipe in the run's folder as its argument."""
 

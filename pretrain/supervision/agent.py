@@ -36,6 +36,7 @@ class Agent:
         node: Node,
         write: Callable[[str], object] = jobs.write_stdout,
         poll_seconds: float = 0.5,
+        start: str = "",
     ) -> None:
         """Lock this node of the run.
 
@@ -44,6 +45,8 @@ class Agent:
             node: this node.
             write: receives messages.
             poll_seconds: between two looks at the control file and the launcher.
+            start: token of the supervisor's start that it serves; "" to serve any. Of another start
+                it only takes over an attempt that runs already.
 
         Raises:
             ValueError: This node has an agent already, or cannot launch (see `launch.check`).
@@ -59,7 +62,7 @@ class Agent:
         self._lock = files.lock(lock, f"node {self._node} has an agent already")
         self._control_file: ControlFile | None = None
         self._job: jobs.Job | None = None
-        self._report = Report("", nodes.READY)
+        self._start, self._report = start, Report("", nodes.READY, start=start)
         self._stopped = StoppedProcesses(self._settings.hang_seconds)
         self._hearing = Hearing(self._run, self._settings.node_silence_seconds)
         self._idle_since = time.monotonic()
@@ -85,8 +88,8 @@ class Agent:
             finally:
                 self._end_job()
                 # A supervisor that waits for this node would wait until it counts as silent.
-                last = Report(self._report.token, nodes.ENDED, "its agent ended")
-                nodes.write_report(self._run, self._node, last)
+                self._set_report(nodes.ENDED, "its agent ended")
+                nodes.write_report(self._run, self._node, self._report)
 
     def _take_over(self) -> None:
         """Adopt the attempt of the control file if it runs here; else end its processes.
@@ -94,15 +97,22 @@ class Agent:
         An attempt that does not run here is not started: the control file may be days old, or this
         node has lost its part of the attempt.
         """
-        self._control_file = control.read(self._run)
-        self._job = jobs.find(self._run, self._control_file, self._node)
+        found = control.read(self._run)
+        self._job = jobs.find(self._run, found, self._node)
+        if found and found.state == control.EXIT and found.start == self._start != "":
+            return  # its supervisor left while it was starting: it follows this one
+        self._control_file = found
         if self._job:
-            self._report = Report(self._job.control_file.token, nodes.RUNNING)
+            self._set_report(nodes.RUNNING, token=self._job.control_file.token)
             return
-        if self._control_file:
-            token = self._control_file.token
-            self._report = Report(token, nodes.ENDED, "its agent was restarted")
+        if found:
+            self._set_report(nodes.ENDED, "its agent was restarted", found.token)
         self._end_job()
+
+    def _set_report(self, state: str, problem: str = "", token: str | None = None) -> None:
+        """Change what is reported, by default on the same attempt."""
+        token = self._report.token if token is None else token
+        self._report = Report(token, state, problem, self._start)
 
     def _poll(self) -> int | None:
         """Follow the control file, check the launcher, report; return an exit code to stop."""
@@ -122,21 +132,24 @@ class Agent:
         """Make this node do what a new control file says."""
         self._end_job()
         self._control_file = control_file
-        if control_file.state != control.RUN:
-            self._report = Report(self._report.token, nodes.READY)
+        if control_file.state != control.RUN or self._start not in ("", control_file.start):
+            self._set_report(nodes.READY)
             return
         attempt, token = f"attempt {control_file.attempt}", control_file.token
         try:
             self._job = jobs.start(self._config, self._run, control_file, self._node)
         except (OSError, ValueError) as error:  # such as too few GPUs on this node
             self._print(f"{attempt} could not be started: {error}")
-            self._report = Report(token, nodes.ENDED, f"it could not be started: {error}")
+            self._set_report(nodes.ENDED, f"it could not be started: {error}", token)
         else:
             self._print(f"{attempt} started  (log: {self._job.log})")
-            self._report = Report(token, nodes.RUNNING)
+            self._set_report(nodes.RUNNING, token=token)
 
     def _exit_code(self) -> int | None:
-        """Return the exit code if a stop was requested, or there was no attempt for too long.
+        """Return the exit code if it is time to leave without being told to.
+
+        That is if a stop was requested, or another start of the supervisor has begun and has agents
+        of its own, or there was no attempt for too long.
 
         The first request is forwarded to a running attempt, the second one ends it. After an
         attempt the supervisor has GRACE_SECONDS to name the exit code: it may have been the last.
@@ -149,6 +162,9 @@ class Agent:
                 control.request_stop(self._run, self._job.control_file.token)
         elif self._stop_requests.count and idle > processes.GRACE_SECONDS:
             return EXIT_PREEMPTED
+        if self._job is None and self._start and self._hearing.start not in ("", self._start):
+            self._print("the supervisor was started again, with agents of its own")
+            return EXIT_FAILED
         limit = self._settings.node_wait_seconds
         if self._job is None and idle > limit:
             self._print(f"no attempt for {limit:.0f} s")
@@ -165,7 +181,7 @@ class Agent:
             reason = self._hearing.silence() or launcher
             self._end_job()
             self._print(reason)
-            self._report = Report(self._report.token, nodes.ENDED, reason)
+            self._set_report(nodes.ENDED, reason)
         else:
             stopped = self._stopped.describe(self._job.members())
             self._report = dataclasses.replace(self._report, problem=stopped)
@@ -192,13 +208,14 @@ def main(arguments: Sequence[str]) -> int:
     """Run the agent that `hosts.Agents` starts on another machine of a hostfile.
 
     Args:
-        arguments: the run's folder, the node's number, and the number of nodes.
+        arguments: the run's folder, the node's number, the number of nodes, and the token of the
+            supervisor's start.
     """
     from pretrain.config.load import load
 
-    folder, rank, count = arguments
+    folder, rank, count, start = arguments
     config = load(str(Path(folder) / SUPERVISED))
-    return Agent(config, Node(int(rank), int(count))).run()
+    return Agent(config, Node(int(rank), int(count)), start=start).run()
 
 
 if __name__ == "__main__":

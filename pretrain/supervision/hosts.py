@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import os
 import re
+import secrets
 import shlex
 import subprocess
 import sys
@@ -132,6 +133,8 @@ class Agents:
             run: the run's folder.
             write: receives messages, without line ends, about agents that could not be started.
         """
+        self.start = secrets.token_hex(8) if names else ""
+        """Token of this start: the agents serve its supervisor, and none that comes later."""
         self._names, self._run, self._write = names, run, write
         self._children: dict[int, subprocess.Popen[bytes]] = {}
         self._started: dict[int, float] = {}
@@ -162,7 +165,7 @@ class Agents:
 
     def _start(self, node: int) -> None:
         numbers = str(node), str(len(self._names))
-        words = ("pretrain.supervision.agent", str(self._run), *numbers)
+        words = ("pretrain.supervision.agent", str(self._run), *numbers, self.start)
         log = self._log(node)
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as file:
@@ -193,7 +196,7 @@ class Agents:
         """
 
         def act() -> None:
-            nodes.show_life(self._run)
+            nodes.show_life(self._run, self.start)
             with contextlib.suppress(OSError):  # tried again in a second
                 self.keep(others.silent(_NO_AGENT_SECONDS))
 

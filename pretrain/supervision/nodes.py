@@ -71,6 +71,8 @@ class Report:
     """`ready`, `running` or `ended`."""
     problem: str = ""
     """Why its launcher ended, or which of its processes has been stopped for too long."""
+    start: str = ""
+    """Token of the supervisor's start that this agent serves; "" if it serves any."""
 
 
 def write_report(run: Path, node: int, report: Report) -> None:
@@ -78,9 +80,9 @@ def write_report(run: Path, node: int, report: Report) -> None:
     _write(_path(run, node), dataclasses.asdict(report))
 
 
-def show_life(run: Path) -> None:
-    """Show the agents that the supervisor is alive."""
-    _write(_supervisor_path(run), {})
+def show_life(run: Path, start: str = "") -> None:
+    """Show the agents that the supervisor of this start is alive."""
+    _write(_supervisor_path(run), {"start": start})
 
 
 def _write(path: Path, values: Mapping[str, object]) -> None:
@@ -127,6 +129,8 @@ class Hearing:
         self._paths = (_supervisor_path(run), control.folder_of(run) / heartbeat.FILE_NAME)
         self._known = [control.read_json(path) for path in self._paths]
         self._limit, self._clock, self._last = limit, clock, clock()
+        self.start = ""
+        """Token of the start of the supervisor that was heard last; "" if none was heard."""
 
     def listen(self) -> None:
         """Read the files; may block while their file system is away."""
@@ -134,6 +138,7 @@ class Hearing:
             newest = control.read_json(path)
             if newest is not None and newest != self._known[index]:
                 self._known[index], self._last = newest, self._clock()
+                self.start = str(newest.get("start", self.start))
 
     def silence(self) -> str:
         """Describe a silence that is too long, without reading any file; else return ""."""
@@ -155,9 +160,19 @@ class OtherNodes:
         count: int,
         silence_seconds: float,
         clock: Callable[[], float] = time.monotonic,
+        start: str = "",
     ) -> None:
-        """Start without signs of life: a report that already exists may be an old one."""
+        """Start without signs of life: a report that already exists may be an old one.
+
+        Args:
+            run: the run's folder.
+            count: number of nodes.
+            silence_seconds: after which a node counts as silent.
+            clock: in seconds.
+            start: token of the supervisor's start, which its own agents serve.
+        """
         self._run, self._silence_seconds, self._clock = run, silence_seconds, clock
+        self._start = start
         self.count = count - 1
         self._reports = {node: control.read_json(_path(run, node)) for node in range(1, count)}
         self._last_change: dict[int, float] = {}
@@ -187,10 +202,15 @@ class OtherNodes:
         return str((self._reports.get(node) or {}).get("host", ""))
 
     def unavailable(self) -> list[int]:
-        """Return the nodes that cannot start an attempt: silent, or still busy with another."""
+        """Return the nodes that cannot start an attempt: silent, or still busy with another.
+
+        An agent of an earlier start is about to leave.
+        """
         busy = self.busy()
         unknown = self._reports.keys() - self._last_change.keys()
-        return sorted({*unknown, *self.silent(self._silence_seconds), *busy})
+        starts = {node: (report or {}).get("start", "") for node, report in self._reports.items()}
+        others = [node for node, start in starts.items() if start not in ("", self._start)]
+        return sorted({*unknown, *self.silent(self._silence_seconds), *busy, *others})
 
     def busy(self) -> list[int]:
         """Return the nodes that are alive and have processes of an attempt."""

@@ -88,8 +88,10 @@ class Supervisor:
         dump(config, self.run_folder / run_folder.SUPERVISED)
         ledger.read(self.ledger)  # refuses a damaged ledger before anything is launched
         silence_seconds = self._settings.node_silence_seconds
-        self._other_nodes = OtherNodes(self.run_folder, node.count, silence_seconds)
         self._agents = hosts.Agents(machines, self.run_folder, self._print)
+        self._other_nodes = OtherNodes(
+            self.run_folder, node.count, silence_seconds, start=self._agents.start
+        )
         self._new_records = Follower(self.ledger)
         parse = functools.partial(metrics.parse_line, name=metrics.VALIDATION)
         self._new_validations = Follower(self.run_folder / metrics.VALIDATION, parse)
@@ -205,6 +207,7 @@ class Supervisor:
         for line in capacity.check_launch(run):
             self._print(line)
         control_file = launch.next_control_file(self.config, self._node, self._records())
+        control_file = dataclasses.replace(control_file, start=self._agents.start)
         self._write_control_file(control_file)
         job = self._wait_for_disk(lambda: jobs.start(self.config, run, control_file, 0))
         ranks = launch.world_size(self._settings, self._node.count)
@@ -326,8 +329,8 @@ class Supervisor:
         """Make the agents of the other nodes exit."""
         if self._node.count > 1:
             self._agents.dismiss()
-            token = secrets.token_hex(8)
-            self._write_control_file(ControlFile(token, 0, control.EXIT, code=code))
+            token, start = secrets.token_hex(8), self._agents.start
+            self._write_control_file(ControlFile(token, 0, control.EXIT, code=code, start=start))
             self._agents.close(processes.GRACE_SECONDS)
 
     def _records(self) -> list[ledger.Record]:

@@ -100,6 +100,27 @@ def test_a_killed_supervisor_leaves_a_run_that_the_next_one_adopts(
 
 
 @pytest.mark.machines
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=["ctrl-c", "killed"])
+def test_an_agent_of_a_start_that_was_broken_off_does_not_serve_the_next_one(
+    hostfile_run, chaos, cluster, undisturbed, number
+):
+    hostfile_run.start("supervision.node_wait_seconds=1800")
+    wait_until(lambda: cluster.processes(2, "supervision.agent"))
+    before = cluster.processes(2, "supervision.agent")
+    cluster.kill(1, "tests.chaos.supervise", number=number)
+    if number == signal.SIGINT:
+        wait_until(lambda: not cluster.processes(2, "supervision.agent"))
+    else:
+        time.sleep(10)  # its start
+    chaos.schedule({1: [("pause", 0, 6)]})
+    supervisor = hostfile_run.start()
+    chaos.wait_for_pause()
+    assert not {*before} & {*cluster.processes(2, "supervision.agent")}
+    chaos.go_on()
+    hostfile_run.finish(supervisor, undisturbed, CONTINUES)
+
+
+@pytest.mark.machines
 def test_a_run_that_is_stopped_does_not_disturb_another_one_on_the_same_machines(
     hostfile_run, chaos, cluster, undisturbed, recipe, tmp_path
 ):

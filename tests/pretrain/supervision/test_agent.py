@@ -19,7 +19,7 @@ from pretrain.records import control, ledger
 from pretrain.records.control import ControlFile
 from pretrain.supervision import launch, nodes
 from pretrain.supervision.agent import Agent
-from pretrain.supervision.nodes import Node, Report, write_report
+from pretrain.supervision.nodes import Node, Report, show_life, write_report
 from tests.pretrain.supervision.test_supervisor import HEAD
 
 PATIENCE = 60.0
@@ -44,9 +44,10 @@ class Stage:
         supervision = SupervisionConfig(**{**LIMITS, **limits})
         return RunConfig(folder=str(self.run), supervision=supervision)
 
-    def start(self, **limits):
-        node = Node(1, 2)
-        self.agent = Agent(self.config(**limits), node, lambda text: None, poll_seconds=0.05)
+    def start(self, token="", **limits):
+        self.agent = Agent(
+            self.config(**limits), Node(1, 2), lambda text: None, poll_seconds=0.05, start=token
+        )
         self.thread = threading.Thread(target=self.work, daemon=True)
         self.thread.start()
 
@@ -217,6 +218,39 @@ def test_a_file_system_that_is_unavailable_for_a_while_does_not_end_an_agent(sta
 def test_an_agent_without_a_supervisor_exits(stage):
     stage.start(node_wait_seconds=0.3)
     assert stage.join() == EXIT_FAILED
+
+
+def test_an_agent_whose_supervisor_left_while_it_started_leaves_as_well(stage):
+    control.write(stage.run, ControlFile("old", 0, control.EXIT, code=76, start="s1"))
+    stage.start("s1")
+    assert stage.join() == 76
+
+
+def test_an_agent_of_an_earlier_start_starts_nothing_and_leaves(stage):
+    stage.scripts[1, 1] = "time.sleep(60)"
+    control.write(stage.run, ControlFile("old", 0, control.EXIT, start="s0"))
+    stage.start("s1")
+    stage.wait_for_state("old", nodes.ENDED)
+    control.write(stage.run, ControlFile("a", 1, control.RUN, nodes=2, start="s2"))
+    stage.wait_for(lambda: stage.report()["state"] == nodes.READY)
+    assert processes.members(stage.run, 1) == []
+    assert stage.report()["start"] == "s1"
+    show_life(stage.run, "s2")
+    assert stage.join() == EXIT_FAILED
+
+
+def test_an_agent_of_an_earlier_start_stays_with_an_attempt_that_runs(stage):
+    stage.scripts[1, 1] = "time.sleep(60)"
+    stage.start("s1")
+    stage.wait_for_state("", nodes.READY)
+    control.write(stage.run, ControlFile("a", 1, control.RUN, nodes=2, start="s1"))
+    stage.wait_for_state("a", nodes.RUNNING)
+    show_life(stage.run, "s2")
+    time.sleep(0.5)
+    assert stage.report()["state"] == nodes.RUNNING
+    control.write(stage.run, ControlFile("a", 1, control.STOP, nodes=2, start="s1"))
+    assert stage.join() == EXIT_FAILED
+    assert processes.members(stage.run, 1) == []
 
 
 def test_a_node_has_only_one_agent(stage):

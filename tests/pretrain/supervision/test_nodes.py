@@ -63,6 +63,13 @@ def test_a_node_with_processes_of_the_last_attempt_is_not_available(tmp_path, ot
     assert others.busy() == others.unavailable() == [1]
 
 
+def test_an_agent_of_an_earlier_start_is_not_available(tmp_path):
+    others = OtherNodes(tmp_path, 4, silence_seconds=60, start="s2")
+    for node, start in ((1, "s1"), (2, "s2"), (3, "")):
+        write_report(tmp_path, node, Report("", READY, start=start))
+    assert others.unavailable() == [1]
+
+
 def test_a_silent_node_and_one_whose_launcher_ended_are_problems(tmp_path, now, others):
     for node in (1, 2):
         write_report(tmp_path, node, Report("t", RUNNING))
