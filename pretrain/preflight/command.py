@@ -105,8 +105,9 @@ def _ask(
     settings = config.supervision
     control.folder_of(folder).mkdir()
     dump(config, folder / SUPERVISED)
-    agents = hosts.Agents(machines, folder, jobs.write_stdout)
-    others = OtherNodes(folder, node.count, settings.node_silence_seconds, start=agents.start)
+    silence_seconds = settings.node_silence_seconds
+    agents = hosts.Agents(machines, folder, jobs.write_stdout, silence_seconds)
+    others = OtherNodes(folder, node.count, silence_seconds, start=agents.start)
     deadline = time.monotonic() + seconds
     with agents.kept(others):
         while others.unavailable() and time.monotonic() < deadline:

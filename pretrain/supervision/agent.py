@@ -10,10 +10,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+
+import psutil
 
 from data_prep.common import files
 from data_prep.common.exit_codes import EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED
@@ -25,6 +28,11 @@ from pretrain.records.folder import SUPERVISED
 from pretrain.supervision import decide, jobs, launch, nodes
 from pretrain.supervision.nodes import Hearing, Node, Report
 from pretrain.supervision.watch import StoppedProcesses
+
+
+MODULE = "pretrain.supervision.agent"
+"""What is started on the other machines of a hostfile."""
+_KILL_SECONDS = 10.0
 
 
 class Agent:
@@ -214,8 +222,25 @@ def main(arguments: Sequence[str]) -> int:
     from pretrain.config.load import load
 
     folder, rank, count, start = arguments
+    _end_predecessors(folder, rank)
     config = load(str(Path(folder) / SUPERVISED))
     return Agent(config, Node(int(rank), int(count)), start=start).run()
+
+
+def _end_predecessors(folder: str, rank: str) -> None:
+    """Kill other agents of a node, which no longer report: a new one takes their ranks over.
+
+    They may be stopped, or their ssh may have ended.
+    """
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            words = process.cmdline()
+            is_agent = MODULE in words and words[words.index(MODULE) + 1 :][:2] == [folder, rank]
+            if is_agent and process.pid != os.getpid():
+                process.kill()
+                found.append(process)
+    psutil.wait_procs(found, _KILL_SECONDS)
 
 
 if __name__ == "__main__":

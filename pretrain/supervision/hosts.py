@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import os
 import re
 import secrets
@@ -125,6 +126,7 @@ class Agents:
         names: Sequence[str],
         run: Path,
         write: Callable[[str], object],
+        silence_seconds: float,
     ) -> None:
         """Start none yet.
 
@@ -132,7 +134,9 @@ class Agents:
             names: the machines, this one first; empty if others start the agents.
             run: the run's folder.
             write: receives messages, without line ends, about agents that could not be started.
+            silence_seconds: after which an agent that does not report is replaced.
         """
+        self._silence_seconds = silence_seconds
         self.start = secrets.token_hex(8) if names else ""
         """Token of this start: the agents serve its supervisor, and none that comes later."""
         self._names, self._run, self._write = names, run, write
@@ -144,19 +148,29 @@ class Agents:
     def _log(self, node: int) -> Path:
         return self._run / "logs" / f"agent-{node:03d}.log"
 
-    def keep(self, silent: Collection[int]) -> None:
-        """Start an agent on each of these nodes, unless our last ssh still runs there.
+    def keep(self, silent: Collection[int], lost: Collection[int] = ()) -> None:
+        """Start an agent on each of the silent nodes, unless our last ssh still runs there.
+
+        Args:
+            silent: nodes that have not reported for a moment.
+            lost: nodes that count as dead. An ssh that runs there is ended: its agent is stuck, and
+                the next one ends it.
 
         Raises:
             OSError: The log cannot be written now.
         """
         for node in silent if self._names else ():
             child = self._children.get(node)
+            seconds = time.monotonic() - self._started.get(node, -math.inf)
+            if seconds < RETRY_SECONDS:
+                continue
             if child and child.poll() is None:
-                continue
-            if time.monotonic() - self._started.get(node, -RETRY_SECONDS) < RETRY_SECONDS:
-                continue
-            if child:
+                if node not in lost or seconds < self._silence_seconds:
+                    continue
+                self._write(f"the agent on {self._names[node]} does not report; starting another")
+                child.kill()
+                child.wait()
+            elif child:
                 self._report(node, child.returncode)
             self._started[node] = time.monotonic()
             with self._lock:
@@ -198,7 +212,8 @@ class Agents:
         def act() -> None:
             nodes.show_life(self._run, self.start)
             with contextlib.suppress(OSError):  # tried again in a second
-                self.keep(others.silent(_NO_AGENT_SECONDS))
+                silent = others.silent(_NO_AGENT_SECONDS)
+                self.keep(silent, others.silent(self._silence_seconds))
 
         with nodes.repeated(1.0, act) if others.count else contextlib.nullcontext():
             yield

@@ -88,7 +88,7 @@ class Supervisor:
         dump(config, self.run_folder / run_folder.SUPERVISED)
         ledger.read(self.ledger)  # refuses a damaged ledger before anything is launched
         silence_seconds = self._settings.node_silence_seconds
-        self._agents = hosts.Agents(machines, self.run_folder, self._print)
+        self._agents = hosts.Agents(machines, self.run_folder, self._print, silence_seconds)
         self._other_nodes = OtherNodes(
             self.run_folder, node.count, silence_seconds, start=self._agents.start
         )

@@ -55,6 +55,12 @@ RANK = ("-m tests.chaos.fault", "--local_rank=0")
     ("fault", "starts", "reason"),
     [
         pytest.param(kill_agent, CONTINUES, "", id="agent"),
+        pytest.param(
+            kill(2, "supervision.agent", number=signal.SIGSTOP),
+            RESTARTS,
+            "node 1 (node2) was silent for 30 s",
+            id="frozen-agent",
+        ),
         pytest.param(kill(1, "ssh", "supervision.agent"), CONTINUES, "", id="ssh"),
         pytest.param(kill(2, "sshd: "), CONTINUES, "", id="server"),
         pytest.param(cut(12), CONTINUES, "", id="cable"),
