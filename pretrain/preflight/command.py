@@ -109,7 +109,7 @@ def _ask(
     agents = hosts.Agents(machines, folder, jobs.write_stdout, silence_seconds)
     others = OtherNodes(folder, node.count, silence_seconds, start=agents.start)
     deadline = time.monotonic() + seconds
-    with agents.kept(others):
+    with agents.kept(others, node.address):
         while others.unavailable() and time.monotonic() < deadline:
             time.sleep(0.1)
         control_file = launch.next_control_file(config, node, [])

@@ -29,10 +29,11 @@ from pretrain.supervision import decide, jobs, launch, nodes
 from pretrain.supervision.nodes import Hearing, Node, Report
 from pretrain.supervision.watch import StoppedProcesses
 
-
 MODULE = "pretrain.supervision.agent"
 """What is started on the other machines of a hostfile."""
 _KILL_SECONDS = 10.0
+_CONNECT_SECONDS = 5.0
+"""Between two tries to connect to node 0."""
 
 
 class Agent:
@@ -74,6 +75,8 @@ class Agent:
         self._stopped = StoppedProcesses(self._settings.hang_seconds)
         self._hearing = Hearing(self._run, self._settings.node_silence_seconds)
         self._idle_since = time.monotonic()
+        self._door: tuple[str, int] | None = None
+        self._next_connection = 0.0
 
     def run(self) -> int:
         """Follow the control file until it says exit; return the exit code.
@@ -133,7 +136,9 @@ class Agent:
         code = self._exit_code()
         if code is None:
             self._check_job()
-            nodes.write_report(self._run, self._node, self._report)
+            self._check_network()
+            if not self._start or self._hearing.start:  # it has not heard where to connect to
+                nodes.write_report(self._run, self._node, self._report)
         return code
 
     def _follow(self, control_file: ControlFile) -> None:
@@ -142,6 +147,7 @@ class Agent:
         self._control_file = control_file
         if control_file.state != control.RUN or self._start not in ("", control_file.start):
             self._set_report(nodes.READY)
+            self._next_connection = 0.0
             return
         attempt, token = f"attempt {control_file.attempt}", control_file.token
         try:
@@ -193,6 +199,16 @@ class Agent:
         else:
             stopped = self._stopped.describe(self._job.members())
             self._report = dataclasses.replace(self._report, problem=stopped)
+
+    def _check_network(self) -> None:
+        """Between attempts, report whether ranks of this node could connect to node 0."""
+        door, now = self._hearing.door, time.monotonic()
+        if door is None or self._report.state not in (nodes.READY, nodes.APART):
+            return
+        if now >= self._next_connection or door != self._door:
+            problem = nodes.connect_problem(*door)
+            self._set_report(nodes.APART if problem else nodes.READY, problem)
+            self._door, self._next_connection = door, now + _CONNECT_SECONDS
 
     def _end_orphans(self) -> None:
         """End the launcher in a silence; called in a thread, as the main one may wait for files."""

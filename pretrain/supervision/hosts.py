@@ -203,19 +203,28 @@ class Agents:
             self._printed[node] = text
 
     @contextlib.contextmanager
-    def kept(self, others: OtherNodes) -> Iterator[None]:
+    def kept(self, others: OtherNodes, address: str) -> Iterator[None]:
         """Show the agents of the other nodes that node 0 is alive, and start those of ours.
 
         A thread does so until this block ends.
+
+        Args:
+            others: the other nodes.
+            address: of this one, where they can connect to its `Listener`.
         """
+        if not others.count:
+            yield
+            return
+        listener = nodes.Listener()
 
         def act() -> None:
-            nodes.show_life(self._run, self.start)
+            nodes.show_life(self._run, self.start, address, listener.port)
+            listener.accept()
             with contextlib.suppress(OSError):  # tried again in a second
                 silent = others.silent(_NO_AGENT_SECONDS)
                 self.keep(silent, others.silent(self._silence_seconds))
 
-        with nodes.repeated(1.0, act) if others.count else contextlib.nullcontext():
+        with contextlib.closing(listener), nodes.repeated(1.0, act):
             yield
 
     def dismiss(self) -> None:

@@ -21,6 +21,9 @@ from pretrain.records import control, heartbeat
 from pretrain.supervision.decide import CRASH, HANG, Problem
 
 READY, RUNNING, ENDED = "ready", "running", "ended"
+APART, REFUSED = "apart", "refused"
+"""An agent's ranks could not reach node 0 now; this machine cannot take part at all."""
+_CONNECT_SECONDS = 5.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,9 +71,10 @@ class Report:
     token: str
     """Of the attempt; "" before the first."""
     state: str
-    """`ready`, `running` or `ended`."""
+    """`ready`, `running`, `ended`, `apart` or `refused`."""
     problem: str = ""
-    """Why its launcher ended, or which of its processes has been stopped for too long."""
+    """Why its launcher ended, which of its processes has been stopped for too long, or why it is
+    apart or refused."""
     start: str = ""
     """Token of the supervisor's start that this agent serves; "" if it serves any."""
 
@@ -80,9 +84,45 @@ def write_report(run: Path, node: int, report: Report) -> None:
     _write(_path(run, node), dataclasses.asdict(report))
 
 
-def show_life(run: Path, start: str = "") -> None:
-    """Show the agents that the supervisor of this start is alive."""
-    _write(_supervisor_path(run), {"start": start})
+def show_life(run: Path, start: str = "", address: str = "", port: int = 0) -> None:
+    """Show the agents that the supervisor of this start is alive, and where to connect to it."""
+    _write(_supervisor_path(run), {"start": start, "address": address, "port": port})
+
+
+class Listener:
+    """A port of node 0. A node that can connect to it has a network for its ranks."""
+
+    def __init__(self) -> None:
+        """Listen on a free port, on all interfaces."""
+        both = socket.has_dualstack_ipv6()
+        family = socket.AF_INET6 if both else socket.AF_INET
+        self._socket = socket.create_server(
+            ("", 0), family=family, backlog=1024, dualstack_ipv6=both
+        )
+        self._socket.setblocking(False)
+        self.port = int(self._socket.getsockname()[1])
+
+    def accept(self) -> None:
+        """Take and close the connections that have been made."""
+        with contextlib.suppress(OSError):  # BlockingIOError: no more
+            while True:
+                self._socket.accept()[0].close()
+
+    def close(self) -> None:
+        """Listen no more."""
+        self._socket.close()
+
+
+def connect_problem(address: str, port: int) -> str:
+    """Return why this machine cannot connect to a port; "" if it can."""
+    try:
+        socket.create_connection((address, port), _CONNECT_SECONDS).close()
+    except OSError as error:
+        return (
+            f"cannot connect to port {port} of {address} ({error.strerror or error}), as its ranks "
+            "would have to; a cable, or a firewall?"
+        )
+    return ""
 
 
 def _write(path: Path, values: Mapping[str, object]) -> None:
@@ -131,6 +171,8 @@ class Hearing:
         self._limit, self._clock, self._last = limit, clock, clock()
         self.start = ""
         """Token of the start of the supervisor that was heard last; "" if none was heard."""
+        self.door: tuple[str, int] | None = None
+        """Address and port of its `Listener`."""
 
     def listen(self) -> None:
         """Read the files; may block while their file system is away."""
@@ -139,6 +181,8 @@ class Hearing:
             if newest is not None and newest != self._known[index]:
                 self._known[index], self._last = newest, self._clock()
                 self.start = str(newest.get("start", self.start))
+                if newest.get("port"):
+                    self.door = str(newest["address"]), int(newest["port"])
 
     def silence(self) -> str:
         """Describe a silence that is too long, without reading any file; else return ""."""
@@ -202,7 +246,7 @@ class OtherNodes:
         return str((self._reports.get(node) or {}).get("host", ""))
 
     def unavailable(self) -> list[int]:
-        """Return the nodes that cannot start an attempt: silent, or still busy with another.
+        """Return the nodes that cannot start an attempt: silent, apart, or busy with another.
 
         An agent of an earlier start is about to leave.
         """
@@ -210,7 +254,16 @@ class OtherNodes:
         unknown = self._reports.keys() - self._last_change.keys()
         starts = {node: (report or {}).get("start", "") for node, report in self._reports.items()}
         others = [node for node, start in starts.items() if start not in ("", self._start)]
-        return sorted({*unknown, *self.silent(self._silence_seconds), *busy, *others})
+        apart = [node for node, r in self._reports.items() if r and r["state"] in (APART, REFUSED)]
+        return sorted({*unknown, *self.silent(self._silence_seconds), *busy, *others, *apart})
+
+    def told(self, state: str) -> str:
+        """Return what the nodes in a state say of it, with their names; "" if none is in it."""
+        return "; ".join(
+            f"node {self.name(node)} {report['problem']}"
+            for node, report in self._reports.items()
+            if report and node in self._last_change and report["state"] == state
+        )
 
     def busy(self) -> list[int]:
         """Return the nodes that are alive and have processes of an attempt."""
@@ -227,7 +280,8 @@ class OtherNodes:
             nodes = ", ".join(map(self.name, silent))
             return Problem(CRASH, f"node {nodes} was silent for {self._silence_seconds:.0f} s")
         for node, report in self._reports.items():
-            if report and report["token"] == token and report["problem"]:
+            apart = report and report["state"] == APART  # of the time before the attempt
+            if report and not apart and report["token"] == token and report["problem"]:
                 kind = CRASH if report["state"] == ENDED else HANG
                 return Problem(kind, f"node {self.name(node)}: {report['problem']}")
         return None

@@ -30,7 +30,7 @@ from pretrain.records import folder as run_folder
 from pretrain.records.control import ControlFile
 from pretrain.records.failures import RankError
 from pretrain.spikes.policy import GiveUp, Rollback
-from pretrain.supervision import decide, hosts, jobs, launch, notify
+from pretrain.supervision import decide, hosts, jobs, launch, nodes, notify
 from pretrain.supervision.decide import CRASH, Problem
 from pretrain.supervision.jobs import Job
 from pretrain.supervision.nodes import Node, OtherNodes
@@ -107,7 +107,8 @@ class Supervisor:
             ValueError: The ledger does not verify, or the run is being trained without supervisor.
             KeyboardInterrupt: On Ctrl-C, after the run's processes were ended.
         """
-        with self._lock, self._stop_requests.counted(), self._agents.kept(self._other_nodes):
+        kept = self._agents.kept(self._other_nodes, self._node.address)
+        with self._lock, self._stop_requests.counted(), kept:
             processes.adopt_orphans()
             try:
                 code = self._take_over()
@@ -182,12 +183,26 @@ class Supervisor:
         if self._node.count == 1 or self._stop_requests.count:
             return ""
         self._print(f"waiting for {count(self._node.count - 1, 'other node')}")
-        seconds = self._settings.node_wait_seconds
-        came = self._wait_until(lambda: not self._other_nodes.unavailable(), seconds)
-        if came or self._stop_requests.count:
+        others, seconds, printed = self._other_nodes, self._settings.node_wait_seconds, ""
+
+        def decided() -> bool:
+            nonlocal printed
+            missing, apart = others.unavailable(), others.told(nodes.APART)
+            if apart and apart != printed:
+                self._print(f"{apart}; waiting for up to {seconds:.0f} s")
+                printed = apart
+            return not missing or bool(others.told(nodes.REFUSED))
+
+        came = self._wait_until(decided, seconds)
+        if self._stop_requests.count:
             return ""
-        missing = ", ".join(map(self._other_nodes.name, self._other_nodes.unavailable()))
-        return f"node {missing} did not come, or did not end its processes, in {seconds:.0f} s"
+        if refused := others.told(nodes.REFUSED):
+            return refused
+        if came:
+            return ""
+        missing = ", ".join(map(others.name, others.unavailable()))
+        reason = f"node {missing} did not come, or did not end its processes, in {seconds:.0f} s"
+        return "; ".join(filter(None, (reason, others.told(nodes.APART))))
 
     def _wait_until(self, condition: Callable[[], bool], seconds: float) -> bool:
         """Wait for a condition until the time is over or a stop is requested; return if it held."""

@@ -151,6 +151,21 @@ def test_a_run_that_is_stopped_does_not_disturb_another_one_on_the_same_machines
         other.clean_up()
 
 
+@pytest.mark.machines
+def test_a_machine_that_cannot_reach_the_first_one_is_waited_for_by_name(
+    hostfile_run, chaos, cluster, undisturbed
+):
+    """Its storage is there, so that its agent reports."""
+    chaos.schedule({1: [("pause", 0, 6)]})
+    supervisor = hostfile_run.start("supervision.node_wait_seconds=300")
+    chaos.wait_for_pause()
+    cluster.do("cut", 2)
+    cluster.kill(1, *RANK)
+    chaos.wait_for(lambda: "node 1 (node2) cannot connect to port" in chaos.output())
+    cluster.do("mend", 2)
+    hostfile_run.finish(supervisor, undisturbed, RESTARTS)
+
+
 class MountedRun:
     """The run's folder as node2 sees it: through sshfs, from node1."""
 

@@ -230,6 +230,7 @@ def test_an_agent_of_an_earlier_start_starts_nothing_and_leaves(stage):
     stage.scripts[1, 1] = "time.sleep(60)"
     control.write(stage.run, ControlFile("old", 0, control.EXIT, start="s0"))
     stage.start("s1")
+    show_life(stage.run, "s1")
     stage.wait_for_state("old", nodes.ENDED)
     control.write(stage.run, ControlFile("a", 1, control.RUN, nodes=2, start="s2"))
     stage.wait_for(lambda: stage.report()["state"] == nodes.READY)
@@ -242,6 +243,7 @@ def test_an_agent_of_an_earlier_start_starts_nothing_and_leaves(stage):
 def test_an_agent_of_an_earlier_start_stays_with_an_attempt_that_runs(stage):
     stage.scripts[1, 1] = "time.sleep(60)"
     stage.start("s1")
+    show_life(stage.run, "s1")
     stage.wait_for_state("", nodes.READY)
     control.write(stage.run, ControlFile("a", 1, control.RUN, nodes=2, start="s1"))
     stage.wait_for_state("a", nodes.RUNNING)
@@ -251,6 +253,22 @@ def test_an_agent_of_an_earlier_start_stays_with_an_attempt_that_runs(stage):
     control.write(stage.run, ControlFile("a", 1, control.STOP, nodes=2, start="s1"))
     assert stage.join() == EXIT_FAILED
     assert processes.members(stage.run, 1) == []
+
+
+def test_an_agent_says_whether_its_ranks_could_connect_to_node_0(stage):
+    listener = nodes.Listener()
+    stage.start("s1")
+    show_life(stage.run, "s1", "127.0.0.1", listener.port)
+    stage.wait_for_state("", nodes.READY)
+    listener.close()
+    control.write(stage.run, ControlFile("a", 1, control.STOP, start="s1"))
+    stage.wait_for_state("", nodes.APART)
+    assert f"cannot connect to port {listener.port} of 127.0.0.1" in stage.report()["problem"]
+    listener = nodes.Listener()
+    show_life(stage.run, "s1", "127.0.0.1", listener.port)
+    stage.wait_for_state("", nodes.READY)
+    listener.accept()
+    listener.close()
 
 
 def test_a_node_has_only_one_agent(stage):

@@ -7,8 +7,10 @@ import pytest
 from pretrain.records.heartbeat import Heartbeat
 from pretrain.supervision.decide import CRASH, HANG, Problem
 from pretrain.supervision.nodes import (
+    APART,
     ENDED,
     READY,
+    REFUSED,
     RUNNING,
     Hearing,
     Node,
@@ -68,6 +70,16 @@ def test_an_agent_of_an_earlier_start_is_not_available(tmp_path):
     for node, start in ((1, "s1"), (2, "s2"), (3, "")):
         write_report(tmp_path, node, Report("", READY, start=start))
     assert others.unavailable() == [1]
+
+
+def test_a_node_that_is_apart_or_refused_is_not_available_and_says_why(tmp_path):
+    others = OtherNodes(tmp_path, 3, silence_seconds=60)
+    write_report(tmp_path, 1, Report("t", APART, "cannot connect"))
+    write_report(tmp_path, 2, Report("", REFUSED, "has no corpus"))
+    assert others.unavailable() == [1, 2]
+    assert others.told(APART) == f"node 1 ({HOST}) cannot connect"
+    assert others.told(REFUSED) == f"node 2 ({HOST}) has no corpus"
+    assert others.problem("t") is None
 
 
 def test_a_silent_node_and_one_whose_launcher_ended_are_problems(tmp_path, now, others):
