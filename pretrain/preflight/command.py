@@ -75,7 +75,8 @@ def preflight(options: argparse.Namespace) -> int:
     refuse_device(config, ranks, device, capability)
     needs = _needs(config, ranks, device == "cuda")
     near = capacity.existing_folder(Path(config.folder))
-    node = connect(machines, near, 0.0, jobs.write_stdout) if machines else Node()
+    corpora = [stream.path for stream in config.streams if Path(stream.path).exists()]
+    node = connect(machines, near, 0.0, jobs.write_stdout, corpora) if machines else Node()
     with tempfile.TemporaryDirectory(prefix=".preflight-", dir=near) as name:
         folder = Path(name)
         job, hint = _ask(config, folder, options.seconds, node, machines)

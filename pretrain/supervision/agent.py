@@ -228,6 +228,25 @@ class Agent:
         self._write(f"[node {self._node}] {text}\n")
 
 
+def tell_refusal(config: RunConfig, node: Node, reason: str) -> None:
+    """Report why this node cannot take part, until the supervisor has heard it or waits no more.
+
+    Args:
+        config: the recipe.
+        node: this node.
+        reason: why it is refused.
+    """
+    run, before = Path(config.folder), control.try_read(Path(config.folder))
+    jobs.write_stdout(f"[node {node.rank}] refused, telling node 0 (Ctrl-C ends that): {reason}\n")
+    deadline = time.monotonic() + config.supervision.node_wait_seconds
+    while time.monotonic() < deadline:
+        nodes.write_report(run, node.rank, Report("", nodes.REFUSED, f"is refused: {reason}"))
+        newest = control.try_read(run)
+        if newest and newest != before and newest.state == control.EXIT:
+            return
+        time.sleep(1.0)
+
+
 def main(arguments: Sequence[str]) -> int:
     """Run the agent that `hosts.Agents` starts on another machine of a hostfile.
 

@@ -29,6 +29,13 @@ from pretrain.supervision.nodes import Node, OtherNodes
 SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=5")
 SSH_FAILED = 255
 """Exit code of ssh if it could not connect; any other is that of the command on the machine."""
+_PERMANENT = re.compile(
+    r"could not resolve hostname [^:]*: (?!temporary failure)|permission denied|"
+    r"host key verification failed|identification has changed|"
+    r"port \d+: connection refused|"  # its ssh listens elsewhere, or does not run
+    r"read-only file system",
+    re.IGNORECASE,
+)
 RETRY_SECONDS = 5.0
 _ALIVE = ("-o", "ServerAliveInterval=10", "-o", "ServerAliveCountMax=3")
 _NO_AGENT_SECONDS = 2.0
@@ -49,12 +56,9 @@ def read(path: str) -> tuple[list[str], int]:
             `NAME slots=NUMBER`, or machines with different numbers of slots.
     """
     setting = f"supervision.hostfile: {path}"
-    text = Path(path).read_text(encoding="utf-8") if Path(path).is_file() else ""
     slots: dict[str, int] = {}
-    for line in text.splitlines():
+    for line in _lines(Path(path), setting):
         words = line.partition("#")[0].split()
-        if not words:
-            continue
         number = re.fullmatch(r"slots=([1-9]\d*)", words[1]) if len(words) == 2 else None
         if number is None:
             raise ValueError(f"{setting}: {line!r} is not of the form `gpu-1 slots=8`")
@@ -71,6 +75,19 @@ def read(path: str) -> tuple[list[str], int]:
                 "the same number"
             )
     return list(slots), count
+
+
+def _lines(path: Path, setting: str) -> list[str]:
+    """Return the lines of a hostfile that are not empty or comments."""
+    if not path.is_file():
+        raise ValueError(f"{setting}: no such file")
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return [line for line in lines if line.partition("#")[0].strip()]
+
+
+def is_permanent(said: str) -> bool:
+    """Return whether what ssh or an agent says will not go away by waiting."""
+    return _PERMANENT.search(said) is not None
 
 
 def resolve(config: RunConfig, node: Node) -> tuple[RunConfig, list[str]]:
@@ -143,6 +160,8 @@ class Agents:
         self._children: dict[int, subprocess.Popen[bytes]] = {}
         self._started: dict[int, float] = {}
         self._printed: dict[int, str] = {}
+        self.hopeless = ""
+        """Why an agent ended, if another one would end in the same way."""
         self._lock, self._dismissed = threading.Lock(), False
 
     def _log(self, node: int) -> Path:
@@ -195,9 +214,12 @@ class Agents:
         """Say why an ssh ended, if that is news."""
         lines = self._log(node).read_text(errors="replace").splitlines() or [""]
         text = f"the agent on {self._names[node]} ended with code {code}"
-        if code == SSH_FAILED:
+        if code == SSH_FAILED:  # whatever it says: a machine that starts may refuse us for a while
             text = f"{self._names[node]} cannot be reached"
         text = f"{text}: {lines[-1]}"
+        if code != SSH_FAILED and is_permanent(lines[-1]):
+            self.hopeless = text
+            return
         if text != self._printed.get(node):
             self._write(f"{text}; trying again")
             self._printed[node] = text

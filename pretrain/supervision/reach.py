@@ -15,22 +15,22 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from data_prep.common.files import strict_json
+from data_prep import manifest
+from data_prep.common.files import sha256_of, strict_json
 from pretrain.checks import capacity
 from pretrain.records.versions import versions
 from pretrain.supervision import hosts
 from pretrain.supervision.nodes import Node
 
-_NEVER = re.compile(
-    r"could not resolve|permission denied|host key verification failed|identification has changed",
-    re.IGNORECASE,
-)
-"""What ssh says of a machine that will not be reached by waiting."""
 _CHECK_SECONDS = 60.0
+_MARKS = "<<zeroclap ", " zeroclap>>"
+"""Around an answer: logins may print before and after it, and on the same line."""
+_MOST_QUOTED = 200
+"""Characters."""
 
 
 def refuse_elsewhere(names: Sequence[str]) -> None:
@@ -67,6 +67,10 @@ class Answer:
     """See `pretrain.records.versions`."""
     seen: str
     """Content of the file that it was asked for; "" if it does not have it."""
+    corpora: dict[str, str]
+    """Hash of each corpus's manifest by the corpus's path; "" if it does not have it."""
+    unwritable: str = ""
+    """Why it cannot write beside that file; "" if it can."""
     client: str = ""
     """The address from which it was asked: this machine's, as the other one sees it."""
 
@@ -76,7 +80,11 @@ class _Unreachable(Exception):
 
 
 def connect(
-    names: Sequence[str], run: Path, wait_seconds: float, write: Callable[[str], object]
+    names: Sequence[str],
+    run: Path,
+    wait_seconds: float,
+    write: Callable[[str], object],
+    corpora: Iterable[str] = (),
 ) -> Node:
     """Check the other machines of a hostfile, all at once, and return this node.
 
@@ -85,57 +93,63 @@ def connect(
         run: the run's folder, which all of them must have; it need not exist yet.
         wait_seconds: how long to wait for machines that cannot be reached.
         write: receives messages, without line ends.
+        corpora: paths of corpora, which all of them must have.
 
     Raises:
-        ValueError: A machine is unknown, does not let us in, has another Python, another version of
-            a package or another file system, or was not reached in time. The message names it.
+        ValueError: A machine is unknown, does not let us in, has other code, another corpus or
+            another file system, or was not reached in time. The message names it.
     """
     refuse_elsewhere(names)
     if len(names) == 1:
         return Node()
-    near = capacity.existing_folder(run)
+    near, own = capacity.existing_folder(run), _hashes(corpora)
+    missing, answers = {name: "" for name in names[1:]}, dict[str, Answer]()
     deadline, printed = time.monotonic() + wait_seconds, ""
     with tempfile.NamedTemporaryFile("w", prefix=".hosts-", dir=near) as file:
         token = secrets.token_hex(8)
         file.write(token)
         file.flush()
         while True:
-            answers, missing = _ask_all(names[1:], file.name)
-            for name, answer in answers.items():
-                _refuse_different(name, answer, token, near)
+            found, missing = _ask_all([*missing], [file.name, *own])
+            for name, answer in found.items():
+                _refuse_different(name, answer, Answer(versions(), token, own), near)
+            answers |= found
             if not missing:
-                return Node(0, len(names), next(iter(answers.values())).client)
+                return Node(0, len(names), answers[names[1]].client)
+            text = "; ".join(missing.values())
             if time.monotonic() >= deadline:
-                raise ValueError(f"supervision.hostfile: {missing}")
-            if missing != printed:
-                printed = missing
-                write(f"{missing}; trying again for up to {wait_seconds:.0f} s")
+                raise ValueError(f"supervision.hostfile: {text}")
+            if text != printed:
+                printed = text
+                write(f"{text}; trying again for up to {wait_seconds:.0f} s")
             time.sleep(min(hosts.RETRY_SECONDS, max(0.0, deadline - time.monotonic())))
 
 
-def _ask_all(names: Sequence[str], file: str) -> tuple[dict[str, Answer], str]:
-    """Ask machines about themselves; return their answers, and which could not be reached."""
+def _ask_all(
+    names: Sequence[str], arguments: Sequence[str]
+) -> tuple[dict[str, Answer], dict[str, str]]:
+    """Ask machines about themselves; return their answers, and why others were not reached."""
 
     def ask(name: str) -> Answer | str:
         try:
-            return _ask(name, file)
+            return _ask(name, arguments)
         except _Unreachable as error:
             return str(error)
 
     with ThreadPoolExecutor(len(names)) as pool:
         results = dict(zip(names, pool.map(ask, names), strict=True))
     answers = {name: result for name, result in results.items() if isinstance(result, Answer)}
-    return answers, "; ".join(result for result in results.values() if isinstance(result, str))
+    return answers, {name: text for name, text in results.items() if isinstance(text, str)}
 
 
-def _ask(name: str, file: str) -> Answer:
+def _ask(name: str, arguments: Sequence[str]) -> Answer:
     """Ask a machine about itself.
 
     Raises:
         ValueError: It will not answer, however long one waits.
         _Unreachable: It may be reached later.
     """
-    words = ("pretrain.supervision.reach", file)
+    words = ("pretrain.supervision.reach", *arguments)
     try:
         done = subprocess.run(
             [*hosts.SSH, *hosts.remote(name, words, os.environ)],
@@ -149,34 +163,64 @@ def _ask(name: str, file: str) -> Answer:
     except subprocess.TimeoutExpired:
         raise _Unreachable(f"{name} did not answer in {_CHECK_SECONDS:.0f} s") from None
     said = (done.stderr.strip().splitlines() or [f"ssh ended with code {done.returncode}"])[-1]
-    if done.returncode == hosts.SSH_FAILED and not _NEVER.search(done.stderr):
+    if done.returncode == hosts.SSH_FAILED and not hosts.is_permanent(done.stderr):
         raise _Unreachable(f"{name} cannot be reached: {said}")
     if done.returncode:
         raise ValueError(f"supervision.hostfile: {name}: {said}")
-    return Answer(**json.loads(done.stdout.splitlines()[-1]))  # a login may print lines before
-
-
-def _refuse_different(name: str, answer: Answer, token: str, folder: Path) -> None:
-    if answer.seen != token:
+    first, last = map(re.escape, _MARKS)
+    if (found := re.search(f"{first}(.*){last}", done.stdout)) is None:
+        printed = done.stdout.strip() or done.stderr.strip()
         raise ValueError(
-            f"supervision.hostfile: {name} does not have the folder {folder.resolve()} of this "
-            "machine; the run's folder must be on a file system that all machines share"
+            f"supervision.hostfile: {name} did not run what ssh was asked to run; it printed "
+            f"{printed[-_MOST_QUOTED:]!r}. Is a command forced in its authorized_keys?"
         )
-    for what, own in versions().items():
-        if (other := answer.versions.get(what, "no")) != own:
+    return Answer(**json.loads(found[1]))
+
+
+def _refuse_different(name: str, answer: Answer, own: Answer, folder: Path) -> None:
+    """Refuse a machine that does not answer as this one would."""
+    who, where = f"supervision.hostfile: {name}", folder.resolve()
+    if answer.seen != own.seen:
+        raise ValueError(
+            f"{who} does not have the folder {where} of this machine; the run's folder must be on "
+            "a file system that all machines share"
+        )
+    if answer.unwritable:
+        raise ValueError(f"{who} cannot write to the folder {where}: {answer.unwritable}")
+    for path, digest in own.corpora.items():
+        if answer.corpora[path] != digest:
+            what = "has another corpus at" if answer.corpora[path] else "does not have the corpus"
+            raise ValueError(f"{who} {what} {path}; give it the corpus that this machine has")
+    for what, version in own.versions.items():
+        if (other := answer.versions.get(what, "no")) != version:
             raise ValueError(
-                f"supervision.hostfile: {name} has {what} {other}, and this machine {own}; install "
-                "the same environment on all machines"
+                f"{who} has {what} {other}, and this machine {version}; install the same "
+                "environment on all machines"
             )
 
 
+def _hashes(corpora: Iterable[str]) -> dict[str, str]:
+    """Return the hash of each corpus's manifest by the corpus's path, "" where there is none."""
+    files = {path: Path(path) / manifest.FILE_NAME for path in corpora}
+    return {path: sha256_of(file) if file.is_file() else "" for path, file in files.items()}
+
+
 def main(arguments: Sequence[str]) -> int:
-    """Answer on another machine, in a line of JSON; the argument is the file to look for."""
-    file = Path(arguments[0])
+    """Answer on another machine, in a line of JSON.
+
+    Args:
+        arguments: the file to look for, and the paths of corpora.
+    """
+    file, unwritable = Path(arguments[0]), ""
     seen = file.read_text() if file.is_file() else ""
+    try:
+        if seen:
+            tempfile.TemporaryFile(dir=file.parent).close()
+    except OSError as error:
+        unwritable = str(error.strerror)
     client = os.environ.get("SSH_CONNECTION", "").partition(" ")[0]
-    answer = Answer(versions(), seen, client)
-    sys.stdout.write(strict_json(dataclasses.asdict(answer)) + "\n")
+    answer = Answer(versions(), seen, _hashes(arguments[1:]), unwritable, client)
+    sys.stdout.write(strict_json(dataclasses.asdict(answer)).join(_MARKS) + "\n")
     return 0
 
 

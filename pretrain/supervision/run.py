@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from data_prep.common.arguments import typed
 from data_prep.common.exit_codes import EXIT_DONE
+from data_prep.manifest import CorpusManifest
 from pretrain.checks import capacity
 from pretrain.checks.needs import least_states
 from pretrain.checks.recipe import check, data_summary, refuse_device
@@ -20,7 +22,7 @@ from pretrain.records.metrics import METRICS
 from pretrain.records.report import write_report
 from pretrain.records.status import view
 from pretrain.supervision import hosts, jobs, launch
-from pretrain.supervision.agent import Agent
+from pretrain.supervision.agent import Agent, tell_refusal
 from pretrain.supervision.nodes import Node
 from pretrain.supervision.reach import connect
 from pretrain.supervision.supervisor import Supervisor, forecast
@@ -44,6 +46,44 @@ def run_supervised(config: RunConfig, node: Node | None = None, *, is_dry_run: b
     config, machines = hosts.resolve(config, node)
     if machines:
         node = Node(0, len(machines), machines[0])
+    try:
+        manifests = _check(config, node)
+    except ValueError as error:
+        if node.rank and not is_dry_run:
+            tell_refusal(config, node, str(error))
+        raise
+    if is_dry_run:
+        sys.stdout.write(forecast(config, node))
+        return EXIT_DONE
+    if node.rank:
+        return Agent(config, node).run()
+    run = Path(config.folder)
+    if machines:
+        wait_seconds = config.supervision.node_wait_seconds
+        corpora = [stream.path for stream in config.streams]
+        node = connect(
+            machines, run, wait_seconds, lambda text: jobs.write_stdout(f"{text}\n"), corpora
+        )
+    sys.stdout.write(folder.writable_by_others(run))
+    folder.check_corpora(config, manifests)
+    fork.take_alone(config)
+    code = Supervisor(config, node, machines=machines, renews=sys.stdout.isatty()).run()
+    _show_end(run)
+    return code
+
+
+def _show_end(run: Path) -> None:
+    """Write the report, and say where it is and what to do next."""
+    try:
+        if (run / METRICS).exists():
+            sys.stdout.write(f"report: {write_report(run)}\n")
+        sys.stdout.write("".join(f"{line}\n" for line in view(run).pointers()))
+    except (OSError, ValueError) as error:  # the run's own exit code counts
+        sys.stderr.write(f"{typed('pretrain supervise')}: no report: {error}\n")
+
+
+def _check(config: RunConfig, node: Node) -> Mapping[str, CorpusManifest]:
+    """Refuse what can be refused before a start; return the manifests of the corpora."""
     ranks = launch.world_size(config.supervision, node.count)
     model, manifests = check(config, ranks)
     refuse_other_recipe(config, manifests)
@@ -54,26 +94,7 @@ def run_supervised(config: RunConfig, node: Node | None = None, *, is_dry_run: b
         sys.stdout.write(f"{init_from.check_initial_model(config, model, manifest)}\n")
     _check_machine(config, model, ranks, node)
     sys.stdout.writelines(f"{sentence}\n" for sentence in data_summary(config))
-    if is_dry_run:
-        sys.stdout.write(forecast(config, node))
-        return EXIT_DONE
-    if node.rank:
-        return Agent(config, node).run()
-    run = Path(config.folder)
-    if machines:
-        wait_seconds = config.supervision.node_wait_seconds
-        node = connect(machines, run, wait_seconds, lambda text: jobs.write_stdout(f"{text}\n"))
-    sys.stdout.write(folder.writable_by_others(run))
-    folder.check_corpora(config, manifests)
-    fork.take_alone(config)
-    code = Supervisor(config, node, machines=machines, renews=sys.stdout.isatty()).run()
-    try:
-        if (run / METRICS).exists():
-            sys.stdout.write(f"report: {write_report(run)}\n")
-        sys.stdout.write("".join(f"{line}\n" for line in view(run).pointers()))
-    except (OSError, ValueError) as error:  # the run's own exit code counts
-        sys.stderr.write(f"{typed('pretrain supervise')}: no report: {error}\n")
-    return code
+    return manifests
 
 
 def _check_machine(config: RunConfig, model: ModelConfig, ranks: int, node: Node) -> None:

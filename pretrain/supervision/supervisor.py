@@ -191,15 +191,16 @@ class Supervisor:
             if apart and apart != printed:
                 self._print(f"{apart}; waiting for up to {seconds:.0f} s")
                 printed = apart
-            return not missing or bool(others.told(nodes.REFUSED))
+            return not missing or bool(refused())
+
+        def refused() -> str:
+            return others.told(nodes.REFUSED) or self._agents.hopeless
 
         came = self._wait_until(decided, seconds)
         if self._stop_requests.count:
             return ""
-        if refused := others.told(nodes.REFUSED):
-            return refused
         if came:
-            return ""
+            return refused()
         missing = ", ".join(map(others.name, others.unavailable()))
         reason = f"node {missing} did not come, or did not end its processes, in {seconds:.0f} s"
         return "; ".join(filter(None, (reason, others.told(nodes.APART))))

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from pretrain.config.load import load
 from tests.chaos.conftest import PATIENCE, Chaos
 from tests.machines.conftest import HostfileRun, change_code, skip_without, wait_until
 
@@ -228,6 +229,34 @@ def test_a_machine_that_cannot_be_reached_is_waited_for_by_name(
 
 
 @pytest.mark.machines
+def test_a_login_that_prints_on_the_line_of_the_answer_does_not_disturb(
+    hostfile_run, chaos, cluster
+):
+    noisy = cluster.folder / "bashrc"
+    noisy.write_text("echo -n welcome, you have 3 mails\n")
+    cluster.run(2, "mount", "--bind", noisy, Path("~root/.bashrc").expanduser())
+    assert cluster.run(1, "ssh", "node2", "true").startswith("welcome")
+    hostfile_run.start()
+    chaos.wait_for(lambda: "waiting for 1 other node" in chaos.output())
+
+
+@pytest.mark.machines
+def test_a_machine_whose_folder_becomes_read_only_ends_the_wait_for_it(
+    hostfile_run, chaos, cluster
+):
+    chaos.schedule({1: [("pause", 0, 6)]})
+    supervisor = hostfile_run.start("supervision.node_wait_seconds=1800")
+    chaos.wait_for_pause()
+    cluster.run(2, "mount", "--bind", chaos.run, chaos.run)
+    cluster.run(2, "mount", "-o", "remount,ro,bind", chaos.run)
+    cluster.kill(2, "supervision.agent")
+    cluster.kill(1, *RANK)
+    assert supervisor.wait(PATIENCE) == 1, chaos.output()
+    assert "the agent on node2 ended with code" in chaos.records("gave-up")[0]["reason"]
+    assert "Read-only file system" in chaos.records("gave-up")[0]["reason"]
+
+
+@pytest.mark.machines
 def test_preflight_measures_the_ranks_of_all_machines(cluster, tmp_path):
     hosts, run = str(cluster.folder / "hostfile"), f"folder={tmp_path / 'run'}"
     words = "-m", "pretrain", "preflight", "--hostfile", hosts
@@ -240,25 +269,50 @@ def test_preflight_measures_the_ranks_of_all_machines(cluster, tmp_path):
         assert not cluster.processes(host, sys.executable)
 
 
-def unknown(cluster, hosts, run):
+def unknown(cluster, hosts, chaos):
     hosts.write_text("node1 slots=1\nnode9 slots=1\n")
 
 
-def unequal(cluster, hosts, run):
+def unequal(cluster, hosts, chaos):
     hosts.write_text("node1 slots=1\nnode2 slots=2\n")
 
 
-def without_folder(cluster, hosts, run):
-    run.mkdir()
-    cluster.run(2, "mount", "-t", "tmpfs", "tmpfs", run)
+def no_hostfile(cluster, hosts, chaos):
+    hosts.unlink()
 
 
-def without_key(cluster, hosts, run):
+def without_folder(cluster, hosts, chaos):
+    chaos.run.mkdir()
+    cluster.run(2, "mount", "-t", "tmpfs", "tmpfs", chaos.run)
+
+
+def read_only(cluster, hosts, chaos):
+    chaos.run.mkdir()
+    cluster.run(2, "mount", "--bind", chaos.run, chaos.run)
+    cluster.run(2, "mount", "-o", "remount,ro,bind", chaos.run)
+
+
+def without_corpus(cluster, hosts, chaos):
+    cluster.run(2, "mount", "-t", "tmpfs", "tmpfs", load(str(chaos.recipe)).data.corpus)
+
+
+def forced_command(cluster, hosts, chaos):
+    forced = hosts.with_name("authorized_keys")
+    key = (cluster.folder / "ssh" / "authorized_keys").read_text()
+    forced.write_text(f'command="echo no shell here" {key}')
+    cluster.run(2, "mount", "--bind", forced, Path("~root/.ssh/authorized_keys").expanduser())
+
+
+def other_port(cluster, hosts, chaos):
+    (cluster.folder / "ssh" / "config").write_text("Host node2\n  Port 2222\n")
+
+
+def without_key(cluster, hosts, chaos):
     keys = Path("~root/.ssh/authorized_keys").expanduser()
     cluster.run(2, "mount", "--bind", "/dev/null", keys)
 
 
-def other_numpy(cluster, hosts, run):
+def other_numpy(cluster, hosts, chaos):
     import importlib.metadata
 
     metadata = importlib.metadata.distribution("numpy")._path / "METADATA"
@@ -267,7 +321,7 @@ def other_numpy(cluster, hosts, run):
     cluster.run(2, "mount", "--bind", changed, metadata)
 
 
-def other_code(cluster, hosts, run):
+def other_code(cluster, hosts, chaos):
     change_code(cluster)
 
 
@@ -278,7 +332,12 @@ def other_code(cluster, hosts, run):
         (other_code, "node2 has zeroclap "),
         (unknown, "node9: ssh: Could not resolve hostname node9"),
         (unequal, "node2 has 2 slots and node1 has 1"),
+        (no_hostfile, "hostfile: no such file"),
         (without_folder, "node2 does not have the folder"),
+        (read_only, "node2 cannot write to the folder"),
+        (without_corpus, "node2 does not have the corpus"),
+        (forced_command, "node2 did not run what ssh was asked to run; it printed 'no shell here'"),
+        (other_port, "node2: ssh: connect to host node2 port 2222: Connection refused"),
         (without_key, "node2: root@node2: Permission denied"),
         (other_numpy, "node2 has numpy 0"),
     ],
@@ -286,7 +345,7 @@ def other_code(cluster, hosts, run):
 def test_machines_that_cannot_run_it_are_refused_in_seconds(
     hostfile_run, chaos, cluster, arrange, message
 ):
-    arrange(cluster, hostfile_run.hosts, chaos.run)
+    arrange(cluster, hostfile_run.hosts, chaos)
     started = time.monotonic()
     assert hostfile_run.start().wait(PATIENCE) == 2, chaos.output()
     assert message in chaos.output()

@@ -13,7 +13,8 @@ from pretrain.supervision.nodes import Node
 @pytest.fixture
 def hostfile(tmp_path):
     def write(text):
-        (tmp_path / "hosts").write_text(text)
+        if text is not None:
+            (tmp_path / "hosts").write_text(text)
         return str(tmp_path / "hosts")
 
     return write
@@ -28,6 +29,7 @@ def test_a_hostfile_names_machines_and_their_slots(hostfile):
     ("text", "message"),
     [
         ("", r"hosts names no machine; .*gpu-1 slots=8"),
+        (None, r"hosts: no such file"),
         ("# gpu-1 slots=8\n", "names no machine"),
         ("gpu-1 slots=8\ngpu-2\n", "'gpu-2' is not of the form"),
         ("gpu-1 slots=0\n", "'gpu-1 slots=0' is not of the form"),
@@ -47,6 +49,21 @@ def test_the_slots_are_the_ranks_of_each_node(hostfile):
     assert hosts.resolve(RunConfig(), Node(1, 2)) == (RunConfig(), [])
     with pytest.raises(ValueError, match="--nodes 2 with supervision.hostfile"):
         hosts.resolve(config, Node(1, 2))
+
+
+@pytest.mark.parametrize(
+    ("said", "permanent"),
+    [
+        ("ssh: Could not resolve hostname gpu-9: Name or service not known", True),
+        ("ssh: Could not resolve hostname gpu-9: Temporary failure in name resolution", False),
+        ("ssh: connect to host gpu-2 port 2222: Connection refused", True),
+        ("ssh: connect to host gpu-2 port 22: No route to host", False),
+        ("ssh: connect to host gpu-2 port 22: Connection timed out", False),
+        ("OSError: [Errno 30] Read-only file system: '/runs/a/control'", True),
+    ],
+)
+def test_what_will_not_go_away_by_waiting_is_not_waited_for(said, permanent):
+    assert hosts.is_permanent(said) == permanent
 
 
 def test_other_machines_get_only_variables_of_the_ranks_and_the_user_s_own(tmp_path, monkeypatch):

@@ -25,10 +25,11 @@ case $2 in
     down) echo "ssh: connect to host down port 22: No route to host" >&2; exit 255 ;;
     closed) echo "me@closed: Permission denied (publickey)." >&2; exit 255 ;;
     bare) echo "sh: 1: cd: can't cd to /there" >&2; exit 2 ;;
+    forced) echo no shell here; exit 0 ;;
     apart) exec sh -c "$(echo "$3" | sed 's|[^ ]*/.hosts-[^ ]*|/nowhere|')" ;;
 esac
 export SSH_CONNECTION="10.0.0.1 5 10.0.0.2 22"
-echo a line of its login
+echo -n beginning of a line of its login
 exec sh -c "$3"
 """
 
@@ -60,6 +61,7 @@ def test_machines_that_answer_as_this_one_tell_its_address(ssh):
         ("closed", "closed: me@closed: Permission denied"),
         ("bare", "bare: sh: 1: cd: can't cd to /there"),
         ("apart", "apart does not have the folder .*a file system that all machines share"),
+        ("forced", "forced did not run what ssh was asked to run; it printed 'no shell here'"),
     ],
 )
 def test_other_machines_are_refused_by_name(ssh, name, message):

@@ -14,8 +14,8 @@ from data_prep.common.exit_codes import EXIT_PREEMPTED
 from pretrain import __main__ as command_line
 from pretrain.config.run import RunConfig
 from pretrain.processes import gpus, processes
-from pretrain.records import ledger
-from pretrain.supervision import supervisor
+from pretrain.records import control, ledger
+from pretrain.supervision import nodes, supervisor
 from tests.pretrain.supervision.test_supervisor import HEAD, ROOT, WAIT_FOR_REQUEST
 
 
@@ -61,6 +61,15 @@ def test_a_dry_run_for_several_nodes_prints_the_command_of_this_node(supervise):
 def test_the_agent_of_another_node_may_start_before_the_supervisor(supervise, tmp_path):
     (tmp_path / "run" / "control").mkdir(parents=True)
     assert supervise("--dry-run")[0] == 0
+
+
+def test_a_node_that_is_refused_tells_node_0_why(supervise, tmp_path):
+    words = ("--nodes", "2", "--node-rank", "1", "supervision.node_wait_seconds=0.5")
+    code, _, error = supervise(*words, f"data.corpus={tmp_path / 'nowhere'}")
+    assert (code, str(tmp_path / "nowhere") in error) == (2, True)
+    report = control.read_json(tmp_path / "run" / "control" / "node-001.json")
+    assert report["state"] == nodes.REFUSED
+    assert report["problem"] == "is refused: " + error.partition("error: ")[2].strip()
 
 
 def test_the_global_batch_is_divided_among_the_ranks_of_all_nodes(supervise):
