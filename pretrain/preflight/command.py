@@ -112,7 +112,7 @@ def _ask(
     deadline = time.monotonic() + seconds
     with agents.kept(others, node.address):
         while others.unavailable() and time.monotonic() < deadline:
-            time.sleep(0.1)
+            time.sleep(0.5)
         control_file = launch.next_control_file(config, node, [])
         control_file = dataclasses.replace(control_file, module=MODULE, start=agents.start)
         control.write(folder, control_file)

@@ -26,6 +26,11 @@ _MIN_STEPS = 100
 """For a 99th percentile; that of fewer steps is their maximum, which is the slow first step."""
 
 
+def path_of(run: Path) -> Path:
+    """Return the file of a run's heartbeat."""
+    return control.folder_of(run) / FILE_NAME
+
+
 class Heartbeat:
     """Writes the heartbeat on rank 0."""
 
@@ -33,7 +38,7 @@ class Heartbeat:
         self,
         run: Path,
         token: str,
-        seconds: float = 1.0,
+        seconds: float = 5.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Prepare the heartbeat without writing it.
@@ -44,7 +49,7 @@ class Heartbeat:
             seconds: between two beats of one stage.
             clock: in seconds.
         """
-        self._path, self._token = control.folder_of(run) / FILE_NAME, token
+        self._path, self._token = path_of(run), token
         self._seconds, self._clock = seconds, clock
         self._stage, self._next, self._count = "", 0.0, 0
 
@@ -78,7 +83,7 @@ NO_BEAT = Beat(INIT, 0, 0)
 
 def read(run: Path, token: str) -> Beat:
     """Return the last beat of the attempt with this token, or `NO_BEAT`."""
-    values = control.read_json(control.folder_of(run) / FILE_NAME)
+    values = control.read_json(path_of(run))
     if values is None or values.get("token") != token:
         return NO_BEAT
     return Beat(values["stage"], values["step"], values["count"])

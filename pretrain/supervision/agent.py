@@ -34,6 +34,8 @@ MODULE = "pretrain.supervision.agent"
 _KILL_SECONDS = 10.0
 _CONNECT_SECONDS = 5.0
 """Between two tries to connect to node 0."""
+_IDLE_SECONDS = 1.0
+"""Between two looks for node 0's signs of life while there is no attempt."""
 
 
 class Agent:
@@ -76,7 +78,8 @@ class Agent:
         self._hearing = Hearing(self._run, self._settings.node_silence_seconds)
         self._idle_since = time.monotonic()
         self._door: tuple[str, int] | None = None
-        self._next_connection = 0.0
+        self._listen, self._look, self._speak, self._connect = (nodes.Every() for _ in range(4))
+        self._written: Report | None = None
 
     def run(self) -> int:
         """Follow the control file until it says exit; return the exit code.
@@ -127,8 +130,12 @@ class Agent:
 
     def _poll(self) -> int | None:
         """Follow the control file, check the launcher, report; return an exit code to stop."""
-        self._hearing.listen()
-        newest = control.try_read(self._run)
+        quiet = nodes.quiet_seconds(self._settings.node_silence_seconds)
+        if self._listen.due(quiet if self._job else min(_IDLE_SECONDS, quiet)):
+            self._hearing.listen()
+        newest = None
+        if self._look.due(quiet / 2 if self._job else 0.0):
+            newest = control.try_read(self._run)
         if newest and newest != self._control_file:
             self._follow(newest)
             if newest.state == control.EXIT:
@@ -137,8 +144,11 @@ class Agent:
         if code is None:
             self._check_job()
             self._check_network()
-            if not self._start or self._hearing.start:  # it has not heard where to connect to
+            has_news = self._report != self._written
+            # Until it has heard where to connect to, it cannot say that it is ready.
+            if (not self._start or self._hearing.start) and (self._speak.due(quiet) or has_news):
                 nodes.write_report(self._run, self._node, self._report)
+                self._written = self._report
         return code
 
     def _follow(self, control_file: ControlFile) -> None:
@@ -147,7 +157,7 @@ class Agent:
         self._control_file = control_file
         if control_file.state != control.RUN or self._start not in ("", control_file.start):
             self._set_report(nodes.READY)
-            self._next_connection = 0.0
+            self._connect.hasten()
             return
         attempt, token = f"attempt {control_file.attempt}", control_file.token
         try:
@@ -202,13 +212,15 @@ class Agent:
 
     def _check_network(self) -> None:
         """Between attempts, report whether ranks of this node could connect to node 0."""
-        door, now = self._hearing.door, time.monotonic()
+        door = self._hearing.door
         if door is None or self._report.state not in (nodes.READY, nodes.APART):
             return
-        if now >= self._next_connection or door != self._door:
+        if door != self._door:
+            self._connect.hasten()
+        if self._connect.due(_CONNECT_SECONDS):
             problem = nodes.connect_problem(*door)
             self._set_report(nodes.APART if problem else nodes.READY, problem)
-            self._door, self._next_connection = door, now + _CONNECT_SECONDS
+            self._door = door
 
     def _end_orphans(self) -> None:
         """End the launcher in a silence; called in a thread, as the main one may wait for files."""

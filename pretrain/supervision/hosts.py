@@ -38,9 +38,6 @@ _PERMANENT = re.compile(
 )
 RETRY_SECONDS = 5.0
 _ALIVE = ("-o", "ServerAliveInterval=10", "-o", "ServerAliveCountMax=3")
-_NO_AGENT_SECONDS = 2.0
-"""Silence after which an agent is started on a machine. A new supervisor waits as long for the
-agents of the one before."""
 _EXPORTED = re.compile(
     # DeepSpeed 0.19.8 exports the first five (EXPORT_ENVS in launcher/runner.py, export_envs of its
     # accelerators); the others decide on devices, connections and threads.
@@ -167,18 +164,19 @@ class Agents:
     def _log(self, node: int) -> Path:
         return self._run / "logs" / f"agent-{node:03d}.log"
 
-    def keep(self, silent: Collection[int], lost: Collection[int] = ()) -> None:
-        """Start an agent on each of the silent nodes, unless our last ssh still runs there.
+    def keep(self, lost: Collection[int] = ()) -> None:
+        """Start an agent on each node, unless our last ssh still runs there.
+
+        An agent that runs there without it, such as one of the supervisor before, is ended by the
+        new one, which takes its ranks over.
 
         Args:
-            silent: nodes that have not reported for a moment.
-            lost: nodes that count as dead. An ssh that runs there is ended: its agent is stuck, and
-                the next one ends it.
+            lost: nodes that count as dead. An ssh that runs there is ended: its agent is stuck.
 
         Raises:
             OSError: The log cannot be written now.
         """
-        for node in silent if self._names else ():
+        for node in range(1, len(self._names)):
             child = self._children.get(node)
             seconds = time.monotonic() - self._started.get(node, -math.inf)
             if seconds < RETRY_SECONDS:
@@ -228,7 +226,7 @@ class Agents:
     def kept(self, others: OtherNodes, address: str) -> Iterator[None]:
         """Show the agents of the other nodes that node 0 is alive, and start those of ours.
 
-        A thread does so until this block ends.
+        A thread does so until this block ends, and reads their reports.
 
         Args:
             others: the other nodes.
@@ -237,14 +235,17 @@ class Agents:
         if not others.count:
             yield
             return
-        listener = nodes.Listener()
+        listener, every = nodes.Listener(), nodes.Every()
+        lost: list[int] = []
 
         def act() -> None:
-            nodes.show_life(self._run, self.start, address, listener.port)
+            if every.due(nodes.quiet_seconds(self._silence_seconds)):
+                nodes.show_life(self._run, self.start, address, listener.port)
+                others.read()
+                lost[:] = others.silent(self._silence_seconds)
             listener.accept()
             with contextlib.suppress(OSError):  # tried again in a second
-                silent = others.silent(_NO_AGENT_SECONDS)
-                self.keep(silent, others.silent(self._silence_seconds))
+                self.keep(lost)
 
         with contextlib.closing(listener), nodes.repeated(1.0, act):
             yield

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import os
 import socket
 import threading
@@ -24,6 +25,38 @@ READY, RUNNING, ENDED = "ready", "running", "ended"
 APART, REFUSED = "apart", "refused"
 """An agent's ranks could not reach node 0 now; this machine cannot take part at all."""
 _CONNECT_SECONDS = 5.0
+_QUIET_SECONDS = 5.0
+
+
+def quiet_seconds(silence_seconds: float) -> float:
+    """Return the time between two signs of life of a node that has no news.
+
+    Every sign is a rename and an open in a folder that all nodes share.
+
+    Args:
+        silence_seconds: after which the node counts as dead.
+    """
+    return min(_QUIET_SECONDS, silence_seconds / 4)
+
+
+class Every:
+    """Says when something is due: at once, and then again after some seconds."""
+
+    def __init__(self) -> None:
+        """Due now."""
+        self._next = -math.inf
+
+    def due(self, seconds: float) -> bool:
+        """Return whether it is due; if so, it is due again after these seconds."""
+        now = time.monotonic()
+        if now < self._next:
+            return False
+        self._next = now + seconds
+        return True
+
+    def hasten(self) -> None:
+        """Make it due now."""
+        self._next = -math.inf
 
 
 @dataclasses.dataclass(frozen=True)
@@ -175,7 +208,7 @@ class Hearing:
         """Address and port of its `Listener`."""
 
     def listen(self) -> None:
-        """Read the files; may block while their file system is away."""
+        """Read the files up to one that is new; may block while their file system is away."""
         for index, path in enumerate(self._paths):
             newest = control.read_json(path)
             if newest is not None and newest != self._known[index]:
@@ -183,6 +216,7 @@ class Hearing:
                 self.start = str(newest.get("start", self.start))
                 if newest.get("port"):
                     self.door = str(newest["address"]), int(newest["port"])
+                return
 
     def silence(self) -> str:
         """Describe a silence that is too long, without reading any file; else return ""."""
@@ -222,15 +256,15 @@ class OtherNodes:
         self._last_change: dict[int, float] = {}
         self._started = clock()
 
-    def _read(self) -> None:
+    def read(self) -> None:
+        """Read the reports of all nodes, which costs an open each."""
         for node, before in self._reports.items():
             report = control.read_json(_path(self._run, node))
             if report is not None and report != before:
                 self._reports[node], self._last_change[node] = report, self._clock()
 
     def silent(self, seconds: float) -> list[int]:
-        """Return the nodes that have not reported for so many seconds."""
-        self._read()
+        """Return the nodes that have not reported for so many seconds, as far as was read."""
         oldest = self._clock() - seconds
         return [n for n in self._reports if self._last_change.get(n, self._started) < oldest]
 
@@ -248,9 +282,10 @@ class OtherNodes:
     def unavailable(self) -> list[int]:
         """Return the nodes that cannot start an attempt: silent, apart, or busy with another.
 
+        Their reports are read.
         An agent of an earlier start is about to leave.
         """
-        busy = self.busy()
+        busy = self.busy()  # reads all
         unknown = self._reports.keys() - self._last_change.keys()
         starts = {node: (report or {}).get("start", "") for node, report in self._reports.items()}
         others = [node for node, start in starts.items() if start not in ("", self._start)]
@@ -266,7 +301,8 @@ class OtherNodes:
         )
 
     def busy(self) -> list[int]:
-        """Return the nodes that are alive and have processes of an attempt."""
+        """Return the nodes that are alive and have processes of an attempt; read their reports."""
+        self.read()
         silent = self.silent(self._silence_seconds)
         return [
             node
@@ -275,7 +311,7 @@ class OtherNodes:
         ]
 
     def problem(self, token: str) -> Problem | None:
-        """Return why the attempt with this token has to be ended because of another node."""
+        """Return why another node ends the attempt with this token, as far as was read."""
         if silent := self.silent(self._silence_seconds):
             nodes = ", ".join(map(self.name, silent))
             return Problem(CRASH, f"node {nodes} was silent for {self._silence_seconds:.0f} s")

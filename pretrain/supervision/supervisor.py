@@ -38,6 +38,8 @@ from pretrain.supervision.watch import Follower, Watch
 
 _DISK_SECONDS, _DISK_SECONDS_STOPPING = 600.0, 10.0
 """How long to wait for a full disk, and how long after a request to stop."""
+_LOOK_SECONDS = 0.5
+"""Between two looks at the reports of nodes that are waited for."""
 _ONLY_NODE = Node()
 _PREFIX = "[supervisor] "
 T = TypeVar("T")
@@ -185,8 +187,12 @@ class Supervisor:
         self._print(f"waiting for {count(self._node.count - 1, 'other node')}")
         others, seconds, printed = self._other_nodes, self._settings.node_wait_seconds, ""
 
+        look = nodes.Every()
+
         def decided() -> bool:
             nonlocal printed
+            if not look.due(_LOOK_SECONDS):
+                return False
             missing, apart = others.unavailable(), others.told(nodes.APART)
             if apart and apart != printed:
                 self._print(f"{apart}; waiting for up to {seconds:.0f} s")

@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
+import os
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from pretrain.config.sections import SupervisionConfig
 from pretrain.processes import processes
@@ -42,6 +43,7 @@ class Watch:
         self._metrics = Follower(run / metrics.METRICS, parse)
         self._stopped = StoppedProcesses(config.hang_seconds, clock)
         self._beat, self._last_sign = heartbeat.NO_BEAT, clock()
+        self._heartbeat = Replaced(heartbeat.path_of(run))
         self._known_ranks: set[str] = set()
         self._incomplete_since = math.inf
         self.lines: deque[dict[str, Any]] = deque(maxlen=_STEPS)
@@ -64,8 +66,10 @@ class Watch:
     def silence(self) -> str:
         """Read heartbeat and metrics; describe a silence that is too long, else return ""."""
         now = self._clock()
-        beat, lines = heartbeat.read(self._run, self._token), self._metrics.new()
+        beat, lines = self._beat, self._metrics.new()
         self.lines.extend(lines)
+        if self._heartbeat.is_new():
+            beat = heartbeat.read(self._run, self._token)
         if beat == heartbeat.NO_BEAT:  # not written yet, or it cannot be read now
             beat = self._beat
         if lines or beat != self._beat:
@@ -123,8 +127,28 @@ class StoppedProcesses:
         return ""
 
 
+class Replaced:
+    """Notices that a file was replaced, without opening it; for a writer on this machine.
+
+    A network file system may keep for a minute what it knows of a file that another machine writes.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Any file is new at first."""
+        self._path, self._known = path, (0, 0)
+
+    def is_new(self) -> bool:
+        """Return whether the file is another one than at the last call; False if it is missing."""
+        try:
+            found = self._path.stat()
+        except OSError:
+            return False
+        before, self._known = self._known, (found.st_ino, found.st_mtime_ns)
+        return self._known != before
+
+
 class Follower:
-    """Returns the new lines of a growing JSON Lines file."""
+    """Returns the new lines of a growing JSON Lines file, which this machine writes."""
 
     def __init__(
         self, path: Path, parse: Callable[[bytes], dict[str, Any] | None] = control.parse_object
@@ -136,6 +160,7 @@ class Follower:
             parse: of one line; `None` if the line is not valid.
         """
         self._path, self._parse, self._offset = path, parse, 0
+        self._file: BinaryIO | None = None
         with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
             start = file.seek(max(0, path.stat().st_size - _MAX_LINE))
             self._offset = start + file.read().rfind(b"\n") + 1
@@ -143,12 +168,23 @@ class Follower:
     def new(self) -> list[dict[str, Any]]:
         """Return the valid lines since the last call; none if the file cannot be read now."""
         try:
-            with self._path.open("rb") as file:
-                file.seek(self._offset)
-                data = file.read()
+            found = self._path.stat()
+            if found.st_size == self._offset:
+                return []
+            if self._file is None or os.fstat(self._file.fileno()).st_ino != found.st_ino:
+                self._close()
+                self._file = self._path.open("rb", buffering=0)
+            self._file.seek(self._offset)
+            data = self._file.read()
         except OSError:
+            self._close()
             return []
         whole = data.rfind(b"\n") + 1
         self._offset += whole
         parsed = map(self._parse, data[:whole].splitlines())
         return [line for line in parsed if line is not None]
+
+    def _close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+        self._file = None

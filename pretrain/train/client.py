@@ -69,7 +69,7 @@ class SupervisorClient:
     def verdict(self, steps: int) -> int:
         """Return GO_ON, or the exit code to stop with after `steps` updates; called on rank 0."""
         is_due = self._beat(heartbeat.STEP, steps)
-        # Once a second: a superseded attempt must not even go on writing metrics.
+        # Every few seconds: a superseded attempt must not even go on writing metrics.
         if is_due and control.superseded(self._run, control.token_of(os.environ)):
             with contextlib.suppress(OSError):  # the log may be on a full disk
                 sys.stderr.write(

@@ -239,7 +239,7 @@ def _row(fields: Mapping[str, Any], where: str) -> Row:
 
 
 def _read_tensorboard(path: Path, tag: str) -> list[Row]:
-    from tensorboard.backend.event_processing import (  # type: ignore[import-untyped]
+    from tensorboard.backend.event_processing import (
         event_accumulator,
     )
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import math
+import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -10,34 +12,33 @@ from pretrain.train.trackers.table import Shown
 
 FOLDER = "tensorboard"
 """Of the event files, in the run's folder."""
+_FLUSH_SECONDS = 5.0
+"""Between two writes to the event file, each of which opens it."""
 
 
 class TensorBoard:
-    """Writes TensorBoard scalars: one run for each attempt, and a stitched one.
+    """Writes TensorBoard scalars: the surviving steps, each an event.
 
-    The stitched run shows only the surviving steps: what an attempt does again replaces what was
-    there (TensorBoard's purge step). Its texts tell of rollbacks and spikes. Curves must not end a
-    run: after an error nothing is written until `sync` is called.
+    What an attempt does again replaces what was there (TensorBoard's purge step). Texts tell of
+    rollbacks and spikes. Curves must not end a run: after an error nothing is written until `sync`
+    is called.
     """
 
     def __init__(self, shown: Shown) -> None:
-        """Open event files in the run's folder for an attempt."""
-        self._folder, self._attempt = shown.folder / FOLDER, shown.attempt
-        self._warn = shown.say
-        self._writers: list[Any] = []  # SummaryWriter has no complete annotations
-        self._warned = False
+        """Open an event file in the run's folder for an attempt."""
+        self._folder, self._warn = shown.folder / FOLDER, shown.say
+        self._writer: Any = None  # SummaryWriter has no complete annotations
+        self._warned, self._flushed = False, -math.inf
         self.sync(shown.first_step)
 
     def sync(self, step: int) -> None:
-        """Open event files for the steps from `step` on, unless they are open."""
-        if self._writers:
-            return
-        from torch.utils.tensorboard.writer import SummaryWriter
+        """Write what waits; open an event file for the steps from `step` on, unless one is open."""
+        self.close()
+        if self._writer is None:
+            from torch.utils.tensorboard.writer import SummaryWriter
 
-        with self._closing_on_error():
-            self._writers.append(SummaryWriter(str(self._folder / f"attempt-{self._attempt:03d}")))
-            stitched = str(self._folder / "stitched")
-            self._writers.append(SummaryWriter(stitched, purge_step=step))
+            with self._closing_on_error():
+                self._writer = SummaryWriter(str(self._folder), purge_step=step)
 
     @contextlib.contextmanager
     def _closing_on_error(self) -> Iterator[None]:
@@ -47,25 +48,35 @@ class TensorBoard:
             if not self._warned:
                 self._warn(f"WARNING: {self._folder}: no curves are written for now: {error}")
             self._warned = True
-            for writer in self._writers:
-                with contextlib.suppress(Exception):
-                    writer.file_writer.close()  # ends its thread though it cannot write the rest
-            self._writers = []
+            with contextlib.suppress(Exception):
+                self._writer.file_writer.close()  # ends its thread though it cannot write the rest
+            self._writer = None
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
         """Write named numbers of a step."""
+        if self._writer is None:
+            return
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
         with self._closing_on_error():
-            for writer in self._writers:
-                for name, value in values.items():
-                    writer.add_scalar(name, value, step)
-                writer.flush()
+            named = [Summary.Value(tag=name, simple_value=v) for name, v in values.items()]
+            self._writer.file_writer.add_summary(Summary(value=named), step)
+            if time.monotonic() - self._flushed >= _FLUSH_SECONDS:
+                self._flush()
 
     def text(self, step: int, text: str) -> None:
         """Write a text about a step."""
-        with self._closing_on_error():
-            for writer in self._writers:
-                writer.add_text("events", text, step)
-                writer.flush()
+        if self._writer is not None:
+            with self._closing_on_error():
+                self._writer.add_text("events", text, step)
+                self._flush()
+
+    def _flush(self) -> None:
+        self._writer.flush()
+        self._flushed = time.monotonic()
 
     def close(self) -> None:
-        """Nothing is left to end: every call writes all that it shows."""
+        """Write what waits."""
+        if self._writer is not None:
+            with self._closing_on_error():
+                self._flush()

@@ -52,6 +52,12 @@ def others(tmp_path, now):
     return OtherNodes(tmp_path, 3, silence_seconds=60, clock=lambda: now[0])
 
 
+def problem(others, token):
+    """As the supervisor sees it after its thread has read the reports."""
+    others.read()
+    return others.problem(token)
+
+
 def test_a_report_that_already_existed_is_not_a_sign_of_life(tmp_path, others):
     assert others.unavailable() == [1, 2]
     for node in (1, 2):
@@ -79,40 +85,42 @@ def test_a_node_that_is_apart_or_refused_is_not_available_and_says_why(tmp_path)
     assert others.unavailable() == [1, 2]
     assert others.told(APART) == f"node 1 ({HOST}) cannot connect"
     assert others.told(REFUSED) == f"node 2 ({HOST}) has no corpus"
-    assert others.problem("t") is None
+    assert problem(others, "t") is None
 
 
 def test_a_silent_node_and_one_whose_launcher_ended_are_problems(tmp_path, now, others):
     for node in (1, 2):
         write_report(tmp_path, node, Report("t", RUNNING))
-    assert others.problem("t") is None
+    assert problem(others, "t") is None
     now[0] += 50
     write_report(tmp_path, 1, Report("t", RUNNING))
-    assert others.problem("t") is None
+    assert problem(others, "t") is None
     now[0] += 11
-    assert others.problem("t") == Problem(CRASH, f"node 2 ({HOST}) was silent for 60 s")
+    assert problem(others, "t") == Problem(CRASH, f"node 2 ({HOST}) was silent for 60 s")
     assert others.busy() == [1]
     write_report(tmp_path, 1, Report("t", ENDED, "its launcher ended with code 9"))
     write_report(tmp_path, 2, Report("t", RUNNING))
-    assert others.problem("t") == Problem(CRASH, f"node 1 ({HOST}): its launcher ended with code 9")
-    assert others.problem("another") is None
+    assert problem(others, "t") == Problem(
+        CRASH, f"node 1 ({HOST}): its launcher ended with code 9"
+    )
+    assert problem(others, "another") is None
 
 
 def test_a_stopped_process_on_another_node_is_a_hang_of_that_attempt_only(tmp_path, others):
     write_report(tmp_path, 1, Report("t", RUNNING))
-    assert others.problem("t") is None
+    assert problem(others, "t") is None
     stopped = "rank 3 (pid 9) has been stopped for 60 s"
     write_report(tmp_path, 1, Report("t", RUNNING, stopped))
-    assert others.problem("t") == Problem(HANG, f"node 1 ({HOST}): {stopped}")
-    assert others.problem("another") is None
+    assert problem(others, "t") == Problem(HANG, f"node 1 ({HOST}): {stopped}")
+    assert problem(others, "another") is None
     assert others.busy() == [1]
 
 
 def test_a_new_supervisor_gives_the_other_nodes_time_to_report(tmp_path, now, others):
-    assert others.problem("t") is None
+    assert problem(others, "t") is None
     now[0] += 61
-    assert others.problem("t") == Problem(CRASH, f"node 1 ({HOST}), 2 was silent for 60 s")
-    assert OtherNodes(tmp_path, 1, 60).problem("t") is None
+    assert problem(others, "t") == Problem(CRASH, f"node 1 ({HOST}), 2 was silent for 60 s")
+    assert problem(OtherNodes(tmp_path, 1, 60), "t") is None
 
 
 def test_a_node_hears_the_supervisor_or_rank_0_and_notices_their_silence(tmp_path, now):

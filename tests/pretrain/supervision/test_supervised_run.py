@@ -142,8 +142,6 @@ def test_the_run_folder_describes_the_run(run):
     assert settings["gradient_accumulation_steps"] == 2
     assert json.loads((run / "environment.json").read_text())["versions"]["deepspeed"]
     assert (run / "loss.png").read_bytes().startswith(b"\x89PNG")
-    folders = {path.name for path in (run / "tensorboard").iterdir()}
-    assert folders == {"attempt-001", "attempt-002", "stitched"}
     validation = metrics.surviving(metrics.read(run / metrics.VALIDATION))
     assert [line["step"] for line in validation] == [20, 40]
     assert validation[1]["perplexity"] < validation[0]["perplexity"]
@@ -163,13 +161,13 @@ def test_a_replay_of_its_curve_gives_the_events_of_its_ledger(run, records):
     assert live[-1]["kind"] == "spike"
 
 
-def test_its_stitched_tensorboard_run_has_each_step_once_and_the_rollback(run):
+def test_its_tensorboard_run_has_each_step_once_and_the_rollback(run):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    stitched = EventAccumulator(str(run / "tensorboard" / "stitched"))
-    stitched.Reload()
-    assert [event.step for event in stitched.Scalars("train/loss")] == list(range(40))
-    texts = [event.tensor_proto.string_val[0].decode() for event in stitched.Tensors(EVENTS)]
+    shown = EventAccumulator(str(run / "tensorboard"))
+    shown.Reload()
+    assert [event.step for event in shown.Scalars("train/loss")] == list(range(40))
+    texts = [event.tensor_proto.string_val[0].decode() for event in shown.Tensors(EVENTS)]
     assert any("rolled back" in text for text in texts)
 
 
