@@ -146,7 +146,7 @@ class Agent:
             self._check_network()
             has_news = self._report != self._written
             # Until it has heard where to connect to, it cannot say that it is ready.
-            if (not self._start or self._hearing.start) and (self._speak.due(quiet) or has_news):
+            if (not self._start or self._hearing.door) and (self._speak.due(quiet) or has_news):
                 nodes.write_report(self._run, self._node, self._report)
                 self._written = self._report
         return code
@@ -170,10 +170,7 @@ class Agent:
             self._set_report(nodes.RUNNING, token=token)
 
     def _exit_code(self) -> int | None:
-        """Return the exit code if it is time to leave without being told to.
-
-        That is if a stop was requested, or another start of the supervisor has begun and has agents
-        of its own, or there was no attempt for too long.
+        """Return the exit code if a stop was requested, or there was no attempt for too long.
 
         The first request is forwarded to a running attempt, the second one ends it. After an
         attempt the supervisor has GRACE_SECONDS to name the exit code: it may have been the last.
@@ -186,9 +183,6 @@ class Agent:
                 control.request_stop(self._run, self._job.control_file.token)
         elif self._stop_requests.count and idle > processes.GRACE_SECONDS:
             return EXIT_PREEMPTED
-        if self._job is None and self._start and self._hearing.start not in ("", self._start):
-            self._print("the supervisor was started again, with agents of its own")
-            return EXIT_FAILED
         limit = self._settings.node_wait_seconds
         if self._job is None and idle > limit:
             self._print(f"no attempt for {limit:.0f} s")

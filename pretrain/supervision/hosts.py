@@ -240,7 +240,7 @@ class Agents:
 
         def act() -> None:
             if every.due(nodes.quiet_seconds(self._silence_seconds)):
-                nodes.show_life(self._run, self.start, address, listener.port)
+                nodes.show_life(self._run, address, listener.port)
                 others.read()
                 lost[:] = others.silent(self._silence_seconds)
             listener.accept()

@@ -117,9 +117,9 @@ def write_report(run: Path, node: int, report: Report) -> None:
     _write(_path(run, node), dataclasses.asdict(report))
 
 
-def show_life(run: Path, start: str = "", address: str = "", port: int = 0) -> None:
-    """Show the agents that the supervisor of this start is alive, and where to connect to it."""
-    _write(_supervisor_path(run), {"start": start, "address": address, "port": port})
+def show_life(run: Path, address: str = "", port: int = 0) -> None:
+    """Show the agents that the supervisor is alive, and where its `Listener` is."""
+    _write(_supervisor_path(run), {"address": address, "port": port})
 
 
 class Listener:
@@ -202,10 +202,8 @@ class Hearing:
         self._paths = (_supervisor_path(run), control.folder_of(run) / heartbeat.FILE_NAME)
         self._known = [control.read_json(path) for path in self._paths]
         self._limit, self._clock, self._last = limit, clock, clock()
-        self.start = ""
-        """Token of the start of the supervisor that was heard last; "" if none was heard."""
         self.door: tuple[str, int] | None = None
-        """Address and port of its `Listener`."""
+        """Address and port of the `Listener` of the supervisor that was heard last."""
 
     def listen(self) -> None:
         """Read the files up to one that is new; may block while their file system is away."""
@@ -213,7 +211,6 @@ class Hearing:
             newest = control.read_json(path)
             if newest is not None and newest != self._known[index]:
                 self._known[index], self._last = newest, self._clock()
-                self.start = str(newest.get("start", self.start))
                 if newest.get("port"):
                     self.door = str(newest["address"]), int(newest["port"])
                 return
@@ -283,7 +280,7 @@ class OtherNodes:
         """Return the nodes that cannot start an attempt: silent, apart, or busy with another.
 
         Their reports are read.
-        An agent of an earlier start is about to leave.
+        An agent of an earlier start starts nothing for this one, whose own agent will end it.
         """
         busy = self.busy()  # reads all
         unknown = self._reports.keys() - self._last_change.keys()
