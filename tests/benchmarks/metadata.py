@@ -6,8 +6,8 @@ Every node is a process with a true agent, node 0 one with a true supervisor. Th
 is `sleep`; a thread beside the supervisor writes the heartbeat and a line of metrics.jsonl a
 second, as rank 0 does. Once all nodes run the attempt, Python's audit hook counts opens and renames
 in the run's folder, in every process. Then an agent is killed: the last column says when the
-supervisor noticed. All agents share one machine, so that each looks through the processes of all
-of them: the CPU time of a node is an upper bound.
+supervisor noticed. All agents share one machine, so they find their launchers among their own
+children instead of among all processes.
 """
 
 import argparse
@@ -21,6 +21,8 @@ import time
 import traceback
 from pathlib import Path
 
+import psutil
+
 from pretrain.config.run import RunConfig
 from pretrain.config.sections import SupervisionConfig
 from pretrain.processes import processes
@@ -33,8 +35,16 @@ from pretrain.supervision.supervisor import Supervisor
 counts = {"open": 0, "os.rename": 0}
 
 
-def count_in(run):
+def children(run, node=0):
+    """Find the launcher, in place of `processes.members`."""
+    listed = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
+    return [processes.Member(psutil.Process(int(pid)), {}) for pid in listed]
+
+
+def prepare(run):
     """Count the opens and renames of this process in a folder, from now on."""
+    processes.members = children
+    signal.signal(signal.SIGUSR2, write_counts)
 
     def hook(event, arguments):
         if event in counts and str(arguments[0]).startswith(run):
@@ -44,9 +54,8 @@ def count_in(run):
 
 
 def write_counts(signal_number, frame):
-    """Write the counts and the CPU time of this process, with its children's, to a file."""
-    used = time.process_time()
-    found = {**counts, "cpu": used}
+    """Write the counts and the CPU time of this process to a file."""
+    found = {**counts, "cpu": time.process_time()}
     path = Path(os.environ["COUNTS"]) / f"{os.getpid()}-{time.monotonic_ns()}"
     path.write_text(json.dumps(found))
 
@@ -65,14 +74,12 @@ def rank_0(run, token, left):
 
 def be_agent(config, node):
     os.setsid()
-    count_in(config.folder)
-    signal.signal(signal.SIGUSR2, write_counts)
+    prepare(config.folder)
     os._exit(Agent(config, node, lambda text: None).run())
 
 
 def be_supervisor(config, count):
-    count_in(config.folder)
-    signal.signal(signal.SIGUSR2, write_counts)
+    prepare(config.folder)
     run, left = Path(config.folder), threading.Event()
     supervisor = Supervisor(config, Node(0, count), lambda text: None)
 
