@@ -134,7 +134,7 @@ class Agent:
         if self._listen.due(quiet if self._job else min(_IDLE_SECONDS, quiet)):
             self._hearing.listen()
         newest = None
-        if self._look.due(quiet / 2 if self._job else 0.0):
+        if self._look.due(0.6 * quiet if self._job else 0.0):
             newest = control.try_read(self._run)
         if newest and newest != self._control_file:
             self._follow(newest)
