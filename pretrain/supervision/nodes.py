@@ -251,18 +251,20 @@ class OtherNodes:
         self.count = count - 1
         self._reports = {node: control.read_json(_path(run, node)) for node in range(1, count)}
         self._last_change: dict[int, float] = {}
-        self._started = clock()
+        self._started = self._read_at = clock()
 
     def read(self) -> None:
         """Read the reports of all nodes, which costs an open each."""
+        # Not when it ends: it may wait for a file system that is away.
+        self._read_at = self._clock()
         for node, before in self._reports.items():
             report = control.read_json(_path(self._run, node))
             if report is not None and report != before:
                 self._reports[node], self._last_change[node] = report, self._clock()
 
     def silent(self, seconds: float) -> list[int]:
-        """Return the nodes that have not reported for so many seconds, as far as was read."""
-        oldest = self._clock() - seconds
+        """Return the nodes that had not reported for so many seconds when they were read."""
+        oldest = self._read_at - seconds
         return [n for n in self._reports if self._last_change.get(n, self._started) < oldest]
 
     def name(self, node: int) -> str:

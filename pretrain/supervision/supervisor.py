@@ -206,7 +206,7 @@ class Supervisor:
         if self._stop_requests.count:
             return ""
         if came:
-            return refused()
+            return refused() if others.unavailable() else ""
         missing = ", ".join(map(others.name, others.unavailable()))
         reason = f"node {missing} did not come, or did not end its processes, in {seconds:.0f} s"
         return "; ".join(filter(None, (reason, others.told(nodes.APART))))

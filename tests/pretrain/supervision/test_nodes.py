@@ -106,6 +106,17 @@ def test_a_silent_node_and_one_whose_launcher_ended_are_problems(tmp_path, now, 
     assert problem(others, "another") is None
 
 
+def test_a_reader_that_waited_does_not_take_its_wait_for_silence(tmp_path, now, others):
+    for node in (1, 2):
+        write_report(tmp_path, node, Report("t", RUNNING))
+    others.read()
+    now[0] += 100
+    assert others.silent(60) == []
+    for node in (1, 2):
+        write_report(tmp_path, node, Report("t", RUNNING))
+    assert problem(others, "t") is None
+
+
 def test_a_stopped_process_on_another_node_is_a_hang_of_that_attempt_only(tmp_path, others):
     write_report(tmp_path, 1, Report("t", RUNNING))
     assert problem(others, "t") is None
