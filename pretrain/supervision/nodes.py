@@ -44,19 +44,19 @@ class Every:
 
     def __init__(self) -> None:
         """Due now."""
-        self._next = -math.inf
+        self._last = -math.inf
 
     def due(self, seconds: float) -> bool:
-        """Return whether it is due; if so, it is due again after these seconds."""
+        """Return whether it was not due for these seconds; if so, they begin again."""
         now = time.monotonic()
-        if now < self._next:
+        if now - self._last < seconds:
             return False
-        self._next = now + seconds
+        self._last = now
         return True
 
     def hasten(self) -> None:
         """Make it due now."""
-        self._next = -math.inf
+        self._last = -math.inf
 
 
 @dataclasses.dataclass(frozen=True)
