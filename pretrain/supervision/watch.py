@@ -5,12 +5,11 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-import os
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from pretrain.config.sections import SupervisionConfig
 from pretrain.processes import processes
@@ -160,7 +159,6 @@ class Follower:
             parse: of one line; `None` if the line is not valid.
         """
         self._path, self._parse, self._offset = path, parse, 0
-        self._file: BinaryIO | None = None
         with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
             start = file.seek(max(0, path.stat().st_size - _MAX_LINE))
             self._offset = start + file.read().rfind(b"\n") + 1
@@ -168,23 +166,14 @@ class Follower:
     def new(self) -> list[dict[str, Any]]:
         """Return the valid lines since the last call; none if the file cannot be read now."""
         try:
-            found = self._path.stat()
-            if found.st_size == self._offset:
+            if self._path.stat().st_size == self._offset:
                 return []
-            if self._file is None or os.fstat(self._file.fileno()).st_ino != found.st_ino:
-                self._close()
-                self._file = self._path.open("rb", buffering=0)
-            self._file.seek(self._offset)
-            data = self._file.read()
+            with self._path.open("rb") as file:
+                file.seek(self._offset)
+                data = file.read()
         except OSError:
-            self._close()
             return []
         whole = data.rfind(b"\n") + 1
         self._offset += whole
         parsed = map(self._parse, data[:whole].splitlines())
         return [line for line in parsed if line is not None]
-
-    def _close(self) -> None:
-        if self._file is not None:
-            self._file.close()
-        self._file = None
