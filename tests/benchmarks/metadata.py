@@ -124,7 +124,7 @@ def measure(count, seconds):
         folder.mkdir()
         os.environ["COUNTS"] = str(folder)
         launch.command = lambda config, run, control_file, node=0: ["sleep", "100000"]
-        supervision = SupervisionConfig(processes_per_node=1, max_retries=0, grace_seconds=1.0)
+        supervision = SupervisionConfig(processes_per_node=1, max_retries=0)
         config = RunConfig(folder=str(run), supervision=supervision)
         children = [started(be_supervisor, config, count)]
         children += [started(be_agent, config, Node(n, count)) for n in range(1, count)]
