@@ -83,7 +83,7 @@ def test_the_global_batch_is_divided_among_the_ranks_of_all_nodes(supervise):
     [
         (("--nodes", "2", "--node-rank", "2"), "--node-rank 2 with --nodes 2"),
         (("supervision.launcher=mpirun",), "deepspeed or torchrun"),
-        (("supervision.hostfile=nowhere",), "nowhere names no machine"),
+        (("supervision.hostfile=nowhere",), "nowhere: no such file"),
     ],
 )
 def test_a_run_that_cannot_be_launched_is_refused_with_a_way_out(
