@@ -104,11 +104,14 @@ def _kernel() -> Callable[..., Any]:
 def refuse_fallback() -> None:
     """Make it an error that torch gives up compiling after too many recompilations.
 
-    It would go on with the uncompiled FlexAttention, which makes all [B, H, T, T] scores.
+    It would go on with the uncompiled FlexAttention, which makes all [B, H, T, T] scores. Torch's
+    own limit of 8 is that of one length: the last layer and the others, in training and evaluation,
+    with padding and without.
     """
     import torch._dynamo
 
     torch._dynamo.config.fail_on_recompile_limit_hit = True
+    torch._dynamo.config.recompile_limit = 64
 
 
 def _options(query: Tensor) -> dict[str, int] | None:

@@ -26,7 +26,6 @@ os.environ.update(
 device.pretend("h100")
 
 import deepspeed  # noqa: E402
-import numpy as np  # noqa: E402
 import torch  # noqa: E402
 from deepspeed.runtime.zero import partitioned_param_coordinator  # noqa: E402
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
@@ -41,22 +40,12 @@ from pretrain.model import flex  # noqa: E402
 from pretrain.model.backends import choose_backend  # noqa: E402
 from pretrain.model.config import VOCABULARY_MULTIPLE  # noqa: E402
 from pretrain.model.language_model import LanguageModel  # noqa: E402
-from pretrain.objectives.base import Block, Vocabulary  # noqa: E402
+from pretrain.objectives.base import Vocabulary  # noqa: E402
 from pretrain.plan import plan  # noqa: E402
-from pretrain.plan.speed import RandomBatches  # noqa: E402
+from tests.gpu.rehearsal.batches import Batches  # noqa: E402
 from tests.gpu.rehearsal.recorder import Recorder  # noqa: E402
 
 UPDATES = 2
-
-
-class Batches(RandomBatches):
-    """Random rows that end in padding where those of whole documents do."""
-
-    def _block(self, draw: np.random.Generator) -> Block:
-        block = super()._block(draw)
-        if self.config.data.packing != "complete":
-            return block
-        return Block(block.ids[: -draw.integers(1, len(block.ids) // 8)])
 
 
 def rehearse(words: list[str], name: str) -> dict[str, object]:

@@ -36,7 +36,7 @@ class Recorder(TorchDispatchMode):
     def begin(self) -> None:
         self.peak = self.now
         self.kernels = 0
-        """Launches, one for each operation that is no view."""
+        """Operations that are no views, each one launch at least."""
         self.waits: Counter[str] = Counter()
         self.blocking: Counter[str] = Counter()
         """Copies to the device that the host waits for, by the place that asked."""
@@ -62,7 +62,6 @@ class Recorder(TorchDispatchMode):
         if isinstance(function, torch._ops.HigherOrderOperator):
             result = function(*args, **kwargs)
             self._note(result)
-            self.kernels += 1
             return result
         space, name = function._schema.name.split("::")
         given = [t for t in tree_iter((args, kwargs)) if isinstance(t, torch.Tensor)]
@@ -81,7 +80,7 @@ class Recorder(TorchDispatchMode):
         if name in ("_to_copy", "copy_"):
             self._note_copy(given[-1], made[0], kwargs.get("non_blocking") or True in args[2:3])
         if (on_device or any(t.device.type == "cuda" for t in made)) and not (
-            function.is_view or name in _NO_KERNEL or "empty" in name
+            function.is_view or space == "prim" or name in _NO_KERNEL or "empty" in name
         ):
             self.kernels += 1
         return result

@@ -1,0 +1,100 @@
+"""A compiled micro-batch, forward and backward, for a GPU: launches, memory, compilations.
+
+    python -m tests.gpu.rehearsal.step a100|h100 RECIPE [key=value ...] -- once|lengths ...
+
+once: at the recipe's length. lengths: training and evaluation at three lengths, in turn, twice.
+Prints a line of JSON for each.
+"""
+
+import dataclasses
+import functools
+import sys
+
+from tests.gpu.rehearsal import device  # first: before torch
+
+properties = device.pretend(sys.argv[1])
+
+import torch  # noqa: E402
+from torch._dynamo.utils import counters  # noqa: E402
+from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
+
+from pretrain.config import load  # noqa: E402
+from pretrain.config.run import RunConfig  # noqa: E402
+from pretrain.model.backends import choose_backend  # noqa: E402
+from pretrain.model.config import VOCABULARY_MULTIPLE  # noqa: E402
+from pretrain.model.language_model import LanguageModel  # noqa: E402
+from pretrain.model.layers import compile_layers  # noqa: E402
+from pretrain.objectives.base import Vocabulary  # noqa: E402
+from pretrain.plan import plan  # noqa: E402
+from tests.gpu.rehearsal import kernels  # noqa: E402
+from tests.gpu.rehearsal.batches import Batches  # noqa: E402
+from tests.gpu.rehearsal.recorder import Recorder  # noqa: E402
+
+LENGTHS = 128, 256, 384
+
+
+def once(config: RunConfig, model, objective, recorder: Recorder) -> dict[str, object]:
+    inputs = batch(config, objective)
+    for _ in range(2):  # the first compiles
+        kernels.LAUNCHES.clear()
+        model.zero_grad(set_to_none=True)
+        before = recorder.now
+        recorder.begin()
+        objective.loss(model, inputs).sum().backward()
+    found = {name: dataclasses.asdict(kernel) for name, kernel in kernels.KERNELS.items()}
+    memory = plan.plan(config, 1, "h100").memory[1]
+    return {
+        "kernels": found,
+        "compiled": sum(kernels.LAUNCHES.values()),
+        "others": recorder.kernels,
+        "waits": dict(recorder.waits + recorder.blocking),
+        "peak": recorder.peak - before,
+        "planned": memory.activations,
+    }
+
+
+def lengths(config: RunConfig, model, objective, recorder: Recorder) -> dict[str, object]:
+    kernels.CachingAutotuner.precompile = lambda *arguments, **keywords: None  # not looked at
+    compiled = []
+    for length in LENGTHS * 2:
+        data = dataclasses.replace(config.data, sequence_length=length)
+        inputs = batch(dataclasses.replace(config, data=data), objective)
+        model.train()
+        objective.loss(model, inputs).sum().backward()
+        model.eval()
+        with torch.no_grad():
+            subsets = torch.zeros_like(inputs["labels"])
+            objective.evaluate(model, {**inputs, "subsets": subsets}, subsets=1)
+        compiled.append(counters["stats"]["unique_graphs"])
+    return {"graphs": compiled}
+
+
+def batch(config: RunConfig, objective) -> dict[str, torch.Tensor]:
+    return (
+        Batches(config, objective, plan.vocabulary_size(config), 1)
+        .micro_batch(0)
+        .to(torch.device("cuda"))
+    )
+
+
+def measured(words: list[str], name: str) -> dict[str, object]:
+    config = load.load(words[0], words[1:])
+    vocab_size = plan.vocabulary_size(config)
+    architecture = config.architecture(vocab_size)
+    backend = choose_backend(architecture, config.training.attention_backend, on_gpu=True)
+    vocabulary = Vocabulary(vocab_size, architecture.vocab_size, None)
+    objective = config.objective.build(vocabulary, compiled=True)
+    recorder = Recorder()
+    with FakeTensorMode(allow_non_fake_inputs=True), recorder:
+        with torch.device("cuda"):
+            model = LanguageModel(architecture, VOCABULARY_MULTIPLE, backend).to(torch.bfloat16)
+        compile_layers(model.train())
+        action = {"once": once, "lengths": lengths}[name]
+        found = action(config, model, objective, recorder)
+    return {"breaks": dict(counters["graph_break"]), **found}
+
+
+if __name__ == "__main__":
+    kernels.compile_for(properties)
+    cut = sys.argv.index("--")
+    device.tell(functools.partial(measured, sys.argv[2:cut]), sys.argv[cut + 1 :])
