@@ -64,8 +64,8 @@ def begin(
     *,
     save: Callable[[Path, bool], Callable[[], None]],
     group: Group,
-    token: str = "",
-    in_background: bool = False,
+    token: str,
+    in_background: bool,
 ) -> Saving:
     """Begin to write a checkpoint; every rank calls this after the same step.
 
@@ -83,7 +83,7 @@ def begin(
         Failure: on every rank; nothing was begun.
     """
     final = folder_of(run, step)
-    staging = final.with_name(f"{final.name}{token and '.'}{token}.partial")
+    staging = final.with_name(f"{final.name}.{token}.partial")
 
     def prepare() -> None:
         shutil.rmtree(staging, ignore_errors=True)
@@ -110,7 +110,7 @@ def commit(
     saving: Saving,
     facts: Mapping[str, object],
     group: Group,
-    before_commit: Callable[[], None] = lambda: None,
+    before_commit: Callable[[], None],
 ) -> None:
     """Wait until every rank has written its files, and commit the checkpoint.
 

@@ -31,10 +31,10 @@ class Figures:
     """Places of the blocks that a step reads, padding included."""
     deviations: Callable[[StepRecord], Mapping[str, float]]
     """`SpikeWatch.deviations`."""
-    blocks: Callable[[int], Mapping[str, int]] = lambda step: {}
+    blocks: Callable[[int], Mapping[str, int]]
     """Blocks that a step reads of each of several corpora, by name."""
-    flops_per_position: Callable[[int], float] = lambda step: 0.0
-    peak_flops: float | None = None
+    flops_per_position: Callable[[int], float]
+    peak_flops: float | None
     """Of all devices, per second; None where it is not known."""
 
     def __call__(self, record: StepRecord) -> dict[str, float]:

@@ -62,12 +62,17 @@ def step_record(step, loss=5.0, gradient_norm=1.0, seed=1, **more):
     return StepRecord(step, result, **fields)
 
 
-def commit_checkpoint(run, step, save, group=ALONE, facts=None, **more):
+def commit_checkpoint(run, step, save, group=ALONE, facts=None, before_commit=lambda: None):
     """Write and commit a checkpoint; `save` takes the folder, as `Engine.save`."""
     saving = checkpoints.begin(
-        run, step, save=lambda folder, in_memory: functools.partial(save, folder), group=group
+        run,
+        step,
+        save=lambda folder, in_memory: functools.partial(save, folder),
+        group=group,
+        token="t",
+        in_background=False,
     )
-    checkpoints.commit(saving, facts or {}, group, **more)
+    checkpoints.commit(saving, facts or {}, group, before_commit)
 
 
 def save_engine(built, run, step):

@@ -34,7 +34,7 @@ def committed(run, step=20, facts=None):
     def gather(answer):
         if answer[0] is None:
             return [answer]
-        staging = folder.with_name(folder.name + ".partial")
+        staging = folder.with_name(folder.name + ".t.partial")
         others = {
             name: checkpoints.fingerprint(staging / name)
             for name, (owner, _) in FILES.items()
@@ -158,7 +158,7 @@ def test_ranks_write_only_into_a_clean_folder_and_leave_only_a_standing_checkpoi
         from pretrain.engine.distributed import gather
 
         rank = engine.start().rank
-        stale = tmp_path / "checkpoints" / "step-00000005.partial"
+        stale = tmp_path / "checkpoints" / "step-00000005.t.partial"
         if rank == 0:
             stale.mkdir(parents=True)
             (stale / "zero_pp_rank_1_stale.pt").write_bytes(b"of a killed attempt")

@@ -22,6 +22,7 @@ def figures_of(record=RECORD, **changes):
     settings = {
         "positions": lambda step: 2000 if step == 7 else 1000,
         "deviations": lambda record: {"loss_deviations": record.result.loss, "other": math.nan},
+        "blocks": lambda step: {},
         "flops_per_position": lambda step: 3e9,
         "peak_flops": 6e12,
     }
