@@ -5,6 +5,7 @@ Triton that torch's GPU builds require: 0.7 GB, which pip fetches once into a fo
 Where something is missing all tests of the folder skip, and say what.
 """
 
+import hashlib
 import json
 import os
 import shutil
@@ -43,10 +44,11 @@ def environment(tmp_path_factory):
     folder.mkdir(parents=True, exist_ok=True)
     _make(folder / f"triton-{triton}", _install, triton)
     source = Path(__file__).with_name("guard.cpp")
-    _make(folder / f"guard-{source.stat().st_mtime_ns}.so", _compile, source)
+    guard = folder / f"guard-{hashlib.sha256(source.read_bytes()).hexdigest()[:12]}.so"
+    _make(guard, _compile, source)
     return {
         **os.environ,
-        "GUARD": str(folder / f"guard-{source.stat().st_mtime_ns}.so"),
+        "GUARD": str(guard),
         "PYTHONPATH": os.pathsep.join([str(folder / f"triton-{triton}"), str(ROOT)]),
         "DS_ACCELERATOR": "cuda",
         # What was compiled for a GPU before is not compiled again; what is generated is.
