@@ -1,13 +1,15 @@
 """Draw a corpus as one figure: lengths, sizes, rejects, and the share kept of each subset."""
 
-import io
+from __future__ import annotations
+
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from data_prep import summary
-from data_prep.common.files import write_atomically
+from data_prep.common import pictures
+from data_prep.common.wording import in_short
 from data_prep.manifest import SPLITS, CorpusManifest, Count, LengthHistogram
 from data_prep.summary import by_frequency
 
@@ -19,8 +21,8 @@ Row = TypeVar("Row", bound=Mapping[str, int])
 FILE_NAME = "corpus.png"
 _MOST_BARS = 24  # subsets or reasons with their own bar
 _REASONS_SHOWN = 3  # in the shares by subset
-_BLUE, _LIGHT_BLUE, _RED, _LIGHT_RED = "#33658a", "#86bbd8", "#b5452f", "#e0a899"
-_REASON_COLOURS = ("#d1495b", "#edae49", "#7a6c9d", "#9a9a9a")
+_LIGHT_RED = "#f0bf99"
+_COLORS = (pictures.BLUE, pictures.RED, pictures.ORANGE, pictures.PURPLE, pictures.GREY)
 _REST = "the rest"
 
 
@@ -30,35 +32,25 @@ def import_matplotlib() -> None:
 
 
 def draw(manifest: CorpusManifest, path: Path) -> None:
-    """Draw a corpus and write the figure as a PNG."""
-    from matplotlib import rc_context
-
-    # A subset may be called "$5_$10", which is no formula. Some texts are made by savefig only.
-    with rc_context({"text.parse_math": False}):
-        content = _png(manifest)
-    write_atomically(path, content)
-
-
-def _png(manifest: CorpusManifest) -> bytes:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
+    """Draw a corpus: a panel for everything that has more than one part."""
     subsets = by_subset(manifest.kept)
-    rows = max(len(subsets), 2 * len(manifest.rejects), 6)
-    figure = Figure(figsize=(13, 5.4 + 0.24 * min(rows, _MOST_BARS)))
-    figure.set_layout_engine("constrained", w_pad=0.15, h_pad=0.15)
-    FigureCanvasAgg(figure)
-    figure.suptitle(_summary(manifest), fontsize=13)
-    axes: Any = figure.subplots(2, 2)
-    for each in axes.flat:
-        each.spines[["top", "right"]].set_visible(False)
-    _lengths(axes[0, 0], manifest.length_histogram, manifest.settings.max_tokens)
-    _rejects(axes[0, 1], manifest)
-    _tokens(axes[1, 0], subsets)
-    _shares(axes[1, 1], manifest)
-    content = io.BytesIO()
-    figure.savefig(content, dpi=110, format="png")
-    return content.getvalue()
+    panels: list[Callable[[Axes], None]] = [
+        lambda axes: _lengths(axes, manifest.length_histogram, manifest.settings.max_tokens)
+    ]
+    if manifest.rejects:
+        panels.append(lambda axes: _rejects(axes, manifest))
+    if len(subsets) > 1:
+        panels.append(lambda axes: _tokens(axes, subsets))
+    if len(subsets) > 1 and manifest.rejects:
+        panels.append(lambda axes: _shares(axes, manifest))
+    columns, rows = min(2, len(panels)), -(-len(panels) // 2)
+    bars = max(len(subsets) * (rows - 1), 2 * len(manifest.rejects), 6)
+    width, height = 6.5 * columns, 2.7 * rows + 0.24 * min(bars, _MOST_BARS)
+    with pictures.picture(path, max(8, width), height) as figure:
+        between = "   ·   " if columns > 1 else "\n"
+        figure.suptitle(between.join(_summary(manifest)), fontsize=11)
+        for place, panel in enumerate(panels, start=1):
+            panel(figure.add_subplot(rows, columns, place))
 
 
 def by_subset(kept: Mapping[str, Mapping[str, Count]]) -> dict[str, dict[str, int]]:
@@ -98,15 +90,7 @@ def _largest_first(rows: Mapping[str, Row]) -> list[tuple[str, Row]]:
     return sorted(rows.items(), key=lambda item: (-sum(item[1].values()), item[0]))
 
 
-def in_short(number: float) -> str:
-    """Return a number with three digits and a unit prefix, such as "1.25 M"."""
-    for unit, size in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
-        if number >= size:
-            return f"{number / size:.3g} {unit}"
-    return f"{number:.3g}"
-
-
-def _summary(manifest: CorpusManifest) -> str:
+def _summary(manifest: CorpusManifest) -> list[str]:
     parts = [
         f"{split} {in_short(total.documents)} documents, {in_short(total.tokens)} tokens"
         for split, total in manifest.totals.items()
@@ -114,27 +98,28 @@ def _summary(manifest: CorpusManifest) -> str:
     rejected = sum(rejects.count for rejects in manifest.rejects.values())
     share = 1 - (summary.rows(manifest)[0].share_of_text or 0.0)
     parts.append(f"{in_short(rejected)} documents rejected ({share:.1%} of the text)")
-    return "   ·   ".join(parts)
+    return parts
 
 
-def _lengths(axes: "Axes", histogram: LengthHistogram, max_tokens: int | None) -> None:
+def _lengths(axes: Axes, histogram: LengthHistogram, max_tokens: int | None) -> None:
     from matplotlib.ticker import LogLocator
 
     edges = [1, *histogram.upper_edges]
     bars = [(edges[i], edges[i + 1], n) for i, n in enumerate(histogram.counts) if n]
     lefts, rights, counts = zip(*bars, strict=True)
     widths = [right - left for left, right in zip(lefts, rights, strict=True)]
-    axes.bar(lefts, counts, widths, align="edge", color=_BLUE, edgecolor="white", linewidth=0.4)
+    axes.bar(
+        lefts, counts, widths, align="edge", color=pictures.BLUE, edgecolor="white", linewidth=0.4
+    )
     axes.margins(x=0.02, y=0.22)
-    limits = {
-        1024: f"{histogram.share_over_1024:.1%} over 1024",
-        2048: f"{histogram.share_over_2048:.1%} over 2048",
-    }
+    shares_over = {1024: histogram.share_over_1024, 2048: histogram.share_over_2048}
+    limits = {n: f"{share:.1%} over {n:,}" for n, share in shares_over.items() if share}
     if max_tokens is not None:
-        limits[max_tokens] = limits.get(max_tokens, f"over {max_tokens}") + "\n(the limit here)"
+        label = limits.get(max_tokens, f"over {max_tokens:,}")
+        limits[max_tokens] = f"{label}\n(the limit here)"
     for number, (limit, label) in enumerate(sorted(limits.items())):
         side = "right" if number == 0 else "left"
-        axes.axvline(limit, color=_RED, linestyle="--", linewidth=1)
+        axes.axvline(limit, color=pictures.RED, linestyle="--", linewidth=1)
         axes.annotate(
             label,
             (limit, 0.98 if number < 2 else 0.84),
@@ -143,42 +128,38 @@ def _lengths(axes: "Axes", histogram: LengthHistogram, max_tokens: int | None) -
             textcoords="offset points",
             horizontalalignment=side,
             verticalalignment="top",
-            color=_RED,
-            fontsize=9,
+            color=pictures.RED,
+            bbox={"facecolor": "white", "edgecolor": "none", "pad": 1},
         )
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_locator(LogLocator(base=2, numticks=8))
     axes.xaxis.set_major_formatter("{x:,.0f}")
     axes.set_xlabel("tokens, <s> and </s> included")
     axes.set_ylabel("documents")
-    axes.set_title("Document lengths before filtering", loc="left")
+    axes.set_title("Document lengths before filtering")
 
 
-def _tokens(axes: "Axes", subsets: Mapping[str, Mapping[str, int]]) -> None:
-    totals = _stack(axes, subsets, SPLITS, (_BLUE, _LIGHT_BLUE))
+def _tokens(axes: Axes, subsets: Mapping[str, Mapping[str, int]]) -> None:
+    totals = _stack(axes, subsets, SPLITS, (pictures.BLUE, pictures.LIGHT_BLUE))
     labels = [
         f" {in_short(total)}, {row['valid'] / max(total, 1):.2%} valid"
         for total, row in zip(totals, subsets.values(), strict=True)
     ]
     _label(axes, totals, labels)
-    axes.set_title("Tokens by subset", loc="left")
-    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.02), ncols=2, frameon=False)
+    axes.set_title("Tokens by subset")
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.02), ncols=2)
 
 
-def _rejects(axes: "Axes", manifest: CorpusManifest) -> None:
+def _rejects(axes: Axes, manifest: CorpusManifest) -> None:
     rejected = summary.rows(manifest)[1 : _MOST_BARS + 1]
-    axes.set_title("Rejected: share of the documents, and of the text", loc="left")
-    if not rejected:
-        axes.set_axis_off()
-        axes.text(0.5, 0.5, "none", horizontalalignment="center", transform=axes.transAxes)
-        return
+    axes.set_title("Rejected: share of the documents, and of the text")
     for number, row in enumerate(rejected):
         documents = f"{row.documents:,} documents, {row.share_of_documents:.1%}"
-        bars = [(row.share_of_documents, documents, _LIGHT_RED), (*_text_bar(row), _RED)]
+        bars = [(row.share_of_documents, documents, _LIGHT_RED), (*_text_bar(row), pictures.RED)]
         for place, (length, label, colour) in enumerate(bars):
             y = number + 0.4 * place - 0.2 * (len(bars) - 1)
             axes.barh(y, length, 0.36, color=colour)
-            axes.text(length, y, f" {label}", verticalalignment="center", fontsize=9)
+            axes.text(length, y, f" {label}", verticalalignment="center")
     axes.set_yticks(range(len(rejected)), [row.name for row in rejected])
     axes.set_ylim(max(len(rejected), 3) - 0.4, -0.6)
     axes.set_xlim(0, 1.7)
@@ -197,19 +178,19 @@ def _text_bar(row: summary.Row) -> tuple[float, str]:
     return row.share_of_text, f"{label}; {tokens}" if tokens else label
 
 
-def _shares(axes: "Axes", manifest: CorpusManifest) -> None:
+def _shares(axes: Axes, manifest: CorpusManifest) -> None:
     rows, reasons = shares(manifest), by_frequency(manifest.rejects)
     found = {name for row in rows.values() for name in row}
     names = ("kept", *reasons[:_REASONS_SHOWN], _REST)
-    _stack(axes, rows, [name for name in names if name in found], (_BLUE, *_REASON_COLOURS))
+    _stack(axes, rows, [name for name in names if name in found], _COLORS)
     _label(axes, [1.0] * len(rows), [f" {row.get('kept', 0.0):.1%}" for row in rows.values()])
-    axes.set_title("Share of bytes of text kept", loc="left")
-    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.02), ncols=5, frameon=False)
+    axes.set_title("Share of bytes of text kept")
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.02), ncols=5)
     axes.set_xticks([])
 
 
 def _stack(
-    axes: "Axes",
+    axes: Axes,
     rows: Mapping[str, Mapping[str, float]],
     names: Sequence[str],
     colours: Sequence[str],
@@ -223,10 +204,10 @@ def _stack(
     return lefts
 
 
-def _label(axes: "Axes", ends: Sequence[float], labels: Sequence[str]) -> None:
+def _label(axes: Axes, ends: Sequence[float], labels: Sequence[str]) -> None:
     """Finish horizontal bars: the first on top, a label next to each, no scale."""
     for number, (end, label) in enumerate(zip(ends, labels, strict=True)):
-        axes.text(end, number, label, verticalalignment="center", fontsize=9)
+        axes.text(end, number, label, verticalalignment="center")
     axes.margins(x=0.3)
     axes.set_xlim(left=0)
     axes.set_ylim(max(len(labels), 3) - 0.4, -0.6)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from data_prep.common import pictures
 from finetune import benchmarks, published, scores
 from finetune.plan import WEIGHTS
 from finetune.task import Task
@@ -16,14 +17,14 @@ if TYPE_CHECKING:
 PICTURE = "report.png"
 EPOCHS = "epochs.png"
 _COLUMNS = 5
+_MOST_TICKS = 10
 _PUBLISHED_COLORS = {
-    "baseline": "tab:gray",
-    "learned-clap": "tab:olive",
-    "alibi": "tab:purple",
-    "zero-clap": "tab:cyan",
+    "baseline": pictures.GREY,
+    "learned-clap": pictures.ORANGE,
+    "alibi": pictures.PURPLE,
+    "zero-clap": pictures.LIGHT_BLUE,
 }
-_COLORS = {"pretrained": "tab:blue", "random": "tab:orange"}
-_GROUPS = ("published,\nbase", "published,\nlarge", "ours", "ours,\nrandom")
+_COLORS = {"pretrained": pictures.BLUE, "random": pictures.RED}
 
 
 def draw_beside_published(folder: Path, results: Sequence[Mapping[str, Any]]) -> None:
@@ -47,49 +48,21 @@ def _draw(
     results: Sequence[Mapping[str, Any]],
     draw_task: Callable[[Axes, Task, Sequence[Mapping[str, Any]]], None],
 ) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
     found = {result["task"]: benchmarks.of_result(result) for result in results}
-    tasks = [name for name in [*benchmarks.TASKS, *sorted(found)] if name in found]
+    tasks = [n for n in dict.fromkeys([*benchmarks.TASKS, *sorted(found)]) if n in found]
     tasks = [name for name in tasks if draw_task is _draw_epochs or name in benchmarks.TASKS]
     columns = min(_COLUMNS, len(tasks))
     rows = -(-len(tasks) // columns)
-    figure, grid = pyplot.subplots(
-        rows,
-        columns,
-        figsize=(max(6.0, 2.9 * columns), 3.1 * rows + 0.9),
-        layout="constrained",
-        squeeze=False,
-    )
-    labels: dict[str, Any] = {}
-    for axes in grid.flat[len(tasks) :]:
-        axes.set_axis_off()
-    for axes, task in zip(grid.flat, tasks, strict=False):
-        draw_task(axes, found[task], [r for r in results if r["task"] == task])
-        axes.plot([], [], "o", color="black", mfc="white", ls="none", label="hollow: collapsed")
-        axes.set_title(task, fontsize=10)
-        axes.tick_params(axis="y", labelsize=8)
-        axes.spines[["top", "right"]].set_visible(False)
-        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
-            labels.setdefault(label, handle)
-    figure.legend(
-        labels.values(),
-        labels.keys(),
-        loc="outside lower center",
-        ncols=min(4, 2 * columns),
-        frameon=False,
-        fontsize=8,
-    )
-    figure.savefig(path, dpi=130)
-    pyplot.close(figure)
+    with pictures.picture(path, max(6.0, 2.9 * columns), 3.1 * rows + 0.9) as figure:
+        for place, task in enumerate(tasks, start=1):
+            axes = figure.add_subplot(rows, columns, place)
+            draw_task(axes, found[task], [r for r in results if r["task"] == task])
+            axes.plot([], [], "o", color="black", mfc="white", ls="none", label="hollow: collapsed")
+            axes.set_title(task)
+        pictures.legend_below(figure, columns=min(4, 1 + columns))
 
 
 def _draw_epochs(axes: Axes, task: Task, runs: Sequence[Mapping[str, Any]]) -> None:
-    from matplotlib.ticker import MaxNLocator
-
     official = task.official
     for run in runs:
         color = _COLORS[run["weights"]]
@@ -103,36 +76,37 @@ def _draw_epochs(axes: Axes, task: Task, runs: Sequence[Mapping[str, Any]]) -> N
     constant = 100 * scores.mean(runs[0]["majority"], official)
     axes.axhline(constant, color="black", ls=":", lw=1, label="best constant answer")
     axes.plot([], [], "D", color="black", ls="none", label="epoch of the kept model")
-    axes.set_ylabel(f"{scores.title(official)}, %", fontsize=8)
-    axes.set_xlabel("epoch", fontsize=8)
-    axes.tick_params(axis="x", labelsize=8)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    last = max(run["epochs"][-1]["epoch"] for run in runs)
+    axes.set_xticks(range(1, last + 1, 1 + (last - 1) // _MOST_TICKS))
+    axes.set_xlim(0.5, last + 0.5)
+    axes.set(xlabel="epoch", ylabel=f"{scores.title(official)}, %")
 
 
 def _draw_task(axes: Axes, task: Task, runs: Sequence[Mapping[str, Any]]) -> None:
     scale = 1 if task.is_regression else 100
+    groups: dict[str, list[tuple[float, str, str, bool, str]]] = {}
     for model, printed in published.table().items():
         size, variant = model.split()
         if task.name in printed:
-            x = ("base", "large").index(size) + _offset(list(_PUBLISHED_COLORS), variant)
-            collapsed = published.looks_collapsed(task.name, printed[task.name])
-            _mark(axes, x, printed[task.name], "o", _PUBLISHED_COLORS[variant], collapsed, variant)
+            value = printed[task.name]
+            collapsed = published.looks_collapsed(task.name, value)
+            mark = (value, "o", _PUBLISHED_COLORS[variant], collapsed, variant)
+            groups.setdefault(f"published,\n{size}", []).append(mark)
     for weights in WEIGHTS:
-        group = [run for run in runs if run["weights"] == weights]
-        for number, run in enumerate(group):
-            x = 2 + WEIGHTS.index(weights) + _offset(range(len(group)), number)
-            value, collapsed = scale * task.first_metric(run), bool(run["collapsed"])
-            _mark(axes, x, value, "D", _COLORS[weights], collapsed, f"ours, {weights}")
+        for run in runs:
+            if run["weights"] == weights:
+                value, collapsed = scale * task.first_metric(run), bool(run["collapsed"])
+                mark = (value, "D", _COLORS[weights], collapsed, f"ours, {weights}")
+                groups.setdefault(f"ours,\n{weights}", []).append(mark)
+    for place, marks in enumerate(groups.values()):
+        for number, mark in enumerate(marks):
+            # Beside each other, so that equal scores do not hide each other.
+            _mark(axes, place + 0.16 * (number - (len(marks) - 1) / 2), *mark)
     constant = scale * runs[0]["majority"][task.metrics[0]]
     axes.axhline(constant, color="black", ls=":", lw=1, label="best constant answer")
-    axes.set_ylabel("loss (lower is better)" if task.is_regression else "accuracy, %", fontsize=8)
-    axes.set_xticks(range(len(_GROUPS)), _GROUPS, fontsize=7)
-    axes.set_xlim(-0.6, len(_GROUPS) - 0.4)
-
-
-def _offset(items: Sequence[object], item: object) -> float:
-    """Return an offset around a group's middle, so that equal scores do not hide each other."""
-    return 0.16 * (items.index(item) - (len(items) - 1) / 2)
+    axes.set_ylabel("loss (lower is better)" if task.is_regression else "accuracy, %")
+    axes.set_xticks(range(len(groups)), [*groups], fontsize=7)
+    axes.set_xlim(-0.6, len(groups) - 0.4)
 
 
 def _mark(

@@ -180,3 +180,19 @@ def _leave_together() -> None:
 
     if torch.distributed.is_initialized():
         torch.distributed.barrier()
+
+
+@pytest.fixture
+def figures(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """matplotlib's figures, as far as they were written in this process, oldest first."""
+    from matplotlib.figure import Figure
+
+    written: list[Any] = []
+    save = Figure.savefig
+
+    def keep(figure: Any, *arguments: Any, **keywords: Any) -> None:
+        written.append(figure)
+        save(figure, *arguments, **keywords)
+
+    monkeypatch.setattr(Figure, "savefig", keep)
+    return written

@@ -6,6 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from data_prep.common import pictures
 from pretrain.config.settings import add_device
 
 
@@ -62,8 +63,7 @@ def add_evaluate_arguments(command: argparse.ArgumentParser) -> None:
     add("--packing", choices=packings, help=packing)
     add("--json", type=Path, help="also write the results to this file")
     add("--csv", type=Path, help="also write a table to this file, with a line for each score")
-    plot = "with --lengths: draw perplexity by length, and by position, into this .png file; with "
-    plot += "--layers: distance and angle by layer"
+    plot = pictures.HELP.format("perplexity (--lengths) or layers (--layers)")
     add("--plot", type=Path, help=plot)
     add_device(command)
 

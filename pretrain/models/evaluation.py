@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 import torch
 
+from data_prep.common import pictures
 from data_prep.common.files import AtomicFile
 from data_prep.corpus import Corpus
 from pretrain.data.batches import (
@@ -211,5 +212,5 @@ def _check_options(options: argparse.Namespace) -> None:
             raise ValueError(f"--{name} needs --lengths")
     if options.plot and not (options.lengths or options.layers):
         raise ValueError("--plot needs --lengths or --layers")
-    if options.plot and options.plot.suffix != ".png":
-        raise ValueError(f"--plot {options.plot}: the name has to end in .png")
+    if options.plot:
+        pictures.check_name("--plot", options.plot)

@@ -156,7 +156,7 @@ def write_scores(
     if table:
         write_atomically(table, scores_as_csv(measured).encode())
     if plot:
-        write_atomically(plot, draw_scores(measured))
+        draw_scores(measured, plot)
 
 
 def _as_json(measured: Measured, result: Evaluation | Refusal) -> dict[str, object]:
@@ -183,7 +183,7 @@ def write_layers(
     if table:
         write_atomically(table, layers_as_csv(found).encode())
     if plot:
-        write_atomically(plot, draw_layers(found))
+        draw_layers(found, plot)
 
 
 def layers_as_csv(found: Mapping[str, LayerChanges]) -> str:

@@ -7,6 +7,8 @@ import contextlib
 import sys
 from pathlib import Path
 
+from data_prep.common import pictures
+
 
 def add_run(command: argparse.ArgumentParser) -> None:
     """Add the argument of `status`, `audit` and `report`."""
@@ -72,18 +74,27 @@ def audit(options: argparse.Namespace) -> int:
     return write_findings(audit_run(options.run, content=options.content), sys.stdout.write)
 
 
+def add_report_arguments(command: argparse.ArgumentParser) -> None:
+    """Add the arguments of `report`."""
+    add_run(command)
+    help_text = f"also {pictures.HELP.format('the losses')}"
+    command.add_argument("--plot", type=Path, metavar="FILE", help=help_text)
+
+
 def report(options: argparse.Namespace) -> None:
     """Write a run's report.md and loss.png; supervise does so when it ends.
 
-    example: python -m pretrain report runs/base
+    example: python -m pretrain report runs/base --plot loss.svg
     """
     from pretrain.records.report import write_report
 
-    sys.stdout.write(f"{write_report(options.run)}\n")
+    if options.plot:
+        pictures.check_name("--plot", options.plot)
+    sys.stdout.write(f"{write_report(options.run, options.plot)}\n")
 
 
 COMMANDS = {
     "status": (add_status_arguments, status),
     "audit": (add_audit_arguments, audit),
-    "report": (add_run, report),
+    "report": (add_report_arguments, report),
 }

@@ -26,16 +26,23 @@ from pretrain.records.status import (
 REPORT = "report.md"
 
 
-def write_report(run: Path) -> Path:
+def write_report(run: Path, plot: Path | None = None) -> Path:
     """Write a run's report and its picture; returns the report's path.
+
+    Args:
+        run: its folder.
+        plot: another file to draw the losses into.
 
     Raises:
         ValueError: the run has no metrics yet, or its ledger does not verify.
     """
-    plot_loss(run)
-    seen = view(run)
-    state, happened = seen.state, sentences(seen.records)
     lines = metrics.read(run / metrics.METRICS)
+    if not lines:
+        raise ValueError(f"{run / metrics.METRICS}: has no steps to draw")
+    seen = view(run)
+    for path in filter(None, (run / LOSS_PLOT, plot)):
+        plot_loss(seen, path)
+    state, happened = seen.state, sentences(seen.records)
     rows = {"model": f"{seen.config.model.variant} {seen.config.model.size}"}
     rows |= {"initial weights": seen.origin} if seen.origin else {}
     rows |= {"began": seen.forked} if seen.forked else {}

@@ -2,8 +2,9 @@ from dataclasses import replace
 
 import pytest
 
+from data_prep.common.wording import in_short
 from data_prep.manifest import Count, Rejects
-from data_prep.report import by_subset, draw, in_short, shares
+from data_prep.report import by_subset, draw, shares
 
 
 def test_figure_is_a_png_and_depends_only_on_the_content(manifest, tmp_path):
@@ -14,12 +15,12 @@ def test_figure_is_a_png_and_depends_only_on_the_content(manifest, tmp_path):
     }
     turned = {reason: rejects[reason] for reason in reversed(rejects)}
     for name, content in {"a": rejects, "b": turned, "c": {}}.items():
-        draw(replace(manifest, rejects=content), tmp_path / name)
-    a, b, c = ((tmp_path / name).read_bytes() for name in "abc")
+        draw(replace(manifest, rejects=content), tmp_path / f"{name}.png")
+    a, b, c = ((tmp_path / f"{name}.png").read_bytes() for name in "abc")
     assert a.startswith(b"\x89PNG")
     assert a == b
     assert a != c
-    assert {file.name for file in tmp_path.iterdir()} == {"a", "b", "c"}
+    assert {file.name for file in tmp_path.iterdir()} == {"a.png", "b.png", "c.png"}
 
 
 @pytest.mark.parametrize("name", ["$5_$10", "$x$", "a_{$b$", "\\frac$"])

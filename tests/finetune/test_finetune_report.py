@@ -9,7 +9,7 @@ import statistics
 import pytest
 
 from data_prep.common.files import write_json
-from finetune import benchmarks, published, report, similarity
+from finetune import picture, published, report, similarity
 from finetune.__main__ import main
 from finetune.examples import Example
 from tests.finetune.conftest import WORDS
@@ -183,19 +183,44 @@ def test_scores_beside_the_published_are_of_the_epoch_that_the_study_would_have_
     assert len(lines) == 2 + 8 * len(published.TASKS)
 
 
-def test_the_picture_by_epoch_shows_the_benchmark_s_score_and_the_kept_epoch(runs):
-    from matplotlib.figure import Figure
-
-    from finetune import picture
-
-    axes = Figure().add_subplot()
-    picture._draw_epochs(axes, benchmarks.find("CoLA"), report.collect(runs)[:1])
+def test_the_picture_by_epoch_shows_the_benchmark_s_score_and_the_kept_epoch(runs, figures):
+    picture.draw_epochs(runs, report.collect(runs)[:1])
+    (axes,) = figures[0].axes
     curve, kept, constant, *_ = axes.lines
     assert list(curve.get_xdata()) == [1, 2]
     assert list(curve.get_ydata()) == [25.0, 12.5]  # Matthews, in per cent
     assert (list(kept.get_xdata()), list(kept.get_ydata())) == ([1], [25.0])
     assert constant.get_ydata()[0] == 0
     assert axes.get_ylabel() == "Matthews correlation, %"
+
+
+@pytest.mark.parametrize(
+    ("epochs", "ticks"), [(1, [1]), (3, [1, 2, 3]), (30, [1, 4, 7, 10, 13, 16, 19, 22, 25, 28])]
+)
+def test_epochs_are_whole_numbers_and_at_most_ten_are_named(runs, figures, epochs, ticks):
+    results = report.collect(runs)[:1]
+    scores = results[0]["epochs"][0]
+    results[0]["epochs"] = [{**scores, "epoch": n} for n in range(1, epochs + 1)]
+    picture.draw_epochs(runs, results)
+    assert [*figures[0].axes[0].get_xticks()] == ticks
+
+
+def test_no_column_beside_the_published_is_empty(runs, figures):
+    write_run(runs, "pretrained", 1, 0.9, 0.9, task="WNLI")
+    results = report.collect(runs)
+    picture.draw_beside_published(runs, results)
+    names = [[t.get_text() for t in axes.get_xticklabels()] for axes in figures[0].axes]
+    published = ["published,\nbase", "published,\nlarge"]
+    assert names == [[*published, "ours,\npretrained", "ours,\nrandom"], ["ours,\npretrained"]]
+
+
+@pytest.mark.parametrize("draw", [picture.draw_beside_published, picture.draw_epochs])
+def test_the_whole_legend_is_in_the_picture(runs, figures, draw):
+    draw(runs, report.collect(runs))
+    (legend,) = figures[0].legends
+    inside = legend.get_window_extent()
+    assert inside.x0 >= 0
+    assert inside.x1 <= figures[0].bbox.x1
 
 
 def test_a_model_is_checked_before_fine_tuning_where_stsb_was_run(runs, tiny_model, easy_glue):

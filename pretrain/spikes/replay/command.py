@@ -6,6 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from data_prep.common import pictures
 from data_prep.common.files import write_json
 
 
@@ -20,7 +21,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         "threshold, such as spike.deviations=5",
     )
     add("--json", type=Path, help="also write the findings to this file")
-    add("--plot", type=Path, help="draw the curves into this picture (.png)")
+    add("--plot", type=Path, help=pictures.HELP.format("the curves"))
     add("--tag", default="train/loss", help="tag of the loss in TensorBoard files (%(default)s)")
     attempts = "judge each stretch between restarts, not only the lineage that survived"
     add("--every-attempt", action="store_true", help=attempts)
@@ -37,6 +38,8 @@ def replay(options: argparse.Namespace) -> None:
 
     if options.checkpoint_interval < 1:
         raise ValueError(f"--checkpoint-interval {options.checkpoint_interval}: must be above 0")
+    if options.plot:
+        pictures.check_name("--plot", options.plot)
     settings = [word for word in options.curves if "=" in word and not Path(word).exists()]
     config = detect.spike_config(settings)
     paths = [Path(word) for word in options.curves if word not in settings]

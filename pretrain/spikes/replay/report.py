@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from data_prep.common import pictures
 from pretrain.spikes import policy
 from pretrain.spikes.replay.detect import ConfirmedSpike, Detections
 
@@ -76,30 +77,22 @@ def as_json(found: Sequence[Detections]) -> dict[str, Any]:
 
 def plot(found: Sequence[Detections], path: Path) -> None:
     """Draw every curve with its suspicions and spikes."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, grid = pyplot.subplots(
-        len(found), figsize=(10, 2.6 * len(found)), layout="constrained", squeeze=False
-    )
-    for axes, each in zip(grid[:, 0], found, strict=True):
-        steps = [observation.step for observation in each.curve.observations]
-        losses = [observation.loss for observation in each.curve.observations]
-        axes.plot(steps, losses, color="tab:blue", lw=0.6)
-        for event in each.events:
-            if event.kind == "healed":
-                axes.axvspan(event.onset, event.step, color="tab:orange", alpha=0.4, lw=0)
-            elif event.kind == "new-level":
-                axes.axvspan(event.onset, event.step, color="tab:green", alpha=0.4, lw=0)
-            elif event.kind == "spike":
-                axes.axvspan(event.onset, event.step, color="tab:red", alpha=0.4, lw=0)
-                axes.axvline(event.onset, color="tab:red", lw=1)
-        axes.set(title=each.curve.name, xlabel="step", ylabel="nats")
-        if any(loss > 0 and math.isfinite(loss) for loss in losses):
-            axes.set_yscale("log")
-        axes.spines[["top", "right"]].set_visible(False)
-    grid[0, 0].set_title(f"{found[0].curve.name}   (orange: healed; green: new level; red: spike)")
-    figure.savefig(path, dpi=110)
-    pyplot.close(figure)
+    colors = {"healed": pictures.ORANGE, "new-level": pictures.GREEN, "spike": pictures.RED}
+    with pictures.picture(path, 10, 0.6 + 2.4 * len(found)) as figure:
+        grid = figure.subplots(len(found), squeeze=False)[:, 0]
+        for axes, each in zip(grid, found, strict=True):
+            steps = [observation.step for observation in each.curve.observations]
+            losses = [observation.loss for observation in each.curve.observations]
+            axes.plot(steps, losses, lw=0.6)
+            for event in each.events:
+                if color := colors.get(event.kind):
+                    axes.axvspan(
+                        event.onset, event.step, color=color, alpha=0.4, lw=1, label=event.kind
+                    )
+            axes.set(title=each.curve.name, ylabel="nats")
+            axes.xaxis.set_major_formatter("{x:,.0f}")
+            if any(loss > 0 and math.isfinite(loss) for loss in losses):
+                axes.set_yscale("log")
+                pictures.plain_numbers(axes.yaxis)
+        grid[-1].set_xlabel("step")
+        pictures.legend_below(figure, columns=4)

@@ -9,21 +9,13 @@ from tests.pretrain.models.results import evaluation
 
 
 @pytest.fixture
-def figure(monkeypatch):
-    """`figure(results)`: matplotlib's figure that `draw`, or another function, saved."""
-    from matplotlib.figure import Figure
-
-    saved, save = [], Figure.savefig
-
-    def keep(figure, *arguments, **keywords):
-        saved.append(figure)
-        save(figure, *arguments, **keywords)
+def figure(figures, tmp_path):
+    """`figure(results)`: matplotlib's figure that `draw_scores`, or another function, wrote."""
 
     def drawn(results, draw=draw_scores):
-        assert draw(results).startswith(b"\x89PNG")
-        return saved.pop()
+        draw(results, tmp_path / "a.png")
+        return figures.pop()
 
-    monkeypatch.setattr(Figure, "savefig", keep)
     return drawn
 
 
@@ -42,6 +34,8 @@ def test_the_picture_is_cut_where_curves_explode(measured, figure):
     lowest, highest = left.get_ylim()
     assert 15 < lowest < 18.40
     assert 25 < highest < 35
+    assert [label.get_text() for label in left.get_xticklabels()] == ["512", "3,512"]
+    assert left.get_xscale() == "log"
     (exploded,) = [label for label in by_position if label.startswith("sinusoidal (")]
     assert exploded.endswith("to 1.0e+304)")
     assert 90 < right.get_ylim()[1] < 150
@@ -66,6 +60,22 @@ def test_the_picture_says_how_windows_were_cut(measured, figure):
     assert figure(measured).axes[1].get_title() == "by position, in the longest windows"
     sliding = [Measured("a", 8, [evaluation(16, 2.0, stride=4)])]
     assert figure(sliding).axes[0].get_title() == "by length, sliding windows, stride 4"
+
+
+def test_a_panel_without_a_curve_of_several_points_is_left_out(figure):
+    early = {0: (9.0,), 16: (8.0,)}
+    by_length = [evaluation(8, 9.0, {0: (9.0,)}), evaluation(16, 8.0, {0: (9.0,)})]
+    for results, title in (
+        (by_length, "by length, non-overlapping windows"),
+        ([evaluation(8, 9.0, early)], "by position, in windows of 8 tokens"),
+        ([evaluation(8, 9.0)], "by length, non-overlapping windows"),  # there is nothing else
+    ):
+        axes = figure([Measured("a", 8, results)]).axes
+        assert [each.get_title() for each in axes] == [title]
+
+
+def test_no_legend_is_over_points(measured, figure):
+    assert [axes.get_legend() for axes in figure(measured).axes] == [None, None]
 
 
 def test_a_picture_of_refusals_alone_is_drawn(figure):

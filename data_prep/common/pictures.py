@@ -1,0 +1,94 @@
+"""One style for every picture, and one way to write it.
+
+matplotlib is imported where something is drawn: it takes about as long as drawing.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from data_prep.common.files import write_atomically
+
+if TYPE_CHECKING:
+    from matplotlib.artist import Artist
+    from matplotlib.axis import Axis
+    from matplotlib.figure import Figure, SubFigure
+
+FORMATS = (".png", ".svg", ".pdf")
+HELP = "draw {} into this file (.png, .svg or .pdf)"
+"""Help of an option that names a picture."""
+BLUE, RED, GREEN, PURPLE, ORANGE, LIGHT_BLUE = (
+    "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9",
+)  # fmt: skip
+"""Colours that people with a colour vision deficiency tell apart (Okabe and Ito 2008)."""
+GREY = "#7f7f7f"
+CYCLE = (BLUE, RED, GREEN, PURPLE, ORANGE, LIGHT_BLUE, GREY, "black")
+_STYLE: Mapping[Any, Any] = MappingProxyType(
+    {
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "axes.titlelocation": "left",
+        "axes.titlesize": 10,
+        "font.size": 9,
+        "legend.frameon": False,
+        "legend.fontsize": 8,
+        "lines.linewidth": 1.2,
+        "lines.markersize": 4,
+        "savefig.dpi": 130,
+        "svg.hashsalt": "zeroclap",  # the same content gives the same file
+        "text.parse_math": False,  # a corpus may be called "$5_$10", which is no formula
+    }
+)
+
+
+def check_name(option: str, path: Path) -> None:
+    """Raise ValueError, naming the option, if pictures of a file's kind cannot be written."""
+    if path.suffix not in FORMATS:
+        raise ValueError(f"{option} {path}: the name has to end in {', '.join(FORMATS)}")
+
+
+@contextmanager
+def picture(path: Path, width: float, height: float) -> Iterator[Figure]:
+    """Yield an empty figure of so many inches, and write it when the block ends.
+
+    Args:
+        path: its suffix, one of `FORMATS`, says in which form.
+        width: inches.
+        height: inches.
+    """
+    from cycler import cycler
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    kind = path.suffix.removeprefix(".")
+    undated = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind)
+    # Some texts, such as those of ticks, are made by savefig only.
+    with rc_context({**_STYLE, "axes.prop_cycle": cycler(color=CYCLE)}):
+        figure = Figure(figsize=(width, height), layout="constrained")
+        yield figure
+        content = io.BytesIO()
+        figure.savefig(content, format=kind, metadata=undated)
+    write_atomically(path, content.getvalue())
+
+
+def legend_below(figure: Figure | SubFigure, columns: int = 2) -> None:
+    """Explain below a figure, or a part of one, what is drawn in its axes: each label once."""
+    found: dict[str, Artist] = {}
+    for axes in figure.axes:
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
+            found.setdefault(label, handle)
+    if found:
+        figure.legend(found.values(), found.keys(), loc="outside lower center", ncols=columns)
+
+
+def plain_numbers(axis: Axis) -> None:
+    """Write plain numbers, not powers, at the ticks of a logarithmic axis."""
+    from matplotlib.ticker import LogFormatter
+
+    axis.set_major_formatter(LogFormatter())
+    axis.set_minor_formatter(LogFormatter(minor_thresholds=(2, 0.5)))

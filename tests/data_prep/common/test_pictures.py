@@ -1,0 +1,55 @@
+"""The style of pictures, and how they are written."""
+
+from pathlib import Path
+
+import pytest
+
+from data_prep.common.pictures import check_name, legend_below, picture
+
+
+@pytest.mark.parametrize(
+    ("name", "start"), [("a.png", b"\x89PNG"), ("a.svg", b"<?xml"), ("a.pdf", b"%PDF")]
+)
+def test_the_suffix_says_the_form_and_the_same_content_gives_the_same_bytes(tmp_path, name, start):
+    found = []
+    for _ in range(2):
+        with picture(tmp_path / name, 2, 2) as figure:
+            figure.subplots().plot([1, 2], label="a")
+            legend_below(figure)
+        found.append((tmp_path / name).read_bytes())
+    assert found[0].startswith(start)
+    assert found[0] == found[1]
+
+
+def test_a_picture_that_fails_leaves_no_file(tmp_path):
+    with pytest.raises(ZeroDivisionError), picture(tmp_path / "a.png", 2, 2):
+        _ = 1 / 0
+    assert not list(tmp_path.iterdir())
+
+
+def test_other_suffixes_are_refused():
+    with pytest.raises(
+        ValueError, match=r"^--plot a\.gif: the name has to end in \.png, \.svg, \.pdf$"
+    ):
+        check_name("--plot", Path("a.gif"))
+
+
+def test_the_style_of_a_caller_is_left_alone(tmp_path):
+    from matplotlib import rcParams
+
+    before = rcParams["text.parse_math"]
+    with picture(tmp_path / "a.png", 2, 2):
+        assert not rcParams["text.parse_math"]
+    assert rcParams["text.parse_math"] == before
+
+
+def test_a_legend_has_each_label_once_and_is_outside_all_axes(tmp_path):
+    with picture(tmp_path / "a.png", 4, 3) as figure:
+        for axes in figure.subplots(1, 2):
+            axes.plot([1, 2], label="a")
+            axes.plot([2, 1], label="b")
+        legend_below(figure)
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == ["a", "b"]
+    lowest = min(axes.get_tightbbox().y0 for axes in figure.axes)
+    assert legend.get_window_extent().y1 <= lowest
