@@ -15,6 +15,7 @@ from data_prep.common.files import write_json
 from pretrain.config.settings import add_recipe
 
 if TYPE_CHECKING:
+    from pretrain.config.run import RunConfig
     from pretrain.config.sections import ModelRecipe
 
 
@@ -46,6 +47,13 @@ def recipes(options: argparse.Namespace) -> int:
     return 0
 
 
+def add_show_arguments(command: argparse.ArgumentParser) -> None:
+    """Add the arguments of `show`."""
+    add_recipe(command)
+    changed = "print only settings that differ from their defaults, without documentation"
+    command.add_argument("--changed", action="store_true", help=changed)
+
+
 def show(options: argparse.Namespace) -> None:
     """Print every setting of a run, with its documentation and where its value comes from.
 
@@ -53,7 +61,7 @@ def show(options: argparse.Namespace) -> None:
     of the name that you save it under. Fields of the model that its size and variant decide are
     comments.
 
-    example: python -m pretrain show pile-large model.variant=zero-clap
+    example: python -m pretrain show pile-large model.variant=zero-clap --changed
     """
     from pretrain.checks.recipe import check_settings
     from pretrain.config.load import sources
@@ -67,7 +75,35 @@ def show(options: argparse.Namespace) -> None:
         found |= {f"model.{name}": "model.init_from" for name in names}
     if "folder" not in found:  # saved under another name, the recipe has a folder of that name
         config = dataclasses.replace(config, folder="")
-    sys.stdout.write("".join(f"{line}\n" for line in _described(config, found)))
+    lines = _changed(config, found) if options.changed else _described(config, found)
+    sys.stdout.write("".join(f"{line}\n" for line in lines))
+
+
+def _changed(config: RunConfig, sources: Mapping[str, str]) -> Iterator[str]:
+    """Yield the settings that differ from their defaults as YAML, with their sources."""
+    from pretrain.config.run import RunConfig
+
+    defaults = dataclasses.asdict(RunConfig(objective=type(config.objective)()))
+    defaults["objective"]["name"] = RunConfig().objective.name
+    found = _differing(dataclasses.asdict(config), defaults)
+    for section, values in found.items():
+        shown = config.phases if section == "phases" else values
+        yield from _setting(section, shown, "", sources, "")
+    if not found:
+        yield "{}"
+
+
+def _differing(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the part of nested values that differs."""
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        default = defaults.get(name)
+        if isinstance(value, dict) and isinstance(default, dict):
+            if below := _differing(value, default):
+                found[name] = below
+        elif value != default:
+            found[name] = value
+    return found
 
 
 def _described(record: Any, sources: Mapping[str, str], path: str = "") -> Iterator[str]:  # noqa: ANN401
@@ -130,7 +166,7 @@ def _setting(
         from data_prep.common.records import docstrings
         from pretrain.model.config import ModelConfig
 
-        texts = docstrings(ModelConfig) if name == "overrides" else {}
+        texts = docstrings(ModelConfig) if name == "overrides" and text else {}
         yield f"{indent}{name}:"
         for below in value:
             yield from _setting(below, value[below], texts.get(below, ""), sources, f"{key}.")
@@ -210,4 +246,4 @@ def _named_settings(schema: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]
             yield from named(section, {"properties": fields})
 
 
-COMMANDS = {"recipes": (add_recipes_arguments, recipes), "show": (add_recipe, show)}
+COMMANDS = {"recipes": (add_recipes_arguments, recipes), "show": (add_show_arguments, show)}

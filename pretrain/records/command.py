@@ -8,16 +8,18 @@ import sys
 from pathlib import Path
 
 from data_prep.common import pictures
+from data_prep.common.files import strict_json
 
 
 def add_run(command: argparse.ArgumentParser) -> None:
-    """Add the argument of `status`, `audit` and `report`."""
+    """Add the argument of `audit` and `report`."""
     command.add_argument("run", type=Path, help="the run's folder")
 
 
 def add_status_arguments(command: argparse.ArgumentParser) -> None:
     """Add the arguments of `status`."""
-    add_run(command)
+    help_text = "the run's folder, or a folder with those of several runs"
+    command.add_argument("run", type=Path, help=help_text)
     either = command.add_mutually_exclusive_group()
     watch = (
         "show it again every few seconds until the run is finished or given up, or Ctrl-C; where "
@@ -25,9 +27,9 @@ def add_status_arguments(command: argparse.ArgumentParser) -> None:
     )
     either.add_argument("--watch", action="store_true", help=watch)
     json = (
-        "print one JSON object: run, state (starting, training, stopped, spiked, given-up or "
-        "finished), orphaned (true: it trains, and its supervisor is gone), step, steps, loss, "
-        "tokens_per_second, eta_seconds, validation and "
+        "print one JSON object, of several runs a list of them: run, state (starting, training, "
+        "stopped, spiked, given-up or finished), orphaned (true: it trains, and its supervisor is "
+        "gone), step, steps, loss, tokens_per_second, eta_seconds, validation and "
         "best_validation (step, loss, perplexity), attempts, spikes, rollbacks, updates_left_out "
         "and updates_clipped (by optimizer.guard), checkpoints (steps), suspected_since (step), "
         "code_changes (sentences), init_from (path, files, sha256), corpora (of each: name, "
@@ -40,17 +42,21 @@ def add_status_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def status(options: argparse.Namespace) -> None:
-    """Show what happened to a run and what it is doing now.
+    """Show what happened to a run and what it is doing now; of a folder of runs, a line for each.
 
     example: python -m pretrain status runs/base --watch
     """
-    from pretrain.records.status import as_json, describe_run, view, watch
+    from pretrain.records.runs import compare, runs_in, table
+    from pretrain.records.status import describe_run, facts, view, watch
 
+    runs = runs_in(options.run)
     if options.watch:
         with contextlib.suppress(KeyboardInterrupt):
             watch(options.run, sys.stdout.write, redraw=sys.stdout.isatty())
+    elif options.json:
+        sys.stdout.write(f"{strict_json(compare(runs) if runs else facts(view(options.run)))}\n")
     else:
-        sys.stdout.write((as_json if options.json else describe_run)(view(options.run)))
+        sys.stdout.write(table(compare(runs)) if runs else describe_run(view(options.run)))
 
 
 def add_audit_arguments(command: argparse.ArgumentParser) -> None:

@@ -128,7 +128,7 @@ def plot_loss(seen: RunView, path: Path) -> None:
             _mark(axes, happened, numbered=False)
             axes.set(title=f"validation: {name}", xlim=figure.axes[0].get_xlim())
             axes.xaxis.set_major_formatter("{x:,.0f}")
-            axes.locator_params(axis="x", nbins=4)
+            axes.locator_params(axis="x", nbins=4, integer=True)
         figure.suptitle(seen.folder.resolve().name)
         pictures.legend_below(figure)
 
@@ -255,5 +255,6 @@ def _steps_and_tokens(axes: Axes, lines: Sequence[Line]) -> None:
         within = ends[0] <= step <= ends[-1]
         return f"{step:,.0f}\n{in_short(float(np.interp(step, ends, read))) if within else ''}"
 
+    axes.locator_params(axis="x", integer=True)
     axes.xaxis.set_major_formatter(label)
     axes.set_xlabel("steps; tokens that they read")

@@ -10,9 +10,9 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from data_prep.common.arguments import typed
-from data_prep.common.files import strict_json
 from data_prep.common.wording import count
 from pretrain.config.load import RUN_FILE, load
 from pretrain.config.run import Phase, RunConfig
@@ -263,11 +263,11 @@ def _settings(settings: PhaseConfig) -> str:
     return ", ".join(shown) or "as the recipe"
 
 
-def as_json(seen: RunView) -> str:
+def facts(seen: RunView) -> dict[str, Any]:
     """Describe a run as a JSON object; its keys are in the help of `status`."""
     state, steps, last = seen.state, seen.config.training.steps, seen.lines[-1:]
     best, found = metrics.best_validation(seen.validation), fork.forked(seen.records)
-    values = {
+    return {
         "run": str(seen.folder),
         "state": seen.activity,
         "orphaned": seen.orphaned,
@@ -299,7 +299,6 @@ def as_json(seen: RunView) -> str:
         "log": str(seen.log) if seen.log else None,
         "next": seen.next_command or None,
     }
-    return strict_json(values) + "\n"
 
 
 def _score(line: metrics.Line | None) -> dict[str, object] | None:

@@ -32,7 +32,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from data_prep.common.files import strict_json
+from data_prep.common.pictures import GREY, legend_below, picture
 from pretrain.records import ledger, metrics
+from pretrain.records.plots import smoothed
 
 RECIPES = ("unstable-learning-rate", "unstable-beta2", "poisoned")
 SILENT = [
@@ -192,33 +194,22 @@ def _mean(values: Sequence[float], form: str) -> str:
 
 def draw(output: Path, folders: dict[Run, Path]) -> Path:
     """Draw the surviving losses of the first seed's runs; returns the path of the figure."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
     recipes = sorted({chosen.recipe for chosen in folders if chosen.recipe})
-    figure, axes = pyplot.subplots(
-        len(recipes), 1, figsize=(9, 3 * len(recipes)), sharex=True, layout="constrained"
-    )
     first_seed = min(chosen.seed for chosen in folders)
-    for recipe, axis in zip(recipes, [axes] if len(recipes) == 1 else axes, strict=True):
-        for chosen, folder in folders.items():
-            if chosen.recipe not in (recipe, "") or chosen.seed != first_seed:
-                continue
-            kept = metrics.surviving(metrics.read(folder / metrics.METRICS))
-            smooth = [
-                sum(line["loss"] for line in kept[max(0, n - 9) : n + 1]) / min(10, n + 1)
-                for n in range(len(kept))
-            ]
-            name, colour = chosen.arm or UNEVENTFUL_RUN, None if chosen.recipe else "grey"
-            steps = [line["step"] for line in kept]
-            axis.plot(steps, smooth, color=colour, lw=1.2, label=name)
-        axis.set(title=recipe, ylabel="nats per masked token")
-        axis.legend(frameon=False, fontsize=8)
-    pyplot.xlabel("step (surviving steps; mean of ten)")
     path = output / "real_spikes.png"
-    figure.savefig(path, dpi=120)
+    with picture(path, 9, 3 * len(recipes)) as figure:
+        grid = figure.subplots(len(recipes), sharex=True, squeeze=False)[:, 0]
+        for recipe, axes in zip(recipes, grid, strict=True):
+            for chosen, folder in folders.items():
+                if chosen.recipe not in (recipe, "") or chosen.seed != first_seed:
+                    continue
+                kept = metrics.surviving(metrics.read(folder / metrics.METRICS))
+                name, color = chosen.arm or UNEVENTFUL_RUN, None if chosen.recipe else GREY
+                losses = smoothed([metrics.loss_of(line) for line in kept], 11)
+                axes.plot([line["step"] for line in kept], losses, color=color, label=name)
+            axes.set(title=recipe, ylabel="nats per masked token")
+        grid[-1].set_xlabel("step (surviving steps; mean of eleven)")
+        legend_below(figure)
     return path
 
 

@@ -110,8 +110,9 @@ def test_the_schema_is_written_as_json(tmp_path, schema, capsys):
         ),
     ],
 )
-def test_what_show_prints_is_a_recipe_of_the_same_run(recipe, overrides, tmp_path, capsys):
-    assert main(["show", recipe, *overrides]) == 0
+@pytest.mark.parametrize("more", [[], ["--changed"]])
+def test_what_show_prints_is_a_recipe_of_the_same_run(recipe, overrides, more, tmp_path, capsys):
+    assert main(["show", recipe, *overrides, *more]) == 0
     shown = tmp_path / "shown.yaml"
     shown.write_text(capsys.readouterr().out)
     expected = load(recipe, overrides)
@@ -119,6 +120,22 @@ def test_what_show_prints_is_a_recipe_of_the_same_run(recipe, overrides, tmp_pat
         expected = dataclasses.replace(expected, folder="runs/shown")
     assert load(str(shown)) == expected
     assert max(map(len, shown.read_text().splitlines())) <= 100
+
+
+def test_show_changed_has_only_what_differs_from_the_defaults_and_its_source(tmp_path, capsys):
+    (tmp_path / "base.yaml").write_text("training: {seed: 7, steps: 500000}\n")
+    recipe = tmp_path / "mine.yaml"
+    recipe.write_text("extends: base\nobjective: {name: causal-lm}\nspike: {deviations: 6}\n")
+    words = ["model.variant=causal-alibi", "model.overrides.dropout=0", "schedule.warmup_steps=9"]
+    steps = RunConfig().training.steps
+    assert main(["show", str(recipe), *words, f"training.steps={steps}", "--changed"]) == 0
+    assert capsys.readouterr().out == (
+        "model:\n  variant: causal-alibi  # command line\n"
+        "  overrides:\n    dropout: 0  # command line\n"
+        f"objective:\n  name: causal-lm  # {recipe}\n"
+        "schedule:\n  warmup_steps: 9  # command line\n"
+        f"training:\n  seed: 7  # {tmp_path / 'base.yaml'}\n"
+    )
 
 
 def test_show_documents_every_setting_and_names_its_source(capsys):
