@@ -52,14 +52,14 @@ def test_the_training_length_is_marked_on_the_curve(measured, figure):
 
 
 def test_the_picture_says_how_windows_were_cut(measured, figure):
-    assert [axes.get_title() for axes in figure(measured).axes] == [
+    assert [axes.get_title("left") for axes in figure(measured).axes] == [
         "by length, non-overlapping windows",
         "by position, in windows of 3,512 tokens",
     ]
     measured[1].results.pop()
-    assert figure(measured).axes[1].get_title() == "by position, in the longest windows"
+    assert figure(measured).axes[1].get_title("left") == "by position, in the longest windows"
     sliding = [Measured("a", 8, [evaluation(16, 2.0, stride=4)])]
-    assert figure(sliding).axes[0].get_title() == "by length, sliding windows, stride 4"
+    assert figure(sliding).axes[0].get_title("left") == "by length, sliding windows, stride 4"
 
 
 def test_a_panel_without_a_curve_of_several_points_is_left_out(figure):
@@ -71,7 +71,7 @@ def test_a_panel_without_a_curve_of_several_points_is_left_out(figure):
         ([evaluation(8, 9.0)], "by length, non-overlapping windows"),  # there is nothing else
     ):
         axes = figure([Measured("a", 8, results)]).axes
-        assert [each.get_title() for each in axes] == [title]
+        assert [each.get_title("left") for each in axes] == [title]
 
 
 def test_no_legend_is_over_points(measured, figure):

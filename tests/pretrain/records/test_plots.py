@@ -127,9 +127,10 @@ def test_terms_have_a_panel_each_and_their_sum_has_none(history, seen, figures, 
     terms = {"masked": {"loss": 4.5}, "sop": {"loss": 0.5}}
     lines = [evaluated(step, terms=terms) for step in (5, 10)]
     plot_loss(seen(lines), tmp_path / "loss.png")
-    panels = {axes.get_title(): axes for axes in figures[0].axes}
+    panels = {axes.get_title("left"): axes for axes in figures[0].axes}
     drawn = {
-        name: {y for line in axes.lines for y in line.get_ydata()} for name, axes in panels.items()
+        name: {round(float(y), 9) for line in axes.lines for y in line.get_ydata()}
+        for name, axes in panels.items()
     }
     assert drawn == {"masked": {4.0, 4.5}, "sop": {0.7, 0.5}}
 
@@ -139,7 +140,7 @@ def test_corpora_measured_several_times_are_small_multiples(seen, figures, tmp_p
     lines = [evaluated(5, corpora=corpora[0]), evaluated(10, corpora=corpora[1])]
     plot_loss(seen(lines), tmp_path / "loss.png")
     whole, corpus = figures[0].axes
-    assert corpus.get_title() == "validation: a"
+    assert corpus.get_title("left") == "validation: a"
     assert [*corpus.lines[0].get_ydata()] == [2.0, 1.0]
     assert corpus.get_xlim() == whole.get_xlim()
 

@@ -7,7 +7,7 @@ import pytest
 from pretrain import __main__ as command_line
 from pretrain.config import load as recipes
 from pretrain.config.run import RunConfig
-from pretrain.config.sections import TrainingConfig
+from pretrain.config.sections import ScheduleConfig, TrainingConfig
 from tests.pretrain.histories import SEED, History
 
 
@@ -22,7 +22,8 @@ def folder(tmp_path):
             history.add("done", attempt=1, step=steps)
         history.write(tmp_path / name)
         training = TrainingConfig(steps=max(steps, 1), seed=SEED)
-        config = RunConfig(folder=str(tmp_path / name), training=training)
+        schedule = ScheduleConfig(warmup_steps=0)
+        config = RunConfig(folder=str(tmp_path / name), training=training, schedule=schedule)
         recipes.dump(config, tmp_path / name / "run.yaml")
     (tmp_path / "notes").mkdir()
     return tmp_path
