@@ -47,19 +47,19 @@ class Mark:
 
 
 def marks(seen: RunView, lines: Sequence[Line]) -> list[Mark]:
-    """Where a run went back, in the order of time; then where phases or weights changed.
+    """Where a run went back, in the order of time; then where phases began.
 
     Args:
         seen: the run.
         lines: of its metrics.jsonl, those of abandoned steps included.
     """
     names = [stream.name for stream in seen.config.streams]
-    texts = {
-        step: "weights " + ", ".join(f"{n} {w:g}" for n, w in zip(names, row, strict=True) if w)
-        for step, row in seen.config.weights()[1:]
-    }
-    texts |= {phase.first_step: str(phase) for phase in seen.config.resolved_phases[1:]}
-    changes = [Mark(step, text, pictures.GREY) for step, text in sorted(texts.items())]
+    stages = itertools.pairwise(seen.config.weights())
+    changes = []
+    for phase, ((_, old), (_, new)) in zip(seen.config.resolved_phases[1:], stages, strict=True):
+        weights = ", ".join(f"{n} {w:g}" for n, w in zip(names, new, strict=True) if w)
+        text = f"{phase}: weights {weights}" if new != old else str(phase)
+        changes.append(Mark(phase.first_step, text, pictures.GREY))
     return [*_returns(seen.records, lines), *changes]
 
 

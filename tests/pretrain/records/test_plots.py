@@ -87,12 +87,16 @@ def test_a_spike_that_was_not_rolled_back_is_marked(history, seen):
     assert found(seen()) == [(11, "spike from 11 on", range(0))]
 
 
-def test_phases_and_changes_of_weights_are_marked(seen):
-    corpora = {"a": {"path": "a"}, "b": {"path": "b", "weight": 3, "weight_from": {7: 1}}}
-    phases = [PhaseConfig(name="one", steps=10), PhaseConfig(name="two")]
+def test_phases_are_marked_with_the_weights_that_they_change(seen):
+    corpora = {"a": {"path": "a"}, "b": {"path": "b", "weight": 3}}
+    phases = [
+        PhaseConfig(name="one", steps=10),
+        PhaseConfig(steps=5, data={"corpora": {"b": {"weight": 0.5}}}),
+        PhaseConfig(name="three", data={"corpora": {"b": {"weight": 0.5}}}),
+    ]
     assert found(seen(data=recipes.decode(DataConfig, {"corpora": corpora}), phases=phases)) == [
-        (7, "weights a 1, b 1", range(0)),
-        (10, "phase 2 (two)", range(0)),
+        (10, "phase 2: weights a 1, b 0.5", range(0)),
+        (15, "phase 3 (three)", range(0)),
     ]
 
 
