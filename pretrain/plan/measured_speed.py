@@ -104,18 +104,18 @@ def correction(bench: Path, kind: str, config: RunConfig) -> Correction:
         ValueError: the file is missing, is not a benchmark, comes from another GPU, or from another
             size of model.
     """
-    accepted = f"measure with `bench --json` and this recipe on {kind}"
+    remedy = f"measure with `bench --json` and this recipe on {kind}"
     try:
         speed = decode(Speed, json.loads(bench.read_bytes()))
     except (OSError, ValueError, RecursionError) as error:
-        raise ValueError(f"--bench {bench}: {error}; {accepted}") from error
+        raise ValueError(f"--bench {bench}: {error}; {remedy}") from error
     is_such = all(word in speed.device.lower() for word in kind.split("-"))
     if not is_such or not speed.expected_seconds:
-        raise ValueError(f"--bench {bench}: measured on {speed.device!r}; {accepted}")
+        raise ValueError(f"--bench {bench}: measured on {speed.device!r}; {remedy}")
     if speed.size != config.model.size:
         raise ValueError(
             f"--bench {bench}: measured model.size {speed.size}, the recipe has "
-            f"{config.model.size}; {accepted}"
+            f"{config.model.size}; {remedy}"
         )
     factor = speed.seconds / speed.expected_seconds
     return Correction(factor, _UNCERTAINTY, f"measured: {speed.case}")
