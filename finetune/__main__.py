@@ -147,8 +147,8 @@ def _run_arguments(command: argparse.ArgumentParser) -> None:
         type=int,
         metavar="N",
         help="repeat a pretrained run that collapsed up to N times, with another seed and a longer "
-        f"warm-up (default: {USUAL_RETRIES}, or 0 with fewer than {LEAST_RETRIED:,} training "
-        "examples)",
+        f"warm-up (default: {USUAL_RETRIES}, or 0 in a search and with fewer than "
+        f"{LEAST_RETRIED:,} training examples)",
     )
     add("--no-models", action="store_true", help="do not keep the best model of each run")
     add(

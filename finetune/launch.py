@@ -306,10 +306,10 @@ def _outcome(output: Path, run: _Running, retries: int | None) -> str:
     if retry_after(run.plan, result, retries):
         collapsed += ", and is repeated (not with --retries 0)"
     elif retries is None and retry_after(run.plan, result, USUAL_RETRIES):
-        collapsed += (
-            f", not repeated: fewer than {LEAST_RETRIED:,} training examples "
-            f"(with --retries {USUAL_RETRIES} it is)"
-        )
+        why = "part of a search"
+        if not run.plan.searched:
+            why = f"fewer than {LEAST_RETRIED:,} training examples"
+        collapsed += f", not repeated: {why} (with --retries {USUAL_RETRIES} it is)"
     return (
         f"{name}: {best} in epoch {result['best']['epoch']}; {last} in the last; "
         f"{result['seconds']:.0f} s, {result['tokens_per_second']:,.0f} tokens/s{collapsed}"

@@ -128,10 +128,12 @@ def retry_after(plan: RunPlan, result: Mapping[str, Any], limit: int | None) -> 
     Args:
         plan: of the run that ended.
         result: its result.
-        limit: how often a run is retried; None: as often as is usual for the number of examples.
+        limit: how often a run is retried; None: as often as is usual for the number of examples,
+            and never in a search, which has other settings.
     """
     if limit is None:
-        limit = USUAL_RETRIES if result["train_examples"] >= LEAST_RETRIED else 0
+        is_usual = result["train_examples"] >= LEAST_RETRIED and not plan.searched
+        limit = USUAL_RETRIES if is_usual else 0
     due = result["collapsed"] and plan.weights == "pretrained" and plan.retry < limit
     return dataclasses.replace(plan, retry=plan.retry + 1) if due else None
 

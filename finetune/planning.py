@@ -52,7 +52,10 @@ def plan_runs(
             together, or missing data and bad lines, of all tasks at once.
     """
     study = protocols.PROTOCOLS[protocol]
-    configs = {task.name: study.configs(task, overrides) for task in tasks}
+    configs = {
+        task.name: [_with_known_start(config) for config in study.configs(task, overrides)]
+        for task in tasks
+    }
     for config in itertools.chain.from_iterable(configs.values()):
         batch = config.batch(world_size)
         if config.deepspeed:
@@ -84,6 +87,11 @@ def plan_runs(
             )
     order = list(seeds) or sorted({plan.seed for plan in plans})
     return sorted(plans, key=lambda plan: (order.index(plan.seed), -plan.work))
+
+
+def _with_known_start(config: FinetuneConfig) -> FinetuneConfig:
+    source = config.start_from and benchmarks.find(config.start_from).name
+    return dataclasses.replace(config, start_from=source)
 
 
 def model_digest(model: Path, poolings: Iterable[str] = ()) -> str:

@@ -11,7 +11,7 @@ from data_prep.common.files import write_json
 from finetune import __main__ as command
 from finetune import benchmarks, launch, planning, protocols, report
 from finetune.__main__ import main
-from finetune.plan import read_plan
+from finetune.plan import read_plan, retry_after
 from finetune.protocols import PROTOCOLS
 
 EIGHT = ("CoLA", "SST-2", "MRPC", "STS-B", "QQP", "MNLI", "QNLI", "RTE")
@@ -246,7 +246,8 @@ def test_a_run_starts_from_the_first_seed_that_did_not_collapse(tiny_model, easy
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--tasks", "RTE", "start_from=MNLI"], "RTE starts from the model of MNLI (start_from)"),
+        (["--tasks", "RTE", "start_from=MNIL"], "unknown task 'MNIL' (did you mean MNLI?)"),
+        (["--tasks", "RTE", "start_from=mnli"], "RTE starts from the model of MNLI (start_from)"),
         (["--tasks", "CoLA,RTE", "--no-models", "start_from=CoLA"], "leave out --no-models"),
         (["--tasks", "RTE", "--protocol", "mosaicbert"], "add MNLI to --tasks"),
         (["--tasks", "WNLI", "--protocol", "roberta"], "WNLI: protocol roberta has no settings"),
@@ -301,6 +302,19 @@ def test_a_search_is_done_in_rounds_and_resumed(tiny_model, easy_glue, tmp_path,
     )
     assert "runs to do: 0, finished before: 3" in shown
     assert "runs to do: 1, finished before: 2" in shown
+
+
+@pytest.mark.parametrize(
+    ("searched", "limit", "due"),
+    [((), None, True), (("epochs",), None, False), (("epochs",), 1, True)],
+)
+def test_a_run_of_a_search_that_collapsed_is_repeated_only_if_the_user_asks_for_it(
+    tiny_model, easy_glue, searched, limit, due
+):
+    (plan,) = planned(tiny_model, easy_glue, ["CoLA"])
+    outcome = {"collapsed": "always the same answer", "train_examples": 5000}
+    following = retry_after(dataclasses.replace(plan, searched=searched), outcome, limit)
+    assert bool(following) == due
 
 
 def test_the_cost_of_a_search_is_said_at_the_pace_of_finished_runs(tiny_model, easy_glue, tmp_path):
