@@ -82,7 +82,7 @@ def test_what_gives_no_vector_of_a_text_is_refused_and_nothing_written(tokenizer
         huggingface_export.write_folder(tmp_path / "new", contents, "mood", embeddings=True)
     with pytest.raises(ValueError, match="pooling: 'first' is not accepted"):
         huggingface_export.write_folder(tmp_path / "new", causal, "topic", embeddings=True)
-    with pytest.raises(ValueError, match="the model has no vocabulary; accepted: --tokenizer"):
+    with pytest.raises(ValueError, match="the model has no vocabulary"):
         huggingface_export.write_folder(tmp_path / "new", silent, embeddings=True)
     with pytest.raises(ValueError, match="--plain: "):
         huggingface_export.write_folder(
