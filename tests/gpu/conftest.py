@@ -73,7 +73,7 @@ def begin(recipe):  # noqa: F811 - a fixture
     def begin(folder, *overrides, ranks=1, **environment):
         launcher = ["torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", "-m"]
         words = [recipe.path, f"folder={folder}", *SETTINGS, *overrides]
-        command = [*(launcher if ranks > 1 else []), "tests.gpu.attempt", *words]
+        command = [*(launcher if ranks > 1 else []), "pretrain.train", *words]
         return start(*command, **environment)
 
     return begin
