@@ -14,9 +14,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from pretrain.model import flex
 from pretrain.records import metrics
 from tests.finetune.conftest import easy_glue  # noqa: F401 - a fixture
 from tests.pretrain.conftest import corpus, recipe  # noqa: F401 - fixtures
+from tests.pretrain.model.conftest import unfused_kernel
 
 ROOT = Path(__file__).parents[2]
 ON_CPU = {"CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu"}
@@ -41,6 +43,15 @@ def device():
     if name == "cuda" and not torch.cuda.is_available():
         pytest.skip("this machine has no GPU that torch can use")
     return torch.device(name)
+
+
+@pytest.fixture
+def fresh_kernels(device, monkeypatch):
+    """Compile anew for each test: after many recompilations torch would stop compiling."""
+    torch.compiler.reset()
+    flex._kernel.cache_clear()
+    if device.type == "cpu":
+        monkeypatch.setattr(flex, "_kernel", lambda: unfused_kernel)
 
 
 def start(*command, **environment):

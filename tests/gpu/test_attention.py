@@ -5,29 +5,22 @@ import functools
 import pytest
 import torch
 
-from pretrain.model import flex
 from pretrain.model.config import ModelConfig
 from pretrain.model.language_model import LanguageModel
-from tests.pretrain.model.conftest import unfused_kernel
 from tests.pretrain.model.test_attention import POSITIONS, drawn, masks
 
 # Warnings of torch's compiler on some GPU are no mistake of ours.
-pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.filterwarnings("default"),
+    pytest.mark.usefixtures("fresh_kernels"),
+]
 FP32, BF16 = torch.float32, torch.bfloat16
 TOLERANCE = {FP32: (1e-4, 1e-4), BF16: (0.03, 0.25)}
 """Largest norm of the error of the logits, and of each gradient, relative to the norm of the
 reference. On a CPU bf16 has 0.008 and 0.17; without its bias an ALiBi model has 0.11 and 0.38."""
 LENGTH = 331
 """Neither a multiple of a tile of FlexAttention nor of what dense kernels align to."""
-
-
-@pytest.fixture(autouse=True)
-def _kernels(device, monkeypatch):
-    """Compile anew for each test: after several recompilations torch would stop compiling."""
-    torch.compiler.reset()
-    flex._kernel.cache_clear()
-    if device.type == "cpu":
-        monkeypatch.setattr(flex, "_kernel", lambda: unfused_kernel)
 
 
 def config_of(position, kind, causal):

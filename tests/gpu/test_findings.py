@@ -5,7 +5,6 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pretrain.checks.recipe import check_settings, refuse_device
-from pretrain.model import flex
 from tests.gpu.attention import (
     CASES,
     SPILLS,
@@ -17,19 +16,13 @@ from tests.gpu.attention import (
     sees_a_key,
 )
 from tests.gpu.conftest import SETTINGS
-from tests.pretrain.model.conftest import unfused_kernel
 
-pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.filterwarnings("default"),
+    pytest.mark.usefixtures("fresh_kernels"),
+]
 LENGTH = 512
-
-
-@pytest.fixture(autouse=True)
-def _kernels(device, monkeypatch):
-    """Compile anew for each test: after several recompilations torch would stop compiling."""
-    torch.compiler.reset()
-    flex._kernel.cache_clear()
-    if device.type == "cpu":
-        monkeypatch.setattr(flex, "_kernel", lambda: unfused_kernel)
 
 
 def drawn(*shape, seed, device, dtype):
