@@ -198,6 +198,6 @@ def _check_archive(path: Path) -> None:
                 raise zipfile.BadZipFile(damaged)
 
 
-def _few(names: Sequence[str], limit: int = 3) -> str:
-    more = f" and {len(names) - limit} more" if len(names) > limit else ""
-    return ", ".join(names[:limit]) + more
+def _few(names: Sequence[str]) -> str:
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(names[:3]) + more

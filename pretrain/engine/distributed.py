@@ -16,6 +16,8 @@ import torch.distributed
 from pretrain.engine.network import gloo_interface
 
 T = TypeVar("T")
+_ALLOCATOR_SETTINGS = {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF"}
+"""The names of the variable for the settings of torch's allocator."""
 
 _SINGLE_PROCESS = {
     "RANK": "0",
@@ -209,7 +211,8 @@ class Process:
         device = self.device
         if device.type == "cuda":
             # Memory that torch has cached in pieces serves larger tensors too.
-            os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
+            if not _ALLOCATOR_SETTINGS & os.environ.keys():
+                os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
             torch.cuda.set_device(device)
             os.environ["LOCAL_RANK"] = str(device.index)
 

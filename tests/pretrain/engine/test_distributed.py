@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from pretrain.engine import engine
+from pretrain.engine import distributed, engine
 from pretrain.engine.distributed import (
     PortInUse,
     Process,
@@ -35,6 +35,9 @@ def cuda(monkeypatch):
         names = ("CUDA_VISIBLE_DEVICES", "CROSS_RANK", "TORCHELASTIC_RUN_ID", "DS_ACCELERATOR")
         for name in names:
             monkeypatch.delenv(name, raising=False)
+        for name in distributed._ALLOCATOR_SETTINGS:
+            monkeypatch.setenv(name, "")  # so that what is set here does not outlive the test
+            monkeypatch.delenv(name)
         for name, value in environ.items():
             monkeypatch.setenv(name, value)
         monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
@@ -70,6 +73,24 @@ def started(monkeypatch, calls):
     monkeypatch.setattr(workarounds, "disable_shared_memory_op", lambda: None)
     monkeypatch.setattr(Process, "prepare_cpu", lambda self: None)
     return engine.start()
+
+
+@pytest.mark.parametrize(
+    ("count", "given", "expected"),
+    [
+        (0, {}, {}),
+        (1, {}, {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}),
+        (1, {"PYTORCH_ALLOC_CONF": "mine"}, {"PYTORCH_ALLOC_CONF": "mine"}),
+        (1, {"PYTORCH_CUDA_ALLOC_CONF": "mine"}, {"PYTORCH_CUDA_ALLOC_CONF": "mine"}),
+    ],
+)
+def test_the_allocator_of_a_gpu_has_expandable_segments_unless_the_user_sets_it(
+    cuda, monkeypatch, count, given, expected
+):
+    calls = cuda(count, **variables(0, 1, 0, 1), **given)
+    started(monkeypatch, calls)
+    found = {name: os.environ.get(name) for name in distributed._ALLOCATOR_SETTINGS}
+    assert {name: value for name, value in found.items() if value is not None} == expected
 
 
 @pytest.mark.parametrize("rank", [0, 1])
