@@ -52,7 +52,7 @@ def write(folder: Path, predictions: Predictions) -> None:
     write_atomically(folder / PREDICTIONS, "".join(f"{line}\n" for line in lines).encode())
 
 
-def read(folder: Path, task: Task) -> Predictions:
+def read_predictions(folder: Path, task: Task) -> Predictions:
     """Read the predictions of a run.
 
     Raises:

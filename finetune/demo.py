@@ -124,8 +124,8 @@ def table(output: Path, seconds: float) -> str:
     from pretrain.records import ledger, metrics
 
     corpus = load_manifest(output / "corpus")
-    records = ledger.read(output / "run" / ledger.FILE_NAME)
-    steps = metrics.surviving(metrics.read(output / "run" / metrics.METRICS))
+    records = ledger.read_ledger(output / "run" / ledger.FILE_NAME)
+    steps = metrics.surviving(metrics.read_metrics(output / "run" / metrics.METRICS))
     speed = statistics.median(step["tokens"] / step["seconds"] for step in steps)
     rows = {
         f"validation perplexity, {e['length']} tokens": f"{e['total']['perplexity']:.1f}"

@@ -1,8 +1,8 @@
 """Reading a task's examples: from the benchmark's files, from the hub or from a saved copy.
 
-`read` finds out which, reads a split and refuses what does not follow the task's layout. TSV files
-are split on tabs and line feeds only: a quotation mark is part of the sentence (CoLA, MRPC and QQP
-have unpaired ones), and so is U+2028.
+`read_split` finds out which, reads a split and refuses what does not follow the task's layout. TSV
+files are split on tabs and line feeds only: a quotation mark is part of the sentence (CoLA, MRPC
+and QQP have unpaired ones), and so is U+2028.
 
 `data` is one of
     a folder of TASK/train.tsv, TASK/dev.tsv, TASK/test.tsv   GLUE's own archive
@@ -49,7 +49,7 @@ class Split:
     """Number of ragged training rows that were left out (see `Task.skips_ragged`)."""
 
 
-def read(task: Task, data: str, split: str) -> Split:
+def read_split(task: Task, data: str, split: str) -> Split:
     """Read every example of a split.
 
     Args:
@@ -117,7 +117,7 @@ def _from_jsonl(task: BenchmarkTask, data: str, split: str) -> Split:
     """Read a split of SuperGLUE's archive: a JSON object a line."""
     path = Path(data) / (task.folder or task.name) / f"{task.files[split]}.jsonl"
     found = []
-    for row in tables.read(str(path)):
+    for row in tables.read_rows(str(path)):
         columns = [*task.texts, *([task.label] if split not in task.test else [])]
         missing = [column for column in columns if column not in row.values]
         if missing:

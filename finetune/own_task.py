@@ -18,7 +18,7 @@ from typing import Any
 from data_prep.common.files import strict_json, write_atomically
 from data_prep.common.wording import count
 from finetune.examples import Example
-from finetune.tables import ANSWERS, CONTEXT, QUESTION, TAGS, WORDS, TableRow, read, text
+from finetune.tables import ANSWERS, CONTEXT, QUESTION, TAGS, WORDS, TableRow, read_rows, text
 from finetune.task import Kind, Task
 
 NO_ANSWER = "no-answer"
@@ -73,7 +73,7 @@ def describe(request: Request) -> OwnTask:
             kind, or only dev has it; names file, line and what would be accepted.
     """
     names = {"train": request.train, "dev": request.dev, "test": request.test}
-    rows = {split: read(source) for split, source in names.items() if source}
+    rows = {split: read_rows(source) for split, source in names.items() if source}
     request = _with_columns(request, rows["train"][0])
     for found in rows.values():
         _refuse_missing_columns(request, found)
@@ -110,7 +110,7 @@ def describe(request: Request) -> OwnTask:
 
 
 def write(folder: Path, own: OwnTask) -> Path:
-    """Write the examples, a file a split, in the form that `examples.read` reads.
+    """Write the examples, a file a split, in the form that `examples.read_split` reads.
 
     Returns:
         A folder below `folder` that is named after a hash of the examples: other ones of an earlier

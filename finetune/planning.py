@@ -59,7 +59,7 @@ def plan_runs(
     for config in itertools.chain.from_iterable(configs.values()):
         batch = config.batch(world_size)
         if config.deepspeed:
-            deepspeed.read(config.deepspeed, batch, config.gradient_clipping, world_size)
+            deepspeed.read_settings(config.deepspeed, batch, config.gradient_clipping, world_size)
     pooled = [configs[t.name][0].pooling for t in tasks if not KINDS[t.kind].labels_tokens]
     model_sha256 = model_digest(model, pooled)
     digests_and_sizes = _read_all(data, tasks, configs)
@@ -120,7 +120,7 @@ def _read_all(
     for task in tasks:
         config = configs[task.name][0]
         try:
-            train, *dev = (examples.read(task, data, split) for split in ("train", *task.dev))
+            train, *dev = (examples.read_split(task, data, split) for split in ("train", *task.dev))
         except ValueError as error:
             errors.append(str(error))
             continue

@@ -206,7 +206,7 @@ def _submission_work(runs: Path) -> list[Work]:
         data, test_sets = kept[folder]["plan"]["data"], dict[str, list[Example]]()
         for split, name in task.test.items():
             try:
-                test_sets[name or task.name] = examples.read(task, data, split).examples
+                test_sets[name or task.name] = examples.read_split(task, data, split).examples
             except ValueError as error:
                 missing.append(str(error))
         work.append((task, folder, test_sets))

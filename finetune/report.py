@@ -229,7 +229,7 @@ def _comparison(folder: Path, results: Sequence[Result], against: Path) -> str:
         seeds = sorted(pairs[0].keys() & pairs[1].keys())
         if seeds:
             read = (
-                [comparison.read(where / runs[seed]["folder"], task) for seed in seeds]
+                [comparison.read_predictions(where / runs[seed]["folder"], task) for seed in seeds]
                 for where, runs in zip((folder, against), pairs, strict=True)
             )
             found = comparison.compare(task, *read)
@@ -400,7 +400,7 @@ def _similarity(results: Sequence[Result]) -> Iterator[str]:
     rows = {}
     for model, plan in plans.items():
         with contextlib.suppress(ValueError):
-            pairs = examples.read(task, plan["data"], "dev").examples
+            pairs = examples.read_split(task, plan["data"], "dev").examples
             rows[Path(model).name] = {"Spearman": f"{correlation(Path(model), pairs):.4f}"}
     if rows:
         yield _section_of(

@@ -36,7 +36,7 @@ class TableRow:
     """By column."""
 
 
-def read(source: str) -> list[TableRow]:
+def read_rows(source: str) -> list[TableRow]:
     """Read all rows.
 
     Args:

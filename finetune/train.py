@@ -176,7 +176,7 @@ def _read_data(
     limit = classifiers.longest_input(plan.config.max_tokens, loaded.model.config)
     splits, skipped = {}, 0
     for name in ("train", *task.dev):
-        split = examples.read(task, plan.data, name)
+        split = examples.read_split(task, plan.data, name)
         skipped += split.skipped
         is_train = name == "train"
         count = plan.config.max_train_examples if is_train else 0

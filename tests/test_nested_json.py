@@ -18,11 +18,11 @@ READERS = {
     "run.json": lambda path: finetune.read_plan(path.parent),
     "bench.json": lambda path: measured_speed.correction(path, "a100", RunConfig()),
     "config.json": model_folder.read_json,
-    "zero.json": lambda path: settings.read(str(path), BatchConfig(8, 8), 0.0, 1),
+    "zero.json": lambda path: settings.read_settings(str(path), BatchConfig(8, 8), 0.0, 1),
     "model.json": lambda path: model_folder.load_model(path.parent),
     "MANIFEST.json": lambda path: checkpoints.read_manifest(path.parent),
-    "ledger.jsonl": ledger.read,
-    "curve.jsonl": curves.read,
+    "ledger.jsonl": ledger.read_ledger,
+    "curve.jsonl": curves.read_curves,
 }
 
 

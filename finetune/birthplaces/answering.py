@@ -82,7 +82,7 @@ def evaluate(
     from pretrain.engine.distributed import choose_device
 
     refuse_existing(output, is_file=True)
-    read = questions.read(data)
+    read = questions.read_questions(data)
     chosen = choose_device(device)
     loaded = load(reading, choice, text)
     tokenizer, model = loaded.tokenizer, loaded.model.to(chosen)

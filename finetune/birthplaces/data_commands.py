@@ -25,9 +25,9 @@ def london(options: argparse.Namespace) -> None:
 
     example: python -m finetune birthplaces london --eval_corpus_path dev.tsv
     """
-    from finetune.birthplaces.questions import read, score, score_line
+    from finetune.birthplaces.questions import read_questions, score, score_line
 
-    questions = read(options.eval_corpus_path, with_answers=True)
+    questions = read_questions(options.eval_corpus_path, with_answers=True)
     print(score_line(score(questions, [options.answer] * len(questions))))
 
 

@@ -124,7 +124,7 @@ def run_demo(output: Path) -> int:
 
 def table(output: Path) -> str:
     """Format the accuracies of the demo, and that of the commonest answer of the training."""
-    train, dev = (questions.read(output / "task" / name) for name in (TRAIN, DEV))
+    train, dev = (questions.read_questions(output / "task" / name) for name in (TRAIN, DEV))
     [(constant, _)] = collections.Counter(str(row.answer) for row in train).most_common(1)
     answers = {f"always {constant}": [constant] * len(dev)}
     for name, title in (("fresh", "without pretraining"), ("after", "after pretraining")):

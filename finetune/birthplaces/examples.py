@@ -58,7 +58,7 @@ def finetuning(text: Path, data: Path, count: int) -> list[str]:
     """Return lines "x: ..." and "y: ..." of the first rows of a TSV file, and what was counted."""
     tokenizer = corpus.vocabulary(corpus.documents(text))
     length = Choice("vanilla").config().data.sequence_length
-    read = questions.read(data, with_answers=True)
+    read = questions.read_questions(data, with_answers=True)
     objective = AnswerObjective(tokenizer.mask_id)
     encoded = encode(read, tokenizer, length, with_answers=True)
     result = []

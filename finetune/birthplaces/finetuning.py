@@ -93,7 +93,7 @@ def finetune(
             *overrides,
         ]
     )
-    read = questions.read(data, with_answers=True)
+    read = questions.read_questions(data, with_answers=True)
     start = load(reading, choice, text).contents() if reading else fresh(text, recipe)
     assert start.vocabulary is not None
     encoded = encode(read, start.vocabulary, start.config.max_positions, with_answers=True)

@@ -21,7 +21,7 @@ class Question:
     answer: str | None
 
 
-def read(path: Path, *, with_answers: bool = False) -> list[Question]:
+def read_questions(path: Path, *, with_answers: bool = False) -> list[Question]:
     """Read the rows of a TSV file.
 
     Args:

@@ -76,7 +76,7 @@ def refuse_small_disk(config: RunConfig, parameters: int) -> None:
         ValueError: names both sizes.
     """
     run = Path(config.folder)
-    records = ledger.read(run / ledger.FILE_NAME)
+    records = ledger.read_ledger(run / ledger.FILE_NAME)
     if ledger.run_state(records, config.training.seed).checkpoints:
         return
     existing = existing_folder(run)

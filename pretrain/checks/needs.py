@@ -103,7 +103,7 @@ def least_states(config: RunConfig, model: ModelConfig, world_size: int) -> tupl
     count += model.token_size * (model.vocab_size + (model.longest_input or 0))
     count += model.hidden_size * model.vocab_size if model.head == "untied" else 0
     clipping = config.optimizer.gradient_clipping
-    settings = deepspeed_settings.read(
+    settings = deepspeed_settings.read_settings(
         config.training.deepspeed, config.phase(0).config.batch, clipping, world_size
     )
     zero = settings.get("zero_optimization", {})

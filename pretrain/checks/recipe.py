@@ -154,7 +154,7 @@ def _check_settings(config: RunConfig, model: ModelConfig, world_size: int) -> N
         )
     clipping = config.optimizer.gradient_clipping
     name = config.training.deepspeed
-    settings = deepspeed_settings.read(name, config.batch, clipping, world_size)
+    settings = deepspeed_settings.read_settings(name, config.batch, clipping, world_size)
     deepspeed_settings.refuse_optimizer(settings, config.optimizer.name)
     deepspeed_settings.refuse_guard(settings, config.optimizer.guard)
     backend = config.training.attention_backend
@@ -364,7 +364,7 @@ def refuse_device(
     clipping = config.optimizer.gradient_clipping
     # A run with phases may use the recipe's batch in none of them.
     batch = config.phase(0).config.batch
-    settings = deepspeed_settings.read(name, batch, clipping, world_size)
+    settings = deepspeed_settings.read_settings(name, batch, clipping, world_size)
     if settings.get("bf16", {}).get("enabled", False) and capability < _AMPERE:
         half = name.replace("bf16", "fp16")
         known = (deepspeed_settings.DS_CONFIGS / f"{half}.json").is_file()

@@ -42,7 +42,7 @@ def refuse_other_recipe(config: RunConfig, manifests: Manifests) -> None:
     run = Path(config.folder)
     _refuse_other_folder(run)
     fork = forks.find(config)
-    records = fork.records if fork else ledger.read(run / ledger.FILE_NAME)
+    records = fork.records if fork else ledger.read_ledger(run / ledger.FILE_NAME)
     old = forks.recorded(config, fork)
     state = ledger.run_state(records, config.training.seed)
     done = state.resume_step()

@@ -36,7 +36,9 @@ _FIXED = {
 """What the numbers of a run or the files of its checkpoints depend on, with DeepSpeed's default."""
 
 
-def read(name: str, batch: BatchConfig, clipping: float, world_size: int) -> dict[str, Any]:
+def read_settings(
+    name: str, batch: BatchConfig, clipping: float, world_size: int
+) -> dict[str, Any]:
     """Read the DeepSpeed configuration of a run, with every "auto" replaced by the recipe's number.
 
     DeepSpeed ignores unknown keys at the top level, so they are refused here. Keys of the sections
@@ -252,7 +254,7 @@ def refuse_other(
 
     Args:
         name: of the configuration, in the recipe.
-        settings: the result of `read`.
+        settings: the result of `read_settings`.
         saved: the same according to the checkpoint.
         step: of the checkpoint.
 

@@ -56,7 +56,7 @@ def check_initial_model(
     Raises:
         ValueError: as `read_initial_model`.
     """
-    if found := ledger.origin(ledger.read(Path(config.folder) / ledger.FILE_NAME)):
+    if found := ledger.origin(ledger.read_ledger(Path(config.folder) / ledger.FILE_NAME)):
         return f"initial weights: {ledger.describe_origin(found)}"
     theirs, contents = read_initial_model(config, architecture, manifest)
     text = f"initial weights: those of {config.model.init_from}"

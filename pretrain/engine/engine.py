@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pretrain.config.deepspeed import read, refuse_unknown
+from pretrain.config.deepspeed import read_settings, refuse_unknown
 from pretrain.config.sections import BatchConfig, OptimizerConfig
 from pretrain.engine import corruption, optimizers, reshard, workarounds
 from pretrain.engine.by_parameter import ByParameter
@@ -48,10 +48,10 @@ from pretrain.loop.protocols import (
 def deepspeed_json(
     name: str, batch: BatchConfig, clipping: float, world_size: int
 ) -> dict[str, Any]:
-    """Read a DeepSpeed configuration with `settings.read`, and check the keys of its sections.
+    """Read a DeepSpeed configuration of a run, and check the keys of its sections.
 
     Raises:
-        ValueError: as `settings.read`, or a section has an unknown key.
+        ValueError: as `read_settings`, or a section has an unknown key.
     """
     from deepspeed.runtime.precision_config import DeepSpeedBF16Config, DeepSpeedFP16Config
     from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
@@ -60,7 +60,7 @@ def deepspeed_json(
         DeepSpeedZeroOffloadParamConfig,
     )
 
-    settings = read(name, batch, clipping, world_size)
+    settings = read_settings(name, batch, clipping, world_size)
     sections = settings | settings.get("zero_optimization", {})
     for section, record in {
         "zero_optimization": DeepSpeedZeroConfig,

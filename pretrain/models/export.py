@@ -83,7 +83,7 @@ _Read = tuple[ModelConfig, dict[str, Tensor], dict[str, Any]]
 
 
 def _initial(run: Path, config: RunConfig) -> _Read:
-    created = ledger.created(ledger.read(run / ledger.FILE_NAME))
+    created = ledger.created(ledger.read_ledger(run / ledger.FILE_NAME))
     if created is None:
         raise ValueError(f"{run}: has not begun, so there are no initial weights yet")
     architecture = config.architecture(created["vocab_size"])
@@ -128,4 +128,6 @@ def _config_and_state(run: Path) -> tuple[RunConfig, RunState]:
     if not (run / "run.yaml").is_file():
         raise ValueError(f"{run}: is not a run folder, it has no run.yaml")
     config = recipes.load(str(run / "run.yaml"))
-    return config, ledger.run_state(ledger.read(run / ledger.FILE_NAME), config.training.seed)
+    return config, ledger.run_state(
+        ledger.read_ledger(run / ledger.FILE_NAME), config.training.seed
+    )

@@ -49,7 +49,7 @@ def initial_model(
 def _verified(run: Path) -> Path:
     """Return the file of a run's copied weights, whose hash is the recorded one."""
     path = run / folder.INITIAL_WEIGHTS
-    recorded = ledger.origin(ledger.read(run / ledger.FILE_NAME))
+    recorded = ledger.origin(ledger.read_ledger(run / ledger.FILE_NAME))
     if recorded is None or not path.is_file() or sha256_of(path) != recorded["sha256"]:
         raise ValueError(
             f"{path}: is missing or is not what was recorded in {ledger.FILE_NAME}; restore it "

@@ -230,7 +230,7 @@ def plan(
 def _settings(config: RunConfig, world_size: int) -> dict[str, Any]:
     """Return a run's DeepSpeed settings."""
     batch, clipping = config.phase(0).config.batch, config.optimizer.gradient_clipping
-    return deepspeed_settings.read(config.training.deepspeed, batch, clipping, world_size)
+    return deepspeed_settings.read_settings(config.training.deepspeed, batch, clipping, world_size)
 
 
 def _phase_costs(

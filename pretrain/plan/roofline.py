@@ -232,7 +232,7 @@ def expect(
             hold several.
     """
     device, rates, batch = DEVICES[kind], RATES[kind], config.batch
-    settings = deepspeed_settings.read(
+    settings = deepspeed_settings.read_settings(
         config.training.deepspeed, batch, config.optimizer.gradient_clipping, world_size
     )
     width = needs.weight_bytes(settings)

@@ -65,12 +65,12 @@ def audit(run: Path, *, content: bool = False) -> Audit:
     Raises:
         ValueError: it has no ledger, or a line of the ledger does not verify; the line is named.
     """
-    records = ledger.read(run / ledger.FILE_NAME)
+    records = ledger.read_ledger(run / ledger.FILE_NAME)
     if not records:
         raise ValueError(
             f"{run}: has no {ledger.FILE_NAME}, so it is not the folder of a run that has begun"
         )
-    found = examine(records, metrics.read(run / metrics.METRICS))
+    found = examine(records, metrics.read_metrics(run / metrics.METRICS))
     _compare_with_disk(run, records, found)
     _compare_initial_weights(run, records, found)
     if content:

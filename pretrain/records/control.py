@@ -78,7 +78,7 @@ def write(run: Path, control_file: ControlFile) -> None:
     files.write_atomically(folder / FILE_NAME, data.encode())
 
 
-def read(run: Path) -> ControlFile | None:
+def read_control_file(run: Path) -> ControlFile | None:
     """Read the control file; return `None` if there is none.
 
     Raises:
@@ -101,7 +101,7 @@ def read(run: Path) -> ControlFile | None:
 def try_read(run: Path) -> ControlFile | None:
     """Read the control file; return `None` if there is none, or it cannot be read now."""
     with contextlib.suppress(OSError):
-        return read(run)
+        return read_control_file(run)
     return None
 
 

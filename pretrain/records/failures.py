@@ -113,7 +113,7 @@ def _follows(error: Exception) -> bool:
     return "DistError" in type_names or bool(lost)
 
 
-def read(run: Path, token: str) -> list[RankError]:
+def read_failures(run: Path, token: str) -> list[RankError]:
     """Return the errors of an attempt's ranks, the earliest first."""
     errors = []
     for path in control.folder_of(run).glob(f"failure-{token}-*.json"):

@@ -115,7 +115,7 @@ def open_run(
     check_corpora(config, manifests)
     path, seed = Path(config.folder) / ledger.FILE_NAME, config.training.seed
     # A failed launch may have been recorded before.
-    if ledger.created(ledger.read(path)) is None:
+    if ledger.created(ledger.read_ledger(path)) is None:
         digests = {name: manifest.digest() for name, manifest in manifests.items()}
         manifest = next(iter(manifests.values()))
         ledger.append(
@@ -128,10 +128,10 @@ def open_run(
             batch=dataclasses.asdict(config.batch),
             **({"init_from": take_weights()} if take_weights else {}),
         )
-    state = ledger.run_state(ledger.read(path), seed)
+    state = ledger.run_state(ledger.read_ledger(path), seed)
     if reason := reject_damaged_result(path.parent, state):
         sys.stdout.write(f"the last checkpoint is damaged, its steps are done again: {reason}\n")
-        state = ledger.run_state(ledger.read(path), seed)
+        state = ledger.run_state(ledger.read_ledger(path), seed)
     return state
 
 

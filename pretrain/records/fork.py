@@ -49,7 +49,7 @@ def find(config: RunConfig) -> Fork | None:
     if not wanted.run:
         return None
     run = Path(wanted.run).resolve()
-    mine = ledger.read(own / ledger.FILE_NAME)
+    mine = ledger.read_ledger(own / ledger.FILE_NAME)
     if ledger.created(mine) is not None:
         began = forked(mine)
         if began is None or (began["run"], began["step"]) != (str(run), wanted.step):
@@ -61,7 +61,7 @@ def find(config: RunConfig) -> Fork | None:
         return None
     if run == own.resolve():
         raise ValueError(f"fork_from.run: {wanted.run} is the run's own folder; name a new folder")
-    records = ledger.read(run / ledger.FILE_NAME)
+    records = ledger.read_ledger(run / ledger.FILE_NAME)
     if ledger.created(records) is None:
         raise ValueError(f"fork_from.run: {wanted.run} is not the folder of a run that has begun")
     kept = ledger.run_state(records, config.training.seed).checkpoints

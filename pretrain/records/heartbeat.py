@@ -81,7 +81,7 @@ NO_BEAT = Beat(INIT, 0, 0)
 """No beat has been written yet, or it cannot be read now. A written beat's count is at least 1."""
 
 
-def read(run: Path, token: str) -> Beat:
+def read_heartbeat(run: Path, token: str) -> Beat:
     """Return the last beat of the attempt with this token, or `NO_BEAT`."""
     values = control.read_json(path_of(run))
     if values is None or values.get("token") != token:

@@ -42,7 +42,7 @@ def _digest(line: bytes) -> str:
     return hashlib.blake2b(line, digest_size=16).hexdigest()
 
 
-def read(path: Path) -> list[Record]:
+def read_ledger(path: Path) -> list[Record]:
     """Return the records of a ledger, oldest first, without an incomplete last line.
 
     Raises:
@@ -91,7 +91,7 @@ def _is_torn(line: bytes) -> bool:
 
 
 def append(path: Path, kind: str, **fields: object) -> Record:
-    """Append a record, wait until it is on disk, and return it as `read` will.
+    """Append a record, wait until it is on disk, and return it as `read_ledger` will.
 
     Raises:
         OSError: names the file; the record was not added.

@@ -109,7 +109,7 @@ class JsonLines:
         os.close(self._descriptor)
 
 
-def read(path: Path) -> list[dict[str, Any]]:
+def read_metrics(path: Path) -> list[dict[str, Any]]:
     """Return the valid lines of a JSON Lines file; none if it does not exist."""
     return read_counted(path)[0]
 

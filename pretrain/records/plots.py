@@ -105,7 +105,7 @@ def plot_loss(seen: RunView, path: Path) -> None:
         seen: the run, with at least one step.
         path: the picture; `pictures.FORMATS` has the accepted suffixes.
     """
-    lines = metrics.read(seen.folder / metrics.METRICS)
+    lines = metrics.read_metrics(seen.folder / metrics.METRICS)
     happened = marks(seen, lines)
     terms = [*seen.lines[-1].get("terms", {})] or [""]
     corpora = _corpora(seen.validation)

@@ -36,7 +36,7 @@ def write_report(run: Path, plot: Path | None = None) -> Path:
     Raises:
         ValueError: the run has no metrics yet, or its ledger does not verify.
     """
-    lines = metrics.read(run / metrics.METRICS)
+    lines = metrics.read_metrics(run / metrics.METRICS)
     if not lines:
         raise ValueError(f"{run / metrics.METRICS}: has no steps to draw")
     seen = view(run)

@@ -175,10 +175,10 @@ def view(run: Path) -> RunView:
             "that has begun"
         )
     config = load(str(_recipe_of(run)))
-    records = ledger.read(run / ledger.FILE_NAME)
+    records = ledger.read_ledger(run / ledger.FILE_NAME)
     state = ledger.run_state(records, config.training.seed)
-    lines = metrics.surviving(metrics.read(run / metrics.METRICS))
-    validation = metrics.surviving_validation(metrics.read(run / metrics.VALIDATION), lines)
+    lines = metrics.surviving(metrics.read_metrics(run / metrics.METRICS))
+    validation = metrics.surviving_validation(metrics.read_metrics(run / metrics.VALIDATION), lines)
     activity = _activity(run, state, config.training.steps)
     slow = _slow_rank(lines, records) if activity == TRAINING else None
     seen = RunView(run, config, records, state, lines, validation, activity, slow)

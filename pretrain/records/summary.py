@@ -28,10 +28,10 @@ def summary(run: Path, config: RunConfig, step: int) -> dict[str, Any]:
     Raises:
         ValueError: the run's ledger does not verify.
     """
-    records = ledger.read(run / ledger.FILE_NAME)
-    lines = metrics.surviving(metrics.read(run / metrics.METRICS))
+    records = ledger.read_ledger(run / ledger.FILE_NAME)
+    lines = metrics.surviving(metrics.read_metrics(run / metrics.METRICS))
     done = [line for line in lines if line["step"] < step]
-    measured = metrics.surviving_validation(metrics.read(run / metrics.VALIDATION), lines)
+    measured = metrics.surviving_validation(metrics.read_metrics(run / metrics.VALIDATION), lines)
     begun = {line["attempt"] for line in done}
     spikes = [r for r in records if r["kind"] == "spike" and r["onset"] < step]
     found: dict[str, Any] = {

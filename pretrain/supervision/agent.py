@@ -88,7 +88,7 @@ class Agent:
             ValueError: The ledger does not verify.
         """
         with self._lock, self._stop_requests.counted():
-            records = ledger.read(self._run / ledger.FILE_NAME)
+            records = ledger.read_ledger(self._run / ledger.FILE_NAME)
             if isinstance(decide.decide(records, self._config), decide.Finished):
                 self._print("finished")  # no supervisor will come
                 return EXIT_DONE
@@ -111,7 +111,7 @@ class Agent:
         An attempt that does not run here is not started: the control file may be days old, or this
         node has lost its part of the attempt.
         """
-        found = control.read(self._run)
+        found = control.read_control_file(self._run)
         self._job = jobs.find(self._run, found, self._node)
         if found and found.state == control.EXIT and found.start == self._start != "":
             return  # its supervisor left while it was starting: it follows this one

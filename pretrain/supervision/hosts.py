@@ -45,7 +45,7 @@ _EXPORTED = re.compile(
 )
 
 
-def read(path: str) -> tuple[list[str], int]:
+def read_hostfile(path: str) -> tuple[list[str], int]:
     """Return the names of the machines in a hostfile, and the slots that each of them has.
 
     Raises:
@@ -95,12 +95,13 @@ def resolve(config: RunConfig, node: Node) -> tuple[RunConfig, list[str]]:
         node: this node, as the user or Slurm described it.
 
     Raises:
-        ValueError: The hostfile is not valid (see `read`), or the user starts agents as well.
+        ValueError: The hostfile is not valid (see `read_hostfile`), or the user starts agents as
+            well.
     """
     settings = config.supervision
     if not settings.hostfile:
         return config, []
-    names, slots = read(settings.hostfile)
+    names, slots = read_hostfile(settings.hostfile)
     if node.count > 1:
         raise ValueError(
             f"--nodes {node.count} with supervision.hostfile, whose agents are started over ssh; "

@@ -112,7 +112,7 @@ def next_control_file(
     in its control file.
     """
     recorded = ledger.run_state(records, config.training.seed).next_attempt
-    before = control.read(Path(config.folder))
+    before = control.read_control_file(Path(config.folder))
     count = processes_per_node(config.supervision)
     return ControlFile(
         token=secrets.token_hex(8),

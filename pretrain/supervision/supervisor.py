@@ -88,7 +88,7 @@ class Supervisor:
         lock = self.run_folder / run_folder.SUPERVISOR_LOCK
         self._lock = files.lock(lock, "is in use by another supervisor")
         dump(config, self.run_folder / run_folder.SUPERVISED)
-        ledger.read(self.ledger)  # refuses a damaged ledger before anything is launched
+        ledger.read_ledger(self.ledger)  # refuses a damaged ledger before anything is launched
         silence_seconds = self._settings.node_silence_seconds
         self._agents = hosts.Agents(machines, self.run_folder, self._print, silence_seconds)
         self._other_nodes = OtherNodes(
@@ -133,7 +133,7 @@ class Supervisor:
 
     def _take_over(self) -> int | None:
         """Continue an attempt that has lost its supervisor, or clean up after it."""
-        control_file = self._wait_for_disk(lambda: control.read(self.run_folder))
+        control_file = self._wait_for_disk(lambda: control.read_control_file(self.run_folder))
         if job := jobs.find(self.run_folder, control_file):
             self._print(f"attempt {job.control_file.attempt} still runs; watching it")
             return self._run_to_end(job)
@@ -141,7 +141,7 @@ class Supervisor:
             self._write_control_file(dataclasses.replace(control_file, state=control.STOP))
         processes.end_all(self.run_folder, processes.GRACE_SECONDS)
         run_folder.lock(self.run_folder).close()  # raises if it is trained without supervisor
-        errors = failures.read(self.run_folder, control_file.token) if control_file else []
+        errors = failures.read_failures(self.run_folder, control_file.token) if control_file else []
         if control_file and failures.cause(errors) is None:
             errors = [*self._killed(control_file, errors), *errors]
         reason = failures.explain(errors)
@@ -296,7 +296,7 @@ class Supervisor:
         records = self._records()
         own = decide.records_of(records, token)
         kinds = {record["kind"] for record in own}
-        errors = failures.read(self.run_folder, token)
+        errors = failures.read_failures(self.run_folder, token)
         if problem is None and failures.cause(errors) is None:
             errors = [*self._killed(job.control_file, errors), *errors]
         cause, log = failures.cause(errors), launching.tail(job.log)
@@ -314,7 +314,7 @@ class Supervisor:
         machines = [self._other_nodes.host(rank // each) for rank in ranks]
         seen = decide.why_ended(problem, launcher, errors, machines, logged)
         kind = decide.ending(kinds, seen.kind, bool(self._stop_requests.count))
-        at_start = heartbeat.read(self.run_folder, token).stage == heartbeat.INIT
+        at_start = heartbeat.read_heartbeat(self.run_folder, token).stage == heartbeat.INIT
         error = failures.lasting(seen.error) if at_start else ""
         if kind:
             step = ledger.run_state(records, self.config.training.seed).resume_step()
@@ -356,7 +356,7 @@ class Supervisor:
             self._agents.close(processes.GRACE_SECONDS)
 
     def _records(self) -> list[ledger.Record]:
-        return self._wait_for_disk(lambda: ledger.read(self.ledger))
+        return self._wait_for_disk(lambda: ledger.read_ledger(self.ledger))
 
     def _record(self, kind: str, **fields: object) -> None:
         self._wait_for_disk(lambda: ledger.append(self.ledger, kind, **fields))
@@ -383,7 +383,9 @@ class Supervisor:
     def _print_news(self) -> None:
         """Print what was added to the ledger and to validation.jsonl since the last call."""
         if self._new_validations.new():
-            validation = metrics.surviving(metrics.read(self.run_folder / metrics.VALIDATION))
+            validation = metrics.surviving(
+                metrics.read_metrics(self.run_folder / metrics.VALIDATION)
+            )
             self._print(metrics.validation_line(validation))
         for record, sentence in history.sentences(self._new_records.new()):
             self._print(sentence)
@@ -403,8 +405,8 @@ def forecast(config: RunConfig, node: Node = _ONLY_NODE) -> str:
     """
     launch.check(config.supervision)
     run = Path(config.folder)
-    records = ledger.read(run / ledger.FILE_NAME)
-    if job := jobs.find(run, control.read(run)):
+    records = ledger.read_ledger(run / ledger.FILE_NAME)
+    if job := jobs.find(run, control.read_control_file(run)):
         return f"attempt {job.control_file.attempt} runs: it would be watched\n"
     decision = decide.decide(records, config)
     if isinstance(decision, Rollback):

@@ -68,7 +68,7 @@ class Watch:
         beat, lines = self._beat, self._metrics.new()
         self.lines.extend(lines)
         if self._heartbeat.is_new():
-            beat = heartbeat.read(self._run, self._token)
+            beat = heartbeat.read_heartbeat(self._run, self._token)
         if beat == heartbeat.NO_BEAT:  # not written yet, or it cannot be read now
             beat = self._beat
         if lines or beat != self._beat:

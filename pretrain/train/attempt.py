@@ -238,7 +238,7 @@ class Attempt:
 
         What only the last evaluations or steps showed can neither heal nor be confirmed.
         """
-        records = ledger.read(self.prepared.run_folder / ledger.FILE_NAME)
+        records = ledger.read_ledger(self.prepared.run_folder / ledger.FILE_NAME)
         training = self.config.training
         since = ledger.run_state(records, training.seed).suspected_since
         suspected = {} if since is None else {"suspected_since": since}

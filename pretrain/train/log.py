@@ -57,11 +57,12 @@ class RunLog:
         shown = Shown(self._run, public(self._config), start.attempt, start.step, self.say)
         names = dict.fromkeys(("tensorboard", self._config.tracker))
         self._trackers += [open_tracker(name, shown) for name in names]
-        for text in since_last_attempt(ledger.read(self._ledger)):
+        for text in since_last_attempt(ledger.read_ledger(self._ledger)):
             self._text(start.step, text)
         self._metrics = metrics.MetricsWriter(self._run, start.attempt)
         self._validation = metrics.JsonLines(self._run / metrics.VALIDATION)
-        self._measures = [line["measure"] for line in metrics.read(self._run / metrics.VALIDATION)]
+        validation = metrics.read_metrics(self._run / metrics.VALIDATION)
+        self._measures = [line["measure"] for line in validation]
         if reason := metrics.invalid_lines(self._run):
             self.say(f"WARNING: {reason}")
         self._progress = metrics.ProgressPrinter(
@@ -161,7 +162,7 @@ class RunLog:
         Raises:
             ValueError: names the other attempt.
         """
-        folder.refuse_superseded(ledger.read(self._ledger), self._start.token)
+        folder.refuse_superseded(ledger.read_ledger(self._ledger), self._start.token)
         self._refuse_superseded()
 
     def validated(self, step: int, scores: Mapping[str, Any], measure: str) -> None:

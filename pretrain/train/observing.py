@@ -41,14 +41,15 @@ def _open(prepared: Prepared, log: RunLog) -> tuple[SpikeWatch, list[Observer]]:
     for line in _announcement(prepared):
         log.say(line)
     observers = log.open()
-    lines, validation = metrics.read(run / metrics.METRICS), metrics.read(run / metrics.VALIDATION)
+    lines = metrics.read_metrics(run / metrics.METRICS)
+    validation = metrics.read_metrics(run / metrics.VALIDATION)
     changes = declared_changes(config, start.state)
     watch = SpikeWatch(
         SpikeDetector(config.spike, changes),
         history_before(start.step, lines, validation),
         lambda event: log.suspicion(**dataclasses.asdict(event)),
     )
-    records = ledger.read(run / ledger.FILE_NAME)
+    records = ledger.read_ledger(run / ledger.FILE_NAME)
     continuity = continuity_check(config, start, records, lines, changes, log.discontinuity)
     observers += [continuity, _slow_rank_warning(prepared, log)]
     figures = _figures(prepared, watch)

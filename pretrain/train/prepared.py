@@ -165,7 +165,7 @@ def prepare(config: RunConfig, world_size: int) -> Prepared | None:
             resume_checks.refuse_other_checkpoint(point.manifest, point.step, architecture, before)
             saved = point.manifest["deepspeed"]
             refuse_other(config.training.deepspeed, settings, saved, point.step)
-        launched = control.read(run)
+        launched = control.read_control_file(run)
         number = state.next_attempt
         if launched and launched.token == token:
             number = launched.attempt

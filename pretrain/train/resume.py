@@ -97,7 +97,7 @@ def begin(
         ledger.append(path, "reject", step=step, reason=reason)
     kept = {*start.state.checkpoints} - {*resume_point.rejected}
     # A checkpoint that could not be read may be intact: it stays until the next commit.
-    records = ledger.read(path)
+    records = ledger.read_ledger(path)
     rejected = {r["step"] for r in records if r["kind"] == "reject"}
     unproven = rejected - resume_point.damaged
     checkpoints.remove(run, kept | unproven, lambda text: sys.stdout.write(f"{text}\n"))

@@ -125,7 +125,7 @@ class Saver:
 
     def _checkpoints(self) -> tuple[list[ledger.Record], tuple[int, ...]]:
         """The ledger's records, and the steps of the checkpoints that they lead to."""
-        records = ledger.read(self._run / ledger.FILE_NAME)
+        records = ledger.read_ledger(self._run / ledger.FILE_NAME)
         return records, ledger.run_state(records, self._config.training.seed).checkpoints
 
     def _prepare(self, step: int) -> None:

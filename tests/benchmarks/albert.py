@@ -100,8 +100,8 @@ def figures(name: Path) -> dict[str, float]:
     """What is in the tables, of one model."""
     (found,) = json.loads(Path(f"{name}.json").read_text())
     model = model_folder.load_model(Path(f"{name}-model")).model
-    lines = metrics.surviving(metrics.read(name / metrics.METRICS))
-    records = ledger.read(name / ledger.FILE_NAME)
+    lines = metrics.surviving(metrics.read_metrics(name / metrics.METRICS))
+    records = ledger.read_ledger(name / ledger.FILE_NAME)
     saved = checkpoints.folder_of(name, ledger.run_state(records, 1).resume_step())
     size = sum(path.stat().st_size for path in saved.rglob("*") if path.is_file())
     tasks = {task: 100 * score["accuracy"] for task, score in found["pairs"].items()}

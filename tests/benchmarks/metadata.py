@@ -140,7 +140,7 @@ def measure(count, seconds):
             }
             os.kill(children[-1], signal.SIGKILL)
             killed = time.monotonic()
-            while not any(r["kind"] == "crash" for r in ledger.read(run / ledger.FILE_NAME)):
+            while not any(r["kind"] == "crash" for r in ledger.read_ledger(run / ledger.FILE_NAME)):
                 time.sleep(0.2)
             noticed = time.monotonic() - killed
         finally:

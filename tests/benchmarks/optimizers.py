@@ -85,7 +85,7 @@ def train(arm: Arm, rate: float, seed: int, options: argparse.Namespace, corpus:
         (folder / "finished").write_text(str(code))
     if (folder / "finished").read_text() != "0":
         return []
-    lines = metrics.surviving(metrics.read(folder / metrics.VALIDATION))
+    lines = metrics.surviving(metrics.read_metrics(folder / metrics.VALIDATION))
     return [(line["step"], line["loss"]) for line in lines]
 
 

@@ -98,7 +98,7 @@ def corpus(output: Path) -> Path:
 
 def is_finished(folder: Path) -> bool:
     """Whether a run has reached its last step."""
-    return any(r["kind"] == "done" for r in ledger.read(folder / ledger.FILE_NAME))
+    return any(r["kind"] == "done" for r in ledger.read_ledger(folder / ledger.FILE_NAME))
 
 
 def supervise(recipe: str, folder: Path, *overrides: str) -> int:
@@ -122,11 +122,11 @@ def train(chosen: Run, folder: Path, *overrides: str) -> None:
 def by_hand(chosen: Run, folder: Path, *settings: str) -> None:
     """Stop at the first spike, and continue from well before its onset with another seed."""
     path = folder / ledger.FILE_NAME
-    if not any(record["kind"] == "rollback" for record in ledger.read(path)):
+    if not any(record["kind"] == "rollback" for record in ledger.read_ledger(path)):
         supervise(chosen.recipe, folder, *settings, *NO_ROLLBACK, "training.checkpoints_kept=50")
         if is_finished(folder):
             return
-        state = ledger.run_state(ledger.read(path), 1)
+        state = ledger.run_state(ledger.read_ledger(path), 1)
         onset = state.spikes[-1]["onset"]
         target = max(step for step in (0, *state.checkpoints) if step <= onset * 5 / 6)
         ledger.append(
@@ -145,9 +145,9 @@ def by_hand(chosen: Run, folder: Path, *settings: str) -> None:
 
 def outcome(folder: Path) -> dict[str, Any]:
     """The outcome of a run."""
-    state = ledger.run_state(ledger.read(folder / ledger.FILE_NAME), 1)
-    lines = metrics.read(folder / metrics.METRICS)
-    validation = metrics.surviving(metrics.read(folder / metrics.VALIDATION))
+    state = ledger.run_state(ledger.read_ledger(folder / ledger.FILE_NAME), 1)
+    lines = metrics.read_metrics(folder / metrics.METRICS)
+    validation = metrics.surviving(metrics.read_metrics(folder / metrics.VALIDATION))
     return {
         "finished": is_finished(folder),
         "spikes": [(spike["channel"], spike["onset"], spike["step"]) for spike in state.spikes],
@@ -203,7 +203,7 @@ def draw(output: Path, folders: dict[Run, Path]) -> Path:
             for chosen, folder in folders.items():
                 if chosen.recipe not in (recipe, "") or chosen.seed != first_seed:
                     continue
-                kept = metrics.surviving(metrics.read(folder / metrics.METRICS))
+                kept = metrics.surviving(metrics.read_metrics(folder / metrics.METRICS))
                 name, color = chosen.arm or UNEVENTFUL_RUN, None if chosen.recipe else GREY
                 losses = smoothed([metrics.loss_of(line) for line in kept], 11)
                 axes.plot([line["step"] for line in kept], losses, color=color, label=name)

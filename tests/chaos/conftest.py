@@ -98,7 +98,7 @@ class Chaos:
         return self.start(*overrides, **keywords).wait(PATIENCE)
 
     def records(self, *kinds):
-        records = ledger.read(self.run / ledger.FILE_NAME)
+        records = ledger.read_ledger(self.run / ledger.FILE_NAME)
         return [record for record in records if not kinds or record["kind"] in kinds]
 
     def kinds(self, *kinds):
@@ -139,7 +139,7 @@ class Chaos:
         assert final.keys() == undisturbed.keys()
         different = [name for name in final if not final[name].equal(undisturbed[name])]
         assert not different, different
-        kept = metrics.surviving(metrics.read(self.run / metrics.METRICS))
+        kept = metrics.surviving(metrics.read_metrics(self.run / metrics.METRICS))
         assert [line["step"] for line in kept] == list(range(STEPS))
         assert not self.kinds("discontinuity")
         proof = audit.audit(self.run)

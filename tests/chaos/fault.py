@@ -275,7 +275,7 @@ def main():
     from pretrain.train.__main__ import main as train
 
     run = Path(sys.argv[-1]).parent
-    control_file = control.read(run)
+    control_file = control.read_control_file(run)
     faults = json.loads(Path(os.environ[PLAN]).read_text()) if os.environ.get(PLAN) else {}
     rank = int(os.environ.get("RANK") or os.environ["SLURM_PROCID"])
     for fault in faults.get(str(control_file.attempt), []):

@@ -148,7 +148,7 @@ class Run:
 
     def step(self) -> int:
         """Return the number of steps on the surviving lineage."""
-        lines = metrics.read(self.folder / metrics.METRICS)
+        lines = metrics.read_metrics(self.folder / metrics.METRICS)
         return int(lines[-1]["step"]) + 1 if lines else 0
 
     def committed(self) -> list[Path]:
@@ -292,7 +292,7 @@ class Monkey:
     def _tear(self) -> str:
         """Cut off what no checkpoint made durable, and leave incomplete last lines."""
         self.run.cut_power()
-        records = ledger.read(self.run.folder / ledger.FILE_NAME)
+        records = ledger.read_ledger(self.run.folder / ledger.FILE_NAME)
         durable = max((r["step"] for r in records if r["kind"] == "commit"), default=0)
         done = []
         for name in (ledger.FILE_NAME, metrics.METRICS, metrics.VALIDATION):
@@ -325,7 +325,7 @@ class Monkey:
         """Bring back the files of a former attempt, and requests and errors that nobody deleted."""
         self.run.cut_power()
         folder = control.folder_of(self.run.folder)
-        newest = control.read(self.run.folder)
+        newest = control.read_control_file(self.run.folder)
         if newest is None:
             return "all processes killed; no control files yet"
         (folder / f"stop-{newest.token}").touch()
@@ -402,7 +402,7 @@ def play(output: Path, name: str, faults: int, seed: int) -> str:
     finally:
         reference.end()
         run.end()
-    records = ledger.read(run.folder / ledger.FILE_NAME)
+    records = ledger.read_ledger(run.folder / ledger.FILE_NAME)
     attempts = [record for record in records if record["kind"] == "attempt"]
     return (
         f"{name}, seed {seed}: {len(monkey.faults)} of {faults} faults, {len(attempts)} attempts, "
@@ -455,8 +455,8 @@ def compare(run: Path, reference: Path, steps: int, tolerance: float) -> float:
 
 def surviving_losses(run: Path) -> dict[tuple[str, int], float]:
     """Return the losses of a run's surviving lineage, by file and step."""
-    lines = metrics.surviving(metrics.read(run / metrics.METRICS))
-    measured = metrics.surviving_validation(metrics.read(run / metrics.VALIDATION), lines)
+    lines = metrics.surviving(metrics.read_metrics(run / metrics.METRICS))
+    measured = metrics.surviving_validation(metrics.read_metrics(run / metrics.VALIDATION), lines)
     return {
         (name, line["step"]): line["loss"]
         for name, found in ((metrics.METRICS, lines), (metrics.VALIDATION, measured))

@@ -43,7 +43,7 @@ def test_an_attempt_that_is_asked_to_stop_saves_and_the_next_one_continues(
     assert attempt("first") == [EXIT_PREEMPTED] * 2
     assert chaos.kinds() == ["created", "attempt", "commit", "preempted"]
     assert chaos.records()[-1]["step"] == 1
-    assert heartbeat.read(chaos.run, "first").stage == "step"
+    assert heartbeat.read_heartbeat(chaos.run, "first").stage == "step"
     assert attempt("second") == [0, 0]
     assert chaos.start_steps() == [0, 1]
     chaos.assert_same_as(undisturbed)

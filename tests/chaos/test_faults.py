@@ -231,7 +231,7 @@ def test_a_request_to_stop_with_a_clock_that_jumps(chaos, undisturbed):
         supervisor = chaos.start(CHAOS_CLOCK="1")
         chaos.wait_for_pause()
         supervisor.send_signal(number)
-        token = control.read(chaos.run).token
+        token = control.read_control_file(chaos.run).token
         chaos.wait_for(lambda: control.stop_requested(chaos.run, token))  # noqa: B023
         chaos.go_on()
         assert supervisor.wait(300) == EXIT_PREEMPTED, chaos.output()
@@ -300,7 +300,7 @@ def assert_rolled_back(chaos, channel, onset, confirmed, target):
     assert chaos.start_steps() == [0, target], chaos.output()
     assert chaos.kinds("crash", "hang", "discontinuity") == []
     assert all(tensor.isfinite().all() for tensor in weights(chaos.run).values())
-    lines = metrics.read(chaos.run / metrics.METRICS)
+    lines = metrics.read_metrics(chaos.run / metrics.METRICS)
     assert not [line for line in metrics.surviving(lines) if not line["loss"] < 100]
 
 

@@ -110,7 +110,9 @@ def test_excluded_sentences_are_left_out(tmp_path, source):
 def test_the_command_writes_what_the_task_reads(tmp_path, source, capsys):
     arguments = ["acceptability", "--input", str(source), "--output", str(tmp_path / "glue")]
     assert main([*arguments, "--train", "60", "--dev", "20"]) == 0
-    splits = [examples.read(COLA, str(tmp_path / "glue"), split) for split in ("train", "dev")]
+    splits = [
+        examples.read_split(COLA, str(tmp_path / "glue"), split) for split in ("train", "dev")
+    ]
     assert [len(split.examples) for split in splits] == [120, 40]
     provenance = json.loads((tmp_path / "glue" / "CoLA" / "provenance.json").read_text())
     assert provenance["train"] == 60
@@ -147,7 +149,7 @@ def test_files_of_the_command_are_replaced_even_if_it_was_interrupted(
         assert main([*arguments, "--dev", "20"]) == 130
     for dev in (20, 30):
         assert main([*arguments, "--dev", str(dev)]) == 0
-        assert len(examples.read(COLA, str(tmp_path / "glue"), "dev").examples) == 2 * dev
+        assert len(examples.read_split(COLA, str(tmp_path / "glue"), "dev").examples) == 2 * dev
 
 
 @pytest.mark.parametrize(

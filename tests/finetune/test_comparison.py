@@ -92,7 +92,7 @@ def test_predictions_of_each_kind_are_read_as_they_were_written(tmp_path, task, 
     comparison.write(tmp_path, {"dev": (truth, answers)})
     lines = (tmp_path / "predictions.jsonl").read_text().splitlines()
     assert len([json.loads(line, parse_constant=pytest.fail) for line in lines]) == 1
-    found = comparison.read(tmp_path, task)["dev"]
+    found = comparison.read_predictions(tmp_path, task)["dev"]
     finite = [np.nan_to_num(x, posinf=0) if isinstance(x, np.ndarray) else x for x in found]
     for read, written in zip(finite, (truth, answers), strict=True):
         if isinstance(written, np.ndarray):
@@ -165,6 +165,6 @@ def test_the_predictions_of_a_run_give_its_best_score(run_ranks, tiny_model, eas
     )
     plan.write(tmp_path / plan.name)
     (result,) = run_ranks(1, lambda: train.train(plan, tmp_path / plan.name))
-    found = comparison.read(tmp_path / plan.name, RTE)
+    found = comparison.read_predictions(tmp_path / plan.name, RTE)
     assert compare(RTE, [found], [found]).ours == result["best"]["accuracy"]
     assert dataclasses.asdict(plan)["protocol"] == "default"

@@ -58,7 +58,7 @@ def write(folder, content, split="train", task="CoLA"):
 
 
 def read(folder, split="train", task="CoLA"):
-    return examples.read(benchmarks.find(task), str(folder), split).examples
+    return examples.read_split(benchmarks.find(task), str(folder), split).examples
 
 
 @pytest.mark.parametrize("name", glue.TASKS)
@@ -146,7 +146,7 @@ def test_ragged_rows_are_counted_in_qqp_s_training_file_and_refused_elsewhere(tm
     rows = "id\tquestion1\tquestion2\tis_duplicate\n0\ta\tb\t1\n1\ta\t0\n2\ta\t\t0\n"
     for split in ("train", "dev"):
         write(tmp_path, rows, split, "QQP")
-    found = examples.read(benchmarks.find("QQP"), str(tmp_path), "train")
+    found = examples.read_split(benchmarks.find("QQP"), str(tmp_path), "train")
     assert found == examples.Split([Example(("a", "b"), 1), Example(("a", ""), 0)], skipped=1)
     with pytest.raises(ValueError, match=r"dev\.tsv: line 3: has 3 tab-separated columns"):
         read(tmp_path, "dev", "QQP")
@@ -204,7 +204,7 @@ def test_a_saved_dataset_gives_the_same_examples_and_digest_as_tsv_files(tmp_pat
     task = benchmarks.find("MNLI")
     for split in ("train", *task.dev):
         write(tmp_path, tsv, split, "MNLI")
-        both = [examples.read(task, str(tmp_path / place), split) for place in (".", "saved")]
+        both = [examples.read_split(task, str(tmp_path / place), split) for place in (".", "saved")]
         assert both[0] == both[1]
         assert examples.digest([both[0]]) == examples.digest([both[1]])
     assert read(tmp_path / "saved", "test_matched", "MNLI")[0] == Example(
@@ -233,7 +233,7 @@ def test_the_digest_depends_on_every_split(tmp_path):
     for train, dev in (("one", "two"), ("one", "three"), ("two", "two")):
         write(tmp_path, f"a\t1\t\t{train}\n", "train")
         write(tmp_path, f"a\t1\t\t{dev}\n", "dev")
-        splits = [examples.read(COLA, str(tmp_path), split) for split in ("train", "dev")]
+        splits = [examples.read_split(COLA, str(tmp_path), split) for split in ("train", "dev")]
         digests.add(examples.digest(splits))
     assert len(digests) == 3
 
@@ -290,9 +290,9 @@ def test_tasks_of_superglue_are_read_from_its_archive(tmp_path, name, folder, ro
     for split, file in task.files.items():
         shown = {key: value for key, value in row.items() if split != "test" or key != "label"}
         (tmp_path / folder / f"{file}.jsonl").write_text(json.dumps({**shown, "idx": 0}) + "\n")
-        (found,) = examples.read(task, str(tmp_path), split).examples
+        (found,) = examples.read_split(task, str(tmp_path), split).examples
         assert (len(found.texts), found.label) == (texts, label if split != "test" else 0)
     path = tmp_path / folder / "val.jsonl"
     path.write_text(json.dumps({**row, "label": "maybe"}) + "\n")
     with pytest.raises(ValueError, match="val.jsonl: line 1: label 'maybe'; accepted: "):
-        examples.read(task, str(tmp_path), "dev")
+        examples.read_split(task, str(tmp_path), "dev")

@@ -76,7 +76,7 @@ def test_the_kept_model_is_that_of_the_best_epoch(finished, tiny_model, easy_glu
     from pretrain.models import model_folder
 
     output, *_ = finished
-    dev = examples.read(benchmarks.find("CoLA"), str(easy_glue), "dev").examples
+    dev = examples.read_split(benchmarks.find("CoLA"), str(easy_glue), "dev").examples
     base = model_folder.load_model(tiny_model).model
     for seed in (1, 2):
         folder = output / f"CoLA-pretrained-seed{seed}"

@@ -85,7 +85,7 @@ def test_a_saved_dataset_can_be_used_and_limits_apply(run_ranks, tiny_model, eas
     columns = {
         split: [
             {"sentence1": e.texts[0], "sentence2": e.texts[1], "label": e.label}
-            for e in examples.read(task, str(easy_glue), split).examples
+            for e in examples.read_split(task, str(easy_glue), split).examples
         ]
         for split in names
     }

@@ -114,7 +114,7 @@ def test_examples_are_read_as_they_were_written(table, tmp_path):
     own = describe(Request("own", table(labelled(["a", "b"], ["b"], [])), dev_share=0.3))
     data = own_task.write(tmp_path / "data", own)
     for split, found in own.splits.items():
-        assert examples.read(own.task, str(data), split).examples == found
+        assert examples.read_split(own.task, str(data), split).examples == found
     other = dataclasses.replace(own, splits={**own.splits, "dev": own.splits["train"]})
     assert own_task.write(tmp_path / "data", other) != data  # which stays
 

@@ -11,7 +11,7 @@ ROWS = [("good, with a comma", "1"), ('two\nlines and "quotes"', "2"), ("", "1")
 
 
 def values_of(source):
-    return [tuple(map(tables.text, row.values.values())) for row in tables.read(str(source))]
+    return [tuple(map(tables.text, row.values.values())) for row in tables.read_rows(str(source))]
 
 
 def write_csv(folder):
@@ -58,7 +58,7 @@ def test_every_format_gives_the_same_rows(tmp_path, write):
 
 
 def test_places_are_the_lines_where_rows_begin(tmp_path):
-    places = [row.place.rpartition(": ")[2] for row in tables.read(str(write_csv(tmp_path)))]
+    places = [row.place.rpartition(": ")[2] for row in tables.read_rows(str(write_csv(tmp_path)))]
     assert places == ["line 2", "line 3", "line 6"]
 
 
@@ -70,7 +70,7 @@ def test_a_quotation_mark_in_a_tsv_file_is_text(tmp_path):
 def test_sentences_of_a_conll_file_end_at_empty_lines(tmp_path):
     text = "-DOCSTART- -X- O\n\nJohn NNP B-PER\nran VBD O\n\n\nHe PRP O\n"
     (tmp_path / "a.conll").write_text(text)
-    rows = tables.read(str(tmp_path / "a.conll"))
+    rows = tables.read_rows(str(tmp_path / "a.conll"))
     assert [row.values for row in rows] == [
         {"tokens": ["John", "ran"], "tags": ["B-PER", "O"]},
         {"tokens": ["He"], "tags": ["O"]},
@@ -82,13 +82,13 @@ def test_questions_of_a_squad_file(tmp_path):
     question = {"id": "q1", "question": "Who?", "answers": [{"text": "He", "answer_start": 0}]}
     content = {"data": [{"paragraphs": [{"context": "He ran.", "qas": [question]}]}]}
     (tmp_path / "a.json").write_text(json.dumps(content))
-    (row,) = tables.read(str(tmp_path / "a.json"))
+    (row,) = tables.read_rows(str(tmp_path / "a.json"))
     assert row.values["answers"] == [("He", 0)]
     assert "question q1" in row.place
     del question["answers"][0]["answer_start"]
     (tmp_path / "a.json").write_text(json.dumps(content))
     with pytest.raises(ValueError, match="question q1: not in SQuAD's format.*answer_start"):
-        tables.read(str(tmp_path / "a.json"))
+        tables.read_rows(str(tmp_path / "a.json"))
 
 
 @pytest.mark.parametrize(
@@ -109,15 +109,15 @@ def test_questions_of_a_squad_file(tmp_path):
 def test_a_broken_file_is_refused_by_line(tmp_path, name, content, message):
     (tmp_path / name).write_text(content)
     with pytest.raises(ValueError, match=message):
-        tables.read(str(tmp_path / name))
+        tables.read_rows(str(tmp_path / name))
 
 
 def test_what_is_not_there_is_named(tmp_path):
     with pytest.raises(ValueError, match="none.csv: no such file"):
-        tables.read(str(tmp_path / "none.csv"))
+        tables.read_rows(str(tmp_path / "none.csv"))
     (tmp_path / "a.csv").write_bytes(b"text\n\xff\n")
     with pytest.raises(ValueError, match="a.csv: is not UTF-8"):
-        tables.read(str(tmp_path / "a.csv"))
+        tables.read_rows(str(tmp_path / "a.csv"))
     write_saved_splits(tmp_path)
     with pytest.raises(ValueError, match="has several splits; name one: .*splits:train"):
-        tables.read(str(tmp_path / "splits"))
+        tables.read_rows(str(tmp_path / "splits"))

@@ -92,4 +92,6 @@ def begin(recipe):  # noqa: F811 - a fixture
 
 def losses(folder):
     """The loss of each step that counts, in order."""
-    return [line["loss"] for line in metrics.surviving(metrics.read(folder / metrics.METRICS))]
+    return [
+        line["loss"] for line in metrics.surviving(metrics.read_metrics(folder / metrics.METRICS))
+    ]

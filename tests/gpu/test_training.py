@@ -121,7 +121,7 @@ def test_fp16_recovers_from_an_overflow(begin, tmp_path):
     # So many overflows in a row would otherwise be a spike, before the scale fits.
     patience = ["spike.confirm_steps=50", "training.checkpoint_interval=20"]
     finish(begin(tmp_path / "run", f"training.deepspeed={file}", *patience))
-    lines = metrics.read(tmp_path / "run" / metrics.METRICS)
+    lines = metrics.read_metrics(tmp_path / "run" / metrics.METRICS)
     skipped = [line["step"] for line in lines if line.get("skipped")]
     assert skipped == [*range(len(skipped))]
     assert 0 < len(skipped) < 20

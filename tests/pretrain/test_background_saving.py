@@ -35,12 +35,12 @@ def writing_of(step, action):
 
 
 def records(run, *kinds):
-    found = ledger.read(run / ledger.FILE_NAME)
+    found = ledger.read_ledger(run / ledger.FILE_NAME)
     return [(r["kind"], r["step"]) for r in found if not kinds or r["kind"] in kinds]
 
 
 def metrics_have(run, step):
-    return any(line["step"] == step for line in metrics.read(run / metrics.METRICS))
+    return any(line["step"] == step for line in metrics.read_metrics(run / metrics.METRICS))
 
 
 def wait_for(condition):

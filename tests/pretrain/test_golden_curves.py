@@ -79,9 +79,9 @@ def curve(run):
     """What a run recorded, and the hash of the weights that it ended with."""
     from pretrain.engine.engine import consolidated_weights
 
-    lines = metrics.read(run / metrics.METRICS)
-    validation = metrics.read(run / metrics.VALIDATION)
-    records = ledger.read(run / ledger.FILE_NAME)
+    lines = metrics.read_metrics(run / metrics.METRICS)
+    validation = metrics.read_metrics(run / metrics.VALIDATION)
+    records = ledger.read_ledger(run / ledger.FILE_NAME)
     last = ledger.run_state(records, 1).resume_step()
     weights = consolidated_weights(checkpoints.folder_of(run, last))
     return {
@@ -186,7 +186,7 @@ def train_rolled_back(run_ranks, recipe, folder):
 
     assert run_ranks(2, work) == [EXIT_SPIKE] * 2
     config = recipes.load(str(recipe), [f"folder={run}", *words])
-    records = ledger.read(run / ledger.FILE_NAME)
+    records = ledger.read_ledger(run / ledger.FILE_NAME)
     onset = ledger.run_state(records, 1).unanswered_spike["onset"]
     answer = answer_to_spike(records, config)
     ledger.append(run / ledger.FILE_NAME, "rollback", onset=onset, **dataclasses.asdict(answer))

@@ -58,7 +58,7 @@ def run(recipe, corpus, other_corpus, tmp_path_factory):
 
 @pytest.mark.slow
 def test_every_block_of_each_corpus_was_read_once_an_epoch(run):
-    records = ledger.read(run / ledger.FILE_NAME)
+    records = ledger.read_ledger(run / ledger.FILE_NAME)
     attempts = [record for record in records if record["kind"] == "attempt"]
     assert [record["ranks"] for record in attempts] == [2, 2, 1]
     assert sum(record["kind"] == "rollback" for record in records) == 1
@@ -72,7 +72,7 @@ def test_every_block_of_each_corpus_was_read_once_an_epoch(run):
     (run / metrics.METRICS).write_text(
         (run / metrics.METRICS)
         .read_text()
-        .replace(metrics.read(run / metrics.METRICS)[-1]["blocks"], "0" * 16)
+        .replace(metrics.read_metrics(run / metrics.METRICS)[-1]["blocks"], "0" * 16)
     )
     code, said = main("audit", run)
     assert code == 1
@@ -92,10 +92,10 @@ def test_status_report_and_checkpoints_say_what_was_drawn_from_each(run):
     ]
     report = (run / "report.md").read_text()
     assert f"| a | 80.0% | {counts[0]:,} | {metrics.epochs(drawn[0]['epochs'])} | " in report
-    lines = metrics.surviving(metrics.read(run / metrics.METRICS))
+    lines = metrics.surviving(metrics.read_metrics(run / metrics.METRICS))
     assert [sum(line[f"blocks/{name}"] for line in lines) for name in "ab"] == counts
     assert "| b/" in report
-    measured = metrics.read(run / metrics.VALIDATION)[-1]
+    measured = metrics.read_metrics(run / metrics.VALIDATION)[-1]
     assert {*measured["corpora"]} == {"a", "b"}
     targets = [score["targets"] for score in measured["corpora"].values()]
     assert sum(targets) == measured["targets"]

@@ -104,21 +104,21 @@ def same(left, right):
 
 
 def test_every_step_has_the_settings_of_its_phase(straight):
-    lines = metrics.read(straight / metrics.METRICS)
+    lines = metrics.read_metrics(straight / metrics.METRICS)
     assert [line["step"] for line in lines] == list(range(14))
     assert [line["learning_rate"] for line in lines[1:11]] == [3e-3] * 10
     assert lines[12]["learning_rate"] > lines[13]["learning_rate"]
     shares = [line["targets"] / line["tokens"] for line in lines]
     assert min(shares[5:9]) > max(*shares[:5], *shares[9:])
     assert max(line["tokens"] for line in lines[5:9]) <= 4 * 48
-    measured = metrics.read(straight / metrics.VALIDATION)
+    measured = metrics.read_metrics(straight / metrics.VALIDATION)
     # A boundary is measured in both ways, so that either side has something to compare with.
     assert [line["step"] for line in measured] == [3, 5, 5, 6, 8, 9, 9, 12, 14]
     assert ["corpora" in line for line in measured] == [False] * 2 + [True] * 4 + [False] * 3
     measures = [line["measure"] for line in measured]
     assert measures == [measures[0]] * 2 + [measures[2]] * 4 + [measures[0]] * 3
     assert measures[0] != measures[2]
-    steps = ledger.run_state(ledger.read(straight / ledger.FILE_NAME), 1).checkpoints
+    steps = ledger.run_state(ledger.read_ledger(straight / ledger.FILE_NAME), 1).checkpoints
     assert 9 in steps  # the end of the second phase
 
 
@@ -145,7 +145,9 @@ def test_a_run_that_is_killed_in_any_phase_ends_with_the_same_bits(
         (metrics.METRICS, ("step", "loss", "blocks", "learning_rate")),
         (metrics.VALIDATION, ("step", "loss", "measure")),
     ):
-        runs = [metrics.surviving(metrics.read(r / name)) for r in (straight, tmp_path / "run")]
+        runs = [
+            metrics.surviving(metrics.read_metrics(r / name)) for r in (straight, tmp_path / "run")
+        ]
         mine, others = ([[line[key] for key in keys] for line in lines] for lines in runs)
         assert mine == others
     assert main("audit", tmp_path / "run")[0] == 0
@@ -199,7 +201,9 @@ def test_a_rollback_into_an_earlier_phase_trains_it_with_its_own_settings(
     ledger.append(path, "rollback", onset=6, step=4, seed=2, **answer)
     code, said = attempt(run, phases)
     assert code == 0, said
-    before, after = (metrics.surviving(metrics.read(r / metrics.METRICS)) for r in (straight, run))
+    before, after = (
+        metrics.surviving(metrics.read_metrics(r / metrics.METRICS)) for r in (straight, run)
+    )
     assert [line["seed"] for line in after] == [1] * 4 + [2] * 10
     rates = [[line["learning_rate"] for line in lines] for lines in (before, after)]
     assert rates[0] == rates[1]
@@ -226,7 +230,7 @@ def test_a_fork_that_changes_nothing_repeats_the_source_bit_for_bit(
     assert code == 0, said
     assert contents(straight) == before
     assert same(final_weights(straight), final_weights(run))
-    lines = [metrics.surviving(metrics.read(r / metrics.METRICS)) for r in (straight, run)]
+    lines = [metrics.surviving(metrics.read_metrics(r / metrics.METRICS)) for r in (straight, run)]
     keys = ("step", "loss", "blocks", "gradient_norm")
     assert [[line[k] for k in keys] for line in lines[0]] == [
         [x[k] for k in keys] for x in lines[1]
@@ -234,7 +238,7 @@ def test_a_fork_that_changes_nothing_repeats_the_source_bit_for_bit(
     code, said = main("audit", run)
     assert code == 0, said
     assert "14 steps survive, each once: 80 blocks of first@64 (" in said
-    assert ledger.run_state(ledger.read(run / ledger.FILE_NAME), 1).checkpoints[0] == 6
+    assert ledger.run_state(ledger.read_ledger(run / ledger.FILE_NAME), 1).checkpoints[0] == 6
     code, said = main("status", run)
     assert f"began as a fork of {straight} at step 6" in said
     main("report", run)
@@ -264,7 +268,7 @@ def test_a_decay_branch_has_the_sources_steps_and_a_schedule_of_its_own(
     words = ["phases=" + json.dumps(branch), "training.steps=12", forked(straight, 9)]
     code, said = attempt(run, *words)
     assert code == 0, said
-    lines = [metrics.surviving(metrics.read(r / metrics.METRICS)) for r in (straight, run)]
+    lines = [metrics.surviving(metrics.read_metrics(r / metrics.METRICS)) for r in (straight, run)]
     assert lines[0][:9] == lines[1][:9]
     rates = [line["learning_rate"] for line in lines[1][9:]]
     assert rates == pytest.approx([3e-3, 2.1e-3, 1.2e-3])
@@ -302,7 +306,7 @@ def test_each_corpus_has_one_name_and_no_column_is_empty(straight, tmp_path):
     text = (run / "report.md").read_text()
     assert "|  |" not in text
     assert "| made" not in text
-    measured = metrics.read(run / metrics.VALIDATION)
+    measured = metrics.read_metrics(run / metrics.VALIDATION)
     shares = {"first@64": 1.0, "first@48": 0.0, "second": 0.0}
     scores = dict.fromkeys(shares, measured[-1]) | {
         "first@48": measured[5]["corpora"]["first"],
@@ -314,7 +318,7 @@ def test_each_corpus_has_one_name_and_no_column_is_empty(straight, tmp_path):
         assert row.endswith(f" | {scores[name]['perplexity']:.2f} |")
     # Phase 2 ended with its own measure, though the next one measured after the same step.
     assert f" | {measured[5]['loss']:.4f} |" in text
-    lines = metrics.read(run / metrics.METRICS)
+    lines = metrics.read_metrics(run / metrics.METRICS)
     drawn = {name: [line[f"blocks/{name}"] for line in lines] for name in shares}
     assert drawn["first@64"] == [8] * 5 + [0] * 4 + [8] * 5
     assert [sum(drawn[name]) for name in shares] == [80, 5, 11]

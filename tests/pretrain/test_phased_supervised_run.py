@@ -45,9 +45,11 @@ def supervised(words, run, kill=False):
     with (run.parent / f"{run.name}.log").open("wb") as log:
         process = subprocess.Popen([*words, f"folder={run}"], stdout=log, stderr=log)
         while kill and process.poll() is None:
-            lines = metrics.read(run / metrics.METRICS)
+            lines = metrics.read_metrics(run / metrics.METRICS)
             if lines and lines[-1]["step"] >= KILLED_AFTER:
-                begun = [r for r in ledger.read(run / ledger.FILE_NAME) if r["kind"] == "attempt"]
+                begun = [
+                    r for r in ledger.read_ledger(run / ledger.FILE_NAME) if r["kind"] == "attempt"
+                ]
                 os.kill(begun[-1]["pid"], signal.SIGKILL)
                 break
             time.sleep(0.02)
@@ -66,10 +68,10 @@ def test_a_run_killed_in_its_second_phase_ends_with_the_same_weights(words, tmp_
     for name, kill in (("straight", False), ("killed", True)):
         run = tmp_path / name
         assert supervised(words, run, kill) == 0, (tmp_path / f"{name}.log").read_text()
-        kinds = [record["kind"] for record in ledger.read(run / ledger.FILE_NAME)]
+        kinds = [record["kind"] for record in ledger.read_ledger(run / ledger.FILE_NAME)]
         assert kinds.count("rollback") == 1
         assert kinds.count("crash") == kill
-        rates = [line["learning_rate"] for line in metrics.read(run / metrics.METRICS)]
+        rates = [line["learning_rate"] for line in metrics.read_metrics(run / metrics.METRICS)]
         assert rates[-1] < 0.15 * max(rates)
         audit = [sys.executable, "-m", "pretrain", "audit", str(run)]
         said = subprocess.run(audit, capture_output=True, text=True)

@@ -59,10 +59,10 @@ class Curve:
 def read_all(
     paths: Sequence[Path], tag: str = "train/loss", every_attempt: bool = False
 ) -> list[Curve]:
-    """Read the curves of several files or folders, under unique names; see `read`.
+    """Read the curves of several files or folders, under unique names; see `read_curves`.
 
     Raises:
-        ValueError: as `read`; or `paths` is empty, or names a path twice.
+        ValueError: as `read_curves`; or `paths` is empty, or names a path twice.
     """
     if not paths:
         raise ValueError("no curve is named; give a CSV, a JSON Lines file or a run's folder")
@@ -73,7 +73,9 @@ def read_all(
     return [
         curve
         for path, name in zip(paths, names, strict=True)
-        for curve in read(path, tag, every_attempt, name if names.count(name) == 1 else str(path))
+        for curve in read_curves(
+            path, tag, every_attempt, name if names.count(name) == 1 else str(path)
+        )
     ]
 
 
@@ -81,7 +83,7 @@ def _name(path: Path) -> str:
     return path.resolve().name if path.is_dir() else path.stem
 
 
-def read(
+def read_curves(
     path: Path, tag: str = "train/loss", every_attempt: bool = False, name: str = ""
 ) -> list[Curve]:
     """Read the curves of a file or a folder.
@@ -101,7 +103,7 @@ def read(
     if not rows:
         raise ValueError(f"{path}: holds no record with a step and a loss")
     name = name or _name(path)
-    validation = metrics.read(path / VALIDATION) if (path / METRICS).is_file() else []
+    validation = metrics.read_metrics(path / VALIDATION) if (path / METRICS).is_file() else []
     starts = [n for n in range(1, len(rows)) if rows[n]["step"] <= rows[n - 1]["step"]]
     if starts and not every_attempt:
         notes.append(

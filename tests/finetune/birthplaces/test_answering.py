@@ -66,7 +66,7 @@ def test_padding_and_other_special_ids_are_never_part_of_an_answer():
 def test_answers_do_not_depend_on_the_other_questions(make_model, task, tmp_path, variant):
     choice = Choice(variant, None if variant == "vanilla" else 8)
     loaded = model_folder.load_model(make_model(choice, tmp_path / "model"))
-    asked = questions.read(task.dev)
+    asked = questions.read_questions(task.dev)
     tokenizer = corpus.vocabulary(corpus.documents(task.text))
     encoded = encode(asked, tokenizer, 64, with_answers=False).rows
     together = answering.answers(loaded.model, encoded, tokenizer.mask_id)

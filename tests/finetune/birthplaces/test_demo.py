@@ -23,7 +23,7 @@ def test_the_table_has_the_commonest_training_answer_and_both_models(tmp_path):
 
 def test_every_fact_is_in_the_text_and_no_person_in_both_sets(task, tmp_path):
     text = task.text.read_text().splitlines()
-    train, dev = (questions.read(path) for path in (task.train, task.dev))
+    train, dev = (questions.read_questions(path) for path in (task.train, task.dev))
     assert len(train) + len(dev) == len(text) == 60
     assert not {q.text for q in train} & {q.text for q in dev}
     for question in [*train, *dev]:

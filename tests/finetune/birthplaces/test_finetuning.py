@@ -35,7 +35,7 @@ def test_a_fresh_model_learns_to_repeat_the_answers_of_its_training(
     folder = finetune(run_ranks, choice, task, None, output, data, **settings)
     shown = answering.evaluate(choice, task.text, output, data, tmp_path / "predictions")
     assert shown.endswith("correct: 6 of 6, 100.0 %")
-    answers = [question.answer for question in questions.read(data)]
+    answers = [question.answer for question in questions.read_questions(data)]
     assert (tmp_path / "predictions").read_text().splitlines() == answers
     steps = (folder / "metrics.jsonl").read_text().splitlines()
     assert len(steps) == 80
@@ -50,7 +50,7 @@ def test_a_fresh_model_learns_to_repeat_the_answers_of_its_training(
 
 def test_few_rows_are_one_batch_and_every_epoch_a_whole_number_of_steps(run_ranks, task, tmp_path):
     model = {"overrides": ["model.size=tiny"], "epochs": 3}
-    rows = len(questions.read(task.train))
+    rows = len(questions.read_questions(task.train))
     finetune(run_ranks, Choice("vanilla"), task, None, tmp_path / "model", **model)
     provenance = model_folder.load_model(tmp_path / "model").provenance
     assert (provenance["batch_size"], provenance["steps"]) == (rows, 3)
@@ -59,7 +59,7 @@ def test_few_rows_are_one_batch_and_every_epoch_a_whole_number_of_steps(run_rank
 def test_an_epoch_of_a_row_more_than_a_batch_is_not_two_batches(
     run_ranks, task, tmp_path, monkeypatch
 ):
-    rows = len(questions.read(task.train))
+    rows = len(questions.read_questions(task.train))
     monkeypatch.setattr(finetuning, "BATCH_SIZE", rows - 1)
     model = {"overrides": ["model.size=tiny"], "epochs": 3}
     finetune(run_ranks, Choice("vanilla"), task, None, tmp_path / "model", **model)

@@ -15,9 +15,11 @@ def write(path, content):
 
 
 def test_a_file_has_answers_in_every_row_or_in_none(tmp_path):
-    both = questions.read(write(tmp_path / "both.tsv", "Who is A?\tGraz\nWho is B?\tLinz\n"))
+    both = questions.read_questions(
+        write(tmp_path / "both.tsv", "Who is A?\tGraz\nWho is B?\tLinz\n")
+    )
     assert [(q.text, q.answer) for q in both] == [("Who is A?", "Graz"), ("Who is B?", "Linz")]
-    none = questions.read(write(tmp_path / "none.tsv", "Where was A?\r\nWhere was B?"))
+    none = questions.read_questions(write(tmp_path / "none.tsv", "Where was A?\r\nWhere was B?"))
     assert [(q.text, q.answer) for q in none] == [("Where was A?", None), ("Where was B?", None)]
 
 
@@ -38,13 +40,13 @@ def test_a_file_has_answers_in_every_row_or_in_none(tmp_path):
 def test_a_row_of_another_form_is_refused_with_its_line(tmp_path, content, message):
     path = write(tmp_path / "rows.tsv", content)
     with pytest.raises(ValueError, match=f"rows.tsv: {message}"):
-        questions.read(path)
+        questions.read_questions(path)
 
 
 def test_rows_without_answers_are_refused_where_answers_are_needed(tmp_path):
     path = write(tmp_path / "rows.tsv", "a?\nb?\n")
     with pytest.raises(ValueError, match="line 1: 'a\\?' is not accepted"):
-        questions.read(path, with_answers=True)
+        questions.read_questions(path, with_answers=True)
 
 
 def test_only_equal_answers_count():

@@ -71,7 +71,7 @@ def source(recipe, tokenizer, tmp_path):
 
 
 def validation(run):
-    return {line["step"]: line["loss"] for line in metrics.read(run / metrics.VALIDATION)}
+    return {line["step"]: line["loss"] for line in metrics.read_metrics(run / metrics.VALIDATION)}
 
 
 def evaluated(model, corpus, tmp_path):
@@ -117,7 +117,7 @@ def test_a_run_begins_with_the_loss_of_the_model_and_never_needs_it_again(
     (again / "train.lock").unlink()
     assert attempt(again, *begin)[0] == 0
     assert attempt(run, *begin, "training.steps=4")[0] == 0, "resumed from its checkpoint"
-    first, second = (metrics.read(path / metrics.METRICS)[:2] for path in (run, again))
+    first, second = (metrics.read_metrics(path / metrics.METRICS)[:2] for path in (run, again))
     assert [line["loss"] for line in first] == [line["loss"] for line in second]
     capsys.readouterr()
     assert pretrain(["audit", str(run)]) == 0
@@ -189,7 +189,7 @@ def test_step_0_of_a_run_that_draws_its_weights_can_be_exported(attempt, corpus,
     assert loss == pytest.approx(validation(run)[4], abs=1e-6), "hardly trained since"
     facts = model_folder.load_model(exported(run, 2, tmp_path)).provenance
     assert (facts["step"], facts["training"]["validation"]["step"]) == (2, 2)
-    lines = metrics.read(run / metrics.METRICS)
+    lines = metrics.read_metrics(run / metrics.METRICS)
     assert facts["training"]["tokens"] == sum(line["tokens"] for line in lines[:2]) > 0
 
 
@@ -208,8 +208,8 @@ def test_the_model_card_of_an_export_says_how_it_was_trained(
     words = ["--to", "huggingface", "--scores", str(scores)]
     assert pretrain(["convert", model, *words, "--output", str(card)]) == 0
     text = (card / "README.md").read_text()
-    perplexity = metrics.read(run / metrics.VALIDATION)[-1]["perplexity"]
-    tokens = sum(line["tokens"] for line in metrics.read(run / metrics.METRICS))
+    perplexity = metrics.read_metrics(run / metrics.VALIDATION)[-1]["perplexity"]
+    tokens = sum(line["tokens"] for line in metrics.read_metrics(run / metrics.METRICS))
     corpus = load_manifest(Path(recipe.load(run).data.corpus))
     train = corpus.totals["train"]
     for part in (

@@ -805,7 +805,7 @@ def watched(built, steps, folder, **non_finite):
         rank_0=Rank0Callbacks(observers, watch),
     )
     if built.rank == 0:
-        lines, again = metrics.read(folder / metrics.METRICS), SpikeDetector(WATCHED)
+        lines, again = metrics.read_metrics(folder / metrics.METRICS), SpikeDetector(WATCHED)
         replayed = [event for seen in observations(lines) for event in again.update(seen)]
         assert repr(replayed) == repr(events)
     results = [record.result for record in records]

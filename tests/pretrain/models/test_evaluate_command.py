@@ -288,7 +288,7 @@ def compared(run_ranks, recipe, tmp_path, capsys):
         words = ["--data", str(corpus), "--json", str(written)]
         assert command_line.main(["evaluate", model, *words]) == 0
         (found,) = json.loads(written.read_text())
-        return metrics.read(tmp_path / "run" / metrics.VALIDATION)[-1], found
+        return metrics.read_metrics(tmp_path / "run" / metrics.VALIDATION)[-1], found
 
     return both
 

@@ -156,7 +156,7 @@ def test_a_run_of_an_objective_that_is_one_line_in_the_registry(
     weights = [engine.consolidated_weights(checkpoints.folder_of(run, 4)) for run in runs]
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
     assert [record["step"] for record in records(runs[1], "attempt")] == [0, 2]
-    lines = [metrics.surviving(metrics.read(run / metrics.METRICS)) for run in runs]
+    lines = [metrics.surviving(metrics.read_metrics(run / metrics.METRICS)) for run in runs]
     assert [line["step"] for line in lines[0]] == [0, 1, 2, 3]
     assert [line["terms"] for line in lines[0]] == [line["terms"] for line in lines[1]]
     for line in lines[0]:
@@ -165,7 +165,7 @@ def test_a_run_of_an_objective_that_is_one_line_in_the_registry(
         assert line["targets"] == tokens["targets"] + parity["targets"]
         assert parity["targets"] <= 8
 
-    validation = metrics.read(runs[0] / metrics.VALIDATION)[-1]
+    validation = metrics.read_metrics(runs[0] / metrics.VALIDATION)[-1]
     assert validation["terms"].keys() == {"tokens", "parity"}
     assert validation["targets"] == sum(t["targets"] for t in validation["terms"].values())
     export_checkpoint(runs[0], tmp_path / "model")

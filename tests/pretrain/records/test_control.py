@@ -25,10 +25,10 @@ def handlers():
 
 
 def test_the_control_file_that_was_written_last_is_read(tmp_path):
-    assert control.read(tmp_path) is None
+    assert control.read_control_file(tmp_path) is None
     for written in (ControlFile("zz", 1, control.RUN), CONTROL_FILE):
         control.write(tmp_path, written)
-        assert control.read(tmp_path) == written
+        assert control.read_control_file(tmp_path) == written
 
 
 def test_a_file_with_other_fields_is_refused_by_name(tmp_path):
@@ -36,7 +36,7 @@ def test_a_file_with_other_fields_is_refused_by_name(tmp_path):
     path = control.folder_of(tmp_path) / "control.json"
     path.write_text('{"what": 1}')
     with pytest.raises(ValueError, match=r"control.json: is not a control file .*delete it"):
-        control.read(tmp_path)
+        control.read_control_file(tmp_path)
 
 
 def test_an_attempt_is_superseded_by_another_one_and_by_its_own_end(tmp_path):
@@ -136,7 +136,7 @@ def test_a_control_file_that_cannot_be_read_for_a_moment_is_read_again(
 ):
     control.write(tmp_path, CONTROL_FILE)
     unreadable(monkeypatch, "control.json", *[number] * 3)
-    assert control.read(tmp_path) == CONTROL_FILE
+    assert control.read_control_file(tmp_path) == CONTROL_FILE
 
 
 def test_an_unreadable_control_file_supersedes_no_attempt_and_is_not_taken_for_a_missing_one(
@@ -148,7 +148,7 @@ def test_an_unreadable_control_file_supersedes_no_attempt_and_is_not_taken_for_a
         assert not control.superseded(tmp_path, "aa")
         control.refuse_superseded(tmp_path, "aa")
         with pytest.raises(OSError, match="control.json"):
-            control.read(tmp_path)
+            control.read_control_file(tmp_path)
     assert control.superseded(tmp_path, "aa")
 
 

@@ -29,7 +29,7 @@ def report(tmp_path, monkeypatch):
             action()
         except Exception as error:
             failures.report(tmp_path, 1, error, **keywords)
-        return failures.read(tmp_path, "t")
+        return failures.read_failures(tmp_path, "t")
 
     return work
 
@@ -91,15 +91,15 @@ def test_a_file_that_cannot_be_read_is_skipped(report, tmp_path):
     path.write_text('{"rank": 1')
     assert len(report(lambda: fail(ValueError("no")))) == 1
     path.write_text(json.dumps({"rank": 1, "of": "another version"}))
-    assert len(failures.read(tmp_path, "t")) == 1
+    assert len(failures.read_failures(tmp_path, "t")) == 1
 
 
 def test_a_new_attempt_deletes_the_errors_of_earlier_ones(report, tmp_path):
     report(lambda: fail(ValueError("no")))
     control.write(tmp_path, ControlFile("t", 1, control.STOP))
-    assert len(failures.read(tmp_path, "t")) == 1
+    assert len(failures.read_failures(tmp_path, "t")) == 1
     control.write(tmp_path, ControlFile("u", 2, control.RUN))
-    assert failures.read(tmp_path, "t") == []
+    assert failures.read_failures(tmp_path, "t") == []
 
 
 def test_the_cause_is_the_first_error_that_no_other_rank_s_end_explains():

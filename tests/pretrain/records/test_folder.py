@@ -47,7 +47,7 @@ def test_a_run_is_created_once_even_where_a_launch_failed_before(recipe, tmp_pat
     ledger.append(path, "crash", attempt=1, reason="the launcher ended with code 1")
     for _ in range(2):
         run_folder.open_run(config, manifest)
-    assert [record["kind"] for record in ledger.read(path)] == ["crash", "created"]
+    assert [record["kind"] for record in ledger.read_ledger(path)] == ["crash", "created"]
 
 
 def test_no_attempt_resumes_from_checkpoints_that_a_spike_may_have_spoiled(recipe, tmp_path):
@@ -69,7 +69,7 @@ def begun(config):
     start = resume.Start(state.next_attempt, "t", 0, state, order, 1.0, 0)
     point, environment = checkpoints.ResumePoint(0, None, {}), {"versions": {}}
     resume.begin(config, {}, start, point, ["here"], 4, environment)
-    return ledger.read(Path(config.folder) / ledger.FILE_NAME)[-1]
+    return ledger.read_ledger(Path(config.folder) / ledger.FILE_NAME)[-1]
 
 
 @pytest.mark.parametrize(

@@ -15,28 +15,28 @@ from pretrain.records.heartbeat import EVALUATE, INIT, SAVE, STEP, Heartbeat
 def test_a_beat_is_written_every_five_seconds_and_at_each_change_of_stage(tmp_path):
     now = [100.0]
     heart = Heartbeat(tmp_path, "t", clock=lambda: now[0])
-    assert heartbeat.read(tmp_path, "t") == heartbeat.NO_BEAT
+    assert heartbeat.read_heartbeat(tmp_path, "t") == heartbeat.NO_BEAT
     assert heart.beat(STEP, 1)
     assert not heart.beat(STEP, 2)
-    assert heartbeat.read(tmp_path, "t").step == 1
+    assert heartbeat.read_heartbeat(tmp_path, "t").step == 1
     now[0] += 5.0
     assert heart.beat(STEP, 3)
     assert heart.beat(SAVE, 3)
     assert not heart.beat(SAVE, 3)
     assert heart.beat(STEP, 3)
-    assert heartbeat.read(tmp_path, "t") == heartbeat.Beat(STEP, 3, 4)
+    assert heartbeat.read_heartbeat(tmp_path, "t") == heartbeat.Beat(STEP, 3, 4)
 
 
 def test_the_heartbeat_of_another_attempt_is_ignored(tmp_path):
     Heartbeat(tmp_path, "old").beat(SAVE, 9)
-    assert heartbeat.read(tmp_path, "new") == heartbeat.NO_BEAT
+    assert heartbeat.read_heartbeat(tmp_path, "new") == heartbeat.NO_BEAT
 
 
 def test_a_torn_heartbeat_is_ignored(tmp_path):
     Heartbeat(tmp_path, "t").beat(STEP, 9)
     path = control.folder_of(tmp_path) / heartbeat.FILE_NAME
     path.write_text(json.dumps({"token": "t"})[:-3])
-    assert heartbeat.read(tmp_path, "t") == heartbeat.NO_BEAT
+    assert heartbeat.read_heartbeat(tmp_path, "t") == heartbeat.NO_BEAT
     assert [p.name for p in path.parent.iterdir()] == [path.name]
 
 
@@ -74,6 +74,6 @@ def test_a_full_disk_keeps_the_last_beat_and_does_not_end_the_rank(tmp_path, mon
     with monkeypatch.context() as patch:
         patch.setattr(Path, "write_text", full)
         assert heart.beat(STEP, 2)
-    assert heartbeat.read(tmp_path, "t").step == 1
+    assert heartbeat.read_heartbeat(tmp_path, "t").step == 1
     assert heart.beat(STEP, 3)
-    assert heartbeat.read(tmp_path, "t").step == 3
+    assert heartbeat.read_heartbeat(tmp_path, "t").step == 3

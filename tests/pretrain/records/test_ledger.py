@@ -26,28 +26,28 @@ def path(tmp_path):
 def filled(path, count=5):
     for number in range(count):
         ledger.append(path, "commit", step=number * 10, note="é\u2028 ok")
-    return ledger.read(path)
+    return ledger.read_ledger(path)
 
 
 def test_what_is_appended_is_read_back_in_order(path):
-    assert ledger.read(path) == []
+    assert ledger.read_ledger(path) == []
     records = filled(path)
     assert [record["step"] for record in records] == [0, 10, 20, 30, 40]
     assert [record["number"] for record in records] == [0, 1, 2, 3, 4]
     assert len({record["previous"] for record in records}) == 5
-    assert ledger.append(path, "done") == ledger.read(path)[-1]
+    assert ledger.append(path, "done") == ledger.read_ledger(path)[-1]
 
 
 def test_a_number_that_is_not_finite_is_null_at_any_depth(path):
     written = ledger.append(path, "spike", loss=math.nan, deep={"a": [math.inf, (1.5, -math.inf)]})
     json.loads(path.read_text(), parse_constant=pytest.fail)
-    (record,) = ledger.read(path)
+    (record,) = ledger.read_ledger(path)
     assert written == record
     assert record["loss"] is None
     assert record["deep"] == {"a": [None, [1.5, None]]}
     # One that was written before by an earlier version is still read.
     path.write_text(path.read_text().replace("null", "NaN"))
-    assert math.isnan(ledger.read(path)[0]["loss"])
+    assert math.isnan(ledger.read_ledger(path)[0]["loss"])
 
 
 def test_a_record_that_a_full_disk_takes_in_parts_is_written_whole(path, monkeypatch):
@@ -55,7 +55,7 @@ def test_a_record_that_a_full_disk_takes_in_parts_is_written_whole(path, monkeyp
     pwrite = os.pwrite
     monkeypatch.setattr(os, "pwrite", lambda fd, data, at: pwrite(fd, data[:7], at))
     appended = ledger.append(path, "done", step=50)
-    assert ledger.read(path)[-1] == appended
+    assert ledger.read_ledger(path)[-1] == appended
 
 
 @pytest.mark.parametrize("room", [0, 1, 60, 1000])
@@ -81,7 +81,7 @@ def test_a_record_that_does_not_fit_is_refused_with_the_file_s_name_and_leaves_n
         ledger.append(path, "done", step=50)
     assert path.read_bytes() == before
     monkeypatch.undo()
-    assert ledger.read(path) == records
+    assert ledger.read_ledger(path) == records
     assert ledger.append(path, "done")["number"] == len(records)
 
 
@@ -95,7 +95,7 @@ def test_a_read_that_fails_for_a_moment_is_tried_again(path, monkeypatch):
         return read_bytes(self)
 
     monkeypatch.setattr(type(path), "read_bytes", fails)
-    assert ledger.read(path) == records
+    assert ledger.read_ledger(path) == records
     assert not failures
 
 
@@ -105,25 +105,25 @@ def test_a_torn_last_line_is_left_out_wherever_it_was_torn_and_cut_off_by_the_ne
     last = whole.splitlines(keepends=True)[-1]
     for length in range(1, len(last) - 1):
         path.write_bytes(whole[: len(whole) - len(last) + length])
-        assert ledger.read(path) == records[:4]
+        assert ledger.read_ledger(path) == records[:4]
     appended = ledger.append(path, "crash", reason="torn")
-    assert ledger.read(path) == [*records[:4], appended]
+    assert ledger.read_ledger(path) == [*records[:4], appended]
     assert path.read_bytes().endswith(b"\n")
 
 
 def test_a_whole_last_record_without_its_line_feed_is_kept(path):
     records = filled(path)
     path.write_bytes(path.read_bytes()[:-1])
-    assert ledger.read(path) == records
+    assert ledger.read_ledger(path) == records
     appended = ledger.append(path, "done", step=50)
-    assert ledger.read(path) == [*records, appended]
+    assert ledger.read_ledger(path) == [*records, appended]
     assert path.read_bytes().count(b"\n") == 6
 
 
 @pytest.mark.parametrize("text", [b"my notes", b'{"a": 1}', b"\0notes"])
 def test_a_file_that_is_no_ledger_is_refused_and_stays_as_it_is(path, text):
     path.write_bytes(text)
-    for action in (lambda: ledger.read(path), lambda: ledger.append(path, "done")):
+    for action in (lambda: ledger.read_ledger(path), lambda: ledger.append(path, "done")):
         with pytest.raises(ValueError, match="line 1 does not follow"):
             action()
     assert path.read_bytes() == text
@@ -132,8 +132,8 @@ def test_a_file_that_is_no_ledger_is_refused_and_stays_as_it_is(path, text):
 def test_a_tail_that_a_power_failure_filled_with_zeros_is_cut_off(path):
     records = filled(path)
     path.write_bytes(path.read_bytes() + b"\0" * 100)
-    assert ledger.append(path, "done") == ledger.read(path)[-1]
-    assert ledger.read(path)[:-1] == records
+    assert ledger.append(path, "done") == ledger.read_ledger(path)[-1]
+    assert ledger.read_ledger(path)[:-1] == records
 
 
 def test_a_ledger_that_is_a_symbolic_link_is_refused(path, tmp_path):
@@ -162,7 +162,7 @@ def test_any_change_of_an_earlier_line_is_refused_with_its_place(path):
     ):
         path.write_bytes(b"".join(damaged))
         with pytest.raises(ValueError, match=r"line [234] does not follow from the line before"):
-            ledger.read(path)
+            ledger.read_ledger(path)
         with pytest.raises(ValueError, match="does not follow"):
             ledger.append(path, "done")
 
@@ -174,7 +174,7 @@ def test_a_line_of_another_run_is_refused(path, tmp_path):
         ledger.append(other, "commit", step=number)
     path.write_bytes(path.read_bytes() + other.read_bytes().splitlines(keepends=True)[5])
     with pytest.raises(ValueError, match="line 6"):
-        ledger.read(path)
+        ledger.read_ledger(path)
 
 
 def state(*events, seed=1):

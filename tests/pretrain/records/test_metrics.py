@@ -40,9 +40,9 @@ def test_records_come_back_as_they_were_written(json_lines, tmp_path):
     writer = json_lines(path)
     for line in written:
         writer.write(line)
-        assert metrics.read(path)[-1] == line  # without closing: a kill loses nothing
-    assert metrics.read(path) == written
-    assert metrics.read(tmp_path / "none.jsonl") == []
+        assert metrics.read_metrics(path)[-1] == line  # without closing: a kill loses nothing
+    assert metrics.read_metrics(path) == written
+    assert metrics.read_metrics(tmp_path / "none.jsonl") == []
 
 
 def test_a_number_that_is_not_finite_is_null_for_json_has_none(json_lines, tmp_path):
@@ -50,7 +50,7 @@ def test_a_number_that_is_not_finite_is_null_for_json_has_none(json_lines, tmp_p
     for number in (float("inf"), float("-inf"), float("nan")):
         writer.write({"step": 1, "loss": number})
     assert (tmp_path / "a.jsonl").read_text().count("null") == 3
-    assert metrics.read(tmp_path / "a.jsonl") == [{"step": 1, "loss": None}] * 3
+    assert metrics.read_metrics(tmp_path / "a.jsonl") == [{"step": 1, "loss": None}] * 3
     line = {**metrics.line_of(record(7)), "loss": None, "gradient_norm": None}
     assert "loss not finite  gradient norm not finite" in metrics.progress_line([line], 9)
 
@@ -59,9 +59,9 @@ def test_a_torn_last_line_is_not_read_and_does_not_spoil_the_next(json_lines, tm
     path = tmp_path / "a.jsonl"
     for torn in (b"{", b'{"step": 2', b'{"step": 2}'):
         path.write_bytes(b'{"step": 1}\n' + torn)
-        assert metrics.read(path) == [{"step": 1}]
+        assert metrics.read_metrics(path) == [{"step": 1}]
         json_lines(path).write({"step": 3})
-        assert metrics.read(path) == [{"step": 1}, {"step": 3}]
+        assert metrics.read_metrics(path) == [{"step": 1}, {"step": 3}]
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_a_torn_last_line_is_not_read_and_does_not_spoil_the_next(json_lines, tm
 def test_a_spoiled_line_is_left_out_and_counted(spoiled, tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_bytes(b'{"step": 1}\n' + spoiled + b'\n{"step": 3}\n{"st')
-    assert metrics.read(path) == [{"step": 1}, {"step": 3}]
+    assert metrics.read_metrics(path) == [{"step": 1}, {"step": 3}]
     assert metrics.read_counted(path)[1] == 1
 
 
@@ -83,7 +83,7 @@ def test_a_line_of_metrics_without_what_readers_need_is_left_out_with_a_warning(
     assert metrics.invalid_lines(tmp_path) == ""
     path = tmp_path / metrics.METRICS
     path.write_text(path.read_text().replace('"tokens"', '"tokenr"', 1))
-    assert [line["step"] for line in metrics.read(path)] == [1, 2]
+    assert [line["step"] for line in metrics.read_metrics(path)] == [1, 2]
     assert metrics.invalid_lines(tmp_path) == f"{path}: 1 lines are not valid and are left out"
 
 
@@ -151,16 +151,16 @@ def test_lines_that_a_full_disk_refuses_are_written_when_it_has_room(
             disk.room = room
             for line in written[:3]:
                 lines.write(line)
-            assert metrics.read(path) == written[: len(metrics.read(path))]
+            assert metrics.read_metrics(path) == written[: len(metrics.read_metrics(path))]
             if not disk.room:
                 with pytest.raises(OSError, match=rf"No space left on device: .*/{room}.jsonl"):
                     lines.sync()
             disk.room = 10_000
             lines.write(written[3])
-            assert metrics.read(path) == written
+            assert metrics.read_metrics(path) == written
             lines.sync()
             assert disk.syncs
-        assert metrics.read(path) == written
+        assert metrics.read_metrics(path) == written
 
 
 def test_lines_that_a_failed_fsync_lost_are_written_again(json_lines, tmp_path, monkeypatch):
@@ -207,7 +207,7 @@ def test_a_step_s_line_has_every_number_and_the_attempt(tmp_path):
     writer = metrics.MetricsWriter(tmp_path, 3)
     writer(record(7))
     writer._lines.close()
-    (line,) = metrics.read(tmp_path / metrics.METRICS)
+    (line,) = metrics.read_metrics(tmp_path / metrics.METRICS)
     assert line["attempt"] == 3
     assert "terms" not in line
     fields = {k: v for k, v in line.items() if k not in ("attempt", "blocks")}
@@ -221,7 +221,7 @@ def test_a_line_has_every_term_where_there_are_several(tmp_path):
     writer = metrics.MetricsWriter(tmp_path, 1)
     terms = {"masked": TermLoss(2.0, 7), "order": TermLoss(None, 0)}
     writer(step_record(7, terms=terms))
-    (line,) = metrics.read(tmp_path / metrics.METRICS)
+    (line,) = metrics.read_metrics(tmp_path / metrics.METRICS)
     assert line["terms"] == {
         "masked": {"loss": 2.0, "targets": 7},
         "order": {"loss": None, "targets": 0},

@@ -43,7 +43,8 @@ def seen(history, tmp_path):
 
 def found(seen):
     return [
-        (m.step, m.text, m.again) for m in marks(seen, metrics.read(seen.folder / "metrics.jsonl"))
+        (m.step, m.text, m.again)
+        for m in marks(seen, metrics.read_metrics(seen.folder / "metrics.jsonl"))
     ]
 
 

@@ -149,7 +149,7 @@ def test_an_attempt_that_lost_its_supervisor_is_told_with_the_way_to_adopt_it(
 
 def test_a_slow_rank_is_named_while_the_run_is_trained(run, capsys):
     path = run / metrics.METRICS
-    lines = metrics.read(path)
+    lines = metrics.read_metrics(path)
     slow = {"slowest_rank": 1, "slowest_rank_seconds": 0.5, "other_ranks_seconds": 0.2}
     lines += [{**lines[-1], "step": 11 + step, **slow} for step in range(pace.LEAST_STEPS)]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))

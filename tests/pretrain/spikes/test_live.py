@@ -60,8 +60,8 @@ class Run:
         self.folder, self.events = folder, []
 
     def begin(self, step):
-        lines = metrics.read(self.folder / metrics.METRICS)
-        validation = metrics.read(self.folder / metrics.VALIDATION)
+        lines = metrics.read_metrics(self.folder / metrics.METRICS)
+        validation = metrics.read_metrics(self.folder / metrics.VALIDATION)
         self.watch = SpikeWatch(
             SpikeDetector(CONFIG), history_before(step, lines, validation), self.events.append
         )

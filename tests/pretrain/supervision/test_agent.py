@@ -275,7 +275,7 @@ def test_a_supervisor_waits_for_the_agents_ends_attempts_on_all_nodes_and_releas
     threading.Timer(0.5, stage.start).start()
     assert supervisor.run() == 0
     assert stage.join() == 0
-    records = ledger.read(stage.run / "ledger.jsonl")
+    records = ledger.read_ledger(stage.run / "ledger.jsonl")
     assert [record["kind"] for record in records] == ["attempt", "crash", "attempt", "done"]
     assert (
         records[1]["reason"] == f"node 1 ({socket.gethostname()}): its launcher ended with code 9"
@@ -298,7 +298,7 @@ def test_a_new_supervisor_makes_the_agents_end_the_last_attempt(stage):
     ledger.append(stage.run / "ledger.jsonl", "attempt", token="a", attempt=1, step=0)
     supervisor = Supervisor(stage.config(), Node(0, 2), lambda text: None, poll_seconds=0.05)
     assert supervisor.run() == 0
-    kinds = [record["kind"] for record in ledger.read(stage.run / "ledger.jsonl")]
+    kinds = [record["kind"] for record in ledger.read_ledger(stage.run / "ledger.jsonl")]
     assert kinds == ["attempt", "crash", "attempt", "done"]
 
 
@@ -308,7 +308,7 @@ def test_a_supervisor_gives_up_if_a_node_does_not_come(stage):
     config = stage.config(node_wait_seconds=0.3)
     supervisor = Supervisor(config, Node(0, 3), lambda text: None, poll_seconds=0.05)
     assert supervisor.run() == EXIT_FAILED
-    (record,) = ledger.read(stage.run / "ledger.jsonl")
+    (record,) = ledger.read_ledger(stage.run / "ledger.jsonl")
     assert "node 1, 2 did not come" in record["reason"]
 
 
@@ -318,8 +318,8 @@ def test_a_supervisor_can_be_stopped_while_it_waits_for_nodes(stage):
     supervisor = Supervisor(stage.config(), Node(0, 2), lambda text: None, poll_seconds=0.05)
     supervisor._stop_requests.count = 1
     assert supervisor.run() == EXIT_PREEMPTED
-    assert control.read(stage.run) == ControlFile(
-        control.read(stage.run).token, 0, control.EXIT, code=EXIT_PREEMPTED
+    assert control.read_control_file(stage.run) == ControlFile(
+        control.read_control_file(stage.run).token, 0, control.EXIT, code=EXIT_PREEMPTED
     )
 
 
@@ -343,5 +343,5 @@ def test_an_end_is_recorded_though_another_node_does_not_report_its_own(stage):
     assert supervisor.run() == EXIT_FAILED
     launched.join()
     assert time.monotonic() - started < PATIENCE
-    records = ledger.read(stage.run / "ledger.jsonl")
+    records = ledger.read_ledger(stage.run / "ledger.jsonl")
     assert [record["kind"] for record in records] == ["attempt", "crash", "gave-up"]

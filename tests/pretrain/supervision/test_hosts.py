@@ -22,7 +22,7 @@ def hostfile(tmp_path):
 
 def test_a_hostfile_names_machines_and_their_slots(hostfile):
     text = "# the first\ngpu-1 slots=8\n\n  gpu-3\tslots=8  # the second\n"
-    assert hosts.read(hostfile(text)) == (["gpu-1", "gpu-3"], 8)
+    assert hosts.read_hostfile(hostfile(text)) == (["gpu-1", "gpu-3"], 8)
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ def test_a_hostfile_names_machines_and_their_slots(hostfile):
 )
 def test_other_hostfiles_are_refused_by_name(hostfile, text, message):
     with pytest.raises(ValueError, match=message):
-        hosts.read(hostfile(text))
+        hosts.read_hostfile(hostfile(text))
 
 
 def test_the_slots_are_the_ranks_of_each_node(hostfile):

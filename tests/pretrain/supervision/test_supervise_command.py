@@ -114,7 +114,7 @@ def test_a_folder_in_use_is_refused_and_the_process_is_named(supervise, tmp_path
         first._lock.close()
     assert code == 2
     assert f"in use by another supervisor (process {os.getpid()}" in error
-    assert ledger.read(tmp_path / "run" / ledger.FILE_NAME) == []
+    assert ledger.read_ledger(tmp_path / "run" / ledger.FILE_NAME) == []
 
 
 IN_A_TERMINAL = """
@@ -157,5 +157,8 @@ def test_when_its_terminal_closes_the_ranks_save_and_the_exit_code_is_76(recipe,
         child.kill()
         child.wait()
         processes.end_all(run, 0.0)
-    assert [r["kind"] for r in ledger.read(run / ledger.FILE_NAME)][2:] == ["commit", "preempted"]
+    assert [r["kind"] for r in ledger.read_ledger(run / ledger.FILE_NAME)][2:] == [
+        "commit",
+        "preempted",
+    ]
     assert "## What happened" in (run / "report.md").read_text()

@@ -50,7 +50,7 @@ def run(recipe, words, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def records(run):
-    return ledger.read(run / ledger.FILE_NAME)
+    return ledger.read_ledger(run / ledger.FILE_NAME)
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +100,7 @@ def test_every_block_is_used_once_an_epoch_and_the_consumed_prefix_stays(run, st
 
 
 def test_its_metrics_have_each_surviving_step_once_with_the_seed_in_use(run, state):
-    lines = metrics.read(run / metrics.METRICS)
+    lines = metrics.read_metrics(run / metrics.METRICS)
     kept = metrics.surviving(lines)
     assert [line["step"] for line in kept] == list(range(40))
     assert len(lines) > 40
@@ -142,14 +142,14 @@ def test_the_run_folder_describes_the_run(run):
     assert settings["gradient_accumulation_steps"] == 2
     assert json.loads((run / "environment.json").read_text())["versions"]["deepspeed"]
     assert (run / "loss.png").read_bytes().startswith(b"\x89PNG")
-    validation = metrics.surviving(metrics.read(run / metrics.VALIDATION))
+    validation = metrics.surviving(metrics.read_metrics(run / metrics.VALIDATION))
     assert [line["step"] for line in validation] == [20, 40]
     assert validation[1]["perplexity"] < validation[0]["perplexity"]
 
 
 def test_a_replay_of_its_curve_gives_the_events_of_its_ledger(run, records):
     config = recipes.load(str(run / "run.yaml"))
-    first = curves.read(run, every_attempt=True)[0]
+    first = curves.read_curves(run, every_attempt=True)[0]
     detector = SpikeDetector(config.spike)
     events = [event for seen in first.seen for event in detector.update(seen)]
     recorded = [r for r in records if r["kind"] in ("suspect", "healed", "spike")]
@@ -192,7 +192,7 @@ def test_its_status_and_its_report_describe_what_happened(run, capsys):
 def test_supervising_a_finished_run_again_changes_nothing(run, words, recipe, records, capsys):
     assert command_line.main(["supervise", str(recipe.path), f"folder={run}", *words]) == 0
     assert "finished" in capsys.readouterr().out
-    assert ledger.read(run / ledger.FILE_NAME) == records
+    assert ledger.read_ledger(run / ledger.FILE_NAME) == records
 
 
 def test_another_recipe_in_its_folder_is_refused(run, words, recipe, capsys):
@@ -244,7 +244,7 @@ def test_the_exported_model_has_the_perplexity_that_training_measured(
     assert capsys.readouterr().out.startswith(note)
     assert note in (run / "logs" / "attempt-001.log").read_text()
     (figures,) = json.loads(out.read_text())
-    last = metrics.read(run / metrics.VALIDATION)[-1]
+    last = metrics.read_metrics(run / metrics.VALIDATION)[-1]
     assert figures["length"] == 64
     assert figures["blocks"] == 6
     assert figures["total"]["perplexity"] == pytest.approx(last["perplexity"], rel=1e-4)

@@ -85,7 +85,7 @@ def supervise(opened, folder, output, **supervision):
 
 
 def kinds(folder):
-    return [record["kind"] for record in ledger.read(folder / "ledger.jsonl")]
+    return [record["kind"] for record in ledger.read_ledger(folder / "ledger.jsonl")]
 
 
 def test_exit_code_0_without_a_finished_run_is_a_crash(opened, tmp_path, monkeypatch):
@@ -147,7 +147,9 @@ def test_the_reason_is_the_first_error_and_not_a_lost_connection(opened, tmp_pat
     lost = FAILS + "record('attempt', attempt=2); fail(0, 1, closed, True); raise SystemExit(247)"
     Launcher(monkeypatch, fails, lost, "record('attempt', attempt=3); record('done')")
     assert supervise(opened, tmp_path, output) == 0
-    reasons = [r["reason"] for r in ledger.read(tmp_path / "ledger.jsonl") if r["kind"] == "crash"]
+    reasons = [
+        r["reason"] for r in ledger.read_ledger(tmp_path / "ledger.jsonl") if r["kind"] == "crash"
+    ]
     assert re.fullmatch(r"rank 1 on \S+: KeyError: 'wrong'", reasons[0])
     assert reasons[1].startswith("rank 1 ended without a message; the launcher ended with code 247")
     text = "".join(output)
@@ -171,7 +173,7 @@ def test_a_rank_that_was_killed_is_named_and_not_the_one_that_lost_its_connectio
         monkeypatch, f"{FAILS}{script}; raise SystemExit(247)", "record('attempt'); record('done')"
     )
     assert supervise(opened, tmp_path, output) == 0
-    reason = ledger.read(tmp_path / "ledger.jsonl")[1]["reason"]
+    reason = ledger.read_ledger(tmp_path / "ledger.jsonl")[1]["reason"]
     assert reason.startswith("rank 1 on ")
     assert reason.endswith(": was killed by signal 9 (SIGKILL); out of memory? `dmesg` tells")
     text = "".join(output)
@@ -189,7 +191,7 @@ def test_an_error_without_a_supervisor_is_read_by_the_next_one(opened, tmp_path,
     monkeypatch.delenv(control.TOKEN_VARIABLE)
     Launcher(monkeypatch, "", "record('attempt'); record('done')")
     assert supervise(opened, tmp_path, []) == 0
-    assert ledger.read(tmp_path / "ledger.jsonl")[1]["reason"].endswith(": no such file")
+    assert ledger.read_ledger(tmp_path / "ledger.jsonl")[1]["reason"].endswith(": no such file")
 
 
 def test_progress_is_printed_once_for_a_step_and_an_adopted_launcher_has_no_exit_code(
@@ -242,7 +244,7 @@ def test_a_launcher_that_fails_twice_with_the_same_error_is_not_started_again(
     launcher = Launcher(monkeypatch, script)
     assert supervise(opened, tmp_path, output) == 1
     assert launcher.started == 2
-    last = ledger.read(tmp_path / "ledger.jsonl")[-1]
+    last = ledger.read_ledger(tmp_path / "ledger.jsonl")[-1]
     assert last["kind"] == "gave-up"
     assert last["reason"].startswith("two attempts in a row failed before their first step")
     assert reason in last["reason"]
@@ -258,7 +260,7 @@ def test_a_rank_that_fails_twice_with_the_same_error_is_not_started_again_and_ot
     launcher = Launcher(monkeypatch, *scripts)
     assert supervise(opened, tmp_path, [], max_retries=9) == 1
     assert launcher.started == 4
-    crashes = [r for r in ledger.read(tmp_path / "ledger.jsonl") if r["kind"] == "crash"]
+    crashes = [r for r in ledger.read_ledger(tmp_path / "ledger.jsonl") if r["kind"] == "crash"]
     assert [r["error_at_start"] for r in crashes] == [
         "KeyError: 'a # b'",
         "",
@@ -273,7 +275,7 @@ def test_a_rank_that_is_killed_at_every_start_is_started_again(opened, tmp_path,
     )
     assert supervise(opened, tmp_path, []) == 1
     assert launcher.started == 3
-    assert "3 attempts failed" in ledger.read(tmp_path / "ledger.jsonl")[-1]["reason"]
+    assert "3 attempts failed" in ledger.read_ledger(tmp_path / "ledger.jsonl")[-1]["reason"]
 
 
 def test_a_recipe_that_the_launcher_refuses_is_tried_once_by_each_supervisor(
@@ -330,7 +332,7 @@ def test_a_silent_attempt_is_ended_and_launched_again(opened, tmp_path, monkeypa
     Launcher(monkeypatch, hang, "record('attempt'); record('done')")
     assert supervise(opened, tmp_path, output, save_seconds=1.0) == 0
     assert kinds(tmp_path) == ["attempt", "hang", "attempt", "done"]
-    reason = ledger.read(tmp_path / "ledger.jsonl")[1]["reason"]
+    reason = ledger.read_ledger(tmp_path / "ledger.jsonl")[1]["reason"]
     assert reason == "no sign of life for 1 s in stage save, step 7"
 
 
@@ -344,7 +346,7 @@ def test_a_rank_that_is_stopped_during_the_start_up_is_a_hang(opened, tmp_path, 
     Launcher(monkeypatch, script, "record('attempt'); record('done')")
     assert supervise(opened, tmp_path, output, hang_seconds=1.0) == 0
     assert kinds(tmp_path) == ["attempt", "hang", "attempt", "done"]
-    hang = ledger.read(tmp_path / "ledger.jsonl")[1]
+    hang = ledger.read_ledger(tmp_path / "ledger.jsonl")[1]
     assert "rank 1 (pid" in hang["reason"]
     assert hang["reason"].endswith("has been stopped for 1 s")
 
@@ -362,7 +364,7 @@ def test_a_spike_is_rolled_back_and_told_as_is_the_end(opened, tmp_path, monkeyp
     config = RunConfig(folder=str(run), notify=notify)
     assert opened(config, write=output.append, poll_seconds=0.05).run() == 0
     assert kinds(run) == ["attempt", "commit", "spike", "rollback", "attempt", "done"]
-    assert ledger.read(run / "ledger.jsonl")[3]["onset"] == 250
+    assert ledger.read_ledger(run / "ledger.jsonl")[3]["onset"] == 250
     assert "LOSS SPIKE" in "".join(output)
     rolled_back = "rolled back to the checkpoint of step 100, going on with seed 2"
     assert rolled_back in "".join(output)
@@ -515,7 +517,7 @@ def test_on_a_full_disk_processes_are_ended_first_and_the_records_are_written_la
     text = "".join(output)
     for name in ("control/control.json", "ledger.jsonl"):
         assert text.count(FULL.format(tmp_path / name)) == 1
-    assert control.read(tmp_path).state == control.STOP
+    assert control.read_control_file(tmp_path).state == control.STOP
 
 
 def test_a_disk_that_stays_full_ends_the_supervisor_with_a_message_and_no_process(
@@ -537,7 +539,7 @@ def test_a_disk_that_stays_full_ends_the_supervisor_with_a_message_and_no_proces
     refusing("ledger.jsonl", 0)
     assert supervise(opened, tmp_path, []) == 0
     assert kinds(tmp_path) == ["attempt", "crash", "attempt", "done"]
-    assert "the disk was full" in ledger.read(tmp_path / "ledger.jsonl")[1]["reason"]
+    assert "the disk was full" in ledger.read_ledger(tmp_path / "ledger.jsonl")[1]["reason"]
 
 
 def test_a_request_to_stop_is_followed_on_a_disk_that_stays_full(

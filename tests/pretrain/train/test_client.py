@@ -20,7 +20,7 @@ def _handler():
 
 
 def stage(run):
-    return heartbeat.read(run, "t").stage
+    return heartbeat.read_heartbeat(run, "t").stage
 
 
 def test_hooks_are_stages_of_their_own_and_steps_the_rest(tmp_path):
@@ -36,7 +36,7 @@ def test_other_ranks_say_nothing_and_do_their_work(tmp_path):
     client, seen = SupervisorClient(tmp_path, "t", 1, last_step=10), []
     client.in_stage("save", seen.append)(4)
     assert seen == [4]
-    assert heartbeat.read(tmp_path, "t") == heartbeat.NO_BEAT
+    assert heartbeat.read_heartbeat(tmp_path, "t") == heartbeat.NO_BEAT
 
 
 def test_a_request_ends_the_attempt_after_the_step_but_not_after_the_last(tmp_path):

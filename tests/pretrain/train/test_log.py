@@ -19,13 +19,13 @@ def log(tmp_path):
     ledger.append(
         path, "attempt", attempt=1, token="t", step=0, pid=1, host="here", ranks=1, seed=1
     )
-    state = ledger.run_state(ledger.read(path), 1)
+    state = ledger.run_state(ledger.read_ledger(path), 1)
     start = Start(1, "t", 0, state, Lineage.begin(10, 1), share_of_tokens=1.0, checkpoint_size=100)
     return RunLog(RunConfig(folder=str(tmp_path)), start, refuse_superseded=lambda: None)
 
 
 def kinds(folder):
-    return [record["kind"] for record in ledger.read(folder / ledger.FILE_NAME)]
+    return [record["kind"] for record in ledger.read_ledger(folder / ledger.FILE_NAME)]
 
 
 def full(*_, **__):
@@ -42,7 +42,7 @@ def test_what_the_ledger_cannot_take_now_is_recorded_later_and_in_order(log, tmp
     assert kinds(tmp_path) == ["attempt"]
     log.record("commit", step=30)
     assert kinds(tmp_path) == ["attempt", "save-failed", "suspect", "commit"]
-    assert ledger.read(tmp_path / ledger.FILE_NAME)[1]["step"] == 10
+    assert ledger.read_ledger(tmp_path / ledger.FILE_NAME)[1]["step"] == 10
 
 
 def test_a_superseded_attempt_records_nothing(log, tmp_path):

@@ -122,7 +122,7 @@ def test_a_slow_rank_is_named_once_in_the_log(attempt, tmp_path):
     results = attempt(tmp_path / "run", sabotage=sabotage)
     text = f"WARNING: rank 1 on {socket.gethostname()} is slow and every step waits for it"
     assert [(code, output.count(text)) for code, output, _ in results] == [(0, 1), (0, 0)]
-    first, *lines = metrics.read(tmp_path / "run" / metrics.METRICS)
+    first, *lines = metrics.read_metrics(tmp_path / "run" / metrics.METRICS)
     assert "slowest_rank" not in first  # a rank tells in a step how long the one before took
     assert [line["slowest_rank"] for line in lines] == [1] * 5
     assert all(line["slowest_rank_seconds"] > 0.2 for line in lines)
@@ -245,12 +245,14 @@ def test_a_compiled_attempt_compiles_its_loss_as_well_and_has_the_same_losses(at
     ]
     assert [code for code, _, _ in answers] == [0] * 4, answers
     assert sorted(path.name for path in tmp_path.glob("loss-*")) == ["loss-0", "loss-1"]
-    plain, compiled = ([line["loss"] for line in metrics.read(r / metrics.METRICS)] for r in runs)
+    plain, compiled = (
+        [line["loss"] for line in metrics.read_metrics(r / metrics.METRICS)] for r in runs
+    )
     assert compiled == pytest.approx(plain, abs=1e-4)
 
 
 def records(run, kind=None):
-    found = ledger.read(run / ledger.FILE_NAME)
+    found = ledger.read_ledger(run / ledger.FILE_NAME)
     return [record for record in found if kind in (None, record["kind"])]
 
 
@@ -280,7 +282,7 @@ def weights(run, step):
 def assert_same_run(left, right, step=6):
     mine, others = weights(left, step), weights(right, step)
     assert all(mine[name].equal(others[name]) for name in others)
-    kept = [metrics.surviving(metrics.read(run / metrics.METRICS)) for run in (left, right)]
+    kept = [metrics.surviving(metrics.read_metrics(run / metrics.METRICS)) for run in (left, right)]
     of_machine = {"attempt", "seconds", "data_seconds", "tokens_per_second", "memory_bytes"}
     of_machine |= {"slowest_rank", "slowest_rank_seconds", "other_ranks_seconds"}
     mine, others = (
@@ -345,11 +347,11 @@ def test_an_evaluation_that_a_stop_left_out_is_done_on_resume(settings, attempt,
     assert attempt(straight, *words, sabotage=leaving_after(None, noted[0]))[0][0] == 0
     code, _, _ = attempt(stopped, *words, sabotage=leaving_after(3, noted[1]))[0]
     assert code == EXIT_PREEMPTED
-    assert metrics.read(stopped / metrics.VALIDATION) == []
+    assert metrics.read_metrics(stopped / metrics.VALIDATION) == []
     assert attempt(stopped, *words, sabotage=leaving_after(None, noted[1]))[0][0] == 0
     assert [record["step"] for record in records(stopped, "attempt")] == [0, 3]
     assert committed(stopped) == [2, 4, 6], "one of a stop is kept only while it is the newest"
-    measured = [metrics.read(run / metrics.VALIDATION) for run in (straight, stopped)]
+    measured = [metrics.read_metrics(run / metrics.VALIDATION) for run in (straight, stopped)]
     assert [line["step"] for line in measured[1]] == [3, 6]
     for line in sum(measured, []):
         del line["attempt"]
@@ -404,7 +406,7 @@ def found_live(run):
         for r in records(run)
         if r["kind"] in ("suspect", "healed", "spike")
     ]
-    (curve,) = curves.read(run)
+    (curve,) = curves.read_curves(run)
     detector = SpikeDetector(load(str(run / "run.yaml")).spike)
     events = [event for seen in curve.seen for event in detector.update(seen)]
     assert [(e.kind, e.channel, e.step, e.onset) for e in events] == found
@@ -455,7 +457,12 @@ def test_an_evaluation_that_a_stop_left_out_is_judged_before_the_next_step(attem
     broken = broken_evaluations(2, 4, stop_after=4)
     assert attempt(tmp_path, *OFTEN, ranks=1, sabotage=broken)[0][0] == EXIT_PREEMPTED
     assert attempt(tmp_path, *OFTEN, ranks=1, sabotage=broken)[0][0] == EXIT_SPIKE
-    assert [line["step"] for line in metrics.read(tmp_path / metrics.METRICS)] == [0, 1, 2, 3]
+    assert [line["step"] for line in metrics.read_metrics(tmp_path / metrics.METRICS)] == [
+        0,
+        1,
+        2,
+        3,
+    ]
     assert found_live(tmp_path)[-1] == ("spike", "validation", 3, 0)
 
 
@@ -514,7 +521,12 @@ def test_an_evaluation_is_not_repeated_on_resume(attempt, tmp_path):
     with pytest.raises(pytest.fail.Exception, match="rank"):
         attempt(tmp_path, *words, sabotage=failing_save(4, killed))
     assert attempt(tmp_path, *words)[0][0] == 0
-    assert [line["step"] for line in metrics.read(tmp_path / metrics.VALIDATION)] == [2, 4, 4, 6]
+    assert [line["step"] for line in metrics.read_metrics(tmp_path / metrics.VALIDATION)] == [
+        2,
+        4,
+        4,
+        6,
+    ]
 
 
 # --- what it writes ------------------------------------------------------------------------------
@@ -530,7 +542,7 @@ def test_a_checkpoint_describes_itself_without_its_run(straight):
     assert manifest["architecture"]["position"] == "alibi"
     assert manifest["corpus"]["vocab_size"] == 400
     assert manifest["environment"]["versions"]["deepspeed"]
-    line = metrics.read(straight / metrics.METRICS)[4]
+    line = metrics.read_metrics(straight / metrics.METRICS)[4]
     assert manifest["position"]["blocks"] == 4 * 8
     assert manifest["position"]["epoch"] == line["epoch"]
     assert manifest["position"]["learning_rate"] == line["learning_rate"]
@@ -589,11 +601,12 @@ def test_a_run_s_validation_is_that_of_its_exported_model(
     valid, digest = Corpus(corpus, "valid"), loaded.tokenizer.digest()
     objective = validation_objective(loaded.model, digest, valid, loaded.objective)
     found = evaluate_blocks(loaded.model, objective, SOURCES[loaded.packing](valid, 64), 6, 2)
-    line = metrics.read(tmp_path / "run" / metrics.VALIDATION)[-1]
+    line = metrics.read_metrics(tmp_path / "run" / metrics.VALIDATION)[-1]
     assert line["targets"] == found.total.targets
     if overrides is LATENTS:  # at most 16 tokens of each of 8 rows, and of 6 in validation
         assert all(
-            0 < step["targets"] <= 8 * 16 for step in metrics.read(tmp_path / "run/metrics.jsonl")
+            0 < step["targets"] <= 8 * 16
+            for step in metrics.read_metrics(tmp_path / "run/metrics.jsonl")
         )
         assert 0 < line["targets"] <= 6 * 16
     # Ranks add their sums in another order.
@@ -848,7 +861,11 @@ def test_a_disk_that_is_full_for_a_while_costs_a_checkpoint_and_no_line(
     assert records(small_run)[-1]["kind"] == "done"
     lines = (small_run / metrics.METRICS).read_text().splitlines()
     assert [json.loads(line)["step"] for line in lines] == list(range(48))
-    assert [line["step"] for line in metrics.read(small_run / metrics.VALIDATION)] == [16, 32, 48]
+    assert [line["step"] for line in metrics.read_metrics(small_run / metrics.VALIDATION)] == [
+        16,
+        32,
+        48,
+    ]
     straight = tmp_path / "straight"
     assert attempt(straight, *words)[0][0] == 0
     assert_same_run(small_run, straight, 48)
@@ -864,7 +881,7 @@ def test_a_disk_that_stays_full_ends_the_attempt_at_the_third_failed_save(attemp
     assert committed(small_run) == [16]
     (small_run / "filler").unlink()
     assert [code for code, _, _ in attempt(small_run, *words)] == [0, 0]
-    kept = metrics.surviving(metrics.read(small_run / metrics.METRICS))
+    kept = metrics.surviving(metrics.read_metrics(small_run / metrics.METRICS))
     assert [line["step"] for line in kept] == list(range(80))
 
 
@@ -896,9 +913,9 @@ def test_metrics_are_on_disk_before_a_checkpoint_is_committed(attempt, tmp_path)
 
     assert attempt(tmp_path, sabotage=sabotage)[0][0] == 0
     for step in (2, 4, 6):
-        lines = metrics.read(tmp_path / f"step-{step:08d}-{metrics.METRICS}")
+        lines = metrics.read_metrics(tmp_path / f"step-{step:08d}-{metrics.METRICS}")
         assert [line["step"] for line in lines] == list(range(step))
-        lines = metrics.read(tmp_path / f"step-{step:08d}-{metrics.VALIDATION}")
+        lines = metrics.read_metrics(tmp_path / f"step-{step:08d}-{metrics.VALIDATION}")
         assert [line["step"] for line in lines] == [s for s in (3, 6) if s <= step]
 
 
@@ -1069,7 +1086,9 @@ def test_a_run_resumes_on_another_number_of_ranks(
     run = interrupted(straight, tmp_path / "run")
     assert attempt(run, *settings, ranks=1)[0][0] == 0
     assert records(run, "discontinuity") == []
-    again, before = (metrics.surviving(metrics.read(r / metrics.METRICS)) for r in (run, straight))
+    again, before = (
+        metrics.surviving(metrics.read_metrics(r / metrics.METRICS)) for r in (run, straight)
+    )
     for line, other in zip(again, before, strict=True):
         assert line["loss"] == pytest.approx(other["loss"], rel=1e-5)
 

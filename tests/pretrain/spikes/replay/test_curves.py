@@ -10,7 +10,7 @@ from pretrain.config.sections import SpikeConfig
 from pretrain.spikes.detector import SpikeDetector
 from pretrain.spikes.live import observations
 from pretrain.spikes.observations import Evaluation, Observation
-from pretrain.spikes.replay.curves import read, read_all
+from pretrain.spikes.replay.curves import read_all, read_curves
 
 
 @pytest.fixture
@@ -33,14 +33,16 @@ def steps_and_losses(curve):
     ["step,loss", "iteration,lm loss", "Step,train/loss", "_step,train_loss", "Step,Value"],
 )
 def test_columns_of_a_csv_are_found_by_common_names(header, write):
-    (curve,) = read(write(f"{header}\n0,3.5\n5,3.25\n"))
+    (curve,) = read_curves(write(f"{header}\n0,3.5\n5,3.25\n"))
     assert curve.name == "curve"
     assert steps_and_losses(curve) == [(0, 3.5), (5, 3.25)]
     assert curve.notes == ()
 
 
 def test_other_measurements_are_read_as_well(write):
-    (curve,) = read(write("step,loss,grad_norm,loss_scale,skipped\n3,2.5,0.75,1024,1\n4,2,,,\n"))
+    (curve,) = read_curves(
+        write("step,loss,grad_norm,loss_scale,skipped\n3,2.5,0.75,1024,1\n4,2,,,\n")
+    )
     assert curve.observations == (
         Observation(3, 2.5, gradient_norm=0.75, loss_scale=1024.0, skipped=True),
         Observation(4, 2.0),
@@ -48,21 +50,21 @@ def test_other_measurements_are_read_as_well(write):
 
 
 def test_a_non_finite_loss_is_kept(write):
-    (curve,) = read(write("step,loss\n1,nan\n2,inf\n"))
+    (curve,) = read_curves(write("step,loss\n1,nan\n2,inf\n"))
     assert math.isnan(curve.observations[0].loss)
     assert curve.observations[1].loss == math.inf
 
 
 def test_records_after_a_repeated_step_replace_earlier_ones(write):
     text = "step,loss\n1,9\n2,8\n3,7\n4,6\n3,5\n4,4\n4,3\n"
-    (curve,) = read(write(text))
+    (curve,) = read_curves(write(text))
     assert steps_and_losses(curve) == [(1, 9), (2, 8), (3, 5), (4, 3)]
     assert curve.notes == ("starts over 2 times, first at step 3: the later records count",)
 
 
 def test_every_attempt_is_a_curve_with_the_records_it_continues(write):
     path = write("step,loss\n1,9\n2,8\n3,7\n2,5\n3,4\n")
-    first, second = read(path, every_attempt=True)
+    first, second = read_curves(path, every_attempt=True)
     assert (first.name, second.name) == ("curve#1", "curve#2")
     assert steps_and_losses(first) == [(1, 9), (2, 8), (3, 7)]
     assert steps_and_losses(second) == [(1, 9), (2, 5), (3, 4)]
@@ -76,13 +78,13 @@ def test_every_attempt_is_a_curve_with_the_records_it_continues(write):
     ],
 )
 def test_a_last_line_that_was_cut_off_is_left_out(text, name, write):
-    (curve,) = read(write(text, name))
+    (curve,) = read_curves(write(text, name))
     assert steps_and_losses(curve) == [(1, 3.0), (2, 2.5)]
     assert re.fullmatch("line [34] was cut off and is left out", *curve.notes)
 
 
 def test_lines_without_a_loss_are_left_out_and_counted(write):
-    (curve,) = read(write("step,loss,accuracy\n1,3.0,\n2,,0.5\n\n3,2.0,\n"))
+    (curve,) = read_curves(write("step,loss,accuracy\n1,3.0,\n2,,0.5\n\n3,2.0,\n"))
     assert steps_and_losses(curve) == [(1, 3.0), (3, 2.0)]
     assert curve.notes == ("2 lines without a step or a loss are left out",)
 
@@ -107,7 +109,7 @@ def test_lines_without_a_loss_are_left_out_and_counted(write):
 def test_errors_name_the_file_and_the_line(text, name, message, write):
     path = write(text, name)
     with pytest.raises(ValueError, match=f"{re.escape(str(path))}: {message}"):
-        read(path)
+        read_curves(path)
 
 
 def test_a_run_folder_gives_its_surviving_steps_with_their_evaluations(write):
@@ -120,13 +122,13 @@ def test_a_run_folder_gives_its_surviving_steps_with_their_evaluations(write):
         json.dumps({"attempt": a, "step": s, "loss": x, **made}) + "\n" for a, s, x in measured
     )
     write(text, "run/validation.jsonl")
-    (curve,) = read(path.parent)
+    (curve,) = read_curves(path.parent)
     assert curve.name == "run"
     assert steps_and_losses(curve) == [(0, 9.0), (1, 6.0), (2, 5.0)]
     assert repr(curve.evaluations) == repr((Evaluation(2, 6.5, "a"), Evaluation(3, math.nan, "a")))
     assert [type(seen).__name__[0] for seen in curve.seen] == ["O", "O", "E", "O", "E"]
     # An attempt that was rolled back is replayed with its own evaluations.
-    abandoned, _ = read(path.parent, every_attempt=True)
+    abandoned, _ = read_curves(path.parent, every_attempt=True)
     assert abandoned.evaluations == (Evaluation(2, 7.5, "a"),)
 
 
@@ -140,7 +142,7 @@ def test_a_run_folder_gives_the_observations_of_the_live_detector(write):
         {"step": 3, **line, "gradient_norm": None, "scale_exhausted": False},
     ]
     path = write("".join(json.dumps(line) + "\n" for line in lines), "run/metrics.jsonl")
-    (curve,) = read(path.parent)
+    (curve,) = read_curves(path.parent)
     assert repr(curve.observations) == repr(tuple(observations(lines)))
     assert [o.scale_exhausted for o in curve.observations] == [False, False, True, False]
     assert [o.corrupts_weights for o in curve.observations] == [False, False, False, True]
@@ -148,9 +150,9 @@ def test_a_run_folder_gives_the_observations_of_the_live_detector(write):
 
 def test_a_non_finite_gradient_norm_counts_where_skips_are_recorded(write):
     """Without that record, fp16 may have skipped the update."""
-    (curve,) = read(write("step,loss,gnorm\n1,2,inf\n2,2,nan\n3,2,1\n"))
+    (curve,) = read_curves(write("step,loss,gnorm\n1,2,inf\n2,2,nan\n3,2,1\n"))
     assert [o.gradient_norm for o in curve.observations] == [None, None, 1.0]
-    (curve,) = read(write("step,loss,gnorm,skipped\n1,2,inf,1\n2,2,inf,0\n"))
+    (curve,) = read_curves(write("step,loss,gnorm,skipped\n1,2,inf,1\n2,2,inf,0\n"))
     assert [o.corrupts_weights for o in curve.observations] == [False, True]
 
 
@@ -165,10 +167,10 @@ def test_tensorboard_files_are_read_by_tag(tmp_path):
         summary = Summary(value=[Summary.Value(tag=t, simple_value=v) for t, v in values.items()])
         writer.add_event(Event(step=step, summary=summary))
     writer.close()
-    (curve,) = read(tmp_path)
+    (curve,) = read_curves(tmp_path)
     assert steps_and_losses(curve) == [(1, 4.0), (2, 2.5)]
     with pytest.raises(ValueError, match="no scalar 'loss'; name one with --tag: .*train/loss"):
-        read(tmp_path, tag="loss")
+        read_curves(tmp_path, tag="loss")
 
 
 def test_curves_of_equal_names_are_named_by_their_paths(write):
@@ -183,7 +185,7 @@ def test_curves_of_equal_names_are_named_by_their_paths(write):
 def test_a_non_finite_loss_of_a_run_is_replayed_as_it_was_judged_live(write):
     """metrics.jsonl has null there; without the record, a run that ended in NaN looks clean."""
     path = write('{"step": 0, "loss": 9.0}\n{"step": 1, "loss": null}\n', "run/metrics.jsonl")
-    (curve,) = read(path.parent)
+    (curve,) = read_curves(path.parent)
     assert [observation.step for observation in curve.observations] == [0, 1]
     detector = SpikeDetector(SpikeConfig())
     events = [event for o in curve.observations for event in detector.update(o)]

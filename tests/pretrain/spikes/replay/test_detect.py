@@ -11,7 +11,7 @@ from pretrain import __main__ as command_line
 from pretrain.config.sections import SpikeConfig
 from pretrain.spikes.observations import Observation
 from pretrain.spikes.policy import Rollback
-from pretrain.spikes.replay.curves import Curve, read
+from pretrain.spikes.replay.curves import Curve, read_curves
 from pretrain.spikes.replay.detect import detect, spike_config
 from tests.benchmarks.published_rules import RULES, incidents
 from tests.benchmarks.spikes import SPIKES, curve
@@ -133,5 +133,5 @@ def test_real_curves_without_labelled_spikes_give_no_spike():
     if not shared:
         pytest.skip("ZEROCLAP_SHARED is not set: no recorded curves")
     for name in ("clean/megatron_bert_release_a100", "spiky/megatron_mixtral8x7b_dev_h100"):
-        (recorded_curve,) = read(Path(shared) / "data" / "curves" / f"{name}.csv")
+        (recorded_curve,) = read_curves(Path(shared) / "data" / "curves" / f"{name}.csv")
         assert detect(recorded_curve, SpikeConfig(), 500).spikes == ()
