@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import argparse
 import functools
-import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from data_prep.common import console
-from data_prep.common.arguments import Command, Parser, program, run_command
+from data_prep.common.arguments import Command, Parser, program, run_command, seeds
 from data_prep.common.exit_codes import EXIT_DONE, EXIT_FAILED
 from finetune.birthplaces import command as birthplaces
 from finetune.collapse import LEAST_RETRIED, USUAL_RETRIES
+from finetune.studies import command as studies
 from pretrain.config.settings import add_device
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ def _run_arguments(command: argparse.ArgumentParser) -> None:
     add = command.add_argument
     add(
         "--seeds",
-        type=_seeds,
+        type=seeds,
         default=[],
         help="such as 1-3 or 1,2,7 (default: 1, or as many as the protocol has)",
     )
@@ -162,19 +162,6 @@ def _run_arguments(command: argparse.ArgumentParser) -> None:
 
 def _names(text: str) -> list[str]:
     return [name.strip() for name in text.split(",")]
-
-
-def _seeds(text: str) -> list[int]:
-    seeds = list[int]()
-    for part in text.split(","):
-        found = re.fullmatch(r"\s*(\d+)(?:\s*-\s*(\d+))?\s*", part)
-        first, last = (int(found[1]), int(found[2] or found[1])) if found else (1, 0)
-        seeds += range(first, last + 1) or [-1]
-    if min(seeds) < 0 or len(set(seeds)) < len(seeds):
-        raise argparse.ArgumentTypeError(
-            f"{text!r}: write different whole numbers of 0 or more, as in 1-3 or 1,2,7"
-        )
-    return seeds
 
 
 def _glue(options: argparse.Namespace) -> int:
@@ -417,6 +404,7 @@ COMMANDS: dict[str, Command] = {
     "submit": (_submit_arguments, _submit),
     "acceptability": (_acceptability_arguments, _acceptability),
     "birthplaces": (birthplaces.add_arguments, birthplaces.birthplaces),
+    **studies.COMMANDS,
     "demo": (_demo_arguments, _demo),
 }
 """Every command, in the order of `--help`."""

@@ -5,11 +5,9 @@ A run that collapsed is followed by its retry; a run that fails does not stop th
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
 import os
 import re
-import signal
 import subprocess
 import sys
 import tempfile
@@ -17,9 +15,7 @@ import textwrap
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 
 from data_prep.common import children
 from data_prep.common.wording import count
@@ -36,7 +32,6 @@ _TAIL_LINES = 15
 _CAUSE_LINES = 200
 _ERROR = re.compile(r"(?:\[rank\d+\]: )?((?:finetune\.train: error|[\w.]+Error): \S.*)")
 """A line of a log that says why a run failed; torchrun's own error has no message."""
-_PR_SET_PDEATHSIG = 1
 _LAUNCHER_VARIABLES = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "LOCAL_SIZE"}
 
 
@@ -96,7 +91,7 @@ def run_all(
     threads = max(1, cores // (len(devices) * world_size))
     waiting, failed, logged = deque(plans), dict[str, str](), time.monotonic()
     progress = _Progress()
-    with _terminating() as running:
+    with children.terminating(_Running) as running:
         while waiting or running:
             for slot, gpus in enumerate(devices):
                 if waiting and slot not in running:
@@ -224,31 +219,6 @@ class _Progress:
         return f"{count}, {f'about {minutes:.0f} min' if minutes >= 1 else 'under a minute'} left"
 
 
-@contextmanager
-def _terminating() -> Iterator[dict[int, _Running]]:
-    """Yield a dict of runs by slot; terminate those left in it at the end, on SIGTERM as well."""
-    running: dict[int, _Running] = {}
-    previous = signal.signal(signal.SIGTERM, _interrupt)
-    try:
-        yield running
-    finally:
-        for run in running.values():
-            run.process.terminate()
-        for run in running.values():
-            run.process.wait()
-        signal.signal(signal.SIGTERM, previous)
-
-
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
-
-
-def _end_with_parent() -> None:
-    """Have this process terminated when the one that started it is killed (on Linux only)."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-
-
 def _start(
     output: Path, plan: RunPlan, gpus: Sequence[str], threads: int, world_size: int
 ) -> _Running:
@@ -272,7 +242,7 @@ def _start(
             env=environment,
             stdout=log,
             stderr=subprocess.STDOUT,
-            preexec_fn=_end_with_parent,
+            preexec_fn=children.end_with_parent,
         )
     return _Running(plan, process)
 

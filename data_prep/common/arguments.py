@@ -210,6 +210,20 @@ def run_command(parser: argparse.ArgumentParser, arguments: Sequence[str] | None
     return code
 
 
+def seeds(text: str) -> list[int]:
+    """Return the seeds that an option names, such as 1-3 or 1,2,7."""
+    found_seeds = list[int]()
+    for part in text.split(","):
+        found = re.fullmatch(r"\s*(\d+)(?:\s*-\s*(\d+))?\s*", part)
+        first, last = (int(found[1]), int(found[2] or found[1])) if found else (1, 0)
+        found_seeds += range(first, last + 1) or [-1]
+    if min(found_seeds) < 0 or len(set(found_seeds)) < len(found_seeds):
+        raise argparse.ArgumentTypeError(
+            f"{text!r}: write different whole numbers of 0 or more, as in 1-3 or 1,2,7"
+        )
+    return found_seeds
+
+
 def check_workers(workers: int) -> None:
     """Raise ValueError if `workers` is not a positive number."""
     if workers < 1:

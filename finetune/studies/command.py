@@ -1,0 +1,283 @@
+"""The command `study`: arms beside each other, from pretraining to a table with intervals."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from data_prep.common.arguments import Command, seeds
+from data_prep.common.exit_codes import EXIT_DONE, EXIT_FAILED
+from data_prep.common.files import lock, write_json
+from data_prep.common.wording import count, duration, in_short
+
+if TYPE_CHECKING:
+    from finetune.studies.study import CheckedArm, Run, Study
+
+_SECONDS_BETWEEN_LINES = 30.0
+STUDY = "study.json"
+
+
+def add_arguments(command: argparse.ArgumentParser) -> None:
+    """Add the arguments of `study`."""
+    add = command.add_argument
+    add("study", help="a YAML file, or the name of one in finetune/studies")
+    add("--output", type=Path, required=True, help="the folder of its runs and its report")
+    add("--toy", action="store_true", help="at the small size that the study names, for CPU cores")
+    add("--seeds", type=seeds, help="such as 1-5; more may be added later (default: the study's)")
+    add("--data", default="", help="GLUE's data, as for glue; needed where models are fine-tuned")
+    add("--jobs", type=int, default=0, help="runs at once (default: as the devices allow)")
+    add("--engine", choices=("local", "slurm"), default="local", help="(default: %(default)s)")
+    add(
+        "--slurm",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="KEY=VALUE",
+        help="what submitit asks Slurm for, such as partition=gpu timeout_min=600 gpus_per_node=8",
+    )
+    add("--dry-run", action="store_true", help="print arms, runs and costs, and do nothing")
+    kinds = ("a100-40gb", "a100", "h100", "h200")
+    add("--kind", choices=kinds, help="with --dry-run: the GPUs, to estimate hours")
+    overrides = "settings of all arms, such as data.corpus=corpora/wikitext"
+    add("overrides", nargs="*", default=[], metavar="key=value", help=overrides)
+
+
+def study(options: argparse.Namespace) -> int:
+    """Train and measure the arms of a study with several seeds, and report what differs.
+
+    Every run is supervised. The same command continues a study that was stopped or killed, and
+    does nothing twice.
+
+    example: python -m finetune study clap-without-confound --output clap data.corpus=corpora/pile
+    """
+    from finetune.studies import study as studies
+    from finetune.studies.report import write_report
+
+    if options.jobs < 0:
+        raise ValueError(f"--jobs {options.jobs}: accepted: 0 or more")
+    chosen = studies.load(options.study, toy=options.toy)
+    chosen = dataclasses.replace(chosen, seeds=options.seeds or chosen.seeds)
+    checked = studies.check_arms(chosen, options.overrides)
+    runs = studies.runs_of([each.arm for each in checked], chosen.seeds)
+    _check_data(chosen, options.data)
+    if options.dry_run:
+        sys.stdout.write(_forecast(chosen, checked, runs, options))
+        return EXIT_DONE
+    options.output.mkdir(parents=True, exist_ok=True)
+    with lock(options.output / "lock", "another process works on this study"):
+        _begin(options.output / STUDY, chosen, options)
+        failed = _do(chosen, checked, runs, options)
+        sys.stdout.write(f"\n{write_report(chosen, checked, runs, options.output)}\n")
+    for name, code in failed.items():
+        log = options.output / name / "log.txt"
+        print(
+            f"{options.parser.prog}: error: {name} ended with exit code {code}: {log}",
+            file=sys.stderr,
+        )
+    return EXIT_FAILED if failed else EXIT_DONE
+
+
+def _check_data(chosen: Study, data: str) -> None:
+    """Refuse tasks whose data are not there."""
+    from finetune import benchmarks, examples
+
+    if not chosen.finetune:
+        return
+    if not data:
+        raise ValueError("--data: the study fine-tunes its models; name the folder of GLUE's data")
+    for name in chosen.finetune.tasks:
+        task = benchmarks.find(name)
+        for split in ("train", *task.dev):
+            examples.read(task, data, split)
+
+
+def _begin(path: Path, chosen: Study, options: argparse.Namespace) -> None:
+    """Write what the study is; refuse to continue another one.
+
+    Further seeds may be added.
+    """
+    import json
+
+    now = dataclasses.asdict(chosen) | {"overrides": options.overrides, "data": options.data}
+    if path.exists():
+        before = json.loads(path.read_text(encoding="utf-8"))
+        for changed in (key for key in now if before.get(key) != now[key] and key != "seeds"):
+            raise ValueError(
+                f"{path.parent}: was begun with other {changed}; name another --output, or give "
+                "the same study and settings"
+            )
+    write_json(path, now)
+
+
+def _do(
+    chosen: Study, checked: Sequence[CheckedArm], runs: Sequence[Run], options: argparse.Namespace
+) -> dict[str, int]:
+    """Do what is left of all runs; returns exit codes of those that failed."""
+    from finetune.studies import job
+
+    arms = {each.arm: each for each in checked}
+    folders = {options.output / run.name: run for run in runs}
+    for folder, run in folders.items():
+        job.write(folder, _stages(chosen, run, folder, options))
+    left = [folder for folder in folders if job.stages_left(folder)]
+    print(f"{options.output}: runs to do: {len(left)}, finished before: {len(runs) - len(left)}")
+    failed: dict[str, int] = {}
+    progress = _Progress(len(runs), len(left), lambda text: print(text, flush=True))
+
+    def ended(folder: Path, code: int) -> None:
+        if code:
+            failed[folder.name] = code
+        progress.ended(folder, code)
+
+    if left:
+        ranks = max(each.ranks for each in arms.values())
+        _engine(options, ranks)(left, ended, progress)
+    return failed
+
+
+def _stages(chosen: Study, run: Run, folder: Path, options: argparse.Namespace) -> list[Any]:
+    """Return the commands of a run."""
+    from finetune.studies.job import Stage
+    from finetune.studies.study import finetuning_arms, recipe_of, without_recipe
+    from pretrain.config.settings import override
+
+    model, trained = str(folder / "model"), str(folder / "run")
+    words = [*without_recipe(run.arm), *options.overrides, f"training.seed={run.seed}"]
+    words += [override("folder", trained)]
+    evaluate = ["pretrain", "evaluate", model, "--json", str(folder / "evaluation.json")]
+    evaluate += ["--data", *_corpora(words, recipe_of(chosen, run.arm))]
+    if chosen.lengths:
+        evaluate += ["--lengths", ",".join(map(str, chosen.lengths))]
+    found = [
+        Stage("train", ["pretrain", "supervise", recipe_of(chosen, run.arm), *words]),
+        Stage("export", ["pretrain", "export", trained, "--output", model]),
+        Stage("evaluate", evaluate),
+    ]
+    for way in finetuning_arms(chosen):
+        assert chosen.finetune is not None
+        name = way.folder or "all"
+        glue = ["finetune", "glue", model, "--data", options.data, "--no-models", "--jobs", "1"]
+        glue += ["--tasks", ",".join(chosen.finetune.tasks)]
+        glue += ["--seeds", ",".join(map(str, chosen.finetune.seeds))]
+        glue += ["--output", str(folder / "scores" / name), *way.words]
+        found.append(Stage(f"glue-{name}", glue))
+    return found
+
+
+def _corpora(words: Sequence[str], recipe: str) -> list[str]:
+    from pretrain.convert.recipe import load_complete
+
+    config, _ = load_complete(recipe, words)
+    return [config.streams[0].path]
+
+
+def _engine(options: argparse.Namespace, ranks: int) -> Callable[..., None]:
+    from finetune.launch import slots
+    from finetune.studies.engines import Local, Slurm
+    from pretrain.processes.gpus import visible_gpus
+
+    if options.engine == "slurm":
+        parameters = dict(_parameter(word) for word in options.slurm)
+        return Slurm(options.output / "slurm", {"name": "zeroclap-study", **parameters})
+    if options.slurm:
+        raise ValueError("--slurm: is for --engine slurm")
+    cores = len(os.sched_getaffinity(0))
+    devices = slots(visible_gpus(), cores, options.jobs, ranks)
+    return Local(devices, max(1, cores // (len(devices) * ranks)))
+
+
+def _parameter(word: str) -> tuple[str, Any]:
+    from pretrain.config.settings import parse
+
+    key, equals, text = word.partition("=")
+    if not equals:
+        raise ValueError(f"--slurm {word}: write KEY=VALUE")
+    return key, parse(text, f"--slurm {word}")
+
+
+class _Progress:
+    """Says which runs have ended, and now and then how far those in progress are."""
+
+    def __init__(self, total: int, left: int, tell: Callable[[str], object]) -> None:
+        self._total, self._left, self._done, self._tell = total, left, 0, tell
+        self._began = self._told = time.monotonic()
+
+    def ended(self, folder: Path, code: int) -> None:
+        """Say that a run has ended."""
+        self._done += 1
+        after = time.monotonic() - self._began
+        rest = (self._left - self._done) * after / self._done
+        end = f", about {duration(rest)} left" if rest else ""
+        how = (
+            "done" if code == EXIT_DONE else f"failed (exit code {code}), see {folder / 'log.txt'}"
+        )
+        number = self._total - self._left + self._done
+        self._tell(f"[{number}/{self._total}{end}] {folder.name}: {how}")
+
+    def __call__(self, running: Sequence[Path]) -> None:
+        """Say how far each run in progress is, if it is time."""
+        if time.monotonic() - self._told >= _SECONDS_BETWEEN_LINES:
+            self._told = time.monotonic()
+            for folder in running:
+                self._tell(f"    {folder.name}: {_state(folder)}")
+
+
+def _state(folder: Path) -> str:
+    """Say at which stage a run is, and at which step."""
+    from finetune.studies import job
+    from pretrain.records import metrics
+
+    left = job.stages_left(folder)
+    if not left or left[0].name != "train":
+        return left[0].name if left else "done"
+    lines = metrics.read(folder / "run" / metrics.METRICS)
+    if not lines:
+        return "starts"
+    return f"step {lines[-1]['step'] + 1:,}, loss {metrics.loss_of(lines[-1]):.3f}"
+
+
+def _forecast(
+    chosen: Study, checked: Sequence[CheckedArm], runs: Sequence[Run], options: argparse.Namespace
+) -> str:
+    """Say what a study will do and cost."""
+    from pretrain.checks.needs import parameters
+    from pretrain.plan import plan as planning
+
+    lines, tokens, hours, disk = [chosen.title, ""], 0, 0.0, 0
+    for each in checked:
+        planned = planning.plan(each.config, each.ranks, options.kind or "a100")
+        tokens += planned.tokens * len(chosen.seeds)
+        hours += planned.seconds / 3600 * each.ranks * len(chosen.seeds)
+        disk += len(chosen.seeds) * (
+            planned.checkpoint * planned.checkpoints_usual + planned.exported
+        )
+        size = in_short(parameters(each.model))
+        lines.append(f"{each.arm.name}: {size} parameters; {' '.join(each.arm.words)}")
+    numbers = ", ".join(map(str, chosen.seeds))
+    lines += ["", f"{count(len(checked), 'arm')} with seeds {numbers}: {count(len(runs), 'run')}"]
+    lines.append(f"tokens: at most {in_short(tokens)}, padding included")
+    lines.append(f"disk: about {disk / 1e9:,.1f} GB of checkpoints and models")
+    if options.kind:
+        lines.append(f"pretraining: about {hours:,.1f} hours of one {options.kind}, an estimate")
+    else:
+        lines.append("hours: --kind says the GPU to estimate them for; a run's own say it on CPUs")
+    if chosen.finetune:
+        tasks, ways = chosen.finetune.tasks, max(1, _ways(chosen))
+        number = len(runs) * ways * len(tasks) * len(chosen.finetune.seeds)
+        lines.append(f"fine-tuning: {count(number, 'run')} on {', '.join(tasks)}")
+    return "\n".join(lines) + "\n"
+
+
+def _ways(chosen: Study) -> int:
+    from finetune.studies.study import finetuning_arms
+
+    return len(finetuning_arms(chosen))
+
+
+COMMANDS: Mapping[str, Command] = {"study": (add_arguments, study)}

@@ -1,0 +1,144 @@
+"""Where the runs of a study are done: on this machine's devices, or as jobs of Slurm (submitit)."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from data_prep.common import children
+from data_prep.common.files import replace_json
+from finetune.studies import job
+from pretrain.processes.gpus import VARIABLE
+
+Ended = Callable[[Path, int], object]
+"""Told the folder of a run that has ended, and its exit code."""
+Tick = Callable[[Sequence[Path]], object]
+"""Told now and then which runs are in progress."""
+_POLL_SECONDS = 0.2
+_SLURM_POLL_SECONDS = 5.0
+
+
+class Engine(Protocol):
+    """Does the runs of a study."""
+
+    def __call__(self, folders: Sequence[Path], ended: Ended, tick: Tick) -> None:
+        """Do the runs, in any order, and return when all have ended."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Running:
+    folder: Path
+    process: subprocess.Popen[bytes]
+
+
+@dataclasses.dataclass(frozen=True)
+class Local:
+    """Processes of this machine."""
+
+    devices: Sequence[Sequence[str]]
+    """The GPUs of each run that may be in progress at once (`finetune.launch.slots`)."""
+    threads: int
+    """Of each rank."""
+
+    def __call__(self, folders: Sequence[Path], ended: Ended, tick: Tick) -> None:
+        """As `Engine`; ended by Ctrl-C or SIGTERM, it stops the runs and waits for them."""
+        waiting = deque(folders)
+        with children.terminating(_Running) as running:
+            while waiting or running:
+                for slot, gpus in enumerate(self.devices):
+                    if waiting and slot not in running:
+                        folder = waiting.popleft()
+                        running[slot] = self._start(folder, gpus)
+                time.sleep(_POLL_SECONDS)
+                for slot, run in list(running.items()):
+                    if (code := run.process.poll()) is not None:
+                        del running[slot]
+                        ended(run.folder, code)
+                tick([run.folder for run in running.values()])
+
+    def _start(self, folder: Path, gpus: Sequence[str]) -> _Running:
+        environment = children.environment() | {"OMP_NUM_THREADS": str(self.threads)}
+        if gpus:
+            environment[VARIABLE] = ",".join(gpus)
+        with (folder / job.LOG).open("ab") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "finetune.studies.job", str(folder)],
+                env=environment,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                preexec_fn=children.end_with_parent,
+            )
+        return _Running(folder, process)
+
+
+@dataclasses.dataclass(frozen=True)
+class Command:
+    """What a job of Slurm does; submitit sends it there."""
+
+    folder: str
+
+    def __call__(self) -> int:
+        """Do the run and return its exit code."""
+        command = [sys.executable, "-m", "finetune.studies.job", self.folder]
+        with (Path(self.folder) / job.LOG).open("ab") as log:
+            environment = children.environment()
+            done = subprocess.run(
+                command, env=environment, stdout=log, stderr=subprocess.STDOUT, check=False
+            )
+        return done.returncode
+
+    def checkpoint(self) -> Any:  # noqa: ANN401 - submitit has no type for it
+        """Queue the job again when its time is up: a run goes on where it was."""
+        import submitit
+
+        return submitit.helpers.DelayedSubmission(self)
+
+
+@dataclasses.dataclass(frozen=True)
+class Slurm:
+    """Jobs of Slurm, one a run. They go on when this process ends, which then finds them again."""
+
+    folder: Path
+    """For submitit's files, on a disk that all machines see."""
+    parameters: Mapping[str, Any]
+    """Of submitit, such as partition or timeout_min."""
+
+    def __call__(self, folders: Sequence[Path], ended: Ended, tick: Tick) -> None:
+        """As `Engine`."""
+        import submitit
+
+        executor = submitit.AutoExecutor(folder=self.folder, cluster="slurm")
+        executor.update_parameters(**self.parameters)
+        jobs: dict[Path, Any] = {}
+        for folder in folders:
+            known = _known(self.folder, folder)
+            if known is None:
+                known = executor.submit(Command(str(folder.resolve())))
+                replace_json(folder / "slurm.json", {"job": known.job_id})
+            jobs[folder] = known
+        while jobs:
+            for folder, found in list(jobs.items()):
+                if found.done():
+                    del jobs[folder]
+                    ended(folder, 1 if found.exception() else found.result())
+            tick([*jobs])
+            time.sleep(_SLURM_POLL_SECONDS)
+
+
+def _known(logs: Path, folder: Path) -> Any | None:  # noqa: ANN401 - a job of submitit
+    """Return the job of a run that an earlier call has submitted, if it is not over."""
+    import submitit
+
+    path = folder / "slurm.json"
+    if not path.exists():
+        return None
+    found: Any = submitit.SlurmJob(logs, json.loads(path.read_text(encoding="utf-8"))["job"])
+    return None if found.done() else found

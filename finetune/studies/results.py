@@ -1,0 +1,246 @@
+"""What the runs of a study measured: figures by arm and seed, and what differs between arms."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from finetune import benchmarks
+from finetune.plan import RESULT
+from finetune.planning import result_of
+from finetune.scores import mean
+from finetune.studies.study import Arm, Run, Study, comparisons, finetuning_arms
+from pretrain.records import metrics, status
+
+LOSS = "validation loss"
+Figures = dict[str, float]
+"""By name, of one arm with one seed."""
+Measured = dict[Arm, dict[int, Figures]]
+"""By arm and seed of pretraining."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Curve:
+    """The surviving steps of a run."""
+
+    tokens: list[int]
+    """Read by all ranks up to and with each step."""
+    losses: list[float]
+    """Of training, NaN where one was not finite."""
+    measured_at: list[int]
+    """Tokens read before each evaluation."""
+    validation: list[float]
+
+
+@dataclasses.dataclass(frozen=True)
+class Results:
+    """The runs of a study that have begun."""
+
+    pretraining: Measured
+    """Validation loss at the end, perplexities by length, accuracies of pairs."""
+    finetuning: Measured
+    """Of each arm with each way of fine-tuning: the tasks' scores after the last epoch, the mean
+    over the seeds of fine-tuning; and how many of these runs collapsed."""
+    cost: Measured
+    """Tokens, device hours, tokens per second, spikes and rollbacks."""
+    curves: dict[Arm, list[Curve]]
+    unfinished: list[str]
+    """Runs whose training has not come to its end."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Difference:
+    """A figure of one arm minus that of another with the same seeds."""
+
+    seeds: int
+    mean: float
+    half_width: float
+    """Of the 95 % interval by Student's t over the seeds; NaN with one seed."""
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether the interval leaves out 0."""
+        return abs(self.mean) > self.half_width
+
+
+def collect(study: Study, runs: Sequence[Run], output: Path) -> Results:
+    """Read what is there of the runs of a study.
+
+    Args:
+        study: the study.
+        runs: its runs.
+        output: the folder of the runs' folders.
+    """
+    found = Results({}, {}, {}, {}, [])
+    for run in runs:
+        folder = output / run.name
+        seen = _view(folder / "run")
+        if seen is None:
+            continue
+        if seen.activity != status.FINISHED:
+            found.unfinished.append(run.name)
+            continue
+        curve = _curve(seen)
+        figures = {LOSS: curve.validation[-1] if curve.validation else math.nan}
+        figures |= _evaluated(folder / "evaluation.json")
+        found.pretraining.setdefault(run.arm, {})[run.seed] = figures
+        found.cost.setdefault(run.arm, {})[run.seed] = _cost(seen)
+        found.curves.setdefault(run.arm, []).append(curve)
+        for way in finetuning_arms(study):
+            if scores := _scores(folder / "scores" / (way.folder or "all")):
+                both = Arm((*run.arm.levels, *way.levels), {**run.arm.settings, **way.settings})
+                found.finetuning.setdefault(both, {})[run.seed] = scores
+    return _best(found, study.best) if study.best else found
+
+
+def _view(run: Path) -> status.RunView | None:
+    try:
+        return status.view(run)
+    except (ValueError, OSError):  # not begun
+        return None
+
+
+def _curve(seen: status.RunView) -> Curve:
+    tokens, read = list[int](), 0
+    for line in seen.lines:
+        read += line["tokens"]
+        tokens.append(read)
+    steps = {line["step"]: total for line, total in zip(seen.lines, tokens, strict=True)}
+    measured = [line for line in seen.validation if line["step"] - 1 in steps]
+    return Curve(
+        tokens,
+        [metrics.loss_of(line) for line in seen.lines],
+        [steps[line["step"] - 1] for line in measured],
+        [metrics.loss_of(line) for line in measured],
+    )
+
+
+def _cost(seen: status.RunView) -> Figures:
+    """Return the cost of a run; its abandoned steps count."""
+    lines = metrics.read(seen.folder / metrics.METRICS)
+    ranks = max((r["ranks"] for r in seen.records if r["kind"] == "attempt"), default=1)
+    return {
+        "tokens": sum(line["tokens"] for line in lines),
+        "device hours": ranks * sum(line["seconds"] for line in lines) / 3600,
+        "tokens/s": statistics.median(line["tokens"] / line["seconds"] for line in lines),
+        "spikes": len(seen.state.spikes),
+        "rollbacks": len(seen.state.rollbacks),
+    }
+
+
+def _evaluated(path: Path) -> Figures:
+    """Return what `evaluate --json` measured."""
+    if not path.exists():
+        return {}
+    found = Figures()
+    for each in json.loads(path.read_text(encoding="utf-8")):
+        if "refused" in each:  # learned positions end at the training length
+            continue
+        found[f"perplexity, {each['length']:,} tokens"] = _number(each["total"]["perplexity"])
+        for name, score in each.get("pairs", {}).items():
+            found[f"{name} accuracy"] = _number(score["accuracy"])
+    return found
+
+
+def _scores(folder: Path) -> Figures:
+    """Return the scores of each task, and the number of runs that collapsed.
+
+    A run that collapsed counts with its score; its retries do not count.
+    """
+    by_task: dict[str, list[float]] = {}
+    collapsed = 0
+    for path in sorted(folder.glob(f"*/{RESULT}")):
+        result = result_of(path.parent)
+        if result["retry"] == 0:
+            task = benchmarks.of_result(result)
+            score = mean(result["last"], task.official)
+            by_task.setdefault(result["task"], []).append(100 * score)
+            collapsed += bool(result["collapsed"])
+    found = {task: statistics.fmean(scores) for task, scores in by_task.items()}
+    return {**found, "collapsed": float(collapsed)} if found else {}
+
+
+def _number(value: float | None) -> float:
+    return math.nan if value is None else value
+
+
+def _best(found: Results, factor: str) -> Results:
+    """Leave of each group of arms that differ in a factor alone the one with the lowest loss.
+
+    It is the mean over the seeds that counts.
+    """
+    groups: dict[tuple[tuple[str, str], ...], list[Arm]] = {}
+    for arm in found.pretraining:
+        others = tuple(level for level in arm.levels if level[0] != factor)
+        groups.setdefault(others, []).append(arm)
+
+    def loss(arm: Arm) -> float:
+        losses = [figures[LOSS] for figures in found.pretraining[arm].values()]
+        average = statistics.fmean(losses)
+        return math.inf if math.isnan(average) else average
+
+    kept = {min(group, key=loss) for group in groups.values()}
+    return Results(
+        {arm: each for arm, each in found.pretraining.items() if arm in kept},
+        {
+            arm: each
+            for arm, each in found.finetuning.items()
+            if any(set(one.levels) <= set(arm.levels) for one in kept)
+        },
+        {arm: each for arm, each in found.cost.items() if arm in kept},
+        {arm: each for arm, each in found.curves.items() if arm in kept},
+        found.unfinished,
+    )
+
+
+def paired(measured: Measured, name: str, one: Arm, other: Arm) -> Difference | None:
+    """Compare a figure of two arms over the seeds that both have; None without any.
+
+    Runs of one seed see the same text in the same order, with the same tokens hidden.
+    """
+    from scipy.stats import t
+
+    ours, theirs = measured[one], measured[other]
+    deltas = [
+        theirs[seed][name] - ours[seed][name]
+        for seed in sorted(ours.keys() & theirs.keys())
+        if name in ours[seed] and name in theirs[seed]
+    ]
+    if not deltas:
+        return None
+    half_width = math.nan
+    if len(deltas) > 1:
+        error = statistics.stdev(deltas) / math.sqrt(len(deltas))
+        half_width = float(t.ppf(0.975, len(deltas) - 1)) * error
+    return Difference(len(deltas), statistics.fmean(deltas), half_width)
+
+
+def compared(measured: Measured, factor: str = "") -> list[tuple[Arm, Arm]]:
+    """Return the pairs of arms to compare; the levels of `factor` do not tell arms apart.
+
+    Args:
+        measured: figures by arm.
+        factor: one whose best level alone is left.
+    """
+    if not factor:
+        return comparisons([*measured])
+    plain = {
+        dataclasses.replace(
+            arm, levels=tuple(each for each in arm.levels if each[0] != factor)
+        ): arm
+        for arm in measured
+    }
+    return [(plain[one], plain[other]) for one, other in comparisons([*plain])]
+
+
+def names_of(measured: Mapping[Arm, Mapping[int, Figures]]) -> list[str]:
+    """Return the names of all figures, in the order in which they were measured."""
+    found: dict[str, None] = {}
+    for by_seed in measured.values():
+        for figures in by_seed.values():
+            found |= dict.fromkeys(figures)
+    return [*found]

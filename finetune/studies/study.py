@@ -1,0 +1,270 @@
+"""What a study is: arms, which differ in the levels of factors, and what each is measured by.
+
+A study file is YAML. It names a recipe and factors; every combination of their levels is an arm,
+and every arm is trained with every seed. `settings` hold for all arms. Keys are those of recipes,
+in full: `optimizer.learning_rate`. Under `toy` stands what is different where the study is tried at
+a small size.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from data_prep.common.records import PositiveInt, decode
+from finetune.config import FinetuneConfig, override
+from pretrain.checks.recipe import check
+from pretrain.config.run import RunConfig
+from pretrain.config.settings import flatten, merge, parse, to_yaml
+from pretrain.convert.recipe import load_complete
+from pretrain.model.config import ModelConfig
+from pretrain.supervision.launch import world_size
+
+STUDIES = Path(__file__).parent
+Settings = Mapping[str, Any]
+"""Values by their dotted keys."""
+Factors = dict[str, dict[str, dict[str, Any]]]
+"""What the levels of each factor set, by names of both. The first level is the one that the others
+are compared with."""
+
+
+@dataclasses.dataclass(frozen=True)
+class FineTuning:
+    """What every model of a study is fine-tuned on."""
+
+    tasks: list[str]
+    """Tasks of GLUE or SuperGLUE."""
+    seeds: list[int] = dataclasses.field(default_factory=lambda: [1])
+    """Of each fine-tuning of each model."""
+    settings: dict[str, Any] = dataclasses.field(default_factory=dict)
+    factors: Factors = dataclasses.field(default_factory=dict)
+    """As those of the study, of the settings of fine-tuning: each model is fine-tuned in every
+    combination."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Study:
+    """A study file."""
+
+    title: str
+    recipe: str
+    factors: Factors
+    seeds: list[int]
+    settings: dict[str, Any] = dataclasses.field(default_factory=dict)
+    best: str = ""
+    """A factor of which only the level with the lowest validation loss is reported, such as the
+    learning rate. The comparison then is between arms that were tuned alike."""
+    lengths: list[PositiveInt] = dataclasses.field(default_factory=list)
+    """Perplexity is measured on inputs of so many tokens; empty: on blocks as in training."""
+    finetune: FineTuning | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse what has no arms.
+
+        Raises:
+            ValueError: no factor, a factor without levels, no seeds or one twice.
+        """
+        for name, levels in self.factors.items():
+            if not levels:
+                raise ValueError(f"factors.{name}: has no levels")
+        if not self.factors:
+            raise ValueError("factors: there is none; a study compares at least two arms")
+        if not self.seeds or len({*self.seeds}) < len(self.seeds):
+            raise ValueError(f"seeds {self.seeds}: must be different numbers, at least one")
+        if self.best and self.best not in self.factors:
+            raise ValueError(f"best: {self.best!r} is not one of {', '.join(self.factors)}")
+
+
+@dataclasses.dataclass(frozen=True)
+class Arm:
+    """One combination of levels."""
+
+    levels: tuple[tuple[str, str], ...]
+    """(factor, level)."""
+    settings: Settings = dataclasses.field(compare=False)
+
+    @property
+    def name(self) -> str:
+        """In tables and pictures."""
+        return ", ".join(level for _, level in self.levels)
+
+    @property
+    def folder(self) -> str:
+        """In the names of folders."""
+        return re.sub(r"[^\w.]+", "-", self.name).strip("-")
+
+    @property
+    def words(self) -> list[str]:
+        """The settings as a command line has them."""
+        return overrides(self.settings)
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """An arm with a seed."""
+
+    arm: Arm
+    seed: int
+
+    @property
+    def name(self) -> str:
+        """Of its folder."""
+        return f"{self.arm.folder}-seed{self.seed}"
+
+
+@dataclasses.dataclass(frozen=True)
+class CheckedArm:
+    """An arm whose recipe was read and found to be right."""
+
+    arm: Arm
+    config: RunConfig
+    model: ModelConfig
+    ranks: int
+
+
+def load(name: str, *, toy: bool) -> Study:
+    """Load a study file.
+
+    Args:
+        name: a YAML file, or the name of one of this folder.
+        toy: at its small size.
+
+    Raises:
+        ValueError: there is no such study, or a key or value is not accepted; names the file.
+    """
+    path = next((p for p in (Path(name), STUDIES / f"{name}.yaml") if p.is_file()), None)
+    if path is None:
+        known = ", ".join(sorted(path.stem for path in STUDIES.glob("*.yaml")))
+        raise ValueError(f"study {name!r} is neither a file nor one of {known}")
+    values = parse(path.read_text(encoding="utf-8"), str(path))
+    if not isinstance(values, dict):
+        raise ValueError(f"{path}: is not a mapping of keys to values")
+    small = values.pop("toy", None)
+    if toy and small is None:
+        raise ValueError(f"{path}: has no section `toy`; leave --toy out")
+    try:
+        # A factor that is tried at a small size has the levels that stand there, not more.
+        factors = {**values.get("factors", {}), **(small or {}).get("factors", {})} if toy else None
+        merged = merge(values, small) if toy else values
+        return decode(Study, merged if factors is None else {**merged, "factors": factors})
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+
+
+def arms_of(factors: Factors, settings: Settings) -> list[Arm]:
+    """Return every combination of levels; a level's settings come after those of all."""
+    choices = [[(name, level) for level in levels] for name, levels in factors.items()]
+    return [
+        Arm(levels, {**settings, **_merged(factors[name][level] for name, level in levels)})
+        for levels in itertools.product(*choices)
+    ]
+
+
+def _merged(settings: Iterator[Settings]) -> dict[str, Any]:
+    return {key: value for each in settings for key, value in each.items()}
+
+
+def runs_of(arms: Sequence[Arm], seeds: Sequence[int]) -> list[Run]:
+    """Return all runs, seed by seed, so that a whole comparison is finished first."""
+    return [Run(arm, seed) for seed in seeds for arm in arms]
+
+
+def overrides(settings: Settings) -> list[str]:
+    """Return settings as `key=value`."""
+    # In a list, because YAML ends a text that stands alone with a line "...".
+    return [
+        f"{key}={to_yaml([value], default_flow_style=True, width=math.inf).strip()[1:-1]}"
+        for key, value in settings.items()
+    ]
+
+
+def check_arms(study: Study, changes: Sequence[str]) -> list[CheckedArm]:
+    """Read and check the recipe of every arm, with its corpora.
+
+    Args:
+        study: the study.
+        changes: `key=value` settings of the command line, which hold for all arms.
+
+    Raises:
+        ValueError: the errors of all arms.
+    """
+    found, arms = list[CheckedArm](), arms_of(study.factors, study.settings)
+    errors: dict[str, list[str]] = {}
+    for arm in arms:
+        try:
+            config, _ = load_complete(recipe_of(study, arm), [*without_recipe(arm), *changes])
+            ranks = world_size(config.supervision, 1)
+            model, _ = check(config, ranks)
+            found.append(CheckedArm(arm, config, model, ranks))
+        except ValueError as error:
+            errors.setdefault(str(error), []).append(arm.name)
+    for way in finetuning_arms(study):
+        try:
+            override(FinetuneConfig(), way.words)
+        except ValueError as error:
+            errors.setdefault(f"finetune: {error}", []).append(way.name)
+    if errors:
+        raise ValueError("; ".join(_of_arms(names, len(arms), e) for e, names in errors.items()))
+    return found
+
+
+def _of_arms(names: Sequence[str], arms: int, error: str) -> str:
+    """Say which arms have an error; without names if it is all of several."""
+    return error if len(names) == arms > 1 else f"{' | '.join(names)}: {error}"
+
+
+def recipe_of(study: Study, arm: Arm) -> str:
+    """Return the recipe of an arm: a level may name another one."""
+    return str(arm.settings.get("recipe", study.recipe))
+
+
+def without_recipe(arm: Arm) -> list[str]:
+    """Return an arm's settings as `key=value`."""
+    return overrides({key: value for key, value in arm.settings.items() if key != "recipe"})
+
+
+def finetuning_arms(study: Study) -> list[Arm]:
+    """Return the ways in which each model is fine-tuned; none without a section `finetune`."""
+    if study.finetune is None:
+        return []
+    return arms_of(study.finetune.factors, study.finetune.settings)
+
+
+def comparisons(arms: Sequence[Arm]) -> list[tuple[Arm, Arm]]:
+    """Return the pairs of arms that differ in one factor, the factor's first level first."""
+    first: dict[str, str] = {}
+    for arm in arms:
+        for factor, level in arm.levels:
+            first.setdefault(factor, level)
+    return [
+        (one, other)
+        for factor, base in first.items()
+        for one, other in itertools.product(arms, arms)
+        if dict(one.levels)[factor] == base and _factors_that_differ(one, other) == {factor}
+    ]
+
+
+def _factors_that_differ(one: Arm, other: Arm) -> set[str]:
+    return {factor for factor, _ in set(one.levels) ^ set(other.levels)}
+
+
+def differences(one: CheckedArm, other: CheckedArm) -> list[str]:
+    """Return the settings in which two arms differ, the architecture field by field.
+
+    An arm that differs in several from another does not tell which of them matters.
+    """
+    ours, theirs = _resolved(one), _resolved(other)
+    return sorted(key for key in {*ours, *theirs} if ours.get(key) != theirs.get(key))
+
+
+def _resolved(arm: CheckedArm) -> dict[str, Any]:
+    settings = dataclasses.asdict(arm.config)
+    settings["model"] = dataclasses.asdict(arm.model)
+    # The zero vector of <mask> needs no row, and the folder decides nothing.
+    del settings["model"]["vocab_size"], settings["folder"]
+    return flatten(settings)
