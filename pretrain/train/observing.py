@@ -63,21 +63,16 @@ def _open(prepared: Prepared, log: RunLog) -> tuple[SpikeWatch, list[Observer]]:
 
 
 def _announcement(prepared: Prepared) -> Iterator[str]:
-    """Lines that say what the attempt is."""
+    """Lines that say what the attempt is, each short enough for a screen; the ledger says more."""
     config, start, computing = prepared.config, prepared.start, prepared.computing
     table, now = prepared.model.encoder.embeddings.tokens, config.phase(start.step).config
     padding = (table.num_embeddings - table.vocab_size) * table.embedding_dim
-    is_given = config.training.attention_backend == computing.backend
     yield (
         f"attempt {start.attempt}: {config.model.variant} {config.model.size}, "
-        f"{prepared.parameters - padding:,} parameters, {start.order.total:,} blocks with "
-        f"{start.share_of_tokens:.1%} of the corpus's tokens ({now.data.packing}, "
-        f"{prepared.blocks.fill:.1%} full), "
-        f"{now.batch.global_batch_size} blocks a step on "
+        f"{prepared.parameters - padding:,} parameters, {start.share_of_tokens:.1%} of the corpus, "
+        f"steps {start.step} to {config.training.steps}, "
         f"{count(prepared.group.world_size, 'rank')} ({prepared.process.device}, "
-        f"{config.training.deepspeed}, attention {computing.backend}"
-        f"{'' if is_given else ', chosen automatically'}), steps "
-        f"{start.step} to {config.training.steps}, seed {start.seed}"
+        f"{config.training.deepspeed}, {computing.backend})"
     )
     shares = start.order.mixture.shares(config.sizes.first_block(start.step))
     for corpus, share in zip(start.corpora, shares, strict=False):
