@@ -68,10 +68,20 @@ def _names_or_files(names: Sequence[str]) -> dict[str, Any]:
     return {"bash": function, "zsh": function, "preamble": preamble}
 
 
-GROUPS: dict[str, dict[str, Command]] = {
+_GROUPS: dict[str, dict[str, Command]] = {
     **data_prep.GROUPS,
     **pretrain.GROUPS,
     "fine-tune": finetune.COMMANDS,
-    "shell": {"completion": (_completion_arguments, _completion)},
+    "": {"completion": (_completion_arguments, _completion)},
 }
-"""Every command, in the order of the work."""
+_SPECIALISTS = (
+    *("preflight", "profile", "replay", "bench"),
+    *("submit", "acceptability", "birthplaces", "completion"),
+)
+"""Commands that a first run, and a first use of its model, do without."""
+GROUPS = {
+    title: {name: each for name, each in commands.items() if name not in _SPECIALISTS}
+    for title, commands in _GROUPS.items()
+    if title
+} | {"for specialists": {n: c[n] for c in _GROUPS.values() for n in c if n in _SPECIALISTS}}
+"""Every command, in the order of the work, and at the end those for specialists."""
