@@ -15,7 +15,9 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     source = "a fairseq checkpoint (.pt), a model folder or a Hugging Face folder"
     add("source", type=Path, help=source)
     forms = ("zeroclap", "fairseq", "huggingface", "sentence-transformers")
-    add("--to", required=True, choices=forms)
+    names = {"hf": "huggingface"}
+    to = "hf is another name for huggingface"
+    add("--to", required=True, choices=forms, type=lambda name: names.get(name, name), help=to)
     add("--output", type=Path, required=True, help="the folder (or .pt file) to write")
     add(
         "--tokenizer",

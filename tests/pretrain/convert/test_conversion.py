@@ -63,6 +63,12 @@ def test_weights_survive_conversion_from_any_form_to_any_other_and_back(
     capsys.readouterr()
 
 
+def test_hf_is_another_name_for_huggingface(model, tmp_path, capsys):
+    assert main(["convert", str(model), "--to", "hf", "--output", str(tmp_path / "out")]) == 0
+    assert (tmp_path / "out" / "config.json").is_file()
+    assert capsys.readouterr().out.endswith("as huggingface\n")
+
+
 def test_a_checkpoint_without_vocabulary_converts_with_a_note(model, tmp_path, capsys):
     checkpoint = tmp_path / "model.pt"
     conversion.convert(model, "fairseq", checkpoint)
