@@ -24,6 +24,8 @@ def add_plan_arguments(command: argparse.ArgumentParser) -> None:
     add("--kind", default="a100", choices=kinds, help="(default: %(default)s)")
     measured = "correct the expected speed by this file, which bench --json wrote on such a GPU"
     add("--bench", type=Path, metavar="FILE", help=measured)
+    details = "also print phases, FLOPs, and the memory of every ZeRO stage and attention back end"
+    add("--details", action="store_true", help=details)
     add("--json", type=Path, help="also write the figures to this file")
 
 
@@ -51,7 +53,7 @@ def plan(options: argparse.Namespace) -> None:
     planned = planning.plan(config, options.gpus, options.kind, measured or planning.NOT_MEASURED)
     if config.model.init_from:
         sys.stdout.write(f"{_initial_weights(config)}\n")
-    sys.stdout.write(table(planned))
+    sys.stdout.write(table(planned, details=options.details))
     if options.json:
         write_json(options.json, dataclasses.asdict(planned))
 

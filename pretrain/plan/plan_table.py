@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from pretrain.checks.devices import DEVICES, HEADROOM
 from pretrain.plan.plan import Fit, PhaseCost, Plan, Reading
@@ -13,54 +13,68 @@ al. 2023, figure 1, for causal language models); BERT was trained for 40 (Devlin
 """
 
 
-def table(planned: Plan) -> str:
-    """Format a plan as text."""
+def table(planned: Plan, *, details: bool = False) -> str:
+    """Format a plan as text: about ten lines, and with `details` what they come from."""
     each, most = planned.checkpoint, planned.checkpoints_most
+    (fit,) = (fit for fit in planned.fits if fit.backend == planned.backend)
     rows = [
-        ("parameters", f"{planned.parameters:,} ({planned.trained_parameters:,} as trained)"),
+        ("parameters", f"{planned.parameters:,}"),
         *_vocabulary(planned),
         ("tokens", f"{planned.tokens:,} (padding included)"),
         *_epochs(planned.reading),
-        ("FLOPs", f"{planned.flops:.3g} ({planned.flops_per_token / 1e6:,.0f} M per token)"),
         *_speed(planned),
+        ("memory", f"ZeRO {planned.stage}, {_fit(fit, planned)}"),
+        (
+            "checkpoints",
+            f"{_size(each)} each; {planned.checkpoints_usual} kept "
+            f"({_size(each * planned.checkpoints_usual)}), at most {most} after loss spikes "
+            f"({_size(each * most)})",
+        ),
+        ("exported", _size(planned.exported)),
+    ]
+    lines = [f"{name:12} {text}" for name, text in rows]
+    return "\n".join([*lines, *(_details(planned) if details else [])]) + "\n"
+
+
+def _details(planned: Plan) -> Iterator[str]:
+    """Lines about single phases, ZeRO stages, attention back ends and checkpoints."""
+    parts = sorted(planned.parts.items(), key=lambda part: -part[1])
+    shares = ", ".join(f"{name} {part / planned.seconds:.0%}" for name, part in parts if part)
+    rows = [
+        ("as trained", f"{planned.trained_parameters:,} parameters"),
+        ("FLOPs", f"{planned.flops:.3g} ({planned.flops_per_token / 1e6:,.0f} M per token)"),
+        ("spent on", shares),
         *(
             ("phases" if number == 0 else "", _cost(cost))
             for number, cost in enumerate(planned.phases)
         ),
         (
             "checkpoints",
-            f"{_size(each)} each; {planned.checkpoints_usual} kept without a spike "
-            f"({_size(each * planned.checkpoints_usual)}): the newest "
-            f"{planned.checkpoints_newest}, and those that a rollback may go back to",
+            f"the newest {planned.checkpoints_newest}, and those that a rollback may go back to; "
+            "most after rollbacks, while another",
         ),
-        (
-            "",
-            f"at most {most} at once ({_size(each * most)}): after rollbacks, while another is "
-            "saved; up to two more after stops between them",
-        ),
-        ("exported", _size(planned.exported)),
+        ("", "is saved; up to two more after stops between them"),
     ]
-    lines = [f"{name:12} {text}" for name, text in rows]
+    yield ""
+    yield from (f"{name:12} {text}" for name, text in rows)
     heads = ("weights", "gradients", "optimizer", "bucket", "activations", "total")
-    lines += ["", "per rank".ljust(12) + "".join(f"{head:>12}" for head in heads)]
+    yield from ("", "per rank".ljust(12) + "".join(f"{head:>12}" for head in heads))
     for stage, memory in planned.memory.items():
         mark = " <- the recipe's" if stage == planned.stage else ""
         if not memory.fits(planned.device_memory):
             mark += f" (too much for the {_size(planned.device_memory)} of {planned.kind})"
         figures = "".join(f"{_size(getattr(memory, head)):>12}" for head in heads)
-        lines.append(f"ZeRO {stage}".ljust(12) + figures + mark)
-    lines += ["", f"attention    {planned.backend} on a GPU; at ZeRO {planned.stage}, on one GPU:"]
-    lines += [f"{'':12} {_fit(fit, planned)}" for fit in planned.fits]
-    return "\n".join(lines) + "\n"
+        yield f"ZeRO {stage}".ljust(12) + figures + mark
+    yield ""
+    yield f"attention    {planned.backend} on a GPU; at ZeRO {planned.stage}, on one GPU:"
+    yield from (f"{'':12} {_fit(fit, planned)}" for fit in planned.fits)
 
 
 def _speed(planned: Plan) -> list[tuple[str, str]]:
-    """Rows about the time: how long, how fast, what it is spent on, and what would help."""
+    """Rows about the time: how long, how fast, and what would help."""
     seconds, each = planned.seconds, planned.tokens / planned.seconds / planned.world_size
     shortest, longest = (_time(seconds / (1 + sign * planned.uncertainty)) for sign in (1, -1))
     utilization = planned.flops_per_token * each / DEVICES[planned.kind].flops
-    parts = sorted(planned.parts.items(), key=lambda part: -part[1])
-    shares = ", ".join(f"{name} {part / seconds:.0%}" for name, part in parts if part)
     rows = [
         (
             "time",
@@ -72,7 +86,6 @@ def _speed(planned: Plan) -> list[tuple[str, str]]:
             f"{planned.world_size * each:,.0f} tokens/s, {each:,.0f} of each GPU, "
             f"{utilization:.0%} of its bf16 peak",
         ),
-        ("spent on", shares),
     ]
     if planned.change:
         text = f"{planned.change.setting} would help most: {_time(planned.change.seconds)}"
