@@ -474,6 +474,41 @@ class ForkConfig:
     steps to come."""
 
 
+ADVANCED = frozenset(
+    {
+        "data.min_token_coverage",
+        "model.init_from",
+        "spike",
+        "fault",
+        "profile",
+        "fork_from",
+        "optimizer.beta1",
+        "optimizer.beta2",
+        "optimizer.epsilon",
+        "optimizer.weight_decay_on",
+        "optimizer.guard",
+        "schedule.overestimate",
+        "schedule.decay_steps",
+        "schedule.cooldown_steps",
+        "training.data_workers",
+        "training.compile",
+        "training.attention_backend",
+        "training.deterministic",
+        "training.background_saving",
+        "training.comparison_interval",
+        "supervision.hang_seconds",
+        "supervision.init_seconds",
+        "supervision.save_seconds",
+        "supervision.preemption_seconds",
+        "supervision.node_silence_seconds",
+        "supervision.node_wait_seconds",
+        "supervision.max_retries",
+    }
+)
+"""Settings and sections that a first run goes well without knowing of: `show` leaves out those that
+nothing sets. The fields of ModelConfig that `model.overrides` does not set are advanced too."""
+
+
 TRACKERS = {
     "tensorboard": "pretrain.train.trackers.tensorboard_run.TensorBoard",
     "wandb": "pretrain.train.trackers.wandb_run.WandbRun",

@@ -7,10 +7,11 @@ import dataclasses
 import inspect
 import sys
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from data_prep.common.arguments import typed
 from data_prep.common.files import write_json
 from pretrain.config.settings import add_recipe
 
@@ -50,12 +51,15 @@ def recipes(options: argparse.Namespace) -> int:
 def add_show_arguments(command: argparse.ArgumentParser) -> None:
     """Add the arguments of `show`."""
     add_recipe(command)
+    amount = command.add_mutually_exclusive_group()
     changed = "print only settings that differ from their defaults, without documentation"
-    command.add_argument("--changed", action="store_true", help=changed)
+    amount.add_argument("--changed", action="store_true", help=changed)
+    every = "also print advanced settings that have their defaults, and all fields of the model"
+    amount.add_argument("--all", action="store_true", help=every)
 
 
 def show(options: argparse.Namespace) -> None:
-    """Print every setting of a run, with its documentation and where its value comes from.
+    """Print the settings of a run, with their documentation and where their values come from.
 
     What is printed is a recipe of the same run; without a folder of its own, it runs in the folder
     of the name that you save it under. Fields of the model that its size and variant decide are
@@ -75,8 +79,20 @@ def show(options: argparse.Namespace) -> None:
         found |= {f"model.{name}": "model.init_from" for name in names}
     if "folder" not in found:  # saved under another name, the recipe has a folder of that name
         config = dataclasses.replace(config, folder="")
-    lines = _changed(config, found) if options.changed else _described(config, found)
+    hidden = set() if options.all else _unset(config, found)
+    lines = _changed(config, found) if options.changed else _described(config, found, hidden)
     sys.stdout.write("".join(f"{line}\n" for line in lines))
+
+
+def _unset(config: RunConfig, sources: Mapping[str, str]) -> set[str]:
+    """Return the advanced settings, and sections of nothing else, that have their defaults."""
+    from pretrain.config.sections import ADVANCED
+    from pretrain.config.settings import flatten, is_within
+
+    keys = flatten(dataclasses.asdict(config))
+    unset = {key for name in ADVANCED for key in keys if is_within(key, name)} - sources.keys()
+    shown = {key.partition(".")[0] for key in keys if key not in unset}
+    return unset | {key.partition(".")[0] for key in unset} - shown
 
 
 def _changed(config: RunConfig, sources: Mapping[str, str]) -> Iterator[str]:
@@ -106,20 +122,29 @@ def _differing(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[s
     return found
 
 
-def _described(record: Any, sources: Mapping[str, str], path: str = "") -> Iterator[str]:  # noqa: ANN401
-    """Yield the fields of a dataclass as YAML, with comments."""
+def _described(
+    record: Any,  # noqa: ANN401 - any dataclass
+    sources: Mapping[str, str],
+    hidden: Set[str],
+    path: str = "",
+) -> Iterator[str]:
+    """Yield the fields of a dataclass that are not hidden as YAML, with comments."""
     from data_prep.common.records import docstrings
 
     texts = docstrings(type(record))
     for field in dataclasses.fields(record):
+        if f"{path}{field.name}" in hidden:
+            continue
         value = getattr(record, field.name)
         text = texts.get(field.name, "")
         if dataclasses.is_dataclass(value):
             text = (inspect.getdoc(type(value)) or "").partition("\n")[0]
             yield ""
-        yield from _setting(field.name, value, text, sources, path)
-        if (path, field.name) == ("model.", "overrides"):
+        yield from _setting(field.name, value, text, sources, path, hidden)
+        if (path, field.name) == ("model.", "overrides") and not hidden:
             yield from _not_overridden(record)
+    if hidden and not path:
+        yield from ("", f"# `{typed('pretrain show')} --all` has the advanced settings too.")
 
 
 def _not_overridden(model: ModelRecipe) -> Iterator[str]:
@@ -153,6 +178,7 @@ def _setting(
     text: str,
     sources: Mapping[str, str],
     path: str,
+    hidden: Set[str] = frozenset(),
 ) -> Iterator[str]:
     from pretrain.config.settings import to_yaml
 
@@ -161,7 +187,7 @@ def _setting(
     yield from textwrap.wrap(text, 100, initial_indent=begin, subsequent_indent=begin)
     if dataclasses.is_dataclass(value):
         yield f"{indent}{name}:"
-        yield from _described(value, sources, f"{key}.")
+        yield from _described(value, sources, hidden, f"{key}.")
     elif isinstance(value, dict) and value:  # model.overrides, or of data.corpora
         from data_prep.common.records import docstrings
         from pretrain.model.config import ModelConfig

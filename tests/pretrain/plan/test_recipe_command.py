@@ -7,8 +7,10 @@ import pytest
 import yaml
 
 from pretrain.__main__ import main
-from pretrain.config.load import RECIPES, load
+from pretrain.config.load import RECIPES, load, sources
 from pretrain.config.run import RunConfig
+from pretrain.config.sections import ADVANCED
+from pretrain.config.settings import flatten, is_within
 from pretrain.data.sources import SOURCES
 from pretrain.model.config import ModelConfig
 from pretrain.model.presets import SIZES, VARIANTS
@@ -110,7 +112,7 @@ def test_the_schema_is_written_as_json(tmp_path, schema, capsys):
         ),
     ],
 )
-@pytest.mark.parametrize("more", [[], ["--changed"]])
+@pytest.mark.parametrize("more", [[], ["--all"], ["--changed"]])
 def test_what_show_prints_is_a_recipe_of_the_same_run(recipe, overrides, more, tmp_path, capsys):
     assert main(["show", recipe, *overrides, *more]) == 0
     shown = tmp_path / "shown.yaml"
@@ -139,7 +141,8 @@ def test_show_changed_has_only_what_differs_from_the_defaults_and_its_source(tmp
 
 
 def test_show_documents_every_setting_and_names_its_source(capsys):
-    assert main(["show", "pile-large", "model.variant=alibi", "model.overrides.alibi=offset"]) == 0
+    words = ["model.variant=alibi", "model.overrides.alibi=offset"]
+    assert main(["show", "pile-large", "--all", *words]) == 0
     lines = capsys.readouterr().out.splitlines()
     sections = [line for line in lines if line.endswith(":") and line[0] not in " #"]
     names = [field.name for field in dataclasses.fields(RunConfig)]
@@ -161,7 +164,7 @@ def test_show_documents_every_setting_and_names_its_source(capsys):
 
 
 def test_show_has_every_field_of_the_model_and_what_decides_it(capsys):
-    assert main(["show", "small", "model.overrides.num_heads=2"]) == 0
+    assert main(["show", "small", "model.overrides.num_heads=2", "--all"]) == 0
     lines = capsys.readouterr().out.splitlines()
     fields = [line.strip(" #").partition(":")[0] for line in lines if line.startswith("    ")]
     names = {field.name for field in dataclasses.fields(ModelConfig)} - {"vocab_size", "pair_head"}
@@ -173,6 +176,25 @@ def test_show_has_every_field_of_the_model_and_what_decides_it(capsys):
         "    #alibi: offset  # default",
     ):
         assert lines[lines.index(line) - 1].startswith("    # ")
+
+
+def test_show_leaves_out_advanced_settings_that_nothing_sets(capsys):
+    words = ["training.deterministic=false", "fork_from.run=runs/a", "profile.steps=[1, 3]"]
+    shown = []
+    for more in ([], ["--all"]):
+        assert main(["show", "pile-base", *words, *more]) == 0
+        shown.append(yaml.safe_load(capsys.readouterr().out))
+    usual, every = map(flatten, shown)
+    advanced = {key for key in every if any(is_within(key, name) for name in ADVANCED)}
+    set_here = set(sources("pile-base", words))
+    assert every.keys() - usual.keys() == advanced - set_here
+    assert advanced & set_here >= {"training.deterministic", "fork_from.run", "optimizer.beta1"}
+    assert "spike" not in shown[0]
+
+
+def test_an_advanced_setting_exists():
+    keys = flatten(dataclasses.asdict(RunConfig()))
+    assert not [name for name in ADVANCED if not any(is_within(key, name) for key in keys)]
 
 
 def test_show_refuses_what_supervise_would(capsys):
