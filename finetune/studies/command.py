@@ -94,7 +94,7 @@ def _check_data(chosen: Study, data: str) -> None:
     for name in chosen.finetune.tasks:
         task = benchmarks.find(name)
         for split in ("train", *task.dev):
-            examples.read(task, data, split)
+            examples.read_examples(task, data, split)
 
 
 def _begin(path: Path, chosen: Study, options: argparse.Namespace) -> None:
@@ -236,7 +236,7 @@ def _state(folder: Path) -> str:
     left = job.stages_left(folder)
     if not left or left[0].name != "train":
         return left[0].name if left else "done"
-    lines = metrics.read(folder / "run" / metrics.METRICS)
+    lines = metrics.read_metrics(folder / "run" / metrics.METRICS)
     if not lines:
         return "starts"
     return f"step {lines[-1]['step'] + 1:,}, loss {metrics.loss_of(lines[-1]):.3f}"

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from data_prep.common import pictures
+from data_prep.common.wording import in_short
 from finetune.studies.results import Curve, Measured
 from finetune.studies.study import Arm
 from pretrain.records.plots import smoothed
@@ -57,6 +58,8 @@ def styles(arms: Iterable[Arm]) -> dict[Arm, dict[str, Any]]:
 
 def draw_curves(curves: Mapping[Arm, Sequence[Curve]], output: Path) -> None:
     """Draw training and validation loss by tokens: the mean over the seeds, and their range."""
+    from matplotlib.ticker import LogLocator
+
     kinds = styles(curves)
     for suffix in _FORMATS:
         with pictures.picture(output / f"{CURVES}{suffix}", 10, 4.6) as figure:
@@ -68,6 +71,9 @@ def draw_curves(curves: Mapping[Arm, Sequence[Curve]], output: Path) -> None:
             right.set(title="validation")
             for axes in (left, right):
                 axes.set_xscale("log")
+                axes.xaxis.set_major_formatter(lambda value, place: in_short(value))
+                axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+                axes.minorticks_off()
                 axes.set_xlabel("tokens")
             pictures.legend_below(figure)
 

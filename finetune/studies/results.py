@@ -121,7 +121,7 @@ def _curve(seen: status.RunView) -> Curve:
 
 def _cost(seen: status.RunView) -> Figures:
     """Return the cost of a run; its abandoned steps count."""
-    lines = metrics.read(seen.folder / metrics.METRICS)
+    lines = metrics.read_metrics(seen.folder / metrics.METRICS)
     ranks = max((r["ranks"] for r in seen.records if r["kind"] == "attempt"), default=1)
     return {
         "tokens": sum(line["tokens"] for line in lines),
