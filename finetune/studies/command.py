@@ -94,7 +94,7 @@ def _check_data(chosen: Study, data: str) -> None:
     for name in chosen.finetune.tasks:
         task = benchmarks.find(name)
         for split in ("train", *task.dev):
-            examples.read_examples(task, data, split)
+            examples.read_split(task, data, split)
 
 
 def _begin(path: Path, chosen: Study, options: argparse.Namespace) -> None:
