@@ -6,10 +6,11 @@ import contextlib
 import functools
 import math
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from pretrain.config.sections import SupervisionConfig
 from pretrain.processes import processes
@@ -147,7 +148,10 @@ class Replaced:
 
 
 class Follower:
-    """Returns the new lines of a growing JSON Lines file, which this machine writes."""
+    """Returns the new lines of a growing JSON Lines file, which this machine writes.
+
+    Once it has grown it stays open: an open a step is much for a file system that many share.
+    """
 
     def __init__(
         self, path: Path, parse: Callable[[bytes], dict[str, Any] | None] = control.parse_object
@@ -159,6 +163,7 @@ class Follower:
             parse: of one line; `None` if the line is not valid.
         """
         self._path, self._parse, self._offset = path, parse, 0
+        self._file: BinaryIO | None = None
         with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
             start = file.seek(max(0, path.stat().st_size - _MAX_LINE))
             self._offset = start + file.read().rfind(b"\n") + 1
@@ -168,11 +173,15 @@ class Follower:
         try:
             if self._path.stat().st_size == self._offset:
                 return []
-            with self._path.open("rb") as file:
-                file.seek(self._offset)
-                data = file.read()
+            if self._file is None:
+                self._file = self._path.open("rb", buffering=0)
+                weakref.finalize(self, self._file.close)
+            self._file.seek(self._offset)
+            data = self._file.read()
         except OSError:
-            return []
+            data = b""
+        if not data:  # it cannot be read now, or is another file
+            self._file = None
         whole = data.rfind(b"\n") + 1
         self._offset += whole
         parsed = map(self._parse, data[:whole].splitlines())

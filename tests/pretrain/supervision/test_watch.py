@@ -165,6 +165,23 @@ def test_the_new_lines_of_a_growing_file_are_returned_once(tmp_path):
     assert Follower(path).new() == []
 
 
+def test_a_followed_file_is_opened_once_and_again_when_another_one_takes_its_place(
+    tmp_path, monkeypatch
+):
+    path, opens, open_path = tmp_path / "metrics.jsonl", [], Path.open
+    follower = Follower(path)
+    monkeypatch.setattr(Path, "open", lambda *a, **k: opens.append(1) or open_path(*a, **k))
+    for step in range(3):
+        with open(path, "a") as file:
+            file.write(f'{{"step": {step}}}\n')
+        assert follower.new() == [{"step": step}]
+    assert len(opens) == 1
+    copy = tmp_path / "copy"
+    copy.write_bytes(path.read_bytes() + b'{"step": 3}\n')
+    copy.replace(path)
+    assert [*follower.new(), *follower.new()] == [{"step": 3}]
+
+
 def test_a_torn_line_that_the_next_writer_cuts_off_is_skipped(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 1}\n{"st')
