@@ -399,7 +399,7 @@ class SupervisionConfig:
     preemption_seconds: PositiveFloat = 240.0
     """Time to finish the step and save when the run is asked to stop."""
     node_silence_seconds: PositiveFloat = 60.0
-    """Silence after which the agent of another machine counts as dead."""
+    """Time within which it is noticed that the agent of another machine is dead."""
     node_wait_seconds: PositiveFloat = 1800.0
     """Time to wait for missing machines."""
     max_retries: NonNegativeInt = 3

@@ -78,8 +78,9 @@ class Agent:
         self._hearing = Hearing(self._run, self._settings.node_silence_seconds)
         self._idle_since = time.monotonic()
         self._door: tuple[str, int] | None = None
-        self._listen, self._look, self._speak, self._connect = (nodes.Every() for _ in range(4))
-        self._written: Report | None = None
+        self._listen, self._look, self._connect = (nodes.Every() for _ in range(3))
+        self._quiet_seconds = nodes.quiet_seconds(self._settings.node_silence_seconds)
+        self._reporter = nodes.Reporter(self._run, self._node, self._quiet_seconds)
 
     def run(self) -> int:
         """Follow the control file until it says exit; return the exit code.
@@ -103,7 +104,7 @@ class Agent:
                 self._end_job()
                 # A supervisor that waits for this node would wait until it counts as silent.
                 self._set_report(nodes.ENDED, "its agent ended")
-                nodes.write_report(self._run, self._node, self._report)
+                self._reporter.write(self._report)
 
     def _take_over(self) -> None:
         """Adopt the attempt of the control file if it runs here; else end its processes.
@@ -130,7 +131,7 @@ class Agent:
 
     def _poll(self) -> int | None:
         """Follow the control file, check the launcher, report; return an exit code to stop."""
-        quiet = nodes.quiet_seconds(self._settings.node_silence_seconds)
+        quiet = self._quiet_seconds
         if self._listen.due(quiet if self._job else min(_IDLE_SECONDS, quiet)):
             self._hearing.listen()
         newest = None
@@ -144,11 +145,9 @@ class Agent:
         if code is None:
             self._check_job()
             self._check_network()
-            has_news = self._report != self._written
             # Until it has heard where to connect to, it cannot say that it is ready.
-            if (not self._start or self._hearing.door) and (self._speak.due(quiet) or has_news):
-                nodes.write_report(self._run, self._node, self._report)
-                self._written = self._report
+            if not self._start or self._hearing.door:
+                self._reporter.write(self._report)
         return code
 
     def _follow(self, control_file: ControlFile) -> None:
@@ -245,8 +244,9 @@ def tell_refusal(config: RunConfig, node: Node, reason: str) -> None:
     run, before = Path(config.folder), control.try_read(Path(config.folder))
     jobs.write_stdout(f"[node {node.rank}] refused, telling node 0 (Ctrl-C ends that): {reason}\n")
     deadline = time.monotonic() + config.supervision.node_wait_seconds
+    reporter = nodes.Reporter(run, node.rank, 1.0)
     while time.monotonic() < deadline:
-        nodes.write_report(run, node.rank, Report("", nodes.REFUSED, f"is refused: {reason}"))
+        reporter.write(Report("", nodes.REFUSED, f"is refused: {reason}"))
         newest = control.try_read(run)
         if newest and newest != before and newest.state == control.EXIT:
             return

@@ -243,7 +243,7 @@ class Agents:
             if every.due(nodes.quiet_seconds(self._silence_seconds)):
                 nodes.show_life(self._run, address, listener.port)
                 others.read()
-                lost[:] = others.silent(self._silence_seconds)
+                lost[:] = others.silent()
             listener.accept()
             with contextlib.suppress(OSError):  # tried again in a second
                 self.keep(lost)

@@ -1,8 +1,8 @@
 """The nodes of a run: which one this is, and what node 0 and the others know of each other.
 
-Each node has an agent, and node 0 has the supervisor. They write signs of life to small files in
-the run's folder, which all nodes share. A file counts as long as it keeps changing, by the reader's
-clock.
+Each node has an agent, and node 0 has the supervisor. They give signs of life in the run's folder,
+which all nodes share: agents rename the files of their reports, the supervisor rewrites its file.
+They count as long as these keep changing, by the reader's clock.
 """
 
 from __future__ import annotations
@@ -11,11 +11,13 @@ import contextlib
 import dataclasses
 import math
 import os
+import re
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from data_prep.common import files
 from pretrain.records import control, heartbeat
@@ -25,18 +27,19 @@ READY, RUNNING, ENDED = "ready", "running", "ended"
 APART, REFUSED = "apart", "refused"
 """An agent's ranks could not reach node 0 now; this machine cannot take part at all."""
 _CONNECT_SECONDS = 5.0
-_QUIET_SECONDS = 5.0
+_QUIET_SECONDS = 6.0
+_REPORT = re.compile(r"node-(?P<node>\d+)-(?P<version>\d+)-\d+\.json")
 
 
 def quiet_seconds(silence_seconds: float) -> float:
     """Return the time between two signs of life of a node that has no news.
 
-    Every sign is a rename and an open in a folder that all nodes share.
+    Every sign is a rename in a folder that all nodes share.
 
     Args:
         silence_seconds: after which the node counts as dead.
     """
-    return min(_QUIET_SECONDS, silence_seconds / 4)
+    return min(_QUIET_SECONDS, silence_seconds / 8)
 
 
 class Every:
@@ -112,14 +115,54 @@ class Report:
     """Token of the supervisor's start that this agent serves; "" if it serves any."""
 
 
-def write_report(run: Path, node: int, report: Report) -> None:
-    """Write an agent's report, and show that the agent is alive."""
-    _write(_path(run, node), dataclasses.asdict(report))
+class Reporter:
+    """Writes the report of an agent, and shows that the agent is alive.
+
+    The file's name has the version of the report and the number of signs of life since:
+    `node-NNN-VERSION-SIGN.json`. A sign is a rename, so node 0 hears all nodes by listing one
+    folder, and opens only reports that are new to it. A network file system may keep for a minute
+    what it knows of a file that another machine writes; a folder that is opened is listed anew.
+    """
+
+    def __init__(self, run: Path, node: int, seconds: float = 0.0) -> None:
+        """Prepare the reports of a node without writing any; `seconds` are between two signs."""
+        self._path, self._node, self._seconds = control.folder_of(run) / "none", node, seconds
+        self._written: Report | None = None
+        self._sign, self._next = 0, Every()
+
+    def write(self, report: Report) -> None:
+        """Write the report in place of the last one; if it is the same, show life if that is due.
+
+        It is written again if its file is gone.
+        """
+        if report == self._written:
+            if self._next.due(self._seconds):
+                self._show_life()
+            return
+        stem, self._written = f"node-{self._node:03d}", None
+        sender = {"pid": os.getpid(), "host": socket.gethostname()}
+        with contextlib.suppress(OSError):  # the reader notices the silence
+            for path in self._path.parent.glob(f"{stem}-*"):
+                path.unlink(missing_ok=True)
+            self._path, self._sign = self._path.with_name(f"{stem}-{time.time_ns()}-0.json"), 0
+            files.replace_json(self._path, {**dataclasses.asdict(report), **sender})
+            self._written = report
+
+    def _show_life(self) -> None:
+        self._sign += 1
+        version = self._path.name.rpartition("-")[0]
+        try:
+            self._path = self._path.rename(self._path.with_name(f"{version}-{self._sign}.json"))
+        except OSError:
+            self._written = None
 
 
 def show_life(run: Path, address: str = "", port: int = 0) -> None:
     """Show the agents that the supervisor is alive, and where its `Listener` is."""
-    _write(_supervisor_path(run), {"address": address, "port": port})
+    # The time makes each file different from the one before.
+    values = {"address": address, "port": port, "time_ns": time.monotonic_ns(), "pid": os.getpid()}
+    with contextlib.suppress(OSError):  # the reader notices the silence
+        files.replace_json(_supervisor_path(run), values)
 
 
 class Listener:
@@ -156,13 +199,6 @@ def connect_problem(address: str, port: int) -> str:
             "would have to; a cable, or a firewall?"
         )
     return ""
-
-
-def _write(path: Path, values: Mapping[str, object]) -> None:
-    # The time makes each file different from the one before.
-    sender = {"time_ns": time.monotonic_ns(), "pid": os.getpid(), "host": socket.gethostname()}
-    with contextlib.suppress(OSError):  # the reader notices the silence
-        files.replace_json(path, {**values, **sender})
 
 
 def _supervisor_path(run: Path) -> Path:
@@ -222,10 +258,6 @@ class Hearing:
         return f"it heard nothing from node 0 for {self._limit:.0f} s"
 
 
-def _path(run: Path, node: int) -> Path:
-    return control.folder_of(run) / f"node-{node:03d}.json"
-
-
 class OtherNodes:
     """What the supervisor on node 0 knows of the other nodes."""
 
@@ -246,25 +278,46 @@ class OtherNodes:
             clock: in seconds.
             start: token of the supervisor's start, which its own agents serve.
         """
-        self._run, self._silence_seconds, self._clock = run, silence_seconds, clock
-        self._start = start
+        self._folder, self._start = control.folder_of(run), start
+        self._silence_seconds, self._clock = silence_seconds, clock
         self.count = count - 1
-        self._reports = {node: control.read_json(_path(run, node)) for node in range(1, count)}
+        self._reports: dict[int, dict[str, Any] | None] = dict.fromkeys(range(1, count))
+        self._versions: dict[int, str] = {}
+        self._names: set[str] = set()
         self._last_change: dict[int, float] = {}
         self._started = self._read_at = clock()
+        self.read()
+        self._last_change.clear()
 
     def read(self) -> None:
-        """Read the reports of all nodes, which costs an open each."""
+        """List the reports of all nodes, and open those that are new."""
         # Not when it ends: it may wait for a file system that is away.
         self._read_at = self._clock()
-        for node, before in self._reports.items():
-            report = control.read_json(_path(self._run, node))
-            if report is not None and report != before:
-                self._reports[node], self._last_change[node] = report, self._clock()
+        with contextlib.suppress(OSError):
+            names = sorted(os.listdir(self._folder))
+            self._names = {name for name in names if name in self._names or self._hear(name)}
 
-    def silent(self, seconds: float) -> list[int]:
-        """Return the nodes that had not reported for so many seconds when they were read."""
-        oldest = self._read_at - seconds
+    def _hear(self, name: str) -> bool:
+        """Take a new name in the folder for a sign of life; return whether that was possible."""
+        found = _REPORT.fullmatch(name)
+        if not found or (node := int(found["node"])) not in self._reports:
+            return False
+        if found["version"] != self._versions.get(node):
+            report = control.read_json(self._folder / name)
+            if report is None:  # its next name is there already, or it cannot be read now
+                return False
+            self._reports[node], self._versions[node] = report, found["version"]
+        self._last_change[node] = self._clock()
+        return True
+
+    def silent(self) -> list[int]:
+        """Return the nodes that count as silent since they were read.
+
+        So much before the limit that a node which dies is noticed within it: its last sign may be
+        older by the time between two reads, and the next read comes as much later.
+        """
+        margin = 3 * quiet_seconds(self._silence_seconds)
+        oldest = self._read_at - (self._silence_seconds - margin)
         return [n for n in self._reports if self._last_change.get(n, self._started) < oldest]
 
     def name(self, node: int) -> str:
@@ -289,7 +342,7 @@ class OtherNodes:
         starts = {node: (report or {}).get("start", "") for node, report in self._reports.items()}
         others = [node for node, start in starts.items() if start not in ("", self._start)]
         apart = [node for node, r in self._reports.items() if r and r["state"] in (APART, REFUSED)]
-        return sorted({*unknown, *self.silent(self._silence_seconds), *busy, *others, *apart})
+        return sorted({*unknown, *self.silent(), *busy, *others, *apart})
 
     def told(self, state: str) -> str:
         """Return what the nodes in a state say of it, with their names; "" if none is in it."""
@@ -302,7 +355,7 @@ class OtherNodes:
     def busy(self) -> list[int]:
         """Return the nodes that are alive and have processes of an attempt; read their reports."""
         self.read()
-        silent = self.silent(self._silence_seconds)
+        silent = self.silent()
         return [
             node
             for node, report in self._reports.items()
@@ -311,7 +364,7 @@ class OtherNodes:
 
     def problem(self, token: str) -> Problem | None:
         """Return why another node ends the attempt with this token, as far as was read."""
-        if silent := self.silent(self._silence_seconds):
+        if silent := self.silent():
             nodes = ", ".join(map(self.name, silent))
             return Problem(CRASH, f"node {nodes} was silent for {self._silence_seconds:.0f} s")
         for node, report in self._reports.items():

@@ -4,10 +4,10 @@ usage: python -m tests.benchmarks.metadata [--nodes 16 64 128] [--seconds 60]
 
 Every node is a process with a true agent, node 0 one with a true supervisor. The launcher of each
 is `sleep`; a thread beside the supervisor writes the heartbeat and a line of metrics.jsonl a
-second, as rank 0 does. Once all nodes run the attempt, Python's audit hook counts opens and renames
-in the run's folder, in every process. Then an agent is killed: the last column says when the
-supervisor noticed. All agents share one machine, so they find their launchers among their own
-children instead of among all processes.
+second, as rank 0 does. Once all nodes run the attempt, Python's audit hook counts opens (of
+folders, too) and renames in the run's folder, in every process. Then an agent is killed: the last
+column says when the supervisor noticed. All agents share one machine, so they find their launchers
+among their own children instead of among all processes.
 """
 
 import argparse
@@ -29,10 +29,11 @@ from pretrain.processes import processes
 from pretrain.records import control, heartbeat, ledger, metrics
 from pretrain.supervision import launch
 from pretrain.supervision.agent import Agent
-from pretrain.supervision.nodes import Node
+from pretrain.supervision.nodes import Node, OtherNodes
 from pretrain.supervision.supervisor import Supervisor
 
 counts = {"open": 0, "os.rename": 0}
+_OPENS = ("open", "os.listdir", "os.scandir")
 
 
 def children(run, node=0):
@@ -47,8 +48,9 @@ def prepare(run):
     signal.signal(signal.SIGUSR2, write_counts)
 
     def hook(event, arguments):
-        if event in counts and str(arguments[0]).startswith(run):
-            counts[event] += 1
+        name = "open" if event in _OPENS else event
+        if name in counts and str(arguments[0]).startswith(run):
+            counts[name] += 1
 
     sys.addaudithook(hook)
 
@@ -161,11 +163,8 @@ def measure(count, seconds):
 
 
 def wait_until_all_run(run, count):
-    def state(node):
-        path = control.folder_of(run) / f"node-{node:03d}.json"
-        return (control.read_json(path) or {}).get("state")
-
-    while not all(state(node) == "running" for node in range(1, count)):
+    others = OtherNodes(run, count, 60.0)
+    while len(others.busy()) < count - 1:
         time.sleep(0.5)
 
 

@@ -19,11 +19,16 @@ from pretrain.records import control, ledger
 from pretrain.records.control import ControlFile
 from pretrain.supervision import launch, nodes
 from pretrain.supervision.agent import Agent
-from pretrain.supervision.nodes import Node, Report, show_life, write_report
+from pretrain.supervision.nodes import Node, Report, Reporter, show_life
 from tests.pretrain.supervision.test_supervisor import HEAD
 
 PATIENCE = 60.0
 LIMITS = {"node_silence_seconds": 30.0, "node_wait_seconds": PATIENCE}
+
+
+def read_report(run, node):
+    paths = control.folder_of(run).glob(f"node-{node:03d}-*")
+    return next(filter(None, map(control.read_json, paths)), {})
 
 
 class Stage:
@@ -56,7 +61,7 @@ class Stage:
         self.code = self.agent.run()
 
     def report(self):
-        return control.read_json(control.folder_of(self.run) / "node-001.json") or {}
+        return read_report(self.run, 1)
 
     def wait_for(self, condition):
         deadline = time.monotonic() + PATIENCE
@@ -324,9 +329,8 @@ def test_a_supervisor_can_be_stopped_while_it_waits_for_nodes(stage):
 
 
 def test_a_report_names_the_process_of_the_agent(tmp_path):
-    write_report(tmp_path, 3, Report("t", nodes.READY))
-    report = control.read_json(control.folder_of(tmp_path) / "node-003.json")
-    assert report["pid"] == os.getpid()
+    Reporter(tmp_path, 3).write(Report("t", nodes.READY))
+    assert read_report(tmp_path, 3)["pid"] == os.getpid()
 
 
 def test_an_end_is_recorded_though_another_node_does_not_report_its_own(stage):
@@ -336,8 +340,9 @@ def test_an_end_is_recorded_though_another_node_does_not_report_its_own(stage):
     stage.scripts = {(1, 0): "record('attempt'); time.sleep(3); raise SystemExit(9)"}
     config = stage.config(node_wait_seconds=1.0, node_silence_seconds=600.0)
     supervisor = Supervisor(config, Node(0, 2), lambda text: None, poll_seconds=0.05)
-    write_report(stage.run, 1, Report("", nodes.READY))
-    launched = threading.Timer(1.0, write_report, (stage.run, 1, Report("", nodes.RUNNING)))
+    reporter = Reporter(stage.run, 1)
+    reporter.write(Report("", nodes.READY))
+    launched = threading.Timer(1.0, reporter.write, [Report("", nodes.RUNNING)])
     launched.start()
     started = time.monotonic()
     assert supervisor.run() == EXIT_FAILED

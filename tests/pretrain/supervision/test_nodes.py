@@ -4,6 +4,7 @@ import socket
 
 import pytest
 
+from pretrain.records import control
 from pretrain.records.heartbeat import Heartbeat
 from pretrain.supervision.decide import CRASH, HANG, Problem
 from pretrain.supervision.nodes import (
@@ -16,9 +17,10 @@ from pretrain.supervision.nodes import (
     Node,
     OtherNodes,
     Report,
+    Reporter,
+    quiet_seconds,
     show_life,
     this_node,
-    write_report,
 )
 
 HOST = socket.gethostname()
@@ -39,6 +41,11 @@ def test_a_node_is_the_only_one_unless_the_user_or_slurm_says_otherwise():
 def test_a_node_rank_that_is_not_below_the_number_of_nodes_is_refused():
     with pytest.raises(ValueError, match="--node-rank 2 with --nodes 2"):
         Node(2, 2)
+
+
+def write_report(run, node, report):
+    """As an agent that has just begun to report."""
+    Reporter(run, node).write(report)
 
 
 @pytest.fixture
@@ -92,10 +99,10 @@ def test_a_silent_node_and_one_whose_launcher_ended_are_problems(tmp_path, now, 
     for node in (1, 2):
         write_report(tmp_path, node, Report("t", RUNNING))
     assert problem(others, "t") is None
-    now[0] += 50
+    now[0] += 42
     write_report(tmp_path, 1, Report("t", RUNNING))
     assert problem(others, "t") is None
-    now[0] += 11
+    now[0] += 1
     assert problem(others, "t") == Problem(CRASH, f"node 2 ({HOST}) was silent for 60 s")
     assert others.busy() == [1]
     write_report(tmp_path, 1, Report("t", ENDED, "its launcher ended with code 9"))
@@ -106,12 +113,83 @@ def test_a_silent_node_and_one_whose_launcher_ended_are_problems(tmp_path, now, 
     assert problem(others, "another") is None
 
 
+@pytest.fixture
+def opened(monkeypatch):
+    """The reports that were opened."""
+    names, read = [], control.read_json
+    monkeypatch.setattr(control, "read_json", lambda path: names.append(path.name) or read(path))
+    return names
+
+
+def test_a_sign_of_life_is_a_rename_and_only_a_report_that_is_new_is_opened(
+    tmp_path, now, others, opened
+):
+    reporter = Reporter(tmp_path, 1)
+    reporter.write(Report("t", RUNNING))
+    write_report(tmp_path, 2, Report("t", RUNNING))
+    others.read()
+    assert len(opened) == 2
+    for _ in range(9):
+        now[0] += 30
+        reporter.write(Report("t", RUNNING))
+        others.read()
+        assert 1 not in others.silent()
+    assert (len(opened), others.silent()) == (2, [2])
+    reporter.write(Report("t", READY))
+    assert others.busy() == []
+    assert len(opened) == 3
+    assert len([*control.folder_of(tmp_path).glob("node-001*")]) == 1
+
+
+def test_a_report_that_is_gone_is_written_again(tmp_path, others):
+    reporter = Reporter(tmp_path, 1)
+    for _ in range(2):
+        reporter.write(Report("t", RUNNING))
+    for path in control.folder_of(tmp_path).iterdir():
+        path.unlink()
+    for _ in range(2):
+        reporter.write(Report("t", RUNNING))
+    assert others.busy() == [1]
+
+
+def test_a_new_report_that_cannot_be_read_yet_is_not_a_sign_of_life(tmp_path, others, monkeypatch):
+    for node in (1, 2):
+        write_report(tmp_path, node, Report("", READY))
+    with monkeypatch.context() as patch:
+        patch.setattr(control, "read_json", lambda path: None)
+        assert others.unavailable() == [1, 2]
+    assert others.unavailable() == []
+
+
+@pytest.mark.parametrize("limit", [20.0, 60.0, 600.0])
+def test_a_node_that_dies_is_noticed_within_the_limit_and_one_that_lives_is_not_silent(
+    tmp_path, now, limit
+):
+    """Both sides act every `quiet_seconds`, and may be a second late."""
+    others = OtherNodes(tmp_path, 2, limit, clock=lambda: now[0])
+    reporter, late = Reporter(tmp_path, 1), quiet_seconds(limit) + 1.0
+    for _ in range(3):
+        reporter.write(Report("t", RUNNING))
+        now[0] += late - 0.1  # the sign came right after a look
+        others.read()
+        assert others.silent() == []
+        now[0] += 2 * late
+        others.read()
+        assert others.silent() == []
+    reporter.write(Report("t", RUNNING))
+    died = now[0]
+    while not others.silent():
+        now[0] += late
+        others.read()
+    assert limit / 2 < now[0] - died <= limit
+
+
 def test_a_reader_that_waited_does_not_take_its_wait_for_silence(tmp_path, now, others):
     for node in (1, 2):
         write_report(tmp_path, node, Report("t", RUNNING))
     others.read()
     now[0] += 100
-    assert others.silent(60) == []
+    assert others.silent() == []
     for node in (1, 2):
         write_report(tmp_path, node, Report("t", RUNNING))
     assert problem(others, "t") is None

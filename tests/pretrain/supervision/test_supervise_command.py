@@ -67,7 +67,8 @@ def test_a_node_that_is_refused_tells_node_0_why(supervise, tmp_path):
     words = ("--nodes", "2", "--node-rank", "1", "supervision.node_wait_seconds=0.5")
     code, _, error = supervise(*words, f"data.corpus={tmp_path / 'nowhere'}")
     assert (code, str(tmp_path / "nowhere") in error) == (2, True)
-    report = control.read_json(tmp_path / "run" / "control" / "node-001.json")
+    (path,) = (tmp_path / "run" / "control").glob("node-001-*")
+    report = control.read_json(path)
     assert report["state"] == nodes.REFUSED
     assert report["problem"] == "is refused: " + error.partition("error: ")[2].strip()
 
