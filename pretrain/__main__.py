@@ -21,6 +21,7 @@ _ROOMS = {
         "preflight": "preflight.command",
         "supervise": "supervision.command",
         "status": "records.command",
+        "diff": "records.command",
         "profile": "supervision.command",
         "audit": "records.command",
         "report": "records.command",

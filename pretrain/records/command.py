@@ -1,4 +1,4 @@
-"""The commands that read a run's folder: status, audit and report."""
+"""The commands that read the folders of runs: status, diff, audit and report."""
 
 from __future__ import annotations
 
@@ -59,6 +59,22 @@ def status(options: argparse.Namespace) -> None:
         sys.stdout.write(table(compare(runs)) if runs else describe_run(view(options.run)))
 
 
+def add_diff_arguments(command: argparse.ArgumentParser) -> None:
+    """Add the arguments of `diff`."""
+    command.add_argument("first", type=Path, metavar="run", help="a run's folder")
+    command.add_argument("second", type=Path, metavar="run", help="the other run's folder")
+
+
+def diff(options: argparse.Namespace) -> None:
+    """Show what differs between two runs: settings, data, environment and losses.
+
+    example: python -m pretrain diff runs/base runs/zero-clap
+    """
+    from pretrain.records.diff import describe_differences
+
+    sys.stdout.write(describe_differences(options.first, options.second))
+
+
 def add_audit_arguments(command: argparse.ArgumentParser) -> None:
     """Add the arguments of `audit`."""
     add_run(command)
@@ -101,6 +117,7 @@ def report(options: argparse.Namespace) -> None:
 
 COMMANDS = {
     "status": (add_status_arguments, status),
+    "diff": (add_diff_arguments, diff),
     "audit": (add_audit_arguments, audit),
     "report": (add_report_arguments, report),
 }

@@ -29,6 +29,8 @@ INITIAL = "initial"
 INITIAL_WEIGHTS = f"{INITIAL}/model.safetensors"
 SUPERVISED = "supervised.yaml"
 """The merged recipe that the supervisor launches."""
+ENVIRONMENT = "environment.json"
+"""Versions and machine of the newest attempt."""
 
 
 def lock(run: Path) -> TextIO:

@@ -22,7 +22,7 @@ from pretrain.config.run import RunConfig
 from pretrain.config.sections import BatchConfig
 from pretrain.data import sources
 from pretrain.data.order import Order
-from pretrain.records import checkpoints, ledger
+from pretrain.records import checkpoints, folder, ledger
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,7 +107,7 @@ def begin(
     dump(config, run / "run.yaml")
     write_json(run / "deepspeed.json", settings)
     started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    write_json(run / "environment.json", {**environment, "started": started})
+    write_json(run / folder.ENVIRONMENT, {**environment, "started": started})
     tokenizers.load(Path(config.streams[0].path)).save(run / "tokenizer.json")
     mixed: dict[str, object] = {}
     if start.corpora:

@@ -38,6 +38,7 @@ class History:
         self.lines: list[dict[str, Any]] = []
         self.add("created", corpus="0" * 64, seed=SEED, batch={**vars(BATCH)})
         self.attempt, self.step = 0, 0
+        self.digest = "0" * 64
         self.versions = {"zeroclap": "1a2b", "torch": "2.13"}
 
     def add(self, kind: str, **fields: Any) -> None:
@@ -61,6 +62,7 @@ class History:
         )
         read: dict[str, Any] = {"blocks": self.total, "share_of_tokens": 0.75}
         if self.totals:
+            read["digest"] = self.digest
             corpora = [{**read, "name": n, "blocks": blocks} for n, blocks in self.totals.items()]
             read |= {"corpora": corpora, "weights": self.weights}
         if len(self.sizes.parts) > 1:

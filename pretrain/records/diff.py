@@ -1,0 +1,133 @@
+"""What differs between two runs: `python -m pretrain diff RUN RUN`."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from data_prep.common.files import strict_json
+from pretrain.config.settings import flatten
+from pretrain.records import ledger, metrics
+from pretrain.records.folder import ENVIRONMENT
+from pretrain.records.metrics import Line, format_number
+from pretrain.records.status import RunView, view
+
+Row = tuple[str, str, str]
+"""What differs, and its two values."""
+
+
+def describe_differences(first: Path, second: Path) -> str:
+    """Return a table of what differs between two runs.
+
+    Args:
+        first: folder of a run.
+        second: of the other one.
+
+    Raises:
+        ValueError: one of them is not a run's folder, or its ledger does not verify.
+    """
+    runs = view(first), view(second)
+    sections: dict[str, list[Row]] = {
+        title: list(_differing(*map(values, runs)))
+        for title, values in (("settings", _settings), ("data", _data), ("environment", _machine))
+    }
+    sections["losses"] = [*_differing(*map(_results, runs)), *_where_both_are(*runs)]
+    if not any(sections.values()):
+        return f"{first} and {second}: nothing differs\n"
+    rows = [("", str(first), str(second)), *(row for found in sections.values() for row in found)]
+    names, values = (max(map(len, column)) for column in list(zip(*rows, strict=True))[:2])
+    lines = [f"{'':{names}}    {first!s:{values}}  {second}"]
+    for title, found in sections.items():
+        lines.append(title if found else f"{title}: no difference")
+        lines += [f"  {name:{names}}  {one:{values}}  {other}" for name, one, other in found]
+    return "\n".join(lines) + "\n"
+
+
+def _differing(first: Mapping[str, Any], second: Mapping[str, Any]) -> Iterator[Row]:
+    """Yield the names whose values differ; "-" stands for one that only the other run has."""
+    for name in dict.fromkeys([*first, *second]):
+        one, other = (_shown(values.get(name, "-")) for values in (first, second))
+        if one != other:
+            yield name, one, other
+
+
+def _shown(value: object) -> str:
+    return value if value and isinstance(value, str) else strict_json(value)
+
+
+def _settings(seen: RunView) -> dict[str, Any]:
+    """The settings by dotted name, without the folder; phases by number."""
+    values = dataclasses.asdict(seen.config)
+    del values["folder"]
+    phases = enumerate(values["phases"], start=1)
+    numbered = {str(n): {k: v for k, v in phase.items() if v} for n, phase in phases}
+    return flatten(values | {"phases": numbered})
+
+
+def _data(seen: RunView) -> dict[str, str]:
+    """Digest and share of each corpus; nothing before the first attempt."""
+    if ledger.created(seen.records) is None:
+        return {}
+    found = {
+        f"{name or 'corpus'}, digest": digest[:16]
+        for name, digest in ledger.corpora_digests(seen.records)
+    }
+    return found | {f"{c.name}, share of a batch": f"{c.share:.1%}" for c in seen.drawn}
+
+
+def _machine(seen: RunView) -> dict[str, Any]:
+    """Versions, devices and ranks of the newest attempt."""
+    attempts = [record for record in seen.records if record["kind"] == "attempt"]
+    newest = attempts[-1] if attempts else {}
+    try:
+        found = json.loads((seen.folder / ENVIRONMENT).read_bytes())
+    except (OSError, ValueError):  # it is only told from; the ledger has the versions as well
+        found = {}
+    found.pop("started", None)
+    versions = {**found.pop("versions", {}), **newest.get("versions", {})}
+    return {**versions, **found, **{k: newest[k] for k in ("ranks", "hosts") if k in newest}}
+
+
+def _results(seen: RunView) -> dict[str, Any]:
+    """How far the run came, and how well it did."""
+    newest = seen.validation[-1] if seen.validation else None
+    return {
+        "steps": f"{len(seen.lines):,}",
+        "tokens": f"{sum(line['tokens'] for line in seen.lines):,}",
+        "spikes": len(seen.state.spikes),
+        "rollbacks": len(seen.state.rollbacks),
+        "what validation measures": newest["measure"] if newest else "-",
+        "last validation loss": _measured(newest),
+        "best validation loss": _measured(metrics.best_validation(seen.validation)),
+    }
+
+
+def _measured(line: Line | None) -> str:
+    return f"{_loss(line)} after {line['step']:,}" if line else "-"
+
+
+def _loss(line: Line) -> str:
+    return format_number(line["loss"], ".4f")
+
+
+def _where_both_are(first: RunView, second: RunView) -> Iterator[Row]:
+    """Yield the losses at the first step where they differ, and at the last one that both have."""
+    one, other = _by_step(first.lines), _by_step(second.lines)
+    steps = sorted(one.keys() & other.keys())
+    differing = [step for step in steps if one[step]["loss"] != other[step]["loss"]]
+    if differing:
+        loss, other_loss = one[differing[0]]["loss"], other[differing[0]]["loss"]
+        name = f"training loss, step {differing[0]:,} (the first that differs)"
+        yield name, strict_json(loss), strict_json(other_loss)
+        yield f"training loss, step {steps[-1]:,}", _loss(one[steps[-1]]), _loss(other[steps[-1]])
+    one, other = _by_step(first.validation), _by_step(second.validation)
+    for step in sorted(one.keys() & other.keys())[-1:]:
+        if one[step]["loss"] != other[step]["loss"]:
+            yield f"validation loss after {step:,}", _loss(one[step]), _loss(other[step])
+
+
+def _by_step(lines: Sequence[Line]) -> dict[int, Line]:
+    return {line["step"]: line for line in lines}

@@ -1,0 +1,111 @@
+"""What `diff` says of two runs."""
+
+import json
+
+import pytest
+
+from pretrain import __main__ as command_line
+from pretrain.config import load as recipes
+from pretrain.config.run import RunConfig
+from pretrain.config.sections import OptimizerConfig, PhaseConfig
+from pretrain.records import metrics
+from tests.pretrain.histories import BATCH, PHASES, History
+
+
+def make_run(folder, *, history=None, loss=5.0, validation=4.0, accelerator="cpu", **sections):
+    """A run of six steps whose loss is 5 in the first three and `loss` in the others."""
+    history = history or History()
+    history.begin()
+    history.train(6)
+    for line in history.lines[3:]:
+        line["loss"] = loss
+    history.write(folder)
+    measured = {"attempt": 1, "perplexity": 2.0, "subsets": {}, "measure": "m"}
+    lines = [{**measured, "step": 3, "loss": 4.5}, {**measured, "step": 6, "loss": validation}]
+    text = "".join(f"{json.dumps(line)}\n" for line in lines)
+    (folder / metrics.VALIDATION).write_text(text)
+    found = {"versions": {"torch": "2.13"}, "accelerator": accelerator, "started": str(folder)}
+    (folder / "environment.json").write_text(json.dumps(found))
+    config = RunConfig(**{"folder": str(folder), "batch": BATCH, "phases": PHASES, **sections})
+    recipes.dump(config, folder / "run.yaml")
+    return str(folder)
+
+
+def shown(capsys, *runs):
+    assert command_line.main(["diff", *runs]) == 0
+    return capsys.readouterr().out
+
+
+def cells(text):
+    """The two values of each row, by its name, for values without two spaces in a row."""
+    rows = [line[2:].split("  ") for line in text.splitlines() if line.startswith("  ")]
+    parts = [[part.strip() for part in row if part.strip()] for row in rows]
+    return {row[0]: tuple(row[1:]) for row in parts if len(row) == 3}
+
+
+def test_runs_that_differ_in_their_folders_alone_are_the_same(tmp_path, capsys):
+    text = shown(capsys, make_run(tmp_path / "a"), make_run(tmp_path / "b"))
+    assert text.endswith("nothing differs\n")
+
+
+def test_each_kind_of_difference_is_shown_with_both_values(tmp_path, capsys):
+    totals = {"web": 50, "books": 20}
+    one = make_run(tmp_path / "a", history=History(totals=totals, weights=[(0, [3, 1])]))
+    history = History(totals=totals, weights=[(0, [1, 1])])
+    history.digest = "f" * 64
+    history.versions["zeroclap"] = "3c4d"
+    other = make_run(
+        tmp_path / "b",
+        history=history,
+        loss=4.75,
+        validation=4.625,
+        accelerator="H100",
+        optimizer=OptimizerConfig(learning_rate=1e-3),
+        phases=[*PHASES[:2], PhaseConfig(objective={"probability": 0.15})],
+    )
+    found = cells(shown(capsys, one, other))
+    assert found == {
+        "optimizer.learning_rate": ("0.0006", "0.001"),
+        "phases.3.objective.probability": ("-", "0.15"),
+        "web, digest": ("0" * 16, "f" * 16),
+        "books, digest": ("0" * 16, "f" * 16),
+        "web, share of a batch": ("75.0%", "50.0%"),
+        "books, share of a batch": ("25.0%", "50.0%"),
+        "zeroclap": ("1a2b", "3c4d"),
+        "accelerator": ("cpu", "H100"),
+        "last validation loss": ("4.0000 after 6", "4.6250 after 6"),
+        "best validation loss": ("4.0000 after 6", "4.5000 after 3"),
+        "training loss, step 3 (the first that differs)": ("5.0", "4.75"),
+        "training loss, step 5": ("5.0000", "4.7500"),
+        "validation loss after 6": ("4.0000", "4.6250"),
+    }
+
+
+def test_its_columns_are_aligned(tmp_path, capsys):
+    text = shown(capsys, make_run(tmp_path / "a"), make_run(tmp_path / "b", loss=4.75))
+    head, *rows = [line for line in text.splitlines() if line.startswith("  ")]
+    place = head.index(str(tmp_path / "a"))
+    assert rows
+    assert all(row[place - 1] == " " and row[place] != " " for row in rows)
+
+
+def test_a_run_that_has_not_begun_is_compared_by_its_settings(tmp_path, capsys):
+    (tmp_path / "new").mkdir()
+    recipes.dump(RunConfig(folder="new", batch=BATCH), tmp_path / "new" / "supervised.yaml")
+    found = cells(shown(capsys, make_run(tmp_path / "a"), str(tmp_path / "new")))
+    assert found["steps"] == ("6", "0")
+    assert found["last validation loss"] == ("4.0000 after 6", "-")
+
+
+@pytest.mark.parametrize("made", ["nothing", "a file", "an empty folder"])
+def test_what_is_no_run_is_refused(tmp_path, capsys, made):
+    path = tmp_path / "other"
+    if made == "a file":
+        path.write_text("")
+    elif made == "an empty folder":
+        path.mkdir()
+    assert command_line.main(["diff", make_run(tmp_path / "a"), str(path)]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert str(path) in said.err
+    assert len(said.err.splitlines()) == 1
