@@ -120,7 +120,7 @@ def run_demo(output: Path) -> int:
 def table(output: Path, seconds: float) -> str:
     """Format what the demo measured, and where to find more."""
     from data_prep.manifest import load_manifest
-    from finetune.report import MAJORITY, collect, summary
+    from finetune.summary import MAJORITY, collect, summary
     from pretrain.records import ledger, metrics
 
     corpus = load_manifest(output / "corpus")

@@ -1,58 +1,27 @@
-"""Prove from a run's records that every block was read once: `python -m pretrain audit RUN`.
+"""Say whether a run's folder is sound: `python -m pretrain audit RUN`.
 
-Two records are compared. The ledger holds the lineage that each attempt followed, and so the blocks
-that each step must have read. Each line of metrics.jsonl holds the hash of the blocks that its step
-did read. A step without a line is unproved: only the ledger speaks for it. Start with `examine`.
-
-Both name blocks by number. That a number stands for the same text is checked at each start (see
-`folder.check_corpora`); `compare_contents` reads the corpora and proves it again.
+`proof` compares the run's records with each other; this module compares them with the files that
+they name. Both name blocks by number. That a number stands for the same text is checked at each
+start (see `folder.check_corpora`); `compare_contents` reads the corpora and proves it again.
 """
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-
-import numpy as np
-import numpy.typing as npt
 
 from data_prep import contents
 from data_prep.common.exit_codes import EXIT_DONE, EXIT_FAILED, EXIT_UNPROVED
 from data_prep.common.files import sha256_of
-from data_prep.common.records import decode
 from data_prep.common.wording import count
 from data_prep.corpus import Corpus
 from data_prep.manifest import SPLITS, load_manifest
 from pretrain.config.load import RUN_FILE, load
 from pretrain.config.run import RunConfig
-from pretrain.config.sections import BatchConfig, Sizes
 from pretrain.config.streams import Stream
-from pretrain.data.lineage import Lineage
-from pretrain.data.mixture import Mixture
-from pretrain.data.order import Order
 from pretrain.data.sources import SOURCES, algorithms
-from pretrain.records import checkpoints, folder, ledger, metrics, versions
-
-Counts = npt.NDArray[np.uint8]
-_CHUNK = 1 << 22
-"""Number of places that are looked up at once."""
-
-
-@dataclasses.dataclass
-class Audit:
-    """The findings, a sentence each."""
-
-    proved: list[str] = dataclasses.field(default_factory=list)
-    """What holds."""
-    unproved: list[str] = dataclasses.field(default_factory=list)
-    """What may hold, but a record that would prove it is missing."""
-    problems: list[str] = dataclasses.field(default_factory=list)
-    """What does not hold; empty for a sound run."""
-    noted: list[str] = dataclasses.field(default_factory=list)
-    """What a reader should know; it does not touch which blocks were read."""
-    left_out: list[str] = dataclasses.field(default_factory=list)
-    """What was not examined."""
+from pretrain.records import checkpoints, folder, ledger, metrics
+from pretrain.records.proof import Audit, committed, examine
 
 
 def audit(run: Path, *, content: bool = False) -> Audit:
@@ -135,319 +104,15 @@ def _table_problems(stream: Stream) -> list[str]:
     return []
 
 
-def examine(records: Sequence[ledger.Record], lines: Sequence[metrics.Line]) -> Audit:
-    """Prove from the ledger that every block was read once an epoch, or say where it was not.
-
-    Args:
-        records: of the ledger, whose chain of hashes is verified.
-        lines: of metrics.jsonl.
-    """
-    found = Audit([f"ledger: {len(records):,} records, each follows from the one before"])
-    found.noted += versions.changes(records)
-    attempts = [record for record in records if record["kind"] == "attempt"]
-    created = next((record for record in records if record["kind"] == "created"), None)
-    if created is None or (attempts and attempts[0]["number"] < created["number"]):
-        found.problems.append("no record of the run's creation stands before its first attempt")
-        return found
-    done: dict[int, range] = {}
-    sizes: dict[int, Sizes] = {}
-    ends = [*(record["number"] for record in attempts[1:]), len(records)]
-    for record, end in zip(attempts, ends, strict=False):
-        attempt = record["attempt"]
-        before = ledger.run_state(records[: record["number"]], created["seed"])
-        own_sizes = sizes[attempt] = _sizes(record, created)
-        order = ledger.Corpora.of(record).order(before, own_sizes.first_block)
-        own = [line for line in lines if line["attempt"] == attempt]
-        during = records[record["number"] + 1 : end]
-        found.problems += [
-            f"attempt {attempt}: {problem}"
-            for problem in (
-                *_bad_start(record, before, order, records[: record["number"]]),
-                *_bad_steps(record, own, order, own_sizes),
-                *_bad_writers(attempt, during),
-            )
-        ]
-        done[attempt] = _steps_done(record, during, own)
-    found.problems += [
-        f"metrics.jsonl has lines of attempt {attempt}, which the ledger does not know"
-        for attempt in sorted({line["attempt"] for line in lines} - done.keys())
-    ]
-    if found.problems or not attempts:
-        return found
-    found.proved += [
-        f"{count(len(attempts), 'attempt')}: each began at step 0 or at a checkpoint that "
-        "was committed and is the one that was committed",
-        f"{len(lines):,} recorded steps: each read the blocks that the ledger's lineage gives it",
-    ]
-    recorded = {(line["attempt"], line["step"]) for line in lines}
-    state = ledger.run_state(records, created["seed"])
-    _count_blocks(state, attempts, done, sizes, recorded, found)
-    return found
-
-
-def _sizes(record: ledger.Record, created: ledger.Record) -> Sizes:
-    """The sizes of batches of an attempt; those of the run's creation if its record has none."""
-    if "batches" in record:
-        return Sizes(tuple((int(first), int(blocks)) for first, blocks in record["batches"]))
-    batch = decode(BatchConfig, created["batch"], f"{ledger.FILE_NAME}: created.batch.")
-    return Sizes(((0, batch.global_batch_size),))
-
-
-def _steps_done(
-    record: ledger.Record, during: Sequence[ledger.Record], lines: Sequence[metrics.Line]
-) -> range:
-    """The steps that an attempt did, as far as ledger and metrics.jsonl show.
-
-    Args:
-        record: the attempt's record.
-        during: the records between it and the next attempt's.
-        lines: the attempt's lines of metrics.jsonl.
-    """
-    # A commit gives the number of updates done; the detector names the step just done.
-    updates = {"commit": 0, "done": 0, "spike": 1, "suspect": 1, "healed": 1, "new-level": 1}
-    ends = [r["step"] + updates[r["kind"]] for r in during if r["kind"] in updates]
-    return range(record["step"], max([record["step"], *ends, *(x["step"] + 1 for x in lines)]))
-
-
-def _bad_start(
-    record: ledger.Record,
-    before: ledger.RunState,
-    order: Order,
-    earlier: Sequence[ledger.Record],
-) -> Iterator[str]:
-    """Problems with the beginning of an attempt; `earlier` are the records before it."""
-    step = record["step"]
-    newest = max((r["attempt"] for r in earlier if r["kind"] == "attempt"), default=0)
-    if record["attempt"] <= newest:
-        yield f"began after attempt {newest}, whose number is not below its own"
-    if ledger.lineage_record(order) != record["lineage"]:
-        yield f"followed the lineage {record['lineage']}, the ledger leads to another"
-    if step == 0:
-        return
-    if step not in before.checkpoints:
-        yield f"began at step {step}, of which no committed checkpoint was left"
-    elif _committed(earlier)[step] != record["manifest"]:
-        yield f"loaded another checkpoint of step {step} than the one that was committed"
-
-
-def _committed(records: Sequence[ledger.Record]) -> dict[int, str]:
-    """The manifest hash of each step's newest commit."""
-    return {r["step"]: r["manifest"] for r in records if r["kind"] == "commit"}
-
-
-def _bad_steps(
-    record: ledger.Record, lines: Sequence[metrics.Line], order: Order, batch: Sizes
-) -> Iterator[str]:
-    """The first problem with the steps that an attempt recorded."""
-    before = record["step"] - 1
-    for line in lines:
-        step = line["step"]
-        if step <= before:
-            yield f"metrics.jsonl: step {step} follows step {before}; steps must increase"
-            return
-        before, place = step, batch.first_block(step)
-        if line["blocks"] != order.digest(place, batch.size(step)):
-            yield f"step {step} read other blocks than the lineage has at places {place} and on"
-            return
-        if line["seed"] != order.seed_at(place):
-            yield f"step {step} used seed {line['seed']}, the lineage says {order.seed_at(place)}"
-            return
-
-
-def _bad_writers(attempt: int, during: Sequence[ledger.Record]) -> Iterator[str]:
-    """Records that another attempt wrote while this one was the newest.
-
-    An attempt's records carry its number and stand between its `attempt` record and the next one.
-    The supervisor's records of how a launch ended stand there too; their number is higher if that
-    launch never began.
-    """
-    for record in during:
-        writer = record.get("attempt", attempt)
-        if writer < attempt or (writer > attempt and record["kind"] not in ledger.ENDINGS):
-            yield (
-                f"record {record['number']} ({record['kind']}) was written by attempt {writer}, "
-                f"which {'was over' if writer < attempt else 'had not begun'}"
-            )
-
-
-def surviving_steps(
-    attempts: Sequence[ledger.Record], done: dict[int, range], end: int | None = None
-) -> list[tuple[int, range]]:
-    """Return each attempt's number and surviving steps: those below where the next one began.
-
-    Args:
-        attempts: their records, oldest first.
-        done: the steps that each attempt did, by number.
-        end: step to which the run was rolled back since the last attempt, if it was.
-    """
-    kept = []
-    limit = end
-    for record in reversed(attempts):
-        steps = done[record["attempt"]]
-        stop = steps.stop if limit is None else min(steps.stop, limit)
-        kept.append((record["attempt"], range(steps.start, max(steps.start, stop))))
-        limit = steps.start if limit is None else min(limit, steps.start)
-    return kept[::-1]
-
-
-def _count_blocks(
-    state: ledger.RunState,
-    attempts: Sequence[ledger.Record],
-    done: dict[int, range],
-    sizes: Mapping[int, Sizes],
-    recorded: Collection[tuple[int, int]],
-    found: Audit,
-) -> None:
-    """Count how often the surviving steps read each block, and name the unproved ones.
-
-    Args:
-        state: after the whole ledger.
-        attempts: their records, oldest first.
-        done: the steps that each attempt did, by number.
-        sizes: of batches, by the number of the attempt.
-        recorded: (attempt, step) of each line of metrics.jsonl.
-        found: the findings are added to it.
-    """
-    # Launches that never began an attempt may have ended since, each with a record.
-    ends = [r["step"] for r in state.rollbacks if r["number"] > attempts[-1]["number"]]
-    kept = surviving_steps(attempts, done, min(ends, default=None))
-    steps = [step for _, part in kept for step in part]
-    if steps != list(range(len(steps))):
-        gap = next(number for number, step in enumerate(steps) if number != step)
-        found.problems.append(f"step {gap} is missing from the steps that survive")
-        return
-    missing = [s for attempt, part in kept for s in part if (attempt, s) not in recorded]
-    if missing:
-        found.unproved.append(
-            f"{len(missing):,} of {len(steps):,} steps have no line in metrics.jsonl, so that only "
-            f"the ledger says what they read: {_ranges(missing)}"
-        )
-    corpora = ledger.Corpora.of(attempts[-1])
-    first_block = sizes[attempts[-1]["attempt"]].first_block
-    order = corpora.order(state, first_block)
-    by_number = {record["attempt"]: record for record in attempts}
-    for attempt, part in kept:
-        own = ledger.Corpora.of(by_number[attempt])
-        firsts = sizes[attempt].first_block, first_block
-        if part and not _continues(own, corpora, firsts, part.stop):
-            found.problems.append(
-                f"attempt {attempt}: read other corpora or weights up to step {part.stop} than the "
-                "last attempt says"
-            )
-    if found.problems:
-        return
-    end = first_block(len(steps))
-    drawn = zip(order.mixture.counts(end), order.epochs(end), corpora.names, strict=True)
-    parts = (
-        f"{count(blocks, 'block')}{f' of {name}' if name else ''} ({metrics.epochs(read)} epochs)"
-        for blocks, read, name in drawn
-    )
-    found.proved.append(f"{len(steps):,} steps survive, each once: {', '.join(parts)}")
-    for corpus, epoch, counts, complete in _epochs(order, end):
-        name, lineage = corpora.names[corpus], order.lineages[corpus]
-        _judge_epoch(f"{name}, epoch" if name else "epoch", lineage, epoch, counts, complete, found)
-
-
-def _continues(
-    own: ledger.Corpora,
-    last: ledger.Corpora,
-    first_blocks: tuple[Callable[[int], int], Callable[[int], int]],
-    end: int,
-) -> bool:
-    """Whether the steps before `end` read the same under an attempt's corpora and the last's.
-
-    A corpus of a phase that had not begun may have been another one, or none.
-    """
-    places = [first_block(end) for first_block in first_blocks]
-    mixtures = [
-        Mixture.by_step(corpora.weights, first_block)
-        for corpora, first_block in zip((own, last), first_blocks, strict=True)
-    ]
-    stages = mixtures[0].until(places[0])
-    read = len(stages[-1][1]) if stages else 0
-    same = own.totals[:read] == last.totals[:read] and places[0] == places[1]
-    return same and stages == mixtures[1].until(places[1])
-
-
-def _judge_epoch(
-    title: str, lineage: Lineage, epoch: int, counts: Counts, complete: bool, found: Audit
-) -> None:
-    """Say whether an epoch of a corpus was read as it should.
-
-    Args:
-        title: what messages call an epoch.
-        lineage: of the corpus.
-        epoch: its number.
-        counts: how often each block was read in it.
-        complete: whether the next epoch has begun.
-        found: the findings are added to it.
-    """
-    skipped, skipped_epochs = lineage.skipped()
-    left_out = skipped[skipped_epochs == epoch]
-    read = int(counts.sum())
-    if counts.max() > 1:
-        found.problems.append(f"{title} {epoch}: block {int(counts.argmax())} was read twice")
-    elif counts[left_out].any():
-        block = int(left_out[counts[left_out].argmax()])
-        found.problems.append(f"{title} {epoch}: block {block} was read, though skipped")
-    elif complete and read + len(left_out) != lineage.total:
-        found.problems.append(
-            f"{title} {epoch}: {lineage.total - len(left_out) - read:,} blocks were neither read "
-            "nor declared skipped"
-        )
-    else:
-        skips = f", {len(left_out):,} declared skipped" if len(left_out) else ""
-        often = "each once" if complete else "none twice"
-        found.proved.append(f"{title} {epoch}: {read:,} blocks read, {often}{skips}")
-
-
-def _ranges(steps: Sequence[int]) -> str:
-    """Shorten ascending numbers, as in "3, 7 to 12"."""
-    ranges: list[list[int]] = []
-    for step in steps:
-        if ranges and step == ranges[-1][1] + 1:
-            ranges[-1][1] = step
-        else:
-            ranges.append([step, step])
-    return ", ".join(f"{a}" if a == b else f"{a} to {b}" for a, b in ranges)
-
-
-def _epochs(order: Order, end: int) -> Iterator[tuple[int, int, Counts, bool]]:
-    """Count how often the places below `end` hold each block, by corpus and epoch.
-
-    Yields:
-        Number of the corpus, epoch, count of each of its blocks, whether its next epoch has begun.
-        The epochs of a corpus ascend.
-    """
-    counts = [np.zeros(lineage.total, dtype=np.uint8) for lineage in order.lineages]
-    current = [0] * len(counts)
-    for first in range(0, end, _CHUNK):
-        blocks, epochs = order.blocks(first, min(_CHUNK, end - first))
-        corpora = np.searchsorted(order.firsts, blocks, side="right") - 1
-        for corpus in np.unique(corpora).tolist():
-            chosen = corpora == corpus
-            for epoch in np.unique(epochs[chosen]).tolist():
-                if epoch != current[corpus]:
-                    yield corpus, current[corpus], counts[corpus], True
-                    counts[corpus] = np.zeros_like(counts[corpus])
-                    current[corpus] = epoch
-                own = blocks[chosen & (epochs == epoch)] - order.firsts[corpus]
-                np.add.at(counts[corpus], own, 1)
-    for corpus, drawn in enumerate(order.mixture.counts(end)):
-        if counts[corpus].any():
-            next_epoch = order.lineages[corpus].blocks(drawn, 1)[1][0]
-            complete = bool(next_epoch > current[corpus])
-            yield corpus, current[corpus], counts[corpus], complete
-
-
 def _compare_with_disk(run: Path, records: Sequence[ledger.Record], found: Audit) -> None:
     """Check that the checkpoints the ledger counts on are on disk as they were committed."""
-    steps, committed = ledger.run_state(records, 0).checkpoints, _committed(records)
+    steps = ledger.run_state(records, 0).checkpoints
+    hashes = committed(records)
     for step in steps:
         checkpoint = checkpoints.folder_of(run, step)
         try:
             checkpoints.read_manifest(checkpoint)
-            if checkpoints.manifest_hash(run, step) != committed[step]:
+            if checkpoints.manifest_hash(run, step) != hashes[step]:
                 found.problems.append(f"{checkpoint}: is not the checkpoint that was committed")
         except (OSError, ValueError) as error:
             found.problems.append(f"checkpoint of step {step}: {error}")

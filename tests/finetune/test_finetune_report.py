@@ -12,6 +12,7 @@ from data_prep.common.files import write_json
 from finetune import picture, published, report, similarity
 from finetune.__main__ import main
 from finetune.examples import Example
+from finetune.summary import WITHOUT, Spread, collect, summary
 from tests.finetune.conftest import WORDS
 
 
@@ -53,17 +54,17 @@ def runs(tmp_path):
     return tmp_path
 
 
-def summary(folder, task="CoLA"):
-    return report.summary(report.collect(folder))[task]
+def rows_of(folder, task="CoLA"):
+    return summary(collect(folder))[task]
 
 
 def test_a_summary_has_medians_and_spreads_of_best_and_last_epochs(runs):
-    rows = summary(runs)
+    rows = rows_of(runs)
     assert list(rows) == ["pretrained", "random", "majority"]
     assert rows["pretrained"].runs == 3
-    assert rows["pretrained"].best["accuracy"] == report.Spread(0.75, 0.625, 0.875)
-    assert rows["pretrained"].last["matthews"] == report.Spread(0.125, 0.0, 0.25)
-    assert rows["random"].last["accuracy"] == report.Spread(0.5, 0.5, 0.5)
+    assert rows["pretrained"].best["accuracy"] == Spread(0.75, 0.625, 0.875)
+    assert rows["pretrained"].last["matthews"] == Spread(0.125, 0.0, 0.25)
+    assert rows["random"].last["accuracy"] == Spread(0.5, 0.5, 0.5)
     assert rows["majority"].best["accuracy"].median == 0.6
 
 
@@ -71,13 +72,13 @@ def test_collapsed_runs_are_counted_and_reported_with_and_without(runs):
     for retry, best, why in ((0, 0.6, "x"), (1, 0.6, "x"), (2, 0.8, "")):
         write_run(runs, "pretrained", 4, best, best, retry=retry, collapsed=why)
     write_run(runs, "pretrained", 5, 0.6, 0.6, collapsed="x")
-    rows = summary(runs)
-    assert list(rows) == ["pretrained", report.WITHOUT, "random", "majority"]
-    everyone, succeeded = rows["pretrained"], rows[report.WITHOUT]
+    rows = rows_of(runs)
+    assert list(rows) == ["pretrained", WITHOUT, "random", "majority"]
+    everyone, succeeded = rows["pretrained"], rows[WITHOUT]
     assert (everyone.runs, everyone.collapsed) == (5, 2)
-    assert everyone.best["accuracy"] == report.Spread(0.625, 0.6, 0.875)
+    assert everyone.best["accuracy"] == Spread(0.625, 0.6, 0.875)
     assert (succeeded.runs, succeeded.collapsed) == (4, 0)
-    assert succeeded.best["accuracy"] == report.Spread(0.775, 0.625, 0.875)
+    assert succeeded.best["accuracy"] == Spread(0.775, 0.625, 0.875)
     text = report.write_report(runs)
     assert "Retries of collapsed runs: 2, of which 1 succeeded." in text
     assert "62.5 (2 of 5)" in text
@@ -94,8 +95,8 @@ def test_the_row_without_collapsed_runs_has_every_task_with_a_run_that_did_not(r
 def test_a_diverged_regression_has_the_worst_score_and_standard_json(runs):
     for seed, best in ((1, 0.13), (2, math.inf), (3, math.inf)):
         write_run(runs, "pretrained", seed, best, math.inf, task="STS-B")
-    row = summary(runs, "STS-B")["pretrained"]
-    assert row.best["seed_loss"] == report.Spread(math.inf, 0.13, math.inf)
+    row = rows_of(runs, "STS-B")["pretrained"]
+    assert row.best["seed_loss"] == Spread(math.inf, 0.13, math.inf)
     for path in (runs / "results.jsonl", *runs.glob("STS-B*/result.json")):
         for line in (
             path.read_text().splitlines() if path.suffix == ".jsonl" else [path.read_text()]
@@ -135,7 +136,7 @@ def test_the_latex_table_has_medians_with_standard_errors_and_counts_collapses(r
     lines = (runs / "report.tex").read_text().splitlines()
     assert [line for line in lines if "rule" in line] == [r"\toprule", r"\midrule", r"\bottomrule"]
     assert lines[4] == r"weights & CoLA \\"
-    values = [r["best"]["matthews"] for r in report.collect(runs) if r["weights"] == "pretrained"]
+    values = [r["best"]["matthews"] for r in collect(runs) if r["weights"] == "pretrained"]
     error = statistics.stdev(values) / len(values) ** 0.5
     median = 100 * statistics.median(values)
     assert lines[6].startswith(rf"pretrained & {median:.1f} $\pm$ {100 * error:.1f} \\")
@@ -184,7 +185,7 @@ def test_scores_beside_the_published_are_of_the_epoch_that_the_study_would_have_
 
 
 def test_the_picture_by_epoch_shows_the_benchmark_s_score_and_the_kept_epoch(runs, figures):
-    picture.draw_epochs(runs, report.collect(runs)[:1])
+    picture.draw_epochs(runs, collect(runs)[:1])
     (axes,) = figures[0].axes
     curve, kept, constant, *_ = axes.lines
     assert list(curve.get_xdata()) == [1, 2]
@@ -198,7 +199,7 @@ def test_the_picture_by_epoch_shows_the_benchmark_s_score_and_the_kept_epoch(run
     ("epochs", "ticks"), [(1, [1]), (3, [1, 2, 3]), (30, [1, 4, 7, 10, 13, 16, 19, 22, 25, 28])]
 )
 def test_epochs_are_whole_numbers_and_at_most_ten_are_named(runs, figures, epochs, ticks):
-    results = report.collect(runs)[:1]
+    results = collect(runs)[:1]
     scores = results[0]["epochs"][0]
     results[0]["epochs"] = [{**scores, "epoch": n} for n in range(1, epochs + 1)]
     picture.draw_epochs(runs, results)
@@ -207,7 +208,7 @@ def test_epochs_are_whole_numbers_and_at_most_ten_are_named(runs, figures, epoch
 
 def test_no_column_beside_the_published_is_empty(runs, figures):
     write_run(runs, "pretrained", 1, 0.9, 0.9, task="WNLI")
-    results = report.collect(runs)
+    results = collect(runs)
     picture.draw_beside_published(runs, results)
     names = [[t.get_text() for t in axes.get_xticklabels()] for axes in figures[0].axes]
     published = ["published,\nbase", "published,\nlarge"]
@@ -216,7 +217,7 @@ def test_no_column_beside_the_published_is_empty(runs, figures):
 
 @pytest.mark.parametrize("draw", [picture.draw_beside_published, picture.draw_epochs])
 def test_the_whole_legend_is_in_the_picture(runs, figures, draw):
-    draw(runs, report.collect(runs))
+    draw(runs, collect(runs))
     (legend,) = figures[0].legends
     inside = legend.get_window_extent()
     assert inside.x0 >= 0

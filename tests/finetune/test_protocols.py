@@ -13,6 +13,7 @@ from finetune import benchmarks, launch, planning, protocols, report
 from finetune.__main__ import main
 from finetune.plan import read_plan, retry_after
 from finetune.protocols import PROTOCOLS
+from finetune.summary import tasks_of
 
 EIGHT = ("CoLA", "SST-2", "MRPC", "STS-B", "QQP", "MNLI", "QNLI", "RTE")
 QUICK = ["epochs=1", "pooling=mean", "max_train_examples=32"]
@@ -121,7 +122,7 @@ def result(protocol, seed, value, last=0.0, *, task="RTE", retry=0, collapsed=""
 
 
 def choose(results):
-    return protocols.choose(results, report.tasks_of(results))
+    return protocols.choose(results, tasks_of(results))
 
 
 def test_the_settings_with_the_best_median_are_chosen_and_the_others_left_out():

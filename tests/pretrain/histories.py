@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pretrain.config.sections import BatchConfig, PhaseConfig, Sizes
-from pretrain.records import audit, ledger, metrics
+from pretrain.records import ledger, metrics, proof
 
 TOTAL = 37
 """Blocks of an epoch."""
@@ -130,8 +130,8 @@ class History:
             learning_rate_steps=0,
         )
 
-    def audit(self) -> audit.Audit:
-        return audit.examine(self.records, self.lines)
+    def audit(self) -> proof.Audit:
+        return proof.examine(self.records, self.lines)
 
     def write(self, run: Path) -> None:
         run.mkdir()

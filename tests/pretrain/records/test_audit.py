@@ -16,7 +16,7 @@ from pretrain.config.sections import Sizes
 from pretrain.data.lineage import Lineage
 from pretrain.data.order import Order
 from pretrain.data.sources import algorithms
-from pretrain.records import audit, ledger, metrics
+from pretrain.records import audit, ledger, metrics, proof
 from tests.pretrain.histories import TOTAL, History, random_history
 
 
@@ -186,11 +186,11 @@ def test_steps_without_a_line_are_unproved_and_named_where_they_survive(seed):
     assert bool(found.unproved) == bool(missing)
     for words in found.unproved:
         assert f"{len(missing):,} of {history.step:,} steps" in words
-        assert audit._ranges(sorted(missing)) in words
+        assert proof._ranges(sorted(missing)) in words
 
 
 def test_numbers_are_shortened_to_ranges():
-    assert audit._ranges([3, 7, 8, 9, 11]) == "3, 7 to 9, 11"
+    assert proof._ranges([3, 7, 8, 9, 11]) == "3, 7 to 9, 11"
 
 
 def after_a_launch_that_never_began(number, next_number):
@@ -318,9 +318,9 @@ def test_a_folder_without_a_ledger_and_a_ledger_that_was_changed_are_refused(tmp
 def test_surviving_steps_end_where_the_next_attempt_began():
     attempts = [{"attempt": n, "step": step} for n, step in ((1, 0), (2, 5), (3, 3))]
     done = {1: range(0, 9), 2: range(5, 7), 3: range(3, 6)}
-    kept = audit.surviving_steps(attempts, done)
+    kept = proof.surviving_steps(attempts, done)
     assert kept == [(1, range(0, 3)), (2, range(5, 5)), (3, range(3, 6))]
-    assert audit.surviving_steps(attempts, done, end=4)[-1] == (3, range(3, 4))
+    assert proof.surviving_steps(attempts, done, end=4)[-1] == (3, range(3, 4))
 
 
 @pytest.fixture
@@ -335,7 +335,7 @@ def began(corpus, recipe, tmp_path):
     open_stream(config.streams[0], "train")[0]
 
     def compare():
-        found = audit.Audit()
+        found = proof.Audit()
         audit.compare_contents(config, records, found)
         return found
 
@@ -376,7 +376,7 @@ def test_streams_that_no_attempt_has_read_are_not_compared(began, recipe, tmp_pa
     config = recipe.load(tmp_path / "run", f"data.corpus={began.folder}", phases)
     assert len(config.streams) == 2
     for records in (began.records[:1], began.records):
-        found = audit.Audit()
+        found = proof.Audit()
         audit.compare_contents(config, records, found)
         assert found.problems == []
         expected = [] if records[1:] else ["the corpora: no attempt has begun"]
