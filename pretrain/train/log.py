@@ -28,7 +28,10 @@ _MOST_UNPRINTED = 1000
 
 
 class RunLog:
-    """The records of one attempt; only rank 0 opens its own."""
+    """The records of one attempt.
+
+    Only rank 0 opens its own: the others have no files of curves and no trackers.
+    """
 
     def __init__(
         self, config: RunConfig, start: Start, refuse_superseded: Callable[[], None]
@@ -47,9 +50,12 @@ class RunLog:
         self._unprinted: deque[str] = deque(maxlen=_MOST_UNPRINTED)
         self._waiting: list[tuple[str, dict[str, object]]] = []
         self._warned: set[str] = set()
+        self._guarded = metrics.guarded([])
         self._progress: metrics.ProgressPrinter | None = None
         self._trackers: list[Tracker] = []
-        self._guarded = metrics.guarded([])
+        self._metrics: metrics.MetricsWriter | None = None
+        self._validation: metrics.JsonLines | None = None
+        self._measures: list[str] = []
 
     def open(self) -> list[Callable[[StepRecord], None]]:
         """Open the files for the attempt's first step; returns the observers that write them."""
@@ -62,7 +68,7 @@ class RunLog:
         self._metrics = metrics.MetricsWriter(self._run, start.attempt)
         self._validation = metrics.JsonLines(self._run / metrics.VALIDATION)
         validation = metrics.read_metrics(self._run / metrics.VALIDATION)
-        self._measures = [line["measure"] for line in validation]
+        self._measures += [line["measure"] for line in validation]
         if reason := metrics.invalid_lines(self._run):
             self.say(f"WARNING: {reason}")
         self._progress = metrics.ProgressPrinter(
@@ -150,8 +156,9 @@ class RunLog:
             ValueError: the attempt was superseded.
             OSError: names the file that cannot be written.
         """
-        self._metrics.sync()
-        self._validation.sync()
+        for file in (self._metrics, self._validation):
+            if file:
+                file.sync()
         self._record_waiting()
         for tracker in self._trackers:
             tracker.sync(step)
@@ -179,7 +186,8 @@ class RunLog:
         if not parts["terms"]:
             del parts["terms"]
         line = {"attempt": self._start.attempt, "step": step, **total}
-        self._validation.write({**line, "measure": measure, **parts})
+        if self._validation:
+            self._validation.write({**line, "measure": measure, **parts})
         self._measures.append(measure)
         # What cannot be compared is another curve.
         other = "" if measure == self._measures[0] else f"@{measure}"

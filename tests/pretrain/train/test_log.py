@@ -64,6 +64,17 @@ def test_what_the_console_cannot_take_now_is_printed_later(log, monkeypatch, cap
     assert capsys.readouterr().out == "one\ntwo\nthree\n"
 
 
+def test_a_log_without_files_of_its_own_still_records(log, tmp_path):
+    before = sorted(tmp_path.iterdir())
+    log.sync(10)
+    scores = {"total": {"loss": 2.0, "perplexity": 7.4, "targets": 9}, "terms": {}, "subsets": {}}
+    log.validated(10, scores, "a")
+    log.record("commit", step=10)
+    log.close()
+    assert kinds(tmp_path) == ["attempt", "commit"]
+    assert sorted(tmp_path.iterdir()) == before
+
+
 def test_evaluations_that_cannot_be_compared_are_other_curves(log, monkeypatch):
     shown = []
     log.open()
