@@ -72,8 +72,10 @@ def study(options: argparse.Namespace) -> int:
     options.output.mkdir(parents=True, exist_ok=True)
     with lock(options.output / "lock", "another process works on this study"):
         _begin(options.output / STUDY, chosen, options)
-        failed = _do(chosen, checked, runs, options)
-        sys.stdout.write(f"\n{write_report(chosen, checked, runs, options.output)}\n")
+        try:
+            failed = _do(chosen, checked, runs, options)
+        finally:  # a study that is stopped has a report of what is finished
+            sys.stdout.write(f"\n{write_report(chosen, checked, runs, options.output)}\n")
     for name, code in failed.items():
         log = options.output / name / "log.txt"
         print(
