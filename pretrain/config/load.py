@@ -26,6 +26,7 @@ MAY_CHANGE = (
     "training.evaluation_blocks",
     "training.checkpoint_interval",
     "training.checkpoints_kept",
+    "training.best_checkpoint_kept",
     "training.background_saving",
     "training.comparison_interval",
     "batch.micro_batch_size",

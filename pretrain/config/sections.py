@@ -295,6 +295,9 @@ class TrainingConfig:
     checkpoints_kept: Annotated[int, Ge(2)] = 5
     """Newest checkpoints that are kept; a rollback needs one from before the spike. Checkpoints
     that a rollback may go back to are kept as well (spikes/policy.py)."""
+    best_checkpoint_kept: bool = False
+    """Also keep the checkpoint with the lowest validation loss, for `export --best`. It has to be
+    saved where an evaluation is due."""
     comparison_interval: NonNegativeInt = 0
     """Updates between comparisons that find silent corruption (engine/corruption.py): bit for bit,
     of the ranks' weights, of what they compute from one micro-batch, and of what the optimizer
@@ -495,6 +498,7 @@ ADVANCED = frozenset(
         "training.attention_backend",
         "training.deterministic",
         "training.background_saving",
+        "training.best_checkpoint_kept",
         "training.comparison_interval",
         "supervision.hang_seconds",
         "supervision.init_seconds",

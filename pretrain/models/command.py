@@ -17,7 +17,11 @@ def add_export_arguments(command: argparse.ArgumentParser) -> None:
     add("--output", type=Path, required=True, help="the new model folder")
     step = "step of the checkpoint; 0: the weights that the run began with (default: the newest "
     step += "that no suspected spike precedes)"
-    add("--step", type=int, help=step)
+    either = command.add_mutually_exclusive_group()
+    either.add_argument("--step", type=int, help=step)
+    best = "the checkpoint with the lowest validation loss of those that are kept "
+    best += "(training.best_checkpoint_kept keeps it)"
+    either.add_argument("--best", action="store_true", help=best)
 
 
 def export(options: argparse.Namespace) -> None:
@@ -25,13 +29,16 @@ def export(options: argparse.Namespace) -> None:
 
     example: python -m pretrain export runs/base --output models/base
     """
-    from pretrain.models.export import export_checkpoint, why_not_newest
+    from pretrain.models.export import best_step, export_checkpoint, why_not_newest
     from pretrain.records.folder import writable_by_others
 
     sys.stdout.write(writable_by_others(options.run))
-    step = export_checkpoint(options.run, options.output, options.step)
+    chosen, reason = best_step(options.run) if options.best else (options.step, "")
+    step = export_checkpoint(options.run, options.output, chosen)
     sys.stdout.write(f"{options.output}: the model of {options.run} after {step} steps\n")
-    if options.step is None and (reason := why_not_newest(options.run, step)):
+    if chosen is None:
+        reason = why_not_newest(options.run, step)
+    if reason:
         sys.stdout.write(f"{reason}\n")
 
 

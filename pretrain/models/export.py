@@ -17,7 +17,8 @@ from pretrain.model.config import ModelConfig
 from pretrain.models import model_folder
 from pretrain.models.initial_weights import TOKENS, initial_model
 from pretrain.models.model_folder import ModelContents
-from pretrain.records import checkpoints, ledger
+from pretrain.records import checkpoints, ledger, metrics
+from pretrain.records.best import best_checkpoint
 from pretrain.records.history import suspicion
 from pretrain.records.ledger import RunState
 from pretrain.records.summary import summary
@@ -76,6 +77,32 @@ def _chosen(run: Path, state: RunState, step: int | None) -> int:
             f"{run}: has no {which}; --step may be {steps}, where 0 is the initial weights"
         )
     return step
+
+
+def best_step(run: Path) -> tuple[int, str]:
+    """Return the step of the kept checkpoint with the lowest validation loss, and a sentence on it.
+
+    Raises:
+        ValueError: no run, or none of the checkpoints that may be exported was evaluated.
+    """
+    config, state = _config_and_state(run)
+    _chosen(run, state, None)  # refuses a run without any that may be exported
+    validation = metrics.read_metrics(run / metrics.VALIDATION)
+    records = ledger.read_ledger(run / ledger.FILE_NAME)
+    best = best_checkpoint(records, validation, config.training.seed)
+    if best is None:
+        steps = ", ".join(map(str, state.checkpoints))
+        raise ValueError(
+            f"{run}: no checkpoint that it kept has a validation loss that compares with the last "
+            f"one; --step may be {steps}; checkpoints are evaluated where "
+            "training.checkpoint_interval and training.evaluation_interval meet"
+        )
+    last = metrics.surviving(validation)[-1]
+    loss, last_loss = (metrics.format_number(line["loss"], ".4f") for line in (best, last))
+    return best["step"], (
+        f"validation loss {loss} after {best['step']} steps, the lowest of the checkpoints that "
+        f"were kept and evaluated; {last_loss} at the last evaluation, after {last['step']}"
+    )
 
 
 _Read = tuple[ModelConfig, dict[str, Tensor], dict[str, Any]]

@@ -250,7 +250,8 @@ def protected(
 
 def usual_checkpoints_kept(config: RunConfig) -> int:
     """Most checkpoints that a run keeps if no spike is ever suspected; at times it is one fewer."""
-    return max(_usually_kept(phase.config) for phase in config.resolved_phases)
+    most = max(_usually_kept(phase.config) for phase in config.resolved_phases)
+    return most + config.training.best_checkpoint_kept
 
 
 def _usually_kept(config: RunConfig) -> int:
@@ -280,7 +281,8 @@ def max_checkpoints_kept(config: RunConfig) -> int:
     checkpoint, which may lie between two regular ones.
     """
     phases = config.resolved_phases
-    return max(_most_kept(phase.config) for phase in phases) + len(phases) - 1
+    most = max(_most_kept(phase.config) for phase in phases) + len(phases) - 1
+    return most + config.training.best_checkpoint_kept
 
 
 def _most_kept(config: RunConfig) -> int:

@@ -12,7 +12,8 @@ import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from pretrain.records import checkpoints, ledger
+from pretrain.records import checkpoints, ledger, metrics
+from pretrain.records.best import best_checkpoint
 from pretrain.records.collective import Failure
 from pretrain.spikes.policy import checkpoints_to_keep
 from pretrain.train.log import RunLog
@@ -148,6 +149,10 @@ class Saver:
         """Delete the checkpoints that neither the recipe nor a possible rollback needs."""
         records, steps = self._checkpoints()
         keep = checkpoints_to_keep(records, step, self._config.phase(step - 1).config)
+        if self._config.training.best_checkpoint_kept:
+            validation = metrics.read_metrics(self._run / metrics.VALIDATION)
+            best = best_checkpoint(records, validation, self._config.training.seed)
+            keep |= {best["step"]} if best else set()
         for old in steps:
             if old not in keep:
                 self._log.record("delete", step=old)

@@ -365,6 +365,11 @@ def test_an_evaluation_that_a_stop_left_out_is_done_on_resume(settings, attempt,
 
 def broken_evaluations(*steps, stop_after=None):
     """The validation loss is not finite after so many updates."""
+    return changed_evaluations(dict.fromkeys(steps, math.nan), stop_after)
+
+
+def changed_evaluations(losses, stop_after=None):
+    """The validation losses after some numbers of updates are others."""
 
     def sabotage(rank):
         from pretrain.train.attempt import Attempt
@@ -380,10 +385,10 @@ def broken_evaluations(*steps, stop_after=None):
 
         def broken(self, sums):
             found, record = scores(self, sums)
-            if now[0] in steps:
-                record["total"]["loss"] = math.nan
+            if now[0] in losses:
+                record["total"]["loss"] = loss = losses[now[0]]
                 found = dataclasses.replace(
-                    found, total=dataclasses.replace(found.total, loss=math.nan)
+                    found, total=dataclasses.replace(found.total, loss=loss)
                 )
             return found, record
 
@@ -428,6 +433,52 @@ def test_a_spike_that_the_last_evaluation_confirms_is_rolled_back(attempt, tmp_p
     config = load(str(tmp_path / "run.yaml"))
     rollback = policy.answer_to_spike(records(tmp_path), config)
     assert rollback.step == 2
+
+
+KEPT = [
+    "training.steps=24",
+    "training.checkpoints_kept=3",
+    "training.evaluation_interval=4",
+    "spike.window=4",
+    "spike.patience=1",
+    "spike.deviations=1e6",
+    "spike.validation_nats=100",
+]
+
+
+@pytest.mark.parametrize("is_kept", [False, True])
+def test_the_best_checkpoint_is_kept_where_it_is_asked_for_and_exported(
+    attempt, tmp_path, capsys, is_kept
+):
+    """The loss after 4 steps is the lowest; that after 6 is not known."""
+    run, model = tmp_path / "run", tmp_path / "model"
+    words = [*KEPT, f"training.best_checkpoint_kept={is_kept}"]
+    lowest = changed_evaluations({4: 0.25})
+    assert attempt(run, *words, ranks=1, sabotage=lowest)[0][0] == EXIT_DONE
+    assert (4 in committed(run)) == is_kept
+    assert 6 not in committed(run)
+    measured = {
+        line["step"]: line["loss"] for line in metrics.read_metrics(run / "validation.jsonl")
+    }
+    best = 4 if is_kept else min({*measured} & {*committed(run)}, key=measured.__getitem__)
+    assert pretrain(["export", str(run), "--output", str(model), "--best"]) == 0
+    said = capsys.readouterr().out
+    assert f"after {best} steps" in said
+    assert f"{measured[best]:.4f}" in said
+    assert f"{measured[24]:.4f}" in said
+    assert json.loads((model / "model.json").read_text())["provenance"]["step"] == best
+    assert len(committed(run)) <= policy.max_checkpoints_kept(load(str(run / "run.yaml")))
+
+
+def test_no_best_checkpoint_is_exported_where_none_was_evaluated(straight, tmp_path, capsys):
+    run = tmp_path / "run"
+    shutil.copytree(straight, run)
+    lines = metrics.read_metrics(run / "validation.jsonl")
+    lines = [line for line in lines if line["step"] not in committed(run)]
+    (run / "validation.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    assert pretrain(["export", str(run), "--output", str(tmp_path / "model"), "--best"]) == 2
+    assert "--step may be 2, 4, 6" in capsys.readouterr().err
+    assert not (tmp_path / "model").exists()
 
 
 def test_a_suspicion_heals_at_the_last_evaluation(attempt, tmp_path):
