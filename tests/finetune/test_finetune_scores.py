@@ -51,6 +51,13 @@ def test_class_scores_agree_with_sklearn_in_edge_cases(labels, predictions):
             assert values["f1"] == sklearn.metrics.f1_score(labels, predictions, zero_division=0)
 
 
+def test_an_example_of_several_labels_is_right_if_all_are():
+    labels, predictions = np.eye(4, dtype=bool), np.eye(4, dtype=bool)
+    predictions[1:3, 0] = True
+    values = scores.score(["accuracy"], labels, predictions)
+    assert values["accuracy"] == sklearn.metrics.accuracy_score(labels, predictions) == 0.5
+
+
 def test_correlations_agree_with_scipy_with_ties():
     labels = np.array([0.0, 0.2, 0.2, 1.0, 0.4], dtype=np.float32)
     predictions = np.array([0.1, 0.1, 0.3, 0.3, 0.3], dtype=np.float32)
