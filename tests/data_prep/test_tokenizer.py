@@ -342,7 +342,6 @@ def test_a_folder_s_tokenizer_json_comes_before_other_layouts(tokenizer, tmp_pat
     [
         ("dict.txt", None, r"gpt2: lacks dict\.txt"),
         ("encoder.json", "[1", r"encoder\.json: is not valid JSON"),
-        ("encoder.json", "[1, 2]", r"encoder\.json: is not one JSON object"),
         ("encoder.json", '{"a": true}', r"encoder\.json: is not one JSON object"),
         ("encoder.json", '{"a": 0, "b": 0}', r"encoder\.json: 2 tokens, but"),
         ("vocab.bpe", "#version: 0.2\na b c\n", r"vocab\.bpe: line 2: 'a b c' is not a pair"),
@@ -350,8 +349,6 @@ def test_a_folder_s_tokenizer_json_comes_before_other_layouts(tokenizer, tmp_pat
         ("vocab.bpe", "t h\ni n\nt h\n", r"vocab\.bpe: has the same line twice"),
         ("vocab.bpe", b"\xff", r"vocab\.bpe: is not UTF-8 at byte 0"),
         ("dict.txt", "5 1\n6\n", r"dict\.txt: line 2: '6' is not \"BPE-ID COUNT\""),
-        ("dict.txt", "5 1\n\n6 1\n", r"dict\.txt: line 2: '' is not"),
-        ("dict.txt", "word 1\n", r"dict\.txt: line 1: 'word 1' is not"),
         ("dict.txt", "5 1\n6 1\n5 2\n", r"dict\.txt: does not have each id of encoder\.json once"),
         ("dict.txt", "5 1\n6 1\n", r"dict\.txt: does not have each id of encoder\.json once"),
     ],

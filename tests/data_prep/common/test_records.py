@@ -84,7 +84,6 @@ def test_a_whole_number_is_a_number_and_stays_whole_elsewhere():
         ("{kind: c}", "kind: 'c' is not accepted; it must be one of a or b"),
         ("{extra: 3}", "extra: 3 is not accepted; it must be a mapping of keys to values"),
         ("{inner: 3}", "inner: 3 is not accepted; it must be a mapping"),
-        ("{inner: }", "inner: None is not accepted; it must be a mapping"),
         ("[1, 2]", "[1, 2] is not accepted; it must be a mapping"),
     ],
 )
@@ -188,10 +187,7 @@ def test_the_key_name_picks_a_record_from_the_table():
         ("{shape: square}", "shape: 'square' is not accepted; it must be a mapping"),
         ("{shape: {side: 3}}", "unknown key 'shape.side'; known are name, radius"),
         ("{shape: {name: square, sdie: 3}}", "unknown key 'shape.sdie'; did you mean 'shape.side'"),
-        ("{shape: {name: square, side: x}}", "shape.side: 'x' is not accepted; it must be a whole"),
-        ("{shape: {radius: -1}}", "shape.radius: -1 is not accepted; it must be above 0"),
         ("{colour: blue}", "colour: 'blue' is not accepted; it must be one of red or green"),
-        ("{colour: 3}", "colour: 3 is not accepted; it must be one of red or green"),
     ],
 )
 def test_a_choice_that_does_not_fit_is_refused_by_its_path(text, message):

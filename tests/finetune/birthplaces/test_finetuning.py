@@ -138,14 +138,10 @@ def test_evaluation_says_where_there_are_no_answers(task, make_model, tmp_path, 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("--finetune_corpus_path {text}", "text.txt: line 1: .* it must be question<TAB>answer"),
         ("--finetune_corpus_path {long}", "long.tsv: line 1: .* accepted: at most 125, because"),
-        ("--finetune_corpus_path {other}", "other.tsv: line 1: this and every other answer"),
         ("--finetune_corpus_path {train} --epochs 0", "--epochs 0: accepted: 1 or more"),
         ("--finetune_corpus_path {train} --finetune_lr 0", "--finetune_lr 0.0: accepted: above 0"),
-        ("--finetune_corpus_path {train} batch.micro_batch_size=4", "no effect here"),
         ("--finetune_corpus_path {train} --reading_params_path a model.size=tiny", "no effect"),
-        ("--finetune_corpus_path {train} model.size=huge", "model.size: 'huge'"),
         ("--finetune_corpus_path {train} model.init_from=a", "'model.init_from=a': has no effect"),
         ("--finetune_corpus_path {train} model.overrides.causal=false", "causal: False .* true"),
         ("--finetune_corpus_path {train} model.overrides.mask_embedding=zero", "must be 'row'"),
@@ -158,9 +154,7 @@ def test_what_cannot_be_trained_on_is_refused_before_anything_is_made(
 ):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "long.tsv").write_text(f"Where was {'Ann ' * 30}born?\tAlton\n")
-    (tmp_path / "other.tsv").write_text("Where was Ann born?\tŽ\n")
-    paths = {"long": tmp_path / "long.tsv", "other": tmp_path / "other.tsv"}
-    words = words.format(text=task.text, train=task.train, **paths)
+    words = words.format(text=task.text, train=task.train, long=tmp_path / "long.tsv")
     begin = f"birthplaces finetune vanilla {task.text} --writing_params_path {tmp_path}/model "
     assert main(shlex.split(begin + words)) == 2
     error = capsys.readouterr().err
@@ -168,4 +162,4 @@ def test_what_cannot_be_trained_on_is_refused_before_anything_is_made(
     assert error.count("\n") == 1
     with pytest.raises(AssertionError, match=message):
         raise AssertionError(error)
-    assert {path.name for path in tmp_path.iterdir()} == {"long.tsv", "other.tsv"}
+    assert {path.name for path in tmp_path.iterdir()} == {"long.tsv"}

@@ -36,24 +36,19 @@ FLEX = ["training.attention_backend=flex", "model.overrides.attention_dropout=0"
             [*FLEX, "training.deterministic=true", "model.overrides.alibi_slopes=trained"],
             "with training.deterministic use auto or dense",
         ),
-        (["batch.micro_batch_size=8"], "global_batch_size 8 is not a multiple of .* 8 x 2 ranks"),
         (["supervision.processes_per_node=3"], "8 is not a multiple of .* 2 x 3 ranks"),
         (
             ["objective.name=causal-lm"],
             "objective.name causal-lm does not fit model.variant zero-clap, which sees the tokens "
             "that it would predict; accepted: objective.name=masked-lm, or .* of causal-learned",
         ),
-        (["model.variant=causal-alibi"], "masked-lm does not fit model.variant causal-alibi"),
         (["batch.global_batch_size=1024"], "fewer than the batch.global_batch_size 1,024"),
-        (FLEX, "'flex' needs a GPU; on cpu write dense"),
         (["model.size=large", "model.overrides.num_layers=100000"], "memory: .* of 2 ranks need"),
         ([*PERCEIVER, "data.packing=best-fit"], "best-fit does not fit a model with 64 latents"),
         ([*PERCEIVER, WHOLE, "model.overrides.latents=65"], "latents 65: accepted: at most .* 64"),
         ([*PERCEIVER, *SHORT, "data.packing=one-document"], "use data.packing=contiguous"),
         ([*PERCEIVER, WHOLE, *FLEX], "'flex' is not accepted; it must be 'dense' with latents 64"),
         ([*FLEX, "model.overrides.attention_dropout=0.1"], "0.1 .* must be 0 with .* 'flex'"),
-        (["model.overrides.num_layers=two"], "model.num_layers: 'two' .* a whole number"),
-        (["training.steps"], "is not an override"),
     ],
 )
 def test_a_wrong_recipe_is_refused_before_anything_starts(words, message, recipe, tmp_path, capsys):
@@ -70,7 +65,6 @@ def test_a_wrong_recipe_is_refused_before_anything_starts(words, message, recipe
     ("words", "setting"),
     [
         (["model.variant=baseline", "data.sequence_length=65"], "data.sequence_length 65"),
-        (["objective.name=causal-lm"], "objective.name causal-lm"),
         (["training.deepspeed=zero9"], "training.deepspeed: 'zero9'"),
         (["profile.steps=[1000000, 1000001]"], "profile.steps"),
         (["phases=[{steps: 20, objective: {probability: 0.2}, data: {packing: lines}}, {}]"], "1"),
@@ -88,9 +82,8 @@ def test_show_and_plan_refuse_the_settings_that_supervise_refuses(
 
 def test_plan_refuses_a_corpus_that_supervise_refuses(recipe, tmp_path, capsys):
     words = [str(recipe.path), f"folder={tmp_path / 'run'}", "batch.global_batch_size=1024"]
-    for command in (["supervise"], ["plan", "--gpus", "2"]):
-        assert command_line.main([*command, *words]) == 2
-        assert "fewer than the batch.global_batch_size 1,024" in capsys.readouterr().err
+    assert command_line.main(["plan", "--gpus", "2", *words]) == 2
+    assert "fewer than the batch.global_batch_size 1,024" in capsys.readouterr().err
 
 
 DEVICES = [

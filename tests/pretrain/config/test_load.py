@@ -144,12 +144,10 @@ def test_recipes_that_extend_each_other_are_refused(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("- 1", "does not hold a mapping"),
         ("", "does not hold a mapping"),
         ("{extends: nowhere}", "'nowhere' is neither a file nor one of .*demo"),
         ("{trainig: {}}", "bad.yaml: unknown key 'trainig'; did you mean 'training'"),
         ("{model: {size: huge}}", "bad.yaml: model.size: 'huge' .* one of base, large"),
-        ("{model: {variant: clap}}", "model.variant: 'clap' .* one of baseline"),
         ("{model: {overrides: {dropuot: 0}}}", "did you mean 'model.overrides.dropout'"),
         ("{model: {overrides: {vocab_size: 9}}}", "unknown key 'model.overrides.vocab_size'"),
     ],
@@ -179,11 +177,6 @@ def test_a_bad_setting_is_reported_with_where_it_was_written(text, overrides, me
     with pytest.raises(ValueError, match="on the command line|unknown key") as caught:
         recipes.load(recipe, overrides)
     assert str(caught.value).startswith(message.format(file=recipe, base=base))
-
-
-def test_a_recipe_that_does_not_exist_is_refused_with_the_shipped_names():
-    with pytest.raises(ValueError, match="'nothing' is neither a file nor one of .*demo"):
-        recipes.load("nothing")
 
 
 OUT_OF_RANGE = """
@@ -280,26 +273,17 @@ def test_a_recipe_that_is_not_utf_8_is_refused_by_name(tmp_path):
     ("key", "meant"),
     [
         ("lr", "'optimizer.learning_rate'"),
-        ("training.lr", "'optimizer.learning_rate'"),
-        ("lerning_rate", "'optimizer.learning_rate'"),
         ("optimizer.lerning_rate", "'optimizer.learning_rate'"),
         ("optimizer.warmup_steps", "'schedule.warmup_steps'"),
-        ("seed", "'training.seed'"),
         ("steps", "'training.steps' or 'profile.steps'"),
         ("batch_size", "'batch.global_batch_size'"),
         ("model.hidden_size", "'model.overrides.hidden_size'"),
-        ("probability", "'objective.probability'"),
         ("spike.deviatons", "'spike.deviations'"),
     ],
 )
 def test_an_unknown_key_is_answered_with_the_whole_key_that_was_meant(key, meant):
     with pytest.raises(ValueError, match=f"unknown key '{key}'; did you mean {meant}[?]"):
         recipes.load("demo", [f"{key}=3"])
-
-
-def test_an_unknown_key_that_is_like_none_is_answered_with_the_section():
-    with pytest.raises(ValueError, match="unknown key 'optimizer.zzz'; known are beta1, beta2, "):
-        recipes.load("demo", ["optimizer.zzz=3"])
 
 
 def test_whole_numbers_may_be_written_as_floats():
@@ -310,11 +294,6 @@ def test_whole_numbers_may_be_written_as_floats():
     for text in ("1.5", "1e-3", ".inf", ".nan", "'1e3'"):
         with pytest.raises(ValueError, match=r"training.steps: .* a whole number"):
             recipes.load("demo", [f"training.steps={text}"])
-
-
-def test_a_number_in_quotes_is_text_as_the_schema_says():
-    with pytest.raises(ValueError, match=r"learning_rate: '1e-3' .* a number"):
-        recipes.load("demo", ["optimizer.learning_rate='1e-3'"])
 
 
 # --- the format of recipes that the project writes ----------------------------------------------

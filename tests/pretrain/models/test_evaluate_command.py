@@ -115,7 +115,6 @@ def test_a_kill_keeps_the_lengths_that_were_done(folder, corpus, tmp_path, monke
         (["--interpolate"], "--interpolate needs --lengths"),
         (["--plot", "a.png"], "--plot needs --lengths or --layers"),
         (["--layers", "--lengths", "32"], "--layers and --lengths cannot be combined"),
-        (["--layers", "--stride", "8"], "--stride needs --lengths"),
         (["--layers", "--plot", "a.gif"], "--plot a.gif: the name has to end in .png, .svg, .pdf"),
         (["--packing", "sentence-pairs"], "does not fit objective masked-lm"),
         (["--lengths", "32,64", "--stride", "33"], "--stride 33: accepted: 1 to 32"),
