@@ -104,7 +104,7 @@ def add_report_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def report(options: argparse.Namespace) -> None:
-    """Write a run's report.md and loss.png; supervise does so when it ends.
+    """Write a run's report.md, report.html and loss.png; supervise does so when it ends.
 
     example: python -m pretrain report runs/base --plot loss.svg
     """

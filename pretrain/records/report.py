@@ -1,4 +1,4 @@
-"""A run's results, report.md and loss.png: `python -m pretrain report RUN`.
+"""A run's results, report.md, report.html and loss.png: `python -m pretrain report RUN`.
 
 `supervise` writes them when it ends.
 """
@@ -6,15 +6,19 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from data_prep.common.files import write_atomically
 from data_prep.common.wording import duration
-from pretrain.config.run import Phase
-from pretrain.records import ledger, metrics
+from pretrain.config.load import public
+from pretrain.config.run import Phase, RunConfig
+from pretrain.config.settings import flatten
+from pretrain.records import control, ledger, metrics
+from pretrain.records.folder import ENVIRONMENT
 from pretrain.records.history import sentences
 from pretrain.records.metrics import Line, format_number
+from pretrain.records.page import REPORT_PAGE, report_page
 from pretrain.records.plots import LOSS_PLOT, plot_loss
 from pretrain.records.status import (
     RunView,
@@ -27,7 +31,7 @@ REPORT = "report.md"
 
 
 def write_report(run: Path, plot: Path | None = None) -> Path:
-    """Write a run's report and its picture; returns the report's path.
+    """Write a run's report in Markdown and as a page, and its picture; returns the first's path.
 
     Args:
         run: its folder.
@@ -57,30 +61,25 @@ def write_report(run: Path, plot: Path | None = None) -> Path:
             f"{seed} from {first:,}" for first, seed in state.segments
         ),
     }
-    text = "\n".join(
-        [
-            f"# {run.name}",
-            "",
-            current_activity(seen) + ".",
-            "",
-            f"![training and validation loss]({LOSS_PLOT})",
-            "",
-            "| | |",
-            "|---|---|",
-            *(f"| {name} | {value} |" for name, value in rows.items()),
-            "",
-            *_phases(seen),
-            *_corpora(seen),
-            *_validation(seen.validation),
-            "## What happened",
-            "",
-            *(f"{number}. {text}" for number, (_, text) in enumerate(happened, start=1)),
-            "",
-            *(f"- {text}" for text in seen.pointers()),
-            "",
-        ]
-    )
-    write_atomically(run / REPORT, text.encode())
+    head = [f"# {run.name}", "", current_activity(seen) + ".", ""]
+    picture = [f"![training and validation loss]({LOSS_PLOT})", ""]
+    rest = [
+        *_table(["", ""], rows.items()),
+        *_phases(seen),
+        *_corpora(seen),
+        *_validation(seen.validation),
+        "## What happened",
+        "",
+        *(f"{number}. {text}" for number, (_, text) in enumerate(happened, start=1)),
+        "",
+        *(f"- {text}" for text in seen.pointers()),
+        "",
+        *_settings(seen),
+        *_environment(run),
+    ]
+    write_atomically(run / REPORT, "\n".join([*head, *picture, *rest]).encode())
+    page = report_page(run.name, ("\n".join(head), "\n".join(rest)), seen, lines)
+    write_atomically(run / REPORT_PAGE, page.encode())
     return run / REPORT
 
 
@@ -113,14 +112,13 @@ def _phases(seen: RunView) -> list[str]:
     """What each phase changed, and how it ended."""
     if not seen.config.phases:
         return []
-    phases, rows = seen.config.resolved_phases, []
+    phases, rows = seen.config.resolved_phases, list[Sequence[object]]()
     for phase, text in zip(phases, describe_phases(seen.config), strict=True):
         measured = _last(seen, phase)
         score = format_number(measured["loss"], ".4f") if measured else "-"
         name, _, settings = text.partition(": ")
-        rows.append(f"| {name} | {settings} | {score} |")
-    head = ["## Phases", "", "| | settings | last validation loss, nats |", "|---|---|---|"]
-    return [*head, *rows, ""]
+        rows.append((name, settings, score))
+    return ["## Phases", "", *_table(("", "settings", "last validation loss, nats"), rows)]
 
 
 def _last(seen: RunView, phase: Phase) -> Line | None:
@@ -139,20 +137,18 @@ def _corpora(seen: RunView) -> list[str]:
         for corpus, name in zip(phase.config.data.named_corpora, names, strict=True):
             if measured:
                 scores[name or "corpus"] = measured.get("corpora", {}).get(corpus, measured)
+    titles = (
+        *("corpus", "share of a batch, last step", "blocks drawn", "epochs"),
+        *("tokens that its blocks hold", "blocks skipped", "validation perplexity"),
+    )
     rows = [
-        f"| {c.name} | {c.share:.1%} | {c.blocks:,} | {metrics.epochs(c.epochs)} | "
-        f"{c.share_of_tokens:.1%} | {c.skipped:,} | {_perplexity(scores.get(c.name))} |"
+        (
+            *(c.name, f"{c.share:.1%}", f"{c.blocks:,}", metrics.epochs(c.epochs)),
+            *(f"{c.share_of_tokens:.1%}", f"{c.skipped:,}", _perplexity(scores.get(c.name))),
+        )
         for c in seen.drawn
     ]
-    return [
-        "## What was read",
-        "",
-        "| corpus | share of a batch, last step | blocks drawn | epochs | tokens that its blocks "
-        "hold | blocks skipped | validation perplexity |",
-        "|---|---|---|---|---|---|---|",
-        *rows,
-        "",
-    ]
+    return ["## What was read", "", *_table(titles, rows)]
 
 
 def _perplexity(score: Line | None) -> str:
@@ -170,16 +166,41 @@ def _validation(measured: Sequence[Line]) -> list[str]:
     best = metrics.best_validation(measured)
     if best is not None and best is not newest:
         rows[f"all, best (after {best['step']:,} steps)"] = best
-    return [
-        f"## Validation after {newest['step']:,} steps",
-        "",
-        "| subset | targets | loss, nats | perplexity |",
-        "|---|---|---|---|",
-        *(
-            f"| {name} | {row.get('targets', row.get('masked_tokens')):,} | "
-            f"{format_number(row['loss'], '.4f')} | "
-            f"{'-' if terms and name not in terms else format_number(row['perplexity'], '.2f')} |"
-            for name, row in rows.items()
-        ),
-        "",
+    cells = [
+        (
+            *(name, f"{row.get('targets', row.get('masked_tokens')):,}"),
+            format_number(row["loss"], ".4f"),
+            "-" if terms and name not in terms else format_number(row["perplexity"], ".2f"),
+        )
+        for name, row in rows.items()
     ]
+    title = f"## Validation after {newest['step']:,} steps"
+    return [title, "", *_table(("subset", "targets", "loss, nats", "perplexity"), cells)]
+
+
+def _settings(seen: RunView) -> list[str]:
+    """A table of the settings that decide the weights and are not the defaults."""
+    default, found = (flatten(public(config)) for config in (RunConfig(), seen.config))
+    rows = [
+        (f"`{key}`", f"`{value}`")
+        for key, value in found.items()
+        if value != default.get(key) and key != "phases"
+    ]
+    return (
+        ["## Settings that differ from the defaults", "", *_table(("", ""), rows)] if rows else []
+    )
+
+
+def _environment(run: Path) -> list[str]:
+    """A table of the machine and the versions of the newest attempt."""
+    found = flatten(control.read_json(run / ENVIRONMENT) or {})
+    rows = [(key.removeprefix("versions."), value) for key, value in found.items()]
+    return ["## Environment", "", *_table(("", ""), rows)] if rows else []
+
+
+def _table(names: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
+    """The lines of a table, with a blank one after it."""
+    cells = [[" ".join(str(cell).replace("|", r"\|").split()) for cell in row] for row in rows]
+    lines = [" | ".join(row) for row in (names, *cells)]
+    lines.insert(1, " | ".join("---" for _ in names))
+    return [*(f"| {line} |" for line in lines), ""]

@@ -34,7 +34,7 @@ from typing import Any, NamedTuple
 from data_prep.common.files import strict_json
 from data_prep.common.pictures import GREY, legend_below, picture
 from pretrain.records import ledger, metrics
-from pretrain.records.plots import smoothed
+from pretrain.records.curves import smoothed
 
 RECIPES = ("unstable-learning-rate", "unstable-beta2", "poisoned")
 SILENT = [

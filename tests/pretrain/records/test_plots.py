@@ -10,7 +10,8 @@ from pretrain.config import load as recipes
 from pretrain.config.run import RunConfig
 from pretrain.config.sections import DataConfig, PhaseConfig, TrainingConfig
 from pretrain.records import metrics
-from pretrain.records.plots import marks, plot_loss, smoothed
+from pretrain.records.curves import marks, smoothed
+from pretrain.records.plots import plot_loss
 from pretrain.records.status import view
 from tests.pretrain.histories import SEED, History
 
