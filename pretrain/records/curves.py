@@ -147,7 +147,7 @@ def loss_panels(seen: RunView, lines: Sequence[Line]) -> list[Panel]:
     return [
         panel(
             seen, lines, term, "nats per target", _term(term) if term else metrics.loss_of,
-            name="training loss", validation="validation loss",
+            name="training loss", validation=seen.validation,
         )
         for term in terms
     ]  # fmt: skip
@@ -161,7 +161,7 @@ def panel(
     value: Value,
     *,
     name: str = "",
-    validation: str = "",
+    validation: Sequence[Line] = (),
     smooth: bool = True,
 ) -> Panel:
     """A value of every step, by phase, with its mean over steps around, and of abandoned steps.
@@ -173,7 +173,7 @@ def panel(
         unit: of the values.
         value: of a line.
         name: of the value, in labels; without one the title is.
-        validation: of the value in lines of validation.jsonl; "" if they have none.
+        validation: lines of validation.jsonl that have the value.
         smooth: whether to show the mean.
     """
     width = int(_SMOOTHED * len(seen.lines)) | 1 if smooth else 1
@@ -187,8 +187,7 @@ def panel(
             kept.append(Curve(RAW, name, phase, values))
             values = smoothed(values, width)
         kept.append(Curve(SMOOTHED, strong, phase, values))
-    if validation:
-        kept += validation_curves(seen.validation, value, validation)
+    kept += validation_curves(validation, value)
     survived = {(line["attempt"], line["step"]) for line in seen.lines}
     left = [line for line in lines if (line["attempt"], line["step"]) not in survived]
     low, high = ends([number for curve in kept for number in curve.values])
@@ -204,12 +203,10 @@ def panel(
     return Panel(title, unit, [*kept, *abandoned], shown, is_cut)
 
 
-def validation_curves(
-    validation: Sequence[Line], value: Value, label: str = "validation loss"
-) -> list[Curve]:
+def validation_curves(validation: Sequence[Line], value: Value) -> list[Curve]:
     """A curve for each stretch of evaluations that measured the same, and can be compared."""
     stretches = [[*s] for _, s in itertools.groupby(validation, lambda line: line.get("measure"))]
-    label += ", broken where it measures other blocks" * (len(stretches) > 1)
+    label = "validation loss" + ", broken where it measures other blocks" * (len(stretches) > 1)
     return [
         Curve(VALIDATION, label, lines, np.array([value(line) for line in lines]))
         for lines in stretches

@@ -8,6 +8,7 @@ itself to load anything.
 from __future__ import annotations
 
 import base64
+import dataclasses
 import hashlib
 import html
 import itertools
@@ -88,7 +89,7 @@ def report_page(name: str, parts: tuple[str, str], seen: RunView, lines: Sequenc
 <body>
 {first}
 {div}
-{to_html(_explanation(happened))}
+{to_html(_explanation(happened, len(lines) > _MOST_POINTS))}
 {rest}
 {"".join(f"<script>{each}</script>" for each in scripts)}
 </body>
@@ -109,16 +110,13 @@ def to_html(text: str) -> str:
     return found
 
 
-def _explanation(happened: Sequence[Mark]) -> str:
+def _explanation(happened: Sequence[Mark], is_long: bool) -> str:
     """What the reader has to know of the curves, in Markdown."""
-    return "\n".join(
-        [
-            "Drag to zoom into a curve; a click on a name in a legend hides it. Of a curve with "
-            f"more than {_MOST_POINTS:,} points, the lowest and highest of each stretch are shown.",
-            "",
-            *(f"{number}. {mark.text}" for number, mark in enumerate(happened, start=1)),
-        ]
-    )
+    text = "Drag to zoom into a curve; a click on a name in a legend hides it."
+    if is_long:
+        text += " Of a long curve the lowest and highest points of each stretch are shown."
+    marks = [f"{number}. {mark.text}" for number, mark in enumerate(happened, start=1)]
+    return "\n".join([text, "", *marks])
 
 
 def _tabs(seen: RunView, lines: Sequence[Line], happened: Sequence[Mark]) -> Tabs:
@@ -159,9 +157,9 @@ def _panels(seen: RunView, lines: Sequence[Line]) -> list[Panel]:
     """The panels that have something to show."""
     validation = seen.validation
     by_corpus = [
-        curve
+        dataclasses.replace(curve, label=name)
         for name, loss in curves.corpora(validation).items()
-        for curve in curves.validation_curves(validation, loss, name)
+        for curve in curves.validation_curves(validation, loss)
     ]
     measured = [value for curve in by_corpus for value in curve.values]
     title = "validation loss by corpus"
