@@ -32,7 +32,7 @@ def describe_differences(first: Path, second: Path) -> str:
     runs = view(first), view(second)
     sections: dict[str, list[Row]] = {
         title: list(_differing(*map(values, runs)))
-        for title, values in (("settings", _settings), ("data", _data), ("environment", _machine))
+        for title, values in (("settings", _settings), ("data", _data), ("environment", machine))
     }
     sections["losses"] = [*_differing(*map(_results, runs)), *_where_both_are(*runs)]
     if not any(sections.values()):
@@ -78,7 +78,7 @@ def _data(seen: RunView) -> dict[str, str]:
     return found | {f"{c.name}, share of a batch": f"{c.share:.1%}" for c in seen.drawn}
 
 
-def _machine(seen: RunView) -> dict[str, Any]:
+def machine(seen: RunView) -> dict[str, Any]:
     """Versions, devices and ranks of the newest attempt."""
     attempts = [record for record in seen.records if record["kind"] == "attempt"]
     newest = attempts[-1] if attempts else {}

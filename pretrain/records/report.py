@@ -14,8 +14,8 @@ from data_prep.common.wording import duration
 from pretrain.config.load import public
 from pretrain.config.run import Phase, RunConfig
 from pretrain.config.settings import flatten
-from pretrain.records import control, ledger, metrics
-from pretrain.records.folder import ENVIRONMENT
+from pretrain.records import ledger, metrics
+from pretrain.records.diff import machine
 from pretrain.records.history import sentences
 from pretrain.records.metrics import Line, format_number
 from pretrain.records.page import REPORT_PAGE, report_page
@@ -75,7 +75,7 @@ def write_report(run: Path, plot: Path | None = None) -> Path:
         *(f"- {text}" for text in seen.pointers()),
         "",
         *_settings(seen),
-        *_environment(run),
+        *_environment(seen),
     ]
     write_atomically(run / REPORT, "\n".join([*head, *picture, *rest]).encode())
     page = report_page(run.name, ("\n".join(head), "\n".join(rest)), seen, lines)
@@ -191,10 +191,11 @@ def _settings(seen: RunView) -> list[str]:
     )
 
 
-def _environment(run: Path) -> list[str]:
-    """A table of the machine and the versions of the newest attempt."""
-    found = flatten(control.read_json(run / ENVIRONMENT) or {})
-    rows = [(key.removeprefix("versions."), value) for key, value in found.items()]
+def _environment(seen: RunView) -> list[str]:
+    rows = [
+        (name, ", ".join(dict.fromkeys(value)) if isinstance(value, list) else value)
+        for name, value in flatten(machine(seen)).items()
+    ]
     return ["## Environment", "", *_table(("", ""), rows)] if rows else []
 
 
