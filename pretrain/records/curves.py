@@ -178,7 +178,7 @@ def panel(
     """
     width = int(_SMOOTHED * len(seen.lines)) | 1 if smooth else 1
     name = name or title
-    strong = f"{name}, mean of {width} steps" if width > 1 else name
+    strong = f"{name}, mean of {width:,} steps" if width > 1 else name
     kept: list[Curve] = []
     for _, part in itertools.groupby(seen.lines, lambda line: seen.config.phase(line["step"])):
         phase = [*part]

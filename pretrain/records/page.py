@@ -43,6 +43,10 @@ _STYLES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         curves.ABANDONED: {"color": pictures.RED},
     }
 )
+_COLUMNS = 5
+"""Of a legend."""
+_MOST_DOTS = 100
+"""Of a curve of evaluations; one with more is a line alone."""
 _DASHES = ("solid", "dashed", "dotted")
 _CSS = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #222; max-width: 68rem; margin: 2rem auto;
@@ -248,7 +252,8 @@ def _figure(
     low, high = panel.ends
     margin = max(0.05 * (high - low), 0.005 * abs(high)) or 1.0
     drawn = figure(
-        height=360, sizing_mode="stretch_width", title=panel.title or "loss",
+        height=330 + 25 * -(-len(sources) // _COLUMNS), sizing_mode="stretch_width",
+        title=panel.title or "loss",
         x_range=shared, y_range=(low - margin, high + margin),
         tools="pan,box_zoom,wheel_zoom,reset,save", active_drag="box_zoom", active_scroll=None,
         x_axis_label=units[axis], y_axis_label=panel.unit,
@@ -264,15 +269,15 @@ def _figure(
         [*numbers], top, [*numbers.values()], text_font_size="11px", text_baseline="top", x_offset=3
     )
     legend = Legend(
-        click_policy="hide", orientation="horizontal", ncols=4, spacing=15, location="left",
-        margin=0, border_line_color=None,
+        click_policy="hide", orientation="horizontal", ncols=_COLUMNS, spacing=10, padding=2,
+        location="left", margin=0, border_line_color=None,
     )  # fmt: skip
     drawn.add_layout(legend, "below")
     dotted = {curve.label for curve in panel.curves if curve.kind == curves.VALIDATION}
     for name, style in _styles(panel).items():
         options = {"source": sources[name], "legend_label": name, "name": name, **style}
         found = [drawn.line(axis, "value", **options)]
-        if name in dotted:
+        if name in dotted and len(sources[name].data["value"]) <= _MOST_DOTS:
             found.append(drawn.scatter(axis, "value", size=5, **options))
         places = [(unit, f"@{axis}{{0,0.[000]}}") for axis, unit in units.items()]
         tips = [("", "$name"), *places, ("value", "@value")]
