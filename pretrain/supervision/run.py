@@ -78,7 +78,7 @@ def _show_end(run: Path) -> None:
         if (run / METRICS).exists():
             sys.stdout.write(f"report: {write_report(run)}\n")
         sys.stdout.write("".join(f"{line}\n" for line in view(run).pointers()))
-    except (OSError, ValueError) as error:  # the run's own exit code counts
+    except (ImportError, OSError, ValueError) as error:  # the run's own exit code counts
         sys.stderr.write(f"{typed('pretrain supervise')}: no report: {error}\n")
 
 
