@@ -4,7 +4,7 @@ pydantic does both, strictly: unknown keys, missing keys and values of another t
 is imported on first use. A field's limits stand in its annotation, such as `PositiveInt` or
 `Literal["a", "b"]`. A field with the metadata `{"choices": TABLE}` takes one of the table's names;
 or, where its default is a dataclass, a mapping whose key `name` picks a dataclass from the table,
-which may grow later.
+which may grow later. A table may be open to installed packages (plugins.py).
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ from typing import (
 )
 
 from annotated_types import Ge, Gt, Lt
+
+from data_prep.common.plugins import names_of
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter, ValidationError
@@ -234,8 +236,8 @@ def _record(kind: type) -> Any:  # noqa: ANN401 - types made at run time
     for field in dataclasses.fields(kind):
         form, default = _form(hints[field.name]), _default(field)
         if table := field.metadata.get("choices"):
-            is_name = isinstance(default, str)
-            form = Literal[tuple(table)] if is_name else Annotated[Any, _Choice(table, default)]
+            is_name, names = isinstance(default, str), tuple(names_of(table))
+            form = Literal[names] if is_name else Annotated[Any, _Choice(table, default)]
         forms[field.name] = form if default is dataclasses.MISSING else NotRequired[form]
 
     def refuse_unknown(values: object) -> object:
@@ -305,9 +307,12 @@ class _Choice:
     def _pick(self, values: dict[str, object]) -> object:
         name = values.get("name", self.default.name)
         if not isinstance(name, str) or name not in self.table:
-            accepted = f"one of {', '.join(self.table)}"
+            accepted = f"one of {', '.join(names_of(self.table))}"
             raise _RefusedError("name", lambda path, _: not_accepted(path, name, accepted))
-        return _adapter(self.table[name]).validate_python(values)
+        kind = self.table[name]
+        if not dataclasses.is_dataclass(kind):
+            raise ValueError(f"{name}: {kind!r} is not a dataclass of settings")
+        return _adapter(kind).validate_python(values)
 
 
 def _describe(kind: type, schema: dict[str, Any]) -> None:

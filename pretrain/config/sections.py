@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal
 from annotated_types import Ge, Le
 
 from data_prep.common.arguments import typed
+from data_prep.common.plugins import Plugins
 from data_prep.common.records import (
     Fraction,
     NonNegativeFloat,
@@ -513,13 +514,16 @@ ADVANCED = frozenset(
 nothing sets. The fields of ModelConfig that `model.overrides` does not set are advanced too."""
 
 
-TRACKERS = {
-    "tensorboard": "pretrain.train.trackers.tensorboard_run.TensorBoard",
-    "wandb": "pretrain.train.trackers.wandb_run.WandbRun",
-    "mlflow": "pretrain.train.trackers.mlflow_run.MlflowRun",
-}
-"""The class of each tracker (train/trackers/table.py), imported when it is opened. The name is its
-package's, and that of the extra that installs it."""
+TRACKERS: Plugins[Any] = Plugins(
+    "zeroclap.trackers",
+    {
+        "tensorboard": "pretrain.train.trackers.tensorboard_run.TensorBoard",
+        "wandb": "pretrain.train.trackers.wandb_run.WandbRun",
+        "mlflow": "pretrain.train.trackers.mlflow_run.MlflowRun",
+    },
+)
+"""The class of each tracker (train/trackers/table.py); of ours its name, so that it is imported
+when it is opened. Our names are those of packages, and of the extras that install them."""
 
 
 @dataclasses.dataclass(frozen=True)

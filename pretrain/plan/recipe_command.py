@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from data_prep.common.arguments import typed
 from data_prep.common.files import write_json
+from data_prep.common.plugins import package_of
 from pretrain.config.settings import add_recipe
 
 if TYPE_CHECKING:
@@ -245,6 +246,8 @@ def _listing() -> Iterator[str]:
     yield "\nobjective.name:"
     for name, settings in SETTINGS_BY_NAME.items():
         yield f"  {name:<34} {(inspect.getdoc(settings) or '').partition(chr(10))[0]}"
+    for name, entry in SETTINGS_BY_NAME.installed().items():
+        yield f"  {name:<34} {entry.value}, {package_of(entry)}"
     yield "\nother settings with names:"
     for key, names in dict(_named_settings(recipe_schema())).items():
         if key not in tables:

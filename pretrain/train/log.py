@@ -61,8 +61,8 @@ class RunLog:
         """Open the files for the attempt's first step; returns the observers that write them."""
         start = self._start
         shown = Shown(self._run, public(self._config), start.attempt, start.step, self.say)
-        names = dict.fromkeys(("tensorboard", self._config.tracker))
-        self._trackers += [open_tracker(name, shown) for name in names]
+        names = {"tensorboard": None, self._config.tracker: self._config.tracker_record}
+        self._trackers += [open_tracker(name, shown, each) for name, each in names.items()]
         for text in since_last_attempt(ledger.read_ledger(self._ledger)):
             self._text(start.step, text)
         self._metrics = metrics.MetricsWriter(self._run, start.attempt)
