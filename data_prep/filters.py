@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from data_prep import contamination, duplicates, near_duplicates
+from data_prep import contamination, duplicates, near_duplicates, own_filters
 from data_prep.documents import Document, Records, Reject, Verdict
 from data_prep.manifest import Count, Rejects, Settings
 from data_prep.progress import Progress
@@ -59,6 +59,7 @@ FILTERS = {
         (contamination.NGRAMS_SUFFIX,),
         finish=contamination.write_ngrams,
     ),
+    "own": Filter(lambda settings: bool(settings.filters), own_filters.own),
 }
 """By name; the first that rejects a document gives the reason."""
 

@@ -68,6 +68,7 @@ def _facts(folder: Path, manifest: CorpusManifest) -> Iterator[str]:
         f"{manifest.dtype}; encoded by {', '.join(manifest.encoders)}",
         **vars(manifest.settings),
         "decontaminate": ", ".join(labels(sorted(manifest.settings.decontaminate or {}))),
+        "filters": ", ".join(" ".join(each) for each in sorted(manifest.settings.filters.items())),
         "cut documents": f"{manifest.cut:,}",
         "baseline": perplexity and f"unigram perplexity of the validation split {perplexity:,.1f}",
     }

@@ -6,7 +6,7 @@ A `ShardManifest` is written when a shard is complete, the `CorpusManifest` when
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -46,6 +46,8 @@ class Settings:
     # hex sha256 of test sets, by file name; documents with an n-gram of them are dropped
     decontaminate: dict[str, str] | None = None
     decontaminate_ngram: int = 13  # words
+    # the user's own filters: names, each with the package and version that it is from
+    filters: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Refuse values out of range."""

@@ -8,6 +8,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import get_args
 
+from data_prep import own_filters
 from data_prep.common.exit_codes import EXIT_DONE, EXIT_FAILED
 from data_prep.contamination import LEAST_WORDS, digests, find_files
 from data_prep.engines import ENGINES, WorkerDied
@@ -78,6 +79,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "and .txt, strings of .jsonl; plain, .zst, .gz), or folders of .tsv files, without "
         "train*.tsv, such as GLUE's (default: none)",
     )
+    add(
+        "--filter",
+        nargs="+",
+        action="extend",
+        default=[],
+        dest="filters",
+        metavar="NAME",
+        help="drop documents by functions of installed packages: names that these register, or "
+        "package.module:function (default: none)",
+    )
     add("--sentences", action="store_true", help="write a sequence per sentence, not per document")
     add(
         "--valid-fraction",
@@ -124,6 +135,7 @@ def run(options: argparse.Namespace) -> int:
         options.valid_fraction = 0.0 if options.valid_input else Settings.valid_fraction
     files = find_files(options.decontaminate)
     options.decontaminate = digests(files, Settings.decontaminate_ngram) if files else None
+    options.filters = own_filters.packages(options.filters)
     options.unit = "sentence" if options.sentences else "document"
     names = {field.name for field in fields(Settings)}
     settings = Settings(**{name: each for name, each in vars(options).items() if name in names})
