@@ -83,7 +83,7 @@ def save(
         plan: the run's plan.
         task: the run's task.
     """
-    from pretrain.engine.engine import consolidated_weights
+    from pretrain.engine.consolidated import consolidated_weights
 
     weights = dict(loaded.model.state_dict())
     for name, tensor in consolidated_weights(parts).items():

@@ -157,6 +157,7 @@ def _train(
     """Return the weights at the end, in fp32 on the CPU, and the last loss."""
     from pretrain.config.sections import BatchConfig
     from pretrain.engine import engine as engines
+    from pretrain.engine.consolidated import consolidated_weights
     from pretrain.loop.loop import Rank0Callbacks, run
     from pretrain.model.language_model import LanguageModel
     from pretrain.records.figures import curves
@@ -197,6 +198,6 @@ def _train(
     # The engine has the fp32 weights in its own parts; DeepSpeed writes a script beside the folder.
     parts = folder / _PARTS / "weights"
     engine.save(parts)
-    weights = engines.consolidated_weights(parts)
+    weights = consolidated_weights(parts)
     shutil.rmtree(parts.parent)
     return weights, last_loss

@@ -1,12 +1,11 @@
 """The DeepSpeed engine: start-up, one update, evaluation, save and load.
 
 Order of use: `deepspeed_json` (the configuration), `start` (the process group), `Engine`. Only this
-module and `workarounds` import deepspeed.
+module, `consolidated` and `workarounds` import deepspeed.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -24,6 +23,7 @@ from pretrain.config.deepspeed import read_settings, refuse_unknown
 from pretrain.config.sections import BatchConfig, OptimizerConfig
 from pretrain.engine import corruption, optimizers, reshard, workarounds
 from pretrain.engine.by_parameter import ByParameter
+from pretrain.engine.consolidated import read_states
 from pretrain.engine.copies import Copies
 from pretrain.engine.distributed import (
     Process,
@@ -33,7 +33,6 @@ from pretrain.engine.distributed import (
     refuse_busy_port,
 )
 from pretrain.engine.guards import Guard
-from pretrain.engine.stored import refuse_unstored
 from pretrain.loop.protocols import (
     Ahead,
     Exchanged,
@@ -460,7 +459,7 @@ class Engine:
             raise ValueError(f"{folder}: holds no DeepSpeed checkpoint")
 
     def _reshard(self, folder: Path, parts: Sequence[Path]) -> None:
-        saved = [_read(path)["optimizer_state_dict"] for path in parts]
+        saved = [read_states(path)["optimizer_state_dict"] for path in parts]
         optimizer, stage = self._deepspeed.optimizer, self._deepspeed.zero_optimization_stage()
         if saved[0]["zero_stage"] != stage:
             raise ValueError(
@@ -476,7 +475,7 @@ class Engine:
         else:
             optimizer.update_lp_params()
         (states, *_) = folder.glob("*_model_states.pt")
-        self._deepspeed.skipped_steps = _read(states)["skipped_steps"]
+        self._deepspeed.skipped_steps = read_states(states)["skipped_steps"]
 
 
 def _counts(micro_batches: Sequence[MicroBatch]) -> list[float]:
@@ -493,37 +492,3 @@ def _joined(parts: Sequence[Any], device: torch.device) -> Tensor:
     """Join numbers, lists of numbers and tensors: [their number], in fp64."""
     tensors = [torch.as_tensor(part, dtype=torch.float64, device=device) for part in parts]
     return torch.cat([tensor.flatten() for tensor in tensors])
-
-
-def _read(path: Path) -> dict[str, Any]:
-    with workarounds.load_without_code():
-        states: dict[str, Any] = torch.load(path, map_location="cpu", mmap=True)
-    return states
-
-
-def consolidated_weights(folder: Path) -> dict[str, torch.Tensor]:
-    """Assemble the fp32 weights of a checkpoint folder, on the CPU.
-
-    They come from ZeRO's fp32 partitions, and at stage 0 from the module itself. Nothing in the
-    files is executed.
-
-    Raises:
-        ValueError: a file asks for code to be run, or for much more memory than it has bytes.
-    """
-    workarounds.select_cpu_without_gpu()
-    from deepspeed.utils import zero_to_fp32
-
-    if list(folder.glob("*_optim_states.pt")):
-        with (
-            contextlib.redirect_stdout(io.StringIO()),
-            contextlib.redirect_stderr(io.StringIO()),
-            workarounds.load_without_code(),
-        ):
-            weights = zero_to_fp32.get_fp32_state_dict_from_zero_checkpoint(
-                str(folder.parent), tag=folder.name
-            )
-    else:
-        (states,) = folder.glob("mp_rank_*_model_states.pt")
-        weights = _read(states)["module"]
-    refuse_unstored(weights.items(), str(folder))
-    return {name: tensor.detach().float().clone() for name, tensor in weights.items()}

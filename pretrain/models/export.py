@@ -12,7 +12,7 @@ from data_prep import tokenizer as tokenizers
 from data_prep.common.arguments import typed
 from pretrain.config import load as recipes
 from pretrain.config.run import RunConfig
-from pretrain.engine.engine import consolidated_weights
+from pretrain.engine.consolidated import consolidated_weights
 from pretrain.model.config import ModelConfig
 from pretrain.models import model_folder
 from pretrain.models.initial_weights import TOKENS, initial_model

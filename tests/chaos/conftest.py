@@ -49,7 +49,7 @@ def undisturbed(run_ranks, recipe, tmp_path_factory):  # noqa: F811
 
 def weights(run):
     """Return the fp32 weights of a run's last checkpoint, which must be complete."""
-    from pretrain.engine.engine import consolidated_weights
+    from pretrain.engine.consolidated import consolidated_weights
 
     folder = checkpoints.folder_of(run, STEPS)
     checkpoints.read_manifest(folder)

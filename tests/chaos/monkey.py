@@ -424,7 +424,7 @@ def compare(run: Path, reference: Path, steps: int, tolerance: float) -> float:
     Raises:
         Trouble: they differ by more than `tolerance`, or the run is not sound.
     """
-    from pretrain.engine.engine import consolidated_weights
+    from pretrain.engine.consolidated import consolidated_weights
 
     found, expected = (
         consolidated_weights(checkpoints.folder_of(folder, steps)) for folder in (run, reference)

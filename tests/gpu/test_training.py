@@ -9,7 +9,7 @@ import torch
 from deepspeed.accelerator import get_accelerator
 
 from pretrain.config.deepspeed import DS_CONFIGS
-from pretrain.engine.engine import consolidated_weights
+from pretrain.engine.consolidated import consolidated_weights
 from pretrain.records import checkpoints, metrics
 from tests.gpu.conftest import ON_CPU, finish, losses
 

@@ -77,7 +77,7 @@ def attempt(recipe, run, *words):
 
 def curve(run):
     """What a run recorded, and the hash of the weights that it ended with."""
-    from pretrain.engine.engine import consolidated_weights
+    from pretrain.engine.consolidated import consolidated_weights
 
     lines = metrics.read_metrics(run / metrics.METRICS)
     validation = metrics.read_metrics(run / metrics.VALIDATION)

@@ -57,7 +57,7 @@ def supervised(words, run, kill=False):
 
 
 def weights(run):
-    from pretrain.engine.engine import consolidated_weights
+    from pretrain.engine.consolidated import consolidated_weights
     from pretrain.records import checkpoints
 
     return consolidated_weights(checkpoints.folder_of(run, STEPS))

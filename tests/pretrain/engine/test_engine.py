@@ -13,6 +13,7 @@ from data_prep.common.exit_codes import EXIT_SPIKE
 from pretrain.config.deepspeed import DS_CONFIGS
 from pretrain.config.sections import BatchConfig, OptimizerConfig, Sizes, SpikeConfig
 from pretrain.engine import engine, optimizers
+from pretrain.engine.consolidated import consolidated_weights
 from pretrain.loop.loop import Callbacks, Rank0Callbacks
 from pretrain.loop.loop import run as run_loop
 from pretrain.model import presets
@@ -147,7 +148,7 @@ def train(built, micro, steps, growing=()):
 def weights_of(run, step):
     folder = checkpoints.folder_of(run, step)
     checkpoints.read_manifest(folder)
-    return engine.consolidated_weights(folder)
+    return consolidated_weights(folder)
 
 
 def assert_same_bits(left, right):
@@ -607,7 +608,7 @@ def test_nothing_that_a_checkpoint_holds_is_executed(name, run_ranks, tmp_path, 
         save_engine(built, tmp_path, 1)
         folder, refused = checkpoints.folder_of(tmp_path, 1), []
         paths = sorted(folder.glob("*.pt"))
-        loads = [built.load, engine.consolidated_weights]
+        loads = [built.load, consolidated_weights]
         if parts := list(folder.glob("*_optim_states.pt")):
             loads.append(lambda folder: built._reshard(folder, parts))
         for path in paths:

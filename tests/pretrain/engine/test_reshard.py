@@ -8,6 +8,7 @@ import torch
 
 from pretrain.config.sections import BatchConfig, OptimizerConfig
 from pretrain.engine import engine
+from pretrain.engine.consolidated import consolidated_weights
 from pretrain.engine.reshard import KEYS, Partitioned, repartition
 from pretrain.model import presets
 from pretrain.model.language_model import LanguageModel
@@ -119,8 +120,8 @@ def test_resharding_and_back_gives_the_same_bits(name, others, optimizer, run_ra
     run_ranks(others, passed_on, first)
     assert run_ranks(2, back, between) == [1, 1]
     assert len(list(between.glob("*_optim_states.pt"))) == others
-    weights = engine.consolidated_weights(between)
-    for key, value in engine.consolidated_weights(first).items():
+    weights = consolidated_weights(between)
+    for key, value in consolidated_weights(first).items():
         assert torch.equal(weights[key], value), key
     was, now = optimizer_states(first), optimizer_states(last)
     assert now.keys() == was.keys()
@@ -187,7 +188,7 @@ def test_a_run_continues_alike_with_another_number_of_ranks(
     assert again[0] == pytest.approx(losses[0], rel=1e-12)
     assert again == pytest.approx(losses, rel=5e-7 if precise else 2e-3)
     straight_weights, weights = (
-        engine.consolidated_weights(checkpoints.folder_of(tmp_path / run, 5))
+        consolidated_weights(checkpoints.folder_of(tmp_path / run, 5))
         for run in ("straight", "resumed")
     )
     for key, value in straight_weights.items():

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from pretrain.engine import engine
+from pretrain.engine.consolidated import consolidated_weights
 
 ROOT = Path(__file__).parents[3]
 COMPILER = """
@@ -46,7 +46,7 @@ def test_a_small_checkpoint_does_not_ask_for_much_memory(states, message, tmp_pa
     path = tmp_path / "mp_rank_00_model_states.pt"
     torch.save(states, path)
     with pytest.raises(ValueError, match=message) as caught:
-        engine.consolidated_weights(tmp_path)
+        consolidated_weights(tmp_path)
     assert str(caught.value).startswith(str(path))
 
 
@@ -62,4 +62,4 @@ def test_weights_that_are_shared_names_of_one_are_refused(tmp_path):
         {"optimizer_state_dict": parts}, tmp_path / "zero_pp_rank_0_mp_rank_00_optim_states.pt"
     )
     with pytest.raises(ValueError, match="320 bytes; accepted: up to 64"):
-        engine.consolidated_weights(tmp_path)
+        consolidated_weights(tmp_path)

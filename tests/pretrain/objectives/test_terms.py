@@ -12,6 +12,7 @@ from data_prep.corpus import Corpus
 from pretrain.config.sections import BatchConfig, OptimizerConfig
 from pretrain.data.sources import SOURCES
 from pretrain.engine import engine, optimizers
+from pretrain.engine.consolidated import consolidated_weights
 from pretrain.loop.protocols import TermLoss
 from pretrain.model import presets
 from pretrain.model.language_model import LanguageModel
@@ -117,7 +118,7 @@ def test_any_split_of_a_batch_trains_each_term_as_one_plain_pass_over_it(
             tokens, parity = result.terms["tokens"], result.terms["parity"]
             assert result.loss == tokens.loss + 0.5 * parity.loss
             assert result.targets == tokens.targets + parity.targets
-        found = engine.consolidated_weights(checkpoints.folder_of(tmp_path / str(size), STEPS))
+        found = consolidated_weights(checkpoints.folder_of(tmp_path / str(size), STEPS))
         for name, tensor in weights.items():
             torch.testing.assert_close(found[name], tensor, rtol=0, atol=2e-6, msg=name)
 
@@ -129,7 +130,7 @@ def test_a_term_without_targets_in_a_global_batch_contributes_nothing(run_ranks,
     assert [result.terms["parity"] for result in results] == [TermLoss(None, 0)] * STEPS
     assert [result.loss for result in results] == [r.terms["tokens"].loss for r in results]
     assert [result.loss for result in results] == pytest.approx(losses, abs=2e-6)
-    found = engine.consolidated_weights(checkpoints.folder_of(tmp_path, STEPS))
+    found = consolidated_weights(checkpoints.folder_of(tmp_path, STEPS))
     for name, tensor in weights.items():
         torch.testing.assert_close(found[name], tensor, rtol=0, atol=2e-6, msg=name)
 
@@ -153,7 +154,7 @@ def test_a_run_of_an_objective_that_is_one_line_in_the_registry(
     runs = tmp_path / "straight", tmp_path / "stopped"
     interrupted(*runs, after=2)
     assert run_ranks(2, attempt, "stopped") == [0, 0]
-    weights = [engine.consolidated_weights(checkpoints.folder_of(run, 4)) for run in runs]
+    weights = [consolidated_weights(checkpoints.folder_of(run, 4)) for run in runs]
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
     assert [record["step"] for record in records(runs[1], "attempt")] == [0, 2]
     lines = [metrics.surviving(metrics.read_metrics(run / metrics.METRICS)) for run in runs]

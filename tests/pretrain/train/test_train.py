@@ -273,7 +273,7 @@ def interrupted(run, folder, after=4):
 
 
 def weights(run, step):
-    from pretrain.engine.engine import consolidated_weights
+    from pretrain.engine.consolidated import consolidated_weights
 
     folder = checkpoints.folder_of(run, step)
     checkpoints.read_manifest(folder)
