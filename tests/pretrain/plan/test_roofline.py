@@ -276,7 +276,7 @@ def test_a_change_that_does_not_fit_or_hardly_helps_is_not_named():
 
 def test_the_command_says_what_bounds_the_speed(tmp_path, capsys):
     path = tmp_path / "plan.json"
-    assert main(["plan", "pile-base", "--kind", "h100", "--json", str(path)]) == 0
+    assert main(["plan", "pile-base", "--kind", "h100", "--details", "--json", str(path)]) == 0
     printed, written = capsys.readouterr().out, json.loads(path.read_text())
     most = max(written["parts"], key=written["parts"].get)
     assert f"spent on     {most} " in printed
