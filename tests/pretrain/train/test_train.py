@@ -541,9 +541,8 @@ SPANS += ["data.packing=one-document", "data.min_token_coverage=0"]
 @pytest.mark.parametrize(
     ("packing", "settings"),
     [
-        *slow(("chunked", [])),
+        *slow(("chunked", []), ("contiguous", CAUSAL)),
         ("chunked", MODERN),
-        ("contiguous", CAUSAL),
         ("one-document", SPANS),
         ("sentence-pairs", PAIRS),
     ],
